@@ -1,0 +1,5 @@
+"""`python -m manyheads` is `manyheads`."""
+
+from manyheads.cli import main
+
+main()

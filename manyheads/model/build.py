@@ -1,0 +1,40 @@
+"""From a spec to a model with weights."""
+
+from __future__ import annotations
+
+import torch
+
+from manyheads.model.init import initialise
+from manyheads.model.ngram import Ngram
+from manyheads.model.recurrent import Recurrent
+from manyheads.model.spec import ModelSpec
+from manyheads.model.transformer import Transformer
+from manyheads.spec import SpecError
+
+Model = Transformer | Recurrent | Ngram
+
+
+def outline(spec: ModelSpec) -> Model:
+    """The model without memory: every shape is there, no number is."""
+    if spec.vocab == "tokenizer":
+        raise SpecError("is 'tokenizer': the number of tokens is known only with the data; give a number to build without", ("vocab",))
+    vocab = spec.vocab or 0
+    kind = Recurrent if spec.recurrent else Ngram if spec.ngram else Transformer
+    with torch.device("meta"):
+        return kind(spec, vocab)
+
+
+def build(spec: ModelSpec, *, seed: int = 0, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> Model:
+    """The model with its first weights: the same spec and seed give the same bits."""
+    model = outline(spec).to(dtype).to_empty(device=device)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        with torch.no_grad():
+            initialise(model, spec.init, layers=depth(spec))
+    return model
+
+
+def depth(spec: ModelSpec) -> int:
+    towers = [tower.layers for tower in (spec.encoder, spec.decoder) if tower]
+    return max(towers, default=1)
+

@@ -1,0 +1,143 @@
+"""The recurrent network: an encoder, a decoder, and the attention that was invented for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from manyheads.model.spec import ModelSpec, RecurrentSpec
+from manyheads.model.state import select
+from manyheads.model.transformer import as_inputs
+from manyheads.parts.embed import Inputs, Memory, positions_of
+from manyheads.parts.mask import Mask
+from manyheads.parts.position import Places
+from manyheads.parts.recurrent import Cell
+
+
+@dataclass(frozen=True)
+class RecurrentState:
+    """The cells' states B×layers×S, how many tokens were read (a row), and the source."""
+
+    cells: Tensor
+    read: Tensor
+    memory: Memory | None = None
+
+    def select(self, rows: Tensor) -> RecurrentState:
+        chosen: RecurrentState = select(self, rows)
+        return chosen
+
+
+class Encoder(nn.Module):
+    """Reads the source in one or two directions; padding on either side changes nothing."""
+
+    def __init__(self, spec: RecurrentSpec, vocab: int) -> None:
+        super().__init__()
+        size = spec.embedding_width
+        self.embed = spec.embed.build(vocab, size, spec.position, None)
+        self.reader = spec.cell.build_encoder(size, spec.width, layers=spec.layers, two_way=spec.two_way, dropout=spec.dropout)
+
+    def forward(self, source: Inputs) -> tuple[Memory, Tensor]:
+        """The memory, and the output at each row's end of reading (backwards: at its beginning)."""
+        positions = positions_of(source)
+        x_BMD = self.embed(source, positions, table=None, memory=None)
+        padding = source.tokens.new_zeros(source.tokens.shape, dtype=torch.bool) if source.padding is None else source.padding
+        order = padding.to(torch.int8).argsort(dim=1, stable=True)  # real tokens first, so that the packing may cut the rest
+        x_BMD = x_BMD.gather(1, order[..., None].expand_as(x_BMD))
+        lengths = (~padding).sum(dim=1).cpu()
+        packed = pack_padded_sequence(x_BMD, lengths, batch_first=True, enforce_sorted=False)
+        output, _ = self.reader(packed)
+        h_BMD, _ = pad_packed_sequence(output, batch_first=True, total_length=source.length)
+        last = h_BMD.gather(1, (lengths - 1).to(h_BMD.device)[:, None, None].expand(-1, 1, h_BMD.shape[-1])).squeeze(1)
+        if self.reader.bidirectional:
+            width = h_BMD.shape[-1] // 2
+            last = torch.cat((last[:, :width], h_BMD[:, 0, width:]), dim=-1)
+        h_BMD = torch.zeros_like(h_BMD).scatter(1, order[..., None].expand_as(h_BMD), h_BMD)
+        return Memory(h_BMD, positions, source.padding), last
+
+
+class Recurrent(nn.Module):
+    def __init__(self, spec: ModelSpec, vocab: int) -> None:
+        super().__init__()
+        assert spec.recurrent is not None
+        self.spec, own = spec, spec.recurrent
+        self.cell_states = own.cell.states
+        size = own.embedding_width
+        memory_width = own.width * (2 if own.two_way else 1) if own.source else 0
+        context = memory_width if own.attention else 0
+        self.encoder = Encoder(own, spec.source_vocab or vocab) if own.source else None
+        self.bridge = nn.Linear(memory_width, own.layers * own.width) if own.source else None
+        self.embed = own.embed.build(vocab, size, own.position, None)
+        self.core = own.core.build(1, own.width, memory_width) if own.source and own.attention else None
+        self.cells = nn.ModuleList(Cell(own.cell, size + context if i == 0 else own.width, own.width) for i in range(own.layers))
+        self.readout = own.readout.build(own.width, size, context)
+        self.dropout = nn.Dropout(own.dropout)
+        table = self.table
+        self.head = spec.head.build(self.readout.width, vocab, None if table is None else table.shape[1])
+
+    @property
+    def table(self) -> Tensor | None:
+        return None if self.embed.table is None else self.embed.table.weight
+
+    def forward(self, inputs: Inputs | Tensor, source: Inputs | Tensor | None = None) -> Tensor:
+        given = as_inputs(inputs)
+        assert given is not None
+        logits, _ = self.step(given, self.start(source, batch=given.batch))
+        return logits
+
+    def start(
+        self, source: Inputs | Tensor | None = None, *, batch: int = 1, capacity: int | None = None
+    ) -> RecurrentState:
+        """The state before the first token: s₀ = tanh(W h_last), or zeros without a source. A state never grows."""
+        given, own = as_inputs(source), self.spec.recurrent
+        assert own is not None
+        if (given is None) != (self.encoder is None):
+            raise ValueError("this network has no encoder to read a source" if given else "this network needs a source beside the target")
+        weight = next(self.cells.parameters())
+        if given is None or self.encoder is None or self.bridge is None:
+            cells = weight.new_zeros(batch, own.layers, self.cell_states * own.width)
+            return RecurrentState(cells, torch.zeros(batch, 1, dtype=torch.long, device=weight.device))
+        memory, last = self.encoder(given)
+        first = torch.tanh(self.bridge(last)).unflatten(-1, (own.layers, -1))
+        rest = first.new_zeros(given.batch, own.layers, (self.cell_states - 1) * own.width)
+        read = torch.zeros(given.batch, 1, dtype=torch.long, device=first.device)
+        return RecurrentState(torch.cat((first, rest), dim=-1), read, memory)
+
+    def step(self, inputs: Inputs | Tensor, state: RecurrentState) -> tuple[Tensor, RecurrentState]:
+        given = as_inputs(inputs)
+        assert given is not None
+        real = torch.ones_like(given.tokens, dtype=torch.bool) if given.padding is None else ~given.padding
+        positions = positions_of(given, state.read).expand(given.batch, -1)
+        e_BLD = self.embed(given, positions, table=None, memory=None)
+        cells, outputs = state.cells, []
+        for i in range(given.length):
+            context = self.look(cells, positions[:, i : i + 1], state.memory)
+            after = self.advance(torch.cat((e_BLD[:, i], context), dim=-1), cells)
+            cells = torch.where(real[:, i, None, None], after, cells)  # padding is not read
+            outputs.append(self.readout(self.top(cells), e_BLD[:, i], context))
+        h_BLD = self.dropout(torch.stack(outputs, dim=1))
+        logits = self.head(h_BLD, table=self.table, padding=given.padding)
+        return logits, replace(state, cells=cells, read=state.read + real.sum(dim=1, keepdim=True))
+
+    def top(self, cells: Tensor) -> Tensor:
+        width = cells.shape[-1] // self.cell_states
+        return cells[:, -1, :width]
+
+    def advance(self, x_BD: Tensor, cells: Tensor) -> Tensor:
+        """All layers of cells, one token further."""
+        after = []
+        for layer, cell in enumerate(self.cells):
+            after.append(cell(x_BD, cells[:, layer]))
+            x_BD = self.dropout(after[-1][:, : cells.shape[-1] // self.cell_states])
+        return torch.stack(after, dim=1)
+
+    def look(self, cells: Tensor, position: Tensor, memory: Memory | None) -> Tensor:
+        """c_i = Σ_j α_ij h_j with α_i = softmax_j(score(s_{i−1}, h_j)); nothing where there is no attention."""
+        if self.core is None or memory is None:
+            return cells.new_zeros(len(cells), 0)
+        q, h = self.top(cells)[:, None, None], memory.states[:, None]
+        mask = Mask(1, h.shape[2], h.device, padding_BM=memory.padding)
+        context: Tensor = self.core(q, h, h, mask=mask, places=Places(position, memory.positions))
+        return context[:, 0, 0]

@@ -1,0 +1,208 @@
+"""A model as data: which towers exist is the shape."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+from pydantic import field_validator, model_validator
+
+import manyheads.parts  # noqa: F401  (fills the slots)
+from manyheads.model.init import InitSpec, NormalInitSpec
+from manyheads.parts.attend import AdditiveSpec, CoreSpec, DotSpec
+from manyheads.parts.attention import AttentionSpec, HeadsSpec
+from manyheads.parts.embed import EmbedSpec, TokensSpec
+from manyheads.parts.feedforward import FeedForwardSpec, MlpSpec
+from manyheads.parts.head import HeadSpec, TiedSpec
+from manyheads.parts.mask import MaskSpec
+from manyheads.parts.norm import LayerNormSpec, NormSpec
+from manyheads.parts.position import NoPositionSpec, PositionSpec
+from manyheads.parts.recurrent import CellSpec, GruSpec, ReadoutSpec, StateReadoutSpec
+from manyheads.parts.residual import PreSpec, ResidualSpec
+from manyheads.spec import Spec, SpecError, Tree, field, merged, parse
+
+
+class CrossSpec(Spec):
+    """Attention to the encoder, where it differs from the tower's own."""
+
+    attention: AttentionSpec | None = field(None, "as the tower's, if not given")
+    core: CoreSpec | None = field(None, "as the tower's, if not given")
+
+
+class LayerSpec(Spec):
+    """One layer, every choice made."""
+
+    attention: AttentionSpec = field(HeadsSpec(), "how x becomes q, k, v and back")
+    core: CoreSpec = field(DotSpec(), "what happens between them")
+    position: PositionSpec = field(NoPositionSpec(), "how a token knows where it stands")
+    mask: MaskSpec = field(MaskSpec(), "who sees whom")
+    cross: CrossSpec | None = field(None, "attention to the encoder; true for one like the tower's own")
+    feedforward: FeedForwardSpec = field(MlpSpec(), "what happens to each vector on its own")
+    norm: NormSpec = field(LayerNormSpec(), "what keeps vectors at size")
+    residual: ResidualSpec = field(PreSpec(), "how the sublayers are joined")
+
+    @field_validator("cross", mode="before")
+    @classmethod
+    def _switch(cls, value: Any) -> Any:
+        return {True: CrossSpec(), False: None}[value] if isinstance(value, bool) else value
+
+
+class TowerSpec(LayerSpec):
+    """A stack of layers: the fields of a layer hold for all of them, `pattern` says where some differ."""
+
+    layers: int = field(2, "how many; 0 is the embeddings alone", ge=0, le=1024)
+    width: int = field(64, "D, the size of the vectors between layers", ge=1, le=65536)
+    embed: EmbedSpec = field(TokensSpec(), "what the first layer reads")
+    final_norm: NormSpec | None = field(None, "after the last layer; as `norm`, if the residual needs one and none is given")
+    distinct: int | None = field(None, "how many layers have weights of their own, each used for a run of neighbours; all if not given", ge=1)
+    pattern: tuple[dict[str, Any], ...] = field((), "differences by layer, repeated in turn: [{mask.window = 8}, {}]", strict=False)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        for index, layer in enumerate(self.expanded()[: max(1, len(self.pattern))]):
+            check_layer(layer, self.width, ("pattern", index) if self.pattern else ())
+        if self.distinct is not None and self.layers % self.distinct:
+            raise SpecError(f"{self.layers} layers cannot be {self.distinct} runs of equal length", ("distinct",))
+        layers = self.expanded()
+        if any(layer != layers[i - i % self.run] for i, layer in enumerate(layers)):
+            raise SpecError("layers that share weights must be alike; leave out pattern or distinct", ("pattern",))
+        return self
+
+    def expanded(self) -> list[LayerSpec]:
+        """The explicit list of layers that is built."""
+        shared = {name: getattr(self, name) for name in LayerSpec.model_fields}
+        if not self.pattern:
+            return [LayerSpec.model_construct(**shared)] * self.layers
+        base = LayerSpec.model_construct(**shared).model_dump(mode="json")
+        kinds = [parse(LayerSpec, merged(base, difference)) for difference in self.pattern]
+        return [kinds[index % len(kinds)] for index in range(self.layers)]
+
+    @property
+    def run(self) -> int:
+        """How many neighbouring layers share weights."""
+        return 1 if self.distinct is None else self.layers // self.distinct
+
+    def closing_norm(self) -> NormSpec | None:
+        return self.final_norm or (self.norm if self.residual.final_norm else None)
+
+
+def check_layer(layer: LayerSpec, width: int, at: tuple[str | int, ...]) -> None:
+    for name, inside in (("attention", layer.attention), ("cross", layer.cross and layer.cross.attention)):
+        if inside:
+            try:
+                inside.head_size(width)
+            except SpecError as error:
+                raise SpecError(error.message, (*at, name, *error.path)) from None
+    missing = [part for part in sorted(layer.position.needs) if getattr(layer.core, part) == "none"]
+    if missing:
+        raise SpecError(
+            f"'{layer.position.kind}' works on {' and '.join(sorted(layer.position.needs))}, and the core '{layer.core.kind}' has no {missing[0]}",
+            (*at, "position"),
+        )
+    if layer.position.door == "rotate":
+        try:
+            layer.position.build(layer.attention.heads, layer.attention.query_size(width, layer.core))
+        except SpecError as error:
+            raise SpecError(error.message, (*at, "position", *error.path)) from None
+
+
+class RecurrentSpec(Spec):
+    """A recurrent encoder and decoder, with or without attention between them.
+
+    Sutskever et al. 2014 without, Bahdanau et al. 2015 with attention: s_i = cell([e(y_{i−1}), c_i], s_{i−1}) and
+    c_i = Σ_j softmax_j(score(s_{i−1}, h_j)) h_j.
+    """
+
+    cell: CellSpec = field(GruSpec(), "one step of the network")
+    layers: int = field(1, "of cells, in both", ge=1, le=64)
+    width: int = field(64, "the size of a state", ge=1, le=65536)
+    embed: EmbedSpec = field(TokensSpec(), "what the first cell reads; embed.size sets its width")
+    position: PositionSpec = field(NoPositionSpec(), "joined to the embeddings of both")
+    source: bool = field(True, "an encoder reads a source; without it, the decoder is a language model")
+    two_way: bool = field(True, "whether the encoder reads in both directions")
+    attention: bool = field(True, "whether the decoder looks back at all encoder states, or has only the last one")
+    core: CoreSpec = field(AdditiveSpec(), "the score function, where there is attention")
+    readout: ReadoutSpec = field(StateReadoutSpec(), "what the head reads")
+    dropout: float = field(0.0, "between layers and before the head", ge=0, lt=1)
+
+    @property
+    def embedding_width(self) -> int:
+        return getattr(self.embed, "size", None) or self.width
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if self.position.door not in ("none", "embed"):
+            raise SpecError(
+                f"'{self.position.kind}' acts inside attention between layers; a recurrent network takes none, sinusoidal or learned",
+                ("position",),
+            )
+        if (self.core.query, self.core.key) != ("head", "head"):
+            raise SpecError(
+                f"'{self.core.kind}' replaces projections that a recurrent network does not have; take additive, bilinear, projected or dot",
+                ("core",),
+            )
+        return self
+
+
+class NgramSpec(Spec):
+    """A neural n-gram model: logits = U tanh(W [e(w_{t−n+2}) … e(w_t)] + b), with the tied or free head as U.
+
+    Bengio et al. 2003, without the direct connections. Before the text begins, an embedding is zero.
+    """
+
+    order: int = field(3, "n: a trigram model sees two words", ge=2, le=64)
+    width: int = field(64, "the size of the embeddings", ge=1)
+    hidden: int | None = field(None, "the size of the hidden layer; the width if not given", ge=1)
+    dropout: float = field(0.0, "before the head", ge=0, lt=1)
+
+
+SHAPES = ("encoder", "decoder", "recurrent", "ngram")
+
+
+class ModelSpec(Spec):
+    """Any model: towers of layers, the recurrent pair, or the n-gram network, and the head on top."""
+
+    vocab: int | Literal["tokenizer"] | None = field(None, "how many tokens; 'tokenizer' until the data says; none for pictures")
+    source_vocab: int | None = field(None, "of the encoder, where it is another", ge=1, le=1 << 22)
+    encoder: TowerSpec | None = field(None, "reads the source, or all there is")
+    decoder: TowerSpec | None = field(None, "writes; beside an encoder usually with cross = true")
+    recurrent: RecurrentSpec | None = field(None, "the network that transformers replaced")
+    ngram: NgramSpec | None = field(None, "the network before that")
+    head: HeadSpec = field(TiedSpec(), "what is made of the last layer")
+    init: InitSpec = field(NormalInitSpec(), "how the weights begin")
+
+    @field_validator("vocab")
+    @classmethod
+    def _bounded(cls, value: Any) -> Any:
+        if isinstance(value, int) and not 1 <= value <= 1 << 22:
+            raise ValueError(f"given {value}, expected a number of tokens from 1 to {1 << 22}")
+        return value
+
+    @model_validator(mode="after")
+    def _a_shape(self) -> Self:
+        given = [name for name in SHAPES if getattr(self, name) is not None]
+        if given not in (["encoder"], ["decoder"], ["encoder", "decoder"], ["recurrent"], ["ngram"]):
+            raise SpecError(f"a model is an encoder, a decoder, both, recurrent or ngram; given {' and '.join(given) or 'none of them'}")
+        if self.encoder and self.encoder.cross:
+            raise SpecError("an encoder has nobody to attend to; cross belongs to the decoder", ("encoder", "cross"))
+        if self.decoder and self.decoder.cross and not self.encoder:
+            raise SpecError("there is no encoder to attend to; add one or leave cross out", ("decoder", "cross"))
+        return self
+
+    @property
+    def shape(self) -> str:
+        return "–".join(name for name in SHAPES if getattr(self, name) is not None)
+
+
+def read_model(tree: Tree) -> ModelSpec:
+    """A description as a spec: `like` copied first, so that what is said of one tower holds for the other."""
+    tree = dict(tree)
+    for name in SHAPES[:2]:
+        own = tree.get(name)
+        if isinstance(own, dict) and "like" in own:
+            other = own["like"]
+            if other == name or other not in SHAPES[:2] or not isinstance(tree.get(other), dict):
+                raise SpecError(f"given {other!r}, expected the other tower of this model", (name, "like"))
+            if "like" in tree[other]:
+                raise SpecError("the towers cannot each be like the other", (name, "like"))
+            tree[name] = merged(tree[other], {key: value for key, value in own.items() if key != "like"})
+    return parse(ModelSpec, tree)

@@ -1,0 +1,99 @@
+"""The transformer: an encoder, a decoder or both, and a head."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from manyheads.model.spec import ModelSpec
+from manyheads.model.stack import Stack
+from manyheads.model.state import Cache, FixedCache, Seen, select
+from manyheads.parts.attention import KeyValue
+from manyheads.parts.embed import Inputs, Memory
+
+
+@dataclass(frozen=True)
+class TransformerState:
+    """What the decoder has read, and the source it looks at."""
+
+    seen: Seen
+    memory: Memory | None = None
+    kept: tuple[KeyValue | None, ...] | None = None
+
+    def select(self, rows: Tensor) -> TransformerState:
+        chosen: TransformerState = select(self, rows)
+        return chosen
+
+
+class Transformer(nn.Module):
+    def __init__(self, spec: ModelSpec, vocab: int) -> None:
+        super().__init__()
+        self.spec = spec
+        encoder, decoder = spec.encoder, spec.decoder
+        self.encoder = Stack(encoder, spec.source_vocab or vocab) if encoder else None
+        self.decoder = Stack(decoder, vocab, encoder.width if encoder else None) if decoder else None
+        table = self.table
+        self.head = spec.head.build(self.last.spec.width, vocab, None if table is None else table.shape[1])
+
+    @property
+    def last(self) -> Stack:
+        """The tower the head stands on."""
+        tower = self.decoder or self.encoder
+        assert tower is not None
+        return tower
+
+    @property
+    def table(self) -> Tensor | None:
+        """The token table of the last tower, its own or the encoder's."""
+        for tower in (self.decoder, self.encoder):
+            if tower is not None and tower.embed.table is not None:
+                return tower.embed.table.weight
+        return None
+
+    def forward(self, inputs: Inputs | Tensor, source: Inputs | Tensor | None = None) -> Tensor:
+        """Logits (or whatever the head makes) for a batch; of an encoder–decoder, for a target given its source."""
+        inputs, source = as_inputs(inputs), as_inputs(source)
+        states, padding = self.states(inputs, source)
+        y: Tensor = self.head(states, table=self.table, padding=padding)
+        return y
+
+    def states(self, inputs: Inputs, source: Inputs | None = None) -> tuple[Tensor, Tensor | None]:
+        """The last layer's vectors and their padding."""
+        memory = self.encode(source)
+        x_BLD, seen = self.last(inputs, memory=memory, table=self.table)
+        return x_BLD, seen.padding
+
+    def encode(self, source: Inputs | None) -> Memory | None:
+        """What the decoder attends to; None where there is only one tower."""
+        if self.encoder is None or self.decoder is None:
+            if source is not None:
+                raise ValueError(f"a source was given, but the model is only {self.spec.shape}")
+            return None
+        if source is None:
+            raise ValueError("an encoder–decoder needs a source beside the target")
+        states, seen = self.encoder(source)
+        assert seen.positions is not None
+        return Memory(states, seen.positions, seen.padding, seen.segments)
+
+    def start(
+        self, source: Inputs | Tensor | None = None, *, batch: int = 1, capacity: int | None = None
+    ) -> TransformerState:
+        """A state before the first token; with a capacity, caches of that fixed length instead of growing ones."""
+        if self.decoder is None or not all(layer.mask.causal for layer in self.decoder.layer_specs):
+            raise ValueError("only a decoder with a causal mask writes token by token")
+        memory = self.encode(as_inputs(source))
+        seen = self.decoder.empty(Cache() if capacity is None else FixedCache(capacity))
+        return TransformerState(seen, memory, tuple(self.decoder.memories(memory)) if memory else None)
+
+    def step(self, inputs: Inputs | Tensor, state: TransformerState) -> tuple[Tensor, TransformerState]:
+        """Logits after each of the new tokens, one or many, and the state behind them."""
+        assert self.decoder is not None
+        inputs = as_inputs(inputs)
+        x_BLD, seen = self.decoder(inputs, seen=state.seen, memory=state.memory, kept=state.kept, table=self.table)
+        logits = self.head(x_BLD, table=self.table, padding=inputs.padding)
+        return logits, TransformerState(seen, state.memory, state.kept)
+
+
+def as_inputs(given: Inputs | Tensor | None) -> Inputs | None:  # type: ignore[misc]
+    return Inputs(given) if isinstance(given, Tensor) else given

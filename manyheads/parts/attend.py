@@ -1,0 +1,418 @@
+"""Attention cores: what happens between queries, keys and values.
+
+Every core has two methods and one law. `forward` is fast and returns the attended values; `weights` is literal and
+returns the matrix; `weights @ v == forward`, for every kind, mask and dtype, in training (with the same random state)
+as in evaluation.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from manyheads.parts.mask import Mask
+from manyheads.parts.position import Places, check_length
+from manyheads.spec import Part, SpecError, field
+
+LITERAL_LIMIT = 1 << 22  # cells of a score matrix computed at once where no fused kernel applies
+
+
+class CoreSpec(Part, slot="core", default="dot"):
+    """From queries, keys and values to one vector a query: a distribution over the keys and the mean under it."""
+
+    query: ClassVar[Literal["head", "memory", "none"]] = "head"  # the size of a query: a head's, the memory's width, none at all
+    key: ClassVar[Literal["head", "raw", "none"]] = "head"  # keys projected to a head's size, the memory as it is, none at all
+
+    dropout: float = field(0.0, "share of the weights dropped in training", ge=0, lt=1)
+
+    def build(self, heads: int, query_size: int, key_size: int) -> Core:
+        raise NotImplementedError
+
+
+class Core(nn.Module):
+    """A core by its scores: `weights` normalises them, `forward` does so in blocks of rows and averages the values.
+
+    A core without queries or keys is handed tensors whose last size is 0.
+    """
+
+    cell = 1  # numbers held for one score while it is computed
+
+    def __init__(self, spec: CoreSpec) -> None:
+        super().__init__()
+        self.drop = spec.dropout
+
+    def scores(self, q_BHLK: Tensor, k_BHMK: Tensor, places: Places) -> Tensor:
+        raise NotImplementedError
+
+    def normalise(self, scores_BHLM: Tensor) -> Tensor:
+        return torch.softmax(scores_BHLM, dim=-1)
+
+    def weights(self, q: Tensor, k: Tensor, *, mask: Mask, places: Places, bias: Tensor | None = None) -> Tensor:
+        """The distribution of every query over the keys, B×H×L×M."""
+        blocks = self.blocks(q, k, mask)
+        if len(blocks) == 1:
+            return self._weights(q, k, mask, places, bias)
+        whole = q.new_zeros(*q.shape[:3], k.shape[2])
+        for rows, columns in blocks:  # in the order of `forward`, so that both drop the same weights
+            part = cut(rows, columns, k=k, mask=mask, places=places, bias=bias)
+            whole[:, :, rows, columns] = self._weights(q[:, :, rows], **part)
+        return whole
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, *, mask: Mask, places: Places, bias: Tensor | None = None
+    ) -> Tensor:
+        """The mean of the values under the weights, B×H×L×K."""
+        check_shapes(q, k, v)
+        blocks = self.blocks(q, k, mask)
+        if len(blocks) == 1:
+            return self._attended(q, k, v, mask, places, bias)
+        parts = (
+            self._attended(q[:, :, rows], v=v[:, :, columns], **cut(rows, columns, k=k, mask=mask, places=places, bias=bias))
+            for rows, columns in blocks
+        )
+        return torch.cat(list(parts), dim=2)
+
+    def blocks(self, q: Tensor, k: Tensor, mask: Mask) -> list[tuple[slice, slice]]:
+        """The rows computed at once: all of them, unless the mask is banded or the scores would be too many."""
+        batch, heads, queries, _ = q.shape
+        most = max(1, LITERAL_LIMIT // (batch * heads * k.shape[2] * self.cell))
+        if mask.form != "blocks" and queries <= most:
+            return [(slice(None), slice(None))]
+        return list(mask.blocks(most))
+
+    def _weights(self, q: Tensor, k: Tensor, mask: Mask, places: Places, bias: Tensor | None) -> Tensor:
+        scores = self.scores(q, spread(k, q), places)
+        if bias is not None:
+            scores = scores + bias
+        seen = mask.dense
+        if seen is None:
+            return F.dropout(self.normalise(scores), self.drop, self.training)
+        # a row that sees nothing has no distribution: it passes the softmax open and is emptied after
+        nobody = ~seen.any(dim=-1, keepdim=True)
+        weights = self.normalise(scores.masked_fill(~(seen | nobody), -torch.inf)).masked_fill(nobody, 0.0)
+        return F.dropout(weights, self.drop, self.training)
+
+    def _attended(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, places: Places, bias: Tensor | None) -> Tensor:
+        return self._weights(q, k, mask, places, bias) @ spread(v, q)
+
+
+def cut(rows: slice, columns: slice, *, k: Tensor, mask: Mask, places: Places, bias: Tensor | None) -> dict[str, Any]:
+    """The circumstances of attention for some rows and the columns they reach."""
+    return {
+        "k": k[:, :, columns],
+        "mask": mask.rows(rows, columns),
+        "places": Places(places.query[:, rows], places.key[:, columns]),
+        "bias": None if bias is None else bias[:, :, rows, columns],
+    }
+
+
+def spread(x_BGMK: Tensor, q_BHLK: Tensor) -> Tensor:
+    """Keys or values of G heads as those of the H query heads that share them."""
+    shared = q_BHLK.shape[1] // x_BGMK.shape[1]
+    return x_BGMK if shared == 1 else x_BGMK.repeat_interleave(shared, dim=1)
+
+
+def check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
+    batch, heads, _, size = q.shape
+    expected = f"k of shape ({batch}, G, M, {size}) and v of shape ({batch}, G, M, K), with G a divisor of {heads} heads"
+    fits = k.dim() == v.dim() == 4 and k.shape[0] == v.shape[0] == batch and k.shape[2] == v.shape[2]
+    if not fits or heads % k.shape[1] or heads % v.shape[1]:
+        raise ValueError(f"for q of shape {tuple(q.shape)} expected {expected}; given k {tuple(k.shape)} and v {tuple(v.shape)}")
+
+
+# ------------------------------------------------------------------------------------- cores that are inner products
+
+
+class DotSpec(CoreSpec, kind="dot"):
+    """softmax(q·k / (τ√K) + bias + mask) v
+
+    Vaswani et al. 2017, section 3.2.1. With τ = 1 the scores of unit-normal q and k have variance one.
+    """
+
+    temperature: float = field(1.0, "τ: above 1 flattens the weights, below sharpens them", gt=0)
+    scale: float | None = field(None, "what q·k is multiplied by instead of 1/√K", gt=0)
+    softcap: float | None = field(None, "c: scores become c·tanh(score/c)", gt=0)
+
+    def build(self, heads: int, query_size: int, key_size: int) -> Core:
+        return Dot(self, query_size, key_size)
+
+
+def inverse_root(size: int) -> float:
+    """1/√size: the one temperature that keeps an inner product of `size` unit-normal terms at variance one."""
+    return size**-0.5
+
+
+def needs_one_size(query_size: int, key_size: int) -> None:
+    if query_size != key_size:
+        raise SpecError(
+            f"a dot product needs queries and keys of one size, given {query_size} and {key_size}; "
+            f"'bilinear', 'projected' and 'additive' take any two sizes"
+        )
+
+
+class InnerProduct(Core):
+    """Any core whose score is an inner product of (transformed) queries and keys: runs on the fused kernel."""
+
+    scale: float
+    softcap: float | None = None
+
+    def transform(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return q, k
+
+    def scores(self, q_BHLK: Tensor, k_BHMK: Tensor, places: Places) -> Tensor:
+        q, k = self.transform(q_BHLK, k_BHMK)
+        scores = q @ k.transpose(-1, -2) * self.scale
+        return scores if self.softcap is None else self.softcap * torch.tanh(scores / self.softcap)
+
+    def blocks(self, q: Tensor, k: Tensor, mask: Mask) -> list[tuple[slice, slice]]:
+        if self.softcap is not None:
+            return super().blocks(q, k, mask)
+        return list(mask.blocks()) if mask.form == "blocks" else [(slice(None), slice(None))]
+
+    def _attended(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, places: Places, bias: Tensor | None) -> Tensor:
+        if self.softcap is not None:
+            return super()._attended(q, k, v, mask, places, bias)
+        q, k = self.transform(q, k)
+        if q.shape[-1] != k.shape[-1]:
+            raise ValueError(f"q·k needs one size: q of shape {tuple(q.shape)} has {q.shape[-1]}, k of shape {tuple(k.shape)} has {k.shape[-1]}")
+        flag = mask.form == "causal" and bias is None
+        seen = None if flag or mask.form == "open" else mask.dense
+        if bias is not None:
+            seen = bias if seen is None else bias.masked_fill(~seen, -torch.inf)
+            seen = seen.to(q.dtype)
+        if k.shape[1] != v.shape[1]:
+            k, v = spread(k, q), spread(v, q)
+        size = v.shape[-1]
+        widest = max(q.shape[-1], size)
+        # the kernel wants one size throughout; zeros change neither q·k nor the columns of v that are kept
+        q, k, v = (x if x.shape[-1] == widest else F.pad(x, (0, widest - x.shape[-1])) for x in (q, k, v))
+        out = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=seen, is_causal=flag, scale=self.scale,
+            dropout_p=self.drop if self.training else 0.0, enable_gqa=q.shape[1] != k.shape[1],
+        )  # fmt: skip
+        return out if size == widest else out[..., :size]
+
+
+class Dot(InnerProduct):
+    def __init__(self, spec: DotSpec, query_size: int, key_size: int) -> None:
+        super().__init__(spec)
+        needs_one_size(query_size, key_size)
+        self.scale = (inverse_root(query_size) if spec.scale is None else spec.scale) / spec.temperature
+        self.softcap = spec.softcap
+
+
+class BilinearSpec(CoreSpec, kind="bilinear"):
+    """softmax(qᵀ W k / √K) v, with a W per head
+
+    Luong et al. 2015, arXiv 1508.04025, "general" (there without the scale).
+    """
+
+    scaled: bool = field(True, "divide by √K")
+
+    def build(self, heads: int, query_size: int, key_size: int) -> Core:
+        return Bilinear(self, heads, query_size, key_size)
+
+
+class Bilinear(InnerProduct):
+    def __init__(self, spec: BilinearSpec, heads: int, query_size: int, key_size: int) -> None:
+        super().__init__(spec)
+        self.scale = inverse_root(key_size) if spec.scaled else 1.0
+        self.weight = nn.Parameter(torch.empty(heads, query_size, key_size))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=inverse_root(self.weight.shape[1]))
+
+    def transform(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return q @ self.weight, k
+
+
+class ProjectedSpec(CoreSpec, kind="projected"):
+    """softmax((W₁q)ᵀ (W₂k) / √A) v, with W₁ and W₂ per head
+
+    A bilinear score with W = W₁ᵀW₂ of rank at most A.
+    """
+
+    size: int = field(16, "A, the size both are projected to", ge=1)
+    scaled: bool = field(True, "divide by √A")
+
+    def build(self, heads: int, query_size: int, key_size: int) -> Core:
+        return Projected(self, heads, query_size, key_size)
+
+
+class Projected(InnerProduct):
+    def __init__(self, spec: ProjectedSpec, heads: int, query_size: int, key_size: int) -> None:
+        super().__init__(spec)
+        self.scale = inverse_root(spec.size) if spec.scaled else 1.0
+        self.query = nn.Parameter(torch.empty(heads, query_size, spec.size))
+        self.key = nn.Parameter(torch.empty(heads, key_size, spec.size))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for weight in (self.query, self.key):
+            nn.init.normal_(weight, std=inverse_root(weight.shape[1]))
+
+    def transform(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return q @ self.query, spread(k, q) @ self.key
+
+
+class FusedSpec(CoreSpec, kind="fused"):
+    """softmax(xᵀ W̃ y) v: one matrix per head instead of two, W̃ = W_Qᵀ W_K / √K
+
+    The keys are the memory itself, shared by all heads: D² parameters a head where two projections have 2KD.
+    """
+
+    query: ClassVar[Literal["head", "memory", "none"]] = "memory"
+    key: ClassVar[Literal["head", "raw", "none"]] = "raw"
+
+    def build(self, heads: int, query_size: int, key_size: int) -> Core:
+        return Fused(self)
+
+
+class Fused(InnerProduct):
+    scale = 1.0
+
+
+class ArgmaxSpec(CoreSpec, kind="argmax"):
+    """v of the one key with the highest q·k / √K; the gradient is the softmax's (straight-through)
+
+    Ties go to the lowest index. Bengio, Léonard and Courville 2013 for the gradient, arXiv 1308.3432.
+    """
+
+    heads: tuple[int, ...] | None = field(None, "the heads that are hard; all of them if not given", strict=False)
+
+    def build(self, heads: int, query_size: int, key_size: int) -> Core:
+        wrong = [head for head in self.heads or () if not 0 <= head < heads]
+        if wrong:
+            raise SpecError(f"there is no head {wrong[0]} among {heads}; heads count from 0 to {heads - 1}", ("heads",))
+        needs_one_size(query_size, key_size)
+        return Argmax(self, heads, query_size)
+
+
+class Argmax(Core):
+    def __init__(self, spec: ArgmaxSpec, heads: int, query_size: int) -> None:
+        super().__init__(spec)
+        self.scale = inverse_root(query_size)
+        self.hard = list(range(heads)) if spec.heads is None else sorted(spec.heads)
+
+    def scores(self, q_BHLK: Tensor, k_BHMK: Tensor, places: Places) -> Tensor:
+        return q_BHLK @ k_BHMK.transpose(-1, -2) * self.scale
+
+    def normalise(self, scores_BHLM: Tensor) -> Tensor:
+        soft = torch.softmax(scores_BHLM, dim=-1)
+        if len(self.hard) == soft.shape[1]:
+            return StraightThrough.apply(soft, scores_BHLM)  # type: ignore[no-any-return,no-untyped-call]
+        hard = StraightThrough.apply(soft[:, self.hard], scores_BHLM[:, self.hard])  # type: ignore[no-untyped-call]
+        return soft.index_copy(1, torch.tensor(self.hard, device=soft.device), hard)
+
+
+class StraightThrough(torch.autograd.Function):
+    """Forward: exactly one-hot at the highest score. Backward: as if the softmax had been passed on."""
+
+    @staticmethod
+    def forward(ctx: Any, soft: Tensor, scores: Tensor) -> Tensor:
+        return torch.zeros_like(soft).scatter(-1, scores.argmax(dim=-1, keepdim=True), 1.0)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0], None
+
+
+# ---------------------------------------------------------------------------------------- cores that are not
+
+
+class AdditiveSpec(CoreSpec, kind="additive"):
+    """softmax(uᵀ tanh(W q + U k)) v
+
+    Bahdanau, Cho and Bengio 2015, arXiv 1409.0473, appendix A.1.2.
+    """
+
+    size: int = field(16, "the size of the hidden layer in between", ge=1)
+
+    def build(self, heads: int, query_size: int, key_size: int) -> Core:
+        return Additive(self, heads, query_size, key_size)
+
+
+class Additive(Core):
+    def __init__(self, spec: AdditiveSpec, heads: int, query_size: int, key_size: int) -> None:
+        super().__init__(spec)
+        self.cell = spec.size
+        self.query = nn.Parameter(torch.empty(heads, query_size, spec.size))
+        self.key = nn.Parameter(torch.empty(heads, key_size, spec.size))
+        self.score = nn.Parameter(torch.empty(heads, spec.size, 1))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for weight in (self.query, self.key, self.score):
+            nn.init.normal_(weight, std=inverse_root(weight.shape[1]))
+
+    def scores(self, q_BHLK: Tensor, k_BHMK: Tensor, places: Places) -> Tensor:
+        hidden = torch.tanh((q_BHLK @ self.query)[:, :, :, None] + (k_BHMK @ self.key)[:, :, None])
+        return (hidden @ self.score[:, None]).squeeze(-1)
+
+
+class SynthesizerSpec(CoreSpec):
+    """What both Synthesizers have in common: scores without keys, up to a fixed length."""
+
+    key: ClassVar[Literal["head", "raw", "none"]] = "none"
+
+    length: int = field(512, "T, the longest memory", ge=1)
+
+
+class DenseSynthesizerSpec(SynthesizerSpec, kind="dense"):
+    """softmax(ReLU(XA + b₁) B + b₂) v: each token proposes its weights without looking at the others
+
+    Tay et al. 2021, arXiv 2005.00743, equation 4. XA + b₁ is the query projection.
+    """
+
+    def build(self, heads: int, query_size: int, key_size: int) -> Core:
+        return DenseSynthesizer(self, heads, query_size)
+
+
+class DenseSynthesizer(Core):
+    def __init__(self, spec: DenseSynthesizerSpec, heads: int, query_size: int) -> None:
+        super().__init__(spec)
+        self.weight = nn.Parameter(torch.empty(heads, query_size, spec.length))
+        self.bias = nn.Parameter(torch.empty(spec.length))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=inverse_root(self.weight.shape[1]))
+        nn.init.zeros_(self.bias)
+
+    def scores(self, q_BHLK: Tensor, k_BHMK: Tensor, places: Places) -> Tensor:
+        check_length(places.key, len(self.bias), "the synthesizer's memory")
+        proposed = F.relu(q_BHLK) @ self.weight + self.bias
+        columns = places.key[:, None, None].expand(*q_BHLK.shape[:3], -1)
+        return proposed.gather(-1, columns)
+
+
+class RandomSynthesizerSpec(SynthesizerSpec, kind="random"):
+    """softmax(R) v, with R a learned H×T×T table: the weights depend on the positions alone
+
+    Tay et al. 2021, arXiv 2005.00743, equation 6.
+    """
+
+    query: ClassVar[Literal["head", "memory", "none"]] = "none"
+
+    def build(self, heads: int, query_size: int, key_size: int) -> Core:
+        return RandomSynthesizer(self, heads)
+
+
+class RandomSynthesizer(Core):
+    def __init__(self, spec: RandomSynthesizerSpec, heads: int) -> None:
+        super().__init__(spec)
+        self.table = nn.Parameter(torch.empty(heads, spec.length, spec.length))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.table)
+
+    def scores(self, q_BHLK: Tensor, k_BHMK: Tensor, places: Places) -> Tensor:
+        for positions in (places.query, places.key):
+            check_length(positions, self.table.shape[1], "the synthesizer's table")
+        scores = self.table[:, places.query[:, :, None], places.key[:, None, :]].transpose(0, 1)
+        return scores.expand(len(q_BHLK), -1, -1, -1)

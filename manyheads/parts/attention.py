@@ -1,0 +1,202 @@
+"""How x becomes queries, keys and values of many heads, and how the heads become x again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from manyheads.parts.attend import CoreSpec
+from manyheads.parts.mask import Mask
+from manyheads.parts.norm import NormSpec, NoNormSpec
+from manyheads.parts.position import Places, Position
+from manyheads.spec import Part, SpecError, field
+
+
+class AttentionSpec(Part, slot="attention", default="heads"):
+    """The projections around a core."""
+
+    heads: int = field(4, "H, the number of query heads", ge=1)
+    bias: bool = field(True, "biases on q, k and v")
+    output_bias: bool = field(True, "a bias on the output")
+    query_key_norm: NormSpec = field(NoNormSpec(), "normalises each query and key over its head before they meet")
+
+    def head_size(self, width: int) -> int:
+        """K, or an error that names the widths and heads that would fit."""
+        raise NotImplementedError
+
+    def key_heads(self) -> int:
+        """G, the number of key and value heads."""
+        return self.heads
+
+    def projection(self, width: int, heads: int, size: int) -> nn.Module:
+        return HeadsLinear(width, heads, size, bias=self.bias)
+
+    def query_size(self, width: int, core: CoreSpec, memory_width: int | None = None) -> int:
+        """The size of one query as the core and the position scheme see it."""
+        return {"head": self.head_size(width), "memory": memory_width or width, "none": 0}[core.query]
+
+    def build(self, width: int, core: CoreSpec, memory_width: int | None = None) -> Attention:
+        size, memory_width = self.head_size(width), memory_width or width
+        query_size = self.query_size(width, core, memory_width)
+        key_size = {"head": size, "raw": memory_width, "none": 0}[core.key]
+        projected = core.key == "head"
+        return Attention(
+            query=self.projection(width, self.heads, query_size) if query_size else EmptyHeads(self.heads),
+            key=self.projection(memory_width, self.key_heads(), size) if projected else RawHead() if key_size else EmptyHeads(1),
+            value=self.projection(memory_width, self.key_heads(), size),
+            core=core.build(self.heads, query_size, key_size),
+            output=nn.Linear(self.heads * size, width, bias=self.output_bias),
+            query_norm=self.query_key_norm.build(query_size),
+            key_norm=self.query_key_norm.build(key_size),
+        )
+
+
+def divided(width: int, heads: int) -> int:
+    if width % heads:
+        fewer = max(h for h in range(1, min(heads, width) + 1) if width % h == 0)
+        more = next((h for h in range(heads, width + 1) if width % h == 0), None)
+        fits = f"{fewer} or {more}" if more else f"{fewer}"
+        below, above = width // heads * heads, (width // heads + 1) * heads
+        widths = f"width {below} or {above}" if below else f"width {above}"
+        raise SpecError(
+            f"{heads} heads do not divide width {width}; nearest that do: {fits} heads, or {widths}",
+            ("heads",),
+        )
+    return width // heads
+
+
+class HeadsSpec(AttentionSpec, kind="heads"):
+    """q, k, v = W_Q x, W_K y, W_V y cut into H heads of size K = D/H; heads joined and projected by W_O
+
+    Vaswani et al. 2017, section 3.2.2: 4D² weights. Fewer key heads than query heads are grouped-query attention
+    (Ainslie et al. 2023), one key head is multi-query attention (Shazeer 2019).
+    """
+
+    groups: int | None = field(None, "G, the number of key and value heads; H if not given", ge=1)
+    size: int | None = field(None, "K, if it is not D/H", ge=1)
+
+    def head_size(self, width: int) -> int:
+        if self.heads % self.key_heads():
+            fits = [g for g in range(1, self.heads + 1) if self.heads % g == 0]
+            raise SpecError(f"{self.groups} key heads cannot be shared evenly by {self.heads} query heads; possible: {fits}", ("groups",))
+        return self.size or divided(width, self.heads)
+
+    def key_heads(self) -> int:
+        return self.groups or self.heads
+
+
+class WideSpec(AttentionSpec, kind="wide"):
+    """Every head as wide as the model (K = D); the n×(H·D) heads are projected back to D: 4·H·D² weights
+
+    The drawing of many lectures, where the heads are n×D each.
+    """
+
+    def head_size(self, width: int) -> int:
+        return width
+
+
+class ChunkedSpec(AttentionSpec, kind="chunked"):
+    """x is cut into H chunks, each with its own (D/H)² matrices for q, k and v: 3D²/H + D² weights
+
+    A head sees only its chunk of the input, until W_O mixes them.
+    """
+
+    def head_size(self, width: int) -> int:
+        return divided(width, self.heads)
+
+    def projection(self, width: int, heads: int, size: int) -> nn.Module:
+        return ChunksLinear(heads, divided(width, heads), size, bias=self.bias)
+
+
+class HeadsLinear(nn.Linear):
+    """W x + b, cut into heads: B×L×D → B×H×L×K."""
+
+    def __init__(self, width: int, heads: int, size: int, *, bias: bool) -> None:
+        super().__init__(width, heads * size, bias=bias)
+        self.size = size
+
+    def forward(self, x_BLD: Tensor) -> Tensor:
+        return super().forward(x_BLD).unflatten(-1, (-1, self.size)).transpose(1, 2)
+
+
+class ChunksLinear(nn.Module):
+    """Each chunk of x through its own small matrix: B×L×D → B×H×L×K."""
+
+    def __init__(self, heads: int, chunk: int, size: int, *, bias: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(heads, chunk, size))
+        self.bias = nn.Parameter(torch.empty(heads, 1, size)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=self.weight.shape[1] ** -0.5)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def forward(self, x_BLD: Tensor) -> Tensor:
+        y_BHLK = x_BLD.unflatten(-1, (len(self.weight), -1)).transpose(1, 2) @ self.weight
+        return y_BHLK if self.bias is None else y_BHLK + self.bias
+
+
+class RawHead(nn.Module):
+    """The memory itself as one head that all queries share."""
+
+    def forward(self, x_BLD: Tensor) -> Tensor:
+        return x_BLD[:, None]
+
+
+class EmptyHeads(nn.Module):
+    """Queries or keys of size 0, for cores that ask for none: they still say how many heads and places there are."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+
+    def forward(self, x_BLD: Tensor) -> Tensor:
+        return x_BLD.new_empty(len(x_BLD), self.heads, x_BLD.shape[1], 0)
+
+
+@dataclass(frozen=True)
+class KeyValue:
+    """The keys and values of a memory, B×G×M×K."""
+
+    key: Tensor
+    value: Tensor
+
+
+@dataclass(frozen=True)
+class Scene:
+    """The circumstances of one attention: positions and the mask, worked out once and shared by all layers alike."""
+
+    position: Position
+    plan: Any
+    mask: Mask
+    places: Places
+
+
+class Attention(nn.Module):
+    """Projections, a core, a projection back. Self-attention is this with the memory made from x itself."""
+
+    def __init__(
+        self, *, query: nn.Module, key: nn.Module, value: nn.Module, core: nn.Module, output: nn.Linear,
+        query_norm: nn.Module, key_norm: nn.Module,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.query, self.key, self.value, self.core, self.output = query, key, value, core, output
+        self.query_norm, self.key_norm = query_norm, key_norm
+
+    def memory(self, y_BMD: Tensor, scene: Scene) -> KeyValue:
+        """Keys and values of y: made once a source for cross-attention, once a token for a cache."""
+        key = scene.position.rotate_new_key(self.key_norm(self.key(y_BMD)), scene.plan)
+        return KeyValue(key, self.value(y_BMD))
+
+    def forward(self, x_BLD: Tensor, memory: KeyValue, scene: Scene) -> Tensor:
+        q = scene.position.rotate_query(self.query_norm(self.query(x_BLD)), scene.plan)
+        k = scene.position.rotate_all_keys(memory.key, scene.plan)
+        bias = scene.position.bias(q, scene.plan)
+        heads_BHLK = self.core(q, k, memory.value, mask=scene.mask, places=scene.places, bias=bias)
+        out_BLD: Tensor = self.output(heads_BHLK.transpose(1, 2).flatten(2))
+        return out_BLD

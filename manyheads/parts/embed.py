@@ -1,0 +1,227 @@
+"""From a batch to vectors: token tables, patches of pictures, and what is restored around them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from manyheads.parts.norm import NoNormSpec, NormSpec
+from manyheads.parts.position import PositionSpec
+from manyheads.spec import Part, SpecError, field
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """One batch of sequences and all that is said about them; only `tokens` is required."""
+
+    tokens: Tensor  # ids B×L, or pictures as patches B×L×pixels
+    padding: Tensor | None = None  # B×L, True at padded places
+    positions: Tensor | None = None  # B×L or 1×L; counted over the real tokens if not given
+    segments: Tensor | None = None  # B×L, a number a packed document
+    types: Tensor | None = None  # B×L, token types
+    prefix: Tensor | None = None  # B, how many first tokens are seen by all
+
+    def __post_init__(self) -> None:
+        batch, length = self.tokens.shape[:2] if self.tokens.dim() > 1 else (-1, -1)
+        if length < 0:
+            raise ValueError(f"tokens has shape {tuple(self.tokens.shape)}, expected batch × length")
+        for name in ("padding", "positions", "segments", "types"):
+            given = getattr(self, name)
+            allowed = {(batch, length)} | ({(1, length)} if name == "positions" else set())
+            if given is not None and tuple(given.shape) not in allowed:
+                raise ValueError(f"{name} has shape {tuple(given.shape)}, expected {(batch, length)}: one a token")
+        if self.padding is not None and self.padding.dtype != torch.bool:
+            raise ValueError(f"padding is {self.padding.dtype}, expected torch.bool, True at padded places")
+        if self.prefix is not None and tuple(self.prefix.shape) != (batch,):
+            raise ValueError(f"prefix has shape {tuple(self.prefix.shape)}, expected {(batch,)}: a length a sequence")
+
+    @property
+    def batch(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def length(self) -> int:
+        return self.tokens.shape[1]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What an encoder hands on: its states and where they stand."""
+
+    states: Tensor  # B×M×D
+    positions: Tensor  # (B or 1)×M
+    padding: Tensor | None = None
+    segments: Tensor | None = None
+
+
+class EmbedSpec(Part, slot="embed", default="tokens"):
+    """What the first layer reads."""
+
+    dropout: float = field(0.0, "share dropped in training", ge=0, lt=1)
+
+    def build(self, vocab: int, width: int, position: PositionSpec, memory_width: int | None) -> Embed:
+        raise NotImplementedError
+
+
+class Embed(nn.Module):
+    """Vectors for a batch. `lay_out` may change the length first; `table` is another tower's token table, where shared."""
+
+    table: nn.Embedding | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = None
+
+    def lay_out(self, inputs: Inputs) -> Inputs:
+        return inputs
+
+    def forward(self, inputs: Inputs, positions: Tensor, *, table: Tensor | None, memory: Memory | None) -> Tensor:
+        raise NotImplementedError
+
+
+class TokensSpec(EmbedSpec, kind="tokens"):
+    """E[token] (·√D) + T[type], joined with its position, normalised, dropped; E is learned
+
+    With `size`, the table is narrower than the model and a projection follows: Lan et al. 2020, arXiv 1909.11942.
+    """
+
+    types: int = field(0, "how many token types have a vector of their own", ge=0)
+    scale: bool = field(False, "multiply by √D, as in section 3.4 of Vaswani et al. 2017")
+    norm: NormSpec = field(NoNormSpec(), "after everything is added")
+    size: int | None = field(None, "the width of the tables, where it is not D", ge=1)
+
+    def build(self, vocab: int, width: int, position: PositionSpec, memory_width: int | None) -> Embed:
+        return Tokens(self, vocab, width, position)
+
+
+class Tokens(Embed):
+    def __init__(self, spec: TokensSpec, vocab: int, width: int, position: PositionSpec, *, own: bool = True) -> None:
+        super().__init__()
+        size = spec.size or width
+        self.vocab = vocab
+        self.table = nn.Embedding(vocab, position.token_width(size)) if own else None
+        self.types = nn.Embedding(spec.types, position.token_width(size)) if spec.types else None
+        self.scale = size**0.5 if spec.scale else 1.0
+        self.position = position.build_embed(size)
+        self.norm = spec.norm.build(size)
+        self.dropout = nn.Dropout(spec.dropout)
+        self.project: nn.Module = nn.Linear(size, width) if size != width else nn.Identity()
+
+    def forward(self, inputs: Inputs, positions: Tensor, *, table: Tensor | None, memory: Memory | None) -> Tensor:
+        weight = table if self.table is None else self.table.weight
+        assert weight is not None
+        x_BLD = F.embedding(inputs.tokens, weight)
+        if self.scale != 1.0:
+            x_BLD = x_BLD * self.scale
+        if self.types is not None:
+            x_BLD = x_BLD + self.types(torch.zeros_like(inputs.tokens) if inputs.types is None else inputs.types)
+        elif inputs.types is not None:
+            raise ValueError("token types were given, but the embedding has none; set embed.types")
+        y_BLD: Tensor = self.project(self.dropout(self.norm(self.position(x_BLD, positions))))
+        return y_BLD
+
+
+class SharedTokensSpec(TokensSpec, kind="shared"):
+    """as tokens, with the encoder's E; types, position and norm are its own"""
+
+    def build(self, vocab: int, width: int, position: PositionSpec, memory_width: int | None) -> Embed:
+        if memory_width is None:
+            raise SpecError("only a decoder beside an encoder can share the encoder's table")
+        return Tokens(self, vocab, width, position, own=False)
+
+
+class PatchesSpec(EmbedSpec, kind="patches"):
+    """W·patch + b, joined with its position; optionally a learned vector before them all
+
+    Dosovitskiy et al. 2021, arXiv 2010.11929. A patch is a token: the batch holds B×L×pixels.
+    """
+
+    pixels: int = field(4, "numbers in a patch: side × side × channels", ge=1)
+    first: bool = field(False, "a learned vector at position 0, the patches after it")
+    norm: NormSpec = field(NoNormSpec(), "after the position is joined")
+
+    def build(self, vocab: int, width: int, position: PositionSpec, memory_width: int | None) -> Embed:
+        return Patches(self, width, position, self.pixels)
+
+
+class Patches(Embed):
+    def __init__(self, spec: PatchesSpec, width: int, position: PositionSpec, pixels: int) -> None:
+        super().__init__()
+        size = position.token_width(width)
+        self.project = nn.Linear(pixels, size)
+        self.first = nn.Parameter(torch.zeros(1, 1, size)) if spec.first else None
+        self.position = position.build_embed(width)
+        self.norm = spec.norm.build(width)
+        self.dropout = nn.Dropout(spec.dropout)
+
+    def reset_parameters(self) -> None:
+        if self.first is not None:
+            nn.init.normal_(self.first, std=0.02)
+
+    def lay_out(self, inputs: Inputs) -> Inputs:
+        if self.first is None:
+            return inputs
+        positions = positions_of(inputs) + 1
+        padding = inputs.padding
+        return replace(
+            inputs,
+            tokens=F.pad(inputs.tokens, (0, 0, 1, 0)),
+            positions=F.pad(positions, (1, 0)),
+            padding=None if padding is None else F.pad(padding, (1, 0)),
+            segments=None,
+        )
+
+    def forward(self, inputs: Inputs, positions: Tensor, *, table: Tensor | None, memory: Memory | None) -> Tensor:
+        x_BLD = self.project(inputs.tokens)
+        if self.first is not None:
+            x_BLD = torch.cat((self.first.expand(len(x_BLD), -1, -1), x_BLD[:, 1:]), dim=1)
+        y_BLD: Tensor = self.dropout(self.norm(self.position(x_BLD, positions)))
+        return y_BLD
+
+
+class RestoredSpec(EmbedSpec, kind="restored"):
+    """W·memory at the places the encoder saw, a learned vector at those it did not, joined with the position
+
+    He et al. 2022, arXiv 2111.06377: the decoder of a masked autoencoder. Of the batch only the shape is read.
+    """
+
+    def build(self, vocab: int, width: int, position: PositionSpec, memory_width: int | None) -> Embed:
+        if memory_width is None:
+            raise SpecError("only a decoder beside an encoder can restore what the encoder did not see")
+        return Restored(self, width, position, memory_width)
+
+
+class Restored(Embed):
+    def __init__(self, spec: RestoredSpec, width: int, position: PositionSpec, memory_width: int) -> None:
+        super().__init__()
+        size = position.token_width(width)
+        self.project = nn.Linear(memory_width, size)
+        self.hidden = nn.Parameter(torch.zeros(1, 1, size))
+        self.position = position.build_embed(width)
+        self.dropout = nn.Dropout(spec.dropout)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.hidden, std=0.02)
+
+    def forward(self, inputs: Inputs, positions: Tensor, *, table: Tensor | None, memory: Memory | None) -> Tensor:
+        assert memory is not None
+        seen = self.project(memory.states)
+        where = memory.positions.expand(inputs.batch, -1)[..., None].expand_as(seen)
+        x_BLD = self.hidden.expand(inputs.batch, inputs.length, -1).to(seen.dtype).scatter(1, where, seen)
+        y_BLD: Tensor = self.dropout(self.position(x_BLD, positions))
+        return y_BLD
+
+
+def positions_of(inputs: Inputs, before: Tensor | int = 0) -> Tensor:
+    """Given positions, or the count of real tokens up to each: padding on either side moves nobody. (B or 1)×L."""
+    if inputs.positions is not None:
+        return inputs.positions
+    if inputs.padding is not None:
+        counted = (~inputs.padding).cumsum(dim=-1) - 1
+        return counted.clamp(min=0) + before
+    places = torch.arange(inputs.length, device=inputs.tokens.device)[None]
+    return places + before

@@ -1,0 +1,99 @@
+"""The feed-forward network, applied to every position on its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from manyheads.spec import Part, field
+
+Activation = Literal["relu", "gelu", "gelu-tanh", "gelu-quick", "silu", "relu-squared", "tanh", "sigmoid", "identity"]
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu-tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu-quick": lambda x: x * torch.sigmoid(1.702 * x),
+    "silu": F.silu,
+    "relu-squared": lambda x: F.relu(x).square(),
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "identity": lambda x: x,
+}
+
+
+class FeedForwardSpec(Part, slot="feedforward", default="mlp"):
+    """What happens to each vector between two attentions."""
+
+    def build(self, width: int) -> nn.Module:
+        raise NotImplementedError
+
+
+class MlpSpec(FeedForwardSpec, kind="mlp"):
+    """W₂ f(W₁ x + b₁) + b₂
+
+    Vaswani et al. 2017, section 3.3.
+    """
+
+    hidden: int | None = field(None, "F, the size in between; 4·D if not given", ge=1)
+    activation: Activation = field("gelu", "f")
+    bias: bool = field(True, "b₁ and b₂")
+    dropout: float = field(0.0, "share of the hidden units dropped in training", ge=0, lt=1)
+
+    def build(self, width: int) -> nn.Module:
+        return Mlp(self, width)
+
+
+class Mlp(nn.Module):
+    def __init__(self, spec: MlpSpec, width: int) -> None:
+        super().__init__()
+        hidden = spec.hidden or 4 * width
+        self.up = nn.Linear(width, hidden, bias=spec.bias)
+        self.activation = ACTIVATIONS[spec.activation]
+        self.dropout = nn.Dropout(spec.dropout)
+        self.down = nn.Linear(hidden, width, bias=spec.bias)
+
+    def forward(self, x_BLD: Tensor) -> Tensor:
+        y_BLD: Tensor = self.down(self.dropout(self.activation(self.up(x_BLD))))
+        return y_BLD
+
+
+class GatedSpec(FeedForwardSpec, kind="gated"):
+    """W₂ (f(W_g x) ∘ W₁ x): with f = silu SwiGLU, gelu GEGLU, relu ReGLU, sigmoid GLU, identity the bilinear one
+
+    Shazeer 2020, arXiv 2002.05202.
+    """
+
+    hidden: int | None = field(None, "F, the size in between; 8/3·D, rounded up to a multiple of 8, if not given", ge=1)
+    activation: Activation = field("silu", "f, on the gate")
+    bias: bool = field(False, "biases on all three")
+    dropout: float = field(0.0, "share of the hidden units dropped in training", ge=0, lt=1)
+
+    def build(self, width: int) -> nn.Module:
+        return Gated(self, width)
+
+
+class Gated(nn.Module):
+    def __init__(self, spec: GatedSpec, width: int) -> None:
+        super().__init__()
+        hidden = spec.hidden or -(-width // 3) * 8
+        self.gate = nn.Linear(width, hidden, bias=spec.bias)
+        self.up = nn.Linear(width, hidden, bias=spec.bias)
+        self.activation = ACTIVATIONS[spec.activation]
+        self.dropout = nn.Dropout(spec.dropout)
+        self.down = nn.Linear(hidden, width, bias=spec.bias)
+
+    def forward(self, x_BLD: Tensor) -> Tensor:
+        y_BLD: Tensor = self.down(self.dropout(self.activation(self.gate(x_BLD)) * self.up(x_BLD)))
+        return y_BLD
+
+
+class NoFeedForwardSpec(FeedForwardSpec, kind="none"):
+    """x: the layer is attention alone"""
+
+    def build(self, width: int) -> nn.Module:
+        return nn.Identity()

@@ -1,0 +1,294 @@
+"""From the last layer's vectors to what is asked for: next tokens, masked tokens, classes, one vector, pixels."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from manyheads.parts.attend import inverse_root
+from manyheads.parts.feedforward import ACTIVATIONS, Activation
+from manyheads.parts.norm import LayerNormSpec, NormSpec
+from manyheads.spec import Part, SpecError, field
+
+
+class HeadSpec(Part, slot="head", default="tied"):
+    """What is made of the last layer."""
+
+    def build(self, width: int, vocab: int, table_width: int | None) -> Head:
+        """`table_width` is the width of the token table, None where there is no table."""
+        raise NotImplementedError
+
+
+class Head(nn.Module):
+    """Reads B×L×D. `table` is the token table V×E of the tower below, borrowed and never owned, so it cannot come untied."""
+
+    def forward(self, x_BLD: Tensor, *, table: Tensor | None, padding: Tensor | None) -> Tensor:
+        raise NotImplementedError
+
+
+class NoHeadSpec(HeadSpec, kind="none"):
+    """h: the vectors themselves"""
+
+    def build(self, width: int, vocab: int, table_width: int | None) -> Head:
+        return NoHead()
+
+
+class NoHead(Head):
+    def forward(self, x_BLD: Tensor, *, table: Tensor | None, padding: Tensor | None) -> Tensor:
+        return x_BLD
+
+
+# ------------------------------------------------------------------------------------------------------- tokens
+
+
+class TokenHeadSpec(HeadSpec):
+    """What the token heads have in common: logits = β · score(h, e) + b."""
+
+    bias: bool = field(False, "b, one a token")
+    temperature: Literal["one", "root"] = field("one", "β = 1, or β = 1/√I with I the size of the inner product")
+    learned: bool = field(False, "whether β is learned from there")
+
+
+class TokenHead(Head):
+    """Logits over the vocabulary by an inner product of size I with each token's row."""
+
+    def __init__(self, spec: TokenHeadSpec, size: int, vocab: int) -> None:
+        super().__init__()
+        self.start = 1.0 if spec.temperature == "one" else inverse_root(size)
+        self.beta = nn.Parameter(torch.tensor(self.start)) if spec.learned else None
+        self.bias = nn.Parameter(torch.zeros(vocab)) if spec.bias else None
+
+    def reset_parameters(self) -> None:
+        if self.beta is not None:
+            nn.init.constant_(self.beta, self.start)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def logits(self, h_BLI: Tensor, rows_VI: Tensor) -> Tensor:
+        beta = self.start if self.beta is None else self.beta
+        return F.linear(h_BLI if self.beta is None and beta == 1.0 else h_BLI * beta, rows_VI, self.bias)
+
+
+class TiedSpec(TokenHeadSpec, kind="tied"):
+    """β · h·e + b, with e the token's embedding
+
+    Press and Wolf 2017, arXiv 1608.05859.
+    """
+
+    def build(self, width: int, vocab: int, table_width: int | None) -> Head:
+        needs_table(table_width)
+        if table_width != width:
+            raise SpecError(
+                f"h·e needs one size: h has {width}, the token table {table_width}; 'bilinear' and 'masked' bridge the two, 'free' has its own rows"
+            )
+        return Tied(self, width, vocab)
+
+
+def needs_table(table_width: int | None) -> None:
+    if table_width is None:
+        raise SpecError("there is no token table here to score against; 'free' has rows of its own")
+
+
+class Tied(TokenHead):
+    def forward(self, x_BLD: Tensor, *, table: Tensor | None, padding: Tensor | None) -> Tensor:
+        assert table is not None
+        return self.logits(x_BLD, table)
+
+
+class FreeSpec(TokenHeadSpec, kind="free"):
+    """β · h·u + b, with rows u of its own"""
+
+    def build(self, width: int, vocab: int, table_width: int | None) -> Head:
+        return Free(self, width, vocab)
+
+
+class Free(TokenHead):
+    def __init__(self, spec: FreeSpec, width: int, vocab: int) -> None:
+        super().__init__(spec, width, vocab)
+        self.output = nn.Linear(width, vocab, bias=False)
+
+    def forward(self, x_BLD: Tensor, *, table: Tensor | None, padding: Tensor | None) -> Tensor:
+        return self.logits(x_BLD, self.output.weight)
+
+
+class BilinearHeadSpec(TokenHeadSpec, kind="bilinear"):
+    """β · hᵀWe + b: a parametrised inner product with the token's embedding"""
+
+    def build(self, width: int, vocab: int, table_width: int | None) -> Head:
+        needs_table(table_width)
+        assert table_width is not None
+        return BilinearHead(self, width, table_width, vocab)
+
+
+class BilinearHead(TokenHead):
+    def __init__(self, spec: BilinearHeadSpec, width: int, table_width: int, vocab: int) -> None:
+        super().__init__(spec, table_width, vocab)
+        self.project = nn.Linear(width, table_width, bias=False)
+
+    def forward(self, x_BLD: Tensor, *, table: Tensor | None, padding: Tensor | None) -> Tensor:
+        assert table is not None
+        return self.logits(self.project(x_BLD), table)
+
+
+class MaskedSpec(HeadSpec, kind="masked"):
+    """scores of norm(f(Wh + b)): a transform before the token head, for masked tokens
+
+    Devlin et al. 2019, arXiv 1810.04805, as published in code.
+    """
+
+    activation: Activation = field("gelu", "f")
+    norm: NormSpec = field(LayerNormSpec(), "after f")
+    scores: HeadSpec = field(TiedSpec(bias=True), "the token head behind the transform")
+
+    def build(self, width: int, vocab: int, table_width: int | None) -> Head:
+        return Masked(self, width, vocab, table_width)
+
+
+class Masked(Head):
+    def __init__(self, spec: MaskedSpec, width: int, vocab: int, table_width: int | None) -> None:
+        super().__init__()
+        size = table_width or width
+        self.project = nn.Linear(width, size)
+        self.activation = ACTIVATIONS[spec.activation]
+        self.norm = spec.norm.build(size)
+        self.scores = spec.scores.build(size, vocab, table_width)
+
+    def forward(self, x_BLD: Tensor, *, table: Tensor | None, padding: Tensor | None) -> Tensor:
+        y_BLV: Tensor = self.scores(self.norm(self.activation(self.project(x_BLD))), table=table, padding=padding)
+        return y_BLV
+
+
+# ------------------------------------------------------------------------------------------------------- pooled
+
+
+class PoolSpec(Part, slot="pool", default="first"):
+    """Which of the output vectors speaks for the sequence."""
+
+    def pool(self, x_BLD: Tensor, padding: Tensor | None) -> Tensor:
+        raise NotImplementedError
+
+
+class FirstSpec(PoolSpec, kind="first"):
+    """the first real token's vector"""
+
+    def pool(self, x_BLD: Tensor, padding: Tensor | None) -> Tensor:
+        return AtSpec(index=0).pool(x_BLD, padding)
+
+
+class LastSpec(PoolSpec, kind="last"):
+    """the last real token's vector"""
+
+    def pool(self, x_BLD: Tensor, padding: Tensor | None) -> Tensor:
+        return AtSpec(index=-1).pool(x_BLD, padding)
+
+
+class MeanSpec(PoolSpec, kind="mean"):
+    """the mean over the real tokens"""
+
+    def pool(self, x_BLD: Tensor, padding: Tensor | None) -> Tensor:
+        if padding is None:
+            return x_BLD.mean(dim=1)
+        real = (~padding)[..., None].to(x_BLD.dtype)
+        return (x_BLD * real).sum(dim=1) / real.sum(dim=1).clamp(min=1)
+
+
+class AtSpec(PoolSpec, kind="at"):
+    """the vector at a given place, counted over the real tokens; from the end where negative"""
+
+    index: int = field(0, "the place: 0 is the first real token, −1 the last")
+
+    def pool(self, x_BLD: Tensor, padding: Tensor | None) -> Tensor:
+        length = x_BLD.shape[1]
+        padding = x_BLD.new_zeros(x_BLD.shape[:2], dtype=torch.bool) if padding is None else padding
+        counts = (~padding).sum(dim=1)
+        wanted = counts + self.index if self.index < 0 else torch.full_like(counts, self.index)
+        if counts.device.type != "meta" and bool(((wanted < 0) | (wanted >= counts)).any()):
+            raise ValueError(f"there is no token at place {self.index} of a sequence of {int(counts.min())} (padded to {length})")
+        order = padding.to(torch.int8).argsort(dim=1, stable=True)  # real tokens first, in their order
+        place = order.gather(1, wanted[:, None])
+        return x_BLD.gather(1, place[..., None].expand(-1, -1, x_BLD.shape[-1])).squeeze(1)
+
+
+class PooledHeadSpec(HeadSpec):
+    """What the pooled heads have in common."""
+
+    pool: PoolSpec = field(FirstSpec(), "which vector speaks for the sequence")
+    dense: bool = field(False, "a layer f(Wh + b) behind the pool")
+    activation: Activation = field("tanh", "f")
+    dropout: float = field(0.0, "share dropped in training", ge=0, lt=1)
+
+
+class Pooled(Head):
+    def __init__(self, spec: PooledHeadSpec, width: int) -> None:
+        super().__init__()
+        self.pool = spec.pool
+        self.dense = nn.Linear(width, width) if spec.dense else None
+        self.activation = ACTIVATIONS[spec.activation]
+        self.dropout = nn.Dropout(spec.dropout)
+
+    def pooled(self, x_BLD: Tensor, padding: Tensor | None) -> Tensor:
+        h_BD = self.pool.pool(x_BLD, padding)
+        if self.dense is not None:
+            h_BD = self.activation(self.dense(h_BD))
+        y_BD: Tensor = self.dropout(h_BD)
+        return y_BD
+
+
+class ClassesSpec(PooledHeadSpec, kind="classes"):
+    """U·pool(h) + b: a score a class"""
+
+    classes: int = field(2, "how many", ge=1)
+
+    def build(self, width: int, vocab: int, table_width: int | None) -> Head:
+        return Classes(self, width)
+
+
+class Classes(Pooled):
+    def __init__(self, spec: ClassesSpec, width: int) -> None:
+        super().__init__(spec, width)
+        self.output = nn.Linear(width, spec.classes)
+
+    def forward(self, x_BLD: Tensor, *, table: Tensor | None, padding: Tensor | None) -> Tensor:
+        y_BC: Tensor = self.output(self.pooled(x_BLD, padding))
+        return y_BC
+
+
+class VectorSpec(PooledHeadSpec, kind="vector"):
+    """pool(h), one vector a sequence; of length one where `unit`"""
+
+    unit: bool = field(False, "divide by its length")
+
+    def build(self, width: int, vocab: int, table_width: int | None) -> Head:
+        return Vector(self, width)
+
+
+class Vector(Pooled):
+    def __init__(self, spec: VectorSpec, width: int) -> None:
+        super().__init__(spec, width)
+        self.unit = spec.unit
+
+    def forward(self, x_BLD: Tensor, *, table: Tensor | None, padding: Tensor | None) -> Tensor:
+        h_BD = self.pooled(x_BLD, padding)
+        return F.normalize(h_BD, dim=-1) if self.unit else h_BD
+
+
+class PixelsSpec(HeadSpec, kind="pixels"):
+    """U·h + b: the pixels of each patch"""
+
+    pixels: int = field(4, "numbers in a patch", ge=1)
+
+    def build(self, width: int, vocab: int, table_width: int | None) -> Head:
+        return Pixels(self, width)
+
+
+class Pixels(Head):
+    def __init__(self, spec: PixelsSpec, width: int) -> None:
+        super().__init__()
+        self.output = nn.Linear(width, spec.pixels)
+
+    def forward(self, x_BLD: Tensor, *, table: Tensor | None, padding: Tensor | None) -> Tensor:
+        y_BLP: Tensor = self.output(x_BLD)
+        return y_BLP

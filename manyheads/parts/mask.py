@@ -1,0 +1,118 @@
+"""Masks as data: who may see whom, lowered once a forward to the kernel's causal flag, a dense mask or blocks of rows.
+
+A mask is always added before the softmax. A query that may see nothing gets zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal, Self
+
+import torch
+from pydantic import model_validator
+from torch import Tensor
+
+from manyheads.spec import Spec, SpecError, field
+
+DENSE_LIMIT = 1 << 24  # cells; a larger mask is never made whole
+
+
+class MaskSpec(Spec):
+    """Which keys a query may see by their order. Padding and segments come with the batch and always count."""
+
+    causal: bool = field(False, "no key after the query")
+    window: int | None = field(None, "only keys nearer than this, the query's own place included", ge=1)
+    prefix: bool = field(False, "the first keys, as many as the batch says, are seen by all")
+
+    @model_validator(mode="after")
+    def _prefix_of_something(self) -> Self:
+        if self.prefix and not self.causal and self.window is None:
+            raise SpecError("opens a mask that hides nothing; give causal = true or a window with it", ("prefix",))
+        return self
+
+
+@dataclass(frozen=True)
+class Mask:
+    """May query i see key j? Query i stands at index offset + i among the keys."""
+
+    queries: int
+    keys: int
+    device: torch.device
+    offset: int = 0
+    causal: bool = False
+    window: int | None = None
+    prefix_B: Tensor | None = None
+    padding_BM: Tensor | None = None
+    segments: tuple[Tensor, Tensor] | None = None  # of the queries B×L, of the keys B×M
+
+    @cached_property
+    def form(self) -> Literal["open", "causal", "dense", "blocks"]:
+        """The cheapest form that says the same: nothing, the kernel's own flag, a boolean tensor, or rows in blocks."""
+        by_order = self.causal and self.offset < self.keys - 1 or self.window is not None and self.window < self.keys
+        others = self.prefix_B is not None or self.padding_BM is not None or self.segments is not None
+        if not by_order and not others:
+            return "open"
+        if not others and self.window is None and self.queries == self.keys and self.offset == 0:
+            return "causal"
+        by_row = by_order or self.prefix_B is not None or self.segments is not None
+        banded = self.window is not None and 4 * self.window < self.keys and self.queries > 1
+        return "blocks" if banded or by_row and self.batch * self.queries * self.keys > DENSE_LIMIT else "dense"
+
+    @property
+    def batch(self) -> int:
+        tensors = (self.padding_BM, self.prefix_B, self.segments and self.segments[0])
+        return max((len(tensor) for tensor in tensors if tensor is not None), default=1)
+
+    @cached_property
+    def dense(self) -> Tensor | None:
+        """True where the query may see the key: (B or 1)×1×(L or 1)×M; None where everybody sees everything."""
+        seen: Tensor | None = None
+        if self.causal or self.window is not None:
+            seen = self._by_order()[None]
+        if self.prefix_B is not None and seen is not None:
+            seen = seen | (self._key_index() < self.prefix_B[:, None])[:, None]
+        if self.segments is not None:
+            of_queries, of_keys = self.segments
+            same = of_queries[:, :, None] == of_keys[:, None, :]
+            seen = same if seen is None else seen & same
+        if self.padding_BM is not None:
+            real = ~self.padding_BM[:, None, :]
+            seen = real if seen is None else seen & real
+        return None if seen is None else seen[:, None]
+
+    def _key_index(self) -> Tensor:
+        return torch.arange(self.keys, device=self.device)
+
+    def _by_order(self) -> Tensor:
+        behind = torch.arange(self.offset, self.offset + self.queries, device=self.device)[:, None] - self._key_index()
+        seen = behind >= 0 if self.causal else torch.ones_like(behind, dtype=torch.bool)
+        return seen if self.window is None else seen & (behind.abs() < self.window)
+
+    def rows(self, rows: slice, columns: slice | None = None) -> Mask:
+        """The same mask for some of the queries, and for those of the keys they might see."""
+        start, stop, _ = rows.indices(self.queries)
+        first, last, _ = (columns or slice(None)).indices(self.keys)
+        return replace(
+            self,
+            queries=stop - start,
+            keys=last - first,
+            offset=self.offset + start - first,
+            prefix_B=None if self.prefix_B is None else self.prefix_B - first,
+            padding_BM=None if self.padding_BM is None else self.padding_BM[:, first:last],
+            segments=self.segments and (self.segments[0][:, start:stop], self.segments[1][:, first:last]),
+        )
+
+    def blocks(self, size: int | None = None) -> Iterator[tuple[slice, slice]]:
+        """Rows in blocks, each with the keys it can reach: a window costs its width a query, not the whole length."""
+        size = size or max(64, self.window or 0, DENSE_LIMIT // (4 * self.batch * self.keys))
+        for start in range(0, self.queries, size):
+            stop = min(start + size, self.queries)
+            first, last = 0, self.keys
+            if self.causal and self.prefix_B is None:
+                last = min(last, self.offset + stop)
+            if self.window is not None and self.prefix_B is None:
+                first = max(0, self.offset + start - self.window + 1)
+                last = min(last, self.offset + stop + self.window - 1)
+            yield slice(start, stop), slice(first, last)

@@ -1,0 +1,339 @@
+"""Position has three doors: `embed` joins it to the embedding, `rotate` turns queries and keys, `bias` adds to the scores.
+
+Every door is the identity by default; a scheme opens one. (Rotation lives in rope.py.)
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from manyheads.spec import Part, SpecError, field
+
+Join = Literal["add", "concat", "multiply"]
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where queries and keys stand in their sequences: (B or 1)×L and (B or 1)×M, as positions counted from 0."""
+
+    query: Tensor
+    key: Tensor
+
+    def offsets(self) -> Tensor:
+        """j − i for query i and key j: (B or 1)×L×M."""
+        return self.key[:, None, :] - self.query[:, :, None]
+
+
+class PositionSpec(Part, slot="position", default="none"):
+    """How a token knows where it stands."""
+
+    door: ClassVar[Literal["none", "embed", "rotate", "bias"]] = "none"
+    needs: ClassVar[frozenset[str]] = frozenset()  # "query", "key": what the layer doors work on, so the core must have it
+
+    @property
+    def per_layer(self) -> bool:
+        """Whether every layer learns its own (rather than one module serving the whole stack)."""
+        return False
+
+    def token_width(self, width: int) -> int:
+        """What is left of the embedding for the token itself; less than all of it when positions are concatenated."""
+        return width
+
+    def build_embed(self, width: int) -> PositionEmbed:
+        return PositionEmbed()
+
+    def build(self, heads: int, head_size: int) -> Position:
+        return Position()
+
+
+class PositionEmbed(nn.Module):
+    """The embed door, closed."""
+
+    def forward(self, x_BLD: Tensor, positions_BL: Tensor) -> Tensor:
+        return x_BLD
+
+
+class Position(nn.Module):
+    """The rotate and bias doors, closed. `plan` is computed once a forward and handed back to the others."""
+
+    def plan(self, places: Places, dtype: torch.dtype) -> Any:
+        return None
+
+    def rotate_query(self, q_BHLK: Tensor, plan: Any) -> Tensor:
+        return q_BHLK
+
+    def rotate_new_key(self, k_BGLK: Tensor, plan: Any) -> Tensor:
+        """Applied once to each key, before it is cached."""
+        return k_BGLK
+
+    def rotate_all_keys(self, k_BGMK: Tensor, plan: Any) -> Tensor:
+        """Applied to the whole memory at every step, for schemes whose angles change as the text grows."""
+        return k_BGMK
+
+    def bias(self, q_BHLK: Tensor, plan: Any) -> Tensor | None:
+        """What is added to the scores before the softmax: (B or 1)×H×L×M."""
+        return None
+
+
+class NoPositionSpec(PositionSpec, kind="none"):
+    """x: order is known only through the mask, if at all"""
+
+
+# ---------------------------------------------------------------------------------------------- the embed door
+
+
+class JoinedSpec(PositionSpec):
+    """What the schemes of the embed door have in common: how the vector joins the token's."""
+
+    door: ClassVar[Literal["none", "embed", "rotate", "bias"]] = "embed"
+
+    join: Join = field("add", "x + p, [x, p] or x ∘ p")
+    size: int | None = field(None, "with concat: how much of the width is position; half of it if not given", ge=1)
+
+    def position_width(self, width: int) -> int:
+        if self.join != "concat":
+            return width
+        size = self.size or width // 2
+        if size >= width:
+            raise SpecError(f"{size} of width {width} for position leaves no room for the token", ("size",))
+        return size
+
+    def token_width(self, width: int) -> int:
+        return width - self.position_width(width) if self.join == "concat" else width
+
+
+def joined(x_BLD: Tensor, p_BLD: Tensor, join: Join) -> Tensor:
+    if join == "concat":
+        return torch.cat((x_BLD, p_BLD.expand(*x_BLD.shape[:2], -1)), dim=-1)
+    return x_BLD + p_BLD if join == "add" else x_BLD * p_BLD
+
+
+class SinusoidalSpec(JoinedSpec, kind="sinusoidal"):
+    """p[t, 2i] = sin(t / θ^(2i/d)), p[t, 2i+1] = cos(t / θ^(2i/d))
+
+    Vaswani et al. 2017, section 3.5. `halves` puts all sines before all cosines, as some published models do.
+    """
+
+    theta: float = field(10000.0, "θ, which sets the longest wave", gt=1)
+    layout: Literal["interleaved", "halves"] = field("interleaved", "sin, cos, sin, cos … or all sin, then all cos")
+
+    def build_embed(self, width: int) -> PositionEmbed:
+        return Sinusoidal(self, self.position_width(width))
+
+
+class Sinusoidal(PositionEmbed):
+    def __init__(self, spec: SinusoidalSpec, width: int) -> None:
+        super().__init__()
+        self.spec, self.width = spec, width
+
+    def table(self, positions_BL: Tensor, dtype: torch.dtype) -> Tensor:
+        # float64 throughout: at position 10⁵ a float32 angle is off in the third digit
+        pairs = torch.arange((self.width + 1) // 2, device=positions_BL.device, dtype=torch.float64)
+        angles = positions_BL.to(torch.float64)[..., None] * self.spec.theta ** (-2 * pairs / self.width)
+        if self.spec.layout == "interleaved":
+            table = torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)[..., : self.width]
+        else:
+            table = torch.cat((angles.sin(), angles[..., : self.width // 2].cos()), dim=-1)
+        return table.to(dtype)
+
+    def forward(self, x_BLD: Tensor, positions_BL: Tensor) -> Tensor:
+        return joined(x_BLD, self.table(positions_BL, x_BLD.dtype), self.spec.join)
+
+
+class LearnedSpec(JoinedSpec, kind="learned"):
+    """p[t] = row t of a learned table of T rows; a position past T is an error
+
+    Gehring et al. 2017, arXiv 1705.03122. `offset` skips rows that some published models reserve for padding.
+    """
+
+    length: int = field(512, "T, the number of positions", ge=1)
+    offset: int = field(0, "unused rows before position 0", ge=0)
+
+    def build_embed(self, width: int) -> PositionEmbed:
+        return Learned(self, self.position_width(width))
+
+
+class Learned(PositionEmbed):
+    def __init__(self, spec: LearnedSpec, width: int) -> None:
+        super().__init__()
+        self.spec = spec
+        self.table = nn.Embedding(spec.length + spec.offset, width)
+
+    def forward(self, x_BLD: Tensor, positions_BL: Tensor) -> Tensor:
+        check_length(positions_BL, self.spec.length, "the learned position table")
+        return joined(x_BLD, self.table(positions_BL + self.spec.offset), self.spec.join)
+
+
+def check_length(positions: Tensor, length: int, what: str) -> None:
+    if positions.device.type != "meta" and positions.numel() and (last := int(positions.max())) >= length:
+        raise ValueError(f"position {last} is beyond {what}, which has {length} (0 to {length - 1}); shorten the text or raise length")
+
+
+# ---------------------------------------------------------------------------------------------- the bias door
+
+
+class BiasSpec(PositionSpec):
+    """What the schemes of the bias door have in common."""
+
+    door: ClassVar[Literal["none", "embed", "rotate", "bias"]] = "bias"
+
+
+class RelativeSpec(BiasSpec, kind="relative"):
+    """score(i, j) + π[j − i], one π per head and offset: (2(T − 1) + 1)·H parameters a layer
+
+    Shaw et al. 2018 in its scalar form. An offset of T or more is an error; `clipped` takes any length.
+    """
+
+    length: int = field(512, "T, the longest text", ge=1)
+
+    @property
+    def per_layer(self) -> bool:
+        return True
+
+    def build(self, heads: int, head_size: int) -> Position:
+        return Relative(heads, self.length - 1, clip=False)
+
+
+class ClippedSpec(BiasSpec, kind="clipped"):
+    """score(i, j) + π[clip(j − i, −k, k)]: (2k + 1)·H parameters a layer, any length
+
+    Shaw et al. 2018, section 3.2, in its scalar form.
+    """
+
+    clip: int = field(16, "k: offsets beyond it share the end value", ge=1)
+
+    @property
+    def per_layer(self) -> bool:
+        return True
+
+    def build(self, heads: int, head_size: int) -> Position:
+        return Relative(heads, self.clip, clip=True)
+
+
+class Relative(Position):
+    def __init__(self, heads: int, reach: int, *, clip: bool) -> None:
+        super().__init__()
+        self.reach, self.clip = reach, clip
+        self.table = nn.Embedding(2 * reach + 1, heads)
+
+    def plan(self, places: Places, dtype: torch.dtype) -> Tensor:
+        if not self.clip:
+            for positions in (places.query, places.key):
+                check_length(positions, self.reach + 1, "the relative position table")
+        index = places.offsets().clamp(-self.reach, self.reach) + self.reach
+        bias_BHLM: Tensor = self.table(index).permute(0, 3, 1, 2)
+        return bias_BHLM
+
+    def bias(self, q_BHLK: Tensor, plan: Tensor) -> Tensor:
+        return plan
+
+
+class BucketedSpec(BiasSpec, kind="bucketed"):
+    """score(i, j) + π[bucket(j − i)]: near offsets have a bucket each, far ones share logarithmic buckets
+
+    Raffel et al. 2020, arXiv 1910.10683, section 2.1. One table serves all layers unless `shared` is off.
+    """
+
+    buckets: int = field(32, "how many π per head", ge=4)
+    distance: int = field(128, "the offset from which all share the last bucket", ge=2)
+    bidirectional: bool = field(True, "half of the buckets for keys to the right; off under a causal mask")
+    shared: bool = field(True, "one table for all layers")
+
+    @property
+    def per_layer(self) -> bool:
+        return not self.shared
+
+    def build(self, heads: int, head_size: int) -> Position:
+        return Bucketed(self, heads)
+
+
+class Bucketed(Position):
+    def __init__(self, spec: BucketedSpec, heads: int) -> None:
+        super().__init__()
+        self.spec = spec
+        self.table = nn.Embedding(spec.buckets, heads)
+
+    def bucket(self, offsets: Tensor) -> Tensor:
+        buckets, base = self.spec.buckets, torch.zeros_like(offsets)
+        if self.spec.bidirectional:
+            buckets //= 2
+            base = (offsets > 0) * buckets
+            distance = offsets.abs()
+        else:
+            distance = (-offsets).clamp(min=0)
+        exact = buckets // 2
+        # float32 and this order of operations decide which side of a bucket's edge an offset falls
+        ratio = torch.log(distance.clamp(min=1).float() / exact) / math.log(self.spec.distance / exact)
+        far = exact + (ratio * (buckets - exact)).long()
+        return base + torch.where(distance < exact, distance, far.clamp(max=buckets - 1))
+
+    def plan(self, places: Places, dtype: torch.dtype) -> Tensor:
+        bias_BHLM: Tensor = self.table(self.bucket(places.offsets())).permute(0, 3, 1, 2)
+        return bias_BHLM
+
+    def bias(self, q_BHLK: Tensor, plan: Tensor) -> Tensor:
+        return plan
+
+
+class ShawSpec(BiasSpec, kind="shaw"):
+    """score(i, j) + q_i · a[clip(j − i, −k, k)] / √K: relative keys, shared by the heads of a layer
+
+    Shaw et al. 2018, equation 5 (relative values are left out, as in their ablation they did not help).
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset({"query"})
+
+    clip: int = field(16, "k: offsets beyond it share the end vector", ge=1)
+
+    @property
+    def per_layer(self) -> bool:
+        return True
+
+    def build(self, heads: int, head_size: int) -> Position:
+        return Shaw(self.clip, head_size)
+
+
+class Shaw(Position):
+    def __init__(self, clip: int, head_size: int) -> None:
+        super().__init__()
+        self.clip, self.scale = clip, head_size**-0.5
+        self.table = nn.Embedding(2 * clip + 1, head_size)
+
+    def plan(self, places: Places, dtype: torch.dtype) -> Tensor:
+        return places.offsets().clamp(-self.clip, self.clip) + self.clip
+
+    def bias(self, q_BHLK: Tensor, plan: Tensor) -> Tensor:
+        by_offset = q_BHLK @ self.table.weight.transpose(0, 1) * self.scale
+        batch, heads, queries, _ = q_BHLK.shape
+        return by_offset.gather(-1, plan[:, None].expand(batch, heads, queries, plan.shape[-1]))
+
+
+class AlibiSpec(BiasSpec, kind="alibi"):
+    """score(i, j) − m_h · |i − j|, with slopes m_h = 2^(−8h/H); nothing is learned
+
+    Press, Smith and Lewis 2022, arXiv 2108.12409; with H not a power of two, every other slope of the next one fills up.
+    """
+
+    def build(self, heads: int, head_size: int) -> Position:
+        return Alibi(heads)
+
+
+class Alibi(Position):
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        power = 2 ** math.floor(math.log2(heads))
+        slopes = [2 ** (-8 * h / power) for h in range(1, power + 1)]
+        self.slopes = slopes + [2 ** (-4 * h / power) for h in range(1, 2 * (heads - power), 2)]
+
+    def plan(self, places: Places, dtype: torch.dtype) -> Tensor:
+        offsets = places.offsets()
+        slopes = torch.tensor(self.slopes, device=offsets.device, dtype=torch.float64)
+        return (-slopes[:, None, None] * offsets.abs()[:, None]).to(dtype)
+
+    def bias(self, q_BHLK: Tensor, plan: Tensor) -> Tensor:
+        return plan

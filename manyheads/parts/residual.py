@@ -1,0 +1,139 @@
+"""How sublayers are joined to the stream: where the norms stand and what is added to what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from manyheads.parts.norm import NormSpec
+from manyheads.spec import Part, field
+
+Sublayer = Callable[[Tensor], Tensor]
+
+
+class ResidualSpec(Part, slot="residual", default="pre"):
+    """The arrangement of a layer: f₁ is attention, the last f the feed-forward network, between them cross-attention."""
+
+    final_norm: ClassVar[bool] = True  # whether the stream leaves the last layer unnormalised, so that the stack must end in a norm
+
+    dropout: float = field(0.0, "share of each sublayer's output dropped in training", ge=0, lt=1)
+
+    def build(self, norm: NormSpec, width: int, sublayers: int) -> Residual:
+        raise NotImplementedError
+
+
+class Residual(nn.Module):
+    """Owns a layer's norms and joins its sublayers."""
+
+    def __init__(self, spec: ResidualSpec, norm: NormSpec, width: int, norms: int) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(norm.build(width) for _ in range(norms))
+        self.dropout = nn.Dropout(spec.dropout)
+
+    def forward(self, x_BLD: Tensor, sublayers: Sequence[Sublayer]) -> Tensor:
+        raise NotImplementedError
+
+
+class PreSpec(ResidualSpec, kind="pre"):
+    """x + f(norm(x)), for each sublayer in turn
+
+    Xiong et al. 2020, arXiv 2002.04745.
+    """
+
+    def build(self, norm: NormSpec, width: int, sublayers: int) -> Residual:
+        return Pre(self, norm, width, sublayers)
+
+
+class Pre(Residual):
+    def forward(self, x_BLD: Tensor, sublayers: Sequence[Sublayer]) -> Tensor:
+        for norm, sublayer in zip(self.norms, sublayers, strict=True):
+            x_BLD = x_BLD + self.dropout(sublayer(norm(x_BLD)))
+        return x_BLD
+
+
+class PostSpec(ResidualSpec, kind="post"):
+    """norm(x + f(x)), for each sublayer in turn
+
+    Vaswani et al. 2017, section 3.1.
+    """
+
+    final_norm: ClassVar[bool] = False
+
+    def build(self, norm: NormSpec, width: int, sublayers: int) -> Residual:
+        return Post(self, norm, width, sublayers)
+
+
+class Post(Residual):
+    def forward(self, x_BLD: Tensor, sublayers: Sequence[Sublayer]) -> Tensor:
+        for norm, sublayer in zip(self.norms, sublayers, strict=True):
+            x_BLD = norm(x_BLD + self.dropout(sublayer(x_BLD)))
+        return x_BLD
+
+
+class SandwichSpec(ResidualSpec, kind="sandwich"):
+    """x + norm′(f(norm(x))), for each sublayer in turn
+
+    Ding et al. 2021 (CogView), arXiv 2105.13290.
+    """
+
+    def build(self, norm: NormSpec, width: int, sublayers: int) -> Residual:
+        return Sandwich(self, norm, width, 2 * sublayers)
+
+
+class Sandwich(Residual):
+    def forward(self, x_BLD: Tensor, sublayers: Sequence[Sublayer]) -> Tensor:
+        for before, after, sublayer in zip(self.norms[::2], self.norms[1::2], sublayers, strict=True):
+            x_BLD = x_BLD + self.dropout(after(sublayer(before(x_BLD))))
+        return x_BLD
+
+
+class ParallelSpec(ResidualSpec, kind="parallel"):
+    """x + f₁(norm(x)) + f₂(norm(x)): all sublayers at once, behind one norm
+
+    Wang and Komatsuzaki 2021 (mesh-transformer-jax).
+    """
+
+    def build(self, norm: NormSpec, width: int, sublayers: int) -> Residual:
+        return Parallel(self, norm, width, 1)
+
+
+class Parallel(Residual):
+    def forward(self, x_BLD: Tensor, sublayers: Sequence[Sublayer]) -> Tensor:
+        normed = self.norms[0](x_BLD)
+        for sublayer in sublayers:
+            x_BLD = x_BLD + self.dropout(sublayer(normed))
+        return x_BLD
+
+
+class ParallelTwoSpec(ResidualSpec, kind="parallel-norms"):
+    """x + f₁(norm₁(x)) + f₂(norm₂(x)): all sublayers at once, each behind a norm of its own
+
+    Black et al. 2022, arXiv 2204.06745, section 2.1.
+    """
+
+    def build(self, norm: NormSpec, width: int, sublayers: int) -> Residual:
+        return ParallelTwo(self, norm, width, sublayers)
+
+
+class ParallelTwo(Residual):
+    def forward(self, x_BLD: Tensor, sublayers: Sequence[Sublayer]) -> Tensor:
+        start = x_BLD
+        for norm, sublayer in zip(self.norms, sublayers, strict=True):
+            x_BLD = x_BLD + self.dropout(sublayer(norm(start)))
+        return x_BLD
+
+
+class NoResidualSpec(ResidualSpec, kind="none"):
+    """f(norm(x)), for each sublayer in turn: what was there before is lost"""
+
+    def build(self, norm: NormSpec, width: int, sublayers: int) -> Residual:
+        return NoResidual(self, norm, width, sublayers)
+
+
+class NoResidual(Residual):
+    def forward(self, x_BLD: Tensor, sublayers: Sequence[Sublayer]) -> Tensor:
+        for norm, sublayer in zip(self.norms, sublayers, strict=True):
+            x_BLD = self.dropout(sublayer(norm(x_BLD)))
+        return x_BLD

@@ -1,0 +1,223 @@
+"""Rotary position: queries and keys are turned by an angle that grows with their position, so q·k depends on the offset."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from manyheads.parts.position import Places, Position, PositionSpec
+from manyheads.spec import Part, SpecError, field
+
+
+class RopeScalingSpec(Part, slot="rope scaling", default="none"):
+    """How the angles θ^(−2i/d) change for long texts."""
+
+    @property
+    def grows(self) -> bool:
+        """Whether the angles depend on the length so far, so that cached keys must be turned anew at every step."""
+        return False
+
+    def frequencies(self, theta: float, size: int, length: Tensor) -> Tensor:
+        """Radians a position for each of the size/2 pairs; `length` is the number of positions in use."""
+        return plain_frequencies(theta, size, length.device)
+
+    def amplitude(self, length: Tensor) -> Tensor | float:
+        """What the turned vectors are multiplied by."""
+        return 1.0
+
+
+def plain_frequencies(theta: float, size: int, device: torch.device) -> Tensor:
+    pairs = torch.arange(0, size, 2, device=device, dtype=torch.float64)
+    return theta ** (-pairs / size)
+
+
+class NoScalingSpec(RopeScalingSpec, kind="none"):
+    """ω_i = θ^(−2i/d)"""
+
+
+class LinearScalingSpec(RopeScalingSpec, kind="linear"):
+    """ω_i / s: positions are squeezed by s
+
+    Chen et al. 2023, arXiv 2306.15595.
+    """
+
+    factor: float = field(2.0, "s", ge=1)
+
+    def frequencies(self, theta: float, size: int, length: Tensor) -> Tensor:
+        return plain_frequencies(theta, size, length.device) / self.factor
+
+
+class NtkScalingSpec(RopeScalingSpec, kind="ntk"):
+    """ω_i with θ·s^(d/(d−2)): the slow pairs are squeezed by s, the fast ones hardly
+
+    bloc97 2023; Peng et al. 2023, section 3.1. With `dynamic`, s follows the length: s·L/T − (s − 1) once L passes T.
+    """
+
+    factor: float = field(2.0, "s", ge=1)
+    dynamic: bool = field(False, "grow with the text instead of at once")
+    length: int = field(2048, "T, the length trained on (used when dynamic)", ge=1)
+
+    @property
+    def grows(self) -> bool:
+        return self.dynamic
+
+    def frequencies(self, theta: float, size: int, length: Tensor) -> Tensor:
+        stretch = torch.full_like(length, self.factor, dtype=torch.float64)
+        if self.dynamic:
+            stretch = self.factor * length.clamp(min=self.length) / self.length - (self.factor - 1)
+        pairs = torch.arange(0, size, 2, device=length.device, dtype=torch.float64)
+        return (theta * stretch ** (size / (size - 2))) ** (-pairs / size)
+
+
+class YarnScalingSpec(RopeScalingSpec, kind="yarn"):
+    """ω_i blended between ω_i/s (slow pairs) and ω_i (fast pairs), scores sharpened by (0.1 ln s + 1)²
+
+    Peng et al. 2023, arXiv 2309.00071, section 3.2.
+    """
+
+    factor: float = field(2.0, "s", ge=1)
+    length: int = field(2048, "T, the length trained on", ge=1)
+    fast: float = field(32.0, "turns within T above which a pair is kept", gt=0)
+    slow: float = field(1.0, "turns within T below which a pair is squeezed", gt=0)
+    attention: float | None = field(None, "the sharpening of q and k each; 0.1 ln s + 1 if not given")
+    truncate: bool = field(True, "whether the two borders fall on whole pairs")
+
+    def frequencies(self, theta: float, size: int, length: Tensor) -> Tensor:
+        def border(turns: float) -> float:
+            return size * math.log(self.length / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+        low, high = border(self.fast), border(self.slow)
+        if self.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, size - 1)
+        pairs = torch.arange(size // 2, device=length.device, dtype=torch.float64)
+        squeezed = ((pairs - low) / max(high - low, 0.001)).clamp(0, 1)
+        plain = plain_frequencies(theta, size, length.device)
+        return plain / self.factor * squeezed + plain * (1 - squeezed)
+
+    def amplitude(self, length: Tensor) -> float:
+        if self.attention is not None:
+            return self.attention
+        return 0.1 * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
+
+
+class BandedScalingSpec(RopeScalingSpec, kind="banded"):
+    """ω_i for short waves, ω_i/s for long ones, a blend between T/high and T/low
+
+    Dubey et al. 2024 (Llama 3.1), arXiv 2407.21783.
+    """
+
+    factor: float = field(8.0, "s", ge=1)
+    length: int = field(8192, "T, the length trained on", ge=1)
+    low: float = field(1.0, "waves longer than T/low are squeezed", gt=0)
+    high: float = field(4.0, "waves shorter than T/high are kept", gt=0)
+
+    def frequencies(self, theta: float, size: int, length: Tensor) -> Tensor:
+        plain = plain_frequencies(theta, size, length.device)
+        turns = self.length * plain / (2 * math.pi)
+        kept = ((turns - self.low) / (self.high - self.low)).clamp(0, 1)
+        return plain / self.factor * (1 - kept) + plain * kept
+
+
+class LongRopeScalingSpec(RopeScalingSpec, kind="longrope"):
+    """ω_i / s_i, with one list of s_i up to the length trained on and another beyond it
+
+    Ding et al. 2024, arXiv 2402.13753. Amplitude √(1 + ln(S/T) / ln T) for a stretch from T to S.
+    """
+
+    short: tuple[float, ...] = field((1.0,), "s_i while the text is at most T long", strict=False)
+    long: tuple[float, ...] = field((2.0,), "s_i beyond", strict=False)
+    length: int = field(2048, "T, the length trained on", ge=2)
+    stretch: float = field(2.0, "S/T, for the amplitude", ge=1)
+    attention: float | None = field(None, "the amplitude, if it is not the formula's")
+
+    @property
+    def grows(self) -> bool:
+        return True
+
+    def frequencies(self, theta: float, size: int, length: Tensor) -> Tensor:
+        for name, factors in (("short", self.short), ("long", self.long)):
+            if len(factors) not in (1, size // 2):
+                raise SpecError(f"{len(factors)} factors for {size // 2} pairs; give 1 or {size // 2}", ("scaling", name))
+        short, long = (torch.tensor(f, device=length.device, dtype=torch.float64) for f in (self.short, self.long))
+        return plain_frequencies(theta, size, length.device) / torch.where(length > self.length, long, short)
+
+    def amplitude(self, length: Tensor) -> float:
+        if self.attention is not None:
+            return self.attention
+        return math.sqrt(1 + math.log(self.stretch) / math.log(self.length))
+
+
+class RopeSpec(PositionSpec, kind="rope"):
+    """⟨R_m q, R_n k⟩ with R_t turning pair i by t·θ^(−2i/d): no parameters, depends on m − n only
+
+    Su et al. 2021, arXiv 2104.09864. `interleaved` pairs neighbours (2i, 2i+1); `halves` pairs (i, i + d/2).
+    """
+
+    door: ClassVar[Literal["none", "embed", "rotate", "bias"]] = "rotate"
+    needs: ClassVar[frozenset[str]] = frozenset({"query", "key"})
+
+    theta: float = field(10000.0, "θ, the base of the angles", gt=1)
+    fraction: float = field(1.0, "how much of each head is turned; the rest keeps no position", gt=0, le=1)
+    layout: Literal["halves", "interleaved"] = field("halves", "which coordinates form a pair")
+    scaling: RopeScalingSpec = field(NoScalingSpec(), "how the angles are stretched for texts longer than those trained on")
+
+    def rotated(self, head_size: int) -> int:
+        size = int(head_size * self.fraction)
+        if size < 2 or size % 2:
+            raise SpecError(f"rotation works on pairs: {self.fraction} of a head of {head_size} is {size}, which is not even and above 0")
+        return size
+
+    def build(self, heads: int, head_size: int) -> Position:
+        return Rope(self, self.rotated(head_size))
+
+
+@dataclass(frozen=True)
+class Turns:
+    """cos and sin of every angle, (B or 1)×1×length×pairs, for the queries and for all keys."""
+
+    query: tuple[Tensor, Tensor]
+    key: tuple[Tensor, Tensor] | None
+
+
+class Rope(Position):
+    def __init__(self, spec: RopeSpec, size: int) -> None:
+        super().__init__()
+        self.spec, self.size = spec, size
+
+    def plan(self, places: Places, dtype: torch.dtype) -> Turns:
+        scaling = self.spec.scaling
+        # the text's length per row: rows padded to a common width must not change each other's angles
+        length = places.key.amax(dim=-1, keepdim=True)[..., None] + 1
+        frequencies = scaling.frequencies(self.spec.theta, self.size, length)
+        amplitude = scaling.amplitude(length)
+
+        def turns(positions: Tensor) -> tuple[Tensor, Tensor]:
+            angles = (positions.to(torch.float64)[..., None] * frequencies)[:, None]
+            return (angles.cos() * amplitude).to(dtype), (angles.sin() * amplitude).to(dtype)
+
+        return Turns(turns(places.query), turns(places.key) if scaling.grows else None)
+
+    def turn(self, x_BHLK: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
+        cos, sin = turns
+        turned, rest = x_BHLK[..., : self.size], x_BHLK[..., self.size :]
+        if self.spec.layout == "interleaved":
+            a, b = turned.unflatten(-1, (-1, 2)).unbind(-1)
+            turned = torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)
+        else:
+            a, b = turned.chunk(2, dim=-1)
+            turned = torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+        return torch.cat((turned, rest), dim=-1) if rest.shape[-1] else turned
+
+    def rotate_query(self, q_BHLK: Tensor, plan: Turns) -> Tensor:
+        return self.turn(q_BHLK, plan.query)
+
+    def rotate_new_key(self, k_BGLK: Tensor, plan: Turns) -> Tensor:
+        return k_BGLK if plan.key else self.turn(k_BGLK, plan.query)
+
+    def rotate_all_keys(self, k_BGMK: Tensor, plan: Turns) -> Tensor:
+        return self.turn(k_BGMK, plan.key) if plan.key else k_BGMK

@@ -1,0 +1,251 @@
+"""Parts as data: strict frozen specs, kinds in slots, `path=value` overrides, and errors of one sentence."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Self, TypeVar, cast
+
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, SerializerFunctionWrapHandler, ValidationError
+from pydantic import model_serializer
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+Tree = dict[str, Any]
+
+
+class SpecError(ValueError):
+    """A description that cannot be followed: where (a dotted path), what was given, what would work."""
+
+    def __init__(self, message: str, path: Iterable[str | int] = ()) -> None:
+        self.message, self.path = message, tuple(path)
+        super().__init__(f"{'.'.join(map(str, self.path))}: {message}" if self.path else message)
+
+
+def field(default: Any, meaning: str, **bounds: Any) -> Any:
+    """A spec's field: its default, its meaning in one phrase (shown by `manyheads show parts`), its bounds."""
+    return Field(default, description=meaning, **bounds)
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """' Did you mean …?' where something close exists, and in any case the list of what is known."""
+    names = sorted(known)
+    close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    hint = f"did you mean '{close[0]}'? " if close else ""
+    return f"{hint}(known: {', '.join(names) or 'none'})"
+
+
+class Spec(BaseModel):
+    """A frozen piece of a description. Unknown keys are refused by name, never ignored."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", validate_default=False)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_wrap_validator_function(cls._explained, handler(source))
+
+    @classmethod
+    def _explained(cls, value: Any, validate: Callable[[Any], Self]) -> Self:
+        """Turns pydantic's first complaint into a sentence and hands it, with its path, to the spec around this one."""
+        try:
+            return validate(value)
+        except ValidationError as error:
+            path, sentence = cls._complaint(error)
+            raise PydanticCustomError("spec", "{sentence}", {"sentence": sentence, "path": path}) from None
+
+    @classmethod
+    def _complaint(cls, error: ValidationError) -> tuple[tuple[str | int, ...], str]:
+        first = error.errors()[0]
+        where, context, given = first["loc"], first.get("ctx", {}), first["input"]
+        if first["type"] == "spec":
+            return where + tuple(context["path"]), context["sentence"]
+        if first["type"] == "extra_forbidden":
+            return where[:-1], f"no field '{where[-1]}' here: {nearest(str(where[-1]), cls.model_fields)}"
+        if first["type"] == "missing":
+            return where, "is required and was not given"
+        if isinstance(context.get("error"), SpecError):
+            return where + context["error"].path, context["error"].message
+        if first["type"] == "value_error":
+            return where, str(context["error"])
+        # pydantic appends the tried member of a union to the path: the reader's path ends at the field
+        named = tuple(step for i, step in enumerate(where) if i == 0 or isinstance(step, int))
+        expected = first["msg"].removeprefix("Input should be ").removeprefix("a valid ")
+        return named, f"given {given!r}, expected {expected}"
+
+    def changed(self, **fields: Any) -> Self:
+        """A copy with some fields replaced, checked as strictly as the original."""
+        return type(self).model_validate({name: getattr(self, name) for name in type(self).model_fields} | fields)
+
+
+SLOTS: dict[str, type[Part]] = {}
+
+
+class Part(Spec):
+    """A spec that fills a slot. A direct subclass opens a slot; a subclass of that, with a `kind`, is a choice for it."""
+
+    slot: ClassVar[str]
+    kind: ClassVar[str]
+    default_kind: ClassVar[str]
+    kinds: ClassVar[dict[str, type[Part]]]
+
+    def __init_subclass__(cls, *, slot: str = "", default: str = "", kind: str = "") -> None:
+        super().__init_subclass__()
+        if slot:
+            cls.slot, cls.default_kind, cls.kinds = slot, default, {}
+            SLOTS[slot] = cls
+        elif kind:
+            if kind in cls.kinds:
+                raise SpecError(f"the slot '{cls.slot}' already has a kind '{kind}'; give yours another name")
+            cls.kind = kind
+            cls.kinds[kind] = cls
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        if cls.is_choice():
+            return super().__get_pydantic_core_schema__(source, handler)
+        dump = core_schema.plain_serializer_function_ser_schema(lambda part: part.model_dump(mode="json"))
+        return core_schema.no_info_plain_validator_function(cls.choose, serialization=dump)
+
+    @classmethod
+    def is_choice(cls) -> bool:
+        """Whether this class is one kind, rather than the slot that holds them."""
+        return cls is not SLOTS.get(getattr(cls, "slot", ""), cls)
+
+    @classmethod
+    def choose(cls, value: Any) -> Part:
+        """`"rope"`, `{kind = "rope", theta = 1e6}` or a ready part, as the part it describes."""
+        if isinstance(value, cls):
+            return value
+        if isinstance(value, str):
+            value = {"kind": value}
+        if not isinstance(value, Mapping):
+            raise ValueError(f"given {value!r}, expected a kind of {cls.slot} or a table with one: {nearest('', cls.kinds)}")
+        fields = dict(value)
+        kind = fields.pop("kind", cls.default_kind)
+        if kind not in cls.kinds:
+            raise ValueError(
+                f"no kind '{kind}' of {cls.slot}: {nearest(str(kind), cls.kinds)}. If it is a part of your own, name its "
+                f"file with --parts: reading a description never executes code"
+            )
+        return cls.kinds[kind].model_validate(fields)
+
+    @model_serializer(mode="wrap")
+    def _with_kind(self, serialize: SerializerFunctionWrapHandler) -> Tree:
+        return {"kind": self.kind} | cast(Tree, serialize(self))
+
+    @classmethod
+    def formula(cls) -> str:
+        """The first line of the docstring: what the part computes."""
+        return (cls.__doc__ or "").strip().splitlines()[0]
+
+
+SpecType = TypeVar("SpecType", bound=Spec)
+
+
+def parse(spec: type[SpecType], tree: Mapping[str, Any], *, at: str = "") -> SpecType:
+    """The tree as a spec, or one sentence that says what is wrong with it and where."""
+    try:
+        return spec.model_validate(dict(tree))
+    except ValidationError as error:
+        path, sentence = spec._complaint(error)
+        raise SpecError(sentence, (at, *path) if at else path) from None
+
+
+def to_tree(spec: Spec) -> Tree:
+    """The resolved description, every default written out; what is absent is left out."""
+    return _without_none(spec.model_dump(mode="json"))
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_none(inner) for name, inner in value.items() if inner is not None}
+    if isinstance(value, list):
+        return [_without_none(inner) for inner in value]
+    return value
+
+
+def to_toml(tree: Tree) -> str:
+    import tomli_w
+
+    return tomli_w.dumps(tree)
+
+
+def read_toml(path: Path) -> Tree:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SpecError(f"cannot read {path}: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise SpecError(f"{path} is not UTF-8 text: byte {error.start} is {error.object[error.start]:#04x}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise SpecError(f"{path} is not TOML: {error}") from None
+
+
+BARE_WORD = re.compile(r"[A-Za-z_][\w.+/-]*")
+
+
+def override(tree: Tree, assignments: Iterable[str]) -> Tree:
+    """The tree with `path=value` applied in order; a value is TOML, or a bare word: `decoder.position.theta=1e6`."""
+    tree = _copied(tree)
+    for assignment in assignments:
+        path, equals, text = assignment.partition("=")
+        steps = path.strip().split(".")
+        if not equals or not all(steps):
+            raise SpecError(f"an override is path=value, such as decoder.width=64; given '{assignment}'")
+        _assign(tree, steps, _value(text.strip(), assignment))
+    return tree
+
+
+def _value(text: str, assignment: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        if BARE_WORD.fullmatch(text):
+            return text
+        raise SpecError(f"'{text}' in '{assignment}' is neither a TOML value nor a bare word") from None
+
+
+def _assign(tree: Any, steps: list[str], value: Any) -> None:
+    for depth, step in enumerate(steps[:-1]):
+        inner = tree[_index(tree, step, steps)] if isinstance(tree, list) else tree.get(step, {})
+        inner = {"kind": inner} if isinstance(inner, str) else {} if inner is True else inner
+        if not isinstance(inner, dict | list):
+            raise SpecError(f"holds {inner!r}, which has nothing inside to override", steps[: depth + 1])
+        tree[_index(tree, step, steps) if isinstance(tree, list) else step] = inner
+        tree = inner
+    tree[_index(tree, steps[-1], steps) if isinstance(tree, list) else steps[-1]] = value
+
+
+def _index(items: list[Any], step: str, path: list[str]) -> int:
+    if not step.isdigit() or int(step) >= len(items):
+        raise SpecError(f"'{step}' is not a place in a list of {len(items)}; count from 0", path)
+    return int(step)
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _copied(inner) for name, inner in value.items()}
+    return [_copied(inner) for inner in value] if isinstance(value, list) else value
+
+
+def merged(base: Tree, own: Tree) -> Tree:
+    """`own` laid over `base`; a table without a kind refines the part below it, one with a kind replaces it."""
+    result = dict(base)
+    for name, value in own.items():
+        below = {"kind": base[name]} if isinstance(base.get(name), str) else base.get(name)
+        refines = isinstance(value, dict) and "kind" not in value and isinstance(below, dict)
+        result[name] = merged(cast(Tree, below), value) if refines else value
+    return result
+
+
+def load_parts(path: Path) -> None:
+    """Runs a file of the user's own parts, which register themselves. Called only for a path the user typed."""
+    import importlib.util
+
+    loader = importlib.util.spec_from_file_location(f"manyheads_user_parts.{path.stem}", path)
+    if not path.is_file() or loader is None or loader.loader is None:
+        raise SpecError(f"--parts: {path} is not a Python file")
+    module = importlib.util.module_from_spec(loader)
+    loader.loader.exec_module(module)
