@@ -43,19 +43,26 @@ class Encoder(nn.Module):
         """The memory, and the output at each row's end of reading (backwards: at its beginning)."""
         positions = positions_of(source)
         x_BMD = self.embed(source, positions, table=None, memory=None)
-        padding = source.tokens.new_zeros(source.tokens.shape, dtype=torch.bool) if source.padding is None else source.padding
-        order = padding.to(torch.int8).argsort(dim=1, stable=True)  # real tokens first, so that the packing may cut the rest
+        if source.padding is None:
+            h_BMD, _ = self.reader(x_BMD)
+            return Memory(h_BMD, positions), self.ends(h_BMD, h_BMD[:, -1])
+        order = source.padding.to(torch.int8).argsort(dim=1, stable=True)  # real tokens first: the packing cuts the rest
         x_BMD = x_BMD.gather(1, order[..., None].expand_as(x_BMD))
-        lengths = (~padding).sum(dim=1).cpu()
+        lengths = (~source.padding).sum(dim=1).cpu()
         packed = pack_padded_sequence(x_BMD, lengths, batch_first=True, enforce_sorted=False)
         output, _ = self.reader(packed)
         h_BMD, _ = pad_packed_sequence(output, batch_first=True, total_length=source.length)
         last = h_BMD.gather(1, (lengths - 1).to(h_BMD.device)[:, None, None].expand(-1, 1, h_BMD.shape[-1])).squeeze(1)
-        if self.reader.bidirectional:
-            width = h_BMD.shape[-1] // 2
-            last = torch.cat((last[:, :width], h_BMD[:, 0, width:]), dim=-1)
+        last = self.ends(h_BMD, last)
         h_BMD = torch.zeros_like(h_BMD).scatter(1, order[..., None].expand_as(h_BMD), h_BMD)
         return Memory(h_BMD, positions, source.padding), last
+
+    def ends(self, h_BMD: Tensor, last_BD: Tensor) -> Tensor:
+        """The output where reading ends: of the backward half, at the first token."""
+        if not self.reader.bidirectional:
+            return last_BD
+        width = h_BMD.shape[-1] // 2
+        return torch.cat((last_BD[:, :width], h_BMD[:, 0, width:]), dim=-1)
 
 
 class Recurrent(nn.Module):

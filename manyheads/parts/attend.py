@@ -50,6 +50,11 @@ class Core(nn.Module):
     def normalise(self, scores_BHLM: Tensor) -> Tensor:
         return torch.softmax(scores_BHLM, dim=-1)
 
+    def multiply_adds(self, q: Tensor, k: Tensor, v: Tensor) -> int:
+        """Products of the scores and of the mean, as if nothing were masked: L·M·(K + K) a head."""
+        batch, heads, queries, size = q.shape
+        return batch * heads * queries * k.shape[2] * (size + v.shape[-1])
+
     def weights(self, q: Tensor, k: Tensor, *, mask: Mask, places: Places, bias: Tensor | None = None) -> Tensor:
         """The distribution of every query over the keys, B×H×L×M."""
         blocks = self.blocks(q, k, mask)
@@ -229,6 +234,10 @@ class Bilinear(InnerProduct):
     def transform(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         return q @ self.weight, k
 
+    def multiply_adds(self, q: Tensor, k: Tensor, v: Tensor) -> int:
+        batch, heads, queries, size = q.shape
+        return batch * heads * queries * (size * k.shape[-1] + k.shape[2] * (k.shape[-1] + v.shape[-1]))
+
 
 class ProjectedSpec(CoreSpec, kind="projected"):
     """softmax((W₁q)ᵀ (W₂k) / √A) v, with W₁ and W₂ per head
@@ -257,6 +266,16 @@ class Projected(InnerProduct):
 
     def transform(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         return q @ self.query, spread(k, q) @ self.key
+
+    def multiply_adds(self, q: Tensor, k: Tensor, v: Tensor) -> int:
+        return projected_multiply_adds(q, k, v, self.query.shape[-1])
+
+
+def projected_multiply_adds(q: Tensor, k: Tensor, v: Tensor, size: int) -> int:
+    """Both projections to `size`, the scores at that size, and the mean."""
+    batch, heads, queries, _ = q.shape
+    projections = queries * q.shape[-1] * size + k.shape[2] * k.shape[-1] * size
+    return batch * heads * (projections + queries * k.shape[2] * (size + v.shape[-1]))
 
 
 class FusedSpec(CoreSpec, kind="fused"):
@@ -353,6 +372,9 @@ class Additive(Core):
         hidden = torch.tanh((q_BHLK @ self.query)[:, :, :, None] + (k_BHMK @ self.key)[:, :, None])
         return (hidden @ self.score[:, None]).squeeze(-1)
 
+    def multiply_adds(self, q: Tensor, k: Tensor, v: Tensor) -> int:
+        return projected_multiply_adds(q, k, v, self.query.shape[-1])
+
 
 class SynthesizerSpec(CoreSpec):
     """What both Synthesizers have in common: scores without keys, up to a fixed length."""
@@ -388,6 +410,10 @@ class DenseSynthesizer(Core):
         proposed = F.relu(q_BHLK) @ self.weight + self.bias
         columns = places.key[:, None, None].expand(*q_BHLK.shape[:3], -1)
         return proposed.gather(-1, columns)
+
+    def multiply_adds(self, q: Tensor, k: Tensor, v: Tensor) -> int:
+        batch, heads, queries, size = q.shape
+        return batch * heads * queries * (size * len(self.bias) + k.shape[2] * v.shape[-1])
 
 
 class RandomSynthesizerSpec(SynthesizerSpec, kind="random"):

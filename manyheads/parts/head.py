@@ -57,6 +57,7 @@ class TokenHead(Head):
 
     def __init__(self, spec: TokenHeadSpec, size: int, vocab: int) -> None:
         super().__init__()
+        self.size = size
         self.start = 1.0 if spec.temperature == "one" else inverse_root(size)
         self.beta = nn.Parameter(torch.tensor(self.start)) if spec.learned else None
         self.bias = nn.Parameter(torch.zeros(vocab)) if spec.bias else None

@@ -1,0 +1,128 @@
+"""The command line. Data goes to standard output, everything else to standard error; torch is imported by the verbs that need it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+
+app = typer.Typer(
+    name="manyheads",
+    help="One transformer, every part swappable, every claim testable.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+
+
+def print_version(wanted: bool) -> None:
+    if wanted:
+        import torch
+
+        from manyheads import __version__
+
+        device = f"cuda ({torch.cuda.get_device_name()})" if torch.cuda.is_available() else "cpu"
+        typer.echo(f"manyheads {__version__} · torch {torch.__version__} · {device}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", callback=print_version, is_eager=True, help="Name, version, torch, device.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """Reads the options that stand before the verb."""
+
+
+Overrides = Annotated[
+    Optional[list[str]],
+    typer.Option("--set", "-s", metavar="PATH=VALUE", help="Change one value of the description; may be repeated. Example: -s decoder.position=rope"),
+]
+Parts = Annotated[
+    Optional[list[Path]],
+    typer.Option("--parts", metavar="FILE.py", help="A Python file with parts of your own. It is executed; nothing that is merely read ever is."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
+
+
+@app.command()
+def show(
+    target: Annotated[
+        Optional[str], typer.Argument(metavar="[NAME|FILE.toml|parts|SLOT]", help="A preset, a file, 'parts', or one slot. Nothing: the presets.")
+    ] = None,
+    overrides: Overrides = None,
+    parts: Parts = None,
+    batch: Annotated[int, typer.Option(min=1, help="Texts at once, for the costs.")] = 1,
+    length: Annotated[Optional[int], typer.Option(min=1, help="Tokens a text, for the costs; the model's own context if not given.")] = None,
+    source_length: Annotated[Optional[int], typer.Option(min=1, help="Tokens a source; as --length if not given.")] = None,
+    as_toml: Annotated[bool, typer.Option("--toml", help="The resolved description, every default written out.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show a model in full, or what there is to choose from.
+
+    Examples: manyheads show gpt2 · manyheads show transformer-base -s encoder.position=rope -s decoder.core=argmax ·
+    manyheads show position · manyheads show parts --json
+    """
+    import manyheads.model.spec  # noqa: F401  (fills the slots)
+    from manyheads import show as shown
+    from manyheads.spec import SLOTS, SpecError, load_parts, to_toml
+
+    for path in parts or []:
+        load_parts(path)
+    console = console_for_output()
+    if target is None or target == "parts" or target in SLOTS:
+        if overrides or as_toml:
+            raise SpecError("-s and --toml change and print one model; name a preset or a file")
+        if target is None:
+            rows = shown.list_presets()
+            write_json({"schema": shown.SCHEMA, "presets": rows}) if as_json else shown.print_presets(rows, console)
+        else:
+            slots = shown.list_parts(None if target == "parts" else target)
+            write_json({"schema": shown.SCHEMA, "slots": slots}) if as_json else shown.print_parts(slots, console)
+        return
+    data = shown.describe(target, overrides or [], batch=batch, length=length, source_length=source_length)
+    if as_json:
+        write_json(data)
+    elif as_toml:
+        typer.echo(to_toml(data["spec"]), nl=False)
+    else:
+        shown.print_model(data, console)
+
+
+def console_for_output() -> Any:
+    from rich.console import Console
+
+    # piped output is for a program or a file: never wrapped to a narrow default
+    return Console(soft_wrap=False) if sys.stdout.isatty() else Console(width=200)
+
+
+def write_json(data: Any) -> None:
+    typer.echo(json.dumps(data, ensure_ascii=False, allow_nan=False))
+
+
+def main() -> None:
+    """Runs a command; an error is one sentence on standard error and an exit code, a traceback only with --debug."""
+    debug = "--debug" in sys.argv[1:]
+    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
+    try:
+        app(arguments)
+    except BrokenPipeError:
+        # the reader went away; closing quietly is what a pipe expects
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(EXIT_FAILURE)
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
+    except Exception as error:
+        if debug:
+            raise
+        known = isinstance(error, ValueError)
+        hint = "" if known else f" ({type(error).__name__}; --debug shows where)"
+        print(f"manyheads: {error}{hint}", file=sys.stderr)
+        sys.exit(EXIT_USAGE if known else EXIT_FAILURE)
