@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from manyheads.model.spec import ModelSpec
 from manyheads.model.state import select
 from manyheads.model.transformer import as_inputs
-from manyheads.parts.embed import Inputs
+from manyheads.parts.embed import Inputs, Rows
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Ngram(nn.Module):
         self.embedding = nn.Embedding(vocab, own.width)
         self.hidden = nn.Linear((own.order - 1) * own.width, own.hidden or own.width)
         self.dropout = nn.Dropout(own.dropout)
-        self.head = spec.head.build(own.hidden or own.width, vocab, own.width)
+        self.head = spec.head.build(own.hidden or own.width, vocab, Rows(own.width, own.width))
         self.before = own.order - 2
 
     def forward(self, inputs: Inputs | Tensor, source: Inputs | Tensor | None = None) -> Tensor:

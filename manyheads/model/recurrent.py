@@ -81,8 +81,7 @@ class Recurrent(nn.Module):
         self.cells = nn.ModuleList(Cell(own.cell, size + context if i == 0 else own.width, own.width) for i in range(own.layers))
         self.readout = own.readout.build(own.width, size, context)
         self.dropout = nn.Dropout(own.dropout)
-        table = self.table
-        self.head = spec.head.build(self.readout.width, vocab, None if table is None else table.shape[1])
+        self.head = spec.head.build(self.readout.width, vocab, self.embed.rows())
 
     @property
     def table(self) -> Tensor | None:

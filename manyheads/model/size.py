@@ -131,7 +131,7 @@ def cache_bytes(model: Model, inputs: Inputs, source: Inputs | None) -> int | No
     """What a state holds after reading the inputs; None for a model that does not write."""
     with torch.device("meta"):
         try:
-            state: Any = model.start(source, batch=inputs.batch)
+            state: Any = model.start(source, batch=inputs.batch, capacity=inputs.length)
         except ValueError:
             return None
         _, state = model.step(inputs, state)

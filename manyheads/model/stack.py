@@ -82,9 +82,9 @@ class Stack(nn.Module):
         assert isinstance(layer, Layer)
         return layer
 
-    def empty(self, cache: Cache) -> Seen:
+    def empty(self, cache: Cache, span: int | None = None) -> Seen:
         """Nothing read yet, and a cache of this sort a layer."""
-        return Seen(caches=tuple(cache.fork() for _ in range(self.spec.layers)))
+        return Seen(caches=tuple(cache.fork() for _ in range(self.spec.layers)), span=span)
 
     def forward(
         self, inputs: Inputs, *, seen: Seen | None = None, memory: Memory | None = None,
@@ -95,10 +95,10 @@ class Stack(nn.Module):
         `kept` are the layers' keys and values of the memory, where they were made before.
         """
         inputs = self.embed.lay_out(inputs)
-        seen = seen or self.empty(Uncached())
+        seen = seen or self.empty(Uncached(), inputs.span)
         now = after(seen, inputs)
         assert now.positions is not None
-        places = Places(now.positions[:, seen.length :], now.positions)
+        places = Places(now.positions[:, seen.length :], now.positions, seen.span)
         x_BLD = self.embed(inputs, places.query, table=table, memory=memory)
         scenes = self._scenes(inputs, places, seen, now, x_BLD.dtype)
         across = self._across(inputs, places.query, memory, kept)
@@ -163,7 +163,7 @@ def after(seen: Seen, inputs: Inputs) -> Seen:
         raise ValueError("segments must be given at every step or at none")
     if segments is not None and seen.segments is not None:
         segments = torch.cat((seen.segments, segments), dim=1)
-    return Seen(tuple(cache.fork() for cache in seen.caches), seen.length + inputs.length, positions, padding, segments)
+    return Seen(tuple(cache.fork() for cache in seen.caches), seen.length + inputs.length, positions, padding, segments, seen.span)
 
 
 def mask_of(spec: MaskSpec, inputs: Inputs, seen: Seen, now: Seen) -> Mask:

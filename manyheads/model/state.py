@@ -127,6 +127,7 @@ class Seen:
     positions: Tensor | None = None  # (B or 1)×length
     padding: Tensor | None = None  # B×length
     segments: Tensor | None = None  # B×length
+    span: int | None = None  # how long the text may become
 
     def select(self, rows: Tensor) -> Seen:
         chosen: Seen = select(self, rows)

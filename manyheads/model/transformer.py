@@ -33,8 +33,7 @@ class Transformer(nn.Module):
         encoder, decoder = spec.encoder, spec.decoder
         self.encoder = Stack(encoder, spec.source_vocab or vocab) if encoder else None
         self.decoder = Stack(decoder, vocab, encoder.width if encoder else None) if decoder else None
-        table = self.table
-        self.head = spec.head.build(self.last.spec.width, vocab, None if table is None else table.shape[1])
+        self.head = spec.head.build(self.last.spec.width, vocab, self.last.embed.rows())
 
     @property
     def last(self) -> Stack:
@@ -79,11 +78,13 @@ class Transformer(nn.Module):
     def start(
         self, source: Inputs | Tensor | None = None, *, batch: int = 1, capacity: int | None = None
     ) -> TransformerState:
-        """A state before the first token; with a capacity, caches of that fixed length instead of growing ones."""
+        """A state before the first token; with a capacity, the text's utmost length, caches are fixed instead of growing."""
         if self.decoder is None or not all(layer.mask.causal for layer in self.decoder.layer_specs):
             raise ValueError("only a decoder with a causal mask writes token by token")
+        if capacity is None and any(layer.position.asks_span for layer in self.decoder.layer_specs):
+            raise ValueError("the angles of this model depend on how long the text will be: start it with a capacity")
         memory = self.encode(as_inputs(source))
-        seen = self.decoder.empty(Cache() if capacity is None else FixedCache(capacity))
+        seen = self.decoder.empty(Cache() if capacity is None else FixedCache(capacity), capacity)
         return TransformerState(seen, memory, tuple(self.decoder.memories(memory)) if memory else None)
 
     def step(self, inputs: Inputs | Tensor, state: TransformerState) -> tuple[Tensor, TransformerState]:

@@ -7,6 +7,7 @@ as in evaluation.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -109,9 +110,24 @@ def cut(rows: slice, columns: slice, *, k: Tensor, mask: Mask, places: Places, b
     return {
         "k": k[:, :, columns],
         "mask": mask.rows(rows, columns),
-        "places": Places(places.query[:, rows], places.key[:, columns]),
+        "places": Places(places.query[:, rows], places.key[:, columns], places.span),
         "bias": None if bias is None else bias[:, :, rows, columns],
     }
+
+
+def check_rows(weights: Tensor, tolerance: float = 1e-4) -> None:
+    """Refuses a matrix that is no attention: a row that does not sum to one (nor to zero, seeing nothing) is named.
+
+    The usual cause is a mask multiplied after the softmax instead of added before it.
+    """
+    sums = weights.sum(dim=-1)
+    wrong = ((sums - 1).abs() > tolerance) & (sums != 0) | (weights < 0).any(dim=-1) | sums.isnan()
+    if wrong.any():
+        row = tuple(wrong.nonzero()[0].tolist())
+        raise ValueError(
+            f"row {row} sums to {float(sums[row]):.4g}, expected 1: {int(wrong.sum())} of {wrong.numel()} rows are no distribution; "
+            f"was a mask multiplied after the softmax?"
+        )
 
 
 def spread(x_BGMK: Tensor, q_BHLK: Tensor) -> Tensor:
@@ -442,3 +458,20 @@ class RandomSynthesizer(Core):
             check_length(positions, self.table.shape[1], "the synthesizer's table")
         scores = self.table[:, places.query[:, :, None], places.key[:, None, :]].transpose(0, 1)
         return scores.expand(len(q_BHLK), -1, -1, -1)
+
+
+# ---------------------------------------------------------------------------------------------------- your own
+
+
+def score(kind: str, function: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """Makes any score(q, k) → B×H×L×M a core, in one line: `score("distance", lambda q, k: -torch.cdist(q, k))`."""
+
+    class FunctionSpec(CoreSpec, kind=kind):
+        def build(self, heads: int, query_size: int, key_size: int) -> Core:
+            return Function(self)
+
+    class Function(Core):
+        def scores(self, q_BHLK: Tensor, k_BHMK: Tensor, places: Places) -> Tensor:
+            return function(q_BHLK, k_BHMK)
+
+    FunctionSpec.__doc__ = f"softmax(score(q, k)) v with the score {getattr(function, '__name__', 'given')}"

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from manyheads.parts.attend import CoreSpec
+from manyheads.parts.attend import CoreSpec, inverse_root
 from manyheads.parts.mask import Mask
 from manyheads.parts.norm import NormSpec, NoNormSpec
 from manyheads.parts.position import Places, Position
@@ -49,8 +49,8 @@ class AttentionSpec(Part, slot="attention", default="heads"):
             value=self.projection(memory_width, self.key_heads(), size),
             core=core.build(self.heads, query_size, key_size),
             output=nn.Linear(self.heads * size, width, bias=self.output_bias),
-            query_norm=self.query_key_norm.build(query_size),
-            key_norm=self.query_key_norm.build(key_size),
+            query_norm=self.query_key_norm.build(query_size) if query_size else nn.Identity(),
+            key_norm=self.query_key_norm.build(key_size) if key_size else nn.Identity(),
         )
 
 
@@ -190,13 +190,33 @@ class Attention(nn.Module):
 
     def memory(self, y_BMD: Tensor, scene: Scene) -> KeyValue:
         """Keys and values of y: made once a source for cross-attention, once a token for a cache."""
-        key = scene.position.rotate_new_key(self.key_norm(self.key(y_BMD)), scene.plan)
+        key = scene.position.rotate_key(self.key_norm(self.key(y_BMD)), scene.plan)
         return KeyValue(key, self.value(y_BMD))
 
     def forward(self, x_BLD: Tensor, memory: KeyValue, scene: Scene) -> Tensor:
         q = scene.position.rotate_query(self.query_norm(self.query(x_BLD)), scene.plan)
-        k = scene.position.rotate_all_keys(memory.key, scene.plan)
         bias = scene.position.bias(q, scene.plan)
-        heads_BHLK = self.core(q, k, memory.value, mask=scene.mask, places=scene.places, bias=bias)
+        heads_BHLK = self.core(q, memory.key, memory.value, mask=scene.mask, places=scene.places, bias=bias)
         out_BLD: Tensor = self.output(heads_BHLK.transpose(1, 2).flatten(2))
         return out_BLD
+
+
+# ------------------------------------------------------------------------------- one query–key matrix for two, and back
+
+
+def fused_weight(query: Tensor, key: Tensor, heads: int) -> Tensor:
+    """W̃[h] = W_Q[h]ᵀ W_K[h] / √K for each head, as the weight of a fused query projection: (H·J)×J from two (H·K)×J."""
+    q_HKJ, k_HKJ = (weight.unflatten(0, (heads, -1)) for weight in (query, key))
+    return (k_HKJ.transpose(1, 2) @ q_HKJ * inverse_root(q_HKJ.shape[1])).flatten(0, 1)
+
+
+def split_weight(fused: Tensor, heads: int, size: int) -> tuple[Tensor, Tensor]:
+    """W_Q and W_K with W_Qᵀ W_K / √K = W̃, by singular values; an error where W̃ has a rank above K."""
+    w_HJJ = fused.unflatten(0, (heads, -1)).transpose(1, 2)
+    left, values, right = torch.linalg.svd(w_HJJ)
+    rank = int(torch.linalg.matrix_rank(w_HJJ).max())
+    if rank > size:
+        raise ValueError(f"a fused matrix of rank {rank} cannot be split into heads of size {size}; {rank} or more would hold it")
+    root = (values[:, :size] / inverse_root(size)).sqrt()[:, :, None]
+    query, key = root * left.transpose(1, 2)[:, :size], root * right[:, :size]
+    return query.flatten(0, 1), key.flatten(0, 1)

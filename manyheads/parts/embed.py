@@ -23,6 +23,7 @@ class Inputs:
     segments: Tensor | None = None  # B×L, a number a packed document
     types: Tensor | None = None  # B×L, token types
     prefix: Tensor | None = None  # B, how many first tokens are seen by all
+    span: int | None = None  # how long the texts will be, where they are only begun; for position schemes that ask
 
     def __post_init__(self) -> None:
         batch, length = self.tokens.shape[:2] if self.tokens.dim() > 1 else (-1, -1)
@@ -57,6 +58,14 @@ class Memory:
     segments: Tensor | None = None
 
 
+@dataclass(frozen=True)
+class Rows:
+    """The token table as a head sees it: rows of `size`, standing first within vectors of `within`."""
+
+    size: int
+    within: int
+
+
 class EmbedSpec(Part, slot="embed", default="tokens"):
     """What the first layer reads."""
 
@@ -74,6 +83,10 @@ class Embed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.table = None
+
+    def rows(self) -> Rows | None:
+        """The shape of the token table, its own or shared; None where there are no tokens."""
+        return None
 
     def lay_out(self, inputs: Inputs) -> Inputs:
         return inputs
@@ -101,14 +114,18 @@ class Tokens(Embed):
     def __init__(self, spec: TokensSpec, vocab: int, width: int, position: PositionSpec, *, own: bool = True) -> None:
         super().__init__()
         size = spec.size or width
-        self.vocab = vocab
-        self.table = nn.Embedding(vocab, position.token_width(size)) if own else None
-        self.types = nn.Embedding(spec.types, position.token_width(size)) if spec.types else None
+        token_width = position.token_width(size)
+        self.shape = Rows(token_width, size if size == width else token_width)
+        self.table = nn.Embedding(vocab, token_width) if own else None
+        self.types = nn.Embedding(spec.types, token_width) if spec.types else None
         self.scale = size**0.5 if spec.scale else 1.0
         self.position = position.build_embed(size)
         self.norm = spec.norm.build(size)
         self.dropout = nn.Dropout(spec.dropout)
         self.project: nn.Module = nn.Linear(size, width) if size != width else nn.Identity()
+
+    def rows(self) -> Rows:
+        return self.shape
 
     def forward(self, inputs: Inputs, positions: Tensor, *, table: Tensor | None, memory: Memory | None) -> Tensor:
         weight = table if self.table is None else self.table.weight

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from manyheads.parts.attend import inverse_root
+from manyheads.parts.embed import Rows
 from manyheads.parts.feedforward import ACTIVATIONS, Activation
 from manyheads.parts.norm import LayerNormSpec, NormSpec
 from manyheads.spec import Part, SpecError, field
@@ -17,8 +18,8 @@ from manyheads.spec import Part, SpecError, field
 class HeadSpec(Part, slot="head", default="tied"):
     """What is made of the last layer."""
 
-    def build(self, width: int, vocab: int, table_width: int | None) -> Head:
-        """`table_width` is the width of the token table, None where there is no table."""
+    def build(self, width: int, vocab: int, rows: Rows | None) -> Head:
+        """`rows` is the shape of the token table, None where there is none."""
         raise NotImplementedError
 
 
@@ -32,7 +33,7 @@ class Head(nn.Module):
 class NoHeadSpec(HeadSpec, kind="none"):
     """h: the vectors themselves"""
 
-    def build(self, width: int, vocab: int, table_width: int | None) -> Head:
+    def build(self, width: int, vocab: int, rows: Rows | None) -> Head:
         return NoHead()
 
 
@@ -79,30 +80,33 @@ class TiedSpec(TokenHeadSpec, kind="tied"):
     Press and Wolf 2017, arXiv 1608.05859.
     """
 
-    def build(self, width: int, vocab: int, table_width: int | None) -> Head:
-        needs_table(table_width)
-        if table_width != width:
+    def build(self, width: int, vocab: int, rows: Rows | None) -> Head:
+        rows = needed(rows)
+        if rows.within != width:
             raise SpecError(
-                f"h·e needs one size: h has {width}, the token table {table_width}; 'bilinear' and 'masked' bridge the two, 'free' has its own rows"
+                f"h·e needs one size: h has {width}, e {rows.within}; 'bilinear' and 'masked' bridge the two, 'free' has rows of its own",
+                ("head",),
             )
-        return Tied(self, width, vocab)
+        return Tied(self, rows.size, vocab)
 
 
-def needs_table(table_width: int | None) -> None:
-    if table_width is None:
-        raise SpecError("there is no token table here to score against; 'free' has rows of its own")
+def needed(rows: Rows | None) -> Rows:
+    if rows is None:
+        raise SpecError("there is no token table here to score against; 'free' has rows of its own", ("head",))
+    return rows
 
 
 class Tied(TokenHead):
     def forward(self, x_BLD: Tensor, *, table: Tensor | None, padding: Tensor | None) -> Tensor:
         assert table is not None
-        return self.logits(x_BLD, table)
+        # where positions are concatenated, the token's row is the first share of the vector
+        return self.logits(x_BLD if self.size == x_BLD.shape[-1] else x_BLD[..., : self.size], table)
 
 
 class FreeSpec(TokenHeadSpec, kind="free"):
     """β · h·u + b, with rows u of its own"""
 
-    def build(self, width: int, vocab: int, table_width: int | None) -> Head:
+    def build(self, width: int, vocab: int, rows: Rows | None) -> Head:
         return Free(self, width, vocab)
 
 
@@ -118,16 +122,14 @@ class Free(TokenHead):
 class BilinearHeadSpec(TokenHeadSpec, kind="bilinear"):
     """β · hᵀWe + b: a parametrised inner product with the token's embedding"""
 
-    def build(self, width: int, vocab: int, table_width: int | None) -> Head:
-        needs_table(table_width)
-        assert table_width is not None
-        return BilinearHead(self, width, table_width, vocab)
+    def build(self, width: int, vocab: int, rows: Rows | None) -> Head:
+        return BilinearHead(self, width, needed(rows).size, vocab)
 
 
 class BilinearHead(TokenHead):
-    def __init__(self, spec: BilinearHeadSpec, width: int, table_width: int, vocab: int) -> None:
-        super().__init__(spec, table_width, vocab)
-        self.project = nn.Linear(width, table_width, bias=False)
+    def __init__(self, spec: BilinearHeadSpec, width: int, size: int, vocab: int) -> None:
+        super().__init__(spec, size, vocab)
+        self.project = nn.Linear(width, size, bias=False)
 
     def forward(self, x_BLD: Tensor, *, table: Tensor | None, padding: Tensor | None) -> Tensor:
         assert table is not None
@@ -144,18 +146,18 @@ class MaskedSpec(HeadSpec, kind="masked"):
     norm: NormSpec = field(LayerNormSpec(), "after f")
     scores: HeadSpec = field(TiedSpec(bias=True), "the token head behind the transform")
 
-    def build(self, width: int, vocab: int, table_width: int | None) -> Head:
-        return Masked(self, width, vocab, table_width)
+    def build(self, width: int, vocab: int, rows: Rows | None) -> Head:
+        return Masked(self, width, vocab, rows)
 
 
 class Masked(Head):
-    def __init__(self, spec: MaskedSpec, width: int, vocab: int, table_width: int | None) -> None:
+    def __init__(self, spec: MaskedSpec, width: int, vocab: int, rows: Rows | None) -> None:
         super().__init__()
-        size = table_width or width
+        size = rows.size if rows else width
         self.project = nn.Linear(width, size)
         self.activation = ACTIVATIONS[spec.activation]
         self.norm = spec.norm.build(size)
-        self.scores = spec.scores.build(size, vocab, table_width)
+        self.scores = spec.scores.build(size, vocab, rows and Rows(size, size))
 
     def forward(self, x_BLD: Tensor, *, table: Tensor | None, padding: Tensor | None) -> Tensor:
         y_BLV: Tensor = self.scores(self.norm(self.activation(self.project(x_BLD))), table=table, padding=padding)
@@ -243,7 +245,7 @@ class ClassesSpec(PooledHeadSpec, kind="classes"):
 
     classes: int = field(2, "how many", ge=1)
 
-    def build(self, width: int, vocab: int, table_width: int | None) -> Head:
+    def build(self, width: int, vocab: int, rows: Rows | None) -> Head:
         return Classes(self, width)
 
 
@@ -262,7 +264,7 @@ class VectorSpec(PooledHeadSpec, kind="vector"):
 
     unit: bool = field(False, "divide by its length")
 
-    def build(self, width: int, vocab: int, table_width: int | None) -> Head:
+    def build(self, width: int, vocab: int, rows: Rows | None) -> Head:
         return Vector(self, width)
 
 
@@ -281,7 +283,7 @@ class PixelsSpec(HeadSpec, kind="pixels"):
 
     pixels: int = field(4, "numbers in a patch", ge=1)
 
-    def build(self, width: int, vocab: int, table_width: int | None) -> Head:
+    def build(self, width: int, vocab: int, rows: Rows | None) -> Head:
         return Pixels(self, width)
 
 

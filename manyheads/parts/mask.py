@@ -104,9 +104,10 @@ class Mask:
             segments=self.segments and (self.segments[0][:, start:stop], self.segments[1][:, first:last]),
         )
 
-    def blocks(self, size: int | None = None) -> Iterator[tuple[slice, slice]]:
+    def blocks(self, most: int | None = None) -> Iterator[tuple[slice, slice]]:
         """Rows in blocks, each with the keys it can reach: a window costs its width a query, not the whole length."""
-        size = size or max(64, self.window or 0, DENSE_LIMIT // (4 * self.batch * self.keys))
+        size = max(1, DENSE_LIMIT // (4 * self.batch * self.keys)) if self.window is None else max(64, self.window)
+        size = min(size, most or size)
         for start in range(0, self.queries, size):
             stop = min(start + size, self.queries)
             first, last = 0, self.keys

@@ -23,6 +23,7 @@ class Places:
 
     query: Tensor
     key: Tensor
+    span: int | None = None  # how long the text will be, where that was said beforehand
 
     def offsets(self) -> Tensor:
         """j − i for query i and key j: (B or 1)×L×M."""
@@ -38,6 +39,11 @@ class PositionSpec(Part, slot="position", default="none"):
     @property
     def per_layer(self) -> bool:
         """Whether every layer learns its own (rather than one module serving the whole stack)."""
+        return False
+
+    @property
+    def asks_span(self) -> bool:
+        """Whether it depends on how long the text will be: a text written step by step must then say so at the start."""
         return False
 
     def token_width(self, width: int) -> int:
@@ -67,13 +73,8 @@ class Position(nn.Module):
     def rotate_query(self, q_BHLK: Tensor, plan: Any) -> Tensor:
         return q_BHLK
 
-    def rotate_new_key(self, k_BGLK: Tensor, plan: Any) -> Tensor:
-        """Applied once to each key, before it is cached."""
+    def rotate_key(self, k_BGLK: Tensor, plan: Any) -> Tensor:
         return k_BGLK
-
-    def rotate_all_keys(self, k_BGMK: Tensor, plan: Any) -> Tensor:
-        """Applied to the whole memory at every step, for schemes whose angles change as the text grows."""
-        return k_BGMK
 
     def bias(self, q_BHLK: Tensor, plan: Any) -> Tensor | None:
         """What is added to the scores before the softmax: (B or 1)×H×L×M."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
@@ -18,14 +17,14 @@ class RopeScalingSpec(Part, slot="rope scaling", default="none"):
 
     @property
     def grows(self) -> bool:
-        """Whether the angles depend on the length so far, so that cached keys must be turned anew at every step."""
+        """Whether the angles depend on the length of the text."""
         return False
 
     def frequencies(self, theta: float, size: int, length: Tensor) -> Tensor:
         """Radians a position for each of the size/2 pairs; `length` is the number of positions in use."""
         return plain_frequencies(theta, size, length.device)
 
-    def amplitude(self, length: Tensor) -> Tensor | float:
+    def amplitude(self, length: Tensor) -> float:
         """What the turned vectors are multiplied by."""
         return 1.0
 
@@ -166,6 +165,10 @@ class RopeSpec(PositionSpec, kind="rope"):
     layout: Literal["halves", "interleaved"] = field("halves", "which coordinates form a pair")
     scaling: RopeScalingSpec = field(NoScalingSpec(), "how the angles are stretched for texts longer than those trained on")
 
+    @property
+    def asks_span(self) -> bool:
+        return self.scaling.grows
+
     def rotated(self, head_size: int) -> int:
         size = int(head_size * self.fraction)
         if size < 2 or size % 2:
@@ -176,12 +179,7 @@ class RopeSpec(PositionSpec, kind="rope"):
         return Rope(self, self.rotated(head_size))
 
 
-@dataclass(frozen=True)
-class Turns:
-    """cos and sin of every angle, (B or 1)×1×length×pairs, for the queries and for all keys."""
-
-    query: tuple[Tensor, Tensor]
-    key: tuple[Tensor, Tensor] | None
+Turns = tuple[Tensor, Tensor]  # cos and sin of every angle, (B or 1)×1×L×pairs
 
 
 class Rope(Position):
@@ -190,19 +188,16 @@ class Rope(Position):
         self.spec, self.size = spec, size
 
     def plan(self, places: Places, dtype: torch.dtype) -> Turns:
-        scaling = self.spec.scaling
-        # the text's length per row: rows padded to a common width must not change each other's angles
+        # counted row by row: texts padded to a common length must not change each other's angles
         length = places.key.amax(dim=-1, keepdim=True)[..., None] + 1
-        frequencies = scaling.frequencies(self.spec.theta, self.size, length)
-        amplitude = scaling.amplitude(length)
+        if places.span is not None:
+            length = torch.full_like(length, places.span)
+        frequencies = self.spec.scaling.frequencies(self.spec.theta, self.size, length)
+        angles = (places.query.to(torch.float64)[..., None] * frequencies)[:, None]
+        amplitude = self.spec.scaling.amplitude(length)
+        return (angles.cos() * amplitude).to(dtype), (angles.sin() * amplitude).to(dtype)
 
-        def turns(positions: Tensor) -> tuple[Tensor, Tensor]:
-            angles = (positions.to(torch.float64)[..., None] * frequencies)[:, None]
-            return (angles.cos() * amplitude).to(dtype), (angles.sin() * amplitude).to(dtype)
-
-        return Turns(turns(places.query), turns(places.key) if scaling.grows else None)
-
-    def turn(self, x_BHLK: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
+    def turn(self, x_BHLK: Tensor, turns: Turns) -> Tensor:
         cos, sin = turns
         turned, rest = x_BHLK[..., : self.size], x_BHLK[..., self.size :]
         if self.spec.layout == "interleaved":
@@ -214,10 +209,7 @@ class Rope(Position):
         return torch.cat((turned, rest), dim=-1) if rest.shape[-1] else turned
 
     def rotate_query(self, q_BHLK: Tensor, plan: Turns) -> Tensor:
-        return self.turn(q_BHLK, plan.query)
+        return self.turn(q_BHLK, plan)
 
-    def rotate_new_key(self, k_BGLK: Tensor, plan: Turns) -> Tensor:
-        return k_BGLK if plan.key else self.turn(k_BGLK, plan.query)
-
-    def rotate_all_keys(self, k_BGMK: Tensor, plan: Turns) -> Tensor:
-        return self.turn(k_BGMK, plan.key) if plan.key else k_BGMK
+    def rotate_key(self, k_BGLK: Tensor, plan: Turns) -> Tensor:
+        return self.turn(k_BGLK, plan)

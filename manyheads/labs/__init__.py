@@ -1,0 +1,1 @@
+"""Experiments with a verdict, and the plain models they are checked against."""

@@ -1,0 +1,30 @@
+"""What every test shares: one thread a worker, no time limits inside hypothesis, and `--parts` for laws on parts of your own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import hypothesis
+import pytest
+import torch
+
+hypothesis.settings.register_profile("manyheads", deadline=None, max_examples=25, print_blob=True, derandomize=True)
+hypothesis.settings.load_profile("manyheads")
+
+
+def pytest_addoption(parser):
+    parser.addoption("--parts", action="append", default=[], metavar="FILE.py", help="run the laws on your own parts too")
+
+
+def pytest_configure(config):
+    torch.set_num_threads(1)
+    import manyheads.model.spec  # noqa: F401
+    from manyheads.spec import load_parts
+
+    for path in config.getoption("--parts"):
+        load_parts(Path(path))
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(0)
