@@ -76,9 +76,7 @@ def pair(width: int, length: int, batch: int) -> Case:
     return Case(
         f"encoder–decoder, width {width}",
         lambda: model(target, source),
-        lambda: transformer_2017(
-            weights, source, target, heads=width // 32, encoder_layers=3, decoder_layers=3, attend=fused
-        ),
+        lambda: transformer_2017(weights, source, target, heads=width // 32, encoder_layers=3, decoder_layers=3, attend=fused),
         weights,
         {length, length - 8},
         batch * (2 * length - 8),
@@ -89,7 +87,7 @@ class NoSquare(TorchDispatchMode):
     """Fails when an operation makes a tensor whose last two sizes are both a sequence's length."""
 
     def __init__(self, lengths: set[int]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.lengths = lengths
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import typer
 
@@ -35,19 +35,25 @@ def print_version(wanted: bool) -> None:
 
 @app.callback()
 def options(
-    version: Annotated[bool, typer.Option("--version", callback=print_version, is_eager=True, help="Name, version, torch, device.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=print_version, is_eager=True, help="Name, version, torch, device.")
+    ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     """Reads the options that stand before the verb."""
 
 
 Overrides = Annotated[
-    Optional[list[str]],
-    typer.Option("--set", "-s", metavar="PATH=VALUE", help="Change one value of the description; may be repeated. Example: -s decoder.position=rope"),
+    list[str] | None,
+    typer.Option(
+        "--set", "-s", metavar="PATH=VALUE", help="Change one value of the description; may be repeated. Example: -s decoder.position=rope"
+    ),
 ]
 Parts = Annotated[
-    Optional[list[Path]],
-    typer.Option("--parts", metavar="FILE.py", help="A Python file with parts of your own. It is executed; nothing that is merely read ever is."),
+    list[Path] | None,
+    typer.Option(
+        "--parts", metavar="FILE.py", help="A Python file with parts of your own. It is executed; nothing that is merely read ever is."
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 
@@ -55,13 +61,14 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standar
 @app.command()
 def show(
     target: Annotated[
-        Optional[str], typer.Argument(metavar="[NAME|FILE.toml|parts|SLOT]", help="A preset, a file, 'parts', or one slot. Nothing: the presets.")
+        str | None,
+        typer.Argument(metavar="[NAME|FILE.toml|parts|SLOT]", help="A preset, a file, 'parts', or one slot. Nothing: the presets."),
     ] = None,
     overrides: Overrides = None,
     parts: Parts = None,
     batch: Annotated[int, typer.Option(min=1, help="Texts at once, for the costs.")] = 1,
-    length: Annotated[Optional[int], typer.Option(min=1, help="Tokens a text, for the costs; the model's own context if not given.")] = None,
-    source_length: Annotated[Optional[int], typer.Option(min=1, help="Tokens a source; as --length if not given.")] = None,
+    length: Annotated[int | None, typer.Option(min=1, help="Tokens a text, for the costs; the model's own context if not given.")] = None,
+    source_length: Annotated[int | None, typer.Option(min=1, help="Tokens a source; as --length if not given.")] = None,
     as_toml: Annotated[bool, typer.Option("--toml", help="The resolved description, every default written out.")] = False,
     as_json: AsJson = False,
 ) -> None:

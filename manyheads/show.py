@@ -9,11 +9,13 @@ from typing import Any
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from manyheads.model.build import outline
-from manyheads.model.size import Size, part_of, size
+from manyheads.model.size import Size, size
 from manyheads.model.spec import LayerSpec, ModelSpec, TowerSpec, read_model
+from manyheads.parts.embed import RestoredSpec
 from manyheads.presets import names, preset
 from manyheads.spec import SLOTS, Part, Spec, SpecError, Tree, nearest, override, read_toml, to_tree
 
@@ -26,8 +28,8 @@ def describe(target: str, overrides: list[str], *, batch: int, length: int | Non
     about = tree.pop("about", {})
     spec = read_model(override(tree, overrides))
     length = length or about.get("context", 128)
-    if source_length is None and any(getattr(tower and tower.embed, "pixels", None) for tower in (spec.encoder,)) and spec.decoder:
-        source_length = max(1, length // 4)  # a masked autoencoder reads a quarter of the patches
+    if source_length is None and spec.decoder and isinstance(spec.decoder.embed, RestoredSpec):
+        source_length = max(1, length // 4)  # a masked autoencoder reads a quarter of the patches, in He et al. 2022
     cost = size(spec, batch=batch, length=length, source_length=source_length)
     towers = {name: tower for name in ("encoder", "decoder") if (tower := getattr(spec, name))}
     return {
@@ -152,9 +154,12 @@ def plain(value: Any) -> Any:
 
 def print_model(data: Tree, console: Console) -> None:
     about = data["about"]
-    console.print(f"[bold]{about.get('title', data['name'])}[/] · {data['shape']} · [bold]{data['parameters']:,}[/] parameters", highlight=False)
+    console.print(
+        f"[bold]{escape(str(about.get('title', data['name'])))}[/] · {data['shape']} · [bold]{data['parameters']:,}[/] parameters",
+        highlight=False,
+    )
     if about.get("source"):
-        console.print(f"[dim]{about['source']}[/]", highlight=False)
+        console.print(f"[dim]{escape(str(about['source']))}[/]", highlight=False)
     spec = read_model(data["spec"])
     for title, rows in sections(spec):
         table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
@@ -162,7 +167,7 @@ def print_model(data: Tree, console: Console) -> None:
         table.add_column("part", no_wrap=True)
         table.add_column("formula", style="dim")
         for row in rows:
-            table.add_row(*row)
+            table.add_row(*map(escape, row))
         console.print()
         console.print(table)
     print_costs(data, console)
@@ -209,9 +214,7 @@ def layer_rows(layer: LayerSpec) -> Iterator[tuple[str, str, str]]:
 def row(slot: str, value: Any) -> tuple[str, str, str]:
     if not isinstance(value, Spec):
         return slot, str(value), ""
-    set_fields = {
-        name: getattr(value, name) for name, field in type(value).model_fields.items() if getattr(value, name) != field.default
-    }
+    set_fields = {name: getattr(value, name) for name, field in type(value).model_fields.items() if getattr(value, name) != field.default}
     inside = ", ".join(f"{name}={written(inner)}" for name, inner in set_fields.items())
     if isinstance(value, Part):
         return slot, f"{value.kind}({inside})" if inside else value.kind, value.formula()
@@ -272,19 +275,20 @@ def print_presets(rows: list[Tree], console: Console) -> None:
     for name in ("name", "shape", "position", "parameters", "source"):
         table.add_column(name, justify="right" if name == "parameters" else "left", no_wrap=name != "source")
     for preset_row in rows:
-        table.add_row(*(f"{preset_row[k]:,}" if k == "parameters" else preset_row[k] for k in ("name", "shape", "position", "parameters", "source")))
+        table.add_row(
+            *(f"{preset_row[k]:,}" if k == "parameters" else preset_row[k] for k in ("name", "shape", "position", "parameters", "source"))
+        )
     console.print(table)
 
 
 def print_parts(slots: list[Tree], console: Console) -> None:
     for slot in slots:
-        console.print(f"\n[bold cyan]{slot['slot']}[/]  {slot['meaning']}", highlight=False)
+        console.print(f"\n[bold cyan]{slot['slot']}[/]  {escape(slot['meaning'])}", highlight=False)
         for kind in slot["kinds"]:
             default = " (default)" if kind["default"] else ""
-            console.print(f"  [bold]{kind['kind']}[/]{default}  [dim]{kind['formula']}[/]", highlight=False)
+            console.print(f"  [bold]{kind['kind']}[/]{default}  [dim]{escape(kind['formula'])}[/]", highlight=False)
             for field in kind["fields"]:
-                value = "" if field["default"] is None else f" = {str(field['default']).lower() if isinstance(field['default'], bool) else field['default']}"
-                console.print(f"      {field['field']}{value}  [dim]{field['meaning']} ({field['type']})[/]", highlight=False)
-
-
-__all__ = ["describe", "list_parts", "list_presets", "part_of", "print_model", "print_parts", "print_presets"]
+                value = "" if field["default"] is None else f" = {written(field['default'])}"
+                console.print(
+                    f"      {field['field']}{escape(value)}  [dim]{escape(field['meaning'])} ({escape(field['type'])})[/]", highlight=False
+                )

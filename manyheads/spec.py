@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, SerializerFunctionWrapHandler, ValidationError
-from pydantic import model_serializer
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, SerializerFunctionWrapHandler, ValidationError, model_serializer
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 Tree = dict[str, Any]

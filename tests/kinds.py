@@ -39,9 +39,19 @@ SETTINGS = {
         ],
     },
     "attention": {
-        "heads": [{}, {"groups": 1}, {"heads": 4, "groups": 2}, {"size": 12}, {"bias": False, "output_bias": False}, {"query_key_norm": "rms"}],
+        "heads": [
+            {},
+            {"groups": 1},
+            {"heads": 4, "groups": 2},
+            {"size": 12},
+            {"bias": False, "output_bias": False},
+            {"query_key_norm": "rms"},
+        ],
     },
-    "feedforward": {"mlp": [{"hidden": 8}, {"activation": "relu", "bias": False}], "gated": [{"hidden": 8}, {"activation": "gelu", "bias": True}]},
+    "feedforward": {
+        "mlp": [{"hidden": 8}, {"activation": "relu", "bias": False}],
+        "gated": [{"hidden": 8}, {"activation": "gelu", "bias": True}],
+    },
     "residual": {},
     "norm": {"layer": [{}, {"bias": False}]},
     "head": {

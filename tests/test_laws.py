@@ -130,7 +130,9 @@ def test_a_query_that_sees_nothing_gets_zeros_and_finite_gradients(core):
 @pytest.mark.parametrize("core", CORES, ids=named)
 def test_blocks_of_rows_say_the_same(core, training, monkeypatch):
     """Long texts are computed in blocks: by the window's width, or by the number of scores that fit."""
-    module, (q, k, v), places = attention_inputs(core | ({"length": 300} if core["kind"] in ("dense", "random") else {}), 200, 200, torch.float64)
+    module, (q, k, v), places = attention_inputs(
+        core | ({"length": 300} if core["kind"] in ("dense", "random") else {}), 200, 200, torch.float64
+    )
     module.train(training)
     for window, limit in ((7, None), (None, 1 << 14)):
         mask = Mask(200, 200, torch.device("cpu"), causal=True, window=window, padding_BM=torch.arange(200).expand(2, -1) < 5)
@@ -277,7 +279,11 @@ DECODERS = (
 )
 
 
-@pytest.mark.parametrize("changes", DECODERS, ids=lambda changes: " ".join(named(v) if isinstance(v, dict) and "kind" in v else f"{k}={v}" for k, v in changes.items()))
+@pytest.mark.parametrize(
+    "changes",
+    DECODERS,
+    ids=lambda changes: " ".join(named(v) if isinstance(v, dict) and "kind" in v else f"{k}={v}" for k, v in changes.items()),
+)
 def test_decoder(changes):
     spec = kinds.decoder(**copy.deepcopy(changes))
     model = made(spec)
@@ -335,7 +341,9 @@ ENCODERS = (
 )
 
 
-@pytest.mark.parametrize("changes", ENCODERS, ids=lambda changes: " ".join(f"{k}={named(v) if 'kind' in v else v}" for k, v in changes.items()))
+@pytest.mark.parametrize(
+    "changes", ENCODERS, ids=lambda changes: " ".join(f"{k}={named(v) if 'kind' in v else v}" for k, v in changes.items())
+)
 def test_encoder(changes):
     spec = kinds.encoder(**copy.deepcopy(changes))
     model = made(spec)
@@ -362,7 +370,11 @@ def test_head(head):
 
 RECURRENT = (
     [{"cell": cell, "two_way": ways, "layers": layers} for cell in choices("cell") for ways in (True, False) for layers in (1, 2)]
-    + [{"core": core, "two_way": False} for core in CORES if core["kind"] in ("dot", "argmax", "additive", "bilinear", "projected") and "heads" not in core]
+    + [
+        {"core": core, "two_way": False}
+        for core in CORES
+        if core["kind"] in ("dot", "argmax", "additive", "bilinear", "projected") and "heads" not in core
+    ]
     + [{"core": core} for core in ({"kind": "additive", "size": 5}, {"kind": "bilinear"}, {"kind": "projected", "size": 4})]
     + [{"position": position} for position in POSITIONS if SLOTS["position"].kinds[position["kind"]].door in ("none", "embed")]
     + [{"readout": readout} for readout in choices("readout")]
@@ -371,7 +383,11 @@ RECURRENT = (
 )
 
 
-@pytest.mark.parametrize("changes", RECURRENT, ids=lambda changes: " ".join(f"{k}={named(v) if isinstance(v, dict) and 'kind' in v else v}" for k, v in changes.items()))
+@pytest.mark.parametrize(
+    "changes",
+    RECURRENT,
+    ids=lambda changes: " ".join(f"{k}={named(v) if isinstance(v, dict) and 'kind' in v else v}" for k, v in changes.items()),
+)
 def test_recurrent(changes):
     tied = "readout" not in changes and "embed" not in changes and changes.get("position", {}).get("join") != "concat"
     head = {"kind": "tied" if tied else "free"}
@@ -393,7 +409,13 @@ def test_recurrent(changes):
 
 @pytest.mark.parametrize(
     "spec",
-    [kinds.recurrent(source=False), kinds.recurrent(source=False, cell="lstm", layers=2), kinds.ngram(), kinds.ngram(order=2), kinds.ngram(order=5)],
+    [
+        kinds.recurrent(source=False),
+        kinds.recurrent(source=False, cell="lstm", layers=2),
+        kinds.ngram(),
+        kinds.ngram(order=2),
+        kinds.ngram(order=5),
+    ],
     ids=["gru", "lstm", "trigram", "bigram", "five-gram"],
 )
 def test_language_models_of_other_shapes(spec):
@@ -471,7 +493,14 @@ def test_restored_pictures_put_every_state_back_in_its_place():
 
 def test_patches_behind_a_first_vector():
     spec = read_model(
-        {"encoder": {"width": WIDTH, "embed": {"kind": "patches", "pixels": 4, "first": True}, "position": {"kind": "learned", "length": 17}}, "head": "none"}
+        {
+            "encoder": {
+                "width": WIDTH,
+                "embed": {"kind": "patches", "pixels": 4, "first": True},
+                "position": {"kind": "learned", "length": 17},
+            },
+            "head": "none",
+        }
     )
     model = made(spec)
     picture = torch.randn(2, 16, 4, dtype=torch.float64)

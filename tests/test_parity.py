@@ -27,9 +27,7 @@ def bert(**options):
 
 def llama(**options):
     options = {"num_key_value_heads": 2, "max_position_embeddings": 40} | options
-    config = transformers.LlamaConfig(
-        **COMMON, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=48, **options
-    )
+    config = transformers.LlamaConfig(**COMMON, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=48, **options)
     return transformers.LlamaForCausalLM(config)
 
 
@@ -71,10 +69,14 @@ CASES = {
         **rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16)
     ),
     "llama-longrope-short": lambda: llama(
-        **rope("longrope", factor=2.0, short_factor=[1.0, 1.1, 1.2, 1.3], long_factor=[2.0, 2.5, 3.0, 4.0], original_max_position_embeddings=20)
+        **rope(
+            "longrope", factor=2.0, short_factor=[1.0, 1.1, 1.2, 1.3], long_factor=[2.0, 2.5, 3.0, 4.0], original_max_position_embeddings=20
+        )
     ),
     "llama-longrope-long": lambda: llama(
-        **rope("longrope", factor=4.0, short_factor=[1.0, 1.1, 1.2, 1.3], long_factor=[2.0, 2.5, 3.0, 4.0], original_max_position_embeddings=10)
+        **rope(
+            "longrope", factor=4.0, short_factor=[1.0, 1.1, 1.2, 1.3], long_factor=[2.0, 2.5, 3.0, 4.0], original_max_position_embeddings=10
+        )
     ),
     "t5": lambda: t5(),
     "t5-gated-untied": lambda: t5(feed_forward_proj="gated-gelu", tie_word_embeddings=False),

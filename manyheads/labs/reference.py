@@ -33,9 +33,7 @@ def layer_norm(w: Weights, name: str, x: Tensor, eps: float) -> Tensor:
     return F.layer_norm(x, x.shape[-1:], w[f"{name}.weight"], w[f"{name}.bias"], eps)
 
 
-def multi_head(
-    w: Weights, name: str, x: Tensor, memory: Tensor, visible: Tensor | None, heads: int, attend: Attend
-) -> Tensor:
+def multi_head(w: Weights, name: str, x: Tensor, memory: Tensor, visible: Tensor | None, heads: int, attend: Attend) -> Tensor:
     """Concat(head₁ … head_H) W_O, with head_i = attend(x W_Q, memory W_K, memory W_V) on its share of the columns"""
 
     def split(y: Tensor) -> Tensor:

@@ -37,4 +37,3 @@ def build(spec: ModelSpec, *, seed: int = 0, device: str | torch.device = "cpu",
 def depth(spec: ModelSpec) -> int:
     towers = [tower.layers for tower in (spec.encoder, spec.decoder) if tower]
     return max(towers, default=1)
-

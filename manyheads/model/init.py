@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch import nn
+from torch import Tensor, nn
 
 from manyheads.spec import Part, field
 
@@ -16,7 +16,7 @@ class InitSpec(Part, slot="init", default="normal"):
     def matrix(self, module: nn.Linear, role: str, *, layers: int) -> None:
         raise NotImplementedError
 
-    def table(self, weight: nn.Parameter) -> None:
+    def table(self, weight: Tensor) -> None:
         raise NotImplementedError
 
 
@@ -33,7 +33,7 @@ class NormalInitSpec(InitSpec, kind="normal"):
         shrink = (2 * max(layers, 1)) ** -0.5 if self.scaled and role in INTO_STREAM else 1.0
         nn.init.normal_(module.weight, std=self.std * shrink)
 
-    def table(self, weight: nn.Parameter) -> None:
+    def table(self, weight: Tensor) -> None:
         nn.init.normal_(weight, std=self.std)
 
 
@@ -46,7 +46,7 @@ class XavierInitSpec(InitSpec, kind="xavier"):
     def matrix(self, module: nn.Linear, role: str, *, layers: int) -> None:
         nn.init.xavier_uniform_(module.weight)
 
-    def table(self, weight: nn.Parameter) -> None:
+    def table(self, weight: Tensor) -> None:
         nn.init.normal_(weight, std=weight.shape[-1] ** -0.5)
 
 
@@ -62,7 +62,7 @@ class FanInInitSpec(InitSpec, kind="fan-in"):
         size = getattr(module, "size", 1) if role == "query" else 1
         nn.init.normal_(module.weight, std=self.factor * (module.in_features * size) ** -0.5)
 
-    def table(self, weight: nn.Parameter) -> None:
+    def table(self, weight: Tensor) -> None:
         nn.init.normal_(weight, std=self.factor)
 
 

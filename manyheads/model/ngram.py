@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from manyheads.model.spec import ModelSpec
 from manyheads.model.state import select
-from manyheads.model.transformer import as_inputs
 from manyheads.parts.embed import Inputs, Rows
 
 
@@ -20,11 +19,12 @@ class NgramState:
     last: Tensor
 
     def select(self, rows: Tensor) -> NgramState:
-        chosen: NgramState = select(self, rows)
-        return chosen
+        return select(self, rows)
 
 
 class Ngram(nn.Module):
+    """Embeddings of the last n − 1 tokens, one hidden layer, a head."""
+
     def __init__(self, spec: ModelSpec, vocab: int) -> None:
         super().__init__()
         assert spec.ngram is not None
@@ -36,10 +36,8 @@ class Ngram(nn.Module):
         self.before = own.order - 2
 
     def forward(self, inputs: Inputs | Tensor, source: Inputs | Tensor | None = None) -> Tensor:
-        given = as_inputs(inputs)
-        assert given is not None
-        logits, _ = self.step(given, self.start(source, batch=given.batch))
-        return logits
+        inputs = Inputs.of(inputs)
+        return self.step(inputs, self.start(source, batch=inputs.batch))[0]
 
     def start(self, source: Inputs | Tensor | None = None, *, batch: int = 1, capacity: int | None = None) -> NgramState:
         if source is not None:
@@ -47,15 +45,12 @@ class Ngram(nn.Module):
         return NgramState(self.embedding.weight.new_zeros(batch, self.before, self.embedding.embedding_dim))
 
     def step(self, inputs: Inputs | Tensor, state: NgramState) -> tuple[Tensor, NgramState]:
-        given = as_inputs(inputs)
-        assert given is not None
-        real = None if given.padding is None else ~given.padding
+        given = Inputs.of(inputs)
         e_BLD = self.embedding(given.tokens)
-        if real is not None:
-            e_BLD = e_BLD * real[..., None]  # before the text begins, an embedding is zero
+        if given.padding is not None:
+            e_BLD = e_BLD.masked_fill(given.padding[..., None], 0.0)  # before the text begins, an embedding is zero
         text = torch.cat((state.last.expand(len(e_BLD), -1, -1), e_BLD), dim=1)
         windows = text.unfold(1, self.before + 1, 1).transpose(2, 3).flatten(2)
         h_BLD = self.dropout(torch.tanh(self.hidden(windows)))
         logits = self.head(h_BLD, table=self.embedding.weight, padding=given.padding)
         return logits, NgramState(text[:, text.shape[1] - self.before :])
-

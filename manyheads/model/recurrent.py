@@ -10,7 +10,6 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from manyheads.model.spec import ModelSpec, RecurrentSpec
 from manyheads.model.state import select
-from manyheads.model.transformer import as_inputs
 from manyheads.parts.embed import Inputs, Memory, positions_of
 from manyheads.parts.mask import Mask
 from manyheads.parts.position import Places
@@ -26,8 +25,7 @@ class RecurrentState:
     memory: Memory | None = None
 
     def select(self, rows: Tensor) -> RecurrentState:
-        chosen: RecurrentState = select(self, rows)
-        return chosen
+        return select(self, rows)
 
 
 class Encoder(nn.Module):
@@ -66,6 +64,8 @@ class Encoder(nn.Module):
 
 
 class Recurrent(nn.Module):
+    """Encoder, bridge, decoder cells, attention between them, readout and head; without a source, a language model."""
+
     def __init__(self, spec: ModelSpec, vocab: int) -> None:
         super().__init__()
         assert spec.recurrent is not None
@@ -88,32 +88,29 @@ class Recurrent(nn.Module):
         return None if self.embed.table is None else self.embed.table.weight
 
     def forward(self, inputs: Inputs | Tensor, source: Inputs | Tensor | None = None) -> Tensor:
-        given = as_inputs(inputs)
-        assert given is not None
-        logits, _ = self.step(given, self.start(source, batch=given.batch))
-        return logits
+        inputs = Inputs.of(inputs)
+        return self.step(inputs, self.start(source, batch=inputs.batch))[0]
 
-    def start(
-        self, source: Inputs | Tensor | None = None, *, batch: int = 1, capacity: int | None = None
-    ) -> RecurrentState:
+    def start(self, source: Inputs | Tensor | None = None, *, batch: int = 1, capacity: int | None = None) -> RecurrentState:
         """The state before the first token: s₀ = tanh(W h_last), or zeros without a source. A state never grows."""
-        given, own = as_inputs(source), self.spec.recurrent
+        own = self.spec.recurrent
         assert own is not None
-        if (given is None) != (self.encoder is None):
-            raise ValueError("this network has no encoder to read a source" if given else "this network needs a source beside the target")
+        if (source is None) != (self.encoder is None):
+            raise ValueError(
+                "this network has no encoder to read a source" if self.encoder is None else "this network needs a source beside the target"
+            )
         weight = next(self.cells.parameters())
-        if given is None or self.encoder is None or self.bridge is None:
+        if source is None or self.encoder is None or self.bridge is None:
             cells = weight.new_zeros(batch, own.layers, self.cell_states * own.width)
             return RecurrentState(cells, torch.zeros(batch, 1, dtype=torch.long, device=weight.device))
-        memory, last = self.encoder(given)
+        memory, last = self.encoder(Inputs.of(source))
         first = torch.tanh(self.bridge(last)).unflatten(-1, (own.layers, -1))
-        rest = first.new_zeros(given.batch, own.layers, (self.cell_states - 1) * own.width)
-        read = torch.zeros(given.batch, 1, dtype=torch.long, device=first.device)
+        rest = first.new_zeros(len(first), own.layers, (self.cell_states - 1) * own.width)
+        read = torch.zeros(len(first), 1, dtype=torch.long, device=first.device)
         return RecurrentState(torch.cat((first, rest), dim=-1), read, memory)
 
     def step(self, inputs: Inputs | Tensor, state: RecurrentState) -> tuple[Tensor, RecurrentState]:
-        given = as_inputs(inputs)
-        assert given is not None
+        given = Inputs.of(inputs)
         real = torch.ones_like(given.tokens, dtype=torch.bool) if given.padding is None else ~given.padding
         positions = positions_of(given, state.read).expand(given.batch, -1)
         e_BLD = self.embed(given, positions, table=None, memory=None)

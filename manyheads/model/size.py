@@ -67,7 +67,7 @@ def size(spec: ModelSpec, *, batch: int = 1, length: int = 128, source_length: i
 
 
 def blank(spec: ModelSpec, batch: int, length: int, source_length: int) -> tuple[Inputs, Inputs | None]:
-    """Inputs of the right shapes for the last tower and, where there is one, for the source. Pictures keep half their patches."""
+    """Inputs of the right shapes for the last tower and, where there is one, for the source."""
 
     def tokens(tower: TowerSpec | None, length: int) -> Inputs:
         pixels = getattr(tower and tower.embed, "pixels", None)

@@ -53,13 +53,19 @@ class TowerSpec(LayerSpec):
     width: int = field(64, "D, the size of the vectors between layers", ge=1, le=65536)
     embed: EmbedSpec = field(TokensSpec(), "what the first layer reads")
     final_norm: NormSpec | None = field(None, "after the last layer; as `norm`, if the residual needs one and none is given")
-    distinct: int | None = field(None, "how many layers have weights of their own, each used for a run of neighbours; all if not given", ge=1)
+    distinct: int | None = field(
+        None, "how many layers have weights of their own, each used for a run of neighbours; all if not given", ge=1
+    )
     pattern: tuple[dict[str, Any], ...] = field((), "differences by layer, repeated in turn: [{mask.window = 8}, {}]", strict=False)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         for index, layer in enumerate(self.expanded()[: max(1, len(self.pattern))]):
             check_layer(layer, self.width, ("pattern", index) if self.pattern else ())
+        try:
+            self.position.token_width(getattr(self.embed, "size", None) or self.width)
+        except SpecError as error:
+            raise SpecError(error.message, ("position", *error.path)) from None
         if self.distinct is not None and self.layers % self.distinct:
             raise SpecError(f"{self.layers} layers cannot be {self.distinct} runs of equal length", ("distinct",))
         layers = self.expanded()
@@ -95,7 +101,8 @@ def check_layer(layer: LayerSpec, width: int, at: tuple[str | int, ...]) -> None
     missing = [part for part in sorted(layer.position.needs) if getattr(layer.core, part) == "none"]
     if missing:
         raise SpecError(
-            f"'{layer.position.kind}' works on {' and '.join(sorted(layer.position.needs))}, and the core '{layer.core.kind}' has no {missing[0]}",
+            f"'{layer.position.kind}' works on {' and '.join(sorted(layer.position.needs))}, "
+            f"and the core '{layer.core.kind}' has no {missing[0]}",
             (*at, "position"),
         )
     if layer.position.door == "rotate":
@@ -137,7 +144,7 @@ class RecurrentSpec(Spec):
             )
         if (self.core.query, self.core.key) != ("head", "head"):
             raise SpecError(
-                f"'{self.core.kind}' replaces projections that a recurrent network does not have; take additive, bilinear, projected or dot",
+                f"'{self.core.kind}' replaces projections that a recurrent network has not; take additive, bilinear, projected or dot",
                 ("core",),
             )
         return self

@@ -43,12 +43,10 @@ class Layer(nn.Module):
         if self.cross is not None:
             assert across is not None, "a layer with cross-attention needs a memory"
             sublayers.insert(1, partial(self.cross, memory=across.memory, scene=across.scene))
-        y_BLD: Tensor = self.residual(x_BLD, sublayers)
-        return y_BLD
+        return self.residual(x_BLD, sublayers)
 
     def attend(self, x_BLD: Tensor, scene: Scene, cache: Cache) -> Tensor:
-        y_BLD: Tensor = self.attention(x_BLD, cache.extend(self.attention.memory(x_BLD, scene)), scene)
-        return y_BLD
+        return self.attention(x_BLD, cache.extend(self.attention.memory(x_BLD, scene)), scene)
 
 
 class Stack(nn.Module):
@@ -123,8 +121,8 @@ class Stack(nn.Module):
     def memories(self, memory: Memory) -> list[KeyValue | None]:
         """Keys and values of the memory, once a source and layer; None where a layer does not look across."""
         scene = self._cross_scene(memory, memory.positions, queries=0, segments=None)
-        layers = (self.layer(i) for i in range(self.spec.layers))
-        return [layer.cross and layer.cross.memory(memory.states, scene) for layer in layers]
+        crosses = (self.layer(i).cross for i in range(self.spec.layers))
+        return [None if cross is None else cross.memory(memory.states, scene) for cross in crosses]
 
     def _cross_scene(self, memory: Memory, places: Tensor, *, queries: int, segments: tuple[Tensor, Tensor] | None) -> Scene:
         mask = Mask(queries, memory.states.shape[1], memory.states.device, padding_BM=memory.padding, segments=segments)
@@ -141,7 +139,8 @@ class Stack(nn.Module):
         elif memory.segments is not None or inputs.segments is not None:
             raise ValueError("segments must be given for source and target, or for neither")
         scene = self._cross_scene(memory, places, queries=inputs.length, segments=segments)
-        return [pair and Across(pair, scene) for pair in (self.memories(memory) if kept is None else kept)]
+        pairs = self.memories(memory) if kept is None else kept
+        return [None if pair is None else Across(pair, scene) for pair in pairs]
 
 
 def after(seen: Seen, inputs: Inputs) -> Seen:

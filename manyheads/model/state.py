@@ -17,6 +17,8 @@ from manyheads.parts.embed import Inputs
 
 
 class State(Protocol):
+    """What a step returns for the next; `rows` may drop, reorder and repeat."""
+
     def select(self, rows: Tensor) -> Self: ...
 
 
@@ -130,5 +132,4 @@ class Seen:
     span: int | None = None  # how long the text may become
 
     def select(self, rows: Tensor) -> Seen:
-        chosen: Seen = select(self, rows)
-        return chosen
+        return select(self, rows)

@@ -22,11 +22,12 @@ class TransformerState:
     kept: tuple[KeyValue | None, ...] | None = None
 
     def select(self, rows: Tensor) -> TransformerState:
-        chosen: TransformerState = select(self, rows)
-        return chosen
+        return select(self, rows)
 
 
 class Transformer(nn.Module):
+    """One or two towers; which exist is the shape."""
+
     def __init__(self, spec: ModelSpec, vocab: int) -> None:
         super().__init__()
         self.spec = spec
@@ -52,18 +53,16 @@ class Transformer(nn.Module):
 
     def forward(self, inputs: Inputs | Tensor, source: Inputs | Tensor | None = None) -> Tensor:
         """Logits (or whatever the head makes) for a batch; of an encoder–decoder, for a target given its source."""
-        inputs, source = as_inputs(inputs), as_inputs(source)
         states, padding = self.states(inputs, source)
-        y: Tensor = self.head(states, table=self.table, padding=padding)
-        return y
+        return self.head(states, table=self.table, padding=padding)
 
-    def states(self, inputs: Inputs, source: Inputs | None = None) -> tuple[Tensor, Tensor | None]:
+    def states(self, inputs: Inputs | Tensor, source: Inputs | Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """The last layer's vectors and their padding."""
         memory = self.encode(source)
-        x_BLD, seen = self.last(inputs, memory=memory, table=self.table)
+        x_BLD, seen = self.last(Inputs.of(inputs), memory=memory, table=self.table)
         return x_BLD, seen.padding
 
-    def encode(self, source: Inputs | None) -> Memory | None:
+    def encode(self, source: Inputs | Tensor | None) -> Memory | None:
         """What the decoder attends to; None where there is only one tower."""
         if self.encoder is None or self.decoder is None:
             if source is not None:
@@ -71,30 +70,24 @@ class Transformer(nn.Module):
             return None
         if source is None:
             raise ValueError("an encoder–decoder needs a source beside the target")
-        states, seen = self.encoder(source)
+        states, seen = self.encoder(Inputs.of(source))
         assert seen.positions is not None
         return Memory(states, seen.positions, seen.padding, seen.segments)
 
-    def start(
-        self, source: Inputs | Tensor | None = None, *, batch: int = 1, capacity: int | None = None
-    ) -> TransformerState:
+    def start(self, source: Inputs | Tensor | None = None, *, batch: int = 1, capacity: int | None = None) -> TransformerState:
         """A state before the first token; with a capacity, the text's utmost length, caches are fixed instead of growing."""
         if self.decoder is None or not all(layer.mask.causal for layer in self.decoder.layer_specs):
             raise ValueError("only a decoder with a causal mask writes token by token")
         if capacity is None and any(layer.position.asks_span for layer in self.decoder.layer_specs):
             raise ValueError("the angles of this model depend on how long the text will be: start it with a capacity")
-        memory = self.encode(as_inputs(source))
+        memory = self.encode(source)
         seen = self.decoder.empty(Cache() if capacity is None else FixedCache(capacity), capacity)
         return TransformerState(seen, memory, tuple(self.decoder.memories(memory)) if memory else None)
 
     def step(self, inputs: Inputs | Tensor, state: TransformerState) -> tuple[Tensor, TransformerState]:
         """Logits after each of the new tokens, one or many, and the state behind them."""
         assert self.decoder is not None
-        inputs = as_inputs(inputs)
+        inputs = Inputs.of(inputs)
         x_BLD, seen = self.decoder(inputs, seen=state.seen, memory=state.memory, kept=state.kept, table=self.table)
         logits = self.head(x_BLD, table=self.table, padding=inputs.padding)
         return logits, TransformerState(seen, state.memory, state.kept)
-
-
-def as_inputs(given: Inputs | Tensor | None) -> Inputs | None:  # type: ignore[misc]
-    return Inputs(given) if isinstance(given, Tensor) else given

@@ -67,9 +67,7 @@ class Core(nn.Module):
             whole[:, :, rows, columns] = self._weights(q[:, :, rows], **part)
         return whole
 
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, *, mask: Mask, places: Places, bias: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, mask: Mask, places: Places, bias: Tensor | None = None) -> Tensor:
         """The mean of the values under the weights, B×H×L×K."""
         check_shapes(q, k, v)
         blocks = self.blocks(q, k, mask)
@@ -198,7 +196,9 @@ class InnerProduct(Core):
             return super()._attended(q, k, v, mask, places, bias)
         q, k = self.transform(q, k)
         if q.shape[-1] != k.shape[-1]:
-            raise ValueError(f"q·k needs one size: q of shape {tuple(q.shape)} has {q.shape[-1]}, k of shape {tuple(k.shape)} has {k.shape[-1]}")
+            raise ValueError(
+                f"q·k needs one size: q of shape {tuple(q.shape)} has {q.shape[-1]}, k of shape {tuple(k.shape)} has {k.shape[-1]}"
+            )
         flag = mask.form == "causal" and bias is None
         seen = None if flag or mask.form == "open" else mask.dense
         if bias is not None:
@@ -339,9 +339,14 @@ class Argmax(Core):
     def normalise(self, scores_BHLM: Tensor) -> Tensor:
         soft = torch.softmax(scores_BHLM, dim=-1)
         if len(self.hard) == soft.shape[1]:
-            return StraightThrough.apply(soft, scores_BHLM)  # type: ignore[no-any-return,no-untyped-call]
-        hard = StraightThrough.apply(soft[:, self.hard], scores_BHLM[:, self.hard])  # type: ignore[no-untyped-call]
+            return one_hot(soft, scores_BHLM)
+        hard = one_hot(soft[:, self.hard], scores_BHLM[:, self.hard])
         return soft.index_copy(1, torch.tensor(self.hard, device=soft.device), hard)
+
+
+def one_hot(soft: Tensor, scores: Tensor) -> Tensor:
+    """1 at the highest score and exactly 0 elsewhere, with the gradient of `soft`."""
+    return StraightThrough.apply(soft, scores)  # type: ignore[no-untyped-call]
 
 
 class StraightThrough(torch.autograd.Function):

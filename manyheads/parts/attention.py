@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from manyheads.parts.attend import CoreSpec, inverse_root
 from manyheads.parts.mask import Mask
-from manyheads.parts.norm import NormSpec, NoNormSpec
+from manyheads.parts.norm import NoNormSpec, NormSpec
 from manyheads.parts.position import Places, Position
 from manyheads.spec import Part, SpecError, field
 
@@ -197,8 +197,7 @@ class Attention(nn.Module):
         q = scene.position.rotate_query(self.query_norm(self.query(x_BLD)), scene.plan)
         bias = scene.position.bias(q, scene.plan)
         heads_BHLK = self.core(q, memory.key, memory.value, mask=scene.mask, places=scene.places, bias=bias)
-        out_BLD: Tensor = self.output(heads_BHLK.transpose(1, 2).flatten(2))
-        return out_BLD
+        return self.output(heads_BHLK.transpose(1, 2).flatten(2))
 
 
 # ------------------------------------------------------------------------------- one query–key matrix for two, and back

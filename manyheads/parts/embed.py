@@ -39,6 +39,11 @@ class Inputs:
         if self.prefix is not None and tuple(self.prefix.shape) != (batch,):
             raise ValueError(f"prefix has shape {tuple(self.prefix.shape)}, expected {(batch,)}: a length a sequence")
 
+    @staticmethod
+    def of(given: Inputs | Tensor) -> Inputs:
+        """Plain tokens as a batch with nothing more to say."""
+        return Inputs(given) if isinstance(given, Tensor) else given
+
     @property
     def batch(self) -> int:
         return len(self.tokens)
@@ -137,8 +142,7 @@ class Tokens(Embed):
             x_BLD = x_BLD + self.types(torch.zeros_like(inputs.tokens) if inputs.types is None else inputs.types)
         elif inputs.types is not None:
             raise ValueError("token types were given, but the embedding has none; set embed.types")
-        y_BLD: Tensor = self.project(self.dropout(self.norm(self.position(x_BLD, positions))))
-        return y_BLD
+        return self.project(self.dropout(self.norm(self.position(x_BLD, positions))))
 
 
 class SharedTokensSpec(TokensSpec, kind="shared"):
@@ -195,8 +199,7 @@ class Patches(Embed):
         x_BLD = self.project(inputs.tokens)
         if self.first is not None:
             x_BLD = torch.cat((self.first.expand(len(x_BLD), -1, -1), x_BLD[:, 1:]), dim=1)
-        y_BLD: Tensor = self.dropout(self.norm(self.position(x_BLD, positions)))
-        return y_BLD
+        return self.dropout(self.norm(self.position(x_BLD, positions)))
 
 
 class RestoredSpec(EmbedSpec, kind="restored"):
@@ -229,8 +232,7 @@ class Restored(Embed):
         seen = self.project(memory.states)
         where = memory.positions.expand(inputs.batch, -1)[..., None].expand_as(seen)
         x_BLD = self.hidden.expand(inputs.batch, inputs.length, -1).to(seen.dtype).scatter(1, where, seen)
-        y_BLD: Tensor = self.dropout(self.position(x_BLD, positions))
-        return y_BLD
+        return self.dropout(self.position(x_BLD, positions))
 
 
 def positions_of(inputs: Inputs, before: Tensor | int = 0) -> Tensor:

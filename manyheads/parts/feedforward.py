@@ -58,8 +58,7 @@ class Mlp(nn.Module):
         self.down = nn.Linear(hidden, width, bias=spec.bias)
 
     def forward(self, x_BLD: Tensor) -> Tensor:
-        y_BLD: Tensor = self.down(self.dropout(self.activation(self.up(x_BLD))))
-        return y_BLD
+        return self.down(self.dropout(self.activation(self.up(x_BLD))))
 
 
 class GatedSpec(FeedForwardSpec, kind="gated"):
@@ -88,8 +87,7 @@ class Gated(nn.Module):
         self.down = nn.Linear(hidden, width, bias=spec.bias)
 
     def forward(self, x_BLD: Tensor) -> Tensor:
-        y_BLD: Tensor = self.down(self.dropout(self.activation(self.gate(x_BLD)) * self.up(x_BLD)))
-        return y_BLD
+        return self.down(self.dropout(self.activation(self.gate(x_BLD)) * self.up(x_BLD)))
 
 
 class NoFeedForwardSpec(FeedForwardSpec, kind="none"):

@@ -160,8 +160,7 @@ class Masked(Head):
         self.scores = spec.scores.build(size, vocab, rows and Rows(size, size))
 
     def forward(self, x_BLD: Tensor, *, table: Tensor | None, padding: Tensor | None) -> Tensor:
-        y_BLV: Tensor = self.scores(self.norm(self.activation(self.project(x_BLD))), table=table, padding=padding)
-        return y_BLV
+        return self.scores(self.norm(self.activation(self.project(x_BLD))), table=table, padding=padding)
 
 
 # ------------------------------------------------------------------------------------------------------- pooled
@@ -236,8 +235,7 @@ class Pooled(Head):
         h_BD = self.pool.pool(x_BLD, padding)
         if self.dense is not None:
             h_BD = self.activation(self.dense(h_BD))
-        y_BD: Tensor = self.dropout(h_BD)
-        return y_BD
+        return self.dropout(h_BD)
 
 
 class ClassesSpec(PooledHeadSpec, kind="classes"):
@@ -255,8 +253,7 @@ class Classes(Pooled):
         self.output = nn.Linear(width, spec.classes)
 
     def forward(self, x_BLD: Tensor, *, table: Tensor | None, padding: Tensor | None) -> Tensor:
-        y_BC: Tensor = self.output(self.pooled(x_BLD, padding))
-        return y_BC
+        return self.output(self.pooled(x_BLD, padding))
 
 
 class VectorSpec(PooledHeadSpec, kind="vector"):
@@ -293,5 +290,4 @@ class Pixels(Head):
         self.output = nn.Linear(width, spec.pixels)
 
     def forward(self, x_BLD: Tensor, *, table: Tensor | None, padding: Tensor | None) -> Tensor:
-        y_BLP: Tensor = self.output(x_BLD)
-        return y_BLP
+        return self.output(x_BLD)

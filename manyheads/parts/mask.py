@@ -50,7 +50,7 @@ class Mask:
     @cached_property
     def form(self) -> Literal["open", "causal", "dense", "blocks"]:
         """The cheapest form that says the same: nothing, the kernel's own flag, a boolean tensor, or rows in blocks."""
-        by_order = self.causal and self.offset < self.keys - 1 or self.window is not None and self.window < self.keys
+        by_order = (self.causal and self.offset < self.keys - 1) or (self.window is not None and self.window < self.keys)
         others = self.prefix_B is not None or self.padding_BM is not None or self.segments is not None
         if not by_order and not others:
             return "open"
@@ -58,7 +58,7 @@ class Mask:
             return "causal"
         by_row = by_order or self.prefix_B is not None or self.segments is not None
         banded = self.window is not None and 4 * self.window < self.keys and self.queries > 1
-        return "blocks" if banded or by_row and self.batch * self.queries * self.keys > DENSE_LIMIT else "dense"
+        return "blocks" if banded or (by_row and self.batch * self.queries * self.keys > DENSE_LIMIT) else "dense"
 
     @property
     def batch(self) -> int:

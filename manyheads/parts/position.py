@@ -171,7 +171,9 @@ class Learned(PositionEmbed):
 
 
 def check_length(positions: Tensor, length: int, what: str) -> None:
-    if positions.device.type != "meta" and positions.numel() and (last := int(positions.max())) >= length:
+    # without memory there are no numbers to look at, but as many positions as there are places
+    last = positions.shape[-1] - 1 if positions.device.type == "meta" or not positions.numel() else int(positions.max())
+    if last >= length:
         raise ValueError(f"position {last} is beyond {what}, which has {length} (0 to {length - 1}); shorten the text or raise length")
 
 
@@ -227,8 +229,7 @@ class Relative(Position):
             for positions in (places.query, places.key):
                 check_length(positions, self.reach + 1, "the relative position table")
         index = places.offsets().clamp(-self.reach, self.reach) + self.reach
-        bias_BHLM: Tensor = self.table(index).permute(0, 3, 1, 2)
-        return bias_BHLM
+        return self.table(index).permute(0, 3, 1, 2)
 
     def bias(self, q_BHLK: Tensor, plan: Tensor) -> Tensor:
         return plan
@@ -274,8 +275,7 @@ class Bucketed(Position):
         return base + torch.where(distance < exact, distance, far.clamp(max=buckets - 1))
 
     def plan(self, places: Places, dtype: torch.dtype) -> Tensor:
-        bias_BHLM: Tensor = self.table(self.bucket(places.offsets())).permute(0, 3, 1, 2)
-        return bias_BHLM
+        return self.table(self.bucket(places.offsets())).permute(0, 3, 1, 2)
 
     def bias(self, q_BHLK: Tensor, plan: Tensor) -> Tensor:
         return plan

@@ -14,6 +14,8 @@ NAMES = ("bert", "gpt2", "llama", "marian", "t5")
 
 
 class Family(Protocol):
+    """A config read as a spec, and the table of weights that a spec implies."""
+
     def spec_of(self, config: Mapping[str, Any]) -> ModelSpec: ...
 
     def table(self, spec: ModelSpec) -> Iterator[Row]: ...

@@ -16,7 +16,11 @@ def spec_of(config: Mapping[str, Any]) -> ModelSpec:
     dropout = config["dropout_rate"]
     gated = config["feed_forward_proj"].startswith("gated-")
     act = config.get("dense_act_fn") or config["feed_forward_proj"].removeprefix("gated-")
-    position = {"kind": "bucketed", "buckets": config["relative_attention_num_buckets"], "distance": config["relative_attention_max_distance"]}
+    position = {
+        "kind": "bucketed",
+        "buckets": config["relative_attention_num_buckets"],
+        "distance": config["relative_attention_max_distance"],
+    }
     encoder = {
         "layers": config["num_layers"],
         "width": config["d_model"],

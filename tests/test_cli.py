@@ -1,0 +1,219 @@
+"""The command line as a user meets it: real processes, data on stdout, one sentence on stderr, the right exit code."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tomllib
+
+import pytest
+from test_size import PUBLISHED
+
+from manyheads import presets, read_model
+from manyheads.spec import SLOTS
+
+
+def run(*arguments, check=0, **options):
+    done = subprocess.run(
+        [sys.executable, "-m", "manyheads", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=120,
+        **options,
+    )
+    assert done.returncode == check, done.stderr
+    return done
+
+
+def refused(*arguments):
+    """An error is one line on stderr, nothing on stdout, no traceback, exit code 2."""
+    done = run(*arguments, check=2)
+    assert done.stdout == ""
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+def test_show_json_of_every_published_preset():
+    # one process for all: what a shell would run twenty times
+    code = (
+        "import json, sys\nfrom manyheads.show import describe\n"
+        "print(json.dumps({n: describe(n, [], batch=1, length=8, source_length=8)['parameters'] for n in sys.argv[1:]}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *PUBLISHED], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == PUBLISHED
+
+
+def test_show_json_from_the_shell():
+    data = json.loads(run("show", "gpt2", "--json").stdout)
+    assert data["schema"] == 1
+    assert data["parameters"] == 124439808
+    assert sum(data["parameters_by_part"].values()) == 124439808
+    assert data["flops"]["length"] == 1024
+    assert len(data["layers"]["decoder"]) == 12
+    assert read_model(data["spec"]).decoder.layers == 12
+
+
+def test_show_prints_the_changed_model():
+    text = run("show", "transformer-base", "-s", "encoder.position=rope", "-s", "decoder.core=argmax").stdout
+    assert "rope" in text
+    assert "argmax" in text
+    assert "sinusoidal" not in text
+    assert "63,045,632 parameters" in text
+    assert "512×512" in text
+
+
+def test_show_expands_patterns(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text('vocab = 9\n[decoder]\nlayers = 4\nmask = {causal = true}\npattern = [{mask.window = 2}, {position = "rope"}]\n')
+    text = run("show", path).stdout
+    assert "layer 0" in text
+    assert "window=2" in text
+    resolved = tomllib.loads(run("show", path, "--toml").stdout)
+    assert read_model(resolved) == read_model(tomllib.loads(path.read_text()))
+
+
+def test_show_reads_the_model_of_a_run_file(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text("seed = 1\n[model]\nvocab = 9\n[model.encoder]\nlayers = 1\n")
+    assert json.loads(run("show", path, "--json").stdout)["shape"] == "encoder"
+
+
+def test_show_parts_lists_every_slot_kind_and_field():
+    slots = {slot["slot"]: slot for slot in json.loads(run("show", "parts", "--json").stdout)["slots"]}
+    assert set(slots) == set(SLOTS)
+    for name, base in SLOTS.items():
+        kinds = {kind["kind"]: kind for kind in slots[name]["kinds"]}
+        assert set(kinds) == set(base.kinds)
+        for kind, part in base.kinds.items():
+            assert [field["field"] for field in kinds[kind]["fields"]] == list(part.model_fields)
+            assert all(field["meaning"] for field in kinds[kind]["fields"])
+    text = run("show", "position").stdout
+    assert "sinusoidal" in text
+    assert "E[token]" not in text
+    assert "E[token]" in run("show", "embed").stdout, "square brackets of a formula are not markup"
+
+
+def test_show_alone_lists_the_presets_with_their_source():
+    rows = json.loads(run("show", "--json").stdout)["presets"]
+    assert [row["name"] for row in rows] == list(presets.names())
+    assert all(row["source"] for row in rows)
+    positions = {row["name"]: row["position"] for row in rows}
+    learned = ("gpt2", "gpt3-175b", "bert-base", "roberta-base", "albert-base-v2", "distilbert", "ernie-2.0-base-en")
+    rotary = ("llama-7b", "llama-2-7b", "llama-3-8b", "gpt-j-6b", "pythia-70m", "mistral-7b", "phi-2")
+    assert {positions[name] for name in learned} == {"learned"}
+    assert {positions[name] for name in rotary} == {"rope"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["show", "gtp2"], "did you mean 'gpt2'?"),
+        (["show", "gpt2", "-s", "decoder.widht=3"], "decoder: no field 'widht' here: did you mean 'width'?"),
+        (["show", "gpt2", "-s", "decoder.attention.heads=10"], "10 heads do not divide width 768; nearest that do: 8 or 12 heads"),
+        (["show", "gpt2", "-s", "decoder.width"], "an override is path=value"),
+        (["show", "gpt2", "--length", "2000"], "position 1999 is beyond"),
+        (["show", "missing.toml"], "cannot read missing.toml: No such file"),
+        (["show", "gpt2", "--parts", "missing.py"], "missing.py is not a Python file"),
+        (["show", "parts", "-s", "a=1"], "name a preset or a file"),
+    ],
+)
+def test_bad_input_gets_one_sentence(arguments, said):
+    assert said in refused(*arguments)
+
+
+def test_a_file_that_is_not_toml_or_not_text(tmp_path):
+    path = tmp_path / "broken.toml"
+    path.write_text("vocab = = 3\n")
+    assert "is not TOML" in refused("show", path)
+    path.write_bytes(b"\xff\xfe\x00")
+    assert "is not UTF-8 text: byte 0 is 0xff" in refused("show", path)
+    path.write_text("model = 3\n")
+    assert "expected a table" in refused("show", path)
+
+
+def test_usage_errors_and_debug():
+    assert "No such option" in run("show", "--nonsense", check=2).stderr
+    assert "Traceback" in run("show", "gtp2", "--debug", check=1).stderr
+
+
+OWN = '''
+import torch
+from manyheads.parts.attend import Core, CoreSpec
+from manyheads.parts.norm import NormSpec
+from manyheads.spec import field
+
+
+class GaussianSpec(CoreSpec, kind="gaussian"):
+    """softmax(−‖q − k‖² / 2σ²) v"""
+
+    sigma: float = field(1.0, "σ", gt=0)
+
+    def build(self, heads, query_size, key_size):
+        return Gaussian(self)
+
+
+class Gaussian(Core):
+    def __init__(self, spec):
+        super().__init__(spec)
+        self.sigma = spec.sigma
+
+    def scores(self, q, k, places):
+        return -torch.cdist(q, k).square() / (2 * self.sigma**2)
+
+
+class HalfSpec(NormSpec, kind="half"):
+    """x / 2"""
+
+    def build(self, width):
+        return Half()
+
+
+class Half(torch.nn.Module):
+    def forward(self, x):
+        return x / 2
+'''
+
+
+@pytest.fixture
+def own_parts(tmp_path):
+    path = tmp_path / "my_parts.py"
+    path.write_text(OWN)
+    return path
+
+
+def test_a_part_of_ones_own_fills_a_slot_when_its_file_is_named(own_parts, tmp_path):
+    text = run("show", "gpt2", "--parts", own_parts, "-s", "decoder.core={kind='gaussian', sigma=2.0}", "-s", "decoder.norm=half").stdout
+    assert "gaussian(sigma=2)" in text
+    assert "σ²" in text
+    assert "half" in text
+    described = tmp_path / "saved.toml"
+    described.write_text(run("show", "gpt2", "--parts", own_parts, "-s", "decoder.core=gaussian", "--toml").stdout)
+    assert "reading a description never executes code" in refused("show", described)
+    assert "124,4" in run("show", described, "--parts", own_parts).stdout
+
+
+def test_the_laws_run_on_a_part_of_ones_own_and_catch_a_wrong_one(own_parts):
+    laws = [sys.executable, "-m", "pytest", "tests/test_laws.py", "-n", "0", "-x", "-p", "no:cacheprovider"]
+    chosen = ["-k", "gaussian and (test_decoder or float64)"]
+    good = subprocess.run([*laws, "--parts", str(own_parts), *chosen], capture_output=True, text=True)
+    assert good.returncode == 0, good.stdout
+    assert " passed" in good.stdout
+    own_parts.write_text(
+        OWN.replace("def scores", "def forward(self, q, k, v, **rest):\n        return v.flip(2)[:, :, :q.shape[2]]\n\n    def scores")
+    )
+    bad = subprocess.run([*laws, "--parts", str(own_parts), *chosen], capture_output=True, text=True)
+    assert bad.returncode == 1, "a core whose forward is not its weights must be caught"
+
+
+def test_a_reader_that_goes_away_is_no_error():
+    done = subprocess.run(f"{sys.executable} -m manyheads show parts | head -n 1", shell=True, capture_output=True, text=True)
+    assert "Traceback" not in done.stderr
+    assert "Error" not in done.stderr
+
+
+def test_version_names_everything():
+    assert run("--version").stdout.startswith("manyheads 0.")
+    assert "torch 2." in run("--version").stdout

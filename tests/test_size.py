@@ -1,0 +1,144 @@
+"""Costs from the spec alone: published parameter counts, the attention counts of claim M1, and counts that a real run confirms."""
+
+from __future__ import annotations
+
+import kinds
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from kinds import choices, named
+from torch.utils.flop_counter import FlopCounterMode
+
+from manyheads import build, outline, presets, read_model, size
+from manyheads.model.state import size_of
+from manyheads.spec import to_tree
+
+PUBLISHED = {
+    "gpt2": 124_439_808,
+    "gpt2-medium": 354_823_168,
+    "gpt2-large": 774_030_080,
+    "gpt2-xl": 1_557_611_200,
+    "bert-base": 109_482_240,
+    "bert-large": 335_141_888,
+    "roberta-base": 124_645_632,
+    "distilbert": 66_362_880,
+    "albert-base-v2": 11_683_584,
+    "pythia-70m": 70_426_624,
+    "pythia-410m": 405_334_016,
+    "pythia-6.9b": 6_857_302_016,
+    "llama-7b": 6_738_415_616,
+    "llama-2-7b": 6_738_415_616,
+    "llama-3-8b": 8_030_261_248,
+    "mistral-7b": 7_241_732_096,
+    "gpt-j-6b": 6_050_882_784,
+    "phi-2": 2_779_683_840,
+    "t5-small": 60_506_624,
+    "bart-base": 139_420_416,
+}
+# what the papers give in round figures, as a range
+ROUND = {
+    "transformer-base": (62e6, 66e6),
+    "transformer-big": (212e6, 216e6),
+    "gpt3-175b": (174e9, 176e9),
+    "ernie-2.0-base-en": (109e6, 111e6),
+    "rnnsearch": (75e6, 90e6),
+    "mae-tiny": (1e5, 1e6),
+}
+
+
+def read_preset(name):
+    tree = presets.preset(name)
+    tree.pop("about")
+    return read_model(tree)
+
+
+def test_every_preset_has_a_count_to_meet():
+    assert set(presets.names()) == set(PUBLISHED) | set(ROUND)
+
+
+@pytest.mark.parametrize("name", presets.names())
+def test_parameters_are_the_published_ones_and_nothing_is_allocated(name):
+    model = outline(read_preset(name))
+    assert all(parameter.device.type == "meta" for parameter in model.parameters())
+    found = sum(parameter.numel() for parameter in model.parameters())
+    low, high = ROUND.get(name, (PUBLISHED.get(name), PUBLISHED.get(name)))
+    assert low <= found <= high
+
+
+@given(m=st.integers(1, 40), n=st.integers(1, 40), heads=st.integers(1, 4), k=st.integers(1, 6))
+def test_m1_attention_costs_two_m_squared_k_two_m_n_k_and_two_n_squared_k(m, n, heads, k):
+    width = heads * k
+    tower = {"layers": 1, "width": width, "attention": {"heads": heads}}
+    spec = read_model({"vocab": 5, "encoder": tower, "decoder": tower | {"cross": True, "mask": {"causal": True}}})
+
+    def attention(m, n):
+        """Products of the three attentions, the projections taken away."""
+        found = size(spec, length=n, source_length=m).multiply_adds_by_part
+        projections = {"encoder.layers.attention": 4 * m, "decoder.layers.attention": 4 * n, "decoder.layers.cross": 2 * m + 2 * n}
+        return [found[part] - tokens * width**2 for part, tokens in projections.items()]
+
+    encoder, decoder, cross = attention(m, n)
+    assert (encoder, cross, decoder) == (2 * m * m * width, 2 * m * n * width, 2 * n * n * width)
+    twice = attention(2 * m, n)
+    assert (twice[0], twice[2], twice[1]) == (4 * encoder, 2 * cross, decoder)
+
+
+PARTS = [{slot: choice} for slot in ("core", "attention", "feedforward", "residual") for choice in choices(slot)]
+
+
+@pytest.mark.parametrize("changes", PARTS, ids=lambda changes: named(next(iter(changes.values()))))
+def test_counted_products_are_those_of_a_run(changes, monkeypatch):
+    """Counted without memory, and by torch in a real run of the literal path."""
+    spec = kinds.pair(**changes)
+    model = build(spec).eval()
+    with monkeypatch.context() as patched, FlopCounterMode(display=False) as counter, torch.no_grad():
+        patched.setattr("torch.nn.functional.scaled_dot_product_attention", literal)
+        model(kinds.tokens(2, 7), kinds.tokens(2, 11))
+    assert 2 * size(spec, batch=2, length=7, source_length=11).multiply_adds == counter.get_total_flops()
+
+
+def literal(q, k, v, *, attn_mask, is_causal, scale, dropout_p, enable_gqa):
+    """softmax(q·k) v without the zeros that fill q, k and v up to one size for the kernel."""
+    size = v.shape[-1]
+    q, k, v = (x[..., : x.abs().sum((0, 1, 2)).nonzero().max() + 1] for x in (q, k, v))
+    if enable_gqa:
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+    out = torch.softmax(q @ k.transpose(-1, -2) * scale, dim=-1) @ v
+    return torch.nn.functional.pad(out, (0, size - out.shape[-1]))
+
+
+@pytest.mark.parametrize(
+    "spec", [kinds.decoder(), kinds.decoder(attention={"heads": 4, "groups": 1}), kinds.pair(), kinds.recurrent(), kinds.ngram()]
+)
+def test_cache_bytes_are_those_of_a_state(spec):
+    model, ids = build(spec).eval(), kinds.tokens(2, 9)
+    source = kinds.tokens(2, 9) if spec.encoder or spec.recurrent else None
+    _, state = model.step(ids, model.start(source, batch=2, capacity=9))
+    found = size(spec, batch=2, length=9)
+    assert found.cache_bytes == size_of(state) > 0
+    assert found.weights_bytes == 4 * found.parameters == sum(p.numel() * 4 for p in model.parameters())
+
+
+def test_training_memory_is_near_what_a_run_keeps():
+    """Within a third of what autograd holds on to, for a decoder and a pair of real proportions."""
+    tower = {"layers": 3, "width": 64, "attention": {"heads": 4}, "position": "rope", "mask": {"causal": True}}
+    spec = read_model({"vocab": 300, "decoder": tower})
+    held = {}
+
+    def keep(tensor):
+        held[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    model = build(spec)
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss = model(kinds.tokens(4, 64, vocab=300)).square().mean()
+    measured = sum(bytes_ for place, bytes_ in held.items() if place not in weights)
+    assert loss.isfinite()
+    assert size(spec, batch=4, length=64).activation_bytes == pytest.approx(measured, rel=1 / 3)
+
+
+def test_an_encoder_has_no_cache():
+    assert size(kinds.encoder(), length=5).cache_bytes is None
+    assert to_tree(kinds.encoder())["encoder"]["layers"] == 2

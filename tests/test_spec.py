@@ -1,0 +1,140 @@
+"""Descriptions: strict, refused with one sentence that names the place and the nearest thing that works; equal after a round trip."""
+
+from __future__ import annotations
+
+import tomllib
+
+import kinds
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from manyheads import presets, read_model
+from manyheads.model.spec import LayerSpec
+from manyheads.spec import SLOTS, SpecError, override, to_toml, to_tree
+
+BASE = {
+    "vocab": 9,
+    "encoder": {"width": 16, "attention": {"heads": 2}},
+    "decoder": {"like": "encoder", "cross": True, "mask": {"causal": True}},
+}
+
+
+def read(*overrides, base=BASE):
+    return read_model(override(base, overrides))
+
+
+def test_a_bare_kind_is_shorthand_for_a_table():
+    assert read("encoder.position=rope") == read('encoder.position={kind="rope"}')
+
+
+def test_a_table_without_a_kind_is_the_slots_default():
+    assert read("encoder.core={dropout=0.1}").encoder.core.kind == "dot"
+
+
+def test_overrides_reach_into_shorthand_and_likeness():
+    spec = read("encoder.position=rope", "decoder.position.theta=1e6")
+    assert spec.encoder.position.theta == 10000.0
+    assert spec.decoder.position.theta == 1e6
+    assert read("encoder.position=rope").decoder.position.kind == "rope", "what is said of one tower holds for the other"
+
+
+def test_overrides_reach_into_lists():
+    base = BASE | {"encoder": BASE["encoder"] | {"layers": 4, "pattern": [{"mask": {"window": 2}}, {}]}}
+    assert [layer.mask.window for layer in read("encoder.pattern.1.mask={window=5}", base=base).encoder.expanded()] == [2, 5, 2, 5]
+
+
+def test_a_pattern_is_expanded_to_an_explicit_list():
+    spec = read("encoder.layers=5", 'encoder.pattern=[{position="rope"}, {mask.window=3}, {core.softcap=9.0}]')
+    layers = spec.encoder.expanded()
+    assert all(type(layer) is LayerSpec for layer in layers)
+    assert [layer.position.kind for layer in layers] == ["rope", "none", "none", "rope", "none"]
+    assert [layer.mask.window for layer in layers] == [None, 3, None, None, 3]
+    assert [layer.core.softcap for layer in layers] == [None, None, 9.0, None, None]
+
+
+@pytest.mark.parametrize("name", presets.names())
+def test_a_preset_comes_back_from_its_resolved_form(name):
+    tree = presets.preset(name)
+    tree.pop("about")
+    spec = read_model(tree)
+    resolved = to_tree(spec)
+    assert read_model(resolved) == spec
+    assert read_model(tomllib.loads(to_toml(resolved))) == spec
+    assert to_tree(read_model(resolved)) == resolved
+
+
+@given(data=st.data())
+def test_any_choice_of_parts_comes_back_from_its_resolved_form(data):
+    slots = ("attention", "core", "position", "feedforward", "norm", "residual")
+    chosen = {slot: data.draw(st.sampled_from(kinds.choices(slot)), label=slot) for slot in slots}
+    if kinds.fits(chosen["position"], chosen["core"]):
+        spec = kinds.decoder(**chosen)
+        assert read_model(tomllib.loads(to_toml(to_tree(spec)))) == spec
+    else:
+        with pytest.raises(SpecError, match="decoder.position: .* works on"):
+            kinds.decoder(**chosen)
+
+
+REFUSED = {
+    "encoder.widht=3": r"encoder: no field 'widht' here: did you mean 'width'\?",
+    "encoder.position.thta=3": r"encoder.position: no field 'thta' here",
+    "encoder.position=rop": r"encoder.position: no kind 'rop' of position: did you mean 'rope'\?",
+    "encoder.attention.heads=10": "encoder.attention.heads: 10 heads do not divide width 16; nearest that do: 8 or 16 heads",
+    "encoder.attention.heads=two": "encoder.attention.heads: given 'two', expected integer",
+    "encoder.layers=-1": "encoder.layers: given -1, expected greater than or equal to 0",
+    "encoder.layers=2.5": "encoder.layers: given 2.5, expected",
+    "encoder.core.dropout=1.5": "encoder.core.dropout: given 1.5, expected less than 1",
+    "encoder.core=5": "encoder.core: given 5, expected a kind of core",
+    'encoder.position={kind="sinusoidal", join="mix"}': "encoder.position.join: given 'mix', expected 'add', 'concat' or 'multiply'",
+    'encoder.position={kind="sinusoidal", join="concat", size=16}': "16 of width 16 for position leaves no room",
+    'encoder.position={kind="rope", fraction=0.2}': "encoder.position: rotation works on pairs",
+    "encoder.cross=true": "encoder.cross: an encoder has nobody to attend to",
+    "decoder.like=decoder": "decoder.like: given 'decoder', expected the other tower",
+    "encoder.mask={prefix=true}": "encoder.mask.prefix: opens a mask that hides nothing",
+    "encoder.mask={window=0}": "encoder.mask.window: given 0, expected greater than or equal to 1",
+    "encoder.distinct=3": "encoder.distinct: 2 layers cannot be 3 runs",
+    "vocab=0": "vocab: given 0, expected a number of tokens",
+    "vocab=many": "vocab: given 'many'",
+    "recurrent={}": "given encoder and decoder and recurrent",
+    "head=tid": r"head: no kind 'tid' of head: did you mean 'tied'\?",
+    "hed=tied": r"no field 'hed' here: did you mean 'head'\?",
+    "encoder.core=mine": "name its file with --parts: reading a description never executes code",
+    "encoder.pattern=[{mask={windw=3}}]": r"encoder.*mask: no field 'windw' here: did you mean 'window'\?",
+    "encoder.width.deep=3": "encoder.width: holds 16, which has nothing inside to override",
+    "encoder.pattern.0.x=3": "encoder.pattern: given",
+    "nothing": "an override is path=value",
+    "encoder.width=[3": "neither a TOML value nor a bare word",
+}
+
+
+@pytest.mark.parametrize("assignment", REFUSED)
+def test_what_cannot_be_followed_is_refused_in_one_sentence(assignment):
+    with pytest.raises(SpecError, match=REFUSED[assignment]) as caught:
+        read(assignment)
+    assert "\n" not in str(caught.value)
+
+
+def test_every_misspelt_field_of_every_part_is_named_with_the_right_one():
+    for slot, base in SLOTS.items():
+        for kind, part in base.kinds.items():
+            for name in part.model_fields:
+                with pytest.raises(ValueError, match=f"did you mean '{name}'") as caught:
+                    base.choose({"kind": kind, name + "x": 1})
+                assert f"'{name}x'" in str(caught.value), (slot, kind)
+
+
+def test_every_part_says_what_it_computes_and_every_field_what_it_means():
+    for base in SLOTS.values():
+        assert base.formula()
+        assert base.default_kind in base.kinds
+        for part in base.kinds.values():
+            assert part.formula()
+            for name, field in part.model_fields.items():
+                assert field.description, (part, name)
+
+
+def test_specs_are_frozen():
+    spec = read()
+    with pytest.raises(ValueError, match="frozen"):
+        spec.encoder.width = 3
