@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar, cast
 
@@ -21,6 +22,15 @@ class SpecError(ValueError):
     def __init__(self, message: str, path: Iterable[str | int] = ()) -> None:
         self.message, self.path = message, tuple(path)
         super().__init__(f"{'.'.join(map(str, self.path))}: {message}" if self.path else message)
+
+
+@contextmanager
+def located(*path: str | int) -> Iterator[None]:
+    """Puts a place before the path of whatever goes wrong inside."""
+    try:
+        yield
+    except SpecError as error:
+        raise SpecError(error.message, (*path, *error.path)) from None
 
 
 def field(default: Any, meaning: str, **bounds: Any) -> Any:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
 
 import pytest
 from test_size import PUBLISHED
 
 from manyheads import presets, read_model
 from manyheads.spec import SLOTS
+
+ROOT = Path(__file__).parent.parent
 
 
 def run(*arguments, check=0, **options):
@@ -139,42 +143,11 @@ def test_usage_errors_and_debug():
     assert "Traceback" in run("show", "gtp2", "--debug", check=1).stderr
 
 
-OWN = '''
-import torch
-from manyheads.parts.attend import Core, CoreSpec
-from manyheads.parts.norm import NormSpec
-from manyheads.spec import field
+def blocks_of_the_readme(language):
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
 
 
-class GaussianSpec(CoreSpec, kind="gaussian"):
-    """softmax(−‖q − k‖² / 2σ²) v"""
-
-    sigma: float = field(1.0, "σ", gt=0)
-
-    def build(self, heads, query_size, key_size):
-        return Gaussian(self)
-
-
-class Gaussian(Core):
-    def __init__(self, spec):
-        super().__init__(spec)
-        self.sigma = spec.sigma
-
-    def scores(self, q, k, places):
-        return -torch.cdist(q, k).square() / (2 * self.sigma**2)
-
-
-class HalfSpec(NormSpec, kind="half"):
-    """x / 2"""
-
-    def build(self, width):
-        return Half()
-
-
-class Half(torch.nn.Module):
-    def forward(self, x):
-        return x / 2
-'''
+OWN = next(block for block in blocks_of_the_readme("python") if "my_parts.py" in block)
 
 
 @pytest.fixture
@@ -185,10 +158,12 @@ def own_parts(tmp_path):
 
 
 def test_a_part_of_ones_own_fills_a_slot_when_its_file_is_named(own_parts, tmp_path):
-    text = run("show", "gpt2", "--parts", own_parts, "-s", "decoder.core={kind='gaussian', sigma=2.0}", "-s", "decoder.norm=half").stdout
+    text = run(
+        "show", "gpt2", "--parts", own_parts, "-s", "decoder.core={kind='gaussian', sigma=2.0}", "-s", "decoder.residual=sandwich"
+    ).stdout
     assert "gaussian(sigma=2)" in text
     assert "σ²" in text
-    assert "half" in text
+    assert "sandwich" in text
     described = tmp_path / "saved.toml"
     described.write_text(run("show", "gpt2", "--parts", own_parts, "-s", "decoder.core=gaussian", "--toml").stdout)
     assert "reading a description never executes code" in refused("show", described)
@@ -196,7 +171,7 @@ def test_a_part_of_ones_own_fills_a_slot_when_its_file_is_named(own_parts, tmp_p
 
 
 def test_the_laws_run_on_a_part_of_ones_own_and_catch_a_wrong_one(own_parts):
-    laws = [sys.executable, "-m", "pytest", "tests/test_laws.py", "-n", "0", "-x", "-p", "no:cacheprovider"]
+    laws = [sys.executable, "-m", "pytest", str(ROOT / "tests/test_laws.py"), "-n", "0", "-x", "-p", "no:cacheprovider"]
     chosen = ["-k", "gaussian and (test_decoder or float64)"]
     good = subprocess.run([*laws, "--parts", str(own_parts), *chosen], capture_output=True, text=True)
     assert good.returncode == 0, good.stdout
@@ -206,6 +181,20 @@ def test_the_laws_run_on_a_part_of_ones_own_and_catch_a_wrong_one(own_parts):
     )
     bad = subprocess.run([*laws, "--parts", str(own_parts), *chosen], capture_output=True, text=True)
     assert bad.returncode == 1, "a core whose forward is not its weights must be caught"
+
+
+def test_the_readme_runs_as_written(tmp_path):
+    described = tmp_path / "model.toml"
+    described.write_text(blocks_of_the_readme("toml")[0])
+    assert "window=64" in run("show", described).stdout
+    for block in blocks_of_the_readme("python"):
+        subprocess.run([sys.executable, "-c", block], check=True, cwd=tmp_path)
+    lines = [line.split("#")[0].strip() for block in blocks_of_the_readme("sh") for line in block.splitlines()]
+    shown = [line.split("manyheads ", 1)[1] for line in lines if "manyheads show" in line]
+    assert len(shown) >= 7
+    (tmp_path / "my_parts.py").write_text(OWN)
+    for arguments in shown:
+        assert run(*arguments.split(), cwd=tmp_path).stdout
 
 
 def test_a_reader_that_goes_away_is_no_error():

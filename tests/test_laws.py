@@ -449,6 +449,30 @@ def test_every_weight_is_set_after_a_build_without_memory(shape, init):
     assert any(not torch.equal(a, b) for a, b in zip(first.parameters(), third.parameters(), strict=True))
 
 
+SHAPES = {"encoder": kinds.encoder, "decoder": kinds.decoder, "pair": kinds.pair, "recurrent": kinds.recurrent, "ngram": kinds.ngram}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_shape_runs_in_the_precisions_people_use(shape, dtype):
+    """Near the float64 result, gradients finite and of the same precision; step by step as at once."""
+    spec = SHAPES[shape]() if shape in ("recurrent", "ngram") else SHAPES[shape](position="rope")
+    exact, model = made(spec), made(spec).to(dtype)
+    given = [padded(tokens(), (4, LENGTH), "left"), *([source_of("right")] if shape in ("pair", "recurrent") else [])]
+    out, real = model(*given), ~given[0].padding
+    assert out.dtype == dtype
+    near = {torch.float32: 1e-4, torch.bfloat16: 0.15}[dtype]
+    torch.testing.assert_close(out.double()[real], exact(*given)[real], rtol=near, atol=near)
+    out[real].float().square().mean().backward()
+    assert all(parameter.grad.dtype == dtype and parameter.grad.isfinite().all() for parameter in model.parameters())
+    if shape != "encoder":
+        with torch.no_grad():
+            state = model.start(given[1] if len(given) > 1 else None, batch=2)
+            _, state = model.step(Inputs(given[0].tokens[:, :5], padding=given[0].padding[:, :5]), state)
+            again, _ = model.step(given[0].tokens[:, 5:], state)
+        torch.testing.assert_close(again, out[:, 5:], rtol=near, atol=near)
+
+
 def test_a_packed_row_is_its_documents():
     """Segments keep packed documents apart, in both towers; positions start anew with each."""
     model = made(kinds.pair(position="rope"))

@@ -100,7 +100,7 @@ REFUSED = {
     "head=tid": r"head: no kind 'tid' of head: did you mean 'tied'\?",
     "hed=tied": r"no field 'hed' here: did you mean 'head'\?",
     "encoder.core=mine": "name its file with --parts: reading a description never executes code",
-    "encoder.pattern=[{mask={windw=3}}]": r"encoder.*mask: no field 'windw' here: did you mean 'window'\?",
+    "encoder.pattern=[{mask={windw=3}}]": r"encoder.pattern.0.mask: no field 'windw' here: did you mean 'window'\?",
     "encoder.width.deep=3": "encoder.width: holds 16, which has nothing inside to override",
     "encoder.pattern.0.x=3": "encoder.pattern: given",
     "nothing": "an override is path=value",

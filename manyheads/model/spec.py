@@ -18,7 +18,7 @@ from manyheads.parts.norm import LayerNormSpec, NormSpec
 from manyheads.parts.position import NoPositionSpec, PositionSpec
 from manyheads.parts.recurrent import CellSpec, GruSpec, ReadoutSpec, StateReadoutSpec
 from manyheads.parts.residual import PreSpec, ResidualSpec
-from manyheads.spec import Spec, SpecError, Tree, field, merged, parse
+from manyheads.spec import Spec, SpecError, Tree, field, located, merged, parse
 
 
 class CrossSpec(Spec):
@@ -61,11 +61,10 @@ class TowerSpec(LayerSpec):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         for index, layer in enumerate(self.expanded()[: max(1, len(self.pattern))]):
-            check_layer(layer, self.width, ("pattern", index) if self.pattern else ())
-        try:
+            with located(*(("pattern", index) if self.pattern else ())):
+                check_layer(layer, self.width)
+        with located("position"):
             self.position.token_width(getattr(self.embed, "size", None) or self.width)
-        except SpecError as error:
-            raise SpecError(error.message, ("position", *error.path)) from None
         if self.distinct is not None and self.layers % self.distinct:
             raise SpecError(f"{self.layers} layers cannot be {self.distinct} runs of equal length", ("distinct",))
         layers = self.expanded()
@@ -79,7 +78,10 @@ class TowerSpec(LayerSpec):
         if not self.pattern:
             return [LayerSpec.model_construct(**shared)] * self.layers
         base = LayerSpec.model_construct(**shared).model_dump(mode="json")
-        kinds = [parse(LayerSpec, merged(base, difference)) for difference in self.pattern]
+        kinds = []
+        for index, difference in enumerate(self.pattern):
+            with located("pattern", index):
+                kinds.append(parse(LayerSpec, merged(base, difference)))
         return [kinds[index % len(kinds)] for index in range(self.layers)]
 
     @property
@@ -91,25 +93,20 @@ class TowerSpec(LayerSpec):
         return self.final_norm or (self.norm if self.residual.final_norm else None)
 
 
-def check_layer(layer: LayerSpec, width: int, at: tuple[str | int, ...]) -> None:
-    for name, inside in (("attention", layer.attention), ("cross", layer.cross and layer.cross.attention)):
-        if inside:
-            try:
-                inside.head_size(width)
-            except SpecError as error:
-                raise SpecError(error.message, (*at, name, *error.path)) from None
-    missing = [part for part in sorted(layer.position.needs) if getattr(layer.core, part) == "none"]
-    if missing:
-        raise SpecError(
-            f"'{layer.position.kind}' works on {' and '.join(sorted(layer.position.needs))}, "
-            f"and the core '{layer.core.kind}' has no {missing[0]}",
-            (*at, "position"),
-        )
-    if layer.position.door == "rotate":
-        try:
+def check_layer(layer: LayerSpec, width: int) -> None:
+    """What the parts of a layer ask of each other."""
+    with located("attention"):
+        layer.attention.head_size(width)
+    if layer.cross and layer.cross.attention:
+        with located("cross", "attention"):
+            layer.cross.attention.head_size(width)
+    with located("position"):
+        missing = [part for part in sorted(layer.position.needs) if getattr(layer.core, part) == "none"]
+        if missing:
+            needs = " and ".join(sorted(layer.position.needs))
+            raise SpecError(f"'{layer.position.kind}' works on {needs}, and the core '{layer.core.kind}' has no {missing[0]}")
+        if layer.position.door == "rotate":
             layer.position.build(layer.attention.heads, layer.attention.query_size(width, layer.core))
-        except SpecError as error:
-            raise SpecError(error.message, (*at, "position", *error.path)) from None
 
 
 class RecurrentSpec(Spec):
