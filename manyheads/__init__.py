@@ -14,6 +14,7 @@ _PLACES = {
     "build": "manyheads.model.build",
     "outline": "manyheads.model.build",
     "preset": "manyheads.presets",
+    "read": "manyheads.presets",
     "read_model": "manyheads.model.spec",
     "size": "manyheads.model.size",
 }

@@ -62,7 +62,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standar
 def show(
     target: Annotated[
         str | None,
-        typer.Argument(metavar="[NAME|FILE.toml|parts|SLOT]", help="A preset, a file, 'parts', or one slot. Nothing: the presets."),
+        typer.Argument(
+            metavar="[NAME|FILE.toml|parts|SLOT]", help="A preset, a file, 'parts', or one slot or table. Nothing: the presets."
+        ),
     ] = None,
     overrides: Overrides = None,
     parts: Parts = None,
@@ -84,9 +86,9 @@ def show(
     for path in parts or []:
         load_parts(path)
     console = console_for_output()
-    if target is None or target == "parts" or target in SLOTS:
-        if overrides or as_toml:
-            raise SpecError("-s and --toml change and print one model; name a preset or a file")
+    if target is None or target == "parts" or target in SLOTS or target in shown.TABLES:
+        if overrides or as_toml or length or source_length or batch > 1:
+            raise SpecError("overrides, lengths and --toml are for one model; name a preset or a file")
         if target is None:
             rows = shown.list_presets()
             write_json({"schema": shown.SCHEMA, "presets": rows}) if as_json else shown.print_presets(rows, console)
@@ -94,11 +96,15 @@ def show(
             slots = shown.list_parts(None if target == "parts" else target)
             write_json({"schema": shown.SCHEMA, "slots": slots}) if as_json else shown.print_parts(slots, console)
         return
-    data = shown.describe(target, overrides or [], batch=batch, length=length, source_length=source_length)
+    if as_json and as_toml:
+        raise SpecError("--json and --toml are two forms of one answer; choose one")
+    data = shown.describe_model(target, overrides or [], batch=batch, length=length, source_length=source_length)
+    if source_length and data["flops"]["source_length"] is None:
+        raise SpecError(f"--source-length is for a model that reads a source; {target} does not")
     if as_json:
         write_json(data)
     elif as_toml:
-        typer.echo(to_toml(data["spec"]), nl=False)
+        typer.echo(to_toml(data["spec"] | ({"about": data["about"]} if data["about"] else {})), nl=False)
     else:
         shown.print_model(data, console)
 
@@ -107,7 +113,7 @@ def console_for_output() -> Any:
     from rich.console import Console
 
     # piped output is for a program or a file: never wrapped to a narrow default
-    return Console(soft_wrap=False) if sys.stdout.isatty() else Console(width=200)
+    return Console() if sys.stdout.isatty() else Console(width=int(os.environ.get("COLUMNS", "200")))
 
 
 def write_json(data: Any) -> None:

@@ -4,30 +4,44 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.markup import escape
+from rich.padding import Padding
 from rich.table import Table
 
 from manyheads.model.build import outline
 from manyheads.model.size import Size, size
-from manyheads.model.spec import LayerSpec, ModelSpec, TowerSpec, read_model
+from manyheads.model.spec import CrossSpec, DecoderSpec, LayerSpec, ModelSpec, NgramSpec, RecurrentSpec, TowerSpec, read_model
 from manyheads.parts.embed import RestoredSpec
-from manyheads.presets import names, preset
-from manyheads.spec import SLOTS, Part, Spec, SpecError, Tree, nearest, override, read_toml, to_tree
+from manyheads.parts.mask import MaskSpec
+from manyheads.presets import about, describe, names, preset
+from manyheads.spec import SLOTS, Part, Spec, Tree, override, to_tree
 
 SCHEMA = 1
+DEFAULT_LENGTH = 128
+
+# the tables of a description that are no choice among kinds
+TABLES: dict[str, type[Spec]] = {
+    "model": ModelSpec,
+    "encoder": TowerSpec,
+    "decoder": DecoderSpec,
+    "cross": CrossSpec,
+    "mask": MaskSpec,
+    "recurrent": RecurrentSpec,
+    "ngram": NgramSpec,
+}
 
 
-def describe(target: str, overrides: list[str], *, batch: int, length: int | None, source_length: int | None) -> Tree:
+def describe_model(
+    target: str, overrides: list[str], *, batch: int = 1, length: int | None = None, source_length: int | None = None
+) -> Tree:
     """Everything about one model, as plain data."""
-    tree = read_description(target)
-    about = tree.pop("about", {})
+    tree, said = describe(target)
     spec = read_model(override(tree, overrides))
-    length = length or about.get("context", 128)
+    length = length or min(said.get("context", DEFAULT_LENGTH), longest(spec))
     if source_length is None and spec.decoder and isinstance(spec.decoder.embed, RestoredSpec):
         source_length = max(1, length // 4)  # a masked autoencoder reads a quarter of the patches, in He et al. 2022
     cost = size(spec, batch=batch, length=length, source_length=source_length)
@@ -35,7 +49,8 @@ def describe(target: str, overrides: list[str], *, batch: int, length: int | Non
     return {
         "schema": SCHEMA,
         "name": target,
-        "about": about,
+        "about": said,
+        "changed": overrides,
         "shape": spec.shape,
         "parameters": cost.parameters,
         "parameters_by_part": cost.parameters_by_part,
@@ -43,21 +58,20 @@ def describe(target: str, overrides: list[str], *, batch: int, length: int | Non
         "memory": memory_of(cost),
         "weights": list(weights_of(spec)),
         "layers": {name: [to_tree(layer) for layer in tower.expanded()] for name, tower in towers.items()},
+        "sections": [
+            {"title": title, "rows": [dict(zip(("slot", "part", "formula"), row, strict=True)) for row in rows]}
+            for title, rows in sections(spec)
+        ],
         "spec": to_tree(spec),
     }
 
 
-def read_description(target: str) -> Tree:
-    """A preset by name, or a TOML file: a model's own, or a run's with the model in [model]."""
-    if target.endswith(".toml") or "/" in target:
-        tree = read_toml(Path(target))
-        model = tree.get("model", tree)
-        if not isinstance(model, dict):
-            raise SpecError(f"[model] in {target} holds {model!r}, expected a table")
-        return model
-    if target not in names():
-        raise SpecError(f"no preset '{target}': {nearest(target, names())}; a file of your own ends in .toml")
-    return preset(target)
+def longest(spec: ModelSpec) -> int:
+    """The longest text that every table of the model holds."""
+    parts = [part for tower in (spec.encoder, spec.decoder) if tower for layer in tower.expanded() for part in (layer.position, layer.core)]
+    if spec.recurrent:
+        parts.append(spec.recurrent.position)
+    return min((part.longest for part in parts if part.longest is not None), default=1 << 30)
 
 
 def flops_of(cost: Size) -> Tree:
@@ -88,26 +102,24 @@ def weights_of(spec: ModelSpec) -> Iterator[Tree]:
 def list_presets() -> list[Tree]:
     rows = []
     for name in names():
-        tree = preset(name)
-        about = tree.pop("about", {})
-        spec = read_model(tree)
+        spec, said = read_model(preset(name)), about(name)
         towers = [tower for tower in (spec.encoder, spec.decoder) if tower]
         rows.append(
             {
                 "name": name,
-                "title": about["title"],
+                "title": said["title"],
                 "shape": spec.shape,
                 "position": towers[-1].position.kind if towers else "none",
                 "parameters": sum(parameter.numel() for parameter in outline(spec).parameters()),
-                "source": about["source"],
+                "source": said["source"],
             }
         )
     return rows
 
 
-def list_parts(slot: str | None = None) -> list[Tree]:
-    """Every slot, kind, field, default and meaning."""
-    return [
+def list_parts(only: str | None = None) -> list[Tree]:
+    """Every slot with its kinds, and every table, each with its fields, their defaults and meanings."""
+    slots = [
         {
             "slot": name,
             "meaning": base.formula(),
@@ -117,30 +129,35 @@ def list_parts(slot: str | None = None) -> list[Tree]:
             ],
         }
         for name, base in sorted(SLOTS.items())
-        if slot in (None, name)
     ]
+    tables = [{"slot": name, "meaning": first_line(spec), "kinds": [], "fields": fields_of(spec)} for name, spec in TABLES.items()]
+    return [entry for entry in (*tables, *slots) if only in (None, entry["slot"])]
+
+
+def first_line(spec: type[Spec]) -> str:
+    return (spec.__doc__ or "").strip().splitlines()[0]
 
 
 def fields_of(spec: type[Spec]) -> list[Tree]:
     return [
-        {
-            "field": name,
-            "type": kind_of(field.annotation),
-            "default": plain(field.default),
-            "meaning": field.description,
-        }
+        {"field": name, "type": kind_of(field.annotation), "default": plain(field.default), "meaning": field.description}
         for name, field in spec.model_fields.items()
     ]
 
 
 def kind_of(annotation: Any) -> str:
-    """A type as a user would write it: 'float', 'one of add, concat, multiply', 'a norm'."""
-    if isinstance(annotation, type) and issubclass(annotation, Part):
-        return f"a {annotation.slot}"
-    text = annotation.__name__ if isinstance(annotation, type) else str(annotation)
-    if text.startswith("typing.Literal"):
-        return "one of " + ", ".join(map(str, annotation.__args__))
-    return text.replace(" | None", "").replace("manyheads.parts.norm.", "")
+    """A type as a user would write it: 'float', 'add, concat or multiply', 'a norm', 'a table'."""
+    if isinstance(annotation, type):
+        if issubclass(annotation, Spec):
+            return f"a {annotation.slot}" if issubclass(annotation, Part) else "a table"
+        return annotation.__name__
+    choices = getattr(annotation, "__args__", ())
+    if str(annotation).startswith("typing.Literal"):
+        *most, last = map(str, choices)
+        return f"{', '.join(most)} or {last}" if most else last
+    if "tuple" in str(annotation) or "list" in str(annotation):
+        return "a list"
+    return " or ".join(kind_of(choice) for choice in choices if choice is not type(None))
 
 
 def plain(value: Any) -> Any:
@@ -149,59 +166,49 @@ def plain(value: Any) -> Any:
     return to_tree(value) if isinstance(value, Spec) else list(value) if isinstance(value, tuple) else value
 
 
-# ---------------------------------------------------------------------------------------------------- on a terminal
+# ---------------------------------------------------------------------------------------------- a model's sections
+
+Row = tuple[str, str, str]  # slot, part, formula
 
 
-def print_model(data: Tree, console: Console) -> None:
-    about = data["about"]
-    console.print(
-        f"[bold]{escape(str(about.get('title', data['name'])))}[/] · {data['shape']} · [bold]{data['parameters']:,}[/] parameters",
-        highlight=False,
-    )
-    if about.get("source"):
-        console.print(f"[dim]{escape(str(about['source']))}[/]", highlight=False)
-    spec = read_model(data["spec"])
-    for title, rows in sections(spec):
-        table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-        table.add_column("slot", style="cyan", no_wrap=True)
-        table.add_column("part", no_wrap=True)
-        table.add_column("formula", style="dim")
-        for row in rows:
-            table.add_row(*map(escape, row))
-        console.print()
-        console.print(table)
-    print_costs(data, console)
-
-
-def sections(spec: ModelSpec) -> Iterator[tuple[str, list[tuple[str, str, str]]]]:
-    """Each tower, then each run of like layers in it, then what stands on top."""
+def sections(spec: ModelSpec) -> Iterator[tuple[str, list[Row]]]:
+    """Each tower, then its layers, like ones together, then what stands on top."""
     for name in ("encoder", "decoder"):
         tower: TowerSpec | None = getattr(spec, name)
         if tower is None:
             continue
         closing = tower.closing_norm()
-        rows = [row("embed", tower.embed), *([row("final norm", closing)] if closing else [])]
-        yield f"{name}: {tower.layers} layers of width {tower.width}", rows
-        for first, last, layer in runs(tower.expanded()):
-            which = f"layers {first}–{last}" if last > first else f"layer {first}"
+        yield (
+            f"{name}: {tower.layers} layers of width {tower.width}",
+            [row("embed", tower.embed), *([row("final norm", closing)] if closing else [])],
+        )
+        for which, layer in alike(tower.expanded()):
             shared = f" ({tower.distinct} with weights of their own)" if tower.distinct else ""
             yield f"{name}, {which}{shared}", list(layer_rows(layer))
     for name in ("recurrent", "ngram"):
         own = getattr(spec, name)
         if own is not None:
-            yield name, [row(field, getattr(own, field)) for field in type(own).model_fields]
+            lines = (type(own).__doc__ or "").strip().splitlines()
+            yield f"{name}: {lines[0]}", [row(field, getattr(own, field)) for field in type(own).model_fields]
     yield "on top", [row("head", spec.head), row("init", spec.init)]
 
 
-def runs(layers: list[LayerSpec]) -> Iterator[tuple[int, int, LayerSpec]]:
-    start = 0
-    for i in range(1, len(layers) + 1):
-        if i == len(layers) or layers[i] != layers[start]:
-            yield start, i - 1, layers[start]
-            start = i
+def alike(layers: list[LayerSpec]) -> Iterator[tuple[str, LayerSpec]]:
+    """Layers that are the same, with the places they stand at: 'layers 0–5', 'layers 0, 2, 4'."""
+    kinds: list[LayerSpec] = []
+    for layer in layers:
+        if layer not in kinds:
+            kinds.append(layer)
+    for kind in kinds:
+        places = [i for i, layer in enumerate(layers) if layer == kind]
+        together = places == list(range(places[0], places[-1] + 1))
+        if len(places) == 1:
+            yield f"layer {places[0]}", kind
+        else:
+            yield f"layers {places[0]}–{places[-1]}" if together else f"layers {', '.join(map(str, places))}", kind
 
 
-def layer_rows(layer: LayerSpec) -> Iterator[tuple[str, str, str]]:
+def layer_rows(layer: LayerSpec) -> Iterator[Row]:
     for name in ("attention", "core", "position", "mask"):
         yield row(name, getattr(layer, name))
     if layer.cross is not None:
@@ -211,11 +218,14 @@ def layer_rows(layer: LayerSpec) -> Iterator[tuple[str, str, str]]:
         yield row(name, getattr(layer, name))
 
 
-def row(slot: str, value: Any) -> tuple[str, str, str]:
+def row(slot: str, value: Any) -> Row:
     if not isinstance(value, Spec):
-        return slot, str(value), ""
-    set_fields = {name: getattr(value, name) for name, field in type(value).model_fields.items() if getattr(value, name) != field.default}
-    inside = ", ".join(f"{name}={written(inner)}" for name, inner in set_fields.items())
+        return slot, written(value), ""
+    fields = {name: getattr(value, name) for name in type(value).model_fields}
+    # what is off is left out; everything else is said, default or not
+    off = (None, False, 0.0, ())
+    said = {name: inner for name, inner in fields.items() if inner not in off and getattr(inner, "kind", "") != "none"}
+    inside = ", ".join(name if inner is True else f"{name}={written(inner)}" for name, inner in said.items())
     if isinstance(value, Part):
         return slot, f"{value.kind}({inside})" if inside else value.kind, value.formula()
     return slot, inside or "everybody sees everybody", ""
@@ -224,30 +234,69 @@ def row(slot: str, value: Any) -> tuple[str, str, str]:
 def written(value: Any) -> str:
     if isinstance(value, Part):
         return row("", value)[1]
-    return f"{value:g}" if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else str(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    if value is None:
+        return "not given"
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def print_costs(data: Tree, console: Console) -> None:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, title="weights", title_justify="left", title_style="bold")
-    for title, justify in (("weight", "left"), ("shape", "right"), ("×", "right"), ("parameters", "right")):
-        table.add_column(title, justify=justify)  # type: ignore[arg-type]
+# ---------------------------------------------------------------------------------------------------- on a terminal
+
+
+def new_table(title: str, *columns: str) -> Table:
+    """A plain table; the first column is text, the rest stand at the right. Nothing is cut off: what is too long is folded."""
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="left" if i == 0 else "right", overflow="fold")
+    return table
+
+
+def print_model(data: Tree, console: Console) -> None:
+    said = data["about"]
+    title = escape(str(said.get("title", data["name"])))
+    console.print(f"[bold]{title}[/] · {data['shape']} · [bold]{data['parameters']:,}[/] parameters", highlight=False)
+    if said.get("source"):
+        console.print(f"[dim]{escape(str(said['source']))}[/]", highlight=False)
+    if data["changed"]:
+        console.print(f"changed: {escape(', '.join(data['changed']))}", highlight=False)
+    for section in data["sections"]:
+        console.print(f"\n[bold]{escape(section['title'])}[/]", highlight=False)
+        table = Table(box=None, show_header=False, pad_edge=False)
+        table.add_column(style="cyan", no_wrap=True, width=15)
+        table.add_column(overflow="fold")
+        for line in section["rows"]:
+            formula = f"\n[dim]{escape(line['formula'])}[/]" if line["formula"] else ""
+            table.add_row(line["slot"], escape(line["part"]) + formula)
+        console.print(table)
+    print_weights(data, console)
+    print_costs(data, console)
+
+
+def print_weights(data: Tree, console: Console) -> None:
+    table = new_table("weights", "weight", "shape", "×", "parameters")
     for weight in data["weights"]:
         count = weight["times"]
         for length in weight["shape"]:
             count *= length
-        table.add_row(weight["name"], "×".join(map(str, weight["shape"])) or "1", str(weight["times"]), f"{count:,}")
+        table.add_row(weight["name"], "×".join(map(str, weight["shape"])), str(weight["times"]), f"{count:,}")
     console.print()
     console.print(table)
+
+
+def print_costs(data: Tree, console: Console) -> None:
     flops, parameters = data["flops"], data["parameters_by_part"]
     of = f"{flops['batch']} × {flops['length']} tokens" + (f", source {flops['source_length']}" if flops["source_length"] else "")
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, title=f"cost, for {of}", title_justify="left", title_style="bold")
-    for title in ("part", "parameters", "share", "multiply–adds", "share"):
-        table.add_column(title, justify="left" if title == "part" else "right")
+    wide = console.width >= 100
+    columns = ("part", "parameters", "share", "multiply–adds", "share") if wide else ("part", "parameters", "multiply–adds")
+    table = new_table(f"cost, for {of}, as if nothing were masked", *columns)
     products = flops["multiply_adds_by_part"]
     for part in dict.fromkeys((*parameters, *products)):
         own, done = parameters.get(part, 0), products.get(part, 0)
-        table.add_row(part, f"{own:,}", share(own, data["parameters"]), f"{done:,}", share(done, flops["multiply_adds"]))
-    table.add_row("all", f"{data['parameters']:,}", "", f"{flops['multiply_adds']:,}", "", style="bold")
+        shares = share(own, data["parameters"]), share(done, flops["multiply_adds"])
+        table.add_row(part, *([f"{own:,}", shares[0], f"{done:,}", shares[1]] if wide else [f"{own:,}", f"{done:,}"]))
+    total = [f"{data['parameters']:,}", "", f"{flops['multiply_adds']:,}", ""]
+    table.add_row("all", *(total if wide else total[::2]), style="bold")
     console.print()
     console.print(table)
     memory = data["memory"]
@@ -271,24 +320,28 @@ def readable(count: int) -> str:
 
 
 def print_presets(rows: list[Tree], console: Console) -> None:
+    columns = ["name", "shape", "position", "parameters", *(["source"] if console.width >= 120 else [])]
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for name in ("name", "shape", "position", "parameters", "source"):
+    for name in columns:
         table.add_column(name, justify="right" if name == "parameters" else "left", no_wrap=name != "source")
-    for preset_row in rows:
-        table.add_row(
-            *(f"{preset_row[k]:,}" if k == "parameters" else preset_row[k] for k in ("name", "shape", "position", "parameters", "source"))
-        )
+    for line in rows:
+        table.add_row(*(f"{line[name]:,}" if name == "parameters" else escape(line[name]) for name in columns))
     console.print(table)
 
 
-def print_parts(slots: list[Tree], console: Console) -> None:
-    for slot in slots:
-        console.print(f"\n[bold cyan]{slot['slot']}[/]  {escape(slot['meaning'])}", highlight=False)
-        for kind in slot["kinds"]:
+def print_parts(entries: list[Tree], console: Console) -> None:
+    for entry in entries:
+        console.print(f"\n[bold cyan]{entry['slot']}[/]  {escape(entry['meaning'])}", highlight=False)
+        print_fields(entry.get("fields", []), console, indent=2)
+        for kind in entry["kinds"]:
             default = " (default)" if kind["default"] else ""
-            console.print(f"  [bold]{kind['kind']}[/]{default}  [dim]{escape(kind['formula'])}[/]", highlight=False)
-            for field in kind["fields"]:
-                value = "" if field["default"] is None else f" = {written(field['default'])}"
-                console.print(
-                    f"      {field['field']}{escape(value)}  [dim]{escape(field['meaning'])} ({escape(field['type'])})[/]", highlight=False
-                )
+            console.print(Padding(f"[bold]{kind['kind']}[/]{default}  [dim]{escape(kind['formula'])}[/]", (0, 0, 0, 2)))
+            print_fields(kind["fields"], console, indent=6)
+
+
+def print_fields(fields: list[Tree], console: Console, *, indent: int) -> None:
+    for field in fields:
+        value = "" if field["default"] in (None, []) else f" = {written(field['default'])}"
+        console.print(
+            Padding(f"{field['field']}{escape(value)}  [dim]{escape(field['meaning'])} ({escape(field['type'])})[/]", (0, 0, 0, indent))
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import sys
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -81,6 +82,7 @@ class Spec(BaseModel):
         # pydantic appends the tried member of a union to the path: the reader's path ends at the field
         named = tuple(step for i, step in enumerate(where) if i == 0 or isinstance(step, int))
         expected = first["msg"].removeprefix("Input should be ").removeprefix("a valid ")
+        expected = "a table" if first["type"] in ("model_type", "dataclass_type") else expected
         return named, f"given {given!r}, expected {expected}"
 
     def changed(self, **fields: Any) -> Self:
@@ -147,7 +149,7 @@ class Part(Spec):
     @classmethod
     def formula(cls) -> str:
         """The first line of the docstring: what the part computes."""
-        return (cls.__doc__ or "").strip().splitlines()[0]
+        return (cls.__dict__.get("__doc__") or "no formula given").strip().splitlines()[0]
 
 
 SpecType = TypeVar("SpecType", bound=Spec)
@@ -254,7 +256,10 @@ def load_parts(path: Path) -> None:
     import importlib.util
 
     loader = importlib.util.spec_from_file_location(f"manyheads_user_parts.{path.stem}", path)
-    if not path.is_file() or loader is None or loader.loader is None:
+    if not path.is_file():
+        raise SpecError(f"--parts: there is no file {path}")
+    if loader is None or loader.loader is None:
         raise SpecError(f"--parts: {path} is not a Python file")
     module = importlib.util.module_from_spec(loader)
+    sys.modules[module.__name__] = module  # annotations of the file's own specs are looked up there
     loader.loader.exec_module(module)

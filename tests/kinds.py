@@ -93,7 +93,7 @@ def fits(position, core):
 
 
 def decoder(**changes):
-    return read_model({"vocab": VOCAB, "decoder": tower(mask={"causal": True}, **changes), "init": {"kind": "normal", "std": 0.3}})
+    return read_model({"vocab": VOCAB, "decoder": tower(**changes), "init": {"kind": "normal", "std": 0.3}})
 
 
 def encoder(**changes):
@@ -101,7 +101,7 @@ def encoder(**changes):
 
 
 def pair(**changes):
-    other = {"like": "encoder", "embed": "shared", "mask": {"causal": True}, "cross": True}
+    other = {"like": "encoder", "embed": "shared", "cross": True}
     position = changes.get("position", {})
     if isinstance(position, dict) and position.get("kind") == "bucketed":
         other["position"] = {"bidirectional": False}

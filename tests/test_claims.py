@@ -72,6 +72,7 @@ def test_a1_attention_is_a_distribution_and_a_mean(queries, keys, size, seed, co
     k = torch.randn(1, 2, keys, 0 if spec.key == "none" else size, dtype=torch.float64)
     v = torch.randn(1, 2, keys, size, dtype=torch.float64)
     circumstances = {"mask": open_mask(queries, keys), "places": places(queries, keys)}
+    k = module.key(k)
     weights, out = module.weights(q, k, **circumstances), module(q, k, v, **circumstances)
     assert (weights >= 0).all()
     torch.testing.assert_close(weights.sum(-1), torch.ones(1, 2, queries, dtype=torch.float64), rtol=0, atol=1e-6)
@@ -264,7 +265,8 @@ def pointing(pointers, length):
     )  # fmt: skip
     model = build(spec, dtype=torch.float64).eval()
     with torch.no_grad():
-        for layer, position, steps in zip(model.decoder.layers, model.decoder.positions, pointers, strict=True):
+        for layer, steps in zip(model.decoder.layers, pointers, strict=True):
+            position = layer.position
             for projection in (layer.attention.query, layer.attention.key):
                 projection.weight.zero_()
                 projection.bias.zero_()
@@ -582,8 +584,7 @@ def test_d5_d6_added_has_four_terms_and_concatenated_two(join, terms):
     spec = SinusoidalSpec(join=join)
     width = 16
     w = torch.randn(1, 7, spec.token_width(width), dtype=torch.float64)
-    here = torch.arange(7)[None]
-    x = spec.build_embed(width)(w, here)[0]
+    x = spec.build_embed(width)(w, places(7, 7))[0]
     p = sinusoids(spec.position_width(width), 7)
     ww, wp, pw, pp = w[0] @ w[0].T, 0, 0, p @ p.T
     if terms == 4:
@@ -617,9 +618,9 @@ def test_d8_cross_terms_shrink_with_the_width_at_the_start():
 def test_d9_learned_positions_have_t_rows_and_end_there(length, width):
     embed = LearnedSpec(length=length).build_embed(width)
     assert count(embed) == length * width
-    embed(torch.zeros(1, length, width), torch.arange(length)[None])
+    embed(torch.zeros(1, length, width), places(length, length))
     with pytest.raises(ValueError, match=f"position {length} is beyond .* which has {length} "):
-        embed(torch.zeros(1, length + 1, width), torch.arange(length + 1)[None])
+        embed(torch.zeros(1, length + 1, width), places(length + 1, length + 1))
 
 
 @given(length=st.integers(1, 20), heads=st.integers(1, 6), layers=st.integers(1, 3))
@@ -636,8 +637,8 @@ def test_d10_relative_biases_are_two_t_minus_one_a_head_and_layer(length, heads,
         }
     )
     model = build(spec)
-    assert count(model.decoder.positions) == layers * (2 * (length - 1) + 1) * heads
-    position = model.decoder.positions[0]
+    assert sum(count(layer.position) for layer in model.decoder.layers) == layers * (2 * (length - 1) + 1) * heads
+    position = model.decoder.layers[0].position
     bias = position.plan(places(length, length), torch.float32)
     assert all(len(bias[0, h].diagonal(offset).unique()) == 1 for h in range(heads) for offset in range(1 - length, length))
     with pytest.raises(ValueError, match=f"which has {length} "):
@@ -716,10 +717,10 @@ def test_e2_attention_of_the_recurrent_decoder_is_a_distribution_with_true_gradi
     s = torch.randn(2, 1, 1, 4, dtype=torch.float64, requires_grad=True)
 
     def context(s, states):
-        return model.core(s, states[:, None], states[:, None], mask=open_mask(1, 5), places=places(1, 5))
+        return model.core(s, model.core.key(states[:, None]), states[:, None], mask=open_mask(1, 5), places=places(1, 5))
 
     assert torch.autograd.gradcheck(context, (s, states))
-    weights = model.core.weights(s, states[:, None], mask=open_mask(1, 5), places=places(1, 5))
+    weights = model.core.weights(s, model.core.key(states[:, None]), mask=open_mask(1, 5), places=places(1, 5))
     torch.testing.assert_close(weights.sum(-1), torch.ones(2, 1, 1, dtype=torch.float64))
     assert (weights > 0).all()
 
@@ -762,10 +763,12 @@ def test_e2_it_learns_to_look_where_the_word_comes_from(task, aligned):
 def test_e3_two_projections_are_a_bilinear_score():
     projected, bilinear = ProjectedSpec(size=3, scaled=False).build(2, 5, 4), BilinearSpec(scaled=False).build(2, 5, 4)
     with torch.no_grad():
-        bilinear.weight.copy_(projected.query @ projected.key.transpose(1, 2))
+        bilinear.weight.copy_(projected.query_weight @ projected.key.weight.transpose(1, 2))
     q, k = torch.randn(1, 2, 3, 5), torch.randn(1, 2, 6, 4)
     circumstances = {"mask": open_mask(3, 6), "places": places(3, 6)}
-    torch.testing.assert_close(projected.weights(q, k, **circumstances), bilinear.weights(q, k, **circumstances), rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        projected.weights(q, projected.key(k), **circumstances), bilinear.weights(q, k, **circumstances), rtol=0, atol=1e-6
+    )
 
 
 def test_e3_a_score_of_your_own_is_one_line():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from rich.cells import cell_len
 from test_size import PUBLISHED
 
 from manyheads import presets, read_model
@@ -43,8 +45,8 @@ def refused(*arguments):
 def test_show_json_of_every_published_preset():
     # one process for all: what a shell would run twenty times
     code = (
-        "import json, sys\nfrom manyheads.show import describe\n"
-        "print(json.dumps({n: describe(n, [], batch=1, length=8, source_length=8)['parameters'] for n in sys.argv[1:]}))"
+        "import json, sys\nfrom manyheads.show import describe_model\n"
+        "print(json.dumps({n: describe_model(n, [], length=8)['parameters'] for n in sys.argv[1:]}))"
     )
     done = subprocess.run([sys.executable, "-c", code, *PUBLISHED], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == PUBLISHED
@@ -73,10 +75,31 @@ def test_show_expands_patterns(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text('vocab = 9\n[decoder]\nlayers = 4\nmask = {causal = true}\npattern = [{mask.window = 2}, {position = "rope"}]\n')
     text = run("show", path).stdout
-    assert "layer 0" in text
+    assert "layers 0, 2" in text
+    assert "layers 1, 3" in text
     assert "window=2" in text
     resolved = tomllib.loads(run("show", path, "--toml").stdout)
     assert read_model(resolved) == read_model(tomllib.loads(path.read_text()))
+
+
+def test_toml_shown_is_shown_the_same(tmp_path):
+    path = tmp_path / "again.toml"
+    path.write_text(run("show", "mae-tiny", "--toml").stdout)
+    first, again = (json.loads(run("show", target, "--json").stdout) for target in ("mae-tiny", path))
+    assert first | {"name": ""} == again | {"name": ""}
+
+
+def test_a_short_table_shortens_the_text_the_costs_are_for(tmp_path):
+    path = tmp_path / "short.toml"
+    path.write_text('vocab = 9\n[decoder]\nposition = {kind = "learned", length = 64}\n')
+    assert json.loads(run("show", path, "--json").stdout)["flops"]["length"] == 64
+
+
+@pytest.mark.parametrize("target", ["mistral-7b", "t5-small", "rnnsearch", "parts", "position"])
+def test_nothing_is_cut_off_on_a_narrow_terminal(target):
+    text = run("show", target, env=os.environ | {"COLUMNS": "80"}).stdout
+    assert "…" not in text.replace("e(w_{t−n+2}) … e(w_t)", "").replace("sin, cos …", "").replace("cos …", "")
+    assert max(map(cell_len, text.splitlines())) <= 80
 
 
 def test_show_reads_the_model_of_a_run_file(tmp_path):
@@ -87,7 +110,13 @@ def test_show_reads_the_model_of_a_run_file(tmp_path):
 
 def test_show_parts_lists_every_slot_kind_and_field():
     slots = {slot["slot"]: slot for slot in json.loads(run("show", "parts", "--json").stdout)["slots"]}
-    assert set(slots) == set(SLOTS)
+    assert set(slots) >= set(SLOTS)
+    tables = {name: {field["field"] for field in slots[name]["fields"]} for name in set(slots) - set(SLOTS)}
+    assert {"causal", "window", "prefix"} <= tables["mask"]
+    assert {"layers", "width", "pattern", "distinct", "final_norm"} <= tables["decoder"]
+    assert {"vocab", "source_vocab", "head"} <= tables["model"]
+    assert {"order", "hidden"} <= tables["ngram"]
+    assert "two_way" in tables["recurrent"]
     for name, base in SLOTS.items():
         kinds = {kind["kind"]: kind for kind in slots[name]["kinds"]}
         assert set(kinds) == set(base.kinds)
@@ -120,7 +149,11 @@ def test_show_alone_lists_the_presets_with_their_source():
         (["show", "gpt2", "-s", "decoder.width"], "an override is path=value"),
         (["show", "gpt2", "--length", "2000"], "position 1999 is beyond"),
         (["show", "missing.toml"], "cannot read missing.toml: No such file"),
-        (["show", "gpt2", "--parts", "missing.py"], "missing.py is not a Python file"),
+        (["show", "gpt2", "--parts", "missing.py"], "there is no file missing.py"),
+        (["show", "gpt2", "-s", "decoder.mask=causal"], "decoder.mask: given 'causal', expected a table"),
+        (["show", "gpt2", "-s", "encoder.layers=2"], "nothing in the decoder looks at the encoder"),
+        (["show", "gpt2", "--source-length", "9"], "is for a model that reads a source"),
+        (["show", "gpt2", "--toml", "--json"], "choose one"),
         (["show", "parts", "-s", "a=1"], "name a preset or a file"),
     ],
 )

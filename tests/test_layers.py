@@ -19,7 +19,7 @@ STANDS_ON = {
     "spec": set(),
     "parts": {"spec"},
     "model": {"parts", "spec"},
-    "presets": {"spec"},
+    "presets": {"model", "spec"},
     "convert": {"model", "parts", "spec"},
     "labs": set(),
     "show": {"model", "parts", "presets", "spec"},

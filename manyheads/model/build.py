@@ -16,6 +16,8 @@ Model = Transformer | Recurrent | Ngram
 
 def outline(spec: ModelSpec) -> Model:
     """The model without memory: every shape is there, no number is."""
+    if not isinstance(spec, ModelSpec):
+        raise SpecError(f"given a {type(spec).__name__}, expected a ModelSpec, as read and read_model make")
     if spec.vocab == "tokenizer":
         raise SpecError("is 'tokenizer': the number of tokens is known only with the data; give a number to build without", ("vocab",))
     vocab = spec.vocab or 0

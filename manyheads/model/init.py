@@ -6,17 +6,19 @@ from torch import Tensor, nn
 
 from manyheads.spec import Part, field
 
-# the matrices that write into the stream between layers, by the name they have in every part
-INTO_STREAM = ("output", "down")
+
+def into_stream(path: str) -> bool:
+    """Whether a matrix writes into the stream between layers: the last of attention, the last of feed-forward."""
+    return ".layers." in path and path.rpartition(".")[2] in ("output", "down")
 
 
 class InitSpec(Part, slot="init", default="normal"):
     """What the matrices hold before training; norms start at one, biases at zero."""
 
-    def matrix(self, module: nn.Linear, role: str, *, layers: int) -> None:
+    def matrix(self, module: nn.Linear, path: str, *, layers: int) -> None:
         raise NotImplementedError
 
-    def table(self, weight: Tensor) -> None:
+    def table(self, weight: Tensor, path: str) -> None:
         raise NotImplementedError
 
 
@@ -29,11 +31,11 @@ class NormalInitSpec(InitSpec, kind="normal"):
     std: float = field(0.02, "σ", gt=0)
     scaled: bool = field(True, "the smaller σ for what writes into the stream")
 
-    def matrix(self, module: nn.Linear, role: str, *, layers: int) -> None:
-        shrink = (2 * max(layers, 1)) ** -0.5 if self.scaled and role in INTO_STREAM else 1.0
+    def matrix(self, module: nn.Linear, path: str, *, layers: int) -> None:
+        shrink = (2 * max(layers, 1)) ** -0.5 if self.scaled and into_stream(path) else 1.0
         nn.init.normal_(module.weight, std=self.std * shrink)
 
-    def table(self, weight: Tensor) -> None:
+    def table(self, weight: Tensor, path: str) -> None:
         nn.init.normal_(weight, std=self.std)
 
 
@@ -43,26 +45,27 @@ class XavierInitSpec(InitSpec, kind="xavier"):
     Glorot and Bengio 2010, as used for Vaswani et al. 2017.
     """
 
-    def matrix(self, module: nn.Linear, role: str, *, layers: int) -> None:
+    def matrix(self, module: nn.Linear, path: str, *, layers: int) -> None:
         nn.init.xavier_uniform_(module.weight)
 
-    def table(self, weight: Tensor) -> None:
+    def table(self, weight: Tensor, path: str) -> None:
         nn.init.normal_(weight, std=weight.shape[-1] ** -0.5)
 
 
 class FanInInitSpec(InitSpec, kind="fan-in"):
-    """N(0, 1/in), queries N(0, 1/(in·K)) because the scores are not scaled; tables N(0, 1)
+    """N(0, 1/in), queries N(0, 1/(in·K)) because the scores are not scaled; tables and a head of its own N(0, 1)
 
-    Raffel et al. 2020, arXiv 1910.10683, as published in code.
+    Raffel et al. 2020, arXiv 1910.10683, as published in code, but for the relative biases: N(0, 1) too, where it has N(0, 1/D).
     """
 
     factor: float = field(1.0, "multiplies every σ", gt=0)
 
-    def matrix(self, module: nn.Linear, role: str, *, layers: int) -> None:
-        size = getattr(module, "size", 1) if role == "query" else 1
-        nn.init.normal_(module.weight, std=self.factor * (module.in_features * size) ** -0.5)
+    def matrix(self, module: nn.Linear, path: str, *, layers: int) -> None:
+        of_head = path.startswith("head.")  # a head of its own begins like a table
+        size = getattr(module, "size", 1) if path.endswith(".query") else 1
+        nn.init.normal_(module.weight, std=self.factor * (1.0 if of_head else (module.in_features * size) ** -0.5))
 
-    def table(self, weight: Tensor) -> None:
+    def table(self, weight: Tensor, path: str) -> None:
         nn.init.normal_(weight, std=self.factor)
 
 
@@ -71,10 +74,9 @@ def initialise(model: nn.Module, init: InitSpec, *, layers: int) -> None:
     for path, module in model.named_modules():
         if reset := getattr(module, "reset_parameters", None):
             reset()
-        role = path.rpartition(".")[2]
         if isinstance(module, nn.Linear):
-            init.matrix(module, role, layers=layers)
+            init.matrix(module, path, layers=layers)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding):
-            init.table(module.weight)
+            init.table(module.weight, path)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from manyheads.model.spec import ModelSpec
 from manyheads.model.state import select
-from manyheads.parts.embed import Inputs, Rows
+from manyheads.parts.embed import Inputs, Rows, look_up
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,10 @@ class Ngram(nn.Module):
         self.head = spec.head.build(own.hidden or own.width, vocab, Rows(own.width, own.width))
         self.before = own.order - 2
 
+    @property
+    def writes(self) -> bool:
+        return True
+
     def forward(self, inputs: Inputs | Tensor, source: Inputs | Tensor | None = None) -> Tensor:
         inputs = Inputs.of(inputs)
         return self.step(inputs, self.start(source, batch=inputs.batch))[0]
@@ -46,11 +50,19 @@ class Ngram(nn.Module):
 
     def step(self, inputs: Inputs | Tensor, state: NgramState) -> tuple[Tensor, NgramState]:
         given = Inputs.of(inputs)
-        e_BLD = self.embedding(given.tokens)
+        batch, length = given.tokens.shape
+        e_BLD, order = look_up(given.tokens, self.embedding.weight), None
+        last = state.last if len(state.last) == batch else state.last.expand(batch, -1, -1)
+        counts = torch.full((batch,), length, device=e_BLD.device)
         if given.padding is not None:
-            e_BLD = e_BLD.masked_fill(given.padding[..., None], 0.0)  # before the text begins, an embedding is zero
-        text = torch.cat((state.last.expand(len(e_BLD), -1, -1), e_BLD), dim=1)
+            # real tokens side by side, in their order, whichever side was padded
+            order = given.padding.to(torch.int8).argsort(dim=1, stable=True)
+            e_BLD, counts = e_BLD.gather(1, order[..., None].expand_as(e_BLD)), (~given.padding).sum(dim=1)
+        text = torch.cat((last, e_BLD), dim=1)
         windows = text.unfold(1, self.before + 1, 1).transpose(2, 3).flatten(2)
         h_BLD = self.dropout(torch.tanh(self.hidden(windows)))
+        if order is not None:
+            h_BLD = torch.zeros_like(h_BLD).scatter(1, order[..., None].expand_as(h_BLD), h_BLD)
         logits = self.head(h_BLD, table=self.embedding.weight, padding=given.padding)
-        return logits, NgramState(text[:, text.shape[1] - self.before :])
+        kept = counts[:, None] + torch.arange(self.before, device=text.device)
+        return logits, NgramState(text.gather(1, kept[..., None].expand(-1, -1, text.shape[-1])))

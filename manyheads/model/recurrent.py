@@ -14,6 +14,7 @@ from manyheads.parts.embed import Inputs, Memory, positions_of
 from manyheads.parts.mask import Mask
 from manyheads.parts.position import Places
 from manyheads.parts.recurrent import Cell
+from manyheads.spec import located
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class RecurrentState:
     cells: Tensor
     read: Tensor
     memory: Memory | None = None
+    keys: Tensor | None = None  # what the score function makes of the memory, once a source
 
     def select(self, rows: Tensor) -> RecurrentState:
         return select(self, rows)
@@ -40,20 +42,24 @@ class Encoder(nn.Module):
     def forward(self, source: Inputs) -> tuple[Memory, Tensor]:
         """The memory, and the output at each row's end of reading (backwards: at its beginning)."""
         positions = positions_of(source)
-        x_BMD = self.embed(source, positions, table=None, memory=None)
+        counted = source.positions is None
+        places = Places(positions, positions, bound=source.length if counted else None)
+        x_BMD = self.embed(source, places, table=None, memory=None)
+        given = None if source.padding is None and counted else positions.expand(source.batch, -1)
         if source.padding is None:
             h_BMD, _ = self.reader(x_BMD)
-            return Memory(h_BMD, positions), self.ends(h_BMD, h_BMD[:, -1])
+            return Memory(h_BMD, given, counted=counted), self.ends(h_BMD, h_BMD[:, -1])
         order = source.padding.to(torch.int8).argsort(dim=1, stable=True)  # real tokens first: the packing cuts the rest
         x_BMD = x_BMD.gather(1, order[..., None].expand_as(x_BMD))
-        lengths = (~source.padding).sum(dim=1).cpu()
+        nothing = source.padding.all(dim=1)
+        lengths = (~source.padding).sum(dim=1).clamp(min=1).cpu()  # a row of padding alone reads one token, and forgets it
         packed = pack_padded_sequence(x_BMD, lengths, batch_first=True, enforce_sorted=False)
         output, _ = self.reader(packed)
         h_BMD, _ = pad_packed_sequence(output, batch_first=True, total_length=source.length)
         last = h_BMD.gather(1, (lengths - 1).to(h_BMD.device)[:, None, None].expand(-1, 1, h_BMD.shape[-1])).squeeze(1)
         last = self.ends(h_BMD, last)
         h_BMD = torch.zeros_like(h_BMD).scatter(1, order[..., None].expand_as(h_BMD), h_BMD)
-        return Memory(h_BMD, positions, source.padding), last
+        return Memory(h_BMD, given, source.padding, counted=counted), last.masked_fill(nothing[:, None], 0.0)
 
     def ends(self, h_BMD: Tensor, last_BD: Tensor) -> Tensor:
         """The output where reading ends: of the backward half, at the first token."""
@@ -77,11 +83,17 @@ class Recurrent(nn.Module):
         self.encoder = Encoder(own, spec.source_vocab or vocab) if own.source else None
         self.bridge = nn.Linear(memory_width, own.layers * own.width) if own.source else None
         self.embed = own.embed.build(vocab, size, own.position, None)
-        self.core = own.core.build(1, own.width, memory_width) if own.source and own.attention else None
+        with located("recurrent", "core"):
+            self.core = own.core.build(1, own.width, memory_width) if own.source and own.attention else None
         self.cells = nn.ModuleList(Cell(own.cell, size + context if i == 0 else own.width, own.width) for i in range(own.layers))
         self.readout = own.readout.build(own.width, size, context)
         self.dropout = nn.Dropout(own.dropout)
-        self.head = spec.head.build(self.readout.width, vocab, self.embed.rows())
+        with located("head"):
+            self.head = spec.head.build(self.readout.width, vocab, self.embed.rows())
+
+    @property
+    def writes(self) -> bool:
+        return True
 
     @property
     def table(self) -> Tensor | None:
@@ -107,16 +119,19 @@ class Recurrent(nn.Module):
         first = torch.tanh(self.bridge(last)).unflatten(-1, (own.layers, -1))
         rest = first.new_zeros(len(first), own.layers, (self.cell_states - 1) * own.width)
         read = torch.zeros(len(first), 1, dtype=torch.long, device=first.device)
-        return RecurrentState(torch.cat((first, rest), dim=-1), read, memory)
+        keys = None if self.core is None else self.core.key(memory.states[:, None])
+        return RecurrentState(torch.cat((first, rest), dim=-1), read, memory, keys)
 
     def step(self, inputs: Inputs | Tensor, state: RecurrentState) -> tuple[Tensor, RecurrentState]:
         given = Inputs.of(inputs)
         real = torch.ones_like(given.tokens, dtype=torch.bool) if given.padding is None else ~given.padding
+        if len(state.cells) != given.batch:
+            raise ValueError(f"the state holds {len(state.cells)} texts and is given the next tokens of {given.batch}")
         positions = positions_of(given, state.read).expand(given.batch, -1)
-        e_BLD = self.embed(given, positions, table=None, memory=None)
+        e_BLD = self.embed(given, Places(positions, positions), table=None, memory=None)
         cells, outputs = state.cells, []
         for i in range(given.length):
-            context = self.look(cells, positions[:, i : i + 1], state.memory)
+            context = self.look(cells, positions[:, i : i + 1], state)
             after = self.advance(torch.cat((e_BLD[:, i], context), dim=-1), cells)
             cells = torch.where(real[:, i, None, None], after, cells)  # padding is not read
             outputs.append(self.readout(self.top(cells), e_BLD[:, i], context))
@@ -136,11 +151,12 @@ class Recurrent(nn.Module):
             x_BD = self.dropout(after[-1][:, : cells.shape[-1] // self.cell_states])
         return torch.stack(after, dim=1)
 
-    def look(self, cells: Tensor, position: Tensor, memory: Memory | None) -> Tensor:
+    def look(self, cells: Tensor, position: Tensor, state: RecurrentState) -> Tensor:
         """c_i = Σ_j α_ij h_j with α_i = softmax_j(score(s_{i−1}, h_j)); nothing where there is no attention."""
-        if self.core is None or memory is None:
+        memory = state.memory
+        if self.core is None or memory is None or state.keys is None:
             return cells.new_zeros(len(cells), 0)
         q, h = self.top(cells)[:, None, None], memory.states[:, None]
         mask = Mask(1, h.shape[2], h.device, padding_BM=memory.padding)
-        context: Tensor = self.core(q, h, h, mask=mask, places=Places(position, memory.positions))
+        context: Tensor = self.core(q, state.keys, h, mask=mask, places=Places(position, memory.places()))
         return context[:, 0, 0]

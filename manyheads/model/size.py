@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from manyheads.model.build import Model, outline
 from manyheads.model.spec import ModelSpec, TowerSpec
 from manyheads.model.state import size_of
 from manyheads.parts.attend import Core
-from manyheads.parts.attention import ChunksLinear
 from manyheads.parts.embed import Inputs
-from manyheads.parts.head import TokenHead
 
 BYTES = 4  # of a float32
 
@@ -41,12 +42,10 @@ def size(spec: ModelSpec, *, batch: int = 1, length: int = 128, source_length: i
     """Runs the model once without memory, counting what every part multiplies and keeps."""
     model = outline(spec).eval()
     inputs, source = blank(spec, batch, length, source_length or length)
-    count = Count()
-    handles = [module.register_forward_hook(count.at(path), with_kwargs=True) for path, module in model.named_modules()]
-    with torch.device("meta"):
+    kept = Kept(model)
+    with torch.device("meta"), torch.no_grad(), Products(model) as products:
         model(inputs, source) if source else model(inputs)
-    for handle in handles:
-        handle.remove()
+    kept_bytes = kept.bytes()
     parameters = Counter[str]()
     for path, parameter in model.named_parameters():
         parameters[part_of(path)] += parameter.numel()
@@ -57,11 +56,11 @@ def size(spec: ModelSpec, *, batch: int = 1, length: int = 128, source_length: i
         batch=batch,
         length=length,
         source_length=source.length if source else None,
-        multiply_adds=count.products.total(),
-        multiply_adds_by_part=dict(count.products),
+        multiply_adds=products.by_part.total(),
+        multiply_adds_by_part=dict(products.by_part),
         weights_bytes=weights,
-        activation_bytes=count.kept(),
-        training_bytes=4 * weights + count.kept(),
+        activation_bytes=kept_bytes,
+        training_bytes=4 * weights + kept_bytes,
         cache_bytes=cache_bytes(model, inputs, source),
     )
 
@@ -87,52 +86,53 @@ def blank(spec: ModelSpec, batch: int, length: int, source_length: int) -> tuple
 def part_of(path: str) -> str:
     """'decoder.layers.3.attention.query.weight' → 'decoder.layers.attention': layers together, a part a row."""
     steps = [step for step in path.split(".") if not step.isdigit()]
-    return ".".join(steps[: 3 if "layers" in steps else 2])
+    return ".".join(steps[: 3 if "layers" in steps else 2 if steps[0] in ("encoder", "decoder") else 1])
 
 
-class Count:
-    """Collects products by part and every tensor that passes between modules, once each."""
+class Products(TorchDispatchMode):
+    """Multiply–adds by part: every product goes to the innermost module at work, counted by torch's own formulas."""
 
-    def __init__(self) -> None:
-        self.products = Counter[str]()
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.by_part, self.at_work = Counter[str](), list[str]()
+        for path, module in model.named_modules():
+            module.register_forward_pre_hook(partial(self._enter, path))
+            module.register_forward_hook(self._leave)
+
+    def _enter(self, path: str, *_: Any) -> None:
+        self.at_work.append(path)
+
+    def _leave(self, *_: Any) -> None:
+        self.at_work.pop()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if formula := flop_registry.get(func.overloadpacket):
+            self.by_part[part_of(self.at_work[-1])] += formula(*args, **(kwargs or {}), out_val=made) // 2
+        return made
+
+
+class Kept:
+    """Every tensor that passes between modules, once each: about what a backward pass keeps."""
+
+    def __init__(self, model: nn.Module) -> None:
         self.tensors: dict[int, Tensor] = {}
+        for module in model.modules():
+            module.register_forward_hook(self, with_kwargs=True)
 
-    def at(self, path: str) -> Any:
-        def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            if products := multiply_adds(module, args, output):
-                self.products[part_of(path)] += products
-            if not list(module.children()) or isinstance(module, Core):
-                tensors = [value for value in (*args, output) if isinstance(value, Tensor) and value.is_floating_point()]
-                self.tensors.update({id(tensor): tensor for tensor in tensors})
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if not list(module.children()) or isinstance(module, Core):
+            tensors = [value for value in (*args, output) if isinstance(value, Tensor) and value.is_floating_point()]
+            self.tensors.update({id(tensor): tensor for tensor in tensors})
 
-        return hook
-
-    def kept(self) -> int:
+    def bytes(self) -> int:
         return sum(tensor.numel() * BYTES for tensor in self.tensors.values())
-
-
-def multiply_adds(module: nn.Module, args: Any, output: Any) -> int:
-    """The products a module computes itself; what its children compute is theirs."""
-    if isinstance(module, nn.Linear):
-        return output.numel() * module.in_features
-    if isinstance(module, ChunksLinear):
-        return output.numel() * module.weight.shape[1]
-    if isinstance(module, TokenHead):
-        return output.numel() * module.size
-    if isinstance(module, Core):
-        return module.multiply_adds(*args)
-    if isinstance(module, nn.RNNBase | nn.RNNCellBase):
-        matrices = sum(parameter.numel() for parameter in module.parameters() if parameter.dim() == 2)
-        return matrices * (args[0].numel() // args[0].shape[-1])
-    return 0
 
 
 def cache_bytes(model: Model, inputs: Inputs, source: Inputs | None) -> int | None:
     """What a state holds after reading the inputs; None for a model that does not write."""
-    with torch.device("meta"):
-        try:
-            state: Any = model.start(source, batch=inputs.batch, capacity=inputs.length)
-        except ValueError:
-            return None
-        _, state = model.step(inputs, state)
+    if not model.writes:
+        return None
+    with torch.device("meta"), torch.no_grad():
+        _, state = model.step(inputs, model.start(source, batch=inputs.batch, capacity=inputs.length))  # type: ignore[arg-type]
     return size_of(state)

@@ -10,7 +10,7 @@ import manyheads.parts  # noqa: F401  (fills the slots)
 from manyheads.model.init import InitSpec, NormalInitSpec
 from manyheads.parts.attend import AdditiveSpec, CoreSpec, DotSpec
 from manyheads.parts.attention import AttentionSpec, HeadsSpec
-from manyheads.parts.embed import EmbedSpec, TokensSpec
+from manyheads.parts.embed import EmbedSpec, RestoredSpec, SharedTokensSpec, TokensSpec
 from manyheads.parts.feedforward import FeedForwardSpec, MlpSpec
 from manyheads.parts.head import HeadSpec, TiedSpec
 from manyheads.parts.mask import MaskSpec
@@ -93,6 +93,26 @@ class TowerSpec(LayerSpec):
         return self.final_norm or (self.norm if self.residual.final_norm else None)
 
 
+class DecoderSpec(TowerSpec):
+    """A tower that writes: its mask is causal unless it says otherwise."""
+
+    mask: MaskSpec = field(MaskSpec(causal=True), "who sees whom; causal unless mask.causal = false")
+
+    @field_validator("mask", mode="before")
+    @classmethod
+    def _causal(cls, value: Any) -> Any:
+        return {"causal": True} | value if isinstance(value, dict) else value
+
+
+def check_tower(tower: TowerSpec, *, alone: bool) -> None:
+    """What only the whole tower can say: nobody looks across without a neighbour, and positions join the embedding once."""
+    for layer in tower.expanded():
+        if layer.cross and alone:
+            raise SpecError("there is no encoder to attend to; cross belongs to a decoder beside one", ("cross",))
+        if layer.position != tower.position and layer.position.door == "embed":
+            raise SpecError(f"'{layer.position.kind}' is joined to the embedding, before any layer; say it for the tower", ("pattern",))
+
+
 def check_layer(layer: LayerSpec, width: int) -> None:
     """What the parts of a layer ask of each other."""
     with located("attention"):
@@ -168,7 +188,7 @@ class ModelSpec(Spec):
     vocab: int | Literal["tokenizer"] | None = field(None, "how many tokens; 'tokenizer' until the data says; none for pictures")
     source_vocab: int | None = field(None, "of the encoder, where it is another", ge=1, le=1 << 22)
     encoder: TowerSpec | None = field(None, "reads the source, or all there is")
-    decoder: TowerSpec | None = field(None, "writes; beside an encoder usually with cross = true")
+    decoder: DecoderSpec | None = field(None, "writes; beside an encoder usually with cross = true")
     recurrent: RecurrentSpec | None = field(None, "the network that transformers replaced")
     ngram: NgramSpec | None = field(None, "the network before that")
     head: HeadSpec = field(TiedSpec(), "what is made of the last layer")
@@ -186,11 +206,36 @@ class ModelSpec(Spec):
         given = [name for name in SHAPES if getattr(self, name) is not None]
         if given not in (["encoder"], ["decoder"], ["encoder", "decoder"], ["recurrent"], ["ngram"]):
             raise SpecError(f"a model is an encoder, a decoder, both, recurrent or ngram; given {' and '.join(given) or 'none of them'}")
-        if self.encoder and self.encoder.cross:
-            raise SpecError("an encoder has nobody to attend to; cross belongs to the decoder", ("encoder", "cross"))
-        if self.decoder and self.decoder.cross and not self.encoder:
-            raise SpecError("there is no encoder to attend to; add one or leave cross out", ("decoder", "cross"))
+        for name in ("encoder", "decoder"):
+            if tower := getattr(self, name):
+                with located(name):
+                    check_tower(tower, alone=name == "encoder" or self.encoder is None)
+        self._check_sharing()
+        reads_tokens = any(isinstance(own.embed, TokensSpec) for own in (self.encoder, self.decoder, self.recurrent) if own)
+        if self.vocab is None and (reads_tokens or self.ngram):
+            raise SpecError("is required where there are tokens: how many there are", ("vocab",))
         return self
+
+    def _check_sharing(self) -> None:
+        """What one tower takes from the other must be there, and be of use."""
+        encoder, decoder = self.encoder, self.decoder
+        if decoder is None or encoder is None:
+            if decoder is not None and isinstance(decoder.embed, SharedTokensSpec | RestoredSpec):
+                raise SpecError(f"'{decoder.embed.kind}' takes from an encoder, and there is none", ("decoder", "embed"))
+            return
+        if decoder.layers and not any(layer.cross for layer in decoder.expanded()) and not isinstance(decoder.embed, RestoredSpec):
+            raise SpecError("nothing in the decoder looks at the encoder; set cross = true", ("decoder", "cross"))
+        if isinstance(decoder.embed, SharedTokensSpec):
+            with located("decoder", "embed"):
+                if not isinstance(encoder.embed, TokensSpec):
+                    raise SpecError("the encoder has no token table to share")
+                theirs, ours = (
+                    tower.position.token_width(getattr(tower.embed, "size", None) or tower.width) for tower in (encoder, decoder)
+                )
+                if theirs != ours:
+                    raise SpecError(f"the encoder's table has rows of {theirs}, this tower reads rows of {ours}; 'tokens' has its own")
+                if self.source_vocab not in (None, self.vocab):
+                    raise SpecError(f"the encoder's table has {self.source_vocab} rows, the vocabulary {self.vocab}; 'tokens' has its own")
 
     @property
     def shape(self) -> str:
@@ -209,4 +254,15 @@ def read_model(tree: Tree) -> ModelSpec:
             if "like" in tree[other]:
                 raise SpecError("the towers cannot each be like the other", (name, "like"))
             tree[name] = merged(tree[other], {key: value for key, value in own.items() if key != "like"})
+    for name in SHAPES[:2]:
+        if isinstance(tree.get(name), dict):
+            tree[name] = with_cross(tree[name])
     return parse(ModelSpec, tree)
+
+
+def with_cross(tower: Tree) -> Tree:
+    """A tower whose cross-attention, where it changes single fields, changes those of the tower's own attention."""
+    if not isinstance(tower.get("cross"), dict):
+        return tower
+    own = {slot: tower[slot] for slot in tower["cross"] if slot in tower}
+    return tower | {"cross": merged(own, tower["cross"])}

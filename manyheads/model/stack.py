@@ -15,13 +15,15 @@ from manyheads.parts.attention import KeyValue, Scene
 from manyheads.parts.embed import Embed, Inputs, Memory, positions_of
 from manyheads.parts.mask import Mask, MaskSpec
 from manyheads.parts.position import Places, Position
+from manyheads.spec import located
 
 
 @dataclass(frozen=True)
 class Across:
-    """One layer's view of the encoder: keys and values of the memory, and who sees what."""
+    """One layer's view of the encoder: the memory, its keys and values where they were made before, and who sees what."""
 
-    memory: KeyValue
+    memory: Memory
+    kept: KeyValue | None
     scene: Scene
 
 
@@ -31,10 +33,12 @@ class Layer(nn.Module):
     def __init__(self, spec: LayerSpec, width: int, memory_width: int | None) -> None:
         super().__init__()
         self.attention = spec.attention.build(width, spec.core)
+        self.position = build_position(spec, width) if spec.position.per_layer else None
         self.cross = None
         if spec.cross is not None:
             attention, core = spec.cross.attention or spec.attention, spec.cross.core or spec.core
-            self.cross = attention.build(width, core, memory_width)
+            with located("cross"):
+                self.cross = attention.build(width, core, memory_width)
         self.feedforward = spec.feedforward.build(width)
         self.residual = spec.residual.build(spec.norm, width, 2 if self.cross is None else 3)
 
@@ -42,11 +46,20 @@ class Layer(nn.Module):
         sublayers = [partial(self.attend, scene=scene, cache=cache), self.feedforward]
         if self.cross is not None:
             assert across is not None, "a layer with cross-attention needs a memory"
-            sublayers.insert(1, partial(self.cross, memory=across.memory, scene=across.scene))
+            sublayers.insert(1, partial(self.look_across, across=across))
         return self.residual(x_BLD, sublayers)
 
     def attend(self, x_BLD: Tensor, scene: Scene, cache: Cache) -> Tensor:
         return self.attention(x_BLD, cache.extend(self.attention.memory(x_BLD, scene)), scene)
+
+    def look_across(self, x_BLD: Tensor, across: Across) -> Tensor:
+        assert self.cross is not None
+        memory = across.kept or self.cross.memory(across.memory.states, across.scene)
+        return self.cross(x_BLD, memory, across.scene)
+
+
+def build_position(spec: LayerSpec, width: int) -> Position:
+    return spec.position.build(spec.attention.heads, spec.attention.query_size(width, spec.core))
 
 
 class Stack(nn.Module):
@@ -55,30 +68,37 @@ class Stack(nn.Module):
     def __init__(self, spec: TowerSpec, vocab: int, memory_width: int | None = None) -> None:
         super().__init__()
         self.spec, self.layer_specs = spec, spec.expanded()
-        self.embed: Embed = spec.embed.build(vocab, spec.width, spec.position, memory_width)
+        with located("embed"):
+            self.embed: Embed = spec.embed.build(vocab, spec.width, spec.position, memory_width)
         self.layers = nn.ModuleList(Layer(layer, spec.width, memory_width) for layer in self.layer_specs[:: spec.run])
-        self.positions, self.position_of = self._positions()
+        self.positions, self.position_of = self._shared_positions()
+        self.masks = list(dict.fromkeys(layer.mask for layer in self.layer_specs))
+        self.mask_of = [self.masks.index(layer.mask) for layer in self.layer_specs]
         self.no_position = Position()
         closing = spec.closing_norm()
         self.norm = closing.build(spec.width) if closing else nn.Identity()
 
-    def _positions(self) -> tuple[nn.ModuleList, list[int]]:
-        """The position modules and which one each layer uses: its own where each learns one, else one for all alike."""
-        modules, place_of = nn.ModuleList(), {}
-        order = []
-        for i, layer in enumerate(self.layer_specs):
-            size = layer.attention.query_size(self.spec.width, layer.core)
-            alike = (layer.position, layer.attention.heads, size, i // self.spec.run if layer.position.per_layer else None)
-            if alike not in place_of:
-                place_of[alike] = len(modules)
-                modules.append(layer.position.build(layer.attention.heads, size))
-            order.append(place_of[alike])
+    def _shared_positions(self) -> tuple[nn.ModuleList, list[int | None]]:
+        """The position modules that layers share, and which each layer uses; None where a layer has its own."""
+        modules, places, order = nn.ModuleList(), dict[object, int](), list[int | None]()
+        for layer in self.layer_specs:
+            alike = (layer.position, layer.attention.heads, layer.attention.query_size(self.spec.width, layer.core))
+            if not layer.position.per_layer and alike not in places:
+                places[alike] = len(modules)
+                modules.append(build_position(layer, self.spec.width))
+            order.append(places.get(alike))
         return modules, order
 
     def layer(self, index: int) -> Layer:
         layer = self.layers[index // self.spec.run]
         assert isinstance(layer, Layer)
         return layer
+
+    def position(self, index: int) -> Position:
+        shared = self.position_of[index]
+        position = self.layer(index).position if shared is None else self.positions[shared]
+        assert isinstance(position, Position)
+        return position
 
     def empty(self, cache: Cache, span: int | None = None) -> Seen:
         """Nothing read yet, and a cache of this sort a layer."""
@@ -95,84 +115,114 @@ class Stack(nn.Module):
         inputs = self.embed.lay_out(inputs)
         seen = seen or self.empty(Uncached(), inputs.span)
         now = after(seen, inputs)
-        assert now.positions is not None
-        places = Places(now.positions[:, seen.length :], now.positions, seen.span)
-        x_BLD = self.embed(inputs, places.query, table=table, memory=memory)
+        places = places_of(seen, now, inputs.tokens.device)
+        x_BLD = self.embed(inputs, places, table=table, memory=memory)
         scenes = self._scenes(inputs, places, seen, now, x_BLD.dtype)
-        across = self._across(inputs, places.query, memory, kept)
+        across = self._across(inputs, places, memory, kept)
         for i, (scene, cache, view) in enumerate(zip(scenes, now.caches, across, strict=True)):
             x_BLD = self.layer(i)(x_BLD, scene, cache, view)
         return self.norm(x_BLD), now
 
     def _scenes(self, inputs: Inputs, places: Places, seen: Seen, now: Seen, dtype: torch.dtype) -> list[Scene]:
-        plans: dict[int, object] = {}
-        masks: dict[MaskSpec, Mask] = {}
+        masks = [mask_for(spec, inputs, seen, now) for spec in self.masks]
+        shared = [self.position_of.index(i) for i in range(len(self.positions))]
+        plans = [self.position(layer).plan(places, dtype) for layer in shared]
         scenes = []
-        for spec, index in zip(self.layer_specs, self.position_of, strict=True):
-            position = self.positions[index]
-            assert isinstance(position, Position)
-            if index not in plans:
-                plans[index] = position.plan(places, dtype)
-            if spec.mask not in masks:
-                masks[spec.mask] = mask_of(spec.mask, inputs, seen, now)
-            scenes.append(Scene(position, plans[index], masks[spec.mask], places))
+        for i, place in enumerate(self.position_of):
+            position = self.position(i)
+            plan = position.plan(places, dtype) if place is None else plans[place]
+            scenes.append(Scene(position, plan, masks[self.mask_of[i]], places))
         return scenes
 
     def memories(self, memory: Memory) -> list[KeyValue | None]:
         """Keys and values of the memory, once a source and layer; None where a layer does not look across."""
-        scene = self._cross_scene(memory, memory.positions, queries=0, segments=None)
+        scene = self._cross_scene(memory, Places(memory.places(), memory.places()), queries=0, segments=None)
         crosses = (self.layer(i).cross for i in range(self.spec.layers))
         return [None if cross is None else cross.memory(memory.states, scene) for cross in crosses]
 
-    def _cross_scene(self, memory: Memory, places: Tensor, *, queries: int, segments: tuple[Tensor, Tensor] | None) -> Scene:
-        mask = Mask(queries, memory.states.shape[1], memory.states.device, padding_BM=memory.padding, segments=segments)
-        return Scene(self.no_position, None, mask, Places(places, memory.positions))
+    def _cross_scene(self, memory: Memory, places: Places, *, queries: int, segments: tuple[Tensor, Tensor] | None) -> Scene:
+        keys = memory.states.shape[1]
+        mask = Mask(queries, keys, memory.states.device, padding_BM=memory.padding, segments=segments)
+        bound = max(places.bound, keys) if places.bound is not None and memory.counted else None
+        return Scene(self.no_position, None, mask, Places(places.query, memory.places(), bound=bound))
 
     def _across(
-        self, inputs: Inputs, places: Tensor, memory: Memory | None, kept: Sequence[KeyValue | None] | None
+        self, inputs: Inputs, places: Places, memory: Memory | None, kept: Sequence[KeyValue | None] | None
     ) -> Sequence[Across | None]:
-        if memory is None:
+        if memory is None or not any(layer.cross for layer in self.layer_specs):
             return [None] * self.spec.layers
+        if len(memory.states) != inputs.batch:
+            raise ValueError(f"{inputs.batch} targets for {len(memory.states)} sources; each target needs its own")
         segments = None
         if memory.segments is not None and inputs.segments is not None:
             segments = (inputs.segments, memory.segments)
         elif memory.segments is not None or inputs.segments is not None:
             raise ValueError("segments must be given for source and target, or for neither")
         scene = self._cross_scene(memory, places, queries=inputs.length, segments=segments)
-        pairs = self.memories(memory) if kept is None else kept
-        return [None if pair is None else Across(pair, scene) for pair in pairs]
+        return [Across(memory, pair, scene) for pair in kept or [None] * self.spec.layers]
+
+
+def places_of(seen: Seen, now: Seen, device: torch.device) -> Places:
+    """Where the new tokens stand, and all tokens."""
+    bound = now.length if now.counted else None
+    positions = torch.arange(now.length, device=device)[None] if now.positions is None else now.positions
+    return Places(positions[:, seen.length :], positions, seen.span, bound)
 
 
 def after(seen: Seen, inputs: Inputs) -> Seen:
-    """`seen`, with the places, padding and segments of the new tokens behind it and its caches forked for the step."""
-    before: Tensor | int = seen.length
-    if seen.padding is not None:
-        before = (~seen.padding).sum(dim=1, keepdim=True)
-    positions = positions_of(inputs, before)
-    if seen.positions is not None:
-        rows = max(len(seen.positions), len(positions))
-        positions = torch.cat((seen.positions.expand(rows, -1), positions.expand(rows, -1)), dim=1)
-    padding = inputs.padding
+    """`seen`, with what is said of the new tokens behind it and its caches forked for the step."""
+    batch, device = inputs.batch, inputs.tokens.device
+    held = next((len(tensor) for tensor in (seen.padding, seen.positions, seen.segments) if tensor is not None), batch)
+    held = next((len(cache.held.key) for cache in seen.caches if cache.held is not None), held)
+    if held != batch:
+        raise ValueError(f"the state holds {held} texts and is given the next tokens of {batch}")
+    padding, positions, segments, prefix = inputs.padding, None, inputs.segments, seen.prefix
+    if any(part is not None for part in (seen.positions, seen.padding, inputs.positions, padding)):
+        before = seen.length if seen.padding is None else (~seen.padding).sum(dim=1, keepdim=True)
+        old = torch.arange(seen.length, device=device)[None] if seen.positions is None else seen.positions
+        positions = torch.cat((old.expand(batch, -1), positions_of(inputs, before).expand(batch, -1)), dim=1)
     if padding is not None or seen.padding is not None:
-        nothing = inputs.tokens.new_zeros(inputs.batch, max(seen.length, inputs.length), dtype=torch.bool)
+        nothing = torch.zeros(batch, max(seen.length, inputs.length), dtype=torch.bool, device=device)
         old = nothing[:, : seen.length] if seen.padding is None else seen.padding
         padding = torch.cat((old, nothing[:, : inputs.length] if padding is None else padding), dim=1)
-    segments = inputs.segments
     if seen.length and (segments is None) != (seen.segments is None):
         raise ValueError("segments must be given at every step or at none")
     if segments is not None and seen.segments is not None:
         segments = torch.cat((seen.segments, segments), dim=1)
-    return Seen(tuple(cache.fork() for cache in seen.caches), seen.length + inputs.length, positions, padding, segments, seen.span)
+    if inputs.prefix is not None:
+        prefix = first_prefix(seen, inputs, padding)
+    caches, counted = tuple(cache.fork() for cache in seen.caches), seen.counted and inputs.positions is None
+    return Seen(caches, seen.length + inputs.length, positions, padding, segments, prefix, counted, seen.span)
 
 
-def mask_of(spec: MaskSpec, inputs: Inputs, seen: Seen, now: Seen) -> Mask:
+def first_prefix(seen: Seen, inputs: Inputs, padding: Tensor | None) -> Tensor:
+    """A prefix is read whole, and first: its tokens see each other."""
+    assert inputs.prefix is not None
+    if seen.length:
+        raise ValueError("the length of a prefix is said with the first step, not later")
+    if inputs.prefix.device.type != "meta":
+        real = torch.full_like(inputs.prefix, inputs.length) if padding is None else (~padding).sum(dim=1)
+        short = (inputs.prefix > real) | (inputs.prefix < 0)
+        if short.any():
+            row = int(short.nonzero()[0])
+            raise ValueError(
+                f"text {row} has {int(real[row])} tokens, and its prefix is said to have {int(inputs.prefix[row])}; read it whole"
+            )
+    return inputs.prefix
+
+
+def mask_for(spec: MaskSpec, inputs: Inputs, seen: Seen, now: Seen) -> Mask:
     """A tower's mask for these queries over all that is seen."""
-    if spec.prefix and inputs.prefix is None:
+    if spec.prefix and now.prefix is None:
         raise ValueError("a prefix mask needs the length of each prefix: give prefix, one number a sequence")
-    if inputs.prefix is not None and not spec.prefix:
+    if now.prefix is not None and not spec.prefix:
         raise ValueError("prefix lengths were given, but the mask has no prefix; set mask.prefix = true")
     segments = None if inputs.segments is None or now.segments is None else (inputs.segments, now.segments)
+    ranks = None
+    if now.padding is not None and (spec.window is not None or spec.prefix):
+        counted = (~now.padding).cumsum(dim=1) - 1
+        ranks = counted[:, seen.length :], counted
     return Mask(
         queries=inputs.length, keys=now.length, device=inputs.tokens.device, offset=seen.length, causal=spec.causal,
-        window=spec.window, prefix_B=inputs.prefix, padding_BM=now.padding, segments=segments,
+        window=spec.window, prefix_B=now.prefix, padding_BM=now.padding, segments=segments, ranks=ranks,
     )  # fmt: skip

@@ -49,13 +49,23 @@ class Cache:
         return Cache(None if self.held is None else select(self.held, rows))
 
 
+class Buffer:
+    """Room for the keys and values of a text of a given length, and how much of it is written."""
+
+    def __init__(self, like: KeyValue, capacity: int) -> None:
+        self.key, self.value = (part.new_empty(part.shape[0], part.shape[1], capacity, part.shape[3]) for part in (like.key, like.value))
+        self.filled = 0
+
+    def write(self, new: KeyValue) -> KeyValue:
+        start, self.filled = self.filled, self.filled + new.key.shape[2]
+        self.key[:, :, start : self.filled], self.value[:, :, start : self.filled] = new.key, new.value
+        return KeyValue(self.key[:, :, : self.filled], self.value[:, :, : self.filled])
+
+
 class FixedCache(Cache):
-    """The same in one buffer of a given length, written in place: no copy a step.
+    """The same in one buffer of a given length, written in place: no copy a step, one only where a text branches."""
 
-    Two steps from one state would write over each other; `select` gives each branch its own buffer.
-    """
-
-    def __init__(self, capacity: int, held: KeyValue | None = None, buffer: KeyValue | None = None) -> None:
+    def __init__(self, capacity: int, held: KeyValue | None = None, buffer: Buffer | None = None) -> None:
         super().__init__(held)
         self.capacity, self.buffer = capacity, buffer
 
@@ -63,19 +73,16 @@ class FixedCache(Cache):
         return FixedCache(self.capacity, self.held, self.buffer)
 
     def extend(self, new: KeyValue) -> KeyValue:
-        start = 0 if self.held is None else self.held.key.shape[2]
-        stop = start + new.key.shape[2]
-        if stop > self.capacity:
-            raise ValueError(f"the cache holds {self.capacity} tokens and is asked to hold {stop}; start with a larger capacity")
-        if self.buffer is None:
-            self.buffer = KeyValue(*(self._room(part) for part in (new.key, new.value)))
-        self.buffer.key[:, :, start:stop], self.buffer.value[:, :, start:stop] = new.key, new.value
-        self.held = KeyValue(self.buffer.key[:, :, :stop], self.buffer.value[:, :, :stop])
+        length = 0 if self.held is None else self.held.key.shape[2]
+        if length + new.key.shape[2] > self.capacity:
+            wanted = length + new.key.shape[2]
+            raise ValueError(f"the cache holds {self.capacity} tokens and is asked to hold {wanted}; start with a larger capacity")
+        if self.buffer is None or self.buffer.filled != length:  # another branch has written on from here
+            self.buffer = Buffer(new, self.capacity)
+            if self.held is not None:
+                self.buffer.write(self.held)
+        self.held = self.buffer.write(new)
         return self.held
-
-    def _room(self, part: Tensor) -> Tensor:
-        batch, heads, _, size = part.shape
-        return part.new_empty(batch, heads, self.capacity, size)
 
     def select(self, rows: Tensor) -> Cache:
         chosen = FixedCache(self.capacity)
@@ -95,9 +102,9 @@ class Uncached(Cache):
 
 
 def select(value: Any, rows: Tensor) -> Any:
-    """The same structure with some of its batch rows; what is shared by all rows (batch 1) or is no tensor stays."""
+    """The same structure with some of its batch rows: every tensor of a state has the batch first; the rest stays."""
     if isinstance(value, Tensor):
-        return value if value.dim() and len(value) == 1 and len(rows) != 1 else value.index_select(0, rows)
+        return value.index_select(0, rows)
     if isinstance(value, Cache):
         return value.select(rows)
     if isinstance(value, tuple | list):
@@ -126,9 +133,11 @@ class Seen:
 
     caches: tuple[Cache, ...]
     length: int = 0
-    positions: Tensor | None = None  # (B or 1)×length
+    positions: Tensor | None = None  # B×length; counted from 0 if None
     padding: Tensor | None = None  # B×length
     segments: Tensor | None = None  # B×length
+    prefix: Tensor | None = None  # B
+    counted: bool = True  # whether the positions count tokens, so that none is past the length
     span: int | None = None  # how long the text may become
 
     def select(self, rows: Tensor) -> Seen:

@@ -11,6 +11,7 @@ from manyheads.model.stack import Stack
 from manyheads.model.state import Cache, FixedCache, Seen, select
 from manyheads.parts.attention import KeyValue
 from manyheads.parts.embed import Inputs, Memory
+from manyheads.spec import located
 
 
 @dataclass(frozen=True)
@@ -32,9 +33,12 @@ class Transformer(nn.Module):
         super().__init__()
         self.spec = spec
         encoder, decoder = spec.encoder, spec.decoder
-        self.encoder = Stack(encoder, spec.source_vocab or vocab) if encoder else None
-        self.decoder = Stack(decoder, vocab, encoder.width if encoder else None) if decoder else None
-        self.head = spec.head.build(self.last.spec.width, vocab, self.last.embed.rows())
+        with located("encoder"):
+            self.encoder = Stack(encoder, spec.source_vocab or vocab) if encoder else None
+        with located("decoder"):
+            self.decoder = Stack(decoder, vocab, encoder.width if encoder else None) if decoder else None
+        with located("head"):
+            self.head = spec.head.build(self.last.spec.width, vocab, self.last.embed.rows())
 
     @property
     def last(self) -> Stack:
@@ -42,6 +46,11 @@ class Transformer(nn.Module):
         tower = self.decoder or self.encoder
         assert tower is not None
         return tower
+
+    @property
+    def writes(self) -> bool:
+        """Whether it can write token by token: a decoder that never looks ahead."""
+        return self.decoder is not None and all(layer.mask.causal for layer in self.decoder.layer_specs)
 
     @property
     def table(self) -> Tensor | None:
@@ -71,12 +80,11 @@ class Transformer(nn.Module):
         if source is None:
             raise ValueError("an encoder–decoder needs a source beside the target")
         states, seen = self.encoder(Inputs.of(source))
-        assert seen.positions is not None
-        return Memory(states, seen.positions, seen.padding, seen.segments)
+        return Memory(states, seen.positions, seen.padding, seen.segments, seen.counted)
 
     def start(self, source: Inputs | Tensor | None = None, *, batch: int = 1, capacity: int | None = None) -> TransformerState:
         """A state before the first token; with a capacity, the text's utmost length, caches are fixed instead of growing."""
-        if self.decoder is None or not all(layer.mask.causal for layer in self.decoder.layer_specs):
+        if not self.writes or self.decoder is None:
             raise ValueError("only a decoder with a causal mask writes token by token")
         if capacity is None and any(layer.position.asks_span for layer in self.decoder.layer_specs):
             raise ValueError("the angles of this model depend on how long the text will be: start it with a capacity")

@@ -8,6 +8,7 @@ as in evaluation.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -29,6 +30,11 @@ class CoreSpec(Part, slot="core", default="dot"):
 
     dropout: float = field(0.0, "share of the weights dropped in training", ge=0, lt=1)
 
+    @property
+    def longest(self) -> int | None:
+        """The longest memory it can weigh; None for any."""
+        return None
+
     def build(self, heads: int, query_size: int, key_size: int) -> Core:
         raise NotImplementedError
 
@@ -39,11 +45,13 @@ class Core(nn.Module):
     A core without queries or keys is handed tensors whose last size is 0.
     """
 
+    scale = 1.0  # what q·k is multiplied by
     cell = 1  # numbers held for one score while it is computed
 
     def __init__(self, spec: CoreSpec) -> None:
         super().__init__()
         self.drop = spec.dropout
+        self.key: nn.Module = nn.Identity()  # what is made of the keys before they meet any query: done once, kept by a cache
 
     def scores(self, q_BHLK: Tensor, k_BHMK: Tensor, places: Places) -> Tensor:
         raise NotImplementedError
@@ -51,20 +59,18 @@ class Core(nn.Module):
     def normalise(self, scores_BHLM: Tensor) -> Tensor:
         return torch.softmax(scores_BHLM, dim=-1)
 
-    def multiply_adds(self, q: Tensor, k: Tensor, v: Tensor) -> int:
-        """Products of the scores and of the mean, as if nothing were masked: L·M·(K + K) a head."""
-        batch, heads, queries, size = q.shape
-        return batch * heads * queries * k.shape[2] * (size + v.shape[-1])
+    def weights(self, q: Tensor, k: Tensor, *, mask: Mask, places: Places, bias: Tensor | None = None, dropped: bool = False) -> Tensor:
+        """The distribution of every query over the keys, B×H×L×M. Looking draws no random number.
 
-    def weights(self, q: Tensor, k: Tensor, *, mask: Mask, places: Places, bias: Tensor | None = None) -> Tensor:
-        """The distribution of every query over the keys, B×H×L×M."""
+        With `dropped`, the weights as training multiplies them with v, drawn from the present random state.
+        """
         blocks = self.blocks(q, k, mask)
         if len(blocks) == 1:
-            return self._weights(q, k, mask, places, bias)
+            return self._weights(q, k, mask, places, bias, dropped)
         whole = q.new_zeros(*q.shape[:3], k.shape[2])
-        for rows, columns in blocks:  # in the order of `forward`, so that both drop the same weights
-            part = cut(rows, columns, k=k, mask=mask, places=places, bias=bias)
-            whole[:, :, rows, columns] = self._weights(q[:, :, rows], **part)
+        for rows, columns, part in blocks:  # in the order of `forward`, so that both drop the same weights
+            here = cut(rows, columns, k=k, places=places, bias=bias)
+            whole[:, :, rows, columns] = self._weights(q[:, :, rows], mask=part, dropped=dropped, **here)
         return whole
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, mask: Mask, places: Places, bias: Tensor | None = None) -> Tensor:
@@ -74,41 +80,43 @@ class Core(nn.Module):
         if len(blocks) == 1:
             return self._attended(q, k, v, mask, places, bias)
         parts = (
-            self._attended(q[:, :, rows], v=v[:, :, columns], **cut(rows, columns, k=k, mask=mask, places=places, bias=bias))
-            for rows, columns in blocks
+            self._attended(q[:, :, rows], v=v[:, :, columns], mask=part, **cut(rows, columns, k=k, places=places, bias=bias))
+            for rows, columns, part in blocks
         )
         return torch.cat(list(parts), dim=2)
 
-    def blocks(self, q: Tensor, k: Tensor, mask: Mask) -> list[tuple[slice, slice]]:
+    def blocks(self, q: Tensor, k: Tensor, mask: Mask) -> list[tuple[slice, slice, Mask]]:
         """The rows computed at once: all of them, unless the mask is banded or the scores would be too many."""
         batch, heads, queries, _ = q.shape
         most = max(1, LITERAL_LIMIT // (batch * heads * k.shape[2] * self.cell))
         if mask.form != "blocks" and queries <= most:
-            return [(slice(None), slice(None))]
-        return list(mask.blocks(most))
+            return [(slice(None), slice(None), mask)]
+        return mask.blocks(most)
 
-    def _weights(self, q: Tensor, k: Tensor, mask: Mask, places: Places, bias: Tensor | None) -> Tensor:
+    def _weights(self, q: Tensor, k: Tensor, mask: Mask, places: Places, bias: Tensor | None, dropped: bool) -> Tensor:
         scores = self.scores(q, spread(k, q), places)
         if bias is not None:
             scores = scores + bias
+        # half precision would lose the rows' sums; torch's fused kernels accumulate in float32 too
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
         seen = mask.dense
         if seen is None:
-            return F.dropout(self.normalise(scores), self.drop, self.training)
-        # a row that sees nothing has no distribution: it passes the softmax open and is emptied after
-        nobody = ~seen.any(dim=-1, keepdim=True)
-        weights = self.normalise(scores.masked_fill(~(seen | nobody), -torch.inf)).masked_fill(nobody, 0.0)
-        return F.dropout(weights, self.drop, self.training)
+            weights = self.normalise(scores)
+        else:
+            # a row that sees nothing has no distribution: it passes the softmax open and is emptied after
+            nobody = ~seen.any(dim=-1, keepdim=True)
+            weights = self.normalise(scores.masked_fill(~(seen | nobody), -torch.inf)).masked_fill(nobody, 0.0)
+        return F.dropout(weights.to(q.dtype), self.drop, self.training and dropped)
 
     def _attended(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, places: Places, bias: Tensor | None) -> Tensor:
-        return self._weights(q, k, mask, places, bias) @ spread(v, q)
+        return self._weights(q, k, mask, places, bias, dropped=True) @ spread(v, q)
 
 
-def cut(rows: slice, columns: slice, *, k: Tensor, mask: Mask, places: Places, bias: Tensor | None) -> dict[str, Any]:
+def cut(rows: slice, columns: slice, *, k: Tensor, places: Places, bias: Tensor | None) -> dict[str, Any]:
     """The circumstances of attention for some rows and the columns they reach."""
     return {
         "k": k[:, :, columns],
-        "mask": mask.rows(rows, columns),
-        "places": Places(places.query[:, rows], places.key[:, columns], places.span),
+        "places": replace(places, query=places.query[:, rows], key=places.key[:, columns]),
         "bias": None if bias is None else bias[:, :, rows, columns],
     }
 
@@ -175,26 +183,25 @@ def needs_one_size(query_size: int, key_size: int) -> None:
 class InnerProduct(Core):
     """Any core whose score is an inner product of (transformed) queries and keys: runs on the fused kernel."""
 
-    scale: float
     softcap: float | None = None
 
-    def transform(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        return q, k
+    def query(self, q_BHLK: Tensor) -> Tensor:
+        """What the core makes of the queries."""
+        return q_BHLK
 
     def scores(self, q_BHLK: Tensor, k_BHMK: Tensor, places: Places) -> Tensor:
-        q, k = self.transform(q_BHLK, k_BHMK)
-        scores = q @ k.transpose(-1, -2) * self.scale
+        scores = self.query(q_BHLK) @ k_BHMK.transpose(-1, -2) * self.scale
         return scores if self.softcap is None else self.softcap * torch.tanh(scores / self.softcap)
 
-    def blocks(self, q: Tensor, k: Tensor, mask: Mask) -> list[tuple[slice, slice]]:
+    def blocks(self, q: Tensor, k: Tensor, mask: Mask) -> list[tuple[slice, slice, Mask]]:
         if self.softcap is not None:
             return super().blocks(q, k, mask)
-        return list(mask.blocks()) if mask.form == "blocks" else [(slice(None), slice(None))]
+        return mask.blocks() if mask.form == "blocks" else [(slice(None), slice(None), mask)]
 
     def _attended(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, places: Places, bias: Tensor | None) -> Tensor:
         if self.softcap is not None:
             return super()._attended(q, k, v, mask, places, bias)
-        q, k = self.transform(q, k)
+        q = self.query(q)
         if q.shape[-1] != k.shape[-1]:
             raise ValueError(
                 f"q·k needs one size: q of shape {tuple(q.shape)} has {q.shape[-1]}, k of shape {tuple(k.shape)} has {k.shape[-1]}"
@@ -204,8 +211,8 @@ class InnerProduct(Core):
         if bias is not None:
             seen = bias if seen is None else bias.masked_fill(~seen, -torch.inf)
             seen = seen.to(q.dtype)
-        if k.shape[1] != v.shape[1]:
-            k, v = spread(k, q), spread(v, q)
+        if k.shape[1] != v.shape[1] or seen is not None:
+            k, v = spread(k, q), spread(v, q)  # shared keys beside a mask leave the fused kernels on some devices
         size = v.shape[-1]
         widest = max(q.shape[-1], size)
         # the kernel wants one size throughout; zeros change neither q·k nor the columns of v that are kept
@@ -247,12 +254,8 @@ class Bilinear(InnerProduct):
     def reset_parameters(self) -> None:
         nn.init.normal_(self.weight, std=inverse_root(self.weight.shape[1]))
 
-    def transform(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        return q @ self.weight, k
-
-    def multiply_adds(self, q: Tensor, k: Tensor, v: Tensor) -> int:
-        batch, heads, queries, size = q.shape
-        return batch * heads * queries * (size * k.shape[-1] + k.shape[2] * (k.shape[-1] + v.shape[-1]))
+    def query(self, q_BHLK: Tensor) -> Tensor:
+        return q_BHLK @ self.weight
 
 
 class ProjectedSpec(CoreSpec, kind="projected"):
@@ -272,26 +275,30 @@ class Projected(InnerProduct):
     def __init__(self, spec: ProjectedSpec, heads: int, query_size: int, key_size: int) -> None:
         super().__init__(spec)
         self.scale = inverse_root(spec.size) if spec.scaled else 1.0
-        self.query = nn.Parameter(torch.empty(heads, query_size, spec.size))
-        self.key = nn.Parameter(torch.empty(heads, key_size, spec.size))
+        self.query_weight = nn.Parameter(torch.empty(heads, query_size, spec.size))
+        self.key = ByHead(heads, key_size, spec.size)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        for weight in (self.query, self.key):
-            nn.init.normal_(weight, std=inverse_root(weight.shape[1]))
+        nn.init.normal_(self.query_weight, std=inverse_root(self.query_weight.shape[1]))
 
-    def transform(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        return q @ self.query, spread(k, q) @ self.key
-
-    def multiply_adds(self, q: Tensor, k: Tensor, v: Tensor) -> int:
-        return projected_multiply_adds(q, k, v, self.query.shape[-1])
+    def query(self, q_BHLK: Tensor) -> Tensor:
+        return q_BHLK @ self.query_weight
 
 
-def projected_multiply_adds(q: Tensor, k: Tensor, v: Tensor, size: int) -> int:
-    """Both projections to `size`, the scores at that size, and the mean."""
-    batch, heads, queries, _ = q.shape
-    projections = queries * q.shape[-1] * size + k.shape[2] * k.shape[-1] * size
-    return batch * heads * (projections + queries * k.shape[2] * (size + v.shape[-1]))
+class ByHead(nn.Module):
+    """Keys of G heads through a matrix for each of the H heads that share them."""
+
+    def __init__(self, heads: int, key_size: int, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(heads, key_size, size))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=inverse_root(self.weight.shape[1]))
+
+    def forward(self, k_BGMK: Tensor) -> Tensor:
+        return k_BGMK.repeat_interleave(len(self.weight) // k_BGMK.shape[1], dim=1) @ self.weight
 
 
 class FusedSpec(CoreSpec, kind="fused"):
@@ -308,7 +315,7 @@ class FusedSpec(CoreSpec, kind="fused"):
 
 
 class Fused(InnerProduct):
-    scale = 1.0
+    pass
 
 
 class ArgmaxSpec(CoreSpec, kind="argmax"):
@@ -380,21 +387,18 @@ class Additive(Core):
     def __init__(self, spec: AdditiveSpec, heads: int, query_size: int, key_size: int) -> None:
         super().__init__(spec)
         self.cell = spec.size
-        self.query = nn.Parameter(torch.empty(heads, query_size, spec.size))
-        self.key = nn.Parameter(torch.empty(heads, key_size, spec.size))
-        self.score = nn.Parameter(torch.empty(heads, spec.size, 1))
+        self.query_weight = nn.Parameter(torch.empty(heads, query_size, spec.size))
+        self.key = ByHead(heads, key_size, spec.size)
+        self.score_weight = nn.Parameter(torch.empty(heads, spec.size, 1))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        for weight in (self.query, self.key, self.score):
+        for weight in (self.query_weight, self.score_weight):
             nn.init.normal_(weight, std=inverse_root(weight.shape[1]))
 
     def scores(self, q_BHLK: Tensor, k_BHMK: Tensor, places: Places) -> Tensor:
-        hidden = torch.tanh((q_BHLK @ self.query)[:, :, :, None] + (k_BHMK @ self.key)[:, :, None])
-        return (hidden @ self.score[:, None]).squeeze(-1)
-
-    def multiply_adds(self, q: Tensor, k: Tensor, v: Tensor) -> int:
-        return projected_multiply_adds(q, k, v, self.query.shape[-1])
+        hidden = torch.tanh((q_BHLK @ self.query_weight)[:, :, :, None] + k_BHMK[:, :, None])
+        return (hidden @ self.score_weight[:, None]).squeeze(-1)
 
 
 class SynthesizerSpec(CoreSpec):
@@ -403,6 +407,10 @@ class SynthesizerSpec(CoreSpec):
     key: ClassVar[Literal["head", "raw", "none"]] = "none"
 
     length: int = field(512, "T, the longest memory", ge=1)
+
+    @property
+    def longest(self) -> int | None:
+        return self.length
 
 
 class DenseSynthesizerSpec(SynthesizerSpec, kind="dense"):
@@ -427,14 +435,10 @@ class DenseSynthesizer(Core):
         nn.init.zeros_(self.bias)
 
     def scores(self, q_BHLK: Tensor, k_BHMK: Tensor, places: Places) -> Tensor:
-        check_length(places.key, len(self.bias), "the synthesizer's memory")
+        check_length(places, len(self.bias), "the synthesizer's memory", queries=False)
         proposed = F.relu(q_BHLK) @ self.weight + self.bias
         columns = places.key[:, None, None].expand(*q_BHLK.shape[:3], -1)
         return proposed.gather(-1, columns)
-
-    def multiply_adds(self, q: Tensor, k: Tensor, v: Tensor) -> int:
-        batch, heads, queries, size = q.shape
-        return batch * heads * queries * (size * len(self.bias) + k.shape[2] * v.shape[-1])
 
 
 class RandomSynthesizerSpec(SynthesizerSpec, kind="random"):
@@ -459,8 +463,7 @@ class RandomSynthesizer(Core):
         nn.init.normal_(self.table)
 
     def scores(self, q_BHLK: Tensor, k_BHMK: Tensor, places: Places) -> Tensor:
-        for positions in (places.query, places.key):
-            check_length(positions, self.table.shape[1], "the synthesizer's table")
+        check_length(places, self.table.shape[1], "the synthesizer's table")
         scores = self.table[:, places.query[:, :, None], places.key[:, None, :]].transpose(0, 1)
         return scores.expand(len(q_BHLK), -1, -1, -1)
 

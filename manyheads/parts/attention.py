@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from manyheads.parts.attend import CoreSpec, inverse_root
+from manyheads.parts.attend import Core, CoreSpec, inverse_root
 from manyheads.parts.mask import Mask
 from manyheads.parts.norm import NoNormSpec, NormSpec
 from manyheads.parts.position import Places, Position
-from manyheads.spec import Part, SpecError, field
+from manyheads.spec import Part, SpecError, field, located
 
 
 class AttentionSpec(Part, slot="attention", default="heads"):
@@ -47,11 +47,15 @@ class AttentionSpec(Part, slot="attention", default="heads"):
             query=self.projection(width, self.heads, query_size) if query_size else EmptyHeads(self.heads),
             key=self.projection(memory_width, self.key_heads(), size) if projected else RawHead() if key_size else EmptyHeads(1),
             value=self.projection(memory_width, self.key_heads(), size),
-            core=core.build(self.heads, query_size, key_size),
+            core=self._core(core, query_size, key_size),
             output=nn.Linear(self.heads * size, width, bias=self.output_bias),
             query_norm=self.query_key_norm.build(query_size) if query_size else nn.Identity(),
             key_norm=self.query_key_norm.build(key_size) if key_size else nn.Identity(),
         )
+
+    def _core(self, core: CoreSpec, query_size: int, key_size: int) -> Core:
+        with located("core"):
+            return core.build(self.heads, query_size, key_size)
 
 
 def divided(width: int, heads: int) -> int:
@@ -181,7 +185,7 @@ class Attention(nn.Module):
     """Projections, a core, a projection back. Self-attention is this with the memory made from x itself."""
 
     def __init__(
-        self, *, query: nn.Module, key: nn.Module, value: nn.Module, core: nn.Module, output: nn.Linear,
+        self, *, query: nn.Module, key: nn.Module, value: nn.Module, core: Core, output: nn.Linear,
         query_norm: nn.Module, key_norm: nn.Module,
     ) -> None:  # fmt: skip
         super().__init__()
@@ -191,11 +195,11 @@ class Attention(nn.Module):
     def memory(self, y_BMD: Tensor, scene: Scene) -> KeyValue:
         """Keys and values of y: made once a source for cross-attention, once a token for a cache."""
         key = scene.position.rotate_key(self.key_norm(self.key(y_BMD)), scene.plan)
-        return KeyValue(key, self.value(y_BMD))
+        return KeyValue(self.core.key(key), self.value(y_BMD))
 
     def forward(self, x_BLD: Tensor, memory: KeyValue, scene: Scene) -> Tensor:
         q = scene.position.rotate_query(self.query_norm(self.query(x_BLD)), scene.plan)
-        bias = scene.position.bias(q, scene.plan)
+        bias = scene.position.bias(q, scene.plan, self.core.scale)
         heads_BHLK = self.core(q, memory.key, memory.value, mask=scene.mask, places=scene.places, bias=bias)
         return self.output(heads_BHLK.transpose(1, 2).flatten(2))
 

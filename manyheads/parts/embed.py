@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from manyheads.parts.norm import NoNormSpec, NormSpec
-from manyheads.parts.position import PositionSpec
+from manyheads.parts.position import Places, PositionSpec
 from manyheads.spec import Part, SpecError, field
 
 
@@ -42,6 +42,8 @@ class Inputs:
     @staticmethod
     def of(given: Inputs | Tensor) -> Inputs:
         """Plain tokens as a batch with nothing more to say."""
+        if not isinstance(given, Tensor | Inputs):
+            raise ValueError(f"given a {type(given).__name__}, expected tokens as a tensor batch × length, or Inputs")
         return Inputs(given) if isinstance(given, Tensor) else given
 
     @property
@@ -58,9 +60,14 @@ class Memory:
     """What an encoder hands on: its states and where they stand."""
 
     states: Tensor  # B×M×D
-    positions: Tensor  # (B or 1)×M
-    padding: Tensor | None = None
-    segments: Tensor | None = None
+    positions: Tensor | None = None  # B×M; counted from 0 if not given
+    padding: Tensor | None = None  # B×M
+    segments: Tensor | None = None  # B×M
+    counted: bool = True  # whether the positions count tokens, so that none is past the length
+
+    def places(self) -> Tensor:
+        """The positions, (B or 1)×M."""
+        return torch.arange(self.states.shape[1], device=self.states.device)[None] if self.positions is None else self.positions
 
 
 @dataclass(frozen=True)
@@ -96,7 +103,7 @@ class Embed(nn.Module):
     def lay_out(self, inputs: Inputs) -> Inputs:
         return inputs
 
-    def forward(self, inputs: Inputs, positions: Tensor, *, table: Tensor | None, memory: Memory | None) -> Tensor:
+    def forward(self, inputs: Inputs, places: Places, *, table: Tensor | None, memory: Memory | None) -> Tensor:
         raise NotImplementedError
 
 
@@ -132,17 +139,28 @@ class Tokens(Embed):
     def rows(self) -> Rows:
         return self.shape
 
-    def forward(self, inputs: Inputs, positions: Tensor, *, table: Tensor | None, memory: Memory | None) -> Tensor:
+    def forward(self, inputs: Inputs, places: Places, *, table: Tensor | None, memory: Memory | None) -> Tensor:
         weight = table if self.table is None else self.table.weight
         assert weight is not None
-        x_BLD = F.embedding(inputs.tokens, weight)
+        x_BLD = look_up(inputs.tokens, weight)
         if self.scale != 1.0:
             x_BLD = x_BLD * self.scale
         if self.types is not None:
             x_BLD = x_BLD + self.types(torch.zeros_like(inputs.tokens) if inputs.types is None else inputs.types)
         elif inputs.types is not None:
             raise ValueError("token types were given, but the embedding has none; set embed.types")
-        return self.project(self.dropout(self.norm(self.position(x_BLD, positions))))
+        return self.project(self.dropout(self.norm(self.position(x_BLD, places))))
+
+
+def look_up(ids: Tensor, weight: Tensor) -> Tensor:
+    """Rows of the table; a token it does not have is named."""
+    if ids.is_floating_point():
+        raise ValueError(f"tokens are {ids.dtype}, expected whole numbers, the places of tokens in the vocabulary")
+    try:
+        return F.embedding(ids, weight)
+    except IndexError:
+        wrong = int(ids.max()) if int(ids.min()) >= 0 else int(ids.min())
+        raise ValueError(f"token {wrong} is not in the vocabulary of {len(weight)} (0 to {len(weight) - 1})") from None
 
 
 class SharedTokensSpec(TokensSpec, kind="shared"):
@@ -185,6 +203,8 @@ class Patches(Embed):
     def lay_out(self, inputs: Inputs) -> Inputs:
         if self.first is None:
             return inputs
+        if inputs.segments is not None or inputs.prefix is not None:
+            raise ValueError("pictures behind a first vector take neither segments nor a prefix")
         positions = positions_of(inputs) + 1
         padding = inputs.padding
         return replace(
@@ -192,14 +212,16 @@ class Patches(Embed):
             tokens=F.pad(inputs.tokens, (0, 0, 1, 0)),
             positions=F.pad(positions, (1, 0)),
             padding=None if padding is None else F.pad(padding, (1, 0)),
-            segments=None,
         )
 
-    def forward(self, inputs: Inputs, positions: Tensor, *, table: Tensor | None, memory: Memory | None) -> Tensor:
+    def forward(self, inputs: Inputs, places: Places, *, table: Tensor | None, memory: Memory | None) -> Tensor:
+        pixels = self.project.in_features
+        if inputs.tokens.dim() != 3 or inputs.tokens.shape[-1] != pixels:
+            raise ValueError(f"patches have shape {tuple(inputs.tokens.shape)}, expected batch × length × {pixels} pixels")
         x_BLD = self.project(inputs.tokens)
         if self.first is not None:
             x_BLD = torch.cat((self.first.expand(len(x_BLD), -1, -1), x_BLD[:, 1:]), dim=1)
-        return self.dropout(self.norm(self.position(x_BLD, positions)))
+        return self.dropout(self.norm(self.position(x_BLD, places)))
 
 
 class RestoredSpec(EmbedSpec, kind="restored"):
@@ -227,12 +249,12 @@ class Restored(Embed):
     def reset_parameters(self) -> None:
         nn.init.normal_(self.hidden, std=0.02)
 
-    def forward(self, inputs: Inputs, positions: Tensor, *, table: Tensor | None, memory: Memory | None) -> Tensor:
+    def forward(self, inputs: Inputs, places: Places, *, table: Tensor | None, memory: Memory | None) -> Tensor:
         assert memory is not None
         seen = self.project(memory.states)
-        where = memory.positions.expand(inputs.batch, -1)[..., None].expand_as(seen)
+        where = memory.places().expand(inputs.batch, -1)[..., None].expand_as(seen)
         x_BLD = self.hidden.expand(inputs.batch, inputs.length, -1).to(seen.dtype).scatter(1, where, seen)
-        return self.dropout(self.position(x_BLD, positions))
+        return self.dropout(self.position(x_BLD, places))
 
 
 def positions_of(inputs: Inputs, before: Tensor | int = 0) -> Tensor:

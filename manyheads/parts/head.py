@@ -60,7 +60,7 @@ class TokenHead(Head):
         super().__init__()
         self.size = size
         self.start = 1.0 if spec.temperature == "one" else inverse_root(size)
-        self.beta = nn.Parameter(torch.tensor(self.start)) if spec.learned else None
+        self.beta = nn.Parameter(torch.full((1,), self.start)) if spec.learned else None
         self.bias = nn.Parameter(torch.zeros(vocab)) if spec.bias else None
 
     def reset_parameters(self) -> None:
@@ -84,15 +84,14 @@ class TiedSpec(TokenHeadSpec, kind="tied"):
         rows = needed(rows)
         if rows.within != width:
             raise SpecError(
-                f"h·e needs one size: h has {width}, e {rows.within}; 'bilinear' and 'masked' bridge the two, 'free' has rows of its own",
-                ("head",),
+                f"h·e needs one size: h has {width}, e {rows.within}; 'bilinear' and 'masked' bridge the two, 'free' has rows of its own"
             )
         return Tied(self, rows.size, vocab)
 
 
 def needed(rows: Rows | None) -> Rows:
     if rows is None:
-        raise SpecError("there is no token table here to score against; 'free' has rows of its own", ("head",))
+        raise SpecError("there is no token table here to score against; 'free' has rows of its own")
     return rows
 
 
@@ -193,8 +192,8 @@ class MeanSpec(PoolSpec, kind="mean"):
     def pool(self, x_BLD: Tensor, padding: Tensor | None) -> Tensor:
         if padding is None:
             return x_BLD.mean(dim=1)
-        real = (~padding)[..., None].to(x_BLD.dtype)
-        return (x_BLD * real).sum(dim=1) / real.sum(dim=1).clamp(min=1)
+        real = (~padding)[..., None]
+        return x_BLD.masked_fill(~real, 0.0).sum(dim=1) / real.sum(dim=1).clamp(min=1)
 
 
 class AtSpec(PoolSpec, kind="at"):

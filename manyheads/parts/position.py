@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import torch
+from pydantic import model_validator
 from torch import Tensor, nn
 
 from manyheads.spec import Part, SpecError, field
@@ -24,6 +25,7 @@ class Places:
     query: Tensor
     key: Tensor
     span: int | None = None  # how long the text will be, where that was said beforehand
+    bound: int | None = None  # no position is this high, where that is known without looking
 
     def offsets(self) -> Tensor:
         """j − i for query i and key j: (B or 1)×L×M."""
@@ -40,6 +42,11 @@ class PositionSpec(Part, slot="position", default="none"):
     def per_layer(self) -> bool:
         """Whether every layer learns its own (rather than one module serving the whole stack)."""
         return False
+
+    @property
+    def longest(self) -> int | None:
+        """The longest text it can place; None for any."""
+        return None
 
     @property
     def asks_span(self) -> bool:
@@ -60,7 +67,7 @@ class PositionSpec(Part, slot="position", default="none"):
 class PositionEmbed(nn.Module):
     """The embed door, closed."""
 
-    def forward(self, x_BLD: Tensor, positions_BL: Tensor) -> Tensor:
+    def forward(self, x_BLD: Tensor, places: Places) -> Tensor:
         return x_BLD
 
 
@@ -76,8 +83,8 @@ class Position(nn.Module):
     def rotate_key(self, k_BGLK: Tensor, plan: Any) -> Tensor:
         return k_BGLK
 
-    def bias(self, q_BHLK: Tensor, plan: Any) -> Tensor | None:
-        """What is added to the scores before the softmax: (B or 1)×H×L×M."""
+    def bias(self, q_BHLK: Tensor, plan: Any, scale: float) -> Tensor | None:
+        """What is added to the scores before the softmax, (B or 1)×H×L×M; `scale` is what the core multiplies q·k by."""
         return None
 
 
@@ -133,17 +140,17 @@ class Sinusoidal(PositionEmbed):
         self.spec, self.width = spec, width
 
     def table(self, positions_BL: Tensor, dtype: torch.dtype) -> Tensor:
-        # float64 throughout: at position 10⁵ a float32 angle is off in the third digit
-        pairs = torch.arange((self.width + 1) // 2, device=positions_BL.device, dtype=torch.float64)
-        angles = positions_BL.to(torch.float64)[..., None] * self.spec.theta ** (-2 * pairs / self.width)
+        # at position 10⁵ a float32 angle is off in the third digit
+        pairs = torch.arange((self.width + 1) // 2, device=positions_BL.device, dtype=precise(positions_BL.device))
+        angles = positions_BL.to(pairs.dtype)[..., None] * self.spec.theta ** (-2 * pairs / self.width)
         if self.spec.layout == "interleaved":
             table = torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)[..., : self.width]
         else:
             table = torch.cat((angles.sin(), angles[..., : self.width // 2].cos()), dim=-1)
         return table.to(dtype)
 
-    def forward(self, x_BLD: Tensor, positions_BL: Tensor) -> Tensor:
-        return joined(x_BLD, self.table(positions_BL, x_BLD.dtype), self.spec.join)
+    def forward(self, x_BLD: Tensor, places: Places) -> Tensor:
+        return joined(x_BLD, self.table(places.query, x_BLD.dtype), self.spec.join)
 
 
 class LearnedSpec(JoinedSpec, kind="learned"):
@@ -155,6 +162,10 @@ class LearnedSpec(JoinedSpec, kind="learned"):
     length: int = field(512, "T, the number of positions", ge=1)
     offset: int = field(0, "unused rows before position 0", ge=0)
 
+    @property
+    def longest(self) -> int | None:
+        return self.length
+
     def build_embed(self, width: int) -> PositionEmbed:
         return Learned(self, self.position_width(width))
 
@@ -165,16 +176,27 @@ class Learned(PositionEmbed):
         self.spec = spec
         self.table = nn.Embedding(spec.length + spec.offset, width)
 
-    def forward(self, x_BLD: Tensor, positions_BL: Tensor) -> Tensor:
-        check_length(positions_BL, self.spec.length, "the learned position table")
-        return joined(x_BLD, self.table(positions_BL + self.spec.offset), self.spec.join)
+    def forward(self, x_BLD: Tensor, places: Places) -> Tensor:
+        check_length(places, self.spec.length, "the learned position table", keys=False)
+        return joined(x_BLD, self.table(places.query + self.spec.offset), self.spec.join)
 
 
-def check_length(positions: Tensor, length: int, what: str) -> None:
-    # without memory there are no numbers to look at, but as many positions as there are places
-    last = positions.shape[-1] - 1 if positions.device.type == "meta" or not positions.numel() else int(positions.max())
-    if last >= length:
-        raise ValueError(f"position {last} is beyond {what}, which has {length} (0 to {length - 1}); shorten the text or raise length")
+def check_length(places: Places, length: int, what: str, *, queries: bool = True, keys: bool = True) -> None:
+    """Refuses a position past the end of a table; looks at the numbers only where it cannot know without."""
+    if places.bound is not None and places.bound <= length:
+        return
+    for positions in [places.query] * queries + [places.key] * keys:
+        # without memory there are no numbers to look at, but as many positions as there are places
+        empty = positions.device.type == "meta" or not positions.numel()
+        last, first = (positions.shape[-1] - 1, 0) if empty else (int(positions.max()), int(positions.min()))
+        if first < 0 or last >= length:
+            wrong = first if first < 0 else last
+            raise ValueError(f"position {wrong} is beyond {what}, which has {length} (0 to {length - 1}); shorten the text or raise length")
+
+
+def precise(device: torch.device) -> torch.dtype:
+    """float64, in which angles stay true at high positions; float32 on devices that have no other."""
+    return torch.float32 if device.type == "mps" else torch.float64
 
 
 # ---------------------------------------------------------------------------------------------- the bias door
@@ -193,6 +215,10 @@ class RelativeSpec(BiasSpec, kind="relative"):
     """
 
     length: int = field(512, "T, the longest text", ge=1)
+
+    @property
+    def longest(self) -> int | None:
+        return self.length
 
     @property
     def per_layer(self) -> bool:
@@ -226,12 +252,11 @@ class Relative(Position):
 
     def plan(self, places: Places, dtype: torch.dtype) -> Tensor:
         if not self.clip:
-            for positions in (places.query, places.key):
-                check_length(positions, self.reach + 1, "the relative position table")
+            check_length(places, self.reach + 1, "the relative position table")
         index = places.offsets().clamp(-self.reach, self.reach) + self.reach
         return self.table(index).permute(0, 3, 1, 2)
 
-    def bias(self, q_BHLK: Tensor, plan: Tensor) -> Tensor:
+    def bias(self, q_BHLK: Tensor, plan: Tensor, scale: float) -> Tensor:
         return plan
 
 
@@ -245,6 +270,13 @@ class BucketedSpec(BiasSpec, kind="bucketed"):
     distance: int = field(128, "the offset from which all share the last bucket", ge=2)
     bidirectional: bool = field(True, "half of the buckets for keys to the right; off under a causal mask")
     shared: bool = field(True, "one table for all layers")
+
+    @model_validator(mode="after")
+    def _far_enough(self) -> Self:
+        exact = self.buckets // (4 if self.bidirectional else 2)
+        if self.distance <= exact:
+            raise SpecError(f"given {self.distance}, expected more than the {exact} offsets with buckets of their own", ("distance",))
+        return self
 
     @property
     def per_layer(self) -> bool:
@@ -277,12 +309,12 @@ class Bucketed(Position):
     def plan(self, places: Places, dtype: torch.dtype) -> Tensor:
         return self.table(self.bucket(places.offsets())).permute(0, 3, 1, 2)
 
-    def bias(self, q_BHLK: Tensor, plan: Tensor) -> Tensor:
+    def bias(self, q_BHLK: Tensor, plan: Tensor, scale: float) -> Tensor:
         return plan
 
 
 class ShawSpec(BiasSpec, kind="shaw"):
-    """score(i, j) + q_i · a[clip(j − i, −k, k)] / √K: relative keys, shared by the heads of a layer
+    """q_i · (k_j + a[clip(j − i, −k, k)]), scaled as the core scales: relative keys, shared by the heads of a layer
 
     Shaw et al. 2018, equation 5 (relative values are left out, as in their ablation they did not help).
     """
@@ -302,14 +334,14 @@ class ShawSpec(BiasSpec, kind="shaw"):
 class Shaw(Position):
     def __init__(self, clip: int, head_size: int) -> None:
         super().__init__()
-        self.clip, self.scale = clip, head_size**-0.5
+        self.clip = clip
         self.table = nn.Embedding(2 * clip + 1, head_size)
 
     def plan(self, places: Places, dtype: torch.dtype) -> Tensor:
         return places.offsets().clamp(-self.clip, self.clip) + self.clip
 
-    def bias(self, q_BHLK: Tensor, plan: Tensor) -> Tensor:
-        by_offset = q_BHLK @ self.table.weight.transpose(0, 1) * self.scale
+    def bias(self, q_BHLK: Tensor, plan: Tensor, scale: float) -> Tensor:
+        by_offset = q_BHLK @ self.table.weight.transpose(0, 1) * scale
         batch, heads, queries, _ = q_BHLK.shape
         return by_offset.gather(-1, plan[:, None].expand(batch, heads, queries, plan.shape[-1]))
 
@@ -333,8 +365,8 @@ class Alibi(Position):
 
     def plan(self, places: Places, dtype: torch.dtype) -> Tensor:
         offsets = places.offsets()
-        slopes = torch.tensor(self.slopes, device=offsets.device, dtype=torch.float64)
+        slopes = torch.tensor(self.slopes, device=offsets.device, dtype=precise(offsets.device))
         return (-slopes[:, None, None] * offsets.abs()[:, None]).to(dtype)
 
-    def bias(self, q_BHLK: Tensor, plan: Tensor) -> Tensor:
+    def bias(self, q_BHLK: Tensor, plan: Tensor, scale: float) -> Tensor:
         return plan

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import torch
+from pydantic import model_validator
 from torch import Tensor
 
-from manyheads.parts.position import Places, Position, PositionSpec
+from manyheads.parts.position import Places, Position, PositionSpec, precise
 from manyheads.spec import Part, SpecError, field
 
 
-class RopeScalingSpec(Part, slot="rope scaling", default="none"):
+class RopeScalingSpec(Part, slot="scaling", default="none"):
     """How the angles θ^(−2i/d) change for long texts."""
 
     @property
@@ -24,13 +25,16 @@ class RopeScalingSpec(Part, slot="rope scaling", default="none"):
         """Radians a position for each of the size/2 pairs; `length` is the number of positions in use."""
         return plain_frequencies(theta, size, length.device)
 
-    def amplitude(self, length: Tensor) -> float:
+    def amplitude(self) -> float:
         """What the turned vectors are multiplied by."""
         return 1.0
 
+    def check(self, size: int) -> None:
+        """Refuses what cannot scale a rotation of `size` coordinates."""
+
 
 def plain_frequencies(theta: float, size: int, device: torch.device) -> Tensor:
-    pairs = torch.arange(0, size, 2, device=device, dtype=torch.float64)
+    pairs = torch.arange(0, size, 2, device=device, dtype=precise(device))
     return theta ** (-pairs / size)
 
 
@@ -64,11 +68,15 @@ class NtkScalingSpec(RopeScalingSpec, kind="ntk"):
     def grows(self) -> bool:
         return self.dynamic
 
+    def check(self, size: int) -> None:
+        if size < 4:
+            raise SpecError(f"the base changes as s^(d/(d−2)), which {size} turned coordinates do not have; 4 or more do", ("scaling",))
+
     def frequencies(self, theta: float, size: int, length: Tensor) -> Tensor:
-        stretch = torch.full_like(length, self.factor, dtype=torch.float64)
+        stretch = torch.full_like(length, self.factor, dtype=precise(length.device))
         if self.dynamic:
             stretch = self.factor * length.clamp(min=self.length) / self.length - (self.factor - 1)
-        pairs = torch.arange(0, size, 2, device=length.device, dtype=torch.float64)
+        pairs = torch.arange(0, size, 2, device=length.device, dtype=precise(length.device))
         return (theta * stretch ** (size / (size - 2))) ** (-pairs / size)
 
 
@@ -93,12 +101,12 @@ class YarnScalingSpec(RopeScalingSpec, kind="yarn"):
         if self.truncate:
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, size - 1)
-        pairs = torch.arange(size // 2, device=length.device, dtype=torch.float64)
+        pairs = torch.arange(size // 2, device=length.device, dtype=precise(length.device))
         squeezed = ((pairs - low) / max(high - low, 0.001)).clamp(0, 1)
         plain = plain_frequencies(theta, size, length.device)
         return plain / self.factor * squeezed + plain * (1 - squeezed)
 
-    def amplitude(self, length: Tensor) -> float:
+    def amplitude(self) -> float:
         if self.attention is not None:
             return self.attention
         return 0.1 * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
@@ -114,6 +122,12 @@ class BandedScalingSpec(RopeScalingSpec, kind="banded"):
     length: int = field(8192, "T, the length trained on", ge=1)
     low: float = field(1.0, "waves longer than T/low are squeezed", gt=0)
     high: float = field(4.0, "waves shorter than T/high are kept", gt=0)
+
+    @model_validator(mode="after")
+    def _a_band(self) -> Self:
+        if self.low >= self.high:
+            raise SpecError(f"given {self.high}, expected more than low = {self.low}", ("high",))
+        return self
 
     def frequencies(self, theta: float, size: int, length: Tensor) -> Tensor:
         plain = plain_frequencies(theta, size, length.device)
@@ -138,14 +152,16 @@ class LongRopeScalingSpec(RopeScalingSpec, kind="longrope"):
     def grows(self) -> bool:
         return True
 
-    def frequencies(self, theta: float, size: int, length: Tensor) -> Tensor:
+    def check(self, size: int) -> None:
         for name, factors in (("short", self.short), ("long", self.long)):
             if len(factors) not in (1, size // 2):
                 raise SpecError(f"{len(factors)} factors for {size // 2} pairs; give 1 or {size // 2}", ("scaling", name))
-        short, long = (torch.tensor(f, device=length.device, dtype=torch.float64) for f in (self.short, self.long))
+
+    def frequencies(self, theta: float, size: int, length: Tensor) -> Tensor:
+        short, long = (torch.tensor(f, device=length.device, dtype=precise(length.device)) for f in (self.short, self.long))
         return plain_frequencies(theta, size, length.device) / torch.where(length > self.length, long, short)
 
-    def amplitude(self, length: Tensor) -> float:
+    def amplitude(self) -> float:
         if self.attention is not None:
             return self.attention
         return math.sqrt(1 + math.log(self.stretch) / math.log(self.length))
@@ -173,6 +189,7 @@ class RopeSpec(PositionSpec, kind="rope"):
         size = int(head_size * self.fraction)
         if size < 2 or size % 2:
             raise SpecError(f"rotation works on pairs: {self.fraction} of a head of {head_size} is {size}, which is not even and above 0")
+        self.scaling.check(size)
         return size
 
     def build(self, heads: int, head_size: int) -> Position:
@@ -193,8 +210,8 @@ class Rope(Position):
         if places.span is not None:
             length = torch.full_like(length, places.span)
         frequencies = self.spec.scaling.frequencies(self.spec.theta, self.size, length)
-        angles = (places.query.to(torch.float64)[..., None] * frequencies)[:, None]
-        amplitude = self.spec.scaling.amplitude(length)
+        angles = (places.query.to(frequencies.dtype)[..., None] * frequencies)[:, None]
+        amplitude = self.spec.scaling.amplitude()
         return (angles.cos() * amplitude).to(dtype), (angles.sin() * amplitude).to(dtype)
 
     def turn(self, x_BHLK: Tensor, turns: Turns) -> Tensor:

@@ -6,7 +6,8 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
-from manyheads.spec import SpecError, Tree, nearest, read_toml
+from manyheads.model.spec import ModelSpec, read_model
+from manyheads.spec import SpecError, Tree, nearest, override, read_toml
 
 
 @cache
@@ -16,7 +17,35 @@ def names() -> tuple[str, ...]:
 
 
 def preset(name: str) -> Tree:
-    """The description as it stands in the file: the model's fields and `about`."""
+    """A published model's description, for `read_model`; `about` tells where its numbers come from."""
+    return {key: value for key, value in _read(name).items() if key != "about"}
+
+
+def about(name: str) -> Tree:
+    """Title, source and context length of a preset."""
+    return dict(_read(name)["about"])
+
+
+def describe(target: str) -> tuple[Tree, Tree]:
+    """A preset by name, or a TOML file: a model's own, or a run's with the model in [model]. And what is said about it."""
+    if not target.endswith(".toml") and "/" not in target:
+        return preset(target), about(target)
+    tree = read_toml(Path(target))
+    model = tree.get("model", tree)
+    if not isinstance(model, dict):
+        raise SpecError(f"[model] in {target} holds {model!r}, expected a table")
+    said = model.pop("about", {})
+    if not isinstance(said, dict) or not isinstance(said.get("context", 1), int):
+        raise SpecError(f"[about] in {target} holds {said!r}, expected a table with title, source and context, a number")
+    return model, said
+
+
+def read(target: str | Path, *overrides: str) -> ModelSpec:
+    """A preset or a TOML file as a spec, with overrides as on the command line: `read("model.toml", "decoder.layers=2")`."""
+    return read_model(override(describe(str(target))[0], overrides))
+
+
+def _read(name: str) -> Tree:
     if name not in names():
-        raise SpecError(f"no preset '{name}': {nearest(name, names())}")
+        raise SpecError(f"no preset '{name}': {nearest(name, names())}; a file of your own ends in .toml")
     return read_toml(Path(str(files(__name__))) / f"{name}.toml")

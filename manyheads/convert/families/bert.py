@@ -11,6 +11,8 @@ from manyheads.model.spec import ModelSpec, read_model
 
 
 def spec_of(config: Mapping[str, Any]) -> ModelSpec:
+    if config.get("is_decoder") or config.get("add_cross_attention"):
+        raise ValueError("is_decoder = true makes another model of it, which is not supported")
     norm = {"kind": "layer", "eps": config["layer_norm_eps"]}
     dropout, act = config["hidden_dropout_prob"], activation(config["hidden_act"])
     tower = {

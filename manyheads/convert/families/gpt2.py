@@ -8,16 +8,23 @@ from typing import Any
 from manyheads.convert.activation import activation
 from manyheads.convert.weights import Joined, Repeated, Row, Same, both
 from manyheads.model.spec import ModelSpec, read_model
+from manyheads.spec import Tree
 
 
 def spec_of(config: Mapping[str, Any]) -> ModelSpec:
+    for key in ("scale_attn_by_inverse_layer_idx", "add_cross_attention"):
+        if config.get(key):
+            raise ValueError(f"{key} = true changes the model in a way that is not supported")
+    core: Tree = {"kind": "dot", "dropout": config["attn_pdrop"]}
+    if not config.get("scale_attn_weights", True):
+        core["scale"] = 1.0
     tower = {
         "layers": config["n_layer"],
         "width": config["n_embd"],
         "embed": {"kind": "tokens", "dropout": config["embd_pdrop"]},
         "position": {"kind": "learned", "length": config["n_positions"]},
         "attention": {"kind": "heads", "heads": config["n_head"]},
-        "core": {"kind": "dot", "dropout": config["attn_pdrop"]},
+        "core": core,
         "mask": {"causal": True},
         "feedforward": {"hidden": config["n_inner"] or 4 * config["n_embd"], "activation": activation(config["activation_function"])},
         "norm": {"kind": "layer", "eps": config["layer_norm_epsilon"]},

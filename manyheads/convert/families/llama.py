@@ -22,23 +22,25 @@ def spec_of(config: Mapping[str, Any]) -> ModelSpec:
         "attention": {
             "kind": "heads",
             "heads": config["num_attention_heads"],
-            "groups": config["num_key_value_heads"],
-            "size": config["head_dim"],
-            "bias": config["attention_bias"],
-            "output_bias": config["attention_bias"],
+            "groups": config.get("num_key_value_heads"),
+            "size": config.get("head_dim"),
+            "bias": config.get("attention_bias", False),
+            "output_bias": config.get("attention_bias", False),
         },
-        "core": {"kind": "dot", "dropout": config["attention_dropout"]},
+        "core": {"kind": "dot", "dropout": config.get("attention_dropout", 0.0)},
         "mask": {"causal": True},
         "feedforward": {
             "kind": "gated",
             "hidden": config["intermediate_size"],
             "activation": activation(config["hidden_act"]),
-            "bias": config["mlp_bias"],
+            "bias": config.get("mlp_bias", False),
         },
         "norm": {"kind": "rms", "eps": config["rms_norm_eps"]},
         "residual": "pre",
     }
-    return read_model({"vocab": config["vocab_size"], "decoder": tower, "head": "tied" if config["tie_word_embeddings"] else "free"})
+    return read_model(
+        {"vocab": config["vocab_size"], "decoder": tower, "head": "tied" if config.get("tie_word_embeddings", False) else "free"}
+    )
 
 
 def rope_of(config: Mapping[str, Any]) -> Tree:
@@ -46,6 +48,8 @@ def rope_of(config: Mapping[str, Any]) -> Tree:
     rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     theta = float(rope.get("rope_theta", config.get("rope_theta", 10000.0)))
     kind = rope.get("rope_type", rope.get("type", "default"))
+    if rope.get("mscale") or rope.get("mscale_all_dim"):
+        raise ValueError("rope scaling with mscale is not supported: it changes the amplitude by a formula of its own")
     if kind not in SCALINGS:
         raise ValueError(f"rope scaling '{kind}' is not one of {', '.join(SCALINGS)}")
     return {"theta": theta, "scaling": SCALINGS[kind](rope, config)}
@@ -67,6 +71,7 @@ SCALINGS: dict[str, Any] = {
         "fast": float(rope.get("beta_fast") or 32.0),
         "slow": float(rope.get("beta_slow") or 1.0),
         "attention": rope.get("attention_factor"),
+        "truncate": rope.get("truncate", True),
     },
     "llama3": lambda rope, config: {
         "kind": "banded",
