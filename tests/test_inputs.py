@@ -45,6 +45,14 @@ def test_what_a_model_cannot_use_is_refused():
         "the cache holds 4 tokens and is asked to hold 9": lambda: decoder.step(tokens(), decoder.start(batch=2, capacity=4)),
         "this network needs a source": lambda: made(kinds.recurrent())(tokens()),
         "this network has no encoder": lambda: made(kinds.recurrent(source=False))(tokens(), tokens()),
+        r"token 23 is not in the vocabulary of 23 \(0 to 22\)": lambda: decoder(tokens() * 0 + 23),
+        "token -1 is not in the vocabulary": lambda: made(kinds.ngram())(tokens() * 0 - 1),
+        "tokens are torch.float32, expected whole numbers": lambda: decoder(tokens().float()),
+        "given a list, expected tokens as a tensor": lambda: decoder([[1, 2]]),
+        "2 targets for 3 sources": lambda: pair(tokens(), tokens(3)),
+        "the state holds 2 texts and is given the next tokens of 3": lambda: decoder.step(
+            tokens(3), decoder.step(tokens(), decoder.start(batch=2))[1]
+        ),
         "reads no source": lambda: made(kinds.ngram())(tokens(), tokens()),
         "start it with a capacity": lambda: made(kinds.decoder(position={"kind": "rope", "scaling": {"kind": "longrope"}})).start(),
     }

@@ -51,7 +51,7 @@ class Ngram(nn.Module):
     def step(self, inputs: Inputs | Tensor, state: NgramState) -> tuple[Tensor, NgramState]:
         given = Inputs.of(inputs)
         batch, length = given.tokens.shape
-        e_BLD, order = look_up(given.tokens, self.embedding.weight), None
+        e_BLD, order = look_up(given.tokens, self.embedding), None
         last = state.last if len(state.last) == batch else state.last.expand(batch, -1, -1)
         counts = torch.full((batch,), length, device=e_BLD.device)
         if given.padding is not None:

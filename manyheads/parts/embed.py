@@ -140,9 +140,9 @@ class Tokens(Embed):
         return self.shape
 
     def forward(self, inputs: Inputs, places: Places, *, table: Tensor | None, memory: Memory | None) -> Tensor:
-        weight = table if self.table is None else self.table.weight
-        assert weight is not None
-        x_BLD = look_up(inputs.tokens, weight)
+        rows = self.table or table
+        assert rows is not None
+        x_BLD = look_up(inputs.tokens, rows)
         if self.scale != 1.0:
             x_BLD = x_BLD * self.scale
         if self.types is not None:
@@ -152,15 +152,16 @@ class Tokens(Embed):
         return self.project(self.dropout(self.norm(self.position(x_BLD, places))))
 
 
-def look_up(ids: Tensor, weight: Tensor) -> Tensor:
+def look_up(ids: Tensor, table: nn.Embedding | Tensor) -> Tensor:
     """Rows of the table; a token it does not have is named."""
     if ids.is_floating_point():
         raise ValueError(f"tokens are {ids.dtype}, expected whole numbers, the places of tokens in the vocabulary")
     try:
-        return F.embedding(ids, weight)
+        return F.embedding(ids, table) if isinstance(table, Tensor) else table(ids)
     except IndexError:
         wrong = int(ids.max()) if int(ids.min()) >= 0 else int(ids.min())
-        raise ValueError(f"token {wrong} is not in the vocabulary of {len(weight)} (0 to {len(weight) - 1})") from None
+        known = len(table) if isinstance(table, Tensor) else table.num_embeddings
+        raise ValueError(f"token {wrong} is not in the vocabulary of {known} (0 to {known - 1})") from None
 
 
 class SharedTokensSpec(TokensSpec, kind="shared"):
