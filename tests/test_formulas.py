@@ -400,7 +400,7 @@ def test_how_weights_begin():
     def begun(init, head="free"):
         model = outline(read_model({"vocab": 500, "decoder": tower, "head": head, "init": init})).to_empty(device="cpu")
         with torch.no_grad():
-            initialise(model, model.spec.init, layers=8)
+            initialise(model, model.spec.init)
         layer = model.decoder.layers[3]
         matrices = {
             "query": layer.attention.query,
@@ -430,6 +430,118 @@ def test_how_weights_begin():
         "table": 1.0,
     }
     assert begun("fan-in") == near(**fan)
+
+
+DROPPED = [
+    kinds.decoder(embed={"dropout": 0.5}),
+    kinds.decoder(core={"dropout": 0.5}),
+    *(kinds.decoder(residual={"kind": kind, "dropout": 0.5}) for kind in SLOTS["residual"].kinds),
+    kinds.decoder(feedforward={"kind": "mlp", "hidden": 9, "dropout": 0.5}),
+    kinds.decoder(feedforward={"kind": "gated", "hidden": 9, "dropout": 0.5}),
+    kinds.recurrent(source=False, dropout=0.5),
+    kinds.recurrent(source=False, dropout=0.5, layers=2, cell="lstm"),
+    kinds.ngram(dropout=0.5),
+    read_model({"vocab": kinds.VOCAB, "encoder": kinds.tower(), "head": {"kind": "classes", "dropout": 0.5}}),
+]
+
+
+@pytest.mark.parametrize("spec", DROPPED, ids=range(len(DROPPED)))
+def test_dropout_drops_in_training_only(spec):
+    model = made(spec)
+    assert torch.equal(model(tokens()), model(tokens()))
+    model.train()
+    assert not torch.equal(model(tokens()), model(tokens()))
+
+
+def test_tables_of_positions_are_shared_or_not():
+    def tables(**position):
+        return [name for name, _ in made(kinds.decoder(layers=3, position=position)).named_parameters() if "position" in name]
+
+    assert tables(kind="bucketed") == ["decoder.positions.0.table.weight"]
+    own = [f"decoder.layers.{i}.position.table.weight" for i in range(3)]
+    assert tables(kind="bucketed", shared=False) == tables(kind="shaw") == tables(kind="clipped") == own
+
+
+def test_query_and_key_norms_come_before_the_rotation():
+    model = made(
+        kinds.decoder(layers=1, position="rope", attention={"query_key_norm": "rms"}, residual="none", norm="none", feedforward="none")
+    )
+    attention, seen = model.decoder.layers[0].attention, []
+    attention.core.register_forward_hook(lambda core, args, kwargs, out: seen.append(args[0]), with_kwargs=True)
+    model(tokens())
+    q = attention.query_norm(attention.query(model.decoder.embed.table(tokens())))
+    here, rope = torch.arange(kinds.LENGTH)[None], model.decoder.position(0)
+    close(seen[0], rope.rotate_query(q, rope.plan(Places(here, here), torch.float64)))
+
+
+def test_layers_of_a_pattern_have_their_own_masks_and_cross_attention_its_own_parts():
+    model = made(kinds.decoder(layers=2, pattern=[{"mask": {"window": 1}}, {}]))
+    seen = []
+    for layer in model.decoder.layers:
+        layer.attention.core.register_forward_hook(
+            lambda c, args, kwargs, out: seen.append(c.weights(*args[:2], **kwargs)), with_kwargs=True
+        )
+    model(tokens())
+    assert (seen[0].tril(-1) == 0).all()
+    assert (seen[1].tril() > 0).any(dim=-1).all()
+    assert (seen[1].tril(-1) > 0).any()
+    spec = read_model(
+        {"vocab": 9, "encoder": kinds.tower(), "decoder": kinds.tower(cross={"attention": {"heads": 4, "size": 6}, "core": "argmax"})}
+    )
+    cross = build(spec).decoder.layers[0].cross
+    assert cross.query.weight.shape == (24, 16)
+    assert type(cross.core).__name__ == "Argmax"
+
+
+def test_each_side_has_its_own_vocabulary():
+    for shape in ({"encoder": {}, "decoder": {"cross": True}}, {"recurrent": {}}):
+        model = outline(read_model({"vocab": 9, "source_vocab": 5, **shape}))
+        assert model.encoder.embed.table.num_embeddings == 5
+        assert model.table.shape[0] == 9
+
+
+def test_patches_and_what_is_restored():
+    spec = read_model(
+        {
+            "encoder": kinds.tower(
+                layers=0,
+                final_norm="none",
+                embed={"kind": "patches", "pixels": 3, "first": True},
+                position={"kind": "learned", "length": 9},
+            ),
+            "head": "none",
+        }
+    )
+    model, picture = made(spec), torch.randn(1, 4, 3, **torch_double)
+    own = model.encoder.embed
+    expected = torch.cat((own.first[0], own.project(picture[0]))) + own.position.table.weight[:5]
+    close(model(picture)[0], expected)
+    tower = kinds.tower(layers=0, final_norm="none", embed={"kind": "patches", "pixels": 3})
+    model = made(read_model({"encoder": tower, "decoder": tower | {"embed": "restored", "mask": {"causal": False}}, "head": "none"}))
+    restored, where = model.decoder.embed, torch.tensor([[2, 0]])
+    found = model(Inputs(picture), Inputs(picture[:, :2], positions=where))[0]
+    states = restored.project(model.encoder.embed.project(picture[0, :2]))
+    close(found, torch.stack((states[1], restored.hidden[0, 0], states[0], restored.hidden[0, 0])))
+
+
+def test_a_learned_temperature_begins_at_its_value():
+    model = build(read_model({"vocab": 9, "decoder": kinds.tower(), "head": {"kind": "free", "temperature": "root", "learned": True}}))
+    assert model.head.beta.item() == 0.25
+
+
+def test_segments_hold_over_steps():
+    model = made(kinds.decoder())
+    ids, segments = tokens(), torch.arange(kinds.LENGTH).div(4, rounding_mode="floor").expand(2, -1)
+    full = model(Inputs(ids, segments=segments))
+    _, state = model.step(Inputs(ids[:, :6], segments=segments[:, :6]), model.start(batch=2))
+    close(model.step(Inputs(ids[:, 6:], segments=segments[:, 6:]), state)[0], full[:, 6:])
+
+
+def test_building_draws_no_number_from_outside():
+    torch.manual_seed(5)
+    before = torch.random.get_rng_state()
+    build(kinds.decoder(), seed=3)
+    assert torch.equal(before, torch.random.get_rng_state())
 
 
 def test_every_kind_has_its_formula_here():

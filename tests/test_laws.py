@@ -135,20 +135,34 @@ def test_blocks_of_rows_say_the_same(core, training, monkeypatch):
         core | ({"length": 300} if core["kind"] in ("dense", "random") else {}), 200, 200, torch.float64
     )
     module.train(training)
-    for window, limit in ((7, None), (None, 1 << 14)):
-        mask = Mask(200, 200, torch.device("cpu"), causal=True, window=window, padding_BM=torch.arange(200).expand(2, -1) < 5)
+    device, padding = torch.device("cpu"), torch.arange(200).expand(2, -1) < 5
+    segments = torch.arange(200).div(60, rounding_mode="floor").expand(2, -1)
+    ranks = ((~padding).cumsum(1) - 1,) * 2
+    several = [
+        (None, {"window": 7, "causal": True}),
+        (None, {"window": 7}),
+        (None, {"window": 40, "causal": True, "segments": (segments, segments)}),
+        (1 << 14, {"causal": True, "padding_BM": padding}),
+        (1 << 14, {"causal": True, "window": 9, "padding_BM": padding, "ranks": ranks}),
+        (1 << 14, {"causal": True, "prefix_B": torch.tensor([30, 3])}),
+        (1 << 14, {"causal": True, "window": 9, "prefix_B": torch.tensor([30, 3])}),
+        (1 << 14, {"segments": (segments, segments)}),
+    ]
+    bias = torch.randn(1, HEADS, 200, 200, dtype=torch.float64)
+    for limit, options in several:
+        mask = Mask(200, 200, device, **options)
         monkeypatch.setattr("manyheads.parts.mask.DENSE_LIMIT", limit or 1 << 24)
         monkeypatch.setattr("manyheads.parts.attend.LITERAL_LIMIT", limit or 1 << 22)
-        assert mask.form == "blocks"
+        assert mask.form == "blocks", options
         assert len(module.blocks(q, k, mask)) > 1
         torch.manual_seed(6)
-        out = module(q, k, v, mask=mask, places=places)
+        out = module(q, k, v, mask=mask, places=places, bias=bias)
         torch.manual_seed(6)
-        weights = module.weights(q, k, mask=mask, places=places, dropped=True)
+        weights = module.weights(q, k, mask=mask, places=places, bias=bias, dropped=True)
         equal(weights @ v, out)
         obeys_the_mask(weights, mask, dropped=training and module.drop > 0, dtype=torch.float64)
         if not training:
-            equal(weights, module._weights(q, k, mask, places, None, dropped=False))
+            equal(weights, module._weights(q, k, mask, places, bias, dropped=False))
 
 
 # --------------------------------------------------------------------------------- every model in which parts meet
@@ -443,7 +457,7 @@ def test_language_models_of_other_shapes(spec):
 @pytest.mark.parametrize("shape", ["decoder", "pair", "recurrent", "ngram"])
 def test_every_weight_is_set_after_a_build_without_memory(shape, init):
     """Memory that was never written holds anything; after initialising, nothing of it may be left. Same seed, same bits."""
-    from manyheads.model.build import build, depth
+    from manyheads.model.build import build
     from manyheads.model.init import initialise
 
     spec = getattr(kinds, shape)().changed(init=init)
@@ -451,7 +465,7 @@ def test_every_weight_is_set_after_a_build_without_memory(shape, init):
     with torch.no_grad():
         for tensor in (*model.parameters(), *model.buffers()):
             tensor.fill_(torch.nan)
-        initialise(model, spec.init, layers=depth(spec))
+        initialise(model, spec.init)
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         assert tensor.isfinite().all(), name
     first, second, third = build(spec, seed=4), build(spec, seed=4), build(spec, seed=5)

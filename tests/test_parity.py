@@ -6,9 +6,12 @@ import pytest
 import torch
 import transformers
 
-from manyheads import Inputs, build
+from manyheads import Inputs, build, read
+from manyheads.convert.activation import THEIRS
 from manyheads.convert.families import family
 from manyheads.convert.weights import read_weights, write_weights
+from manyheads.parts.feedforward import ACTIVATIONS
+from manyheads.spec import to_tree
 
 COMMON = {"vocab_size": 61}
 
@@ -65,6 +68,10 @@ CASES = {
     "llama-dynamic-below": lambda: llama(**rope("dynamic", factor=3.0)),
     "llama-dynamic-beyond": lambda: llama(max_position_embeddings=7, **rope("dynamic", factor=3.0)),
     "llama-yarn": lambda: llama(**rope("yarn", factor=4.0, original_max_position_embeddings=10)),
+    "llama-yarn-options": lambda: llama(
+        **rope("yarn", factor=4.0, original_max_position_embeddings=10, beta_fast=2.0, beta_slow=0.5, attention_factor=1.3, truncate=False)
+    ),
+    "gpt2-eps-unscaled": lambda: gpt2(layer_norm_epsilon=1e-2, scale_attn_weights=False),
     "llama-llama3": lambda: llama(
         **rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16)
     ),
@@ -165,3 +172,73 @@ def test_a_weight_too_many_or_too_few_is_named(pair):
     del given[first]
     with pytest.raises(ValueError, match=first):
         read_weights(table, given, ours)
+
+
+@pytest.mark.parametrize(
+    ("preset", "config", "tower"),
+    [
+        ("gpt2", transformers.GPT2Config, "decoder"),
+        ("bert-base", transformers.BertConfig, "encoder"),
+        ("llama-7b", transformers.LlamaConfig, "decoder"),
+        ("t5-small", transformers.T5Config, "decoder"),
+        ("t5-small", transformers.T5Config, "encoder"),
+    ],
+)
+def test_a_preset_is_what_the_reference_has_by_default(preset, config, tower):
+    given = config().to_dict()
+    ours, theirs = (getattr(spec, tower) for spec in (read(preset), family(given["model_type"]).spec_of(given)))
+    assert ours == theirs.changed(attention=to_tree(theirs.attention) | {"groups": None, "size": None}) or ours == theirs
+
+
+def test_dropout_is_read_where_it_belongs():
+    spec = family("gpt2").spec_of(transformers.GPT2Config(embd_pdrop=0.1, attn_pdrop=0.2, resid_pdrop=0.3).to_dict()).decoder
+    assert (spec.embed.dropout, spec.core.dropout, spec.residual.dropout) == (0.1, 0.2, 0.3)
+    spec = family("bert").spec_of(transformers.BertConfig(hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.2).to_dict()).encoder
+    assert (spec.embed.dropout, spec.core.dropout, spec.residual.dropout) == (0.1, 0.2, 0.1)
+    assert family("llama").spec_of(transformers.LlamaConfig(attention_dropout=0.2).to_dict()).decoder.core.dropout == 0.2
+    config = transformers.MarianConfig(dropout=0.1, attention_dropout=0.2, activation_dropout=0.3, pad_token_id=1, decoder_start_token_id=1)
+    spec = family("marian").spec_of(config.to_dict()).decoder
+    assert (spec.embed.dropout, spec.core.dropout, spec.feedforward.dropout, spec.residual.dropout) == (0.1, 0.2, 0.3, 0.1)
+
+
+def test_a_config_of_the_first_version_reads_by_its_defaults():
+    old = {"vocab_size": 9, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 6, "hidden_act": "silu",
+           "rms_norm_eps": 1e-6, "max_position_embeddings": 40, "rope_theta": 500.0, "rope_scaling": {"type": "linear", "factor": 3.0}}  # fmt: skip
+    position = family("llama").spec_of(old).decoder.position
+    assert (position.theta, position.scaling.kind, position.scaling.factor) == (500.0, "linear", 3.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
+        ("bert", {"is_decoder": True}, "is_decoder"),
+        ("llama", {"hidden_act": "selu"}, "no activation 'selu'"),
+        ("llama", {"rope_parameters": {"rope_type": "spiral", "rope_theta": 1e4}}, "rope scaling 'spiral'"),
+    ],
+)
+def test_what_would_change_the_maths_is_refused_by_name(name, options, said):
+    config = {"gpt2": transformers.GPT2Config, "bert": transformers.BertConfig, "llama": transformers.LlamaConfig}[
+        name
+    ]().to_dict() | options
+    with pytest.raises(ValueError, match=said):
+        family(name).spec_of(config)
+
+
+def test_activations_are_theirs():
+    from transformers.activations import ACT2FN
+
+    x = torch.linspace(-4, 4, 81)
+    for theirs, ours in THEIRS.items():
+        torch.testing.assert_close(ACTIVATIONS[ours](x), ACT2FN[theirs](x), rtol=1e-5, atol=1e-5)
+
+
+def test_a_tied_weight_that_is_not_and_a_wrong_shape_are_named():
+    torch.manual_seed(1)
+    theirs, table = gpt2(), family("gpt2")
+    spec = table.spec_of(theirs.config.to_dict())
+    given, ours = dict(theirs.state_dict()), build(spec)
+    with pytest.raises(ValueError, match="lm_head.weight should be tied"):
+        read_weights(table.table(spec), given | {"lm_head.weight": given["lm_head.weight"] + 1}, ours)
+    with pytest.raises(ValueError, match=r"decoder.norm.weight has shape \(3,\), the config implies \(32,\)"):
+        read_weights(table.table(spec), given | {"transformer.ln_f.weight": torch.ones(3)}, ours)

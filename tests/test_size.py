@@ -111,6 +111,7 @@ def test_cache_bytes_are_those_of_a_state(spec):
     _, state = model.step(ids, model.start(source, batch=2, capacity=9))
     found = size(spec, batch=2, length=9)
     assert found.cache_bytes == size_of(state) > 0
+    assert found.training_bytes == 4 * found.weights_bytes + found.activation_bytes
     assert found.weights_bytes == 4 * found.parameters == sum(p.numel() * 4 for p in model.parameters())
 
 

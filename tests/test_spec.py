@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyheads import presets, read_model
+from manyheads import outline, presets, read_model
 from manyheads.model.spec import LayerSpec
 from manyheads.spec import SLOTS, SpecError, override, to_toml, to_tree
 
@@ -102,6 +102,19 @@ REFUSED = {
     "encoder.width.deep=3": "encoder.width: holds 16, which has nothing inside to override",
     "encoder.pattern.0.x=3": "encoder.pattern: given",
     "nothing": "an override is path=value",
+    "=3": "an override is path=value",
+    "encoder..width=3": "an override is path=value",
+    "decoder.cross=false": "decoder.cross: nothing in the decoder looks at the encoder",
+    "encoder.pattern=[{cross=true}]": "encoder.cross: there is no encoder to attend to",
+    'encoder.pattern=[{position="learned"}]': "encoder.pattern: 'learned' is joined to the embedding",
+    "encoder.pattern=[{attention={heads=3}}]": "encoder.pattern.0.attention.heads: 3 heads do not divide",
+    "encoder.pattern=[{}, {attention={heads=3}}]": "encoder.pattern.1.attention.heads: 3 heads do not divide",
+    "decoder.cross={attention={heads=3}}": "decoder.cross.attention.heads: 3 heads do not divide",
+    'encoder={width=16, attention={heads=2}, layers=2, distinct=1, pattern=[{}, {position="rope"}]}': "layers that share weights must be alike",
+    'encoder.position={kind="bucketed", buckets=64, distance=16}': "encoder.position.distance: given 16, expected more than the 16 offsets",
+    'encoder.position={kind="rope", scaling={kind="banded", low=5.0}}': "encoder.position.scaling.high: given 4.0, expected more than low = 5.0",
+    'encoder.position={kind="rope", scaling={kind="longrope", short=[1.0, 2.0]}}': "2 factors for 4 pairs; give 1 or 4",
+    'encoder.position={kind="rope", fraction=0.25, scaling={kind="ntk"}}': "2 turned coordinates do not have",
     "encoder.width=[3": "neither a TOML value nor a bare word",
 }
 
@@ -130,6 +143,57 @@ def test_every_part_says_what_it_computes_and_every_field_what_it_means():
             assert part.formula()
             for name, field in part.model_fields.items():
                 assert field.description, (part, name)
+
+
+ALONE = {
+    '{vocab = 9, decoder = {embed = "shared"}}': "decoder.embed: 'shared' takes from an encoder, and there is none",
+    "{decoder = {}}": "vocab: is required where there are tokens",
+    "{vocab = 9, decoder = {cross = true}}": "decoder.cross: there is no encoder to attend to",
+    '{vocab = 9, encoder = {like = "decoder"}, decoder = {like = "encoder"}}': "the towers cannot each be like the other",
+    '{vocab = 9, recurrent = {position = "rope"}}': "recurrent.position: 'rope' acts inside attention",
+    '{vocab = 9, recurrent = {core = "fused"}}': "recurrent.core: 'fused' replaces projections",
+    '{vocab = 9, source_vocab = 5, encoder = {}, decoder = {cross = true, embed = "shared"}}': "the encoder's table has 5 rows, the vocabulary 9",
+    '{vocab = 9, encoder = {width = 32}, decoder = {cross = true, embed = "shared"}}': "rows of 32, this tower reads rows of 64",
+    '{vocab = 9, encoder = {embed = "patches"}, decoder = {cross = true, embed = "shared"}}': "the encoder has no token table to share",
+}
+
+
+@pytest.mark.parametrize("text", ALONE)
+def test_what_cannot_be_a_model_is_refused(text):
+    with pytest.raises(SpecError, match=ALONE[text]):
+        read_model(tomllib.loads(f"model = {text}")["model"])
+
+
+def test_a_decoder_is_causal_unless_it_says_otherwise():
+    assert read().decoder.mask.causal
+    assert read("encoder.mask={window=3}", base={**BASE, "decoder": {"like": "encoder", "cross": True}}).decoder.mask.causal
+    assert not read("decoder.mask.causal=false").decoder.mask.causal
+    assert not read().encoder.mask.causal
+    assert read("decoder.pattern=[{mask.window=3}, {}]").decoder.expanded()[0].mask.causal
+
+
+def test_cross_attention_changes_single_fields_of_the_towers_own():
+    spec = read("encoder.attention={heads=4, bias=false}", "decoder.cross={attention={heads=2}}")
+    assert (spec.decoder.cross.attention.heads, spec.decoder.cross.attention.bias) == (2, False)
+    assert read("decoder.cross.core=argmax").decoder.cross.core.kind == "argmax"
+    assert read("decoder.cross.core=argmax").decoder.core.kind == "dot"
+
+
+def test_a_kind_can_be_taken_only_once():
+    from manyheads.parts.norm import NormSpec
+
+    with pytest.raises(SpecError, match="the slot 'norm' already has a kind 'layer'"):
+
+        class Again(NormSpec, kind="layer"):
+            pass
+
+
+def test_the_vocabulary_may_wait_for_the_data_but_a_build_may_not():
+    spec = read("vocab=tokenizer")
+    with pytest.raises(SpecError, match="vocab: is 'tokenizer': the number of tokens is known only with the data"):
+        outline(spec)
+    with pytest.raises(SpecError, match="given a dict, expected a ModelSpec"):
+        outline({})
 
 
 def test_specs_are_frozen():

@@ -32,10 +32,5 @@ def build(spec: ModelSpec, *, seed: int = 0, device: str | torch.device = "cpu",
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         with torch.no_grad():
-            initialise(model, spec.init, layers=depth(spec))
+            initialise(model, spec.init)
     return model
-
-
-def depth(spec: ModelSpec) -> int:
-    towers = [tower.layers for tower in (spec.encoder, spec.decoder) if tower]
-    return max(towers, default=1)

@@ -69,13 +69,14 @@ class FanInInitSpec(InitSpec, kind="fan-in"):
         nn.init.normal_(weight, std=self.factor)
 
 
-def initialise(model: nn.Module, init: InitSpec, *, layers: int) -> None:
+def initialise(model: nn.Module, init: InitSpec) -> None:
     """Sets every parameter, also of a model that was built without memory and only then given some."""
     for path, module in model.named_modules():
         if reset := getattr(module, "reset_parameters", None):
             reset()
         if isinstance(module, nn.Linear):
-            init.matrix(module, path, layers=layers)
+            tower = getattr(model, path.partition(".")[0])
+            init.matrix(module, path, layers=len(getattr(tower, "layer_specs", ())))
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding):
