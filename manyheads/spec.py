@@ -50,7 +50,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
 class Spec(BaseModel):
     """A frozen piece of a description. Unknown keys are refused by name, never ignored."""
 
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", validate_default=False)
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:

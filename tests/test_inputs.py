@@ -48,6 +48,8 @@ def test_what_a_model_cannot_use_is_refused():
         r"token 23 is not in the vocabulary of 23 \(0 to 22\)": lambda: decoder(tokens() * 0 + 23),
         "token -1 is not in the vocabulary": lambda: made(kinds.ngram())(tokens() * 0 - 1),
         "tokens are torch.float32, expected whole numbers": lambda: decoder(tokens().float()),
+        "type 5 is not in the types of 2": lambda: made(kinds.decoder(embed={"types": 2}))(Inputs(tokens(), types=tokens() * 0 + 5)),
+        "there is nothing to read": lambda: decoder(tokens()[:, :0]),
         "given a list, expected tokens as a tensor": lambda: decoder([[1, 2]]),
         "2 targets for 3 sources": lambda: pair(tokens(), tokens(3)),
         "the state holds 2 texts and is given the next tokens of 3": lambda: decoder.step(

@@ -83,6 +83,8 @@ REFUSED = {
     "encoder.layers=-1": "encoder.layers: given -1, expected greater than or equal to 0",
     "encoder.layers=2.5": "encoder.layers: given 2.5, expected",
     "encoder.core.dropout=1.5": "encoder.core.dropout: given 1.5, expected less than 1",
+    "encoder.core.temperature=inf": "encoder.core.temperature: given inf, expected a finite number",
+    "encoder.core.temperature=nan": "encoder.core.temperature: given nan, expected",
     "encoder.core=5": "encoder.core: given 5, expected a kind of core",
     'encoder.position={kind="sinusoidal", join="mix"}': "encoder.position.join: given 'mix', expected 'add', 'concat' or 'multiply'",
     'encoder.position={kind="sinusoidal", join="concat", size=16}': "16 of width 16 for position leaves no room",

@@ -29,6 +29,10 @@ class Inputs:
         batch, length = self.tokens.shape[:2] if self.tokens.dim() > 1 else (-1, -1)
         if length < 0:
             raise ValueError(f"tokens has shape {tuple(self.tokens.shape)}, expected batch × length")
+        if not batch or not length:
+            raise ValueError(
+                f"tokens has shape {tuple(self.tokens.shape)}: there is nothing to read; expected at least one text of one token"
+            )
         for name in ("padding", "positions", "segments", "types"):
             given = getattr(self, name)
             allowed = {(batch, length)} | ({(1, length)} if name == "positions" else set())
@@ -146,22 +150,23 @@ class Tokens(Embed):
         if self.scale != 1.0:
             x_BLD = x_BLD * self.scale
         if self.types is not None:
-            x_BLD = x_BLD + self.types(torch.zeros_like(inputs.tokens) if inputs.types is None else inputs.types)
+            types = torch.zeros_like(inputs.tokens) if inputs.types is None else inputs.types
+            x_BLD = x_BLD + look_up(types, self.types, "type", "types")
         elif inputs.types is not None:
             raise ValueError("token types were given, but the embedding has none; set embed.types")
         return self.project(self.dropout(self.norm(self.position(x_BLD, places))))
 
 
-def look_up(ids: Tensor, table: nn.Embedding | Tensor) -> Tensor:
-    """Rows of the table; a token it does not have is named."""
+def look_up(ids: Tensor, table: nn.Embedding | Tensor, one: str = "token", many: str = "vocabulary") -> Tensor:
+    """Rows of the table; one that it does not have is named."""
     if ids.is_floating_point():
-        raise ValueError(f"tokens are {ids.dtype}, expected whole numbers, the places of tokens in the vocabulary")
+        raise ValueError(f"{one}s are {ids.dtype}, expected whole numbers, the places of rows in a table")
     try:
         return F.embedding(ids, table) if isinstance(table, Tensor) else table(ids)
     except IndexError:
         wrong = int(ids.max()) if int(ids.min()) >= 0 else int(ids.min())
         known = len(table) if isinstance(table, Tensor) else table.num_embeddings
-        raise ValueError(f"token {wrong} is not in the vocabulary of {known} (0 to {known - 1})") from None
+        raise ValueError(f"{one} {wrong} is not in the {many} of {known} (0 to {known - 1})") from None
 
 
 class SharedTokensSpec(TokensSpec, kind="shared"):
