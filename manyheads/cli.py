@@ -117,7 +117,7 @@ def console_for_output() -> Any:
 
 
 def write_json(data: Any) -> None:
-    typer.echo(json.dumps(data, ensure_ascii=False, allow_nan=False))
+    typer.echo(json.dumps(data, ensure_ascii=False, allow_nan=False, default=str))
 
 
 def main() -> None:

@@ -72,7 +72,7 @@ class Spec(BaseModel):
         if first["type"] == "spec":
             return where + tuple(context["path"]), context["sentence"]
         if first["type"] == "extra_forbidden":
-            return where[:-1], f"no field '{where[-1]}' here: {nearest(str(where[-1]), cls.model_fields)}"
+            return where[:-1], f"no field {where[-1]!r} here: {nearest(str(where[-1]), cls.model_fields)}"
         if first["type"] == "missing":
             return where, "is required and was not given"
         if isinstance(context.get("error"), SpecError):
@@ -137,7 +137,7 @@ class Part(Spec):
         kind = fields.pop("kind", cls.default_kind)
         if kind not in cls.kinds:
             raise ValueError(
-                f"no kind '{kind}' of {cls.slot}: {nearest(str(kind), cls.kinds)}. If it is a part of your own, name its "
+                f"no kind {kind!r} of {cls.slot}: {nearest(str(kind), cls.kinds)}. If it is a part of your own, name its "
                 f"file with --parts: reading a description never executes code"
             )
         return cls.kinds[kind].model_validate(fields)

@@ -530,7 +530,7 @@ def test_a_learned_temperature_begins_at_its_value():
 
 
 def test_segments_hold_over_steps():
-    model = made(kinds.decoder())
+    model = made(kinds.decoder(position={"kind": "learned", "length": 5}))
     ids, segments = tokens(), torch.arange(kinds.LENGTH).div(4, rounding_mode="floor").expand(2, -1)
     full = model(Inputs(ids, segments=segments))
     _, state = model.step(Inputs(ids[:, :6], segments=segments[:, :6]), model.start(batch=2))

@@ -19,10 +19,12 @@ FALSE = torch.zeros(2, 9, dtype=torch.bool)
         ({"padding": FALSE[:, :5]}, r"padding has shape \(2, 5\), expected \(2, 9\)"),
         ({"padding": FALSE.T}, r"padding has shape \(9, 2\), expected \(2, 9\)"),
         ({"padding": FALSE.long()}, "padding is torch.int64, expected torch.bool, True at padded places"),
-        ({"positions": torch.zeros(3, 9)}, r"positions has shape \(3, 9\), expected \(2, 9\)"),
-        ({"segments": torch.zeros(2, 8)}, r"segments has shape \(2, 8\)"),
-        ({"types": torch.zeros(2, 8)}, r"types has shape \(2, 8\)"),
-        ({"prefix": torch.zeros(2, 9)}, r"prefix has shape \(2, 9\), expected \(2,\)"),
+        ({"positions": torch.zeros(3, 9, dtype=torch.long)}, r"positions has shape \(3, 9\), expected \(2, 9\)"),
+        ({"segments": torch.zeros(2, 8, dtype=torch.long)}, r"segments has shape \(2, 8\)"),
+        ({"types": torch.zeros(2, 8, dtype=torch.long)}, r"types has shape \(2, 8\)"),
+        ({"prefix": torch.zeros(2)}, "prefix is torch.float32, expected a tensor of whole numbers"),
+        ({"padding": [[False]]}, "padding is list, expected torch.bool"),
+        ({"prefix": torch.zeros(2, 9, dtype=torch.long)}, r"prefix has shape \(2, 9\), expected \(2,\)"),
     ],
 )
 def test_shapes_are_named(given, said):
@@ -55,6 +57,10 @@ def test_what_a_model_cannot_use_is_refused():
         "the state holds 2 texts and is given the next tokens of 3": lambda: decoder.step(
             tokens(3), decoder.step(tokens(), decoder.start(batch=2))[1]
         ),
+        "this network does not read by": lambda: made(kinds.ngram())(Inputs(tokens(), segments=tokens())),
+        "which this network does not read": lambda: made(kinds.recurrent(source=False))(Inputs(tokens(), segments=tokens())),
+        "a vector of whole numbers": lambda: decoder.step(tokens(), decoder.start(batch=2))[1].select(torch.tensor([True, False])),
+        "there is no row": lambda: decoder.step(tokens(), decoder.start(batch=2))[1].select(torch.tensor([5])),
         "reads no source": lambda: made(kinds.ngram())(tokens(), tokens()),
         "start it with a capacity": lambda: made(kinds.decoder(position={"kind": "rope", "scaling": {"kind": "longrope"}})).start(),
     }

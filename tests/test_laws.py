@@ -505,9 +505,10 @@ def test_a_packed_row_is_its_documents():
     segments = torch.tensor([[0] * 4 + [1] * 5])
     positions = torch.cat((torch.arange(4), torch.arange(5)))[None]
     packed = Inputs(torch.cat((first, second), dim=1), segments=segments, positions=positions)
-    out = model(packed, packed)
-    equal(out[:, :4], model(first, first))
-    equal(out[:, 4:], model(second, second))
+    for given in (packed, Inputs(packed.tokens, segments=segments)):  # positions start anew by themselves
+        out = model(given, given)
+        equal(out[:, :4], model(first, first))
+        equal(out[:, 4:], model(second, second))
 
 
 def test_a_prefix_is_seen_by_all_and_the_rest_is_causal():

@@ -111,6 +111,8 @@ REFUSED = {
     'encoder.pattern=[{position="learned"}]': "encoder.pattern: 'learned' is joined to the embedding",
     "encoder.pattern=[{attention={heads=3}}]": "encoder.pattern.0.attention.heads: 3 heads do not divide",
     "encoder.pattern=[{}, {attention={heads=3}}]": "encoder.pattern.1.attention.heads: 3 heads do not divide",
+    'encoder={width=16, layers=0, pattern=[{core="dott"}]}': "encoder.pattern.0.core: no kind 'dott'",
+    "encoder={width=16, layers=1, pattern=[{attention={heads=2}}, {attention={heads=3}}]}": "encoder.pattern.1.attention.heads: 3 heads do not divide",
     "decoder.cross={attention={heads=3}}": "decoder.cross.attention.heads: 3 heads do not divide",
     'encoder={width=16, attention={heads=2}, layers=2, distinct=1, pattern=[{}, {position="rope"}]}': "layers that share weights must be alike",
     'encoder.position={kind="bucketed", buckets=64, distance=16}': "encoder.position.distance: given 16, expected more than the 16 offsets",

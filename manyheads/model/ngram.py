@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from manyheads.model.spec import ModelSpec
 from manyheads.model.state import select
-from manyheads.parts.embed import Inputs, Rows, look_up
+from manyheads.parts.embed import Inputs, Rows, look_up, refuse_masks
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,7 @@ class Ngram(nn.Module):
 
     def step(self, inputs: Inputs | Tensor, state: NgramState) -> tuple[Tensor, NgramState]:
         given = Inputs.of(inputs)
+        refuse_masks(given)
         batch, length = given.tokens.shape
         e_BLD, order = look_up(given.tokens, self.embedding), None
         last = state.last if len(state.last) == batch else state.last.expand(batch, -1, -1)

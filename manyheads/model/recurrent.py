@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from manyheads.model.spec import ModelSpec, RecurrentSpec
 from manyheads.model.state import select
-from manyheads.parts.embed import Inputs, Memory, positions_of
+from manyheads.parts.embed import Inputs, Memory, positions_of, refuse_masks
 from manyheads.parts.mask import Mask
 from manyheads.parts.position import Places
 from manyheads.parts.recurrent import Cell
@@ -41,6 +41,7 @@ class Encoder(nn.Module):
 
     def forward(self, source: Inputs) -> tuple[Memory, Tensor]:
         """The memory, and the output at each row's end of reading (backwards: at its beginning)."""
+        refuse_masks(source)
         positions = positions_of(source)
         counted = source.positions is None
         places = Places(positions, positions, bound=source.length if counted else None)
@@ -124,6 +125,7 @@ class Recurrent(nn.Module):
 
     def step(self, inputs: Inputs | Tensor, state: RecurrentState) -> tuple[Tensor, RecurrentState]:
         given = Inputs.of(inputs)
+        refuse_masks(given)
         real = torch.ones_like(given.tokens, dtype=torch.bool) if given.padding is None else ~given.padding
         if len(state.cells) != given.batch:
             raise ValueError(f"the state holds {len(state.cells)} texts and is given the next tokens of {given.batch}")

@@ -60,7 +60,7 @@ class TowerSpec(LayerSpec):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        for index, layer in enumerate(self.expanded()[: max(1, len(self.pattern))]):
+        for index, layer in enumerate(self._kinds()):
             with located(*(("pattern", index) if self.pattern else ())):
                 check_layer(layer, self.width)
         with located("position"):
@@ -72,16 +72,20 @@ class TowerSpec(LayerSpec):
             raise SpecError("layers that share weights must be alike; leave out pattern or distinct", ("pattern",))
         return self
 
-    def expanded(self) -> list[LayerSpec]:
-        """The explicit list of layers that is built."""
+    def _kinds(self) -> list[LayerSpec]:
+        """The layer of each entry of the pattern, or the one that all are."""
         shared = {name: getattr(self, name) for name in LayerSpec.model_fields}
         if not self.pattern:
-            return [LayerSpec.model_construct(**shared)] * self.layers
-        base = LayerSpec.model_construct(**shared).model_dump(mode="json")
-        kinds = []
+            return [LayerSpec.model_construct(**shared)]
+        base, kinds = LayerSpec.model_construct(**shared).model_dump(mode="json"), []
         for index, difference in enumerate(self.pattern):
             with located("pattern", index):
                 kinds.append(parse(LayerSpec, merged(base, difference)))
+        return kinds
+
+    def expanded(self) -> list[LayerSpec]:
+        """The explicit list of layers that is built."""
+        kinds = self._kinds()
         return [kinds[index % len(kinds)] for index in range(self.layers)]
 
     @property

@@ -189,10 +189,22 @@ def after(seen: Seen, inputs: Inputs) -> Seen:
         raise ValueError("segments must be given at every step or at none")
     if segments is not None and seen.segments is not None:
         segments = torch.cat((seen.segments, segments), dim=1)
+    if segments is not None and seen.counted and inputs.positions is None:
+        positions = within_segments(segments, padding)
     if inputs.prefix is not None:
         prefix = first_prefix(seen, inputs, padding)
     caches, counted = tuple(cache.fork() for cache in seen.caches), seen.counted and inputs.positions is None
     return Seen(caches, seen.length + inputs.length, positions, padding, segments, prefix, counted, seen.span)
+
+
+def within_segments(segments: Tensor, padding: Tensor | None) -> Tensor:
+    """Positions that start anew with each packed document, counting its real tokens."""
+    index = torch.arange(segments.shape[1], device=segments.device).expand_as(segments)
+    if padding is not None:
+        index = (~padding).cumsum(dim=1) - 1
+    begins = torch.ones_like(segments, dtype=torch.bool)
+    begins[:, 1:] = segments[:, 1:] != segments[:, :-1]
+    return (index - torch.where(begins, index, 0).cummax(dim=1).values).clamp(min=0)
 
 
 def first_prefix(seen: Seen, inputs: Inputs, padding: Tensor | None) -> Tensor:

@@ -103,8 +103,13 @@ class Uncached(Cache):
 
 def select(value: Any, rows: Tensor) -> Any:
     """The same structure with some of its batch rows: every tensor of a state has the batch first; the rest stays."""
+    if not isinstance(rows, Tensor) or rows.dim() != 1 or rows.dtype not in (torch.int64, torch.int32):
+        raise ValueError("rows are chosen by a vector of whole numbers, such as torch.tensor([0, 0, 1])")
     if isinstance(value, Tensor):
-        return value.index_select(0, rows)
+        try:
+            return value.index_select(0, rows)
+        except IndexError:
+            raise ValueError(f"there is no row {rows.tolist()} among {len(value)}, counted from 0") from None
     if isinstance(value, Cache):
         return value.select(rows)
     if isinstance(value, tuple | list):

@@ -33,6 +33,15 @@ class Inputs:
             raise ValueError(
                 f"tokens has shape {tuple(self.tokens.shape)}: there is nothing to read; expected at least one text of one token"
             )
+        for name in ("padding", "positions", "segments", "types", "prefix"):
+            given = getattr(self, name)
+            if given is not None and (not isinstance(given, Tensor) or given.is_floating_point()):
+                kind = given.dtype if isinstance(given, Tensor) else type(given).__name__
+                raise ValueError(
+                    f"{name} is {kind}, expected a tensor of whole numbers"
+                    if name != "padding"
+                    else f"{name} is {kind}, expected torch.bool"
+                )
         for name in ("padding", "positions", "segments", "types"):
             given = getattr(self, name)
             allowed = {(batch, length)} | ({(1, length)} if name == "positions" else set())
@@ -159,7 +168,7 @@ class Tokens(Embed):
 
 def look_up(ids: Tensor, table: nn.Embedding | Tensor, one: str = "token", many: str = "vocabulary") -> Tensor:
     """Rows of the table; one that it does not have is named."""
-    if ids.is_floating_point():
+    if ids.dtype not in (torch.int64, torch.int32):
         raise ValueError(f"{one}s are {ids.dtype}, expected whole numbers, the places of rows in a table")
     try:
         return F.embedding(ids, table) if isinstance(table, Tensor) else table(ids)
@@ -261,6 +270,12 @@ class Restored(Embed):
         where = memory.places().expand(inputs.batch, -1)[..., None].expand_as(seen)
         x_BLD = self.hidden.expand(inputs.batch, inputs.length, -1).to(seen.dtype).scatter(1, where, seen)
         return self.dropout(self.position(x_BLD, places))
+
+
+def refuse_masks(inputs: Inputs) -> None:
+    """For networks that read one token after the other: there is no mask that could keep documents apart."""
+    if inputs.segments is not None or inputs.prefix is not None:
+        raise ValueError("segments and prefixes are masks of attention, which this network does not read by; give one text a row")
 
 
 def positions_of(inputs: Inputs, before: Tensor | int = 0) -> Tensor:

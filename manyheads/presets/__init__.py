@@ -35,8 +35,9 @@ def describe(target: str) -> tuple[Tree, Tree]:
     if not isinstance(model, dict):
         raise SpecError(f"[model] in {target} holds {model!r}, expected a table")
     said = model.pop("about", {})
-    if not isinstance(said, dict) or not isinstance(said.get("context", 1), int):
-        raise SpecError(f"[about] in {target} holds {said!r}, expected a table with title, source and context, a number")
+    context = said.get("context", 1) if isinstance(said, dict) else None
+    if type(context) is not int or not 1 <= context <= 1 << 24:
+        raise SpecError(f"[about] in {target} holds {said!r}, expected a table with title, source and context, a number of tokens")
     return model, said
 
 

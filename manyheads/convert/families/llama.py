@@ -62,7 +62,7 @@ SCALINGS: dict[str, Any] = {
         "kind": "ntk",
         "factor": rope["factor"],
         "dynamic": True,
-        "length": rope.get("original_max_position_embeddings") or config["max_position_embeddings"],
+        "length": config["max_position_embeddings"],
     },
     "yarn": lambda rope, config: {
         "kind": "yarn",
