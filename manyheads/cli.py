@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +14,6 @@ import typer
 app = typer.Typer(
     name="manyheads",
     help="One transformer, every part swappable, every claim testable.",
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -68,9 +68,9 @@ def show(
     ] = None,
     overrides: Overrides = None,
     parts: Parts = None,
-    batch: Annotated[int, typer.Option(min=1, help="Texts at once, for the costs.")] = 1,
-    length: Annotated[int | None, typer.Option(min=1, help="Tokens a text, for the costs; the model's own context if not given.")] = None,
-    source_length: Annotated[int | None, typer.Option(min=1, help="Tokens a source; as --length if not given.")] = None,
+    batch: Annotated[int, typer.Option(help="Texts at once, for the costs.")] = 1,
+    length: Annotated[int | None, typer.Option(help="Tokens a text, for the costs; the model's own context if not given.")] = None,
+    source_length: Annotated[int | None, typer.Option(help="Tokens a source; as --length if not given.")] = None,
     as_toml: Annotated[bool, typer.Option("--toml", help="The resolved description, every default written out.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -87,7 +87,7 @@ def show(
         load_parts(path)
     console = console_for_output()
     if target is None or target == "parts" or target in SLOTS or target in shown.TABLES:
-        if overrides or as_toml or length or source_length or batch > 1:
+        if overrides or as_toml or length is not None or source_length is not None or batch != 1:
             raise SpecError("overrides, lengths and --toml are for one model; name a preset or a file")
         if target is None:
             rows = shown.list_presets()
@@ -113,7 +113,8 @@ def console_for_output() -> Any:
     from rich.console import Console
 
     # piped output is for a program or a file: never wrapped to a narrow default
-    return Console() if sys.stdout.isatty() else Console(width=int(os.environ.get("COLUMNS", "200")))
+    columns = os.environ.get("COLUMNS", "")
+    return Console() if sys.stdout.isatty() else Console(width=int(columns) if re.fullmatch("[1-9][0-9]{1,3}", columns) else 200)
 
 
 def write_json(data: Any) -> None:
@@ -125,17 +126,28 @@ def main() -> None:
     debug = "--debug" in sys.argv[1:]
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     try:
-        app(arguments)
+        sys.exit(app(arguments or ["--help"], standalone_mode=False))
     except BrokenPipeError:
         # the reader went away; closing quietly is what a pipe expects
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(EXIT_FAILURE)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Abort):
         sys.exit(EXIT_INTERRUPTED)
     except Exception as error:
         if debug:
             raise
-        known = isinstance(error, ValueError)
-        hint = "" if known else f" ({type(error).__name__}; --debug shows where)"
-        print(f"manyheads: {error}{hint}", file=sys.stderr)
-        sys.exit(EXIT_USAGE if known else EXIT_FAILURE)
+        sentence, code = explained(error)
+        print(f"manyheads: {sentence}", file=sys.stderr)
+        sys.exit(code)
+
+
+def explained(error: Exception) -> tuple[str, int]:
+    """An error as one sentence and an exit code."""
+    from manyheads.spec import one_line
+
+    if usage := getattr(error, "format_message", None):  # of the command line itself
+        context = getattr(error, "ctx", None)
+        return one_line(f"{usage().rstrip('.')} ('{context.command_path if context else 'manyheads'} --help' tells more)"), EXIT_USAGE
+    if isinstance(error, ValueError):
+        return one_line(str(error)), EXIT_USAGE
+    return one_line(f"{error} ({type(error).__name__}; --debug shows where)"), EXIT_FAILURE

@@ -17,8 +17,8 @@ from manyheads.model.size import Size, size
 from manyheads.model.spec import CrossSpec, DecoderSpec, LayerSpec, ModelSpec, NgramSpec, RecurrentSpec, TowerSpec, read_model
 from manyheads.parts.embed import RestoredSpec
 from manyheads.parts.mask import MaskSpec
-from manyheads.presets import about, describe, names, preset
-from manyheads.spec import SLOTS, Part, Spec, Tree, override, to_tree
+from manyheads.presets import about, describe, is_file, names, preset
+from manyheads.spec import SLOTS, Part, Spec, SpecError, Tree, nearest, override, quoted, to_tree
 
 SCHEMA = 1
 DEFAULT_LENGTH = 128
@@ -39,9 +39,13 @@ def describe_model(
     target: str, overrides: list[str], *, batch: int = 1, length: int | None = None, source_length: int | None = None
 ) -> Tree:
     """Everything about one model, as plain data."""
+    if not is_file(target) and target not in names():
+        close, _, _ = nearest(target, (*names(), *SLOTS, *TABLES, "parts")).partition("(")
+        lists = "'manyheads show' lists the presets, 'manyheads show parts' the slots"
+        raise SpecError(f"no preset, slot or table {quoted(target)}: {close}{lists}; a file of your own ends in .toml")
     tree, said = describe(target)
     spec = read_model(override(tree, overrides))
-    length = length or min(said.get("context", DEFAULT_LENGTH), longest(spec))
+    length = min(said.get("context", DEFAULT_LENGTH), longest(spec)) if length is None else length
     if source_length is None and spec.decoder and isinstance(spec.decoder.embed, RestoredSpec):
         source_length = max(1, length // 4)  # a masked autoencoder reads a quarter of the patches, in He et al. 2022
     cost = size(spec, batch=batch, length=length, source_length=source_length)

@@ -17,12 +17,30 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 Tree = dict[str, Any]
 
 
+LARGEST = 1 << 24  # of any count in a description: 16,777,216
+DEEPEST = 32  # tables within tables
+
+
 class SpecError(ValueError):
     """A description that cannot be followed: where (a dotted path), what was given, what would work."""
 
     def __init__(self, message: str, path: Iterable[str | int] = ()) -> None:
         self.message, self.path = message, tuple(path)
-        super().__init__(f"{'.'.join(map(str, self.path))}: {message}" if self.path else message)
+        super().__init__(one_line(f"{'.'.join(map(str, self.path))}: {message}" if self.path else message))
+
+
+def one_line(text: str) -> str:
+    """The text as one printable line: what a file or a user wrote must neither break a sentence nor command a terminal."""
+    return "".join(c if c.isprintable() else " " if c.isspace() else c.encode("unicode_escape").decode() for c in text)
+
+
+def quoted(value: Any) -> str:
+    """A value as an error repeats it: short, whatever was given."""
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of more digits than Python will write
+        return "a number of thousands of digits"
+    return text if len(text) <= 80 else f"{text[:60]} … ({len(text)} characters)"
 
 
 @contextmanager
@@ -35,14 +53,19 @@ def located(*path: str | int) -> Iterator[None]:
 
 
 def field(default: Any, meaning: str, **bounds: Any) -> Any:
-    """A spec's field: its default, its meaning in one phrase (shown by `manyheads show parts`), its bounds."""
+    """A spec's field: its default, its meaning in one phrase (shown by `manyheads show parts`), its bounds.
+
+    What has a lower bound and no upper one ends at LARGEST: a slip of the keyboard is refused here, not by the memory.
+    """
+    if "ge" in bounds and not {"le", "lt"} & set(bounds):
+        bounds["le"] = LARGEST
     return Field(default, description=meaning, **bounds)
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """' Did you mean …?' where something close exists, and in any case the list of what is known."""
     names = sorted(known)
-    close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(word[:80], names, n=1, cutoff=0.5)
     hint = f"did you mean '{close[0]}'? " if close else ""
     return f"{hint}(known: {', '.join(names) or 'none'})"
 
@@ -72,7 +95,7 @@ class Spec(BaseModel):
         if first["type"] == "spec":
             return where + tuple(context["path"]), context["sentence"]
         if first["type"] == "extra_forbidden":
-            return where[:-1], f"no field {where[-1]!r} here: {nearest(str(where[-1]), cls.model_fields)}"
+            return where[:-1], f"no field {quoted(where[-1])} here: {nearest(str(where[-1]), cls.model_fields)}"
         if first["type"] == "missing":
             return where, "is required and was not given"
         if isinstance(context.get("error"), SpecError):
@@ -81,14 +104,20 @@ class Spec(BaseModel):
             return where, str(context["error"])
         # pydantic appends the tried member of a union to the path: the reader's path ends at the field
         named = tuple(step for i, step in enumerate(where) if i == 0 or isinstance(step, int))
-        expected = first["msg"].removeprefix("Input should be ").removeprefix("a valid ")
-        expected = "a table" if first["type"] in ("model_type", "dataclass_type") else expected
-        return named, f"given {given!r}, expected {expected}"
+        expected = EXPECTED.get(first["type"]) or first["msg"].removeprefix("Input should be ")
+        return named, f"given {quoted(given)}, expected {expected}"
 
     def changed(self, **fields: Any) -> Self:
         """A copy with some fields replaced, checked as strictly as the original."""
         return type(self).model_validate({name: getattr(self, name) for name in type(self).model_fields} | fields)
 
+
+# pydantic's complaints about types, in the words of a TOML file
+EXPECTED = {
+    "model_type": "a table", "dataclass_type": "a table", "dict_type": "a table", "tuple_type": "a list", "list_type": "a list",
+    "int_type": "a whole number", "float_type": "a number", "bool_type": "true or false", "string_type": "a text",
+    "finite_number": "a finite number", "too_short": "at least one item",
+}  # fmt: skip
 
 SLOTS: dict[str, type[Part]] = {}
 
@@ -132,12 +161,12 @@ class Part(Spec):
         if isinstance(value, str):
             value = {"kind": value}
         if not isinstance(value, Mapping):
-            raise ValueError(f"given {value!r}, expected a kind of {cls.slot} or a table with one: {nearest('', cls.kinds)}")
+            raise ValueError(f"given {quoted(value)}, expected a kind of {cls.slot} or a table with one: {nearest('', cls.kinds)}")
         fields = dict(value)
         kind = fields.pop("kind", cls.default_kind)
-        if kind not in cls.kinds:
+        if not isinstance(kind, str) or kind not in cls.kinds:
             raise ValueError(
-                f"no kind {kind!r} of {cls.slot}: {nearest(str(kind), cls.kinds)}. If it is a part of your own, name its "
+                f"no kind {quoted(kind)} of {cls.slot}: {nearest(str(kind), cls.kinds)}. If it is a part of your own, name its "
                 f"file with --parts: reading a description never executes code"
             )
         return cls.kinds[kind].model_validate(fields)
@@ -149,7 +178,8 @@ class Part(Spec):
     @classmethod
     def formula(cls) -> str:
         """The first line of the docstring: what the part computes."""
-        return (cls.__dict__.get("__doc__") or "no formula given").strip().splitlines()[0]
+        lines = (cls.__dict__.get("__doc__") or "").strip().splitlines()
+        return lines[0] if lines else "no formula given"
 
 
 SpecType = TypeVar("SpecType", bound=Spec)
@@ -157,8 +187,9 @@ SpecType = TypeVar("SpecType", bound=Spec)
 
 def parse(spec: type[SpecType], tree: Mapping[str, Any], *, at: str = "") -> SpecType:
     """The tree as a spec, or one sentence that says what is wrong with it and where."""
+    tree = copied(tree)
     try:
-        return spec.model_validate(dict(tree))
+        return spec.model_validate(tree)
     except ValidationError as error:
         path, sentence = spec._complaint(error)
         raise SpecError(sentence, (at, *path) if at else path) from None
@@ -185,12 +216,18 @@ def to_toml(tree: Tree) -> str:
 
 def read_toml(path: Path) -> Tree:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise SpecError(f"cannot read {path}: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
         raise SpecError(f"{path} is not UTF-8 text: byte {error.start} is {error.object[error.start]:#04x}") from None
-    except tomllib.TOMLDecodeError as error:
+    try:
+        return copied(tomllib.loads(text))
+    except SpecError as error:
+        raise SpecError(f"{path}: {error}") from None
+    except RecursionError:
+        raise SpecError(f"{path}: {TOO_DEEP}") from None
+    except ValueError as error:  # no TOML, or a number of more digits than Python reads
         raise SpecError(f"{path} is not TOML: {error}") from None
 
 
@@ -199,23 +236,26 @@ BARE_WORD = re.compile(r"[A-Za-z_][\w.+/-]*")
 
 def override(tree: Tree, assignments: Iterable[str]) -> Tree:
     """The tree with `path=value` applied in order; a value is TOML, or a bare word: `decoder.position.theta=1e6`."""
-    tree = _copied(tree)
+    tree = copied(tree)
     for assignment in assignments:
         path, equals, text = assignment.partition("=")
         steps = path.strip().split(".")
         if not equals or not all(steps):
-            raise SpecError(f"an override is path=value, such as decoder.width=64; given '{assignment}'")
+            raise SpecError(f"an override is path=value, such as decoder.width=64; given {quoted(assignment)}")
         _assign(tree, steps, _value(text.strip(), assignment))
     return tree
 
 
 def _value(text: str, assignment: str) -> Any:
+    if BARE_WORD.fullmatch(text) and text not in ("true", "false", "inf", "nan"):
+        return text
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        if BARE_WORD.fullmatch(text):
-            return text
-        raise SpecError(f"'{text}' in '{assignment}' is neither a TOML value nor a bare word") from None
+        parsed = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError):
+        parsed = {}
+    if set(parsed) != {"value"}:  # a line break would begin another assignment
+        raise SpecError(f"{quoted(text)} in {quoted(assignment)} is neither a TOML value nor a bare word")
+    return parsed["value"]
 
 
 def _assign(tree: Any, steps: list[str], value: Any) -> None:
@@ -223,22 +263,28 @@ def _assign(tree: Any, steps: list[str], value: Any) -> None:
         inner = tree[_index(tree, step, steps)] if isinstance(tree, list) else tree.get(step, {})
         inner = {"kind": inner} if isinstance(inner, str) else {} if inner is True else inner
         if not isinstance(inner, dict | list):
-            raise SpecError(f"holds {inner!r}, which has nothing inside to override", steps[: depth + 1])
+            raise SpecError(f"holds {quoted(inner)}, which has nothing inside to override", steps[: depth + 1])
         tree[_index(tree, step, steps) if isinstance(tree, list) else step] = inner
         tree = inner
     tree[_index(tree, steps[-1], steps) if isinstance(tree, list) else steps[-1]] = value
 
 
 def _index(items: list[Any], step: str, path: list[str]) -> int:
-    if not step.isdigit() or int(step) >= len(items):
-        raise SpecError(f"'{step}' is not a place in a list of {len(items)}; count from 0", path)
+    if not re.fullmatch(r"[0-9]{1,9}", step) or int(step) >= len(items):
+        raise SpecError(f"{quoted(step)} is not a place in a list of {len(items)}; count from 0", path)
     return int(step)
 
 
-def _copied(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _copied(inner) for name, inner in value.items()}
-    return [_copied(inner) for inner in value] if isinstance(value, list) else value
+TOO_DEEP = f"tables within tables, more than {DEEPEST} deep; no description needs that"
+
+
+def copied(value: Any, depth: int = 0) -> Any:
+    """A tree of its own, down to the leaves: a spec must not change with what it was read from."""
+    if depth > DEEPEST:
+        raise SpecError(TOO_DEEP)
+    if isinstance(value, Mapping):
+        return {name: copied(inner, depth + 1) for name, inner in value.items()}
+    return [copied(inner, depth + 1) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def merged(base: Tree, own: Tree) -> Tree:
@@ -255,11 +301,20 @@ def load_parts(path: Path) -> None:
     """Runs a file of the user's own parts, which register themselves. Called only for a path the user typed."""
     import importlib.util
 
-    loader = importlib.util.spec_from_file_location(f"manyheads_user_parts.{path.stem}", path)
     if not path.is_file():
         raise SpecError(f"--parts: there is no file {path}")
+    loader = importlib.util.spec_from_file_location(f"manyheads_user_parts.{path.stem}", path)
     if loader is None or loader.loader is None:
-        raise SpecError(f"--parts: {path} is not a Python file")
+        raise SpecError(f"--parts: {path} is not a Python file; its name ends in .py")
     module = importlib.util.module_from_spec(loader)
     sys.modules[module.__name__] = module  # annotations of the file's own specs are looked up there
-    loader.loader.exec_module(module)
+    try:
+        loader.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        raise SpecError(f"--parts: {path} stopped with {said}; --debug shows where") from error
+    for base in SLOTS.values():
+        for kind, part in base.kinds.items():
+            missing = sorted(getattr(part, "__abstractmethods__", ()))
+            if missing:
+                raise SpecError(f"--parts: the kind '{kind}' of {base.slot} lacks {' and '.join(missing)}")

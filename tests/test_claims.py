@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
+from html.parser import HTMLParser
 
 import kinds
 import pytest
@@ -19,6 +20,7 @@ from kinds import choices, made, named, tokens
 from torch import nn
 
 from manyheads import Inputs, build, read_model
+from manyheads.inspect.page import attention_page
 from manyheads.parts.attend import ArgmaxSpec, BilinearSpec, CoreSpec, DotSpec, FusedSpec, ProjectedSpec, check_rows, inverse_root, score
 from manyheads.parts.attention import ChunkedSpec, HeadsSpec, KeyValue, Scene, WideSpec, fused_weight, split_weight
 from manyheads.parts.feedforward import ACTIVATIONS, GatedSpec, MlpSpec
@@ -204,10 +206,47 @@ def test_a11_query_key_value_attention_can():
     assert loss.item() < 1e-2 * beta**2 * 1e-2
 
 
-def test_a12_the_printed_matrix_aligns():
+class Cells(HTMLParser):
+    """A page's table as a reader sees it: headings, and each row's cells with their classes."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows, self.headings, self.tag = [], [], None
+
+    def handle_starttag(self, tag, attrs):
+        self.tag = tag
+        if tag == "tr":
+            self.rows.append([])
+        elif tag == "td":
+            self.rows[-1].append(dict(attrs) | {"text": ""})
+
+    def handle_data(self, data):
+        if self.tag == "th" and data.strip():
+            self.headings.append(data)
+        elif self.tag == "td" and data.strip():
+            self.rows[-1][-1]["text"] = data
+
+
+def test_a12_the_printed_matrix_renders_and_aligns():
     words = torch.tensor([[0.91, 0.04, 0.05], [0.03, 0.10, 0.87], [0.09, 0.88, 0.03]])
     check_rows(words)
-    assert words.argmax(dim=-1).tolist() == [0, 2, 1]
+    page = Cells()
+    page.feed(attention_page(words, ["kediler", "fareleri", "kovalar"], ["cats", "chase", "mice"]))
+    assert page.headings == ["cats", "chase", "mice", "kediler", "fareleri", "kovalar"]
+    cells = [row for row in page.rows if row]
+    assert [[float(cell["text"]) for cell in row] for row in cells] == [[0.91, 0.04, 0.05], [0.03, 0.10, 0.87], [0.09, 0.88, 0.03]]
+    assert [[j for j, cell in enumerate(row) if "highest" in cell["class"]] for row in cells] == [[0], [2], [1]]
+
+
+def test_a_page_shows_what_is_hidden_and_runs_nothing_it_was_given():
+    weights, seen = torch.tensor([[1.0, 0.0], [0.5, 0.5]]), torch.tensor([[True, False], [True, True]])
+    text = attention_page(weights, ["<script>x</script>", "b"], ['"a', "b"], seen_LM=seen, title="<b>")
+    page = Cells()
+    page.feed(text)
+    assert [["hidden" in cell["class"] for cell in row] for row in page.rows if row] == [[False, True], [False, False]]
+    assert "<script>" not in text
+    with pytest.raises(ValueError, match=r"weights has shape \(2, 2\), expected \(3, 2\)"):
+        attention_page(weights, ["a", "b", "c"], ["a", "b"])
 
 
 def scene(queries, keys, position=None, **mask):
@@ -600,7 +639,7 @@ def test_d7_multiplied_positions_run_forward_backward_and_step_by_step():
     model = made(kinds.decoder(position={"kind": "sinusoidal", "join": "multiply"}))
     ids = tokens()
     model(ids).sum().backward()
-    _, state = model.step(ids[:, :5], model.start(batch=2))
+    _, state = model.step(ids[:, :5], model.start())
     torch.testing.assert_close(model.step(ids[:, 5:], state)[0], model(ids)[:, 5:])
 
 

@@ -155,6 +155,15 @@ def test_show_alone_lists_the_presets_with_their_source():
         (["show", "gpt2", "--source-length", "9"], "is for a model that reads a source"),
         (["show", "gpt2", "--toml", "--json"], "choose one"),
         (["show", "parts", "-s", "a=1"], "name a preset or a file"),
+        (["show", "positions"], "did you mean 'position'?"),
+        (["show", "gpt2", "--length", "99999999999999999999"], "length is 99999999999999999999, expected a whole number from 1 to"),
+        (["show", "gpt2", "--length", "0"], "length is 0, expected a whole number from 1"),
+        (["show", "gpt2", "--length", "x"], "Invalid value for '--length'"),
+        (["show", "gpt2", "--batch", "-1"], "batch is -1, expected a whole number from 1"),
+        (["show", "llama-7b", "--length", "16777216", "--batch", "16777216"], "more numbers than can be counted"),
+        (["show", "rnnsearch", "--length", "100000"], "is walked token by token"),
+        (["show", "--nonsense"], "No such option: --nonsense"),
+        (["shw"], "No such command 'shw'"),
     ],
 )
 def test_bad_input_gets_one_sentence(arguments, said):
@@ -167,12 +176,32 @@ def test_a_file_that_is_not_toml_or_not_text(tmp_path):
     assert "is not TOML" in refused("show", path)
     path.write_bytes(b"\xff\xfe\x00")
     assert "is not UTF-8 text: byte 0 is 0xff" in refused("show", path)
+    path.write_text(f"vocab = {'9' * 5000}\n")
+    assert "is not TOML" in refused("show", path)
+    path.write_text(f"vocab = {'[' * 5000}\n")
+    assert "more than 32 deep" in refused("show", path)
     path.write_text("model = 3\n")
     assert "expected a table" in refused("show", path)
 
 
-def test_usage_errors_and_debug():
-    assert "No such option" in run("show", "--nonsense", check=2).stderr
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("x = = 3", "stopped with SyntaxError: invalid syntax"),
+        ("import sys; sys.exit(0)", "stopped with SystemExit: 0"),
+        ("import nowhere_at_all", "stopped with ModuleNotFoundError: No module named 'nowhere_at_all'"),
+        ("from manyheads.parts.norm import NormSpec\nclass X(NormSpec, kind='x'): pass", "the kind 'x' of norm lacks build"),
+    ],
+)
+def test_a_parts_file_that_cannot_be_used_is_refused(tmp_path, text, said):
+    path = tmp_path / "mine.py"
+    path.write_text(text)
+    assert said in refused("show", "gpt2", "--parts", path)
+    assert "its name ends in .py" in refused("show", "gpt2", "--parts", path.rename(tmp_path / "mine.txt"))
+
+
+def test_help_alone_and_debug():
+    assert "Usage:" in run().stdout
     assert "Traceback" in run("show", "gtp2", "--debug", check=1).stderr
 
 

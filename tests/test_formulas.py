@@ -533,7 +533,7 @@ def test_segments_hold_over_steps():
     model = made(kinds.decoder(position={"kind": "learned", "length": 5}))
     ids, segments = tokens(), torch.arange(kinds.LENGTH).div(4, rounding_mode="floor").expand(2, -1)
     full = model(Inputs(ids, segments=segments))
-    _, state = model.step(Inputs(ids[:, :6], segments=segments[:, :6]), model.start(batch=2))
+    _, state = model.step(Inputs(ids[:, :6], segments=segments[:, :6]), model.start())
     close(model.step(Inputs(ids[:, 6:], segments=segments[:, 6:]), state)[0], full[:, 6:])
 
 

@@ -250,12 +250,12 @@ def check_cached(model, source=None):
     full = {size: model(Inputs(ids[:, :size], span=room), *sources) for size in range(1, LENGTH + 1)}
     for capacity in (room,) if asks_span(model) else (None, room):
         for cuts in ([1] * LENGTH, [4, 1, LENGTH - 5]):
-            state, start = model.start(source, batch=2, capacity=capacity), 0
+            state, start = model.start(source, capacity=capacity), 0
             for size in cuts:
                 logits, state = model.step(ids[:, start : start + size], state)
                 equal(logits, full[start + size][:, start:])
                 start += size
-        _, state = model.step(ids[:, :5], model.start(source, batch=2, capacity=capacity))
+        _, state = model.step(ids[:, :5], model.start(source, capacity=capacity))
         for rows in (torch.tensor([1, 0, 1]), torch.tensor([1]), torch.tensor([0, 0])):  # reorder, keep one, repeat
             logits, _ = model.step(ids[rows, 5:], state.select(rows))
             equal(logits, full[LENGTH][rows, 5:])
@@ -266,7 +266,7 @@ def check_cached(model, source=None):
         logits, _ = model.step(other[:, 7:], branch)
         equal(logits, model(Inputs(other, span=room), *sources)[:, 7:])
     alone = None if source is None else Inputs(source.tokens[:1], padding=None if source.padding is None else source.padding[:1])
-    _, state = model.step(ids[:1, :5], model.start(alone, batch=1, capacity=room))
+    _, state = model.step(ids[:1, :5], model.start(alone, capacity=room))
     logits, _ = model.step(ids[:1, 5:].expand(3, -1), state.select(torch.tensor([0, 0, 0])))  # one text becomes three beams
     equal(logits, full[LENGTH][:1, 5:].expand(3, -1, -1))
 
@@ -278,7 +278,7 @@ def check_cached_padding(model):
     room = 12 if asks_span(model) else None
     for side in ("left", "right"):
         given = padded(ids, (3, 6), side, filler=7)
-        _, state = model.step(given, model.start(batch=2, capacity=room))
+        _, state = model.step(given, model.start(capacity=room))
         for i in range(3):
             logits, state = model.step(more[:, i : i + 1], state)
             for row, count in enumerate((3, 6)):
@@ -492,7 +492,7 @@ def test_every_shape_runs_in_the_precisions_people_use(shape, dtype):
     assert all(parameter.grad.dtype == dtype and parameter.grad.isfinite().all() for parameter in model.parameters())
     if shape != "encoder":
         with torch.no_grad():
-            state = model.start(given[1] if len(given) > 1 else None, batch=2)
+            state = model.start(given[1] if len(given) > 1 else None)
             _, state = model.step(Inputs(given[0].tokens[:, :5], padding=given[0].padding[:, :5]), state)
             again, _ = model.step(given[0].tokens[:, 5:], state)
         torch.testing.assert_close(again, out[:, 5:], rtol=near, atol=near)
@@ -528,14 +528,14 @@ def test_a_prefix_is_remembered_and_padding_takes_nothing_from_it(window):
     model = made(kinds.decoder(mask={"prefix": True} | ({"window": window} if window else {})))
     ids, prefix = tokens(), torch.tensor([3, 2])
     full = model(Inputs(ids, prefix=prefix))
-    _, state = model.step(Inputs(ids[:, :5], prefix=prefix), model.start(batch=2))
+    _, state = model.step(Inputs(ids[:, :5], prefix=prefix), model.start())
     equal(model.step(ids[:, 5:], state)[0], full[:, 5:])
     for side in ("left", "right"):
         given = padded(ids, (5, LENGTH), side, filler=7)
         found = model(Inputs(given.tokens, padding=given.padding, prefix=prefix))
         equal(found[0, ~given.padding[0]], model(Inputs(ids[:1, :5], prefix=prefix[:1]))[0])
     with pytest.raises(ValueError, match="text 0 has 2 tokens, and its prefix is said to have 3"):
-        model.step(Inputs(ids[:, :2], prefix=prefix), model.start(batch=2))
+        model.step(Inputs(ids[:, :2], prefix=prefix), model.start())
 
 
 def test_looking_draws_no_random_number():

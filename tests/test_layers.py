@@ -21,6 +21,7 @@ STANDS_ON = {
     "model": {"parts", "spec"},
     "presets": {"model", "spec"},
     "convert": {"model", "parts", "spec"},
+    "inspect": {"model", "parts", "spec"},
     "labs": set(),
     "show": {"model", "parts", "presets", "spec"},
     "cli": {"show", "model", "spec"},

@@ -108,7 +108,7 @@ def literal(q, k, v, *, attn_mask, is_causal, scale, dropout_p, enable_gqa):
 def test_cache_bytes_are_those_of_a_state(spec):
     model, ids = build(spec).eval(), kinds.tokens(2, 9)
     source = kinds.tokens(2, 9) if spec.encoder or spec.recurrent else None
-    _, state = model.step(ids, model.start(source, batch=2, capacity=9))
+    _, state = model.step(ids, model.start(source, capacity=9))
     found = size(spec, batch=2, length=9)
     assert found.cache_bytes == size_of(state) > 0
     assert found.training_bytes == 4 * found.weights_bytes + found.activation_bytes

@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyheads import outline, presets, read_model
-from manyheads.model.spec import LayerSpec
+from manyheads import outline, presets, read_model, size
+from manyheads.model.spec import LayerSpec, TowerSpec
+from manyheads.parts.attention import HeadsSpec
+from manyheads.show import TABLES
 from manyheads.spec import SLOTS, SpecError, override, to_toml, to_tree
 
 BASE = {
@@ -79,7 +81,7 @@ REFUSED = {
     "encoder.position.thta=3": r"encoder.position: no field 'thta' here",
     "encoder.position=rop": r"encoder.position: no kind 'rop' of position: did you mean 'rope'\?",
     "encoder.attention.heads=10": "encoder.attention.heads: 10 heads do not divide width 16; nearest that do: 8 or 16 heads",
-    "encoder.attention.heads=two": "encoder.attention.heads: given 'two', expected integer",
+    "encoder.attention.heads=two": "encoder.attention.heads: given 'two', expected a whole number",
     "encoder.layers=-1": "encoder.layers: given -1, expected greater than or equal to 0",
     "encoder.layers=2.5": "encoder.layers: given 2.5, expected",
     "encoder.core.dropout=1.5": "encoder.core.dropout: given 1.5, expected less than 1",
@@ -120,6 +122,32 @@ REFUSED = {
     'encoder.position={kind="rope", scaling={kind="longrope", short=[1.0, 2.0]}}': "2 factors for 4 pairs; give 1 or 4",
     'encoder.position={kind="rope", fraction=0.25, scaling={kind="ntk"}}': "2 turned coordinates do not have",
     "encoder.width=[3": "neither a TOML value nor a bare word",
+    "encoder.width=8\nencoder.layers=3": "neither a TOML value nor a bare word",
+    f"encoder.width={'9' * 5000}": "neither a TOML value nor a bare word",
+    f"encoder.width={'[' * 5000}": "neither a TOML value nor a bare word",
+    f"encoder.width={'[' * 60}{']' * 60}": "tables within tables, more than 32 deep",
+    'encoder.core={kind=["dot"]}': r"encoder.core: no kind \['dot'\] of core",
+    "encoder.core={kind={a=1}}": r"encoder.core: no kind {'a': 1} of core",
+    "encoder.core={kind=3}": "encoder.core: no kind 3 of core",
+    "encoder.a\x1b[31m\nb=3": r"encoder: no field 'a\\x1b\[31m\\nb' here",
+    "encoder.\x1b[31m.b=3": r"encoder: no field '\\x1b\[31m' here",
+    f"encoder.position={'x' * 500}": r"xxx … \(502 characters\) of position",
+    "encoder.pattern=3": "encoder.pattern: given 3, expected a list",
+    "encoder.mask.causal=yes": "encoder.mask.causal: given 'yes', expected true or false",
+    "encoder.norm.eps=small": "encoder.norm.eps: given 'small', expected a number",
+    "vocab=tokeniser": "vocab: given 'tokeniser', expected a number of tokens from 1 to 4194304, or 'tokenizer'",
+    "vocab=true": "vocab: given True, expected a number of tokens",
+    'encoder.core={kind="argmax", heads=[]}': r"encoder.core.heads: given \[\], expected at least one item",
+    'encoder.core={kind="argmax", heads=[true]}': "encoder.core.heads.0: given True, expected a whole number",
+    'encoder.position={kind="rope", scaling={kind="yarn", fast=1.0, slow=2.0}}': "encoder.position.scaling.fast: given 1.0, expected more than slow = 2.0",
+    'encoder.position={kind="rope", scaling={kind="yarn", attention=0.0}}': "scaling.attention: given 0.0, expected greater than 0",
+    'encoder.position={kind="rope", scaling={kind="longrope", long=[-1.0]}}': "scaling.long.0: given -1.0, expected greater than 0",
+    'encoder.position={kind="rope", scaling={kind="longrope", attention=-1.0}}': "scaling.attention: given -1.0, expected greater than 0",
+    'head={kind="masked", scores="classes"}': "head.scores: given 'classes', expected a head that scores every token: tied, free, bilinear",
+    'head={kind="masked", scores="masked"}': "head.scores: given 'masked', expected a head that scores every token",
+    "encoder={width=16, layers=0, distinct=4, attention={heads=2}}": "encoder.distinct: 0 layers cannot be 4 runs",
+    'encoder={width=1, attention={heads=1}, position={kind="sinusoidal", join="concat"}}': "0 of width 1 for position leaves no room",
+    'decoder={width=16, cross=true, attention={heads=2}, embed={kind="patches", first=true}}': "decoder.embed.first: a first vector belongs to",
 }
 
 
@@ -128,6 +156,39 @@ def test_what_cannot_be_followed_is_refused_in_one_sentence(assignment):
     with pytest.raises(SpecError, match=REFUSED[assignment]) as caught:
         read(assignment)
     assert "\n" not in str(caught.value)
+
+
+def test_a_place_in_a_list_is_a_plain_number():
+    base = BASE | {"encoder": BASE["encoder"] | {"pattern": [{}, {}]}}
+    for step in ("²", "2", "-1", "x", "9" * 5000):
+        with pytest.raises(SpecError, match="is not a place in a list of 2; count from 0"):
+            read(f"encoder.pattern.{step}.mask.window=3", base=base)
+
+
+def test_a_spec_does_not_change_with_what_it_was_read_from():
+    pattern = [{"mask": {"window": 2}}]
+    spec = read(base=BASE | {"encoder": BASE["encoder"] | {"pattern": pattern}})
+    made = TowerSpec(attention=HeadsSpec(heads=2), pattern=tuple(pattern))
+    pattern[0]["mask"]["window"] = 7
+    assert spec.encoder.expanded()[0].mask.window == 2
+    assert made.expanded()[0].mask.window == 2
+
+
+def specs():
+    """Every kind of every slot, and every table."""
+    yield from (part for base in SLOTS.values() for part in base.kinds.values())
+    yield from TABLES.values()
+
+
+def test_every_whole_number_has_an_upper_bound():
+    counts = 0
+    for spec in specs():
+        for name, field in spec.model_fields.items():
+            if field.annotation in (int, int | None):
+                counts += 1
+                with pytest.raises(ValueError, match="expected less than or equal to"):
+                    spec.model_validate({name: 10**19})
+    assert counts > 30
 
 
 def test_every_misspelt_field_of_every_part_is_named_with_the_right_one():
@@ -158,6 +219,12 @@ ALONE = {
     '{vocab = 9, recurrent = {core = "fused"}}': "recurrent.core: 'fused' replaces projections",
     '{vocab = 9, source_vocab = 5, encoder = {}, decoder = {cross = true, embed = "shared"}}': "the encoder's table has 5 rows, the vocabulary 9",
     '{vocab = 9, encoder = {width = 32}, decoder = {cross = true, embed = "shared"}}': "rows of 32, this tower reads rows of 64",
+    '{vocab = 9, recurrent = {embed = "patches"}}': "recurrent.embed: a recurrent network reads tokens by a table of its own, given 'patches'",
+    '{vocab = 9, recurrent = {embed = "shared"}}': "recurrent.embed: a recurrent network reads tokens",
+    "{vocab = 9, source_vocab = 5, decoder = {}}": "source_vocab: is for a model that reads a source beside what it writes; this is decoder alone",
+    "{vocab = 9, source_vocab = 5, recurrent = {source = false}}": "source_vocab: is for a model that reads a source",
+    '{vocab = 9, encoder = {}, decoder = {cross = {attention = {kind = "chunked", heads = 5}}, width = 50, attention = {heads = 5}}}': "decoder.cross.attention.heads: 5 heads do not divide width 64",
+    '{vocab = 9, recurrent = {core = "dot"}}': "recurrent.core: a dot product needs queries and keys of one size, given 64 and 128",
     '{vocab = 9, encoder = {embed = "patches"}, decoder = {cross = true, embed = "shared"}}': "the encoder has no token table to share",
 }
 
@@ -165,7 +232,7 @@ ALONE = {
 @pytest.mark.parametrize("text", ALONE)
 def test_what_cannot_be_a_model_is_refused(text):
     with pytest.raises(SpecError, match=ALONE[text]):
-        read_model(tomllib.loads(f"model = {text}")["model"])
+        outline(read_model(tomllib.loads(f"model = {text}")["model"]))
 
 
 def test_a_decoder_is_causal_unless_it_says_otherwise():
@@ -198,6 +265,18 @@ def test_the_vocabulary_may_wait_for_the_data_but_a_build_may_not():
         outline(spec)
     with pytest.raises(SpecError, match="given a dict, expected a ModelSpec"):
         outline({})
+
+
+def test_what_is_no_description_is_refused():
+    for wrong in (None, 3, "gpt", [1]):
+        with pytest.raises(SpecError, match="expected a table that describes a model"):
+            read_model(wrong)
+    for wrong in (3, None, "gtp2"):
+        with pytest.raises(SpecError, match="no preset"):
+            presets.preset(wrong)
+    for wrong in ({"batch": 0}, {"length": -1}, {"source_length": 0}, {"length": 10**20}, {"length": "9"}):
+        with pytest.raises(SpecError, match=f"{next(iter(wrong))} is .*, expected a whole number from 1 to"):
+            size(read(), **wrong)
 
 
 def test_specs_are_frozen():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
 from manyheads.model.init import initialise
@@ -14,6 +17,19 @@ from manyheads.spec import SpecError
 Model = Transformer | Recurrent | Ngram
 
 
+@contextmanager
+def countable() -> Iterator[None]:
+    """Turns torch's complaint about a size past 2⁶³ into a sentence."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "overflow" not in str(error).lower():
+            raise
+        raise SpecError(
+            "one tensor of this model would hold more numbers than can be counted; make the model, batch or length smaller"
+        ) from None
+
+
 def outline(spec: ModelSpec) -> Model:
     """The model without memory: every shape is there, no number is."""
     if not isinstance(spec, ModelSpec):
@@ -22,7 +38,7 @@ def outline(spec: ModelSpec) -> Model:
         raise SpecError("is 'tokenizer': the number of tokens is known only with the data; give a number to build without", ("vocab",))
     vocab = spec.vocab or 0
     kind = Recurrent if spec.recurrent else Ngram if spec.ngram else Transformer
-    with torch.device("meta"):
+    with countable(), torch.device("meta"):
         return kind(spec, vocab)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+
 from torch import Tensor, nn
 
 from manyheads.spec import Part, field
@@ -15,9 +17,11 @@ def into_stream(path: str) -> bool:
 class InitSpec(Part, slot="init", default="normal"):
     """What the matrices hold before training; norms start at one, biases at zero."""
 
+    @abstractmethod
     def matrix(self, module: nn.Linear, path: str, *, layers: int) -> None:
         raise NotImplementedError
 
+    @abstractmethod
     def table(self, weight: Tensor, path: str) -> None:
         raise NotImplementedError
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.model.spec import ModelSpec
-from manyheads.model.state import select
+from manyheads.model.state import check_capacity, check_rows_of, check_state, select
 from manyheads.parts.embed import Inputs, Rows, look_up, refuse_masks
 
 
@@ -16,7 +16,7 @@ from manyheads.parts.embed import Inputs, Rows, look_up, refuse_masks
 class NgramState:
     """The embeddings of the last n − 2 tokens, B×(n−2)×D: with the next token they are all the model sees."""
 
-    last: Tensor
+    last: Tensor | None = None  # None before the first token
 
     def select(self, rows: Tensor) -> NgramState:
         return select(self, rows)
@@ -40,20 +40,24 @@ class Ngram(nn.Module):
         return True
 
     def forward(self, inputs: Inputs | Tensor, source: Inputs | Tensor | None = None) -> Tensor:
-        inputs = Inputs.of(inputs)
-        return self.step(inputs, self.start(source, batch=inputs.batch))[0]
+        return self.step(inputs, self.start(source))[0]
 
-    def start(self, source: Inputs | Tensor | None = None, *, batch: int = 1, capacity: int | None = None) -> NgramState:
+    def start(self, source: Inputs | Tensor | None = None, *, capacity: int | None = None) -> NgramState:
+        check_capacity(capacity)
         if source is not None:
             raise ValueError("an n-gram model reads no source")
-        return NgramState(self.embedding.weight.new_zeros(batch, self.before, self.embedding.embedding_dim))
+        return NgramState()
 
     def step(self, inputs: Inputs | Tensor, state: NgramState) -> tuple[Tensor, NgramState]:
+        check_state(state, NgramState)
         given = Inputs.of(inputs)
         refuse_masks(given)
-        batch, length = given.tokens.shape
+        if given.types is not None or given.positions is not None:
+            raise ValueError("an n-gram model knows neither token types nor positions; give tokens and padding alone")
+        batch, length = given.batch, given.length
         e_BLD, order = look_up(given.tokens, self.embedding), None
-        last = state.last if len(state.last) == batch else state.last.expand(batch, -1, -1)
+        last = e_BLD.new_zeros(batch, self.before, e_BLD.shape[-1]) if state.last is None else state.last
+        check_rows_of(last, batch)
         counts = torch.full((batch,), length, device=e_BLD.device)
         if given.padding is not None:
             # real tokens side by side, in their order, whichever side was padded

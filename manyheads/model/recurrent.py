@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from manyheads.model.spec import ModelSpec, RecurrentSpec
-from manyheads.model.state import select
-from manyheads.parts.embed import Inputs, Memory, positions_of, refuse_masks
+from manyheads.model.state import check_capacity, check_rows_of, check_state, select
+from manyheads.parts.embed import Inputs, Memory, next_position, positions_of, refuse_masks
 from manyheads.parts.mask import Mask
 from manyheads.parts.position import Places
 from manyheads.parts.recurrent import Cell
@@ -19,10 +19,10 @@ from manyheads.spec import located
 
 @dataclass(frozen=True)
 class RecurrentState:
-    """The cells' states B×layers×S, how many tokens were read (a row), and the source."""
+    """The cells' states B×layers×S, the position of the next token B×1, and the source."""
 
-    cells: Tensor
-    read: Tensor
+    cells: Tensor | None = None  # None before the first token, where no source was read
+    next: Tensor | None = None  # 0 if None
     memory: Memory | None = None
     keys: Tensor | None = None  # what the score function makes of the memory, once a source
 
@@ -101,37 +101,34 @@ class Recurrent(nn.Module):
         return None if self.embed.table is None else self.embed.table.weight
 
     def forward(self, inputs: Inputs | Tensor, source: Inputs | Tensor | None = None) -> Tensor:
-        inputs = Inputs.of(inputs)
-        return self.step(inputs, self.start(source, batch=inputs.batch))[0]
+        return self.step(inputs, self.start(source))[0]
 
-    def start(self, source: Inputs | Tensor | None = None, *, batch: int = 1, capacity: int | None = None) -> RecurrentState:
+    def start(self, source: Inputs | Tensor | None = None, *, capacity: int | None = None) -> RecurrentState:
         """The state before the first token: s₀ = tanh(W h_last), or zeros without a source. A state never grows."""
         own = self.spec.recurrent
         assert own is not None
+        check_capacity(capacity)
         if (source is None) != (self.encoder is None):
             raise ValueError(
                 "this network has no encoder to read a source" if self.encoder is None else "this network needs a source beside the target"
             )
-        weight = next(self.cells.parameters())
         if source is None or self.encoder is None or self.bridge is None:
-            cells = weight.new_zeros(batch, own.layers, self.cell_states * own.width)
-            return RecurrentState(cells, torch.zeros(batch, 1, dtype=torch.long, device=weight.device))
+            return RecurrentState()
         memory, last = self.encoder(Inputs.of(source))
         first = torch.tanh(self.bridge(last)).unflatten(-1, (own.layers, -1))
         rest = first.new_zeros(len(first), own.layers, (self.cell_states - 1) * own.width)
-        read = torch.zeros(len(first), 1, dtype=torch.long, device=first.device)
         keys = None if self.core is None else self.core.key(memory.states[:, None])
-        return RecurrentState(torch.cat((first, rest), dim=-1), read, memory, keys)
+        return RecurrentState(torch.cat((first, rest), dim=-1), None, memory, keys)
 
     def step(self, inputs: Inputs | Tensor, state: RecurrentState) -> tuple[Tensor, RecurrentState]:
+        check_state(state, RecurrentState)
         given = Inputs.of(inputs)
         refuse_masks(given)
-        real = torch.ones_like(given.tokens, dtype=torch.bool) if given.padding is None else ~given.padding
-        if len(state.cells) != given.batch:
-            raise ValueError(f"the state holds {len(state.cells)} texts and is given the next tokens of {given.batch}")
-        positions = positions_of(given, state.read).expand(given.batch, -1)
+        positions = positions_of(given, 0 if state.next is None else state.next).expand(given.batch, -1)
         e_BLD = self.embed(given, Places(positions, positions), table=None, memory=None)
-        cells, outputs = state.cells, []
+        real = torch.ones_like(given.tokens, dtype=torch.bool) if given.padding is None else ~given.padding
+        cells, outputs = self.nothing_read(e_BLD) if state.cells is None else state.cells, []
+        check_rows_of(cells, given.batch)
         for i in range(given.length):
             context = self.look(cells, positions[:, i : i + 1], state)
             after = self.advance(torch.cat((e_BLD[:, i], context), dim=-1), cells)
@@ -139,7 +136,15 @@ class Recurrent(nn.Module):
             outputs.append(self.readout(self.top(cells), e_BLD[:, i], context))
         h_BLD = self.dropout(torch.stack(outputs, dim=1))
         logits = self.head(h_BLD, table=self.table, padding=given.padding)
-        return logits, replace(state, cells=cells, read=state.read + real.sum(dim=1, keepdim=True))
+        ahead = next_position(positions, given.padding)
+        if state.next is not None:
+            ahead = torch.where(real.any(dim=1, keepdim=True), ahead, state.next)
+        return logits, replace(state, cells=cells, next=ahead)
+
+    def nothing_read(self, e_BLD: Tensor) -> Tensor:
+        own = self.spec.recurrent
+        assert own is not None
+        return e_BLD.new_zeros(len(e_BLD), own.layers, self.cell_states * own.width)
 
     def top(self, cells: Tensor) -> Tensor:
         width = cells.shape[-1] // self.cell_states

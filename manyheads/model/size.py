@@ -12,13 +12,15 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from manyheads.model.build import Model, outline
+from manyheads.model.build import Model, countable, outline
 from manyheads.model.spec import ModelSpec, TowerSpec
 from manyheads.model.state import size_of
 from manyheads.parts.attend import Core
 from manyheads.parts.embed import Inputs
+from manyheads.spec import LARGEST, SpecError, quoted
 
 BYTES = 4  # of a float32
+LONGEST_WALK = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -40,10 +42,16 @@ class Size:
 
 def size(spec: ModelSpec, *, batch: int = 1, length: int = 128, source_length: int | None = None) -> Size:
     """Runs the model once without memory, counting what every part multiplies and keeps."""
+    source_length = length if source_length is None else source_length
+    for name, given in (("batch", batch), ("length", length), ("source_length", source_length)):
+        if type(given) is not int or not 1 <= given <= LARGEST:
+            raise SpecError(f"{name} is {quoted(given)}, expected a whole number from 1 to {LARGEST}")
+    if spec.recurrent and length > LONGEST_WALK:
+        raise SpecError(f"length is {length}: a recurrent network is walked token by token, {LONGEST_WALK} at most to be counted")
     model = outline(spec).eval()
-    inputs, source = blank(spec, batch, length, source_length or length)
+    inputs, source = blank(spec, batch, length, source_length)
     kept = Kept(model)
-    with torch.device("meta"), torch.no_grad(), Products(model) as products:
+    with countable(), torch.device("meta"), torch.no_grad(), Products(model) as products:
         model(inputs, source) if source else model(inputs)
     kept_bytes = kept.bytes()
     parameters = Counter[str]()
@@ -134,5 +142,5 @@ def cache_bytes(model: Model, inputs: Inputs, source: Inputs | None) -> int | No
     if not model.writes:
         return None
     with torch.device("meta"), torch.no_grad():
-        _, state = model.step(inputs, model.start(source, batch=inputs.batch, capacity=inputs.length))  # type: ignore[arg-type]
+        _, state = model.step(inputs, model.start(source, capacity=inputs.length))  # type: ignore[arg-type]
     return size_of(state)

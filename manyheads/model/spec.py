@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal, Self
 
 from pydantic import field_validator, model_validator
@@ -10,7 +11,7 @@ import manyheads.parts  # noqa: F401  (fills the slots)
 from manyheads.model.init import InitSpec, NormalInitSpec
 from manyheads.parts.attend import AdditiveSpec, CoreSpec, DotSpec
 from manyheads.parts.attention import AttentionSpec, HeadsSpec
-from manyheads.parts.embed import EmbedSpec, RestoredSpec, SharedTokensSpec, TokensSpec
+from manyheads.parts.embed import EmbedSpec, PatchesSpec, RestoredSpec, SharedTokensSpec, TokensSpec
 from manyheads.parts.feedforward import FeedForwardSpec, MlpSpec
 from manyheads.parts.head import HeadSpec, TiedSpec
 from manyheads.parts.mask import MaskSpec
@@ -18,7 +19,7 @@ from manyheads.parts.norm import LayerNormSpec, NormSpec
 from manyheads.parts.position import NoPositionSpec, PositionSpec
 from manyheads.parts.recurrent import CellSpec, GruSpec, ReadoutSpec, StateReadoutSpec
 from manyheads.parts.residual import PreSpec, ResidualSpec
-from manyheads.spec import Spec, SpecError, Tree, field, located, merged, parse
+from manyheads.spec import Spec, SpecError, Tree, copied, field, located, merged, parse, quoted
 
 
 class CrossSpec(Spec):
@@ -54,7 +55,7 @@ class TowerSpec(LayerSpec):
     embed: EmbedSpec = field(TokensSpec(), "what the first layer reads")
     final_norm: NormSpec | None = field(None, "after the last layer; as `norm`, if the residual needs one and none is given")
     distinct: int | None = field(
-        None, "how many layers have weights of their own, each used for a run of neighbours; all if not given", ge=1
+        None, "how many layers have weights of their own, each used for a run of neighbours; all if not given", ge=1, le=1024
     )
     pattern: tuple[dict[str, Any], ...] = field((), "differences by layer, repeated in turn: [{mask.window = 8}, {}]", strict=False)
 
@@ -65,12 +66,17 @@ class TowerSpec(LayerSpec):
                 check_layer(layer, self.width)
         with located("position"):
             self.position.token_width(getattr(self.embed, "size", None) or self.width)
-        if self.distinct is not None and self.layers % self.distinct:
+        if self.distinct is not None and (self.layers % self.distinct or not self.layers):
             raise SpecError(f"{self.layers} layers cannot be {self.distinct} runs of equal length", ("distinct",))
         layers = self.expanded()
         if any(layer != layers[i - i % self.run] for i, layer in enumerate(layers)):
             raise SpecError("layers that share weights must be alike; leave out pattern or distinct", ("pattern",))
         return self
+
+    @field_validator("pattern", mode="before")
+    @classmethod
+    def _own(cls, value: Any) -> Any:
+        return copied(value)  # the caller's tables may change, the spec does not
 
     def _kinds(self) -> list[LayerSpec]:
         """The layer of each entry of the pattern, or the one that all are."""
@@ -168,6 +174,8 @@ class RecurrentSpec(Spec):
                 f"'{self.core.kind}' replaces projections that a recurrent network has not; take additive, bilinear, projected or dot",
                 ("core",),
             )
+        if isinstance(self.embed, PatchesSpec | RestoredSpec | SharedTokensSpec):
+            raise SpecError(f"a recurrent network reads tokens by a table of its own, given '{self.embed.kind}'; take tokens", ("embed",))
         return self
 
 
@@ -178,19 +186,20 @@ class NgramSpec(Spec):
     """
 
     order: int = field(3, "n: a trigram model sees two words", ge=2, le=64)
-    width: int = field(64, "the size of the embeddings", ge=1)
-    hidden: int | None = field(None, "the size of the hidden layer; the width if not given", ge=1)
+    width: int = field(64, "the size of the embeddings", ge=1, le=65536)
+    hidden: int | None = field(None, "the size of the hidden layer; the width if not given", ge=1, le=1 << 20)
     dropout: float = field(0.0, "before the head", ge=0, lt=1)
 
 
 SHAPES = ("encoder", "decoder", "recurrent", "ngram")
+LARGEST_VOCAB = 1 << 22
 
 
 class ModelSpec(Spec):
     """Any model: towers of layers, the recurrent pair, or the n-gram network, and the head on top."""
 
     vocab: int | Literal["tokenizer"] | None = field(None, "how many tokens; 'tokenizer' until the data says; none for pictures")
-    source_vocab: int | None = field(None, "of the encoder, where it is another", ge=1, le=1 << 22)
+    source_vocab: int | None = field(None, "of the encoder, where it is another", ge=1, le=LARGEST_VOCAB)
     encoder: TowerSpec | None = field(None, "reads the source, or all there is")
     decoder: DecoderSpec | None = field(None, "writes; beside an encoder usually with cross = true")
     recurrent: RecurrentSpec | None = field(None, "the network that transformers replaced")
@@ -198,11 +207,11 @@ class ModelSpec(Spec):
     head: HeadSpec = field(TiedSpec(), "what is made of the last layer")
     init: InitSpec = field(NormalInitSpec(), "how the weights begin")
 
-    @field_validator("vocab")
+    @field_validator("vocab", mode="before")
     @classmethod
     def _bounded(cls, value: Any) -> Any:
-        if isinstance(value, int) and not 1 <= value <= 1 << 22:
-            raise ValueError(f"given {value}, expected a number of tokens from 1 to {1 << 22}")
+        if value not in (None, "tokenizer") and not (type(value) is int and 1 <= value <= LARGEST_VOCAB):
+            raise ValueError(f"given {quoted(value)}, expected a number of tokens from 1 to {LARGEST_VOCAB}, or 'tokenizer'")
         return value
 
     @model_validator(mode="after")
@@ -215,6 +224,8 @@ class ModelSpec(Spec):
                 with located(name):
                     check_tower(tower, alone=name == "encoder" or self.encoder is None)
         self._check_sharing()
+        if self.source_vocab is not None and not (self.encoder and self.decoder) and not (self.recurrent and self.recurrent.source):
+            raise SpecError(f"is for a model that reads a source beside what it writes; this is {self.shape} alone", ("source_vocab",))
         reads_tokens = any(isinstance(own.embed, TokensSpec) for own in (self.encoder, self.decoder, self.recurrent) if own)
         if self.vocab is None and (reads_tokens or self.ngram):
             raise SpecError("is required where there are tokens: how many there are", ("vocab",))
@@ -223,6 +234,8 @@ class ModelSpec(Spec):
     def _check_sharing(self) -> None:
         """What one tower takes from the other must be there, and be of use."""
         encoder, decoder = self.encoder, self.decoder
+        if decoder is not None and isinstance(decoder.embed, PatchesSpec) and decoder.embed.first:
+            raise SpecError("a first vector belongs to a tower that reads its picture at once, the encoder", ("decoder", "embed", "first"))
         if decoder is None or encoder is None:
             if decoder is not None and isinstance(decoder.embed, SharedTokensSpec | RestoredSpec):
                 raise SpecError(f"'{decoder.embed.kind}' takes from an encoder, and there is none", ("decoder", "embed"))
@@ -248,13 +261,15 @@ class ModelSpec(Spec):
 
 def read_model(tree: Tree) -> ModelSpec:
     """A description as a spec: `like` copied first, so that what is said of one tower holds for the other."""
-    tree = dict(tree)
+    if not isinstance(tree, Mapping):
+        raise SpecError(f"given a {type(tree).__name__}, expected a table that describes a model, as preset(name) gives")
+    tree = copied(tree)
     for name in SHAPES[:2]:
         own = tree.get(name)
         if isinstance(own, dict) and "like" in own:
             other = own["like"]
             if other == name or other not in SHAPES[:2] or not isinstance(tree.get(other), dict):
-                raise SpecError(f"given {other!r}, expected the other tower of this model", (name, "like"))
+                raise SpecError(f"given {quoted(other)}, expected the other tower of this model", (name, "like"))
             if "like" in tree[other]:
                 raise SpecError("the towers cannot each be like the other", (name, "like"))
             tree[name] = merged(tree[other], {key: value for key, value in own.items() if key != "like"})

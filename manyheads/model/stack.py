@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.model.spec import LayerSpec, TowerSpec
-from manyheads.model.state import Cache, Seen, Uncached
+from manyheads.model.state import Cache, Seen, Uncached, check_rows_of
 from manyheads.parts.attention import KeyValue, Scene
-from manyheads.parts.embed import Embed, Inputs, Memory, positions_of
+from manyheads.parts.embed import Embed, Inputs, Memory, next_position, positions_of
 from manyheads.parts.mask import Mask, MaskSpec
 from manyheads.parts.position import Places, Position
 from manyheads.spec import located
@@ -113,6 +113,12 @@ class Stack(nn.Module):
         `kept` are the layers' keys and values of the memory, where they were made before.
         """
         inputs = self.embed.lay_out(inputs)
+        if seen is not None and len(seen.caches) != self.spec.layers:
+            raise ValueError(f"the state has {len(seen.caches)} layers, this model {self.spec.layers}: it was started by another")
+        if seen is not None and inputs.span not in (None, seen.span):
+            raise ValueError(
+                f"the text was started for {seen.span or 'any number of'} tokens, and a step says {inputs.span}; say it at the start"
+            )
         seen = seen or self.empty(Uncached(), inputs.span)
         now = after(seen, inputs)
         places = places_of(seen, now, inputs.tokens.device)
@@ -172,13 +178,15 @@ def places_of(seen: Seen, now: Seen, device: torch.device) -> Places:
 def after(seen: Seen, inputs: Inputs) -> Seen:
     """`seen`, with what is said of the new tokens behind it and its caches forked for the step."""
     batch, device = inputs.batch, inputs.tokens.device
-    held = next((len(tensor) for tensor in (seen.padding, seen.positions, seen.segments) if tensor is not None), batch)
-    held = next((len(cache.held.key) for cache in seen.caches if cache.held is not None), held)
-    if held != batch:
-        raise ValueError(f"the state holds {held} texts and is given the next tokens of {batch}")
+    held = [tensor for tensor in (seen.padding, seen.positions, seen.segments) if tensor is not None]
+    held += [cache.held.key for cache in seen.caches if cache.held is not None]
+    if held:
+        check_rows_of(held[0], batch)
     padding, positions, segments, prefix = inputs.padding, None, inputs.segments, seen.prefix
     if any(part is not None for part in (seen.positions, seen.padding, inputs.positions, padding)):
-        before = seen.length if seen.padding is None else (~seen.padding).sum(dim=1, keepdim=True)
+        before: Tensor | int = seen.length
+        if seen.positions is not None:
+            before = next_position(seen.positions, seen.padding)
         old = torch.arange(seen.length, device=device)[None] if seen.positions is None else seen.positions
         positions = torch.cat((old.expand(batch, -1), positions_of(inputs, before).expand(batch, -1)), dim=1)
     if padding is not None or seen.padding is not None:
@@ -189,7 +197,9 @@ def after(seen: Seen, inputs: Inputs) -> Seen:
         raise ValueError("segments must be given at every step or at none")
     if segments is not None and seen.segments is not None:
         segments = torch.cat((seen.segments, segments), dim=1)
-    if segments is not None and seen.counted and inputs.positions is None:
+    if segments is not None and not seen.counted and inputs.positions is None:
+        raise ValueError("positions were given for packed documents; give them at every step")
+    if segments is not None and inputs.positions is None:
         positions = within_segments(segments, padding)
     if inputs.prefix is not None:
         prefix = first_prefix(seen, inputs, padding)

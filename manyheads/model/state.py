@@ -25,9 +25,34 @@ class State(Protocol):
 class Decodes(Protocol):
     """A model that writes token by token."""
 
-    def start(self, source: Inputs | None = None, *, batch: int = 1, capacity: int | None = None) -> Any: ...
+    def start(self, source: Inputs | None = None, *, capacity: int | None = None) -> Any: ...
 
     def step(self, inputs: Inputs, state: Any) -> tuple[Tensor, Any]: ...
+
+
+def check_alike(held: KeyValue, new: KeyValue) -> None:
+    """Refuses a step of one model on the state of another."""
+    (_, heads, _, size), (_, new_heads, _, new_size) = held.key.shape, new.key.shape
+    if (heads, size) != (new_heads, new_size):
+        raise ValueError(
+            f"the state holds {heads} key heads of {size}, this model makes {new_heads} of {new_size}: it was started by another"
+        )
+
+
+def check_state(state: Any, expected: type) -> None:
+    """Refuses what is no state of this sort of model."""
+    if not isinstance(state, expected):
+        raise ValueError(f"given a {type(state).__name__}, expected the state that start or the step before returned")
+
+
+def check_rows_of(held: Tensor, batch: int) -> None:
+    if len(held) != batch:
+        raise ValueError(f"the state holds {len(held)} texts and is given the next tokens of {batch}")
+
+
+def check_capacity(capacity: int | None) -> None:
+    if capacity is not None and (type(capacity) is not int or capacity < 1):
+        raise ValueError(f"capacity is {capacity}, expected the number of tokens the text may have, at least 1")
 
 
 class Cache:
@@ -41,6 +66,7 @@ class Cache:
 
     def extend(self, new: KeyValue) -> KeyValue:
         if self.held is not None:
+            check_alike(self.held, new)
             new = KeyValue(torch.cat((self.held.key, new.key), dim=2), torch.cat((self.held.value, new.value), dim=2))
         self.held = new
         return new
@@ -73,7 +99,10 @@ class FixedCache(Cache):
         return FixedCache(self.capacity, self.held, self.buffer)
 
     def extend(self, new: KeyValue) -> KeyValue:
-        length = 0 if self.held is None else self.held.key.shape[2]
+        length = 0
+        if self.held is not None:
+            check_alike(self.held, new)
+            length = self.held.key.shape[2]
         if length + new.key.shape[2] > self.capacity:
             wanted = length + new.key.shape[2]
             raise ValueError(f"the cache holds {self.capacity} tokens and is asked to hold {wanted}; start with a larger capacity")

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from manyheads.model.spec import ModelSpec
 from manyheads.model.stack import Stack
-from manyheads.model.state import Cache, FixedCache, Seen, select
+from manyheads.model.state import Cache, FixedCache, Seen, check_capacity, check_state, select
 from manyheads.parts.attention import KeyValue
 from manyheads.parts.embed import Inputs, Memory
 from manyheads.spec import located
@@ -82,10 +82,11 @@ class Transformer(nn.Module):
         states, seen = self.encoder(Inputs.of(source))
         return Memory(states, seen.positions, seen.padding, seen.segments, seen.counted)
 
-    def start(self, source: Inputs | Tensor | None = None, *, batch: int = 1, capacity: int | None = None) -> TransformerState:
+    def start(self, source: Inputs | Tensor | None = None, *, capacity: int | None = None) -> TransformerState:
         """A state before the first token; with a capacity, the text's utmost length, caches are fixed instead of growing."""
         if not self.writes or self.decoder is None:
             raise ValueError("only a decoder with a causal mask writes token by token")
+        check_capacity(capacity)
         if capacity is None and any(layer.position.asks_span for layer in self.decoder.layer_specs):
             raise ValueError("the angles of this model depend on how long the text will be: start it with a capacity")
         memory = self.encode(source)
@@ -94,7 +95,9 @@ class Transformer(nn.Module):
 
     def step(self, inputs: Inputs | Tensor, state: TransformerState) -> tuple[Tensor, TransformerState]:
         """Logits after each of the new tokens, one or many, and the state behind them."""
-        assert self.decoder is not None
+        check_state(state, TransformerState)
+        if self.decoder is None:
+            raise ValueError("only a decoder with a causal mask writes token by token")
         inputs = Inputs.of(inputs)
         x_BLD, seen = self.decoder(inputs, seen=state.seen, memory=state.memory, kept=state.kept, table=self.table)
         logits = self.head(x_BLD, table=self.table, padding=inputs.padding)

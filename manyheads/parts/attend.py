@@ -7,12 +7,14 @@ as in evaluation.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
+from pydantic import StrictInt
 from torch import Tensor, nn
 
 from manyheads.parts.mask import Mask
@@ -35,6 +37,7 @@ class CoreSpec(Part, slot="core", default="dot"):
         """The longest memory it can weigh; None for any."""
         return None
 
+    @abstractmethod
     def build(self, heads: int, query_size: int, key_size: int) -> Core:
         raise NotImplementedError
 
@@ -88,6 +91,8 @@ class Core(nn.Module):
     def blocks(self, q: Tensor, k: Tensor, mask: Mask) -> list[tuple[slice, slice, Mask]]:
         """The rows computed at once: all of them, unless the mask is banded or the scores would be too many."""
         batch, heads, queries, _ = q.shape
+        if q.device.type == "meta":  # nothing is held, so nothing needs to be spared
+            return [(slice(None), slice(None), mask)]
         most = max(1, LITERAL_LIMIT // (batch * heads * k.shape[2] * self.cell))
         if mask.form != "blocks" and queries <= most:
             return [(slice(None), slice(None), mask)]
@@ -264,7 +269,7 @@ class ProjectedSpec(CoreSpec, kind="projected"):
     A bilinear score with W = W₁ᵀW₂ of rank at most A.
     """
 
-    size: int = field(16, "A, the size both are projected to", ge=1)
+    size: int = field(16, "A, the size both are projected to", ge=1, le=65536)
     scaled: bool = field(True, "divide by √A")
 
     def build(self, heads: int, query_size: int, key_size: int) -> Core:
@@ -324,7 +329,7 @@ class ArgmaxSpec(CoreSpec, kind="argmax"):
     Ties go to the lowest index. Bengio, Léonard and Courville 2013 for the gradient, arXiv 1308.3432.
     """
 
-    heads: tuple[int, ...] | None = field(None, "the heads that are hard; all of them if not given", strict=False)
+    heads: tuple[StrictInt, ...] | None = field(None, "the heads that are hard; all of them if not given", strict=False, min_length=1)
 
     def build(self, heads: int, query_size: int, key_size: int) -> Core:
         wrong = [head for head in self.heads or () if not 0 <= head < heads]
@@ -338,7 +343,7 @@ class Argmax(Core):
     def __init__(self, spec: ArgmaxSpec, heads: int, query_size: int) -> None:
         super().__init__(spec)
         self.scale = inverse_root(query_size)
-        self.hard = list(range(heads)) if spec.heads is None else sorted(spec.heads)
+        self.hard = list(range(heads)) if spec.heads is None else sorted(set(spec.heads))
 
     def scores(self, q_BHLK: Tensor, k_BHMK: Tensor, places: Places) -> Tensor:
         return q_BHLK @ k_BHMK.transpose(-1, -2) * self.scale
@@ -377,7 +382,7 @@ class AdditiveSpec(CoreSpec, kind="additive"):
     Bahdanau, Cho and Bengio 2015, arXiv 1409.0473, appendix A.1.2.
     """
 
-    size: int = field(16, "the size of the hidden layer in between", ge=1)
+    size: int = field(16, "the size of the hidden layer in between", ge=1, le=65536)
 
     def build(self, heads: int, query_size: int, key_size: int) -> Core:
         return Additive(self, heads, query_size, key_size)
@@ -406,7 +411,7 @@ class SynthesizerSpec(CoreSpec):
 
     key: ClassVar[Literal["head", "raw", "none"]] = "none"
 
-    length: int = field(512, "T, the longest memory", ge=1)
+    length: int = field(512, "T, the longest memory", ge=1, le=1 << 20)
 
     @property
     def longest(self) -> int | None:

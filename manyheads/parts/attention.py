@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,11 +19,12 @@ from manyheads.spec import Part, SpecError, field, located
 class AttentionSpec(Part, slot="attention", default="heads"):
     """The projections around a core."""
 
-    heads: int = field(4, "H, the number of query heads", ge=1)
+    heads: int = field(4, "H, the number of query heads", ge=1, le=65536)
     bias: bool = field(True, "biases on q, k and v")
     output_bias: bool = field(True, "a bias on the output")
     query_key_norm: NormSpec = field(NoNormSpec(), "normalises each query and key over its head before they meet")
 
+    @abstractmethod
     def head_size(self, width: int) -> int:
         """K, or an error that names the widths and heads that would fit."""
         raise NotImplementedError
@@ -39,23 +41,25 @@ class AttentionSpec(Part, slot="attention", default="heads"):
         return {"head": self.head_size(width), "memory": memory_width or width, "none": 0}[core.query]
 
     def build(self, width: int, core: CoreSpec, memory_width: int | None = None) -> Attention:
-        size, memory_width = self.head_size(width), memory_width or width
-        query_size = self.query_size(width, core, memory_width)
-        key_size = {"head": size, "raw": memory_width, "none": 0}[core.key]
-        projected = core.key == "head"
+        memory_width = memory_width or width
+        with located("attention"):
+            size, query_size = self.head_size(width), self.query_size(width, core, memory_width)
+            key_size = {"head": size, "raw": memory_width, "none": 0}[core.key]
+            projected = core.key == "head"
+            query = self.projection(width, self.heads, query_size) if query_size else EmptyHeads(self.heads)
+            key = self.projection(memory_width, self.key_heads(), size) if projected else RawHead() if key_size else EmptyHeads(1)
+            value = self.projection(memory_width, self.key_heads(), size)
+        with located("core"):
+            between = core.build(self.heads, query_size, key_size)
         return Attention(
-            query=self.projection(width, self.heads, query_size) if query_size else EmptyHeads(self.heads),
-            key=self.projection(memory_width, self.key_heads(), size) if projected else RawHead() if key_size else EmptyHeads(1),
-            value=self.projection(memory_width, self.key_heads(), size),
-            core=self._core(core, query_size, key_size),
+            query=query,
+            key=key,
+            value=value,
+            core=between,
             output=nn.Linear(self.heads * size, width, bias=self.output_bias),
             query_norm=self.query_key_norm.build(query_size) if query_size else nn.Identity(),
             key_norm=self.query_key_norm.build(key_size) if key_size else nn.Identity(),
         )
-
-    def _core(self, core: CoreSpec, query_size: int, key_size: int) -> Core:
-        with located("core"):
-            return core.build(self.heads, query_size, key_size)
 
 
 def divided(width: int, heads: int) -> int:
@@ -79,12 +83,12 @@ class HeadsSpec(AttentionSpec, kind="heads"):
     (Ainslie et al. 2023), one key head is multi-query attention (Shazeer 2019).
     """
 
-    groups: int | None = field(None, "G, the number of key and value heads; H if not given", ge=1)
-    size: int | None = field(None, "K, if it is not D/H", ge=1)
+    groups: int | None = field(None, "G, the number of key and value heads; H if not given", ge=1, le=65536)
+    size: int | None = field(None, "K, if it is not D/H", ge=1, le=65536)
 
     def head_size(self, width: int) -> int:
         if self.heads % self.key_heads():
-            fits = [g for g in range(1, self.heads + 1) if self.heads % g == 0]
+            fits = ", ".join(str(g) for g in range(1, self.heads + 1) if self.heads % g == 0)
             raise SpecError(f"{self.groups} key heads cannot be shared evenly by {self.heads} query heads; possible: {fits}", ("groups",))
         return self.size or divided(width, self.heads)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass, replace
 
 import torch
@@ -9,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from manyheads.parts.norm import NoNormSpec, NormSpec
-from manyheads.parts.position import Places, PositionSpec
+from manyheads.parts.position import Places, PositionSpec, check_length
 from manyheads.spec import Part, SpecError, field
 
 
@@ -26,6 +27,8 @@ class Inputs:
     span: int | None = None  # how long the texts will be, where they are only begun; for position schemes that ask
 
     def __post_init__(self) -> None:
+        if not isinstance(self.tokens, Tensor):
+            raise ValueError(f"tokens is {type(self.tokens).__name__}, expected a tensor batch × length")
         batch, length = self.tokens.shape[:2] if self.tokens.dim() > 1 else (-1, -1)
         if length < 0:
             raise ValueError(f"tokens has shape {tuple(self.tokens.shape)}, expected batch × length")
@@ -51,6 +54,10 @@ class Inputs:
             raise ValueError(f"padding is {self.padding.dtype}, expected torch.bool, True at padded places")
         if self.prefix is not None and tuple(self.prefix.shape) != (batch,):
             raise ValueError(f"prefix has shape {tuple(self.prefix.shape)}, expected {(batch,)}: a length a sequence")
+        if self.span is not None and (type(self.span) is not int or self.span < length):
+            raise ValueError(
+                f"span is {self.span}, expected a whole number of at least the {length} tokens given: how long the text will be"
+            )
 
     @staticmethod
     def of(given: Inputs | Tensor) -> Inputs:
@@ -96,6 +103,7 @@ class EmbedSpec(Part, slot="embed", default="tokens"):
 
     dropout: float = field(0.0, "share dropped in training", ge=0, lt=1)
 
+    @abstractmethod
     def build(self, vocab: int, width: int, position: PositionSpec, memory_width: int | None) -> Embed:
         raise NotImplementedError
 
@@ -168,6 +176,8 @@ class Tokens(Embed):
 
 def look_up(ids: Tensor, table: nn.Embedding | Tensor, one: str = "token", many: str = "vocabulary") -> Tensor:
     """Rows of the table; one that it does not have is named."""
+    if ids.dim() != 2:
+        raise ValueError(f"{one}s have shape {tuple(ids.shape)}, expected batch × length")
     if ids.dtype not in (torch.int64, torch.int32):
         raise ValueError(f"{one}s are {ids.dtype}, expected whole numbers, the places of rows in a table")
     try:
@@ -266,9 +276,13 @@ class Restored(Embed):
 
     def forward(self, inputs: Inputs, places: Places, *, table: Tensor | None, memory: Memory | None) -> Tensor:
         assert memory is not None
+        check_length(Places(memory.places(), memory.places()), inputs.length, "the text to restore", queries=False)
         seen = self.project(memory.states)
-        where = memory.places().expand(inputs.batch, -1)[..., None].expand_as(seen)
-        x_BLD = self.hidden.expand(inputs.batch, inputs.length, -1).to(seen.dtype).scatter(1, where, seen)
+        where = memory.places().expand(inputs.batch, -1)
+        if memory.padding is not None:
+            where = where.masked_fill(memory.padding, inputs.length)  # padding goes to a place of its own, cut off below
+        hidden = self.hidden.expand(inputs.batch, inputs.length + 1, -1).to(seen.dtype)
+        x_BLD = hidden.scatter(1, where[..., None].expand_as(seen), seen)[:, : inputs.length]
         return self.dropout(self.position(x_BLD, places))
 
 
@@ -276,6 +290,13 @@ def refuse_masks(inputs: Inputs) -> None:
     """For networks that read one token after the other: there is no mask that could keep documents apart."""
     if inputs.segments is not None or inputs.prefix is not None:
         raise ValueError("segments and prefixes are masks of attention, which this network does not read by; give one text a row")
+
+
+def next_position(positions_BL: Tensor, padding: Tensor | None) -> Tensor:
+    """Where the text goes on, B×1: one past its last real token; 0 where there is none."""
+    past = positions_BL + 1 if padding is None else (positions_BL + 1).masked_fill(padding, 0)
+    last = past.flip(1).ne(0).to(torch.int8).argmax(dim=1, keepdim=True)
+    return past.flip(1).gather(1, last)
 
 
 def positions_of(inputs: Inputs, before: Tensor | int = 0) -> Tensor:

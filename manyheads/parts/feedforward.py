@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import Literal
 
@@ -29,6 +30,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 class FeedForwardSpec(Part, slot="feedforward", default="mlp"):
     """What happens to each vector between two attentions."""
 
+    @abstractmethod
     def build(self, width: int) -> nn.Module:
         raise NotImplementedError
 
@@ -39,7 +41,7 @@ class MlpSpec(FeedForwardSpec, kind="mlp"):
     Vaswani et al. 2017, section 3.3.
     """
 
-    hidden: int | None = field(None, "F, the size in between; 4·D if not given", ge=1)
+    hidden: int | None = field(None, "F, the size in between; 4·D if not given", ge=1, le=1 << 20)
     activation: Activation = field("gelu", "f")
     bias: bool = field(True, "b₁ and b₂")
     dropout: float = field(0.0, "share of the hidden units dropped in training", ge=0, lt=1)
@@ -67,7 +69,7 @@ class GatedSpec(FeedForwardSpec, kind="gated"):
     Shazeer 2020, arXiv 2002.05202.
     """
 
-    hidden: int | None = field(None, "F, the size in between; 8/3·D, rounded up to a multiple of 8, if not given", ge=1)
+    hidden: int | None = field(None, "F, the size in between; 8/3·D, rounded up to a multiple of 8, if not given", ge=1, le=1 << 20)
     activation: Activation = field("silu", "f, on the gate")
     bias: bool = field(False, "biases on all three")
     dropout: float = field(0.0, "share of the hidden units dropped in training", ge=0, lt=1)

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from abc import abstractmethod
+from typing import Literal, Self
 
 import torch
 import torch.nn.functional as F
+from pydantic import model_validator
 from torch import Tensor, nn
 
 from manyheads.parts.attend import inverse_root
 from manyheads.parts.embed import Rows
 from manyheads.parts.feedforward import ACTIVATIONS, Activation
 from manyheads.parts.norm import LayerNormSpec, NormSpec
-from manyheads.spec import Part, SpecError, field
+from manyheads.spec import LARGEST, Part, SpecError, field
 
 
 class HeadSpec(Part, slot="head", default="tied"):
     """What is made of the last layer."""
 
+    @abstractmethod
     def build(self, width: int, vocab: int, rows: Rows | None) -> Head:
         """`rows` is the shape of the token table, None where there is none."""
         raise NotImplementedError
@@ -145,6 +148,13 @@ class MaskedSpec(HeadSpec, kind="masked"):
     norm: NormSpec = field(LayerNormSpec(), "after f")
     scores: HeadSpec = field(TiedSpec(bias=True), "the token head behind the transform")
 
+    @model_validator(mode="after")
+    def _scores_tokens(self) -> Self:
+        if not isinstance(self.scores, TokenHeadSpec):
+            kinds = [kind for kind, part in HeadSpec.kinds.items() if issubclass(part, TokenHeadSpec)]
+            raise SpecError(f"given '{self.scores.kind}', expected a head that scores every token: {', '.join(kinds)}", ("scores",))
+        return self
+
     def build(self, width: int, vocab: int, rows: Rows | None) -> Head:
         return Masked(self, width, vocab, rows)
 
@@ -168,6 +178,7 @@ class Masked(Head):
 class PoolSpec(Part, slot="pool", default="first"):
     """Which of the output vectors speaks for the sequence."""
 
+    @abstractmethod
     def pool(self, x_BLD: Tensor, padding: Tensor | None) -> Tensor:
         raise NotImplementedError
 
@@ -199,7 +210,7 @@ class MeanSpec(PoolSpec, kind="mean"):
 class AtSpec(PoolSpec, kind="at"):
     """the vector at a given place, counted over the real tokens; from the end where negative"""
 
-    index: int = field(0, "the place: 0 is the first real token, −1 the last")
+    index: int = field(0, "the place: 0 is the first real token, −1 the last", ge=-LARGEST)
 
     def pool(self, x_BLD: Tensor, padding: Tensor | None) -> Tensor:
         length = x_BLD.shape[1]

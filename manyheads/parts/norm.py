@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+
 from torch import nn
 
 from manyheads.spec import Part, field
@@ -10,6 +12,7 @@ from manyheads.spec import Part, field
 class NormSpec(Part, slot="norm", default="layer"):
     """Rescales every vector on its own."""
 
+    @abstractmethod
     def build(self, width: int) -> nn.Module:
         raise NotImplementedError
 

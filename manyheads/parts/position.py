@@ -107,8 +107,8 @@ class JoinedSpec(PositionSpec):
         if self.join != "concat":
             return width
         size = self.size or width // 2
-        if size >= width:
-            raise SpecError(f"{size} of width {width} for position leaves no room for the token", ("size",))
+        if not 1 <= size < width:
+            raise SpecError(f"{size} of width {width} for position leaves no room for {'the token' if size else 'it'}", ("size",))
         return size
 
     def token_width(self, width: int) -> int:

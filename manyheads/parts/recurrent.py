@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any
 
 import torch
@@ -14,13 +15,16 @@ class CellSpec(Part, slot="cell", default="gru"):
     """One step of a recurrent network."""
 
     @property
+    @abstractmethod
     def states(self) -> int:
         """How many vectors of the hidden size a state holds; the first is the output."""
         raise NotImplementedError
 
+    @abstractmethod
     def build_encoder(self, size: int, hidden: int, *, layers: int, two_way: bool, dropout: float) -> nn.RNNBase:
         raise NotImplementedError
 
+    @abstractmethod
     def build_cell(self, size: int, hidden: int) -> nn.RNNCellBase:
         raise NotImplementedError
 
@@ -76,6 +80,7 @@ class Cell(nn.Module):
 class ReadoutSpec(Part, slot="readout", default="state"):
     """From the decoder's state s, the last token's embedding e and the context c to the vector the head reads."""
 
+    @abstractmethod
     def build(self, hidden: int, embedding: int, context: int) -> Readout:
         raise NotImplementedError
 

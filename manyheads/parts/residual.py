@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
@@ -20,6 +21,7 @@ class ResidualSpec(Part, slot="residual", default="pre"):
 
     dropout: float = field(0.0, "share of each sublayer's output dropped in training", ge=0, lt=1)
 
+    @abstractmethod
     def build(self, norm: NormSpec, width: int, sublayers: int) -> Residual:
         raise NotImplementedError
 

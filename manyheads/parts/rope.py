@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 import torch
-from pydantic import model_validator
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from manyheads.parts.position import Places, Position, PositionSpec, precise
@@ -90,8 +90,14 @@ class YarnScalingSpec(RopeScalingSpec, kind="yarn"):
     length: int = field(2048, "T, the length trained on", ge=1)
     fast: float = field(32.0, "turns within T above which a pair is kept", gt=0)
     slow: float = field(1.0, "turns within T below which a pair is squeezed", gt=0)
-    attention: float | None = field(None, "the sharpening of q and k each; 0.1 ln s + 1 if not given")
+    attention: float | None = field(None, "the sharpening of q and k each; 0.1 ln s + 1 if not given", gt=0)
     truncate: bool = field(True, "whether the two borders fall on whole pairs")
+
+    @model_validator(mode="after")
+    def _a_band(self) -> Self:
+        if self.slow >= self.fast:
+            raise SpecError(f"given {self.fast}, expected more than slow = {self.slow}", ("fast",))
+        return self
 
     def frequencies(self, theta: float, size: int, length: Tensor) -> Tensor:
         def border(turns: float) -> float:
@@ -136,17 +142,20 @@ class BandedScalingSpec(RopeScalingSpec, kind="banded"):
         return plain / self.factor * (1 - kept) + plain * kept
 
 
+Factor = Annotated[float, Field(gt=0, strict=True)]
+
+
 class LongRopeScalingSpec(RopeScalingSpec, kind="longrope"):
     """ω_i / s_i, with one list of s_i up to the length trained on and another beyond it
 
     Ding et al. 2024, arXiv 2402.13753. Amplitude √(1 + ln(S/T) / ln T) for a stretch from T to S.
     """
 
-    short: tuple[float, ...] = field((1.0,), "s_i while the text is at most T long", strict=False)
-    long: tuple[float, ...] = field((2.0,), "s_i beyond", strict=False)
+    short: tuple[Factor, ...] = field((1.0,), "s_i while the text is at most T long", strict=False)
+    long: tuple[Factor, ...] = field((2.0,), "s_i beyond", strict=False)
     length: int = field(2048, "T, the length trained on", ge=2)
     stretch: float = field(2.0, "S/T, for the amplitude", ge=1)
-    attention: float | None = field(None, "the amplitude, if it is not the formula's")
+    attention: float | None = field(None, "the amplitude, if it is not the formula's", gt=0)
 
     @property
     def grows(self) -> bool:
