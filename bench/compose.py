@@ -14,7 +14,7 @@ import json
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +36,7 @@ class Case:
     name: str
     composed: Callable[[], Tensor]
     plain: Callable[[], Tensor]
-    weights: dict[str, Tensor]
+    weights: Mapping[str, Tensor]
     lengths: set[int]
     tokens: int
 
@@ -98,7 +98,7 @@ class NoSquare(TorchDispatchMode):
         return made
 
 
-def seconds(run: Callable[[], Tensor], weights: dict[str, Tensor]) -> float:
+def seconds(run: Callable[[], Tensor], weights: Mapping[str, Tensor]) -> float:
     for weight in weights.values():
         weight.grad = None
     start = time.perf_counter()

@@ -2,29 +2,48 @@
 
 from __future__ import annotations
 
-from typing import Any
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from manyheads.inspect.page import attention_page
+    from manyheads.inspect.record import record
+    from manyheads.model.build import build, outline
+    from manyheads.model.size import size
+    from manyheads.model.spec import ModelSpec, read_model
+    from manyheads.parts.batch import Inputs
+    from manyheads.presets import preset, read
+    from manyheads.spec import SpecError
 
 __version__ = "0.1.0"
 
 # name → the module that holds it; loaded when first asked for, so that importing the package costs nothing
 _PLACES = {
-    "Inputs": "manyheads.parts.embed",
+    "Inputs": "manyheads.parts.batch",
     "ModelSpec": "manyheads.model.spec",
     "SpecError": "manyheads.spec",
+    "attention_page": "manyheads.inspect.page",
     "build": "manyheads.model.build",
     "outline": "manyheads.model.build",
     "preset": "manyheads.presets",
     "read": "manyheads.presets",
     "read_model": "manyheads.model.spec",
+    "record": "manyheads.inspect.record",
     "size": "manyheads.model.size",
 }
 
-__all__ = sorted(_PLACES)  # noqa: PLE0605
+__all__ = [
+    "Inputs", "ModelSpec", "SpecError", "attention_page", "build", "outline", "preset", "read", "read_model", "record", "size",
+]  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_PLACES]
 
 
 def __getattr__(name: str) -> Any:
     if name not in _PLACES:
-        raise AttributeError(f"module 'manyheads' has no attribute '{name}'")
+        raise AttributeError(f"module 'manyheads' has no attribute '{name}'", name=name, obj=sys.modules[__name__])
     from importlib import import_module
 
     return getattr(import_module(_PLACES[name]), name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -43,6 +44,13 @@ def options(
     """Reads the options that stand before the verb."""
 
 
+def whole(text: str | int) -> int:
+    """A number as a user types it."""
+    if not re.fullmatch("[+-]?[0-9]{1,30}", str(text)):
+        raise typer.BadParameter(f"given {str(text)[:40]!r}, expected a whole number")
+    return int(text)
+
+
 Overrides = Annotated[
     list[str] | None,
     typer.Option(
@@ -68,10 +76,12 @@ def show(
     ] = None,
     overrides: Overrides = None,
     parts: Parts = None,
-    batch: Annotated[int, typer.Option(help="Texts at once, for the costs.")] = 1,
-    length: Annotated[int | None, typer.Option(help="Tokens a text, for the costs; the model's own context if not given.")] = None,
-    source_length: Annotated[int | None, typer.Option(help="Tokens a source; as --length if not given.")] = None,
-    as_toml: Annotated[bool, typer.Option("--toml", help="The resolved description, every default written out.")] = False,
+    batch: Annotated[int, typer.Option(parser=whole, metavar="N", help="Texts at once, for the costs.")] = 1,
+    length: Annotated[
+        int | None, typer.Option(parser=whole, metavar="N", help="Tokens a text, for the costs; the model's context, or 128, if not given.")
+    ] = None,
+    source_length: Annotated[int | None, typer.Option(parser=whole, metavar="N", help="Tokens a source; as --length if not given.")] = None,
+    as_toml: Annotated[bool, typer.Option("--toml", help="The resolved description: defaults written out, towers made whole.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show a model in full, or what there is to choose from.
@@ -123,6 +133,9 @@ def write_json(data: Any) -> None:
 
 def main() -> None:
     """Runs a command; an error is one sentence on standard error and an exit code, a traceback only with --debug."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that lacks a letter still gets the rest
     debug = "--debug" in sys.argv[1:]
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     try:

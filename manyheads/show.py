@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from pydantic_core import PydanticUndefined
 from rich import box
 from rich.console import Console
 from rich.markup import escape
@@ -15,10 +16,9 @@ from rich.table import Table
 from manyheads.model.build import outline
 from manyheads.model.size import Size, size
 from manyheads.model.spec import CrossSpec, DecoderSpec, LayerSpec, ModelSpec, NgramSpec, RecurrentSpec, TowerSpec, read_model
-from manyheads.parts.embed import RestoredSpec
 from manyheads.parts.mask import MaskSpec
 from manyheads.presets import about, describe, is_file, names, preset
-from manyheads.spec import SLOTS, Part, Spec, SpecError, Tree, nearest, override, quoted, to_tree
+from manyheads.spec import SLOTS, Part, Spec, SpecError, Tree, nearest, one_line, override, quoted, to_tree
 
 SCHEMA = 1
 DEFAULT_LENGTH = 128
@@ -35,18 +35,27 @@ TABLES: dict[str, type[Spec]] = {
 }
 
 
+# what a file may say that is worked out before the description is read
+LIKE = {
+    "field": "like",
+    "type": "encoder or decoder",
+    "default": None,
+    "meaning": "everything as in the other tower, but for what is said here",
+}
+ABOUT = {"field": "about", "type": "a table", "default": None, "meaning": "title, source, and context: the length that costs are shown for"}
+BEFORE: dict[str, list[Tree]] = {"encoder": [LIKE], "decoder": [LIKE], "model": [ABOUT]}
+
+
 def describe_model(
     target: str, overrides: list[str], *, batch: int = 1, length: int | None = None, source_length: int | None = None
 ) -> Tree:
     """Everything about one model, as plain data."""
     if not is_file(target) and target not in names():
-        close, _, _ = nearest(target, (*names(), *SLOTS, *TABLES, "parts")).partition("(")
-        lists = "'manyheads show' lists the presets, 'manyheads show parts' the slots"
-        raise SpecError(f"no preset, slot or table {quoted(target)}: {close}{lists}; a file of your own ends in .toml")
+        raise SpecError(unknown(target))
     tree, said = describe(target)
     spec = read_model(override(tree, overrides))
     length = min(said.get("context", DEFAULT_LENGTH), longest(spec)) if length is None else length
-    if source_length is None and spec.decoder and isinstance(spec.decoder.embed, RestoredSpec):
+    if source_length is None and spec.decoder and spec.decoder.embed.reads == "memory":
         source_length = max(1, length // 4)  # a masked autoencoder reads a quarter of the patches, in He et al. 2022
     cost = size(spec, batch=batch, length=length, source_length=source_length)
     towers = {name: tower for name in ("encoder", "decoder") if (tower := getattr(spec, name))}
@@ -68,6 +77,17 @@ def describe_model(
         ],
         "spec": to_tree(spec),
     }
+
+
+def unknown(target: str) -> str:
+    """What to say of a name that is neither preset nor slot."""
+    if slots := [slot for slot, base in SLOTS.items() if target in base.kinds]:
+        return f"'{target}' is a kind of {' and of '.join(slots)}: 'manyheads show {slots[0]}' tells about it"
+    if target.endswith(".py"):
+        return f"{quoted(target)} is Python: name it with --parts, beside a model to show"
+    close, _, _ = nearest(target, (*names(), *SLOTS, *TABLES, "parts")).partition(" (")
+    lists = "'manyheads show' lists the presets, 'manyheads show parts' the slots"
+    return f"no preset, slot or table {quoted(target)}{close} {lists}; a file of your own ends in .toml"
 
 
 def longest(spec: ModelSpec) -> int:
@@ -134,7 +154,10 @@ def list_parts(only: str | None = None) -> list[Tree]:
         }
         for name, base in sorted(SLOTS.items())
     ]
-    tables = [{"slot": name, "meaning": first_line(spec), "kinds": [], "fields": fields_of(spec)} for name, spec in TABLES.items()]
+    tables = [
+        {"slot": name, "meaning": first_line(spec), "kinds": [], "fields": fields_of(spec) + BEFORE.get(name, [])}
+        for name, spec in TABLES.items()
+    ]
     return [entry for entry in (*tables, *slots) if only in (None, entry["slot"])]
 
 
@@ -144,7 +167,7 @@ def first_line(spec: type[Spec]) -> str:
 
 def fields_of(spec: type[Spec]) -> list[Tree]:
     return [
-        {"field": name, "type": kind_of(field.annotation), "default": plain(field.default), "meaning": field.description}
+        {"field": name, "type": kind_of(field.annotation), "default": plain(field.get_default()), "meaning": field.description or ""}
         for name, field in spec.model_fields.items()
     ]
 
@@ -153,7 +176,7 @@ def kind_of(annotation: Any) -> str:
     """A type as a user would write it: 'float', 'add, concat or multiply', 'a norm', 'a table'."""
     if isinstance(annotation, type):
         if issubclass(annotation, Spec):
-            return f"a {annotation.slot}" if issubclass(annotation, Part) else "a table"
+            return f"{'an' if annotation.slot[0] in 'aei' else 'a'} {annotation.slot}" if issubclass(annotation, Part) else "a table"
         return annotation.__name__
     choices = getattr(annotation, "__args__", ())
     if str(annotation).startswith("typing.Literal"):
@@ -165,6 +188,8 @@ def kind_of(annotation: Any) -> str:
 
 
 def plain(value: Any) -> Any:
+    if value is PydanticUndefined:
+        return None
     if isinstance(value, Part):
         return value.kind
     return to_tree(value) if isinstance(value, Spec) else list(value) if isinstance(value, tuple) else value
@@ -242,6 +267,8 @@ def written(value: Any) -> str:
         return str(value).lower()
     if value is None:
         return "not given"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name} = {written(inner)}" for name, inner in value.items()) + "}"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -258,10 +285,10 @@ def new_table(title: str, *columns: str) -> Table:
 
 def print_model(data: Tree, console: Console) -> None:
     said = data["about"]
-    title = escape(str(said.get("title", data["name"])))
+    title = escape(one_line(said.get("title", data["name"])))
     console.print(f"[bold]{title}[/] · {data['shape']} · [bold]{data['parameters']:,}[/] parameters", highlight=False)
     if said.get("source"):
-        console.print(f"[dim]{escape(str(said['source']))}[/]", highlight=False)
+        console.print(f"[dim]{escape(one_line(said['source']))}[/]", highlight=False)
     if data["changed"]:
         console.print(f"changed: {escape(', '.join(data['changed']))}", highlight=False)
     for section in data["sections"]:
@@ -293,7 +320,7 @@ def print_costs(data: Tree, console: Console) -> None:
     of = f"{flops['batch']} × {flops['length']} tokens" + (f", source {flops['source_length']}" if flops["source_length"] else "")
     wide = console.width >= 100
     columns = ("part", "parameters", "share", "multiply–adds", "share") if wide else ("part", "parameters", "multiply–adds")
-    table = new_table(f"cost, for {of}, as if nothing were masked", *columns)
+    table = new_table(f"cost, for {of}, products alone, as if nothing were masked", *columns)
     products = flops["multiply_adds_by_part"]
     for part in dict.fromkeys((*parameters, *products)):
         own, done = parameters.get(part, 0), products.get(part, 0)

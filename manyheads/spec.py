@@ -18,6 +18,7 @@ Tree = dict[str, Any]
 
 
 LARGEST = 1 << 24  # of any count in a description: 16,777,216
+HIGHEST, SMALLEST = 1e12, 1e-30  # of any number that must be above a bound
 DEEPEST = 32  # tables within tables
 
 
@@ -55,19 +56,23 @@ def located(*path: str | int) -> Iterator[None]:
 def field(default: Any, meaning: str, **bounds: Any) -> Any:
     """A spec's field: its default, its meaning in one phrase (shown by `manyheads show parts`), its bounds.
 
-    What has a lower bound and no upper one ends at LARGEST: a slip of the keyboard is refused here, not by the memory.
+    What has a lower bound and no upper one ends at LARGEST, and what is above 0 begins at SMALLEST: a slip of the keyboard is
+    refused here, not by the memory or by numbers that are none.
     """
-    if "ge" in bounds and not {"le", "lt"} & set(bounds):
-        bounds["le"] = LARGEST
+    if {"ge", "gt"} & set(bounds) and not {"le", "lt"} & set(bounds):
+        bounds["le"] = LARGEST if "ge" in bounds else HIGHEST
+    if bounds.get("gt") == 0:
+        bounds["ge"] = SMALLEST
+        del bounds["gt"]
     return Field(default, description=meaning, **bounds)
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """' Did you mean …?' where something close exists, and in any case the list of what is known."""
+    """': did you mean …?' where something close exists, and in any case the list of what is known."""
     names = sorted(known)
     close = difflib.get_close_matches(word[:80], names, n=1, cutoff=0.5)
-    hint = f"did you mean '{close[0]}'? " if close else ""
-    return f"{hint}(known: {', '.join(names) or 'none'})"
+    hint = f": did you mean '{close[0]}'?" if close else ""
+    return f"{hint} (known: {', '.join(names) or 'none'})"
 
 
 class Spec(BaseModel):
@@ -95,7 +100,7 @@ class Spec(BaseModel):
         if first["type"] == "spec":
             return where + tuple(context["path"]), context["sentence"]
         if first["type"] == "extra_forbidden":
-            return where[:-1], f"no field {quoted(where[-1])} here: {nearest(str(where[-1]), cls.model_fields)}"
+            return where[:-1], f"no field {quoted(where[-1])} here{nearest(str(where[-1]), cls.model_fields)}"
         if first["type"] == "missing":
             return where, "is required and was not given"
         if isinstance(context.get("error"), SpecError):
@@ -105,11 +110,15 @@ class Spec(BaseModel):
         # pydantic appends the tried member of a union to the path: the reader's path ends at the field
         named = tuple(step for i, step in enumerate(where) if i == 0 or isinstance(step, int))
         expected = EXPECTED.get(first["type"]) or first["msg"].removeprefix("Input should be ")
+        for bound, words in (("ge", "at least"), ("le", "at most")):
+            if bound in context:
+                limit = context[bound]
+                expected = f"{words} {limit:g}" if isinstance(limit, float) else f"{words} {limit}"
         return named, f"given {quoted(given)}, expected {expected}"
 
     def changed(self, **fields: Any) -> Self:
         """A copy with some fields replaced, checked as strictly as the original."""
-        return type(self).model_validate({name: getattr(self, name) for name in type(self).model_fields} | fields)
+        return parse(type(self), {name: getattr(self, name) for name in type(self).model_fields} | fields)
 
 
 # pydantic's complaints about types, in the words of a TOML file
@@ -133,10 +142,13 @@ class Part(Spec):
     def __init_subclass__(cls, *, slot: str = "", default: str = "", kind: str = "") -> None:
         super().__init_subclass__()
         if slot:
+            if slot in SLOTS:
+                raise SpecError(f"there is a slot '{slot}' already; a part of your own is a subclass of {SLOTS[slot].__name__} with a kind")
             cls.slot, cls.default_kind, cls.kinds = slot, default, {}
             SLOTS[slot] = cls
         elif kind:
-            if kind in cls.kinds:
+            known = cls.kinds.get(kind)
+            if known and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):  # a notebook's cell may run again
                 raise SpecError(f"the slot '{cls.slot}' already has a kind '{kind}'; give yours another name")
             cls.kind = kind
             cls.kinds[kind] = cls
@@ -161,13 +173,13 @@ class Part(Spec):
         if isinstance(value, str):
             value = {"kind": value}
         if not isinstance(value, Mapping):
-            raise ValueError(f"given {quoted(value)}, expected a kind of {cls.slot} or a table with one: {nearest('', cls.kinds)}")
+            raise ValueError(f"given {quoted(value)}, expected a kind of {cls.slot} or a table with one{nearest('', cls.kinds)}")
         fields = dict(value)
         kind = fields.pop("kind", cls.default_kind)
         if not isinstance(kind, str) or kind not in cls.kinds:
             raise ValueError(
-                f"no kind {quoted(kind)} of {cls.slot}: {nearest(str(kind), cls.kinds)}. If it is a part of your own, name its "
-                f"file with --parts: reading a description never executes code"
+                f"no kind {quoted(kind)} of {cls.slot}{nearest(str(kind), cls.kinds)}. If it is a part of your own, name its "
+                f"file with --parts (in Python: import it first): reading a description never executes code"
             )
         return cls.kinds[kind].model_validate(fields)
 
@@ -221,6 +233,8 @@ def read_toml(path: Path) -> Tree:
         raise SpecError(f"cannot read {path}: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
         raise SpecError(f"{path} is not UTF-8 text: byte {error.start} is {error.object[error.start]:#04x}") from None
+    except ValueError:  # a name that no file can have
+        raise SpecError(f"cannot read {quoted(str(path))}: no file can have that name") from None
     try:
         return copied(tomllib.loads(text))
     except SpecError as error:
@@ -238,6 +252,8 @@ def override(tree: Tree, assignments: Iterable[str]) -> Tree:
     """The tree with `path=value` applied in order; a value is TOML, or a bare word: `decoder.position.theta=1e6`."""
     tree = copied(tree)
     for assignment in assignments:
+        if not isinstance(assignment, str):
+            raise SpecError(f"an override is a text such as 'decoder.width=64'; given {quoted(assignment)}")
         path, equals, text = assignment.partition("=")
         steps = path.strip().split(".")
         if not equals or not all(steps):
@@ -283,8 +299,37 @@ def copied(value: Any, depth: int = 0) -> Any:
     if depth > DEEPEST:
         raise SpecError(TOO_DEEP)
     if isinstance(value, Mapping):
+        if wrong := [name for name in value if not isinstance(name, str)]:
+            raise SpecError(f"{quoted(wrong[0])} stands where the name of a field should, a text")
         return {name: copied(inner, depth + 1) for name, inner in value.items()}
     return [copied(inner, depth + 1) for inner in value] if isinstance(value, list | tuple) else value
+
+
+class FrozenTable(dict[str, Any]):
+    """A table within a spec: like the spec, it does not change."""
+
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise TypeError("a spec is frozen; make another with changed(...)")
+
+    __setitem__ = __delitem__ = __ior__ = update = pop = popitem = clear = setdefault = _refuse
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(tuple(sorted((name, repr(value)) for name, value in self.items())))
+
+    def __deepcopy__(self, memo: Any) -> FrozenTable:
+        return self
+
+
+def frozen(value: Any) -> Any:
+    """A tree of plain values that does not change; null is refused, because no TOML could say it."""
+    if isinstance(value, Spec):
+        value = value.model_dump(mode="json")
+        value = {name: inner for name, inner in value.items() if inner is not None}
+    if value is None:
+        raise SpecError("given null, which no file can say; leave the field out")
+    if isinstance(value, Mapping):
+        return FrozenTable({name: frozen(inner) for name, inner in value.items()})
+    return [frozen(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def merged(base: Tree, own: Tree) -> Tree:

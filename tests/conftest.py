@@ -22,7 +22,10 @@ def pytest_configure(config):
     from manyheads.spec import load_parts
 
     for path in config.getoption("--parts"):
-        load_parts(Path(path))
+        try:
+            load_parts(Path(path))
+        except ValueError as error:
+            raise pytest.UsageError(str(error)) from None
 
 
 @pytest.fixture(autouse=True)

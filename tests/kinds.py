@@ -32,7 +32,7 @@ SETTINGS = {
             {"fraction": 0.5},
             {"scaling": {"kind": "linear", "factor": 3.0}},
             {"scaling": {"kind": "ntk", "factor": 3.0}},
-            {"scaling": {"kind": "ntk", "factor": 3.0, "dynamic": True, "length": 4}},
+            {"scaling": {"kind": "dynamic", "factor": 3.0, "length": 4}},
             {"scaling": {"kind": "yarn", "factor": 3.0, "length": 4}},
             {"scaling": {"kind": "banded", "factor": 3.0, "length": 16}},
             {"scaling": {"kind": "longrope", "short": [1.0], "long": [2.0], "length": 4}},

@@ -158,7 +158,9 @@ def test_show_alone_lists_the_presets_with_their_source():
         (["show", "positions"], "did you mean 'position'?"),
         (["show", "gpt2", "--length", "99999999999999999999"], "length is 99999999999999999999, expected a whole number from 1 to"),
         (["show", "gpt2", "--length", "0"], "length is 0, expected a whole number from 1"),
-        (["show", "gpt2", "--length", "x"], "Invalid value for '--length'"),
+        (["show", "gpt2", "--length", "x"], "given 'x', expected a whole number"),
+        (["show", "rope"], "'rope' is a kind of position: 'manyheads show position' tells about it"),
+        (["show", "mine.py"], "name it with --parts"),
         (["show", "gpt2", "--batch", "-1"], "batch is -1, expected a whole number from 1"),
         (["show", "llama-7b", "--length", "16777216", "--batch", "16777216"], "more numbers than can be counted"),
         (["show", "rnnsearch", "--length", "100000"], "is walked token by token"),
@@ -180,6 +182,8 @@ def test_a_file_that_is_not_toml_or_not_text(tmp_path):
     assert "is not TOML" in refused("show", path)
     path.write_text(f"vocab = {'[' * 5000}\n")
     assert "more than 32 deep" in refused("show", path)
+    path.write_text("about = {contxt = 5}\nvocab = 9\ndecoder = {}\n")
+    assert "expected title and source, texts, and context" in refused("show", path)
     path.write_text("model = 3\n")
     assert "expected a table" in refused("show", path)
 
@@ -263,6 +267,24 @@ def test_a_reader_that_goes_away_is_no_error():
     done = subprocess.run(f"{sys.executable} -m manyheads show parts | head -n 1", shell=True, capture_output=True, text=True)
     assert "Traceback" not in done.stderr
     assert "Error" not in done.stderr
+
+
+def test_what_a_file_says_about_itself_commands_no_terminal(tmp_path):
+    path = tmp_path / "loud.toml"
+    path.write_text('vocab = 9\ndecoder = {}\nabout = {title = "\\u001b[31mred", source = "a\\u001b]0;t"}\n')
+    assert "\x1b" not in run("show", path).stdout
+
+
+def test_a_terminal_without_the_letters_still_gets_the_rest():
+    assert "parameters" in run("show", "gpt2", env=os.environ | {"PYTHONIOENCODING": "ascii"}).stdout
+
+
+def test_a_part_without_descriptions_can_be_shown(tmp_path):
+    path = tmp_path / "plain.py"
+    path.write_text(OWN.replace('field(1.0, "σ", gt=0)', "1.0"))
+    assert "sigma" in run("show", "core", "--parts", path).stdout
+    path.write_text("from manyheads.spec import Part\nclass Mine(Part, slot='core'): pass\n")
+    assert "there is a slot 'core' already" in refused("show", "core", "--parts", path)
 
 
 def test_version_names_everything():

@@ -139,7 +139,7 @@ def test_the_other_cores():
     _, q, k, weights = core_weights(CoreSpec.choose("argmax"))
     close(weights, torch.nn.functional.one_hot((q @ k.transpose(1, 2)).argmax(-1), 7).double())
     core, q, _, weights = core_weights(CoreSpec.choose({"kind": "dense", "length": 9}), key_size=0)
-    score = lambda h, i, j: float(torch.relu(q[h, i]) @ core.weight[h, :, j] + core.bias[j])  # noqa: E731
+    score = lambda h, i, j: float(torch.relu(q[h, i]) @ core.weight[h, :, j] + core.bias[h, 0, j])  # noqa: E731
     close(weights, rows_of(score, 5, 7))
     core, _, _, weights = core_weights(CoreSpec.choose({"kind": "random", "length": 9}), query_size=0, key_size=0)
     close(weights, rows_of(lambda h, i, j: float(core.table[h, i, j]), 5, 7))
@@ -192,8 +192,35 @@ def test_positions_in_the_scores():
     assert all(bias[h, i, j] == module.table.weight[bucket(abs(j - i)) + (4 if j > i else 0), h] for h, i, j in pairs)
 
 
+def banded(w, factor=4.0, trained=30, low=1.0, high=4.0):
+    """Waves shorter than T/high are kept, longer than T/low squeezed, between them a blend by how often they fit into T."""
+    wave = 2 * math.pi / w
+    if wave < trained / high:
+        return w
+    if wave > trained / low:
+        return w / factor
+    kept = (trained / wave - low) / (high - low)
+    return kept * w + (1 - kept) * w / factor
+
+
+def yarn(i, w, factor=4.0, trained=300, fast=32.0, slow=1.0):
+    """Pairs that turn more than `fast` times within T are kept, less than `slow` times squeezed; a ramp over the pairs between."""
+    pair_that_turns = lambda turns: 8 * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(10000))  # noqa: E731
+    first, last = max(math.floor(pair_that_turns(fast)), 0), min(math.ceil(pair_that_turns(slow)), 7)
+    squeezed = min(max((i - first) / (last - first), 0.0), 1.0)
+    return squeezed * w / factor + (1 - squeezed) * w
+
+
+def test_amplitudes():
+    of = lambda **fields: SLOTS["scaling"].choose(fields).amplitude()  # noqa: E731
+    assert of(kind="yarn", factor=4.0) == pytest.approx(0.1 * math.log(4) + 1)
+    assert of(kind="yarn", factor=4.0, attention=1.7) == 1.7
+    assert of(kind="longrope", length=100, stretch=8.0) == pytest.approx(math.sqrt(1 + math.log(8) / math.log(100)))
+    assert {of(kind=kind) for kind in ("none", "linear", "ntk", "dynamic", "banded")} == {1.0}
+
+
 @formula("position", "rope")
-@formula("scaling", "none", "linear", "ntk", "yarn", "banded", "longrope")
+@formula("scaling", "none", "linear", "ntk", "dynamic", "yarn", "banded", "longrope")
 @pytest.mark.parametrize("layout", ["halves", "interleaved"])
 @pytest.mark.parametrize(
     ("scaling", "frequency"),
@@ -201,11 +228,13 @@ def test_positions_in_the_scores():
         ({"kind": "none"}, lambda i, w: w),
         ({"kind": "linear", "factor": 4.0}, lambda i, w: w / 4),
         ({"kind": "ntk", "factor": 4.0}, lambda i, w: (10000 * 4 ** (8 / 6)) ** (-2 * i / 8)),
-        ({"kind": "ntk", "factor": 4.0, "dynamic": True, "length": 3}, lambda i, w: (10000 * (4 * 6 / 3 - 3) ** (8 / 6)) ** (-2 * i / 8)),
+        ({"kind": "dynamic", "factor": 4.1, "length": 5}, lambda i, w: (10000 * (4.1 * 6 / 5 - 3.1) ** (8 / 6)) ** (-2 * i / 8)),
+        ({"kind": "banded", "factor": 4.0, "length": 30, "low": 1.0, "high": 4.0}, lambda i, w: banded(w)),
+        ({"kind": "yarn", "factor": 4.0, "length": 300, "fast": 32.0, "slow": 1.0, "attention": 1.0}, lambda i, w: yarn(i, w)),
         ({"kind": "longrope", "short": [1.0], "long": [2.0, 3.0, 4.0, 5.0], "length": 3, "attention": 1.0}, lambda i, w: w / (2 + i)),
         ({"kind": "longrope", "short": [7.0], "long": [2.0], "length": 9, "attention": 1.0}, lambda i, w: w / 7),
     ],
-)  # yarn and banded are compared with transformers, in test_parity
+)
 def test_rotation(layout, scaling, frequency):
     rope = SLOTS["position"].choose({"kind": "rope", "layout": layout, "scaling": scaling}).build(1, 8)
     x, here = torch.randn(1, 1, 6, 8, **torch_double), torch.arange(6)[None]
@@ -340,7 +369,7 @@ def test_recurrent_step(cell, readout):
     model = made(spec)
     source, target = tokens(1, 5, vocab=9), tokens(1, 3, vocab=9, seed=8)
     h = model.encoder.reader(model.encoder.embed.table(source))[0][0]
-    s = torch.tanh(model.bridge(torch.cat((h[-1, :4], h[0, 4:]))))
+    s = torch.tanh(model.bridge(h[0, 4:]))  # from where reading backwards ended: the first word
     c = torch.zeros(4, **torch_double)
     for t, logits in enumerate(model(target, source)[0]):
         e = model.embed.table(target[0, t])
@@ -348,7 +377,7 @@ def test_recurrent_step(cell, readout):
         context = torch.softmax(hidden @ model.core.score_weight[0, :, 0], dim=0) @ h
         weights = model.cells[0].cell
         x = torch.cat((e, context)) @ weights.weight_ih.T + weights.bias_ih
-        u = s @ weights.weight_hh.T + weights.bias_hh
+        u, before = s @ weights.weight_hh.T + weights.bias_hh, s
         if cell == "gru":
             r, z = torch.sigmoid(x[:4] + u[:4]), torch.sigmoid(x[4:8] + u[4:8])
             s = (1 - z) * torch.tanh(x[8:] + r * u[8:]) + z * s
@@ -361,7 +390,7 @@ def test_recurrent_step(cell, readout):
         elif readout == "tanh":
             y = torch.tanh(torch.cat((s, context)) @ model.readout.project.weight.T)
         else:
-            y = model.readout.project(torch.cat((s, e, context))).reshape(6, 2).max(-1).values
+            y = model.readout.project(torch.cat((before, e, context))).reshape(6, 2).max(-1).values
         close(logits, y @ model.head.output.weight.T)
 
 
@@ -527,6 +556,49 @@ def test_patches_and_what_is_restored():
 def test_a_learned_temperature_begins_at_its_value():
     model = build(read_model({"vocab": 9, "decoder": kinds.tower(), "head": {"kind": "free", "temperature": "root", "learned": True}}))
     assert model.head.beta.item() == 0.25
+
+
+def test_schemes_go_by_what_a_matrix_is_for():
+    """A head's own transform is no table of rows; chunked heads are projections too; a stream with cross-attention has three terms a layer."""
+    tower = {"layers": 4, "width": 128, "attention": {"kind": "chunked", "heads": 2}}
+
+    def begun(init, **more):
+        return build(read_model({"vocab": 300, "encoder": tower, "init": init, **more}))
+
+    masked = begun("fan-in", head={"kind": "masked", "scores": "free"})
+    assert masked.head.project.weight.std().item() == pytest.approx(128**-0.5, rel=0.05)
+    assert masked.head.scores.output.weight.std().item() == pytest.approx(1.0, rel=0.05)
+    assert begun({"std": 0.05}).encoder.layers[0].attention.key.weight.std().item() == pytest.approx(0.05, rel=0.05)
+    pair = begun({"std": 0.1}, decoder={"like": "encoder", "cross": True})
+    assert pair.decoder.layers[0].feedforward.down.weight.std().item() == pytest.approx(0.1 / math.sqrt(12), rel=0.05)
+    assert pair.encoder.layers[0].feedforward.down.weight.std().item() == pytest.approx(0.1 / math.sqrt(8), rel=0.05)
+
+
+def test_a_document_that_begins_with_padding_begins_at_position_0():
+    model = made(kinds.decoder(position={"kind": "learned", "length": 5}))
+    ids, segments = tokens(1, 5), torch.tensor([[1, 1, 2, 2, 2]])
+    padding = torch.tensor([[False, False, True, False, False]])
+    close(model(Inputs(ids, segments=segments, padding=padding))[:, 3:], model(ids[:, 3:]))
+
+
+def test_layers_with_a_prefix_and_without_in_one_tower():
+    model, ids, prefix = made(kinds.decoder(pattern=[{"mask": {"prefix": True}}, {}])), tokens(), torch.tensor([4, 2])
+    full = model(Inputs(ids, prefix=prefix))
+    _, state = model.step(Inputs(ids[:, :6], prefix=prefix), model.start())
+    close(model.step(ids[:, 6:], state)[0], full[:, 6:])
+
+
+def test_the_form_of_a_mask_hides_what_its_matrix_hides():
+    """For any part of a text, cut or not: 'open' and 'causal' only where the dense matrix says the same."""
+    for queries, keys, offset, first, window, causal in itertools.product(
+        (1, 3, 5), (1, 4, 5), (0, 2, 9), (0, 2), (None, 1, 3, 8), (False, True)
+    ):
+        mask = Mask(queries, keys, torch.device("cpu"), offset=offset, first=first, window=window, causal=causal)
+        seen = torch.ones(queries, keys, dtype=torch.bool) if mask.dense is None else mask.dense[0, 0]
+        if mask.form == "open":
+            assert seen.all(), mask
+        elif mask.form == "causal":
+            assert torch.equal(seen, torch.ones(queries, keys, dtype=torch.bool).tril()), mask
 
 
 def test_segments_hold_over_steps():

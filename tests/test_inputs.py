@@ -23,7 +23,7 @@ FALSE = torch.zeros(2, 9, dtype=torch.bool)
         ({"segments": torch.zeros(2, 8, dtype=torch.long)}, r"segments has shape \(2, 8\)"),
         ({"types": torch.zeros(2, 8, dtype=torch.long)}, r"types has shape \(2, 8\)"),
         ({"prefix": torch.zeros(2)}, "prefix is torch.float32, expected a tensor of whole numbers"),
-        ({"padding": [[False]]}, "padding is list, expected torch.bool"),
+        ({"padding": [[False]]}, "padding is list, expected torch.bool, True at padded places"),
         ({"prefix": torch.zeros(2, 9, dtype=torch.long)}, r"prefix has shape \(2, 9\), expected \(2,\)"),
         ({"tokens": [[1, 2]]}, "tokens is list, expected a tensor batch × length"),
         ({"span": 3}, "span is 3, expected a whole number of at least the 9 tokens given"),
@@ -41,7 +41,18 @@ def test_what_a_model_cannot_use_is_refused():
         "needs a source beside the target": lambda: pair(tokens()),
         "prefix lengths were given, but the mask has no prefix": lambda: decoder(Inputs(tokens(), prefix=torch.tensor([1, 2]))),
         "token types were given, but the embedding has none": lambda: decoder(Inputs(tokens(), types=tokens())),
-        "only a decoder with a causal mask writes": lambda: encoder.start(),
+        "only a decoder with a causal mask": lambda: encoder.start(),
+        "and a head for each token writes token by token": lambda: made(kinds.decoder().changed(head={"kind": "classes"})).start(),
+        "a head that pools speaks of a whole text": lambda: made(kinds.ngram().changed(head={"kind": "classes"})).start(),
+        "only one that says something of each token writes": lambda: made(
+            kinds.recurrent(source=False).changed(head={"kind": "vector"})
+        ).start(),
+        "and patches have none": lambda: autoencoder().encoder(
+            Inputs(torch.zeros(2, 3, 3, dtype=torch.float64), types=torch.zeros(2, 3, dtype=torch.long))
+        ),
+        "a row holds several: give span": lambda: made(kinds.decoder(position={"kind": "rope", "scaling": {"kind": "dynamic"}}))(
+            Inputs(tokens(), segments=tokens())
+        ),
         "segments must be given for source and target": lambda: pair(Inputs(tokens(), segments=tokens()), tokens()),
         "segments must be given at every step or at none": lambda: decoder.step(
             Inputs(tokens(), segments=tokens()), decoder.step(tokens(), decoder.start())[1]
@@ -69,13 +80,21 @@ def test_what_a_model_cannot_use_is_refused():
         "given a NgramState, expected the state": lambda: decoder.step(tokens(), made(kinds.ngram()).start()),
         "given a TransformerState, expected the state": lambda: made(kinds.ngram()).step(tokens(), decoder.start()),
         "given a list, expected the state": lambda: made(kinds.recurrent(source=False)).step(tokens(), []),
-        "the state has 3 layers, this model 2": lambda: decoder.step(tokens(), made(kinds.decoder(layers=3)).start()),
-        "the state holds 4 key heads of 4, this model makes 2 of 8": lambda: decoder.step(
-            tokens(), (other := made(kinds.decoder(attention={"heads": 4}))).step(tokens(), other.start())[1]
+        "the state was started by another model": lambda: decoder.step(tokens(), made(kinds.decoder(layers=3)).start()),
+        "was started by another model; start one here": lambda: pair.step(tokens(), decoder.start()),
+        "state was started by another": lambda: made(kinds.ngram()).step(tokens(), made(kinds.ngram(order=5)).start()),
+        "started by another model": lambda: made(kinds.recurrent()).step(tokens(), made(kinds.recurrent(source=False)).start()),
+        "positions is torch.bool, expected a tensor of whole numbers": lambda: Inputs(tokens(), positions=FALSE),
+        "segments is torch.complex64": lambda: Inputs(tokens(), segments=torch.zeros(2, 9, dtype=torch.complex64)),
+        "what is restored is whole": lambda: autoencoder()(
+            Inputs(torch.zeros(2, 6, 3, dtype=torch.float64), padding=torch.zeros(2, 6, dtype=torch.bool)),
+            torch.zeros(2, 3, 3, dtype=torch.float64),
         ),
-        "the state holds 2 key heads of 8, this model makes 1 of 8": lambda: made(kinds.decoder(attention={"groups": 1})).step(
-            tokens(), decoder.step(tokens(), decoder.start(capacity=20))[1]
+        "1 targets for 2 sources": lambda: autoencoder()(
+            torch.zeros(1, 6, 3, dtype=torch.float64), torch.zeros(2, 3, 3, dtype=torch.float64)
         ),
+        "patches are torch.float32, the model is torch.float64": lambda: autoencoder()(torch.zeros(1, 6, 3), torch.zeros(1, 3, 3)),
+        "and a head for each token writes": lambda: autoencoder(causal=True).start(torch.zeros(2, 3, 3, dtype=torch.float64)),
         "capacity is 0, expected the number of tokens": lambda: decoder.start(capacity=0),
         "capacity is -1, expected": lambda: made(kinds.ngram()).start(capacity=-1),
         "capacity is 2.5, expected": lambda: made(kinds.recurrent()).start(tokens(), capacity=2.5),
@@ -139,10 +158,10 @@ def test_a_recurrent_network_continues_given_positions_too():
     torch.testing.assert_close(rest, whole[:, 5:])
 
 
-def autoencoder():
+def autoencoder(causal=False):
     tower = {"layers": 1, "width": 16, "attention": {"heads": 2}, "position": {"kind": "learned", "length": 6}}
     encoder = tower | {"embed": {"kind": "patches", "pixels": 3}}
-    decoder = tower | {"embed": "restored", "mask": {"causal": False}}
+    decoder = tower | {"embed": "restored", "mask": {"causal": causal}}
     return made(read_model({"encoder": encoder, "decoder": decoder, "head": {"kind": "pixels", "pixels": 3}}))
 
 
@@ -159,3 +178,37 @@ def test_padded_patches_are_not_restored_over_real_ones():
         model(target, Inputs(patches, positions=places + 1))
     with pytest.raises(ValueError, match="position 5 is beyond the text to restore, which has 4"):
         model(target[:, :4], Inputs(patches, positions=places))
+
+
+def test_positions_below_zero_are_continued_too():
+    model, ids, positions = made(kinds.decoder(position={"kind": "rope"})), tokens(), torch.arange(9)[None] - 4
+    _, state = model.step(Inputs(ids[:, :4], positions=positions[:, :4]), model.start())
+    torch.testing.assert_close(model.step(ids[:, 4:], state)[0], model(Inputs(ids, positions=positions))[:, 4:])
+
+
+@pytest.mark.parametrize("number", [-1, 0, 1])
+def test_it_does_not_matter_whose_number_padding_has(number):
+    """Padding between documents, and after a packed prompt that is continued: nobody's position moves."""
+    model = made(kinds.decoder(position={"kind": "learned", "length": 9}))
+    first, second = tokens(1, 2), tokens(1, 3, seed=5)
+    row, padding = torch.cat((first, tokens(1, 1), second), dim=1), torch.tensor([[0, 0, 1, 0, 0, 0]]).bool()
+    out = model(Inputs(row, padding=padding, segments=torch.tensor([[0, 0, number, 1, 1, 1]])))
+    torch.testing.assert_close(out[:, 3:], model(second))
+    prompt = Inputs(row[:, :3], padding=padding[:, :3], segments=torch.tensor([[0, 0, number]]))
+    _, state = model.step(prompt, model.start())
+    more, _ = model.step(Inputs(second, segments=torch.zeros(1, 3, dtype=torch.long)), state)
+    torch.testing.assert_close(more, model(torch.cat((first, second), dim=1))[:, 2:])
+
+
+def test_what_stands_at_padded_places_chooses_no_angle():
+    model = made(kinds.decoder(position={"kind": "rope", "scaling": {"kind": "longrope", "length": 4}}))
+    given = Inputs(tokens(1, 3), positions=torch.tensor([[0, 1, 900]]), padding=torch.tensor([[False, False, True]]))
+    torch.testing.assert_close(model(given)[:, :2], model(tokens(1, 3)[:, :2]))
+
+
+def test_relative_positions_go_by_distance():
+    model = made(kinds.decoder(position={"kind": "relative", "length": 9}))
+    ids = tokens()
+    torch.testing.assert_close(model(Inputs(ids, positions=torch.arange(1000, 1009)[None])), model(ids))
+    with pytest.raises(ValueError, match="tokens 9 places apart are beyond the relative position table, which reaches 8"):
+        model(tokens(length=10))

@@ -14,7 +14,7 @@ import torch
 from kinds import HEADS, LENGTH, WIDTH, choices, made, named, padded, tokens
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from manyheads import Inputs, outline, read_model
+from manyheads import Inputs, outline, read_model, record
 from manyheads.parts.attend import Core, check_rows
 from manyheads.parts.mask import Mask
 from manyheads.parts.position import Places
@@ -206,6 +206,7 @@ def check_gradients(model, run):
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, f"{name} takes no part in the result"
         assert parameter.grad.isfinite().all(), name
+        assert parameter.grad.any(), f"{name} changes nothing"
     model.zero_grad()
 
 
@@ -291,6 +292,12 @@ DECODERS = (
     + [{"attention": attention, "core": core} for attention in choices("attention") for core in CORES if core.get("dropout", 0) == 0]
     + [{"attention": attention, "position": position} for attention in choices("attention") for position in POSITIONS]
     + [{slot: choice} for slot in ("norm", "residual", "feedforward") for choice in choices(slot)]
+    + [
+        {"embed": embed}
+        for embed in choices("embed")
+        if (chosen := SLOTS["embed"].kinds[embed["kind"]]).reads == "tokens" and not chosen.borrows
+    ]
+    + [{"position": {"kind": "rope", "scaling": scaling}} for scaling in choices("scaling")]
     + [
         {"layers": 0},
         {"layers": 3, "pattern": [{"mask": {"window": 3}}, {"position": "rope"}]},
@@ -378,7 +385,7 @@ def test_encoder(changes):
     check_saved(model, spec, lambda m: m(tokens()))
 
 
-@pytest.mark.parametrize("head", choices("head"), ids=named)
+@pytest.mark.parametrize("head", [*choices("head"), *({"kind": "vector", "pool": pool} for pool in choices("pool"))], ids=named)
 def test_head(head):
     spec = read_model({"vocab": kinds.VOCAB, "encoder": kinds.tower(embed={"types": 2}), "head": head, "init": {"std": 0.3}})
     model = made(spec)
@@ -398,7 +405,7 @@ RECURRENT = (
     + [
         {"core": core, "two_way": False}
         for core in CORES
-        if core["kind"] in ("dot", "argmax", "additive", "bilinear", "projected") and "heads" not in core
+        if (chosen := SLOTS["core"].kinds[core["kind"]]) and (chosen.query, chosen.key) == ("head", "head") and "heads" not in core
     ]
     + [{"core": core} for core in ({"kind": "additive", "size": 5}, {"kind": "bilinear"}, {"kind": "projected", "size": 4})]
     + [{"position": position} for position in POSITIONS if SLOTS["position"].kinds[position["kind"]].door in ("none", "embed")]
@@ -498,9 +505,14 @@ def test_every_shape_runs_in_the_precisions_people_use(shape, dtype):
         torch.testing.assert_close(again, out[:, 5:], rtol=near, atol=near)
 
 
-def test_a_packed_row_is_its_documents():
+@pytest.mark.parametrize("position", POSITIONS, ids=named)
+def test_a_packed_row_is_its_documents(position):
     """Segments keep packed documents apart, in both towers; positions start anew with each."""
-    model = made(kinds.pair(position="rope"))
+    model = made(kinds.pair(position=position))
+    if model.spec.encoder.position.asks_span:
+        with pytest.raises(ValueError, match="a row holds several: give span"):
+            model(*[Inputs(tokens(1), segments=torch.zeros(1, LENGTH, dtype=torch.long))] * 2)
+        return
     first, second = tokens(1, 4), tokens(1, 5, seed=5)
     segments = torch.tensor([[0] * 4 + [1] * 5])
     positions = torch.cat((torch.arange(4), torch.arange(5)))[None]
@@ -589,3 +601,51 @@ def test_patches_behind_a_first_vector():
     padding[:, 10:] = True
     equal(model(Inputs(picture, padding=padding))[:, :11], model(picture[:, :10]))
     check_gradients(model, lambda: model(picture))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("shape", ["decoder", "encoder", "pair", "recurrent"])
+def test_a_run_that_is_looked_at_gives_the_same_bits(shape):
+    model, ids = made(getattr(kinds, shape)()), tokens()
+    given = (ids, ids) if shape in ("pair", "recurrent") else (ids,)
+    plain = model(*given)
+    with record(model) as seen:
+        assert torch.equal(model(*given), plain)
+    assert torch.equal(model(*given), plain)
+    names = [attended.name for attended in seen]
+    expected = {
+        "decoder": ["decoder.layers.0.attention", "decoder.layers.1.attention"],
+        "encoder": ["encoder.layers.0.attention", "encoder.layers.1.attention"],
+        "pair": [
+            *(f"encoder.layers.{i}.attention" for i in (0, 1)),
+            *(f"decoder.layers.{i}.{part}" for i in (0, 1) for part in ("attention", "cross")),
+        ],
+        "recurrent": ["core"] * LENGTH,
+    }
+    assert names == expected[shape]
+    for attended in seen:
+        weights = attended.weights()
+        check_rows(weights)
+        hidden = attended.seen()
+        assert hidden is None or (weights[~hidden.expand_as(weights)] == 0).all()
+    assert len(seen) == len(names), "nothing is recorded once the look is over"
+
+
+def test_a_part_that_does_not_set_its_weights_is_refused(tmp_path):
+    class Unset(torch.nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.gain = torch.nn.Parameter(torch.ones(width))
+
+        def forward(self, x):
+            return x * self.gain
+
+    class UnsetSpec(SLOTS["norm"], kind="unset"):
+        def build(self, width):
+            return Unset(width)
+
+    try:
+        with pytest.raises(ValueError, match=r"nobody sets decoder.layers.0.residual.norms.0.gain: .* in reset_parameters"):
+            made(kinds.decoder(norm="unset"))
+    finally:
+        del SLOTS["norm"].kinds["unset"]

@@ -6,12 +6,15 @@ import tomllib
 
 import kinds
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyheads import outline, presets, read_model, size
+from manyheads import build, outline, presets, read_model, size
 from manyheads.model.spec import LayerSpec, TowerSpec
 from manyheads.parts.attention import HeadsSpec
+from manyheads.parts.mask import MaskSpec
+from manyheads.parts.rope import RopeSpec
 from manyheads.show import TABLES
 from manyheads.spec import SLOTS, SpecError, override, to_toml, to_tree
 
@@ -82,7 +85,7 @@ REFUSED = {
     "encoder.position=rop": r"encoder.position: no kind 'rop' of position: did you mean 'rope'\?",
     "encoder.attention.heads=10": "encoder.attention.heads: 10 heads do not divide width 16; nearest that do: 8 or 16 heads",
     "encoder.attention.heads=two": "encoder.attention.heads: given 'two', expected a whole number",
-    "encoder.layers=-1": "encoder.layers: given -1, expected greater than or equal to 0",
+    "encoder.layers=-1": "encoder.layers: given -1, expected at least 0",
     "encoder.layers=2.5": "encoder.layers: given 2.5, expected",
     "encoder.core.dropout=1.5": "encoder.core.dropout: given 1.5, expected less than 1",
     "encoder.core.temperature=inf": "encoder.core.temperature: given inf, expected a finite number",
@@ -94,14 +97,14 @@ REFUSED = {
     "encoder.cross=true": "encoder.cross: there is no encoder to attend to",
     "decoder.like=decoder": "decoder.like: given 'decoder', expected the other tower",
     "encoder.mask={prefix=true}": "encoder.mask.prefix: opens a mask that hides nothing",
-    "encoder.mask={window=0}": "encoder.mask.window: given 0, expected greater than or equal to 1",
+    "encoder.mask={window=0}": "encoder.mask.window: given 0, expected at least 1",
     "encoder.distinct=3": "encoder.distinct: 2 layers cannot be 3 runs",
     "vocab=0": "vocab: given 0, expected a number of tokens",
     "vocab=many": "vocab: given 'many'",
     "recurrent={}": "given encoder and decoder and recurrent",
     "head=tid": r"head: no kind 'tid' of head: did you mean 'tied'\?",
     "hed=tied": r"no field 'hed' here: did you mean 'head'\?",
-    "encoder.core=mine": "name its file with --parts: reading a description never executes code",
+    "encoder.core=mine": r"name its file with --parts \(in Python: import it first\): reading a description never executes code",
     "encoder.pattern=[{mask={windw=3}}]": r"encoder.pattern.0.mask: no field 'windw' here: did you mean 'window'\?",
     "encoder.width.deep=3": "encoder.width: holds 16, which has nothing inside to override",
     "encoder.pattern.0.x=3": "encoder.pattern: given",
@@ -132,6 +135,13 @@ REFUSED = {
     "encoder.a\x1b[31m\nb=3": r"encoder: no field 'a\\x1b\[31m\\nb' here",
     "encoder.\x1b[31m.b=3": r"encoder: no field '\\x1b\[31m' here",
     f"encoder.position={'x' * 500}": r"xxx … \(502 characters\) of position",
+    "encoder.pattern=[3]": "encoder.pattern.0: given 3, expected a table",
+    "encoder.pattern=[{}, {}, {}]": "encoder.pattern: 3 differences for 2 layers",
+    'encoder={width=16, attention={heads=2}, position="learned", pattern=[{position="none"}]}': "the tower's 'learned' is joined to the embedding",
+    'encoder.position={kind="sinusoidal", size=5}': "encoder.position.size: a share of the width is for join = 'concat', given 'add'",
+    "encoder.core.temperature=1e-320": "expected at least 1e-30",
+    "encoder.core.scale=1e308": "expected at most 1e.12",
+    'encoder.position={kind="rope", scaling={kind="yarn", fast=1e308}}': "scaling.fast: given 1e.308, expected at most",
     "encoder.pattern=3": "encoder.pattern: given 3, expected a list",
     "encoder.mask.causal=yes": "encoder.mask.causal: given 'yes', expected true or false",
     "encoder.norm.eps=small": "encoder.norm.eps: given 'small', expected a number",
@@ -140,9 +150,9 @@ REFUSED = {
     'encoder.core={kind="argmax", heads=[]}': r"encoder.core.heads: given \[\], expected at least one item",
     'encoder.core={kind="argmax", heads=[true]}': "encoder.core.heads.0: given True, expected a whole number",
     'encoder.position={kind="rope", scaling={kind="yarn", fast=1.0, slow=2.0}}': "encoder.position.scaling.fast: given 1.0, expected more than slow = 2.0",
-    'encoder.position={kind="rope", scaling={kind="yarn", attention=0.0}}': "scaling.attention: given 0.0, expected greater than 0",
-    'encoder.position={kind="rope", scaling={kind="longrope", long=[-1.0]}}': "scaling.long.0: given -1.0, expected greater than 0",
-    'encoder.position={kind="rope", scaling={kind="longrope", attention=-1.0}}': "scaling.attention: given -1.0, expected greater than 0",
+    'encoder.position={kind="rope", scaling={kind="yarn", attention=0.0}}': "scaling.attention: given 0.0, expected at least 1e-30",
+    'encoder.position={kind="rope", scaling={kind="longrope", long=[-1.0]}}': "scaling.long.0: given -1.0, expected at least 1e-30",
+    'encoder.position={kind="rope", scaling={kind="longrope", attention=-1.0}}': "scaling.attention: given -1.0, expected at least 1e-30",
     'head={kind="masked", scores="classes"}': "head.scores: given 'classes', expected a head that scores every token: tied, free, bilinear",
     'head={kind="masked", scores="masked"}': "head.scores: given 'masked', expected a head that scores every token",
     "encoder={width=16, layers=0, distinct=4, attention={heads=2}}": "encoder.distinct: 0 layers cannot be 4 runs",
@@ -174,6 +184,43 @@ def test_a_spec_does_not_change_with_what_it_was_read_from():
     assert made.expanded()[0].mask.window == 2
 
 
+def test_what_a_spec_holds_does_not_change_either():
+    spec = read("encoder.pattern=[{mask.window=2}]")
+    with pytest.raises(TypeError, match="a spec is frozen"):
+        spec.encoder.pattern[0]["mask"]["window"] = 7
+    assert hash(spec) == hash(read("encoder.pattern=[{mask.window=2}]"))
+    with pytest.raises(SpecError, match="encoder.pattern: given null, which no file can say"):
+        read_model({"vocab": 9, "encoder": {"pattern": [{"mask": {"window": None}}]}})
+    again = TowerSpec(pattern=({"position": RopeSpec(theta=5.0)},))
+    assert again.expanded()[0].position.theta == 5.0
+    assert TowerSpec.model_validate(to_tree(again)) == again
+
+
+def test_a_pattern_refines_the_cross_attention_of_its_tower():
+    spec = read("encoder.core={kind='additive', size=5}", "decoder.pattern=[{cross.core.dropout=0.1}, {cross.attention.bias=false}]")
+    first, second = spec.decoder.expanded()
+    assert (first.cross.core.kind, first.cross.core.size, first.cross.core.dropout) == ("additive", 5, 0.1)
+    assert (second.cross.attention.heads, second.cross.attention.bias) == (2, False)
+
+
+def test_a_ready_mask_leaves_a_decoder_causal_unless_it_says_otherwise():
+    assert read_model({"vocab": 9, "decoder": {"mask": MaskSpec(window=3)}}).decoder.mask.causal
+    assert not read_model({"vocab": 9, "decoder": {"mask": MaskSpec(window=3, causal=False)}}).decoder.mask.causal
+
+
+def test_the_closing_norm_is_what_the_last_layer_needs():
+    assert read("encoder.residual=post").encoder.closing_norm() is None
+    assert read("encoder.residual=post", 'encoder.pattern=[{residual="pre"}]').encoder.closing_norm() is not None
+    assert read("encoder.residual=pre", 'encoder.pattern=[{residual="post"}]').encoder.closing_norm() is None
+
+
+def test_a_changed_spec_is_refused_in_one_sentence():
+    with pytest.raises(SpecError, match=r"^attention.heads: 2 heads do not divide width 17"):
+        read().encoder.changed(width=17)
+    with pytest.raises(SpecError, match=r"^vocab: given -1"):
+        read().changed(vocab=-1)
+
+
 def specs():
     """Every kind of every slot, and every table."""
     yield from (part for base in SLOTS.values() for part in base.kinds.values())
@@ -186,7 +233,7 @@ def test_every_whole_number_has_an_upper_bound():
         for name, field in spec.model_fields.items():
             if field.annotation in (int, int | None):
                 counts += 1
-                with pytest.raises(ValueError, match="expected less than or equal to"):
+                with pytest.raises(ValueError, match="expected at most"):
                     spec.model_validate({name: 10**19})
     assert counts > 30
 
@@ -219,6 +266,9 @@ ALONE = {
     '{vocab = 9, recurrent = {core = "fused"}}': "recurrent.core: 'fused' replaces projections",
     '{vocab = 9, source_vocab = 5, encoder = {}, decoder = {cross = true, embed = "shared"}}': "the encoder's table has 5 rows, the vocabulary 9",
     '{vocab = 9, encoder = {width = 32}, decoder = {cross = true, embed = "shared"}}': "rows of 32, this tower reads rows of 64",
+    '{encoder = {embed = "patches"}, head = "free"}': "vocab: is required where there are tokens",
+    "{vocab = 9, ngram = {width = 8, hidden = 4}}": "^head: h·e needs one size",
+    '{vocab = 9, recurrent = {width = 1, position = {kind = "sinusoidal", join = "concat"}}}': "recurrent.position.size: 0 of width 1",
     '{vocab = 9, recurrent = {embed = "patches"}}': "recurrent.embed: a recurrent network reads tokens by a table of its own, given 'patches'",
     '{vocab = 9, recurrent = {embed = "shared"}}': "recurrent.embed: a recurrent network reads tokens",
     "{vocab = 9, source_vocab = 5, decoder = {}}": "source_vocab: is for a model that reads a source beside what it writes; this is decoder alone",
@@ -267,10 +317,36 @@ def test_the_vocabulary_may_wait_for_the_data_but_a_build_may_not():
         outline({})
 
 
+def test_a_kind_defined_again_by_the_same_code_replaces_itself():
+    from manyheads.parts.norm import NoNormSpec
+
+    assert SLOTS["norm"].kinds["none"] is NoNormSpec
+    try:
+        type(NoNormSpec)("NoNormSpec", (SLOTS["norm"],), {"__module__": NoNormSpec.__module__, "__qualname__": "NoNormSpec"}, kind="none")
+        assert SLOTS["norm"].kinds["none"] is not NoNormSpec
+    finally:
+        SLOTS["norm"].kinds["none"] = NoNormSpec
+
+
 def test_what_is_no_description_is_refused():
+    with pytest.raises(SpecError, match="an override is a text such as"):
+        presets.read("gpt2", ["decoder.layers=2"])
+    with pytest.raises(SpecError, match="read_model reads a description"):
+        presets.read({"vocab": 3})
     for wrong in (None, 3, "gpt", [1]):
         with pytest.raises(SpecError, match="expected a table that describes a model"):
             read_model(wrong)
+    with pytest.raises(SpecError, match="stands where the name of a field should"):
+        read_model({"vocab": 5, "ngram": {3: 4}})
+    for wrong in ("a\0/b.toml", "\ud800/b.toml"):
+        with pytest.raises(SpecError, match="no file can have that name"):
+            presets.read(wrong)
+    with pytest.raises(SpecError, match="given a str, expected a ModelSpec"):
+        size("gpt2")
+    for wrong, said in (({"seed": 1.9}, "seed is 1.9"), ({"seed": True}, "seed is True"), ({"dtype": torch.int32}, "dtype is torch.int32"),
+                        ({"device": "nope"}, "device is 'nope'")):  # fmt: skip
+        with pytest.raises(SpecError, match=said):
+            build(read(), **wrong)
     for wrong in (3, None, "gtp2"):
         with pytest.raises(SpecError, match="no preset"):
             presets.preset(wrong)

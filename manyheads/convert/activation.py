@@ -20,5 +20,5 @@ THEIRS = {
 
 def activation(name: str) -> str:
     if name not in THEIRS:
-        raise ValueError(f"no activation '{name}': {nearest(name, THEIRS)}")
+        raise ValueError(f"no activation '{name}'{nearest(name, THEIRS)}")
     return THEIRS[name]

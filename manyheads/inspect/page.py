@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
+import torch
 from torch import Tensor
+
+from manyheads.parts.attend import check_rows
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1a1a1a; --paper: #fff; --full: 26, 82, 160 }
@@ -24,16 +27,24 @@ caption, p { text-align: left; max-width: 40rem; opacity: .8 }
 
 
 def attention_page(
-    weights_LM: Tensor, queries: Sequence[str], keys: Sequence[str], *, seen_LM: Tensor | None = None, title: str = "attention"
+    weights_LM: Tensor, queries: Sequence[object], keys: Sequence[object], *, seen_LM: Tensor | None = None, title: str = "attention"
 ) -> str:
     """A row a query, a column a key, a cell a weight: the highest of each row is framed, what the mask hides is hatched."""
-    if weights_LM.shape != (len(queries), len(keys)):
-        raise ValueError(
-            f"weights has shape {tuple(weights_LM.shape)}, expected {(len(queries), len(keys))}: a row a query, a column a key"
-        )
-    head = "".join(f'<th scope="col">{escape(key)}</th>' for key in keys)
+    for name, given in (("weights", weights_LM), ("seen", seen_LM)):
+        if given is not None and not isinstance(given, Tensor):
+            raise ValueError(f"{name} is {type(given).__name__}, expected a tensor")
+        if given is not None and given.shape != (len(queries), len(keys)):
+            raise ValueError(f"{name} has shape {tuple(given.shape)}, expected {(len(queries), len(keys))}: a row a query, a column a key")
+    if not weights_LM.numel():
+        raise ValueError("there is nothing to show: give at least one query and one key")
+    if seen_LM is not None and seen_LM.dtype is not torch.bool:
+        raise ValueError(f"seen is {seen_LM.dtype}, expected torch.bool, True where a query may see a key")
+    check_rows(weights_LM, tolerance=0.02)  # the page says that rows sum to one
+    rows_of, columns = [str(query) for query in queries], [str(key) for key in keys]
+    hidden = "" if seen_LM is None else " Hatched: hidden by the mask."
+    head = "".join(f'<th scope="col">{escape(key)}</th>' for key in columns)
     seen = [[True] * len(keys)] * len(queries) if seen_LM is None else seen_LM.tolist()
-    rows = "\n".join(row(query, keys, *of_row) for query, *of_row in zip(queries, weights_LM.tolist(), seen, strict=True))
+    rows = "\n".join(row(query, columns, *of_row) for query, *of_row in zip(rows_of, weights_LM.tolist(), seen, strict=True))
     return f"""<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
@@ -47,7 +58,7 @@ def attention_page(
 {rows}
 </tbody>
 </table>
-<p>Each row is a query and sums to one; each column is a key. Framed: the highest weight of the row. Hatched: hidden by the mask.</p>
+<p>Each row is a query and sums to one; each column is a key. Framed: the highest weight of the row.{hidden}</p>
 </html>
 """
 

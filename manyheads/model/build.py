@@ -12,7 +12,7 @@ from manyheads.model.ngram import Ngram
 from manyheads.model.recurrent import Recurrent
 from manyheads.model.spec import ModelSpec
 from manyheads.model.transformer import Transformer
-from manyheads.spec import SpecError
+from manyheads.spec import SpecError, quoted
 
 Model = Transformer | Recurrent | Ngram
 
@@ -42,11 +42,32 @@ def outline(spec: ModelSpec) -> Model:
         return kind(spec, vocab)
 
 
+def usable(device: str | torch.device) -> torch.device:
+    """The device by its name, if there is one."""
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise SpecError(f"device is {quoted(device)}, expected cpu, cuda, cuda:1 or mps") from None
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise SpecError("there is no cuda here; take cpu")
+    return found
+
+
 def build(spec: ModelSpec, *, seed: int = 0, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> Model:
     """The model with its first weights: the same spec and seed give the same bits."""
+    if type(seed) is not int or not 0 <= seed < 1 << 63:
+        raise SpecError(f"seed is {quoted(seed)}, expected a whole number from 0")
+    if dtype not in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
+        raise SpecError(f"dtype is {quoted(dtype)}, expected torch.float64, float32, bfloat16 or float16")
+    device = usable(device)
     model = outline(spec).to(dtype).to_empty(device=device)
-    with torch.random.fork_rng():
+    tensors = {name: tensor for name, tensor in model.state_dict(keep_vars=True).items() if tensor.is_floating_point()}
+    with torch.no_grad(), torch.random.fork_rng():
+        for tensor in tensors.values():
+            tensor.fill_(torch.nan)  # so that what nobody sets is seen
         torch.manual_seed(seed)
-        with torch.no_grad():
-            initialise(model, spec.init)
+        initialise(model, spec.init)
+        for name, tensor in tensors.items():
+            if tensor.isnan().any():
+                raise SpecError(f"nobody sets {name}: a part with weights of its own sets them in reset_parameters")
     return model

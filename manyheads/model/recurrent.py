@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from manyheads.model.spec import ModelSpec, RecurrentSpec
-from manyheads.model.state import check_capacity, check_rows_of, check_state, select
-from manyheads.parts.embed import Inputs, Memory, next_position, positions_of, refuse_masks
+from manyheads.model.state import check_capacity, check_rows_of, check_state, check_writes, select
+from manyheads.parts.batch import Inputs, Memory, next_position, positions_of, real_first, refuse_masks
 from manyheads.parts.mask import Mask
 from manyheads.parts.position import Places
 from manyheads.parts.recurrent import Cell
@@ -21,6 +21,7 @@ from manyheads.spec import located
 class RecurrentState:
     """The cells' states B×layers×S, the position of the next token B×1, and the source."""
 
+    spec: ModelSpec
     cells: Tensor | None = None  # None before the first token, where no source was read
     next: Tensor | None = None  # 0 if None
     memory: Memory | None = None
@@ -50,7 +51,7 @@ class Encoder(nn.Module):
         if source.padding is None:
             h_BMD, _ = self.reader(x_BMD)
             return Memory(h_BMD, given, counted=counted), self.ends(h_BMD, h_BMD[:, -1])
-        order = source.padding.to(torch.int8).argsort(dim=1, stable=True)  # real tokens first: the packing cuts the rest
+        order = real_first(source.padding)  # the packing cuts the rest
         x_BMD = x_BMD.gather(1, order[..., None].expand_as(x_BMD))
         nothing = source.padding.all(dim=1)
         lengths = (~source.padding).sum(dim=1).clamp(min=1).cpu()  # a row of padding alone reads one token, and forgets it
@@ -63,11 +64,8 @@ class Encoder(nn.Module):
         return Memory(h_BMD, given, source.padding, counted=counted), last.masked_fill(nothing[:, None], 0.0)
 
     def ends(self, h_BMD: Tensor, last_BD: Tensor) -> Tensor:
-        """The output where reading ends: of the backward half, at the first token."""
-        if not self.reader.bidirectional:
-            return last_BD
-        width = h_BMD.shape[-1] // 2
-        return torch.cat((last_BD[:, :width], h_BMD[:, 0, width:]), dim=-1)
+        """The output where reading ends: at the last token, or, reading in both directions, backwards at the first."""
+        return h_BMD[:, 0, h_BMD.shape[-1] // 2 :] if self.reader.bidirectional else last_BD
 
 
 class Recurrent(nn.Module):
@@ -82,7 +80,7 @@ class Recurrent(nn.Module):
         memory_width = own.width * (2 if own.two_way else 1) if own.source else 0
         context = memory_width if own.attention else 0
         self.encoder = Encoder(own, spec.source_vocab or vocab) if own.source else None
-        self.bridge = nn.Linear(memory_width, own.layers * own.width) if own.source else None
+        self.bridge = nn.Linear(own.width, own.layers * own.width) if own.source else None
         self.embed = own.embed.build(vocab, size, own.position, None)
         with located("recurrent", "core"):
             self.core = own.core.build(1, own.width, memory_width) if own.source and own.attention else None
@@ -94,34 +92,46 @@ class Recurrent(nn.Module):
 
     @property
     def writes(self) -> bool:
-        return True
+        """Whether it can write token by token: its head must say something of each token."""
+        return self.spec.head.a_token
 
     @property
     def table(self) -> Tensor | None:
         return None if self.embed.table is None else self.embed.table.weight
 
     def forward(self, inputs: Inputs | Tensor, source: Inputs | Tensor | None = None) -> Tensor:
-        return self.step(inputs, self.start(source))[0]
+        return self._step(inputs, self._start(source))[0]
 
     def start(self, source: Inputs | Tensor | None = None, *, capacity: int | None = None) -> RecurrentState:
-        """The state before the first token: s₀ = tanh(W h_last), or zeros without a source. A state never grows."""
+        """The state before the first token: s₀ = tanh(W h), or zeros without a source. A state never grows.
+
+        h is where reading the source ended; of a two-way encoder, where reading backwards did: at the first word.
+        """
+        check_capacity(capacity)
+        check_writes(self.writes)
+        return self._start(source)
+
+    def _start(self, source: Inputs | Tensor | None) -> RecurrentState:
         own = self.spec.recurrent
         assert own is not None
-        check_capacity(capacity)
         if (source is None) != (self.encoder is None):
             raise ValueError(
                 "this network has no encoder to read a source" if self.encoder is None else "this network needs a source beside the target"
             )
         if source is None or self.encoder is None or self.bridge is None:
-            return RecurrentState()
+            return RecurrentState(self.spec)
         memory, last = self.encoder(Inputs.of(source))
         first = torch.tanh(self.bridge(last)).unflatten(-1, (own.layers, -1))
         rest = first.new_zeros(len(first), own.layers, (self.cell_states - 1) * own.width)
         keys = None if self.core is None else self.core.key(memory.states[:, None])
-        return RecurrentState(torch.cat((first, rest), dim=-1), None, memory, keys)
+        return RecurrentState(self.spec, torch.cat((first, rest), dim=-1), None, memory, keys)
 
     def step(self, inputs: Inputs | Tensor, state: RecurrentState) -> tuple[Tensor, RecurrentState]:
-        check_state(state, RecurrentState)
+        check_writes(self.writes)
+        return self._step(inputs, state)
+
+    def _step(self, inputs: Inputs | Tensor, state: RecurrentState) -> tuple[Tensor, RecurrentState]:
+        check_state(state, RecurrentState, self.spec)
         given = Inputs.of(inputs)
         refuse_masks(given)
         positions = positions_of(given, 0 if state.next is None else state.next).expand(given.batch, -1)
@@ -132,8 +142,8 @@ class Recurrent(nn.Module):
         for i in range(given.length):
             context = self.look(cells, positions[:, i : i + 1], state)
             after = self.advance(torch.cat((e_BLD[:, i], context), dim=-1), cells)
-            cells = torch.where(real[:, i, None, None], after, cells)  # padding is not read
-            outputs.append(self.readout(self.top(cells), e_BLD[:, i], context))
+            before, cells = cells, torch.where(real[:, i, None, None], after, cells)  # padding is not read
+            outputs.append(self.readout(self.top(cells), self.top(before), e_BLD[:, i], context))
         h_BLD = self.dropout(torch.stack(outputs, dim=1))
         logits = self.head(h_BLD, table=self.table, padding=given.padding)
         ahead = next_position(positions, given.padding)

@@ -8,19 +8,21 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from manyheads.model.build import Model, countable, outline
 from manyheads.model.spec import ModelSpec, TowerSpec
 from manyheads.model.state import size_of
-from manyheads.parts.attend import Core
-from manyheads.parts.embed import Inputs
+from manyheads.parts.batch import Inputs
 from manyheads.spec import LARGEST, SpecError, quoted
 
 BYTES = 4  # of a float32
-LONGEST_WALK = 1 << 14
+LONGEST_WALK = 1 << 10
 
 
 @dataclass(frozen=True)
@@ -35,25 +37,28 @@ class Size:
     multiply_adds: int  # of one forward
     multiply_adds_by_part: dict[str, int]
     weights_bytes: int  # in float32
-    activation_bytes: int  # what a backward pass keeps, about
+    activation_bytes: int  # what a forward keeps for its backward, on a CPU
     training_bytes: int  # weights, gradients, Adam's two moments, activations
     cache_bytes: int | None  # of decoding up to `length`; None where the model does not write
 
 
 def size(spec: ModelSpec, *, batch: int = 1, length: int = 128, source_length: int | None = None) -> Size:
-    """Runs the model once without memory, counting what every part multiplies and keeps."""
+    """Runs the model without memory, counting what every part multiplies and keeps."""
+    if not isinstance(spec, ModelSpec):
+        raise SpecError(f"given a {type(spec).__name__}, expected a ModelSpec, as read and read_model make")
     source_length = length if source_length is None else source_length
     for name, given in (("batch", batch), ("length", length), ("source_length", source_length)):
         if type(given) is not int or not 1 <= given <= LARGEST:
             raise SpecError(f"{name} is {quoted(given)}, expected a whole number from 1 to {LARGEST}")
     if spec.recurrent and length > LONGEST_WALK:
         raise SpecError(f"length is {length}: a recurrent network is walked token by token, {LONGEST_WALK} at most to be counted")
-    model = outline(spec).eval()
+    model = outline(spec)
     inputs, source = blank(spec, batch, length, source_length)
-    kept = Kept(model)
-    with countable(), torch.device("meta"), torch.no_grad(), Products(model) as products:
+    kept = Kept(model.train())
+    with countable(), torch.device("meta"), kept, FusedAttention():
         model(inputs, source) if source else model(inputs)
-    kept_bytes = kept.bytes()
+    with torch.device("meta"), torch.no_grad(), Products(model.eval()) as products:
+        model(inputs, source) if source else model(inputs)
     parameters = Counter[str]()
     for path, parameter in model.named_parameters():
         parameters[part_of(path)] += parameter.numel()
@@ -67,8 +72,8 @@ def size(spec: ModelSpec, *, batch: int = 1, length: int = 128, source_length: i
         multiply_adds=products.by_part.total(),
         multiply_adds_by_part=dict(products.by_part),
         weights_bytes=weights,
-        activation_bytes=kept_bytes,
-        training_bytes=4 * weights + kept_bytes,
+        activation_bytes=kept.bytes,
+        training_bytes=4 * weights + kept.bytes,
         cache_bytes=cache_bytes(model, inputs, source),
     )
 
@@ -77,7 +82,7 @@ def blank(spec: ModelSpec, batch: int, length: int, source_length: int) -> tuple
     """Inputs of the right shapes for the last tower and, where there is one, for the source."""
 
     def tokens(tower: TowerSpec | None, length: int) -> Inputs:
-        pixels = getattr(tower and tower.embed, "pixels", None)
+        pixels = tower.embed.patch() if tower else None
         shape = (batch, length, pixels) if pixels else (batch, length)
         return Inputs(torch.zeros(shape, device="meta", dtype=torch.float32 if pixels else torch.long))
 
@@ -120,21 +125,39 @@ class Products(TorchDispatchMode):
         return made
 
 
-class Kept:
-    """Every tensor that passes between modules, once each: about what a backward pass keeps."""
+class Kept(saved_tensors_hooks):
+    """Bytes that a forward keeps for its backward: every storage that autograd saves, once each, but for the weights."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.tensors: dict[int, Tensor] = {}
-        for module in model.modules():
-            module.register_forward_hook(self, with_kwargs=True)
+        self.weights = {storage_of(parameter) for parameter in model.parameters()}
+        self.held: dict[int, Tensor] = {}
+        super().__init__(self.hold, lambda tensor: tensor)
 
-    def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        if not list(module.children()) or isinstance(module, Core):
-            tensors = [value for value in (*args, output) if isinstance(value, Tensor) and value.is_floating_point()]
-            self.tensors.update({id(tensor): tensor for tensor in tensors})
+    def hold(self, tensor: Tensor) -> Tensor:
+        self.held[storage_of(tensor)] = tensor
+        return tensor
 
+    @property
     def bytes(self) -> int:
-        return sum(tensor.numel() * BYTES for tensor in self.tensors.values())
+        return sum(tensor.untyped_storage().nbytes() for storage, tensor in self.held.items() if storage not in self.weights)
+
+
+def storage_of(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+class FusedAttention(TorchFunctionMode):
+    """Takes the fused kernel where a CPU would: without memory, torch takes the one that makes the whole matrix."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        mask = kwargs.get("attn_mask")
+        if func is not F.scaled_dot_product_attention or kwargs["dropout_p"] or (mask is not None and mask.requires_grad):
+            return func(*args, **kwargs)
+        if mask is not None and not mask.is_floating_point():
+            mask = mask.to(args[0].dtype)
+        fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        return fused(*args, 0.0, kwargs["is_causal"], attn_mask=mask, scale=kwargs["scale"])[0]
 
 
 def cache_bytes(model: Model, inputs: Inputs, source: Inputs | None) -> int | None:

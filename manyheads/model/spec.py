@@ -11,7 +11,7 @@ import manyheads.parts  # noqa: F401  (fills the slots)
 from manyheads.model.init import InitSpec, NormalInitSpec
 from manyheads.parts.attend import AdditiveSpec, CoreSpec, DotSpec
 from manyheads.parts.attention import AttentionSpec, HeadsSpec
-from manyheads.parts.embed import EmbedSpec, PatchesSpec, RestoredSpec, SharedTokensSpec, TokensSpec
+from manyheads.parts.embed import EmbedSpec, TokensSpec
 from manyheads.parts.feedforward import FeedForwardSpec, MlpSpec
 from manyheads.parts.head import HeadSpec, TiedSpec
 from manyheads.parts.mask import MaskSpec
@@ -19,7 +19,7 @@ from manyheads.parts.norm import LayerNormSpec, NormSpec
 from manyheads.parts.position import NoPositionSpec, PositionSpec
 from manyheads.parts.recurrent import CellSpec, GruSpec, ReadoutSpec, StateReadoutSpec
 from manyheads.parts.residual import PreSpec, ResidualSpec
-from manyheads.spec import Spec, SpecError, Tree, copied, field, located, merged, parse, quoted
+from manyheads.spec import Spec, SpecError, Tree, copied, field, frozen, located, merged, parse, quoted
 
 
 class CrossSpec(Spec):
@@ -57,7 +57,7 @@ class TowerSpec(LayerSpec):
     distinct: int | None = field(
         None, "how many layers have weights of their own, each used for a run of neighbours; all if not given", ge=1, le=1024
     )
-    pattern: tuple[dict[str, Any], ...] = field((), "differences by layer, repeated in turn: [{mask.window = 8}, {}]", strict=False)
+    pattern: tuple[Any, ...] = field((), "differences by layer, repeated in turn: [{mask.window = 8}, {}]", strict=False)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -65,7 +65,9 @@ class TowerSpec(LayerSpec):
             with located(*(("pattern", index) if self.pattern else ())):
                 check_layer(layer, self.width)
         with located("position"):
-            self.position.token_width(getattr(self.embed, "size", None) or self.width)
+            self.position.token_width(self.embed.table_width(self.width))
+        if len(self.pattern) > max(self.layers, 1):
+            raise SpecError(f"{len(self.pattern)} differences for {self.layers} layers: the last ones would never be used", ("pattern",))
         if self.distinct is not None and (self.layers % self.distinct or not self.layers):
             raise SpecError(f"{self.layers} layers cannot be {self.distinct} runs of equal length", ("distinct",))
         layers = self.expanded()
@@ -73,10 +75,14 @@ class TowerSpec(LayerSpec):
             raise SpecError("layers that share weights must be alike; leave out pattern or distinct", ("pattern",))
         return self
 
-    @field_validator("pattern", mode="before")
+    @field_validator("pattern")
     @classmethod
-    def _own(cls, value: Any) -> Any:
-        return copied(value)  # the caller's tables may change, the spec does not
+    def _tables(cls, value: tuple[Any, ...]) -> tuple[Any, ...]:
+        for index, difference in enumerate(value):
+            with located(index):
+                if not isinstance(difference, Mapping):
+                    raise SpecError(f"given {quoted(difference)}, expected a table")
+        return tuple(frozen(copied(difference)) for difference in value)
 
     def _kinds(self) -> list[LayerSpec]:
         """The layer of each entry of the pattern, or the one that all are."""
@@ -86,7 +92,7 @@ class TowerSpec(LayerSpec):
         base, kinds = LayerSpec.model_construct(**shared).model_dump(mode="json"), []
         for index, difference in enumerate(self.pattern):
             with located("pattern", index):
-                kinds.append(parse(LayerSpec, merged(base, difference)))
+                kinds.append(parse(LayerSpec, with_cross(merged(base, difference))))
         return kinds
 
     def expanded(self) -> list[LayerSpec]:
@@ -100,7 +106,8 @@ class TowerSpec(LayerSpec):
         return 1 if self.distinct is None else self.layers // self.distinct
 
     def closing_norm(self) -> NormSpec | None:
-        return self.final_norm or (self.norm if self.residual.final_norm else None)
+        last = self._kinds()[(self.layers - 1) % len(self._kinds())] if self.layers else self
+        return self.final_norm or (last.norm if last.residual.final_norm else None)
 
 
 class DecoderSpec(TowerSpec):
@@ -111,6 +118,8 @@ class DecoderSpec(TowerSpec):
     @field_validator("mask", mode="before")
     @classmethod
     def _causal(cls, value: Any) -> Any:
+        if isinstance(value, MaskSpec) and "causal" not in value.model_fields_set:
+            return value.changed(causal=True)
         return {"causal": True} | value if isinstance(value, dict) else value
 
 
@@ -121,6 +130,8 @@ def check_tower(tower: TowerSpec, *, alone: bool) -> None:
             raise SpecError("there is no encoder to attend to; cross belongs to a decoder beside one", ("cross",))
         if layer.position != tower.position and layer.position.door == "embed":
             raise SpecError(f"'{layer.position.kind}' is joined to the embedding, before any layer; say it for the tower", ("pattern",))
+        if layer.position != tower.position and (tower.position.door, layer.position.door) == ("embed", "none"):
+            raise SpecError(f"the tower's '{tower.position.kind}' is joined to the embedding; no layer can take it away", ("pattern",))
 
 
 def check_layer(layer: LayerSpec, width: int) -> None:
@@ -160,7 +171,7 @@ class RecurrentSpec(Spec):
 
     @property
     def embedding_width(self) -> int:
-        return getattr(self.embed, "size", None) or self.width
+        return self.embed.table_width(self.width)
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -174,7 +185,9 @@ class RecurrentSpec(Spec):
                 f"'{self.core.kind}' replaces projections that a recurrent network has not; take additive, bilinear, projected or dot",
                 ("core",),
             )
-        if isinstance(self.embed, PatchesSpec | RestoredSpec | SharedTokensSpec):
+        with located("position"):
+            self.position.token_width(self.embedding_width)
+        if self.embed.reads != "tokens" or self.embed.borrows:
             raise SpecError(f"a recurrent network reads tokens by a table of its own, given '{self.embed.kind}'; take tokens", ("embed",))
         return self
 
@@ -226,29 +239,27 @@ class ModelSpec(Spec):
         self._check_sharing()
         if self.source_vocab is not None and not (self.encoder and self.decoder) and not (self.recurrent and self.recurrent.source):
             raise SpecError(f"is for a model that reads a source beside what it writes; this is {self.shape} alone", ("source_vocab",))
-        reads_tokens = any(isinstance(own.embed, TokensSpec) for own in (self.encoder, self.decoder, self.recurrent) if own)
-        if self.vocab is None and (reads_tokens or self.ngram):
+        reads_tokens = any(own.embed.reads == "tokens" for own in (self.encoder, self.decoder, self.recurrent) if own)
+        if self.vocab is None and (reads_tokens or self.ngram or self.head.scores_tokens):
             raise SpecError("is required where there are tokens: how many there are", ("vocab",))
         return self
 
     def _check_sharing(self) -> None:
         """What one tower takes from the other must be there, and be of use."""
         encoder, decoder = self.encoder, self.decoder
-        if decoder is not None and isinstance(decoder.embed, PatchesSpec) and decoder.embed.first:
+        if decoder is not None and getattr(decoder.embed, "first", False) and decoder.embed.reads == "patches":
             raise SpecError("a first vector belongs to a tower that reads its picture at once, the encoder", ("decoder", "embed", "first"))
         if decoder is None or encoder is None:
-            if decoder is not None and isinstance(decoder.embed, SharedTokensSpec | RestoredSpec):
+            if decoder is not None and (decoder.embed.borrows or decoder.embed.reads == "memory"):
                 raise SpecError(f"'{decoder.embed.kind}' takes from an encoder, and there is none", ("decoder", "embed"))
             return
-        if decoder.layers and not any(layer.cross for layer in decoder.expanded()) and not isinstance(decoder.embed, RestoredSpec):
-            raise SpecError("nothing in the decoder looks at the encoder; set cross = true", ("decoder", "cross"))
-        if isinstance(decoder.embed, SharedTokensSpec):
+        if decoder.layers and not any(layer.cross for layer in decoder.expanded()) and decoder.embed.reads != "memory":
+            raise SpecError("nothing in the decoder looks at the encoder; set cross = true, or leave the encoder out", ("decoder", "cross"))
+        if decoder.embed.borrows:
             with located("decoder", "embed"):
-                if not isinstance(encoder.embed, TokensSpec):
+                if encoder.embed.reads != "tokens":
                     raise SpecError("the encoder has no token table to share")
-                theirs, ours = (
-                    tower.position.token_width(getattr(tower.embed, "size", None) or tower.width) for tower in (encoder, decoder)
-                )
+                theirs, ours = (tower.position.token_width(tower.embed.table_width(tower.width)) for tower in (encoder, decoder))
                 if theirs != ours:
                     raise SpecError(f"the encoder's table has rows of {theirs}, this tower reads rows of {ours}; 'tokens' has its own")
                 if self.source_vocab not in (None, self.vocab):
@@ -283,5 +294,6 @@ def with_cross(tower: Tree) -> Tree:
     """A tower whose cross-attention, where it changes single fields, changes those of the tower's own attention."""
     if not isinstance(tower.get("cross"), dict):
         return tower
-    own = {slot: tower[slot] for slot in tower["cross"] if slot in tower}
-    return tower | {"cross": merged(own, tower["cross"])}
+    said = {slot: value for slot, value in tower["cross"].items() if value is not None}
+    own = {slot: tower[slot] for slot in said if slot in tower}
+    return tower | {"cross": merged(own, said)}

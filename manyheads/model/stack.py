@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,8 @@ from torch import Tensor, nn
 from manyheads.model.spec import LayerSpec, TowerSpec
 from manyheads.model.state import Cache, Seen, Uncached, check_rows_of
 from manyheads.parts.attention import KeyValue, Scene
-from manyheads.parts.embed import Embed, Inputs, Memory, next_position, positions_of
+from manyheads.parts.batch import Inputs, Memory, next_position, positions_of, real_first
+from manyheads.parts.embed import Embed
 from manyheads.parts.mask import Mask, MaskSpec
 from manyheads.parts.position import Places, Position
 from manyheads.spec import located
@@ -71,6 +73,7 @@ class Stack(nn.Module):
         with located("embed"):
             self.embed: Embed = spec.embed.build(vocab, spec.width, spec.position, memory_width)
         self.layers = nn.ModuleList(Layer(layer, spec.width, memory_width) for layer in self.layer_specs[:: spec.run])
+        self.terms = sum(3 if layer.cross else 2 for layer in self.layer_specs)  # of the sum that leaves the last layer
         self.positions, self.position_of = self._shared_positions()
         self.masks = list(dict.fromkeys(layer.mask for layer in self.layer_specs))
         self.mask_of = [self.masks.index(layer.mask) for layer in self.layer_specs]
@@ -80,13 +83,13 @@ class Stack(nn.Module):
 
     def _shared_positions(self) -> tuple[nn.ModuleList, list[int | None]]:
         """The position modules that layers share, and which each layer uses; None where a layer has its own."""
-        modules, places, order = nn.ModuleList(), dict[object, int](), list[int | None]()
+        modules, known, order = nn.ModuleList(), list[object](), list[int | None]()
         for layer in self.layer_specs:
             alike = (layer.position, layer.attention.heads, layer.attention.query_size(self.spec.width, layer.core))
-            if not layer.position.per_layer and alike not in places:
-                places[alike] = len(modules)
+            if not layer.position.per_layer and alike not in known:
+                known.append(alike)
                 modules.append(build_position(layer, self.spec.width))
-            order.append(places.get(alike))
+            order.append(None if layer.position.per_layer else known.index(alike))
         return modules, order
 
     def layer(self, index: int) -> Layer:
@@ -113,14 +116,13 @@ class Stack(nn.Module):
         `kept` are the layers' keys and values of the memory, where they were made before.
         """
         inputs = self.embed.lay_out(inputs)
-        if seen is not None and len(seen.caches) != self.spec.layers:
-            raise ValueError(f"the state has {len(seen.caches)} layers, this model {self.spec.layers}: it was started by another")
         if seen is not None and inputs.span not in (None, seen.span):
             raise ValueError(
                 f"the text was started for {seen.span or 'any number of'} tokens, and a step says {inputs.span}; say it at the start"
             )
         seen = seen or self.empty(Uncached(), inputs.span)
         now = after(seen, inputs)
+        self._check(now)
         places = places_of(seen, now, inputs.tokens.device)
         x_BLD = self.embed(inputs, places, table=table, memory=memory)
         scenes = self._scenes(inputs, places, seen, now, x_BLD.dtype)
@@ -129,16 +131,25 @@ class Stack(nn.Module):
             x_BLD = self.layer(i)(x_BLD, scene, cache, view)
         return self.norm(x_BLD), now
 
-    def _scenes(self, inputs: Inputs, places: Places, seen: Seen, now: Seen, dtype: torch.dtype) -> list[Scene]:
-        masks = [mask_for(spec, inputs, seen, now) for spec in self.masks]
-        shared = [self.position_of.index(i) for i in range(len(self.positions))]
-        plans = [self.position(layer).plan(places, dtype) for layer in shared]
-        scenes = []
-        for i, place in enumerate(self.position_of):
+    def _scenes(self, inputs: Inputs, places: Places, seen: Seen, now: Seen, dtype: torch.dtype) -> Iterator[Scene]:
+        """Each layer's circumstances, when its turn comes: a layer's own biases are not made before it runs."""
+        masks, plans = [mask_for(spec, inputs, seen, now) for spec in self.masks], dict[int, Any]()
+        for i, shared in enumerate(self.position_of):
             position = self.position(i)
-            plan = position.plan(places, dtype) if place is None else plans[place]
-            scenes.append(Scene(position, plan, masks[self.mask_of[i]], places))
-        return scenes
+            if shared is None:
+                plan = position.plan(places, dtype)
+            else:
+                plan = plans[shared] = plans[shared] if shared in plans else position.plan(places, dtype)
+            yield Scene(position, plan, masks[self.mask_of[i]], places)
+
+    def _check(self, now: Seen) -> None:
+        """Refuses what this tower cannot use, or cannot do without."""
+        if any(mask.prefix for mask in self.masks) and now.prefix is None:
+            raise ValueError("a prefix mask needs the length of each prefix: give prefix, one number a sequence")
+        if now.prefix is not None and not any(mask.prefix for mask in self.masks):
+            raise ValueError("prefix lengths were given, but the mask has no prefix; set mask.prefix = true")
+        if now.segments is not None and now.span is None and any(layer.position.asks_span for layer in self.layer_specs):
+            raise ValueError("the angles of this model depend on the length of each text, and a row holds several: give span")
 
     def memories(self, memory: Memory) -> list[KeyValue | None]:
         """Keys and values of the memory, once a source and layer; None where a layer does not look across."""
@@ -209,12 +220,13 @@ def after(seen: Seen, inputs: Inputs) -> Seen:
 
 def within_segments(segments: Tensor, padding: Tensor | None) -> Tensor:
     """Positions that start anew with each packed document, counting its real tokens."""
-    index = torch.arange(segments.shape[1], device=segments.device).expand_as(segments)
-    if padding is not None:
-        index = (~padding).cumsum(dim=1) - 1
-    begins = torch.ones_like(segments, dtype=torch.bool)
-    begins[:, 1:] = segments[:, 1:] != segments[:, :-1]
-    return (index - torch.where(begins, index, 0).cummax(dim=1).values).clamp(min=0)
+    order = real_first(torch.zeros_like(segments, dtype=torch.bool) if padding is None else padding)
+    real = segments.gather(1, order)  # side by side, so that it does not matter whose number padding has
+    begins = torch.ones_like(real, dtype=torch.bool)
+    begins[:, 1:] = real[:, 1:] != real[:, :-1]
+    index = torch.arange(real.shape[1], device=real.device).expand_as(real)
+    counted = index - torch.where(begins, index, 0).cummax(dim=1).values
+    return torch.zeros_like(counted).scatter(1, order, counted)
 
 
 def first_prefix(seen: Seen, inputs: Inputs, padding: Tensor | None) -> Tensor:
@@ -235,10 +247,6 @@ def first_prefix(seen: Seen, inputs: Inputs, padding: Tensor | None) -> Tensor:
 
 def mask_for(spec: MaskSpec, inputs: Inputs, seen: Seen, now: Seen) -> Mask:
     """A tower's mask for these queries over all that is seen."""
-    if spec.prefix and now.prefix is None:
-        raise ValueError("a prefix mask needs the length of each prefix: give prefix, one number a sequence")
-    if now.prefix is not None and not spec.prefix:
-        raise ValueError("prefix lengths were given, but the mask has no prefix; set mask.prefix = true")
     segments = None if inputs.segments is None or now.segments is None else (inputs.segments, now.segments)
     ranks = None
     if now.padding is not None and (spec.window is not None or spec.prefix):
@@ -246,5 +254,5 @@ def mask_for(spec: MaskSpec, inputs: Inputs, seen: Seen, now: Seen) -> Mask:
         ranks = counted[:, seen.length :], counted
     return Mask(
         queries=inputs.length, keys=now.length, device=inputs.tokens.device, offset=seen.length, causal=spec.causal,
-        window=spec.window, prefix_B=now.prefix, padding_BM=now.padding, segments=segments, ranks=ranks,
+        window=spec.window, prefix_B=now.prefix if spec.prefix else None, padding_BM=now.padding, segments=segments, ranks=ranks,
     )  # fmt: skip

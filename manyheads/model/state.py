@@ -7,42 +7,27 @@ A state is passed and returned, never kept on a module.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, Protocol, Self
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from manyheads.model.spec import ModelSpec
 from manyheads.parts.attention import KeyValue
-from manyheads.parts.embed import Inputs
 
 
-class State(Protocol):
-    """What a step returns for the next; `rows` may drop, reorder and repeat."""
-
-    def select(self, rows: Tensor) -> Self: ...
-
-
-class Decodes(Protocol):
-    """A model that writes token by token."""
-
-    def start(self, source: Inputs | None = None, *, capacity: int | None = None) -> Any: ...
-
-    def step(self, inputs: Inputs, state: Any) -> tuple[Tensor, Any]: ...
-
-
-def check_alike(held: KeyValue, new: KeyValue) -> None:
-    """Refuses a step of one model on the state of another."""
-    (_, heads, _, size), (_, new_heads, _, new_size) = held.key.shape, new.key.shape
-    if (heads, size) != (new_heads, new_size):
-        raise ValueError(
-            f"the state holds {heads} key heads of {size}, this model makes {new_heads} of {new_size}: it was started by another"
-        )
-
-
-def check_state(state: Any, expected: type) -> None:
-    """Refuses what is no state of this sort of model."""
+def check_state(state: Any, expected: type, spec: ModelSpec) -> None:
+    """Refuses what is no state of this model."""
     if not isinstance(state, expected):
         raise ValueError(f"given a {type(state).__name__}, expected the state that start or the step before returned")
+    started = state.spec  # type: ignore[attr-defined]
+    if started is not spec and started != spec:
+        raise ValueError("the state was started by another model; start one here")
+
+
+def check_writes(writes: bool) -> None:
+    if not writes:
+        raise ValueError("a head that pools speaks of a whole text; only one that says something of each token writes token by token")
 
 
 def check_rows_of(held: Tensor, batch: int) -> None:
@@ -66,7 +51,6 @@ class Cache:
 
     def extend(self, new: KeyValue) -> KeyValue:
         if self.held is not None:
-            check_alike(self.held, new)
             new = KeyValue(torch.cat((self.held.key, new.key), dim=2), torch.cat((self.held.value, new.value), dim=2))
         self.held = new
         return new
@@ -89,7 +73,7 @@ class Buffer:
 
 
 class FixedCache(Cache):
-    """The same in one buffer of a given length, written in place: no copy a step, one only where a text branches."""
+    """The same in one buffer of a given length, written in place: no copy a step, one only where a text branches. No gradients."""
 
     def __init__(self, capacity: int, held: KeyValue | None = None, buffer: Buffer | None = None) -> None:
         super().__init__(held)
@@ -99,10 +83,7 @@ class FixedCache(Cache):
         return FixedCache(self.capacity, self.held, self.buffer)
 
     def extend(self, new: KeyValue) -> KeyValue:
-        length = 0
-        if self.held is not None:
-            check_alike(self.held, new)
-            length = self.held.key.shape[2]
+        length = 0 if self.held is None else self.held.key.shape[2]
         if length + new.key.shape[2] > self.capacity:
             wanted = length + new.key.shape[2]
             raise ValueError(f"the cache holds {self.capacity} tokens and is asked to hold {wanted}; start with a larger capacity")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
@@ -10,14 +10,17 @@ from manyheads.model.spec import ModelSpec
 from manyheads.model.stack import Stack
 from manyheads.model.state import Cache, FixedCache, Seen, check_capacity, check_state, select
 from manyheads.parts.attention import KeyValue
-from manyheads.parts.embed import Inputs, Memory
+from manyheads.parts.batch import Inputs, Memory
 from manyheads.spec import located
+
+CANNOT_WRITE = "only a decoder with a causal mask and a head for each token writes token by token"
 
 
 @dataclass(frozen=True)
 class TransformerState:
     """What the decoder has read, and the source it looks at."""
 
+    spec: ModelSpec
     seen: Seen
     memory: Memory | None = None
     kept: tuple[KeyValue | None, ...] | None = None
@@ -49,8 +52,10 @@ class Transformer(nn.Module):
 
     @property
     def writes(self) -> bool:
-        """Whether it can write token by token: a decoder that never looks ahead."""
-        return self.decoder is not None and all(layer.mask.causal for layer in self.decoder.layer_specs)
+        """Whether it can write token by token: a decoder that never looks ahead, with a head that says something of each token."""
+        if self.decoder is None or self.decoder.spec.embed.reads == "memory":
+            return False
+        return self.spec.head.a_token and all(layer.mask.causal for layer in self.decoder.layer_specs)
 
     @property
     def table(self) -> Tensor | None:
@@ -85,20 +90,20 @@ class Transformer(nn.Module):
     def start(self, source: Inputs | Tensor | None = None, *, capacity: int | None = None) -> TransformerState:
         """A state before the first token; with a capacity, the text's utmost length, caches are fixed instead of growing."""
         if not self.writes or self.decoder is None:
-            raise ValueError("only a decoder with a causal mask writes token by token")
+            raise ValueError(CANNOT_WRITE)
         check_capacity(capacity)
         if capacity is None and any(layer.position.asks_span for layer in self.decoder.layer_specs):
             raise ValueError("the angles of this model depend on how long the text will be: start it with a capacity")
         memory = self.encode(source)
         seen = self.decoder.empty(Cache() if capacity is None else FixedCache(capacity), capacity)
-        return TransformerState(seen, memory, tuple(self.decoder.memories(memory)) if memory else None)
+        return TransformerState(self.spec, seen, memory, tuple(self.decoder.memories(memory)) if memory else None)
 
     def step(self, inputs: Inputs | Tensor, state: TransformerState) -> tuple[Tensor, TransformerState]:
         """Logits after each of the new tokens, one or many, and the state behind them."""
-        check_state(state, TransformerState)
-        if self.decoder is None:
-            raise ValueError("only a decoder with a causal mask writes token by token")
+        check_state(state, TransformerState, self.spec)
+        if not self.writes or self.decoder is None:
+            raise ValueError(CANNOT_WRITE)
         inputs = Inputs.of(inputs)
         x_BLD, seen = self.decoder(inputs, seen=state.seen, memory=state.memory, kept=state.kept, table=self.table)
         logits = self.head(x_BLD, table=self.table, padding=inputs.padding)
-        return logits, TransformerState(seen, state.memory, state.kept)
+        return logits, replace(state, seen=seen)

@@ -4,6 +4,6 @@ Shapes are written in names: B batch, L query length, M memory length, D width, 
 K head size, F hidden, V vocabulary.
 """
 
-from manyheads.parts import attend, attention, embed, feedforward, head, mask, norm, position, recurrent, residual, rope
+from manyheads.parts import attend, attention, batch, embed, feedforward, head, mask, norm, position, recurrent, residual, rope
 
-__all__ = ["attend", "attention", "embed", "feedforward", "head", "mask", "norm", "position", "recurrent", "residual", "rope"]
+__all__ = ["attend", "attention", "batch", "embed", "feedforward", "head", "mask", "norm", "position", "recurrent", "residual", "rope"]

@@ -1,8 +1,8 @@
 """Attention cores: what happens between queries, keys and values.
 
 Every core has two methods and one law. `forward` is fast and returns the attended values; `weights` is literal and
-returns the matrix; `weights @ v == forward`, for every kind, mask and dtype, in training (with the same random state)
-as in evaluation.
+returns the matrix; `weights @ v == forward`, for every kind, mask and dtype, in training (on a CPU, with the same random
+state) as in evaluation.
 """
 
 from __future__ import annotations
@@ -67,8 +67,9 @@ class Core(nn.Module):
 
         With `dropped`, the weights as training multiplies them with v, drawn from the present random state.
         """
-        blocks = self.blocks(q, k, mask)
-        if len(blocks) == 1:
+        # without memory nothing needs to be spared
+        blocks = [] if q.device.type == "meta" else self.blocks(q, k, mask)
+        if len(blocks) <= 1:
             return self._weights(q, k, mask, places, bias, dropped)
         whole = q.new_zeros(*q.shape[:3], k.shape[2])
         for rows, columns, part in blocks:  # in the order of `forward`, so that both drop the same weights
@@ -79,8 +80,9 @@ class Core(nn.Module):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, mask: Mask, places: Places, bias: Tensor | None = None) -> Tensor:
         """The mean of the values under the weights, B×H×L×K."""
         check_shapes(q, k, v)
-        blocks = self.blocks(q, k, mask)
-        if len(blocks) == 1:
+        # without memory nothing needs to be spared
+        blocks = [] if q.device.type == "meta" else self.blocks(q, k, mask)
+        if len(blocks) <= 1:
             return self._attended(q, k, v, mask, places, bias)
         parts = (
             self._attended(q[:, :, rows], v=v[:, :, columns], mask=part, **cut(rows, columns, k=k, places=places, bias=bias))
@@ -91,8 +93,6 @@ class Core(nn.Module):
     def blocks(self, q: Tensor, k: Tensor, mask: Mask) -> list[tuple[slice, slice, Mask]]:
         """The rows computed at once: all of them, unless the mask is banded or the scores would be too many."""
         batch, heads, queries, _ = q.shape
-        if q.device.type == "meta":  # nothing is held, so nothing needs to be spared
-            return [(slice(None), slice(None), mask)]
         most = max(1, LITERAL_LIMIT // (batch * heads * k.shape[2] * self.cell))
         if mask.form != "blocks" and queries <= most:
             return [(slice(None), slice(None), mask)]
@@ -169,7 +169,12 @@ class DotSpec(CoreSpec, kind="dot"):
     softcap: float | None = field(None, "c: scores become c·tanh(score/c)", gt=0)
 
     def build(self, heads: int, query_size: int, key_size: int) -> Core:
-        return Dot(self, query_size, key_size)
+        needs_one_size(query_size, key_size)
+        return Dot(self, query_size) if self.softcap is None else Capped(self, query_size, self.softcap)
+
+    def factor(self, query_size: int) -> float:
+        """What q·k is multiplied by."""
+        return (inverse_root(query_size) if self.scale is None else self.scale) / self.temperature
 
 
 def inverse_root(size: int) -> float:
@@ -188,24 +193,17 @@ def needs_one_size(query_size: int, key_size: int) -> None:
 class InnerProduct(Core):
     """Any core whose score is an inner product of (transformed) queries and keys: runs on the fused kernel."""
 
-    softcap: float | None = None
-
     def query(self, q_BHLK: Tensor) -> Tensor:
         """What the core makes of the queries."""
         return q_BHLK
 
     def scores(self, q_BHLK: Tensor, k_BHMK: Tensor, places: Places) -> Tensor:
-        scores = self.query(q_BHLK) @ k_BHMK.transpose(-1, -2) * self.scale
-        return scores if self.softcap is None else self.softcap * torch.tanh(scores / self.softcap)
+        return self.query(q_BHLK) @ k_BHMK.transpose(-1, -2) * self.scale
 
     def blocks(self, q: Tensor, k: Tensor, mask: Mask) -> list[tuple[slice, slice, Mask]]:
-        if self.softcap is not None:
-            return super().blocks(q, k, mask)
         return mask.blocks() if mask.form == "blocks" else [(slice(None), slice(None), mask)]
 
     def _attended(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, places: Places, bias: Tensor | None) -> Tensor:
-        if self.softcap is not None:
-            return super()._attended(q, k, v, mask, places, bias)
         q = self.query(q)
         if q.shape[-1] != k.shape[-1]:
             raise ValueError(
@@ -230,11 +228,20 @@ class InnerProduct(Core):
 
 
 class Dot(InnerProduct):
-    def __init__(self, spec: DotSpec, query_size: int, key_size: int) -> None:
+    def __init__(self, spec: DotSpec, query_size: int) -> None:
         super().__init__(spec)
-        needs_one_size(query_size, key_size)
-        self.scale = (inverse_root(query_size) if spec.scale is None else spec.scale) / spec.temperature
-        self.softcap = spec.softcap
+        self.scale = spec.factor(query_size)
+
+
+class Capped(Core):
+    """The same with soft-capped scores, which no fused kernel has."""
+
+    def __init__(self, spec: DotSpec, query_size: int, cap: float) -> None:
+        super().__init__(spec)
+        self.scale, self.cap = spec.factor(query_size), cap
+
+    def scores(self, q_BHLK: Tensor, k_BHMK: Tensor, places: Places) -> Tensor:
+        return self.cap * torch.tanh(q_BHLK @ k_BHMK.transpose(-1, -2) * self.scale / self.cap)
 
 
 class BilinearSpec(CoreSpec, kind="bilinear"):
@@ -421,7 +428,7 @@ class SynthesizerSpec(CoreSpec):
 class DenseSynthesizerSpec(SynthesizerSpec, kind="dense"):
     """softmax(ReLU(XA + b₁) B + b₂) v: each token proposes its weights without looking at the others
 
-    Tay et al. 2021, arXiv 2005.00743, equation 4. XA + b₁ is the query projection.
+    Tay et al. 2021, arXiv 2005.00743. XA + b₁ is the query projection; B and b₂ are the head's own.
     """
 
     def build(self, heads: int, query_size: int, key_size: int) -> Core:
@@ -432,7 +439,7 @@ class DenseSynthesizer(Core):
     def __init__(self, spec: DenseSynthesizerSpec, heads: int, query_size: int) -> None:
         super().__init__(spec)
         self.weight = nn.Parameter(torch.empty(heads, query_size, spec.length))
-        self.bias = nn.Parameter(torch.empty(spec.length))
+        self.bias = nn.Parameter(torch.empty(heads, 1, spec.length))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -440,7 +447,7 @@ class DenseSynthesizer(Core):
         nn.init.zeros_(self.bias)
 
     def scores(self, q_BHLK: Tensor, k_BHMK: Tensor, places: Places) -> Tensor:
-        check_length(places, len(self.bias), "the synthesizer's memory", queries=False)
+        check_length(places, self.bias.shape[-1], "the synthesizer's memory", queries=False)
         proposed = F.relu(q_BHLK) @ self.weight + self.bias
         columns = places.key[:, None, None].expand(*q_BHLK.shape[:3], -1)
         return proposed.gather(-1, columns)
@@ -449,7 +456,7 @@ class DenseSynthesizer(Core):
 class RandomSynthesizerSpec(SynthesizerSpec, kind="random"):
     """softmax(R) v, with R a learned H×T×T table: the weights depend on the positions alone
 
-    Tay et al. 2021, arXiv 2005.00743, equation 6.
+    Tay et al. 2021, arXiv 2005.00743.
     """
 
     query: ClassVar[Literal["head", "memory", "none"]] = "none"

@@ -13,6 +13,7 @@ from manyheads.parts.attend import Core, CoreSpec, inverse_root
 from manyheads.parts.mask import Mask
 from manyheads.parts.norm import NoNormSpec, NormSpec
 from manyheads.parts.position import Places, Position
+from manyheads.parts.role import marked
 from manyheads.spec import Part, SpecError, field, located
 
 
@@ -135,6 +136,7 @@ class ChunksLinear(nn.Module):
 
     def __init__(self, heads: int, chunk: int, size: int, *, bias: bool) -> None:
         super().__init__()
+        self.size = size
         self.weight = nn.Parameter(torch.empty(heads, chunk, size))
         self.bias = nn.Parameter(torch.empty(heads, 1, size)) if bias else None
         self.reset_parameters()
@@ -193,7 +195,8 @@ class Attention(nn.Module):
         query_norm: nn.Module, key_norm: nn.Module,
     ) -> None:  # fmt: skip
         super().__init__()
-        self.query, self.key, self.value, self.core, self.output = query, key, value, core, output
+        self.query, self.key, self.value, self.core = marked(query, "query"), key, value, core
+        self.output = marked(output, "stream")
         self.query_norm, self.key_norm = query_norm, key_norm
 
     def memory(self, y_BMD: Tensor, scene: Scene) -> KeyValue:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from manyheads.parts.role import marked
 from manyheads.spec import Part, field
 
 Activation = Literal["relu", "gelu", "gelu-tanh", "gelu-quick", "silu", "relu-squared", "tanh", "sigmoid", "identity"]
@@ -57,7 +58,7 @@ class Mlp(nn.Module):
         self.up = nn.Linear(width, hidden, bias=spec.bias)
         self.activation = ACTIVATIONS[spec.activation]
         self.dropout = nn.Dropout(spec.dropout)
-        self.down = nn.Linear(hidden, width, bias=spec.bias)
+        self.down = marked(nn.Linear(hidden, width, bias=spec.bias), "stream")
 
     def forward(self, x_BLD: Tensor) -> Tensor:
         return self.down(self.dropout(self.activation(self.up(x_BLD))))
@@ -86,7 +87,7 @@ class Gated(nn.Module):
         self.up = nn.Linear(width, hidden, bias=spec.bias)
         self.activation = ACTIVATIONS[spec.activation]
         self.dropout = nn.Dropout(spec.dropout)
-        self.down = nn.Linear(hidden, width, bias=spec.bias)
+        self.down = marked(nn.Linear(hidden, width, bias=spec.bias), "stream")
 
     def forward(self, x_BLD: Tensor) -> Tensor:
         return self.down(self.dropout(self.activation(self.gate(x_BLD)) * self.up(x_BLD)))

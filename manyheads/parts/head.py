@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -11,14 +11,19 @@ from pydantic import model_validator
 from torch import Tensor, nn
 
 from manyheads.parts.attend import inverse_root
+from manyheads.parts.batch import real_first
 from manyheads.parts.embed import Rows
 from manyheads.parts.feedforward import ACTIVATIONS, Activation
 from manyheads.parts.norm import LayerNormSpec, NormSpec
+from manyheads.parts.role import marked
 from manyheads.spec import LARGEST, Part, SpecError, field
 
 
 class HeadSpec(Part, slot="head", default="tied"):
     """What is made of the last layer."""
+
+    scores_tokens: ClassVar[bool] = False  # whether it needs to know how many tokens there are
+    a_token: ClassVar[bool] = True  # whether it says something of each token, rather than one thing of the whole text
 
     @abstractmethod
     def build(self, width: int, vocab: int, rows: Rows | None) -> Head:
@@ -50,6 +55,8 @@ class NoHead(Head):
 
 class TokenHeadSpec(HeadSpec):
     """What the token heads have in common: logits = β · score(h, e) + b."""
+
+    scores_tokens: ClassVar[bool] = True
 
     bias: bool = field(False, "b, one a token")
     temperature: Literal["one", "root"] = field("one", "β = 1, or β = 1/√I with I the size of the inner product")
@@ -115,7 +122,7 @@ class FreeSpec(TokenHeadSpec, kind="free"):
 class Free(TokenHead):
     def __init__(self, spec: FreeSpec, width: int, vocab: int) -> None:
         super().__init__(spec, width, vocab)
-        self.output = nn.Linear(width, vocab, bias=False)
+        self.output = marked(nn.Linear(width, vocab, bias=False), "rows")
 
     def forward(self, x_BLD: Tensor, *, table: Tensor | None, padding: Tensor | None) -> Tensor:
         return self.logits(x_BLD, self.output.weight)
@@ -143,6 +150,8 @@ class MaskedSpec(HeadSpec, kind="masked"):
 
     Devlin et al. 2019, arXiv 1810.04805, as published in code.
     """
+
+    scores_tokens: ClassVar[bool] = True
 
     activation: Activation = field("gelu", "f")
     norm: NormSpec = field(LayerNormSpec(), "after f")
@@ -187,14 +196,14 @@ class FirstSpec(PoolSpec, kind="first"):
     """the first real token's vector"""
 
     def pool(self, x_BLD: Tensor, padding: Tensor | None) -> Tensor:
-        return AtSpec(index=0).pool(x_BLD, padding)
+        return real_token(x_BLD, padding, 0)
 
 
 class LastSpec(PoolSpec, kind="last"):
     """the last real token's vector"""
 
     def pool(self, x_BLD: Tensor, padding: Tensor | None) -> Tensor:
-        return AtSpec(index=-1).pool(x_BLD, padding)
+        return real_token(x_BLD, padding, -1)
 
 
 class MeanSpec(PoolSpec, kind="mean"):
@@ -213,19 +222,28 @@ class AtSpec(PoolSpec, kind="at"):
     index: int = field(0, "the place: 0 is the first real token, −1 the last", ge=-LARGEST)
 
     def pool(self, x_BLD: Tensor, padding: Tensor | None) -> Tensor:
-        length = x_BLD.shape[1]
-        padding = x_BLD.new_zeros(x_BLD.shape[:2], dtype=torch.bool) if padding is None else padding
-        counts = (~padding).sum(dim=1)
-        wanted = counts + self.index if self.index < 0 else torch.full_like(counts, self.index)
-        if counts.device.type != "meta" and bool(((wanted < 0) | (wanted >= counts)).any()):
-            raise ValueError(f"there is no token at place {self.index} of a sequence of {int(counts.min())} (padded to {length})")
-        order = padding.to(torch.int8).argsort(dim=1, stable=True)  # real tokens first, in their order
-        place = order.gather(1, wanted[:, None])
-        return x_BLD.gather(1, place[..., None].expand(-1, -1, x_BLD.shape[-1])).squeeze(1)
+        return real_token(x_BLD, padding, self.index)
+
+
+def real_token(x_BLD: Tensor, padding: Tensor | None, index: int) -> Tensor:
+    """The vector of one real token of each sequence, counted from its end where negative."""
+    length = x_BLD.shape[1]
+    if padding is None:
+        if not -length <= index < length:
+            raise ValueError(f"there is no token at place {index} of a sequence of {length}")
+        return x_BLD[:, index]
+    counts = (~padding).sum(dim=1)
+    wanted = counts + index if index < 0 else torch.full_like(counts, index)
+    if counts.device.type != "meta" and bool(((wanted < 0) | (wanted >= counts)).any()):
+        raise ValueError(f"there is no token at place {index} of a sequence of {int(counts.min())} (padded to {length})")
+    place = real_first(padding).gather(1, wanted[:, None])
+    return x_BLD.gather(1, place[..., None].expand(-1, -1, x_BLD.shape[-1])).squeeze(1)
 
 
 class PooledHeadSpec(HeadSpec):
     """What the pooled heads have in common."""
+
+    a_token: ClassVar[bool] = False
 
     pool: PoolSpec = field(FirstSpec(), "which vector speaks for the sequence")
     dense: bool = field(False, "a layer f(Wh + b) behind the pool")

@@ -52,15 +52,17 @@ class Mask:
     @cached_property
     def form(self) -> Literal["open", "causal", "dense", "blocks"]:
         """The cheapest form that says the same: nothing, the kernel's own flag, a boolean tensor, or rows in blocks."""
-        last = self.first + self.keys - 1
-        by_order = (self.causal and self.offset < last) or (self.window is not None and self.window < self.keys)
+        last, end = self.first + self.keys - 1, self.offset + self.queries - 1
+        behind, ahead = end - self.first, 0 if self.causal else last - self.offset  # how far a query is from a key, at most
+        windowed = self.window is not None and max(behind, ahead) >= self.window
+        by_order = (self.causal and self.offset < last) or windowed
         others = self.prefix_B is not None or self.padding_BM is not None or self.segments is not None
         if not by_order and not others:
             return "open"
-        if not others and self.window is None and self.queries == self.keys and self.offset == self.first:
+        if not others and not windowed and self.queries == self.keys and self.offset == self.first:
             return "causal"
         by_row = by_order or self.prefix_B is not None or self.segments is not None
-        banded = self._reach is not None and 4 * self._reach < self.keys and self.queries > 1
+        banded = self._reach is not None and 4 * self._reach < self.keys
         return "blocks" if banded or (by_row and self.batch * self.queries * self.keys > DENSE_LIMIT) else "dense"
 
     @property

@@ -103,6 +103,12 @@ class JoinedSpec(PositionSpec):
     join: Join = field("add", "x + p, [x, p] or x ∘ p")
     size: int | None = field(None, "with concat: how much of the width is position; half of it if not given", ge=1)
 
+    @model_validator(mode="after")
+    def _size_of_a_share(self) -> Self:
+        if self.size is not None and self.join != "concat":
+            raise SpecError(f"a share of the width is for join = 'concat', given '{self.join}'", ("size",))
+        return self
+
     def position_width(self, width: int) -> int:
         if self.join != "concat":
             return width
@@ -251,9 +257,13 @@ class Relative(Position):
         self.table = nn.Embedding(2 * reach + 1, heads)
 
     def plan(self, places: Places, dtype: torch.dtype) -> Tensor:
-        if not self.clip:
-            check_length(places, self.reach + 1, "the relative position table")
-        index = places.offsets().clamp(-self.reach, self.reach) + self.reach
+        offsets = places.offsets()
+        if not self.clip and (places.bound is None or places.bound > self.reach + 1):
+            furthest = places.key.shape[-1] - 1 if offsets.device.type == "meta" else int(offsets.abs().max())
+            if furthest > self.reach:
+                raise ValueError(f"tokens {furthest} places apart are beyond the relative position table, which reaches {self.reach}; "
+                                 "shorten the text or raise length")  # fmt: skip
+        index = offsets.clamp(-self.reach, self.reach) + self.reach
         return self.table(index).permute(0, 3, 1, 2)
 
     def bias(self, q_BHLK: Tensor, plan: Tensor, scale: float) -> Tensor:

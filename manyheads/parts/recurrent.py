@@ -78,7 +78,7 @@ class Cell(nn.Module):
 
 
 class ReadoutSpec(Part, slot="readout", default="state"):
-    """From the decoder's state s, the last token's embedding e and the context c to the vector the head reads."""
+    """From the decoder's state s, that before it s′, the last token's embedding e and the context c to what the head reads."""
 
     @abstractmethod
     def build(self, hidden: int, embedding: int, context: int) -> Readout:
@@ -88,7 +88,7 @@ class ReadoutSpec(Part, slot="readout", default="state"):
 class Readout(nn.Module):
     width: int
 
-    def forward(self, s: Tensor, e: Tensor, c: Tensor) -> Tensor:
+    def forward(self, s: Tensor, before: Tensor, e: Tensor, c: Tensor) -> Tensor:
         raise NotImplementedError
 
 
@@ -104,7 +104,7 @@ class StateReadout(Readout):
         super().__init__()
         self.width = hidden
 
-    def forward(self, s: Tensor, e: Tensor, c: Tensor) -> Tensor:
+    def forward(self, s: Tensor, before: Tensor, e: Tensor, c: Tensor) -> Tensor:
         return s
 
 
@@ -124,12 +124,12 @@ class TanhReadout(Readout):
         self.width = hidden
         self.project = nn.Linear(hidden + context, hidden, bias=False)
 
-    def forward(self, s: Tensor, e: Tensor, c: Tensor) -> Tensor:
+    def forward(self, s: Tensor, before: Tensor, e: Tensor, c: Tensor) -> Tensor:
         return torch.tanh(self.project(torch.cat((s, c), dim=-1)))
 
 
 class MaxoutReadoutSpec(ReadoutSpec, kind="maxout"):
-    """max over pairs of U s + V e + C c
+    """max over pairs of U s′ + V e + C c, with the state s′ that chose the context
 
     Bahdanau, Cho and Bengio 2015, arXiv 1409.0473, appendix A.2.2.
     """
@@ -146,6 +146,6 @@ class MaxoutReadout(Readout):
         self.width = size
         self.project = nn.Linear(hidden + embedding + context, 2 * size)
 
-    def forward(self, s: Tensor, e: Tensor, c: Tensor) -> Tensor:
-        pairs: Tensor = self.project(torch.cat((s, e, c), dim=-1))
+    def forward(self, s: Tensor, before: Tensor, e: Tensor, c: Tensor) -> Tensor:
+        pairs: Tensor = self.project(torch.cat((before, e, c), dim=-1))
         return pairs.unflatten(-1, (-1, 2)).amax(dim=-1)

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from manyheads.parts.position import Places, Position, PositionSpec, precise
-from manyheads.spec import Part, SpecError, field
+from manyheads.spec import HIGHEST, SMALLEST, Part, SpecError, field
 
 
 class RopeScalingSpec(Part, slot="scaling", default="none"):
@@ -57,33 +57,44 @@ class LinearScalingSpec(RopeScalingSpec, kind="linear"):
 class NtkScalingSpec(RopeScalingSpec, kind="ntk"):
     """ω_i with θ·s^(d/(d−2)): the slow pairs are squeezed by s, the fast ones hardly
 
-    bloc97 2023; Peng et al. 2023, section 3.1. With `dynamic`, s follows the length: s·L/T − (s − 1) once L passes T.
+    bloc97 2023; Peng et al. 2023, section 3.1.
     """
 
     factor: float = field(2.0, "s", ge=1)
-    dynamic: bool = field(False, "grow with the text instead of at once")
-    length: int = field(2048, "T, the length trained on (used when dynamic)", ge=1)
-
-    @property
-    def grows(self) -> bool:
-        return self.dynamic
 
     def check(self, size: int) -> None:
         if size < 4:
             raise SpecError(f"the base changes as s^(d/(d−2)), which {size} turned coordinates do not have; 4 or more do", ("scaling",))
 
+    def stretch(self, length: Tensor) -> Tensor:
+        return torch.full_like(length, self.factor, dtype=precise(length.device))
+
     def frequencies(self, theta: float, size: int, length: Tensor) -> Tensor:
-        stretch = torch.full_like(length, self.factor, dtype=precise(length.device))
-        if self.dynamic:
-            stretch = self.factor * length.clamp(min=self.length) / self.length - (self.factor - 1)
         pairs = torch.arange(0, size, 2, device=length.device, dtype=precise(length.device))
-        return (theta * stretch ** (size / (size - 2))) ** (-pairs / size)
+        return (theta * self.stretch(length) ** (size / (size - 2))) ** (-pairs / size)
+
+
+class DynamicScalingSpec(NtkScalingSpec, kind="dynamic"):
+    """as ntk, with s·L/T − (s − 1) for s once the length L of the text passes T
+
+    emozilla 2023; Peng et al. 2023, section 3.3.
+    """
+
+    length: int = field(2048, "T, the length trained on", ge=1)
+
+    @property
+    def grows(self) -> bool:
+        return True
+
+    def stretch(self, length: Tensor) -> Tensor:
+        length = length.to(precise(length.device))
+        return self.factor * length.clamp(min=self.length) / self.length - (self.factor - 1)
 
 
 class YarnScalingSpec(RopeScalingSpec, kind="yarn"):
-    """ω_i blended between ω_i/s (slow pairs) and ω_i (fast pairs), scores sharpened by (0.1 ln s + 1)²
+    """ω_i blended between ω_i/s (slow pairs) and ω_i (fast pairs), what is turned multiplied by 0.1 ln s + 1
 
-    Peng et al. 2023, arXiv 2309.00071, section 3.2.
+    Peng et al. 2023, arXiv 2309.00071, as published in code: the blend is linear in the pair's index, not in its turns.
     """
 
     factor: float = field(2.0, "s", ge=1)
@@ -142,7 +153,7 @@ class BandedScalingSpec(RopeScalingSpec, kind="banded"):
         return plain / self.factor * (1 - kept) + plain * kept
 
 
-Factor = Annotated[float, Field(gt=0, strict=True)]
+Factor = Annotated[float, Field(ge=SMALLEST, le=HIGHEST, strict=True)]
 
 
 class LongRopeScalingSpec(RopeScalingSpec, kind="longrope"):

@@ -7,7 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from manyheads.model.spec import ModelSpec, read_model
-from manyheads.spec import SpecError, Tree, nearest, override, quoted, read_toml
+from manyheads.spec import LARGEST, SpecError, Tree, nearest, override, quoted, read_toml
 
 
 @cache
@@ -39,19 +39,27 @@ def describe(target: str) -> tuple[Tree, Tree]:
     model = tree.get("model", tree)
     if not isinstance(model, dict):
         raise SpecError(f"[model] in {target} holds {quoted(model)}, expected a table")
-    said = model.pop("about", {})
-    context = said.get("context", 1) if isinstance(said, dict) else None
-    if type(context) is not int or not 1 <= context <= 1 << 24:
-        raise SpecError(f"[about] in {target} holds {quoted(said)}, expected a table with title, source and context, a number of tokens")
-    return model, said
+    return model, checked(model.pop("about", {}), target)
+
+
+def checked(said: object, target: str) -> Tree:
+    """What a file says about its model, if it is a title, a source and a context, and nothing else."""
+    expected = {"title": str, "source": str, "context": int}
+    if not isinstance(said, dict) or any(type(value) is not expected.get(name) for name, value in said.items()):
+        raise SpecError(f"[about] in {target} holds {quoted(said)}, expected title and source, texts, and context, a number of tokens")
+    if not 1 <= said.get("context", 1) <= LARGEST:
+        raise SpecError(f"[about] in {target} has context {said['context']}, expected a number of tokens from 1 to {LARGEST}")
+    return said
 
 
 def read(target: str | Path, *overrides: str) -> ModelSpec:
     """A preset or a TOML file as a spec, with overrides as on the command line: `read("model.toml", "decoder.layers=2")`."""
+    if not isinstance(target, str | Path):
+        raise SpecError(f"given a {type(target).__name__}, expected the name of a preset or a file; read_model reads a description")
     return read_model(override(describe(str(target))[0], overrides))
 
 
 def _read(name: str) -> Tree:
     if name not in names():
-        raise SpecError(f"no preset {quoted(name)}: {nearest(str(name), names())}; a file of your own ends in .toml")
+        raise SpecError(f"no preset {quoted(name)}{nearest(str(name), names())}; a file of your own ends in .toml")
     return read_toml(Path(str(files(__name__))) / f"{name}.toml")

@@ -23,5 +23,5 @@ class Family(Protocol):
 
 def family(model_type: str) -> Family:
     if model_type not in NAMES:
-        raise ValueError(f"no family '{model_type}': {nearest(model_type, NAMES)}")
+        raise ValueError(f"no family '{model_type}'{nearest(model_type, NAMES)}")
     return cast(Family, import_module(f"{__name__}.{model_type}"))

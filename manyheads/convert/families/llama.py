@@ -59,9 +59,8 @@ SCALINGS: dict[str, Any] = {
     "default": lambda rope, config: {"kind": "none"},
     "linear": lambda rope, config: {"kind": "linear", "factor": rope["factor"]},
     "dynamic": lambda rope, config: {
-        "kind": "ntk",
+        "kind": "dynamic",
         "factor": rope["factor"],
-        "dynamic": True,
         "length": config["max_position_embeddings"],
     },
     "yarn": lambda rope, config: {
