@@ -16,7 +16,7 @@ from kinds import made, tokens
 from manyheads import Inputs, build, read_model
 from manyheads.model.build import outline
 from manyheads.model.init import initialise
-from manyheads.parts.attend import CoreSpec
+from manyheads.parts.attend import CoreSpec, DotSpec
 from manyheads.parts.feedforward import ACTIVATIONS
 from manyheads.parts.mask import Mask
 from manyheads.parts.position import Places
@@ -620,3 +620,155 @@ def test_every_kind_has_its_formula_here():
     for slot, base in SLOTS.items():
         built_in = {kind for kind, part in base.kinds.items() if part.__module__.startswith("manyheads.")}
         assert built_in <= CHECKED.get(slot, set()), f"{slot}: {built_in - CHECKED.get(slot, set())} has no formula in this file"
+
+
+def from_zero(queries, keys):
+    return Places(torch.arange(queries)[None], torch.arange(keys)[None])
+
+
+def test_scale_and_temperature_hold_together():
+    assert CoreSpec.choose({"kind": "dot", "scale": 0.75, "temperature": 3.0}).build(1, 4, 4).scale == 0.25
+
+
+def test_argmax_learns_by_the_scaled_softmax():
+    """Straight-through: the gradient is that of softmax(q·k/√K)."""
+    core = CoreSpec.choose("argmax").build(1, 4, 4)
+    q, k, pull = (torch.randn(1, 1, n, m, **torch_double) for n, m in ((5, 4), (7, 4), (5, 7)))
+    q.requires_grad_()
+    hard = core.weights(q, k, mask=Mask(5, 7, q.device), places=from_zero(5, 7))
+    soft = torch.softmax(q @ k.transpose(-1, -2) / 2, dim=-1)
+    close(*(torch.autograd.grad((weights * pull).sum(), q)[0] for weights in (hard, soft)))
+
+
+def test_what_is_computed_at_once_stays_within_its_limit(monkeypatch):
+    """Every row of the batch counts, and every number that one score needs."""
+    monkeypatch.setattr("manyheads.parts.mask.DENSE_LIMIT", 200)
+    segments = torch.zeros(4, 10, dtype=torch.long)
+    mask = Mask(10, 10, segments.device, segments=(segments, segments))
+    assert mask.form == "blocks"
+    assert all(part.dense.numel() <= 200 for _, _, part in mask.blocks())
+    monkeypatch.setattr("manyheads.parts.attend.LITERAL_LIMIT", 2000)
+    core, q = CoreSpec.choose({"kind": "additive", "size": 5}).build(2, 4, 4), torch.randn(4, 2, 10, 4)
+    for _, _, part in core.blocks(q, core.key(q), Mask(10, 10, q.device)):
+        assert core.scores(q[:, :, : part.queries], core.key(q), from_zero(part.queries, 10)).numel() * 5 <= 2000
+
+
+def test_sinusoids_of_another_base():
+    table = SLOTS["position"].choose({"kind": "sinusoidal", "theta": 100.0}).build_embed(4).table(torch.arange(9)[None], torch.float64)[0]
+    for t, i in itertools.product(range(9), range(2)):
+        close(table[t, 2 * i], torch.tensor(math.sin(t / 100 ** (2 * i / 4)), **torch_double))
+
+
+def test_yarn_blends_between_its_borders():
+    """ω·(1 − r) + ω/s·r with r rising from 0 to 1 between the pairs that turn `fast` and `slow` times within T."""
+    size, theta, length = 32, 100.0, 1000
+    pair = lambda turns: size * math.log(length / (2 * math.pi * turns)) / (2 * math.log(theta))  # noqa: E731
+    for truncate in (True, False):
+        spec = SLOTS["scaling"].choose({"kind": "yarn", "factor": 4.0, "length": length, "fast": 40.0, "slow": 7.0, "truncate": truncate})
+        found = spec.frequencies(theta, size, torch.tensor(9))
+        low, high = pair(40.0), pair(7.0)
+        if truncate:
+            low, high = math.floor(low), math.ceil(high)
+        for i in range(size // 2):
+            w, r = theta ** (-2 * i / size), min(1.0, max(0.0, (i - low) / (high - low)))
+            assert found[i].item() == pytest.approx(w * (1 - r) + w / 4 * r)
+
+
+def test_longrope_is_short_up_to_the_length_trained_on():
+    spec = SLOTS["scaling"].choose({"kind": "longrope", "short": [2.0], "long": [5.0], "length": 6})
+    for length, factor in ((5, 2.0), (6, 2.0), (7, 5.0)):
+        assert spec.frequencies(10000.0, 2, torch.tensor(length)).item() == 1 / factor
+
+
+def test_biases_are_there_where_they_are_asked_for():
+    for bias, output_bias in itertools.product((True, False), repeat=2):
+        own = SLOTS["attention"].choose({"kind": "heads", "heads": 2, "bias": bias, "output_bias": output_bias}).build(8, DotSpec())
+        assert [part.bias is not None for part in (own.query, own.key, own.value, own.output)] == [bias] * 3 + [output_bias]
+        assert (SLOTS["norm"].choose({"kind": "layer", "bias": bias}).build(8).bias is not None) == bias
+
+
+@pytest.mark.parametrize("width", range(1, 20))
+def test_the_gated_hidden_size_is_eight_thirds_rounded_up(width):
+    hidden = SLOTS["feedforward"].choose("gated").build(width).up.out_features
+    assert hidden % 8 == 0
+    assert hidden - 8 < 8 * width / 3 <= hidden
+
+
+def pictures(dropout=0.0, init="normal"):
+    tower = kinds.tower(embed={"kind": "patches", "pixels": 3, "first": True, "dropout": dropout})
+    restored = kinds.tower(embed={"kind": "restored"}, mask={"causal": False})
+    return read_model({"encoder": tower, "decoder": restored, "head": {"kind": "pixels", "pixels": 3}, "init": init})
+
+
+def test_patches_are_dropped_in_training_only():
+    embed = made(pictures(dropout=0.5)).encoder.embed
+    given = Inputs(torch.randn(2, 4, 3, **torch_double))
+    run = lambda: embed(given, from_zero(4, 4), table=None, memory=None)  # noqa: E731
+    assert torch.equal(run(), run())
+    embed.train()
+    assert not torch.equal(run(), run())
+
+
+def test_learned_vectors_begin_near_zero_but_not_at_it():
+    tower = {"width": 2048, "layers": 0}
+    patches, restored = {"kind": "patches", "first": True}, {"kind": "restored"}
+    spec = read_model({"encoder": tower | {"embed": patches}, "decoder": tower | {"embed": restored}, "head": "pixels"})
+    model = outline(spec).to_empty(device="cpu")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(torch.nan)
+        initialise(model, spec.init)
+    for vector in (model.encoder.embed.first, model.decoder.embed.hidden):
+        assert vector.std().item() == pytest.approx(0.02, rel=0.1)
+
+
+def test_a_tied_head_reads_the_tokens_share_of_a_concatenated_vector():
+    """[x, p]: the token's share comes first, and the head scores it alone."""
+    model = made(kinds.decoder(position={"kind": "sinusoidal", "join": "concat", "size": 5}))
+    h, _ = model.states(tokens())
+    close(model(tokens()), h[..., :11] @ model.table.T)
+
+
+def test_neighbours_share_a_layer_and_its_positions():
+    stack = made(kinds.decoder(layers=4, distinct=2, position={"kind": "clipped", "clip": 3})).decoder
+    assert [list(stack.layers).index(stack.layer(i)) for i in range(4)] == [0, 0, 1, 1]
+    assert all(stack.position(i) is stack.layer(i).position for i in range(4))
+
+
+def test_xavier_is_uniform_fan_in_has_a_factor_and_biases_begin_at_zero():
+    def begun(init):
+        return build(kinds.decoder(layers=1, width=64).changed(init=init)).decoder.layers[0]
+
+    up = begun("xavier").feedforward.up.weight
+    assert up.abs().max().item() <= math.sqrt(6 / sum(up.shape))
+    one, three = (begun({"kind": "fan-in", "factor": factor}) for factor in (1.0, 3.0))
+    close(three.attention.key.weight, 3 * one.attention.key.weight)
+    for init in SLOTS["init"].kinds:
+        assert all((bias == 0).all() for name, bias in begun(init).named_parameters() if name.endswith(".bias"))
+
+
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+def test_cells_are_stacked_and_the_highest_is_read(cell):
+    model, ids = made(kinds.recurrent(source=False, layers=2, cell=cell)), tokens(1, 4)
+    x, states = model.embed.table(ids[0]), [None, None]
+    for t, logits in enumerate(model(ids)[0]):
+        y = x[t : t + 1]
+        for i, layer in enumerate(model.cells):
+            states[i] = layer.cell(y, states[i])
+            y = states[i] if cell == "gru" else states[i][0]
+        close(logits, y[0] @ model.table.T)
+
+
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+def test_a_reader_drops_between_its_layers_in_training_only(cell):
+    reader = made(kinds.recurrent(layers=2, cell=cell, dropout=0.5)).encoder
+    assert torch.equal(reader(Inputs(tokens()))[1], reader(Inputs(tokens()))[1])
+    reader.train()
+    assert not torch.equal(reader(Inputs(tokens()))[1], reader(Inputs(tokens()))[1])
+
+
+def test_a_cut_of_a_mask_is_the_mask_cut():
+    """Also where no model cuts today: columns past the first under a prefix."""
+    mask = Mask(8, 8, torch.device("cpu"), causal=True, window=3, prefix_B=torch.tensor([4, 1]))
+    rows, columns = slice(1, 6), slice(2, 7)
+    assert torch.equal(mask.cut(rows, columns).dense, mask.dense[:, :, rows, columns])

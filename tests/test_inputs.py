@@ -8,6 +8,9 @@ import torch
 from kinds import made, tokens
 
 from manyheads import Inputs, read_model
+from manyheads.parts.attend import DotSpec
+from manyheads.parts.mask import Mask
+from manyheads.parts.position import Places
 
 FALSE = torch.zeros(2, 9, dtype=torch.bool)
 
@@ -212,3 +215,33 @@ def test_relative_positions_go_by_distance():
     torch.testing.assert_close(model(Inputs(ids, positions=torch.arange(1000, 1009)[None])), model(ids))
     with pytest.raises(ValueError, match="tokens 9 places apart are beyond the relative position table, which reaches 8"):
         model(tokens(length=10))
+
+
+def test_positions_go_on_over_a_step_with_padding():
+    model, ids = made(kinds.decoder(position={"kind": "learned", "length": 20})), tokens()
+    whole = model(ids)
+    _, state = model.step(ids[:, :5], model.start())
+    padding = torch.tensor([[True, False, False], [True, False, False]])
+    found, _ = model.step(Inputs(torch.cat((ids[:, :1], ids[:, 5:7]), dim=1), padding=padding), state)
+    torch.testing.assert_close(found[:, 1:], whole[:, 5:7])
+
+
+def test_a_place_before_the_beginning_is_named():
+    model = made(
+        read_model({"vocab": kinds.VOCAB, "encoder": kinds.tower(), "head": {"kind": "vector", "pool": {"kind": "at", "index": -20}}})
+    )
+    with pytest.raises(ValueError, match="no token at place -20"):
+        model(tokens())
+
+
+def test_keys_of_another_batch_are_named():
+    core, x = DotSpec().build(1, 8, 8), torch.randn(3, 1, 5, 8)
+    with pytest.raises(ValueError, match=r"\(3, 1, 5, 8\).*\(1, 1, 5, 8\)"):
+        core(x, x[:1], x[:1], mask=Mask(5, 5, x.device), places=Places(torch.arange(5)[None], torch.arange(5)[None]))
+
+
+def test_a_mask_with_a_prefix_needs_its_length_and_only_a_causal_decoder_writes():
+    with pytest.raises(ValueError, match="a prefix mask needs the length of each prefix"):
+        made(kinds.decoder(mask={"prefix": True}))(tokens())
+    with pytest.raises(ValueError, match="only a decoder with a causal mask"):
+        made(kinds.decoder(mask={"causal": False})).start()

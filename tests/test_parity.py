@@ -11,7 +11,7 @@ from manyheads.convert.activation import THEIRS
 from manyheads.convert.families import family
 from manyheads.convert.weights import read_weights, write_weights
 from manyheads.parts.feedforward import ACTIVATIONS
-from manyheads.spec import to_tree
+from manyheads.spec import SLOTS, to_tree
 
 COMMON = {"vocab_size": 61}
 
@@ -242,3 +242,19 @@ def test_a_tied_weight_that_is_not_and_a_wrong_shape_are_named():
         read_weights(table.table(spec), given | {"lm_head.weight": given["lm_head.weight"] + 1}, ours)
     with pytest.raises(ValueError, match=r"decoder.norm.weight has shape \(3,\), the config implies \(32,\)"):
         read_weights(table.table(spec), given | {"transformer.ln_f.weight": torch.ones(3)}, ours)
+
+
+def test_a_rope_scaling_is_read_field_by_field():
+    """The small models above have too few pairs for every field to show in their logits."""
+    options = {"factor": 4.0, "original_max_position_embeddings": 10, "beta_fast": 2.0, "beta_slow": 0.5, "attention_factor": 1.3}
+    rope = {"rope_type": "yarn", "rope_theta": 500.0, "truncate": False, **options}
+    position = family("llama").spec_of(transformers.LlamaConfig(rope_parameters=rope).to_dict()).decoder.position
+    scaling = {"kind": "yarn", "factor": 4.0, "length": 10, "fast": 2.0, "slow": 0.5, "attention": 1.3, "truncate": False}
+    assert position == SLOTS["position"].choose({"kind": "rope", "theta": 500.0, "scaling": scaling})
+
+
+def test_a_preset_is_what_its_config_says():
+    """As published with the weights."""
+    config = {"vocab_size": 128256, "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+              "intermediate_size": 14336, "hidden_act": "silu", "rms_norm_eps": 1e-5, "rope_theta": 500000.0}  # fmt: skip
+    assert read("llama-3-8b").decoder == family("llama").spec_of(config).decoder

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from manyheads import build, outline, presets, read_model, size
 from manyheads.model.state import size_of
-from manyheads.spec import to_tree
+from manyheads.spec import SLOTS, to_tree
 
 PUBLISHED = {
     "gpt2": 124_439_808,
@@ -154,3 +154,21 @@ def test_training_memory_is_what_a_run_keeps(spec):
 def test_an_encoder_has_no_cache():
     assert size(kinds.encoder(), length=5).cache_bytes is None
     assert to_tree(kinds.encoder())["encoder"]["layers"] == 2
+
+
+def test_a_cache_holds_a_key_and_a_value_a_layer_head_and_token():
+    spec = kinds.decoder(layers=3, attention={"heads": 4, "groups": 2, "size": 5})
+    assert size(spec, batch=2, length=9).cache_bytes == 2 * 3 * 2 * 2 * 9 * 5 * 4
+
+
+@pytest.mark.parametrize("cell", SLOTS["cell"].kinds)
+def test_counted_products_of_a_recurrent_network_are_its_matrices(cell):
+    """Every matrix of a reader is used once a token."""
+    spec = kinds.recurrent(cell=cell, two_way=False)
+    reader = outline(spec).encoder.reader
+    matrices = sum(parameter.numel() for parameter in reader.parameters() if parameter.dim() == 2)
+    assert size(spec, batch=2, length=3, source_length=5).multiply_adds_by_part["encoder.reader"] == 2 * 5 * matrices
+
+
+def test_a_prefix_costs_what_the_causal_mask_costs():
+    assert size(kinds.decoder(mask={"prefix": True}), length=9).multiply_adds == size(kinds.decoder(), length=9).multiply_adds

@@ -16,7 +16,7 @@ from manyheads.parts.attention import HeadsSpec
 from manyheads.parts.mask import MaskSpec
 from manyheads.parts.rope import RopeSpec
 from manyheads.show import TABLES
-from manyheads.spec import SLOTS, SpecError, override, to_toml, to_tree
+from manyheads.spec import SLOTS, SpecError, merged, override, to_toml, to_tree
 
 BASE = {
     "vocab": 9,
@@ -359,3 +359,9 @@ def test_specs_are_frozen():
     spec = read()
     with pytest.raises(ValueError, match="frozen"):
         spec.encoder.width = 3
+
+
+def test_a_table_with_a_kind_replaces_and_one_without_refines():
+    below = {"position": {"kind": "learned", "length": 9}}
+    assert merged(below, {"position": {"kind": "rope"}}) == {"position": {"kind": "rope"}}
+    assert merged(below, {"position": {"offset": 2}}) == {"position": {"kind": "learned", "length": 9, "offset": 2}}

@@ -64,8 +64,11 @@ class Encoder(nn.Module):
         return Memory(h_BMD, given, source.padding, counted=counted), last.masked_fill(nothing[:, None], 0.0)
 
     def ends(self, h_BMD: Tensor, last_BD: Tensor) -> Tensor:
-        """The output where reading ends: at the last token, or, reading in both directions, backwards at the first."""
-        return h_BMD[:, 0, h_BMD.shape[-1] // 2 :] if self.reader.bidirectional else last_BD
+        """The outputs where reading ends: forwards at the last token, then backwards at the first."""
+        if not self.reader.bidirectional:
+            return last_BD
+        width = h_BMD.shape[-1] // 2
+        return torch.cat((last_BD[:, :width], h_BMD[:, 0, width:]), dim=-1)
 
 
 class Recurrent(nn.Module):
@@ -80,7 +83,7 @@ class Recurrent(nn.Module):
         memory_width = own.width * (2 if own.two_way else 1) if own.source else 0
         context = memory_width if own.attention else 0
         self.encoder = Encoder(own, spec.source_vocab or vocab) if own.source else None
-        self.bridge = nn.Linear(own.width, own.layers * own.width) if own.source else None
+        self.bridge = nn.Linear(own.width if own.attention else memory_width, own.layers * own.width) if own.source else None
         self.embed = own.embed.build(vocab, size, own.position, None)
         with located("recurrent", "core"):
             self.core = own.core.build(1, own.width, memory_width) if own.source and own.attention else None
@@ -105,7 +108,7 @@ class Recurrent(nn.Module):
     def start(self, source: Inputs | Tensor | None = None, *, capacity: int | None = None) -> RecurrentState:
         """The state before the first token: s₀ = tanh(W h), or zeros without a source. A state never grows.
 
-        h is where reading the source ended; of a two-way encoder, where reading backwards did: at the first word.
+        h is where reading the source ended; beside attention, of a two-way encoder, where reading backwards did.
         """
         check_capacity(capacity)
         check_writes(self.writes)
@@ -121,7 +124,7 @@ class Recurrent(nn.Module):
         if source is None or self.encoder is None or self.bridge is None:
             return RecurrentState(self.spec)
         memory, last = self.encoder(Inputs.of(source))
-        first = torch.tanh(self.bridge(last)).unflatten(-1, (own.layers, -1))
+        first = torch.tanh(self.bridge(last[:, -self.bridge.in_features :])).unflatten(-1, (own.layers, -1))
         rest = first.new_zeros(len(first), own.layers, (self.cell_states - 1) * own.width)
         keys = None if self.core is None else self.core.key(memory.states[:, None])
         return RecurrentState(self.spec, torch.cat((first, rest), dim=-1), None, memory, keys)

@@ -124,7 +124,7 @@ def look_up(ids: Tensor, table: nn.Embedding | Tensor, one: str = "token", many:
     try:
         if ids.device.type not in ("cpu", "meta") and not 0 <= int(ids.min()) <= int(ids.max()) < len(weight):
             raise IndexError  # which a CPU raises by itself, and other devices only with the death of the process
-        return F.embedding(ids, weight)
+        return F.embedding(ids, table) if isinstance(table, Tensor) else table(ids)
     except IndexError:
         wrong = int(ids.max()) if int(ids.min()) >= 0 else int(ids.min())
         raise ValueError(f"{one} {wrong} is not in the {many} of {len(weight)} (0 to {len(weight) - 1})") from None
