@@ -1,4 +1,7 @@
-"""Two-way tables: each row says how a weight is called on both sides, and reads in both directions."""
+"""Two-way tables: each row says how a weight is called and laid out on both sides, and reads in both directions.
+
+What a checkpoint must hold follows from the same rows: written from a model without memory, they give every name and shape.
+"""
 
 from __future__ import annotations
 
@@ -6,26 +9,27 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 Tensors = dict[str, Tensor]
+Held = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
 class Same:
-    """One tensor under two names; `transposed` where theirs is stored in×out; `shape` where theirs has other axes."""
+    """One tensor under two names; `transposed` where theirs is stored in×out, `shape` where theirs has other axes."""
 
     ours: str
     theirs: str
     transposed: bool = False
     shape: tuple[int, ...] | None = None
 
-    def read(self, theirs: Mapping[str, Tensor]) -> Tensors:
+    def read(self, theirs: Held, ours: Held) -> Tensors:
         tensor = theirs[self.theirs]
-        tensor = tensor.flatten() if self.shape else tensor
-        return {self.ours: tensor.transpose(0, 1).contiguous() if self.transposed else tensor}
+        tensor = tensor.reshape(ours[self.ours].shape) if self.shape else tensor
+        return {self.ours: tensor.transpose(0, 1) if self.transposed else tensor}
 
-    def write(self, ours: Mapping[str, Tensor]) -> Tensors:
+    def write(self, ours: Held) -> Tensors:
         tensor = ours[self.ours]
         tensor = tensor.reshape(self.shape) if self.shape else tensor
         return {self.theirs: tensor.transpose(0, 1).contiguous() if self.transposed else tensor}
@@ -33,52 +37,46 @@ class Same:
 
 @dataclass(frozen=True)
 class Joined:
-    """Several of ours, one after the other, in one of theirs."""
+    """Several of ours in one of theirs: one after the other, or, with `heads`, side by side within each head."""
 
     ours: tuple[str, ...]
     theirs: str
     transposed: bool = False
+    heads: int | None = None
 
-    def read(self, theirs: Mapping[str, Tensor]) -> Tensors:
+    def read(self, theirs: Held, ours: Held) -> Tensors:
         tensor = theirs[self.theirs]
-        tensor = tensor.transpose(0, 1).contiguous() if self.transposed else tensor
-        return dict(zip(self.ours, tensor.chunk(len(self.ours)), strict=True))
+        tensor = tensor.transpose(0, 1) if self.transposed else tensor
+        if self.heads is None:
+            return dict(zip(self.ours, tensor.split([len(ours[name]) for name in self.ours]), strict=True))
+        by_head = tensor.unflatten(0, (self.heads, len(self.ours), -1)).unbind(1)
+        return dict(zip(self.ours, (part.flatten(0, 1) for part in by_head), strict=True))
 
-    def write(self, ours: Mapping[str, Tensor]) -> Tensors:
-        tensor = torch.cat([ours[name] for name in self.ours])
+    def write(self, ours: Held) -> Tensors:
+        parts = [ours[name] for name in self.ours]
+        if self.heads is None:
+            tensor = torch.cat(parts)
+        else:
+            tensor = torch.stack([part.unflatten(0, (self.heads, -1)) for part in parts], dim=1).flatten(0, 2)
         return {self.theirs: tensor.transpose(0, 1).contiguous() if self.transposed else tensor}
 
 
 @dataclass(frozen=True)
 class Repeated:
-    """A name of theirs for a tensor that another row already holds: a tied weight."""
+    """A name of theirs for a tensor that another row already holds: a tied weight, which a checkpoint may repeat or leave out."""
 
     theirs: str
     same_as: str
 
-    def read(self, theirs: Mapping[str, Tensor]) -> Tensors:
-        if self.theirs in theirs and not torch.equal(theirs[self.theirs], theirs[self.same_as]):
-            raise ValueError(f"{self.theirs} should be tied to {self.same_as}, but holds other numbers")
-        return {}
-
-    def write(self, ours: Mapping[str, Tensor]) -> Tensors:
-        return {}
-
 
 @dataclass(frozen=True)
-class Derived:
-    """A tensor of theirs that follows from the config, such as a table of sinusoids: passed over, and not written."""
+class Unused:
+    """A tensor of theirs that no forward of ours reads, known by name: kept, and given back as it came."""
 
     theirs: str
 
-    def read(self, theirs: Mapping[str, Tensor]) -> Tensors:
-        return {}
 
-    def write(self, ours: Mapping[str, Tensor]) -> Tensors:
-        return {}
-
-
-Row = Same | Joined | Repeated | Derived
+Row = Same | Joined | Repeated | Unused
 
 
 def both(ours: str, theirs: str, *, bias: bool = True, transposed: bool = False) -> Iterator[Row]:
@@ -88,27 +86,54 @@ def both(ours: str, theirs: str, *, bias: bool = True, transposed: bool = False)
         yield Same(f"{ours}.bias", f"{theirs}.bias")
 
 
-def read_weights(table: Iterable[Row], theirs: Mapping[str, Tensor], model: nn.Module) -> None:
-    """Copies their weights into the model; a name missing or left over on either side is an error."""
-    rows = list(table)
-    unknown = sorted(set(theirs) - {row.theirs for row in rows})
-    if unknown:
-        raise ValueError(f"the checkpoint holds a weight this family does not have: {unknown[0]} ({len(unknown)} in all)")
-    missing = sorted(row.theirs for row in rows if isinstance(row, Same | Joined) and row.theirs not in theirs)
-    if missing:
-        raise ValueError(f"the checkpoint lacks a weight this family has: {missing[0]} ({len(missing)} in all)")
-    tensors: Tensors = {}
+def expected(rows: Iterable[Row], ours: Held) -> dict[str, tuple[int, ...]]:
+    """Every name that a checkpoint of this model must have, with its shape; `ours` may be without memory."""
+    shapes = {}
     for row in rows:
-        tensors.update(row.read(theirs))
-    for name, parameter in model.named_parameters():
-        if name in tensors and tensors[name].shape != parameter.shape:
-            raise ValueError(f"{name} has shape {tuple(tensors[name].shape)}, the config implies {tuple(parameter.shape)}")
-    model.load_state_dict(tensors, strict=True)
+        if isinstance(row, Same | Joined):
+            shapes.update({name: tuple(tensor.shape) for name, tensor in row.write(ours).items()})
+    return shapes
 
 
-def write_weights(table: Iterable[Row], model: nn.Module) -> Tensors:
-    """The model's weights under their names; tied ones once."""
-    ours, theirs = model.state_dict(), Tensors()
-    for row in table:
-        theirs.update(row.write(ours))
+def check_names(rows: Iterable[Row], ours: Held, given: Mapping[str, tuple[int, ...]]) -> None:
+    """Refuses a name missing or left over on either side, and a shape that the config does not imply."""
+    rows = list(rows)
+    needed = expected(rows, ours)
+    allowed = set(needed) | {row.theirs for row in rows if isinstance(row, Repeated | Unused)}
+    if unknown := sorted(set(given) - allowed):
+        raise ValueError(f"the checkpoint holds a weight this family does not have: {unknown[0]} ({len(unknown)} in all)")
+    if missing := sorted(set(needed) - set(given)):
+        raise ValueError(f"the checkpoint lacks a weight this family has: {missing[0]} ({len(missing)} in all)")
+    needed |= {row.theirs: needed[row.same_as] for row in rows if isinstance(row, Repeated)}
+    for name, shape in given.items():
+        if name in needed and tuple(shape) != needed[name]:
+            raise ValueError(f"{name} has shape {tuple(shape)}, the config implies {needed[name]}")
+    filled = {name for row in rows if isinstance(row, Same | Joined) for name in ((row.ours,) if isinstance(row, Same) else row.ours)}
+    assert filled == set(ours), f"the table and the model differ in {sorted(filled ^ set(ours))[:3]}"
+
+
+def read_weights(rows: Iterable[Row], theirs: Held, ours: Held) -> tuple[Tensors, Tensors]:
+    """Our weights from theirs, and what is kept of theirs to be given back: repeated and unused tensors.
+
+    Each of theirs is asked for once, in the order of the table, so that a mapping that reads from disk holds one at a time.
+    """
+    taken, kept = Tensors(), Tensors()
+    for row in rows:
+        if isinstance(row, Same | Joined):
+            taken.update(row.read(theirs, ours))
+        elif row.theirs in theirs:
+            kept[row.theirs] = tensor = theirs[row.theirs]
+            if isinstance(row, Repeated) and not torch.equal(tensor, theirs[row.same_as]):
+                raise ValueError(f"{row.theirs} should be tied to {row.same_as}, but holds other numbers")
+    return taken, kept
+
+
+def write_weights(rows: Iterable[Row], ours: Held, kept: Held) -> Tensors:
+    """Our weights under their names; of the tied and unused ones those that were kept."""
+    theirs = Tensors()
+    for row in rows:
+        if isinstance(row, Same | Joined):
+            theirs.update(row.write(ours))
+        elif row.theirs in kept:
+            theirs[row.theirs] = theirs[row.same_as].clone() if isinstance(row, Repeated) else kept[row.theirs]
     return theirs

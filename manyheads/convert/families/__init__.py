@@ -1,27 +1,73 @@
-"""The families, by the name their config gives them: each module has `spec_of(config)` and `table(spec)`."""
+"""The families, by the name their config gives them. A family is data: what its models share, its config keys, its table of weights."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any, Protocol, cast
 
+from manyheads.convert.config import Config, ConfigRow, read_config, write_config
 from manyheads.convert.weights import Row
-from manyheads.model.spec import ModelSpec
-from manyheads.spec import nearest
+from manyheads.model.spec import ModelSpec, read_model
+from manyheads.spec import Tree, copied, merged, nearest, quoted
 
-NAMES = ("bert", "gpt2", "llama", "marian", "t5")
-
-
-class Family(Protocol):
-    """A config read as a spec, and the table of weights that a spec implies."""
-
-    def spec_of(self, config: Mapping[str, Any]) -> ModelSpec: ...
-
-    def table(self, spec: ModelSpec) -> Iterator[Row]: ...
+Table = Callable[[ModelSpec, str], Iterator[Row]]
 
 
-def family(model_type: str) -> Family:
-    if model_type not in NAMES:
-        raise ValueError(f"no family '{model_type}'{nearest(model_type, NAMES)}")
-    return cast(Family, import_module(f"{__name__}.{model_type}"))
+@dataclass(frozen=True)
+class Task:
+    """What a checkpoint is for: the head it has, the keys that head reads, and its weights."""
+
+    head: Tree
+    table: Table  # of the head's weights
+    keys: tuple[ConfigRow, ...] = ()
+    prefix: str = ""  # what stands before the names of the tower's weights
+    tower: Tree = field(default_factory=dict)  # what this task changes in the tower
+
+
+@dataclass(frozen=True)
+class Family:
+    """What all models of a family have, what their config says, and how their weights are called."""
+
+    model_type: str
+    shape: Tree
+    keys: tuple[ConfigRow, ...]
+    table: Table  # of the tower's weights, behind a prefix
+    tasks: Mapping[str, Task]  # by the name of the architecture; the first is taken where a config names none
+    silent: tuple[str, ...] = ()  # keys of this family that say nothing about the numbers a forward gives
+
+    def architecture(self, config: Config) -> str:
+        given = config.get("architectures") or [next(iter(self.tasks))]
+        name = given[0] if isinstance(given, list) and given else given
+        if not isinstance(name, str) or name not in self.tasks:
+            raise ValueError(f"no architecture {quoted(name)} of {self.model_type}: {nearest(str(name), self.tasks)}")
+        return name
+
+    def spec_of(self, config: Config) -> ModelSpec:
+        task = self.tasks[self.architecture(config)]
+        tree = merged(copied(self.shape), copied(task.tower)) | {"head": copied(task.head)}
+        return read_model(read_config((*self.keys, *task.keys), config, tree, silent=self.silent))
+
+    def config_of(self, spec: ModelSpec, architecture: str) -> Tree:
+        """A config that says the same as the spec, if the family can say it: `spec_of` of it tells."""
+        config = write_config((*self.keys, *self.tasks[architecture].keys), spec)
+        return {"architectures": [architecture], "model_type": self.model_type, "vocab_size": spec.vocab} | config
+
+    def rows(self, spec: ModelSpec, architecture: str) -> list[Row]:
+        task = self.tasks[architecture]
+        return [*self.table(spec, task.prefix), *task.table(spec, task.prefix)]
+
+
+NAMES = {
+    "albert": "albert", "bart": "bart", "bert": "bert", "distilbert": "distilbert", "ernie": "ernie", "gemma": "gemma", "gpt2": "gpt2",
+    "gpt_neox": "gpt_neox", "gptj": "gptj", "llama": "llama", "marian": "marian", "mistral": "mistral", "phi": "phi", "phi3": "phi3",
+    "qwen2": "qwen", "qwen3": "qwen", "roberta": "roberta", "t5": "t5", "vit": "vit", "vit_mae": "vit_mae",
+}  # fmt: skip
+
+
+def family(model_type: object) -> Family:
+    if not isinstance(model_type, str) or model_type not in NAMES:
+        raise ValueError(f"no family {quoted(model_type)}: {nearest(str(model_type), NAMES)}")
+    module = import_module(f"{__name__}.{NAMES[model_type]}")
+    families: dict[str, Family] = module.FAMILIES
+    return families[model_type]

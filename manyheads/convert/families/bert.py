@@ -1,44 +1,62 @@
-"""BERT with its masked-token head: Devlin et al. 2019."""
+"""BERT: Devlin et al. 2019. RoBERTa (Liu et al. 2019) and ERNIE (Sun et al. 2020; 3.0: 2021) share its tower."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
-from manyheads.convert.activation import activation
-from manyheads.convert.weights import Repeated, Row, Same, both
-from manyheads.model.spec import ModelSpec, read_model
+from manyheads.convert.config import ConfigRow, Fixed, Key
+from manyheads.convert.families import Family, Task
+from manyheads.convert.keys import FirstOf, Labels, activation
+from manyheads.convert.weights import Repeated, Row, Same, Unused, both
+from manyheads.model.spec import ModelSpec
+from manyheads.parts.embed import TokensSpec
+from manyheads.spec import Tree
 
-
-def spec_of(config: Mapping[str, Any]) -> ModelSpec:
-    if config.get("is_decoder") or config.get("add_cross_attention"):
-        raise ValueError("is_decoder = true makes another model of it, which is not supported")
-    norm = {"kind": "layer", "eps": config["layer_norm_eps"]}
-    dropout, act = config["hidden_dropout_prob"], activation(config["hidden_act"])
-    tower = {
-        "layers": config["num_hidden_layers"],
-        "width": config["hidden_size"],
-        "embed": {"kind": "tokens", "types": config["type_vocab_size"], "norm": norm, "dropout": dropout},
-        "position": {"kind": "learned", "length": config["max_position_embeddings"]},
-        "attention": {"kind": "heads", "heads": config["num_attention_heads"]},
-        "core": {"kind": "dot", "dropout": config["attention_probs_dropout_prob"]},
-        "feedforward": {"hidden": config["intermediate_size"], "activation": act},
-        "norm": norm,
-        "residual": {"kind": "post", "dropout": dropout},
+SHAPE: Tree = {
+    "encoder": {
+        "embed": {"kind": "tokens", "norm": {"kind": "layer"}},
+        "position": {"kind": "learned"},
+        "attention": {"kind": "heads"},
+        "core": {"kind": "dot"},
+        "feedforward": {"kind": "mlp"},
+        "norm": {"kind": "layer"},
+        "residual": {"kind": "post"},
     }
-    head = {"kind": "masked", "activation": act, "norm": norm, "scores": {"kind": "tied", "bias": True}}
-    return read_model({"vocab": config["vocab_size"], "encoder": tower, "head": head})
+}
+
+KEYS: tuple[ConfigRow, ...] = (
+    Key("vocab_size", "vocab"),
+    Key("num_hidden_layers", "encoder.layers"),
+    Key("hidden_size", "encoder.width"),
+    Key("num_attention_heads", "encoder.attention.heads"),
+    Key("intermediate_size", "encoder.feedforward.hidden"),
+    activation("hidden_act", "encoder.feedforward.activation"),
+    Key("type_vocab_size", "encoder.embed.types"),
+    Key("layer_norm_eps", ("encoder.norm.eps", "encoder.embed.norm.eps")),
+    Key("hidden_dropout_prob", ("encoder.residual.dropout", "encoder.embed.dropout"), 0.0),
+    Key("attention_probs_dropout_prob", "encoder.core.dropout", 0.0),
+    Fixed("is_decoder", False),
+    Fixed("add_cross_attention", False),
+    Fixed("position_embedding_type", "absolute"),
+)
+LENGTH = Key("max_position_embeddings", "encoder.position.length")
 
 
-def table(spec: ModelSpec) -> Iterator[Row]:
+def tower(spec: ModelSpec, prefix: str) -> Iterator[Row]:
     assert spec.encoder is not None
-    theirs = "bert.embeddings"
+    assert isinstance(spec.encoder.embed, TokensSpec)
+    theirs = f"{prefix}embeddings"
     yield Same("encoder.embed.table.weight", f"{theirs}.word_embeddings.weight")
     yield Same("encoder.embed.position.table.weight", f"{theirs}.position_embeddings.weight")
-    yield Same("encoder.embed.types.weight", f"{theirs}.token_type_embeddings.weight")
+    if spec.encoder.embed.types:
+        yield Same("encoder.embed.types.weight", f"{theirs}.token_type_embeddings.weight")
+    if spec.encoder.embed.tasks:
+        yield Same("encoder.embed.tasks.weight", f"{theirs}.task_type_embeddings.weight")
     yield from both("encoder.embed.norm", f"{theirs}.LayerNorm")
+    yield Unused(f"{theirs}.position_ids")
+    yield Unused(f"{theirs}.token_type_ids")
     for i in range(spec.encoder.layers):
-        ours, theirs = f"encoder.layers.{i}", f"bert.encoder.layer.{i}"
+        ours, theirs = f"encoder.layers.{i}", f"{prefix}encoder.layer.{i}"
         for part in ("query", "key", "value"):
             yield from both(f"{ours}.attention.{part}", f"{theirs}.attention.self.{part}")
         yield from both(f"{ours}.attention.output", f"{theirs}.attention.output.dense")
@@ -46,8 +64,52 @@ def table(spec: ModelSpec) -> Iterator[Row]:
         yield from both(f"{ours}.feedforward.up", f"{theirs}.intermediate.dense")
         yield from both(f"{ours}.feedforward.down", f"{theirs}.output.dense")
         yield from both(f"{ours}.residual.norms.1", f"{theirs}.output.LayerNorm")
+
+
+def pooler(prefix: str) -> Iterator[Row]:
+    yield Unused(f"{prefix}pooler.dense.weight")
+    yield Unused(f"{prefix}pooler.dense.bias")
+
+
+def bare(spec: ModelSpec, prefix: str) -> Iterator[Row]:
+    yield from pooler(prefix)
+
+
+def masked_tokens(spec: ModelSpec, prefix: str) -> Iterator[Row]:
     yield from both("head.project", "cls.predictions.transform.dense")
     yield from both("head.norm", "cls.predictions.transform.LayerNorm")
     yield Same("head.scores.bias", "cls.predictions.bias")
-    yield Repeated("cls.predictions.decoder.weight", same_as="bert.embeddings.word_embeddings.weight")
+    yield Repeated("cls.predictions.decoder.weight", same_as=f"{prefix}embeddings.word_embeddings.weight")
     yield Repeated("cls.predictions.decoder.bias", same_as="cls.predictions.bias")
+    yield from pooler(prefix)
+    yield Unused("cls.seq_relationship.weight")
+    yield Unused("cls.seq_relationship.bias")
+
+
+def classes(spec: ModelSpec, prefix: str) -> Iterator[Row]:
+    yield from both("head.dense", f"{prefix}pooler.dense")
+    yield from both("head.output", "classifier")
+
+
+MASKED: Tree = {"kind": "masked", "norm": {"kind": "layer"}, "scores": {"kind": "tied", "bias": True}}
+MASKED_KEYS: tuple[ConfigRow, ...] = (
+    activation("hidden_act", "head.activation"),
+    Key("layer_norm_eps", "head.norm.eps"),
+    Fixed("tie_word_embeddings", True),
+)
+CLASSES: Tree = {"kind": "classes", "pool": "first", "dense": True, "activation": "tanh"}
+CLASSES_KEYS: tuple[ConfigRow, ...] = (Labels(), FirstOf(("classifier_dropout", "hidden_dropout_prob"), "head.dropout"))
+
+
+def tasks(name: str, prefix: str) -> dict[str, Task]:
+    """The tasks of a tower of this kind, by the names of their classes."""
+    return {
+        f"{name}ForMaskedLM": Task(MASKED, masked_tokens, MASKED_KEYS, prefix),
+        f"{name}ForPreTraining": Task(MASKED, masked_tokens, MASKED_KEYS, prefix),
+        f"{name}ForSequenceClassification": Task(CLASSES, classes, CLASSES_KEYS, prefix),
+        f"{name}Model": Task({"kind": "none"}, bare, (), ""),
+    }
+
+
+SILENT = ("classifier_dropout", "tie_word_embeddings")
+FAMILIES = {"bert": Family("bert", SHAPE, (*KEYS, LENGTH), tower, tasks("Bert", "bert."), SILENT)}

@@ -1,44 +1,22 @@
-"""GPT-2: Radford et al. 2019. Its matrices are stored in×out, with q, k and v in one."""
+"""GPT-2: Radford et al. 2019 (and the shape of GPT-3, Brown et al. 2020). Matrices are stored in×out, with q, k and v in one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
-from manyheads.convert.activation import activation
-from manyheads.convert.weights import Joined, Repeated, Row, Same, both
-from manyheads.model.spec import ModelSpec, read_model
-from manyheads.spec import Tree
-
-
-def spec_of(config: Mapping[str, Any]) -> ModelSpec:
-    for key in ("scale_attn_by_inverse_layer_idx", "add_cross_attention"):
-        if config.get(key):
-            raise ValueError(f"{key} = true changes the model in a way that is not supported")
-    core: Tree = {"kind": "dot", "dropout": config["attn_pdrop"]}
-    if not config.get("scale_attn_weights", True):
-        core["scale"] = 1.0
-    tower = {
-        "layers": config["n_layer"],
-        "width": config["n_embd"],
-        "embed": {"kind": "tokens", "dropout": config["embd_pdrop"]},
-        "position": {"kind": "learned", "length": config["n_positions"]},
-        "attention": {"kind": "heads", "heads": config["n_head"]},
-        "core": core,
-        "mask": {"causal": True},
-        "feedforward": {"hidden": config["n_inner"] or 4 * config["n_embd"], "activation": activation(config["activation_function"])},
-        "norm": {"kind": "layer", "eps": config["layer_norm_epsilon"]},
-        "residual": {"kind": "pre", "dropout": config["resid_pdrop"]},
-    }
-    return read_model({"vocab": config["vocab_size"], "decoder": tower, "head": "tied"})
+from manyheads.convert.config import Fixed, Key
+from manyheads.convert.families import Family, Task
+from manyheads.convert.keys import Choice, Labels, activation
+from manyheads.convert.weights import Joined, Repeated, Row, Same, Unused, both
+from manyheads.model.spec import ModelSpec
 
 
-def table(spec: ModelSpec) -> Iterator[Row]:
+def tower(spec: ModelSpec, prefix: str) -> Iterator[Row]:
     assert spec.decoder is not None
-    yield Same("decoder.embed.table.weight", "transformer.wte.weight")
-    yield Same("decoder.embed.position.table.weight", "transformer.wpe.weight")
+    yield Same("decoder.embed.table.weight", f"{prefix}wte.weight")
+    yield Same("decoder.embed.position.table.weight", f"{prefix}wpe.weight")
     for i in range(spec.decoder.layers):
-        ours, theirs = f"decoder.layers.{i}", f"transformer.h.{i}"
+        ours, theirs = f"decoder.layers.{i}", f"{prefix}h.{i}"
         yield from both(f"{ours}.residual.norms.0", f"{theirs}.ln_1")
         for kind in ("weight", "bias"):
             parts = tuple(f"{ours}.attention.{part}.{kind}" for part in ("query", "key", "value"))
@@ -47,5 +25,65 @@ def table(spec: ModelSpec) -> Iterator[Row]:
         yield from both(f"{ours}.residual.norms.1", f"{theirs}.ln_2")
         yield from both(f"{ours}.feedforward.up", f"{theirs}.mlp.c_fc", transposed=True)
         yield from both(f"{ours}.feedforward.down", f"{theirs}.mlp.c_proj", transposed=True)
-    yield from both("decoder.norm", "transformer.ln_f")
-    yield Repeated("lm_head.weight", same_as="transformer.wte.weight")
+        yield Unused(f"{theirs}.attn.bias")  # the causal mask, which older checkpoints hold
+        yield Unused(f"{theirs}.attn.masked_bias")
+    yield from both("decoder.norm", f"{prefix}ln_f")
+
+
+def next_tokens(spec: ModelSpec, prefix: str) -> Iterator[Row]:
+    yield Repeated("lm_head.weight", same_as=f"{prefix}wte.weight")
+
+
+def classes(spec: ModelSpec, prefix: str) -> Iterator[Row]:
+    yield Same("head.output.weight", "score.weight")
+
+
+def bare(spec: ModelSpec, prefix: str) -> Iterator[Row]:
+    yield from ()
+
+
+FAMILIES = {
+    "gpt2": Family(
+        "gpt2",
+        {
+            "decoder": {
+                "embed": {"kind": "tokens"},
+                "position": {"kind": "learned"},
+                "attention": {"kind": "heads"},
+                "core": {"kind": "dot"},
+                "mask": {"causal": True},
+                "feedforward": {"kind": "mlp"},
+                "norm": {"kind": "layer"},
+                "residual": {"kind": "pre"},
+            }
+        },
+        (
+            Key("vocab_size", "vocab"),
+            Key("n_layer", "decoder.layers"),
+            Key("n_embd", "decoder.width"),
+            Key("n_head", "decoder.attention.heads"),
+            Key("n_positions", "decoder.position.length"),
+            Key("n_inner", "decoder.feedforward.hidden", None),
+            activation("activation_function", "decoder.feedforward.activation"),
+            Key("layer_norm_epsilon", "decoder.norm.eps"),
+            Key("embd_pdrop", "decoder.embed.dropout", 0.0),
+            Key("attn_pdrop", "decoder.core.dropout", 0.0),
+            Key("resid_pdrop", "decoder.residual.dropout", 0.0),
+            Choice("scale_attn_weights", "decoder.core", ((True, {"scale": None}), (False, {"scale": 1.0})), True),
+            Fixed("scale_attn_by_inverse_layer_idx", False),
+            Fixed("add_cross_attention", False),
+        ),
+        tower,
+        {
+            "GPT2LMHeadModel": Task({"kind": "tied"}, next_tokens, (Fixed("tie_word_embeddings", True),), "transformer."),
+            "GPT2ForSequenceClassification": Task(
+                {"kind": "classes", "pool": "last", "bias": False}, classes, (Labels(),), "transformer."
+            ),
+            "GPT2Model": Task({"kind": "none"}, bare, (), ""),
+        },
+        (
+            "n_ctx", "reorder_and_upcast_attn", "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type",
+            "summary_use_proj", "tie_word_embeddings",
+        ),
+    )
+}  # fmt: skip

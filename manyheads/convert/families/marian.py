@@ -2,50 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
-from manyheads.convert.activation import activation
-from manyheads.convert.weights import Derived, Repeated, Row, Same, both
-from manyheads.model.spec import ModelSpec, read_model
+from manyheads.convert.config import ConfigRow, Fixed, Key
+from manyheads.convert.families import Family, Task
+from manyheads.convert.keys import activation
+from manyheads.convert.weights import Repeated, Row, Same, Unused, both
+from manyheads.model.spec import ModelSpec
+from manyheads.spec import Tree, merged
+
+TOWER: Tree = {
+    "embed": {"kind": "tokens"},
+    "attention": {"kind": "heads"},
+    "core": {"kind": "dot"},
+    "feedforward": {"kind": "mlp"},
+    "norm": {"kind": "layer"},
+    "residual": {"kind": "post"},
+}
+SHAPE: Tree = {"encoder": TOWER, "decoder": TOWER | {"embed": {"kind": "shared"}, "mask": {"causal": True}, "cross": True}}
+
+KEYS: tuple[ConfigRow, ...] = (
+    Key("vocab_size", "vocab"),
+    Key("d_model", ("encoder.width", "decoder.width")),
+    Key("encoder_layers", "encoder.layers"),
+    Key("decoder_layers", "decoder.layers"),
+    Key("encoder_attention_heads", "encoder.attention.heads"),
+    Key("decoder_attention_heads", "decoder.attention.heads"),
+    Key("encoder_ffn_dim", "encoder.feedforward.hidden"),
+    Key("decoder_ffn_dim", "decoder.feedforward.hidden"),
+    activation("activation_function", "encoder.feedforward.activation", "decoder.feedforward.activation"),
+    Key("scale_embedding", ("encoder.embed.scale", "decoder.embed.scale"), False),
+    Key("dropout", ("encoder.residual.dropout", "decoder.residual.dropout", "encoder.embed.dropout", "decoder.embed.dropout"), 0.0),
+    Key("attention_dropout", ("encoder.core.dropout", "decoder.core.dropout"), 0.0),
+    Key("activation_dropout", ("encoder.feedforward.dropout", "decoder.feedforward.dropout"), 0.0),
+    Fixed("tie_word_embeddings", True),
+)
+SILENT = ("classifier_dropout", "classif_dropout", "encoder_layerdrop", "decoder_layerdrop", "is_decoder", "num_hidden_layers")
 
 
-def spec_of(config: Mapping[str, Any]) -> ModelSpec:
-    def tower(name: str, embed: str) -> dict[str, Any]:
-        return {
-            "layers": config[f"{name}_layers"],
-            "width": config["d_model"],
-            "embed": {"kind": embed, "scale": config["scale_embedding"], "dropout": config["dropout"]},
-            "position": {"kind": "sinusoidal", "layout": "halves"},
-            "attention": {"kind": "heads", "heads": config[f"{name}_attention_heads"]},
-            "core": {"kind": "dot", "dropout": config["attention_dropout"]},
-            "feedforward": {
-                "hidden": config[f"{name}_ffn_dim"],
-                "activation": activation(config["activation_function"]),
-                "dropout": config["activation_dropout"],
-            },
-            "norm": "layer",
-            "residual": {"kind": "post", "dropout": config["dropout"]},
-        }
-
-    decoder = tower("decoder", "shared") | {"mask": {"causal": True}, "cross": True}
-    return read_model(
-        {"vocab": config["vocab_size"], "encoder": tower("encoder", "tokens"), "decoder": decoder, "head": {"kind": "tied", "bias": True}}
-    )
-
-
-def table(spec: ModelSpec) -> Iterator[Row]:
+def layers(spec: ModelSpec, prefix: str) -> Iterator[Row]:
+    """The layers of both towers."""
     assert spec.encoder is not None
     assert spec.decoder is not None
-    assert isinstance(spec.vocab, int)
-    yield Same("encoder.embed.table.weight", "model.shared.weight")
-    yield Same("head.bias", "final_logits_bias", shape=(1, spec.vocab))
-    yield Repeated("lm_head.weight", same_as="model.shared.weight")
     for name, tower in (("encoder", spec.encoder), ("decoder", spec.decoder)):
-        yield Repeated(f"model.{name}.embed_tokens.weight", same_as="model.shared.weight")
-        yield Derived(f"model.{name}.embed_positions.weight")
         for i in range(tower.layers):
-            ours, theirs = f"{name}.layers.{i}", f"model.{name}.layers.{i}"
+            ours, theirs = f"{name}.layers.{i}", f"{prefix}{name}.layers.{i}"
             attentions = [("attention", "self_attn"), ("cross", "encoder_attn")][: 2 if tower.cross else 1]
             for at, (part, called) in enumerate(attentions):
                 for projection, named in (("query", "q_proj"), ("key", "k_proj"), ("value", "v_proj"), ("output", "out_proj")):
@@ -54,3 +55,40 @@ def table(spec: ModelSpec) -> Iterator[Row]:
             yield from both(f"{ours}.feedforward.up", f"{theirs}.fc1")
             yield from both(f"{ours}.feedforward.down", f"{theirs}.fc2")
             yield from both(f"{ours}.residual.norms.{len(attentions)}", f"{theirs}.final_layer_norm")
+
+
+def tower(spec: ModelSpec, prefix: str) -> Iterator[Row]:
+    yield Same("encoder.embed.table.weight", f"{prefix}shared.weight")
+    for name in ("encoder", "decoder"):
+        yield Repeated(f"{prefix}{name}.embed_tokens.weight", same_as=f"{prefix}shared.weight")
+        yield Unused(f"{prefix}{name}.embed_positions.weight")  # the sinusoids, which the config implies
+    yield from layers(spec, prefix)
+
+
+def next_tokens(spec: ModelSpec, prefix: str) -> Iterator[Row]:
+    assert isinstance(spec.vocab, int)
+    yield Same("head.bias", "final_logits_bias", shape=(1, spec.vocab))
+    yield Repeated("lm_head.weight", same_as=f"{prefix}shared.weight")
+
+
+SINUSOIDS: Tree = {"position": {"kind": "sinusoidal", "layout": "halves"}}
+
+FAMILIES = {
+    "marian": Family(
+        "marian",
+        merged(SHAPE, {"encoder": SINUSOIDS, "decoder": SINUSOIDS}),
+        (
+            *KEYS,
+            Key("decoder_vocab_size", "vocab", None),
+            Fixed("share_encoder_decoder_embeddings", True),
+            Fixed("normalize_before", False),
+            Fixed("normalize_embedding", False),
+            Fixed("add_final_layer_norm", False),
+            Fixed("static_position_embeddings", True),
+            Fixed("add_bias_logits", False),
+        ),
+        tower,
+        {"MarianMTModel": Task({"kind": "tied", "bias": True}, next_tokens, (), "model.")},
+        (*SILENT, "bad_words_ids", "extra_pos_embeddings", "max_position_embeddings", "_num_labels"),
+    )
+}

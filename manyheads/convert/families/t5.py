@@ -1,58 +1,65 @@
-"""T5, version 1.0 and 1.1: Raffel et al. 2020."""
+"""T5, version 1.0 and 1.1: Raffel et al. 2020. Scores are not scaled; one table of relative biases serves a tower."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass
 
-from manyheads.convert.activation import activation
+from manyheads.convert.config import Config, Fixed, Key, Look, Placed
+from manyheads.convert.families import Family, Task
+from manyheads.convert.keys import read_activation, write_activation
 from manyheads.convert.weights import Repeated, Row, Same, both
-from manyheads.model.spec import ModelSpec, read_model
+from manyheads.model.spec import ModelSpec
 from manyheads.parts.feedforward import GatedSpec
-from manyheads.parts.head import TiedSpec
+from manyheads.spec import Tree, quoted
+
+TOWERS = ("encoder", "decoder")
 
 
-def spec_of(config: Mapping[str, Any]) -> ModelSpec:
-    dropout = config["dropout_rate"]
-    gated = config["feed_forward_proj"].startswith("gated-")
-    act = config.get("dense_act_fn") or config["feed_forward_proj"].removeprefix("gated-")
-    position = {
-        "kind": "bucketed",
-        "buckets": config["relative_attention_num_buckets"],
-        "distance": config["relative_attention_max_distance"],
-    }
-    encoder = {
-        "layers": config["num_layers"],
-        "width": config["d_model"],
-        "embed": {"kind": "tokens", "dropout": dropout},
-        "position": position,
-        "attention": {"kind": "heads", "heads": config["num_heads"], "size": config["d_kv"], "bias": False, "output_bias": False},
-        "core": {"kind": "dot", "scale": 1.0, "dropout": dropout},
-        "feedforward": {
-            "kind": "gated" if gated else "mlp",
-            "hidden": config["d_ff"],
-            "activation": activation(act),
-            "bias": False,
-            "dropout": dropout,
-        },
-        "norm": {"kind": "rms", "eps": config["layer_norm_epsilon"]},
-        "residual": {"kind": "pre", "dropout": dropout},
-    }
-    decoder = {
-        "like": "encoder",
-        "layers": config["num_decoder_layers"],
-        "embed": {"kind": "shared", "dropout": dropout},
-        "position": {"bidirectional": False},
-        "mask": {"causal": True},
-        "cross": True,
-    }
-    # version 1.1 has a head of its own and does not scale; newer configs say only the latter
-    tied = config["tie_word_embeddings"] and config.get("scale_decoder_outputs", True)
-    head = {"kind": "tied", "temperature": "root"} if tied else {"kind": "free"}
-    return read_model({"vocab": config["vocab_size"], "encoder": encoder, "decoder": decoder, "head": head, "init": "fan-in"})
+def in_both(path: str) -> tuple[str, str]:
+    return f"encoder.{path}", f"decoder.{path}"
 
 
-def table(spec: ModelSpec) -> Iterator[Row]:
+@dataclass(frozen=True)
+class FeedForward:
+    """"relu", or "gated-gelu" and its like: gated or not, and by which function."""
+
+    keys: tuple[str, ...] = ("feed_forward_proj", "dense_act_fn", "is_gated_act")
+
+    def read(self, config: Config) -> Placed:
+        said = config.get("feed_forward_proj", "relu")
+        if not isinstance(said, str):
+            raise ValueError(f"feed_forward_proj in config.json is {quoted(said)}, expected a text such as relu or gated-gelu")
+        gated, name = said.startswith("gated-"), said.removeprefix("gated-")
+        # "gated-gelu" has always meant the approximation by tanh
+        name = config.get("dense_act_fn") or ("gelu_new" if said == "gated-gelu" else name)
+        kind, function = "gated" if gated else "mlp", read_activation(name)
+        return dict.fromkeys(in_both("feedforward.kind"), kind) | dict.fromkeys(in_both("feedforward.activation"), function)
+
+    def write(self, look: Look) -> Tree:
+        name, gated = write_activation(look("encoder.feedforward.activation")), look("encoder.feedforward.kind") == "gated"
+        said = "gelu" if name == "gelu_new" and gated else name
+        return {"feed_forward_proj": f"gated-{said}" if gated else said, "dense_act_fn": name, "is_gated_act": gated}
+
+
+@dataclass(frozen=True)
+class TiedHead:
+    """Version 1.0 scores against the token table, scaled by 1/√D; version 1.1 has a head of its own, and newer configs say so twice."""
+
+    keys: tuple[str, ...] = ("tie_word_embeddings", "scale_decoder_outputs")
+
+    def read(self, config: Config) -> Placed:
+        tied = config.get("tie_word_embeddings", True)
+        if tied and config.get("scale_decoder_outputs", True):
+            return {"head.kind": "tied", "head.temperature": "root"}
+        return {"head.kind": "free"}
+
+    def write(self, look: Look) -> Tree:
+        tied = look("head.kind") == "tied"
+        return {"tie_word_embeddings": tied, "scale_decoder_outputs": tied}
+
+
+def tower(spec: ModelSpec, prefix: str) -> Iterator[Row]:
     assert spec.encoder is not None
     assert spec.decoder is not None
     gated = isinstance(spec.encoder.feedforward, GatedSpec)
@@ -73,7 +80,52 @@ def table(spec: ModelSpec) -> Iterator[Row]:
             for at in range(last + 1):
                 yield Same(f"{ours}.residual.norms.{at}.weight", f"{theirs}.{at}.layer_norm.weight")
         yield Same(f"{name}.norm.weight", f"{name}.final_layer_norm.weight")
-    if isinstance(spec.head, TiedSpec):
+
+
+def next_tokens(spec: ModelSpec, prefix: str) -> Iterator[Row]:
+    if spec.head.kind == "tied":
         yield Repeated("lm_head.weight", same_as="shared.weight")
     else:
         yield Same("head.output.weight", "lm_head.weight")
+
+
+TOWER: Tree = {
+    "embed": {"kind": "tokens"},
+    "position": {"kind": "bucketed"},
+    "attention": {"kind": "heads", "bias": False, "output_bias": False},
+    "core": {"kind": "dot", "scale": 1.0},
+    "feedforward": {"bias": False},
+    "norm": {"kind": "rms"},
+    "residual": {"kind": "pre"},
+}
+DROPPED = ("embed.dropout", "core.dropout", "feedforward.dropout", "residual.dropout")
+
+FAMILIES = {
+    "t5": Family(
+        "t5",
+        {
+            "encoder": TOWER,
+            "decoder": TOWER
+            | {"embed": {"kind": "shared"}, "position": {"kind": "bucketed", "bidirectional": False}, "mask": {"causal": True}, "cross": True},
+            "init": "fan-in",
+        },
+        (
+            Key("vocab_size", "vocab"),
+            Key("d_model", in_both("width")),
+            Key("d_kv", in_both("attention.size")),
+            Key("d_ff", in_both("feedforward.hidden")),
+            Key("num_heads", in_both("attention.heads")),
+            Key("num_layers", "encoder.layers"),
+            Key("num_decoder_layers", "decoder.layers", None),
+            Key("relative_attention_num_buckets", in_both("position.buckets"), 32),
+            Key("relative_attention_max_distance", in_both("position.distance"), 128),
+            Key("layer_norm_epsilon", in_both("norm.eps"), 1e-6),
+            Key("dropout_rate", tuple(path for name in DROPPED for path in in_both(name)), 0.0),
+            FeedForward(),
+            Fixed("is_decoder", False),
+        ),
+        tower,
+        {"T5ForConditionalGeneration": Task({}, next_tokens, (TiedHead(),), "")},
+        ("classifier_dropout", "n_positions", "num_hidden_layers"),
+    )
+}

@@ -1,0 +1,43 @@
+"""BART: Lewis et al. 2020. Two rows of each position table stand before position 0; a norm behind the embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from manyheads.convert.config import Fixed, Key
+from manyheads.convert.families import Family, Task
+from manyheads.convert.families.marian import KEYS, SHAPE, SILENT, layers, next_tokens
+from manyheads.convert.weights import Repeated, Row, Same, both
+from manyheads.model.spec import ModelSpec
+from manyheads.spec import merged
+
+
+def tower(spec: ModelSpec, prefix: str) -> Iterator[Row]:
+    yield Same("encoder.embed.table.weight", f"{prefix}shared.weight")
+    for name in ("encoder", "decoder"):
+        yield Repeated(f"{prefix}{name}.embed_tokens.weight", same_as=f"{prefix}shared.weight")
+        yield Same(f"{name}.embed.position.table.weight", f"{prefix}{name}.embed_positions.weight")
+        yield from both(f"{name}.embed.norm", f"{prefix}{name}.layernorm_embedding")
+    yield from layers(spec, prefix)
+
+
+EMBED = {"embed": {"norm": {"kind": "layer"}}, "position": {"kind": "learned", "offset": 2}}
+
+FAMILIES = {
+    "bart": Family(
+        "bart",
+        merged(SHAPE, {"encoder": EMBED, "decoder": EMBED}),
+        (
+            *KEYS,
+            Key("max_position_embeddings", ("encoder.position.length", "decoder.position.length")),
+            Fixed("normalize_before", False),
+            Fixed("add_final_layer_norm", False),
+            Fixed("normalize_embedding", True),
+            Fixed("static_position_embeddings", False),
+            Fixed("add_bias_logits", False),
+        ),
+        tower,
+        {"BartForConditionalGeneration": Task({"kind": "tied", "bias": True}, next_tokens, (), "model.")},
+        (*SILENT, "early_stopping", "length_penalty", "min_length", "no_repeat_ngram_size", "num_hidden_layers", "extra_pos_embeddings"),
+    )
+}

@@ -1,0 +1,81 @@
+"""DistilBERT: Sanh et al. 2019. Half the layers, no token types, no pooler."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from manyheads.convert.config import Key
+from manyheads.convert.families import Family, Task
+from manyheads.convert.families.bert import LENGTH, MASKED, SHAPE
+from manyheads.convert.keys import FirstOf, Labels, activation
+from manyheads.convert.weights import Repeated, Row, Same, both
+from manyheads.model.spec import ModelSpec
+from manyheads.spec import merged
+
+PARTS = (("query", "q_lin"), ("key", "k_lin"), ("value", "v_lin"), ("output", "out_lin"))
+
+
+def tower(spec: ModelSpec, prefix: str) -> Iterator[Row]:
+    assert spec.encoder is not None
+    yield Same("encoder.embed.table.weight", f"{prefix}embeddings.word_embeddings.weight")
+    yield Same("encoder.embed.position.table.weight", f"{prefix}embeddings.position_embeddings.weight")
+    yield from both("encoder.embed.norm", f"{prefix}embeddings.LayerNorm")
+    for i in range(spec.encoder.layers):
+        ours, theirs = f"encoder.layers.{i}", f"{prefix}transformer.layer.{i}"
+        for part, named in PARTS:
+            yield from both(f"{ours}.attention.{part}", f"{theirs}.attention.{named}")
+        yield from both(f"{ours}.residual.norms.0", f"{theirs}.sa_layer_norm")
+        yield from both(f"{ours}.feedforward.up", f"{theirs}.ffn.lin1")
+        yield from both(f"{ours}.feedforward.down", f"{theirs}.ffn.lin2")
+        yield from both(f"{ours}.residual.norms.1", f"{theirs}.output_layer_norm")
+
+
+def bare(spec: ModelSpec, prefix: str) -> Iterator[Row]:
+    yield from ()
+
+
+def masked_tokens(spec: ModelSpec, prefix: str) -> Iterator[Row]:
+    yield from both("head.project", "vocab_transform")
+    yield from both("head.norm", "vocab_layer_norm")
+    yield Same("head.scores.bias", "vocab_projector.bias")
+    yield Repeated("vocab_projector.weight", same_as=f"{prefix}embeddings.word_embeddings.weight")
+
+
+def classes(spec: ModelSpec, prefix: str) -> Iterator[Row]:
+    yield from both("head.dense", "pre_classifier")
+    yield from both("head.output", "classifier")
+
+
+EPS = {"kind": "layer", "eps": 1e-12}
+
+FAMILIES = {
+    "distilbert": Family(
+        "distilbert",
+        merged(SHAPE, {"encoder": {"norm": EPS, "embed": {"norm": EPS}}}),
+        (
+            Key("vocab_size", "vocab"),
+            Key("n_layers", "encoder.layers"),
+            Key("dim", "encoder.width"),
+            Key("n_heads", "encoder.attention.heads"),
+            Key("hidden_dim", "encoder.feedforward.hidden"),
+            activation("activation", "encoder.feedforward.activation"),
+            LENGTH,
+            Key("dropout", ("encoder.embed.dropout", "encoder.feedforward.dropout"), 0.1),
+            Key("attention_dropout", "encoder.core.dropout", 0.1),
+        ),
+        tower,
+        {
+            "DistilBertForMaskedLM": Task(
+                MASKED | {"norm": EPS}, masked_tokens, (activation("activation", "head.activation"),), "distilbert."
+            ),
+            "DistilBertForSequenceClassification": Task(
+                {"kind": "classes", "pool": "first", "dense": True, "activation": "relu"},
+                classes,
+                (Labels(), FirstOf(("seq_classif_dropout",), "head.dropout")),
+                "distilbert.",
+            ),
+            "DistilBertModel": Task({"kind": "none"}, bare, (), ""),
+        },
+        ("sinusoidal_pos_embds", "qa_dropout", "seq_classif_dropout", "tie_word_embeddings", "tie_weights_"),
+    )
+}

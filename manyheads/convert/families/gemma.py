@@ -1,0 +1,23 @@
+"""Gemma: Mesnard et al. 2024. Embeddings times √D, norms that multiply by 1 + γ, and a tied head."""
+
+from __future__ import annotations
+
+from manyheads.convert.config import Fixed
+from manyheads.convert.families import Family
+from manyheads.convert.families.llama import BIASES, HEAD_SIZE, KEYS, SHAPE, SILENT, tasks, tower
+from manyheads.convert.keys import Rope, activation
+from manyheads.spec import merged
+
+# older configs say hidden_act = "gelu" and mean the approximation that hidden_activation names
+ACTIVATION = activation("hidden_activation", "decoder.feedforward.activation", default="gelu_pytorch_tanh")
+
+FAMILIES = {
+    "gemma": Family(
+        "gemma",
+        merged(SHAPE, {"decoder": {"embed": {"scale": True}, "norm": {"kind": "rms-one"}}}),
+        (*KEYS, HEAD_SIZE, Rope(), BIASES, Fixed("use_bidirectional_attention", None)),
+        tower,
+        tasks("Gemma", tied=True),
+        SILENT,
+    )
+}

@@ -1,0 +1,77 @@
+"""GPT-NeoX and Pythia: Black et al. 2022, Biderman et al. 2023. q, k and v lie side by side within each head."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from manyheads.convert.config import Key
+from manyheads.convert.families import Family, Task
+from manyheads.convert.families.llama import bare
+from manyheads.convert.keys import Choice, Rope, activation, tying
+from manyheads.convert.weights import Joined, Repeated, Row, Same, Unused, both
+from manyheads.model.spec import ModelSpec
+
+
+def tower(spec: ModelSpec, prefix: str) -> Iterator[Row]:
+    assert spec.decoder is not None
+    attention = spec.decoder.attention
+    yield Same("decoder.embed.table.weight", f"{prefix}embed_in.weight")
+    for i in range(spec.decoder.layers):
+        ours, theirs = f"decoder.layers.{i}", f"{prefix}layers.{i}"
+        yield from both(f"{ours}.residual.norms.0", f"{theirs}.input_layernorm")
+        yield from both(f"{ours}.residual.norms.1", f"{theirs}.post_attention_layernorm")
+        for kind in ("weight", "bias") if attention.bias else ("weight",):
+            parts = tuple(f"{ours}.attention.{part}.{kind}" for part in ("query", "key", "value"))
+            yield Joined(parts, f"{theirs}.attention.query_key_value.{kind}", heads=attention.heads)
+        yield from both(f"{ours}.attention.output", f"{theirs}.attention.dense", bias=attention.output_bias)
+        yield from both(f"{ours}.feedforward.up", f"{theirs}.mlp.dense_h_to_4h")
+        yield from both(f"{ours}.feedforward.down", f"{theirs}.mlp.dense_4h_to_h")
+        for buffer in ("bias", "masked_bias", "rotary_emb.inv_freq"):  # which older checkpoints hold
+            yield Unused(f"{theirs}.attention.{buffer}")
+    yield from both("decoder.norm", f"{prefix}final_layer_norm")
+
+
+def next_tokens(spec: ModelSpec, prefix: str) -> Iterator[Row]:
+    if spec.head.kind == "tied":
+        yield Repeated("embed_out.weight", same_as=f"{prefix}embed_in.weight")
+    else:
+        yield Same("head.output.weight", "embed_out.weight")
+
+
+FAMILIES = {
+    "gpt_neox": Family(
+        "gpt_neox",
+        {
+            "decoder": {
+                "embed": {"kind": "tokens"},
+                "position": {"kind": "rope"},
+                "attention": {"kind": "heads"},
+                "core": {"kind": "dot"},
+                "mask": {"causal": True},
+                "feedforward": {"kind": "mlp"},
+                "norm": {"kind": "layer"},
+                "residual": {},
+            }
+        },
+        (
+            Key("vocab_size", "vocab"),
+            Key("num_hidden_layers", "decoder.layers"),
+            Key("hidden_size", "decoder.width"),
+            Key("num_attention_heads", "decoder.attention.heads"),
+            Key("intermediate_size", "decoder.feedforward.hidden"),
+            activation("hidden_act", "decoder.feedforward.activation"),
+            Key("layer_norm_eps", "decoder.norm.eps"),
+            Key("hidden_dropout", ("decoder.residual.dropout", "decoder.embed.dropout"), 0.0),
+            Key("attention_dropout", "decoder.core.dropout", 0.0),
+            Key("attention_bias", ("decoder.attention.bias", "decoder.attention.output_bias"), True),
+            Choice("use_parallel_residual", "decoder.residual", ((True, {"kind": "parallel-norms"}), (False, {"kind": "pre"})), True),
+            Rope(partial=0.25, old=("rope_theta", "rope_scaling", "partial_rotary_factor", "rotary_pct", "rotary_emb_base")),
+        ),
+        tower,
+        {
+            "GPTNeoXForCausalLM": Task({}, next_tokens, (tying(False),), "gpt_neox."),
+            "GPTNeoXModel": Task({"kind": "none"}, bare, (), ""),
+        },
+        ("classifier_dropout", "is_decoder", "tie_word_embeddings"),
+    )
+}

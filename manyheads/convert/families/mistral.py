@@ -1,0 +1,9 @@
+"""Mistral: Jiang et al. 2023. The layout of its neighbour, with a window."""
+
+from __future__ import annotations
+
+from manyheads.convert.families import Family
+from manyheads.convert.families.llama import HEAD_SIZE, KEYS, SHAPE, SILENT, tasks, tower
+from manyheads.convert.keys import Rope, Windows
+
+FAMILIES = {"mistral": Family("mistral", SHAPE, (*KEYS, HEAD_SIZE, Rope(), Windows()), tower, tasks("Mistral"), SILENT)}

@@ -1,0 +1,77 @@
+"""Phi-1 and Phi-2: Gunasekar et al. 2023. Attention and feed-forward side by side behind one norm, and a head with a bias."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from manyheads.convert.config import ConfigRow, Key
+from manyheads.convert.families import Family, Task
+from manyheads.convert.families.llama import bare
+from manyheads.convert.keys import Choice, Rope, activation
+from manyheads.convert.weights import Row, Same, both
+from manyheads.model.spec import ModelSpec
+from manyheads.parts.norm import NoNormSpec
+
+
+def tower(spec: ModelSpec, prefix: str) -> Iterator[Row]:
+    assert spec.decoder is not None
+    yield Same("decoder.embed.table.weight", f"{prefix}embed_tokens.weight")
+    for i in range(spec.decoder.layers):
+        ours, theirs = f"decoder.layers.{i}", f"{prefix}layers.{i}"
+        for part, name in (("query", "q_proj"), ("key", "k_proj"), ("value", "v_proj"), ("output", "dense")):
+            yield from both(f"{ours}.attention.{part}", f"{theirs}.self_attn.{name}")
+        if not isinstance(spec.decoder.attention.query_key_norm, NoNormSpec):
+            yield from both(f"{ours}.attention.query_norm", f"{theirs}.self_attn.q_layernorm")
+            yield from both(f"{ours}.attention.key_norm", f"{theirs}.self_attn.k_layernorm")
+        yield from both(f"{ours}.feedforward.up", f"{theirs}.mlp.fc1")
+        yield from both(f"{ours}.feedforward.down", f"{theirs}.mlp.fc2")
+        yield from both(f"{ours}.residual.norms.0", f"{theirs}.input_layernorm")
+    yield from both("decoder.norm", f"{prefix}final_layernorm")
+
+
+def next_tokens(spec: ModelSpec, prefix: str) -> Iterator[Row]:
+    yield Same("head.output.weight", "lm_head.weight")
+    yield Same("head.bias", "lm_head.bias")
+
+
+QUERY_KEY_NORM = Choice("qk_layernorm", "decoder.attention.query_key_norm", ((False, {"kind": "none"}), (True, {"kind": "layer"})), False)
+KEYS: tuple[ConfigRow, ...] = (
+    Key("vocab_size", "vocab"),
+    Key("num_hidden_layers", "decoder.layers"),
+    Key("hidden_size", "decoder.width"),
+    Key("num_attention_heads", "decoder.attention.heads"),
+    Key("num_key_value_heads", "decoder.attention.groups", None),
+    Key("intermediate_size", "decoder.feedforward.hidden"),
+    activation("hidden_act", "decoder.feedforward.activation"),
+    Key("layer_norm_eps", "decoder.norm.eps"),
+    Key("attention_dropout", "decoder.core.dropout", 0.0),
+    Key("embd_pdrop", "decoder.embed.dropout", 0.0),
+    Key("resid_pdrop", "decoder.residual.dropout", 0.0),
+    Rope(partial=0.5),
+    QUERY_KEY_NORM,
+)
+
+FAMILIES = {
+    "phi": Family(
+        "phi",
+        {
+            "decoder": {
+                "embed": {"kind": "tokens"},
+                "position": {"kind": "rope"},
+                "attention": {"kind": "heads"},
+                "core": {"kind": "dot"},
+                "mask": {"causal": True},
+                "feedforward": {"kind": "mlp"},
+                "norm": {"kind": "layer"},
+                "residual": {"kind": "parallel"},
+            }
+        },
+        KEYS,
+        tower,
+        {
+            "PhiForCausalLM": Task({"kind": "free", "bias": True}, next_tokens, (), "model."),
+            "PhiModel": Task({"kind": "none"}, bare, (), ""),
+        },
+        ("tie_word_embeddings",),
+    )
+}
