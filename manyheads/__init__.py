@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from manyheads.checkpoint import export, load
     from manyheads.inspect.page import attention_page
     from manyheads.inspect.record import record
     from manyheads.model.build import build, outline
@@ -24,6 +25,8 @@ _PLACES = {
     "SpecError": "manyheads.spec",
     "attention_page": "manyheads.inspect.page",
     "build": "manyheads.model.build",
+    "export": "manyheads.checkpoint",
+    "load": "manyheads.checkpoint",
     "outline": "manyheads.model.build",
     "preset": "manyheads.presets",
     "read": "manyheads.presets",
@@ -33,7 +36,7 @@ _PLACES = {
 }
 
 __all__ = [
-    "Inputs", "ModelSpec", "SpecError", "attention_page", "build", "outline", "preset", "read", "read_model", "record", "size",
+    "Inputs", "ModelSpec", "SpecError", "attention_page", "build", "export", "load", "outline", "preset", "read", "read_model", "record", "size",
 ]  # fmt: skip
 
 

@@ -270,7 +270,7 @@ def test_residuals():
         close(built[kind](x, [f, g]), value)
 
 
-@formula("norm", "layer", "rms", "none")
+@formula("norm", "layer", "rms", "rms-one", "none")
 @formula("feedforward", "mlp", "gated", "none")
 def test_norms_and_feed_forward():
     x = torch.randn(5, 6, **torch_double)

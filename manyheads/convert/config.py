@@ -101,8 +101,9 @@ def read_config(rows: Iterable[ConfigRow], config: Config, tree: Tree, *, silent
     known = {key for row in rows for key in row.keys}
     for key in config:
         if key not in known and key not in SILENT and key not in silent:
-            raise ValueError(f"config.json has a key this family does not know, {quoted(key)}: {nearest(key, known).partition('(')[0]}"
-                             "it may change the maths, so it is not passed over")  # fmt: skip
+            close, _, _ = nearest(key, known).partition(" (")
+            raise ValueError(f"config.json has a key this family does not know, {quoted(key)}{close}; it may change the maths, so it is "
+                             "not passed over")  # fmt: skip
     for row in rows:
         for path, value in row.read(config).items():
             place(tree, path, value)

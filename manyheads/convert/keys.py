@@ -26,7 +26,7 @@ ACTIVATIONS = {
 
 def read_activation(name: str) -> str:
     if name not in ACTIVATIONS:
-        raise ValueError(f"no activation {quoted(name)}: {nearest(str(name), ACTIVATIONS)}")
+        raise ValueError(f"no activation {quoted(name)}{nearest(str(name), ACTIVATIONS)}")
     return ACTIVATIONS[name]
 
 
@@ -59,7 +59,7 @@ class Rope:
             raise ValueError(f"rope_parameters in config.json is {quoted(rope)}, expected a table")
         kind = rope.get("rope_type", rope.get("type", "default"))
         if kind not in SCALINGS:
-            raise ValueError(f"no rotation scaling {quoted(kind)}: {nearest(str(kind), SCALINGS)}")
+            raise ValueError(f"no rotation scaling {quoted(kind)}{nearest(str(kind), SCALINGS)}")
         names = {"rope_theta", "rope_type", "type", "partial_rotary_factor", *SCALINGS[kind].values()} | IMPLIED.get(kind, set())
         if unknown := sorted(set(rope) - names):
             raise ValueError(f"rotation scaling '{kind}' has a key that is not supported: {unknown[0]}")

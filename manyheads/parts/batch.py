@@ -16,7 +16,7 @@ class Inputs:
     padding: B×L, True at padded places, on either side.
     positions: B×L or 1×L, where each token stands; counted over the real tokens if not given.
     segments: B×L, a number a packed document: tokens of different numbers do not see each other.
-    types: B×L, the token types of an embedding that has them.
+    types, tasks: B×L, the token types and task types of an embedding that has them; 0 if not given.
     prefix: B, how many first tokens are seen by all, for a mask with a prefix.
     span: how long the texts will be, where they are only begun, for rotations that depend on it.
     """
@@ -26,6 +26,7 @@ class Inputs:
     positions: Tensor | None = None
     segments: Tensor | None = None
     types: Tensor | None = None
+    tasks: Tensor | None = None
     prefix: Tensor | None = None
     span: int | None = None
 
@@ -39,14 +40,14 @@ class Inputs:
             raise ValueError(
                 f"tokens has shape {tuple(self.tokens.shape)}: there is nothing to read; expected at least one text of one token"
             )
-        for name in ("padding", "positions", "segments", "types", "prefix"):
+        for name in ("padding", "positions", "segments", "types", "tasks", "prefix"):
             given = getattr(self, name)
             expected = (torch.bool,) if name == "padding" else (torch.int64, torch.int32)
             if given is not None and (not isinstance(given, Tensor) or given.dtype not in expected):
                 kind = given.dtype if isinstance(given, Tensor) else type(given).__name__
                 wanted = "torch.bool, True at padded places" if name == "padding" else "a tensor of whole numbers, torch.int64"
                 raise ValueError(f"{name} is {kind}, expected {wanted}")
-        for name in ("padding", "positions", "segments", "types"):
+        for name in ("padding", "positions", "segments", "types", "tasks"):
             given = getattr(self, name)
             allowed = {(batch, length)} | ({(1, length)} if name == "positions" else set())
             if given is not None and tuple(given.shape) not in allowed:

@@ -66,12 +66,13 @@ class Embed(nn.Module):
 
 
 class TokensSpec(EmbedSpec, kind="tokens"):
-    """E[token] (·√D) + T[type], joined with its position, normalised, dropped; E is learned
+    """E[token] (·√D) + T[type] + S[task], joined with its position, normalised, dropped; E, T and S are learned
 
     With `size`, the table is narrower than the model and a projection follows: Lan et al. 2020, arXiv 1909.11942.
     """
 
     types: int = field(0, "how many token types have a vector of their own", ge=0)
+    tasks: int = field(0, "how many task types have a vector of their own", ge=0)
     scale: bool = field(False, "multiply by √D, as in section 3.4 of Vaswani et al. 2017")
     norm: NormSpec = field(NoNormSpec(), "after everything is added")
     size: int | None = field(None, "the width of the tables, where it is not D", ge=1, le=65536)
@@ -91,6 +92,7 @@ class Tokens(Embed):
         self.shape = Rows(token_width, size if size == width else token_width)
         self.table = nn.Embedding(vocab, token_width) if own else None
         self.types = nn.Embedding(spec.types, token_width) if spec.types else None
+        self.tasks = nn.Embedding(spec.tasks, token_width) if spec.tasks else None
         self.scale = size**0.5 if spec.scale else 1.0
         self.position = position.build_embed(size)
         self.norm = spec.norm.build(size)
@@ -106,11 +108,11 @@ class Tokens(Embed):
         x_BLD = look_up(inputs.tokens, rows)
         if self.scale != 1.0:
             x_BLD = x_BLD * self.scale
-        if self.types is not None:
-            types = torch.zeros_like(inputs.tokens) if inputs.types is None else inputs.types
-            x_BLD = x_BLD + look_up(types, self.types, "type", "types")
-        elif inputs.types is not None:
-            raise ValueError("token types were given, but the embedding has none; set embed.types")
+        for kind, sorts, given in (("type", self.types, inputs.types), ("task", self.tasks, inputs.tasks)):
+            if sorts is not None:
+                x_BLD = x_BLD + look_up(torch.zeros_like(inputs.tokens) if given is None else given, sorts, kind, f"{kind}s")
+            elif given is not None:
+                raise ValueError(f"token {kind}s were given, but the embedding has none; set embed.{kind}s")
         return self.project(self.dropout(self.norm(self.position(x_BLD, places))))
 
 
@@ -190,7 +192,7 @@ class Patches(Embed):
 
     def forward(self, inputs: Inputs, places: Places, *, table: Tensor | None, memory: Memory | None) -> Tensor:
         pixels = self.project.in_features
-        if inputs.types is not None:
+        if inputs.types is not None or inputs.tasks is not None:
             raise ValueError("token types were given, and patches have none")
         if inputs.tokens.dim() != 3 or inputs.tokens.shape[-1] != pixels:
             raise ValueError(f"patches have shape {tuple(inputs.tokens.shape)}, expected batch × length × {pixels} pixels")
@@ -210,6 +212,8 @@ class RestoredSpec(EmbedSpec, kind="restored"):
 
     reads: ClassVar[Literal["tokens", "patches", "memory"]] = "memory"
 
+    first: bool = field(False, "place 0 is that of the encoder's first vector, the patches stand after it")
+
     def build(self, vocab: int, width: int, position: PositionSpec, memory_width: int | None) -> Embed:
         if memory_width is None:
             raise SpecError("only a decoder beside an encoder can restore what the encoder did not see")
@@ -221,6 +225,7 @@ class Restored(Embed):
         super().__init__()
         size = position.token_width(width)
         self.project = nn.Linear(memory_width, size)
+        self.first = spec.first
         self.hidden = nn.Parameter(torch.zeros(1, 1, size))
         self.position = position.build_embed(width)
         self.dropout = nn.Dropout(spec.dropout)
@@ -228,6 +233,12 @@ class Restored(Embed):
 
     def reset_parameters(self) -> None:
         nn.init.normal_(self.hidden, std=0.02)
+
+    def lay_out(self, inputs: Inputs) -> Inputs:
+        if not self.first:
+            return inputs
+        tokens = inputs.tokens
+        return replace(inputs, tokens=torch.cat((tokens[:, :1], tokens), dim=1))  # only the shape is read
 
     def forward(self, inputs: Inputs, places: Places, *, table: Tensor | None, memory: Memory | None) -> Tensor:
         assert memory is not None

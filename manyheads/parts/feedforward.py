@@ -31,6 +31,10 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 class FeedForwardSpec(Part, slot="feedforward", default="mlp"):
     """What happens to each vector between two attentions."""
 
+    def hidden_size(self, width: int) -> int | None:
+        """F, in a tower of this width; None where there is nothing in between."""
+        return None
+
     @abstractmethod
     def build(self, width: int) -> nn.Module:
         raise NotImplementedError
@@ -47,6 +51,9 @@ class MlpSpec(FeedForwardSpec, kind="mlp"):
     bias: bool = field(True, "b₁ and b₂")
     dropout: float = field(0.0, "share of the hidden units dropped in training", ge=0, lt=1)
 
+    def hidden_size(self, width: int) -> int:
+        return self.hidden or 4 * width
+
     def build(self, width: int) -> nn.Module:
         return Mlp(self, width)
 
@@ -54,7 +61,7 @@ class MlpSpec(FeedForwardSpec, kind="mlp"):
 class Mlp(nn.Module):
     def __init__(self, spec: MlpSpec, width: int) -> None:
         super().__init__()
-        hidden = spec.hidden or 4 * width
+        hidden = spec.hidden_size(width)
         self.up = nn.Linear(width, hidden, bias=spec.bias)
         self.activation = ACTIVATIONS[spec.activation]
         self.dropout = nn.Dropout(spec.dropout)
@@ -75,6 +82,9 @@ class GatedSpec(FeedForwardSpec, kind="gated"):
     bias: bool = field(False, "biases on all three")
     dropout: float = field(0.0, "share of the hidden units dropped in training", ge=0, lt=1)
 
+    def hidden_size(self, width: int) -> int:
+        return self.hidden or -(-width // 3) * 8
+
     def build(self, width: int) -> nn.Module:
         return Gated(self, width)
 
@@ -82,7 +92,7 @@ class GatedSpec(FeedForwardSpec, kind="gated"):
 class Gated(nn.Module):
     def __init__(self, spec: GatedSpec, width: int) -> None:
         super().__init__()
-        hidden = spec.hidden or -(-width // 3) * 8
+        hidden = spec.hidden_size(width)
         self.gate = nn.Linear(width, hidden, bias=spec.bias)
         self.up = nn.Linear(width, hidden, bias=spec.bias)
         self.activation = ACTIVATIONS[spec.activation]

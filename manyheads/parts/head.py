@@ -270,6 +270,7 @@ class ClassesSpec(PooledHeadSpec, kind="classes"):
     """U·pool(h) + b: a score a class"""
 
     classes: int = field(2, "how many", ge=1)
+    bias: bool = field(True, "b")
 
     def build(self, width: int, vocab: int, rows: Rows | None) -> Head:
         return Classes(self, width)
@@ -278,7 +279,7 @@ class ClassesSpec(PooledHeadSpec, kind="classes"):
 class Classes(Pooled):
     def __init__(self, spec: ClassesSpec, width: int) -> None:
         super().__init__(spec, width)
-        self.output = nn.Linear(width, spec.classes)
+        self.output = nn.Linear(width, spec.classes, bias=spec.bias)
 
     def forward(self, x_BLD: Tensor, *, table: Tensor | None, padding: Tensor | None) -> Tensor:
         return self.output(self.pooled(x_BLD, padding))
@@ -307,6 +308,7 @@ class PixelsSpec(HeadSpec, kind="pixels"):
     """U·h + b: the pixels of each patch"""
 
     pixels: int = field(4, "numbers in a patch", ge=1)
+    skip: int = field(0, "vectors before the first patch, of which nothing is said", ge=0)
 
     def build(self, width: int, vocab: int, rows: Rows | None) -> Head:
         return Pixels(self, width)
@@ -315,7 +317,8 @@ class PixelsSpec(HeadSpec, kind="pixels"):
 class Pixels(Head):
     def __init__(self, spec: PixelsSpec, width: int) -> None:
         super().__init__()
+        self.skip = spec.skip
         self.output = nn.Linear(width, spec.pixels)
 
     def forward(self, x_BLD: Tensor, *, table: Tensor | None, padding: Tensor | None) -> Tensor:
-        return self.output(x_BLD)
+        return self.output(x_BLD[:, self.skip :])

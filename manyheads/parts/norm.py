@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 
-from torch import nn
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from manyheads.spec import Part, field
 
@@ -40,6 +42,33 @@ class RMSNormSpec(NormSpec, kind="rms"):
 
     def build(self, width: int) -> nn.Module:
         return nn.RMSNorm(width, eps=self.eps)
+
+
+class RMSOneSpec(NormSpec, kind="rms-one"):
+    """x / √(mean x² + ε) ∘ (1 + γ): as rms, with what is learned counted from one
+
+    Mesnard et al. 2024, arXiv 2403.08295, as published in code.
+    """
+
+    eps: float = field(1e-6, "ε under the root", gt=0)
+
+    def build(self, width: int) -> nn.Module:
+        return RMSOne(width, self.eps)
+
+
+class RMSOne(nn.Module):
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.zeros(width))
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        # half precision would lose the 1 + γ
+        precise = x.to(torch.promote_types(x.dtype, torch.float32))
+        return F.rms_norm(precise, self.weight.shape, 1.0 + self.weight.to(precise.dtype), self.eps).to(x.dtype)
 
 
 class NoNormSpec(NormSpec, kind="none"):

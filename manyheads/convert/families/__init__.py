@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 
@@ -11,6 +11,7 @@ from manyheads.convert.weights import Row
 from manyheads.model.spec import ModelSpec, read_model
 from manyheads.spec import Tree, copied, merged, nearest, quoted
 
+Spelling = tuple[tuple[str, str], ...]  # each usual piece of a name, and what stands for it
 Table = Callable[[ModelSpec, str], Iterator[Row]]
 
 
@@ -35,12 +36,14 @@ class Family:
     table: Table  # of the tower's weights, behind a prefix
     tasks: Mapping[str, Task]  # by the name of the architecture; the first is taken where a config names none
     silent: tuple[str, ...] = ()  # keys of this family that say nothing about the numbers a forward gives
+    settle: Callable[[Config, Collection[str]], Config] = lambda config, names: config  # where only the stored names tell
+    spellings: tuple[Spelling, ...] = ()  # other ways in which published checkpoints write the names of the table
 
     def architecture(self, config: Config) -> str:
         given = config.get("architectures") or [next(iter(self.tasks))]
         name = given[0] if isinstance(given, list) and given else given
         if not isinstance(name, str) or name not in self.tasks:
-            raise ValueError(f"no architecture {quoted(name)} of {self.model_type}: {nearest(str(name), self.tasks)}")
+            raise ValueError(f"no architecture {quoted(name)} of {self.model_type}{nearest(str(name), self.tasks)}")
         return name
 
     def spec_of(self, config: Config) -> ModelSpec:
@@ -67,7 +70,7 @@ NAMES = {
 
 def family(model_type: object) -> Family:
     if not isinstance(model_type, str) or model_type not in NAMES:
-        raise ValueError(f"no family {quoted(model_type)}: {nearest(str(model_type), NAMES)}")
+        raise ValueError(f"no family {quoted(model_type)}{nearest(str(model_type), NAMES)}")
     module = import_module(f"{__name__}.{NAMES[model_type]}")
     families: dict[str, Family] = module.FAMILIES
     return families[model_type]

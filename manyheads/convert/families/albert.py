@@ -71,7 +71,7 @@ FAMILIES = {
         ),
         tower,
         {
-            "AlbertForMaskedLM": Task(MASKED, masked_tokens, (*MASKED_KEYS, Fixed("layer_norm_eps", 1e-12)), "albert."),
+            "AlbertForMaskedLM": Task(MASKED, masked_tokens, MASKED_KEYS, "albert."),
             "AlbertForSequenceClassification": Task(
                 CLASSES, classes, (Labels(), FirstOf(("classifier_dropout_prob",), "head.dropout")), "albert."
             ),

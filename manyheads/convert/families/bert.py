@@ -112,4 +112,5 @@ def tasks(name: str, prefix: str) -> dict[str, Task]:
 
 
 SILENT = ("classifier_dropout", "tie_word_embeddings")
-FAMILIES = {"bert": Family("bert", SHAPE, (*KEYS, LENGTH), tower, tasks("Bert", "bert."), SILENT)}
+SPELLINGS = ((("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta")),)
+FAMILIES = {"bert": Family("bert", SHAPE, (*KEYS, LENGTH), tower, tasks("Bert", "bert."), SILENT, spellings=SPELLINGS)}

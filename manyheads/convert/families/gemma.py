@@ -5,11 +5,8 @@ from __future__ import annotations
 from manyheads.convert.config import Fixed
 from manyheads.convert.families import Family
 from manyheads.convert.families.llama import BIASES, HEAD_SIZE, KEYS, SHAPE, SILENT, tasks, tower
-from manyheads.convert.keys import Rope, activation
+from manyheads.convert.keys import Rope
 from manyheads.spec import merged
-
-# older configs say hidden_act = "gelu" and mean the approximation that hidden_activation names
-ACTIVATION = activation("hidden_activation", "decoder.feedforward.activation", default="gelu_pytorch_tanh")
 
 FAMILIES = {
     "gemma": Family(

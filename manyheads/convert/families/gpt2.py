@@ -85,5 +85,6 @@ FAMILIES = {
             "n_ctx", "reorder_and_upcast_attn", "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type",
             "summary_use_proj", "tie_word_embeddings",
         ),
+        spellings=((("transformer.", ""),),),
     )
 }  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from manyheads.convert.config import Config, Fixed, Key, Look, Placed
@@ -49,14 +49,19 @@ class TiedHead:
     keys: tuple[str, ...] = ("tie_word_embeddings", "scale_decoder_outputs")
 
     def read(self, config: Config) -> Placed:
-        tied = config.get("tie_word_embeddings", True)
-        if tied and config.get("scale_decoder_outputs", True):
-            return {"head.kind": "tied", "head.temperature": "root"}
-        return {"head.kind": "free"}
+        if not config.get("tie_word_embeddings", True):
+            return {"head.kind": "free"}
+        return {"head.kind": "tied", "head.temperature": "root" if config.get("scale_decoder_outputs", True) else "one"}
 
     def write(self, look: Look) -> Tree:
-        tied = look("head.kind") == "tied"
-        return {"tie_word_embeddings": tied, "scale_decoder_outputs": tied}
+        return {"tie_word_embeddings": look("head.kind") == "tied", "scale_decoder_outputs": look("head.temperature") == "root"}
+
+
+def settle(config: Config, names: Collection[str]) -> Config:
+    """Newer configs call every head tied; whether version 1.1 has one of its own is seen from what is stored."""
+    if config.get("scale_decoder_outputs", config.get("tie_word_embeddings", True)):
+        return config
+    return {**config, "tie_word_embeddings": "lm_head.weight" not in names, "scale_decoder_outputs": False}
 
 
 def tower(spec: ModelSpec, prefix: str) -> Iterator[Row]:
@@ -127,5 +132,6 @@ FAMILIES = {
         tower,
         {"T5ForConditionalGeneration": Task({}, next_tokens, (TiedHead(),), "")},
         ("classifier_dropout", "n_positions", "num_hidden_layers"),
+        settle,
     )
 }

@@ -1,0 +1,169 @@
+"""Reading files that other people made: nothing is executed, nothing outside the folder is opened, nothing is believed unchecked."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from manyheads.spec import DEEPEST, SpecError, Tree, copied, quoted
+
+LARGEST_CONFIG = 1 << 20
+LARGEST_TOKENIZER = 64 << 20
+LARGEST_HEADER = 100 << 20  # of a safetensors file, as its own library has it
+LARGEST_INDEX = 64 << 20
+
+DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64, "I32": torch.int32,
+    "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
+
+
+class FileError(ValueError):
+    """A model file that is broken, or not to be trusted."""
+
+    exit_code = 4
+
+
+def inside(folder: Path, name: str) -> Path:
+    """A file of the folder by its plain name; a link that leads out of it is refused."""
+    if not name or name in (".", "..") or Path(name).name != name or "\0" in name or "\\" in name:
+        raise FileError(f"{quoted(name)} is not the name of a file in {folder}")
+    path = folder / name
+    if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
+        raise FileError(f"{path} is a link that leads out of its folder")
+    return path
+
+
+def read_json(path: Path, largest: int) -> Tree:
+    """A table from a JSON file of bounded size and depth, without NaN and without the same key twice."""
+    try:
+        if path.stat().st_size > largest:
+            raise FileError(f"{path} has {path.stat().st_size:,} bytes, expected at most {largest:,}")
+        found = json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse_constant, object_pairs_hook=once)
+        found = copied(found)
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {error.strerror or error}") from None
+    except RecursionError:
+        raise FileError(f"{path} has tables within tables, more than {DEEPEST} deep") from None
+    except FileError:
+        raise
+    except (SpecError, ValueError) as error:
+        raise FileError(f"{path} cannot be read as JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise FileError(f"{path} holds {quoted(found)}, expected a table")
+    return found
+
+
+def refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no number that JSON has")
+
+
+def once(pairs: list[tuple[str, Any]]) -> Tree:
+    table = dict(pairs)
+    if len(table) != len(pairs):
+        raise ValueError("a key stands there twice")
+    return table
+
+
+class Shard:
+    """One safetensors file, its header read and checked against its size before any number is."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with path.open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                length = int.from_bytes(file.read(8), "little")
+                if size < 8 or length > min(LARGEST_HEADER, size - 8):
+                    raise FileError(f"{path} is no safetensors file: its header should have {length:,} bytes, the file has {size:,}")
+                text = file.read(length)
+        except OSError as error:
+            raise FileError(f"cannot read {path}: {error.strerror or error}") from None
+        self.begin, self.entries = 8 + length, dict[str, tuple[torch.dtype, tuple[int, ...], int, int]]()
+        try:
+            header = json.loads(text.decode("utf-8"), parse_constant=refuse_constant, object_pairs_hook=once)
+            entries = sorted(((name, entry) for name, entry in header.items() if name != "__metadata__"), key=begins)
+            end = 0
+            for name, entry in entries:
+                dtype, shape, (start, stop) = DTYPES[entry["dtype"]], tuple(entry["shape"]), entry["data_offsets"]
+                whole = all(type(count) is int and count >= 0 for count in (*shape, start, stop))
+                if not whole or start != end or stop - start != math.prod(shape) * dtype.itemsize:
+                    raise FileError(f"{path}: {quoted(name)} should stand at bytes {start} to {stop}, which do not hold {entry['dtype']} {shape}")
+                end, self.entries[name] = stop, (dtype, shape, start, stop)
+        except FileError:
+            raise
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise FileError(f"{path} has a header that cannot be read: {type(error).__name__}: {error}") from None
+        if self.begin + end != size:
+            raise FileError(f"{path} should have {self.begin + end:,} bytes by its header, and has {size:,}")
+
+    def read(self, name: str) -> Tensor:
+        """One tensor, in memory of its own."""
+        dtype, shape, start, stop = self.entries[name]
+        data = bytearray(stop - start)
+        with self.path.open("rb") as file:
+            file.seek(self.begin + start)
+            if file.readinto(data) != len(data):
+                raise FileError(f"{self.path} ended within {name}")
+        return torch.frombuffer(data, dtype=dtype).reshape(shape) if data else torch.empty(shape, dtype=dtype)
+
+
+def begins(item: tuple[str, Any]) -> Any:
+    return item[1]["data_offsets"]
+
+
+class Checkpoint(Mapping[str, Tensor]):
+    """All tensors of a folder, by name, read when asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        index = inside(folder, "model.safetensors.index.json")
+        names = ["model.safetensors"]
+        if index.exists():
+            listed = read_json(index, LARGEST_INDEX).get("weight_map")
+            if not isinstance(listed, dict) or not all(isinstance(name, str) for name in listed.values()):
+                raise FileError(f"{index} has no weight_map that names a file for each tensor")
+            names = sorted(set(listed.values()))
+        elif not inside(folder, names[0]).exists():
+            raise FileError(f"{folder} has no model.safetensors{refused(folder)}")
+        self.places: dict[str, Shard] = {}
+        for name in names:
+            shard = Shard(inside(folder, name))
+            for tensor in shard.entries:
+                if tensor in self.places:
+                    raise FileError(f"{tensor} stands in {self.places[tensor].path.name} and in {name}")
+                self.places[tensor] = shard
+        if index.exists() and set(self.places) != set(listed):
+            wrong = sorted(set(self.places) ^ set(listed))[0]
+            raise FileError(f"{index} and its files do not agree on {wrong}")
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.places[name].read(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.places
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.places)
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: shard.entries[name][1] for name, shard in self.places.items()}
+
+    def dtypes(self) -> set[torch.dtype]:
+        return {shard.entries[name][0] for name, shard in self.places.items()}
+
+
+def refused(folder: Path) -> str:
+    """What to say of weights in a form that is never read."""
+    pickles = sorted(path.name for path in folder.glob("*") if path.suffix in (".bin", ".pt", ".pth", ".ckpt", ".pkl"))
+    return f"; {pickles[0]} is a pickle, which could run code when read, and is not read" if pickles else ""

@@ -1,0 +1,192 @@
+"""Hugging Face folders, in and out: config.json, safetensors, and the tokenizer beside them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from manyheads.convert.config import Config
+from manyheads.convert.families import Family, family
+from manyheads.convert.files import LARGEST_CONFIG, LARGEST_TOKENIZER, Checkpoint, FileError, inside, read_json
+from manyheads.convert.match import differences, fitting, plain
+from manyheads.convert.weights import Row, Tensors, check_names, read_weights, write_weights
+from manyheads.model.build import Model, outline
+from manyheads.model.spec import ModelSpec
+from manyheads.spec import Tree
+
+FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+SHARD_BYTES = 50_000_000_000  # as transformers has it
+BESIDE = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "chat_template.jinja")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a model came from, so that it can go back as it came."""
+
+    family: Family
+    architecture: str
+    config: Tree
+    settled: Config  # the config as it was understood
+    spelling: tuple[tuple[str, str], ...] = ()  # how names differ from those of the table
+    kept: Tensors = field(default_factory=dict)  # tied and unused tensors that the checkpoint held
+    beside: dict[str, bytes] = field(default_factory=dict)  # the tokenizer and its like, as they came
+
+
+def read_folder(folder: Path, *, dtype: torch.dtype | None = None, allow_nonfinite: bool = False) -> tuple[Model, Origin]:
+    """A model with its weights, each read once and copied once; everything is checked before memory is taken for it."""
+    if not folder.is_dir():
+        raise FileError(f"there is no folder {folder}")
+    config = read_json(inside(folder, "config.json"), LARGEST_CONFIG)
+    try:
+        known = family(config.get("model_type"))
+        architecture = known.architecture(config)
+        known.spec_of(config)
+    except ValueError as error:
+        raise FileError(f"{folder / 'config.json'}: {error}") from None
+    checkpoint = Checkpoint(folder)
+    try:
+        settled = known.settle(config, checkpoint.places)
+        spec = known.spec_of(settled)
+        model = outline(spec)
+        rows, spelling = spelled(known, spec, architecture, model, checkpoint.shapes())
+        stored = checkpoint.dtypes() & set(FLOATS)
+        dtype = dtype or (stored.pop() if len(stored) == 1 else torch.float32)
+        taken, kept = read_weights(rows, Finite(checkpoint, allow=allow_nonfinite), dict(model.named_parameters()))
+        fill(model, taken, dtype)
+    except FileError:
+        raise
+    except ValueError as error:
+        raise FileError(f"{folder}: {error}") from None
+    return model.eval(), Origin(known, architecture, config, settled, spelling, kept, read_beside(folder))
+
+
+def spelled(
+    known: Family, spec: ModelSpec, architecture: str, model: nn.Module, given: Mapping[str, tuple[int, ...]]
+) -> tuple[list[Row], tuple[tuple[str, str], ...]]:
+    """The table under the first spelling of its names that fits what is given; errors are those of the usual one."""
+    rows, ours = known.rows(spec, architecture), dict(model.named_parameters())
+    for spelling in ((), *known.spellings):
+        renamed = [respelled(row, spelling) for row in rows]
+        try:
+            check_names(renamed, ours, given)
+        except ValueError as error:
+            if spelling == ():
+                first = error
+            continue
+        return renamed, spelling
+    raise first
+
+
+def respelled(row: Row, spelling: tuple[tuple[str, str], ...]) -> Row:
+    from dataclasses import replace
+
+    def rename(name: str) -> str:
+        for usual, other in spelling:
+            name = name.replace(usual, other)
+        return name
+
+    changes = {field: rename(getattr(row, field)) for field in ("theirs", "same_as") if hasattr(row, field)}
+    return replace(row, **changes)
+
+
+class Finite(Mapping[str, Tensor]):
+    """A checkpoint whose numbers are numbers."""
+
+    def __init__(self, checkpoint: Checkpoint, *, allow: bool) -> None:
+        self.checkpoint, self.allow = checkpoint, allow
+
+    def __getitem__(self, name: str) -> Tensor:
+        tensor = self.checkpoint[name]
+        if not self.allow and tensor.is_floating_point() and tensor.numel():
+            lowest, highest = tensor.aminmax()
+            if not (lowest.isfinite() and highest.isfinite()):
+                raise FileError(f"{name} holds numbers that are not finite")
+        return tensor
+
+    def __iter__(self):  # type: ignore[no-untyped-def]
+        return iter(self.checkpoint)
+
+    def __len__(self) -> int:
+        return len(self.checkpoint)
+
+
+def fill(model: nn.Module, tensors: Tensors, dtype: torch.dtype) -> None:
+    """Gives a model without memory its weights."""
+    for name in [name for name, _ in model.named_parameters()]:
+        path, _, last = name.rpartition(".")
+        tensor = tensors.pop(name).to(dtype).contiguous()
+        setattr(model.get_submodule(path), last, nn.Parameter(tensor))
+
+
+def read_beside(folder: Path) -> dict[str, bytes]:
+    """The small files that travel with the weights."""
+    found = {}
+    for name in BESIDE:
+        path = inside(folder, name)
+        if path.is_file():
+            if path.stat().st_size > LARGEST_TOKENIZER:
+                raise FileError(f"{path} has {path.stat().st_size:,} bytes, expected at most {LARGEST_TOKENIZER:,}")
+            found[name] = path.read_bytes()
+    return found
+
+
+# -------------------------------------------------------------------------------------------------------------- out
+
+
+def write_folder(model: Model, folder: Path, origin: Origin | None = None, *, shard_bytes: int = SHARD_BYTES) -> None:
+    """Writes a folder that transformers opens; beside its final place first, so that an interrupted export leaves nothing there."""
+    if folder.exists():
+        raise ValueError(f"{folder} exists already; name a folder that does not")
+    origin = origin_of(model.spec, origin)
+    rows = [respelled(row, origin.spelling) for row in origin.family.rows(model.spec, origin.architecture)]
+    tensors = write_weights(rows, dict(model.named_parameters()), origin.kept)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    draft = folder.with_name(f".{folder.name}.tmp-{os.getpid()}")
+    try:
+        draft.mkdir()
+        for name, data in origin.beside.items():
+            (draft / name).write_bytes(data)
+        (draft / "config.json").write_text(json.dumps(origin.config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_shards(tensors, draft, shard_bytes)
+        os.rename(draft, folder)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def origin_of(spec: ModelSpec, origin: Origin | None) -> Origin:
+    """Where the model goes: back to the family it came from, if it still says the same, or to the first that can say it."""
+    if origin is not None and not list(differences(plain(spec), plain(origin.family.spec_of(origin.settled)))):
+        return origin
+    known, architecture, config = fitting(spec)
+    config |= {"dtype": "float32"}
+    return Origin(known, architecture, config, config, beside=origin.beside if origin else {})
+
+
+def write_shards(tensors: Tensors, folder: Path, most: int) -> None:
+    shards: list[Tensors] = [{}]
+    for name, tensor in tensors.items():
+        if shards[-1] and sum(map(size_of, shards[-1].values())) + size_of(tensor) > most:
+            shards.append({})
+        shards[-1][name] = tensor.detach().contiguous()
+    if len(shards) == 1:
+        save_file(shards[0], folder / "model.safetensors", metadata={"format": "pt"})
+        return
+    places = {}
+    for i, shard in enumerate(shards):
+        file = f"model-{i + 1:05}-of-{len(shards):05}.safetensors"
+        save_file(shard, folder / file, metadata={"format": "pt"})
+        places |= dict.fromkeys(shard, file)
+    index = {"metadata": {"total_size": sum(map(size_of, tensors.values()))}, "weight_map": places}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def size_of(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

@@ -1,0 +1,50 @@
+"""How a folder of sentence-transformers makes one vector of many: read from its own small files."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from manyheads.convert.files import LARGEST_CONFIG, FileError, inside, read_json
+from manyheads.parts.head import PoolSpec
+
+STEPS = ("Transformer", "Pooling", "Normalize")
+MODES = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "first", "pooling_mode_lasttoken": "last"}
+
+
+@dataclass(frozen=True)
+class Pooling:
+    """Which vector speaks for the text, and whether it is brought to length one."""
+
+    kind: str = "mean"
+    unit: bool = False
+
+    def pool(self, x_BLD: Tensor, padding: Tensor | None) -> Tensor:
+        pooled: Tensor = PoolSpec.choose(self.kind).pool(x_BLD, padding)  # type: ignore[attr-defined]
+        return F.normalize(pooled, dim=-1) if self.unit else pooled
+
+
+def read_pooling(folder: Path) -> Pooling | None:
+    """What modules.json says, if it is a transformer, a pool and a normalisation; None where there is no such file."""
+    path = inside(folder, "modules.json")
+    if not path.is_file():
+        return None
+    if path.stat().st_size > LARGEST_CONFIG:
+        raise FileError(f"{path} has {path.stat().st_size:,} bytes, expected at most {LARGEST_CONFIG:,}")
+    try:
+        steps = json.loads(path.read_text(encoding="utf-8"))
+        names = [step["type"].rpartition(".")[2] for step in steps]
+        places = {name: step.get("path", "") for name, step in zip(names, steps, strict=True)}
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise FileError(f"{path} cannot be read: expected a list of steps, each with a type and a path") from None
+    if wrong := [name for name in names if name not in STEPS]:
+        raise FileError(f"{path} has a step {wrong[0]!r}, expected {', '.join(STEPS)} alone")
+    config = read_json(inside(inside(folder, places["Pooling"]), "config.json"), LARGEST_CONFIG) if "Pooling" in places else {}
+    on = [key for key, value in config.items() if key.startswith("pooling_mode_") and value is True]
+    if len(on) > 1 or any(key not in MODES for key in on):
+        raise FileError(f"{path} pools by {', '.join(on)}, expected one of {', '.join(MODES)}")
+    return Pooling(MODES[on[0]] if on else "mean", "Normalize" in names)
