@@ -36,7 +36,8 @@ _PLACES = {
 }
 
 __all__ = [
-    "Inputs", "ModelSpec", "SpecError", "attention_page", "build", "export", "load", "outline", "preset", "read", "read_model", "record", "size",
+    "Inputs", "ModelSpec", "SpecError", "attention_page", "build", "export", "load", "outline", "preset", "read", "read_model", "record",
+    "size",
 ]  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from manyheads.convert.tokenizer import read_tokenizer, special_ids
 from manyheads.generate.sample import sample
 from manyheads.model.build import Model
 from manyheads.model.spec import ModelSpec
+from manyheads.model.transformer import Transformer
 from manyheads.parts.batch import Inputs
 from manyheads.spec import SpecError
 
@@ -61,8 +62,8 @@ class Loaded:
             if not hasattr(tower, "layer_specs"):
                 raise ValueError("a recurrent network has no layers of attention to look into")
             modules = [tower.embed, *tower.layers]
-            handles += [m.register_forward_hook(lambda _, __, out, states=states: states.append(out)) for m in modules]  # type: ignore[misc]
-            handles.append(tower.norm.register_forward_hook(lambda _, __, out, states=states: states.__setitem__(-1, out)))  # type: ignore[misc]
+            handles += [m.register_forward_hook(lambda _, __, out, states=states: states.append(out)) for m in modules]
+            handles.append(tower.norm.register_forward_hook(lambda _, __, out, states=states: states.__setitem__(-1, out)))
         try:
             self.logits(ids, target, padding, **more)
         finally:
@@ -86,9 +87,9 @@ class Loaded:
     def embed(self, texts: str | Sequence[str]) -> Tensor:
         """One vector a text: the mean over its tokens, or what the folder says."""
         given = self.encode([texts] if isinstance(texts, str) else texts)
-        if self.model.spec.shape != "encoder":
+        if not isinstance(self.model, Transformer) or self.spec.shape != "encoder":
             raise ValueError(f"a vector a text is what an encoder gives; this model is {self.spec.shape}")
-        states, padding = self.model.states(given)  # type: ignore[union-attr]
+        states, padding = self.model.states(given)
         return (self.pooling or Pooling()).pool(states, padding)
 
     def generate(self, text: str | Sequence[int], *, max_new: int = 64, temperature: float = 0.0, seed: int = 0) -> Any:
@@ -98,7 +99,8 @@ class Loaded:
         stop, start = special_ids(self.origin.config if self.origin else {})
         prompt, source = (Inputs(torch.tensor([[start]])), given) if self.paired else (given, None)
         generator = torch.Generator().manual_seed(seed)
-        new = [int(token) for token in sample(self.model, prompt, source, max_new=max_new, temperature=temperature, stop=stop, generator=generator)]
+        written = sample(self.model, prompt, source, max_new=max_new, temperature=temperature, stop=stop, generator=generator)
+        new = [int(token) for token in written]
         new = new[:-1] if new and new[-1] in stop else new
         return self.tokenizer.decode(new) if as_text else new
 

@@ -95,7 +95,9 @@ class Shard:
                 dtype, shape, (start, stop) = DTYPES[entry["dtype"]], tuple(entry["shape"]), entry["data_offsets"]
                 whole = all(type(count) is int and count >= 0 for count in (*shape, start, stop))
                 if not whole or start != end or stop - start != math.prod(shape) * dtype.itemsize:
-                    raise FileError(f"{path}: {quoted(name)} should stand at bytes {start} to {stop}, which do not hold {entry['dtype']} {shape}")
+                    raise FileError(
+                        f"{path}: {quoted(name)} should stand at bytes {start} to {stop}, which do not hold {entry['dtype']} {shape}"
+                    )
                 end, self.entries[name] = stop, (dtype, shape, start, stop)
         except FileError:
             raise
@@ -125,7 +127,7 @@ class Checkpoint(Mapping[str, Tensor]):
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         index = inside(folder, "model.safetensors.index.json")
-        names = ["model.safetensors"]
+        names, listed = ["model.safetensors"], None
         if index.exists():
             listed = read_json(index, LARGEST_INDEX).get("weight_map")
             if not isinstance(listed, dict) or not all(isinstance(name, str) for name in listed.values()):
@@ -140,7 +142,7 @@ class Checkpoint(Mapping[str, Tensor]):
                 if tensor in self.places:
                     raise FileError(f"{tensor} stands in {self.places[tensor].path.name} and in {name}")
                 self.places[tensor] = shard
-        if index.exists() and set(self.places) != set(listed):
+        if listed is not None and set(self.places) != set(listed):
             wrong = sorted(set(self.places) ^ set(listed))[0]
             raise FileError(f"{index} and its files do not agree on {wrong}")
 

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -17,7 +17,7 @@ from manyheads.convert.config import Config
 from manyheads.convert.families import Family, family
 from manyheads.convert.files import LARGEST_CONFIG, LARGEST_TOKENIZER, Checkpoint, FileError, inside, read_json
 from manyheads.convert.match import differences, fitting, plain
-from manyheads.convert.weights import Row, Tensors, check_names, read_weights, write_weights
+from manyheads.convert.weights import Repeated, Row, Tensors, check_names, read_weights, write_weights
 from manyheads.model.build import Model, outline
 from manyheads.model.spec import ModelSpec
 from manyheads.spec import Tree
@@ -86,15 +86,14 @@ def spelled(
 
 
 def respelled(row: Row, spelling: tuple[tuple[str, str], ...]) -> Row:
-    from dataclasses import replace
-
     def rename(name: str) -> str:
         for usual, other in spelling:
             name = name.replace(usual, other)
         return name
 
-    changes = {field: rename(getattr(row, field)) for field in ("theirs", "same_as") if hasattr(row, field)}
-    return replace(row, **changes)
+    if isinstance(row, Repeated):
+        return replace(row, theirs=rename(row.theirs), same_as=rename(row.same_as))
+    return replace(row, theirs=rename(row.theirs))
 
 
 class Finite(Mapping[str, Tensor]):
@@ -179,7 +178,7 @@ def write_shards(tensors: Tensors, folder: Path, most: int) -> None:
     if len(shards) == 1:
         save_file(shards[0], folder / "model.safetensors", metadata={"format": "pt"})
         return
-    places = {}
+    places: dict[str, str] = {}
     for i, shard in enumerate(shards):
         file = f"model-{i + 1:05}-of-{len(shards):05}.safetensors"
         save_file(shard, folder / file, metadata={"format": "pt"})

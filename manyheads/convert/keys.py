@@ -79,7 +79,10 @@ class Rope:
         if self.partial is not None:
             rope["partial_rotary_factor"] = look(f"{self.at}.fraction")
         longest = ours.get("length", 2048)
-        return {"rope_parameters": rope, "max_position_embeddings": int(longest * ours.get("stretch", 1) if kind == "longrope" else longest)}
+        return {
+            "rope_parameters": rope,
+            "max_position_embeddings": int(longest * ours.get("stretch", 1) if kind == "longrope" else longest),
+        }
 
 
 # by their kind: fields of our scaling and the names they have there

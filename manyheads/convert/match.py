@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from manyheads.convert.families import NAMES, Family, family
+from manyheads.convert.weights import Joined, Row, Same
+from manyheads.model.build import outline
 from manyheads.model.spec import LayerSpec, ModelSpec, TowerSpec
 from manyheads.spec import SpecError, Tree, to_tree
 
@@ -74,7 +76,16 @@ def attempts(spec: ModelSpec) -> Iterator[tuple[Family, str, Tree, list[tuple[st
                 found = known.spec_of(config)
             except (ValueError, TypeError, KeyError, ZeroDivisionError, SpecError):
                 continue  # a config of this family cannot even be written
-            yield known, architecture, config, list(differences(ours, plain(found)))
+            wrong = list(differences(ours, plain(found)))
+            if not wrong and not covers(known.rows(spec, architecture), spec):
+                wrong = [("its weights", "laid out", "another layout")]
+            yield known, architecture, config, wrong
+
+
+def covers(rows: list[Row], spec: ModelSpec) -> bool:
+    """Whether a table has a row for every weight of the model, and none for a weight it has not."""
+    named = [name for row in rows if isinstance(row, Same | Joined) for name in ((row.ours,) if isinstance(row, Same) else row.ours)]
+    return sorted(named) == sorted(name for name, _ in outline(spec).named_parameters())
 
 
 def fitting(spec: ModelSpec) -> tuple[Family, str, Tree]:

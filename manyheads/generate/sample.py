@@ -22,7 +22,7 @@ def sample(
     ended repeats its last token.
     """
     prompt = Inputs.of(prompt)
-    state = model.start(source, capacity=prompt.length + max_new)  # type: ignore[arg-type]
+    state = model.start(source, capacity=prompt.length + max_new)
     ended = torch.zeros(prompt.batch, dtype=torch.bool, device=prompt.tokens.device)
     given, last = prompt, prompt.tokens[:, -1]
     for _ in range(max_new):

@@ -15,6 +15,10 @@ Spelling = tuple[tuple[str, str], ...]  # each usual piece of a name, and what s
 Table = Callable[[ModelSpec, str], Iterator[Row]]
 
 
+# a description says nothing of special tokens; left out, they would be those of the published models
+NO_TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+
+
 @dataclass(frozen=True)
 class Task:
     """What a checkpoint is for: the head it has, the keys that head reads, and its weights."""
@@ -54,17 +58,18 @@ class Family:
     def config_of(self, spec: ModelSpec, architecture: str) -> Tree:
         """A config that says the same as the spec, if the family can say it: `spec_of` of it tells."""
         config = write_config((*self.keys, *self.tasks[architecture].keys), spec)
-        return {"architectures": [architecture], "model_type": self.model_type, "vocab_size": spec.vocab} | config
+        return {"architectures": [architecture], "model_type": self.model_type} | NO_TOKENS | config
 
     def rows(self, spec: ModelSpec, architecture: str) -> list[Row]:
         task = self.tasks[architecture]
         return [*self.table(spec, task.prefix), *task.table(spec, task.prefix)]
 
 
+# by the name in their configs: the module that holds them, the more general ones first
 NAMES = {
-    "albert": "albert", "bart": "bart", "bert": "bert", "distilbert": "distilbert", "ernie": "ernie", "gemma": "gemma", "gpt2": "gpt2",
-    "gpt_neox": "gpt_neox", "gptj": "gptj", "llama": "llama", "marian": "marian", "mistral": "mistral", "phi": "phi", "phi3": "phi3",
-    "qwen2": "qwen", "qwen3": "qwen", "roberta": "roberta", "t5": "t5", "vit": "vit", "vit_mae": "vit_mae",
+    "gpt2": "gpt2", "bert": "bert", "llama": "llama", "t5": "t5", "bart": "bart", "marian": "marian", "mistral": "mistral", "qwen2": "qwen",
+    "qwen3": "qwen", "gemma": "gemma", "phi3": "phi3", "phi": "phi", "gptj": "gptj", "gpt_neox": "gpt_neox", "roberta": "roberta",
+    "distilbert": "distilbert", "albert": "albert", "ernie": "ernie", "vit": "vit", "vit_mae": "vit_mae",
 }  # fmt: skip
 
 

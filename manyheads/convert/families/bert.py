@@ -48,8 +48,7 @@ def tower(spec: ModelSpec, prefix: str) -> Iterator[Row]:
     theirs = f"{prefix}embeddings"
     yield Same("encoder.embed.table.weight", f"{theirs}.word_embeddings.weight")
     yield Same("encoder.embed.position.table.weight", f"{theirs}.position_embeddings.weight")
-    if spec.encoder.embed.types:
-        yield Same("encoder.embed.types.weight", f"{theirs}.token_type_embeddings.weight")
+    yield Same("encoder.embed.types.weight", f"{theirs}.token_type_embeddings.weight")
     if spec.encoder.embed.tasks:
         yield Same("encoder.embed.tasks.weight", f"{theirs}.task_type_embeddings.weight")
     yield from both("encoder.embed.norm", f"{theirs}.LayerNorm")

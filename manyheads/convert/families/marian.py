@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from manyheads.convert.config import ConfigRow, Fixed, Key
+from manyheads.convert.config import Config, ConfigRow, Fixed, Key, Look, Placed
 from manyheads.convert.families import Family, Task
 from manyheads.convert.keys import activation
 from manyheads.convert.weights import Repeated, Row, Same, Unused, both
@@ -71,6 +72,19 @@ def next_tokens(spec: ModelSpec, prefix: str) -> Iterator[Row]:
     yield Repeated("lm_head.weight", same_as=f"{prefix}shared.weight")
 
 
+@dataclass(frozen=True)
+class Begins:
+    """The token that begins an answer and fills up a batch: the config must name one, though no number depends on it."""
+
+    keys: tuple[str, ...] = ("pad_token_id", "decoder_start_token_id")
+
+    def read(self, config: Config) -> Placed:
+        return {}
+
+    def write(self, look: Look) -> Tree:
+        return dict.fromkeys(self.keys, (look("vocab") or 1) - 1)
+
+
 SINUSOIDS: Tree = {"position": {"kind": "sinusoidal", "layout": "halves"}}
 
 FAMILIES = {
@@ -80,6 +94,7 @@ FAMILIES = {
         (
             *KEYS,
             Key("decoder_vocab_size", "vocab", None),
+            Begins(),
             Fixed("share_encoder_decoder_embeddings", True),
             Fixed("normalize_before", False),
             Fixed("normalize_embedding", False),

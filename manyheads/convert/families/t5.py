@@ -22,7 +22,7 @@ def in_both(path: str) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class FeedForward:
-    """"relu", or "gated-gelu" and its like: gated or not, and by which function."""
+    """ "relu", or "gated-gelu" and its like: gated or not, and by which function."""
 
     keys: tuple[str, ...] = ("feed_forward_proj", "dense_act_fn", "is_gated_act")
 
@@ -111,7 +111,12 @@ FAMILIES = {
         {
             "encoder": TOWER,
             "decoder": TOWER
-            | {"embed": {"kind": "shared"}, "position": {"kind": "bucketed", "bidirectional": False}, "mask": {"causal": True}, "cross": True},
+            | {
+                "embed": {"kind": "shared"},
+                "position": {"kind": "bucketed", "bidirectional": False},
+                "mask": {"causal": True},
+                "cross": True,
+            },
             "init": "fan-in",
         },
         (

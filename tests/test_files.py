@@ -1,0 +1,249 @@
+"""Reading other people's files: nothing executes, nothing outside is opened, and what is broken is named. A real folder each time."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import struct
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+import manyheads
+from manyheads import build, read
+from manyheads.convert.files import FileError, Shard
+
+SMALL = (
+    "decoder.layers=1",
+    "decoder.width=8",
+    "decoder.attention.heads=2",
+    "decoder.feedforward.hidden=8",
+    "decoder.position.length=6",
+    "vocab=7",
+)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A small folder that loads, to be spoiled."""
+    manyheads.export(build(read("gpt2", *SMALL)), tmp_path / "model")
+    manyheads.load(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def refused(folder, said, **options):
+    with pytest.raises(FileError, match=said) as caught:
+        manyheads.load(folder, **options)
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == 4
+
+
+def changed(folder, **keys):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | keys))
+
+
+def test_configs(folder):
+    path, whole = folder / "config.json", (folder / "config.json").read_text()
+    for text, said in (
+        ("{", "cannot be read as JSON"),
+        ("[]", "expected a table"),
+        (whole[:-3] + ', "n_layer": 2}', "a key stands there twice"),
+        ('{"n_layer": NaN}', "NaN is no number that JSON has"),
+        ('{"a": ' + "[" * 60 + "]" * 60 + "}", "more than 32 deep"),
+        ("[" * 100_000, "more than 32 deep"),
+        (" " * (1 << 20) + whole, "expected at most 1,048,576"),
+        (whole.replace("gpt2", "mamba", 1).replace('"model_type": "gpt2"', '"model_type": "mamba"'), "no family 'mamba'"),
+    ):
+        path.write_text(text)
+        refused(folder, said)
+    path.write_bytes(b"\xff\xfe")
+    refused(folder, "cannot be read as JSON")
+    path.unlink()
+    refused(folder, "cannot read .*config.json: No such file")
+
+
+def test_a_config_that_asks_for_more_than_there_is_takes_no_memory(folder):
+    changed(folder, n_embd=65536, n_layer=1024, n_inner=1 << 20, n_head=2)
+    refused(folder, r"h.0.attn.c_attn.bias has shape \(24,\), the config implies \(196608,\)|the checkpoint lacks a weight")
+
+
+def test_remote_code_is_not_run(folder, tmp_path):
+    changed(folder, auto_map={"AutoModelForCausalLM": "evil.Model"})
+    (folder / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    manyheads.load(folder)
+    assert not (tmp_path / "ran").exists()
+
+
+class Trap:
+    def __reduce__(self):
+        return os.mkdir, ("/tmp/manyheads-trap",)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.pkl"])
+def test_pickles_are_never_read(folder, name, tmp_path):
+    weights = folder / "model.safetensors"
+    weights.rename(tmp_path / "aside")
+    (folder / name).write_bytes(pickle.dumps(Trap()))
+    refused(folder, f"has no model.safetensors; {name} is a pickle")
+    weights.write_bytes(pickle.dumps(Trap()))  # under a good name too
+    refused(folder, "is no safetensors file|header that cannot be read")
+    assert not os.path.exists("/tmp/manyheads-trap")
+
+
+def test_links_and_names_that_lead_out(folder, tmp_path):
+    outside = tmp_path / "outside.safetensors"
+    (folder / "model.safetensors").rename(outside)
+    (folder / "model.safetensors").symlink_to(outside)
+    refused(folder, "is a link that leads out of its folder")
+    (folder / "model.safetensors").unlink()
+    for name in ("../outside.safetensors", str(outside), "..", "", "a/b.safetensors", "x\0y"):
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"wte.weight": name}}))
+        refused(folder, "is not the name of a file in")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"wte.weight": 3}}))
+    refused(folder, "has no weight_map")
+
+
+def test_shards(folder):
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names = sorted(tensors)
+    halves = {"a.safetensors": names[:5], "b.safetensors": names[5:]}
+    for file, own in halves.items():
+        save_file({name: tensors[name] for name in own}, folder / file)
+    places = {name: file for file, own in halves.items() for name in own}
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": places}))
+    found = manyheads.load(folder).model
+    assert all(torch.equal(tensor, found.state_dict()[name]) for name, tensor in found.state_dict().items())
+    index.write_text(json.dumps({"weight_map": places | {"more": "b.safetensors"}}))
+    refused(folder, "do not agree on more")
+    save_file({name: tensors[name] for name in names[4:]}, folder / "b.safetensors")
+    index.write_text(json.dumps({"weight_map": places}))
+    refused(folder, "stands in a.safetensors and in b.safetensors")
+    (folder / "b.safetensors").unlink()
+    refused(folder, "cannot read .*b.safetensors")
+
+
+def test_an_export_in_shards_comes_back(folder, tmp_path):
+    from manyheads.convert.folder import write_folder
+
+    ours = manyheads.load(folder)
+    write_folder(ours.model, tmp_path / "cut", ours.origin, shard_bytes=500)
+    assert len(list((tmp_path / "cut").glob("model-*-of-*.safetensors"))) > 1
+    again = manyheads.load(tmp_path / "cut").model
+    assert all(torch.equal(a, b) for a, b in zip(ours.model.state_dict().values(), again.state_dict().values(), strict=True))
+
+
+def test_names_and_shapes(folder):
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    for stored, said in (
+        (tensors | {"transformer.extra": torch.zeros(1)}, "a weight this family does not have: transformer.extra"),
+        (
+            {name: tensor for name, tensor in tensors.items() if "ln_f.bias" not in name},
+            "lacks a weight this family has: transformer.ln_f.bias",
+        ),
+        (tensors | {"transformer.ln_f.bias": torch.zeros(9)}, r"ln_f.bias has shape \(9,\), the config implies \(8,\)"),
+        (tensors | {"lm_head.weight": tensors["transformer.wte.weight"] + 1}, "lm_head.weight should be tied to"),
+    ):
+        save_file(stored, path)
+        refused(folder, said)
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -float("inf")])
+def test_numbers_that_are_none(folder, wrong):
+    tensors = load_file(folder / "model.safetensors")
+    tensors["transformer.h.0.mlp.c_fc.weight"][2, 3] = wrong
+    save_file(tensors, folder / "model.safetensors")
+    refused(folder, "transformer.h.0.mlp.c_fc.weight holds numbers that are not finite")
+    manyheads.load(folder, allow_nonfinite=True)
+
+
+def header(entries):
+    text = json.dumps(entries).encode()
+    return struct.pack("<Q", len(text)) + text
+
+
+def entry(start, stop, dtype="F32", shape=(2,)):
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": [start, stop]}
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"", "is no safetensors file"),
+        (b"\0" * 7, "is no safetensors file"),
+        (struct.pack("<Q", 1 << 60) + b"{}", "should have 1,152,921,504,606,846,976 bytes"),
+        (struct.pack("<Q", (100 << 20) + 1) + b" " * 100, "is no safetensors file"),
+        (header({"a": entry(0, 8)}), "should have .* bytes by its header"),
+        (header({"a": entry(0, 8)}) + b"\0" * 9, "should have .* bytes by its header"),
+        (header({"a": entry(0, 8), "b": entry(4, 12)}) + b"\0" * 12, "do not hold F32"),
+        (header({"a": entry(8, 16)}) + b"\0" * 16, "do not hold F32"),
+        (header({"a": entry(0, 8, shape=(3,))}) + b"\0" * 8, r"do not hold F32 \(3,\)"),
+        (header({"a": entry(0, 8, shape=(-2,))}) + b"\0" * 8, "do not hold F32"),
+        (header({"a": entry(0, 8, shape=(1 << 62, 4))}) + b"\0" * 8, "do not hold F32"),
+        (header({"a": entry(0, 8, dtype="F8")}) + b"\0" * 8, "header that cannot be read"),
+        (header({"a": {"dtype": "F32"}}) + b"\0" * 8, "header that cannot be read"),
+        (header([1]) + b"\0" * 8, "header that cannot be read"),
+        (struct.pack("<Q", 4) + b"\xff\xff\xff\xff", "header that cannot be read"),
+        (struct.pack("<Q", 9000) + b"[" * 9000, "header that cannot be read"),
+    ],
+)
+def test_headers(tmp_path, data, said):
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(data)
+    with pytest.raises(FileError, match=said):
+        Shard(path)
+
+
+@settings(max_examples=60)
+@given(data=st.data())
+def test_a_spoiled_file_is_named_or_says_the_same(data, tmp_path_factory):
+    """Cut anywhere, or with any byte of its header changed: an error of one sentence, or the very same tensors."""
+    path = tmp_path_factory.mktemp("spoiled") / "x.safetensors"
+    tensors = {"a": torch.arange(4.0), "b": torch.ones(2, 2, dtype=torch.int32)}
+    save_file(tensors, path)
+    whole = path.read_bytes()
+    if data.draw(st.booleans(), label="cut"):
+        spoiled = whole[: data.draw(st.integers(0, len(whole) - 1))]
+    else:
+        place = data.draw(st.integers(0, 8 + int.from_bytes(whole[:8], "little") - 1))
+        spoiled = whole[:place] + bytes([data.draw(st.integers(0, 255))]) + whole[place + 1 :]
+    path.write_bytes(spoiled)
+    try:
+        shard = Shard(path)
+        for name in shard.entries:
+            shard.read(name)
+    except FileError:
+        return
+    assert len(spoiled) == len(whole)
+
+
+def test_tokenizers_that_are_none(folder):
+    for data in (b"", b"{}", b"\xff", b"[" * 100_000, json.dumps({"model": {"type": "BPE", "vocab": 3}}).encode()):
+        (folder / "tokenizer.json").write_bytes(data)
+        refused(folder, "tokenizer.json cannot be read")
+    with (folder / "tokenizer.json").open("wb") as file:
+        file.truncate((64 << 20) + 1)
+    refused(folder, "expected at most 67,108,864")
+
+
+def test_an_export_that_is_interrupted_leaves_nothing_under_the_final_name(folder, tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise KeyboardInterrupt
+
+    ours = manyheads.load(folder)
+    monkeypatch.setattr("manyheads.convert.folder.save_file", fail)
+    with pytest.raises(KeyboardInterrupt):
+        manyheads.export(ours, tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="exists already"):
+        manyheads.export(ours, folder)
+    with pytest.raises(ValueError, match="given 'onx', expected one of hf"):
+        manyheads.export(ours, tmp_path / "x", to="onx")
