@@ -6,6 +6,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from manyheads.answer import predict
+    from manyheads.auditing import audit
     from manyheads.checkpoint import export, load
     from manyheads.inspect.page import attention_page
     from manyheads.inspect.record import record
@@ -24,10 +26,12 @@ _PLACES = {
     "ModelSpec": "manyheads.model.spec",
     "SpecError": "manyheads.spec",
     "attention_page": "manyheads.inspect.page",
+    "audit": "manyheads.auditing",
     "build": "manyheads.model.build",
     "export": "manyheads.checkpoint",
     "load": "manyheads.checkpoint",
     "outline": "manyheads.model.build",
+    "predict": "manyheads.answer",
     "preset": "manyheads.presets",
     "read": "manyheads.presets",
     "read_model": "manyheads.model.spec",
@@ -36,8 +40,8 @@ _PLACES = {
 }
 
 __all__ = [
-    "Inputs", "ModelSpec", "SpecError", "attention_page", "build", "export", "load", "outline", "preset", "read", "read_model", "record",
-    "size",
+    "Inputs", "ModelSpec", "SpecError", "attention_page", "audit", "build", "export", "load", "outline", "predict", "preset", "read",
+    "read_model", "record", "size",
 ]  # fmt: skip
 
 

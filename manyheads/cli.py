@@ -119,6 +119,90 @@ def show(
         shown.print_model(data, console)
 
 
+Source = Annotated[Path, typer.Argument(metavar="PATH", help="A Hugging Face folder: config.json and safetensors.")]
+
+
+@app.command()
+def predict(
+    path: Source,
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="What to read; ids as numbers where the folder has no tokenizer.")],
+    max_new: Annotated[int, typer.Option(parser=whole, metavar="N", help="Tokens to write, at most.")] = 64,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token; above, one is drawn.")] = 0.0,
+    as_json: AsJson = False,
+) -> None:
+    """Do what a checkpoint is for: continue, fill in, classify, embed or answer.
+
+    Examples: manyheads predict ./gpt2 "The capital of France is" · manyheads predict ./bert "Paris is in [MASK]."
+    """
+    from manyheads.answer import predict as run
+    from manyheads.checkpoint import load
+
+    if max_new < 1 or temperature < 0:
+        raise ValueError(f"given {max_new} tokens at temperature {temperature}, expected at least 1 token, and a temperature from 0")
+    found = run(load(path), text, max_new=max_new, temperature=temperature)
+    if as_json:
+        write_json({"schema": 1} | found)
+    elif found["task"] in ("continue", "answer"):
+        written = found["written"]
+        typer.echo(written if isinstance(written, str) else " ".join(map(str, written)))
+    elif found["task"] == "embed":
+        typer.echo(" ".join(f"{number:.6g}" for number in found["vector"]))
+    else:
+        rows = found["classes"] if found["task"] == "classify" else [row for place in found["filled"] for row in place["tokens"]]
+        for row in rows:
+            typer.echo(f"{row['probability']:8.4f}  {row.get('class', row.get('token'))}")
+
+
+@app.command()
+def export(
+    path: Source,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write; it must not exist yet.")],
+    to: Annotated[str, typer.Option(metavar="FORMAT", help="The form: hf, a folder that transformers opens.")] = "hf",
+) -> None:
+    """Write a model out again, for other libraries to open.
+
+    Example: manyheads export ./model ./copy --to hf
+    """
+    from manyheads.checkpoint import export as run
+    from manyheads.checkpoint import load
+
+    run(load(path), folder, to=to)
+    typer.echo(f"{folder} written", err=True)
+
+
+@app.command()
+def audit(path: Source, as_json: AsJson = False) -> None:
+    """Check a model: does its attention sum to one, does it see the future, does padding matter, do caches agree?
+
+    Example: manyheads audit ./model
+    """
+    from dataclasses import asdict
+
+    from manyheads.auditing import audit as run
+
+    rows = run(path)
+    if as_json:
+        write_json({"schema": 1, "rows": [asdict(row) for row in rows]})
+    else:
+        print_audit(rows)
+    if any(row.verdict == "fault" for row in rows):
+        raise typer.Exit(EXIT_FAILURE)
+
+
+def print_audit(rows: list[Any]) -> None:
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for name in ("law", "", "figure", ""):
+        table.add_column(name, overflow="fold")
+    marks = {"ok": "[green]ok[/]", "fault": "[bold red]FAULT[/]", "not checked": "[dim]–[/]"}
+    for row in rows:
+        table.add_row(row.law, marks[row.verdict], "" if row.figure is None else f"{row.figure:.3g}", escape(row.said))
+    console_for_output().print(table)
+
+
 def console_for_output() -> Any:
     from rich.console import Console
 
@@ -162,5 +246,5 @@ def explained(error: Exception) -> tuple[str, int]:
         context = getattr(error, "ctx", None)
         return one_line(f"{usage().rstrip('.')} ('{context.command_path if context else 'manyheads'} --help' tells more)"), EXIT_USAGE
     if isinstance(error, ValueError):
-        return one_line(str(error)), EXIT_USAGE
+        return one_line(str(error)), getattr(error, "exit_code", EXIT_USAGE)
     return one_line(f"{error} ({type(error).__name__}; --debug shows where)"), EXIT_FAILURE

@@ -24,9 +24,11 @@ STANDS_ON = {
     "generate": {"model", "parts", "spec"},
     "inspect": {"model", "parts", "spec"},
     "checkpoint": {"convert", "generate", "model", "parts", "spec"},
+    "answer": {"checkpoint", "parts", "spec"},
+    "auditing": {"checkpoint", "inspect", "model"},
     "labs": set(),
     "show": {"model", "parts", "presets", "spec"},
-    "cli": {"show", "model", "spec"},
+    "cli": {"answer", "auditing", "checkpoint", "model", "show", "spec"},
 }
 
 

@@ -1,0 +1,152 @@
+"""The linter for models: sound ones pass every law, and each planted fault is found by a row with its name."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+import transformers
+from test_families import CASES, make, moved
+
+import manyheads
+from manyheads.inspect.audit import LAWS
+
+TEXT = [name for name in CASES if not name.startswith("vit")]
+
+
+def model(name):
+    torch.manual_seed(1)
+    found, config, options = CASES[name]
+    return moved(make(found, config, **options))
+
+
+def faults(subject):
+    return {row.law for row in manyheads.audit(subject) if row.verdict == "fault"}
+
+
+@pytest.mark.parametrize("name", TEXT)
+def test_a_folder_that_the_reference_saved_is_all_green(name, tmp_path):
+    model(name).save_pretrained(tmp_path / "saved")
+    rows = {row.law: row for row in manyheads.audit(tmp_path / "saved")}
+    assert set(rows) == set(LAWS)
+    assert not [row for row in rows.values() if row.verdict == "fault"]
+    for law in ("attention rows sum to one", "padding on the left", "padding on the right", "batch invariance", "another implementation"):
+        assert rows[law].verdict == "ok", rows[law]
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert", "llama", "t5", "roberta", "mistral-window", "gpt-neox", "phi3"])
+def test_a_live_model_is_all_green_and_left_as_it_was(name):
+    subject = model(name).train()
+    before = {key: value.clone() for key, value in subject.state_dict().items()}
+    assert not faults(subject)
+    assert subject.training
+    assert subject.config._attn_implementation == "sdpa"
+    assert all(torch.equal(value, before[key]) for key, value in subject.state_dict().items())
+
+
+def drop_the_causal_mask(subject, patch):
+    for module in subject.modules():
+        if hasattr(module, "is_causal"):
+            module.is_causal = False
+    patch.setattr("transformers.models.gpt2.modeling_gpt2.create_causal_mask", lambda *_, **__: None)
+
+
+def multiply_the_mask_after_the_softmax(subject, patch):
+    def wrong(module, query, key, value, attention_mask, scaling=None, dropout=0.0, **_):
+        weights = torch.softmax(query @ key.transpose(-1, -2) * query.shape[-1] ** -0.5, dim=-1)
+        seen = torch.ones(query.shape[2], key.shape[2]).tril(key.shape[2] - query.shape[2])
+        weights = weights * seen
+        return (weights @ value).transpose(1, 2), weights
+
+    patch.setattr("transformers.models.gpt2.modeling_gpt2.eager_attention_forward", wrong)
+
+
+def shift_positions(subject, patch):
+    subject.transformer.wpe.register_forward_pre_hook(lambda _, args: (args[0] + 1,))
+
+
+def untie_the_head(subject, patch):
+    subject.lm_head.weight = torch.nn.Parameter(subject.lm_head.weight * 1.5)
+
+
+def double_a_head(subject, patch):
+    weight, bias = subject.transformer.h[1].attn.c_attn.weight, subject.transformer.h[1].attn.c_attn.bias
+    with torch.no_grad():
+        for part in (0, 32):  # queries and keys
+            weight[:, part + 8 : part + 16], bias[part + 8 : part + 16] = weight[:, part : part + 8], bias[part : part + 8]
+
+
+def forget_the_cache(subject, patch):
+    usual = subject.forward
+    patch.setattr(subject, "forward", lambda *args, past_key_values=None, **rest: usual(*args, **rest))
+
+
+@pytest.mark.parametrize(
+    ("plant", "law"),
+    [
+        (drop_the_causal_mask, "nobody sees the future"),
+        (multiply_the_mask_after_the_softmax, "attention rows sum to one"),
+        (shift_positions, "another implementation"),
+        (untie_the_head, "tied weights are tied"),
+        (double_a_head, "no dead or doubled heads"),
+        (forget_the_cache, "cached = full"),
+    ],
+)
+def test_a_planted_fault_is_found_by_name(plant, law, monkeypatch):
+    subject = model("gpt2")
+    assert not faults(subject)
+    plant(subject, monkeypatch)
+    assert law in faults(subject)
+
+
+def test_a_wrong_rope_base_is_found():
+    subject = model("llama")
+    rotary = subject.model.rotary_emb
+    rotary.inv_freq.copy_(rotary.inv_freq * torch.tensor([1.0, 0.7, 0.5, 0.35]))
+    assert faults(subject) == {"another implementation"}
+
+
+def test_an_encoder_that_counts_padding_is_found():
+    """Absolute positions that count places: padding on the left moves every word. This is how the reference reads such sources."""
+    assert faults(model("marian")) == {"padding on the left"}
+
+
+def test_a_row_that_depends_on_its_neighbours_is_found(monkeypatch):
+    subject = model("gpt2")
+    usual = subject.forward
+
+    def mixed(*args, **rest):
+        out = usual(*args, **rest)
+        out.logits = out.logits + out.logits.mean(dim=0, keepdim=True)
+        return out
+
+    monkeypatch.setattr(subject, "forward", mixed)
+    assert "batch invariance" in faults(subject)
+
+
+def test_the_command_prints_a_table_and_tells_by_its_exit_code(tmp_path):
+    model("gpt2").save_pretrained(tmp_path / "saved")
+
+    def run(*more):
+        return subprocess.run([sys.executable, "-m", "manyheads", "audit", str(tmp_path / "saved"), *more], capture_output=True, text=True)
+
+    done = run()
+    assert done.returncode == 0, done.stderr
+    assert all(law in done.stdout for law in LAWS)
+    path = tmp_path / "saved" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"n_head": 5}))
+    done = run("--json")
+    assert done.returncode == 1
+    rows = json.loads(done.stdout)["rows"]
+    assert rows[0]["law"] == "the folder loads"
+    assert rows[0]["verdict"] == "fault"
+    assert "5 heads do not divide width 32" in rows[0]["said"]
+
+
+def test_what_cannot_be_audited_is_refused():
+    with pytest.raises(ValueError, match="given a list, expected a folder"):
+        manyheads.audit([1])
+    assert transformers.__version__

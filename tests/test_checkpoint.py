@@ -1,0 +1,132 @@
+"""Something loaded: asked in texts or ids, by the library and by the command."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from test_families import CASES, make, moved
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+import manyheads
+
+WORDS = ["[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]", *(f"word{i}" for i in range(56))]
+
+
+def folder_of(name, path, tokenizer=True, **options):
+    """A saved model with a small tokenizer of whole words beside it."""
+    torch.manual_seed(1)
+    found, config, more = CASES[name]
+    moved(make(found, config, **more | options)).save_pretrained(path)
+    if tokenizer:
+        own = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]"))
+        own.add_special_tokens(["[PAD]", "[CLS]", "[SEP]", "[MASK]"])
+        own.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        if name.startswith("bert"):
+            own.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)])
+        own.enable_padding(length=20)
+        own.save(str(path / "tokenizer.json"))
+    return path
+
+
+def command(*arguments, check=0):
+    done = subprocess.run([sys.executable, "-m", "manyheads", *map(str, arguments)], capture_output=True, text=True)
+    assert done.returncode == check, done.stderr
+    return done
+
+
+def test_a_decoder_continues_as_the_reference_does(tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    folder = folder_of("gpt2", tmp_path / "gpt2", eos_token_id=None, bos_token_id=None)
+    ours = manyheads.load(folder)
+    ids = [5, 9, 7]
+    theirs = AutoModelForCausalLM.from_pretrained(folder).generate(torch.tensor([ids]), max_new_tokens=9, do_sample=False, pad_token_id=0)
+    assert ours.generate(ids, max_new=9) == theirs[0, 3:].tolist()
+    written = ours.generate("word0 word4 word2", max_new=9)
+    assert written.split() == [WORDS[i] for i in theirs[0, 3:].tolist() if i > 3]
+    assert ours.generate(ids, max_new=9, temperature=1.0, seed=3) == ours.generate(ids, max_new=9, temperature=1.0, seed=3)
+    assert ours.generate(ids, max_new=30, temperature=2.0, seed=3) != ours.generate(ids, max_new=30, temperature=2.0, seed=4)
+    assert command("predict", folder, "word0 word4 word2", "--max-new", 9).stdout.strip() == written
+
+
+def test_a_pair_answers_as_the_reference_does(tmp_path):
+    from transformers import AutoModelForSeq2SeqLM
+
+    folder = folder_of("marian", tmp_path / "marian", tokenizer=False)
+    theirs = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    given = {"max_new_tokens": 9, "do_sample": False, "num_beams": 1, "forced_eos_token_id": None}
+    found = theirs.generate(torch.tensor([[5, 9, 7]]), **given)[0, 1:].tolist()
+    ours = manyheads.load(folder).generate([5, 9, 7], max_new=9)
+    assert ours == (found[: found.index(0)] if 0 in found else found)
+    assert command("predict", folder, "5 9 7", "--max-new", 9).stdout.split() == list(map(str, ours))
+    assert "there is no tokenizer beside this model: give ids as numbers" in command("predict", folder, "hello", check=2).stderr
+
+
+def test_a_masked_model_fills_in(tmp_path):
+    folder = folder_of("bert", tmp_path / "bert")
+    ours = manyheads.load(folder)
+    found = manyheads.predict(ours, "word0 [MASK] word2", best=3)
+    logits = ours.logits(torch.tensor([[1, 5, 3, 7, 2]]))[0, 2]
+    assert found["filled"][0]["place"] == 2
+    assert found["filled"][0]["tokens"][0]["probability"] == pytest.approx(float(torch.softmax(logits, -1).max()))
+    assert len(command("predict", folder, "word0 [MASK]").stdout.splitlines()) == 5
+    assert "write [MASK] where a word is missing" in command("predict", folder, "word0", check=2).stderr
+
+
+def test_classes_have_their_names(tmp_path):
+    folder = folder_of("bert-classes", tmp_path / "classes")
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps(config | {"id2label": {"0": "bad", "1": "fair", "2": "good"}, "label2id": {"bad": 0, "fair": 1, "good": 2}}))
+    rows = json.loads(command("predict", folder, "word0 word1", "--json").stdout)["classes"]
+    assert {row["class"] for row in rows} == {"bad", "fair", "good"}
+    assert sum(row["probability"] for row in rows) == pytest.approx(1.0)
+    assert rows == sorted(rows, key=lambda row: -row["probability"])
+
+
+def pooled(folder, **modes):
+    steps = [{"idx": 0, "path": "", "type": "sentence_transformers.models.Transformer"}]
+    steps.append({"idx": 1, "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"})
+    steps.append({"idx": 2, "path": "2_Normalize", "type": "sentence_transformers.models.Normalize"})
+    (folder / "modules.json").write_text(json.dumps(steps))
+    (folder / "1_Pooling").mkdir(exist_ok=True)
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 32, **modes}))
+
+
+def test_a_sentence_is_the_vector_that_its_folder_says(tmp_path):
+    folder = folder_of("bert-bare", tmp_path / "bert")
+    ours, ids = manyheads.load(folder), torch.tensor([[1, 5, 6, 7, 2]])
+    states = ours.hidden(ids)[-1][0]
+    texts = ["word0 word1 word2", "word3"]
+    torch.testing.assert_close(ours.embed(texts)[0], states.mean(0), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(ours.embed(texts[0])[0], ours.embed(texts)[0], rtol=1e-5, atol=1e-5)
+    pooled(folder, pooling_mode_cls_token=True, pooling_mode_mean_tokens=False)
+    found = manyheads.load(folder).embed(texts)
+    torch.testing.assert_close(found[0], torch.nn.functional.normalize(states[0], dim=0), rtol=1e-5, atol=1e-5)
+    numbers = json.loads(command("predict", folder, texts[0], "--json").stdout)["vector"]
+    torch.testing.assert_close(torch.tensor(numbers), found[0], rtol=1e-5, atol=1e-5)
+    pooled(folder, pooling_mode_weightedmean_tokens=True)
+    assert "pools by pooling_mode_weightedmean_tokens" in command("predict", folder, "word0", check=4).stderr
+    (folder / "modules.json").write_text(json.dumps([{"type": "evil.Module", "path": "../.."}]))
+    assert "has a step 'Module'" in command("predict", folder, "word0", check=4).stderr
+
+
+def test_export_from_the_command_is_opened_elsewhere(tmp_path):
+    """A separate process of the reference gives the same logits."""
+    folder = folder_of("llama", tmp_path / "llama")
+    command("export", folder, tmp_path / "copy", "--to", "hf")
+    code = (
+        "import sys, torch, transformers\n"
+        "model = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1]).eval()\n"
+        "torch.save(model(torch.tensor([[5, 9, 7]])).logits, sys.argv[2])"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "copy"), str(tmp_path / "logits")], check=True, capture_output=True)
+    theirs = torch.load(tmp_path / "logits", weights_only=True)
+    torch.testing.assert_close(manyheads.load(folder).logits(torch.tensor([[5, 9, 7]])), theirs, rtol=1e-4, atol=1e-4)
+    assert (tmp_path / "copy" / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
+    assert "exists already" in command("export", folder, tmp_path / "copy", check=2).stderr
+    assert "there is no folder" in command("export", tmp_path / "nowhere", tmp_path / "x", check=4).stderr
