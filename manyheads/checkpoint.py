@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from manyheads.convert.files import FileError
-from manyheads.convert.folder import Origin, read_folder, write_folder
+from manyheads.convert.folder import Origin, read_folder, read_gguf, write_folder
+from manyheads.convert.gguf import tokenizer_of
 from manyheads.convert.pooling import Pooling, read_pooling
 from manyheads.convert.tokenizer import read_tokenizer, special_ids
 from manyheads.generate.sample import sample
@@ -106,10 +107,13 @@ class Loaded:
 
 
 def load(path: str | Path, *, dtype: torch.dtype | None = None, allow_nonfinite: bool = False) -> Loaded:
-    """A Hugging Face folder as a model with its tokenizer. Nothing in it is executed."""
+    """A Hugging Face folder or a GGUF file as a model with its tokenizer. Nothing in it is executed."""
     folder = Path(path)
     if not folder.exists():
         raise FileError(f"there is no folder {folder}")
+    if folder.suffix == ".gguf":
+        model, origin, file = read_gguf(folder, dtype=dtype, allow_nonfinite=allow_nonfinite)
+        return Loaded(model, tokenizer_of(file), origin)
     model, origin = read_folder(folder, dtype=dtype, allow_nonfinite=allow_nonfinite)
     tokenizer = read_tokenizer(folder, origin.beside)
     return Loaded(model, tokenizer, origin, read_pooling(folder))

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from manyheads.convert.config import Config
 from manyheads.convert.families import Family, family
 from manyheads.convert.files import LARGEST_CONFIG, LARGEST_TOKENIZER, Checkpoint, FileError, inside, read_json
+from manyheads.convert.gguf import Gguf, Renamed, config_of, weights_of
 from manyheads.convert.match import differences, fitting, plain
 from manyheads.convert.weights import Repeated, Row, Tensors, check_names, read_weights, write_weights
 from manyheads.model.build import Model, outline
@@ -46,26 +47,39 @@ def read_folder(folder: Path, *, dtype: torch.dtype | None = None, allow_nonfini
         raise FileError(f"there is no folder {folder}")
     config = read_json(inside(folder, "config.json"), LARGEST_CONFIG)
     try:
-        known = family(config.get("model_type"))
-        architecture = known.architecture(config)
-        known.spec_of(config)
+        family(config.get("model_type")).spec_of(config)
     except ValueError as error:
         raise FileError(f"{folder / 'config.json'}: {error}") from None
-    checkpoint = Checkpoint(folder)
+    return assembled(folder, config, Checkpoint(folder), read_beside(folder), dtype=dtype, allow_nonfinite=allow_nonfinite)
+
+
+def read_gguf(path: Path, *, dtype: torch.dtype | None = None, allow_nonfinite: bool = False) -> tuple[Model, Origin, Gguf]:
+    """The same from a GGUF file."""
+    file = Gguf(path)
+    config = config_of(file)
+    model, origin = assembled(path, config, weights_of(file, config), {}, dtype=dtype, allow_nonfinite=allow_nonfinite)
+    return model, origin, file
+
+
+def assembled(
+    path: Path, config: Tree, weights: Checkpoint | Renamed, beside: dict[str, bytes], *, dtype: torch.dtype | None, allow_nonfinite: bool
+) -> tuple[Model, Origin]:
+    """A model from its config and its weights: names and shapes are checked first, then each weight is read once."""
     try:
-        settled = known.settle(config, checkpoint.places)
+        known = family(config.get("model_type"))
+        settled, architecture = known.settle(config, set(weights)), known.architecture(config)
         spec = known.spec_of(settled)
         model = outline(spec)
-        rows, spelling = spelled(known, spec, architecture, model, checkpoint.shapes())
-        stored = checkpoint.dtypes() & set(FLOATS)
+        rows, spelling = spelled(known, spec, architecture, model, weights.shapes())
+        stored = weights.dtypes() & set(FLOATS)
         dtype = dtype or (stored.pop() if len(stored) == 1 else torch.float32)
-        taken, kept = read_weights(rows, Finite(checkpoint, allow=allow_nonfinite), dict(model.named_parameters()))
+        taken, kept = read_weights(rows, Finite(weights, allow=allow_nonfinite), dict(model.named_parameters()))
         fill(model, taken, dtype)
     except FileError:
         raise
     except ValueError as error:
-        raise FileError(f"{folder}: {error}") from None
-    return model.eval(), Origin(known, architecture, config, settled, spelling, kept, read_beside(folder))
+        raise FileError(f"{path}: {error}") from None
+    return model.eval(), Origin(known, architecture, config, settled, spelling, kept, beside)
 
 
 def spelled(
@@ -99,7 +113,7 @@ def respelled(row: Row, spelling: tuple[tuple[str, str], ...]) -> Row:
 class Finite(Mapping[str, Tensor]):
     """A checkpoint whose numbers are numbers."""
 
-    def __init__(self, checkpoint: Checkpoint, *, allow: bool) -> None:
+    def __init__(self, checkpoint: Mapping[str, Tensor], *, allow: bool) -> None:
         self.checkpoint, self.allow = checkpoint, allow
 
     def __getitem__(self, name: str) -> Tensor:
