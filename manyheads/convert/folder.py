@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -14,11 +14,12 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from manyheads.convert.config import Config
-from manyheads.convert.families import Family, family
+from manyheads.convert.fairseq import Held
+from manyheads.convert.families import NAMES, Family, family
 from manyheads.convert.files import LARGEST_CONFIG, LARGEST_TOKENIZER, Checkpoint, FileError, inside, read_json
 from manyheads.convert.gguf import Gguf, Renamed, config_of, weights_of
 from manyheads.convert.match import differences, fitting, plain
-from manyheads.convert.weights import Repeated, Row, Tensors, check_names, read_weights, write_weights
+from manyheads.convert.weights import Repeated, Row, Tensors, Unused, check_names, read_weights, write_weights
 from manyheads.model.build import Model, outline
 from manyheads.model.spec import ModelSpec
 from manyheads.spec import Tree
@@ -62,8 +63,9 @@ def read_gguf(path: Path, *, dtype: torch.dtype | None = None, allow_nonfinite: 
 
 
 def assembled(
-    path: Path, config: Tree, weights: Checkpoint | Renamed, beside: dict[str, bytes], *, dtype: torch.dtype | None, allow_nonfinite: bool
-) -> tuple[Model, Origin]:
+    path: Path, config: Tree, weights: Checkpoint | Renamed | Held, beside: dict[str, bytes], *,
+    dtype: torch.dtype | None, allow_nonfinite: bool,
+) -> tuple[Model, Origin]:  # fmt: skip
     """A model from its config and its weights: names and shapes are checked first, then each weight is read once."""
     try:
         known = family(config.get("model_type"))
@@ -73,7 +75,7 @@ def assembled(
         rows, spelling = spelled(known, spec, architecture, model, weights.shapes())
         stored = weights.dtypes() & set(FLOATS)
         dtype = dtype or (stored.pop() if len(stored) == 1 else torch.float32)
-        taken, kept = read_weights(rows, Finite(weights, allow=allow_nonfinite), dict(model.named_parameters()))
+        taken, kept = read_weights(rows, Finite(weights, rows, allow=allow_nonfinite), dict(model.named_parameters()))
         fill(model, taken, dtype)
     except FileError:
         raise
@@ -111,20 +113,24 @@ def respelled(row: Row, spelling: tuple[tuple[str, str], ...]) -> Row:
 
 
 class Finite(Mapping[str, Tensor]):
-    """A checkpoint whose numbers are numbers."""
+    """A checkpoint whose numbers are numbers, but for tensors that nobody uses."""
 
-    def __init__(self, checkpoint: Mapping[str, Tensor], *, allow: bool) -> None:
+    def __init__(self, checkpoint: Mapping[str, Tensor], rows: Iterable[Row], *, allow: bool) -> None:
         self.checkpoint, self.allow = checkpoint, allow
+        self.unused = {row.theirs for row in rows if isinstance(row, Unused)}
 
     def __getitem__(self, name: str) -> Tensor:
         tensor = self.checkpoint[name]
-        if not self.allow and tensor.is_floating_point() and tensor.numel():
+        if not self.allow and name not in self.unused and tensor.is_floating_point() and tensor.numel():
             lowest, highest = tensor.aminmax()
             if not (lowest.isfinite() and highest.isfinite()):
                 raise FileError(f"{name} holds numbers that are not finite")
         return tensor
 
-    def __iter__(self):  # type: ignore[no-untyped-def]
+    def __contains__(self, name: object) -> bool:
+        return name in self.checkpoint
+
+    def __iter__(self) -> Iterator[str]:
         return iter(self.checkpoint)
 
     def __len__(self) -> int:
@@ -176,8 +182,10 @@ def write_folder(model: Model, folder: Path, origin: Origin | None = None, *, sh
 
 def origin_of(spec: ModelSpec, origin: Origin | None) -> Origin:
     """Where the model goes: back to the family it came from, if it still says the same, or to the first that can say it."""
-    if origin is not None and not list(differences(plain(spec), plain(origin.family.spec_of(origin.settled)))):
-        return origin
+    if origin is not None and origin.family.model_type in NAMES:
+        came_as = plain(origin.family.spec_of(origin.settled))
+        if not list(differences(plain(spec), came_as)):
+            return origin
     known, architecture, config = fitting(spec)
     config |= {"dtype": "float32"}
     return Origin(known, architecture, config, config, beside=origin.beside if origin else {})

@@ -44,7 +44,7 @@ class Stub:
 
 
 class Inert(pickle.Unpickler):
-    """Reads a pickle; of all callables it may name, none is ever found but the stubs and two that we wrote."""
+    """Reads a pickle; of all callables it may name, none is ever found but the stubs and those that we wrote."""
 
     def __init__(self, data: bytes, storage: Callable[[Any], tuple[bytes, torch.dtype]]) -> None:
         super().__init__(io.BytesIO(data), encoding="utf-8")
@@ -55,12 +55,18 @@ class Inert(pickle.Unpickler):
             return OrderedDict
         if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
             return rebuilt
+        if (module, name) == ("torch._utils", "_rebuild_parameter"):
+            return itself
         if module == "torch" and name in STORAGES:
             return name
         return Stub
 
     def persistent_load(self, pid: Any) -> Any:
         return self.storage(pid)
+
+
+def itself(tensor: Any, *_: Any) -> Any:
+    return tensor
 
 
 def rebuilt(storage: Any, offset: Any, shape: Any, stride: Any, *_: Any) -> Tensor:

@@ -135,6 +135,7 @@ class SinusoidalSpec(JoinedSpec, kind="sinusoidal"):
 
     theta: float = field(10000.0, "θ, which sets the longest wave", gt=1)
     layout: Literal["interleaved", "halves"] = field("interleaved", "sin, cos, sin, cos … or all sin, then all cos")
+    offset: int = field(0, "the number of the first position", ge=0)
 
     def build_embed(self, width: int) -> PositionEmbed:
         return Sinusoidal(self, self.position_width(width))
@@ -156,7 +157,7 @@ class Sinusoidal(PositionEmbed):
         return table.to(dtype)
 
     def forward(self, x_BLD: Tensor, places: Places) -> Tensor:
-        return joined(x_BLD, self.table(places.query, x_BLD.dtype), self.spec.join)
+        return joined(x_BLD, self.table(places.query + self.spec.offset, x_BLD.dtype), self.spec.join)
 
 
 class LearnedSpec(JoinedSpec, kind="learned"):

@@ -71,11 +71,13 @@ NAMES = {
     "qwen3": "qwen", "gemma": "gemma", "phi3": "phi3", "phi": "phi", "gptj": "gptj", "gpt_neox": "gpt_neox", "roberta": "roberta",
     "distilbert": "distilbert", "albert": "albert", "ernie": "ernie", "vit": "vit", "vit_mae": "vit_mae",
 }  # fmt: skip
+ELSEWHERE = {"fairseq": "fairseq"}  # read, but no folder of transformers
 
 
 def family(model_type: object) -> Family:
-    if not isinstance(model_type, str) or model_type not in NAMES:
+    places = NAMES | ELSEWHERE
+    if not isinstance(model_type, str) or model_type not in places:
         raise ValueError(f"no family {quoted(model_type)}{nearest(str(model_type), NAMES)}")
-    module = import_module(f"{__name__}.{NAMES[model_type]}")
+    module = import_module(f"{__name__}.{places[model_type]}")
     families: dict[str, Family] = module.FAMILIES
     return families[model_type]
