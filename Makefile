@@ -36,6 +36,7 @@ check: lint test
 
 bench: setup
 	$(BIN)/python bench/compose.py
+	$(BIN)/python bench/load.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

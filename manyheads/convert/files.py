@@ -6,6 +6,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -103,18 +104,23 @@ class Shard:
             raise
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise FileError(f"{path} has a header that cannot be read: {type(error).__name__}: {error}") from None
+        self.size = size
         if self.begin + end != size:
             raise FileError(f"{path} should have {self.begin + end:,} bytes by its header, and has {size:,}")
 
+    @cached_property
+    def bytes(self) -> Tensor:
+        """The file mapped into memory, copied page by page where somebody writes: what is never used is never read."""
+        return torch.from_file(str(self.path), shared=False, size=self.size, dtype=torch.uint8)
+
     def read(self, name: str) -> Tensor:
-        """One tensor, in memory of its own."""
+        """One tensor."""
         dtype, shape, start, stop = self.entries[name]
-        data = bytearray(stop - start)
-        with self.path.open("rb") as file:
-            file.seek(self.begin + start)
-            if file.readinto(data) != len(data):
-                raise FileError(f"{self.path} ended within {name}")
-        return torch.frombuffer(data, dtype=dtype).reshape(shape) if data else torch.empty(shape, dtype=dtype)
+        if start == stop:
+            return torch.empty(shape, dtype=dtype)
+        raw = self.bytes[self.begin + start : self.begin + stop]
+        # where no tensor of this sort can begin, its bytes are copied to where one can
+        return (raw.clone() if raw.storage_offset() % dtype.itemsize else raw).view(dtype).reshape(shape)
 
 
 def begins(item: tuple[str, Any]) -> Any:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from manyheads.model.init import initialise
 from manyheads.model.ngram import Ngram
@@ -30,6 +33,25 @@ def countable() -> Iterator[None]:
         ) from None
 
 
+class NoFirstValues(TorchFunctionMode):
+    """Leaves out what modules do to their weights when they are made: without memory there is nothing to set.
+
+    Drawing numbers for no memory also makes torch load its compiler, which takes longer than all the rest.
+    """
+
+    SETTERS = frozenset(
+        getattr(place, name)
+        for place in (nn.init, torch.Tensor)
+        for name in ("normal_", "uniform_", "kaiming_uniform_", "xavier_uniform_", "zeros_", "ones_", "constant_", "fill_", "zero_")
+        if hasattr(place, name)
+    )
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in self.SETTERS:
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **(kwargs or {}))
+
+
 def outline(spec: ModelSpec) -> Model:
     """The model without memory: every shape is there, no number is."""
     if not isinstance(spec, ModelSpec):
@@ -38,7 +60,7 @@ def outline(spec: ModelSpec) -> Model:
         raise SpecError("is 'tokenizer': the number of tokens is known only with the data; give a number to build without", ("vocab",))
     vocab = spec.vocab or 0
     kind = Recurrent if spec.recurrent else Ngram if spec.ngram else Transformer
-    with countable(), torch.device("meta"):
+    with countable(), torch.device("meta"), NoFirstValues():
         return kind(spec, vocab)
 
 
