@@ -314,22 +314,28 @@ class FrozenTable(dict[str, Any]):
     __setitem__ = __delitem__ = __ior__ = update = pop = popitem = clear = setdefault = _refuse
 
     def __hash__(self) -> int:  # type: ignore[override]
-        return hash(tuple(sorted((name, repr(value)) for name, value in self.items())))
+        return hash(frozenset(self.items()))
+
+    def __reduce__(self) -> tuple[type, tuple[Tree]]:
+        return FrozenTable, (dict(self),)
 
     def __deepcopy__(self, memo: Any) -> FrozenTable:
         return self
 
 
 def frozen(value: Any) -> Any:
-    """A tree of plain values that does not change; null is refused, because no TOML could say it."""
+    """A tree of plain values that does not change; of a ready part, what was said of it."""
     if isinstance(value, Spec):
-        value = value.model_dump(mode="json")
-        value = {name: inner for name, inner in value.items() if inner is not None}
+        value = _without_none(value.model_dump(mode="json", exclude_unset=True))
     if value is None:
         raise SpecError("given null, which no file can say; leave the field out")
     if isinstance(value, Mapping):
         return FrozenTable({name: frozen(inner) for name, inner in value.items()})
-    return [frozen(inner) for inner in value] if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple):
+        return tuple(frozen(inner) for inner in value)
+    if not isinstance(value, str | int | float):
+        raise SpecError(f"given {quoted(value)}, which no file can say")
+    return value
 
 
 def merged(base: Tree, own: Tree) -> Tree:
@@ -348,7 +354,7 @@ def load_parts(path: Path) -> None:
 
     if not path.is_file():
         raise SpecError(f"--parts: there is no file {path}")
-    loader = importlib.util.spec_from_file_location(f"manyheads_user_parts.{path.stem}", path)
+    loader = importlib.util.spec_from_file_location(f"manyheads_user_parts.{path.stem}_{hash(path.resolve()):x}", path)
     if loader is None or loader.loader is None:
         raise SpecError(f"--parts: {path} is not a Python file; its name ends in .py")
     module = importlib.util.module_from_spec(loader)

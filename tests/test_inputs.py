@@ -7,7 +7,7 @@ import pytest
 import torch
 from kinds import made, tokens
 
-from manyheads import Inputs, read_model
+from manyheads import Inputs, build, read_model, record
 from manyheads.parts.attend import DotSpec
 from manyheads.parts.mask import Mask
 from manyheads.parts.position import Places
@@ -98,6 +98,12 @@ def test_what_a_model_cannot_use_is_refused():
         ),
         "patches are torch.float32, the model is torch.float64": lambda: autoencoder()(torch.zeros(1, 6, 3), torch.zeros(1, 3, 3)),
         "and a head for each token writes": lambda: autoencoder(causal=True).start(torch.zeros(2, 3, 3, dtype=torch.float64)),
+        "capacity is 1000000000, expected": lambda: decoder.start(capacity=10**9),
+        "a packed row holds several texts": lambda: made(kinds.encoder().changed(head={"kind": "classes"}))(
+            Inputs(tokens(), segments=tokens())
+        ),
+        "given a int, expected a model": lambda: record(5).__enter__(),
+        "begins beyond the numbers that torch.float16 has": lambda: build(kinds.decoder().changed(init={"std": 1e6}), dtype=torch.float16),
         "capacity is 0, expected the number of tokens": lambda: decoder.start(capacity=0),
         "capacity is -1, expected": lambda: made(kinds.ngram()).start(capacity=-1),
         "capacity is 2.5, expected": lambda: made(kinds.recurrent()).start(tokens(), capacity=2.5),
@@ -245,3 +251,19 @@ def test_a_mask_with_a_prefix_needs_its_length_and_only_a_causal_decoder_writes(
         made(kinds.decoder(mask={"prefix": True}))(tokens())
     with pytest.raises(ValueError, match="only a decoder with a causal mask"):
         made(kinds.decoder(mask={"causal": False})).start()
+
+
+def test_padding_takes_no_place_in_a_packed_row():
+    model, ids = made(kinds.decoder(position={"kind": "learned", "length": 4})), tokens(1, 10)
+    padding = torch.zeros(1, 10, dtype=torch.bool)
+    padding[0, 4:] = True
+    segments = torch.tensor([[0, 0, 1, 1] + [-1] * 6])
+    torch.testing.assert_close(model(Inputs(ids, padding=padding, segments=segments))[:, 2:4], model(ids[:, 2:4]))
+
+
+def test_what_was_hidden_has_the_shape_of_what_was_seen():
+    model = made(kinds.encoder())
+    given = Inputs(tokens(), padding=torch.tensor([[False] * 9, [False] * 5 + [True] * 4]))
+    with record(model) as seen:
+        model(given)
+    assert seen[0].seen().shape == (2, 1, 9, 9)

@@ -640,6 +640,15 @@ def test_a_part_that_does_not_set_its_weights_is_refused(tmp_path):
         def forward(self, x):
             return x * self.gain
 
+    class Kept(torch.nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.register_buffer("steps", torch.arange(width), persistent=False)
+
+    class KeptSpec(SLOTS["norm"], kind="kept"):
+        def build(self, width):
+            return Kept(width)
+
     class UnsetSpec(SLOTS["norm"], kind="unset"):
         def build(self, width):
             return Unset(width)
@@ -647,5 +656,7 @@ def test_a_part_that_does_not_set_its_weights_is_refused(tmp_path):
     try:
         with pytest.raises(ValueError, match=r"nobody sets decoder.layers.0.residual.norms.0.gain: .* in reset_parameters"):
             made(kinds.decoder(norm="unset"))
+        with pytest.raises(ValueError, match=r"decoder.layers.0.residual.norms.0 has a buffer and no reset_parameters"):
+            made(kinds.decoder(norm="kept"))
     finally:
-        del SLOTS["norm"].kinds["unset"]
+        del SLOTS["norm"].kinds["unset"], SLOTS["norm"].kinds["kept"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import tomllib
 
 import kinds
@@ -11,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manyheads import build, outline, presets, read_model, size
-from manyheads.model.spec import LayerSpec, TowerSpec
+from manyheads.model.spec import CrossSpec, LayerSpec, TowerSpec
+from manyheads.parts.attend import DotSpec
 from manyheads.parts.attention import HeadsSpec
 from manyheads.parts.mask import MaskSpec
-from manyheads.parts.rope import RopeSpec
+from manyheads.parts.rope import RopeSpec, YarnScalingSpec
 from manyheads.show import TABLES
 from manyheads.spec import SLOTS, SpecError, merged, override, to_toml, to_tree
 
@@ -191,6 +194,20 @@ def test_what_a_spec_holds_does_not_change_either():
     assert hash(spec) == hash(read("encoder.pattern=[{mask.window=2}]"))
     with pytest.raises(SpecError, match="encoder.pattern: given null, which no file can say"):
         read_model({"vocab": 9, "encoder": {"pattern": [{"mask": {"window": None}}]}})
+    for wrong in ({1}, object()):
+        with pytest.raises(SpecError, match="which no file can say"):
+            read_model({"vocab": 9, "encoder": {"pattern": [{"core": {"heads": wrong}}]}})
+    twice = [
+        read(text)
+        for text in ("encoder.pattern=[{core={temperature=2, dropout=0.1}}]", "encoder.pattern=[{core={dropout=0.1, temperature=2.0}}]")
+    ]
+    assert twice[0] == twice[1]
+    assert len(set(twice)) == 1
+    listed = read('encoder.pattern=[{core={kind="argmax", heads=[1]}}]')
+    assert listed.encoder.pattern[0]["core"]["heads"] == (1,)
+    for spec in (listed, *twice):
+        assert pickle.loads(pickle.dumps(spec)) == spec == copy.deepcopy(spec) == read_model(to_tree(spec))
+    TowerSpec(pattern=({"position": RopeSpec(scaling=YarnScalingSpec())}, {"cross": CrossSpec(core=DotSpec())}))
     again = TowerSpec(pattern=({"position": RopeSpec(theta=5.0)},))
     assert again.expanded()[0].position.theta == 5.0
     assert TowerSpec.model_validate(to_tree(again)) == again
@@ -206,6 +223,7 @@ def test_a_pattern_refines_the_cross_attention_of_its_tower():
 def test_a_ready_mask_leaves_a_decoder_causal_unless_it_says_otherwise():
     assert read_model({"vocab": 9, "decoder": {"mask": MaskSpec(window=3)}}).decoder.mask.causal
     assert not read_model({"vocab": 9, "decoder": {"mask": MaskSpec(window=3, causal=False)}}).decoder.mask.causal
+    assert read_model({"vocab": 9, "decoder": {"pattern": [{"mask": MaskSpec(window=3)}, {}]}}).decoder.expanded()[0].mask.causal
 
 
 def test_the_closing_norm_is_what_the_last_layer_needs():
@@ -344,7 +362,7 @@ def test_what_is_no_description_is_refused():
     with pytest.raises(SpecError, match="given a str, expected a ModelSpec"):
         size("gpt2")
     for wrong, said in (({"seed": 1.9}, "seed is 1.9"), ({"seed": True}, "seed is True"), ({"dtype": torch.int32}, "dtype is torch.int32"),
-                        ({"device": "nope"}, "device is 'nope'")):  # fmt: skip
+                        ({"device": "nope"}, "device is 'nope'"), ({"device": "meta"}, "there is no meta here")):  # fmt: skip
         with pytest.raises(SpecError, match=said):
             build(read(), **wrong)
     for wrong in (3, None, "gtp2"):

@@ -49,9 +49,9 @@ def attention_page(
 <html lang="en">
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width">
-<title>{escape(title)}</title>
+<title>{escape(str(title))}</title>
 <style>{STYLE}</style>
-<h1>{escape(title)}</h1>
+<h1>{escape(str(title))}</h1>
 <table>
 <thead><tr><th></th>{head}</tr></thead>
 <tbody>

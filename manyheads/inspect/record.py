@@ -35,13 +35,16 @@ class Attended:
         return self.core.weights(self.query, self.key, mask=self.mask, places=self.places, bias=self.bias)
 
     def seen(self) -> Tensor | None:
-        """True where the query may see the key, (B or 1)×1×(L or 1)×M; None where everybody sees everything."""
-        return self.mask.dense
+        """True where the query may see the key, (B or 1)×1×L×M; None where everybody sees everything."""
+        seen = self.mask.dense
+        return None if seen is None else seen.expand(-1, -1, self.mask.queries, -1)
 
 
 @contextmanager
 def record(model: nn.Module) -> Iterator[list[Attended]]:
     """`with record(model) as seen: model(ids)`; then `seen[0].weights()`, one entry an attention, in the order they ran."""
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"given a {type(model).__name__}, expected a model, as build makes")
     seen: list[Attended] = []
 
     def keep(name: str, core: Core, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

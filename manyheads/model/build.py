@@ -70,8 +70,9 @@ def usable(device: str | torch.device) -> torch.device:
         found = torch.device(device)
     except (RuntimeError, TypeError):
         raise SpecError(f"device is {quoted(device)}, expected cpu, cuda, cuda:1 or mps") from None
-    if found.type == "cuda" and not torch.cuda.is_available():
-        raise SpecError("there is no cuda here; take cpu")
+    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if not there.get(found.type, False):
+        raise SpecError(f"there is no {found.type} here; take cpu")
     return found
 
 
@@ -83,7 +84,10 @@ def build(spec: ModelSpec, *, seed: int = 0, device: str | torch.device = "cpu",
         raise SpecError(f"dtype is {quoted(dtype)}, expected torch.float64, float32, bfloat16 or float16")
     device = usable(device)
     model = outline(spec).to(dtype).to_empty(device=device)
-    tensors = {name: tensor for name, tensor in model.state_dict(keep_vars=True).items() if tensor.is_floating_point()}
+    for name, module in model.named_modules():
+        if module._buffers and not hasattr(module, "reset_parameters"):
+            raise SpecError(f"{name} has a buffer and no reset_parameters: what it holds is lost in a build without memory; set it there")
+    tensors = dict(model.named_parameters()) | {name: buffer for name, buffer in model.named_buffers() if buffer.is_floating_point()}
     with torch.no_grad(), torch.random.fork_rng():
         for tensor in tensors.values():
             tensor.fill_(torch.nan)  # so that what nobody sets is seen
@@ -92,4 +96,6 @@ def build(spec: ModelSpec, *, seed: int = 0, device: str | torch.device = "cpu",
         for name, tensor in tensors.items():
             if tensor.isnan().any():
                 raise SpecError(f"nobody sets {name}: a part with weights of its own sets them in reset_parameters")
+            if not tensor.isfinite().all():
+                raise SpecError(f"{name} begins beyond the numbers that {dtype} has; begin smaller (init) or take another dtype")
     return model

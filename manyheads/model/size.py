@@ -37,7 +37,7 @@ class Size:
     multiply_adds: int  # of one forward
     multiply_adds_by_part: dict[str, int]
     weights_bytes: int  # in float32
-    activation_bytes: int  # what a forward keeps for its backward, on a CPU
+    activation_bytes: int  # what a forward keeps for its backward on a CPU, if nothing is masked; of an LSTM's reader, less
     training_bytes: int  # weights, gradients, Adam's two moments, activations
     cache_bytes: int | None  # of decoding up to `length`; None where the model does not write
 

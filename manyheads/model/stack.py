@@ -226,7 +226,8 @@ def within_segments(segments: Tensor, padding: Tensor | None) -> Tensor:
     begins[:, 1:] = real[:, 1:] != real[:, :-1]
     index = torch.arange(real.shape[1], device=real.device).expand_as(real)
     counted = index - torch.where(begins, index, 0).cummax(dim=1).values
-    return torch.zeros_like(counted).scatter(1, order, counted)
+    placed = torch.zeros_like(counted).scatter(1, order, counted)
+    return placed if padding is None else placed.masked_fill(padding, 0)
 
 
 def first_prefix(seen: Seen, inputs: Inputs, padding: Tensor | None) -> Tensor:

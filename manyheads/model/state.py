@@ -14,6 +14,7 @@ from torch import Tensor
 
 from manyheads.model.spec import ModelSpec
 from manyheads.parts.attention import KeyValue
+from manyheads.spec import LARGEST
 
 
 def check_state(state: Any, expected: type, spec: ModelSpec) -> None:
@@ -36,8 +37,8 @@ def check_rows_of(held: Tensor, batch: int) -> None:
 
 
 def check_capacity(capacity: int | None) -> None:
-    if capacity is not None and (type(capacity) is not int or capacity < 1):
-        raise ValueError(f"capacity is {capacity}, expected the number of tokens the text may have, at least 1")
+    if capacity is not None and (type(capacity) is not int or not 1 <= capacity <= LARGEST):
+        raise ValueError(f"capacity is {capacity}, expected the number of tokens the text may have, from 1 to {LARGEST}")
 
 
 class Cache:

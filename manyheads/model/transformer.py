@@ -67,6 +67,8 @@ class Transformer(nn.Module):
 
     def forward(self, inputs: Inputs | Tensor, source: Inputs | Tensor | None = None) -> Tensor:
         """Logits (or whatever the head makes) for a batch; of an encoder–decoder, for a target given its source."""
+        if not self.spec.head.a_token and Inputs.of(inputs).segments is not None:
+            raise ValueError("a head that pools gives one answer a row, and a packed row holds several texts; give one text a row")
         states, padding = self.states(inputs, source)
         return self.head(states, table=self.table, padding=padding)
 
