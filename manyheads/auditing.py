@@ -22,7 +22,7 @@ def audit(subject: Any) -> list[Row]:
     """Every law of `manyheads.inspect.audit`, for a path, something loaded, one of our models or one of transformers'."""
     if isinstance(subject, str | Path):
         try:
-            return [*check(Ours(load(subject), Path(subject)))]
+            return [*check(Ours(load(subject, dtype=torch.float32), Path(subject)))]
         except ValueError as error:
             return [Row("the folder loads", "fault", None, str(error))]
     if isinstance(subject, Loaded):

@@ -96,6 +96,8 @@ class Loaded:
 
     def generate(self, text: str | Sequence[int], *, max_new: int = 64, temperature: float = 0.0, seed: int = 0) -> Any:
         """What the model writes after the text, or in answer to it; ids for ids."""
+        if not 0 <= temperature <= 1e6 or 0 < temperature < 1e-6 or max_new < 1:
+            raise ValueError(f"given {max_new} tokens at temperature {temperature}, expected at least 1, and 0 or a number from 1e-6")
         as_text = isinstance(text, str)
         given = self.encode([text]) if isinstance(text, str) else Inputs(torch.tensor([list(text)]))
         stop, start = special_ids(self.origin.config if self.origin else {})

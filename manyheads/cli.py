@@ -137,8 +137,6 @@ def predict(
     from manyheads.answer import predict as run
     from manyheads.checkpoint import load
 
-    if max_new < 1 or temperature < 0:
-        raise ValueError(f"given {max_new} tokens at temperature {temperature}, expected at least 1 token, and a temperature from 0")
     found = run(load(path), text, max_new=max_new, temperature=temperature)
     if as_json:
         write_json({"schema": 1} | found)

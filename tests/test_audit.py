@@ -102,6 +102,12 @@ def test_a_planted_fault_is_found_by_name(plant, law, monkeypatch):
     assert law in faults(subject)
 
 
+@pytest.mark.parametrize("name", ["gpt2", "llama", "t5"])
+def test_half_precision_is_no_fault(name, tmp_path):
+    model(name).to(torch.bfloat16).save_pretrained(tmp_path / "half")
+    assert not faults(tmp_path / "half")
+
+
 def test_a_wrong_rope_base_is_found():
     subject = model("llama")
     rotary = subject.model.rotary_emb

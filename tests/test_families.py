@@ -145,7 +145,7 @@ CASES = {
     ),
     "gpt-neox-unbiased": ("GPTNeoXForCausalLM", "GPTNeoXConfig", {"attention_bias": False, "hidden_act": "relu"}),
     "phi": ("PhiForCausalLM", "PhiConfig", {}),
-    "phi-norms": ("PhiForCausalLM", "PhiConfig", {"qk_layernorm": True, "num_key_value_heads": 4}),
+    "phi-norms": ("PhiForCausalLM", "PhiConfig", {"qk_layernorm": True, "layer_norm_eps": 0.05, "num_key_value_heads": 4}),
     "phi3": ("Phi3ForCausalLM", "Phi3Config", {}),
     "phi3-window": ("Phi3ForCausalLM", "Phi3Config", {"sliding_window": 5, "tie_word_embeddings": True}),
     "t5": ("T5ForConditionalGeneration", "T5Config", {}),
@@ -439,7 +439,12 @@ REFUSED = {
         ({"rope_parameters": 3}, "rope_parameters in config.json is 3, expected a table"),
         ({"hidden_act": ["silu"]}, "hidden_act in config.json is .*, which cannot be read"),
         ({"pretraining_tp": 2}, "pretraining_tp = 2 changes the model"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5, and this family turns every coordinate"),
+        ({"rope_scaling": {"type": "linear", "factor": 3.0}}, "both rope_parameters and rope_scaling, and they differ"),
+        ({"rope_parameters": {"rope_type": ["a"]}}, "no rotation scaling"),
     ],
+    "mistral": [({"use_sliding_window": False}, "a key this family does not know, 'use_sliding_window'")],
+    "t5": [({"is_encoder_decoder": False}, "is_encoder_decoder = False changes the model")],
     "qwen2": [({"layer_types": ["chunked_attention"] * 32}, "layer_types in config.json is")],
     "albert": [({"inner_group_num": 2}, "inner_group_num = 2 changes the model")],
     "vit": [({"patch_size": 15}, "a picture of side 224 cannot be cut into patches of side 15")],
@@ -486,3 +491,23 @@ def test_other_spellings_of_published_checkpoints_are_read_and_given_back(tmp_pa
         back = load_file(tmp_path / f"{name}-back" / "model.safetensors")
         assert set(back) == set(stored)
         assert all(torch.equal(back[key], stored[key]) for key in stored)
+
+
+def test_what_a_config_leaves_out_is_what_the_reference_takes():
+    """Defaults are theirs: compared by reading the same shortened config on both sides."""
+    for name, dropped, check in (
+        ("t5", "num_decoder_layers", lambda spec, config: spec.decoder.layers == config.num_layers),
+        ("mistral", "sliding_window", lambda spec, config: spec.decoder.mask.window == config.sliding_window),
+        ("gemma", "hidden_act", lambda spec, config: spec.decoder.feedforward.activation == "gelu-tanh"),
+        ("gptj", "rotary_dim", lambda spec, config: spec.decoder.position.fraction == config.rotary_dim / (config.n_embd // config.n_head)),
+    ):
+        config = transformers.AutoConfig.for_model(name).to_dict()
+        del config[dropped]
+        if name == "t5":
+            config["num_layers"] = 5
+        theirs = type(transformers.AutoConfig.for_model(name)).from_dict(config)
+        assert check(family(name).spec_of(config), theirs), name
+    config = transformers.AutoConfig.for_model("qwen2").to_dict() | {"sliding_window": 4}
+    for key in ("use_sliding_window", "layer_types", "max_window_layers"):
+        del config[key]
+    assert {layer.mask.window for layer in family("qwen2").spec_of(config).decoder.expanded()} == {None}

@@ -108,6 +108,22 @@ def test_links_and_names_that_lead_out(folder, tmp_path):
     refused(folder, "has no weight_map")
 
 
+def test_what_is_no_plain_file_is_not_waited_for(folder):
+    for name in ("config.json", "model.safetensors"):
+        (folder / name).rename(folder / "aside")
+        os.mkfifo(folder / name)
+        refused(folder, "is not a plain file")
+        (folder / name).unlink()
+        (folder / "aside").rename(folder / name)
+
+
+def test_whole_numbers_are_no_weights(folder):
+    tensors = load_file(folder / "model.safetensors")
+    tensors["transformer.wpe.weight"] = tensors["transformer.wpe.weight"].to(torch.int8)
+    save_file(tensors, folder / "model.safetensors")
+    refused(folder, "transformer.wpe.weight holds whole numbers")
+
+
 def test_shards(folder):
     tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()

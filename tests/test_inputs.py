@@ -267,3 +267,22 @@ def test_what_was_hidden_has_the_shape_of_what_was_seen():
     with record(model) as seen:
         model(given)
     assert seen[0].seen().shape == (2, 1, 9, 9)
+
+
+def test_a_document_whose_number_comes_back_is_one_document():
+    model, ids = made(kinds.decoder(position={"kind": "sinusoidal"})), tokens(1, 4)
+    out = model(Inputs(ids, segments=torch.tensor([[0, 1, 0, 1]])))
+    torch.testing.assert_close(out[:, [0, 2]], model(ids[:, [0, 2]]))
+    _, state = model.step(Inputs(ids[:, :3], segments=torch.tensor([[0, 1, 0]])), model.start())
+    torch.testing.assert_close(model.step(Inputs(ids[:, 3:], segments=torch.tensor([[1]])), state)[0], out[:, 3:])
+
+
+def test_what_is_no_number_at_a_padded_place_does_not_matter():
+    model = autoencoder()
+    patches, target = torch.randn(1, 3, 3, dtype=torch.float64), torch.zeros(1, 6, 3, dtype=torch.float64)
+    padding = torch.tensor([[False, False, True]])
+    spoiled = patches.clone()
+    spoiled[0, 2] = torch.nan
+    places = torch.tensor([[1, 4, 0]])
+    found = [model(target, Inputs(given, positions=places, padding=padding)) for given in (patches, spoiled)]
+    assert torch.equal(*found)

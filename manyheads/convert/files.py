@@ -45,6 +45,8 @@ def inside(folder: Path, name: str) -> Path:
 def read_json(path: Path, largest: int) -> Tree:
     """A table from a JSON file of bounded size and depth, without NaN and without the same key twice."""
     try:
+        if path.exists() and not path.is_file():
+            raise FileError(f"{path} is not a plain file")
         if path.stat().st_size > largest:
             raise FileError(f"{path} has {path.stat().st_size:,} bytes, expected at most {largest:,}")
         found = json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse_constant, object_pairs_hook=once)
@@ -78,6 +80,8 @@ class Shard:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        if path.exists() and not path.is_file():
+            raise FileError(f"{path} is not a plain file")
         try:
             with path.open("rb") as file:
                 size = os.fstat(file.fileno()).st_size

@@ -43,7 +43,7 @@ class Origin:
 
 
 def read_folder(folder: Path, *, dtype: torch.dtype | None = None, allow_nonfinite: bool = False) -> tuple[Model, Origin]:
-    """A model with its weights, each read once and copied once; everything is checked before memory is taken for it."""
+    """A model with its weights, mapped from the file, which must stay as it is while they are used; everything is checked first."""
     if not folder.is_dir():
         raise FileError(f"there is no folder {folder}")
     config = read_json(inside(folder, "config.json"), LARGEST_CONFIG)
@@ -51,6 +51,8 @@ def read_folder(folder: Path, *, dtype: torch.dtype | None = None, allow_nonfini
         family(config.get("model_type")).spec_of(config)
     except ValueError as error:
         raise FileError(f"{folder / 'config.json'}: {error}") from None
+    except (TypeError, KeyError, ArithmeticError) as error:
+        raise FileError(f"{folder / 'config.json'} holds a value that cannot be read: {error}") from None
     return assembled(folder, config, Checkpoint(folder), read_beside(folder), dtype=dtype, allow_nonfinite=allow_nonfinite)
 
 
@@ -73,6 +75,10 @@ def assembled(
         spec = known.spec_of(settled)
         model = outline(spec)
         rows, spelling = spelled(known, spec, architecture, model, weights.shapes())
+        if wrong := weights.dtypes() - set(FLOATS) and [
+            name for name in used(rows) if name in weights and not weights[name].is_floating_point()
+        ]:
+            raise FileError(f"{path}: {wrong[0]} holds whole numbers, which are no weights without their scale")
         stored = weights.dtypes() & set(FLOATS)
         dtype = dtype or (stored.pop() if len(stored) == 1 else torch.float32)
         taken, kept = read_weights(rows, Finite(weights, rows, allow=allow_nonfinite), dict(model.named_parameters()))
@@ -82,6 +88,10 @@ def assembled(
     except ValueError as error:
         raise FileError(f"{path}: {error}") from None
     return model.eval(), Origin(known, architecture, config, settled, spelling, kept, beside)
+
+
+def used(rows: Iterable[Row]) -> list[str]:
+    return [row.theirs for row in rows if not isinstance(row, Unused)]
 
 
 def spelled(

@@ -46,6 +46,7 @@ class Rope:
 
     at: str = "decoder.position"
     partial: float | None = None  # the default share, where a family turns only some coordinates
+    share: str = "partial_rotary_factor"  # and what older configs call it
     old: tuple[str, ...] = ("rope_theta", "rope_scaling", "partial_rotary_factor")
     theta: float = 10000.0
 
@@ -54,16 +55,24 @@ class Rope:
         return ("rope_parameters", "max_position_embeddings", "original_max_position_embeddings", *self.old)
 
     def read(self, config: Config) -> Placed:
-        rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+        newer, older = config.get("rope_parameters"), config.get("rope_scaling")
+        if newer and older and newer != older:
+            raise ValueError("config.json has both rope_parameters and rope_scaling, and they differ")
+        rope = newer or older or {}
         if not isinstance(rope, Mapping):
             raise ValueError(f"rope_parameters in config.json is {quoted(rope)}, expected a table")
         kind = rope.get("rope_type", rope.get("type", "default"))
-        if kind not in SCALINGS:
+        if not isinstance(kind, str) or kind not in SCALINGS:
             raise ValueError(f"no rotation scaling {quoted(kind)}{nearest(str(kind), SCALINGS)}")
         names = {"rope_theta", "rope_type", "type", "partial_rotary_factor", *SCALINGS[kind].values()} | IMPLIED.get(kind, set())
         if unknown := sorted(set(rope) - names):
             raise ValueError(f"rotation scaling '{kind}' has a key that is not supported: {unknown[0]}")
-        share = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", config.get("rotary_pct", self.partial)))
+        share = rope.get("partial_rotary_factor", config.get(self.share, self.partial))
+        if self.partial is None and share not in (None, 1):
+            raise ValueError(f"partial_rotary_factor is {quoted(share)}, and this family turns every coordinate")
+        lengths = {rope.get("original_max_position_embeddings"), config.get("original_max_position_embeddings")} - {None}
+        if kind == "longrope" and len(lengths) > 1:
+            raise ValueError("original_max_position_embeddings is said twice in config.json, and not the same")
         theta = rope.get("rope_theta", config.get("rope_theta", config.get("rotary_emb_base", self.theta)))
         return {
             f"{self.at}.theta": number(theta, "rope_theta"),
@@ -137,15 +146,22 @@ class Windows:
         return ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
 
     def read(self, config: Config) -> Placed:
-        window, types = config.get("sliding_window"), config.get("layer_types")
-        if window is None or not config.get("use_sliding_window", True):
+        window, types, layers = config.get("sliding_window"), config.get("layer_types"), config.get(self.layers)
+        if types is not None and not (isinstance(types, list) and all(isinstance(kind, str) for kind in types)):
+            raise ValueError(f"layer_types in config.json is {quoted(types)}, expected a list of names")
+        if window is None or not config.get("use_sliding_window", False):
             if types and set(types) != {"full_attention"}:
                 raise ValueError(f"layer_types in config.json is {quoted(types)}, and no sliding_window is in use")
             return {}
-        if types is None and "max_window_layers" in config:
-            types = ["full_attention" if i < config["max_window_layers"] else "sliding_attention" for i in range(config[self.layers])]
-        if types is None or set(types) == {"sliding_attention"}:
+        if types is None:
+            first = config.get("max_window_layers", 28)
+            if type(layers) is not int or type(first) is not int or layers > 1024:
+                raise ValueError(f"max_window_layers in config.json is {quoted(first)}, of {quoted(layers)} layers")
+            types = ["full_attention" if i < first else "sliding_attention" for i in range(layers)]
+        if set(types) == {"sliding_attention"}:
             return {f"{self.at}.mask.window": window}
+        if set(types) == {"full_attention"}:
+            return {}
         if set(types) - {"full_attention", "sliding_attention"}:
             raise ValueError(f"layer_types in config.json is {quoted(types)}, expected full_attention and sliding_attention alone")
         return {f"{self.at}.pattern": [{"mask": {"window": window}} if kind == "sliding_attention" else {} for kind in types]}
@@ -153,10 +169,11 @@ class Windows:
     def write(self, look: Look) -> Tree:
         everywhere, pattern = look(f"{self.at}.mask.window"), look(f"{self.at}.pattern") or []
         windows = [(entry.get("mask") or {}).get("window") for entry in pattern]
-        if not any(windows):
-            return {"sliding_window": everywhere}
         layers = look(f"{self.at}.layers")
-        types = ["sliding_attention" if windows[i % len(windows)] else "full_attention" for i in range(layers)]
+        windows = [windows[i % len(windows)] if windows else everywhere for i in range(layers)]
+        if not any(windows):
+            return {"sliding_window": None, "use_sliding_window": False, "layer_types": ["full_attention"] * layers}
+        types = ["sliding_attention" if window else "full_attention" for window in windows]
         return {"sliding_window": next(filter(None, windows)), "use_sliding_window": True, "max_window_layers": 0, "layer_types": types}
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from manyheads.convert.files import LARGEST_CONFIG, FileError, inside, read_json
 from manyheads.parts.head import PoolSpec
+from manyheads.spec import quoted
 
 STEPS = ("Transformer", "Pooling", "Normalize")
 MODES = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "first", "pooling_mode_lasttoken": "last"}
@@ -38,12 +39,16 @@ def read_pooling(folder: Path) -> Pooling | None:
     try:
         steps = json.loads(path.read_text(encoding="utf-8"))
         names = [step["type"].rpartition(".")[2] for step in steps]
-        places = {name: step.get("path", "") for name, step in zip(names, steps, strict=True)}
+        places = {name: str(step.get("path", "")) for name, step in zip(names, steps, strict=True)}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise FileError(f"{path} cannot be read: expected a list of steps, each with a type and a path") from None
     if wrong := [name for name in names if name not in STEPS]:
         raise FileError(f"{path} has a step {wrong[0]!r}, expected {', '.join(STEPS)} alone")
     config = read_json(inside(inside(folder, places["Pooling"]), "config.json"), LARGEST_CONFIG) if "Pooling" in places else {}
+    if wrong := [
+        key for key, value in config.items() if key.startswith("pooling_mode") and (key == "pooling_mode" or type(value) is not bool)
+    ]:
+        raise FileError(f"{path}: {wrong[0]} is {quoted(config[wrong[0]])}, which is not known")
     on = [key for key, value in config.items() if key.startswith("pooling_mode_") and value is True]
     if len(on) > 1 or any(key not in MODES for key in on):
         raise FileError(f"{path} pools by {', '.join(on)}, expected one of {', '.join(MODES)}")

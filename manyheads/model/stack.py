@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from manyheads.model.spec import LayerSpec, TowerSpec
 from manyheads.model.state import Cache, Seen, Uncached, check_rows_of
 from manyheads.parts.attention import KeyValue, Scene
-from manyheads.parts.batch import Inputs, Memory, next_position, positions_of, real_first
+from manyheads.parts.batch import Inputs, Memory, next_position, positions_of
 from manyheads.parts.embed import Embed
 from manyheads.parts.mask import Mask, MaskSpec
 from manyheads.parts.position import Places, Position
@@ -219,12 +219,14 @@ def after(seen: Seen, inputs: Inputs) -> Seen:
 
 
 def within_segments(segments: Tensor, padding: Tensor | None) -> Tensor:
-    """Positions that start anew with each packed document, counting its real tokens."""
-    order = real_first(torch.zeros_like(segments, dtype=torch.bool) if padding is None else padding)
-    real = segments.gather(1, order)  # side by side, so that it does not matter whose number padding has
-    begins = torch.ones_like(real, dtype=torch.bool)
-    begins[:, 1:] = real[:, 1:] != real[:, :-1]
-    index = torch.arange(real.shape[1], device=real.device).expand_as(real)
+    """Positions that start anew with each packed document, counting its real tokens; those of one number are one document."""
+    if padding is not None:
+        segments = segments.masked_fill(padding, torch.iinfo(segments.dtype).max)  # it does not matter whose number padding has
+    order = segments.argsort(dim=1, stable=True)  # documents side by side, each in its order
+    sorted_ = segments.gather(1, order)
+    begins = torch.ones_like(sorted_, dtype=torch.bool)
+    begins[:, 1:] = sorted_[:, 1:] != sorted_[:, :-1]
+    index = torch.arange(sorted_.shape[1], device=sorted_.device).expand_as(sorted_)
     counted = index - torch.where(begins, index, 0).cummax(dim=1).values
     placed = torch.zeros_like(counted).scatter(1, order, counted)
     return placed if padding is None else placed.masked_fill(padding, 0)

@@ -198,7 +198,9 @@ class Patches(Embed):
             raise ValueError(f"patches have shape {tuple(inputs.tokens.shape)}, expected batch × length × {pixels} pixels")
         if inputs.tokens.dtype != self.project.weight.dtype:
             raise ValueError(f"patches are {inputs.tokens.dtype}, the model is {self.project.weight.dtype}; give numbers of that sort")
-        x_BLD = self.project(inputs.tokens)
+        # what stands at padded places must not matter, whatever it is
+        tokens = inputs.tokens if inputs.padding is None else inputs.tokens.masked_fill(inputs.padding[..., None], 0.0)
+        x_BLD = self.project(tokens)
         if self.first is not None:
             x_BLD = torch.cat((self.first.expand(len(x_BLD), -1, -1), x_BLD[:, 1:]), dim=1)
         return self.dropout(self.norm(self.position(x_BLD, places)))

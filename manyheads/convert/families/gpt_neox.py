@@ -65,7 +65,7 @@ FAMILIES = {
             Key("attention_dropout", "decoder.core.dropout", 0.0),
             Key("attention_bias", ("decoder.attention.bias", "decoder.attention.output_bias"), True),
             Choice("use_parallel_residual", "decoder.residual", ((True, {"kind": "parallel-norms"}), (False, {"kind": "pre"})), True),
-            Rope(partial=0.25, old=("rope_theta", "rope_scaling", "partial_rotary_factor", "rotary_pct", "rotary_emb_base")),
+            Rope(partial=0.25, share="rotary_pct", old=("rope_theta", "rope_scaling", "rotary_pct", "rotary_emb_base")),
         ),
         tower,
         {

@@ -12,7 +12,7 @@ from manyheads.convert.families.phi import next_tokens
 from manyheads.convert.keys import activation
 from manyheads.convert.weights import Row, Same, Unused, both
 from manyheads.model.spec import ModelSpec
-from manyheads.spec import Tree
+from manyheads.spec import Tree, quoted
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,10 @@ class TurnedCoordinates:
     keys: tuple[str, ...] = ("rotary_dim",)
 
     def read(self, config: Config) -> Placed:
-        size = config["n_embd"] // config["n_head"]
-        return {"decoder.position.fraction": (config.get("rotary_dim") or size) / size}
+        width, heads, turned = (config.get(key, usual) for key, usual in (("n_embd", 0), ("n_head", 0), ("rotary_dim", 64)))
+        if not all(type(number) is int and 0 < number <= 65536 for number in (width, heads, turned)) or turned * heads > width:
+            raise ValueError(f"rotary_dim in config.json is {quoted(turned)}, of {quoted(heads)} heads in a width of {quoted(width)}")
+        return {"decoder.position.fraction": turned / (width // heads)}
 
     def write(self, look: Look) -> Tree:
         size = look("decoder.width") // look("decoder.attention.heads")

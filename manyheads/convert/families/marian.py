@@ -37,6 +37,7 @@ KEYS: tuple[ConfigRow, ...] = (
     Key("attention_dropout", ("encoder.core.dropout", "decoder.core.dropout"), 0.0),
     Key("activation_dropout", ("encoder.feedforward.dropout", "decoder.feedforward.dropout"), 0.0),
     Fixed("tie_word_embeddings", True),
+    Fixed("is_encoder_decoder", True),
 )
 SILENT = ("classifier_dropout", "classif_dropout", "encoder_layerdrop", "decoder_layerdrop", "is_decoder", "num_hidden_layers")
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from manyheads.convert.config import Key
 from manyheads.convert.families import Family
 from manyheads.convert.families.llama import HEAD_SIZE, KEYS, SHAPE, SILENT, tasks, tower
-from manyheads.convert.keys import Rope, Windows
+from manyheads.convert.keys import Rope
 
-FAMILIES = {"mistral": Family("mistral", SHAPE, (*KEYS, HEAD_SIZE, Rope(), Windows()), tower, tasks("Mistral"), SILENT)}
+WINDOW = Key("sliding_window", "decoder.mask.window", 4096)
+
+FAMILIES = {"mistral": Family("mistral", SHAPE, (*KEYS, HEAD_SIZE, Rope(), WINDOW), tower, tasks("Mistral"), SILENT)}

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from manyheads.convert.config import ConfigRow, Key
+from manyheads.convert.config import Config, ConfigRow, Key, Look, Placed
 from manyheads.convert.families import Family, Task
 from manyheads.convert.families.llama import bare
-from manyheads.convert.keys import Choice, Rope, activation
+from manyheads.convert.keys import Rope, activation
 from manyheads.convert.weights import Row, Same, both
 from manyheads.model.spec import ModelSpec
 from manyheads.parts.norm import NoNormSpec
+from manyheads.spec import Tree
 
 
 def tower(spec: ModelSpec, prefix: str) -> Iterator[Row]:
@@ -34,7 +36,20 @@ def next_tokens(spec: ModelSpec, prefix: str) -> Iterator[Row]:
     yield Same("head.bias", "lm_head.bias")
 
 
-QUERY_KEY_NORM = Choice("qk_layernorm", "decoder.attention.query_key_norm", ((False, {"kind": "none"}), (True, {"kind": "layer"})), False)
+@dataclass(frozen=True)
+class QueryKeyNorm:
+    """Norms on queries and keys, where there are any, with the ε of all others."""
+
+    keys: tuple[str, ...] = ("qk_layernorm", "layer_norm_eps")
+
+    def read(self, config: Config) -> Placed:
+        norm = {"kind": "layer", "eps": config.get("layer_norm_eps", 1e-5)} if config.get("qk_layernorm", False) else {"kind": "none"}
+        return {"decoder.attention.query_key_norm": norm}
+
+    def write(self, look: Look) -> Tree:
+        return {"qk_layernorm": look("decoder.attention.query_key_norm.kind") == "layer"}
+
+
 KEYS: tuple[ConfigRow, ...] = (
     Key("vocab_size", "vocab"),
     Key("num_hidden_layers", "decoder.layers"),
@@ -48,7 +63,7 @@ KEYS: tuple[ConfigRow, ...] = (
     Key("embd_pdrop", "decoder.embed.dropout", 0.0),
     Key("resid_pdrop", "decoder.residual.dropout", 0.0),
     Rope(partial=0.5),
-    QUERY_KEY_NORM,
+    QueryKeyNorm(),
 )
 
 FAMILIES = {

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from manyheads.convert.config import Key
 from manyheads.convert.families import Family
 from manyheads.convert.families.llama import KEYS, SHAPE, SILENT, tasks
-from manyheads.convert.keys import Rope, Windows
+from manyheads.convert.keys import Rope
 from manyheads.convert.weights import Joined, Row, Same
 from manyheads.model.spec import ModelSpec
 
@@ -34,7 +34,7 @@ FAMILIES = {
         (
             *KEYS,
             Rope(partial=1.0),
-            Windows(),
+            Key("sliding_window", "decoder.mask.window", None),
             Key("embd_pdrop", "decoder.embed.dropout", 0.0),
             Key("resid_pdrop", "decoder.residual.dropout", 0.0),
         ),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from manyheads.convert.config import Config, Fixed, Key, Look, Placed
 from manyheads.convert.families import Family, Task
-from manyheads.convert.keys import read_activation, write_activation
+from manyheads.convert.keys import FirstOf, read_activation, write_activation
 from manyheads.convert.weights import Repeated, Row, Same, both
 from manyheads.model.spec import ModelSpec
 from manyheads.parts.feedforward import GatedSpec
@@ -126,13 +126,14 @@ FAMILIES = {
             Key("d_ff", in_both("feedforward.hidden")),
             Key("num_heads", in_both("attention.heads")),
             Key("num_layers", "encoder.layers"),
-            Key("num_decoder_layers", "decoder.layers", None),
+            FirstOf(("num_decoder_layers", "num_layers"), "decoder.layers"),
             Key("relative_attention_num_buckets", in_both("position.buckets"), 32),
             Key("relative_attention_max_distance", in_both("position.distance"), 128),
             Key("layer_norm_epsilon", in_both("norm.eps"), 1e-6),
             Key("dropout_rate", tuple(path for name in DROPPED for path in in_both(name)), 0.0),
             FeedForward(),
             Fixed("is_decoder", False),
+            Fixed("is_encoder_decoder", True),
         ),
         tower,
         {"T5ForConditionalGeneration": Task({}, next_tokens, (TiedHead(),), "")},
