@@ -12,8 +12,9 @@ from torch import Tensor
 
 from manyheads.convert.fairseq import CHECKPOINT, read_checkpoint, read_words
 from manyheads.convert.files import FileError
-from manyheads.convert.folder import Origin, assembled, read_folder, read_gguf, write_folder
-from manyheads.convert.gguf import tokenizer_of
+from manyheads.convert.folder import Origin, assembled, read_folder, write_folder
+from manyheads.convert.gguf_file import chat_template, read_file, write_file
+from manyheads.convert.hub import fetched, is_name
 from manyheads.convert.pooling import Pooling, read_pooling
 from manyheads.convert.tokenizer import read_tokenizer, special_ids
 from manyheads.generate.sample import sample
@@ -23,7 +24,7 @@ from manyheads.model.transformer import Transformer
 from manyheads.parts.batch import Inputs
 from manyheads.spec import SpecError
 
-FORMATS = ("hf",)
+FORMATS = ("hf", "gguf")
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,11 @@ class Loaded:
     @property
     def spec(self) -> ModelSpec:
         return self.model.spec
+
+    @property
+    def chat_template(self) -> str | None:
+        """How a conversation is written as one text, where the checkpoint says so."""
+        return chat_template(self.origin.beside) if self.origin else None
 
     @property
     def paired(self) -> bool:
@@ -110,13 +116,15 @@ class Loaded:
 
 
 def load(path: str | Path, *, dtype: torch.dtype | None = None, allow_nonfinite: bool = False) -> Loaded:
-    """A Hugging Face folder, a GGUF file or a fairseq folder as a model with its tokenizer. Nothing in it is executed."""
+    """A model with its tokenizer: a Hugging Face folder, its name on the Hub, a GGUF file, a fairseq folder. Nothing in it is executed."""
     folder = Path(path)
     if not folder.exists():
-        raise FileError(f"there is no folder {folder}")
+        if not is_name(str(path)):
+            raise FileError(f"there is no folder {folder}")
+        folder = fetched(str(path))
     if folder.suffix == ".gguf":
-        model, origin, file = read_gguf(folder, dtype=dtype, allow_nonfinite=allow_nonfinite)
-        return Loaded(model, tokenizer_of(file), origin)
+        model, origin, tokenizer = read_file(folder, dtype=dtype, allow_nonfinite=allow_nonfinite)
+        return Loaded(model, tokenizer, origin)
     if folder.suffix == ".pt" or folder.joinpath(*CHECKPOINT).is_file():
         path = folder if folder.suffix == ".pt" else folder.joinpath(*CHECKPOINT)
         config, weights = read_checkpoint(path)
@@ -127,9 +135,12 @@ def load(path: str | Path, *, dtype: torch.dtype | None = None, allow_nonfinite:
     return Loaded(model, tokenizer, origin, read_pooling(folder))
 
 
-def export(loaded: Loaded | Model, folder: str | Path, to: str = "hf") -> None:
-    """Writes a folder that transformers opens with the same logits."""
+def export(loaded: Loaded | Model, path: str | Path, to: str = "hf", form: str = "f32") -> None:
+    """Writes a folder that transformers opens, or a GGUF file that llama.cpp opens, its matrices in the form asked for."""
     if to not in FORMATS:
         raise SpecError(f"given {to!r}, expected one of {', '.join(FORMATS)}")
     own = loaded if isinstance(loaded, Loaded) else Loaded(loaded)
-    write_folder(own.model, Path(folder), own.origin)
+    if to == "gguf":
+        write_file(own.model, Path(path), own.origin, own.tokenizer, form)
+    else:
+        write_folder(own.model, Path(path), own.origin, own.tokenizer)

@@ -119,7 +119,9 @@ def show(
         shown.print_model(data, console)
 
 
-Source = Annotated[Path, typer.Argument(metavar="PATH", help="A Hugging Face folder: config.json and safetensors.")]
+Source = Annotated[
+    Path, typer.Argument(metavar="PATH", help="A Hugging Face folder, OWNER/NAME on the Hub, a .gguf file, or a fairseq folder.")
+]
 
 
 @app.command()
@@ -154,18 +156,19 @@ def predict(
 @app.command()
 def export(
     path: Source,
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write; it must not exist yet.")],
-    to: Annotated[str, typer.Option(metavar="FORMAT", help="The form: hf, a folder that transformers opens.")] = "hf",
+    target: Annotated[Path, typer.Argument(metavar="TARGET", help="Where to write; it must not exist yet.")],
+    to: Annotated[str, typer.Option(metavar="FORMAT", help="hf: a folder for transformers. gguf: a file for llama.cpp.")] = "hf",
+    form: Annotated[str, typer.Option(metavar="FORM", help="How a GGUF file stores matrices: f32, f16 or q8_0.")] = "f32",
 ) -> None:
     """Write a model out again, for other libraries to open.
 
-    Example: manyheads export ./model ./copy --to hf
+    Examples: manyheads export ./model ./copy · manyheads export ./model model.gguf --to gguf --form q8_0
     """
     from manyheads.checkpoint import export as run
     from manyheads.checkpoint import load
 
-    run(load(path), folder, to=to)
-    typer.echo(f"{folder} written", err=True)
+    run(load(path), target, to=to, form=form)
+    typer.echo(f"{target} written", err=True)
 
 
 @app.command()

@@ -1,8 +1,11 @@
-"""GGUF files: written by its own library from a reference's weights, read here with the reference's numbers; spoiled ones are named."""
+"""GGUF files: written by its own library and read here, written here and read by llama.cpp, with the reference's numbers."""
 
 from __future__ import annotations
 
+import json
 import struct
+import subprocess
+import sys
 
 import gguf
 import numpy
@@ -10,13 +13,28 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_families import close, make, moved
+from test_families import close, make, moved, rope
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 import manyheads
 from manyheads.convert.files import FileError
-from manyheads.convert.gguf import LAYER, Gguf, as_halves, as_neighbours
+from manyheads.convert.gguf import Gguf
 
 TOKENS = ["<end>", "<begin>", *"abcdefghijklmnopqrstuvwxyzĠ", "ab", "abc", *(f"x{i}" for i in range(30))]
+
+
+LAYER = {
+    "attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj", "ffn_norm": "post_attention_layernorm", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}  # fmt: skip
+
+
+def as_neighbours(weight, heads):
+    """Rows of each head 0, n, 1, n + 1, …, as this architecture turns them."""
+    size = len(weight) // heads
+    order = [head * size + i // 2 + (i % 2) * size // 2 for head in range(heads) for i in range(size)]
+    return weight[order]
 
 
 def reference(**options):
@@ -93,7 +111,7 @@ def test_what_is_quantised_is_brought_back(tmp_path, form):
     file = Gguf(written(theirs, tmp_path / "x.gguf", kind))
     weight = theirs.state_dict()["model.layers.1.mlp.up_proj.weight"]
     expected = gguf.dequantize(gguf.quantize(weight.numpy(), kind), kind)
-    assert torch.equal(file.read("blk.1.ffn_up.weight"), torch.from_numpy(expected))
+    assert torch.equal(file["blk.1.ffn_up.weight"], torch.from_numpy(expected))
     assert manyheads.load(tmp_path / "x.gguf").logits(IDS).isfinite().all()
 
 
@@ -105,18 +123,14 @@ def test_the_tokenizer_is_inside(tmp_path):
     assert isinstance(ours.generate("abc", max_new=3), str)
 
 
-def test_order_of_heads_goes_and_comes():
-    weight = torch.randn(24, 5)
-    assert torch.equal(as_halves(as_neighbours(weight, 3), 3), weight)
-    assert not torch.equal(as_neighbours(weight, 3), weight)
-
-
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
         ("general.architecture", "mamba", "holds a model of 'mamba'"),
-        ("llama.rope.scaling.type", "yarn", "scales its rotation by 'yarn'"),
-        ("llama.expert_count", 4, "llama.expert_count changes the model"),
+        ("llama.rope.scaling.type", "su", "rope.scaling.type = 'su' changes the rotation"),
+        ("llama.expert_count", 4, "expert_count = 4 changes the model"),
+        ("llama.attention.value_length", 8, "keys of size 16 and values of 8"),
+        ("llama.attention.sliding_window", 8, "a key this family does not know, 'attention.sliding_window'"),
     ],
 )
 def test_what_would_change_the_maths_is_refused(tmp_path, key, value, said):
@@ -172,3 +186,188 @@ def test_a_spoiled_file_is_named_or_read(data, sound, tmp_path_factory):
     except ValueError as error:
         said = str(error)
     assert "\n" not in said
+
+
+# ------------------------------------------------------------------------------------------------------- written here
+
+SMALL = {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 64, "intermediate_size": 96}
+WIDE = {"hidden_size": 64, "intermediate_size": 96}
+FACTORS = {"short_factor": [1.0 + i / 10 for i in range(8)], "long_factor": [2.0 + i for i in range(8)]}
+LONG = {"original_max_position_embeddings": 10, "max_position_embeddings": 40}
+BANDED = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
+DECODERS = {
+    "llama": ("LlamaForCausalLM", "LlamaConfig", SMALL | {"head_dim": 16}),
+    "llama-biases-tied": (
+        "LlamaForCausalLM",
+        "LlamaConfig",
+        SMALL | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    ),
+    "llama-banded": ("LlamaForCausalLM", "LlamaConfig", SMALL | rope("llama3", **BANDED)),
+    "llama-linear": ("LlamaForCausalLM", "LlamaConfig", SMALL | rope("linear", factor=3.0)),
+    "llama-yarn": ("LlamaForCausalLM", "LlamaConfig", SMALL | rope("yarn", factor=4.0, original_max_position_embeddings=10)),
+    "mistral": ("MistralForCausalLM", "MistralConfig", SMALL | {"sliding_window": None}),
+    "qwen2": ("Qwen2ForCausalLM", "Qwen2Config", SMALL),
+    "qwen3": ("Qwen3ForCausalLM", "Qwen3Config", SMALL | {"head_dim": 32}),
+    "gemma": ("GemmaForCausalLM", "GemmaConfig", SMALL | {"head_dim": 32}),
+    "phi3": ("Phi3ForCausalLM", "Phi3Config", SMALL),
+    "phi3-longrope": ("Phi3ForCausalLM", "Phi3Config", SMALL | LONG | rope("longrope", factor=4.0, **FACTORS)),
+    "phi": ("PhiForCausalLM", "PhiConfig", SMALL | {"hidden_act": "gelu_new"}),
+    "neox": ("GPTNeoXForCausalLM", "GPTNeoXConfig", WIDE),
+    "neox-in-turn": ("GPTNeoXForCausalLM", "GPTNeoXConfig", WIDE | {"use_parallel_residual": False, "tie_word_embeddings": True}),
+    "gpt2": ("GPT2LMHeadModel", "GPT2Config", {"n_embd": 64}),
+}
+PROMPT = [5, 9, 7, 3, 20, 21, 22, 4, 8, 11, 12, 14]
+TEXTS = ["abcab x", " a  b", "abc<end>abc", "a12 ab's", "ABC\n\nab", ""]
+
+
+def by_bytes():
+    tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate(TOKENS)}, [("a", "b"), ("ab", "c")]))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<end>", "<begin>"])
+    return tokenizer
+
+
+def by_spaces():
+    """Pieces with ▁ for spaces and bytes for what is unknown, and a token before every text."""
+    words = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), *"abcdx▁", "ab", "abc", "▁a", "▁ab", "▁abc"]
+    merges = [("a", "b"), ("ab", "c"), ("▁", "a"), ("▁", "ab"), ("▁", "abc")]
+    tokenizer = Tokenizer(
+        models.BPE({word: i for i, word in enumerate(words)}, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+    )
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
+    tokenizer.post_processor = processors.TemplateProcessing(single=["<s>", "$A"], special_tokens=[("<s>", 1)])
+    return tokenizer
+
+
+LLAMA_CPP = """
+import json, os, sys, urllib.request
+import xllamacpp
+
+def ask(path, prompt, texts):
+    params = xllamacpp.CommonParams()
+    params.model.path, params.n_ctx, params.n_parallel, params.warmup, params.verbosity, params.port = path, 64, 1, False, -1, 0
+    params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    params.cpuparams.n_threads, params.cache_type_k, params.cache_type_v = 1, xllamacpp.ggml_type.GGML_TYPE_F32, xllamacpp.ggml_type.GGML_TYPE_F32
+    server = xllamacpp.Server(params)
+    said = server.handle_completions({"prompt": prompt, "max_tokens": 1, "temperature": 0.0, "logprobs": 400})
+    tops = said["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
+    cut = []
+    for text in texts:
+        body = json.dumps({"content": text, "add_special": True, "parse_special": True}).encode()
+        request = urllib.request.Request(f"{server.listening_address}/tokenize", body, {"Content-Type": "application/json"})
+        cut.append(json.load(urllib.request.urlopen(request))["tokens"])
+    return {"logprobs": {top["id"]: top["logprob"] for top in tops}, "cut": cut}
+
+paths, prompt, texts = json.load(sys.stdin)
+print(json.dumps([ask(path, prompt, texts) for path in paths]))
+sys.stdout.flush()
+os._exit(0)  # without waiting for threads of its own
+"""
+
+
+def llama_cpp(paths, prompt=PROMPT, texts=()):
+    given = json.dumps([[str(path) for path in paths], prompt, list(texts)])
+    done = subprocess.run([sys.executable, "-c", LLAMA_CPP], input=given, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def loaded(theirs, folder, tokenizer=None):
+    theirs.save_pretrained(folder)
+    if tokenizer is not None:
+        tokenizer.save(str(folder / "tokenizer.json"))
+    return manyheads.load(folder)
+
+
+@torch.no_grad()
+def test_llama_cpp_gives_the_same_numbers(tmp_path):
+    """Every architecture, in float32; where it has a GELU, it reads it from a table of 16 bits."""
+    references = {name: moved(make(*case[:2], **case[2])).eval() for name, case in DECODERS.items()}
+    for name, theirs in references.items():
+        ours = loaded(theirs, tmp_path / name, by_bytes())
+        manyheads.export(ours, tmp_path / f"{name}.gguf", to="gguf")
+        again = manyheads.load(tmp_path / f"{name}.gguf")
+        close(again.logits(torch.tensor([PROMPT])), theirs(torch.tensor([PROMPT])).logits)
+        assert again.tokenizer.encode("abcab x").ids == ours.tokenizer.encode("abcab x").ids
+    for name, said in zip(references, llama_cpp([tmp_path / f"{name}.gguf" for name in references]), strict=True):
+        expected = torch.log_softmax(references[name](torch.tensor([PROMPT])).logits[0, -1], dim=-1)
+        found = torch.tensor([said["logprobs"][str(i)] for i in range(len(expected))])
+        by_table = {"gemma", "phi", "neox", "neox-in-turn", "gpt2"}  # the approximation by tanh, 16 bits of it
+        assert (found - expected).abs().max() < (2e-3 if name in by_table else 1e-5), name
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("form", "most"), [("f16", 1e-2), ("q8_0", 0.2)])
+def test_smaller_forms(tmp_path, form, most):
+    theirs = reference()
+    ours = loaded(theirs, tmp_path / "hf", by_bytes())
+    manyheads.export(ours, tmp_path / "x.gguf", to="gguf", form=form)
+    again = manyheads.load(tmp_path / "x.gguf").logits(torch.tensor([PROMPT]))[0, -1]
+    assert 0 < (again - ours.logits(torch.tensor([PROMPT]))[0, -1]).abs().max() < most
+    assert (tmp_path / "x.gguf").stat().st_size < {"f16": 0.6, "q8_0": 0.4}[form] * (tmp_path / "hf" / "model.safetensors").stat().st_size
+    found = llama_cpp([tmp_path / "x.gguf"])[0]["logprobs"]
+    expected = torch.log_softmax(again, dim=-1)
+    assert max(abs(found[str(i)] - float(expected[i])) for i in range(len(expected))) < 0.1  # it rounds what it multiplies, too
+
+
+@pytest.mark.parametrize("tokenizer", [by_bytes, by_spaces])
+def test_llama_cpp_cuts_texts_alike(tmp_path, tokenizer):
+    made = tokenizer()
+    size = {"vocab_size": max(len(TOKENS), made.get_vocab_size()) + 3, "bos_token_id": 1, "eos_token_id": 0 if tokenizer is by_bytes else 2}
+    ours = loaded(reference(**size), tmp_path / "hf", made)
+    manyheads.export(ours, tmp_path / "x.gguf", to="gguf")
+    again = manyheads.load(tmp_path / "x.gguf")
+    expected = [made.encode(text).ids for text in TEXTS]
+    assert [again.tokenizer.encode(text).ids for text in TEXTS] == expected
+    assert llama_cpp([tmp_path / "x.gguf"], texts=TEXTS)[0]["cut"] == expected
+    text = "abc ab"
+    assert again.tokenizer.decode(again.tokenizer.encode(text).ids) == made.decode(made.encode(text).ids)
+
+
+def test_a_chat_template_travels(tmp_path):
+    theirs = reference()
+    theirs.save_pretrained(tmp_path / "hf")
+    by_bytes().save(str(tmp_path / "hf" / "tokenizer.json"))
+    (tmp_path / "hf" / "chat_template.jinja").write_text("{{ messages }}")
+    manyheads.export(manyheads.load(tmp_path / "hf"), tmp_path / "x.gguf", to="gguf")
+    again = manyheads.load(tmp_path / "x.gguf")
+    assert again.chat_template == "{{ messages }}"
+    manyheads.export(again, tmp_path / "back")  # and from the file to a folder, with the tokenizer
+    back = manyheads.load(tmp_path / "back")
+    assert (back.chat_template, back.tokenizer.encode("abcab").ids) == ("{{ messages }}", by_bytes().encode("abcab").ids)
+    assert back.origin.config["eos_token_id"] == theirs.config.eos_token_id
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "options", "said"),
+    [
+        (
+            "MistralForCausalLM",
+            "MistralConfig",
+            SMALL | {"sliding_window": 4},
+            "mask.window is 4, and gguf-llama, the nearest, has nothing there",
+        ),
+        ("LlamaForCausalLM", "LlamaConfig", SMALL | rope("dynamic", factor=2.0), "scaling is dynamic"),
+        (
+            "GPT2LMHeadModel",
+            "GPT2Config",
+            {"activation_function": "relu"},
+            "activation is relu, and gguf-gpt2, the nearest, has gelu-tanh there",
+        ),
+        ("BertForMaskedLM", "BertConfig", {}, "a GGUF file holds a decoder; this model is encoder"),
+    ],
+)
+def test_what_no_architecture_has_is_refused(tmp_path, name, config, options, said):
+    with pytest.raises(ValueError, match=said):
+        manyheads.export(loaded(make(name, config, **options), tmp_path / "hf"), tmp_path / "x.gguf", to="gguf")
+    assert not (tmp_path / "x.gguf").exists()
+
+
+def test_a_tokenizer_that_has_no_name_is_refused(tmp_path):
+    odd = by_bytes()
+    odd.pre_tokenizer = pre_tokenizers.Whitespace()
+    with pytest.raises(ValueError, match="no name for how this tokenizer cuts a text"):
+        manyheads.export(loaded(reference(), tmp_path / "hf", odd), tmp_path / "x.gguf", to="gguf")
+    assert [path.name for path in tmp_path.iterdir()] == ["hf"]

@@ -53,11 +53,11 @@ class Key:
     def read(self, config: Config) -> Placed:
         value = config.get(self.theirs, self.default)
         if value is NEEDED:
-            raise ValueError(f"config.json lacks {self.theirs}")
+            raise ValueError(f"the config lacks {self.theirs}")
         try:
             value = self.reads(value)
         except (TypeError, KeyError, AttributeError):
-            raise ValueError(f"{self.theirs} in config.json is {quoted(value)}, which cannot be read") from None
+            raise ValueError(f"{self.theirs} in the config is {quoted(value)}, which cannot be read") from None
         return dict.fromkeys(self.places, value)
 
     def write(self, look: Look) -> Tree:
@@ -103,7 +103,7 @@ def read_config(rows: Iterable[ConfigRow], config: Config, tree: Tree, *, silent
     for key in config:
         if key not in known and key not in SILENT and key not in silent:
             close, _, _ = nearest(key, known).partition(" (")
-            raise ValueError(f"config.json has a key this family does not know, {quoted(key)}{close}; it may change the maths, so it is "
+            raise ValueError(f"the config has a key this family does not know, {quoted(key)}{close}; it may change the maths, so it is "
                              "not passed over")  # fmt: skip
     for row in rows:
         for path, value in row.read(config).items():

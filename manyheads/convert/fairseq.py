@@ -12,7 +12,7 @@ from torch import Tensor
 
 from manyheads.convert.config import Config
 from manyheads.convert.families.fairseq import FAMILIES
-from manyheads.convert.files import FileError, inside
+from manyheads.convert.files import FileError, Store, inside
 from manyheads.convert.inert import Stub, read_pickle
 from manyheads.spec import Tree, quoted
 
@@ -22,7 +22,7 @@ LARGEST_DICTIONARY = 16 << 20
 CHECKPOINT = ("checkpoints", "checkpoint_best.pt")
 
 
-class Held(Mapping[str, Tensor]):
+class Held(Store):
     """Tensors that are in memory already."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:

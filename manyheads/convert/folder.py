@@ -8,16 +8,15 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from manyheads.convert.config import Config
-from manyheads.convert.fairseq import Held
-from manyheads.convert.families import NAMES, Family, family
-from manyheads.convert.files import LARGEST_CONFIG, LARGEST_TOKENIZER, Checkpoint, FileError, inside, read_json
-from manyheads.convert.gguf import Gguf, Renamed, config_of, weights_of
+from manyheads.convert.families import NAMES, NO_TOKENS, Family, family
+from manyheads.convert.files import LARGEST_CONFIG, LARGEST_TOKENIZER, Checkpoint, FileError, Store, inside, read_json
 from manyheads.convert.match import differences, fitting, plain
 from manyheads.convert.weights import Repeated, Row, Tensors, Unused, check_names, read_weights, write_weights
 from manyheads.model.build import Model, outline
@@ -56,16 +55,8 @@ def read_folder(folder: Path, *, dtype: torch.dtype | None = None, allow_nonfini
     return assembled(folder, config, Checkpoint(folder), read_beside(folder), dtype=dtype, allow_nonfinite=allow_nonfinite)
 
 
-def read_gguf(path: Path, *, dtype: torch.dtype | None = None, allow_nonfinite: bool = False) -> tuple[Model, Origin, Gguf]:
-    """The same from a GGUF file."""
-    file = Gguf(path)
-    config = config_of(file)
-    model, origin = assembled(path, config, weights_of(file, config), {}, dtype=dtype, allow_nonfinite=allow_nonfinite)
-    return model, origin, file
-
-
 def assembled(
-    path: Path, config: Tree, weights: Checkpoint | Renamed | Held, beside: dict[str, bytes], *,
+    path: Path, config: Tree, weights: Store, beside: dict[str, bytes], *,
     dtype: torch.dtype | None, allow_nonfinite: bool,
 ) -> tuple[Model, Origin]:  # fmt: skip
     """A model from its config and its weights: names and shapes are checked first, then each weight is read once."""
@@ -170,7 +161,9 @@ def read_beside(folder: Path) -> dict[str, bytes]:
 # -------------------------------------------------------------------------------------------------------------- out
 
 
-def write_folder(model: Model, folder: Path, origin: Origin | None = None, *, shard_bytes: int = SHARD_BYTES) -> None:
+def write_folder(
+    model: Model, folder: Path, origin: Origin | None = None, tokenizer: Any = None, *, shard_bytes: int = SHARD_BYTES
+) -> None:
     """Writes a folder that transformers opens; beside its final place first, so that an interrupted export leaves nothing there."""
     if folder.exists():
         raise ValueError(f"{folder} exists already; name a folder that does not")
@@ -181,7 +174,8 @@ def write_folder(model: Model, folder: Path, origin: Origin | None = None, *, sh
     draft = folder.with_name(f".{folder.name}.tmp-{os.getpid()}")
     try:
         draft.mkdir()
-        for name, data in origin.beside.items():
+        own = {"tokenizer.json": tokenizer.to_str().encode()} if hasattr(tokenizer, "to_str") else {}
+        for name, data in (own | origin.beside).items():
             (draft / name).write_bytes(data)
         (draft / "config.json").write_text(json.dumps(origin.config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         write_shards(tensors, draft, shard_bytes)
@@ -197,7 +191,8 @@ def origin_of(spec: ModelSpec, origin: Origin | None) -> Origin:
         if not list(differences(plain(spec), came_as)):
             return origin
     known, architecture, config = fitting(spec)
-    config |= {"dtype": "float32"}
+    ids = {key: origin.config[key] for key in (*NO_TOKENS, "decoder_start_token_id") if key in origin.config} if origin else {}
+    config |= {"dtype": "float32"} | ids
     return Origin(known, architecture, config, config, beside=origin.beside if origin else {})
 
 

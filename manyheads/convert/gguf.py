@@ -1,17 +1,19 @@
-"""GGUF files: a config, weights (dequantised) and a tokenizer in one. The header is walked and checked before anything is read."""
+"""GGUF files: keys and values, and tensors, in one. The header is walked and checked before anything is read."""
 
 from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
 
-from manyheads.convert.files import FileError
+from manyheads.convert.families import GGUF
+from manyheads.convert.families.gguf import BY_NAME, HEAD, TABLES, TIED, shortest
+from manyheads.convert.files import FileError, Store
 from manyheads.spec import Tree, quoted
 
 MOST_TENSORS, MOST_KEYS, LONGEST_TEXT, LONGEST_LIST = 1 << 16, 1 << 12, 1 << 24, 1 << 22
@@ -33,7 +35,8 @@ class Walk:
         return self.file.read(count)
 
     def number(self, code: str) -> Any:
-        return struct.unpack(f"<{code}", self.take(struct.calcsize(code)))[0]
+        found = struct.unpack(f"<{code}", self.take(struct.calcsize(code)))[0]
+        return shortest(found) if code == "f" else found
 
     def count(self, most: int, what: str) -> int:
         found = int(self.number("Q"))
@@ -58,11 +61,11 @@ class Walk:
         return self.number(SCALARS[kind])
 
 
-class Gguf:
+class Gguf(Store):
     """A file whose header holds: its keys and values, and where each tensor stands."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.values, self.entries = path, dict[str, Any](), dict[str, tuple[tuple[int, ...], int, int]]()
+        self.path, self.said, self.entries = path, dict[str, Any](), dict[str, tuple[tuple[int, ...], int, int]]()
         try:
             with path.open("rb") as file:
                 self._walk(Walk(path, file))
@@ -78,16 +81,16 @@ class Gguf:
         tensors, keys = walk.count(MOST_TENSORS, "tensors"), walk.count(MOST_KEYS, "keys")
         for _ in range(keys):
             name = walk.text()
-            if name in self.values:
+            if name in self.said:
                 raise FileError(f"{self.path} has the key {quoted(name)} twice")
-            self.values[name] = walk.value()
+            self.said[name] = walk.value()
         for _ in range(tensors):
             name, axes = walk.text(), walk.number("I")
             if axes > 4 or name in self.entries:
                 raise FileError(f"{self.path}: {quoted(name)} has {axes} axes, or stands there twice")
             shape = tuple(int(walk.number("Q")) for _ in range(axes))
             self.entries[name] = (shape[::-1], walk.number("I"), walk.number("Q"))
-        alignment = self.values.get("general.alignment", 32)
+        alignment = self.said.get("general.alignment", 32)
         if type(alignment) is not int or not 1 <= alignment <= 1 << 16:
             raise FileError(f"{self.path} has alignment {quoted(alignment)}")
         self.begin = -(-walk.file.tell() // alignment) * alignment
@@ -95,22 +98,46 @@ class Gguf:
             if self.begin + start + stored_bytes(self.path, name, shape, kind) > walk.size:
                 raise FileError(f"{self.path} ends within {quoted(name)}, at byte {walk.size:,}")
 
-    def read(self, name: str) -> Tensor:
-        """One tensor, dequantised to float32, in memory of its own."""
-        import gguf
-        import numpy
-
+    def stored(self, name: str) -> bytearray:
         shape, kind, start = self.entries[name]
         data = bytearray(stored_bytes(self.path, name, shape, kind))
         with self.path.open("rb") as file:
             file.seek(self.begin + start)
-            file.readinto(data)
+            if file.readinto(data) != len(data):
+                raise FileError(f"{self.path} ends within {quoted(name)}")
+        return data
+
+    def __getitem__(self, name: str) -> Tensor:
+        """One tensor, dequantised to float32, in memory of its own."""
+        import gguf
+        import numpy
+
+        (shape, kind, _), data = self.entries[name], self.stored(name)
         sort = gguf.GGMLQuantizationType(kind)
         raw = numpy.frombuffer(data, dtype=numpy.uint8)
         if sort == gguf.GGMLQuantizationType.F32:
             return torch.frombuffer(data, dtype=torch.float32).reshape(shape)
         rows = raw.reshape(-1, len(data) // max(1, rows_of(shape)))
         return torch.from_numpy(numpy.ascontiguousarray(gguf.dequantize(rows, sort), dtype=numpy.float32)).reshape(shape)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.entries)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.entries
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: shape for name, (shape, _, _) in self.entries.items()}
+
+    def dtypes(self) -> set[torch.dtype]:
+        return {torch.float32}  # which every form is brought to
+
+    def same(self, name: str, other: str) -> bool:
+        """Whether two tensors are stored alike, byte for byte."""
+        return self.entries[name][:2] == self.entries[other][:2] and self.stored(name) == self.stored(other)
 
 
 def rows_of(shape: tuple[int, ...]) -> int:
@@ -132,152 +159,72 @@ def stored_bytes(path: Path, name: str, shape: tuple[int, ...], kind: int) -> in
     return int(rows_of(shape) * shape[-1] // block * size)
 
 
-# ------------------------------------------------------------------------------------------ as a folder would have it
+# ------------------------------------------------------------------------------------------------------- what it says
 
-
-class Renamed(Mapping[str, Tensor]):
-    """The tensors under the names of a Hugging Face folder, queries and keys in the order of its heads."""
-
-    def __init__(self, file: Gguf, names: Mapping[str, str], heads: Mapping[str, int]) -> None:
-        self.file, self.names, self.heads = file, names, heads
-
-    def __getitem__(self, name: str) -> Tensor:
-        stored = self.names[name]
-        tensor = self.file.read(stored)
-        heads = next((count for ending, count in self.heads.items() if stored.endswith(ending)), None)
-        return tensor if heads is None else as_halves(tensor, heads)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.names)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.names
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        return {name: self.file.entries[stored][0] for name, stored in self.names.items()}
-
-    def dtypes(self) -> set[torch.dtype]:
-        return {torch.float32}  # which every form is brought to
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-
-def as_halves(weight: Tensor, heads: int) -> Tensor:
-    """Rows of each head from pairs of neighbours, as this format turns them, to halves."""
-    return weight.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
-
-
-def as_neighbours(weight: Tensor, heads: int) -> Tensor:
-    """The way back."""
-    return weight.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
-
-
-LAYER = {
-    "attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj", "ffn_norm": "post_attention_layernorm", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}  # fmt: skip
-OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-
-
-def theirs(name: str) -> str | None:
-    """The name in a folder of a tensor of this file; None for one that follows from the config."""
-    path, _, kind = name.rpartition(".")
-    if path == "rope_freqs":
-        return None
-    if path in OUTSIDE:
-        return f"{OUTSIDE[path]}.{kind}"
-    block, _, rest = path.partition(".")
-    index, _, part = rest.partition(".")
-    if block == "blk" and index.isascii() and index.isdigit() and part in LAYER:
-        return f"model.layers.{int(index)}.{LAYER[part]}.{kind}"
-    raise FileError(f"a tensor that this family does not have: {quoted(name)}")
+SPECIAL = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
 
 
 def config_of(file: Gguf) -> Tree:
-    """The config that a folder of the same model would have."""
-    kind = file.values.get("general.architecture")
-    if kind != "llama":
-        raise FileError(f"{file.path} holds a model of {quoted(kind)}; of GGUF files, llama is read")
-
-    def said(name: str, default: Any = None, *, needed: bool = False) -> Any:
-        value = file.values.get(f"{kind}.{name}", default)
-        if needed and type(value) not in (int, float):
-            raise FileError(f"{file.path} lacks {kind}.{name}, or it is no number")
-        return value
-
-    scaling = said("rope.scaling.type", "none")
-    if scaling not in ("none", None):
-        raise FileError(f"{file.path} scales its rotation by {quoted(scaling)}, which is not supported from GGUF")
-    if "rope_freqs.weight" in file.entries:
-        raise FileError(f"{file.path} has a table of rotations of its own, which is not supported from GGUF")
-    for key in ("expert_count", "attention.sliding_window"):
-        if said(key):
-            raise FileError(f"{file.path}: {kind}.{key} changes the model in a way that is not supported from GGUF")
-    heads = said("attention.head_count", needed=True)
-    tokens = file.values.get("tokenizer.ggml.tokens")
-    vocab = said("vocab_size", len(tokens) if isinstance(tokens, list) else None, needed=True)
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": vocab,
-        "hidden_size": said("embedding_length", needed=True),
-        "num_hidden_layers": said("block_count", needed=True),
-        "num_attention_heads": heads,
-        "num_key_value_heads": said("attention.head_count_kv", heads),
-        "intermediate_size": said("feed_forward_length", needed=True),
-        "hidden_act": "silu",
-        "rms_norm_eps": said("attention.layer_norm_rms_epsilon", needed=True),
-        "max_position_embeddings": said("context_length", 2048),
-        "rope_parameters": {"rope_type": "default", "rope_theta": said("rope.freq_base", 10000.0)},
-        "head_dim": said("attention.key_length", said("rope.dimension_count")),
-        "tie_word_embeddings": "output.weight" not in file.entries,
-        "attention_bias": "blk.0.attn_q.bias" in file.entries,
-    }
-    ids = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
-    config |= {key: file.values.get(f"tokenizer.ggml.{name}_token_id") for key, name in ids.items()}
-    return config
+    """What the file says of its model: the keys behind the name of its architecture, and what its tensors tell."""
+    kind = file.said.get("general.architecture")
+    if f"gguf-{kind}" not in GGUF:
+        known = ", ".join(name.removeprefix("gguf-") for name in GGUF)
+        raise FileError(f"{file.path} holds a model of {quoted(kind)}; of GGUF files, these are read: {known}")
+    config = {key.removeprefix(f"{kind}."): value for key, value in file.said.items() if key.startswith(f"{kind}.")}
+    if "token_embd.weight" not in file or len(file.shapes()["token_embd.weight"]) != 2:
+        raise FileError(f"{file.path} has no table of tokens, token_embd.weight")
+    config.setdefault("vocab_size", file.shapes()["token_embd.weight"][0])
+    config |= {key: name in file for key, name in BY_NAME.items()}
+    config[TIED] = HEAD not in file or file.same(HEAD, "token_embd.weight")
+    for name in TABLES:
+        if f"{name}.weight" in file:
+            config[name] = [shortest(float(factor)) for factor in file[f"{name}.weight"].flatten()]
+    ids = {key: file.said.get(f"tokenizer.ggml.{name}_token_id") for key, name in SPECIAL.items()}
+    return {"model_type": f"gguf-{kind}", "architectures": ["CausalLM"]} | config | ids
 
 
-def weights_of(file: Gguf, config: Tree) -> Renamed:
-    names = {found: name for name in file.entries if (found := theirs(name)) is not None}
-    heads, groups = config["num_attention_heads"], config["num_key_value_heads"]
-    return Renamed(file, names, {"attn_q.weight": heads, "attn_k.weight": groups, "attn_q.bias": heads, "attn_k.bias": groups})
+# -------------------------------------------------------------------------------------------------------------- out
+
+FORMS = ("f32", "f16", "q8_0")
 
 
-def tokenizer_of(file: Gguf) -> Any:
-    """The tokenizer that the file holds, where it is of a sort that is known; None otherwise."""
-    values = file.values
-    tokens, merges, kinds = (values.get(f"tokenizer.ggml.{name}") for name in ("tokens", "merges", "token_type"))
-    cut = SPLITS.get(values.get("tokenizer.ggml.pre", "default"))
-    if values.get("tokenizer.ggml.model") != "gpt2" or not isinstance(tokens, list) or not isinstance(merges, list) or cut is None:
-        return None
-    from tokenizers import AddedToken, Tokenizer, decoders, models
+def write_gguf(path: Path, config: Tree, tensors: Mapping[str, Tensor], vocabulary: Mapping[str, Any], form: str) -> None:
+    """Writes a file from a config of one of its architectures, tensors by its names, and what is said of tokens."""
+    import gguf
 
-    pairs = [(left, right) for left, _, right in (str(merge).partition(" ") for merge in merges) if right]
-    try:
-        tokenizer = Tokenizer(models.BPE({str(token): i for i, token in enumerate(tokens)}, pairs))
-    except Exception as error:
-        raise FileError(f"{file.path} has a tokenizer that cannot be read: {error}") from None
-    tokenizer.pre_tokenizer = cut()
-    tokenizer.decoder = decoders.ByteLevel()
-    special = [token for token, kind in zip(tokens, kinds or [], strict=False) if kind in (3, 4)]
-    tokenizer.add_special_tokens([AddedToken(str(token), special=True, normalized=False) for token in special])
-    return tokenizer
-
-
-def by_bytes() -> Any:
-    from tokenizers import pre_tokenizers
-
-    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    kind = str(config["model_type"]).removeprefix("gguf-")
+    writer = gguf.GGUFWriter(str(path), kind)
+    own = {key: value for key, value in config.items() if key not in (*BY_NAME, TIED, *TABLES, *SPECIAL, "model_type", "architectures")}
+    ids = {f"tokenizer.ggml.{name}_token_id": config.get(key) for key, name in SPECIAL.items()}
+    files = {"general.file_type": int({"f32": 0, "f16": 1, "q8_0": 7}[form])}
+    for key, value in ({f"{kind}.{key}": value for key, value in own.items()} | files | ids | dict(vocabulary)).items():
+        add_value(writer, key, value)
+    tables = {f"{name}.weight": torch.tensor(config[name]) for name in TABLES if name in config}
+    for name, tensor in (*tensors.items(), *tables.items()):
+        data = tensor.detach().to("cpu", torch.float32).contiguous().numpy()
+        sort = gguf.GGMLQuantizationType[stored_as(name, tuple(tensor.shape), form)]
+        writer.add_tensor(name, gguf.quantize(data, sort), raw_dtype=sort)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
 
-def by_digits() -> Any:
-    from tokenizers import pre_tokenizers
+def stored_as(name: str, shape: tuple[int, ...], form: str) -> str:
+    """Matrices in the form asked for, as far as their rows are whole blocks; norms, biases and positions as they are."""
+    if len(shape) < 2 or name == "position_embd.weight":
+        return "F32"
+    return "F16" if form == "q8_0" and shape[-1] % 32 else form.upper()
 
-    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), by_bytes()])
 
-
-# how a text is cut before it is merged, by the name the file gives it
-SPLITS: dict[Any, Callable[[], Any]] = {"default": by_bytes, "gpt-2": by_bytes, "smollm": by_digits}
+def add_value(writer: Any, key: str, value: Any) -> None:
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    elif value is not None:
+        writer.add_array(key, value)

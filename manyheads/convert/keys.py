@@ -57,10 +57,10 @@ class Rope:
     def read(self, config: Config) -> Placed:
         newer, older = config.get("rope_parameters"), config.get("rope_scaling")
         if newer and older and newer != older:
-            raise ValueError("config.json has both rope_parameters and rope_scaling, and they differ")
+            raise ValueError("the config has both rope_parameters and rope_scaling, and they differ")
         rope = newer or older or {}
         if not isinstance(rope, Mapping):
-            raise ValueError(f"rope_parameters in config.json is {quoted(rope)}, expected a table")
+            raise ValueError(f"rope_parameters in the config is {quoted(rope)}, expected a table")
         kind = rope.get("rope_type", rope.get("type", "default"))
         if not isinstance(kind, str) or kind not in SCALINGS:
             raise ValueError(f"no rotation scaling {quoted(kind)}{nearest(str(kind), SCALINGS)}")
@@ -72,7 +72,7 @@ class Rope:
             raise ValueError(f"partial_rotary_factor is {quoted(share)}, and this family turns every coordinate")
         lengths = {rope.get("original_max_position_embeddings"), config.get("original_max_position_embeddings")} - {None}
         if kind == "longrope" and len(lengths) > 1:
-            raise ValueError("original_max_position_embeddings is said twice in config.json, and not the same")
+            raise ValueError("original_max_position_embeddings is said twice in the config, and not the same")
         theta = rope.get("rope_theta", config.get("rope_theta", config.get("rotary_emb_base", self.theta)))
         return {
             f"{self.at}.theta": number(theta, "rope_theta"),
@@ -130,7 +130,7 @@ def scaling(kind: str, rope: Mapping[str, Any], config: Config) -> Tree:
 
 def number(value: Any, name: str) -> float:
     if type(value) not in (int, float):
-        raise ValueError(f"{name} in config.json is {quoted(value)}, expected a number")
+        raise ValueError(f"{name} in the config is {quoted(value)}, expected a number")
     return float(value)
 
 
@@ -148,22 +148,22 @@ class Windows:
     def read(self, config: Config) -> Placed:
         window, types, layers = config.get("sliding_window"), config.get("layer_types"), config.get(self.layers)
         if types is not None and not (isinstance(types, list) and all(isinstance(kind, str) for kind in types)):
-            raise ValueError(f"layer_types in config.json is {quoted(types)}, expected a list of names")
+            raise ValueError(f"layer_types in the config is {quoted(types)}, expected a list of names")
         if window is None or not config.get("use_sliding_window", False):
             if types and set(types) != {"full_attention"}:
-                raise ValueError(f"layer_types in config.json is {quoted(types)}, and no sliding_window is in use")
+                raise ValueError(f"layer_types in the config is {quoted(types)}, and no sliding_window is in use")
             return {}
         if types is None:
             first = config.get("max_window_layers", 28)
             if type(layers) is not int or type(first) is not int or layers > 1024:
-                raise ValueError(f"max_window_layers in config.json is {quoted(first)}, of {quoted(layers)} layers")
+                raise ValueError(f"max_window_layers in the config is {quoted(first)}, of {quoted(layers)} layers")
             types = ["full_attention" if i < first else "sliding_attention" for i in range(layers)]
         if set(types) == {"sliding_attention"}:
             return {f"{self.at}.mask.window": window}
         if set(types) == {"full_attention"}:
             return {}
         if set(types) - {"full_attention", "sliding_attention"}:
-            raise ValueError(f"layer_types in config.json is {quoted(types)}, expected full_attention and sliding_attention alone")
+            raise ValueError(f"layer_types in the config is {quoted(types)}, expected full_attention and sliding_attention alone")
         return {f"{self.at}.pattern": [{"mask": {"window": window}} if kind == "sliding_attention" else {} for kind in types]}
 
     def write(self, look: Look) -> Tree:
@@ -234,7 +234,7 @@ class Choice:
         for value, table in self.tables:
             if given == value:
                 return {f"{self.ours}.{field}": inner for field, inner in table.items()}
-        raise ValueError(f"{self.theirs} in config.json is {quoted(given)}, expected {' or '.join(str(value) for value, _ in self.tables)}")
+        raise ValueError(f"{self.theirs} in the config is {quoted(given)}, expected {' or '.join(str(value) for value, _ in self.tables)}")
 
     def write(self, look: Look) -> Tree:
         fits = (value for value, table in self.tables if all(look(f"{self.ours}.{field}") == inner for field, inner in table.items()))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from manyheads.convert.families import NAMES, Family, family
-from manyheads.convert.weights import Joined, Row, Same
+from manyheads.convert.weights import Row, Weight
 from manyheads.model.build import outline
 from manyheads.model.spec import LayerSpec, ModelSpec, TowerSpec
 from manyheads.spec import SpecError, Tree, to_tree
@@ -65,10 +65,10 @@ def said(value: Any) -> str:
     return str(value["kind"]) if isinstance(value, dict) and "kind" in value else "nothing" if value is None else str(value)
 
 
-def attempts(spec: ModelSpec) -> Iterator[tuple[Family, str, Tree, list[tuple[str, str, str]]]]:
+def attempts(spec: ModelSpec, names: Iterable[str]) -> Iterator[tuple[Family, str, Tree, list[tuple[str, str, str]]]]:
     """Every family and task, the config it would write, and where that config says something else."""
     ours = plain(spec)
-    for name in NAMES:
+    for name in names:
         known = family(name)
         for architecture in known.tasks:
             try:
@@ -84,14 +84,14 @@ def attempts(spec: ModelSpec) -> Iterator[tuple[Family, str, Tree, list[tuple[st
 
 def covers(rows: list[Row], spec: ModelSpec) -> bool:
     """Whether a table has a row for every weight of the model, and none for a weight it has not."""
-    named = [name for row in rows if isinstance(row, Same | Joined) for name in ((row.ours,) if isinstance(row, Same) else row.ours)]
+    named = [name for row in rows if isinstance(row, Weight) for name in row.names]
     return sorted(named) == sorted(name for name, _ in outline(spec).named_parameters())
 
 
-def fitting(spec: ModelSpec) -> tuple[Family, str, Tree]:
-    """The family, task and config that say the same as the spec; or a sentence that names the first part that does not fit."""
+def fitting(spec: ModelSpec, names: Iterable[str] = NAMES) -> tuple[Family, str, Tree]:
+    """The first family of those named that can say the spec, its task and config; or a sentence on the first part that does not fit."""
     nearest: tuple[int, Family, list[tuple[str, str, str]]] | None = None
-    for known, architecture, config, wrong in attempts(spec):
+    for known, architecture, config, wrong in attempts(spec, names):
         if not wrong:
             return known, architecture, config
         if nearest is None or len(wrong) < nearest[0]:

@@ -24,6 +24,10 @@ class Same:
     transposed: bool = False
     shape: tuple[int, ...] | None = None
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.ours,)
+
     def read(self, theirs: Held, ours: Held) -> Tensors:
         tensor = theirs[self.theirs]
         tensor = tensor.reshape(ours[self.ours].shape) if self.shape else tensor
@@ -36,6 +40,44 @@ class Same:
 
 
 @dataclass(frozen=True)
+class Paired:
+    """One tensor of queries or keys: in theirs the two coordinates that are turned together are neighbours, in ours half a head apart."""
+
+    ours: str
+    theirs: str
+    heads: int
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.ours,)
+
+    def read(self, theirs: Held, ours: Held) -> Tensors:
+        return {self.ours: theirs[self.theirs].unflatten(0, (self.heads, -1, 2)).transpose(1, 2).flatten(0, 2)}
+
+    def write(self, ours: Held) -> Tensors:
+        return {self.theirs: ours[self.ours].unflatten(0, (self.heads, 2, -1)).transpose(1, 2).flatten(0, 2)}
+
+
+@dataclass(frozen=True)
+class Shifted:
+    """One tensor to which theirs has a number added."""
+
+    ours: str
+    theirs: str
+    by: float
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.ours,)
+
+    def read(self, theirs: Held, ours: Held) -> Tensors:
+        return {self.ours: theirs[self.theirs] - self.by}
+
+    def write(self, ours: Held) -> Tensors:
+        return {self.theirs: ours[self.ours] + self.by}
+
+
+@dataclass(frozen=True)
 class Joined:
     """Several of ours in one of theirs: one after the other, or, with `heads`, side by side within each head."""
 
@@ -43,6 +85,10 @@ class Joined:
     theirs: str
     transposed: bool = False
     heads: int | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.ours
 
     def read(self, theirs: Held, ours: Held) -> Tensors:
         tensor = theirs[self.theirs]
@@ -76,7 +122,8 @@ class Unused:
     theirs: str
 
 
-Row = Same | Joined | Repeated | Unused
+Weight = Same | Joined | Paired | Shifted
+Row = Weight | Repeated | Unused
 
 
 def both(ours: str, theirs: str, *, bias: bool = True, transposed: bool = False) -> Iterator[Row]:
@@ -90,7 +137,7 @@ def expected(rows: Iterable[Row], ours: Held) -> dict[str, tuple[int, ...]]:
     """Every name that a checkpoint of this model must have, with its shape; `ours` may be without memory."""
     shapes = {}
     for row in rows:
-        if isinstance(row, Same | Joined):
+        if isinstance(row, Weight):
             shapes.update({name: tuple(tensor.shape) for name, tensor in row.write(ours).items()})
     return shapes
 
@@ -108,7 +155,7 @@ def check_names(rows: Iterable[Row], ours: Held, given: Mapping[str, tuple[int, 
     for name, shape in given.items():
         if name in needed and tuple(shape) != needed[name]:
             raise ValueError(f"{name} has shape {tuple(shape)}, the config implies {needed[name]}")
-    filled = {name for row in rows if isinstance(row, Same | Joined) for name in ((row.ours,) if isinstance(row, Same) else row.ours)}
+    filled = {name for row in rows if isinstance(row, Weight) for name in row.names}
     assert filled == set(ours), f"the table and the model differ in {sorted(filled ^ set(ours))[:3]}"
 
 
@@ -119,7 +166,7 @@ def read_weights(rows: Iterable[Row], theirs: Held, ours: Held) -> tuple[Tensors
     """
     taken, kept = Tensors(), Tensors()
     for row in rows:
-        if isinstance(row, Same | Joined):
+        if isinstance(row, Weight):
             taken.update(row.read(theirs, ours))
         elif row.theirs in theirs:
             kept[row.theirs] = tensor = theirs[row.theirs]
@@ -132,7 +179,7 @@ def write_weights(rows: Iterable[Row], ours: Held, kept: Held) -> Tensors:
     """Our weights under their names; of the tied and unused ones those that were kept."""
     theirs = Tensors()
     for row in rows:
-        if isinstance(row, Same | Joined):
+        if isinstance(row, Weight):
             theirs.update(row.write(ours))
         elif row.theirs in kept:
             theirs[row.theirs] = theirs[row.same_as].clone() if isinstance(row, Repeated) else kept[row.theirs]

@@ -170,7 +170,7 @@ class LongRopeScalingSpec(RopeScalingSpec, kind="longrope"):
 
     @property
     def grows(self) -> bool:
-        return True
+        return self.short != self.long
 
     def check(self, size: int) -> None:
         for name, factors in (("short", self.short), ("long", self.long)):

@@ -71,7 +71,9 @@ NAMES = {
     "qwen3": "qwen", "gemma": "gemma", "phi3": "phi3", "phi": "phi", "gptj": "gptj", "gpt_neox": "gpt_neox", "roberta": "roberta",
     "distilbert": "distilbert", "albert": "albert", "ernie": "ernie", "vit": "vit", "vit_mae": "vit_mae",
 }  # fmt: skip
-ELSEWHERE = {"fairseq": "fairseq"}  # read, but no folder of transformers
+# of other files than folders of transformers
+GGUF = tuple(f"gguf-{name}" for name in ("llama", "qwen2", "qwen3", "phi3", "gemma", "gpt2", "gptneox", "phi2"))
+ELSEWHERE = {"fairseq": "fairseq"} | dict.fromkeys(GGUF, "gguf")
 
 
 def family(model_type: object) -> Family:

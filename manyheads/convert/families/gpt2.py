@@ -9,6 +9,7 @@ from manyheads.convert.families import Family, Task
 from manyheads.convert.keys import Choice, Labels, activation
 from manyheads.convert.weights import Joined, Repeated, Row, Same, Unused, both
 from manyheads.model.spec import ModelSpec
+from manyheads.spec import Tree
 
 
 def tower(spec: ModelSpec, prefix: str) -> Iterator[Row]:
@@ -42,21 +43,23 @@ def bare(spec: ModelSpec, prefix: str) -> Iterator[Row]:
     yield from ()
 
 
+SHAPE: Tree = {
+    "decoder": {
+        "embed": {"kind": "tokens"},
+        "position": {"kind": "learned"},
+        "attention": {"kind": "heads"},
+        "core": {"kind": "dot"},
+        "mask": {"causal": True},
+        "feedforward": {"kind": "mlp"},
+        "norm": {"kind": "layer"},
+        "residual": {"kind": "pre"},
+    }
+}
+
 FAMILIES = {
     "gpt2": Family(
         "gpt2",
-        {
-            "decoder": {
-                "embed": {"kind": "tokens"},
-                "position": {"kind": "learned"},
-                "attention": {"kind": "heads"},
-                "core": {"kind": "dot"},
-                "mask": {"causal": True},
-                "feedforward": {"kind": "mlp"},
-                "norm": {"kind": "layer"},
-                "residual": {"kind": "pre"},
-            }
-        },
+        SHAPE,
         (
             Key("vocab_size", "vocab"),
             Key("n_layer", "decoder.layers"),

@@ -6,10 +6,12 @@ from collections.abc import Iterator
 
 from manyheads.convert.config import Key
 from manyheads.convert.families import Family, Task
+from manyheads.convert.families.gpt2 import SHAPE
 from manyheads.convert.families.llama import bare
 from manyheads.convert.keys import Choice, Rope, activation, tying
 from manyheads.convert.weights import Joined, Repeated, Row, Same, Unused, both
 from manyheads.model.spec import ModelSpec
+from manyheads.spec import merged
 
 
 def tower(spec: ModelSpec, prefix: str) -> Iterator[Row]:
@@ -41,18 +43,7 @@ def next_tokens(spec: ModelSpec, prefix: str) -> Iterator[Row]:
 FAMILIES = {
     "gpt_neox": Family(
         "gpt_neox",
-        {
-            "decoder": {
-                "embed": {"kind": "tokens"},
-                "position": {"kind": "rope"},
-                "attention": {"kind": "heads"},
-                "core": {"kind": "dot"},
-                "mask": {"causal": True},
-                "feedforward": {"kind": "mlp"},
-                "norm": {"kind": "layer"},
-                "residual": {},
-            }
-        },
+        merged(SHAPE, {"decoder": {"position": {"kind": "rope"}}}),
         (
             Key("vocab_size", "vocab"),
             Key("num_hidden_layers", "decoder.layers"),

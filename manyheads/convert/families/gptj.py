@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 from manyheads.convert.config import Config, Key, Look, Placed
 from manyheads.convert.families import Family, Task
+from manyheads.convert.families.gpt2 import SHAPE
 from manyheads.convert.families.llama import bare
 from manyheads.convert.families.phi import next_tokens
 from manyheads.convert.keys import activation
 from manyheads.convert.weights import Row, Same, Unused, both
 from manyheads.model.spec import ModelSpec
-from manyheads.spec import Tree, quoted
+from manyheads.spec import Tree, merged, quoted
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class TurnedCoordinates:
     def read(self, config: Config) -> Placed:
         width, heads, turned = (config.get(key, usual) for key, usual in (("n_embd", 0), ("n_head", 0), ("rotary_dim", 64)))
         if not all(type(number) is int and 0 < number <= 65536 for number in (width, heads, turned)) or turned * heads > width:
-            raise ValueError(f"rotary_dim in config.json is {quoted(turned)}, of {quoted(heads)} heads in a width of {quoted(width)}")
+            raise ValueError(f"rotary_dim in the config is {quoted(turned)}, of {quoted(heads)} heads in a width of {quoted(width)}")
         return {"decoder.position.fraction": turned / (width // heads)}
 
     def write(self, look: Look) -> Tree:
@@ -50,18 +51,16 @@ def tower(spec: ModelSpec, prefix: str) -> Iterator[Row]:
 FAMILIES = {
     "gptj": Family(
         "gptj",
-        {
-            "decoder": {
-                "embed": {"kind": "tokens"},
-                "position": {"kind": "rope", "layout": "interleaved"},
-                "attention": {"kind": "heads", "bias": False, "output_bias": False},
-                "core": {"kind": "dot"},
-                "mask": {"causal": True},
-                "feedforward": {"kind": "mlp"},
-                "norm": {"kind": "layer"},
-                "residual": {"kind": "parallel"},
-            }
-        },
+        merged(
+            SHAPE,
+            {
+                "decoder": {
+                    "position": {"kind": "rope", "layout": "interleaved"},
+                    "attention": {"bias": False, "output_bias": False},
+                    "residual": {"kind": "parallel"},
+                }
+            },
+        ),
         (
             Key("vocab_size", "vocab"),
             Key("n_layer", "decoder.layers"),

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 from manyheads.convert.config import Config, ConfigRow, Key, Look, Placed
 from manyheads.convert.families import Family, Task
+from manyheads.convert.families.gpt2 import SHAPE
 from manyheads.convert.families.llama import bare
 from manyheads.convert.keys import Rope, activation
 from manyheads.convert.weights import Row, Same, both
 from manyheads.model.spec import ModelSpec
 from manyheads.parts.norm import NoNormSpec
-from manyheads.spec import Tree
+from manyheads.spec import Tree, merged
 
 
 def tower(spec: ModelSpec, prefix: str) -> Iterator[Row]:
@@ -69,18 +70,7 @@ KEYS: tuple[ConfigRow, ...] = (
 FAMILIES = {
     "phi": Family(
         "phi",
-        {
-            "decoder": {
-                "embed": {"kind": "tokens"},
-                "position": {"kind": "rope"},
-                "attention": {"kind": "heads"},
-                "core": {"kind": "dot"},
-                "mask": {"causal": True},
-                "feedforward": {"kind": "mlp"},
-                "norm": {"kind": "layer"},
-                "residual": {"kind": "parallel"},
-            }
-        },
+        merged(SHAPE, {"decoder": {"position": {"kind": "rope"}, "residual": {"kind": "parallel"}}}),
         KEYS,
         tower,
         {

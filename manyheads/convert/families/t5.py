@@ -29,7 +29,7 @@ class FeedForward:
     def read(self, config: Config) -> Placed:
         said = config.get("feed_forward_proj", "relu")
         if not isinstance(said, str):
-            raise ValueError(f"feed_forward_proj in config.json is {quoted(said)}, expected a text such as relu or gated-gelu")
+            raise ValueError(f"feed_forward_proj in the config is {quoted(said)}, expected a text such as relu or gated-gelu")
         gated, name = said.startswith("gated-"), said.removeprefix("gated-")
         # "gated-gelu" has always meant the approximation by tanh
         name = config.get("dense_act_fn") or ("gelu_new" if said == "gated-gelu" else name)

@@ -1,0 +1,60 @@
+"""Whole models from and to GGUF files: weights, tokenizer and chat template in one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from manyheads.convert.families import GGUF
+from manyheads.convert.families.gguf import HEAD, NEEDS_HEAD, outright
+from manyheads.convert.folder import Origin, assembled
+from manyheads.convert.gguf import FORMS, SPECIAL, Gguf, config_of, write_gguf
+from manyheads.convert.match import fitting
+from manyheads.convert.vocabulary import read_vocabulary, write_vocabulary
+from manyheads.convert.weights import write_weights
+from manyheads.model.build import Model
+from manyheads.spec import SpecError
+
+TEMPLATE = "chat_template.jinja"
+
+
+def read_file(path: Path, *, dtype: torch.dtype | None = None, allow_nonfinite: bool = False) -> tuple[Model, Origin, Any]:
+    """A model, where it came from, and its tokenizer."""
+    file = Gguf(path)
+    template = file.said.get("tokenizer.chat_template")
+    beside = {TEMPLATE: template.encode()} if isinstance(template, str) else {}
+    model, origin = assembled(path, config_of(file), file, beside, dtype=dtype, allow_nonfinite=allow_nonfinite)
+    return model, origin, read_vocabulary(file.said, path)
+
+
+def write_file(model: Model, path: Path, origin: Origin | None, tokenizer: Any, form: str = "f32") -> None:
+    """Writes a file that llama.cpp opens; refused, naming the part, where it has no architecture for the model."""
+    if form not in FORMS:
+        raise SpecError(f"given {form!r}, expected one of {', '.join(FORMS)}")
+    spec = outright(model.spec)
+    known, architecture, config = fitting(spec, GGUF)
+    came = origin.config if origin else {}
+    config |= {key: came.get(key) for key in SPECIAL}
+    config.setdefault("context_length", came.get("max_position_embeddings", came.get("context_length", 2048)))
+    said = write_vocabulary(tokenizer, config["vocab_size"], config)
+    if (template := chat_template(origin.beside if origin else {})) is not None:
+        said["tokenizer.chat_template"] = template
+    ours = dict(model.named_parameters())
+    repeated = {HEAD: next(iter(ours.values()))} if known.model_type in NEEDS_HEAD else {}
+    tensors = write_weights(known.rows(spec, architecture), ours, repeated)
+    write_gguf(path, config, tensors, said, form)
+
+
+def chat_template(beside: Mapping[str, bytes]) -> str | None:
+    """How a conversation is written as one text: a file of its own, or a key beside the tokenizer."""
+    if TEMPLATE in beside:
+        return beside[TEMPLATE].decode(errors="replace")
+    try:
+        said = json.loads(beside.get("tokenizer_config.json", b"{}")).get("chat_template")
+    except (ValueError, AttributeError, RecursionError):
+        return None
+    return said if isinstance(said, str) else None
