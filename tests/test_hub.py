@@ -28,7 +28,7 @@ print(loaded.spec.shape, float(loaded.logits(torch.tensor([[3, 5, 7]])).double()
 def hub(tmp_path):
     """One repository, someone/small, with a pickle and some code beside its weights; what was asked for is kept."""
     folder = tmp_path / "repository"
-    theirs = make("GPT2LMHeadModel", "GPT2Config")
+    theirs = make("GPT2LMHeadModel", "GPT2Config").eval()
     theirs.save_pretrained(folder)
     (folder / "pytorch_model.bin").write_bytes(b"never asked for")
     (folder / "modeling_own.py").write_text("raise SystemExit('executed')")
