@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +12,8 @@ import torch
 from torch import Tensor
 
 from manyheads.convert.fairseq import CHECKPOINT, read_checkpoint, read_words
-from manyheads.convert.files import FileError
-from manyheads.convert.folder import Origin, assembled, read_folder, read_gguf, write_folder
+from manyheads.convert.files import FileError, check_free
+from manyheads.convert.folder import FLOATS, Origin, assembled, read_folder, read_gguf, write_folder
 from manyheads.convert.gguf import tokenizer_of
 from manyheads.convert.pooling import Pooling, read_pooling
 from manyheads.convert.tokenizer import read_tokenizer, special_ids
@@ -21,7 +22,7 @@ from manyheads.model.build import Model
 from manyheads.model.spec import ModelSpec
 from manyheads.model.transformer import Transformer
 from manyheads.parts.batch import Inputs
-from manyheads.spec import SpecError
+from manyheads.spec import LARGEST, SpecError, quoted
 
 FORMATS = ("hf",)
 
@@ -49,6 +50,8 @@ class Loaded:
         """B×L×V, or what the head gives. Of an encoder–decoder, `ids` are the source's, and padding too; True at padded places."""
         given = Inputs(ids, padding=padding, **more)  # type: ignore[arg-type]
         if not self.paired:
+            if target is not None:
+                raise ValueError(f"a target was given beside the ids, but the model is only {self.spec.shape}")
             return self.model(given)
         if target is None:
             raise ValueError(f"this model is {self.spec.shape}: give a source and a target")
@@ -88,6 +91,7 @@ class Loaded:
     @torch.no_grad()
     def embed(self, texts: str | Sequence[str]) -> Tensor:
         """One vector a text: the mean over its tokens, or what the folder says."""
+        self.check_reads_texts()
         given = self.encode([texts] if isinstance(texts, str) else texts)
         if not isinstance(self.model, Transformer) or self.spec.shape != "encoder":
             raise ValueError(f"a vector a text is what an encoder gives; this model is {self.spec.shape}")
@@ -96,10 +100,15 @@ class Loaded:
 
     def generate(self, text: str | Sequence[int], *, max_new: int = 64, temperature: float = 0.0, seed: int = 0) -> Any:
         """What the model writes after the text, or in answer to it; ids for ids."""
-        if not 0 <= temperature <= 1e6 or 0 < temperature < 1e-6 or max_new < 1:
-            raise ValueError(f"given {max_new} tokens at temperature {temperature}, expected at least 1, and 0 or a number from 1e-6")
+        if type(max_new) is not int or not 1 <= max_new <= LARGEST:
+            raise ValueError(f"max_new is {quoted(max_new)}, expected a whole number from 1 to {LARGEST:,}")
+        if type(temperature) not in (int, float) or not (temperature == 0 or 1e-6 <= temperature <= 1e6):
+            raise ValueError(f"temperature is {quoted(temperature)}, expected 0 or a number from 1e-6 to 1e6")
+        if type(seed) is not int or not 0 <= seed < 1 << 63:
+            raise ValueError(f"seed is {quoted(seed)}, expected a whole number from 0")
+        self.check_reads_texts()
         as_text = isinstance(text, str)
-        given = self.encode([text]) if isinstance(text, str) else Inputs(torch.tensor([list(text)]))
+        given = self.encode([text]) if isinstance(text, str) else self.batch(text)
         stop, start = special_ids(self.origin.config if self.origin else {})
         prompt, source = (Inputs(torch.tensor([[start]])), given) if self.paired else (given, None)
         generator = torch.Generator().manual_seed(seed)
@@ -108,13 +117,33 @@ class Loaded:
         new = new[:-1] if new and new[-1] in stop else new
         return self.tokenizer.decode(new) if as_text else new
 
+    def batch(self, ids: Sequence[int]) -> Inputs:
+        """One text of ids."""
+        try:
+            tokens = torch.tensor([list(ids)])
+        except (TypeError, ValueError, RuntimeError):  # nothing to count, rows within rows, a number too large
+            raise ValueError(f"given {quoted(ids)}, expected a text or a list of ids, which are whole numbers") from None
+        return Inputs(tokens)
 
-def load(path: str | Path, *, dtype: torch.dtype | None = None, allow_nonfinite: bool = False) -> Loaded:
-    """A Hugging Face folder, a GGUF file or a fairseq folder as a model with its tokenizer. Nothing in it is executed."""
+    def check_reads_texts(self) -> None:
+        tower = self.spec.encoder or self.spec.decoder
+        if tower and tower.embed.reads == "patches":
+            raise ValueError("this model reads pictures, not texts: ask it with load(...).logits(patches), batch × patches × pixels")
+
+
+def load(path: str | Path, *, dtype: torch.dtype | None = None, allow_nonfinite: bool = False, copy: bool = False) -> Loaded:
+    """A Hugging Face folder, a GGUF file or a fairseq folder as a model with its tokenizer. Nothing in it is executed.
+
+    Weights in safetensors are mapped: quick, but their file must stay as it is while the model is used. With `copy` it need not.
+    """
+    if not isinstance(path, str | Path) or not str(path):
+        raise ValueError(f"given {quoted(path)}, expected the path of a folder or a file")
+    if dtype not in (None, *FLOATS):
+        raise ValueError(f"dtype is {quoted(dtype)}, expected {', '.join(map(str, FLOATS))}, or none for what is stored")
     folder = Path(path)
-    if not folder.exists():
+    if not os.path.exists(folder):
         raise FileError(f"there is no folder {folder}")
-    if folder.suffix == ".gguf":
+    if folder.suffix == ".gguf" and not folder.is_dir():
         model, origin, file = read_gguf(folder, dtype=dtype, allow_nonfinite=allow_nonfinite)
         return Loaded(model, tokenizer_of(file), origin)
     if folder.suffix == ".pt" or folder.joinpath(*CHECKPOINT).is_file():
@@ -122,14 +151,22 @@ def load(path: str | Path, *, dtype: torch.dtype | None = None, allow_nonfinite:
         config, weights = read_checkpoint(path)
         model, origin = assembled(path, config, weights, {}, dtype=dtype, allow_nonfinite=allow_nonfinite)
         return Loaded(model, None if path is folder else read_words(folder, config), origin)
-    model, origin = read_folder(folder, dtype=dtype, allow_nonfinite=allow_nonfinite)
+    model, origin = read_folder(folder, dtype=dtype, allow_nonfinite=allow_nonfinite, copy=copy)
     tokenizer = read_tokenizer(folder, origin.beside)
     return Loaded(model, tokenizer, origin, read_pooling(folder))
 
 
-def export(loaded: Loaded | Model, folder: str | Path, to: str = "hf") -> None:
-    """Writes a folder that transformers opens with the same logits."""
+def export(model: Loaded | Model | str | Path, folder: str | Path, to: str = "hf") -> None:
+    """Writes a folder that transformers opens with the same logits; a path is loaded first."""
     if to not in FORMATS:
         raise SpecError(f"given {to!r}, expected one of {', '.join(FORMATS)}")
-    own = loaded if isinstance(loaded, Loaded) else Loaded(loaded)
-    write_folder(own.model, Path(folder), own.origin)
+    folder = Path(folder)
+    check_free(folder)
+    if isinstance(model, str | Path):
+        if Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(model)):
+            raise ValueError(f"{folder} is within {model}, which is to be written there; name a place outside it")
+        model = load(model)
+    if not isinstance(model, Loaded | Model):
+        raise ValueError(f"given a {type(model).__name__}, expected something loaded, a model of build, or a path")
+    own = model if isinstance(model, Loaded) else Loaded(model)
+    write_folder(own.model, folder, own.origin)

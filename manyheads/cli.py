@@ -162,9 +162,8 @@ def export(
     Example: manyheads export ./model ./copy --to hf
     """
     from manyheads.checkpoint import export as run
-    from manyheads.checkpoint import load
 
-    run(load(path), folder, to=to)
+    run(path, folder, to=to)
     typer.echo(f"{folder} written", err=True)
 
 
