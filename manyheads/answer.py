@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from manyheads.checkpoint import Loaded
-from manyheads.parts.batch import Inputs
 from manyheads.spec import Tree, quoted
 
 MASKS = ("[MASK]", "<mask>", "<MASK>")
@@ -17,6 +16,9 @@ MASKS = ("[MASK]", "<mask>", "<MASK>")
 
 def predict(loaded: Loaded, text: str, *, max_new: int = 64, temperature: float = 0.0, best: int = 5) -> Tree:
     """What the model makes of one text, as plain data; without a tokenizer, of ids written as numbers."""
+    loaded.check_reads_texts()
+    if type(best) is not int or best < 1:
+        raise ValueError(f"best is {quoted(best)}, expected how many tokens to name, at least 1")
     given: Any = text
     if loaded.tokenizer is None:
         if not re.fullmatch(r"\s*\d{1,9}(\s+\d{1,9})*\s*", text):
@@ -26,7 +28,7 @@ def predict(loaded: Loaded, text: str, *, max_new: int = 64, temperature: float 
     if loaded.paired or (loaded.spec.shape == "decoder" and head.a_token and head.scores_tokens):
         written = loaded.generate(given, max_new=max_new, temperature=temperature)
         return {"task": "answer" if loaded.paired else "continue", "text": text, "written": written}
-    batch = loaded.encode([text]) if isinstance(given, str) else Inputs(torch.tensor([given]))
+    batch = loaded.encode([text]) if isinstance(given, str) else loaded.batch(given)
     with torch.no_grad():
         out = loaded.model(batch)
     if head.scores_tokens:
@@ -81,7 +83,8 @@ def mask_id(loaded: Loaded) -> int:
 
 def classes(loaded: Loaded, logits: torch.Tensor) -> list[Tree]:
     """Every class with its probability, the likeliest first."""
-    names = (loaded.origin.config.get("id2label") if loaded.origin else None) or {}
+    said = (loaded.origin.config.get("id2label") if loaded.origin else None) or {}
+    names = {int(key): name for key, name in said.items()}
     chances = torch.softmax(logits.float(), dim=-1)
     order = chances.argsort(descending=True).tolist()
-    return [{"class": str(names.get(str(i), i)), "probability": float(chances[i])} for i in order]
+    return [{"class": str(names.get(i, i)), "probability": float(chances[i])} for i in order]

@@ -6,25 +6,25 @@ import inspect
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from math import isqrt
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from manyheads.checkpoint import Loaded, load
 from manyheads.inspect.audit import Row, check
 from manyheads.inspect.record import record
 from manyheads.model.transformer import Transformer
+from manyheads.parts.embed import PatchesSpec
 
 
 def audit(subject: Any) -> list[Row]:
     """Every law of `manyheads.inspect.audit`, for a path, something loaded, one of our models or one of transformers'."""
     if isinstance(subject, str | Path):
-        try:
-            return [*check(Ours(load(subject, dtype=torch.float32), Path(subject)))]
-        except ValueError as error:
-            return [Row("the folder loads", "fault", None, str(error))]
+        return [*check(Ours(load(subject, dtype=torch.float32), Path(subject)))]
     if isinstance(subject, Loaded):
         return [*check(Ours(subject))]
     if isinstance(subject, Transformer):
@@ -43,14 +43,26 @@ class Ours:
             raise ValueError("only transformers are audited")
         self.loaded, self.model, self.folder = loaded, loaded.model.eval(), folder
         spec = loaded.spec
-        if not isinstance(spec.vocab, int):
-            raise ValueError("only models of text are audited")
-        self.shape, self.vocab, self.causal = spec.shape, spec.vocab, self.model.writes
+        self.shape, self.vocab, self.causal = spec.shape, spec.vocab if isinstance(spec.vocab, int) else 0, self.model.writes
         towers = [tower for tower in (spec.encoder, spec.decoder) if tower]
         lengths = [part.longest for tower in towers for layer in tower.expanded() for part in (layer.position, layer.core)]
         self.longest = min((length for length in lengths if length is not None), default=None)
+        self.picture: tuple[int, ...] | None = None
+        embed = spec.encoder.embed if spec.encoder else None
+        if isinstance(embed, PatchesSpec):
+            self.side = isqrt(embed.pixels // embed.channels)
+            if self.side**2 * embed.channels != embed.pixels:
+                raise ValueError(f"only square patches are audited, not {embed.pixels} numbers in {embed.channels} channels")
+            across = self.side * (isqrt(self.longest - embed.first) if self.longest else 3)
+            self.picture = (embed.channels, across, across)
+            ratio = loaded.origin.config.get("mask_ratio") if loaded.origin else None
+            self.hidden = ratio if isinstance(ratio, float) else 0.75  # the share that a masked autoencoder is not shown
 
     def logits(self, ids: Tensor, *, padding: Tensor | None = None, target: Tensor | None = None) -> Tensor:
+        if self.picture:
+            patches = F.unfold(ids, self.side, stride=self.side).transpose(1, 2)
+            shown = patches[:, : int(patches.shape[1] * (1 - self.hidden))]
+            return self.loaded.logits(shown, patches) if self.loaded.paired else self.loaded.logits(patches)
         return self.loaded.logits(ids, target, padding)
 
     def attention(self, ids: Tensor, target: Tensor | None) -> list[Tensor]:
@@ -80,7 +92,7 @@ class Ours:
             import transformers
         except ImportError:
             return None
-        if self.folder is None or self.loaded.origin is None:
+        if self.folder is None or self.loaded.origin is None or not (self.folder / "config.json").is_file():
             return None
         theirs = getattr(transformers, self.loaded.origin.architecture).from_pretrained(self.folder, dtype=torch.float32).eval()
         other = Theirs(theirs)
@@ -96,7 +108,11 @@ class Theirs:
         paired = bool(getattr(self.config, "is_encoder_decoder", False))
         writes = bool(model.can_generate()) if hasattr(model, "can_generate") else False
         self.shape = "encoder–decoder" if paired else "decoder" if writes else "encoder"
-        self.vocab, self.causal = int(self.config.vocab_size), writes
+        self.vocab, self.causal = int(getattr(self.config, "vocab_size", 0)), writes
+        self.reads = getattr(model, "main_input_name", "input_ids")
+        if self.reads not in ("input_ids", "pixel_values"):
+            raise ValueError(f"only models of texts and pictures are audited, and this one reads {self.reads}")
+        self.picture = None if self.reads == "input_ids" else (self.config.num_channels, *2 * [self.config.image_size])
         # some count positions by looking for the padding token among the ids
         self.counts_itself = any(hasattr(module, "create_position_ids_from_input_ids") for module in model.modules())
         self.longest = self._longest()
@@ -108,16 +124,20 @@ class Theirs:
         length = int(self.config.max_position_embeddings)
         return length - self.config.pad_token_id - 1 if self.counts_itself else length
 
+    def given(self, ids: Tensor, target: Tensor | None) -> dict[str, Any]:
+        given = {self.reads: ids} | ({} if target is None else {"decoder_input_ids": target})
+        if "noise" in self.accepts:  # which patches a masked autoencoder is shown: always the first
+            given["noise"] = torch.arange((self.config.image_size // self.config.patch_size) ** 2).expand(len(ids), -1)
+        return given
+
     def logits(self, ids: Tensor, *, padding: Tensor | None = None, target: Tensor | None = None) -> Tensor:
-        given: dict[str, Any] = {"input_ids": ids}
+        given = self.given(ids, target)
         if padding is not None:
             if isinstance(self.config.pad_token_id, int):
                 given["input_ids"] = ids.masked_fill(padding, self.config.pad_token_id)
             given["attention_mask"] = (~padding).long()
             if "position_ids" in self.accepts and not self.counts_itself:
                 given["position_ids"] = (given["attention_mask"].cumsum(-1) - 1).clamp(min=0)
-        if target is not None:
-            given["decoder_input_ids"] = target
         out = self.model(**given)
         names = ("logits", "prediction_logits", "last_hidden_state")
         return next(getattr(out, name) for name in names if getattr(out, name, None) is not None)
@@ -126,8 +146,7 @@ class Theirs:
         usual = self.config._attn_implementation
         try:
             self.model.set_attn_implementation("eager")
-            given = {"input_ids": ids} | ({} if target is None else {"decoder_input_ids": target})
-            out = self.model(**given, output_attentions=True)
+            out = self.model(**self.given(ids, target), output_attentions=True)
         finally:
             self.model.set_attn_implementation(usual)
         names = ("attentions", "encoder_attentions", "decoder_attentions", "cross_attentions")
@@ -157,8 +176,8 @@ class Theirs:
     def elsewhere(self) -> tuple[str, Callable[[Tensor, Tensor | None], Tensor]] | None:
         with tempfile.TemporaryDirectory() as folder:
             self.model.save_pretrained(folder)
-            ours = load(folder)
-        return "manyheads", ours.logits
+            ours = Ours(load(folder, copy=True))
+        return "manyheads", lambda ids, target: ours.logits(ids, target=target)
 
 
 @contextmanager

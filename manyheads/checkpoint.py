@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +12,8 @@ import torch
 from torch import Tensor
 
 from manyheads.convert.fairseq import CHECKPOINT, read_checkpoint, read_words
-from manyheads.convert.files import FileError
-from manyheads.convert.folder import Origin, assembled, read_folder, write_folder
+from manyheads.convert.files import FileError, check_free
+from manyheads.convert.folder import FLOATS, Origin, assembled, read_folder, write_folder
 from manyheads.convert.gguf_file import chat_template, read_file, write_file
 from manyheads.convert.hub import fetched, is_name
 from manyheads.convert.pooling import Pooling, read_pooling
@@ -22,7 +23,7 @@ from manyheads.model.build import Model
 from manyheads.model.spec import ModelSpec
 from manyheads.model.transformer import Transformer
 from manyheads.parts.batch import Inputs
-from manyheads.spec import SpecError
+from manyheads.spec import LARGEST, SpecError, quoted
 
 FORMATS = ("hf", "gguf")
 
@@ -55,6 +56,8 @@ class Loaded:
         """B×L×V, or what the head gives. Of an encoder–decoder, `ids` are the source's, and padding too; True at padded places."""
         given = Inputs(ids, padding=padding, **more)  # type: ignore[arg-type]
         if not self.paired:
+            if target is not None:
+                raise ValueError(f"a target was given beside the ids, but the model is only {self.spec.shape}")
             return self.model(given)
         if target is None:
             raise ValueError(f"this model is {self.spec.shape}: give a source and a target")
@@ -94,6 +97,7 @@ class Loaded:
     @torch.no_grad()
     def embed(self, texts: str | Sequence[str]) -> Tensor:
         """One vector a text: the mean over its tokens, or what the folder says."""
+        self.check_reads_texts()
         given = self.encode([texts] if isinstance(texts, str) else texts)
         if not isinstance(self.model, Transformer) or self.spec.shape != "encoder":
             raise ValueError(f"a vector a text is what an encoder gives; this model is {self.spec.shape}")
@@ -102,10 +106,15 @@ class Loaded:
 
     def generate(self, text: str | Sequence[int], *, max_new: int = 64, temperature: float = 0.0, seed: int = 0) -> Any:
         """What the model writes after the text, or in answer to it; ids for ids."""
-        if not 0 <= temperature <= 1e6 or 0 < temperature < 1e-6 or max_new < 1:
-            raise ValueError(f"given {max_new} tokens at temperature {temperature}, expected at least 1, and 0 or a number from 1e-6")
+        if type(max_new) is not int or not 1 <= max_new <= LARGEST:
+            raise ValueError(f"max_new is {quoted(max_new)}, expected a whole number from 1 to {LARGEST:,}")
+        if type(temperature) not in (int, float) or not (temperature == 0 or 1e-6 <= temperature <= 1e6):
+            raise ValueError(f"temperature is {quoted(temperature)}, expected 0 or a number from 1e-6 to 1e6")
+        if type(seed) is not int or not 0 <= seed < 1 << 63:
+            raise ValueError(f"seed is {quoted(seed)}, expected a whole number from 0")
+        self.check_reads_texts()
         as_text = isinstance(text, str)
-        given = self.encode([text]) if isinstance(text, str) else Inputs(torch.tensor([list(text)]))
+        given = self.encode([text]) if isinstance(text, str) else self.batch(text)
         stop, start = special_ids(self.origin.config if self.origin else {})
         prompt, source = (Inputs(torch.tensor([[start]])), given) if self.paired else (given, None)
         generator = torch.Generator().manual_seed(seed)
@@ -114,15 +123,35 @@ class Loaded:
         new = new[:-1] if new and new[-1] in stop else new
         return self.tokenizer.decode(new) if as_text else new
 
+    def batch(self, ids: Sequence[int]) -> Inputs:
+        """One text of ids."""
+        try:
+            tokens = torch.tensor([list(ids)])
+        except (TypeError, ValueError, RuntimeError):  # nothing to count, rows within rows, a number too large
+            raise ValueError(f"given {quoted(ids)}, expected a text or a list of ids, which are whole numbers") from None
+        return Inputs(tokens)
 
-def load(path: str | Path, *, dtype: torch.dtype | None = None, allow_nonfinite: bool = False) -> Loaded:
-    """A model with its tokenizer: a Hugging Face folder, its name on the Hub, a GGUF file, a fairseq folder. Nothing in it is executed."""
+    def check_reads_texts(self) -> None:
+        tower = self.spec.encoder or self.spec.decoder
+        if tower and tower.embed.reads == "patches":
+            raise ValueError("this model reads pictures, not texts: ask it with load(...).logits(patches), batch × patches × pixels")
+
+
+def load(path: str | Path, *, dtype: torch.dtype | None = None, allow_nonfinite: bool = False, copy: bool = False) -> Loaded:
+    """A model with its tokenizer: a Hugging Face folder, its name on the Hub, a GGUF file, a fairseq folder. Nothing in it is executed.
+
+    Weights in safetensors are mapped: quick, but their file must stay as it is while the model is used. With `copy` it need not.
+    """
+    if not isinstance(path, str | Path) or not str(path):
+        raise ValueError(f"given {quoted(path)}, expected the path of a folder or a file")
+    if dtype not in (None, *FLOATS):
+        raise ValueError(f"dtype is {quoted(dtype)}, expected {', '.join(map(str, FLOATS))}, or none for what is stored")
     folder = Path(path)
-    if not folder.exists():
+    if not os.path.exists(folder):
         if not is_name(str(path)):
             raise FileError(f"there is no folder {folder}")
         folder = fetched(str(path))
-    if folder.suffix == ".gguf":
+    if folder.suffix == ".gguf" and not folder.is_dir():
         model, origin, tokenizer = read_file(folder, dtype=dtype, allow_nonfinite=allow_nonfinite)
         return Loaded(model, tokenizer, origin)
     if folder.suffix == ".pt" or folder.joinpath(*CHECKPOINT).is_file():
@@ -130,17 +159,25 @@ def load(path: str | Path, *, dtype: torch.dtype | None = None, allow_nonfinite:
         config, weights = read_checkpoint(path)
         model, origin = assembled(path, config, weights, {}, dtype=dtype, allow_nonfinite=allow_nonfinite)
         return Loaded(model, None if path is folder else read_words(folder, config), origin)
-    model, origin = read_folder(folder, dtype=dtype, allow_nonfinite=allow_nonfinite)
+    model, origin = read_folder(folder, dtype=dtype, allow_nonfinite=allow_nonfinite, copy=copy)
     tokenizer = read_tokenizer(folder, origin.beside)
     return Loaded(model, tokenizer, origin, read_pooling(folder))
 
 
-def export(loaded: Loaded | Model, path: str | Path, to: str = "hf", form: str = "f32") -> None:
+def export(model: Loaded | Model | str | Path, path: str | Path, to: str = "hf", form: str = "f32") -> None:
     """Writes a folder that transformers opens, or a GGUF file that llama.cpp opens, its matrices in the form asked for."""
     if to not in FORMATS:
         raise SpecError(f"given {to!r}, expected one of {', '.join(FORMATS)}")
-    own = loaded if isinstance(loaded, Loaded) else Loaded(loaded)
+    path = Path(path)
+    check_free(path)
+    if isinstance(model, str | Path):
+        if Path(os.path.realpath(path)).is_relative_to(os.path.realpath(model)):
+            raise ValueError(f"{path} is within {model}, which is to be written there; name a place outside it")
+        model = load(model)
+    if not isinstance(model, Loaded | Model):
+        raise ValueError(f"given a {type(model).__name__}, expected something loaded, a model of build, or a path")
+    own = model if isinstance(model, Loaded) else Loaded(model)
     if to == "gguf":
-        write_file(own.model, Path(path), own.origin, own.tokenizer, form)
+        write_file(own.model, path, own.origin, own.tokenizer, form)
     else:
-        write_folder(own.model, Path(path), own.origin, own.tokenizer)
+        write_folder(own.model, path, own.origin, own.tokenizer)

@@ -165,9 +165,8 @@ def export(
     Examples: manyheads export ./model ./copy · manyheads export ./model model.gguf --to gguf --form q8_0
     """
     from manyheads.checkpoint import export as run
-    from manyheads.checkpoint import load
 
-    run(load(path), target, to=to, form=form)
+    run(path, target, to=to, form=form)
     typer.echo(f"{target} written", err=True)
 
 

@@ -12,9 +12,12 @@ import transformers
 from test_families import CASES, make, moved
 
 import manyheads
+from manyheads.convert.files import FileError
 from manyheads.inspect.audit import LAWS
 
 TEXT = [name for name in CASES if not name.startswith("vit")]
+PICTURES = [name for name in CASES if name.startswith("vit")]
+SEEN = {"attention rows sum to one", "batch invariance", "no dead or doubled heads", "another implementation"}  # in pictures
 
 
 def model(name):
@@ -35,6 +38,23 @@ def test_a_folder_that_the_reference_saved_is_all_green(name, tmp_path):
     assert not [row for row in rows.values() if row.verdict == "fault"]
     for law in ("attention rows sum to one", "padding on the left", "padding on the right", "batch invariance", "another implementation"):
         assert rows[law].verdict == "ok", rows[law]
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_pictures_keep_the_laws_that_are_theirs(name, tmp_path):
+    model(name).save_pretrained(tmp_path / "saved")
+    for subject in (tmp_path / "saved", model(name)):
+        rows = {row.law: row for row in manyheads.audit(subject)}
+        assert {law for law, row in rows.items() if row.verdict == "ok"} == SEEN, rows
+        assert all(row.said for row in rows.values() if row.verdict == "not checked")
+        assert set(rows) == set(LAWS)
+        assert {row.verdict for row in rows.values()} == {"ok", "not checked"}
+
+
+def test_a_fault_in_a_model_of_pictures_is_found():
+    subject = model("vit")
+    subject.vit.embeddings.register_forward_hook(lambda _, __, out: out * 1.5)
+    assert faults(subject) == {"another implementation"}
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bert", "llama", "t5", "roberta", "mistral-window", "gpt-neox", "phi3"])
@@ -142,14 +162,21 @@ def test_the_command_prints_a_table_and_tells_by_its_exit_code(tmp_path):
     done = run()
     assert done.returncode == 0, done.stderr
     assert all(law in done.stdout for law in LAWS)
+    faulty = model("gpt2")
+    double_a_head(faulty, None)
+    faulty.save_pretrained(tmp_path / "saved")
+    done = run("--json")
+    assert done.returncode == 1
+    assert [row["law"] for row in json.loads(done.stdout)["rows"] if row["verdict"] == "fault"] == ["no dead or doubled heads"]
     path = tmp_path / "saved" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"n_head": 5}))
     done = run("--json")
-    assert done.returncode == 1
-    rows = json.loads(done.stdout)["rows"]
-    assert rows[0]["law"] == "the folder loads"
-    assert rows[0]["verdict"] == "fault"
-    assert "5 heads do not divide width 32" in rows[0]["said"]
+    assert done.returncode == 4
+    assert not done.stdout
+    assert len(done.stderr.splitlines()) == 1
+    assert "5 heads do not divide width 32" in done.stderr
+    with pytest.raises(FileError, match="5 heads do not divide width 32"):
+        manyheads.audit(tmp_path / "saved")
 
 
 def test_what_cannot_be_audited_is_refused():

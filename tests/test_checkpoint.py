@@ -88,6 +88,71 @@ def test_classes_have_their_names(tmp_path):
     assert rows == sorted(rows, key=lambda row: -row["probability"])
 
 
+def test_names_of_classes_as_others_write_them(tmp_path):
+    folder = folder_of("bert-classes", tmp_path / "classes")
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    for names, said in (
+        ({"00": "bad", "1": 3, "7": "good"}, {"bad", "3", "2"}),
+        (["bad", "fair", "good"], "expected a table of names by their numbers"),
+        ({"LABEL_0": "bad", "LABEL_1": "fair", "LABEL_2": "good"}, "expected a table of names by their numbers"),
+    ):
+        path.write_text(json.dumps(config | {"id2label": names}))
+        if isinstance(said, set):
+            assert {row["class"] for row in manyheads.predict(manyheads.load(folder), "word0")["classes"]} == said
+        else:
+            assert said in command("predict", folder, "word0", check=4).stderr
+
+
+def sentence(said, run):
+    with pytest.raises(ValueError, match=said) as caught:
+        run()
+    assert "\n" not in str(caught.value)
+
+
+def test_what_cannot_be_asked_is_one_sentence(tmp_path):
+    ours = manyheads.load(folder_of("gpt2", tmp_path / "gpt2"))
+    for ids, said in (
+        ([2**70], "given .*, expected a text or a list of ids, which are whole numbers"),
+        ([-1], "token -1 .*vocabulary"),
+        ([61], "token 61 .*vocabulary"),
+        ([], "there is nothing to read"),
+        ([1.5], "expected whole numbers"),
+        ([True], "expected whole numbers"),
+        ([[1, 2]], "expected batch × length"),
+        ([[1], [1, 2]], "expected a text or a list of ids"),
+        (["a"], "expected a text or a list of ids"),
+        (None, "given None, expected a text or a list of ids"),
+        (3, "given 3, expected a text or a list of ids"),
+        ("", "there is nothing to read"),
+    ):
+        sentence(said, lambda ids=ids: ours.generate(ids))
+    for max_new in (True, 1.5, "3", 0, -1, 2**70, None):
+        sentence("max_new is .*, expected a whole number from 1", lambda max_new=max_new: ours.generate([1], max_new=max_new))
+    for seed in (-1, 2**63, 2**70, 1.5, None, True):
+        sentence("seed is .*, expected a whole number from 0", lambda seed=seed: ours.generate([1], seed=seed))
+    for temperature in (-1, float("nan"), float("inf"), 1e-9, "hot", None, True):
+        sentence("temperature is .*, expected 0 or a number", lambda t=temperature: ours.generate([1], temperature=t))
+    sentence(
+        "a target was given beside the ids, but the model is only decoder", lambda: ours.logits(torch.tensor([[1]]), torch.tensor([[1]]))
+    )
+    for path in (None, "", 3, b"x", []):
+        sentence("expected the path of a folder or a file", lambda path=path: manyheads.load(path))
+    sentence("dtype is 'float32', expected torch.float64", lambda: manyheads.load(tmp_path / "gpt2", dtype="float32"))
+    bert = manyheads.load(folder_of("bert", tmp_path / "bert"))
+    for best in (-1, 0, True, 1.5, None):
+        sentence("best is .*, expected how many tokens to name", lambda best=best: manyheads.predict(bert, "word0 [MASK]", best=best))
+    assert len(manyheads.predict(bert, "word0 [MASK]", best=10**30)["filled"][0]["tokens"]) == 61
+
+
+def test_a_model_of_pictures_is_not_asked_in_words(tmp_path):
+    for name in ("vit", "vit-bare", "vit-mae"):
+        folder = folder_of(name, tmp_path / name, tokenizer=False)
+        assert "this model reads pictures, not texts" in command("predict", folder, "hello", check=2).stderr
+        sentence("reads pictures", lambda folder=folder: manyheads.load(folder).generate([1]))
+        sentence("reads pictures", lambda folder=folder: manyheads.load(folder).embed("x"))
+
+
 def pooled(folder, **modes):
     steps = [{"idx": 0, "path": "", "type": "sentence_transformers.models.Transformer"}]
     steps.append({"idx": 1, "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"})
@@ -130,3 +195,5 @@ def test_export_from_the_command_is_opened_elsewhere(tmp_path):
     assert (tmp_path / "copy" / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
     assert "exists already" in command("export", folder, tmp_path / "copy", check=2).stderr
     assert "there is no folder" in command("export", tmp_path / "nowhere", tmp_path / "x", check=4).stderr
+    for wrong, said in ((folder / "in", "is within"), (folder, "exists already"), (folder / "config.json" / "x", "Not a directory")):
+        assert said in command("export", folder, wrong, check=2).stderr

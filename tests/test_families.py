@@ -13,7 +13,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import manyheads
-from manyheads import Inputs, build, read
+from manyheads import Inputs, build, read, read_model
 from manyheads.checkpoint import Loaded
 from manyheads.convert.families import NAMES, family
 from manyheads.convert.keys import ACTIVATIONS as THEIRS
@@ -158,6 +158,8 @@ CASES = {
     "vit": ("ViTForImageClassification", "ViTConfig", {}),
     "vit-unbiased": ("ViTForImageClassification", "ViTConfig", {"qkv_bias": False, "num_labels": 4}),
     "vit-bare": ("ViTModel", "ViTConfig", {"pooler_output_size": 32}),
+    "vit-channels": ("ViTForImageClassification", "ViTConfig", {"num_channels": 6}),
+    "vit-twelve": ("ViTForImageClassification", "ViTConfig", {"num_channels": 12, "image_size": 8}),  # as many numbers as 3 of side 8
     "vit-mae": ("ViTMAEForPreTraining", "ViTMAEConfig", {}),
 }
 
@@ -206,7 +208,7 @@ def both(ours, theirs, *, padding=None, hidden=False):
     ids, target = torch.randint(3, 60, (2, 17)), torch.randint(3, 60, (2, 9))
     given = {"output_hidden_states": hidden}
     if "pixel" in theirs.main_input_name:
-        shown = picture()
+        shown = picture(theirs.config.image_size, theirs.config.num_channels)
         out = theirs(pixel_values=shown, **given)
         mine = (patches(shown),)
     else:
@@ -413,6 +415,7 @@ def test_a_preset_is_what_its_config_says():
     assert read("llama-3-8b").decoder == family("llama").spec_of(config).decoder
 
 
+DISTIL_CLASSES = {"architectures": ["DistilBertForSequenceClassification"]}
 REFUSED = {
     "gpt2": [
         ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx = True changes the model"),
@@ -442,7 +445,17 @@ REFUSED = {
         ({"rope_parameters": {"rope_type": ["a"]}}, "no rotation scaling"),
     ],
     "mistral": [({"use_sliding_window": False}, "a key this family does not know, 'use_sliding_window'")],
-    "t5": [({"is_encoder_decoder": False}, "is_encoder_decoder = False changes the model")],
+    "t5": [
+        ({"is_encoder_decoder": False}, "is_encoder_decoder = False changes the model"),
+        ({"is_gated_act": True}, "is_gated_act in the config is True, and feed_forward_proj is 'relu'"),
+        ({"is_gated_act": 1, "feed_forward_proj": "gated-gelu"}, "is_gated_act in the config is 1, and feed_forward_proj is 'gated-gelu'"),
+    ],
+    "distilbert": [
+        ({"tie_word_embeddings": False, "architectures": ["DistilBertForMaskedLM"]}, "tie_word_embeddings = False changes the model"),
+        ({"id2label": ["a", "b"], **DISTIL_CLASSES}, r"id2label in the config is \['a', 'b'\], expected a table of names by their numbers"),
+        ({"id2label": {"first": "a"}, **DISTIL_CLASSES}, "id2label in the config is .*, expected a table of names by their numbers"),
+        ({"id2label": 3, **DISTIL_CLASSES}, "id2label in the config is 3"),
+    ],
     "qwen2": [({"layer_types": ["chunked_attention"] * 32}, "layer_types in the config is")],
     "albert": [({"inner_group_num": 2}, "inner_group_num = 2 changes the model")],
     "vit": [({"patch_size": 15}, "a picture of side 224 cannot be cut into patches of side 15")],
@@ -455,6 +468,11 @@ def test_what_would_change_the_maths_is_refused_by_name(name, options, said):
     config = transformers.AutoConfig.for_model(name).to_dict() | options
     with pytest.raises(ValueError, match=said):
         family(name).spec_of(config)
+
+
+def test_a_head_that_need_not_be_tied_is_read_where_there_is_none():
+    config = transformers.DistilBertConfig(tie_word_embeddings=False, architectures=["DistilBertModel"]).to_dict()
+    family("distilbert").spec_of(config)
 
 
 UNSAID = {
@@ -470,6 +488,13 @@ def test_what_no_family_can_say_is_refused_with_the_part_that_does_not_fit(chang
     with pytest.raises(ValueError, match=UNSAID[change]):
         manyheads.export(model, tmp_path / "out")
     assert not list(tmp_path.iterdir()), "nothing is left of an export that cannot be"
+
+
+def test_patches_that_are_no_squares_are_said_to_fit_nowhere(tmp_path):
+    tower = {"width": 16, "layers": 1, "attention": {"heads": 2}, "position": {"kind": "learned", "length": 10}}
+    spec = read_model({"encoder": tower | {"embed": {"kind": "patches", "pixels": 30, "first": True}}, "head": {"kind": "classes"}})
+    with pytest.raises(ValueError, match="no family can say this model: encoder.embed.pixels is 30, and vit, the nearest, has 27 there"):
+        manyheads.export(build(spec), tmp_path / "out")
 
 
 def test_other_spellings_of_published_checkpoints_are_read_and_given_back(tmp_path):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
 import struct
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -15,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 import manyheads
 from manyheads import build, read
-from manyheads.convert.files import FileError, Shard
+from manyheads.convert.files import FileError, Shard, inside, published
 
 SMALL = (
     "decoder.layers=1",
@@ -106,6 +110,59 @@ def test_links_and_names_that_lead_out(folder, tmp_path):
         refused(folder, "is not the name of a file in")
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"wte.weight": 3}}))
     refused(folder, "has no weight_map")
+
+
+def test_a_snapshot_of_the_hubs_cache_may_link_to_its_blobs_and_nowhere_else(folder, tmp_path):
+    blobs, snapshot = tmp_path / "models--x" / "blobs", tmp_path / "models--x" / "snapshots" / "0a1b"
+    blobs.mkdir(parents=True)
+    snapshot.mkdir(parents=True)
+    for path in folder.iterdir():
+        path.rename(blobs / path.name)
+        (snapshot / path.name).symlink_to(f"../../blobs/{path.name}")
+    manyheads.load(snapshot)
+    (snapshot / "1_Pooling").mkdir()
+    (blobs / "pooling").write_text("{}")
+    (snapshot / "1_Pooling" / "config.json").symlink_to("../../../blobs/pooling")
+    assert inside(snapshot / "1_Pooling", "config.json").read_text() == "{}"
+    other = tmp_path / "models--y" / "blobs"
+    other.mkdir(parents=True)
+    (blobs / "within").mkdir()
+    for place in (tmp_path, tmp_path / "models--x", other, snapshot.parent, blobs / "within"):
+        (place / "config.json").write_bytes((blobs / "config.json").read_bytes())
+        (snapshot / "config.json").unlink()
+        (snapshot / "config.json").symlink_to(place / "config.json")
+        refused(snapshot, "is a link that leads out of its folder")
+    (snapshot / "config.json").unlink()
+    (snapshot / "config.json").symlink_to("../../blobs/config.json")
+    snapshot.rename(tmp_path / "models--x" / "elsewhere")
+    refused(tmp_path / "models--x" / "elsewhere", "cannot read|leads out of its folder")
+
+
+def test_a_link_to_itself(folder):
+    (folder / "config.json").unlink()
+    (folder / "config.json").symlink_to("config.json")
+    refused(folder, "config.json")
+
+
+@pytest.mark.parametrize("copy", [False, True])
+def test_a_file_that_is_cut_between_its_header_and_its_weights(folder, copy):
+    shard = Shard(folder / "model.safetensors", copy=copy)
+    with (folder / "model.safetensors").open("r+b") as file:
+        file.truncate(900)
+    with pytest.raises(FileError, match="was changed while it was read"):
+        shard.read("transformer.wte.weight")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(FileError, match="cannot read .*model.safetensors: No such file"):
+        Shard(folder / "model.safetensors", copy=copy)
+
+
+def test_a_copy_does_not_depend_on_its_file(folder):
+    ids = torch.tensor([[1, 2, 3]])
+    ours = manyheads.load(folder, copy=True)
+    before = ours.logits(ids)
+    with (folder / "model.safetensors").open("r+b") as file:
+        file.truncate(0)
+    assert torch.equal(ours.logits(ids), before)
 
 
 def test_what_is_no_plain_file_is_not_waited_for(folder):
@@ -263,3 +320,101 @@ def test_an_export_that_is_interrupted_leaves_nothing_under_the_final_name(folde
         manyheads.export(ours, folder)
     with pytest.raises(ValueError, match="given 'onx', expected one of hf"):
         manyheads.export(ours, tmp_path / "x", to="onx")
+
+
+def left(place):
+    return sorted(path.name for path in place.iterdir())
+
+
+def test_an_export_to_where_nothing_can_stand_is_one_sentence(folder, tmp_path):
+    ours = manyheads.load(folder)
+    (tmp_path / "file").write_text("")
+    (tmp_path / "dangling").symlink_to("nowhere")
+    for place, said in (
+        (tmp_path / "file" / "x", "cannot write .*file/x: Not a directory"),
+        (tmp_path / "file" / "y" / "x", "cannot write .*x: Not a directory"),
+        (tmp_path / "dangling", "dangling exists already"),
+        (tmp_path / "file", "file exists already"),
+        (tmp_path / ("a" * 256), "cannot write .*: File name too long"),
+        (tmp_path / "new" / ("a" * 256) / "x", "File name too long"),
+        (tmp_path / "x\0y", "cannot write .*null byte"),
+    ):
+        for model in (ours, folder):
+            with pytest.raises(ValueError, match=said):
+                manyheads.export(model, place)
+    assert left(tmp_path) == ["dangling", "file", "model"]
+    manyheads.export(ours, tmp_path / ("a" * 250))
+    manyheads.load(tmp_path / ("a" * 250))
+    with pytest.raises(ValueError, match="model/copy is within .*model, which is to be written there"):
+        manyheads.export(folder, folder / "copy")
+    with pytest.raises(ValueError, match="exists already"):
+        manyheads.export(folder, folder)
+    with pytest.raises(ValueError, match="given a dict, expected something loaded, a model of build, or a path"):
+        manyheads.export({}, tmp_path / "z")
+
+
+def test_two_exports_to_one_place_are_one_export_and_one_sentence(folder, tmp_path):
+    ours, place = manyheads.load(folder), tmp_path / "new" / "out"
+    with pytest.raises(ValueError, match="out exists already"), published(place) as first, published(place) as second:  # noqa: PT012
+        assert first != second
+        first.write_text("1")
+        second.write_text("2")
+    assert place.read_text() == "2"
+    assert left(place.parent) == ["out"]
+    assert (place.stat().st_mode & 0o777) == (folder.stat().st_mode & 0o777)
+
+    def write(_):
+        try:
+            manyheads.export(ours, tmp_path / "threads")
+        except ValueError as error:
+            return str(error)
+        return "written"
+
+    with ThreadPoolExecutor(4) as pool:
+        found = sorted(pool.map(write, range(4)))
+    assert found.count("written") == 1
+    assert all("exists already" in said or "cannot write" in said for said in found[:-1])
+    assert left(tmp_path) == ["model", "new", "threads"]
+    manyheads.load(tmp_path / "threads")
+
+
+def test_a_draft_that_fails_leaves_nothing_not_even_the_folders_above_it(tmp_path):
+    with pytest.raises(ValueError, match="cannot write .*out: No space left on device"), published(tmp_path / "a" / "b" / "out") as draft:  # noqa: PT012
+        draft.write_text("half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert not left(tmp_path)
+
+
+def test_a_disk_that_is_full_is_one_sentence(tmp_path):
+    code = (
+        "import resource, signal, sys, manyheads\nfrom manyheads import build, read\n"
+        f"model = build(read('gpt2', *{SMALL!r}))\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\nresource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))\n"
+        "try: manyheads.export(model, sys.argv[1])\nexcept ValueError as error: assert 'cannot write' in str(error), error\nelse: assert False"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "out")], check=True)
+    assert not left(tmp_path)
+
+
+@pytest.mark.parametrize("sorts", [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float16), (torch.float64, torch.float32)])
+def test_tensors_of_several_sorts_go_back_as_they_came(folder, tmp_path, sorts):
+    """Norms in one, matrices in another: the model holds both as they are, and so does what is written from it."""
+    path = folder / "model.safetensors"
+    stored = {name: torch.randn_like(tensor).to(sorts["ln" not in name]) for name, tensor in load_file(path).items()}
+    stored["lm_head.weight"] = stored["transformer.wte.weight"].to(torch.promote_types(*sorts))  # tied, and of another sort
+    save_file(stored, path)
+    changed(folder, dtype="float16")  # which the reference would load it in; here a model has what is stored
+    ours = manyheads.load(folder)
+    assert {parameter.dtype for parameter in ours.model.parameters()} == {torch.promote_types(*sorts)}
+    manyheads.export(ours, tmp_path / "back")
+    back = load_file(tmp_path / "back" / "model.safetensors")
+    assert {name: tensor.dtype for name, tensor in back.items()} == {name: tensor.dtype for name, tensor in stored.items()}
+    assert all(torch.equal(back[name], stored[name]) for name in stored)
+    assert json.loads((tmp_path / "back" / "config.json").read_text()) == json.loads((folder / "config.json").read_text())
+    with torch.no_grad():  # what it learns is not lost
+        ours.model.decoder.embed.table.weight.add_(1e-7)
+    manyheads.export(ours, tmp_path / "learned")
+    again = load_file(tmp_path / "learned" / "model.safetensors")["transformer.wte.weight"]
+    assert torch.equal(again, ours.model.decoder.embed.table.weight)
+    with pytest.raises(ValueError, match="dtype is torch.int8, expected torch.float64"):
+        manyheads.load(folder, dtype=torch.int8)

@@ -25,7 +25,7 @@ STANDS_ON = {
     "inspect": {"model", "parts", "spec"},
     "checkpoint": {"convert", "generate", "model", "parts", "spec"},
     "answer": {"checkpoint", "parts", "spec"},
-    "auditing": {"checkpoint", "inspect", "model"},
+    "auditing": {"checkpoint", "inspect", "model", "parts"},
     "labs": set(),
     "show": {"model", "parts", "presets", "spec"},
     "cli": {"answer", "auditing", "checkpoint", "model", "show", "spec"},

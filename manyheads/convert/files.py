@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import math
 import os
+import tempfile
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,7 +41,7 @@ def inside(folder: Path, name: str) -> Path:
         raise FileError(f"{quoted(name)} is not the name of a file in {folder}")
     path = folder / name
     if path.is_symlink():
-        target, home = path.resolve(), folder.resolve()
+        target, home = (Path(os.path.realpath(place)) for place in (path, folder))  # links in a circle are left as they are
         # a cache of the hub keeps files once, in blobs/, and links to them from snapshots/NAME/ and the folders in it
         blobs = [place.parent.parent / "blobs" for place in (home, home.parent) if place.parent.name == "snapshots"]
         if not target.is_relative_to(home) and target.parent not in blobs:
@@ -80,16 +82,30 @@ def once(pairs: list[tuple[str, Any]]) -> Tree:
     return table
 
 
-class Shard:
-    """One safetensors file, its header read and checked against its size before any number is."""
+class Stamp(NamedTuple):
+    """What tells that a file is still the same: which it is, how long, and when it was written."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    number: int
+    size: int
+    written: int
+
+    @staticmethod
+    def of(file: BinaryIO) -> Stamp:
+        found = os.fstat(file.fileno())
+        return Stamp(found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+class Shard:
+    """One safetensors file, its header read and checked against its size before any number is; mapped, or copied piece by piece."""
+
+    def __init__(self, path: Path, *, copy: bool = False) -> None:
+        self.path, self.copy = path, copy
         if path.exists() and not path.is_file():
             raise FileError(f"{path} is not a plain file")
         try:
             with path.open("rb") as file:
-                size = os.fstat(file.fileno()).st_size
+                self.stamp = Stamp.of(file)
+                size = self.stamp.size
                 length = int.from_bytes(file.read(8), "little")
                 if size < 8 or length > min(LARGEST_HEADER, size - 8):
                     raise FileError(f"{path} is no safetensors file: its header should have {length:,} bytes, the file has {size:,}")
@@ -113,27 +129,78 @@ class Shard:
             raise
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise FileError(f"{path} has a header that cannot be read: {type(error).__name__}: {error}") from None
-        self.size = size
         if self.begin + end != size:
             raise FileError(f"{path} should have {self.begin + end:,} bytes by its header, and has {size:,}")
 
     @cached_property
-    def bytes(self) -> Tensor:
+    def mapped(self) -> Tensor:
         """The file mapped into memory, copied page by page where somebody writes: what is never used is never read."""
-        return torch.from_file(str(self.path), shared=False, size=self.size, dtype=torch.uint8)
+        with self.unchanged():
+            return torch.from_file(str(self.path), shared=False, size=self.stamp.size, dtype=torch.uint8)
 
     def read(self, name: str) -> Tensor:
         """One tensor."""
         dtype, shape, start, stop = self.entries[name]
         if start == stop:
             return torch.empty(shape, dtype=dtype)
-        raw = self.bytes[self.begin + start : self.begin + stop]
+        raw = self.copied(start, stop) if self.copy else self.mapped[self.begin + start : self.begin + stop]
         # where no tensor of this sort can begin, its bytes are copied to where one can
         return (raw.clone() if raw.storage_offset() % dtype.itemsize else raw).view(dtype).reshape(shape)
+
+    def copied(self, start: int, stop: int) -> Tensor:
+        """Bytes in memory of their own."""
+        data = torch.empty(stop - start, dtype=torch.uint8)
+        with self.unchanged() as file:
+            file.seek(self.begin + start)
+            if file.readinto(data.numpy()) != stop - start:  # type: ignore[attr-defined]
+                raise FileError(f"{self.path} ends before its weights do")
+        return data
+
+    @contextmanager
+    def unchanged(self) -> Iterator[BinaryIO]:
+        """The file, if it is still the one whose header was read."""
+        try:
+            with self.path.open("rb") as file:
+                if Stamp.of(file) != self.stamp:
+                    raise FileError(f"{self.path} was changed while it was read")
+                yield file
+        except OSError as error:
+            raise FileError(f"cannot read {self.path}: {error.strerror or error}") from None
 
 
 def begins(item: tuple[str, Any]) -> Any:
     return item[1]["data_offsets"]
+
+
+@contextmanager
+def published(target: Path) -> Iterator[Path]:
+    """Where to write a draft, a file or a folder, which is moved to its place once it is whole; until then nothing stands there."""
+    check_free(target)
+    missing = [place for place in target.parents if not os.path.exists(place)]
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".draft-", dir=target.parent, ignore_cleanup_errors=True) as around:
+            draft = Path(around) / "draft"
+            yield draft
+            check_free(target)  # somebody else may have been faster
+            draft.rename(target)
+    except OSError as error:
+        raise ValueError(f"cannot write {target}: {error.strerror or error}") from None
+    finally:
+        for place in missing:
+            with suppress(OSError):  # not empty: what was written is in it
+                place.rmdir()
+
+
+def check_free(target: Path) -> None:
+    """Refuses a place where something stands, a link that leads nowhere too, and one where nothing can."""
+    try:
+        target.lstat()
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError) as error:
+        raise ValueError(f"cannot write {target}: {getattr(error, 'strerror', error)}") from None
+    raise ValueError(f"{target} exists already; name a place where nothing is")
 
 
 class Store(Mapping[str, Tensor]):
@@ -149,7 +216,7 @@ class Store(Mapping[str, Tensor]):
 class Checkpoint(Store):
     """All tensors of a folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, copy: bool = False) -> None:
         self.folder = folder
         index = inside(folder, "model.safetensors.index.json")
         names, listed = ["model.safetensors"], None
@@ -162,7 +229,7 @@ class Checkpoint(Store):
             raise FileError(f"{folder} has no model.safetensors{refused(folder)}")
         self.places: dict[str, Shard] = {}
         for name in names:
-            shard = Shard(inside(folder, name))
+            shard = Shard(inside(folder, name), copy=copy)
             for tensor in shard.entries:
                 if tensor in self.places:
                     raise FileError(f"{tensor} stands in {self.places[tensor].path.name} and in {name}")

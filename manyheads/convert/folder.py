@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from manyheads.convert.config import Config
 from manyheads.convert.families import NAMES, NO_TOKENS, Family, family
-from manyheads.convert.files import LARGEST_CONFIG, LARGEST_TOKENIZER, Checkpoint, FileError, Store, inside, read_json
+from manyheads.convert.files import (
+    LARGEST_CONFIG,
+    LARGEST_TOKENIZER,
+    Checkpoint,
+    FileError,
+    Store,
+    check_free,
+    inside,
+    published,
+    read_json,
+)
 from manyheads.convert.match import differences, fitting, plain
 from manyheads.convert.weights import Repeated, Row, Tensors, Unused, check_names, read_weights, write_weights
 from manyheads.model.build import Model, outline
@@ -39,10 +49,13 @@ class Origin:
     spelling: tuple[tuple[str, str], ...] = ()  # how names differ from those of the table
     kept: Tensors = field(default_factory=dict)  # tied and unused tensors that the checkpoint held
     beside: dict[str, bytes] = field(default_factory=dict)  # the tokenizer and its like, as they came
+    dtypes: dict[str, torch.dtype] = field(default_factory=dict)  # of each tensor, where they were not all of one
 
 
-def read_folder(folder: Path, *, dtype: torch.dtype | None = None, allow_nonfinite: bool = False) -> tuple[Model, Origin]:
-    """A model with its weights, mapped from the file, which must stay as it is while they are used; everything is checked first."""
+def read_folder(
+    folder: Path, *, dtype: torch.dtype | None = None, allow_nonfinite: bool = False, copy: bool = False
+) -> tuple[Model, Origin]:
+    """A model with its weights, which are mapped from the file, or copied; everything is checked first."""
     if not folder.is_dir():
         raise FileError(f"there is no folder {folder}")
     config = read_json(inside(folder, "config.json"), LARGEST_CONFIG)
@@ -52,7 +65,7 @@ def read_folder(folder: Path, *, dtype: torch.dtype | None = None, allow_nonfini
         raise FileError(f"{folder / 'config.json'}: {error}") from None
     except (TypeError, KeyError, ArithmeticError) as error:
         raise FileError(f"{folder / 'config.json'} holds a value that cannot be read: {error}") from None
-    return assembled(folder, config, Checkpoint(folder), read_beside(folder), dtype=dtype, allow_nonfinite=allow_nonfinite)
+    return assembled(folder, config, Checkpoint(folder, copy=copy), read_beside(folder), dtype=dtype, allow_nonfinite=allow_nonfinite)
 
 
 def assembled(
@@ -70,15 +83,15 @@ def assembled(
             name for name in used(rows) if name in weights and not weights[name].is_floating_point()
         ]:
             raise FileError(f"{path}: {wrong[0]} holds whole numbers, which are no weights without their scale")
-        stored = weights.dtypes() & set(FLOATS)
-        dtype = dtype or (stored.pop() if len(stored) == 1 else torch.float32)
-        taken, kept = read_weights(rows, Finite(weights, rows, allow=allow_nonfinite), dict(model.named_parameters()))
-        fill(model, taken, dtype)
+        finite = Finite(weights, rows, allow=allow_nonfinite)
+        taken, kept = read_weights(rows, finite, dict(model.named_parameters()))
+        mixed = dtype is None and len(set(finite.dtypes.values())) > 1
+        fill(model, taken, dtype or reduce(torch.promote_types, finite.dtypes.values()))  # which holds every number as it is
     except FileError:
         raise
     except ValueError as error:
         raise FileError(f"{path}: {error}") from None
-    return model.eval(), Origin(known, architecture, config, settled, spelling, kept, beside)
+    return model.eval(), Origin(known, architecture, config, settled, spelling, kept, beside, finite.dtypes if mixed else {})
 
 
 def used(rows: Iterable[Row]) -> list[str]:
@@ -114,17 +127,20 @@ def respelled(row: Row, spelling: tuple[tuple[str, str], ...]) -> Row:
 
 
 class Finite(Mapping[str, Tensor]):
-    """A checkpoint whose numbers are numbers, but for tensors that nobody uses."""
+    """A checkpoint whose numbers are numbers, but for tensors that nobody uses; it remembers of which sort they were."""
 
     def __init__(self, checkpoint: Mapping[str, Tensor], rows: Iterable[Row], *, allow: bool) -> None:
-        self.checkpoint, self.allow = checkpoint, allow
+        self.checkpoint, self.allow, self.dtypes = checkpoint, allow, dict[str, torch.dtype]()
         self.unused = {row.theirs for row in rows if isinstance(row, Unused)}
 
     def __getitem__(self, name: str) -> Tensor:
         tensor = self.checkpoint[name]
-        used = not self.allow and name not in self.unused and tensor.is_floating_point()
+        if name in self.unused:
+            return tensor
+        self.dtypes[name] = tensor.dtype
         # a sum is quick to take, and finite only if its terms are; where it is not, they are looked at
-        if used and not tensor.sum(dtype=torch.promote_types(tensor.dtype, torch.float32)).isfinite() and not tensor.isfinite().all():
+        total = tensor.sum(dtype=torch.promote_types(tensor.dtype, torch.float32))
+        if not self.allow and not total.isfinite() and not tensor.isfinite().all():
             raise FileError(f"{name} holds numbers that are not finite")
         return tensor
 
@@ -164,24 +180,25 @@ def read_beside(folder: Path) -> dict[str, bytes]:
 def write_folder(
     model: Model, folder: Path, origin: Origin | None = None, tokenizer: Any = None, *, shard_bytes: int = SHARD_BYTES
 ) -> None:
-    """Writes a folder that transformers opens; beside its final place first, so that an interrupted export leaves nothing there."""
-    if folder.exists():
-        raise ValueError(f"{folder} exists already; name a folder that does not")
+    """Writes a folder that transformers opens."""
+    check_free(folder)
     origin = origin_of(model.spec, origin)
     rows = [respelled(row, origin.spelling) for row in origin.family.rows(model.spec, origin.architecture)]
     tensors = write_weights(rows, dict(model.named_parameters()), origin.kept)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    draft = folder.with_name(f".{folder.name}.tmp-{os.getpid()}")
-    try:
+    tensors |= {name: as_stored(tensors[name].detach(), dtype) for name, dtype in origin.dtypes.items() if name in tensors}
+    with published(folder) as draft:
         draft.mkdir()
         own = {"tokenizer.json": tokenizer.to_str().encode()} if hasattr(tokenizer, "to_str") else {}
         for name, data in (own | origin.beside).items():
             (draft / name).write_bytes(data)
         (draft / "config.json").write_text(json.dumps(origin.config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         write_shards(tensors, draft, shard_bytes)
-        os.rename(draft, folder)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
+
+
+def as_stored(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """The tensor in the form it came in, unless it has learned numbers that this form cannot hold."""
+    back = tensor.to(dtype)
+    return back if ((back.to(tensor.dtype) == tensor) | tensor.isnan()).all() else tensor
 
 
 def origin_of(spec: ModelSpec, origin: Origin | None) -> Origin:
@@ -203,15 +220,22 @@ def write_shards(tensors: Tensors, folder: Path, most: int) -> None:
             shards.append({})
         shards[-1][name] = tensor.detach().contiguous()
     if len(shards) == 1:
-        save_file(shards[0], folder / "model.safetensors", metadata={"format": "pt"})
+        save(shards[0], folder / "model.safetensors")
         return
     places: dict[str, str] = {}
     for i, shard in enumerate(shards):
         file = f"model-{i + 1:05}-of-{len(shards):05}.safetensors"
-        save_file(shard, folder / file, metadata={"format": "pt"})
+        save(shard, folder / file)
         places |= dict.fromkeys(shard, file)
     index = {"metadata": {"total_size": sum(map(size_of, tensors.values()))}, "weight_map": places}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def save(tensors: Tensors, path: Path) -> None:
+    try:
+        save_file(tensors, path, metadata={"format": "pt"})
+    except SafetensorError as error:  # a full disk, for one
+        raise OSError(str(error)) from None
 
 
 def size_of(tensor: Tensor) -> int:

@@ -11,6 +11,7 @@ import torch
 
 from manyheads.convert.families import GGUF
 from manyheads.convert.families.gguf import HEAD, NEEDS_HEAD, outright
+from manyheads.convert.files import published
 from manyheads.convert.folder import Origin, assembled
 from manyheads.convert.gguf import FORMS, SPECIAL, Gguf, config_of, write_gguf
 from manyheads.convert.match import fitting
@@ -46,7 +47,8 @@ def write_file(model: Model, path: Path, origin: Origin | None, tokenizer: Any, 
     ours = dict(model.named_parameters())
     repeated = {HEAD: next(iter(ours.values()))} if known.model_type in NEEDS_HEAD else {}
     tensors = write_weights(known.rows(spec, architecture), ours, repeated)
-    write_gguf(path, config, tensors, said, form)
+    with published(path) as draft:
+        write_gguf(draft, config, tensors, said, form)
 
 
 def chat_template(beside: Mapping[str, bytes]) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -189,8 +190,11 @@ class Labels:
 
     def read(self, config: Config) -> Placed:
         names = config.get("id2label")
-        count = len(names) if isinstance(names, Mapping) else config.get("num_labels", 2)
-        return {self.at: count}
+        if names is None:
+            return {self.at: config.get("num_labels", 2)}
+        if not isinstance(names, Mapping) or not all(re.fullmatch("[0-9]{1,9}", str(key)) for key in names):
+            raise ValueError(f"id2label in the config is {quoted(names)}, expected a table of names by their numbers")
+        return {self.at: len(names)}
 
     def write(self, look: Look) -> Tree:
         count = look(self.at) or 0

@@ -170,8 +170,12 @@ def read_weights(rows: Iterable[Row], theirs: Held, ours: Held) -> tuple[Tensors
             taken.update(row.read(theirs, ours))
         elif row.theirs in theirs:
             kept[row.theirs] = tensor = theirs[row.theirs]
-            if isinstance(row, Repeated) and not torch.equal(tensor, theirs[row.same_as]):
-                raise ValueError(f"{row.theirs} should be tied to {row.same_as}, but holds other numbers")
+            if isinstance(row, Repeated):
+                kept[row.theirs] = tensor.new_empty(0)  # that it was there is enough: its numbers are the other's
+                other = theirs[row.same_as]
+                sort = torch.promote_types(tensor.dtype, other.dtype)
+                if not torch.equal(tensor.to(sort), other.to(sort)):
+                    raise ValueError(f"{row.theirs} should be tied to {row.same_as}, but holds other numbers")
     return taken, kept
 
 

@@ -33,6 +33,7 @@ class Subject(Protocol):
     shape: str  # encoder, decoder, encoder–decoder
     vocab: int
     longest: int | None  # the longest text it has positions for
+    picture: tuple[int, ...] | None  # channels, height and width of what it reads, where that is no text
     causal: bool  # whether it claims that no token sees its future
 
     def logits(self, ids: Tensor, *, padding: Tensor | None = None, target: Tensor | None = None) -> Tensor: ...
@@ -69,13 +70,17 @@ def check(subject: Subject) -> Iterator[Row]:
 
 
 def texts(subject: Subject, batch: int = 2, length: int = LENGTH, seed: int = 0) -> Tensor:
+    """Random ids, or random pictures."""
+    generator = torch.Generator().manual_seed(seed)
+    if subject.picture:
+        return torch.randn(batch, *subject.picture, generator=generator)
     if subject.longest is not None:
         length = min(length, subject.longest)
-    return torch.randint(0, subject.vocab, (batch, length), generator=torch.Generator().manual_seed(seed))
+    return torch.randint(0, subject.vocab, (batch, length), generator=generator)
 
 
 def target_of(subject: Subject, batch: int = 2) -> Tensor | None:
-    return texts(subject, batch, 7, seed=1) if subject.shape == "encoder–decoder" else None
+    return texts(subject, batch, 7, seed=1) if subject.shape == "encoder–decoder" and not subject.picture else None
 
 
 def judged(law: str, worst: float, good: str, bad: str, tolerance: float = TOLERANCE) -> Row:
@@ -98,7 +103,7 @@ def rows_sum_to_one(subject: Subject, law: str) -> Row:
 
 def causality(subject: Subject, law: str) -> Row:
     if not subject.causal:
-        return Row(law, "not checked", None, "an encoder sees both sides, and claims no more")
+        return Row(law, "not checked", None, "it sees both sides, and claims no more")
     ids, paired = texts(subject), subject.shape == "encoder–decoder"
     source = texts(subject, seed=2) if paired else None
 
@@ -115,6 +120,8 @@ def causality(subject: Subject, law: str) -> Row:
 
 def padding(side: str) -> Callable[[Subject, str], Row]:
     def run(subject: Subject, law: str) -> Row:
+        if subject.picture:
+            return Row(law, "not checked", None, "a picture is whole, and is not padded")
         ids, count = texts(subject, 1), 4
         target = target_of(subject, 1)
         filler = texts(subject, 1, count, seed=3)
@@ -132,6 +139,8 @@ def padding(side: str) -> Callable[[Subject, str], Row]:
 
 
 def cached(subject: Subject, law: str) -> Row:
+    if subject.picture:
+        return Row(law, "not checked", None, "it does not write token by token")
     ids, paired = texts(subject), subject.shape == "encoder–decoder"
     source = texts(subject, seed=2) if paired else None
     found = subject.stepwise(ids, source)
@@ -178,6 +187,8 @@ def heads(subject: Subject, law: str) -> Row:
 
 
 def beyond(subject: Subject, law: str) -> Row:
+    if subject.picture:
+        return Row(law, "not checked", None, "all its pictures have one size")
     if subject.longest is None or subject.longest > 4096:
         return Row(law, "not checked", None, "it has positions for any length, or for more than are worth trying")
     long = torch.zeros(1, subject.longest + 1, dtype=torch.long)

@@ -152,6 +152,7 @@ class PatchesSpec(EmbedSpec, kind="patches"):
     reads: ClassVar[Literal["tokens", "patches", "memory"]] = "patches"
 
     pixels: int = field(4, "numbers in a patch: side × side × channels", ge=1, le=1 << 20)
+    channels: int = field(3, "numbers in a point of the picture, for those who cut it: a patch holds one channel after the other", ge=1)
     first: bool = field(False, "a learned vector at position 0, the patches after it")
     norm: NormSpec = field(NoNormSpec(), "after the position is joined")
 

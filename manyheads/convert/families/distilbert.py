@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from manyheads.convert.config import Key
+from manyheads.convert.config import Fixed, Key
 from manyheads.convert.families import Family, Task
 from manyheads.convert.families.bert import LENGTH, MASKED, SHAPE
 from manyheads.convert.keys import FirstOf, Labels, activation
@@ -66,7 +66,10 @@ FAMILIES = {
         tower,
         {
             "DistilBertForMaskedLM": Task(
-                MASKED | {"norm": EPS}, masked_tokens, (activation("activation", "head.activation"),), "distilbert."
+                MASKED | {"norm": EPS},
+                masked_tokens,
+                (activation("activation", "head.activation"), Fixed("tie_word_embeddings", True)),
+                "distilbert.",
             ),
             "DistilBertForSequenceClassification": Task(
                 {"kind": "classes", "pool": "first", "dense": True, "activation": "relu"},

@@ -31,6 +31,8 @@ class FeedForward:
         if not isinstance(said, str):
             raise ValueError(f"feed_forward_proj in the config is {quoted(said)}, expected a text such as relu or gated-gelu")
         gated, name = said.startswith("gated-"), said.removeprefix("gated-")
+        if config.get("is_gated_act", gated) is not gated:
+            raise ValueError(f"is_gated_act in the config is {quoted(config['is_gated_act'])}, and feed_forward_proj is {quoted(said)}")
         # "gated-gelu" has always meant the approximation by tanh
         name = config.get("dense_act_fn") or ("gelu_new" if said == "gated-gelu" else name)
         kind, function = "gated" if gated else "mlp", read_activation(name)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import isqrt
 
-from manyheads.convert.config import Config, ConfigRow, Key, Look, Placed
+from manyheads.convert.config import Config, ConfigRow, Key, Look, Placed, write_config
 from manyheads.convert.families import Family, Task
 from manyheads.convert.keys import Labels, activation
 from manyheads.convert.weights import Row, Same, Unused, both
@@ -26,21 +26,13 @@ class Picture:
         side, patch, colours = (config.get(key, usual) for key, usual in zip(self.keys, (224, 16, 3), strict=True))
         if not all(type(value) is int and value > 0 for value in (side, patch, colours)) or side % patch:
             raise ValueError(f"a picture of side {quoted(side)} cannot be cut into patches of side {quoted(patch)}")
-        return dict.fromkeys(self.lengths, (side // patch) ** 2 + 1) | dict.fromkeys(self.pixels, patch**2 * colours)
+        sizes = dict.fromkeys(self.lengths, (side // patch) ** 2 + 1) | dict.fromkeys(self.pixels, patch**2 * colours)
+        return sizes | {"encoder.embed.channels": colours}
 
     def write(self, look: Look) -> Tree:
-        pixels, patches = look(self.pixels[0]) or 1, (look(self.lengths[0]) or 2) - 1
-        colours = next((count for count in (3, 1, 4, 2) if pixels % count == 0 and isqrt(pixels // count) ** 2 * count == pixels), 1)
-        patch = isqrt(pixels // colours)
+        pixels, colours, patches = look(self.pixels[0]) or 1, look("encoder.embed.channels") or 1, (look(self.lengths[0]) or 2) - 1
+        patch = max(1, isqrt(pixels // colours))  # where they are no squares, reading this again tells
         return {"image_size": isqrt(patches) * patch, "patch_size": patch, "num_channels": colours}
-
-
-def sides(spec: ModelSpec) -> tuple[int, int, int]:
-    """Colours, height and width of a patch, as a convolution has them."""
-    assert spec.encoder is not None
-    pixels = getattr(spec.encoder.embed, "pixels", 1)
-    said = Picture().write(lambda path: pixels if path.endswith("pixels") else None)
-    return said["num_channels"], said["patch_size"], said["patch_size"]
 
 
 def layers(name: str, spec: TowerSpec, theirs: str) -> Iterator[Row]:
@@ -61,7 +53,9 @@ def tower(spec: ModelSpec, prefix: str) -> Iterator[Row]:
     assert length is not None
     yield Same("encoder.embed.first", f"{theirs}.cls_token")
     yield Same("encoder.embed.position.table.weight", f"{theirs}.position_embeddings", shape=(1, length, width))
-    yield Same("encoder.embed.project.weight", f"{theirs}.patch_embeddings.projection.weight", shape=(width, *sides(spec)))
+    said = write_config([Picture()], spec)
+    kernel = (width, said["num_channels"], said["patch_size"], said["patch_size"])  # as a convolution has it
+    yield Same("encoder.embed.project.weight", f"{theirs}.patch_embeddings.projection.weight", shape=kernel)
     yield Same("encoder.embed.project.bias", f"{theirs}.patch_embeddings.projection.bias")
     yield from layers("encoder", spec.encoder, f"{prefix}encoder.layer")
     yield from both("encoder.norm", f"{prefix}layernorm")
