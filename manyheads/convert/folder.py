@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,6 +17,7 @@ from manyheads.convert.families import NAMES, Family, family
 from manyheads.convert.files import LARGEST_CONFIG, LARGEST_TOKENIZER, Checkpoint, FileError, inside, read_json
 from manyheads.convert.gguf import Gguf, Renamed, config_of, weights_of
 from manyheads.convert.match import differences, fitting, plain
+from manyheads.convert.publish import check_free, published
 from manyheads.convert.weights import Repeated, Row, Tensors, Unused, check_names, read_weights, write_weights
 from manyheads.model.build import Model, outline
 from manyheads.model.spec import ModelSpec
@@ -171,23 +170,16 @@ def read_beside(folder: Path) -> dict[str, bytes]:
 
 
 def write_folder(model: Model, folder: Path, origin: Origin | None = None, *, shard_bytes: int = SHARD_BYTES) -> None:
-    """Writes a folder that transformers opens; beside its final place first, so that an interrupted export leaves nothing there."""
-    if folder.exists():
-        raise ValueError(f"{folder} exists already; name a folder that does not")
+    """Writes a folder that transformers opens."""
+    check_free(folder)
     origin = origin_of(model.spec, origin)
     rows = [respelled(row, origin.spelling) for row in origin.family.rows(model.spec, origin.architecture)]
     tensors = write_weights(rows, dict(model.named_parameters()), origin.kept)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    draft = folder.with_name(f".{folder.name}.tmp-{os.getpid()}")
-    try:
-        draft.mkdir()
+    with published(folder) as draft:
         for name, data in origin.beside.items():
             (draft / name).write_bytes(data)
         (draft / "config.json").write_text(json.dumps(origin.config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         write_shards(tensors, draft, shard_bytes)
-        os.rename(draft, folder)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
 
 
 def origin_of(spec: ModelSpec, origin: Origin | None) -> Origin:
