@@ -23,7 +23,7 @@ from manyheads.model.transformer import Transformer
 from manyheads.parts.batch import Inputs
 from manyheads.spec import SpecError
 
-FORMATS = ("hf",)
+FORMATS = ("hf", "onnx")
 
 
 @dataclass(frozen=True)
@@ -128,8 +128,13 @@ def load(path: str | Path, *, dtype: torch.dtype | None = None, allow_nonfinite:
 
 
 def export(loaded: Loaded | Model, folder: str | Path, to: str = "hf") -> None:
-    """Writes a folder that transformers opens with the same logits."""
+    """Writes a folder that transformers (`hf`) or onnxruntime (`onnx`) opens with the same logits."""
     if to not in FORMATS:
         raise SpecError(f"given {to!r}, expected one of {', '.join(FORMATS)}")
     own = loaded if isinstance(loaded, Loaded) else Loaded(loaded)
-    write_folder(own.model, Path(folder), own.origin)
+    if to == "hf":
+        write_folder(own.model, Path(folder), own.origin)
+    else:
+        from manyheads.convert.onnx import write_onnx
+
+        write_onnx(own.model, Path(folder), own.origin, own.tokenizer)

@@ -155,11 +155,13 @@ def predict(
 def export(
     path: Source,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write; it must not exist yet.")],
-    to: Annotated[str, typer.Option(metavar="FORMAT", help="The form: hf, a folder that transformers opens.")] = "hf",
+    to: Annotated[
+        str, typer.Option(metavar="FORMAT", help="The form: hf, a folder that transformers opens; onnx, one that onnxruntime runs.")
+    ] = "hf",
 ) -> None:
     """Write a model out again, for other libraries to open.
 
-    Example: manyheads export ./model ./copy --to hf
+    Examples: manyheads export ./model ./copy --to hf · manyheads export ./model ./graph --to onnx
     """
     from manyheads.checkpoint import export as run
     from manyheads.checkpoint import load

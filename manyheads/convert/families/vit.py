@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import isqrt
+from typing import Any
 
 from manyheads.convert.config import Config, ConfigRow, Key, Look, Placed
 from manyheads.convert.families import Family, Task
@@ -23,10 +24,14 @@ class Picture:
     keys: tuple[str, ...] = ("image_size", "patch_size", "num_channels")
 
     def read(self, config: Config) -> Placed:
-        side, patch, colours = (config.get(key, usual) for key, usual in zip(self.keys, (224, 16, 3), strict=True))
+        side, patch, colours = self.measures(config)
         if not all(type(value) is int and value > 0 for value in (side, patch, colours)) or side % patch:
             raise ValueError(f"a picture of side {quoted(side)} cannot be cut into patches of side {quoted(patch)}")
         return dict.fromkeys(self.lengths, (side // patch) ** 2 + 1) | dict.fromkeys(self.pixels, patch**2 * colours)
+
+    def measures(self, config: Config) -> tuple[Any, Any, Any]:
+        side, patch, colours = (config.get(key, usual) for key, usual in zip(self.keys, (224, 16, 3), strict=True))
+        return side, patch, colours
 
     def write(self, look: Look) -> Tree:
         pixels, patches = look(self.pixels[0]) or 1, (look(self.lengths[0]) or 2) - 1
