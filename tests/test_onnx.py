@@ -127,6 +127,7 @@ class Nothing:
         self.error = error
 
     def save(self, path):
+        assert path.parent.name != "out", "nothing is written under the final name"
         path.write_bytes(b"begun")
         if self.error:
             raise self.error
