@@ -25,7 +25,7 @@ from manyheads.model.transformer import Transformer
 from manyheads.parts.batch import Inputs
 from manyheads.spec import LARGEST, SpecError, quoted
 
-FORMATS = ("hf", "gguf")
+FORMATS = ("hf", "gguf", "onnx")
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,10 @@ def load(path: str | Path, *, dtype: torch.dtype | None = None, allow_nonfinite:
 
 
 def export(model: Loaded | Model | str | Path, path: str | Path, to: str = "hf", form: str = "f32") -> None:
-    """Writes a folder that transformers opens, or a GGUF file that llama.cpp opens, its matrices in the form asked for."""
+    """Writes a folder that transformers opens (`hf`), a file that llama.cpp opens (`gguf`), or a folder that onnxruntime runs (`onnx`).
+
+    `form` is how a GGUF file stores matrices: f32, f16 or q8_0.
+    """
     if to not in FORMATS:
         raise SpecError(f"given {to!r}, expected one of {', '.join(FORMATS)}")
     path = Path(path)
@@ -179,5 +182,9 @@ def export(model: Loaded | Model | str | Path, path: str | Path, to: str = "hf",
     own = model if isinstance(model, Loaded) else Loaded(model)
     if to == "gguf":
         write_file(own.model, path, own.origin, own.tokenizer, form)
+    elif to == "onnx":
+        from manyheads.convert.onnx import write_onnx
+
+        write_onnx(own.model, path, own.origin, own.tokenizer)
     else:
         write_folder(own.model, path, own.origin, own.tokenizer)

@@ -157,12 +157,16 @@ def predict(
 def export(
     path: Source,
     target: Annotated[Path, typer.Argument(metavar="TARGET", help="Where to write; it must not exist yet.")],
-    to: Annotated[str, typer.Option(metavar="FORMAT", help="hf: a folder for transformers. gguf: a file for llama.cpp.")] = "hf",
+    to: Annotated[
+        str,
+        typer.Option(metavar="FORMAT", help="hf: a folder for transformers. gguf: a file for llama.cpp. onnx: a folder for onnxruntime."),
+    ] = "hf",
     form: Annotated[str, typer.Option(metavar="FORM", help="How a GGUF file stores matrices: f32, f16 or q8_0.")] = "f32",
 ) -> None:
     """Write a model out again, for other libraries to open.
 
-    Examples: manyheads export ./model ./copy · manyheads export ./model model.gguf --to gguf --form q8_0
+    Examples: manyheads export ./model ./copy · manyheads export ./model model.gguf --to gguf --form q8_0 ·
+    manyheads export ./model ./graph --to onnx
     """
     from manyheads.checkpoint import export as run
 

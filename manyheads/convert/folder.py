@@ -188,11 +188,16 @@ def write_folder(
     tensors |= {name: as_stored(tensors[name].detach(), dtype) for name, dtype in origin.dtypes.items() if name in tensors}
     with published(folder) as draft:
         draft.mkdir()
-        own = {"tokenizer.json": tokenizer.to_str().encode()} if hasattr(tokenizer, "to_str") else {}
-        for name, data in (own | origin.beside).items():
-            (draft / name).write_bytes(data)
+        write_beside(draft, origin, tokenizer)
         (draft / "config.json").write_text(json.dumps(origin.config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         write_shards(tensors, draft, shard_bytes)
+
+
+def write_beside(folder: Path, origin: Origin | None, tokenizer: Any) -> None:
+    """The small files that travel with the weights: as they came, and a tokenizer that came in another form."""
+    own = {"tokenizer.json": tokenizer.to_str().encode()} if hasattr(tokenizer, "to_str") else {}
+    for name, data in (own | (origin.beside if origin else {})).items():
+        (folder / name).write_bytes(data)
 
 
 def as_stored(tensor: Tensor, dtype: torch.dtype) -> Tensor:

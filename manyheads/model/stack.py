@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from manyheads.model.spec import LayerSpec, TowerSpec
 from manyheads.model.state import Cache, Seen, Uncached, check_rows_of
 from manyheads.parts.attention import KeyValue, Scene
-from manyheads.parts.batch import Inputs, Memory, next_position, positions_of
+from manyheads.parts.batch import Inputs, Memory, next_position, numberless, positions_of
 from manyheads.parts.embed import Embed
 from manyheads.parts.mask import Mask, MaskSpec
 from manyheads.parts.position import Places, Position
@@ -168,7 +168,7 @@ class Stack(nn.Module):
     ) -> Sequence[Across | None]:
         if memory is None or not any(layer.cross for layer in self.layer_specs):
             return [None] * self.spec.layers
-        if len(memory.states) != inputs.batch:
+        if memory.states.shape[0] != inputs.batch:
             raise ValueError(f"{inputs.batch} targets for {len(memory.states)} sources; each target needs its own")
         segments = None
         if memory.segments is not None and inputs.segments is not None:
@@ -237,7 +237,7 @@ def first_prefix(seen: Seen, inputs: Inputs, padding: Tensor | None) -> Tensor:
     assert inputs.prefix is not None
     if seen.length:
         raise ValueError("the length of a prefix is said with the first step, not later")
-    if inputs.prefix.device.type != "meta":
+    if not numberless(inputs.prefix):
         real = torch.full_like(inputs.prefix, inputs.length) if padding is None else (~padding).sum(dim=1)
         short = (inputs.prefix > real) | (inputs.prefix < 0)
         if short.any():

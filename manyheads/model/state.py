@@ -32,8 +32,8 @@ def check_writes(writes: bool) -> None:
 
 
 def check_rows_of(held: Tensor, batch: int) -> None:
-    if len(held) != batch:
-        raise ValueError(f"the state holds {len(held)} texts and is given the next tokens of {batch}")
+    if held.shape[0] != batch:
+        raise ValueError(f"the state holds {held.shape[0]} texts and is given the next tokens of {batch}")
 
 
 def check_capacity(capacity: int | None) -> None:

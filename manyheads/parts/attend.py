@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from pydantic import StrictInt
 from torch import Tensor, nn
 
+from manyheads.parts.batch import numberless
 from manyheads.parts.mask import Mask
 from manyheads.parts.position import Places, check_length
 from manyheads.spec import Part, SpecError, field
@@ -68,7 +69,7 @@ class Core(nn.Module):
         With `dropped`, the weights as training multiplies them with v, drawn from the present random state.
         """
         # without memory nothing needs to be spared
-        blocks = [] if q.device.type == "meta" else self.blocks(q, k, mask)
+        blocks = [] if numberless(q) else self.blocks(q, k, mask)
         if len(blocks) <= 1:
             return self._weights(q, k, mask, places, bias, dropped)
         whole = q.new_zeros(*q.shape[:3], k.shape[2])
@@ -81,7 +82,7 @@ class Core(nn.Module):
         """The mean of the values under the weights, B×H×L×K."""
         check_shapes(q, k, v)
         # without memory nothing needs to be spared
-        blocks = [] if q.device.type == "meta" else self.blocks(q, k, mask)
+        blocks = [] if numberless(q) else self.blocks(q, k, mask)
         if len(blocks) <= 1:
             return self._attended(q, k, v, mask, places, bias)
         parts = (
@@ -204,6 +205,8 @@ class InnerProduct(Core):
         return mask.blocks() if mask.form == "blocks" else [(slice(None), slice(None), mask)]
 
     def _attended(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, places: Places, bias: Tensor | None) -> Tensor:
+        if torch.compiler.is_exporting():  # other people's kernels do not agree on what a query gets that may see nothing
+            return super()._attended(q, k, v, mask, places, bias)
         q = self.query(q)
         if q.shape[-1] != k.shape[-1]:
             raise ValueError(
@@ -477,7 +480,7 @@ class RandomSynthesizer(Core):
     def scores(self, q_BHLK: Tensor, k_BHMK: Tensor, places: Places) -> Tensor:
         check_length(places, self.table.shape[1], "the synthesizer's table")
         scores = self.table[:, places.query[:, :, None], places.key[:, None, :]].transpose(0, 1)
-        return scores.expand(len(q_BHLK), -1, -1, -1)
+        return scores.expand(q_BHLK.shape[0], -1, -1, -1)
 
 
 # ---------------------------------------------------------------------------------------------------- your own

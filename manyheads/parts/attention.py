@@ -166,7 +166,7 @@ class EmptyHeads(nn.Module):
         self.heads = heads
 
     def forward(self, x_BLD: Tensor) -> Tensor:
-        return x_BLD.new_empty(len(x_BLD), self.heads, x_BLD.shape[1], 0)
+        return x_BLD.new_empty(x_BLD.shape[0], self.heads, x_BLD.shape[1], 0)
 
 
 @dataclass(frozen=True)

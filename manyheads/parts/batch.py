@@ -49,7 +49,7 @@ class Inputs:
                 raise ValueError(f"{name} is {kind}, expected {wanted}")
         for name in ("padding", "positions", "segments", "types", "tasks"):
             given = getattr(self, name)
-            allowed = {(batch, length)} | ({(1, length)} if name == "positions" else set())
+            allowed = [(batch, length), (1, length)] if name == "positions" else [(batch, length)]
             if given is not None and tuple(given.shape) not in allowed:
                 raise ValueError(f"{name} has shape {tuple(given.shape)}, expected {(batch, length)}: one a token")
         if self.prefix is not None and tuple(self.prefix.shape) != (batch,):
@@ -68,7 +68,7 @@ class Inputs:
 
     @property
     def batch(self) -> int:
-        return len(self.tokens)
+        return self.tokens.shape[0]
 
     @property
     def length(self) -> int:
@@ -88,6 +88,11 @@ class Memory:
     def places(self) -> Tensor:
         """The positions, (B or 1)×M."""
         return torch.arange(self.states.shape[1], device=self.states.device)[None] if self.positions is None else self.positions
+
+
+def numberless(tensor: Tensor) -> bool:
+    """Whether there are no numbers to look at: it has no memory, or a graph is drawn that must hold for all numbers and lengths."""
+    return tensor.device.type == "meta" or torch.compiler.is_exporting()
 
 
 def refuse_masks(inputs: Inputs) -> None:
@@ -119,4 +124,5 @@ def positions_of(inputs: Inputs, before: Tensor | int = 0) -> Tensor:
 
 def real_first(padding: Tensor) -> Tensor:
     """The order, B×L, that puts each row's real tokens first and leaves them in theirs, whichever side was padded."""
-    return padding.to(torch.int8).argsort(dim=1, stable=True)
+    places = torch.arange(padding.shape[1], device=padding.device)
+    return torch.where(padding, places + padding.shape[1], places).argsort(dim=1)

@@ -203,7 +203,7 @@ class Patches(Embed):
         tokens = inputs.tokens if inputs.padding is None else inputs.tokens.masked_fill(inputs.padding[..., None], 0.0)
         x_BLD = self.project(tokens)
         if self.first is not None:
-            x_BLD = torch.cat((self.first.expand(len(x_BLD), -1, -1), x_BLD[:, 1:]), dim=1)
+            x_BLD = torch.cat((self.first.expand(x_BLD.shape[0], -1, -1), x_BLD[:, 1:]), dim=1)
         return self.dropout(self.norm(self.position(x_BLD, places)))
 
 
@@ -247,7 +247,7 @@ class Restored(Embed):
         assert memory is not None
         if any(given is not None for given in (inputs.padding, inputs.positions, inputs.segments, inputs.types, inputs.prefix)):
             raise ValueError("what is restored is whole, and of the batch only the shape is read: give neither padding nor anything else")
-        if len(memory.states) != inputs.batch:
+        if memory.states.shape[0] != inputs.batch:
             raise ValueError(f"{inputs.batch} targets for {len(memory.states)} sources; each target needs its own")
         check_length(Places(memory.places(), memory.places()), inputs.length, "the text to restore", queries=False)
         seen = self.project(memory.states)

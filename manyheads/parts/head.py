@@ -11,7 +11,7 @@ from pydantic import model_validator
 from torch import Tensor, nn
 
 from manyheads.parts.attend import inverse_root
-from manyheads.parts.batch import real_first
+from manyheads.parts.batch import numberless, real_first
 from manyheads.parts.embed import Rows
 from manyheads.parts.feedforward import ACTIVATIONS, Activation
 from manyheads.parts.norm import LayerNormSpec, NormSpec
@@ -234,7 +234,7 @@ def real_token(x_BLD: Tensor, padding: Tensor | None, index: int) -> Tensor:
         return x_BLD[:, index]
     counts = (~padding).sum(dim=1)
     wanted = counts + index if index < 0 else torch.full_like(counts, index)
-    if counts.device.type != "meta" and bool(((wanted < 0) | (wanted >= counts)).any()):
+    if not numberless(counts) and bool(((wanted < 0) | (wanted >= counts)).any()):
         raise ValueError(f"there is no token at place {index} of a sequence of {int(counts.min())} (padded to {length})")
     place = real_first(padding).gather(1, wanted[:, None])
     return x_BLD.gather(1, place[..., None].expand(-1, -1, x_BLD.shape[-1])).squeeze(1)

@@ -13,6 +13,7 @@ import torch
 from pydantic import model_validator
 from torch import Tensor, nn
 
+from manyheads.parts.batch import numberless
 from manyheads.spec import Part, SpecError, field
 
 Join = Literal["add", "concat", "multiply"]
@@ -194,7 +195,7 @@ def check_length(places: Places, length: int, what: str, *, queries: bool = True
         return
     for positions in [places.query] * queries + [places.key] * keys:
         # without memory there are no numbers to look at, but as many positions as there are places
-        empty = positions.device.type == "meta" or not positions.numel()
+        empty = numberless(positions) or not positions.numel()
         last, first = (positions.shape[-1] - 1, 0) if empty else (int(positions.max()), int(positions.min()))
         if first < 0 or last >= length:
             wrong = first if first < 0 else last
@@ -260,7 +261,7 @@ class Relative(Position):
     def plan(self, places: Places, dtype: torch.dtype) -> Tensor:
         offsets = places.offsets()
         if not self.clip and (places.bound is None or places.bound > self.reach + 1):
-            furthest = places.key.shape[-1] - 1 if offsets.device.type == "meta" else int(offsets.abs().max())
+            furthest = places.key.shape[-1] - 1 if numberless(offsets) else int(offsets.abs().max())
             if furthest > self.reach:
                 raise ValueError(f"tokens {furthest} places apart are beyond the relative position table, which reaches {self.reach}; "
                                  "shorten the text or raise length")  # fmt: skip
