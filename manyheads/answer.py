@@ -67,7 +67,7 @@ def mask_token(loaded: Loaded) -> str:
         except (ValueError, AttributeError, RecursionError):
             said = None
     name = said.get("content") if isinstance(said, dict) else said
-    known = [name] if isinstance(name, str) else []
+    known = [name] if isinstance(name, str) and name.isprintable() else []
     for candidate in (*known, *MASKS):
         if loaded.tokenizer is not None and loaded.tokenizer.token_to_id(candidate) is not None:
             return candidate

@@ -44,9 +44,7 @@ class Ours:
         self.loaded, self.model, self.folder = loaded, loaded.model.eval(), folder
         spec = loaded.spec
         self.shape, self.vocab, self.causal = spec.shape, spec.vocab if isinstance(spec.vocab, int) else 0, self.model.writes
-        towers = [tower for tower in (spec.encoder, spec.decoder) if tower]
-        lengths = [part.longest for tower in towers for layer in tower.expanded() for part in (layer.position, layer.core)]
-        self.longest = min((length for length in lengths if length is not None), default=None)
+        self.longest = loaded.longest
         self.picture: tuple[int, ...] | None = None
         embed = spec.encoder.embed if spec.encoder else None
         if isinstance(embed, PatchesSpec):
@@ -56,7 +54,7 @@ class Ours:
             across = self.side * (isqrt(self.longest - embed.first) if self.longest else 3)
             self.picture = (embed.channels, across, across)
             ratio = loaded.origin.config.get("mask_ratio") if loaded.origin else None
-            self.hidden = ratio if isinstance(ratio, float) else 0.75  # the share that a masked autoencoder is not shown
+            self.hidden = ratio if isinstance(ratio, int | float) else 0.75  # the share that a masked autoencoder is not shown
 
     def logits(self, ids: Tensor, *, padding: Tensor | None = None, target: Tensor | None = None) -> Tensor:
         if self.picture:
@@ -94,8 +92,13 @@ class Ours:
             return None
         if self.folder is None or self.loaded.origin is None or not (self.folder / "config.json").is_file():
             return None
-        theirs = getattr(transformers, self.loaded.origin.architecture).from_pretrained(self.folder, dtype=torch.float32).eval()
-        other = Theirs(theirs)
+        bars, shown = transformers.utils.logging, transformers.utils.logging.is_progress_bar_enabled()
+        try:
+            bars.disable_progress_bar()  # type: ignore[no-untyped-call]
+            other = Theirs(getattr(transformers, self.loaded.origin.architecture).from_pretrained(self.folder, dtype=torch.float32).eval())
+        finally:
+            if shown:
+                bars.enable_progress_bar()  # type: ignore[no-untyped-call]
         return "transformers", lambda ids, target: other.logits(ids, target=target)
 
 

@@ -25,7 +25,7 @@ from manyheads.model.transformer import Transformer
 from manyheads.parts.batch import Inputs
 from manyheads.spec import LARGEST, SpecError, quoted
 
-FORMATS = ("hf", "gguf", "onnx")
+FORMATS = ("hf", "gguf", "onnx", "manyheads")
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,13 @@ class Loaded:
     def chat_template(self) -> str | None:
         """How a conversation is written as one text, where the checkpoint says so."""
         return chat_template(self.origin.beside) if self.origin else None
+
+    @property
+    def longest(self) -> int | None:
+        """The most tokens it has places for; None where there is no such limit."""
+        towers = [tower for tower in (self.spec.encoder, self.spec.decoder) if tower]
+        lengths = [part.longest for tower in towers for layer in tower.expanded() for part in (layer.position, layer.core)]
+        return min((length for length in lengths if length is not None), default=None)
 
     @property
     def paired(self) -> bool:
@@ -86,6 +93,8 @@ class Loaded:
         """Texts as a batch, padded on the right."""
         if self.tokenizer is None:
             raise ValueError("there is no tokenizer beside this model: give ids as numbers")
+        if wrong := [text for text in texts if not isinstance(text, str) or any("\ud800" <= c <= "\udfff" for c in text)]:
+            raise ValueError(f"given {quoted(wrong[0])}, expected a text of Unicode characters")
         rows = [encoding.ids for encoding in self.tokenizer.encode_batch(list(texts))]
         if not rows or not all(rows):
             raise ValueError("there is nothing to read: every text needs at least one token")
@@ -116,7 +125,9 @@ class Loaded:
         as_text = isinstance(text, str)
         given = self.encode([text]) if isinstance(text, str) else self.batch(text)
         stop, start = special_ids(self.origin.config if self.origin else {})
-        prompt, source = (Inputs(torch.tensor([[start]])), given) if self.paired else (given, None)
+        prompt, source = (self.batch([start]), given) if self.paired else (given, None)
+        if self.longest is not None and prompt.length < self.longest:  # where there is no place left, it stops
+            max_new = min(max_new, self.longest - prompt.length + 1)
         generator = torch.Generator().manual_seed(seed)
         written = sample(self.model, prompt, source, max_new=max_new, temperature=temperature, stop=stop, generator=generator)
         new = [int(token) for token in written]
@@ -142,20 +153,31 @@ def load(path: str | Path, *, dtype: torch.dtype | None = None, allow_nonfinite:
 
     Weights in safetensors are mapped: quick, but their file must stay as it is while the model is used. With `copy` it need not.
     """
-    if not isinstance(path, str | Path) or not str(path):
-        raise ValueError(f"given {quoted(path)}, expected the path of a folder or a file")
     if dtype not in (None, *FLOATS):
         raise ValueError(f"dtype is {quoted(dtype)}, expected {', '.join(map(str, FLOATS))}, or none for what is stored")
-    folder = Path(path)
+    try:
+        return read(path_of(path), dtype=dtype, allow_nonfinite=allow_nonfinite, copy=copy)
+    except OSError as error:
+        raise FileError(f"cannot read {error.filename or path}: {error.strerror or error}") from None
+
+
+def path_of(given: str | Path) -> Path:
+    if not isinstance(given, str | Path) or not str(given):
+        raise ValueError(f"given {quoted(given)}, expected the path of a folder or a file")
+    return Path(given)
+
+
+def read(folder: Path, *, dtype: torch.dtype | None, allow_nonfinite: bool, copy: bool) -> Loaded:
+    """What stands at a path, by its form."""
     if not os.path.exists(folder):
-        if not is_name(str(path)):
+        if not is_name(str(folder)):
             raise FileError(f"there is no folder {folder}")
-        folder = fetched(str(path))
+        folder = fetched(str(folder))
     if folder.suffix == ".gguf" and not folder.is_dir():
         model, origin, tokenizer = read_file(folder, dtype=dtype, allow_nonfinite=allow_nonfinite)
         return Loaded(model, tokenizer, origin)
-    if folder.suffix == ".pt" or folder.joinpath(*CHECKPOINT).is_file():
-        path = folder if folder.suffix == ".pt" else folder.joinpath(*CHECKPOINT)
+    if (folder.suffix == ".pt" and not folder.is_dir()) or folder.joinpath(*CHECKPOINT).is_file():
+        path = folder.joinpath(*CHECKPOINT) if folder.is_dir() else folder
         config, weights = read_checkpoint(path)
         model, origin = assembled(path, config, weights, {}, dtype=dtype, allow_nonfinite=allow_nonfinite)
         return Loaded(model, None if path is folder else read_words(folder, config), origin)
@@ -165,16 +187,15 @@ def load(path: str | Path, *, dtype: torch.dtype | None = None, allow_nonfinite:
 
 
 def export(model: Loaded | Model | str | Path, path: str | Path, to: str = "hf", form: str = "f32") -> None:
-    """Writes a folder that transformers opens (`hf`), a file that llama.cpp opens (`gguf`), or a folder that onnxruntime runs (`onnx`).
-
-    `form` is how a GGUF file stores matrices: f32, f16 or q8_0.
+    """Writes a folder that transformers opens (`hf`), a file that llama.cpp opens (`gguf`), a folder that onnxruntime runs (`onnx`),
+    or one that only `load` reads, whatever the model is (`manyheads`). `form` is how a GGUF file stores matrices: f32, f16 or q8_0.
     """
     if to not in FORMATS:
         raise SpecError(f"given {to!r}, expected one of {', '.join(FORMATS)}")
-    path = Path(path)
+    path = path_of(path)
     check_free(path)
     if isinstance(model, str | Path):
-        if Path(os.path.realpath(path)).is_relative_to(os.path.realpath(model)):
+        if Path(os.path.realpath(path)).is_relative_to(os.path.realpath(path_of(model))):
             raise ValueError(f"{path} is within {model}, which is to be written there; name a place outside it")
         model = load(model)
     if not isinstance(model, Loaded | Model):
@@ -187,4 +208,4 @@ def export(model: Loaded | Model | str | Path, path: str | Path, to: str = "hf",
 
         write_onnx(own.model, path, own.origin, own.tokenizer)
     else:
-        write_folder(own.model, path, own.origin, own.tokenizer)
+        write_folder(own.model, path, own.origin, own.tokenizer, own=to == "manyheads")

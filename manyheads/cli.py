@@ -120,7 +120,7 @@ def show(
 
 
 Source = Annotated[
-    Path, typer.Argument(metavar="PATH", help="A Hugging Face folder, OWNER/NAME on the Hub, a .gguf file, or a fairseq folder.")
+    str, typer.Argument(metavar="PATH", help="A Hugging Face folder, OWNER/NAME on the Hub, a .gguf file, or a fairseq folder.")
 ]
 
 
@@ -159,7 +159,10 @@ def export(
     target: Annotated[Path, typer.Argument(metavar="TARGET", help="Where to write; it must not exist yet.")],
     to: Annotated[
         str,
-        typer.Option(metavar="FORMAT", help="hf: a folder for transformers. gguf: a file for llama.cpp. onnx: a folder for onnxruntime."),
+        typer.Option(
+            metavar="FORMAT",
+            help="hf: for transformers. gguf: a file for llama.cpp. onnx: for onnxruntime. manyheads: as described here.",
+        ),
     ] = "hf",
     form: Annotated[str, typer.Option(metavar="FORM", help="How a GGUF file stores matrices: f32, f16 or q8_0.")] = "f32",
 ) -> None:
@@ -169,9 +172,10 @@ def export(
     manyheads export ./model ./graph --to onnx
     """
     from manyheads.checkpoint import export as run
+    from manyheads.spec import one_line
 
     run(path, target, to=to, form=form)
-    typer.echo(f"{target} written", err=True)
+    typer.echo(one_line(f"{target} written"), err=True)
 
 
 @app.command()

@@ -20,6 +20,7 @@ Tree = dict[str, Any]
 LARGEST = 1 << 24  # of any count in a description: 16,777,216
 HIGHEST, SMALLEST = 1e12, 1e-30  # of any number that must be above a bound
 DEEPEST = 32  # tables within tables
+LONGEST_TOML = 1 << 20
 
 
 class SpecError(ValueError):
@@ -228,7 +229,13 @@ def to_toml(tree: Tree) -> str:
 
 def read_toml(path: Path) -> Tree:
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            data = file.read(LONGEST_TOML + 1)  # a device may never end
+        if len(data) > LONGEST_TOML:
+            raise SpecError(f"{path} has more than {LONGEST_TOML:,} bytes; no description needs that")
+        text = data.decode("utf-8").replace("\r\n", "\n")
+    except SpecError:
+        raise
     except OSError as error:
         raise SpecError(f"cannot read {path}: {error.strerror or error}") from None
     except UnicodeDecodeError as error:

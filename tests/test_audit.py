@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
 import transformers
+from command import run
 from test_families import CASES, make, moved
 
 import manyheads
@@ -156,21 +155,19 @@ def test_a_row_that_depends_on_its_neighbours_is_found(monkeypatch):
 def test_the_command_prints_a_table_and_tells_by_its_exit_code(tmp_path):
     model("gpt2").save_pretrained(tmp_path / "saved")
 
-    def run(*more):
-        return subprocess.run([sys.executable, "-m", "manyheads", "audit", str(tmp_path / "saved"), *more], capture_output=True, text=True)
-
-    done = run()
+    done = run("audit", tmp_path / "saved")
     assert done.returncode == 0, done.stderr
+    assert not done.stderr, "no bar of somebody else's progress"
     assert all(law in done.stdout for law in LAWS)
     faulty = model("gpt2")
     double_a_head(faulty, None)
     faulty.save_pretrained(tmp_path / "saved")
-    done = run("--json")
+    done = run("audit", tmp_path / "saved", "--json", check=None)
     assert done.returncode == 1
     assert [row["law"] for row in json.loads(done.stdout)["rows"] if row["verdict"] == "fault"] == ["no dead or doubled heads"]
     path = tmp_path / "saved" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"n_head": 5}))
-    done = run("--json")
+    done = run("audit", tmp_path / "saved", "--json", check=None)
     assert done.returncode == 4
     assert not done.stdout
     assert len(done.stderr.splitlines()) == 1

@@ -8,10 +8,14 @@ import sys
 
 import pytest
 import torch
+from command import run
+from kinds import decoder, ngram, recurrent
 from test_families import CASES, make, moved
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 import manyheads
+from manyheads import build, read
+from manyheads.checkpoint import Loaded
 
 WORDS = ["[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]", *(f"word{i}" for i in range(56))]
 
@@ -32,12 +36,6 @@ def folder_of(name, path, tokenizer=True, **options):
     return path
 
 
-def command(*arguments, check=0):
-    done = subprocess.run([sys.executable, "-m", "manyheads", *map(str, arguments)], capture_output=True, text=True)
-    assert done.returncode == check, done.stderr
-    return done
-
-
 def test_a_decoder_continues_as_the_reference_does(tmp_path):
     from transformers import AutoModelForCausalLM
 
@@ -50,7 +48,7 @@ def test_a_decoder_continues_as_the_reference_does(tmp_path):
     assert written.split() == [WORDS[i] for i in theirs[0, 3:].tolist() if i > 3]
     assert ours.generate(ids, max_new=9, temperature=1.0, seed=3) == ours.generate(ids, max_new=9, temperature=1.0, seed=3)
     assert ours.generate(ids, max_new=30, temperature=2.0, seed=3) != ours.generate(ids, max_new=30, temperature=2.0, seed=4)
-    assert command("predict", folder, "word0 word4 word2", "--max-new", 9).stdout.strip() == written
+    assert run("predict", folder, "word0 word4 word2", "--max-new", 9).stdout.strip() == written
 
 
 def test_a_pair_answers_as_the_reference_does(tmp_path):
@@ -62,8 +60,8 @@ def test_a_pair_answers_as_the_reference_does(tmp_path):
     found = theirs.generate(torch.tensor([[5, 9, 7]]), **given)[0, 1:].tolist()
     ours = manyheads.load(folder).generate([5, 9, 7], max_new=9)
     assert ours == (found[: found.index(0)] if 0 in found else found)
-    assert command("predict", folder, "5 9 7", "--max-new", 9).stdout.split() == list(map(str, ours))
-    assert "there is no tokenizer beside this model: give ids as numbers" in command("predict", folder, "hello", check=2).stderr
+    assert run("predict", folder, "5 9 7", "--max-new", 9).stdout.split() == list(map(str, ours))
+    assert "there is no tokenizer beside this model: give ids as numbers" in run("predict", folder, "hello", check=2).stderr
 
 
 def test_a_masked_model_fills_in(tmp_path):
@@ -73,8 +71,8 @@ def test_a_masked_model_fills_in(tmp_path):
     logits = ours.logits(torch.tensor([[1, 5, 3, 7, 2]]))[0, 2]
     assert found["filled"][0]["place"] == 2
     assert found["filled"][0]["tokens"][0]["probability"] == pytest.approx(float(torch.softmax(logits, -1).max()))
-    assert len(command("predict", folder, "word0 [MASK]").stdout.splitlines()) == 5
-    assert "write [MASK] where a word is missing" in command("predict", folder, "word0", check=2).stderr
+    assert len(run("predict", folder, "word0 [MASK]").stdout.splitlines()) == 5
+    assert "write [MASK] where a word is missing" in run("predict", folder, "word0", check=2).stderr
 
 
 def test_classes_have_their_names(tmp_path):
@@ -82,7 +80,7 @@ def test_classes_have_their_names(tmp_path):
     path = folder / "config.json"
     config = json.loads(path.read_text())
     path.write_text(json.dumps(config | {"id2label": {"0": "bad", "1": "fair", "2": "good"}, "label2id": {"bad": 0, "fair": 1, "good": 2}}))
-    rows = json.loads(command("predict", folder, "word0 word1", "--json").stdout)["classes"]
+    rows = json.loads(run("predict", folder, "word0 word1", "--json").stdout)["classes"]
     assert {row["class"] for row in rows} == {"bad", "fair", "good"}
     assert sum(row["probability"] for row in rows) == pytest.approx(1.0)
     assert rows == sorted(rows, key=lambda row: -row["probability"])
@@ -101,7 +99,7 @@ def test_names_of_classes_as_others_write_them(tmp_path):
         if isinstance(said, set):
             assert {row["class"] for row in manyheads.predict(manyheads.load(folder), "word0")["classes"]} == said
         else:
-            assert said in command("predict", folder, "word0", check=4).stderr
+            assert said in run("predict", folder, "word0", check=4).stderr
 
 
 def sentence(said, run):
@@ -125,6 +123,7 @@ def test_what_cannot_be_asked_is_one_sentence(tmp_path):
         (None, "given None, expected a text or a list of ids"),
         (3, "given 3, expected a text or a list of ids"),
         ("", "there is nothing to read"),
+        ("word0 \udcff", "expected a text of Unicode characters"),
     ):
         sentence(said, lambda ids=ids: ours.generate(ids))
     for max_new in (True, 1.5, "3", 0, -1, 2**70, None):
@@ -145,10 +144,30 @@ def test_what_cannot_be_asked_is_one_sentence(tmp_path):
     assert len(manyheads.predict(bert, "word0 [MASK]", best=10**30)["filled"][0]["tokens"]) == 61
 
 
+def test_special_tokens_that_are_none(tmp_path):
+    """What ends a text and is no token never comes; what begins one must be."""
+    folder = folder_of("t5", tmp_path / "t5", tokenizer=False)
+    config = json.loads((folder / "config.json").read_text())
+    usual = manyheads.load(folder).generate([5, 6], max_new=4)
+    for end in (2**70, -1, True, "x", [None, 2**64]):
+        (folder / "config.json").write_text(json.dumps(config | {"eos_token_id": end}))
+        assert manyheads.load(folder).generate([5, 6], max_new=4) == usual
+    for start in (2**70, -1, 61):
+        (folder / "config.json").write_text(json.dumps(config | {"decoder_start_token_id": start}))
+        sentence("whole numbers|not in the vocabulary", lambda: manyheads.load(folder).generate([5, 6]))
+
+
+def test_a_mask_that_is_no_text(tmp_path):
+    folder = folder_of("bert", tmp_path / "bert")
+    for said in ('{"mask_token": "\\ud800"}', '{"mask_token": {"content": 3}}', "[1]", "{"):
+        (folder / "tokenizer_config.json").write_text(said)
+        assert len(manyheads.predict(manyheads.load(folder), "word0 [MASK]")["filled"]) == 1
+
+
 def test_a_model_of_pictures_is_not_asked_in_words(tmp_path):
     for name in ("vit", "vit-bare", "vit-mae"):
         folder = folder_of(name, tmp_path / name, tokenizer=False)
-        assert "this model reads pictures, not texts" in command("predict", folder, "hello", check=2).stderr
+        assert "this model reads pictures, not texts" in run("predict", folder, "hello", check=2).stderr
         sentence("reads pictures", lambda folder=folder: manyheads.load(folder).generate([1]))
         sentence("reads pictures", lambda folder=folder: manyheads.load(folder).embed("x"))
 
@@ -172,18 +191,18 @@ def test_a_sentence_is_the_vector_that_its_folder_says(tmp_path):
     pooled(folder, pooling_mode_cls_token=True, pooling_mode_mean_tokens=False)
     found = manyheads.load(folder).embed(texts)
     torch.testing.assert_close(found[0], torch.nn.functional.normalize(states[0], dim=0), rtol=1e-5, atol=1e-5)
-    numbers = json.loads(command("predict", folder, texts[0], "--json").stdout)["vector"]
+    numbers = json.loads(run("predict", folder, texts[0], "--json").stdout)["vector"]
     torch.testing.assert_close(torch.tensor(numbers), found[0], rtol=1e-5, atol=1e-5)
     pooled(folder, pooling_mode_weightedmean_tokens=True)
-    assert "pools by pooling_mode_weightedmean_tokens" in command("predict", folder, "word0", check=4).stderr
+    assert "pools by pooling_mode_weightedmean_tokens" in run("predict", folder, "word0", check=4).stderr
     (folder / "modules.json").write_text(json.dumps([{"type": "evil.Module", "path": "../.."}]))
-    assert "has a step 'Module'" in command("predict", folder, "word0", check=4).stderr
+    assert "has a step 'Module'" in run("predict", folder, "word0", check=4).stderr
 
 
 def test_export_from_the_command_is_opened_elsewhere(tmp_path):
     """A separate process of the reference gives the same logits."""
     folder = folder_of("llama", tmp_path / "llama")
-    command("export", folder, tmp_path / "copy", "--to", "hf")
+    run("export", folder, tmp_path / "copy", "--to", "hf")
     code = (
         "import sys, torch, transformers\n"
         "model = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1]).eval()\n"
@@ -193,7 +212,39 @@ def test_export_from_the_command_is_opened_elsewhere(tmp_path):
     theirs = torch.load(tmp_path / "logits", weights_only=True)
     torch.testing.assert_close(manyheads.load(folder).logits(torch.tensor([[5, 9, 7]])), theirs, rtol=1e-4, atol=1e-4)
     assert (tmp_path / "copy" / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
-    assert "exists already" in command("export", folder, tmp_path / "copy", check=2).stderr
-    assert "there is no folder" in command("export", tmp_path / "nowhere", tmp_path / "x", check=4).stderr
+    assert "exists already" in run("export", folder, tmp_path / "copy", check=2).stderr
+    assert "there is no folder" in run("export", tmp_path / "nowhere", tmp_path / "x", check=4).stderr
+    assert "given '', expected the path" in run("export", "", tmp_path / "x", check=2).stderr
     for wrong, said in ((folder / "in", "is within"), (folder, "exists already"), (folder / "config.json" / "x", "Not a directory")):
-        assert said in command("export", folder, wrong, check=2).stderr
+        assert said in run("export", folder, wrong, check=2).stderr
+
+
+@pytest.mark.parametrize(
+    "spec", [decoder(position="alibi"), recurrent(), ngram(), read("mae-tiny", "encoder.layers=1")], ids=lambda spec: spec.shape
+)
+def test_a_model_that_no_family_has_is_kept_as_it_is_described(spec, tmp_path):
+    model = build(spec, seed=3)
+    manyheads.export(Loaded(model, origin=None), tmp_path / "own", to="manyheads")
+    again = manyheads.load(tmp_path / "own")
+    assert again.spec == spec
+    assert all(torch.equal(tensor, again.model.get_parameter(name)) for name, tensor in model.named_parameters())
+    config = json.loads((tmp_path / "own" / "config.json").read_text())
+    (tmp_path / "own" / "config.json").write_text(json.dumps(config | {"model": {"decoder": {"layers": "many"}}}))
+    with pytest.raises(ValueError, match="config.json: "):
+        manyheads.load(tmp_path / "own")
+
+
+def test_a_folder_of_ours_keeps_its_tokens(tmp_path):
+    folder = folder_of("gpt2", tmp_path / "gpt2")
+    manyheads.export(folder, tmp_path / "own", to="manyheads")
+    theirs, ours = manyheads.load(folder), manyheads.load(tmp_path / "own")
+    assert ours.generate("word1 word2", max_new=5) == theirs.generate("word1 word2", max_new=5)
+    assert ours.origin.config["eos_token_id"] == theirs.origin.config["eos_token_id"]
+    manyheads.export(ours, tmp_path / "back")
+    assert torch.equal(manyheads.load(tmp_path / "back").logits(torch.tensor([[3, 4]])), theirs.logits(torch.tensor([[3, 4]])))
+
+
+def test_writing_stops_where_there_is_no_place_left(tmp_path):
+    ours = manyheads.load(folder_of("gpt2", tmp_path / "gpt2", eos_token_id=None, bos_token_id=None))
+    assert ours.longest == 40
+    assert len(ours.generate([3, 4, 5], max_new=100)) == 38

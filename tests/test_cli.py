@@ -11,6 +11,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from command import run
 from rich.cells import cell_len
 from test_size import PUBLISHED
 
@@ -18,19 +19,6 @@ from manyheads import presets, read_model
 from manyheads.spec import SLOTS
 
 ROOT = Path(__file__).parent.parent
-
-
-def run(*arguments, check=0, **options):
-    done = subprocess.run(
-        [sys.executable, "-m", "manyheads", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        timeout=120,
-        **options,
-    )
-    assert done.returncode == check, done.stderr
-    return done
 
 
 def refused(*arguments):
@@ -290,3 +278,7 @@ def test_a_part_without_descriptions_can_be_shown(tmp_path):
 def test_version_names_everything():
     assert run("--version").stdout.startswith("manyheads 0.")
     assert "torch 2." in run("--version").stdout
+
+
+def test_a_file_that_does_not_end_is_not_read_to_its_end():
+    assert "/dev/zero has more than 1,048,576 bytes" in refused("show", "/dev/zero")

@@ -105,9 +105,11 @@ def test_links_and_names_that_lead_out(folder, tmp_path):
     (folder / "model.safetensors").symlink_to(outside)
     refused(folder, "is a link that leads out of its folder")
     (folder / "model.safetensors").unlink()
-    for name in ("../outside.safetensors", str(outside), "..", "", "a/b.safetensors", "x\0y"):
+    for name in ("../outside.safetensors", str(outside), "..", "", "a/b.safetensors", "x\0y", "x\ud800"):
         (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"wte.weight": name}}))
         refused(folder, "is not the name of a file in")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"wte.weight": "a" * 300}}))
+    refused(folder, "cannot read .*: File name too long")
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"wte.weight": 3}}))
     refused(folder, "has no weight_map")
 
@@ -166,12 +168,20 @@ def test_a_copy_does_not_depend_on_its_file(folder):
 
 
 def test_what_is_no_plain_file_is_not_waited_for(folder):
-    for name in ("config.json", "model.safetensors"):
+    (folder / "tokenizer.json").write_text("{}")
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
         (folder / name).rename(folder / "aside")
         os.mkfifo(folder / name)
         refused(folder, "is not a plain file")
         (folder / name).unlink()
         (folder / "aside").rename(folder / name)
+
+
+@pytest.mark.parametrize("name", ["x.gguf", "x.pt", "ünï 🙂"])
+def test_a_folder_is_one_whatever_it_is_called(folder, tmp_path, name):
+    manyheads.load(folder.rename(tmp_path / name))
+    (tmp_path / "file").write_text("")
+    refused(tmp_path / "file", "file is no folder")
 
 
 def test_whole_numbers_are_no_weights(folder):
@@ -355,10 +365,14 @@ def test_an_export_to_where_nothing_can_stand_is_one_sentence(folder, tmp_path):
 
 def test_two_exports_to_one_place_are_one_export_and_one_sentence(folder, tmp_path):
     ours, place = manyheads.load(folder), tmp_path / "new" / "out"
-    with pytest.raises(ValueError, match="out exists already"), published(place) as first, published(place) as second:  # noqa: PT012
-        assert first != second
-        first.write_text("1")
-        second.write_text("2")
+
+    def publish(text, then=lambda: None):
+        with published(place) as draft:
+            draft.write_text(text)
+            then()
+
+    with pytest.raises(ValueError, match="out exists already"):
+        publish("1", lambda: publish("2"))
     assert place.read_text() == "2"
     assert left(place.parent) == ["out"]
 
@@ -378,9 +392,13 @@ def test_two_exports_to_one_place_are_one_export_and_one_sentence(folder, tmp_pa
 
 
 def test_a_draft_that_fails_leaves_nothing_not_even_the_folders_above_it(tmp_path):
-    with pytest.raises(ValueError, match="cannot write .*out: No space left on device"), published(tmp_path / "a" / "b" / "out") as draft:  # noqa: PT012
-        draft.write_text("half")
-        raise OSError(errno.ENOSPC, "No space left on device")
+    def fill():
+        with published(tmp_path / "a" / "b" / "out") as draft:
+            draft.write_text("half")
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(ValueError, match="cannot write .*out: No space left on device"):
+        fill()
     assert not left(tmp_path)
 
 

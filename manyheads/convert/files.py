@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -35,9 +36,15 @@ class FileError(ValueError):
     exit_code = 4
 
 
+class DiskFullError(ValueError):
+    """A disk that is full."""
+
+    exit_code = 5
+
+
 def inside(folder: Path, name: str) -> Path:
     """A file of the folder by its plain name; a link that leads out of it is refused."""
-    if not name or name in (".", "..") or Path(name).name != name or "\0" in name or "\\" in name:
+    if not name or name in (".", "..") or Path(name).name != name or not name.isprintable() or "\\" in name:
         raise FileError(f"{quoted(name)} is not the name of a file in {folder}")
     path = folder / name
     if path.is_symlink():
@@ -185,7 +192,9 @@ def published(target: Path) -> Iterator[Path]:
             check_free(target)  # somebody else may have been faster
             draft.rename(target)
     except OSError as error:
-        raise ValueError(f"cannot write {target}: {error.strerror or error}") from None
+        raise (DiskFullError if error.errno in (errno.ENOSPC, errno.EDQUOT) else ValueError)(
+            f"cannot write {target}: {error.strerror or error}"
+        ) from None
     finally:
         for place in missing:
             with suppress(OSError):  # not empty: what was written is in it

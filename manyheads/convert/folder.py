@@ -57,7 +57,7 @@ def read_folder(
 ) -> tuple[Model, Origin]:
     """A model with its weights, which are mapped from the file, or copied; everything is checked first."""
     if not folder.is_dir():
-        raise FileError(f"there is no folder {folder}")
+        raise FileError(f"{folder} is no folder")
     config = read_json(inside(folder, "config.json"), LARGEST_CONFIG)
     try:
         family(config.get("model_type")).spec_of(config)
@@ -167,7 +167,9 @@ def read_beside(folder: Path) -> dict[str, bytes]:
     found = {}
     for name in BESIDE:
         path = inside(folder, name)
-        if path.is_file():
+        if path.exists():
+            if not path.is_file():
+                raise FileError(f"{path} is not a plain file")
             if path.stat().st_size > LARGEST_TOKENIZER:
                 raise FileError(f"{path} has {path.stat().st_size:,} bytes, expected at most {LARGEST_TOKENIZER:,}")
             found[name] = path.read_bytes()
@@ -178,11 +180,11 @@ def read_beside(folder: Path) -> dict[str, bytes]:
 
 
 def write_folder(
-    model: Model, folder: Path, origin: Origin | None = None, tokenizer: Any = None, *, shard_bytes: int = SHARD_BYTES
+    model: Model, folder: Path, origin: Origin | None = None, tokenizer: Any = None, *, own: bool = False, shard_bytes: int = SHARD_BYTES
 ) -> None:
-    """Writes a folder that transformers opens."""
+    """Writes a folder that transformers opens; or, `own`, one that says the model as it is described here, whatever it is."""
     check_free(folder)
-    origin = origin_of(model.spec, origin)
+    origin = described(model, origin) if own else origin_of(model, origin)
     rows = [respelled(row, origin.spelling) for row in origin.family.rows(model.spec, origin.architecture)]
     tensors = write_weights(rows, dict(model.named_parameters()), origin.kept)
     tensors |= {name: as_stored(tensors[name].detach(), dtype) for name, dtype in origin.dtypes.items() if name in tensors}
@@ -206,15 +208,27 @@ def as_stored(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return back if ((back.to(tensor.dtype) == tensor) | tensor.isnan()).all() else tensor
 
 
-def origin_of(spec: ModelSpec, origin: Origin | None) -> Origin:
+def origin_of(model: Model, origin: Origin | None) -> Origin:
     """Where the model goes: back to the family it came from, if it still says the same, or to the first that can say it."""
+    spec = model.spec
     if origin is not None and origin.family.model_type in NAMES:
         came_as = plain(origin.family.spec_of(origin.settled))
         if not list(differences(plain(spec), came_as)):
             return origin
-    known, architecture, config = fitting(spec)
+    return settled(model, origin, *fitting(spec))
+
+
+def described(model: Model, origin: Origin | None) -> Origin:
+    own = family("manyheads")
+    (architecture,) = own.tasks
+    return settled(model, origin, own, architecture, own.config_of(model.spec, architecture))
+
+
+def settled(model: Model, origin: Origin | None, known: Family, architecture: str, config: Tree) -> Origin:
+    """A new config, with the tokens and files of the one it came with."""
+    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
     ids = {key: origin.config[key] for key in (*NO_TOKENS, "decoder_start_token_id") if key in origin.config} if origin else {}
-    config |= {"dtype": "float32"} | ids
+    config |= {"dtype": dtype} | ids
     return Origin(known, architecture, config, config, beside=origin.beside if origin else {})
 
 

@@ -30,6 +30,6 @@ def read_tokenizer(folder: Path, beside: Mapping[str, bytes]) -> Any:
 def special_ids(config: Mapping[str, Any]) -> tuple[set[int], int]:
     """The tokens that end a text, and the one that begins an answer."""
     ends = config.get("eos_token_id")
-    stop = {end for end in (ends if isinstance(ends, list) else [ends]) if isinstance(end, int)}
+    stop = {end for end in (ends if isinstance(ends, list) else [ends]) if type(end) is int and 0 <= end < 1 << 31}  # others never come
     starts = (config.get(key) for key in ("decoder_start_token_id", "bos_token_id", "pad_token_id"))
-    return stop, next((start for start in starts if isinstance(start, int)), 0)
+    return stop, next((start for start in starts if type(start) is int), 0)

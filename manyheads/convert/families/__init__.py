@@ -73,7 +73,7 @@ NAMES = {
 }  # fmt: skip
 # of other files than folders of transformers
 GGUF = tuple(f"gguf-{name}" for name in ("llama", "qwen2", "qwen3", "phi3", "gemma", "gpt2", "gptneox", "phi2"))
-ELSEWHERE = {"fairseq": "fairseq"} | dict.fromkeys(GGUF, "gguf")
+ELSEWHERE = {"manyheads": "own", "fairseq": "fairseq"} | dict.fromkeys(GGUF, "gguf")
 
 
 def family(model_type: object) -> Family:

@@ -1,0 +1,50 @@
+"""The command line in real processes, each forked from one that has imported torch already."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["torch", "torch._dynamo", "manyheads.cli", "manyheads.show", "manyheads.auditing", "command"])
+
+
+@dataclass(frozen=True)
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def child(arguments, out, err, cwd, env):
+    for path, place in ((os.devnull, 0), (out, 1), (err, 2)):
+        os.dup2(os.open(path, os.O_RDWR), place)
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(env)
+    encoding = env.get("PYTHONIOENCODING", "utf-8")
+    sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w", encoding=encoding), open(2, "w", encoding=encoding)  # noqa: SIM115
+    sys.argv = ["manyheads", *arguments]
+    from manyheads.cli import main
+
+    main()
+
+
+def run(*arguments, check=0, cwd=None, env=None):
+    """What a command writes and how it ends."""
+    with tempfile.TemporaryDirectory() as folder:
+        out, err = Path(folder) / "out", Path(folder) / "err"
+        out.touch()
+        err.touch()
+        process = FORKS.Process(target=child, args=([*map(str, arguments)], out, err, cwd or os.getcwd(), dict(env or os.environ)))
+        process.start()
+        process.join(120)
+        if process.exitcode is None:
+            process.kill()
+        done = Done(process.exitcode, *(path.read_text(encoding="utf-8", errors="replace") for path in (out, err)))
+    assert check is None or done.returncode == check, done.stderr
+    return done
