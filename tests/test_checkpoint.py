@@ -56,7 +56,7 @@ def test_a_pair_answers_as_the_reference_does(tmp_path):
 
     folder = folder_of("marian", tmp_path / "marian", tokenizer=False)
     theirs = AutoModelForSeq2SeqLM.from_pretrained(folder)
-    given = {"max_new_tokens": 9, "do_sample": False, "num_beams": 1, "forced_eos_token_id": None}
+    given = {"max_new_tokens": 9, "do_sample": False, "num_beams": 1}
     found = theirs.generate(torch.tensor([[5, 9, 7]]), **given)[0, 1:].tolist()
     ours = manyheads.load(folder).generate([5, 9, 7], max_new=9)
     assert ours == (found[: found.index(0)] if 0 in found else found)
@@ -147,13 +147,13 @@ def test_what_cannot_be_asked_is_one_sentence(tmp_path):
 def test_special_tokens_that_are_none(tmp_path):
     """What ends a text and is no token never comes; what begins one must be."""
     folder = folder_of("t5", tmp_path / "t5", tokenizer=False)
-    config = json.loads((folder / "config.json").read_text())
+    config = {"decoder_start_token_id": 0}
     usual = manyheads.load(folder).generate([5, 6], max_new=4)
     for end in (2**70, -1, True, "x", [None, 2**64]):
-        (folder / "config.json").write_text(json.dumps(config | {"eos_token_id": end}))
+        (folder / "generation_config.json").write_text(json.dumps(config | {"eos_token_id": end}))
         assert manyheads.load(folder).generate([5, 6], max_new=4) == usual
     for start in (2**70, -1, 61):
-        (folder / "config.json").write_text(json.dumps(config | {"decoder_start_token_id": start}))
+        (folder / "generation_config.json").write_text(json.dumps(config | {"decoder_start_token_id": start}))
         sentence("whole numbers|not in the vocabulary", lambda: manyheads.load(folder).generate([5, 6]))
 
 
@@ -248,3 +248,47 @@ def test_writing_stops_where_there_is_no_place_left(tmp_path):
     ours = manyheads.load(folder_of("gpt2", tmp_path / "gpt2", eos_token_id=None, bos_token_id=None))
     assert ours.longest == 40
     assert len(ours.generate([3, 4, 5], max_new=100)) == 38
+    assert len(ours.generate([3] * 39, max_new=100)) == 2
+    assert len(ours.generate([3] * 40, max_new=100)) == 1
+    sentence("position|place|long", lambda: ours.generate([3] * 41))
+    towers = ["encoder.layers=1", "decoder.layers=1", "encoder.position=learned", "encoder.position.length=8"]
+    pair = build(read("transformer-base", "vocab=61", *towers, "decoder.position=learned", "decoder.position.length=64"))
+    assert len(Loaded(pair.eval()).generate([3] * 8, max_new=100, start=1)) == 64
+    assert (Loaded(pair).longest, Loaded(pair).longest_written) == (8, 64)
+
+
+WRITING = {
+    "many-ends": {"eos_token_id": [2, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41]},
+    "forced": {"forced_bos_token_id": 9, "forced_eos_token_id": 2},
+    "never": {"bad_words_ids": [[token] for token in range(4, 50)] + [[51, 52], [53, 53]]},
+    "nothing": {},
+}
+
+
+@pytest.mark.parametrize("said", WRITING)
+@pytest.mark.parametrize("name", ["gpt2", "t5", "bart", "marian"])
+def test_texts_are_written_as_the_folder_says(name, said, tmp_path):
+    """As transformers reads generation_config.json, token for token."""
+    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+    folder = folder_of(name, tmp_path / name, tokenizer=False)
+    config = {"eos_token_id": 2, "decoder_start_token_id": 3, "pad_token_id": 60} | WRITING[said]
+    (folder / "generation_config.json").write_text(json.dumps(config))
+    ours, theirs = manyheads.load(folder), (AutoModelForCausalLM if name == "gpt2" else AutoModelForSeq2SeqLM).from_pretrained(folder)
+    for ids in ([5], [5, 9, 7], [8, 20, 31, 44]):
+        found = theirs.generate(torch.tensor([ids]), max_new_tokens=9, do_sample=False)[0, len(ids) if name == "gpt2" else 1 :].tolist()
+        ends = config["eos_token_id"] if said == "many-ends" else [2]
+        assert ours.generate(ids, max_new=9) == (found[:-1] if found[-1] in ends else found)
+
+
+def test_how_texts_are_written_must_be_said(tmp_path):
+    folder = folder_of("bart", tmp_path / "bart", tokenizer=False)
+    for said, sentences in (
+        ("[1]", "generation_config.json cannot be read: expected a table"),
+        ('{"eos_token_id": 2}', "nothing says which token begins an answer"),
+        ('{"bos_token_id": 2, "forced_bos_token_id": 99}', "token 99 must be written, and is not in the vocabulary of 61"),
+    ):
+        (folder / "generation_config.json").write_text(said)
+        sentence(sentences, lambda: manyheads.load(folder).generate([5, 6]))
+    (folder / "generation_config.json").unlink()
+    assert manyheads.load(folder).generate([5, 6], max_new=4, start=2) == manyheads.load(folder).generate([5, 6], max_new=4)
