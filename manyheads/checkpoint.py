@@ -36,6 +36,7 @@ class Loaded:
     tokenizer: Any = None  # a tokenizers.Tokenizer
     origin: Origin | None = None
     pooling: Pooling | None = None
+    folder: Path | None = None  # of transformers' form, that it was read from
 
     @property
     def spec(self) -> ModelSpec:
@@ -199,7 +200,7 @@ def read(folder: Path, *, dtype: torch.dtype | None, allow_nonfinite: bool, copy
         return Loaded(model, None if path is folder else read_words(folder, config), origin)
     model, origin = read_folder(folder, dtype=dtype, allow_nonfinite=allow_nonfinite, copy=copy)
     tokenizer = read_tokenizer(folder, origin.beside)
-    return Loaded(model, tokenizer, origin, read_pooling(folder))
+    return Loaded(model, tokenizer, origin, read_pooling(folder), folder)
 
 
 def export(model: Loaded | Model | str | Path, path: str | Path, to: str = "hf", form: str = "f32") -> None:
