@@ -86,6 +86,25 @@ def test_classes_have_their_names(tmp_path):
     assert rows == sorted(rows, key=lambda row: -row["probability"])
 
 
+@pytest.mark.parametrize(("labels", "kind"), [(1, None), (1, "regression"), (3, "multi_label_classification"), (4, "regression")])
+def test_what_a_class_says_is_what_it_was_trained_to_say(labels, kind, tmp_path):
+    """One number is a score and no probability; labels that do not exclude each other have one each."""
+    folder = folder_of("bert-classes", tmp_path / "classes", num_labels=labels, problem_type=kind)
+    ours = manyheads.load(folder)
+    logits = ours.logits(torch.tensor([[1, 5, 6, 2]]))[0]
+    rows = {row.pop("class"): row for row in manyheads.predict(ours, "word0 word1")["classes"]}
+    said, numbers = ("probability", logits.sigmoid()) if kind == "multi_label_classification" else ("score", logits)
+    assert rows == {f"LABEL_{i}": {said: pytest.approx(float(number), abs=1e-6)} for i, number in enumerate(numbers)}
+    assert len(run("predict", folder, "word0 word1").stdout.splitlines()) == labels
+
+
+def test_a_problem_that_is_not_known_is_refused(tmp_path):
+    folder = folder_of("bert-classes", tmp_path / "classes")
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"problem_type": "ranking"}))
+    assert "problem_type is 'ranking', expected" in run("predict", folder, "word0", check=2).stderr
+
+
 def test_names_of_classes_as_others_write_them(tmp_path):
     folder = folder_of("bert-classes", tmp_path / "classes")
     path = folder / "config.json"
@@ -162,6 +181,24 @@ def test_a_mask_that_is_no_text(tmp_path):
     for said in ('{"mask_token": "\\ud800"}', '{"mask_token": {"content": 3}}', "[1]", "{"):
         (folder / "tokenizer_config.json").write_text(said)
         assert len(manyheads.predict(manyheads.load(folder), "word0 [MASK]")["filled"]) == 1
+
+
+def test_without_a_mask_nothing_is_filled(tmp_path):
+    """The text "0" is no mask, and neither is the token 0."""
+    folder = folder_of("bert", tmp_path / "bert", tokenizer=False)
+    ours = manyheads.load(folder)
+    sentence("nothing says which token is the mask: give mask_id", lambda: manyheads.predict(ours, "5 0 7"))
+    assert [row["place"] for row in manyheads.predict(ours, "5 3 7 3", mask_id=3)["filled"]] == [1, 3]
+    sentence("there is nothing to fill: write 3 where", lambda: manyheads.predict(ours, "5 0 7", mask_id=3))
+    sentence("mask_id is -1, expected", lambda: manyheads.predict(ours, "5 0 7", mask_id=-1))
+    own = Tokenizer(models.WordLevel({word: i for i, word in enumerate(["call", "0", "times", "[UNK]"])}, unk_token="[UNK]"))
+    own.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    own.save(str(folder / "tokenizer.json"))
+    assert "this tokenizer has no mask token" in run("predict", folder, "call 0 times", check=2).stderr
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"mask_token_id": 3}))
+    (folder / "tokenizer.json").unlink()
+    assert json.loads(run("predict", folder, "5 3 7", "--json").stdout)["filled"][0]["place"] == 1
 
 
 def test_a_model_of_pictures_is_not_asked_in_words(tmp_path):
