@@ -17,10 +17,10 @@ from manyheads.convert.folder import FLOATS, Origin, assembled, read_folder, wri
 from manyheads.convert.gguf_file import chat_template, read_file, write_file
 from manyheads.convert.hub import fetched, is_name
 from manyheads.convert.pooling import Pooling, read_pooling
-from manyheads.convert.tokenizer import read_tokenizer, special_ids
-from manyheads.generate.sample import sample
+from manyheads.convert.tokenizer import read_rules, read_tokenizer
+from manyheads.generate.sample import Rules, sample
 from manyheads.model.build import Model
-from manyheads.model.spec import ModelSpec
+from manyheads.model.spec import ModelSpec, TowerSpec
 from manyheads.model.transformer import Transformer
 from manyheads.parts.batch import Inputs
 from manyheads.spec import LARGEST, SpecError, quoted
@@ -36,6 +36,7 @@ class Loaded:
     tokenizer: Any = None  # a tokenizers.Tokenizer
     origin: Origin | None = None
     pooling: Pooling | None = None
+    folder: Path | None = None  # of transformers' form, that it was read from
 
     @property
     def spec(self) -> ModelSpec:
@@ -48,10 +49,13 @@ class Loaded:
 
     @property
     def longest(self) -> int | None:
-        """The most tokens it has places for; None where there is no such limit."""
-        towers = [tower for tower in (self.spec.encoder, self.spec.decoder) if tower]
-        lengths = [part.longest for tower in towers for layer in tower.expanded() for part in (layer.position, layer.core)]
-        return min((length for length in lengths if length is not None), default=None)
+        """The most tokens it has places for in what it reads, a source where there is one; None where there is no such limit."""
+        return longest(self.spec.encoder or self.spec.decoder)
+
+    @property
+    def longest_written(self) -> int | None:
+        """The most tokens it has places for in what it writes; None where there is no such limit."""
+        return longest(self.spec.decoder)
 
     @property
     def paired(self) -> bool:
@@ -113,8 +117,10 @@ class Loaded:
         states, padding = self.model.states(given)
         return (self.pooling or Pooling()).pool(states, padding)
 
-    def generate(self, text: str | Sequence[int], *, max_new: int = 64, temperature: float = 0.0, seed: int = 0) -> Any:
-        """What the model writes after the text, or in answer to it; ids for ids."""
+    def generate(
+        self, text: str | Sequence[int], *, max_new: int = 64, temperature: float = 0.0, seed: int = 0, start: int | None = None
+    ) -> Any:
+        """What the model writes after the text, or in answer to it, which begins with `start` or as the checkpoint says; ids for ids."""
         if type(max_new) is not int or not 1 <= max_new <= LARGEST:
             raise ValueError(f"max_new is {quoted(max_new)}, expected a whole number from 1 to {LARGEST:,}")
         if type(temperature) not in (int, float) or not (temperature == 0 or 1e-6 <= temperature <= 1e6):
@@ -124,14 +130,19 @@ class Loaded:
         self.check_reads_texts()
         as_text = isinstance(text, str)
         given = self.encode([text]) if isinstance(text, str) else self.batch(text)
-        stop, start = special_ids(self.origin.config if self.origin else {})
-        prompt, source = (self.batch([start]), given) if self.paired else (given, None)
-        if self.longest is not None and prompt.length < self.longest:  # where there is no place left, it stops
-            max_new = min(max_new, self.longest - prompt.length + 1)
+        rules = read_rules(self.origin.config, self.origin.beside) if self.origin else Rules()
+        start = rules.start if start is None else start
+        prompt, source = given, None
+        if self.paired:
+            if start is None:
+                raise ValueError("nothing says which token begins an answer: give start=..., its id")
+            prompt, source = self.batch([start]), given
+        if self.longest_written is not None and prompt.length <= self.longest_written:  # where there is no place left, it stops
+            max_new = min(max_new, self.longest_written - prompt.length + 1)
         generator = torch.Generator().manual_seed(seed)
-        written = sample(self.model, prompt, source, max_new=max_new, temperature=temperature, stop=stop, generator=generator)
+        written = sample(self.model, prompt, source, max_new=max_new, temperature=temperature, rules=rules, generator=generator)
         new = [int(token) for token in written]
-        new = new[:-1] if new and new[-1] in stop else new
+        new = new[:-1] if new and new[-1] in rules.stop else new
         return self.tokenizer.decode(new) if as_text else new
 
     def batch(self, ids: Sequence[int]) -> Inputs:
@@ -146,6 +157,12 @@ class Loaded:
         tower = self.spec.encoder or self.spec.decoder
         if tower and tower.embed.reads == "patches":
             raise ValueError("this model reads pictures, not texts: ask it with load(...).logits(patches), batch × patches × pixels")
+
+
+def longest(tower: TowerSpec | None) -> int | None:
+    """The most tokens that every layer of a tower has places for."""
+    parts = [part for layer in tower.expanded() for part in (layer.position, layer.core)] if tower else []
+    return min((part.longest for part in parts if part.longest is not None), default=None)
 
 
 def load(path: str | Path, *, dtype: torch.dtype | None = None, allow_nonfinite: bool = False, copy: bool = False) -> Loaded:
@@ -183,7 +200,7 @@ def read(folder: Path, *, dtype: torch.dtype | None, allow_nonfinite: bool, copy
         return Loaded(model, None if path is folder else read_words(folder, config), origin)
     model, origin = read_folder(folder, dtype=dtype, allow_nonfinite=allow_nonfinite, copy=copy)
     tokenizer = read_tokenizer(folder, origin.beside)
-    return Loaded(model, tokenizer, origin, read_pooling(folder))
+    return Loaded(model, tokenizer, origin, read_pooling(folder), folder)
 
 
 def export(model: Loaded | Model | str | Path, path: str | Path, to: str = "hf", form: str = "f32") -> None:

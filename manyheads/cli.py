@@ -150,7 +150,7 @@ def predict(
     else:
         rows = found["classes"] if found["task"] == "classify" else [row for place in found["filled"] for row in place["tokens"]]
         for row in rows:
-            typer.echo(f"{row['probability']:8.4f}  {row.get('class', row.get('token'))}")
+            typer.echo(f"{row.get('probability', row.get('score')):8.4f}  {row.get('class', row.get('token'))}")
 
 
 @app.command()

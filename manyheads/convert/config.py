@@ -88,9 +88,9 @@ class Fixed:
 # keys that say nothing about the numbers a forward gives
 SILENT = frozenset((
     "_attn_implementation", "_commit_hash", "_name_or_path", "architectures", "attn_implementation", "auto_map", "bos_token_id",
-    "chunk_size_feed_forward", "decoder_start_token_id", "dtype", "eos_token_id", "finetuning_task", "forced_bos_token_id",
+    "chunk_size_feed_forward", "decoder_start_token_id", "dtype", "eos_token_id", "eot_token_id", "finetuning_task", "forced_bos_token_id",
     "forced_eos_token_id", "gradient_checkpointing", "id2label", "init_std", "initializer_factor", "initializer_range",
-    "is_encoder_decoder", "label2id", "language", "max_length", "model_type", "name", "num_beams", "output_attentions",
+    "is_encoder_decoder", "label2id", "language", "mask_token_id", "max_length", "model_type", "name", "num_beams", "output_attentions",
     "output_hidden_states", "output_past", "pad_token_id", "prefix", "pretraining_tp", "problem_type", "pruned_heads",
     "return_dict", "sep_token_id", "task_specific_params", "tokenizer_class", "torch_dtype", "transformers_version", "use_cache",
 ))  # fmt: skip

@@ -26,6 +26,7 @@ class Attended:
     core: Core
     query: Tensor
     key: Tensor
+    value: Tensor
     mask: Mask
     places: Places
     bias: Tensor | None
@@ -48,8 +49,8 @@ def record(model: nn.Module) -> Iterator[list[Attended]]:
     seen: list[Attended] = []
 
     def keep(name: str, core: Core, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        query, key, *_ = args
-        seen.append(Attended(name, core, query, key, kwargs["mask"], kwargs["places"], kwargs.get("bias")))
+        query, key, value = args
+        seen.append(Attended(name, core, query, key, value, kwargs["mask"], kwargs["places"], kwargs.get("bias")))
 
     handles = [
         module.register_forward_pre_hook(partial(keep, name.removesuffix(".core")), with_kwargs=True)
