@@ -6,10 +6,12 @@ The reference is Hugging Face transformers, on tiny random models saved as real 
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import torch
 import transformers
+from published import PUBLISHED
 from safetensors.torch import load_file, save_file
 
 import manyheads
@@ -18,8 +20,9 @@ from manyheads.checkpoint import Loaded
 from manyheads.convert.families import NAMES, family
 from manyheads.convert.keys import ACTIVATIONS as THEIRS
 from manyheads.convert.match import differences, plain
+from manyheads.convert.weights import Unused
 from manyheads.parts.feedforward import ACTIVATIONS
-from manyheads.spec import SLOTS
+from manyheads.spec import SLOTS, to_tree
 
 VOCAB = {"vocab_size": 61}
 BASE = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48}
@@ -152,6 +155,7 @@ CASES = {
     "t5-unscaled": ("T5ForConditionalGeneration", "T5Config", {"tie_word_embeddings": False}),
     "t5-gated-untied": ("T5ForConditionalGeneration", "T5Config", {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
     "bart": ("BartForConditionalGeneration", "BartConfig", {}),
+    "bart-bare": ("BartModel", "BartConfig", {}),
     "bart-scaled-relu": ("BartForConditionalGeneration", "BartConfig", {"scale_embedding": True, "activation_function": "relu"}),
     "marian": ("MarianMTModel", "MarianConfig", {}),
     "marian-scaled-swish": ("MarianMTModel", "MarianConfig", {"scale_embedding": True, "activation_function": "swish"}),
@@ -353,6 +357,92 @@ def test_every_config_key_of_the_reference_is_known_or_refused_by_name(name):
     assert known.spec_of(config | {"_name_or_path": "x"}) == spec
     with pytest.raises(ValueError, match="a key this family does not know, 'atention_scale_factor'"):
         known.spec_of(config | {"atention_scale_factor": 2})
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_config_is_read_as_the_reference_reads_it(name):
+    config = PUBLISHED[name]
+    known, whole = family(config["model_type"]), transformers.AutoConfig.for_model(**config).to_dict()  # with all that it left out
+    mine, theirs = (known.spec_of(known.settle(said, ["lm_head.weight"])) for said in (config, whole))
+    assert not list(differences(plain(mine), plain(theirs)))
+
+
+def test_a_scaling_goes_by_its_former_name():
+    """The reference means to read it so, and stops at a key it misses."""
+    config = PUBLISHED["Phi-3-mini-128k"]
+    former = config | {"rope_scaling": config["rope_scaling"] | {"type": "su"}}
+    assert family("phi3").spec_of(former) == family("phi3").spec_of(config)
+
+
+NOT_OURS = ("crossattention.bias",)  # of a tower that is not read
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_weights_that_the_reference_passes_over_are_known_and_kept(name):
+    known, config = family(name), transformers.AutoConfig.for_model(name).to_dict()
+    for architecture in known.tasks:
+        rows = known.rows(known.spec_of(config | {"architectures": [architecture]}), architecture)
+        unused = [row.theirs for row in rows if isinstance(row, Unused)]
+        for pattern in getattr(transformers, architecture)._keys_to_ignore_on_load_unexpected or ():
+            assert pattern in NOT_OURS or any(re.search(pattern, theirs) for theirs in unused), (architecture, pattern)
+
+
+# buffers and tables that published files hold, and no forward reads
+LEFT_OVER = {
+    "t5": "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",
+    "bart": "model.encoder.version",
+    "gpt2": "transformer.h.1.attn.masked_bias",
+    "gpt-neox": "gpt_neox.layers.1.attention.rotary_emb.inv_freq",
+    "llama": "model.layers.1.self_attn.rotary_emb.inv_freq",
+    "phi": "model.layers.1.self_attn.rotary_emb.inv_freq",
+    "phi3": "model.layers.1.self_attn.rotary_emb.inv_freq",
+    "bert": "bert.embeddings.position_ids",
+    "distilbert": "distilbert.embeddings.position_ids",
+    "albert": "albert.embeddings.position_ids",
+    "roberta": "roberta.embeddings.position_ids",
+}
+
+
+@pytest.mark.parametrize("name", LEFT_OVER)
+def test_a_tensor_that_nobody_reads_comes_back_as_it_was(name, tmp_path):
+    theirs = make(*CASES[name][:2])
+    theirs.save_pretrained(tmp_path / "theirs")
+    file = tmp_path / "theirs" / "model.safetensors"
+    save_file(load_file(file) | {LEFT_OVER[name]: torch.arange(6.0)}, file, metadata={"format": "pt"})
+    manyheads.export(manyheads.load(tmp_path / "theirs"), tmp_path / "back")
+    assert torch.equal(load_file(tmp_path / "back" / "model.safetensors")[LEFT_OVER[name]], torch.arange(6.0))
+
+
+def test_every_family_has_a_published_config():
+    assert {config["model_type"] for config in PUBLISHED.values()} == set(NAMES)
+
+
+def dropouts(tree):
+    """Every dropout of a description, by its place."""
+    for name, inner in tree.items():
+        if isinstance(inner, dict):
+            yield from ((f"{name}.{place}", value) for place, value in dropouts(inner))
+        elif name == "dropout":
+            yield name, inner
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_key_left_out_means_what_the_reference_means(name):
+    """Every key of every task is left out in turn; it is asked for, or it stands for the reference's own default."""
+    known, reference = family(name), type(transformers.AutoConfig.for_model(name))
+    for architecture, task in known.tasks.items():
+        config = transformers.AutoConfig.for_model(name).to_dict() | {"architectures": [architecture]}
+        for key in {key for row in (*known.keys, *task.keys) for key in row.keys} & set(config):
+            shorter = {theirs: value for theirs, value in config.items() if theirs != key}
+            try:
+                mine = known.spec_of(shorter)
+            except ValueError as error:
+                if f"the config lacks {key}" in str(error):
+                    continue
+                raise
+            theirs = known.spec_of(reference.from_dict(shorter).to_dict() | {"architectures": [architecture]})
+            assert not list(differences(plain(mine), plain(theirs))), key
+            assert list(dropouts(to_tree(mine))) == list(dropouts(to_tree(theirs))), key
 
 
 def test_activations_are_theirs():

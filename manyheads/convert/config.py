@@ -87,12 +87,18 @@ class Fixed:
 
 # keys that say nothing about the numbers a forward gives
 SILENT = frozenset((
-    "_attn_implementation", "_commit_hash", "_name_or_path", "architectures", "attn_implementation", "auto_map", "bos_token_id",
-    "chunk_size_feed_forward", "decoder_start_token_id", "dtype", "eos_token_id", "finetuning_task", "forced_bos_token_id",
-    "forced_eos_token_id", "gradient_checkpointing", "id2label", "init_std", "initializer_factor", "initializer_range",
-    "is_encoder_decoder", "label2id", "language", "max_length", "model_type", "name", "num_beams", "output_attentions",
-    "output_hidden_states", "output_past", "pad_token_id", "prefix", "pretraining_tp", "problem_type", "pruned_heads",
-    "return_dict", "sep_token_id", "task_specific_params", "tokenizer_class", "torch_dtype", "transformers_version", "use_cache",
+    "_attn_implementation", "_attn_implementation_autoset", "_commit_hash", "_name_or_path", "_num_labels", "architectures",
+    "attn_implementation", "auto_map", "bad_words_ids", "begin_suppress_tokens", "bos_token_id", "chunk_size_feed_forward",
+    "cross_attention_hidden_size", "decoder_start_token_id", "diversity_penalty", "do_sample", "dtype", "early_stopping",
+    "encoder_no_repeat_ngram_size", "eos_token_id", "eos_token_ids", "exponential_decay_length_penalty", "finetuning_task",
+    "forced_bos_token_id", "forced_eos_token_id", "gradient_checkpointing", "id2label", "init_std", "initializer_factor",
+    "initializer_range", "is_encoder_decoder", "label2id", "language", "length_penalty", "max_length", "min_length", "model_type", "name",
+    "no_repeat_ngram_size", "num_beam_groups", "num_beams", "num_labels", "num_return_sequences", "output_attentions",
+    "output_hidden_states", "output_past", "output_scores", "pad_token_id", "prefix", "pretraining_tp", "problem_type", "pruned_heads",
+    "remove_invalid_values", "repetition_penalty", "return_dict", "return_dict_in_generate", "sep_token_id", "suppress_tokens",
+    "task_specific_params", "temperature", "tf_legacy_loss", "tokenizer_class", "top_k", "top_p", "torch_dtype", "torchscript",
+    "transformers.js_config", "transformers_version", "typical_p", "unsloth_fixed", "unsloth_version", "use_bfloat16", "use_cache",
+    "xla_device",
 ))  # fmt: skip
 
 

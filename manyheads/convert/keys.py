@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from manyheads.convert.config import Config, Key, Look, Placed
+from manyheads.convert.config import NEEDED, Config, Key, Look, Placed
 from manyheads.spec import Tree, nearest, quoted
 
 # their names → ours; the first of several names for one function is the one written
@@ -50,6 +50,7 @@ class Rope:
     share: str = "partial_rotary_factor"  # and what older configs call it
     old: tuple[str, ...] = ("rope_theta", "rope_scaling", "partial_rotary_factor")
     theta: float = 10000.0
+    older: tuple[tuple[str, str], ...] = ()  # former names of scalings, and what they are called now
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -63,6 +64,7 @@ class Rope:
         if not isinstance(rope, Mapping):
             raise ValueError(f"rope_parameters in the config is {quoted(rope)}, expected a table")
         kind = rope.get("rope_type", rope.get("type", "default"))
+        kind = next((now for before, now in self.older if before == kind), kind)
         if not isinstance(kind, str) or kind not in SCALINGS:
             raise ValueError(f"no rotation scaling {quoted(kind)}{nearest(str(kind), SCALINGS)}")
         names = {"rope_theta", "rope_type", "type", "partial_rotary_factor", *SCALINGS[kind].values()} | IMPLIED.get(kind, set())
@@ -207,14 +209,17 @@ class FirstOf:
 
     names: tuple[str, ...]
     ours: str
-    default: Any = None
+    default: Any = NEEDED
 
     @property
     def keys(self) -> tuple[str, ...]:
         return self.names
 
     def read(self, config: Config) -> Placed:
-        return {self.ours: next((config[name] for name in self.names if config.get(name) is not None), self.default)}
+        value = next((config[name] for name in self.names if config.get(name) is not None), self.default)
+        if value is NEEDED:
+            raise ValueError(f"the config lacks {self.names[-1]}")
+        return {self.ours: value}
 
     def write(self, look: Look) -> Tree:
         return {self.names[0]: look(self.ours)}

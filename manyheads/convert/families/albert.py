@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from manyheads.convert.config import Fixed, Key
 from manyheads.convert.families import Family, Task
-from manyheads.convert.families.bert import CLASSES, KEYS, LENGTH, MASKED, MASKED_KEYS, SHAPE
-from manyheads.convert.keys import FirstOf, Labels
+from manyheads.convert.families.bert import CLASSES, KEYS, LENGTH, MASKED, MASKED_KEYS, SHAPE, dropout
+from manyheads.convert.keys import Labels
 from manyheads.convert.weights import Repeated, Row, Same, Unused, both
 from manyheads.model.spec import ModelSpec
 from manyheads.parts.embed import TokensSpec
@@ -65,6 +65,7 @@ FAMILIES = {
         (
             *KEYS,
             LENGTH,
+            *dropout(0.0),
             Key("embedding_size", "encoder.embed.size"),
             Key("num_hidden_groups", "encoder.distinct", 1),
             Fixed("inner_group_num", 1),
@@ -73,7 +74,7 @@ FAMILIES = {
         {
             "AlbertForMaskedLM": Task(MASKED, masked_tokens, MASKED_KEYS, "albert."),
             "AlbertForSequenceClassification": Task(
-                CLASSES, classes, (Labels(), FirstOf(("classifier_dropout_prob",), "head.dropout")), "albert."
+                CLASSES, classes, (Labels(), Key("classifier_dropout_prob", "head.dropout", 0.1)), "albert."
             ),
             "AlbertModel": Task({"kind": "none"}, bare, (), ""),
         },

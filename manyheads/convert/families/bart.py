@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from manyheads.convert.config import Fixed, Key
 from manyheads.convert.families import Family, Task
+from manyheads.convert.families.llama import bare
 from manyheads.convert.families.marian import KEYS, SHAPE, SILENT, layers, next_tokens
-from manyheads.convert.weights import Repeated, Row, Same, both
+from manyheads.convert.weights import Repeated, Row, Same, Unused, both
 from manyheads.model.spec import ModelSpec
 from manyheads.spec import merged
 
@@ -18,6 +19,7 @@ def tower(spec: ModelSpec, prefix: str) -> Iterator[Row]:
         yield Repeated(f"{prefix}{name}.embed_tokens.weight", same_as=f"{prefix}shared.weight")
         yield Same(f"{name}.embed.position.table.weight", f"{prefix}{name}.embed_positions.weight")
         yield from both(f"{name}.embed.norm", f"{prefix}{name}.layernorm_embedding")
+        yield Unused(f"{prefix}{name}.version")
     yield from layers(spec, prefix)
 
 
@@ -37,7 +39,11 @@ FAMILIES = {
             Fixed("add_bias_logits", False),
         ),
         tower,
-        {"BartForConditionalGeneration": Task({"kind": "tied", "bias": True}, next_tokens, (), "model.")},
-        (*SILENT, "early_stopping", "length_penalty", "min_length", "no_repeat_ngram_size", "num_hidden_layers", "extra_pos_embeddings"),
+        {
+            "BartForConditionalGeneration": Task({"kind": "tied", "bias": True}, next_tokens, (), "model."),
+            "BartModel": Task({"kind": "none"}, bare, (), ""),
+        },
+        (*SILENT, "extra_pos_embeddings", "force_bos_token_to_be_generated", "replacing_rate", "save_step", "student_decoder_layers",
+         "student_encoder_layers"),
     )
-}
+}  # fmt: skip

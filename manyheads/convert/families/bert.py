@@ -32,14 +32,20 @@ KEYS: tuple[ConfigRow, ...] = (
     Key("intermediate_size", "encoder.feedforward.hidden"),
     activation("hidden_act", "encoder.feedforward.activation"),
     Key("type_vocab_size", "encoder.embed.types"),
-    Key("layer_norm_eps", ("encoder.norm.eps", "encoder.embed.norm.eps")),
-    Key("hidden_dropout_prob", ("encoder.residual.dropout", "encoder.embed.dropout"), 0.0),
-    Key("attention_probs_dropout_prob", "encoder.core.dropout", 0.0),
+    Key("layer_norm_eps", ("encoder.norm.eps", "encoder.embed.norm.eps"), 1e-12),
     Fixed("is_decoder", False),
     Fixed("add_cross_attention", False),
     Fixed("position_embedding_type", "absolute"),
 )
 LENGTH = Key("max_position_embeddings", "encoder.position.length")
+
+
+def dropout(default: float) -> tuple[ConfigRow, ...]:
+    """The two keys for it."""
+    return (
+        Key("hidden_dropout_prob", ("encoder.residual.dropout", "encoder.embed.dropout"), default),
+        Key("attention_probs_dropout_prob", "encoder.core.dropout", default),
+    )
 
 
 def tower(spec: ModelSpec, prefix: str) -> Iterator[Row]:
@@ -93,11 +99,11 @@ def classes(spec: ModelSpec, prefix: str) -> Iterator[Row]:
 MASKED: Tree = {"kind": "masked", "norm": {"kind": "layer"}, "scores": {"kind": "tied", "bias": True}}
 MASKED_KEYS: tuple[ConfigRow, ...] = (
     activation("hidden_act", "head.activation"),
-    Key("layer_norm_eps", "head.norm.eps"),
+    Key("layer_norm_eps", "head.norm.eps", 1e-12),
     Fixed("tie_word_embeddings", True),
 )
 CLASSES: Tree = {"kind": "classes", "pool": "first", "dense": True, "activation": "tanh"}
-CLASSES_KEYS: tuple[ConfigRow, ...] = (Labels(), FirstOf(("classifier_dropout", "hidden_dropout_prob"), "head.dropout"))
+CLASSES_KEYS: tuple[ConfigRow, ...] = (Labels(), FirstOf(("classifier_dropout", "hidden_dropout_prob"), "head.dropout", 0.1))
 
 
 def tasks(name: str, prefix: str) -> dict[str, Task]:
@@ -110,6 +116,9 @@ def tasks(name: str, prefix: str) -> dict[str, Task]:
     }
 
 
-SILENT = ("classifier_dropout", "tie_word_embeddings")
+SILENT = (
+    "classifier_dropout", "directionality", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head",
+    "pooler_type", "tie_word_embeddings",
+)  # fmt: skip
 SPELLINGS = ((("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta")),)
-FAMILIES = {"bert": Family("bert", SHAPE, (*KEYS, LENGTH), tower, tasks("Bert", "bert."), SILENT, spellings=SPELLINGS)}
+FAMILIES = {"bert": Family("bert", SHAPE, (*KEYS, LENGTH, *dropout(0.1)), tower, tasks("Bert", "bert."), SILENT, spellings=SPELLINGS)}

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from manyheads.convert.config import Fixed, Key
 from manyheads.convert.families import Family, Task
 from manyheads.convert.families.bert import LENGTH, MASKED, SHAPE
-from manyheads.convert.keys import FirstOf, Labels, activation
-from manyheads.convert.weights import Repeated, Row, Same, both
+from manyheads.convert.keys import Labels, activation
+from manyheads.convert.weights import Repeated, Row, Same, Unused, both
 from manyheads.model.spec import ModelSpec
 from manyheads.spec import merged
 
@@ -20,6 +20,7 @@ def tower(spec: ModelSpec, prefix: str) -> Iterator[Row]:
     yield Same("encoder.embed.table.weight", f"{prefix}embeddings.word_embeddings.weight")
     yield Same("encoder.embed.position.table.weight", f"{prefix}embeddings.position_embeddings.weight")
     yield from both("encoder.embed.norm", f"{prefix}embeddings.LayerNorm")
+    yield Unused(f"{prefix}embeddings.position_ids")
     for i in range(spec.encoder.layers):
         ours, theirs = f"encoder.layers.{i}", f"{prefix}transformer.layer.{i}"
         for part, named in PARTS:
@@ -74,7 +75,7 @@ FAMILIES = {
             "DistilBertForSequenceClassification": Task(
                 {"kind": "classes", "pool": "first", "dense": True, "activation": "relu"},
                 classes,
-                (Labels(), FirstOf(("seq_classif_dropout",), "head.dropout")),
+                (Labels(), Key("seq_classif_dropout", "head.dropout", 0.2)),
                 "distilbert.",
             ),
             "DistilBertModel": Task({"kind": "none"}, bare, (), ""),

@@ -69,9 +69,9 @@ FAMILIES = {
             Key("n_inner", "decoder.feedforward.hidden", None),
             activation("activation_function", "decoder.feedforward.activation"),
             Key("layer_norm_epsilon", "decoder.norm.eps"),
-            Key("embd_pdrop", "decoder.embed.dropout", 0.0),
-            Key("attn_pdrop", "decoder.core.dropout", 0.0),
-            Key("resid_pdrop", "decoder.residual.dropout", 0.0),
+            Key("embd_pdrop", "decoder.embed.dropout", 0.1),
+            Key("attn_pdrop", "decoder.core.dropout", 0.1),
+            Key("resid_pdrop", "decoder.residual.dropout", 0.1),
             Choice("scale_attn_weights", "decoder.core", ((True, {"scale": None}), (False, {"scale": 1.0})), True),
             Fixed("scale_attn_by_inverse_layer_idx", False),
             Fixed("add_cross_attention", False),
@@ -85,8 +85,8 @@ FAMILIES = {
             "GPT2Model": Task({"kind": "none"}, bare, (), ""),
         },
         (
-            "n_ctx", "reorder_and_upcast_attn", "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type",
-            "summary_use_proj", "tie_word_embeddings",
+            "is_decoder", "n_ctx", "n_special", "predict_special_tokens", "reorder_and_upcast_attn", "summary_activation",
+            "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj", "tie_word_embeddings",
         ),
         spellings=((("transformer.", ""),),),
     )

@@ -63,6 +63,6 @@ FAMILIES = {
             "GPTNeoXForCausalLM": Task({}, next_tokens, (tying(False),), "gpt_neox."),
             "GPTNeoXModel": Task({"kind": "none"}, bare, (), ""),
         },
-        ("classifier_dropout", "is_decoder", "tie_word_embeddings"),
+        ("attention_probs_dropout_prob", "classifier_dropout", "hidden_dropout_prob", "is_decoder", "tie_word_embeddings"),
     )
 }

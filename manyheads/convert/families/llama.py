@@ -31,13 +31,16 @@ KEYS: tuple[ConfigRow, ...] = (
     Key("num_hidden_layers", "decoder.layers"),
     Key("hidden_size", "decoder.width"),
     Key("num_attention_heads", "decoder.attention.heads"),
-    Key("num_key_value_heads", "decoder.attention.groups", None),
     Key("intermediate_size", "decoder.feedforward.hidden"),
     activation("hidden_act", "decoder.feedforward.activation", default="silu"),
     Key("rms_norm_eps", "decoder.norm.eps"),
     Key("attention_dropout", "decoder.core.dropout", 0.0),
 )
-HEAD_SIZE = Key("head_dim", "decoder.attention.size", None)
+
+
+def heads(*, groups: int | None = None, size: int | None = None) -> tuple[ConfigRow, ...]:
+    """How many key heads, and how wide a head is: by default as many as there are query heads, and an equal share of the width."""
+    return Key("num_key_value_heads", "decoder.attention.groups", groups), Key("head_dim", "decoder.attention.size", size)
 
 
 def tower(spec: ModelSpec, prefix: str) -> Iterator[Row]:
@@ -92,9 +95,17 @@ FAMILIES = {
     "llama": Family(
         "llama",
         SHAPE,
-        (*KEYS, HEAD_SIZE, Rope(), BIASES, Key("mlp_bias", "decoder.feedforward.bias", False), Fixed("pretraining_tp", 1)),
+        (
+            *KEYS,
+            *heads(),
+            Rope(),
+            BIASES,
+            Key("mlp_bias", "decoder.feedforward.bias", False),
+            Fixed("pretraining_tp", 1),
+            Fixed("rope_interleaved", False),
+        ),
         tower,
         tasks("Llama"),
-        SILENT,
+        (*SILENT, "is_llama_config", "max_sequence_length"),
     )
 }

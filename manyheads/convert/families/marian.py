@@ -33,7 +33,7 @@ KEYS: tuple[ConfigRow, ...] = (
     Key("decoder_ffn_dim", "decoder.feedforward.hidden"),
     activation("activation_function", "encoder.feedforward.activation", "decoder.feedforward.activation"),
     Key("scale_embedding", ("encoder.embed.scale", "decoder.embed.scale"), False),
-    Key("dropout", ("encoder.residual.dropout", "decoder.residual.dropout", "encoder.embed.dropout", "decoder.embed.dropout"), 0.0),
+    Key("dropout", ("encoder.residual.dropout", "decoder.residual.dropout", "encoder.embed.dropout", "decoder.embed.dropout"), 0.1),
     Key("attention_dropout", ("encoder.core.dropout", "decoder.core.dropout"), 0.0),
     Key("activation_dropout", ("encoder.feedforward.dropout", "decoder.feedforward.dropout"), 0.0),
     Fixed("tie_word_embeddings", True),
@@ -105,6 +105,6 @@ FAMILIES = {
         ),
         tower,
         {"MarianMTModel": Task({"kind": "tied", "bias": True}, next_tokens, (), "model.")},
-        (*SILENT, "bad_words_ids", "extra_pos_embeddings", "max_position_embeddings", "_num_labels"),
+        (*SILENT, "extra_pos_embeddings", "max_position_embeddings"),
     )
 }

@@ -10,7 +10,7 @@ from manyheads.convert.families import Family, Task
 from manyheads.convert.families.gpt2 import SHAPE
 from manyheads.convert.families.llama import bare
 from manyheads.convert.keys import Rope, activation
-from manyheads.convert.weights import Row, Same, both
+from manyheads.convert.weights import Row, Same, Unused, both
 from manyheads.model.spec import ModelSpec
 from manyheads.parts.norm import NoNormSpec
 from manyheads.spec import Tree, merged
@@ -29,6 +29,7 @@ def tower(spec: ModelSpec, prefix: str) -> Iterator[Row]:
         yield from both(f"{ours}.feedforward.up", f"{theirs}.mlp.fc1")
         yield from both(f"{ours}.feedforward.down", f"{theirs}.mlp.fc2")
         yield from both(f"{ours}.residual.norms.0", f"{theirs}.input_layernorm")
+        yield Unused(f"{theirs}.self_attn.rotary_emb.inv_freq")
     yield from both("decoder.norm", f"{prefix}final_layernorm")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from manyheads.convert.config import Fixed, Key
 from manyheads.convert.families import Family, Task
-from manyheads.convert.families.bert import CLASSES, CLASSES_KEYS, KEYS, MASKED, SHAPE, SILENT, bare, pooler, tower
+from manyheads.convert.families.bert import CLASSES, CLASSES_KEYS, KEYS, MASKED, SHAPE, SILENT, bare, dropout, pooler, tower
 from manyheads.convert.weights import Repeated, Row, Same, both
 from manyheads.model.spec import ModelSpec
 from manyheads.spec import merged
@@ -34,13 +34,13 @@ FAMILIES = {
     "roberta": Family(
         "roberta",
         merged(SHAPE, {"encoder": {"position": {"offset": OFFSET}}}),
-        (*KEYS, LENGTH, Fixed("pad_token_id", 1)),
+        (*KEYS, LENGTH, *dropout(0.1), Fixed("pad_token_id", 1)),
         tower,
         {
             "RobertaForMaskedLM": Task(
                 MASKED | {"activation": "gelu"},
                 masked_tokens,
-                (Key("layer_norm_eps", "head.norm.eps"), Fixed("tie_word_embeddings", True)),
+                (Key("layer_norm_eps", "head.norm.eps", 1e-12), Fixed("tie_word_embeddings", True)),
                 "roberta.",
             ),
             "RobertaForSequenceClassification": Task(CLASSES, classes, CLASSES_KEYS, "roberta."),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from manyheads.convert.config import Config, Fixed, Key, Look, Placed
 from manyheads.convert.families import Family, Task
 from manyheads.convert.keys import FirstOf, read_activation, write_activation
-from manyheads.convert.weights import Repeated, Row, Same, both
+from manyheads.convert.weights import Repeated, Row, Same, Unused, both
 from manyheads.model.spec import ModelSpec
 from manyheads.parts.feedforward import GatedSpec
 from manyheads.spec import Tree, quoted
@@ -71,6 +71,7 @@ def tower(spec: ModelSpec, prefix: str) -> Iterator[Row]:
     assert spec.decoder is not None
     gated = isinstance(spec.encoder.feedforward, GatedSpec)
     yield Same("encoder.embed.table.weight", "shared.weight")
+    yield Unused("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight")  # which the first checkpoints hold
     for name, tower in (("encoder", spec.encoder), ("decoder", spec.decoder)):
         yield Repeated(f"{name}.embed_tokens.weight", same_as="shared.weight")
         yield Same(f"{name}.positions.0.table.weight", f"{name}.block.0.layer.0.SelfAttention.relative_attention_bias.weight")
@@ -132,7 +133,7 @@ FAMILIES = {
             Key("relative_attention_num_buckets", in_both("position.buckets"), 32),
             Key("relative_attention_max_distance", in_both("position.distance"), 128),
             Key("layer_norm_epsilon", in_both("norm.eps"), 1e-6),
-            Key("dropout_rate", tuple(path for name in DROPPED for path in in_both(name)), 0.0),
+            Key("dropout_rate", tuple(path for name in DROPPED for path in in_both(name)), 0.1),
             FeedForward(),
             Fixed("is_decoder", False),
             Fixed("is_encoder_decoder", True),
