@@ -25,11 +25,12 @@ class ConfigRow(Protocol):
     def write(self, look: Look) -> Tree: ...
 
 
-class _Needed:
-    """Stands where a key has no default: it must be given."""
+class _Stands:
+    """Stands where a value could be anything, even nothing."""
 
 
-NEEDED = _Needed()
+NEEDED = _Stands()  # for a default: the key must be given
+SAME = _Stands()  # for a default: the one value there is
 
 
 @dataclass(frozen=True)
@@ -70,13 +71,14 @@ class Fixed:
 
     theirs: str
     value: Any
+    default: Any = SAME  # what a config that leaves the key out means by it: the value, unless said
 
     @property
     def keys(self) -> tuple[str, ...]:
         return (self.theirs,)
 
     def read(self, config: Config) -> Placed:
-        given = config.get(self.theirs, self.value)
+        given = config.get(self.theirs, self.value if self.default is SAME else self.default)
         if given != self.value and not (given is None and not self.value):
             raise ValueError(f"{self.theirs} = {quoted(given)} changes the model in a way that is not supported; expected {self.value!r}")
         return {}
