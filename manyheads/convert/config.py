@@ -11,7 +11,11 @@ from manyheads.spec import Tree, nearest, quoted, to_tree
 
 Config = Mapping[str, Any]
 Placed = dict[str, Any]  # dotted path → value
-Look = Callable[[str], Any]  # the value at a dotted path of a description; None where there is nothing
+Look = Callable[[str], Any]  # the value at a dotted path of a description; None where its part has no such field
+
+
+class UnsayableError(ValueError):
+    """A description has not what a config must say."""
 
 
 class ConfigRow(Protocol):
@@ -62,7 +66,8 @@ class Key:
         return dict.fromkeys(self.places, value)
 
     def write(self, look: Look) -> Tree:
-        return {self.theirs: self.writes(look(self.places[0]))}
+        value = look(self.places[0])
+        return {self.theirs: None if value is None else self.writes(value)}
 
 
 @dataclass(frozen=True)
@@ -139,6 +144,18 @@ def place(tree: Tree, path: str, value: Any) -> None:
 
 
 def look(tree: Any, path: str) -> Any:
-    for step in path.split("."):
+    tower, *steps = path.split(".")
+    if steps and tower not in tree:
+        raise UnsayableError(f"the description has no {tower}")
+    tree = tree.get(tower)
+    for step in steps:
         tree = tree.get(step) if isinstance(tree, dict) else None
     return tree
+
+
+def needed(look: Look, path: str) -> Any:
+    """The value at a path that a config cannot be written without."""
+    value = look(path)
+    if value is None:
+        raise UnsayableError(f"the description has no {path}")
+    return value

@@ -50,6 +50,7 @@ class Rope:
     share: str = "partial_rotary_factor"  # and what older configs call it
     old: tuple[str, ...] = ("rope_theta", "rope_scaling", "partial_rotary_factor")
     theta: float = 10000.0
+    trained: int | None = None  # the length trained on, where a family has one that its configs may leave out
     older: tuple[tuple[str, str], ...] = ()  # former names of scalings, and what they are called now
 
     @property
@@ -74,13 +75,13 @@ class Rope:
         if self.partial is None and share not in (None, 1):
             raise ValueError(f"partial_rotary_factor is {quoted(share)}, and this family turns every coordinate")
         lengths = {rope.get("original_max_position_embeddings"), config.get("original_max_position_embeddings")} - {None}
-        if kind == "longrope" and len(lengths) > 1:
+        if "length" in SCALINGS[kind] and kind != "dynamic" and len(lengths) > 1:
             raise ValueError("original_max_position_embeddings is said twice in the config, and not the same")
         theta = rope.get("rope_theta", config.get("rope_theta", config.get("rotary_emb_base", self.theta)))
         return {
             f"{self.at}.theta": number(theta, "rope_theta"),
             f"{self.at}.fraction": None if share is None else number(share, "partial_rotary_factor"),
-            f"{self.at}.scaling": scaling(kind, rope, config),
+            f"{self.at}.scaling": scaling(kind, rope, {"original_max_position_embeddings": self.trained, **config}),
         }
 
     def write(self, look: Look) -> Tree:
@@ -103,7 +104,7 @@ SCALINGS: dict[str, dict[str, str]] = {
     "linear": {"factor": "factor"},
     "dynamic": {"factor": "factor", "length": "max_position_embeddings"},
     "yarn": {
-        "factor": "factor", "length": "original_max_position_embeddings", "fast": "beta_fast", "slow": "beta_slow",
+        "length": "original_max_position_embeddings", "factor": "factor", "fast": "beta_fast", "slow": "beta_slow",
         "attention": "attention_factor", "truncate": "truncate",
     },
     "llama3": {"factor": "factor", "length": "original_max_position_embeddings", "low": "low_freq_factor", "high": "high_freq_factor"},
@@ -113,6 +114,7 @@ SCALINGS: dict[str, dict[str, str]] = {
     },
 }  # fmt: skip
 OURS = {"default": "none", "linear": "linear", "dynamic": "dynamic", "yarn": "yarn", "llama3": "banded", "longrope": "longrope"}
+LEFT_OUT = ("max_position_embeddings", "original_max_position_embeddings", "beta_fast", "beta_slow", "attention_factor", "truncate")
 # keys that a config repeats beside those that count
 IMPLIED = {"dynamic": {"original_max_position_embeddings"}, "linear": {"original_max_position_embeddings"}}
 
@@ -122,12 +124,14 @@ def scaling(kind: str, rope: Mapping[str, Any], config: Config) -> Tree:
     found: Tree = {"kind": OURS[kind]}
     for field, theirs in SCALINGS[kind].items():
         value = rope.get(theirs)
-        if value is None and theirs.endswith("max_position_embeddings"):
-            value = config.get(theirs, config.get("max_position_embeddings"))
+        if value is None and field == "length":
+            value = config.get(theirs) or config.get("max_position_embeddings")
+        if value is None and theirs == "factor" and kind in ("yarn", "longrope"):
+            value = number(config.get("max_position_embeddings"), "max_position_embeddings") / number(found.get("length"), "length")
+        if value is None and theirs not in LEFT_OUT:
+            raise ValueError(f"rotation scaling '{kind}' lacks {theirs}")
         if value is not None:
             found[field] = float(value) if isinstance(value, int) and field not in ("length", "truncate") else value
-    if kind == "longrope" and "stretch" not in found:
-        found["stretch"] = number(config.get("max_position_embeddings"), "max_position_embeddings") / number(found.get("length"), "length")
     return found
 
 
@@ -201,6 +205,19 @@ class Labels:
     def write(self, look: Look) -> Tree:
         count = look(self.at) or 0
         return {"id2label": {str(i): f"LABEL_{i}" for i in range(count)}, "label2id": {f"LABEL_{i}": i for i in range(count)}}
+
+
+@dataclass(frozen=True)
+class LastToken:
+    """A head that takes a text's last token asks which one is padding: none is, unless a config says so."""
+
+    keys: tuple[str, ...] = ("pad_token_id",)
+
+    def read(self, config: Config) -> Placed:
+        return {}
+
+    def write(self, look: Look) -> Tree:
+        return {"pad_token_id": -1}
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy
 import torch
 
-from manyheads.convert.config import Config, ConfigRow, Fixed, Key, Look, Placed
+from manyheads.convert.config import Config, ConfigRow, Fixed, Key, Look, Placed, needed
 from manyheads.convert.families import Family, Table, Task
 from manyheads.convert.families.gpt2 import SHAPE as PLAIN
 from manyheads.convert.families.llama import SHAPE as GATED
@@ -84,7 +84,10 @@ class Rotation:
         size = look("decoder.attention.size") or look("decoder.width") // look("decoder.attention.heads")
         ours = look("decoder.position.scaling") or {}
         kind = ours.get("kind", "none")
-        config = {"rope.freq_base": look("decoder.position.theta"), "rope.dimension_count": round(look("decoder.position.fraction") * size)}
+        config = {
+            "rope.freq_base": look("decoder.position.theta"),
+            "rope.dimension_count": round(needed(look, "decoder.position.fraction") * size),
+        }
         if kind == "longrope":
             config |= dict(zip(self.tables, (ours["short"], ours["long"]), strict=False))
             config |= {"rope.scaling.attn_factor": ours["attention"]}

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from manyheads.convert.config import Fixed, Key
 from manyheads.convert.families import Family, Task
-from manyheads.convert.keys import Choice, Labels, activation
+from manyheads.convert.keys import Choice, Labels, LastToken, activation
 from manyheads.convert.weights import Joined, Repeated, Row, Same, Unused, both
 from manyheads.model.spec import ModelSpec
 from manyheads.spec import Tree
@@ -80,7 +80,7 @@ FAMILIES = {
         {
             "GPT2LMHeadModel": Task({"kind": "tied"}, next_tokens, (Fixed("tie_word_embeddings", True),), "transformer."),
             "GPT2ForSequenceClassification": Task(
-                {"kind": "classes", "pool": "last", "bias": False}, classes, (Labels(),), "transformer."
+                {"kind": "classes", "pool": "last", "bias": False}, classes, (Labels(), LastToken()), "transformer."
             ),
             "GPT2Model": Task({"kind": "none"}, bare, (), ""),
         },

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from manyheads.convert.config import Config, Key, Look, Placed
+from manyheads.convert.config import Config, Key, Look, Placed, needed
 from manyheads.convert.families import Family, Task
 from manyheads.convert.families.gpt2 import SHAPE
 from manyheads.convert.families.llama import bare
@@ -29,8 +29,8 @@ class TurnedCoordinates:
         return {"decoder.position.fraction": turned / (width // heads)}
 
     def write(self, look: Look) -> Tree:
-        size = look("decoder.width") // look("decoder.attention.heads")
-        return {"rotary_dim": int(size * (look("decoder.position.fraction") or 1.0))}
+        size = needed(look, "decoder.width") // needed(look, "decoder.attention.heads")
+        return {"rotary_dim": round(size * (look("decoder.position.fraction") or 1.0))}
 
 
 def tower(spec: ModelSpec, prefix: str) -> Iterator[Row]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from manyheads.convert.config import ConfigRow, Fixed, Key
 from manyheads.convert.families import Family, Task
-from manyheads.convert.keys import Labels, Rope, activation, tying
+from manyheads.convert.keys import Labels, LastToken, Rope, activation, tying
 from manyheads.convert.weights import Repeated, Row, Same, Unused, both
 from manyheads.model.spec import ModelSpec
 from manyheads.parts.feedforward import GatedSpec
@@ -83,7 +83,9 @@ def tasks(name: str, *, tied: bool = False) -> dict[str, Task]:
     """The tasks of a tower of this kind, by the names of their classes."""
     return {
         f"{name}ForCausalLM": Task({}, next_tokens, (tying(tied),), "model."),
-        f"{name}ForSequenceClassification": Task({"kind": "classes", "pool": "last", "bias": False}, classes, (Labels(),), "model."),
+        f"{name}ForSequenceClassification": Task(
+            {"kind": "classes", "pool": "last", "bias": False}, classes, (Labels(), LastToken()), "model."
+        ),
         f"{name}Model": Task({"kind": "none"}, bare, (), ""),
     }
 

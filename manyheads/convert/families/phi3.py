@@ -35,7 +35,7 @@ FAMILIES = {
         (
             *KEYS,
             heads()[0],
-            Rope(partial=1.0, older=(("su", "longrope"), ("yarn", "longrope"))),
+            Rope(partial=1.0, trained=4096, older=(("su", "longrope"), ("yarn", "longrope"))),
             Key("sliding_window", "decoder.mask.window", None),
             Key("embd_pdrop", "decoder.embed.dropout", 0.0),
             Key("resid_pdrop", "decoder.residual.dropout", 0.0),
