@@ -21,6 +21,7 @@ from manyheads import Inputs, build, read, read_model
 from manyheads.checkpoint import Loaded
 from manyheads.convert.families import GGUF, NAMES, family
 from manyheads.convert.families.gguf import outright
+from manyheads.convert.folder import respelled
 from manyheads.convert.keys import ACTIVATIONS as THEIRS
 from manyheads.convert.keys import Rope
 from manyheads.convert.match import differences, fitting, plain
@@ -659,6 +660,20 @@ def test_other_spellings_of_published_checkpoints_are_read_and_given_back(tmp_pa
         back = load_file(tmp_path / f"{name}-back" / "model.safetensors")
         assert set(back) == set(stored)
         assert all(torch.equal(back[key], stored[key]) for key in stored)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if family(name).spellings])
+def test_a_spelling_is_a_rule_on_how_names_begin_or_end(name):
+    known, config = family(name), transformers.AutoConfig.for_model(name).to_dict()
+    for spelling in known.spellings:
+        for architecture in known.tasks:
+            rows = known.rows(known.spec_of(config | {"architectures": [architecture]}), architecture)
+            once = [respelled(row, spelling).theirs for row in rows]
+            assert len(set(once)) == len(once), "names stay distinct"
+            assert once == [respelled(row, spelling[::-1]).theirs for row in rows], "the order of the rules does not matter"
+            for row in rows:  # what is inside a name is not touched
+                inside = f"before.{row.theirs}.after"
+                assert respelled(Unused(inside), spelling).theirs == inside
 
 
 def test_what_a_config_leaves_out_is_what_the_reference_takes():

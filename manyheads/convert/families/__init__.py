@@ -11,7 +11,9 @@ from manyheads.convert.weights import Row
 from manyheads.model.spec import ModelSpec, read_model
 from manyheads.spec import Tree, copied, merged, nearest, quoted
 
-Spelling = tuple[tuple[str, str], ...]  # each usual piece of a name, and what stands for it
+Spelling = tuple[
+    tuple[str, str], ...
+]  # how usual names begin or end, as a pattern, and what stands there instead; the first that fits counts
 Table = Callable[[ModelSpec, str], Iterator[Row]]
 
 

@@ -120,5 +120,5 @@ SILENT = (
     "classifier_dropout", "directionality", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head",
     "pooler_type", "tie_word_embeddings",
 )  # fmt: skip
-SPELLINGS = ((("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta")),)
+SPELLINGS = (((r"LayerNorm\.weight$", "LayerNorm.gamma"), (r"LayerNorm\.bias$", "LayerNorm.beta")),)
 FAMILIES = {"bert": Family("bert", SHAPE, (*KEYS, LENGTH, *dropout(0.1)), tower, tasks("Bert", "bert."), SILENT, spellings=SPELLINGS)}

@@ -88,6 +88,6 @@ FAMILIES = {
             "is_decoder", "n_ctx", "n_special", "predict_special_tokens", "reorder_and_upcast_attn", "summary_activation",
             "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj", "tie_word_embeddings",
         ),
-        spellings=((("transformer.", ""),),),
+        spellings=(((r"^transformer\.", ""),),),
     )
 }  # fmt: skip

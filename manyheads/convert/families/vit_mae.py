@@ -53,6 +53,6 @@ FAMILIES = {
         tower,
         {"ViTMAEForPreTraining": Task({"kind": "pixels", "skip": 1}, pixels, (), "vit.")},
         ("mask_ratio", "norm_pix_loss"),
-        spellings=((("decoder.decoder_layers.", "decoder.decoder_encoder.layer."),),),
+        spellings=(((r"^decoder\.decoder_layers\.", "decoder.decoder_encoder.layer."),),),
     )
 }
