@@ -41,6 +41,11 @@ def activation(theirs: str, *ours: str, default: str | None = None) -> Key:
     return Key(theirs, ours, reads=read_activation, writes=write_activation, **given)
 
 
+def in_both(path: str) -> tuple[str, str]:
+    """One place in either tower."""
+    return f"encoder.{path}", f"decoder.{path}"
+
+
 @dataclass(frozen=True)
 class Rope:
     """θ, the share that is turned, and the scaling: newer configs hold them in `rope_parameters`, older ones in keys of their own."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from manyheads.convert.config import Fixed, Key
-from manyheads.convert.families import Family, Task
-from manyheads.convert.families.llama import bare
+from manyheads.convert.families import BARE, Family, Task
 from manyheads.convert.families.marian import KEYS, SHAPE, SILENT, layers, next_tokens
 from manyheads.convert.weights import Repeated, Row, Same, Unused, both
 from manyheads.model.spec import ModelSpec
@@ -29,7 +28,7 @@ FAMILIES = {
     "bart": Family(
         "bart",
         merged(SHAPE, {"encoder": EMBED, "decoder": EMBED}),
-        (
+        keys=(
             *KEYS,
             Key("max_position_embeddings", ("encoder.position.length", "decoder.position.length")),
             Fixed("normalize_before", False),
@@ -38,12 +37,12 @@ FAMILIES = {
             Fixed("static_position_embeddings", False),
             Fixed("add_bias_logits", False),
         ),
-        tower,
-        {
-            "BartForConditionalGeneration": Task({"kind": "tied", "bias": True}, next_tokens, (), "model."),
-            "BartModel": Task({"kind": "none"}, bare, (), ""),
+        table=tower,
+        tasks={
+            "BartForConditionalGeneration": Task(head={"kind": "tied", "bias": True}, table=next_tokens, prefix="model."),
+            "BartModel": BARE,
         },
-        (*SILENT, "extra_pos_embeddings", "force_bos_token_to_be_generated", "replacing_rate", "save_step", "student_decoder_layers",
+        silent=(*SILENT, "extra_pos_embeddings", "force_bos_token_to_be_generated", "replacing_rate", "save_step", "student_decoder_layers",
          "student_encoder_layers"),
     )
 }  # fmt: skip

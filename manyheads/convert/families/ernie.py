@@ -24,4 +24,8 @@ class TaskTypes:
         return {"use_task_id": True, "task_type_vocab_size": count} if count else {"use_task_id": False}
 
 
-FAMILIES = {"ernie": Family("ernie", SHAPE, (*KEYS, LENGTH, *dropout(0.1), TaskTypes()), tower, tasks("Ernie", "ernie."), SILENT)}
+FAMILIES = {
+    "ernie": Family(
+        "ernie", SHAPE, keys=(*KEYS, LENGTH, *dropout(0.1), TaskTypes()), table=tower, tasks=tasks("Ernie", "ernie."), silent=SILENT
+    )
+}

@@ -100,7 +100,7 @@ FAMILIES = {
     "fairseq": Family(
         "fairseq",
         merged(SHAPE, {"encoder": SINUSOIDS, "decoder": SINUSOIDS}),
-        (
+        keys=(
             Key("target_tokens", "vocab"),
             Key("source_tokens", "source_vocab"),
             Waves(),
@@ -129,7 +129,7 @@ FAMILIES = {
             Fixed("share_decoder_input_output_embed", True, default=False),
             *DROPOUT,
         ),
-        tower,
-        {"TransformerModel": Task({"kind": "tied"}, next_tokens, (), "")},
+        table=tower,
+        tasks={"TransformerModel": Task(head={"kind": "tied"}, table=next_tokens)},
     )
 }  # fmt: skip

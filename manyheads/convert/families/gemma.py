@@ -21,9 +21,9 @@ FAMILIES = {
     "gemma": Family(
         "gemma",
         merged(SHAPE, {"decoder": {"embed": {"scale": True}, "norm": {"kind": "rms-one"}}}),
-        (*KEYS, *heads(groups=16, size=256), Rope(), BIASES, ACTIVATION, AGAIN, Fixed("use_bidirectional_attention", None)),
-        tower,
-        tasks("Gemma", tied=True),
-        SILENT,
+        keys=(*KEYS, *heads(groups=16, size=256), Rope(), BIASES, ACTIVATION, AGAIN, Fixed("use_bidirectional_attention", None)),
+        table=tower,
+        tasks=tasks("Gemma", tied=True),
+        silent=SILENT,
     )
 }

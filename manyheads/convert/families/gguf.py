@@ -11,10 +11,11 @@ import numpy
 import torch
 
 from manyheads.convert.config import Config, ConfigRow, Fixed, Key, Look, Placed, needed
-from manyheads.convert.families import Family, Table, Task
+from manyheads.convert.families import Family, Task
 from manyheads.convert.families.gpt2 import SHAPE as PLAIN
 from manyheads.convert.families.llama import SHAPE as GATED
 from manyheads.convert.keys import Choice, number, tying
+from manyheads.convert.tables import Table
 from manyheads.convert.weights import Joined, Paired, Repeated, Row, Same, Shifted, Unused, both
 from manyheads.model.spec import ModelSpec
 from manyheads.parts.norm import LayerNormSpec, NoNormSpec
@@ -241,8 +242,8 @@ def activated(shape: Tree, activation: str, **more: Any) -> Tree:
 
 def architecture(name: str, shape: Tree, keys: tuple[ConfigRow, ...], weights: Table, head: Tree | None = None) -> Family:
     """One of them: what all have, and a head, which is tied or free where nothing is said."""
-    task = Task(head or {}, next_tokens, () if head else (tying(False),))
-    return Family(f"gguf-{name}", shape, (*SIZES, *keys), weights, {"CausalLM": task}, SILENT)
+    task = Task(head=head or {}, table=next_tokens, keys=() if head else (tying(False),))
+    return Family(f"gguf-{name}", shape, keys=(*SIZES, *keys), table=weights, tasks={"CausalLM": task}, silent=SILENT)
 
 
 FAMILIES = {

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from manyheads.convert.config import ConfigRow, Fixed, Key
-from manyheads.convert.families import Family, Task
+from manyheads.convert.families import BARE, Family, Task
 from manyheads.convert.keys import Labels, LastToken, Rope, activation, tying
-from manyheads.convert.weights import Repeated, Row, Same, Unused, both
+from manyheads.convert.tables import class_scores, scores
+from manyheads.convert.weights import Row, Same, Unused, both
 from manyheads.model.spec import ModelSpec
 from manyheads.parts.feedforward import GatedSpec
 from manyheads.parts.norm import NoNormSpec
@@ -64,29 +65,14 @@ def tower(spec: ModelSpec, prefix: str) -> Iterator[Row]:
     yield Same("decoder.norm.weight", f"{prefix}norm.weight")
 
 
-def next_tokens(spec: ModelSpec, prefix: str) -> Iterator[Row]:
-    if spec.head.kind == "tied":
-        yield Repeated("lm_head.weight", same_as=f"{prefix}embed_tokens.weight")
-    else:
-        yield from both("head.output", "lm_head", bias=False)
-
-
-def classes(spec: ModelSpec, prefix: str) -> Iterator[Row]:
-    yield Same("head.output.weight", "score.weight")
-
-
-def bare(spec: ModelSpec, prefix: str) -> Iterator[Row]:
-    yield from ()
-
-
 def tasks(name: str, *, tied: bool = False) -> dict[str, Task]:
     """The tasks of a tower of this kind, by the names of their classes."""
     return {
-        f"{name}ForCausalLM": Task({}, next_tokens, (tying(tied),), "model."),
+        f"{name}ForCausalLM": Task(table=scores("lm_head", "embed_tokens"), keys=(tying(tied),), prefix="model."),
         f"{name}ForSequenceClassification": Task(
-            {"kind": "classes", "pool": "last", "bias": False}, classes, (Labels(), LastToken()), "model."
+            head={"kind": "classes", "pool": "last", "bias": False}, table=class_scores, keys=(Labels(), LastToken()), prefix="model."
         ),
-        f"{name}Model": Task({"kind": "none"}, bare, (), ""),
+        f"{name}Model": BARE,
     }
 
 
@@ -97,7 +83,7 @@ FAMILIES = {
     "llama": Family(
         "llama",
         SHAPE,
-        (
+        keys=(
             *KEYS,
             *heads(),
             Rope(),
@@ -106,8 +92,8 @@ FAMILIES = {
             Fixed("pretraining_tp", 1),
             Fixed("rope_interleaved", False),
         ),
-        tower,
-        tasks("Llama"),
-        (*SILENT, "is_llama_config", "max_sequence_length"),
+        table=tower,
+        tasks=tasks("Llama"),
+        silent=(*SILENT, "is_llama_config", "max_sequence_length"),
     )
 }

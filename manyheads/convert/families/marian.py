@@ -95,7 +95,7 @@ FAMILIES = {
     "marian": Family(
         "marian",
         merged(SHAPE, {"encoder": SINUSOIDS, "decoder": SINUSOIDS}),
-        (
+        keys=(
             *KEYS,
             Key("decoder_vocab_size", "vocab", None),
             Begins(),
@@ -106,8 +106,8 @@ FAMILIES = {
             Fixed("static_position_embeddings", True),
             Fixed("add_bias_logits", False),
         ),
-        tower,
-        {"MarianMTModel": Task({"kind": "tied", "bias": True}, next_tokens, (), "model.")},
-        (*SILENT, "extra_pos_embeddings", "max_position_embeddings"),
+        table=tower,
+        tasks={"MarianMTModel": Task(head={"kind": "tied", "bias": True}, table=next_tokens, prefix="model.")},
+        silent=(*SILENT, "extra_pos_embeddings", "max_position_embeddings"),
     )
 }

@@ -9,4 +9,6 @@ from manyheads.convert.keys import Rope
 
 WINDOW = Key("sliding_window", "decoder.mask.window", 4096)
 
-FAMILIES = {"mistral": Family("mistral", SHAPE, (*KEYS, *heads(groups=8), Rope(), WINDOW), tower, tasks("Mistral"), SILENT)}
+FAMILIES = {
+    "mistral": Family("mistral", SHAPE, keys=(*KEYS, *heads(groups=8), Rope(), WINDOW), table=tower, tasks=tasks("Mistral"), silent=SILENT)
+}

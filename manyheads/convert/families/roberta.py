@@ -34,18 +34,18 @@ FAMILIES = {
     "roberta": Family(
         "roberta",
         merged(SHAPE, {"encoder": {"position": {"offset": OFFSET}}}),
-        (*KEYS, LENGTH, *dropout(0.1), Fixed("pad_token_id", 1)),
-        tower,
-        {
+        keys=(*KEYS, LENGTH, *dropout(0.1), Fixed("pad_token_id", 1)),
+        table=tower,
+        tasks={
             "RobertaForMaskedLM": Task(
-                MASKED | {"activation": "gelu"},
-                masked_tokens,
-                (Key("layer_norm_eps", "head.norm.eps", 1e-12), Fixed("tie_word_embeddings", True)),
-                "roberta.",
+                head=MASKED | {"activation": "gelu"},
+                table=masked_tokens,
+                keys=(Key("layer_norm_eps", "head.norm.eps", 1e-12), Fixed("tie_word_embeddings", True)),
+                prefix="roberta.",
             ),
-            "RobertaForSequenceClassification": Task(CLASSES, classes, CLASSES_KEYS, "roberta."),
-            "RobertaModel": Task({"kind": "none"}, bare, (), ""),
+            "RobertaForSequenceClassification": Task(head=CLASSES, table=classes, keys=CLASSES_KEYS, prefix="roberta."),
+            "RobertaModel": Task(head={"kind": "none"}, table=bare),
         },
-        SILENT,
+        silent=SILENT,
     )
 }

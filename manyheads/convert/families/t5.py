@@ -7,17 +7,14 @@ from dataclasses import dataclass
 
 from manyheads.convert.config import Config, Fixed, Key, Look, Placed
 from manyheads.convert.families import Family, Task
-from manyheads.convert.keys import FirstOf, read_activation, write_activation
+from manyheads.convert.keys import FirstOf, in_both, read_activation, write_activation
+from manyheads.convert.tables import scores
 from manyheads.convert.weights import Repeated, Row, Same, Unused, both
 from manyheads.model.spec import ModelSpec
 from manyheads.parts.feedforward import GatedSpec
 from manyheads.spec import Tree, quoted
 
 TOWERS = ("encoder", "decoder")
-
-
-def in_both(path: str) -> tuple[str, str]:
-    return f"encoder.{path}", f"decoder.{path}"
 
 
 @dataclass(frozen=True)
@@ -90,13 +87,6 @@ def tower(spec: ModelSpec, prefix: str) -> Iterator[Row]:
         yield Same(f"{name}.norm.weight", f"{name}.final_layer_norm.weight")
 
 
-def next_tokens(spec: ModelSpec, prefix: str) -> Iterator[Row]:
-    if spec.head.kind == "tied":
-        yield Repeated("lm_head.weight", same_as="shared.weight")
-    else:
-        yield Same("head.output.weight", "lm_head.weight")
-
-
 TOWER: Tree = {
     "embed": {"kind": "tokens"},
     "position": {"kind": "bucketed"},
@@ -122,7 +112,7 @@ FAMILIES = {
             },
             "init": "fan-in",
         },
-        (
+        keys=(
             Key("vocab_size", "vocab"),
             Key("d_model", in_both("width")),
             Key("d_kv", in_both("attention.size")),
@@ -138,9 +128,9 @@ FAMILIES = {
             Fixed("is_decoder", False),
             Fixed("is_encoder_decoder", True),
         ),
-        tower,
-        {"T5ForConditionalGeneration": Task({}, next_tokens, (TiedHead(),), "")},
-        ("classifier_dropout", "n_positions", "num_hidden_layers"),
-        settle,
+        table=tower,
+        tasks={"T5ForConditionalGeneration": Task(table=scores("lm_head", "shared"), keys=(TiedHead(),))},
+        silent=("classifier_dropout", "n_positions", "num_hidden_layers"),
+        settle=settle,
     )
 }
