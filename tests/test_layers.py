@@ -20,7 +20,7 @@ STANDS_ON = {
     "parts": {"spec"},
     "model": {"parts", "spec"},
     "presets": {"model", "spec"},
-    "convert": {"model", "parts", "spec"},
+    "convert": {"generate", "model", "parts", "spec"},
     "generate": {"model", "parts", "spec"},
     "inspect": {"model", "parts", "spec"},
     "checkpoint": {"convert", "generate", "model", "parts", "spec"},

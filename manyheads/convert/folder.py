@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
@@ -114,6 +115,7 @@ def spelled(
     rows, ours = known.rows(spec, architecture), dict(model.named_parameters())
     for spelling in ((), *known.spellings):
         renamed = [respelled(row, spelling) for row in rows]
+        assert len({row.theirs for row in renamed}) == len(rows), f"two names are spelled alike by {spelling}"
         try:
             check_names(renamed, ours, given)
         except ValueError as error:
@@ -126,9 +128,7 @@ def spelled(
 
 def respelled(row: Row, spelling: tuple[tuple[str, str], ...]) -> Row:
     def rename(name: str) -> str:
-        for usual, other in spelling:
-            name = name.replace(usual, other)
-        return name
+        return next((re.sub(usual, other, name) for usual, other in spelling if re.search(usual, name)), name)
 
     if isinstance(row, Repeated):
         return replace(row, theirs=rename(row.theirs), same_as=rename(row.same_as))
