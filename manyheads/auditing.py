@@ -68,6 +68,7 @@ class Ours:
             self.hidden = ratio if isinstance(ratio, int | float) else 0.75  # the share that a masked autoencoder is not shown
 
     def logits(self, ids: Tensor, *, padding: Tensor | None = None, target: Tensor | None = None) -> Tensor:
+        ids = ids.to(self.loaded.device)
         if self.picture:
             patches = F.unfold(ids, self.side, stride=self.side).transpose(1, 2)
             shown = patches[:, : int(patches.shape[1] * (1 - self.hidden))]
@@ -82,6 +83,7 @@ class Ours:
     def stepwise(self, ids: Tensor, source: Tensor | None) -> Tensor | None:
         if not self.model.writes:
             return None
+        ids, source = ids.to(self.loaded.device), None if source is None else source.to(self.loaded.device)
         state, steps = self.model.start(source, capacity=ids.shape[1]), []
         for i in range(ids.shape[1]):
             logits, state = self.model.step(ids[:, i : i + 1], state)
@@ -158,16 +160,19 @@ class Theirs:
         return length - self.config.pad_token_id - 1 if self.counts_itself else length
 
     def given(self, ids: Tensor, target: Tensor | None) -> dict[str, Any]:
-        given = {self.reads: ids} | ({} if target is None else {"decoder_input_ids": target})
+        given = {self.reads: ids.to(self.model.device)} | ({} if target is None else {"decoder_input_ids": target.to(self.model.device)})
         if "noise" in self.accepts:  # which patches a masked autoencoder is shown: always the first
-            given["noise"] = torch.arange((self.config.image_size // self.config.patch_size) ** 2).expand(len(ids), -1)
+            given["noise"] = torch.arange((self.config.image_size // self.config.patch_size) ** 2, device=self.model.device).expand(
+                len(ids), -1
+            )
         return given
 
     def logits(self, ids: Tensor, *, padding: Tensor | None = None, target: Tensor | None = None) -> Tensor:
         given = self.given(ids, target)
         if padding is not None:
+            padding = padding.to(self.model.device)
             if isinstance(self.config.pad_token_id, int):
-                given["input_ids"] = ids.masked_fill(padding, self.config.pad_token_id)
+                given["input_ids"] = given["input_ids"].masked_fill(padding, self.config.pad_token_id)
             given["attention_mask"] = (~padding).long()
             if "position_ids" in self.accepts and not self.counts_itself:
                 given["position_ids"] = (given["attention_mask"].cumsum(-1) - 1).clamp(min=0)
@@ -186,6 +191,7 @@ class Theirs:
     def stepwise(self, ids: Tensor, source: Tensor | None) -> Tensor | None:
         if not self.causal or not self.a_token:
             return None
+        ids, source = ids.to(self.model.device), None if source is None else source.to(self.model.device)
         past, steps = None, []
         for i in range(ids.shape[1]):
             given: dict[str, Any] = {"past_key_values": past, "use_cache": True}

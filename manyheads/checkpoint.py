@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from manyheads.convert.hub import fetched, is_name
 from manyheads.convert.pooling import Pooling, read_pooling
 from manyheads.convert.tokenizer import read_rules, read_tokenizer
 from manyheads.generate.sample import Rules, sample
-from manyheads.model.build import Model
+from manyheads.model.build import Model, usable
 from manyheads.model.spec import ModelSpec, TowerSpec
 from manyheads.model.transformer import Transformer
 from manyheads.parts.batch import Inputs
@@ -41,6 +41,11 @@ class Loaded:
     @property
     def spec(self) -> ModelSpec:
         return self.model.spec
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is, and where what it is asked goes."""
+        return next(self.model.parameters()).device
 
     @property
     def chat_template(self) -> str | None:
@@ -65,14 +70,19 @@ class Loaded:
     @torch.no_grad()
     def logits(self, ids: Tensor, target: Tensor | None = None, padding: Tensor | None = None, **more: Tensor) -> Tensor:
         """B×L×V, or what the head gives. Of an encoder–decoder, `ids` are the source's, and padding too; True at padded places."""
-        given = Inputs(ids, padding=padding, **more)  # type: ignore[arg-type]
+        given = self.there(Inputs(ids, padding=padding, **more))  # type: ignore[arg-type]
         if not self.paired:
             if target is not None:
                 raise ValueError(f"a target was given beside the ids, but the model is only {self.spec.shape}")
             return self.model(given)
         if target is None:
             raise ValueError(f"this model is {self.spec.shape}: give a source and a target")
-        return self.model(target, given)
+        return self.model(self.there(Inputs.of(target)), given)
+
+    def there(self, given: Inputs) -> Inputs:
+        """A batch where the model is."""
+        moved: dict[str, Any] = {name: value.to(self.device) for name, value in vars(given).items() if isinstance(value, Tensor)}
+        return replace(given, **moved)
 
     @torch.no_grad()
     def hidden(self, ids: Tensor, target: Tensor | None = None, padding: Tensor | None = None, **more: Tensor) -> list[Tensor]:
@@ -105,15 +115,17 @@ class Loaded:
         longest = max(map(len, rows))
         ids = torch.tensor([row + [0] * (longest - len(row)) for row in rows])
         padding = torch.tensor([[False] * len(row) + [True] * (longest - len(row)) for row in rows])
-        return Inputs(ids, padding=padding if padding.any() else None)
+        return self.there(Inputs(ids, padding=padding if padding.any() else None))
 
     @torch.no_grad()
     def embed(self, texts: str | Sequence[str]) -> Tensor:
         """One vector a text: the mean over its tokens, or what the folder says."""
         self.check_reads_texts()
         given = self.encode([texts] if isinstance(texts, str) else texts)
-        if not isinstance(self.model, Transformer) or self.spec.shape != "encoder":
-            raise ValueError(f"a vector a text is what an encoder gives; this model is {self.spec.shape}")
+        if not isinstance(self.model, Transformer) or self.spec.shape not in (("encoder", "decoder") if self.pooling else ("encoder",)):
+            raise ValueError(
+                f"a vector a text is what an encoder gives, or a decoder whose folder says how; this model is {self.spec.shape}"
+            )
         states, padding = self.model.states(given)
         return (self.pooling or Pooling()).pool(states, padding)
 
@@ -139,7 +151,7 @@ class Loaded:
             prompt, source = self.batch([start]), given
         if self.longest_written is not None and prompt.length <= self.longest_written:  # where there is no place left, it stops
             max_new = min(max_new, self.longest_written - prompt.length + 1)
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator(self.device).manual_seed(seed)
         written = sample(self.model, prompt, source, max_new=max_new, temperature=temperature, rules=rules, generator=generator)
         new = [int(token) for token in written]
         new = new[:-1] if new and new[-1] in rules.stop else new
@@ -151,7 +163,7 @@ class Loaded:
             tokens = torch.tensor([list(ids)])
         except (TypeError, ValueError, RuntimeError):  # nothing to count, rows within rows, a number too large
             raise ValueError(f"given {quoted(ids)}, expected a text or a list of ids, which are whole numbers") from None
-        return Inputs(tokens)
+        return self.there(Inputs(tokens))
 
     def check_reads_texts(self) -> None:
         tower = self.spec.encoder or self.spec.decoder
@@ -165,17 +177,23 @@ def longest(tower: TowerSpec | None) -> int | None:
     return min((part.longest for part in parts if part.longest is not None), default=None)
 
 
-def load(path: str | Path, *, dtype: torch.dtype | None = None, allow_nonfinite: bool = False, copy: bool = False) -> Loaded:
+def load(
+    path: str | Path, *, dtype: torch.dtype | None = None, device: str | torch.device = "cpu", allow_nonfinite: bool = False,
+    copy: bool = False,
+) -> Loaded:  # fmt: skip
     """A model with its tokenizer: a Hugging Face folder, its name on the Hub, a GGUF file, a fairseq folder. Nothing in it is executed.
 
     Weights in safetensors are mapped: quick, but their file must stay as it is while the model is used. With `copy` it need not.
     """
     if dtype not in (None, *FLOATS):
         raise ValueError(f"dtype is {quoted(dtype)}, expected {', '.join(map(str, FLOATS))}, or none for what is stored")
+    device = usable(device)
     try:
-        return read(path_of(path), dtype=dtype, allow_nonfinite=allow_nonfinite, copy=copy)
+        loaded = read(path_of(path), dtype=dtype, allow_nonfinite=allow_nonfinite, copy=copy)
     except OSError as error:
         raise FileError(f"cannot read {error.filename or path}: {error.strerror or error}") from None
+    loaded.model.to(device)
+    return loaded
 
 
 def path_of(given: str | Path) -> Path:

@@ -232,8 +232,24 @@ def test_a_sentence_is_the_vector_that_its_folder_says(tmp_path):
     torch.testing.assert_close(torch.tensor(numbers), found[0], rtol=1e-5, atol=1e-5)
     pooled(folder, pooling_mode_weightedmean_tokens=True)
     assert "pools by pooling_mode_weightedmean_tokens" in run("predict", folder, "word0", check=4).stderr
+    first, pool, unit = json.loads((folder / "modules.json").read_text())
+    for steps in ([first, unit, pool], [first, pool, pool], [pool, first], [first, pool, {"type": "sentence_transformers.models.Dense"}]):
+        (folder / "modules.json").write_text(json.dumps(steps))
+        loaded = manyheads.load(folder)
+        assert torch.equal(loaded.logits(ids), ours.logits(ids)), "which needs no pool"
+        sentence("has the steps .*, expected Transformer, Pooling, Normalize in this order", lambda loaded=loaded: loaded.embed("word0"))
     (folder / "modules.json").write_text(json.dumps([{"type": "evil.Module", "path": "../.."}]))
-    assert "has a step 'Module'" in run("predict", folder, "word0", check=4).stderr
+    assert "has the steps 'Module', expected" in run("predict", folder, "word0", check=4).stderr
+
+
+def test_a_decoder_gives_the_vector_that_its_folder_says(tmp_path):
+    folder = folder_of("llama", tmp_path / "llama")
+    sentence("a vector a text is what an encoder gives, or a decoder", lambda: manyheads.load(folder).embed("word0"))
+    pooled(folder, pooling_mode_lasttoken=True, pooling_mode_mean_tokens=False)
+    ours = manyheads.load(folder)
+    states = ours.hidden(torch.tensor([[5, 6, 7]]))[-1][0]
+    found = ours.embed(["word0 word1 word2", "word3 word4 word5 word6 word7"])[0]
+    torch.testing.assert_close(found, torch.nn.functional.normalize(states[-1], dim=0), rtol=1e-5, atol=1e-5)
 
 
 def test_export_from_the_command_is_opened_elsewhere(tmp_path):
@@ -329,3 +345,25 @@ def test_how_texts_are_written_must_be_said(tmp_path):
         sentence(sentences, lambda: manyheads.load(folder).generate([5, 6]))
     (folder / "generation_config.json").unlink()
     assert manyheads.load(folder).generate([5, 6], max_new=4, start=2) == manyheads.load(folder).generate([5, 6], max_new=4)
+
+
+def test_what_is_asked_goes_where_the_model_is(tmp_path):
+    """The device without numbers stands for those that are not here: the answer is where the model is."""
+    folder = folder_of("bert", tmp_path / "bert")
+    for device, said in (
+        ("meta", "there is no meta here"),
+        ("cuda:99x", "device is 'cuda:99x', expected"),
+        (3.5, "device is 3.5, expected"),
+    ):
+        sentence(said, lambda device=device: manyheads.load(folder, device=device))
+    if not torch.cuda.is_available():
+        sentence("there is no cuda here; take cpu", lambda: manyheads.load(folder, device="cuda"))
+    ours = manyheads.load(folder, device="cpu")
+    assert ours.device == torch.device("cpu")
+    ours.model.to("meta")
+    ids, padding = torch.tensor([[3, 4, 5]]), torch.tensor([[False, False, True]])
+    for found in (ours.logits(ids, padding=padding), *ours.hidden(ids), ours.embed(["word0", "word1 word2"]), ours.batch([1, 2]).tokens):
+        assert found.device == ours.device == torch.device("meta")
+    pair = manyheads.load(folder_of("t5", tmp_path / "t5", tokenizer=False))
+    pair.model.to("meta")
+    assert pair.logits(ids, ids).device == pair.device
