@@ -54,7 +54,8 @@ class Ours:
             raise ValueError("only transformers are audited")
         self.loaded, self.model, self.folder = loaded, loaded.model.eval(), folder
         spec = loaded.spec
-        self.shape, self.vocab, self.causal = spec.shape, spec.vocab if isinstance(spec.vocab, int) else 0, directed(loaded)
+        self.shape, self.causal = spec.shape, directed(loaded)
+        self.vocab = min((count for count in (spec.vocab, spec.source_vocab) if isinstance(count, int)), default=0)  # known on both sides
         self.longest, self.longest_written, self.a_token = loaded.longest, loaded.longest_written, spec.head.a_token
         self.picture: tuple[int, ...] | None = None
         embed = spec.encoder.embed if spec.encoder else None
@@ -224,7 +225,10 @@ class Theirs:
         return None
 
     def elsewhere(self) -> tuple[str, Callable[[Tensor, Tensor | None], Tensor]] | None:
-        ours = self.ours
+        try:
+            ours = self.ours
+        except ValueError:  # of a family that is not known here
+            return None
         return "manyheads", lambda ids, target: ours.logits(ids, target=target)
 
 

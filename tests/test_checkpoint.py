@@ -228,6 +228,9 @@ def test_a_sentence_is_the_vector_that_its_folder_says(tmp_path):
     pooled(folder, pooling_mode_cls_token=True, pooling_mode_mean_tokens=False)
     found = manyheads.load(folder).embed(texts)
     torch.testing.assert_close(found[0], torch.nn.functional.normalize(states[0], dim=0), rtol=1e-5, atol=1e-5)
+    for to in ("hf", "manyheads"):  # and so does whatever is written from it
+        manyheads.export(folder, tmp_path / to, to=to)
+        assert torch.equal(manyheads.load(tmp_path / to).embed(texts), found)
     numbers = json.loads(run("predict", folder, texts[0], "--json").stdout)["vector"]
     torch.testing.assert_close(torch.tensor(numbers), found[0], rtol=1e-5, atol=1e-5)
     pooled(folder, pooling_mode_weightedmean_tokens=True)
@@ -367,3 +370,10 @@ def test_what_is_asked_goes_where_the_model_is(tmp_path):
     pair = manyheads.load(folder_of("t5", tmp_path / "t5", tokenizer=False))
     pair.model.to("meta")
     assert pair.logits(ids, ids).device == pair.device
+
+
+def test_what_a_target_is_called_says_what_it_is_and_what_is_left_out_is_said(tmp_path):
+    folder = folder_of("gpt2", tmp_path / "gpt2", tokenizer=False)
+    done = run("export", folder, tmp_path / "x.gguf")
+    assert (tmp_path / "x.gguf").is_file()
+    assert done.stderr.splitlines()[0].startswith("manyheads: without a tokenizer llama.cpp opens a file, and cannot be asked")

@@ -62,7 +62,9 @@ def differences(ours: Any, theirs: Any, path: str = "") -> Iterator[tuple[str, A
 
 
 def said(value: Any) -> str:
-    return str(value["kind"]) if isinstance(value, dict) and "kind" in value else "nothing" if value is None else str(value)
+    if isinstance(value, dict):
+        return str(value.get("kind", f"a table of {len(value)} fields"))
+    return "nothing" if value is None else str(value) if not isinstance(value, list) else f"a list of {len(value)}"
 
 
 def attempts(spec: ModelSpec, names: Iterable[str]) -> Iterator[tuple[Family, str, Tree, list[tuple[str, str, str]]]]:
