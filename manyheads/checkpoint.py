@@ -19,6 +19,7 @@ from manyheads.convert.hub import fetched, is_name
 from manyheads.convert.pooling import Pooling, read_pooling
 from manyheads.convert.tokenizer import read_rules, read_tokenizer
 from manyheads.generate.sample import Rules, sample
+from manyheads.inspect.record import record_states
 from manyheads.model.build import Model, usable
 from manyheads.model.spec import ModelSpec, TowerSpec
 from manyheads.model.transformer import Transformer
@@ -87,21 +88,11 @@ class Loaded:
     @torch.no_grad()
     def hidden(self, ids: Tensor, target: Tensor | None = None, padding: Tensor | None = None, **more: Tensor) -> list[Tensor]:
         """The embeddings and what every layer makes of them, the last one behind the closing norm; of both towers, one after the other."""
-        towers = [tower for tower in (getattr(self.model, "encoder", None), getattr(self.model, "decoder", None)) if tower is not None]
-        found: list[list[Tensor]] = [[] for _ in towers]
-        handles = []
-        for tower, states in zip(towers, found, strict=True):
-            if not hasattr(tower, "layer_specs"):
-                raise ValueError("a recurrent network has no layers of attention to look into")
-            modules = [tower.embed, *tower.layers]
-            handles += [m.register_forward_hook(lambda _, __, out, states=states: states.append(out)) for m in modules]
-            handles.append(tower.norm.register_forward_hook(lambda _, __, out, states=states: states.__setitem__(-1, out)))
-        try:
+        if not isinstance(self.model, Transformer):
+            raise ValueError(f"this model is {self.spec.shape}, and only a transformer has layers to look into")
+        with record_states(self.model) as states:
             self.logits(ids, target, padding, **more)
-        finally:
-            for handle in handles:
-                handle.remove()
-        return [state for states in found for state in states]
+        return states
 
     def encode(self, texts: Sequence[str]) -> Inputs:
         """Texts as a batch, padded on the right."""
@@ -221,12 +212,14 @@ def read(folder: Path, *, dtype: torch.dtype | None, allow_nonfinite: bool, copy
     return Loaded(model, tokenizer, origin, read_pooling(folder), folder)
 
 
-def export(model: Loaded | Model | str | Path, path: str | Path, to: str = "hf", form: str = "f32") -> None:
+def export(model: Loaded | Model | str | Path, path: str | Path, to: str = "hf", form: str | None = None) -> None:
     """Writes a folder that transformers opens (`hf`), a file that llama.cpp opens (`gguf`), a folder that onnxruntime runs (`onnx`),
     or one that only `load` reads, whatever the model is (`manyheads`). `form` is how a GGUF file stores matrices: f32, f16 or q8_0.
     """
     if to not in FORMATS:
         raise SpecError(f"given {to!r}, expected one of {', '.join(FORMATS)}")
+    if form is not None and to != "gguf":
+        raise SpecError(f"form is {quoted(form)}, and only a GGUF file has one")
     path = path_of(path)
     check_free(path)
     if isinstance(model, str | Path):
@@ -237,7 +230,7 @@ def export(model: Loaded | Model | str | Path, path: str | Path, to: str = "hf",
         raise ValueError(f"given a {type(model).__name__}, expected something loaded, a model of build, or a path")
     own = model if isinstance(model, Loaded) else Loaded(model)
     if to == "gguf":
-        write_file(own.model, path, own.origin, own.tokenizer, form)
+        write_file(own.model, path, own.origin, own.tokenizer, "f32" if form is None else form)
     elif to == "onnx":
         from manyheads.convert.onnx import write_onnx
 

@@ -169,7 +169,9 @@ def export(
             "target that ends so, otherwise hf.",
         ),
     ] = None,
-    form: Annotated[str, typer.Option(metavar="FORM", help="How a GGUF file stores matrices: f32, f16 or q8_0.")] = "f32",
+    form: Annotated[
+        str | None, typer.Option(metavar="FORM", help="How a GGUF file stores matrices: f32, f16 or q8_0; f32 if not given.")
+    ] = None,
 ) -> None:
     """Write a model out again, for other libraries to open.
 

@@ -377,3 +377,24 @@ def test_what_a_target_is_called_says_what_it_is_and_what_is_left_out_is_said(tm
     done = run("export", folder, tmp_path / "x.gguf")
     assert (tmp_path / "x.gguf").is_file()
     assert done.stderr.splitlines()[0].startswith("manyheads: without a tokenizer llama.cpp opens a file, and cannot be asked")
+
+
+@pytest.mark.parametrize("spec", [recurrent(), ngram()], ids=lambda spec: spec.shape)
+def test_only_layers_are_looked_into(spec):
+    sentence(
+        f"this model is {spec.shape}, and only a transformer has layers to look into",
+        lambda: Loaded(build(spec)).hidden(torch.tensor([[1]])),
+    )
+
+
+def test_a_form_is_for_gguf_alone(tmp_path):
+    own = build(decoder())
+    for to in ("hf", "onnx", "manyheads"):
+        sentence("form is 'q8_0', and only a GGUF file has one", lambda to=to: manyheads.export(own, tmp_path / "out", to=to, form="q8_0"))
+    assert not (tmp_path / "out").exists()
+    run("export", tmp_path, tmp_path / "out", "--form", "f16", check=2)
+
+
+def test_a_command_that_does_not_end_is_said_so():
+    with pytest.raises(AssertionError, match="show gpt2 did not end within 0.001 seconds"):
+        run("show", "gpt2", check=None, seconds=0.001)
