@@ -23,7 +23,7 @@ STANDS_ON = {
     "convert": {"generate", "model", "parts", "spec"},
     "generate": {"model", "parts", "spec"},
     "inspect": {"model", "parts", "spec"},
-    "checkpoint": {"convert", "generate", "model", "parts", "spec"},
+    "checkpoint": {"convert", "generate", "inspect", "model", "parts", "spec"},
     "answer": {"checkpoint", "parts", "spec"},
     "auditing": {"checkpoint", "inspect", "model", "parts"},
     "labs": set(),
