@@ -39,7 +39,7 @@ def saved(path, trap, **changes):
     known = family("fairseq")
     spec = known.spec_of(CONFIG | {"source_tokens": 13, "target_tokens": 11})
     model = build(spec, seed=3).eval()
-    weights = write_weights(known.rows(spec, "TransformerModel"), dict(model.named_parameters()), {})
+    weights = write_weights(known.rows(spec, "TransformerModel"), dict(model.named_parameters()))
     weights |= {"encoder.version": torch.tensor([3.0]), "decoder.embed_positions._float_tensor": torch.tensor([float("nan")])}
     weights["decoder.output_projection.weight"] = weights["decoder.embed_tokens.weight"]
     options = argparse.Namespace(**CONFIG | changes, lr=[0.1], optimizer_overrides="{}")

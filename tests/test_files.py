@@ -185,10 +185,28 @@ def test_a_folder_is_one_whatever_it_is_called(folder, tmp_path, name):
 
 
 def test_whole_numbers_are_no_weights(folder):
-    tensors = load_file(folder / "model.safetensors")
-    tensors["transformer.wpe.weight"] = tensors["transformer.wpe.weight"].to(torch.int8)
+    for dtype in (torch.int8, torch.float8_e4m3fn, torch.uint16):
+        tensors = load_file(folder / "model.safetensors")
+        tensors["transformer.wpe.weight"] = tensors["transformer.wpe.weight"].to(dtype)
+        save_file(tensors, folder / "model.safetensors")
+        refused(folder, f"transformer.wpe.weight is stored as {str(dtype).removeprefix('torch.')}, and such numbers are no weights")
+
+
+def test_what_nobody_reads_may_be_of_any_sort(folder):
+    tensors = load_file(folder / "model.safetensors") | {"transformer.h.0.attn.bias": torch.ones(1, 1, 4, 4, dtype=torch.uint16)}
     save_file(tensors, folder / "model.safetensors")
-    refused(folder, "transformer.wpe.weight holds whole numbers")
+    assert manyheads.load(folder).origin.unused["transformer.h.0.attn.bias"].dtype == torch.uint16
+
+
+def test_a_model_that_has_another_dtype_now_says_so(folder, tmp_path):
+    """Or else the reference would cut what was learned in float32 down to what it came in."""
+    path = folder / "model.safetensors"
+    save_file({name: tensor.bfloat16() for name, tensor in load_file(path).items()}, path)
+    changed(folder, dtype="bfloat16")
+    manyheads.export(manyheads.load(folder, dtype=torch.float32), tmp_path / "wide")
+    manyheads.export(folder, tmp_path / "same")
+    said = [json.loads((tmp_path / name / "config.json").read_text())["dtype"] for name in ("wide", "same")]
+    assert said == ["float32", "bfloat16"]
 
 
 def test_shards(folder):
@@ -270,7 +288,7 @@ def entry(start, stop, dtype="F32", shape=(2,)):
         (header({"a": entry(0, 8, shape=(3,))}) + b"\0" * 8, r"do not hold F32 \(3,\)"),
         (header({"a": entry(0, 8, shape=(-2,))}) + b"\0" * 8, "do not hold F32"),
         (header({"a": entry(0, 8, shape=(1 << 62, 4))}) + b"\0" * 8, "do not hold F32"),
-        (header({"a": entry(0, 8, dtype="F8")}) + b"\0" * 8, "header that cannot be read"),
+        (header({"a": entry(0, 8, dtype="F8")}) + b"\0" * 8, "is stored as 'F8', a form that is not known"),
         (header({"a": {"dtype": "F32"}}) + b"\0" * 8, "header that cannot be read"),
         (header([1]) + b"\0" * 8, "header that cannot be read"),
         (struct.pack("<Q", 4) + b"\xff\xff\xff\xff", "header that cannot be read"),

@@ -17,8 +17,9 @@ from test_families import close, make, moved, rope
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 import manyheads
+from manyheads.convert.families import family
 from manyheads.convert.files import FileError
-from manyheads.convert.gguf import Gguf
+from manyheads.convert.gguf import Gguf, config_of
 
 TOKENS = ["<end>", "<begin>", *"abcdefghijklmnopqrstuvwxyzĠ", "ab", "abc", *(f"x{i}" for i in range(30))]
 
@@ -371,3 +372,43 @@ def test_a_tokenizer_that_has_no_name_is_refused(tmp_path):
     with pytest.raises(ValueError, match="no name for how this tokenizer cuts a text"):
         manyheads.export(loaded(reference(), tmp_path / "hf", odd), tmp_path / "x.gguf", to="gguf")
     assert [path.name for path in tmp_path.iterdir()] == ["hf"]
+
+
+@torch.no_grad()
+def test_small_gains_survive_in_half_precision(tmp_path):
+    """1 + γ is stored, and in 16 bits a small γ vanishes beside 1."""
+    theirs = moved(make("GemmaForCausalLM", "GemmaConfig", **SMALL | {"head_dim": 32})).bfloat16()
+    ours = loaded(theirs, tmp_path / "hf")
+    manyheads.export(ours, tmp_path / "x.gguf", to="gguf")
+    again = manyheads.load(tmp_path / "x.gguf")
+    for name, tensor in ours.model.named_parameters():
+        assert torch.allclose(again.model.get_parameter(name), tensor.float(), atol=1e-6), name
+
+
+@pytest.mark.parametrize(
+    ("change", "said"), [("normalizer", "reads 'Hello world'|reads 'UPPER"), ("suffix", "cannot say how this tokenizer reads")]
+)
+def test_a_tokenizer_that_would_become_another_is_refused(tmp_path, change, said):
+    odd = by_bytes()
+    if change == "normalizer":
+        odd.normalizer = normalizers.Lowercase()
+    else:
+        odd.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        odd.post_processor = processors.TemplateProcessing(single=["<begin>", "<begin>", "$A"], special_tokens=[("<begin>", 1)])
+    with pytest.raises(ValueError, match=said):
+        manyheads.export(loaded(reference(), tmp_path / "hf", odd), tmp_path / "x.gguf", to="gguf")
+
+
+def test_a_table_beside_another_scaling_is_refused(tmp_path):
+    theirs = reference(**rope("llama3", **BANDED))
+    manyheads.export(loaded(theirs, tmp_path / "hf", by_bytes()), tmp_path / "x.gguf", to="gguf")
+    file = Gguf(tmp_path / "x.gguf")
+    with pytest.raises(ValueError, match="rope_freqs.weight beside rope.scaling.type = 'linear'"):
+        family("gguf-llama").spec_of(config_of(file) | {"rope.scaling.type": "linear", "rope.scaling.factor": 2.0})
+
+
+def test_how_long_a_text_may_be_travels(tmp_path):
+    ours = loaded(reference(max_position_embeddings=8192), tmp_path / "hf", by_bytes())
+    manyheads.export(ours, tmp_path / "x.gguf", to="gguf")
+    manyheads.export(tmp_path / "x.gguf", tmp_path / "back")
+    assert json.loads((tmp_path / "back" / "config.json").read_text())["max_position_embeddings"] == 8192

@@ -40,8 +40,8 @@ class Held(Store):
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: tuple(tensor.shape) for name, tensor in self.tensors.items()}
 
-    def dtypes(self) -> set[torch.dtype]:
-        return {tensor.dtype for tensor in self.tensors.values()}
+    def dtypes(self) -> dict[str, torch.dtype]:
+        return {name: tensor.dtype for name, tensor in self.tensors.items()}
 
 
 def read_checkpoint(path: Path) -> tuple[Tree, Held]:

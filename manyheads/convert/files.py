@@ -26,7 +26,8 @@ LARGEST_INDEX = 64 << 20
 
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64, "I32": torch.int32,
-    "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+    "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "U16": torch.uint16, "U32": torch.uint32, "U64": torch.uint64,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "BOOL": torch.bool,
 }  # fmt: skip
 
 
@@ -125,6 +126,8 @@ class Shard:
             entries = sorted(((name, entry) for name, entry in header.items() if name != "__metadata__"), key=begins)
             end = 0
             for name, entry in entries:
+                if entry["dtype"] not in DTYPES:
+                    raise FileError(f"{path}: {quoted(name)} is stored as {quoted(entry['dtype'])}, a form that is not known")
                 dtype, shape, (start, stop) = DTYPES[entry["dtype"]], tuple(entry["shape"]), entry["data_offsets"]
                 whole = all(type(count) is int and count >= 0 for count in (*shape, start, stop))
                 if not whole or start != end or stop - start != math.prod(shape) * dtype.itemsize:
@@ -219,7 +222,7 @@ class Store(Mapping[str, Tensor]):
     def shapes(self) -> dict[str, tuple[int, ...]]: ...
 
     @abstractmethod
-    def dtypes(self) -> set[torch.dtype]: ...
+    def dtypes(self) -> dict[str, torch.dtype]: ...
 
 
 class Checkpoint(Store):
@@ -262,8 +265,8 @@ class Checkpoint(Store):
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: shard.entries[name][1] for name, shard in self.places.items()}
 
-    def dtypes(self) -> set[torch.dtype]:
-        return {shard.entries[name][0] for name, shard in self.places.items()}
+    def dtypes(self) -> dict[str, torch.dtype]:
+        return {name: shard.entries[name][0] for name, shard in self.places.items()}
 
 
 def refused(folder: Path) -> str:

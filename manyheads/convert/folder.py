@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,9 @@ class Origin:
     config: Tree
     settled: Config  # the config as it was understood
     spelling: tuple[tuple[str, str], ...] = ()  # how names differ from those of the table
-    kept: Tensors = field(default_factory=dict)  # tied and unused tensors that the checkpoint held
+    unused: Tensors = field(default_factory=dict)  # tensors that no forward reads, as they came
+    repeated: frozenset[str] = frozenset()  # tied tensors that the checkpoint held twice
+    dtype: torch.dtype | None = None  # in which it was stored
     beside: dict[str, bytes] = field(default_factory=dict)  # the tokenizer and its like, as they came
     dtypes: dict[str, torch.dtype] = field(default_factory=dict)  # of each tensor, where they were not all of one
 
@@ -79,23 +81,30 @@ def assembled(
         spec = known.spec_of(settled)
         model = outline(spec)
         rows, spelling = spelled(known, spec, architecture, model, weights.shapes())
-        if wrong := weights.dtypes() - set(FLOATS) and [
-            name for name in used(rows) if name in weights and not weights[name].is_floating_point()
-        ]:
-            raise FileError(f"{path}: {wrong[0]} holds whole numbers, which are no weights without their scale")
-        finite = Finite(weights, rows, allow=allow_nonfinite)
-        taken, kept = read_weights(rows, finite, dict(model.named_parameters()))
-        mixed = dtype is None and len(set(finite.dtypes.values())) > 1
-        fill(model, taken, dtype or reduce(torch.promote_types, finite.dtypes.values()))  # which holds every number as it is
+        stored = {name: dtype for name, dtype in weights.dtypes().items() if name in used(rows)}
+        if wrong := [name for name, sort in stored.items() if sort not in FLOATS]:
+            sort = str(stored[wrong[0]]).removeprefix("torch.")
+            raise FileError(f"{path}: {wrong[0]} is stored as {sort}, and such numbers are no weights without their scale")
+        widest = reduce(torch.promote_types, stored.values())  # which holds every number as it is
+        dtype = dtype or widest
+        mixed = stored if dtype == widest and len(set(stored.values())) > 1 else {}
+        finite = weights if allow_nonfinite else Finite(weights, used(rows))
+        unused, repeated = read_weights(rows, finite, dict(model.named_parameters()), partial(give, model, dtype))
     except FileError:
         raise
     except ValueError as error:
         raise FileError(f"{path}: {error}") from None
-    return model.eval(), Origin(known, architecture, config, settled, spelling, kept, beside, finite.dtypes if mixed else {})
+    return model.eval(), Origin(known, architecture, config, settled, spelling, unused, repeated, widest, beside, mixed)
 
 
-def used(rows: Iterable[Row]) -> list[str]:
-    return [row.theirs for row in rows if not isinstance(row, Unused)]
+def give(model: nn.Module, dtype: torch.dtype, name: str, tensor: Tensor) -> None:
+    """Gives a model without memory one of its weights."""
+    path, _, last = name.rpartition(".")
+    setattr(model.get_submodule(path), last, nn.Parameter(tensor.to(dtype).contiguous()))
+
+
+def used(rows: Iterable[Row]) -> set[str]:
+    return {row.theirs for row in rows if not isinstance(row, Unused)}
 
 
 def spelled(
@@ -127,39 +136,27 @@ def respelled(row: Row, spelling: tuple[tuple[str, str], ...]) -> Row:
 
 
 class Finite(Mapping[str, Tensor]):
-    """A checkpoint whose numbers are numbers, but for tensors that nobody uses; it remembers of which sort they were."""
+    """Tensors of which those that are used hold numbers, and nothing else."""
 
-    def __init__(self, checkpoint: Mapping[str, Tensor], rows: Iterable[Row], *, allow: bool) -> None:
-        self.checkpoint, self.allow, self.dtypes = checkpoint, allow, dict[str, torch.dtype]()
-        self.unused = {row.theirs for row in rows if isinstance(row, Unused)}
+    def __init__(self, held: Mapping[str, Tensor], used: Collection[str]) -> None:
+        self.held, self.used = held, used
 
     def __getitem__(self, name: str) -> Tensor:
-        tensor = self.checkpoint[name]
-        if name in self.unused:
-            return tensor
-        self.dtypes[name] = tensor.dtype
+        tensor = self.held[name]
         # a sum is quick to take, and finite only if its terms are; where it is not, they are looked at
-        total = tensor.sum(dtype=torch.promote_types(tensor.dtype, torch.float32))
-        if not self.allow and not total.isfinite() and not tensor.isfinite().all():
+        wide = torch.promote_types(tensor.dtype, torch.float32)
+        if name in self.used and not tensor.sum(dtype=wide).isfinite() and not tensor.isfinite().all():
             raise FileError(f"{name} holds numbers that are not finite")
         return tensor
 
     def __contains__(self, name: object) -> bool:
-        return name in self.checkpoint
+        return name in self.held
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.checkpoint)
+        return iter(self.held)
 
     def __len__(self) -> int:
-        return len(self.checkpoint)
-
-
-def fill(model: nn.Module, tensors: Tensors, dtype: torch.dtype) -> None:
-    """Gives a model without memory its weights."""
-    for name in [name for name, _ in model.named_parameters()]:
-        path, _, last = name.rpartition(".")
-        tensor = tensors.pop(name).to(dtype).contiguous()
-        setattr(model.get_submodule(path), last, nn.Parameter(tensor))
+        return len(self.held)
 
 
 def read_beside(folder: Path) -> dict[str, bytes]:
@@ -192,7 +189,7 @@ def write_folder(
 
 def fill_folder(folder: Path, model: Model, origin: Origin, tokenizer: Any = None, *, shard_bytes: int = SHARD_BYTES) -> None:
     rows = [respelled(row, origin.spelling) for row in origin.family.rows(model.spec, origin.architecture)]
-    tensors = write_weights(rows, dict(model.named_parameters()), origin.kept)
+    tensors = write_weights(rows, dict(model.named_parameters()), origin.unused, origin.repeated)
     tensors |= {name: as_stored(tensors[name].detach(), dtype) for name, dtype in origin.dtypes.items() if name in tensors}
     write_beside(folder, origin, tokenizer)
     (folder / "config.json").write_text(json.dumps(origin.config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -214,26 +211,45 @@ def as_stored(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 def origin_of(model: Model, origin: Origin | None) -> Origin:
     """Where the model goes: back to the family it came from, if it still says the same, or to the first that can say it."""
-    spec = model.spec
     if origin is not None and origin.family.model_type in NAMES:
         came_as = plain(origin.family.spec_of(origin.settled))
-        if not list(differences(plain(spec), came_as)):
-            return origin
-    return settled(model, origin, *fitting(spec))
+        if not list(differences(plain(model.spec), came_as)):
+            if origin.dtype == dtype_of(model):
+                return origin
+            key = "torch_dtype" if "torch_dtype" in origin.config else "dtype"
+            return replace(origin, config=origin.config | {key: named_dtype(model)}, dtypes={})
+    return renewed(model, origin, *fitting(model.spec))
 
 
-def described(model: Model, origin: Origin | None) -> Origin:
+def described(model: Model, origin: Origin | None = None) -> Origin:
+    """The form that every model has: its own description."""
     own = family("manyheads")
     (architecture,) = own.tasks
-    return settled(model, origin, own, architecture, own.config_of(model.spec, architecture))
+    return renewed(model, origin, own, architecture, own.config_of(model.spec, architecture))
 
 
-def settled(model: Model, origin: Origin | None, known: Family, architecture: str, config: Tree) -> Origin:
-    """A new config, with the tokens and files of the one it came with."""
-    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
-    ids = {key: origin.config[key] for key in (*NO_TOKENS, "decoder_start_token_id") if key in origin.config} if origin else {}
-    config |= {"dtype": dtype} | ids
+# what a description does not say, and a config may
+CARRIED = (*NO_TOKENS, "decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id", "id2label", "label2id", "problem_type")
+CONTEXT = ("max_position_embeddings", "context_length", "n_positions")
+
+
+def renewed(model: Model, origin: Origin | None, known: Family, architecture: str, config: Tree) -> Origin:
+    """A new config, with what the old one said beyond the description, and the files that came beside it."""
+    came = origin.config if origin else {}
+    config |= {"dtype": named_dtype(model)} | {key: came[key] for key in CARRIED if key in came}
+    longest = next((came[key] for key in CONTEXT if type(came.get(key)) is int), None)
+    if longest and "max_position_embeddings" in config:
+        longer = config | {"max_position_embeddings": longest}
+        config = longer if known.spec_of(longer) == known.spec_of(config) else config
     return Origin(known, architecture, config, config, beside=origin.beside if origin else {})
+
+
+def dtype_of(model: Model) -> torch.dtype:
+    return next(model.parameters()).dtype
+
+
+def named_dtype(model: Model) -> str:
+    return str(dtype_of(model)).removeprefix("torch.")
 
 
 def write_shards(tensors: Tensors, folder: Path, most: int) -> None:

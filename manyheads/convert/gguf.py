@@ -20,7 +20,7 @@ MOST_TENSORS, MOST_KEYS, LONGEST_TEXT, LONGEST_LIST = 1 << 16, 1 << 12, 1 << 24,
 
 # how each type of value is stored: struct codes by number; 8 is a text, 9 a list
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-TEXT, LIST = 8, 9
+FLOAT, TEXT, LIST = 6, 8, 9
 
 
 class Walk:
@@ -55,6 +55,8 @@ class Walk:
             return self.text()
         if kind == LIST and depth < 2:
             inner, length = self.number("I"), self.count(LONGEST_LIST, "items in a list")
+            if inner in SCALARS and inner != FLOAT:
+                return list(struct.unpack(f"<{length}{SCALARS[inner]}", self.take(length * struct.calcsize(SCALARS[inner]))))
             return [self.of_type(inner, depth + 1) for _ in range(length)]
         if kind not in SCALARS:
             raise FileError(f"{self.path} has a value of a type that is not known: {kind}")
@@ -132,8 +134,8 @@ class Gguf(Store):
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: shape for name, (shape, _, _) in self.entries.items()}
 
-    def dtypes(self) -> set[torch.dtype]:
-        return {torch.float32}  # which every form is brought to
+    def dtypes(self) -> dict[str, torch.dtype]:
+        return dict.fromkeys(self.entries, torch.float32)  # which every form is brought to
 
     def same(self, name: str, other: str) -> bool:
         """Whether two tensors are stored alike, byte for byte."""
@@ -191,6 +193,7 @@ FORMS = ("f32", "f16", "q8_0")
 def write_gguf(path: Path, config: Tree, tensors: Mapping[str, Tensor], vocabulary: Mapping[str, Any], form: str) -> None:
     """Writes a file from a config of one of its architectures, tensors by its names, and what is said of tokens."""
     import gguf
+    import numpy
 
     kind = str(config["model_type"]).removeprefix("gguf-")
     writer = gguf.GGUFWriter(str(path), kind)
@@ -200,13 +203,16 @@ def write_gguf(path: Path, config: Tree, tensors: Mapping[str, Tensor], vocabula
     for key, value in ({f"{kind}.{key}": value for key, value in own.items()} | files | ids | dict(vocabulary)).items():
         add_value(writer, key, value)
     tables = {f"{name}.weight": torch.tensor(config[name]) for name in TABLES if name in config}
-    for name, tensor in (*tensors.items(), *tables.items()):
-        data = tensor.detach().to("cpu", torch.float32).contiguous().numpy()
-        sort = gguf.GGMLQuantizationType[stored_as(name, tuple(tensor.shape), form)]
-        writer.add_tensor(name, gguf.quantize(data, sort), raw_dtype=sort)
+    everything = {**tensors, **tables}
+    sorts = {name: gguf.GGMLQuantizationType[stored_as(name, tuple(tensor.shape), form)] for name, tensor in everything.items()}
+    for name, tensor in everything.items():
+        stored = stored_bytes(path, name, tuple(tensor.shape), sorts[name])
+        writer.add_tensor_info(name, tuple(tensor.shape), numpy.dtype(numpy.float32), stored, raw_dtype=sorts[name])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
+    writer.write_ti_data_to_file()
+    for name, tensor in everything.items():  # one at a time in another form
+        writer.write_tensor_data(gguf.quantize(tensor.detach().to("cpu", torch.float32).contiguous().numpy(), sorts[name]))
     writer.close()
 
 

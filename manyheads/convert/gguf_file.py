@@ -12,7 +12,7 @@ import torch
 from manyheads.convert.families import GGUF
 from manyheads.convert.families.gguf import HEAD, NEEDS_HEAD, outright
 from manyheads.convert.files import published
-from manyheads.convert.folder import Origin, assembled
+from manyheads.convert.folder import CONTEXT, Origin, assembled
 from manyheads.convert.gguf import FORMS, SPECIAL, Gguf, config_of, write_gguf
 from manyheads.convert.match import fitting
 from manyheads.convert.vocabulary import read_vocabulary, write_vocabulary
@@ -40,13 +40,12 @@ def write_file(model: Model, path: Path, origin: Origin | None, tokenizer: Any, 
     known, architecture, config = fitting(spec, GGUF)
     came = origin.config if origin else {}
     config |= {key: came.get(key) for key in SPECIAL}
-    config.setdefault("context_length", came.get("max_position_embeddings", came.get("context_length", 2048)))
+    config.setdefault("context_length", next((came[key] for key in CONTEXT if type(came.get(key)) is int), 2048))
     said = write_vocabulary(tokenizer, config["vocab_size"], config)
     if (template := chat_template(origin.beside if origin else {})) is not None:
         said["tokenizer.chat_template"] = template
-    ours = dict(model.named_parameters())
-    repeated = {HEAD: next(iter(ours.values()))} if known.model_type in NEEDS_HEAD else {}
-    tensors = write_weights(known.rows(spec, architecture), ours, repeated)
+    repeated = {HEAD} if known.model_type in NEEDS_HEAD else set()
+    tensors = write_weights(known.rows(spec, architecture), dict(model.named_parameters()), repeated=repeated)
     with published(path) as draft:
         write_gguf(draft, config, tensors, said, form)
 

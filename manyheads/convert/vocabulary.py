@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -52,6 +53,8 @@ def read_vocabulary(values: Mapping[str, Any], path: object) -> Any:
             tokenizer, begins = Tokenizer(by_scores(tokens, scores, kinds)), True
             cut_by_spaces(tokenizer, first=said(values, "add_space_prefix", bool) is not False)
         else:
+            sort = f"{said(values, 'model', str)}, {said(values, 'pre', str)}"
+            warnings.warn(f"{path} has a tokenizer of a sort that is not known ({sort}): ids are read and written instead", stacklevel=2)
             return None
     except Exception as error:
         raise FileError(f"{path} has a tokenizer that cannot be read: {error}") from None
@@ -151,7 +154,24 @@ def write_vocabulary(tokenizer: Any, vocab: int, config: Mapping[str, Any]) -> T
         said["scores"] = [-float(ranks.get(word, len(merges) + i)) for i, word in enumerate(words)]
     else:
         said |= {"model": "gpt2", "pre": name_of(tree), "merges": merges}
-    return {f"tokenizer.ggml.{name}": value for name, value in said.items()}
+    values = {f"tokenizer.ggml.{name}": value for name, value in said.items()}
+    check_alike(tokenizer, read_vocabulary(values | {f"tokenizer.ggml.{key[:3]}_token_id": config.get(key) for key in ENDS}, "it"))
+    return values
+
+
+ENDS = ("bos_token_id", "eos_token_id")
+# a word of each kind that tokenizers treat in ways of their own
+PROBES = (
+    "", " ", "Hello world", "  two  spaces ", "UPPER lower", "it's we'LL", "123 4567.89", "naïve café", "“…” – €", "line\nbreak\n\n\ttab",
+    "日本語 中文", "Привет мир", "🙂👍🏽", "<s>a</s>", "a_b-c/d\\e", "x" * 40,
+)  # fmt: skip
+
+
+def check_alike(tokenizer: Any, again: Any) -> None:
+    """Refuses a tokenizer that a file would hold as another one."""
+    for text in PROBES:
+        if tokenizer.encode(text).ids != again.encode(text).ids:
+            raise ValueError(f"a GGUF file cannot say how this tokenizer reads {quoted(text)}")
 
 
 def kind_of(i: int, token: str | None, added: Tree | None, model: Tree) -> int:

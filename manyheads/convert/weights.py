@@ -5,8 +5,9 @@ What a checkpoint must hold follows from the same rows: written from a model wit
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -71,10 +72,10 @@ class Shifted:
         return (self.ours,)
 
     def read(self, theirs: Held, ours: Held) -> Tensors:
-        return {self.ours: theirs[self.theirs] - self.by}
+        return {self.ours: theirs[self.theirs].float() - self.by}
 
     def write(self, ours: Held) -> Tensors:
-        return {self.theirs: ours[self.ours] + self.by}
+        return {self.theirs: ours[self.ours].float() + self.by}  # in less, a small number would vanish beside it
 
 
 @dataclass(frozen=True)
@@ -159,32 +160,37 @@ def check_names(rows: Iterable[Row], ours: Held, given: Mapping[str, tuple[int, 
     assert filled == set(ours), f"the table and the model differ in {sorted(filled ^ set(ours))[:3]}"
 
 
-def read_weights(rows: Iterable[Row], theirs: Held, ours: Held) -> tuple[Tensors, Tensors]:
-    """Our weights from theirs, and what is kept of theirs to be given back: repeated and unused tensors.
+def read_weights(rows: Iterable[Row], theirs: Held, ours: Held, place: Callable[[str, Tensor], None]) -> tuple[Tensors, frozenset[str]]:
+    """Our weights from theirs, each handed to `place`; and what is given back as it came: unused tensors, and which tied ones stood there.
 
     Each of theirs is asked for once, in the order of the table, so that a mapping that reads from disk holds one at a time.
     """
-    taken, kept = Tensors(), Tensors()
+    unused, repeated = Tensors(), set[str]()
     for row in rows:
         if isinstance(row, Weight):
-            taken.update(row.read(theirs, ours))
-        elif row.theirs in theirs:
-            kept[row.theirs] = tensor = theirs[row.theirs]
-            if isinstance(row, Repeated):
-                kept[row.theirs] = tensor.new_empty(0)  # that it was there is enough: its numbers are the other's
-                other = theirs[row.same_as]
-                sort = torch.promote_types(tensor.dtype, other.dtype)
-                if not torch.equal(tensor.to(sort), other.to(sort)):
-                    raise ValueError(f"{row.theirs} should be tied to {row.same_as}, but holds other numbers")
-    return taken, kept
+            for name, tensor in row.read(theirs, ours).items():
+                place(name, tensor)
+        elif row.theirs not in theirs:
+            continue
+        elif isinstance(row, Unused):
+            unused[row.theirs] = theirs[row.theirs]
+        else:
+            tensor, other = theirs[row.theirs], theirs[row.same_as]
+            sort = torch.promote_types(tensor.dtype, other.dtype)
+            if not torch.equal(tensor.to(sort), other.to(sort)):
+                raise ValueError(f"{row.theirs} should be tied to {row.same_as}, but holds other numbers")
+            repeated.add(row.theirs)
+    return unused, frozenset(repeated)
 
 
-def write_weights(rows: Iterable[Row], ours: Held, kept: Held) -> Tensors:
-    """Our weights under their names; of the tied and unused ones those that were kept."""
+def write_weights(rows: Iterable[Row], ours: Held, unused: Held = MappingProxyType({}), repeated: Container[str] = ()) -> Tensors:
+    """Our weights under their names, with unused tensors as they came and the tied ones that are to stand there."""
     theirs = Tensors()
     for row in rows:
         if isinstance(row, Weight):
             theirs.update(row.write(ours))
-        elif row.theirs in kept:
-            theirs[row.theirs] = theirs[row.same_as].clone() if isinstance(row, Repeated) else kept[row.theirs]
+        elif isinstance(row, Unused) and row.theirs in unused:
+            theirs[row.theirs] = unused[row.theirs]
+        elif isinstance(row, Repeated) and row.theirs in repeated:
+            theirs[row.theirs] = theirs[row.same_as].clone()
     return theirs

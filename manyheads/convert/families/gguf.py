@@ -71,11 +71,13 @@ class Rotation:
                 "stretch": 1.0,
                 "attention": said("attn_factor", 1.0),
             }
+        if tables:
+            raise ValueError(f"{self.tables[0]}.weight beside rope.scaling.type = {quoted(kind)} is not supported")
         if kind == "none":
             return {"kind": "none"}
         if kind == "linear":
             return {"kind": "linear", "factor": said("factor", 1.0)}
-        if kind == "yarn" and said("attn_factor", 1.0) == 1 and not tables:
+        if kind == "yarn" and said("attn_factor", 1.0) == 1:
             band = {"fast": said("yarn_beta_fast", 32.0), "slow": said("yarn_beta_slow", 1.0)}
             return {"kind": "yarn", "factor": said("factor", 1.0), "length": length} | band
         raise ValueError(f"rope.scaling.type = {quoted(kind)} changes the rotation in a way that is not supported")
