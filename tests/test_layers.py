@@ -19,6 +19,7 @@ STANDS_ON = {
     "spec": set(),
     "parts": {"spec"},
     "model": {"parts", "spec"},
+    "data": {"spec"},
     "presets": {"model", "spec"},
     "convert": {"model", "parts", "spec"},
     "generate": {"model", "parts", "spec"},
