@@ -53,13 +53,18 @@ def save(
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
         raise
-    latest = folder / "latest.tmp"
-    latest.write_text(final.name, encoding="utf-8")
-    latest.replace(folder / "latest")
+    point_to(final)
     PHASE("latest")
     for old in steps(folder)[keep:]:
         shutil.rmtree(old, ignore_errors=True)
     return final
+
+
+def point_to(checkpoint: Path) -> None:
+    """Says which checkpoint those who load the run should take."""
+    draft = checkpoint.parent / "latest.tmp"
+    draft.write_text(checkpoint.name, encoding="utf-8")
+    draft.replace(checkpoint.parent / "latest")
 
 
 def moments(model: Model, optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -102,6 +107,7 @@ def newest(folder: Path) -> tuple[Path | None, list[str]]:
     for path in steps(folder):
         fault = unsound(path)
         if fault is None:
+            point_to(path)  # a run may have been killed between the two
             return path, wrong
         wrong.append(fault)
     if wrong:

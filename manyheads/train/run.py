@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from manyheads.data.prepared import Encoded
+from manyheads.data import builtin  # noqa: F401  (fills the slot)
 from manyheads.data.source import Corpus, DataSpec
 from manyheads.data.tokens import TokenizerSpec, WordsSpec
 from manyheads.model.spec import ModelSpec, read_model
@@ -100,7 +101,7 @@ def made_ready(run: RunSpec) -> Ready:
     texts = [i for i in order if corpus.fields[i] != "label"]
     tokenizer = run.tokenizer.make(row[i] for row in corpus.train for i in texts)
     count = tokenizer.get_vocab_size(with_added_tokens=True)
-    labels = tuple(sorted({row[i] for row in corpus.train for i in order if corpus.fields[i] == "label"}))
+    labels = corpus.labels() if "label" in run.objective.fields else ()
     spec = sized(run.model, count, len(labels))
     rows, unseen = (Encoded([tuple(row[i] for i in order) for row in part], tokenizer, run.objective.fields, labels) for part in (corpus.train, corpus.validation))
     return Ready(run, spec, corpus, tokenizer, Tokens(count=count), labels, rows, unseen)
