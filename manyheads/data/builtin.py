@@ -6,9 +6,10 @@ import ast
 import hashlib
 import struct
 import sysconfig
-import textwrap
+import warnings
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import date
 from functools import cache, partial
 from itertools import pairwise
@@ -191,11 +192,13 @@ class StdlibSpec(DataSpec, kind="stdlib"):
     least: int = field(100, "for classify: functions that a module must have to be a class", ge=2)
 
     def load(self) -> Corpus:
-        split: dict[str, dict[Row, None]] = {name: {} for name in SPLITS}  # ordered, each once
-        rows = list(self._rows())
-        for where, row in rows:
-            split[part_of_text(where)][row] = None
-        train, validation, test = (list(split[name]) for name in SPLITS)
+        split: dict[str, list[Row]] = {name: [] for name in SPLITS}
+        known = set()
+        for where, row in self._rows():
+            if row[0] not in known:  # some code is there twice
+                known.add(row[0])
+                split[part_of_text(where)].append(row)
+        train, validation, test = split.values()
         if not train or not validation:
             raise DataError(f"the standard library at {stdlib()} has no source files to read")
         fields = {"language": ("text",), "summary": ("source", "target"), "retrieval": ("query", "document"), "classify": ("text", "label")}
@@ -206,12 +209,10 @@ class StdlibSpec(DataSpec, kind="stdlib"):
 
     def _rows(self) -> Iterator[tuple[str, Row]]:
         """Every row, with what its split is decided by."""
-        root = stdlib()
-        found = [(path.relative_to(root), read) for path in sorted(root.rglob("*.py")) if (read := readable(path, root))]
         if self.task == "language":
-            yield from ((str(path), (text,)) for path, text in found)
+            yield from ((str(path), (text,)) for path, text in files_of(stdlib()))
             return
-        functions = [(path, *function) for path, text in found for function in functions_of(text)]
+        functions = all_functions(stdlib())
         sizes = Counter(path.parts[0].removesuffix(".py") for path, _, _ in functions)
         for path, code, said in functions:
             module = path.parts[0].removesuffix(".py")
@@ -227,20 +228,29 @@ def stdlib() -> Path:
     return Path(sysconfig.get_paths()["stdlib"])
 
 
-def readable(path: Path, root: Path) -> str:
-    if NOT_READ & set(path.relative_to(root).parts):
-        return ""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        return ""
-    return text if text.strip() else ""
+def files_of(root: Path) -> Iterator[tuple[Path, str]]:
+    for path in sorted(root.rglob("*.py")):
+        name = path.relative_to(root)
+        if not NOT_READ & set(name.parts):
+            with suppress(OSError, UnicodeDecodeError):
+                if (text := path.read_text(encoding="utf-8")).strip():
+                    yield name, text
+
+
+@cache
+def all_functions(root: Path) -> list[tuple[Path, str, str]]:
+    return [(path, *function) for path, text in files_of(root) for function in functions_of(text)]
 
 
 def functions_of(text: str) -> Iterator[tuple[str, str]]:
     """Each function without its docstring, and that docstring's first line; functions that only have a docstring do nothing."""
-    lines = text.splitlines()
-    for node in statements(ast.parse(text)):
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            tree = ast.parse(text)
+    except SyntaxError:  # some files of the library are wrong on purpose
+        return
+    lines = text.split("\n")
+    for node in statements(tree):
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         said, body, end = "", node.body, node.end_lineno or 0
@@ -251,7 +261,7 @@ def functions_of(text: str) -> Iterator[tuple[str, str]]:
                 continue
             said = documented.strip().splitlines()[0].strip()
             code = lines[node.lineno - 1 : first.lineno - 1] + lines[first.end_lineno or 0 : end]
-        yield textwrap.dedent("\n".join(code)), said
+        yield "\n".join(line[node.col_offset :] if line[: node.col_offset].isspace() else line for line in code), said
 
 
 def statements(node: ast.AST) -> Iterator[ast.AST]:

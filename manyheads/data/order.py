@@ -60,22 +60,40 @@ def plan(lengths: NDArray[Any], seed: int, epoch: int, *, tokens: int, pool: int
     rows, field by field, no batch has more than `tokens`. Rows are shuffled, sorted by length within pools, and dealt out; every
     other pool is sorted the other way round, so a batch may reach from one into the next.
     """
+    if not len(lengths):
+        return []
     sizes = np.maximum(np.asarray(lengths, np.int64).reshape(len(lengths), -1), 1)
     if longest is not None:
         sizes = np.minimum(sizes, longest)
     total = sizes.sum(1)
-    if len(sizes) and int(total.max()) > tokens:
+    if int(total.max()) > tokens:
         row = int(np.argmax(total > tokens))
         raise DataError(
             f"row {row:,} has {int(total[row]):,} tokens, and a batch may have {tokens:,}: raise the budget, or cut rows to a longest"
         )
     order = permuted(seed, epoch, np.arange(len(sizes)), len(sizes))
-    pools = np.arange(len(sizes)) // pool
-    first, rest = sizes[order, 0], sizes[order, 1:].sum(1)
-    order = order[np.lexsort((np.where(first % 2, rest, -rest), np.where(pools % 2, first, -first), pools))]
+    order = order[_alike(sizes[order], tokens, np.arange(len(sizes)) // pool)]
     ends = _ends(sizes[order], tokens)
-    batches = np.split(order, ends[:-1]) if ends else []
+    batches = np.split(order, ends[:-1])
     return [batches[i] for i in permuted(seed, ~epoch, np.arange(len(batches)), len(batches))]
+
+
+def _alike(sizes: Whole, tokens: int, pools: Whole) -> Whole:
+    """The order in which neighbours are of like length within each pool.
+
+    Of several fields, the longest decides first; rows that are alike in it, a strip of them, are sorted by which field it is. Strips
+    grow with the batches, so that these tile the plane of two lengths; they are gone through up and down in turn.
+    """
+    widest, total = sizes.max(1), sizes.sum(1)
+    order = np.lexsort((np.where(pools % 2, widest, -widest), pools))
+    if sizes.shape[1] == 1:
+        return order
+    widest, skew = widest[order], (2 * sizes[:, 0] - total)[order]
+    batches = total.sum() / tokens / (pools[-1] + 1)  # in a pool
+    begins = np.diff(widest, prepend=-1) != 0
+    before = (np.cumsum(total[order]) - total[order])[begins][np.cumsum(begins) - 1]
+    strips = before // (tokens * max(1, round(batches**0.5 / 4)))
+    return order[np.lexsort((np.where(strips % 2, skew, -skew), strips))]
 
 
 def _ends(sizes: Whole, tokens: int) -> list[int]:

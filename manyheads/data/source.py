@@ -170,6 +170,8 @@ class Lines:
             end = offset + len(raw)
             if end > LARGEST_FILE or (packed and end > max(1 << 20, LARGEST_RATIO * packed)):
                 raise DataError(f"{self.path} unpacks to more than {end:,} bytes from {packed:,}: too many to be text")
+            if len(raw) > 4 * self.longest + 2:  # no character takes more than four bytes
+                raise self._too_long(number + 1)
             if offset == 0 and raw.startswith(b"\xef\xbb\xbf"):
                 offset, raw = 3, raw[3:]
             for piece in raw.removesuffix(b"\n").removesuffix(b"\r").split(b"\r"):
@@ -183,7 +185,7 @@ class Lines:
     def _decoded(self, raw: bytes, number: int, offset: int) -> str | None:
         text = raw.decode("utf-8", "replace")
         if len(text) > self.longest:
-            raise DataError(f"{self.path}, line {number:,} is longer than {self.longest:,} characters; raise longest_line if that is meant")
+            raise self._too_long(number)
         if "\0" not in text and ("�" not in text or _sound(raw)):
             return text
         try:
@@ -192,6 +194,9 @@ class Lines:
         except UnicodeDecodeError as error:
             place, what = error.start, f"is not UTF-8 ({raw[error.start]:#04x})"
         return self.spoiled(text.replace("\0", "�"), f"{self.path}, line {number:,} {what} at byte {offset + place:,}")
+
+    def _too_long(self, number: int) -> DataError:
+        return DataError(f"{self.path}, line {number:,} is longer than {self.longest:,} characters; raise longest_line if that is meant")
 
     def spoiled(self, mended: str, sentence: str) -> str | None:
         """What becomes of a line that is not text: nothing, the line mended, or the end."""
