@@ -182,16 +182,16 @@ ANSWERS = {
 def test_sequences_are_what_their_task_says(task):
     corpus = data("sequence", task=task, vocabulary=20, length=8, count=300, held_out=100)
     for source, target in (row for rows in corpus.splits.values() for row in rows):
-        source, target = source.split(), target.split()
+        given, wanted = source.split(), target.split()
         if task == "dyck":
             opened = []
-            for word in source + target:
+            for word in given + wanted:
                 assert word.islower() or opened.pop() == word.lower()
                 if word.islower():
                     opened.append(word)
             assert not opened
         else:
-            assert target == ANSWERS[task](source)
+            assert wanted == ANSWERS[task](given)
     sources = [{source for source, _ in rows} for rows in corpus.splits.values()]
     assert not sources[0] & (sources[1] | sources[2])
     assert not sources[1] & sources[2]
@@ -232,7 +232,7 @@ def test_digits_are_pictures_between_0_and_1():
 def test_biographies_answer_the_questions_about_everyone():
     told, asked = data("biographies", people=60), data("biographies", people=60, task="questions")
     texts = " ".join(text for (text,) in told.train)
-    assert not {row for row in told.train} & {row for row in told.validation}
+    assert not set(told.train) & set(told.validation)
     names = [set(), set(), set()]
     for found, rows in zip(names, asked.splits.values(), strict=True):
         for question, answer in rows:
@@ -429,7 +429,16 @@ def test_bytes_are_numbered_as_bytes(trained):
 
 def test_words_digits_and_marks_stand_apart():
     words = tokenizer("words", ["Don't go to 12.5, Ünal!"])
-    assert [token.strip("▁") for token in words.encode("Don't go to 12.5, Ünal!").tokens] == "Don ' t go to 1 2 . 5 , Ünal !".split()
+    assert [token.strip("▁") for token in words.encode("Don't go to 12.5, Ünal!").tokens] == [
+        "Don",
+        "'",
+        "t",
+        "go",
+        "to",
+        *"12.5,",
+        "Ünal",
+        "!",
+    ]
     assert tokenizer("words", ["Ab ab aB"], lower=True).get_vocab_size() == 6
     assert tokenizer("words", ["a a b"], least=2).get_vocab_size() == 6
     assert tokenizer("words", ["a b c d"], size=7).get_vocab_size() == 7
