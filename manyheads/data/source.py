@@ -183,16 +183,14 @@ class Lines:
             offset = end
 
     def _decoded(self, raw: bytes, number: int, offset: int) -> str | None:
-        text = raw.decode("utf-8", "replace")
+        try:
+            text, place, what = raw.decode(), raw.find(0), "holds a NUL"
+        except UnicodeDecodeError as error:
+            text, place, what = raw.decode(errors="replace"), error.start, f"is not UTF-8 ({raw[error.start]:#04x})"
         if len(text) > self.longest:
             raise self._too_long(number)
-        if "\0" not in text and ("�" not in text or _sound(raw)):
+        if place < 0:
             return text
-        try:
-            raw.decode()
-            place, what = raw.index(0), "holds a NUL"
-        except UnicodeDecodeError as error:
-            place, what = error.start, f"is not UTF-8 ({raw[error.start]:#04x})"
         return self.spoiled(text.replace("\0", "�"), f"{self.path}, line {number:,} {what} at byte {offset + place:,}")
 
     def _too_long(self, number: int) -> DataError:
@@ -204,14 +202,6 @@ class Lines:
             raise DataError(f"{sentence}; save the file as UTF-8, or set encoding_errors to 'replace' or 'skip'")
         self.faults["skipped that were not UTF-8" if self.errors == "skip" else "mended that were not UTF-8"] += 1
         return None if self.errors == "skip" else mended
-
-
-def _sound(raw: bytes) -> bool:
-    try:
-        raw.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 class TextSpec(FileSpec, kind="text"):
