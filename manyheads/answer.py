@@ -12,13 +12,16 @@ from manyheads.checkpoint import Loaded
 from manyheads.spec import Tree, quoted
 
 MASKS = ("[MASK]", "<mask>", "<MASK>")
+NUMBERS, SEVERAL, ONE = PROBLEMS = ("regression", "multi_label_classification", "single_label_classification")
 
 
-def predict(loaded: Loaded, text: str, *, max_new: int = 64, temperature: float = 0.0, best: int = 5) -> Tree:
-    """What the model makes of one text, as plain data; without a tokenizer, of ids written as numbers."""
+def predict(loaded: Loaded, text: str, *, max_new: int = 64, temperature: float = 0.0, best: int = 5, mask_id: int | None = None) -> Tree:
+    """What the model makes of one text, as plain data; without a tokenizer, of ids written as numbers, `mask_id` where one is missing."""
     loaded.check_reads_texts()
     if type(best) is not int or best < 1:
         raise ValueError(f"best is {quoted(best)}, expected how many tokens to name, at least 1")
+    if mask_id is not None and (type(mask_id) is not int or mask_id < 0):
+        raise ValueError(f"mask_id is {quoted(mask_id)}, expected the id of a token, a whole number from 0")
     given: Any = text
     if loaded.tokenizer is None:
         if not re.fullmatch(r"\s*\d{1,9}(\s+\d{1,9})*\s*", text):
@@ -32,7 +35,7 @@ def predict(loaded: Loaded, text: str, *, max_new: int = 64, temperature: float 
     with torch.no_grad():
         out = loaded.model(batch)
     if head.scores_tokens:
-        return {"task": "fill", "text": text, "filled": filled(loaded, batch.tokens[0], out[0], best)}
+        return {"task": "fill", "text": text, "filled": filled(loaded, batch.tokens[0], out[0], best, mask_id)}
     if head.kind == "classes":
         return {"task": "classify", "text": text, "classes": classes(loaded, out[0])}
     if loaded.tokenizer is None:
@@ -40,12 +43,12 @@ def predict(loaded: Loaded, text: str, *, max_new: int = 64, temperature: float 
     return {"task": "embed", "text": text, "vector": loaded.embed(text)[0].tolist()}
 
 
-def filled(loaded: Loaded, ids: torch.Tensor, logits_LV: torch.Tensor, best: int) -> list[Tree]:
+def filled(loaded: Loaded, ids: torch.Tensor, logits_LV: torch.Tensor, best: int, mask: int | None) -> list[Tree]:
     """For each masked place the most probable tokens."""
-    mask = mask_id(loaded)
+    name, mask = mask_of(loaded) if mask is None else (written(loaded, mask), mask)
     places = [i for i, token in enumerate(ids.tolist()) if token == mask]
     if not places:
-        raise ValueError(f"there is nothing to fill: write {mask_token(loaded)} where a word is missing")
+        raise ValueError(f"there is nothing to fill: write {name} where a word is missing")
     rows = []
     for place in places:
         chances = torch.softmax(logits_LV[place].float(), dim=-1).topk(min(best, logits_LV.shape[-1]))
@@ -58,9 +61,14 @@ def written(loaded: Loaded, token: int) -> str:
     return str(token) if loaded.tokenizer is None else loaded.tokenizer.decode([token]).strip()
 
 
-def mask_token(loaded: Loaded) -> str:
-    """The token that stands for a missing word, as the tokenizer's own config calls it, or by its usual name."""
-    said: Any = {}
+def mask_of(loaded: Loaded) -> tuple[str, int]:
+    """The token that stands for a missing word, as it is written and its id: by the tokenizer's own config, or by its usual name."""
+    if loaded.tokenizer is None:
+        said = loaded.origin.config.get("mask_token_id") if loaded.origin else None
+        if type(said) is not int:
+            raise ValueError("nothing says which token is the mask: give mask_id=..., its id")
+        return str(said), said
+    said = None
     if loaded.origin and (data := loaded.origin.beside.get("tokenizer_config.json")):
         try:
             said = json.loads(data).get("mask_token")
@@ -69,22 +77,19 @@ def mask_token(loaded: Loaded) -> str:
     name = said.get("content") if isinstance(said, dict) else said
     known = [name] if isinstance(name, str) and name.isprintable() else []
     for candidate in (*known, *MASKS):
-        if loaded.tokenizer is not None and loaded.tokenizer.token_to_id(candidate) is not None:
-            return candidate
-    return str(MASK_WITHOUT_NAME)
-
-
-MASK_WITHOUT_NAME = 0  # without a tokenizer nobody says which id is the mask
-
-
-def mask_id(loaded: Loaded) -> int:
-    return MASK_WITHOUT_NAME if loaded.tokenizer is None else int(loaded.tokenizer.token_to_id(mask_token(loaded)) or 0)
+        if (found := loaded.tokenizer.token_to_id(candidate)) is not None:
+            return candidate, int(found)
+    raise ValueError("this tokenizer has no mask token")
 
 
 def classes(loaded: Loaded, logits: torch.Tensor) -> list[Tree]:
-    """Every class with its probability, the likeliest first."""
-    said = (loaded.origin.config.get("id2label") if loaded.origin else None) or {}
-    names = {int(key): name for key, name in said.items()}
-    chances = torch.softmax(logits.float(), dim=-1)
-    order = chances.argsort(descending=True).tolist()
-    return [{"class": str(names.get(i, i)), "probability": float(chances[i])} for i in order]
+    """Every class, the first with most: its probability, or its score where the model was trained to give numbers."""
+    config = loaded.origin.config if loaded.origin else {}
+    names = {int(key): name for key, name in (config.get("id2label") or {}).items()}
+    kind = config.get("problem_type") or (NUMBERS if len(logits) == 1 else ONE)
+    if kind not in PROBLEMS:
+        raise ValueError(f"problem_type is {quoted(kind)}, expected {', '.join(PROBLEMS)}")
+    logits = logits.float()
+    said = {NUMBERS: logits, SEVERAL: logits.sigmoid(), ONE: logits.softmax(dim=-1)}[kind]
+    order = said.argsort(descending=True).tolist()
+    return [{"class": str(names.get(i, i)), "score" if kind == NUMBERS else "probability": float(said[i])} for i in order]

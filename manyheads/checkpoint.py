@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,11 @@ from manyheads.convert.folder import FLOATS, Origin, assembled, read_folder, wri
 from manyheads.convert.gguf_file import chat_template, read_file, write_file
 from manyheads.convert.hub import fetched, is_name
 from manyheads.convert.pooling import Pooling, read_pooling
-from manyheads.convert.tokenizer import read_tokenizer, special_ids
-from manyheads.generate.sample import sample
-from manyheads.model.build import Model
-from manyheads.model.spec import ModelSpec
+from manyheads.convert.tokenizer import read_rules, read_tokenizer
+from manyheads.generate.sample import Rules, sample
+from manyheads.inspect.record import record_states
+from manyheads.model.build import Model, usable
+from manyheads.model.spec import ModelSpec, TowerSpec
 from manyheads.model.transformer import Transformer
 from manyheads.parts.batch import Inputs
 from manyheads.spec import LARGEST, SpecError, quoted
@@ -36,10 +37,16 @@ class Loaded:
     tokenizer: Any = None  # a tokenizers.Tokenizer
     origin: Origin | None = None
     pooling: Pooling | None = None
+    folder: Path | None = None  # of transformers' form, that it was read from
 
     @property
     def spec(self) -> ModelSpec:
         return self.model.spec
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is, and where what it is asked goes."""
+        return next(self.model.parameters()).device
 
     @property
     def chat_template(self) -> str | None:
@@ -48,10 +55,13 @@ class Loaded:
 
     @property
     def longest(self) -> int | None:
-        """The most tokens it has places for; None where there is no such limit."""
-        towers = [tower for tower in (self.spec.encoder, self.spec.decoder) if tower]
-        lengths = [part.longest for tower in towers for layer in tower.expanded() for part in (layer.position, layer.core)]
-        return min((length for length in lengths if length is not None), default=None)
+        """The most tokens it has places for in what it reads, a source where there is one; None where there is no such limit."""
+        return longest(self.spec.encoder or self.spec.decoder)
+
+    @property
+    def longest_written(self) -> int | None:
+        """The most tokens it has places for in what it writes; None where there is no such limit."""
+        return longest(self.spec.decoder)
 
     @property
     def paired(self) -> bool:
@@ -61,33 +71,28 @@ class Loaded:
     @torch.no_grad()
     def logits(self, ids: Tensor, target: Tensor | None = None, padding: Tensor | None = None, **more: Tensor) -> Tensor:
         """B×L×V, or what the head gives. Of an encoder–decoder, `ids` are the source's, and padding too; True at padded places."""
-        given = Inputs(ids, padding=padding, **more)  # type: ignore[arg-type]
+        given = self.there(Inputs(ids, padding=padding, **more))  # type: ignore[arg-type]
         if not self.paired:
             if target is not None:
                 raise ValueError(f"a target was given beside the ids, but the model is only {self.spec.shape}")
             return self.model(given)
         if target is None:
             raise ValueError(f"this model is {self.spec.shape}: give a source and a target")
-        return self.model(target, given)
+        return self.model(self.there(Inputs.of(target)), given)
+
+    def there(self, given: Inputs) -> Inputs:
+        """A batch where the model is."""
+        moved: dict[str, Any] = {name: value.to(self.device) for name, value in vars(given).items() if isinstance(value, Tensor)}
+        return replace(given, **moved)
 
     @torch.no_grad()
     def hidden(self, ids: Tensor, target: Tensor | None = None, padding: Tensor | None = None, **more: Tensor) -> list[Tensor]:
         """The embeddings and what every layer makes of them, the last one behind the closing norm; of both towers, one after the other."""
-        towers = [tower for tower in (getattr(self.model, "encoder", None), getattr(self.model, "decoder", None)) if tower is not None]
-        found: list[list[Tensor]] = [[] for _ in towers]
-        handles = []
-        for tower, states in zip(towers, found, strict=True):
-            if not hasattr(tower, "layer_specs"):
-                raise ValueError("a recurrent network has no layers of attention to look into")
-            modules = [tower.embed, *tower.layers]
-            handles += [m.register_forward_hook(lambda _, __, out, states=states: states.append(out)) for m in modules]
-            handles.append(tower.norm.register_forward_hook(lambda _, __, out, states=states: states.__setitem__(-1, out)))
-        try:
+        if not isinstance(self.model, Transformer):
+            raise ValueError(f"this model is {self.spec.shape}, and only a transformer has layers to look into")
+        with record_states(self.model) as states:
             self.logits(ids, target, padding, **more)
-        finally:
-            for handle in handles:
-                handle.remove()
-        return [state for states in found for state in states]
+        return states
 
     def encode(self, texts: Sequence[str]) -> Inputs:
         """Texts as a batch, padded on the right."""
@@ -101,20 +106,24 @@ class Loaded:
         longest = max(map(len, rows))
         ids = torch.tensor([row + [0] * (longest - len(row)) for row in rows])
         padding = torch.tensor([[False] * len(row) + [True] * (longest - len(row)) for row in rows])
-        return Inputs(ids, padding=padding if padding.any() else None)
+        return self.there(Inputs(ids, padding=padding if padding.any() else None))
 
     @torch.no_grad()
     def embed(self, texts: str | Sequence[str]) -> Tensor:
         """One vector a text: the mean over its tokens, or what the folder says."""
         self.check_reads_texts()
         given = self.encode([texts] if isinstance(texts, str) else texts)
-        if not isinstance(self.model, Transformer) or self.spec.shape != "encoder":
-            raise ValueError(f"a vector a text is what an encoder gives; this model is {self.spec.shape}")
+        if not isinstance(self.model, Transformer) or self.spec.shape not in (("encoder", "decoder") if self.pooling else ("encoder",)):
+            raise ValueError(
+                f"a vector a text is what an encoder gives, or a decoder whose folder says how; this model is {self.spec.shape}"
+            )
         states, padding = self.model.states(given)
         return (self.pooling or Pooling()).pool(states, padding)
 
-    def generate(self, text: str | Sequence[int], *, max_new: int = 64, temperature: float = 0.0, seed: int = 0) -> Any:
-        """What the model writes after the text, or in answer to it; ids for ids."""
+    def generate(
+        self, text: str | Sequence[int], *, max_new: int = 64, temperature: float = 0.0, seed: int = 0, start: int | None = None
+    ) -> Any:
+        """What the model writes after the text, or in answer to it, which begins with `start` or as the checkpoint says; ids for ids."""
         if type(max_new) is not int or not 1 <= max_new <= LARGEST:
             raise ValueError(f"max_new is {quoted(max_new)}, expected a whole number from 1 to {LARGEST:,}")
         if type(temperature) not in (int, float) or not (temperature == 0 or 1e-6 <= temperature <= 1e6):
@@ -124,14 +133,19 @@ class Loaded:
         self.check_reads_texts()
         as_text = isinstance(text, str)
         given = self.encode([text]) if isinstance(text, str) else self.batch(text)
-        stop, start = special_ids(self.origin.config if self.origin else {})
-        prompt, source = (self.batch([start]), given) if self.paired else (given, None)
-        if self.longest is not None and prompt.length < self.longest:  # where there is no place left, it stops
-            max_new = min(max_new, self.longest - prompt.length + 1)
-        generator = torch.Generator().manual_seed(seed)
-        written = sample(self.model, prompt, source, max_new=max_new, temperature=temperature, stop=stop, generator=generator)
+        rules = read_rules(self.origin.config, self.origin.beside) if self.origin else Rules()
+        start = rules.start if start is None else start
+        prompt, source = given, None
+        if self.paired:
+            if start is None:
+                raise ValueError("nothing says which token begins an answer: give start=..., its id")
+            prompt, source = self.batch([start]), given
+        if self.longest_written is not None and prompt.length <= self.longest_written:  # where there is no place left, it stops
+            max_new = min(max_new, self.longest_written - prompt.length + 1)
+        generator = torch.Generator(self.device).manual_seed(seed)
+        written = sample(self.model, prompt, source, max_new=max_new, temperature=temperature, rules=rules, generator=generator)
         new = [int(token) for token in written]
-        new = new[:-1] if new and new[-1] in stop else new
+        new = new[:-1] if new and new[-1] in rules.stop else new
         return self.tokenizer.decode(new) if as_text else new
 
     def batch(self, ids: Sequence[int]) -> Inputs:
@@ -140,7 +154,7 @@ class Loaded:
             tokens = torch.tensor([list(ids)])
         except (TypeError, ValueError, RuntimeError):  # nothing to count, rows within rows, a number too large
             raise ValueError(f"given {quoted(ids)}, expected a text or a list of ids, which are whole numbers") from None
-        return Inputs(tokens)
+        return self.there(Inputs(tokens))
 
     def check_reads_texts(self) -> None:
         tower = self.spec.encoder or self.spec.decoder
@@ -148,17 +162,29 @@ class Loaded:
             raise ValueError("this model reads pictures, not texts: ask it with load(...).logits(patches), batch × patches × pixels")
 
 
-def load(path: str | Path, *, dtype: torch.dtype | None = None, allow_nonfinite: bool = False, copy: bool = False) -> Loaded:
+def longest(tower: TowerSpec | None) -> int | None:
+    """The most tokens that every layer of a tower has places for."""
+    parts = [part for layer in tower.expanded() for part in (layer.position, layer.core)] if tower else []
+    return min((part.longest for part in parts if part.longest is not None), default=None)
+
+
+def load(
+    path: str | Path, *, dtype: torch.dtype | None = None, device: str | torch.device = "cpu", allow_nonfinite: bool = False,
+    copy: bool = False,
+) -> Loaded:  # fmt: skip
     """A model with its tokenizer: a Hugging Face folder, a name on the Hub, a GGUF file, a run, a fairseq folder. Nothing is executed.
 
     Weights in safetensors are mapped: quick, but their file must stay as it is while the model is used. With `copy` it need not.
     """
     if dtype not in (None, *FLOATS):
         raise ValueError(f"dtype is {quoted(dtype)}, expected {', '.join(map(str, FLOATS))}, or none for what is stored")
+    device = usable(device)
     try:
-        return read(path_of(path), dtype=dtype, allow_nonfinite=allow_nonfinite, copy=copy)
+        loaded = read(path_of(path), dtype=dtype, allow_nonfinite=allow_nonfinite, copy=copy)
     except OSError as error:
         raise FileError(f"cannot read {error.filename or path}: {error.strerror or error}") from None
+    loaded.model.to(device)
+    return loaded
 
 
 def path_of(given: str | Path) -> Path:
@@ -186,15 +212,17 @@ def read(folder: Path, *, dtype: torch.dtype | None, allow_nonfinite: bool, copy
         return Loaded(model, None if path is folder else read_words(folder, config), origin)
     model, origin = read_folder(folder, dtype=dtype, allow_nonfinite=allow_nonfinite, copy=copy)
     tokenizer = read_tokenizer(folder, origin.beside)
-    return Loaded(model, tokenizer, origin, read_pooling(folder))
+    return Loaded(model, tokenizer, origin, read_pooling(folder), folder)
 
 
-def export(model: Loaded | Model | str | Path, path: str | Path, to: str = "hf", form: str = "f32") -> None:
+def export(model: Loaded | Model | str | Path, path: str | Path, to: str = "hf", form: str | None = None) -> None:
     """Writes a folder that transformers opens (`hf`), a file that llama.cpp opens (`gguf`), a folder that onnxruntime runs (`onnx`),
     or one that only `load` reads, whatever the model is (`manyheads`). `form` is how a GGUF file stores matrices: f32, f16 or q8_0.
     """
     if to not in FORMATS:
         raise SpecError(f"given {to!r}, expected one of {', '.join(FORMATS)}")
+    if form is not None and to != "gguf":
+        raise SpecError(f"form is {quoted(form)}, and only a GGUF file has one")
     path = path_of(path)
     check_free(path)
     if isinstance(model, str | Path):
@@ -205,7 +233,7 @@ def export(model: Loaded | Model | str | Path, path: str | Path, to: str = "hf",
         raise ValueError(f"given a {type(model).__name__}, expected something loaded, a model of build, or a path")
     own = model if isinstance(model, Loaded) else Loaded(model)
     if to == "gguf":
-        write_file(own.model, path, own.origin, own.tokenizer, form)
+        write_file(own.model, path, own.origin, own.tokenizer, "f32" if form is None else form)
     elif to == "onnx":
         from manyheads.convert.onnx import write_onnx
 

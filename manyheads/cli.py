@@ -7,6 +7,9 @@ import json
 import os
 import re
 import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -155,7 +158,9 @@ def train(
 
 @app.command()
 def demo(
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where the run goes; again, it goes on there.")] = Path("runs/dates"),
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where the run goes; again, it goes on there.")] = Path(
+        "runs/dates"
+    ),
 ) -> None:
     """Train a small encoder–decoder to read dates in twenty languages, and look at what it learned. About a minute.
 
@@ -181,7 +186,8 @@ def predict(
     from manyheads.answer import predict as run
     from manyheads.checkpoint import load
 
-    found = run(load(path), text, max_new=max_new, temperature=temperature)
+    with waiting(f"reading {path}"):
+        found = run(load(path), text, max_new=max_new, temperature=temperature)
     if as_json:
         write_json({"schema": 1} | found)
     elif found["task"] in ("continue", "answer"):
@@ -192,7 +198,7 @@ def predict(
     else:
         rows = found["classes"] if found["task"] == "classify" else [row for place in found["filled"] for row in place["tokens"]]
         for row in rows:
-            typer.echo(f"{row['probability']:8.4f}  {row.get('class', row.get('token'))}")
+            typer.echo(f"{row.get('probability', row.get('score')):8.4f}  {row.get('class', row.get('token'))}")
 
 
 @app.command()
@@ -200,13 +206,16 @@ def export(
     path: Source,
     target: Annotated[Path, typer.Argument(metavar="TARGET", help="Where to write; it must not exist yet.")],
     to: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="FORMAT",
-            help="hf: for transformers. gguf: a file for llama.cpp. onnx: for onnxruntime. manyheads: as described here.",
+            help="hf: for transformers. gguf: for llama.cpp. onnx: for onnxruntime. manyheads: as described here. If not given: gguf for a "
+            "target that ends so, otherwise hf.",
         ),
-    ] = "hf",
-    form: Annotated[str, typer.Option(metavar="FORM", help="How a GGUF file stores matrices: f32, f16 or q8_0.")] = "f32",
+    ] = None,
+    form: Annotated[
+        str | None, typer.Option(metavar="FORM", help="How a GGUF file stores matrices: f32, f16 or q8_0; f32 if not given.")
+    ] = None,
 ) -> None:
     """Write a model out again, for other libraries to open.
 
@@ -216,7 +225,8 @@ def export(
     from manyheads.checkpoint import export as run
     from manyheads.spec import one_line
 
-    run(path, target, to=to, form=form)
+    with waiting(f"reading {path} and writing {target}"):
+        run(path, target, to=to or ("gguf" if target.suffix == ".gguf" else "hf"), form=form)
     typer.echo(one_line(f"{target} written"), err=True)
 
 
@@ -230,7 +240,8 @@ def audit(path: Source, as_json: AsJson = False) -> None:
 
     from manyheads.auditing import audit as run
 
-    rows = run(path)
+    with waiting(f"checking {path}"):
+        rows = run(path)
     if as_json:
         write_json({"schema": 1, "rows": [asdict(row) for row in rows]})
     else:
@@ -251,6 +262,19 @@ def print_audit(rows: list[Any]) -> None:
     for row in rows:
         table.add_row(row.law, marks[row.verdict], "" if row.figure is None else f"{row.figure:.3g}", escape(row.said))
     console_for_output().print(table)
+
+
+@contextmanager
+def waiting(text: str) -> Iterator[None]:
+    """Tells whoever sits at a terminal what is going on; warnings are one line."""
+    from rich.console import Console
+
+    from manyheads.spec import one_line
+
+    console = Console(stderr=True)
+    with warnings.catch_warnings(), console.status(one_line(text)) if sys.stderr.isatty() else nullcontext():
+        warnings.showwarning = lambda message, *_, **__: print(f"manyheads: {one_line(str(message))}", file=sys.stderr)
+        yield
 
 
 def console_for_output() -> Any:

@@ -19,17 +19,19 @@ TOWER: Tree = {
     "layers": 2,
     "width": 64,
     "attention": {"kind": "heads", "heads": 4},
+    "embed": {"kind": "tokens", "scale": True},
     "position": "sinusoidal",
     "feedforward": {"kind": "mlp", "hidden": 256, "activation": "relu"},
     "residual": "pre",
 }
+SHARED: Tree = {"kind": "shared", "scale": True}
 RUN: Tree = {
     "seed": 1,
-    "model": {"vocab": "tokenizer", "encoder": TOWER, "decoder": {"like": "encoder", "embed": "shared", "cross": True}},
+    "model": {"vocab": "tokenizer", "init": "xavier", "encoder": TOWER, "decoder": {"like": "encoder", "embed": SHARED, "cross": True}},
     "data": {"kind": "dates"},
     "objective": {"kind": "seq2seq"},
-    "optim": {"rate": 3e-3, "schedule": {"kind": "cosine", "warmup": 100}},
-    "train": {"steps": 2000, "tokens": 1024, "evaluate_every": 200, "save_every": 1000, "goal": {"metric": "exact", "reach": 0.99}},
+    "optim": {"rate": 3e-3, "schedule": {"kind": "linear", "warmup": 100}},
+    "train": {"steps": 1200, "tokens": 2048, "evaluate_every": 200, "save_every": 1000, "goal": {"metric": "exact", "reach": 0.99}},
 }
 SHADES = " ░▒▓█"
 
@@ -47,9 +49,9 @@ def run(output: Path, console: Any) -> int:
         source, target = unseen[i]
         written = loaded.generate(source, max_new=16)
         console.print(f"  {source:<38} → {written:<12} {'' if same(written, target) else f'(it is {target})'}", highlight=False)
-    look(loaded, unseen[0][0], console)
+    look(loaded, unseen[120][0], console)
     console.print(
-        f"\nNext:\n  manyheads predict {output} \"<en> 5/6/2031\"\n  manyheads show {output / 'run.toml'}\n  manyheads audit {output}",
+        f'\nNext:\n  manyheads predict {output} "<en> 5/6/2031"\n  manyheads show {output / "run.toml"}\n  manyheads audit {output}',
         highlight=False,
     )
     return 0
@@ -67,8 +69,8 @@ def look(loaded: Loaded, text: str, console: Any) -> None:
     with record(loaded.model) as seen:
         loaded.model(torch.tensor([written]), Inputs(torch.tensor([encoding.ids])))
     weights: Tensor = [one for one in seen if "cross" in one.name][-1].weights()[0].mean(dim=0)
-    read = encoding.tokens
-    names = [loaded.tokenizer.id_to_token(token) for token in written[1:]] + ["</s>"]
+    read = [token.strip("▁") or " " for token in encoding.tokens]  # which stands for a space
+    names = [loaded.tokenizer.id_to_token(token).strip("▁") for token in written[1:]] + ["</s>"]
     console.print(f"\nWhere the decoder looked while it wrote {''.join(names[:-1])} (last layer, mean of its heads):\n", highlight=False)
     widest = max(map(len, names))
     for i, name in enumerate(names):

@@ -34,7 +34,7 @@ def child(arguments, out, err, cwd, env):
     main()
 
 
-def run(*arguments, check=0, cwd=None, env=None):
+def run(*arguments, check=0, cwd=None, env=None, seconds=120):
     """What a command writes and how it ends."""
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder) / "out", Path(folder) / "err"
@@ -42,9 +42,11 @@ def run(*arguments, check=0, cwd=None, env=None):
         err.touch()
         process = FORKS.Process(target=child, args=([*map(str, arguments)], out, err, cwd or os.getcwd(), dict(env or os.environ)))
         process.start()
-        process.join(120)
-        if process.exitcode is None:
+        process.join(seconds)
+        if late := process.exitcode is None:
             process.kill()
+            process.join()
         done = Done(process.exitcode, *(path.read_text(encoding="utf-8", errors="replace") for path in (out, err)))
+    assert not late, f"{' '.join(map(str, arguments))} did not end within {seconds} seconds"
     assert check is None or done.returncode == check, done.stderr
     return done

@@ -176,6 +176,86 @@ def test_the_command_prints_a_table_and_tells_by_its_exit_code(tmp_path):
         manyheads.audit(tmp_path / "saved")
 
 
+def row(subject, law):
+    return next(found for found in manyheads.audit(subject) if found.law == law)
+
+
+def test_what_is_no_number_is_a_fault():
+    own = manyheads.build(manyheads.read("gpt2", "vocab=61", "decoder.layers=1", "decoder.width=32", "decoder.attention.heads=4"))
+    with torch.no_grad():
+        own.decoder.norm.bias[:] = torch.nan
+    for law in ("nobody sees the future", "padding on the right", "batch invariance"):
+        found = row(own, law)
+        assert (found.verdict, found.figure) == ("fault", None), "which JSON has no word for"
+        assert "no number" in found.said
+    with torch.no_grad():
+        own.decoder.layers[0].attention.query.bias[:] = torch.nan
+    assert row(own, "attention rows sum to one").verdict == "fault"
+
+
+@pytest.mark.parametrize("labels", [1, 16])
+def test_classes_are_not_taken_for_tokens(labels, tmp_path):
+    found, config, options = CASES["bert-classes"]
+    subject = moved(make(found, config, **options | {"num_labels": labels}))
+    subject.save_pretrained(tmp_path / "saved")
+    assert faults(subject) == {"padding on the left"}, "it takes the first place for the first token"
+    assert not faults(tmp_path / "saved")
+
+
+@pytest.mark.parametrize(("name", "verdict"), [("llama-bare", "ok"), ("gpt2-bare", "ok"), ("bert-bare", "not checked")])
+def test_a_tower_alone_keeps_its_direction(name, verdict, monkeypatch):
+    subject = model(name)
+    assert not faults(subject)
+    assert row(subject, "nobody sees the future").verdict == row(subject, "cached = full").verdict == verdict
+    if name == "gpt2-bare":
+        monkeypatch.setattr("transformers.models.gpt2.modeling_gpt2.create_causal_mask", lambda *_, **__: torch.zeros(1, 1, 12, 12))
+        assert row(subject, "nobody sees the future").verdict == "fault"
+
+
+@pytest.mark.parametrize("name", ["gpt2-classes", "llama-classes"])
+def test_one_answer_a_text_shows_no_direction(name):
+    found = row(model(name), "nobody sees the future")
+    assert (found.verdict, found.said) == ("not checked", "one answer a text does not show who sees whom")
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert", "llama", "llama-multi-query-tied"])
+def test_one_tensor_is_not_compared_with_itself(name, tmp_path):
+    model(name).save_pretrained(tmp_path / "saved")
+    found = row(tmp_path / "saved", "tied weights are tied")
+    tied = name != "llama"
+    said = "head and embedding are one tensor by construction" if tied else "no weights are claimed to be tied"
+    assert (found.verdict, found.said) == ("not checked", said)
+    assert row(model(name), "tied weights are tied").verdict == ("ok" if tied else "not checked")
+
+
+@pytest.mark.parametrize("part", ["values", "outputs"])
+def test_a_head_that_adds_nothing_is_found(part, tmp_path):
+    subject = model("llama")
+    with torch.no_grad():
+        for layer in subject.model.layers:
+            if part == "outputs":
+                layer.self_attn.o_proj.weight[:, 8:16] = 0
+            else:  # of the first key head, which two heads share
+                layer.self_attn.v_proj.weight[:8] = 0
+    subject.save_pretrained(tmp_path / "saved")
+    for given in (subject, tmp_path / "saved"):
+        found = row(given, "no dead or doubled heads")
+        assert (found.verdict, found.figure) == ("fault", 3 if part == "outputs" else 6)
+        assert "add nothing" in found.said
+
+
+def test_a_decoder_shorter_than_its_encoder_is_read_within_its_places():
+    towers = ["encoder.layers=1", "decoder.layers=1", "encoder.position=learned", "encoder.position.length=40"]
+    own = manyheads.build(manyheads.read("transformer-base", "vocab=61", *towers, "decoder.position=learned", "decoder.position.length=5"))
+    assert not faults(own)
+
+
+def test_a_folder_of_ours_has_no_other_implementation(tmp_path):
+    own = manyheads.build(manyheads.read("gpt2", "vocab=61", "decoder.layers=1", "decoder.width=32", "decoder.attention.heads=4"))
+    manyheads.export(own, tmp_path / "own", to="manyheads")
+    assert not faults(tmp_path / "own")
+
+
 def test_what_cannot_be_audited_is_refused():
     with pytest.raises(ValueError, match="given a list, expected a folder"):
         manyheads.audit([1])

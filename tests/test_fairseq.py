@@ -42,7 +42,8 @@ def saved(path, trap, **changes):
     weights = write_weights(known.rows(spec, "TransformerModel"), dict(model.named_parameters()))
     weights |= {"encoder.version": torch.tensor([3.0]), "decoder.embed_positions._float_tensor": torch.tensor([float("nan")])}
     weights["decoder.output_projection.weight"] = weights["decoder.embed_tokens.weight"]
-    options = argparse.Namespace(**CONFIG | changes, lr=[0.1], optimizer_overrides="{}")
+    said = {key: value for key, value in (CONFIG | changes).items() if value is not None}  # None: left out
+    options = argparse.Namespace(**said, lr=[0.1], optimizer_overrides="{}")
     torch.save({"cfg": {"model": options}, "model": weights, "extra_state": {"trap": Trap(trap)}}, path)
     return model
 
@@ -76,6 +77,11 @@ def test_sinusoids_end_where_theirs_end():
         ({"layernorm_embedding": True}, "layernorm_embedding = True changes the model"),
         ({"encoder_learned_pos": True}, "encoder_learned_pos = True changes the model"),
         ({"share_decoder_input_output_embed": False}, "share_decoder_input_output_embed = False changes the model"),
+        ({"share_decoder_input_output_embed": None}, "share_decoder_input_output_embed = False changes the model"),
+        ({"full_context_alignment": True}, "full_context_alignment = True changes the model"),
+        ({"encoder_layers_to_keep": "0"}, "encoder_layers_to_keep = '0' changes the model"),
+        ({"decoder_output_dim": 8}, "decoder_output_dim is 8, and the decoder is 16 wide: two widths are not supported"),
+        ({"gated_heads": 2}, "a key this family does not know, 'gated_heads'"),
         ({"encoder_attention_heads": 3}, "3 heads do not divide width 16"),
         ({"activation_fn": "linear"}, "no activation 'linear'"),
         ({"encoder_layers": 3}, "lacks a weight this family has: encoder.layers.2"),

@@ -378,7 +378,7 @@ def test_a_tokenizer_that_has_no_name_is_refused(tmp_path):
 def test_small_gains_survive_in_half_precision(tmp_path):
     """1 + γ is stored, and in 16 bits a small γ vanishes beside 1."""
     theirs = moved(make("GemmaForCausalLM", "GemmaConfig", **SMALL | {"head_dim": 32})).bfloat16()
-    ours = loaded(theirs, tmp_path / "hf")
+    ours = loaded(theirs, tmp_path / "hf", by_bytes())
     manyheads.export(ours, tmp_path / "x.gguf", to="gguf")
     again = manyheads.load(tmp_path / "x.gguf")
     for name, tensor in ours.model.named_parameters():

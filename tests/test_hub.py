@@ -21,6 +21,7 @@ LOAD = """
 import sys, torch, manyheads
 loaded = manyheads.load(sys.argv[1])
 print(loaded.spec.shape, float(loaded.logits(torch.tensor([[3, 5, 7]])).double().sum()))
+print(next(row.said for row in manyheads.audit(sys.argv[1]) if row.law == "another implementation"))
 """
 
 
@@ -86,7 +87,8 @@ def test_a_name_is_fetched_once_and_only_what_is_read(hub, tmp_path):
     endpoint, asked, theirs = hub
     done = run("someone/small", endpoint, tmp_path / "cache")
     assert done.returncode == 0, done.stderr
-    shape, total = done.stdout.split()
+    (shape, total), said = done.stdout.splitlines()[0].split(), done.stdout.splitlines()[1]
+    assert said == "the numbers of transformers"
     ids = torch.tensor([[3, 5, 7]])
     assert (shape, float(total)) == ("decoder", pytest.approx(float(theirs(ids).logits.detach().double().sum()), abs=1e-3))
     assert not [path for path in asked if path.endswith((".bin", ".py"))]

@@ -11,7 +11,11 @@ from manyheads.spec import Tree, nearest, quoted, to_tree
 
 Config = Mapping[str, Any]
 Placed = dict[str, Any]  # dotted path → value
-Look = Callable[[str], Any]  # the value at a dotted path of a description; None where there is nothing
+Look = Callable[[str], Any]  # the value at a dotted path of a description; None where its part has no such field
+
+
+class UnsayableError(ValueError):
+    """A description has not what a config must say."""
 
 
 class ConfigRow(Protocol):
@@ -25,11 +29,12 @@ class ConfigRow(Protocol):
     def write(self, look: Look) -> Tree: ...
 
 
-class _Needed:
-    """Stands where a key has no default: it must be given."""
+class _Stands:
+    """Stands where a value could be anything, even nothing."""
 
 
-NEEDED = _Needed()
+NEEDED = _Stands()  # for a default: the key must be given
+SAME = _Stands()  # for a default: the one value there is
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,8 @@ class Key:
         return dict.fromkeys(self.places, value)
 
     def write(self, look: Look) -> Tree:
-        return {self.theirs: self.writes(look(self.places[0]))}
+        value = look(self.places[0])
+        return {self.theirs: None if value is None else self.writes(value)}
 
 
 @dataclass(frozen=True)
@@ -70,13 +76,14 @@ class Fixed:
 
     theirs: str
     value: Any
+    default: Any = SAME  # what a config that leaves the key out means by it: the value, unless said
 
     @property
     def keys(self) -> tuple[str, ...]:
         return (self.theirs,)
 
     def read(self, config: Config) -> Placed:
-        given = config.get(self.theirs, self.value)
+        given = config.get(self.theirs, self.value if self.default is SAME else self.default)
         if given != self.value and not (given is None and not self.value):
             raise ValueError(f"{self.theirs} = {quoted(given)} changes the model in a way that is not supported; expected {self.value!r}")
         return {}
@@ -87,12 +94,18 @@ class Fixed:
 
 # keys that say nothing about the numbers a forward gives
 SILENT = frozenset((
-    "_attn_implementation", "_commit_hash", "_name_or_path", "architectures", "attn_implementation", "auto_map", "bos_token_id",
-    "chunk_size_feed_forward", "decoder_start_token_id", "dtype", "eos_token_id", "finetuning_task", "forced_bos_token_id",
-    "forced_eos_token_id", "gradient_checkpointing", "id2label", "init_std", "initializer_factor", "initializer_range",
-    "is_encoder_decoder", "label2id", "language", "max_length", "model_type", "name", "num_beams", "output_attentions",
-    "output_hidden_states", "output_past", "pad_token_id", "prefix", "pretraining_tp", "problem_type", "pruned_heads",
-    "return_dict", "sep_token_id", "task_specific_params", "tokenizer_class", "torch_dtype", "transformers_version", "use_cache",
+    "_attn_implementation", "_attn_implementation_autoset", "_commit_hash", "_name_or_path", "_num_labels", "architectures",
+    "attn_implementation", "auto_map", "bad_words_ids", "begin_suppress_tokens", "bos_token_id", "chunk_size_feed_forward",
+    "cross_attention_hidden_size", "decoder_start_token_id", "diversity_penalty", "do_sample", "dtype", "early_stopping",
+    "encoder_no_repeat_ngram_size", "eos_token_id", "eos_token_ids", "eot_token_id", "exponential_decay_length_penalty", "finetuning_task",
+    "forced_bos_token_id", "forced_eos_token_id", "gradient_checkpointing", "id2label", "init_std", "initializer_factor",
+    "initializer_range", "is_encoder_decoder", "label2id", "language", "length_penalty", "mask_token_id", "max_length", "min_length",
+    "model_type", "name", "no_repeat_ngram_size", "num_beam_groups", "num_beams", "num_labels", "num_return_sequences", "output_attentions",
+    "output_hidden_states", "output_past", "output_scores", "pad_token_id", "prefix", "pretraining_tp", "problem_type", "pruned_heads",
+    "remove_invalid_values", "repetition_penalty", "return_dict", "return_dict_in_generate", "sep_token_id", "suppress_tokens",
+    "task_specific_params", "temperature", "tf_legacy_loss", "tokenizer_class", "top_k", "top_p", "torch_dtype", "torchscript",
+    "transformers.js_config", "transformers_version", "typical_p", "unsloth_fixed", "unsloth_version", "use_bfloat16", "use_cache",
+    "xla_device",
 ))  # fmt: skip
 
 
@@ -131,6 +144,18 @@ def place(tree: Tree, path: str, value: Any) -> None:
 
 
 def look(tree: Any, path: str) -> Any:
-    for step in path.split("."):
+    tower, *steps = path.split(".")
+    if steps and tower not in tree:
+        raise UnsayableError(f"the description has no {tower}")
+    tree = tree.get(tower)
+    for step in steps:
         tree = tree.get(step) if isinstance(tree, dict) else None
     return tree
+
+
+def needed(look: Look, path: str) -> Any:
+    """The value at a path that a config cannot be written without."""
+    value = look(path)
+    if value is None:
+        raise UnsayableError(f"the description has no {path}")
+    return value

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from manyheads.convert.config import Config
-from manyheads.convert.families.fairseq import FAMILIES
+from manyheads.convert.families.fairseq import TRAINER
 from manyheads.convert.files import FileError, Store, inside
 from manyheads.convert.inert import Stub, read_pickle
 from manyheads.spec import Tree, quoted
@@ -51,8 +51,7 @@ def read_checkpoint(path: Path) -> tuple[Tree, Held]:
     if not isinstance(weights, dict) or not all(isinstance(tensor, Tensor) for tensor in weights.values()):
         raise FileError(f"{path} holds no weights under 'model'")
     said = options(found)
-    known = {key for row in FAMILIES["fairseq"].keys for key in row.keys}
-    config: Config = {key: value for key, value in said.items() if key in known}
+    config: Config = {key: value for key, value in said.items() if key not in TRAINER}
     towers = {"source_tokens": "encoder.embed_tokens.weight", "target_tokens": "decoder.embed_tokens.weight"}
     if missing := [name for name in towers.values() if name not in weights]:
         raise FileError(f"{path} lacks {missing[0]}")

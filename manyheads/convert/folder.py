@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
@@ -35,7 +37,12 @@ from manyheads.spec import Tree
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 SHARD_BYTES = 50_000_000_000  # as transformers has it
-BESIDE = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "chat_template.jinja")
+BESIDE = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt", "vocab.json", "merges.txt",
+    "spiece.model", "tokenizer.model", "source.spm", "target.spm", "generation_config.json", "chat_template.jinja",
+    "preprocessor_config.json", "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json",
+)  # fmt: skip
+STEP = re.compile(r"[0-9]_[A-Za-z]+")  # a folder of one step of sentence-transformers
 
 
 @dataclass(frozen=True)
@@ -114,6 +121,7 @@ def spelled(
     rows, ours = known.rows(spec, architecture), dict(model.named_parameters())
     for spelling in ((), *known.spellings):
         renamed = [respelled(row, spelling) for row in rows]
+        assert len({row.theirs for row in renamed}) == len(rows), f"two names are spelled alike by {spelling}"
         try:
             check_names(renamed, ours, given)
         except ValueError as error:
@@ -126,9 +134,7 @@ def spelled(
 
 def respelled(row: Row, spelling: tuple[tuple[str, str], ...]) -> Row:
     def rename(name: str) -> str:
-        for usual, other in spelling:
-            name = name.replace(usual, other)
-        return name
+        return next((re.sub(usual, other, name) for usual, other in spelling if re.search(usual, name)), name)
 
     if isinstance(row, Repeated):
         return replace(row, theirs=rename(row.theirs), same_as=rename(row.same_as))
@@ -162,14 +168,14 @@ class Finite(Mapping[str, Tensor]):
 def read_beside(folder: Path) -> dict[str, bytes]:
     """The small files that travel with the weights."""
     found = {}
-    for name in BESIDE:
-        path = inside(folder, name)
+    steps = sorted(path.name for path in folder.iterdir() if STEP.fullmatch(path.name) and path.is_dir())
+    for path in (*(inside(folder, name) for name in BESIDE), *(inside(inside(folder, step), "config.json") for step in steps)):
         if path.exists():
             if not path.is_file():
                 raise FileError(f"{path} is not a plain file")
             if path.stat().st_size > LARGEST_TOKENIZER:
                 raise FileError(f"{path} has {path.stat().st_size:,} bytes, expected at most {LARGEST_TOKENIZER:,}")
-            found[name] = path.read_bytes()
+            found[path.relative_to(folder).as_posix()] = path.read_bytes()
     return found
 
 
@@ -199,7 +205,10 @@ def fill_folder(folder: Path, model: Model, origin: Origin, tokenizer: Any = Non
 def write_beside(folder: Path, origin: Origin | None, tokenizer: Any) -> None:
     """The small files that travel with the weights: as they came, and a tokenizer that came in another form."""
     own = {"tokenizer.json": tokenizer.to_str().encode()} if hasattr(tokenizer, "to_str") else {}
+    if tokenizer is not None and not own:
+        warnings.warn("the tokenizer of this model has no form that other folders know, and is left out", stacklevel=3)
     for name, data in (own | (origin.beside if origin else {})).items():
+        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(data)
 
 

@@ -163,7 +163,7 @@ def stored_bytes(path: Path, name: str, shape: tuple[int, ...], kind: int) -> in
 
 # ------------------------------------------------------------------------------------------------------- what it says
 
-SPECIAL = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
+SPECIAL = {"bos_token_id": "bos", "eos_token_id": "eos", "eot_token_id": "eot", "pad_token_id": "padding"}
 
 
 def config_of(file: Gguf) -> Tree:

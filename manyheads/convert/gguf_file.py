@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,8 @@ def write_file(model: Model, path: Path, origin: Origin | None, tokenizer: Any, 
     came = origin.config if origin else {}
     config |= {key: came.get(key) for key in SPECIAL}
     config.setdefault("context_length", next((came[key] for key in CONTEXT if type(came.get(key)) is int), 2048))
+    if tokenizer is None:
+        warnings.warn("without a tokenizer llama.cpp opens a file, and cannot be asked: give the folder a tokenizer.json", stacklevel=3)
     said = write_vocabulary(tokenizer, config["vocab_size"], config)
     if (template := chat_template(origin.beside if origin else {})) is not None:
         said["tokenizer.chat_template"] = template

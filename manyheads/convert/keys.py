@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from manyheads.convert.config import Config, Key, Look, Placed
+from manyheads.convert.config import NEEDED, Config, Key, Look, Placed
 from manyheads.spec import Tree, nearest, quoted
 
 # their names → ours; the first of several names for one function is the one written
@@ -41,6 +41,11 @@ def activation(theirs: str, *ours: str, default: str | None = None) -> Key:
     return Key(theirs, ours, reads=read_activation, writes=write_activation, **given)
 
 
+def in_both(path: str) -> tuple[str, str]:
+    """One place in either tower."""
+    return f"encoder.{path}", f"decoder.{path}"
+
+
 @dataclass(frozen=True)
 class Rope:
     """θ, the share that is turned, and the scaling: newer configs hold them in `rope_parameters`, older ones in keys of their own."""
@@ -50,6 +55,8 @@ class Rope:
     share: str = "partial_rotary_factor"  # and what older configs call it
     old: tuple[str, ...] = ("rope_theta", "rope_scaling", "partial_rotary_factor")
     theta: float = 10000.0
+    trained: int | None = None  # the length trained on, where a family has one that its configs may leave out
+    older: tuple[tuple[str, str], ...] = ()  # former names of scalings, and what they are called now
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -63,6 +70,7 @@ class Rope:
         if not isinstance(rope, Mapping):
             raise ValueError(f"rope_parameters in the config is {quoted(rope)}, expected a table")
         kind = rope.get("rope_type", rope.get("type", "default"))
+        kind = next((now for before, now in self.older if before == kind), kind)
         if not isinstance(kind, str) or kind not in SCALINGS:
             raise ValueError(f"no rotation scaling {quoted(kind)}{nearest(str(kind), SCALINGS)}")
         names = {"rope_theta", "rope_type", "type", "partial_rotary_factor", *SCALINGS[kind].values()} | IMPLIED.get(kind, set())
@@ -72,13 +80,13 @@ class Rope:
         if self.partial is None and share not in (None, 1):
             raise ValueError(f"partial_rotary_factor is {quoted(share)}, and this family turns every coordinate")
         lengths = {rope.get("original_max_position_embeddings"), config.get("original_max_position_embeddings")} - {None}
-        if kind == "longrope" and len(lengths) > 1:
+        if "length" in SCALINGS[kind] and kind != "dynamic" and len(lengths) > 1:
             raise ValueError("original_max_position_embeddings is said twice in the config, and not the same")
         theta = rope.get("rope_theta", config.get("rope_theta", config.get("rotary_emb_base", self.theta)))
         return {
             f"{self.at}.theta": number(theta, "rope_theta"),
             f"{self.at}.fraction": None if share is None else number(share, "partial_rotary_factor"),
-            f"{self.at}.scaling": scaling(kind, rope, config),
+            f"{self.at}.scaling": scaling(kind, rope, {"original_max_position_embeddings": self.trained, **config}),
         }
 
     def write(self, look: Look) -> Tree:
@@ -101,7 +109,7 @@ SCALINGS: dict[str, dict[str, str]] = {
     "linear": {"factor": "factor"},
     "dynamic": {"factor": "factor", "length": "max_position_embeddings"},
     "yarn": {
-        "factor": "factor", "length": "original_max_position_embeddings", "fast": "beta_fast", "slow": "beta_slow",
+        "length": "original_max_position_embeddings", "factor": "factor", "fast": "beta_fast", "slow": "beta_slow",
         "attention": "attention_factor", "truncate": "truncate",
     },
     "llama3": {"factor": "factor", "length": "original_max_position_embeddings", "low": "low_freq_factor", "high": "high_freq_factor"},
@@ -111,6 +119,7 @@ SCALINGS: dict[str, dict[str, str]] = {
     },
 }  # fmt: skip
 OURS = {"default": "none", "linear": "linear", "dynamic": "dynamic", "yarn": "yarn", "llama3": "banded", "longrope": "longrope"}
+LEFT_OUT = ("max_position_embeddings", "original_max_position_embeddings", "beta_fast", "beta_slow", "attention_factor", "truncate")
 # keys that a config repeats beside those that count
 IMPLIED = {"dynamic": {"original_max_position_embeddings"}, "linear": {"original_max_position_embeddings"}}
 
@@ -120,12 +129,14 @@ def scaling(kind: str, rope: Mapping[str, Any], config: Config) -> Tree:
     found: Tree = {"kind": OURS[kind]}
     for field, theirs in SCALINGS[kind].items():
         value = rope.get(theirs)
-        if value is None and theirs.endswith("max_position_embeddings"):
-            value = config.get(theirs, config.get("max_position_embeddings"))
+        if value is None and field == "length":
+            value = config.get(theirs) or config.get("max_position_embeddings")
+        if value is None and theirs == "factor" and kind in ("yarn", "longrope"):
+            value = number(config.get("max_position_embeddings"), "max_position_embeddings") / number(found.get("length"), "length")
+        if value is None and theirs not in LEFT_OUT:
+            raise ValueError(f"rotation scaling '{kind}' lacks {theirs}")
         if value is not None:
             found[field] = float(value) if isinstance(value, int) and field not in ("length", "truncate") else value
-    if kind == "longrope" and "stretch" not in found:
-        found["stretch"] = number(config.get("max_position_embeddings"), "max_position_embeddings") / number(found.get("length"), "length")
     return found
 
 
@@ -202,19 +213,35 @@ class Labels:
 
 
 @dataclass(frozen=True)
+class LastToken:
+    """A head that takes a text's last token asks which one is padding: none is, unless a config says so."""
+
+    keys: tuple[str, ...] = ("pad_token_id",)
+
+    def read(self, config: Config) -> Placed:
+        return {}
+
+    def write(self, look: Look) -> Tree:
+        return {"pad_token_id": -1}
+
+
+@dataclass(frozen=True)
 class FirstOf:
     """A value under the first of several keys that gives one."""
 
     names: tuple[str, ...]
     ours: str
-    default: Any = None
+    default: Any = NEEDED
 
     @property
     def keys(self) -> tuple[str, ...]:
         return self.names
 
     def read(self, config: Config) -> Placed:
-        return {self.ours: next((config[name] for name in self.names if config.get(name) is not None), self.default)}
+        value = next((config[name] for name in self.names if config.get(name) is not None), self.default)
+        if value is NEEDED:
+            raise ValueError(f"the config lacks {self.names[-1]}")
+        return {self.ours: value}
 
     def write(self, look: Look) -> Tree:
         return {self.names[0]: look(self.ours)}

@@ -9,7 +9,7 @@ from manyheads.convert.families import NAMES, Family, family
 from manyheads.convert.weights import Row, Weight
 from manyheads.model.build import outline
 from manyheads.model.spec import LayerSpec, ModelSpec, TowerSpec
-from manyheads.spec import SpecError, Tree, to_tree
+from manyheads.spec import Tree, to_tree
 
 
 def plain(spec: ModelSpec) -> Tree:
@@ -62,7 +62,9 @@ def differences(ours: Any, theirs: Any, path: str = "") -> Iterator[tuple[str, A
 
 
 def said(value: Any) -> str:
-    return str(value["kind"]) if isinstance(value, dict) and "kind" in value else "nothing" if value is None else str(value)
+    if isinstance(value, dict):
+        return str(value.get("kind", f"a table of {len(value)} fields"))
+    return "nothing" if value is None else str(value) if not isinstance(value, list) else f"a list of {len(value)}"
 
 
 def attempts(spec: ModelSpec, names: Iterable[str]) -> Iterator[tuple[Family, str, Tree, list[tuple[str, str, str]]]]:
@@ -74,7 +76,7 @@ def attempts(spec: ModelSpec, names: Iterable[str]) -> Iterator[tuple[Family, st
             try:
                 config = known.config_of(spec, architecture)
                 found = known.spec_of(config)
-            except (ValueError, TypeError, KeyError, ZeroDivisionError, SpecError):
+            except ValueError:
                 continue  # a config of this family cannot even be written
             wrong = list(differences(ours, plain(found)))
             if not wrong and not covers(known.rows(spec, architecture), spec):

@@ -23,28 +23,37 @@ class Pooling:
 
     kind: str = "mean"
     unit: bool = False
+    refused: str | None = None  # why its files cannot be followed, to be said when a vector is asked for
 
     def pool(self, x_BLD: Tensor, padding: Tensor | None) -> Tensor:
+        if self.refused is not None:
+            raise FileError(self.refused)
         pooled: Tensor = PoolSpec.choose(self.kind).pool(x_BLD, padding)  # type: ignore[attr-defined]
         return F.normalize(pooled, dim=-1) if self.unit else pooled
 
 
 def read_pooling(folder: Path) -> Pooling | None:
-    """What modules.json says, if it is a transformer, a pool and a normalisation; None where there is no such file."""
-    path = inside(folder, "modules.json")
-    if not path.is_file():
-        return None
+    """What modules.json says, or why that cannot be followed; None where there is no such file."""
+    try:
+        path = inside(folder, "modules.json")
+        return followed(folder, path) if path.is_file() else None
+    except FileError as error:
+        return Pooling(refused=str(error))
+
+
+def followed(folder: Path, path: Path) -> Pooling:
+    """The pooling of a transformer, a pool and a normalisation, in this order."""
     if path.stat().st_size > LARGEST_CONFIG:
         raise FileError(f"{path} has {path.stat().st_size:,} bytes, expected at most {LARGEST_CONFIG:,}")
     try:
         steps = json.loads(path.read_text(encoding="utf-8"))
         names = [step["type"].rpartition(".")[2] for step in steps]
-        places = {name: str(step.get("path", "")) for name, step in zip(names, steps, strict=True)}
+        places = [str(step.get("path", "")) for step in steps]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise FileError(f"{path} cannot be read: expected a list of steps, each with a type and a path") from None
-    if wrong := [name for name in names if name not in STEPS]:
-        raise FileError(f"{path} has a step {wrong[0]!r}, expected {', '.join(STEPS)} alone")
-    config = read_json(inside(inside(folder, places["Pooling"]), "config.json"), LARGEST_CONFIG) if "Pooling" in places else {}
+    if not names or names != list(STEPS[: len(names)]):
+        raise FileError(f"{path} has the steps {quoted(', '.join(names))}, expected {', '.join(STEPS)} in this order")
+    config = read_json(inside(inside(folder, places[1]), "config.json"), LARGEST_CONFIG) if len(names) > 1 else {}
     if wrong := [
         key for key, value in config.items() if key.startswith("pooling_mode") and (key == "pooling_mode" or type(value) is not bool)
     ]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from manyheads.convert.files import FileError
+from manyheads.generate.sample import Rules
 
 
 def read_tokenizer(folder: Path, beside: Mapping[str, bytes]) -> Any:
@@ -27,9 +29,26 @@ def read_tokenizer(folder: Path, beside: Mapping[str, bytes]) -> Any:
     return tokenizer
 
 
-def special_ids(config: Mapping[str, Any]) -> tuple[set[int], int]:
-    """The tokens that end a text, and the one that begins an answer."""
-    ends = config.get("eos_token_id")
-    stop = {end for end in (ends if isinstance(ends, list) else [ends]) if type(end) is int and 0 <= end < 1 << 31}  # others never come
+def read_rules(config: Mapping[str, Any], beside: Mapping[str, bytes]) -> Rules:
+    """How texts are written: generation_config.json says it alone where there is one, as in transformers, and otherwise the config."""
+    if (data := beside.get("generation_config.json")) is not None:
+        try:
+            config = dict(json.loads(data))
+        except (ValueError, TypeError, RecursionError):
+            raise FileError("generation_config.json cannot be read: expected a table") from None
     starts = (config.get(key) for key in ("decoder_start_token_id", "bos_token_id", "pad_token_id"))
-    return stop, next((start for start in starts if type(start) is int), 0)
+    stop = (*tokens(config.get("eos_token_id")), *tokens(config.get("eot_token_id")))
+    words = config.get("bad_words_ids")
+    never = [tokens(word) for word in words if isinstance(word, list) and word] if isinstance(words, list) else []
+    return Rules(
+        start=next((start for start in starts if type(start) is int), None),
+        stop=stop,
+        first=tokens(config.get("forced_bos_token_id")),
+        last=tokens(config.get("forced_eos_token_id")),
+        never=tuple(word for word in never if word and word not in [(end,) for end in stop]),
+    )
+
+
+def tokens(given: Any) -> tuple[int, ...]:
+    """One id or several; what is no id never comes."""
+    return tuple(token for token in (given if isinstance(given, list) else [given]) if type(token) is int and 0 <= token < 1 << 31)

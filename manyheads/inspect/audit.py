@@ -5,7 +5,8 @@ Each row has a verdict and a figure. Models of transformers are checked as live 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -32,9 +33,15 @@ class Subject(Protocol):
 
     shape: str  # encoder, decoder, encoder–decoder
     vocab: int
-    longest: int | None  # the longest text it has positions for
+    longest: int | None  # the longest text it has positions for; the longest source, where there is one
+    longest_written: int | None  # the same of what it writes
     picture: tuple[int, ...] | None  # channels, height and width of what it reads, where that is no text
     causal: bool  # whether it claims that no token sees its future
+
+    @property
+    def a_token(self) -> bool:
+        """Whether it says something of each token, rather than one thing of the whole text."""
+        ...
 
     def logits(self, ids: Tensor, *, padding: Tensor | None = None, target: Tensor | None = None) -> Tensor: ...
 
@@ -46,8 +53,12 @@ class Subject(Protocol):
         """The logits of a text read token by token with a cache; None where it does not write."""
         ...
 
-    def tied(self) -> tuple[Tensor, Tensor] | None:
-        """Two weights that are claimed to be one."""
+    def silent(self, ids: Tensor, target: Tensor | None) -> int | None:
+        """How many heads add nothing to any token, whatever they look at; None where that cannot be told."""
+        ...
+
+    def tied(self) -> tuple[Tensor, Tensor] | str:
+        """Two weights that are claimed to be one, or why there is nothing to compare."""
         ...
 
     def tokens(self) -> int | None:
@@ -69,34 +80,42 @@ def check(subject: Subject) -> Iterator[Row]:
             yield Row(law, "fault", None, f"could not be run: {type(error).__name__}: {' '.join(str(error).split())[:160]}")
 
 
-def texts(subject: Subject, batch: int = 2, length: int = LENGTH, seed: int = 0) -> Tensor:
-    """Random ids, or random pictures."""
+def texts(subject: Subject, batch: int = 2, length: int = LENGTH, seed: int = 0, *, written: bool = False) -> Tensor:
+    """Random ids, or random pictures; `written`: of what it writes."""
     generator = torch.Generator().manual_seed(seed)
     if subject.picture:
         return torch.randn(batch, *subject.picture, generator=generator)
-    if subject.longest is not None:
-        length = min(length, subject.longest)
+    longest = subject.longest_written if written else subject.longest
+    length = length if longest is None else min(length, longest)
     return torch.randint(0, subject.vocab, (batch, length), generator=generator)
 
 
 def target_of(subject: Subject, batch: int = 2) -> Tensor | None:
-    return texts(subject, batch, 7, seed=1) if subject.shape == "encoder–decoder" and not subject.picture else None
+    return texts(subject, batch, 7, seed=1, written=True) if subject.shape == "encoder–decoder" and not subject.picture else None
 
 
 def judged(law: str, worst: float, good: str, bad: str, tolerance: float = TOLERANCE) -> Row:
+    if not math.isfinite(worst):
+        return Row(law, "fault", None, "what it gives is no number")
     return Row(law, "ok" if worst <= tolerance else "fault", worst, good if worst <= tolerance else bad)
 
 
 def apart(a: Tensor, b: Tensor) -> float:
     """The largest difference, in units of how much the numbers vary."""
-    return float((a.float() - b.float()).abs().max() / a.float().std().clamp(min=1e-6))
+    a, b = a.float().cpu(), b.float().cpu()
+    return float((a - b).abs().max() / (a.std() if a.numel() > 1 else a.abs().max()).clamp(min=1e-6))
+
+
+def largest(numbers: Iterable[Tensor | float]) -> float:
+    """The largest, and what is no number if one is none: `max` would lose it."""
+    return float(torch.tensor([float(number) for number in numbers]).max())
 
 
 def rows_sum_to_one(subject: Subject, law: str) -> Row:
     found = subject.attention(texts(subject), target_of(subject))
     if not found:
         return Row(law, "not checked", None, "the model does not show its attention")
-    worst = max(float((weights.float().sum(-1) - 1).abs().max()) for weights in found)
+    worst = largest((weights.float().sum(-1) - 1).abs().max() for weights in found)
     many = sum(weights[..., 0].numel() for weights in found)
     return judged(law, worst, f"{many} rows", "rows do not sum to one: was a mask multiplied after the softmax?", 1e-3)
 
@@ -104,18 +123,20 @@ def rows_sum_to_one(subject: Subject, law: str) -> Row:
 def causality(subject: Subject, law: str) -> Row:
     if not subject.causal:
         return Row(law, "not checked", None, "it sees both sides, and claims no more")
-    ids, paired = texts(subject), subject.shape == "encoder–decoder"
+    if not subject.a_token:
+        return Row(law, "not checked", None, "one answer a text does not show who sees whom")
+    ids, paired = texts(subject, written=True), subject.shape == "encoder–decoder"
     source = texts(subject, seed=2) if paired else None
 
     def run(text: Tensor) -> Tensor:
         return subject.logits(source, target=text) if source is not None else subject.logits(text)
 
-    before, worst = run(ids), 0.0
+    before, changes = run(ids), [0.0]
     for place in range(1, ids.shape[1]):
         other = ids.clone()
         other[:, place] = (other[:, place] + 1) % subject.vocab
-        worst = max(worst, apart(before[:, :place], run(other)[:, :place]))
-    return judged(law, worst, "a changed token changes no output before it", "outputs change with tokens that come after them")
+        changes.append(apart(before[:, :place], run(other)[:, :place]))
+    return judged(law, largest(changes), "a changed token changes no output before it", "outputs change with tokens that come after them")
 
 
 def padding(side: str) -> Callable[[Subject, str], Row]:
@@ -131,7 +152,7 @@ def padding(side: str) -> Callable[[Subject, str], Row]:
         hidden[:, where] = True
         alone = subject.logits(ids, target=target)
         found = subject.logits(padded, padding=hidden, target=target)
-        if target is None and found.shape[1] == padded.shape[1]:
+        if target is None and subject.a_token:
             found = found[~hidden][None]
         return judged(law, apart(alone, found), "nobody's output changes", "padding changes the outputs of real tokens")
 
@@ -141,7 +162,7 @@ def padding(side: str) -> Callable[[Subject, str], Row]:
 def cached(subject: Subject, law: str) -> Row:
     if subject.picture:
         return Row(law, "not checked", None, "it does not write token by token")
-    ids, paired = texts(subject), subject.shape == "encoder–decoder"
+    ids, paired = texts(subject, written=True), subject.shape == "encoder–decoder"
     source = texts(subject, seed=2) if paired else None
     found = subject.stepwise(ids, source)
     if found is None:
@@ -159,30 +180,30 @@ def batch_invariance(subject: Subject, law: str) -> Row:
 
 def tied(subject: Subject, law: str) -> Row:
     pair = subject.tied()
-    if pair is None:
-        return Row(law, "not checked", None, "no weights are claimed to be tied")
+    if isinstance(pair, str):
+        return Row(law, "not checked", None, pair)
     return judged(
         law, float((pair[0] - pair[1]).abs().max()), "head and embedding are one", "head and embedding are said to be one, and differ", 0.0
     )
 
 
 def heads(subject: Subject, law: str) -> Row:
-    found = subject.attention(texts(subject), target_of(subject))
+    ids, target = texts(subject), target_of(subject)
+    found = subject.attention(ids, target)
     if not found:
         return Row(law, "not checked", None, "the model does not show its attention")
-    twins, dead = 0, 0
+    twins, dead = 0, subject.silent(ids, target) or 0
     for weights in found:
         for first in range(weights.shape[1]):
-            dead += int((weights[:, first] == 0).all())
             twins += sum(int(torch.equal(weights[:, first], weights[:, other])) for other in range(first))
     if found[0].shape[-1] == 1:
         return Row(law, "not checked", None, "a text of one token shows nothing")
-    said = f"{twins} heads are copies of another, {dead} see nothing"
+    said = f"{twins} heads are copies of another, {dead} add nothing"
     return Row(
         law,
         "fault" if twins or dead else "ok",
         float(twins + dead),
-        said if twins or dead else "no head is a copy of another or sees nothing",
+        said if twins or dead else "no head is a copy of another or adds nothing",
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from manyheads.model.transformer import Transformer
 from manyheads.parts.attend import Core
 from manyheads.parts.mask import Mask
 from manyheads.parts.position import Places
@@ -26,6 +27,7 @@ class Attended:
     core: Core
     query: Tensor
     key: Tensor
+    value: Tensor
     mask: Mask
     places: Places
     bias: Tensor | None
@@ -48,8 +50,8 @@ def record(model: nn.Module) -> Iterator[list[Attended]]:
     seen: list[Attended] = []
 
     def keep(name: str, core: Core, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        query, key, *_ = args
-        seen.append(Attended(name, core, query, key, kwargs["mask"], kwargs["places"], kwargs.get("bias")))
+        query, key, value = args
+        seen.append(Attended(name, core, query, key, value, kwargs["mask"], kwargs["places"], kwargs.get("bias")))
 
     handles = [
         module.register_forward_pre_hook(partial(keep, name.removesuffix(".core")), with_kwargs=True)
@@ -58,6 +60,27 @@ def record(model: nn.Module) -> Iterator[list[Attended]]:
     ]
     try:
         yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def record_states(model: Transformer) -> Iterator[list[Tensor]]:
+    """The embeddings of a run and what every layer makes of them, the last one behind the closing norm; tower after tower, as they ran."""
+    states: list[Tensor] = []
+
+    def keep(_: nn.Module, __: Any, out: Tensor) -> None:
+        states.append(out)
+
+    def close(_: nn.Module, __: Any, out: Tensor) -> None:
+        states[-1] = out
+
+    towers = [tower for tower in (model.encoder, model.decoder) if tower is not None]
+    handles = [module.register_forward_hook(keep) for tower in towers for module in (tower.embed, *tower.layers)]
+    handles += [tower.norm.register_forward_hook(close) for tower in towers]
+    try:
+        yield states
     finally:
         for handle in handles:
             handle.remove()

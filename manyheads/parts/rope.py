@@ -207,6 +207,8 @@ class RopeSpec(PositionSpec, kind="rope"):
 
     def rotated(self, head_size: int) -> int:
         size = int(head_size * self.fraction)
+        if size % 2:
+            size = int(head_size * self.fraction + 1e-6)  # 100 · (58 / 100) is a little less than 58
         if size < 2 or size % 2:
             raise SpecError(f"rotation works on pairs: {self.fraction} of a head of {head_size} is {size}, which is not even and above 0")
         self.scaling.check(size)

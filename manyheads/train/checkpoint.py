@@ -103,7 +103,7 @@ def newest(folder: Path) -> tuple[Path | None, list[str]]:
     if folder.is_dir():
         for path in folder.glob("step-*.tmp-*"):
             shutil.rmtree(path, ignore_errors=True)  # of a process that is gone: the run's lock is ours
-    wrong = []
+    wrong: list[str] = []
     for path in steps(folder):
         fault = unsound(path)
         if fault is None:

@@ -1,4 +1,4 @@
-"""The loop: batches in an order that is a function of the seed alone, updates, looks at unseen rows, checkpoints. It yields what happens."""
+"""The loop: batches in an order that the seed alone decides, updates, looks at unseen rows, checkpoints. It yields what happens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torch
 from manyheads.convert.folder import Origin, described
 from manyheads.data.order import plan
 from manyheads.data.prepared import Encoded
-from manyheads.generate.sample import sample
+from manyheads.generate.sample import Rules, sample
 from manyheads.model.build import Model, build
 from manyheads.objective.score import NOTHING, Batch
 from manyheads.spec import Tree, read_toml, to_toml, to_tree
@@ -58,6 +58,8 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class Saved:
+    """A checkpoint is in its place."""
+
     step: int
     path: str
 
@@ -241,7 +243,7 @@ def exact(model: Model, ready: Ready, rows: Sequence[Any]) -> list[bool]:
     batch = ready.run.objective.batch(rows, ready.tokens, np.random.default_rng(0))
     longest = max(len(target) for _, target in rows) + 2
     prompt = torch.full((len(rows), 1), ready.tokens.begin)
-    written = torch.stack(list(sample(model, prompt, batch.source, max_new=longest, stop=(ready.tokens.end,))), dim=1).tolist()
+    written = torch.stack(list(sample(model, prompt, batch.source, max_new=longest, rules=Rules(stop=(ready.tokens.end,)))), dim=1).tolist()
     found = [row[: row.index(ready.tokens.end)] if ready.tokens.end in row else row for row in written]
     return [row == target.tolist() for row, (_, target) in zip(found, rows, strict=True)]
 

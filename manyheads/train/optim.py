@@ -94,7 +94,9 @@ def optimiser(model: nn.Module, spec: OptimSpec) -> torch.optim.AdamW:
         {"params": [parameter for _, parameter in named if parameter.dim() >= 2], "weight_decay": spec.decay},
         {"params": [parameter for _, parameter in named if parameter.dim() < 2], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW([group for group in groups if group["params"]], lr=spec.rate, betas=(spec.first, spec.second), eps=spec.eps, fused=True)
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]], lr=spec.rate, betas=(spec.first, spec.second), eps=spec.eps, fused=True
+    )
 
 
 def gradient_length(parameters: Iterable[nn.Parameter]) -> Tensor:

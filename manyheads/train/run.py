@@ -17,8 +17,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from manyheads.data.prepared import Encoded
 from manyheads.data import builtin  # noqa: F401  (fills the slot)
+from manyheads.data.prepared import Encoded
 from manyheads.data.source import Corpus, DataSpec
 from manyheads.data.tokens import TokenizerSpec, WordsSpec
 from manyheads.model.spec import ModelSpec, read_model
@@ -62,9 +62,8 @@ class RunSpec(Spec):
     def check(self) -> None:
         """Whether its pieces fit each other."""
         if self.model.shape not in self.objective.shapes:
-            raise SpecError(
-                f"{self.objective.kind} is learned by {' or '.join(self.objective.shapes)}, and this model is {self.model.shape}", ("objective",)
-            )
+            known = " or ".join(self.objective.shapes)
+            raise SpecError(f"{self.objective.kind} is learned by {known}, and this model is {self.model.shape}", ("objective",))
 
 
 def read_run(tree: Tree) -> RunSpec:
@@ -103,7 +102,10 @@ def made_ready(run: RunSpec) -> Ready:
     count = tokenizer.get_vocab_size(with_added_tokens=True)
     labels = corpus.labels() if "label" in run.objective.fields else ()
     spec = sized(run.model, count, len(labels))
-    rows, unseen = (Encoded([tuple(row[i] for i in order) for row in part], tokenizer, run.objective.fields, labels) for part in (corpus.train, corpus.validation))
+    rows, unseen = (
+        Encoded([tuple(row[i] for i in order) for row in part], tokenizer, run.objective.fields, labels)
+        for part in (corpus.train, corpus.validation)
+    )
     return Ready(run, spec, corpus, tokenizer, Tokens(count=count), labels, rows, unseen)
 
 
@@ -112,7 +114,7 @@ def sized(spec: ModelSpec, tokens: int, labels: int) -> ModelSpec:
     if spec.vocab == "tokenizer":
         spec = spec.changed(vocab=tokens)
     elif spec.vocab is not None and spec.vocab < tokens:
-        raise SpecError(f"is {spec.vocab}, and the tokenizer has {tokens} tokens; write \"tokenizer\"", ("model", "vocab"))
+        raise SpecError(f'is {spec.vocab}, and the tokenizer has {tokens} tokens; write "tokenizer"', ("model", "vocab"))
     classes = getattr(spec.head, "classes", None)
     if labels and classes is not None and classes != labels:
         raise SpecError(f"is {classes}, and the data has {labels} classes", ("model", "head", "classes"))

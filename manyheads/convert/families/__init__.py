@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import KW_ONLY, dataclass, field
 from importlib import import_module
 
 from manyheads.convert.config import Config, ConfigRow, read_config, write_config
+from manyheads.convert.tables import Table, nothing
 from manyheads.convert.weights import Row
 from manyheads.model.spec import ModelSpec, read_model
 from manyheads.spec import Tree, copied, merged, nearest, quoted
 
-Spelling = tuple[tuple[str, str], ...]  # each usual piece of a name, and what stands for it
-Table = Callable[[ModelSpec, str], Iterator[Row]]
+Spelling = tuple[
+    tuple[str, str], ...
+]  # how usual names begin or end, as a pattern, and what stands there instead; the first that fits counts
 
 
 # a description says nothing of special tokens; left out, they would be those of the published models
 NO_TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Task:
     """What a checkpoint is for: the head it has, the keys that head reads, and its weights."""
 
-    head: Tree
-    table: Table  # of the head's weights
+    head: Tree = field(default_factory=dict)  # where no key says it
+    table: Table = nothing  # of the head's weights
     keys: tuple[ConfigRow, ...] = ()
     prefix: str = ""  # what stands before the names of the tower's weights
     tower: Tree = field(default_factory=dict)  # what this task changes in the tower
+
+
+BARE = Task(head={"kind": "none"})  # a tower without a head
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,7 @@ class Family:
 
     model_type: str
     shape: Tree
+    _: KW_ONLY
     keys: tuple[ConfigRow, ...]
     table: Table  # of the tower's weights, behind a prefix
     tasks: Mapping[str, Task]  # by the name of the architecture; the first is taken where a config names none

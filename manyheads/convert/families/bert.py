@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from manyheads.convert.config import ConfigRow, Fixed, Key
 from manyheads.convert.families import Family, Task
 from manyheads.convert.keys import FirstOf, Labels, activation
+from manyheads.convert.tables import renamed
 from manyheads.convert.weights import Repeated, Row, Same, Unused, both
 from manyheads.model.spec import ModelSpec
 from manyheads.parts.embed import TokensSpec
@@ -32,9 +33,7 @@ KEYS: tuple[ConfigRow, ...] = (
     Key("intermediate_size", "encoder.feedforward.hidden"),
     activation("hidden_act", "encoder.feedforward.activation"),
     Key("type_vocab_size", "encoder.embed.types"),
-    Key("layer_norm_eps", ("encoder.norm.eps", "encoder.embed.norm.eps")),
-    Key("hidden_dropout_prob", ("encoder.residual.dropout", "encoder.embed.dropout"), 0.0),
-    Key("attention_probs_dropout_prob", "encoder.core.dropout", 0.0),
+    Key("layer_norm_eps", ("encoder.norm.eps", "encoder.embed.norm.eps"), 1e-12),
     Fixed("is_decoder", False),
     Fixed("add_cross_attention", False),
     Fixed("position_embedding_type", "absolute"),
@@ -42,7 +41,27 @@ KEYS: tuple[ConfigRow, ...] = (
 LENGTH = Key("max_position_embeddings", "encoder.position.length")
 
 
-def tower(spec: ModelSpec, prefix: str) -> Iterator[Row]:
+def dropout(default: float) -> tuple[ConfigRow, ...]:
+    """The two keys for it."""
+    return (
+        Key("hidden_dropout_prob", ("encoder.residual.dropout", "encoder.embed.dropout"), default),
+        Key("attention_probs_dropout_prob", "encoder.core.dropout", default),
+    )
+
+
+LAYER = {
+    "attention.query": "attention.self.query",
+    "attention.key": "attention.self.key",
+    "attention.value": "attention.self.value",
+    "attention.output": "attention.output.dense",
+    "residual.norms.0": "attention.output.LayerNorm",
+    "feedforward.up": "intermediate.dense",
+    "feedforward.down": "output.dense",
+    "residual.norms.1": "output.LayerNorm",
+}
+
+
+def embeddings(spec: ModelSpec, prefix: str) -> Iterator[Row]:
     assert spec.encoder is not None
     assert isinstance(spec.encoder.embed, TokensSpec)
     theirs = f"{prefix}embeddings"
@@ -54,15 +73,13 @@ def tower(spec: ModelSpec, prefix: str) -> Iterator[Row]:
     yield from both("encoder.embed.norm", f"{theirs}.LayerNorm")
     yield Unused(f"{theirs}.position_ids")
     yield Unused(f"{theirs}.token_type_ids")
+
+
+def tower(spec: ModelSpec, prefix: str) -> Iterator[Row]:
+    yield from embeddings(spec, prefix)
+    assert spec.encoder is not None
     for i in range(spec.encoder.layers):
-        ours, theirs = f"encoder.layers.{i}", f"{prefix}encoder.layer.{i}"
-        for part in ("query", "key", "value"):
-            yield from both(f"{ours}.attention.{part}", f"{theirs}.attention.self.{part}")
-        yield from both(f"{ours}.attention.output", f"{theirs}.attention.output.dense")
-        yield from both(f"{ours}.residual.norms.0", f"{theirs}.attention.output.LayerNorm")
-        yield from both(f"{ours}.feedforward.up", f"{theirs}.intermediate.dense")
-        yield from both(f"{ours}.feedforward.down", f"{theirs}.output.dense")
-        yield from both(f"{ours}.residual.norms.1", f"{theirs}.output.LayerNorm")
+        yield from renamed(f"encoder.layers.{i}", f"{prefix}encoder.layer.{i}", LAYER)
 
 
 def pooler(prefix: str) -> Iterator[Row]:
@@ -93,23 +110,30 @@ def classes(spec: ModelSpec, prefix: str) -> Iterator[Row]:
 MASKED: Tree = {"kind": "masked", "norm": {"kind": "layer"}, "scores": {"kind": "tied", "bias": True}}
 MASKED_KEYS: tuple[ConfigRow, ...] = (
     activation("hidden_act", "head.activation"),
-    Key("layer_norm_eps", "head.norm.eps"),
+    Key("layer_norm_eps", "head.norm.eps", 1e-12),
     Fixed("tie_word_embeddings", True),
 )
 CLASSES: Tree = {"kind": "classes", "pool": "first", "dense": True, "activation": "tanh"}
-CLASSES_KEYS: tuple[ConfigRow, ...] = (Labels(), FirstOf(("classifier_dropout", "hidden_dropout_prob"), "head.dropout"))
+CLASSES_KEYS: tuple[ConfigRow, ...] = (Labels(), FirstOf(("classifier_dropout", "hidden_dropout_prob"), "head.dropout", 0.1))
 
 
 def tasks(name: str, prefix: str) -> dict[str, Task]:
     """The tasks of a tower of this kind, by the names of their classes."""
     return {
-        f"{name}ForMaskedLM": Task(MASKED, masked_tokens, MASKED_KEYS, prefix),
-        f"{name}ForPreTraining": Task(MASKED, masked_tokens, MASKED_KEYS, prefix),
-        f"{name}ForSequenceClassification": Task(CLASSES, classes, CLASSES_KEYS, prefix),
-        f"{name}Model": Task({"kind": "none"}, bare, (), ""),
+        f"{name}ForMaskedLM": Task(head=MASKED, table=masked_tokens, keys=MASKED_KEYS, prefix=prefix),
+        f"{name}ForPreTraining": Task(head=MASKED, table=masked_tokens, keys=MASKED_KEYS, prefix=prefix),
+        f"{name}ForSequenceClassification": Task(head=CLASSES, table=classes, keys=CLASSES_KEYS, prefix=prefix),
+        f"{name}Model": Task(head={"kind": "none"}, table=bare),
     }
 
 
-SILENT = ("classifier_dropout", "tie_word_embeddings")
-SPELLINGS = ((("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta")),)
-FAMILIES = {"bert": Family("bert", SHAPE, (*KEYS, LENGTH), tower, tasks("Bert", "bert."), SILENT, spellings=SPELLINGS)}
+SILENT = (
+    "classifier_dropout", "directionality", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head",
+    "pooler_type", "tie_word_embeddings",
+)  # fmt: skip
+SPELLINGS = (((r"LayerNorm\.weight$", "LayerNorm.gamma"), (r"LayerNorm\.bias$", "LayerNorm.beta")),)
+FAMILIES = {
+    "bert": Family(
+        "bert", SHAPE, keys=(*KEYS, LENGTH, *dropout(0.1)), table=tower, tasks=tasks("Bert", "bert."), silent=SILENT, spellings=SPELLINGS
+    )
+}

@@ -5,14 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from manyheads.convert.config import Fixed, Key
-from manyheads.convert.families import Family, Task
+from manyheads.convert.families import BARE, Family, Task
 from manyheads.convert.families.bert import LENGTH, MASKED, SHAPE
-from manyheads.convert.keys import FirstOf, Labels, activation
-from manyheads.convert.weights import Repeated, Row, Same, both
+from manyheads.convert.keys import Labels, activation
+from manyheads.convert.tables import renamed
+from manyheads.convert.weights import Repeated, Row, Same, Unused, both
 from manyheads.model.spec import ModelSpec
 from manyheads.spec import merged
 
-PARTS = (("query", "q_lin"), ("key", "k_lin"), ("value", "v_lin"), ("output", "out_lin"))
+LAYER = {
+    "attention.query": "attention.q_lin",
+    "attention.key": "attention.k_lin",
+    "attention.value": "attention.v_lin",
+    "attention.output": "attention.out_lin",
+    "residual.norms.0": "sa_layer_norm",
+    "feedforward.up": "ffn.lin1",
+    "feedforward.down": "ffn.lin2",
+    "residual.norms.1": "output_layer_norm",
+}
 
 
 def tower(spec: ModelSpec, prefix: str) -> Iterator[Row]:
@@ -20,18 +30,9 @@ def tower(spec: ModelSpec, prefix: str) -> Iterator[Row]:
     yield Same("encoder.embed.table.weight", f"{prefix}embeddings.word_embeddings.weight")
     yield Same("encoder.embed.position.table.weight", f"{prefix}embeddings.position_embeddings.weight")
     yield from both("encoder.embed.norm", f"{prefix}embeddings.LayerNorm")
+    yield Unused(f"{prefix}embeddings.position_ids")
     for i in range(spec.encoder.layers):
-        ours, theirs = f"encoder.layers.{i}", f"{prefix}transformer.layer.{i}"
-        for part, named in PARTS:
-            yield from both(f"{ours}.attention.{part}", f"{theirs}.attention.{named}")
-        yield from both(f"{ours}.residual.norms.0", f"{theirs}.sa_layer_norm")
-        yield from both(f"{ours}.feedforward.up", f"{theirs}.ffn.lin1")
-        yield from both(f"{ours}.feedforward.down", f"{theirs}.ffn.lin2")
-        yield from both(f"{ours}.residual.norms.1", f"{theirs}.output_layer_norm")
-
-
-def bare(spec: ModelSpec, prefix: str) -> Iterator[Row]:
-    yield from ()
+        yield from renamed(f"encoder.layers.{i}", f"{prefix}transformer.layer.{i}", LAYER)
 
 
 def masked_tokens(spec: ModelSpec, prefix: str) -> Iterator[Row]:
@@ -52,7 +53,7 @@ FAMILIES = {
     "distilbert": Family(
         "distilbert",
         merged(SHAPE, {"encoder": {"norm": EPS, "embed": {"norm": EPS}}}),
-        (
+        keys=(
             Key("vocab_size", "vocab"),
             Key("n_layers", "encoder.layers"),
             Key("dim", "encoder.width"),
@@ -63,22 +64,22 @@ FAMILIES = {
             Key("dropout", ("encoder.embed.dropout", "encoder.feedforward.dropout"), 0.1),
             Key("attention_dropout", "encoder.core.dropout", 0.1),
         ),
-        tower,
-        {
+        table=tower,
+        tasks={
             "DistilBertForMaskedLM": Task(
-                MASKED | {"norm": EPS},
-                masked_tokens,
-                (activation("activation", "head.activation"), Fixed("tie_word_embeddings", True)),
-                "distilbert.",
+                head=MASKED | {"norm": EPS},
+                table=masked_tokens,
+                keys=(activation("activation", "head.activation"), Fixed("tie_word_embeddings", True)),
+                prefix="distilbert.",
             ),
             "DistilBertForSequenceClassification": Task(
-                {"kind": "classes", "pool": "first", "dense": True, "activation": "relu"},
-                classes,
-                (Labels(), FirstOf(("seq_classif_dropout",), "head.dropout")),
-                "distilbert.",
+                head={"kind": "classes", "pool": "first", "dense": True, "activation": "relu"},
+                table=classes,
+                keys=(Labels(), Key("seq_classif_dropout", "head.dropout", 0.2)),
+                prefix="distilbert.",
             ),
-            "DistilBertModel": Task({"kind": "none"}, bare, (), ""),
+            "DistilBertModel": BARE,
         },
-        ("sinusoidal_pos_embds", "qa_dropout", "seq_classif_dropout", "tie_word_embeddings", "tie_weights_"),
+        silent=("sinusoidal_pos_embds", "qa_dropout", "seq_classif_dropout", "tie_word_embeddings", "tie_weights_"),
     )
 }

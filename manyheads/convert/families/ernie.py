@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from manyheads.convert.config import Config, Look, Placed
 from manyheads.convert.families import Family
-from manyheads.convert.families.bert import KEYS, LENGTH, SHAPE, SILENT, tasks, tower
+from manyheads.convert.families.bert import KEYS, LENGTH, SHAPE, SILENT, dropout, tasks, tower
 from manyheads.spec import Tree
 
 
@@ -24,4 +24,8 @@ class TaskTypes:
         return {"use_task_id": True, "task_type_vocab_size": count} if count else {"use_task_id": False}
 
 
-FAMILIES = {"ernie": Family("ernie", SHAPE, (*KEYS, LENGTH, TaskTypes()), tower, tasks("Ernie", "ernie."), SILENT)}
+FAMILIES = {
+    "ernie": Family(
+        "ernie", SHAPE, keys=(*KEYS, LENGTH, *dropout(0.1), TaskTypes()), table=tower, tasks=tasks("Ernie", "ernie."), silent=SILENT
+    )
+}

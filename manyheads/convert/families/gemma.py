@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from manyheads.convert.config import Fixed, Key
 from manyheads.convert.families import Family
-from manyheads.convert.families.llama import BIASES, HEAD_SIZE, KEYS, SHAPE, SILENT, tasks, tower
-from manyheads.convert.keys import Rope, read_activation, write_activation
+from manyheads.convert.families.llama import BIASES, KEYS, SHAPE, SILENT, heads, tasks, tower
+from manyheads.convert.keys import Choice, Rope, read_activation, write_activation
 from manyheads.spec import merged
 
 # the first releases say "gelu" and mean the approximation by tanh
@@ -15,13 +15,15 @@ ACTIVATION = Key(
     writes=lambda ours: "gelu_pytorch_tanh" if ours == "gelu-tanh" else write_activation(ours),
 )  # fmt: skip
 
+AGAIN = Choice("hidden_activation", "decoder.feedforward", ((None, {}), ("gelu_pytorch_tanh", {})), None)  # which some say as well
+
 FAMILIES = {
     "gemma": Family(
         "gemma",
         merged(SHAPE, {"decoder": {"embed": {"scale": True}, "norm": {"kind": "rms-one"}}}),
-        (*KEYS, HEAD_SIZE, Rope(), BIASES, ACTIVATION, Fixed("use_bidirectional_attention", None)),
-        tower,
-        tasks("Gemma", tied=True),
-        SILENT,
+        keys=(*KEYS, *heads(groups=16, size=256), Rope(), BIASES, ACTIVATION, AGAIN, Fixed("use_bidirectional_attention", None)),
+        table=tower,
+        tasks=tasks("Gemma", tied=True),
+        silent=SILENT,
     )
 }

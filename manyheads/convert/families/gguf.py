@@ -10,11 +10,12 @@ from typing import Any
 import numpy
 import torch
 
-from manyheads.convert.config import Config, ConfigRow, Fixed, Key, Look, Placed
-from manyheads.convert.families import Family, Table, Task
+from manyheads.convert.config import Config, ConfigRow, Fixed, Key, Look, Placed, needed
+from manyheads.convert.families import Family, Task
 from manyheads.convert.families.gpt2 import SHAPE as PLAIN
 from manyheads.convert.families.llama import SHAPE as GATED
 from manyheads.convert.keys import Choice, number, tying
+from manyheads.convert.tables import Table
 from manyheads.convert.weights import Joined, Paired, Repeated, Row, Same, Shifted, Unused, both
 from manyheads.model.spec import ModelSpec
 from manyheads.parts.norm import LayerNormSpec, NoNormSpec
@@ -86,7 +87,10 @@ class Rotation:
         size = look("decoder.attention.size") or look("decoder.width") // look("decoder.attention.heads")
         ours = look("decoder.position.scaling") or {}
         kind = ours.get("kind", "none")
-        config = {"rope.freq_base": look("decoder.position.theta"), "rope.dimension_count": round(look("decoder.position.fraction") * size)}
+        config = {
+            "rope.freq_base": look("decoder.position.theta"),
+            "rope.dimension_count": round(needed(look, "decoder.position.fraction") * size),
+        }
         if kind == "longrope":
             config |= dict(zip(self.tables, (ours["short"], ours["long"]), strict=False))
             config |= {"rope.scaling.attn_factor": ours["attention"]}
@@ -240,8 +244,8 @@ def activated(shape: Tree, activation: str, **more: Any) -> Tree:
 
 def architecture(name: str, shape: Tree, keys: tuple[ConfigRow, ...], weights: Table, head: Tree | None = None) -> Family:
     """One of them: what all have, and a head, which is tied or free where nothing is said."""
-    task = Task(head or {}, next_tokens, () if head else (tying(False),))
-    return Family(f"gguf-{name}", shape, (*SIZES, *keys), weights, {"CausalLM": task}, SILENT)
+    task = Task(head=head or {}, table=next_tokens, keys=() if head else (tying(False),))
+    return Family(f"gguf-{name}", shape, keys=(*SIZES, *keys), table=weights, tasks={"CausalLM": task}, silent=SILENT)
 
 
 FAMILIES = {

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from manyheads.convert.config import Fixed, Key
-from manyheads.convert.families import Family, Task
-from manyheads.convert.keys import Choice, Labels, activation
-from manyheads.convert.weights import Joined, Repeated, Row, Same, Unused, both
+from manyheads.convert.families import BARE, Family, Task
+from manyheads.convert.keys import Choice, Labels, LastToken, activation
+from manyheads.convert.tables import class_scores, joined, scores
+from manyheads.convert.weights import Row, Same, Unused, both
 from manyheads.model.spec import ModelSpec
 from manyheads.spec import Tree
 
@@ -19,9 +20,7 @@ def tower(spec: ModelSpec, prefix: str) -> Iterator[Row]:
     for i in range(spec.decoder.layers):
         ours, theirs = f"decoder.layers.{i}", f"{prefix}h.{i}"
         yield from both(f"{ours}.residual.norms.0", f"{theirs}.ln_1")
-        for kind in ("weight", "bias"):
-            parts = tuple(f"{ours}.attention.{part}.{kind}" for part in ("query", "key", "value"))
-            yield Joined(parts, f"{theirs}.attn.c_attn.{kind}", transposed=kind == "weight")
+        yield from joined(f"{ours}.attention", f"{theirs}.attn.c_attn", transposed=True)
         yield from both(f"{ours}.attention.output", f"{theirs}.attn.c_proj", transposed=True)
         yield from both(f"{ours}.residual.norms.1", f"{theirs}.ln_2")
         yield from both(f"{ours}.feedforward.up", f"{theirs}.mlp.c_fc", transposed=True)
@@ -29,18 +28,6 @@ def tower(spec: ModelSpec, prefix: str) -> Iterator[Row]:
         yield Unused(f"{theirs}.attn.bias")  # the causal mask, which older checkpoints hold
         yield Unused(f"{theirs}.attn.masked_bias")
     yield from both("decoder.norm", f"{prefix}ln_f")
-
-
-def next_tokens(spec: ModelSpec, prefix: str) -> Iterator[Row]:
-    yield Repeated("lm_head.weight", same_as=f"{prefix}wte.weight")
-
-
-def classes(spec: ModelSpec, prefix: str) -> Iterator[Row]:
-    yield Same("head.output.weight", "score.weight")
-
-
-def bare(spec: ModelSpec, prefix: str) -> Iterator[Row]:
-    yield from ()
 
 
 SHAPE: Tree = {
@@ -60,7 +47,7 @@ FAMILIES = {
     "gpt2": Family(
         "gpt2",
         SHAPE,
-        (
+        keys=(
             Key("vocab_size", "vocab"),
             Key("n_layer", "decoder.layers"),
             Key("n_embd", "decoder.width"),
@@ -69,25 +56,33 @@ FAMILIES = {
             Key("n_inner", "decoder.feedforward.hidden", None),
             activation("activation_function", "decoder.feedforward.activation"),
             Key("layer_norm_epsilon", "decoder.norm.eps"),
-            Key("embd_pdrop", "decoder.embed.dropout", 0.0),
-            Key("attn_pdrop", "decoder.core.dropout", 0.0),
-            Key("resid_pdrop", "decoder.residual.dropout", 0.0),
+            Key("embd_pdrop", "decoder.embed.dropout", 0.1),
+            Key("attn_pdrop", "decoder.core.dropout", 0.1),
+            Key("resid_pdrop", "decoder.residual.dropout", 0.1),
             Choice("scale_attn_weights", "decoder.core", ((True, {"scale": None}), (False, {"scale": 1.0})), True),
             Fixed("scale_attn_by_inverse_layer_idx", False),
             Fixed("add_cross_attention", False),
         ),
-        tower,
-        {
-            "GPT2LMHeadModel": Task({"kind": "tied"}, next_tokens, (Fixed("tie_word_embeddings", True),), "transformer."),
-            "GPT2ForSequenceClassification": Task(
-                {"kind": "classes", "pool": "last", "bias": False}, classes, (Labels(),), "transformer."
+        table=tower,
+        tasks={
+            "GPT2LMHeadModel": Task(
+                head={"kind": "tied"},
+                table=scores("lm_head", "wte"),
+                keys=(Fixed("tie_word_embeddings", True),),
+                prefix="transformer.",
             ),
-            "GPT2Model": Task({"kind": "none"}, bare, (), ""),
+            "GPT2ForSequenceClassification": Task(
+                head={"kind": "classes", "pool": "last", "bias": False},
+                table=class_scores,
+                keys=(Labels(), LastToken()),
+                prefix="transformer.",
+            ),
+            "GPT2Model": BARE,
         },
-        (
-            "n_ctx", "reorder_and_upcast_attn", "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type",
-            "summary_use_proj", "tie_word_embeddings",
+        silent=(
+            "is_decoder", "n_ctx", "n_special", "predict_special_tokens", "reorder_and_upcast_attn", "summary_activation",
+            "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj", "tie_word_embeddings",
         ),
-        spellings=((("transformer.", ""),),),
+        spellings=(((r"^transformer\.", ""),),),
     )
 }  # fmt: skip

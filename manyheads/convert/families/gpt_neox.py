@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from manyheads.convert.config import Key
-from manyheads.convert.families import Family, Task
+from manyheads.convert.families import BARE, Family, Task
 from manyheads.convert.families.gpt2 import SHAPE
-from manyheads.convert.families.llama import bare
 from manyheads.convert.keys import Choice, Rope, activation, tying
-from manyheads.convert.weights import Joined, Repeated, Row, Same, Unused, both
+from manyheads.convert.tables import joined, scores
+from manyheads.convert.weights import Row, Same, Unused, both
 from manyheads.model.spec import ModelSpec
 from manyheads.spec import merged
 
@@ -22,9 +22,8 @@ def tower(spec: ModelSpec, prefix: str) -> Iterator[Row]:
         ours, theirs = f"decoder.layers.{i}", f"{prefix}layers.{i}"
         yield from both(f"{ours}.residual.norms.0", f"{theirs}.input_layernorm")
         yield from both(f"{ours}.residual.norms.1", f"{theirs}.post_attention_layernorm")
-        for kind in ("weight", "bias") if attention.bias else ("weight",):
-            parts = tuple(f"{ours}.attention.{part}.{kind}" for part in ("query", "key", "value"))
-            yield Joined(parts, f"{theirs}.attention.query_key_value.{kind}", heads=attention.heads)
+        kinds = ("weight", "bias") if attention.bias else ("weight",)
+        yield from joined(f"{ours}.attention", f"{theirs}.attention.query_key_value", kinds=kinds, heads=attention.heads)
         yield from both(f"{ours}.attention.output", f"{theirs}.attention.dense", bias=attention.output_bias)
         yield from both(f"{ours}.feedforward.up", f"{theirs}.mlp.dense_h_to_4h")
         yield from both(f"{ours}.feedforward.down", f"{theirs}.mlp.dense_4h_to_h")
@@ -33,18 +32,11 @@ def tower(spec: ModelSpec, prefix: str) -> Iterator[Row]:
     yield from both("decoder.norm", f"{prefix}final_layer_norm")
 
 
-def next_tokens(spec: ModelSpec, prefix: str) -> Iterator[Row]:
-    if spec.head.kind == "tied":
-        yield Repeated("embed_out.weight", same_as=f"{prefix}embed_in.weight")
-    else:
-        yield Same("head.output.weight", "embed_out.weight")
-
-
 FAMILIES = {
     "gpt_neox": Family(
         "gpt_neox",
         merged(SHAPE, {"decoder": {"position": {"kind": "rope"}}}),
-        (
+        keys=(
             Key("vocab_size", "vocab"),
             Key("num_hidden_layers", "decoder.layers"),
             Key("hidden_size", "decoder.width"),
@@ -58,11 +50,11 @@ FAMILIES = {
             Choice("use_parallel_residual", "decoder.residual", ((True, {"kind": "parallel-norms"}), (False, {"kind": "pre"})), True),
             Rope(partial=0.25, share="rotary_pct", old=("rope_theta", "rope_scaling", "rotary_pct", "rotary_emb_base")),
         ),
-        tower,
-        {
-            "GPTNeoXForCausalLM": Task({}, next_tokens, (tying(False),), "gpt_neox."),
-            "GPTNeoXModel": Task({"kind": "none"}, bare, (), ""),
+        table=tower,
+        tasks={
+            "GPTNeoXForCausalLM": Task(table=scores("embed_out", "embed_in"), keys=(tying(False),), prefix="gpt_neox."),
+            "GPTNeoXModel": BARE,
         },
-        ("classifier_dropout", "is_decoder", "tie_word_embeddings"),
+        silent=("attention_probs_dropout_prob", "classifier_dropout", "hidden_dropout_prob", "is_decoder", "tie_word_embeddings"),
     )
 }

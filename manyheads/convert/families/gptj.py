@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from manyheads.convert.config import Config, Key, Look, Placed
-from manyheads.convert.families import Family, Task
+from manyheads.convert.config import Config, Key, Look, Placed, needed
+from manyheads.convert.families import BARE, Family, Task
 from manyheads.convert.families.gpt2 import SHAPE
-from manyheads.convert.families.llama import bare
-from manyheads.convert.families.phi import next_tokens
 from manyheads.convert.keys import activation
+from manyheads.convert.tables import scores
 from manyheads.convert.weights import Row, Same, Unused, both
 from manyheads.model.spec import ModelSpec
 from manyheads.spec import Tree, merged, quoted
@@ -29,8 +28,8 @@ class TurnedCoordinates:
         return {"decoder.position.fraction": turned / (width // heads)}
 
     def write(self, look: Look) -> Tree:
-        size = look("decoder.width") // look("decoder.attention.heads")
-        return {"rotary_dim": int(size * (look("decoder.position.fraction") or 1.0))}
+        size = needed(look, "decoder.width") // needed(look, "decoder.attention.heads")
+        return {"rotary_dim": round(size * (look("decoder.position.fraction") or 1.0))}
 
 
 def tower(spec: ModelSpec, prefix: str) -> Iterator[Row]:
@@ -61,7 +60,7 @@ FAMILIES = {
                 }
             },
         ),
-        (
+        keys=(
             Key("vocab_size", "vocab"),
             Key("n_layer", "decoder.layers"),
             Key("n_embd", "decoder.width"),
@@ -74,12 +73,12 @@ FAMILIES = {
             Key("resid_pdrop", "decoder.residual.dropout", 0.0),
             TurnedCoordinates(),
         ),
-        tower,
-        {
-            "GPTJForCausalLM": Task({"kind": "free", "bias": True}, next_tokens, (), "transformer."),
-            "GPTJModel": Task({"kind": "none"}, bare, (), ""),
+        table=tower,
+        tasks={
+            "GPTJForCausalLM": Task(head={"kind": "free", "bias": True}, table=scores("lm_head", "wte"), prefix="transformer."),
+            "GPTJModel": BARE,
         },
-        (
+        silent=(
             "n_ctx", "n_positions", "rotary", "scale_attn_weights", "summary_activation", "summary_first_dropout",
             "summary_proj_to_labels", "summary_type", "summary_use_proj", "tie_word_embeddings",
         ),

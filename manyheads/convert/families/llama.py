@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from manyheads.convert.config import ConfigRow, Fixed, Key
-from manyheads.convert.families import Family, Task
-from manyheads.convert.keys import Labels, Rope, activation, tying
-from manyheads.convert.weights import Repeated, Row, Same, Unused, both
+from manyheads.convert.families import BARE, Family, Task
+from manyheads.convert.keys import Labels, LastToken, Rope, activation, tying
+from manyheads.convert.tables import class_scores, scores
+from manyheads.convert.weights import Row, Same, Unused, both
 from manyheads.model.spec import ModelSpec
 from manyheads.parts.feedforward import GatedSpec
 from manyheads.parts.norm import NoNormSpec
@@ -31,13 +32,16 @@ KEYS: tuple[ConfigRow, ...] = (
     Key("num_hidden_layers", "decoder.layers"),
     Key("hidden_size", "decoder.width"),
     Key("num_attention_heads", "decoder.attention.heads"),
-    Key("num_key_value_heads", "decoder.attention.groups", None),
     Key("intermediate_size", "decoder.feedforward.hidden"),
     activation("hidden_act", "decoder.feedforward.activation", default="silu"),
     Key("rms_norm_eps", "decoder.norm.eps"),
     Key("attention_dropout", "decoder.core.dropout", 0.0),
 )
-HEAD_SIZE = Key("head_dim", "decoder.attention.size", None)
+
+
+def heads(*, groups: int | None = None, size: int | None = None) -> tuple[ConfigRow, ...]:
+    """How many key heads, and how wide a head is: by default as many as there are query heads, and an equal share of the width."""
+    return Key("num_key_value_heads", "decoder.attention.groups", groups), Key("head_dim", "decoder.attention.size", size)
 
 
 def tower(spec: ModelSpec, prefix: str) -> Iterator[Row]:
@@ -61,27 +65,14 @@ def tower(spec: ModelSpec, prefix: str) -> Iterator[Row]:
     yield Same("decoder.norm.weight", f"{prefix}norm.weight")
 
 
-def next_tokens(spec: ModelSpec, prefix: str) -> Iterator[Row]:
-    if spec.head.kind == "tied":
-        yield Repeated("lm_head.weight", same_as=f"{prefix}embed_tokens.weight")
-    else:
-        yield from both("head.output", "lm_head", bias=False)
-
-
-def classes(spec: ModelSpec, prefix: str) -> Iterator[Row]:
-    yield Same("head.output.weight", "score.weight")
-
-
-def bare(spec: ModelSpec, prefix: str) -> Iterator[Row]:
-    yield from ()
-
-
 def tasks(name: str, *, tied: bool = False) -> dict[str, Task]:
     """The tasks of a tower of this kind, by the names of their classes."""
     return {
-        f"{name}ForCausalLM": Task({}, next_tokens, (tying(tied),), "model."),
-        f"{name}ForSequenceClassification": Task({"kind": "classes", "pool": "last", "bias": False}, classes, (Labels(),), "model."),
-        f"{name}Model": Task({"kind": "none"}, bare, (), ""),
+        f"{name}ForCausalLM": Task(table=scores("lm_head", "embed_tokens"), keys=(tying(tied),), prefix="model."),
+        f"{name}ForSequenceClassification": Task(
+            head={"kind": "classes", "pool": "last", "bias": False}, table=class_scores, keys=(Labels(), LastToken()), prefix="model."
+        ),
+        f"{name}Model": BARE,
     }
 
 
@@ -92,9 +83,17 @@ FAMILIES = {
     "llama": Family(
         "llama",
         SHAPE,
-        (*KEYS, HEAD_SIZE, Rope(), BIASES, Key("mlp_bias", "decoder.feedforward.bias", False), Fixed("pretraining_tp", 1)),
-        tower,
-        tasks("Llama"),
-        SILENT,
+        keys=(
+            *KEYS,
+            *heads(),
+            Rope(),
+            BIASES,
+            Key("mlp_bias", "decoder.feedforward.bias", False),
+            Fixed("pretraining_tp", 1),
+            Fixed("rope_interleaved", False),
+        ),
+        table=tower,
+        tasks=tasks("Llama"),
+        silent=(*SILENT, "is_llama_config", "max_sequence_length"),
     )
 }

@@ -22,6 +22,11 @@ TOWER: Tree = {
 }
 SHAPE: Tree = {"encoder": TOWER, "decoder": TOWER | {"embed": {"kind": "shared"}, "mask": {"causal": True}, "cross": True}}
 
+DROPOUT: tuple[ConfigRow, ...] = (
+    Key("dropout", ("encoder.residual.dropout", "decoder.residual.dropout", "encoder.embed.dropout", "decoder.embed.dropout"), 0.1),
+    Key("attention_dropout", ("encoder.core.dropout", "decoder.core.dropout"), 0.0),
+    Key("activation_dropout", ("encoder.feedforward.dropout", "decoder.feedforward.dropout"), 0.0),
+)
 KEYS: tuple[ConfigRow, ...] = (
     Key("vocab_size", "vocab"),
     Key("d_model", ("encoder.width", "decoder.width")),
@@ -33,9 +38,7 @@ KEYS: tuple[ConfigRow, ...] = (
     Key("decoder_ffn_dim", "decoder.feedforward.hidden"),
     activation("activation_function", "encoder.feedforward.activation", "decoder.feedforward.activation"),
     Key("scale_embedding", ("encoder.embed.scale", "decoder.embed.scale"), False),
-    Key("dropout", ("encoder.residual.dropout", "decoder.residual.dropout", "encoder.embed.dropout", "decoder.embed.dropout"), 0.0),
-    Key("attention_dropout", ("encoder.core.dropout", "decoder.core.dropout"), 0.0),
-    Key("activation_dropout", ("encoder.feedforward.dropout", "decoder.feedforward.dropout"), 0.0),
+    *DROPOUT,
     Fixed("tie_word_embeddings", True),
     Fixed("is_encoder_decoder", True),
 )
@@ -92,7 +95,7 @@ FAMILIES = {
     "marian": Family(
         "marian",
         merged(SHAPE, {"encoder": SINUSOIDS, "decoder": SINUSOIDS}),
-        (
+        keys=(
             *KEYS,
             Key("decoder_vocab_size", "vocab", None),
             Begins(),
@@ -103,8 +106,8 @@ FAMILIES = {
             Fixed("static_position_embeddings", True),
             Fixed("add_bias_logits", False),
         ),
-        tower,
-        {"MarianMTModel": Task({"kind": "tied", "bias": True}, next_tokens, (), "model.")},
-        (*SILENT, "bad_words_ids", "extra_pos_embeddings", "max_position_embeddings", "_num_labels"),
+        table=tower,
+        tasks={"MarianMTModel": Task(head={"kind": "tied", "bias": True}, table=next_tokens, prefix="model.")},
+        silent=(*SILENT, "extra_pos_embeddings", "max_position_embeddings"),
     )
 }

@@ -32,8 +32,4 @@ def weights(spec: ModelSpec, prefix: str) -> Iterator[Row]:
         yield Same(name, name)
 
 
-def nothing_more(spec: ModelSpec, prefix: str) -> Iterator[Row]:
-    yield from ()
-
-
-FAMILIES = {NAME: Own(NAME, {}, (), weights, {ARCHITECTURE: Task({}, nothing_more)})}
+FAMILIES = {NAME: Own(NAME, {}, keys=(), table=weights, tasks={ARCHITECTURE: Task()})}

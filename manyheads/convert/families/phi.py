@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from manyheads.convert.config import Config, ConfigRow, Key, Look, Placed
-from manyheads.convert.families import Family, Task
+from manyheads.convert.families import BARE, Family, Task
 from manyheads.convert.families.gpt2 import SHAPE
-from manyheads.convert.families.llama import bare
 from manyheads.convert.keys import Rope, activation
-from manyheads.convert.weights import Row, Same, both
+from manyheads.convert.tables import scores
+from manyheads.convert.weights import Row, Same, Unused, both
 from manyheads.model.spec import ModelSpec
 from manyheads.parts.norm import NoNormSpec
 from manyheads.spec import Tree, merged
@@ -29,12 +29,8 @@ def tower(spec: ModelSpec, prefix: str) -> Iterator[Row]:
         yield from both(f"{ours}.feedforward.up", f"{theirs}.mlp.fc1")
         yield from both(f"{ours}.feedforward.down", f"{theirs}.mlp.fc2")
         yield from both(f"{ours}.residual.norms.0", f"{theirs}.input_layernorm")
+        yield Unused(f"{theirs}.self_attn.rotary_emb.inv_freq")
     yield from both("decoder.norm", f"{prefix}final_layernorm")
-
-
-def next_tokens(spec: ModelSpec, prefix: str) -> Iterator[Row]:
-    yield Same("head.output.weight", "lm_head.weight")
-    yield Same("head.bias", "lm_head.bias")
 
 
 @dataclass(frozen=True)
@@ -71,12 +67,12 @@ FAMILIES = {
     "phi": Family(
         "phi",
         merged(SHAPE, {"decoder": {"position": {"kind": "rope"}, "residual": {"kind": "parallel"}}}),
-        KEYS,
-        tower,
-        {
-            "PhiForCausalLM": Task({"kind": "free", "bias": True}, next_tokens, (), "model."),
-            "PhiModel": Task({"kind": "none"}, bare, (), ""),
+        keys=KEYS,
+        table=tower,
+        tasks={
+            "PhiForCausalLM": Task(head={"kind": "free", "bias": True}, table=scores("lm_head", "embed_tokens"), prefix="model."),
+            "PhiModel": BARE,
         },
-        ("tie_word_embeddings",),
+        silent=("tie_word_embeddings",),
     )
 }

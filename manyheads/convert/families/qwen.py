@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from manyheads.convert.config import Key
+from manyheads.convert.config import Fixed, Key
 from manyheads.convert.families import Family
-from manyheads.convert.families.llama import HEAD_SIZE, KEYS, SHAPE, SILENT, tasks, tower
+from manyheads.convert.families.llama import BIASES, KEYS, SHAPE, SILENT, heads, tasks, tower
 from manyheads.convert.keys import Rope, Windows
 from manyheads.spec import merged
 
-BIASES = Key("attention_bias", ("decoder.attention.bias", "decoder.attention.output_bias"), False)
+MROPE = Fixed("use_mrope", False)  # one position a token, as texts have
 NORMS = Key("rms_norm_eps", "decoder.attention.query_key_norm.eps")
 
 FAMILIES = {
     "qwen2": Family(
-        "qwen2", merged(SHAPE, {"decoder": {"attention": {"bias": True}}}), (*KEYS, Rope(), Windows()), tower, tasks("Qwen2"), SILENT
+        "qwen2",
+        merged(SHAPE, {"decoder": {"attention": {"bias": True}}}),
+        keys=(*KEYS, heads(groups=32)[0], Rope(), Windows(), MROPE),
+        table=tower,
+        tasks=tasks("Qwen2"),
+        silent=(*SILENT, "seq_length"),
     ),
     "qwen3": Family(
         "qwen3",
         merged(SHAPE, {"decoder": {"attention": {"query_key_norm": {"kind": "rms"}}}}),
-        (*KEYS, HEAD_SIZE, Rope(), Windows(), BIASES, NORMS),
-        tower,
-        tasks("Qwen3"),
-        SILENT,
+        keys=(*KEYS, *heads(groups=32, size=128), Rope(), Windows(), BIASES, NORMS),
+        table=tower,
+        tasks=tasks("Qwen3"),
+        silent=SILENT,
     ),
 }

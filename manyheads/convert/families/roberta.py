@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from manyheads.convert.config import Fixed, Key
 from manyheads.convert.families import Family, Task
-from manyheads.convert.families.bert import CLASSES, CLASSES_KEYS, KEYS, MASKED, SHAPE, SILENT, bare, pooler, tower
+from manyheads.convert.families.bert import CLASSES, CLASSES_KEYS, KEYS, MASKED, SHAPE, SILENT, bare, dropout, pooler, tower
 from manyheads.convert.weights import Repeated, Row, Same, both
 from manyheads.model.spec import ModelSpec
 from manyheads.spec import merged
@@ -34,18 +34,18 @@ FAMILIES = {
     "roberta": Family(
         "roberta",
         merged(SHAPE, {"encoder": {"position": {"offset": OFFSET}}}),
-        (*KEYS, LENGTH, Fixed("pad_token_id", 1)),
-        tower,
-        {
+        keys=(*KEYS, LENGTH, *dropout(0.1), Fixed("pad_token_id", 1)),
+        table=tower,
+        tasks={
             "RobertaForMaskedLM": Task(
-                MASKED | {"activation": "gelu"},
-                masked_tokens,
-                (Key("layer_norm_eps", "head.norm.eps"), Fixed("tie_word_embeddings", True)),
-                "roberta.",
+                head=MASKED | {"activation": "gelu"},
+                table=masked_tokens,
+                keys=(Key("layer_norm_eps", "head.norm.eps", 1e-12), Fixed("tie_word_embeddings", True)),
+                prefix="roberta.",
             ),
-            "RobertaForSequenceClassification": Task(CLASSES, classes, CLASSES_KEYS, "roberta."),
-            "RobertaModel": Task({"kind": "none"}, bare, (), ""),
+            "RobertaForSequenceClassification": Task(head=CLASSES, table=classes, keys=CLASSES_KEYS, prefix="roberta."),
+            "RobertaModel": Task(head={"kind": "none"}, table=bare),
         },
-        SILENT,
+        silent=SILENT,
     )
 }

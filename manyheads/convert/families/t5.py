@@ -7,17 +7,14 @@ from dataclasses import dataclass
 
 from manyheads.convert.config import Config, Fixed, Key, Look, Placed
 from manyheads.convert.families import Family, Task
-from manyheads.convert.keys import FirstOf, read_activation, write_activation
-from manyheads.convert.weights import Repeated, Row, Same, both
+from manyheads.convert.keys import FirstOf, in_both, read_activation, write_activation
+from manyheads.convert.tables import scores
+from manyheads.convert.weights import Repeated, Row, Same, Unused, both
 from manyheads.model.spec import ModelSpec
 from manyheads.parts.feedforward import GatedSpec
 from manyheads.spec import Tree, quoted
 
 TOWERS = ("encoder", "decoder")
-
-
-def in_both(path: str) -> tuple[str, str]:
-    return f"encoder.{path}", f"decoder.{path}"
 
 
 @dataclass(frozen=True)
@@ -71,6 +68,7 @@ def tower(spec: ModelSpec, prefix: str) -> Iterator[Row]:
     assert spec.decoder is not None
     gated = isinstance(spec.encoder.feedforward, GatedSpec)
     yield Same("encoder.embed.table.weight", "shared.weight")
+    yield Unused("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight")  # which the first checkpoints hold
     for name, tower in (("encoder", spec.encoder), ("decoder", spec.decoder)):
         yield Repeated(f"{name}.embed_tokens.weight", same_as="shared.weight")
         yield Same(f"{name}.positions.0.table.weight", f"{name}.block.0.layer.0.SelfAttention.relative_attention_bias.weight")
@@ -87,13 +85,6 @@ def tower(spec: ModelSpec, prefix: str) -> Iterator[Row]:
             for at in range(last + 1):
                 yield Same(f"{ours}.residual.norms.{at}.weight", f"{theirs}.{at}.layer_norm.weight")
         yield Same(f"{name}.norm.weight", f"{name}.final_layer_norm.weight")
-
-
-def next_tokens(spec: ModelSpec, prefix: str) -> Iterator[Row]:
-    if spec.head.kind == "tied":
-        yield Repeated("lm_head.weight", same_as="shared.weight")
-    else:
-        yield Same("head.output.weight", "lm_head.weight")
 
 
 TOWER: Tree = {
@@ -121,7 +112,7 @@ FAMILIES = {
             },
             "init": "fan-in",
         },
-        (
+        keys=(
             Key("vocab_size", "vocab"),
             Key("d_model", in_both("width")),
             Key("d_kv", in_both("attention.size")),
@@ -132,14 +123,14 @@ FAMILIES = {
             Key("relative_attention_num_buckets", in_both("position.buckets"), 32),
             Key("relative_attention_max_distance", in_both("position.distance"), 128),
             Key("layer_norm_epsilon", in_both("norm.eps"), 1e-6),
-            Key("dropout_rate", tuple(path for name in DROPPED for path in in_both(name)), 0.0),
+            Key("dropout_rate", tuple(path for name in DROPPED for path in in_both(name)), 0.1),
             FeedForward(),
             Fixed("is_decoder", False),
             Fixed("is_encoder_decoder", True),
         ),
-        tower,
-        {"T5ForConditionalGeneration": Task({}, next_tokens, (TiedHead(),), "")},
-        ("classifier_dropout", "n_positions", "num_hidden_layers"),
-        settle,
+        table=tower,
+        tasks={"T5ForConditionalGeneration": Task(table=scores("lm_head", "shared"), keys=(TiedHead(),))},
+        silent=("classifier_dropout", "n_positions", "num_hidden_layers"),
+        settle=settle,
     )
 }

@@ -92,7 +92,7 @@ FAMILIES = {
     "vit": Family(
         "vit",
         SHAPE,
-        (
+        keys=(
             *KEYS,
             Picture(),
             activation("hidden_act", "encoder.feedforward.activation"),
@@ -101,11 +101,11 @@ FAMILIES = {
             Key("attention_probs_dropout_prob", "encoder.core.dropout", 0.0),
             Key("qkv_bias", "encoder.attention.bias", True),
         ),
-        tower,
-        {
-            "ViTForImageClassification": Task({"kind": "classes", "pool": "first"}, classes, (Labels(),), "vit."),
-            "ViTModel": Task({"kind": "none"}, bare, (), ""),
+        table=tower,
+        tasks={
+            "ViTForImageClassification": Task(head={"kind": "classes", "pool": "first"}, table=classes, keys=(Labels(),), prefix="vit."),
+            "ViTModel": Task(head={"kind": "none"}, table=bare),
         },
-        SILENT,
+        silent=SILENT,
     )
 }

@@ -8,13 +8,9 @@ from manyheads.convert.config import Key
 from manyheads.convert.families import Family, Task
 from manyheads.convert.families.vit import KEYS, SHAPE, TOWER, Picture, layers
 from manyheads.convert.families.vit import tower as encoder
-from manyheads.convert.keys import activation
+from manyheads.convert.keys import activation, in_both
 from manyheads.convert.weights import Row, Same, both
 from manyheads.model.spec import ModelSpec
-
-
-def in_both(path: str) -> tuple[str, str]:
-    return f"encoder.{path}", f"decoder.{path}"
 
 
 def tower(spec: ModelSpec, prefix: str) -> Iterator[Row]:
@@ -37,7 +33,7 @@ FAMILIES = {
     "vit_mae": Family(
         "vit_mae",
         SHAPE | {"decoder": TOWER | {"embed": {"kind": "restored", "first": True}, "mask": {"causal": False}}},
-        (
+        keys=(
             *KEYS,
             Picture(in_both("position.length"), ("encoder.embed.pixels", "head.pixels")),
             Key("decoder_num_hidden_layers", "decoder.layers"),
@@ -50,9 +46,9 @@ FAMILIES = {
             Key("attention_probs_dropout_prob", in_both("core.dropout"), 0.0),
             Key("qkv_bias", in_both("attention.bias"), True),
         ),
-        tower,
-        {"ViTMAEForPreTraining": Task({"kind": "pixels", "skip": 1}, pixels, (), "vit.")},
-        ("mask_ratio", "norm_pix_loss"),
-        spellings=((("decoder.decoder_layers.", "decoder.decoder_encoder.layer."),),),
+        table=tower,
+        tasks={"ViTMAEForPreTraining": Task(head={"kind": "pixels", "skip": 1}, table=pixels, prefix="vit.")},
+        silent=("mask_ratio", "norm_pix_loss"),
+        spellings=(((r"^decoder\.decoder_layers\.", "decoder.decoder_encoder.layer."),),),
     )
 }
