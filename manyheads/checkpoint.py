@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from manyheads.convert.fairseq import CHECKPOINT, read_checkpoint, read_words
-from manyheads.convert.files import FileError, check_free
+from manyheads.convert.files import FileError, check_free, inside
 from manyheads.convert.folder import FLOATS, Origin, assembled, read_folder, write_folder
 from manyheads.convert.gguf_file import chat_template, read_file, write_file
 from manyheads.convert.hub import fetched, is_name
@@ -172,7 +172,7 @@ def load(
     path: str | Path, *, dtype: torch.dtype | None = None, device: str | torch.device = "cpu", allow_nonfinite: bool = False,
     copy: bool = False,
 ) -> Loaded:  # fmt: skip
-    """A model with its tokenizer: a Hugging Face folder, its name on the Hub, a GGUF file, a fairseq folder. Nothing in it is executed.
+    """A model with its tokenizer: a Hugging Face folder, a name on the Hub, a GGUF file, a run, a fairseq folder. Nothing is executed.
 
     Weights in safetensors are mapped: quick, but their file must stay as it is while the model is used. With `copy` it need not.
     """
@@ -199,6 +199,9 @@ def read(folder: Path, *, dtype: torch.dtype | None, allow_nonfinite: bool, copy
         if not is_name(str(folder)):
             raise FileError(f"there is no folder {folder}")
         folder = fetched(str(folder))
+    if (latest := folder / "checkpoints" / "latest").is_file():  # of a run
+        with latest.open(encoding="utf-8", errors="replace") as file:
+            folder = inside(folder / "checkpoints", file.read(100))
     if folder.suffix == ".gguf" and not folder.is_dir():
         model, origin, tokenizer = read_file(folder, dtype=dtype, allow_nonfinite=allow_nonfinite)
         return Loaded(model, tokenizer, origin)

@@ -128,6 +128,50 @@ Source = Annotated[
 
 
 @app.command()
+def train(
+    run: Annotated[Path, typer.Argument(metavar="RUN.toml", help="A run file: model, data, tokenizer, objective, how to train.")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="The run's folder; the same command again goes on there.")],
+    overrides: Overrides = None,
+    parts: Parts = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing unless something is wrong.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train a model, or go on where a run stopped. Ctrl-C once finishes the step and saves.
+
+    Example: manyheads train run.toml --output runs/first -s train.steps=2000
+    """
+    from dataclasses import asdict
+
+    from manyheads.spec import load_parts, override, read_toml
+    from manyheads.train.run import made_ready, read_run
+    from manyheads.training import EXIT, watched
+
+    for path in parts or []:
+        load_parts(path)
+    ended = watched(made_ready(read_run(override(read_toml(run), overrides or []))), output, quiet=quiet or as_json)
+    if as_json:
+        write_json({"schema": 1, "folder": str(output)} | asdict(ended))
+    elif not quiet:
+        typer.echo(f"ended after {ended.step:,} steps ({ended.reason}); manyheads predict {output} TEXT asks it", err=True)
+    raise typer.Exit(EXIT[ended.reason])
+
+
+@app.command()
+def demo(
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where the run goes; again, it goes on there.")] = Path(
+        "runs/dates"
+    ),
+) -> None:
+    """Train a small encoder–decoder to read dates in twenty languages, and look at what it learned. About a minute.
+
+    Example: manyheads demo
+    """
+    from manyheads.demo import run
+
+    raise typer.Exit(run(output, console_for_output()))
+
+
+@app.command()
 def predict(
     path: Source,
     text: Annotated[str, typer.Argument(metavar="TEXT", help="What to read; ids as numbers where the folder has no tokenizer.")],

@@ -66,7 +66,8 @@ def written(theirs, path, form=gguf.GGMLQuantizationType.F32, extra=()):
     writer.add_token_merges(["a b", "ab c"])
     writer.add_eos_token_id(0)
     for name, value in extra:
-        writer.add_string(name, value) if isinstance(value, str) else writer.add_uint32(name, value)
+        add = {str: writer.add_string, float: writer.add_float32, int: writer.add_uint32}[type(value)]
+        add(name, value)
 
     def add(name, tensor):
         data = tensor.numpy().astype(numpy.float32)
@@ -412,3 +413,71 @@ def test_how_long_a_text_may_be_travels(tmp_path):
     manyheads.export(ours, tmp_path / "x.gguf", to="gguf")
     manyheads.export(tmp_path / "x.gguf", tmp_path / "back")
     assert json.loads((tmp_path / "back" / "config.json").read_text())["max_position_embeddings"] == 8192
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("llama.rope.scaling.factor", 2.0, "rope.scaling.factor = 2.0 without a type"),
+        ("llama.rope.scaling.attn_factor", 2.0, "rope.scaling.attn_factor = 2.0 changes the model"),
+        ("llama.attention.key_length", 0, "a head of size 0"),
+        ("llama.rope_freqs", 2, "a key that no such file has: llama.rope_freqs"),
+        ("llama.model_type", 2, "a key that no such file has: llama.model_type"),
+        ("tokenizer.ggml.bos_token_id", 2, None),
+    ],
+)
+def test_keys_that_another_program_reads_in_its_own_way(tmp_path, key, value, said):
+    written(reference(), tmp_path / "x.gguf", extra=[(key, value)])
+    if said is None:
+        assert manyheads.load(tmp_path / "x.gguf").origin.config["bos_token_id"] == value
+        return
+    with pytest.raises(FileError, match=said):
+        manyheads.load(tmp_path / "x.gguf")
+
+
+def test_tensors_that_lie_over_each_other_are_refused(tmp_path):
+    entry = struct.pack("<IQIQ", 1, 8, 0, 0)
+    header = b"GGUF" + struct.pack("<IQQ", 3, 2, 0) + struct.pack("<Q", 1) + b"a" + entry + struct.pack("<Q", 1) + b"b" + entry
+    (tmp_path / "x.gguf").write_bytes(header + b"\0" * 200)
+    with pytest.raises(FileError, match="'b' begins at byte 0 of the tensors, where none can"):
+        manyheads.load(tmp_path / "x.gguf")
+
+
+def test_numbers_too_large_for_a_form_are_refused(tmp_path):
+    ours = loaded(reference(), tmp_path / "hf", by_bytes())
+    with torch.no_grad():
+        ours.model.decoder.embed.table.weight.mul_(1e7)
+    with pytest.raises(ValueError, match="token_embd.weight holds .*, and f16 numbers up to 65504 alone"):
+        manyheads.export(ours, tmp_path / "x.gguf", to="gguf", form="f16")
+    assert not (tmp_path / "x.gguf").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "ends"), [([2, 7], (2, 7)), (5, (5, None)), ("x", (None, None)), (2**40, (None, None)), (-1, (None, None))]
+)
+def test_one_end_of_a_text_and_one_of_a_turn(tmp_path, given, ends):
+    theirs = reference()
+    theirs.save_pretrained(tmp_path / "hf")
+    by_bytes().save(str(tmp_path / "hf" / "tokenizer.json"))
+    path = tmp_path / "hf" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": given}))
+    (tmp_path / "hf" / "generation_config.json").unlink()
+    manyheads.export(tmp_path / "hf", tmp_path / "x.gguf", to="gguf")
+    file = Gguf(tmp_path / "x.gguf")
+    assert tuple(file.said.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot")) == ends
+
+
+def test_heads_of_another_size_are_refused_where_llama_cpp_knows_none(tmp_path):
+    ours = manyheads.build(
+        manyheads.read("gpt2", "decoder.layers=1", "decoder.width=32", 'decoder.attention={kind="heads",heads=2,size=8}')
+    )
+    with pytest.raises(ValueError, match="attention"):
+        manyheads.export(ours, tmp_path / "x.gguf", to="gguf")
+
+
+@pytest.mark.parametrize(("tokenizer", "text"), [("spm", "<unk> a"), ("spm", " a b"), ("bytes", "abc<end>")])
+def test_special_words_in_a_text_are_read_alike_again(tmp_path, tokenizer, text):
+    made = by_spaces() if tokenizer == "spm" else by_bytes()
+    ids = {"bos_token_id": 1, "eos_token_id": 2 if tokenizer == "spm" else 0, "vocab_size": max(len(TOKENS), made.get_vocab_size())}
+    manyheads.export(loaded(reference(**ids), tmp_path / "hf", made), tmp_path / "x.gguf", to="gguf")
+    assert manyheads.load(tmp_path / "x.gguf").tokenizer.encode(text).ids == made.encode(text).ids

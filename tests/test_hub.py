@@ -105,7 +105,28 @@ def test_what_is_not_there_is_said_in_one_sentence(hub, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["small", "./someone/small", "/someone/small", "../x", "a/b/c", "someone/..", "a b/c", "someone/", "x/y\n"]
+    "text",
+    [
+        "small",
+        "./someone/small",
+        "/someone/small",
+        "../x",
+        "a/b/c",
+        "someone/..",
+        "a b/c",
+        "someone/",
+        "x/y\n",
+        "a/b@/etc",
+        "a/b@../x",
+        "a/b@-x",
+        "a/b@x//y",
+        "runs/last.pt",
+        "models/x.gguf",
+        "a/b--c",
+        "a/b.git",
+        "a./b",
+        "é/b",
+    ],
 )
 def test_what_is_no_name_is_never_asked_for(text):
     assert not is_name(text)
@@ -114,3 +135,4 @@ def test_what_is_no_name_is_never_asked_for(text):
 def test_what_is_a_name():
     assert is_name("someone/small")
     assert is_name("someone/small@v1.0")
+    assert is_name("someone/small@refs/pr/1")

@@ -19,16 +19,21 @@ STANDS_ON = {
     "spec": set(),
     "parts": {"spec"},
     "model": {"parts", "spec"},
+    "data": {"spec"},
     "presets": {"model", "spec"},
     "convert": {"generate", "model", "parts", "spec"},
     "generate": {"model", "parts", "spec"},
     "inspect": {"model", "parts", "spec"},
+    "objective": {"model", "parts", "spec"},
+    "train": {"convert", "data", "generate", "model", "objective", "spec"},
+    "training": {"train"},
     "checkpoint": {"convert", "generate", "inspect", "model", "parts", "spec"},
+    "demo": {"checkpoint", "inspect", "parts", "spec", "train", "training"},
     "answer": {"checkpoint", "parts", "spec"},
     "auditing": {"checkpoint", "inspect", "model", "parts"},
     "labs": set(),
     "show": {"model", "parts", "presets", "spec"},
-    "cli": {"answer", "auditing", "checkpoint", "model", "show", "spec"},
+    "cli": {"answer", "auditing", "checkpoint", "demo", "model", "show", "spec", "train", "training"},
 }
 
 

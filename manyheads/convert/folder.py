@@ -188,14 +188,18 @@ def write_folder(
     """Writes a folder that transformers opens; or, `own`, one that says the model as it is described here, whatever it is."""
     check_free(folder)
     origin = described(model, origin) if own else origin_of(model, origin)
+    with published(folder) as draft:
+        draft.mkdir()
+        fill_folder(draft, model, origin, tokenizer, shard_bytes=shard_bytes)
+
+
+def fill_folder(folder: Path, model: Model, origin: Origin, tokenizer: Any = None, *, shard_bytes: int = SHARD_BYTES) -> None:
     rows = [respelled(row, origin.spelling) for row in origin.family.rows(model.spec, origin.architecture)]
     tensors = write_weights(rows, dict(model.named_parameters()), origin.unused, origin.repeated)
     tensors |= {name: as_stored(tensors[name].detach(), dtype) for name, dtype in origin.dtypes.items() if name in tensors}
-    with published(folder) as draft:
-        draft.mkdir()
-        write_beside(draft, origin, tokenizer)
-        (draft / "config.json").write_text(json.dumps(origin.config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        write_shards(tensors, draft, shard_bytes)
+    write_beside(folder, origin, tokenizer)
+    (folder / "config.json").write_text(json.dumps(origin.config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_shards(tensors, folder, shard_bytes)
 
 
 def write_beside(folder: Path, origin: Origin | None, tokenizer: Any) -> None:

@@ -20,7 +20,7 @@ MOST_TENSORS, MOST_KEYS, LONGEST_TEXT, LONGEST_LIST = 1 << 16, 1 << 12, 1 << 24,
 
 # how each type of value is stored: struct codes by number; 8 is a text, 9 a list
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-FLOAT, TEXT, LIST = 6, 8, 9
+TEXT, LIST = 8, 9
 
 
 class Walk:
@@ -53,9 +53,9 @@ class Walk:
     def of_type(self, kind: int, depth: int) -> Any:
         if kind == TEXT:
             return self.text()
-        if kind == LIST and depth < 2:
+        if kind == LIST and not depth:
             inner, length = self.number("I"), self.count(LONGEST_LIST, "items in a list")
-            if inner in SCALARS and inner != FLOAT:
+            if inner in SCALARS:
                 return list(struct.unpack(f"<{length}{SCALARS[inner]}", self.take(length * struct.calcsize(SCALARS[inner]))))
             return [self.of_type(inner, depth + 1) for _ in range(length)]
         if kind not in SCALARS:
@@ -68,6 +68,8 @@ class Gguf(Store):
 
     def __init__(self, path: Path) -> None:
         self.path, self.said, self.entries = path, dict[str, Any](), dict[str, tuple[tuple[int, ...], int, int]]()
+        if not path.is_file():
+            raise FileError(f"{path} is not a plain file")
         try:
             with path.open("rb") as file:
                 self._walk(Walk(path, file))
@@ -96,8 +98,12 @@ class Gguf(Store):
         if type(alignment) is not int or not 1 <= alignment <= 1 << 16:
             raise FileError(f"{self.path} has alignment {quoted(alignment)}")
         self.begin = -(-walk.file.tell() // alignment) * alignment
-        for name, (shape, kind, start) in self.entries.items():
-            if self.begin + start + stored_bytes(self.path, name, shape, kind) > walk.size:
+        end = 0
+        for name, (shape, kind, start) in sorted(self.entries.items(), key=lambda entry: entry[1][2]):
+            if start < end or start % alignment:
+                raise FileError(f"{self.path}: {quoted(name)} begins at byte {start:,} of the tensors, where none can")
+            end = start + stored_bytes(self.path, name, shape, kind)
+            if self.begin + end > walk.size:
                 raise FileError(f"{self.path} ends within {quoted(name)}, at byte {walk.size:,}")
 
     def stored(self, name: str) -> bytearray:
@@ -120,7 +126,11 @@ class Gguf(Store):
         if sort == gguf.GGMLQuantizationType.F32:
             return torch.frombuffer(data, dtype=torch.float32).reshape(shape)
         rows = raw.reshape(-1, len(data) // max(1, rows_of(shape)))
-        return torch.from_numpy(numpy.ascontiguousarray(gguf.dequantize(rows, sort), dtype=numpy.float32)).reshape(shape)
+        try:
+            plain = gguf.dequantize(rows, sort)
+        except NotImplementedError:
+            raise FileError(f"{self.path}: {quoted(name)} is stored as {sort.name}, which is not read") from None
+        return torch.from_numpy(numpy.ascontiguousarray(plain, dtype=numpy.float32)).reshape(shape)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.entries)
@@ -173,6 +183,8 @@ def config_of(file: Gguf) -> Tree:
         known = ", ".join(name.removeprefix("gguf-") for name in GGUF)
         raise FileError(f"{file.path} holds a model of {quoted(kind)}; of GGUF files, these are read: {known}")
     config = {key.removeprefix(f"{kind}."): value for key, value in file.said.items() if key.startswith(f"{kind}.")}
+    if own := {"model_type", "architectures", TIED, *BY_NAME, *TABLES, *SPECIAL} & set(config):  # which its tensors say
+        raise FileError(f"{file.path} has a key that no such file has: {kind}.{sorted(own)[0]}")
     if "token_embd.weight" not in file or len(file.shapes()["token_embd.weight"]) != 2:
         raise FileError(f"{file.path} has no table of tokens, token_embd.weight")
     config.setdefault("vocab_size", file.shapes()["token_embd.weight"][0])
@@ -180,6 +192,8 @@ def config_of(file: Gguf) -> Tree:
     config[TIED] = HEAD not in file or file.same(HEAD, "token_embd.weight")
     for name in TABLES:
         if f"{name}.weight" in file:
+            if not 1 <= (count := file.shapes()[f"{name}.weight"][-1]) <= 1 << 15:
+                raise FileError(f"{file.path}: {name}.weight has {count:,} factors")
             config[name] = [shortest(float(factor)) for factor in file[f"{name}.weight"].flatten()]
     ids = {key: file.said.get(f"tokenizer.ggml.{name}_token_id") for key, name in SPECIAL.items()}
     return {"model_type": f"gguf-{kind}", "architectures": ["CausalLM"]} | config | ids
@@ -188,6 +202,7 @@ def config_of(file: Gguf) -> Tree:
 # -------------------------------------------------------------------------------------------------------------- out
 
 FORMS = ("f32", "f16", "q8_0")
+LARGEST_STORED = {"F32": 3.4028235e38, "F16": 65504.0, "Q8_0": 127 * 65504.0}
 
 
 def write_gguf(path: Path, config: Tree, tensors: Mapping[str, Tensor], vocabulary: Mapping[str, Any], form: str) -> None:
@@ -206,6 +221,9 @@ def write_gguf(path: Path, config: Tree, tensors: Mapping[str, Tensor], vocabula
     everything = {**tensors, **tables}
     sorts = {name: gguf.GGMLQuantizationType[stored_as(name, tuple(tensor.shape), form)] for name, tensor in everything.items()}
     for name, tensor in everything.items():
+        largest, most = float(tensor.detach().abs().max()), LARGEST_STORED[sorts[name].name]
+        if not largest <= most:
+            raise ValueError(f"{name} holds {largest:g}, and {sorts[name].name.lower()} numbers up to {most:g} alone; take another form")
         stored = stored_bytes(path, name, tuple(tensor.shape), sorts[name])
         writer.add_tensor_info(name, tuple(tensor.shape), numpy.dtype(numpy.float32), stored, raw_dtype=sorts[name])
     writer.write_header_to_file()

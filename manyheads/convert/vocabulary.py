@@ -12,6 +12,7 @@ from manyheads.spec import Tree, quoted
 
 NORMAL, UNKNOWN, CONTROL, OWN, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 SPACE = "▁"
+LONGEST_PIECE = 256  # characters of a piece that is joined from others
 
 # how a text is cut before it is merged, by the name a file gives it: patterns for each step, None for the one that all share
 WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -58,7 +59,7 @@ def read_vocabulary(values: Mapping[str, Any], path: object) -> Any:
             return None
     except Exception as error:
         raise FileError(f"{path} has a tokenizer that cannot be read: {error}") from None
-    for kind, special in ((CONTROL, True), (OWN, False)):
+    for kind, special in ((CONTROL, True), (UNKNOWN, True), (OWN, False)):
         added = [token for token, found in zip(tokens, kinds, strict=False) if found == kind]
         tokenizer.add_tokens([AddedToken(token, special=special, normalized=False) for token in added])
     asked = said(values, "add_bos_token", bool)
@@ -86,6 +87,8 @@ def by_scores(tokens: Sequence[str], scores: Sequence[float], kinds: Sequence[in
     plain = {token for token, kind in zip(tokens, kinds, strict=True) if kind in (NORMAL, OWN, UNUSED)}
     merges = []
     for token in plain:
+        if len(token) > LONGEST_PIECE:
+            continue
         halves = [(token[:i], token[i:]) for i in range(1, len(token)) if token[:i] in plain and token[i:] in plain]
         merges += [(-scores[places[token]], places[left], places[right], left, right) for left, right in halves]
     merges.sort()
@@ -123,6 +126,8 @@ def frame(tokenizer: Any, tokens: Sequence[str], values: Mapping[str, Any], *, b
 
     ids = {name: said(values, f"{name}_token_id", int) for name, wanted in (("bos", bos), ("eos", eos)) if wanted}
     known = {name: i for name, i in ids.items() if i is not None and 0 <= i < len(tokens)}
+    if wrong := [tokens[i] for i in known.values() if "$" in tokens[i] or ":" in tokens[i] or not tokens[i]]:
+        raise FileError(f"the token {quoted(wrong[0])} cannot begin or end a text")
     if known:
         parts = [*([tokens[known["bos"]]] if "bos" in known else []), "$A", *([tokens[known["eos"]]] if "eos" in known else [])]
         tokenizer.post_processor = processors.TemplateProcessing(single=parts, special_tokens=[(tokens[i], i) for i in known.values()])

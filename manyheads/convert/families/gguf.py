@@ -21,7 +21,7 @@ from manyheads.model.spec import ModelSpec
 from manyheads.parts.norm import LayerNormSpec, NoNormSpec
 from manyheads.parts.position import LearnedSpec
 from manyheads.parts.rope import BandedScalingSpec, LongRopeScalingSpec, NoScalingSpec, RopeScalingSpec, RopeSpec, YarnScalingSpec
-from manyheads.spec import Tree, merged, quoted
+from manyheads.spec import LARGEST, Tree, merged, quoted
 
 # keys that a file says by its tensors; the three tables hold a factor for each pair that is turned
 BY_NAME = {"attention_bias": "blk.0.attn_q.bias", "output_bias": "blk.0.attn_output.bias", "mlp_bias": "blk.0.ffn_up.bias"}
@@ -59,7 +59,16 @@ class Rotation:
             return number(config.get(f"rope.scaling.{name}", default), f"rope.scaling.{name}")
 
         kind, tables = config.get("rope.scaling.type") or "none", [config[name] for name in self.tables if name in config]
-        length = int(said("original_context_length", number(config.get("context_length", 2048), "context_length")))
+        if kind not in ("linear", "yarn") and said("factor", 1.0) not in (0, 1):
+            raise ValueError(f"rope.scaling.factor = {quoted(said('factor', 1.0))} without a type that says how")
+        if said("attn_factor", 1.0) != 1 and not tables:
+            raise ValueError(
+                f"rope.scaling.attn_factor = {quoted(said('attn_factor', 1.0))} changes the model in a way that is not supported"
+            )
+        length = said("original_context_length", number(config.get("context_length", 2048), "context_length"))
+        if not 1 <= length <= LARGEST:
+            raise ValueError(f"rope.scaling.original_context_length is {quoted(length)}, expected a number of tokens")
+        length = int(length)
         if given := [name for name in TABLES if name in config and name not in self.tables]:
             raise ValueError(f"{given[0]}.weight changes the rotation in a way that is not supported")
         if tables and kind in ("none", "longrope"):
@@ -78,7 +87,7 @@ class Rotation:
             return {"kind": "none"}
         if kind == "linear":
             return {"kind": "linear", "factor": said("factor", 1.0)}
-        if kind == "yarn" and said("attn_factor", 1.0) == 1:
+        if kind == "yarn":
             band = {"fast": said("yarn_beta_fast", 32.0), "slow": said("yarn_beta_slow", 1.0)}
             return {"kind": "yarn", "factor": said("factor", 1.0), "length": length} | band
         raise ValueError(f"rope.scaling.type = {quoted(kind)} changes the rotation in a way that is not supported")
@@ -139,28 +148,33 @@ def shortest(number: float) -> float:
     return float(str(numpy.float32(number)))
 
 
-def head_size(config: Config) -> int:
-    named = config.get("attention.key_length")
-    if named is not None:
-        return int(number(named, "attention.key_length"))
+def head_size(config: Config, *, named: bool = True) -> int:
     width, heads = (number(config.get(key), key) for key in ("embedding_length", "attention.head_count"))
-    return int(width // max(heads, 1))
+    size, said = width // max(heads, 1), config.get("attention.key_length")
+    size = number(said, "attention.key_length") if named and said is not None else size
+    if not 1 <= size <= 1 << 16:
+        raise ValueError(f"a head of size {quoted(size)} is none")
+    return int(size)
 
 
 @dataclass(frozen=True)
 class HeadSize:
-    """How wide a head is, said of its keys and of its values."""
+    """How wide a head is, said of its keys and of its values; where it has no size of its `own`, heads share the width among them."""
 
+    own: bool = False
     keys: tuple[str, ...] = ("attention.key_length", "attention.value_length")
 
     def read(self, config: Config) -> Placed:
-        size, values = head_size(config), config.get("attention.value_length")
+        size, shared = head_size(config), head_size(config, named=False)
+        values = config.get("attention.value_length")
         if values not in (None, size):
             raise ValueError(f"keys of size {size} and values of {quoted(values)}: two sizes are not supported")
+        if size != shared and not self.own:
+            raise ValueError(f"heads of this family share the width among them, {shared} each, and these have {size}")
         return {"decoder.attention.size": size}
 
     def write(self, look: Look) -> Tree:
-        return dict.fromkeys(self.keys, look("decoder.attention.size"))
+        return dict.fromkeys(self.keys, look("decoder.attention.size")) if self.own else {}
 
 
 def table(*, joined: bool = False, paired: bool = False, shift: float = 0.0) -> Table:
@@ -223,7 +237,6 @@ SIZES: tuple[ConfigRow, ...] = (
     Key("feed_forward_length", "decoder.feedforward.hidden"),
     Key("attention.head_count", "decoder.attention.heads"),
     Key("attention.head_count_kv", "decoder.attention.groups", None),
-    HeadSize(),
     Fixed("attention.causal", True),
     Fixed("expert_count", 0),
     Fixed("expert_used_count", 0),
@@ -242,10 +255,15 @@ def activated(shape: Tree, activation: str, **more: Any) -> Tree:
     return merged(shape, {"decoder": {"feedforward": {"activation": activation}} | more})
 
 
+OWN_SIZE = ("llama", "qwen2", "qwen3", "gemma")
+
+
 def architecture(name: str, shape: Tree, keys: tuple[ConfigRow, ...], weights: Table, head: Tree | None = None) -> Family:
     """One of them: what all have, and a head, which is tied or free where nothing is said."""
     task = Task(head=head or {}, table=next_tokens, keys=() if head else (tying(False),))
-    return Family(f"gguf-{name}", shape, keys=(*SIZES, *keys), table=weights, tasks={"CausalLM": task}, silent=SILENT)
+    return Family(
+        f"gguf-{name}", shape, keys=(*SIZES, HeadSize(own=name in OWN_SIZE), *keys), table=weights, tasks={"CausalLM": task}, silent=SILENT
+    )
 
 
 FAMILIES = {

@@ -1,0 +1,218 @@
+"""Rows as ids: made once and kept in files that are mapped, or held in memory."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from manyheads.data.source import Corpus, DataError, Row
+from manyheads.spec import Tree, quoted
+
+SCHEMA = 1
+SHARD = 1 << 28  # tokens in a file, and a row more
+AT_ONCE = 1024  # rows encoded at a time
+LARGEST_INDEX = 16 << 20
+
+
+def fingerprint(tokenizer: Tokenizer) -> str:
+    """The hash of all that a tokenizer does."""
+    return hashlib.sha256(tokenizer.to_str().encode()).hexdigest()
+
+
+def encoded(rows: Sequence[Row], tokenizer: Tokenizer, fields: Sequence[str], labels: Sequence[str]) -> Iterator[list[NDArray[Any]]]:
+    """Each row as an array a field: of ids, of the number of its class, or the picture as it is."""
+    tokenizer.encode_special_tokens = True  # a text that says </s> remains a text; no file keeps this
+    number = {label: i for i, label in enumerate(labels)}
+    for start in range(0, len(rows), AT_ONCE):
+        columns = []
+        for name, column in zip(fields, zip(*rows[start : start + AT_ONCE], strict=True), strict=True):
+            if name == "picture":
+                columns.append(list(column))
+            elif name == "label":
+                if unknown := [label for label in column if label not in number]:
+                    raise DataError(f"the label {quoted(unknown[0])} is none of the {len(number)} classes")
+                columns.append([np.array([number[label]], np.int64) for label in column])
+            else:
+                found = tokenizer.encode_batch_fast(list(column), add_special_tokens=False)
+                columns.append([np.array(one.ids, np.int64) for one in found])
+        yield from map(list, zip(*columns, strict=True))
+
+
+class Encoded:
+    """Rows as ids in memory: what `Rows` is for files."""
+
+    def __init__(self, rows: Sequence[Row], tokenizer: Tokenizer, fields: Sequence[str], labels: Sequence[str] = ()) -> None:
+        self.fields, self.labels = tuple(fields), tuple(labels)
+        self.rows = [tuple(row) for row in encoded(rows, tokenizer, fields, labels)]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> tuple[NDArray[Any], ...]:
+        return self.rows[index]
+
+    def lengths(self, name: str) -> NDArray[np.int64]:
+        place = place_of(name, self.fields)
+        return np.array([len(row[place]) for row in self.rows], np.int64)
+
+
+def place_of(name: str, fields: tuple[str, ...]) -> int:
+    if name not in fields:
+        raise DataError(f"no field {quoted(name)} here (known: {', '.join(fields)})")
+    return fields.index(name)
+
+
+def prepare(corpus: Corpus, tokenizer: Tokenizer, folder: str | Path) -> Path:
+    """Writes every split as ids; the folder appears under its name when it is whole, never before."""
+    folder = Path(folder)
+    if folder.exists():
+        raise DataError(f"{folder} is there already: remove it or name another")
+    if "picture" in corpus.fields:
+        raise DataError("pictures have no ids to prepare; they are used as they are")
+    draft = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.tmp")
+    draft.mkdir(parents=True)
+    try:
+        vocab, labels = tokenizer.get_vocab_size(), corpus.labels()
+        dtype = "uint16" if max(vocab, len(labels)) <= 1 << 16 else "uint32"
+        splits = {}
+        for name, rows in corpus.splits.items():
+            (draft / name).mkdir()
+            splits[name] = _write(draft / name, encoded(rows, tokenizer, corpus.fields, labels), np.dtype(dtype).newbyteorder("<"))
+        (draft / "tokenizer.json").write_text(tokenizer.to_str(), encoding="utf-8")
+        index = {"schema": SCHEMA, "about": corpus.about, "fields": corpus.fields, "labels": labels, "dtype": dtype, "vocab": vocab}
+        index |= {"tokenizer": fingerprint(tokenizer), "splits": splits}
+        (draft / "index.json").write_text(json.dumps(index, indent=1, ensure_ascii=False), encoding="utf-8")
+        for path in (*draft.rglob("*"), draft):
+            _sync(path)
+        draft.rename(folder)
+        _sync(folder.parent)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+    return folder
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _write(folder: Path, rows: Iterator[list[NDArray[Any]]], dtype: np.dtype[Any]) -> Tree:
+    """One split: the ids of all rows, field after field, and in docs.idx where each ends."""
+    shards: list[Tree] = []
+    count = total = 0
+    row = next(rows, None)
+    with (folder / "docs.idx").open("wb") as index:
+        index.write(np.zeros(1, "<u8").tobytes())
+        while row is not None:
+            tokens = 0
+            with (folder / shard(len(shards))).open("wb") as file:
+                while row is not None and tokens < SHARD:
+                    ends = total + np.cumsum([len(ids) for ids in row])
+                    file.write(np.concatenate(row).astype(dtype).tobytes())
+                    index.write(ends.astype("<u8").tobytes())
+                    tokens, total, count = tokens + int(ends[-1]) - total, int(ends[-1]), count + 1
+                    row = next(rows, None)
+            shards.append({"tokens": tokens, "sha256": sha256(folder / shard(len(shards)))})
+    return {"rows": count, "tokens": total, "docs": sha256(folder / "docs.idx"), "shards": shards}
+
+
+def shard(number: int) -> str:
+    return f"shard-{number:05d}.bin"
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class Rows:
+    """The rows of one split of a prepared folder, mapped when first used by each process; nothing is read that is not asked for.
+
+    Sizes are always checked, hashes where `check` says so, and the tokenizer where one is given.
+    """
+
+    def __init__(self, folder: str | Path, split: str = "train", *, tokenizer: Tokenizer | None = None, check: bool = True) -> None:
+        self.folder = Path(folder) / split
+        index = read_index(Path(folder))
+        try:
+            found = index["splits"][split]
+            self.fields, self.labels = tuple(index["fields"]), tuple(index["labels"])
+            self.dtype = np.dtype({"uint16": "<u2", "uint32": "<u4"}[index["dtype"]])
+            self.count, self.vocab = int(found["rows"]), int(index["vocab"])
+            self.tokens = [int(one["tokens"]) for one in found["shards"]]
+            expected = {"docs.idx": (8 * (self.count * len(self.fields) + 1), found["docs"])}
+            expected |= {shard(i): (one["tokens"] * self.dtype.itemsize, one["sha256"]) for i, one in enumerate(found["shards"])}
+            if tokenizer is not None and fingerprint(tokenizer) != index["tokenizer"]:
+                raise DataError(f"{folder} was prepared with another tokenizer, of {self.vocab:,} tokens: prepare it again, or use its own")
+        except (KeyError, TypeError, ValueError) as error:
+            if isinstance(error, DataError):
+                raise
+            raise DataError(f"{folder}/index.json is no index of prepared data with a split {quoted(split)}: {error!r}") from None
+        for name, (size, known) in expected.items():
+            path = self.folder / name
+            if not path.is_file() or path.stat().st_size != size:
+                there = f"has {path.stat().st_size:,} bytes" if path.is_file() else "is not there"
+                raise DataError(f"{path} {there}, expected {size:,} bytes: prepare the data again")
+            if check and sha256(path) != known:
+                raise DataError(f"{path} has changed since it was written: prepare the data again")
+        self._open: tuple[NDArray[np.uint64], list[NDArray[Any]], NDArray[np.int64]] | None = None
+
+    def __getstate__(self) -> Tree:
+        return self.__dict__ | {"_open": None}
+
+    def _maps(self) -> tuple[NDArray[np.uint64], list[NDArray[Any]], NDArray[np.int64]]:
+        """Where everything ends, the shards, and where each of them starts."""
+        if self._open is None:
+            shards = [
+                np.memmap(self.folder / shard(i), self.dtype, "r") if n else np.empty(0, self.dtype) for i, n in enumerate(self.tokens)
+            ]
+            starts = np.cumsum([0, *self.tokens], dtype=np.int64)
+            self._open = np.memmap(self.folder / "docs.idx", "<u8", "r"), shards, starts
+        return self._open
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> tuple[NDArray[np.int64], ...]:
+        ends, shards, starts = self._maps()
+        first = range(self.count)[index] * len(self.fields)
+        places = ends[first : first + len(self.fields) + 1].astype(np.int64)
+        number = min(int(np.searchsorted(starts, places[0], "right")) - 1, len(shards) - 1)
+        ids = shards[number][places[0] - starts[number] : places[-1] - starts[number]].astype(np.int64)
+        return tuple(np.split(ids, places[1:-1] - places[0]))
+
+    def lengths(self, name: str) -> NDArray[np.int64]:
+        ends = self._maps()[0].astype(np.int64)
+        return (ends[1:] - ends[:-1])[place_of(name, self.fields) :: len(self.fields)]
+
+
+def read_index(folder: Path) -> Tree:
+    """What a prepared folder says of itself."""
+    path = folder / "index.json"
+    try:
+        if path.stat().st_size > LARGEST_INDEX:
+            raise DataError(f"{path} has more than {LARGEST_INDEX:,} bytes; no index needs that")
+        index = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{path} is not JSON: {error}") from None
+    if not isinstance(index, dict) or index.get("schema") != SCHEMA:
+        raise DataError(f"{path} is no index of prepared data that this version reads (schema {SCHEMA})")
+    return index

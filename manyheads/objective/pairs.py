@@ -1,0 +1,34 @@
+"""Learning from pairs: a target, given its source."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from manyheads.objective.score import Batch, ObjectiveSpec, Row, Tokens, asked, padded
+from manyheads.spec import field
+
+
+class Seq2SeqSpec(ObjectiveSpec, kind="seq2seq"):
+    """−Σ log p(y_t | y_<t, x), the end of a target included
+
+    With smoothing ε, (1 − ε) of the weight is on y_t and ε is spread over all tokens: Szegedy et al. 2016, arXiv 1512.00567.
+    """
+
+    fields: ClassVar[tuple[str, ...]] = ("source", "target")
+    shapes: ClassVar[tuple[str, ...]] = ("encoder–decoder", "recurrent")
+    frame: ClassVar[str] = "$A </s>"
+
+    smoothing: float = field(0.0, "ε, spread over all tokens", ge=0, lt=1)
+
+    def batch(self, rows: Sequence[Row], tokens: Tokens, chance: np.random.Generator) -> Batch:
+        source = [np.concatenate((source, [tokens.end])) for source, _ in rows]
+        given = [np.concatenate(([tokens.begin], target)) for _, target in rows]
+        wanted = [np.concatenate((target, [tokens.end])) for _, target in rows]
+        return Batch(padded(given, tokens.pad), asked(wanted), source=padded(source, tokens.pad))
+
+    @property
+    def softened(self) -> float:
+        return self.smoothing

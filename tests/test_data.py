@@ -1,0 +1,598 @@
+"""Laws of data: every row once, the same each time; nothing seen that was held out; every fault of a file said in one sentence."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import pickle
+import resource
+import subprocess
+import sys
+from datetime import date
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, processors
+
+from manyheads.data import prepared
+from manyheads.data.builtin import LANGUAGES, date_forms, days_of, written
+from manyheads.data.order import packed, permuted, plan
+from manyheads.data.prepared import Encoded, Rows, prepare
+from manyheads.data.source import Corpus, DataError, Made
+from manyheads.data.tokens import SPECIAL, special_ids
+from manyheads.spec import SLOTS, SpecError, parse, to_tree
+
+
+def data(kind, **fields):
+    return parse(SLOTS["data"].kinds[kind], fields).load()
+
+
+def tokenizer(kind, texts=(), **fields):
+    return parse(SLOTS["tokenizer"].kinds[kind], fields).make(texts)
+
+
+def file(folder, name, content):
+    path = folder / name
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return str(path)
+
+
+# --- order ---
+
+
+@given(st.integers(-(2**70), 2**70), st.integers(0, 1000), st.integers(0, 3000))
+def test_shuffling_is_a_permutation_with_random_access(seed, epoch, count):
+    whole = permuted(seed, epoch, np.arange(count), count)
+    assert sorted(whole.tolist()) == list(range(count))
+    for index in {0, count // 2, count - 1} & set(range(count)):
+        assert permuted(seed, epoch, index, count).item() == whole[index]
+
+
+def test_shuffling_depends_on_seed_and_epoch_and_looks_random():
+    first, second, third = (permuted(seed, epoch, np.arange(5000), 5000) for seed, epoch in ((1, 0), (1, 1), (2, 0)))
+    for one, other in ((first, second), (first, third), (first, np.arange(5000))):
+        assert (one == other).sum() < 12  # one match is expected
+        assert abs(np.corrcoef(one, other)[0, 1]) < 0.06
+    assert abs(np.corrcoef(first[1:], first[:-1])[0, 1]) < 0.06
+    with pytest.raises(ValueError, match="outside"):
+        permuted(1, 0, 5, 5)
+
+
+def test_a_huge_count_needs_no_memory():
+    assert 0 <= permuted(1, 0, 10**15, 10**17).item() < 10**17
+
+
+def padded(lengths, batches):
+    sizes = lengths.reshape(len(lengths), -1) if len(lengths) else lengths
+    return [len(batch) * int(sizes[batch].max(0).sum()) for batch in batches]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=300), st.integers(120, 500), st.integers(1, 400), st.integers(0, 9)
+)
+def test_batches_hold_every_row_once_within_the_budget(pairs, tokens, pool, epoch):
+    for lengths in (np.array(pairs, int).reshape(-1, 2), np.array(pairs, int).reshape(-1, 2)[:, 0]):
+        batches = plan(lengths, 7, epoch, tokens=tokens, pool=pool)
+        assert sorted(np.concatenate([*batches, np.empty(0, int)]).tolist()) == list(range(len(lengths)))
+        assert all(size <= tokens for size in padded(np.maximum(lengths, 1), batches))
+        again = plan(lengths.copy(), 7, epoch, tokens=tokens, pool=pool)
+        assert [batch.tolist() for batch in again] == [batch.tolist() for batch in batches]
+
+
+@pytest.mark.parametrize("tokens", [1024, 4096, 16384])
+def test_padding_wastes_less_than_a_tenth(tokens):
+    random = np.random.default_rng(0)
+    source = np.clip(random.lognormal(2.7, 0.5, 30_000).astype(int), 1, 256)
+    target = np.clip((source * random.lognormal(0, 0.2, 30_000)).astype(int), 1, 256)
+    for lengths in (source, np.stack((source, target), 1)):
+        waste = 1 - lengths.sum() / sum(padded(lengths, plan(lengths, 0, 0, tokens=tokens)))
+        assert waste < 0.1
+
+
+def test_batches_come_in_random_order_and_others_every_epoch():
+    lengths = np.arange(1, 2001) % 50 + 1
+    one, two = (plan(lengths, 0, epoch, tokens=500) for epoch in (0, 1))
+    assert {tuple(sorted(batch)) for batch in one} != {tuple(sorted(batch)) for batch in two}
+    means = np.array([lengths[batch].mean() for batch in one])
+    assert abs(np.corrcoef(means, np.arange(len(means)))[0, 1]) < 0.3
+
+
+def test_a_row_beyond_the_budget_is_named():
+    lengths = np.array([3, 900, 4])
+    with pytest.raises(DataError, match="row 1 has 900 tokens, and a batch may have 100"):
+        plan(lengths, 0, 0, tokens=100)
+    assert sorted(np.concatenate(plan(lengths, 0, 0, tokens=100, longest=50)).tolist()) == [0, 1, 2]
+
+
+@given(st.lists(st.integers(0, 100), max_size=200), st.integers(1, 40), st.integers(1, 90))
+def test_packing_holds_every_token_once(lengths, length, pool):
+    rows = packed(np.array(lengths, int), length, 3, 1, pool=pool)
+    assert all((row[:, 2] - row[:, 1]).min() > 0 and (row[:, 2] - row[:, 1]).sum() <= length for row in rows)
+    pieces = sorted(tuple(piece) for row in rows for piece in row.tolist())
+    for document, count in enumerate(lengths):
+        places = [place for which, start, stop in pieces if which == document for place in range(start, stop)]
+        assert places == list(range(count))
+        assert count > length or sum(which == document for which, _, _ in pieces) == min(count, 1)  # what fits is not cut
+
+
+def test_packing_wastes_less_than_a_tenth():
+    lengths = np.clip(np.random.default_rng(0).lognormal(4, 1, 20_000).astype(int), 1, 5000)
+    rows = packed(lengths, 256, 0, 0)
+    assert 1 - lengths.sum() / (256 * len(rows)) < 0.1
+    cuts = [{tuple(piece) for row in packed(lengths, 256, 0, epoch) for piece in row.tolist()} for epoch in (0, 1)]
+    assert cuts[0] != cuts[1]
+
+
+# --- what is built in ---
+
+
+def test_days_held_out_are_never_seen_in_any_language():
+    days = {split: set(days_of(split)) for split in ("train", "validation", "test")}
+    assert sum(map(len, days.values())) == len(set().union(*days.values())) == (date(2101, 1, 1) - date(1900, 1, 1)).days
+    corpus = data("dates", count=2000, held_out=300)
+    for split, rows in corpus.splits.items():
+        assert {date.fromisoformat(target).toordinal() for _, target in rows} <= days[split]
+
+
+def test_no_text_means_two_days():
+    meaning = {}
+    for year in (1911, 2016):  # their digits can be days and months too
+        for day in range(date(year, 1, 1).toordinal(), date(year, 12, 31).toordinal() + 1):
+            for source, target in (written(day, *form) for forms in date_forms(LANGUAGES) for form in forms):
+                assert meaning.setdefault(source, target) == target, source
+                assert str(year) in source
+    assert len(LANGUAGES) == len(set(LANGUAGES)) == 20
+
+
+def test_dates_are_the_same_each_time_and_in_any_order():
+    one, two = data("dates", count=50), data("dates", count=100)
+    assert [one.train[i] for i in reversed(range(50))][::-1] == list(one.train) == two.train[:50] == one.train[-50:]
+    assert data("dates", seed=1).train[:5] != one.train[:5]
+    assert pickle.loads(pickle.dumps(one.train))[3] == one.train[3]
+    with pytest.raises(IndexError):
+        one.train[50]
+    with pytest.raises(DataError, match="no language 'xx'"):
+        data("dates", languages=["de", "xx"])
+
+
+def test_words_of_dates_are_few_and_none_of_the_unseen_days_needs_another():
+    corpus = data("dates")
+    words = tokenizer("words", (text for row in corpus.train for text in row))
+    assert words.get_vocab_size() < 1000
+    for source, target in corpus.validation:
+        found = words.encode(source)
+        assert special_ids(words).unknown not in found.ids
+        assert words.decode(found.ids) == source
+        assert words.decode(words.encode(target).ids) == target
+    assert len(words.encode("2016-05-03").ids) == 10
+
+
+ANSWERS = {
+    "copy": lambda source: source,
+    "reverse": lambda source: source[::-1],
+    "sort": lambda source: sorted(source),
+    "lookup": lambda source: [source[source[:-1:2].index(source[-1]) * 2 + 1]],
+}
+
+
+@pytest.mark.parametrize("task", [*ANSWERS, "dyck"])
+def test_sequences_are_what_their_task_says(task):
+    corpus = data("sequence", task=task, vocabulary=20, length=8, count=300, held_out=100)
+    for source, target in (row for rows in corpus.splits.values() for row in rows):
+        given, wanted = source.split(), target.split()
+        if task == "dyck":
+            opened = []
+            for word in given + wanted:
+                assert word.islower() or opened.pop() == word.lower()
+                if word.islower():
+                    opened.append(word)
+            assert not opened
+        else:
+            assert wanted == ANSWERS[task](given)
+    sources = [{source for source, _ in rows} for rows in corpus.splits.values()]
+    assert not sources[0] & (sources[1] | sources[2])
+    assert not sources[1] & sources[2]
+    assert list(corpus.train) == list(data("sequence", task=task, vocabulary=20, length=8, count=300).train)
+
+
+def test_a_task_too_small_to_split_says_so():
+    with pytest.raises(DataError, match="too few different sources"):
+        data("sequence", vocabulary=1, length=2)
+    with pytest.raises(DataError, match="lookup needs a key"):
+        data("sequence", task="lookup", vocabulary=3)
+
+
+@pytest.mark.parametrize("task", ["language", "summary", "retrieval", "classify"])
+def test_the_standard_library_keeps_its_splits_apart(task):
+    corpus = data("stdlib", task=task)
+    parts = [set(rows) for rows in corpus.splits.values()]
+    given = [{row[0] for row in rows} for rows in parts]
+    assert all(len(row) == len(corpus.fields) and all(row) for rows in parts for row in rows)
+    assert min(map(len, parts)) > 10
+    assert not given[0] & (given[1] | given[2])
+    if task == "classify":
+        assert len(corpus.labels()) > 5
+    if task == "summary":
+        assert not any(f'"""{said}' in code for code, said in corpus.train)
+        assert any(code.startswith("def dumps(obj") for rows in parts for code, _ in rows)
+
+
+def test_digits_are_pictures_between_0_and_1():
+    corpus = data("digits")
+    assert [len(rows) for rows in corpus.splits.values()] == [1257, 180, 360]
+    pictures = np.stack([picture for picture, _ in corpus.train])
+    assert pictures.shape == (1257, 8, 8)
+    assert (pictures.min(), pictures.max()) == (0, 1)
+    assert corpus.labels() == tuple("0123456789")
+
+
+def test_biographies_answer_the_questions_about_everyone():
+    told, asked = data("biographies", people=60, tellings=64), data("biographies", people=60, task="questions")
+    texts = " ".join(text for (text,) in told.train)
+    assert not set(told.train) & set(told.validation)
+    names = [set(), set(), set()]
+    for found, rows in zip(names, asked.splits.values(), strict=True):
+        for question, answer in rows:
+            name = " ".join(word.strip("?") for word in question.split() if word[0].isupper() and word not in ("Where", "When", "What"))
+            found.add(name)
+            assert any(name in text and answer in text for (text,) in told.train)
+    assert sum(map(len, names)) == len(set().union(*names)) == 60
+    assert all(name in texts for name in set().union(*names))
+
+
+# --- the user's own files ---
+
+
+def test_texts_by_blank_line_line_or_file(tmp_path):
+    path = file(tmp_path, "a.txt", "one\ntwo\n \nthree\n\n\nfour\n")
+    rows = lambda **fields: sorted(row[0] for part in data("text", path=path, **fields).splits.values() for row in part)  # noqa: E731
+    assert rows() == ["four", "one\ntwo", "three"]
+    assert rows(document="line") == ["four", "one", "three", "two"]
+    alone = data("text", path=path, document="file")  # its end is held out
+    assert alone.train[0][0] + alone.validation[0][0] == "one\ntwo\n \nthree\n\n\nfour"
+    file(tmp_path, "b.txt.gz", gzip.compress(b"five"))
+    file(tmp_path, "c.md", "not read")
+    found = data("text", path=str(tmp_path), document="file")
+    assert sorted(row[0] for part in found.splits.values() for row in part) == ["five", "one\ntwo\n \nthree\n\n\nfour"]
+
+
+def test_what_is_held_out_depends_on_no_order_and_repeats_stay_together(tmp_path):
+    lines = [f"question {i % 180}\tanswer {i}" for i in range(200)]
+    first = data("pairs", path=file(tmp_path, "a.tsv", "\n".join(lines)))
+    second = data("pairs", path=file(tmp_path, "b.tsv", "\n".join(reversed(lines))))
+    assert set(first.validation) == set(second.validation)
+    assert len(first.validation) == 10
+    assert not {row[0] for row in first.train} & {row[0] for row in first.validation}
+    assert len(first.train) + len(first.validation) == 200
+
+
+def test_columns_by_name_by_number_and_by_default(tmp_path):
+    tsv = file(tmp_path, "a.tsv", "id\ttarget\tsource\n1\tz\ta\n2\ty\tb\n3\tx\tc\n")
+    rows = lambda **fields: sorted(row for part in data("pairs", **fields).splits.values() for row in part)  # noqa: E731
+    assert rows(path=tsv) == [("a", "z"), ("b", "y"), ("c", "x")]
+    assert rows(path=tsv, fields=["id", "source"]) == [("1", "a"), ("2", "b"), ("3", "c")]
+    assert rows(path=tsv, fields=[1, 0])[-1] == ("z", "1")
+    plain = file(tmp_path, "no name.data.gz", gzip.compress(b"a\tz\nb\ty\n"))
+    assert rows(path=plain) == [("a", "z"), ("b", "y")]
+    lines = file(tmp_path, "odd", '{"source": "a", "target": "z", "more": 1}\n\n{"target": "y", "source": "b"}\n')
+    assert rows(path=lines) == [("a", "z"), ("b", "y")]
+    labels = data(
+        "labels", path=file(tmp_path, "l.jsonl", '{"text": "a", "label": 1}\n{"text": "b", "label": true}\n{"text": "c", "label": "x"}')
+    )
+    assert labels.labels() == ("1", "true", "x")
+    own = data("pairs", path=tsv, validation=plain, test=plain)
+    assert (len(own.train), len(own.validation), len(own.test)) == (3, 2, 2)
+
+
+FAULTS = {
+    "a column missing": ("pairs", "a.tsv", "source\ttargte\na\tb\n", {}, "line 1 has no column 'target': did you mean 'targte'"),
+    "a name that is not there": ("pairs", "a.tsv", "a\tb\nc\td\n", {"fields": ["en", "de"]}, "line 1 has no column 'en'"),
+    "a field missing": ("queries", "a.jsonl", '{"query": "a", "doc": "b"}', {}, "line 1 has no field 'document'"),
+    "a short row": ("pairs", "a.tsv", "a\tb\nc\n", {}, "line 2 has 1 columns, expected at least 2"),
+    "no JSON": ("pairs", "a.jsonl", "{}}", {}, "line 1 is not JSON"),
+    "deep JSON": ("pairs", "a.jsonl", "[" * 100_000, {}, "line 1 is not JSON"),
+    "no object": ("pairs", "a.jsonl", "[1]", {}, "expected one object a line"),
+    "a number for a text": ("pairs", "a.jsonl", '{"source": 1, "target": "b"}', {}, "source holds 1, expected a text"),
+    "half a pair": ("pairs", "a.jsonl", '{"source": "\\ud800", "target": "b"}', {}, "half a surrogate pair"),
+    "latin-1": ("text", "a.txt", b"ab\r\ncaf\xe9\n", {}, r"line 2 is not UTF-8 \(0xe9\) at byte 7"),
+    "latin-1 after a mark": ("text", "a.txt", b"\xef\xbb\xbfab\ncaf\xe9\n", {}, r"line 2 is not UTF-8 \(0xe9\) at byte 9"),
+    "latin-1, packed": ("text", "a.gz", gzip.compress(b"ab\ncaf\xe9"), {}, r"line 2 is not UTF-8 \(0xe9\) at byte 6"),
+    "latin-1 between returns": ("text", "a.txt", b"a\rb\rcaf\xe9\n", {}, r"line 3 is not UTF-8 \(0xe9\) at byte 7"),
+    "surrogates": ("text", "a.txt", b"a\xed\xa0\x80", {}, "line 1 is not UTF-8"),
+    "UTF-16": ("text", "a.txt", "hello".encode("utf-16"), {}, "line 1 is not UTF-8 .* at byte 0"),
+    "UTF-16 without a mark": ("text", "a.txt", "hello".encode("utf-16-le"), {}, "line 1 holds a NUL at byte 1"),
+    "empty": ("text", "a.txt", b"", {}, "holds no texts: it is empty or blank"),
+    "blank": ("pairs", "a.tsv", " \n\n\t\r\n", {}, "holds no pairs"),
+    "only a mark": ("text", "a.txt", b"\xef\xbb\xbf", {}, "holds no texts"),
+    "one pair": ("pairs", "a.tsv", "a\tb\n", {}, "1 pairs, 1 of them different: too few to hold one out"),
+    "always the same": ("pairs", "a.tsv", "a\tb\n" * 50, {}, "50 pairs, 1 of them different"),
+    "one short text": ("text", "a.txt", "a", {}, "one text of 1 characters"),
+    "a long line": ("text", "a.txt", "ok\n" + "x" * 101, {"longest_line": 100}, "line 2 is longer than 100 characters"),
+    "a very long line": ("text", "a.txt", "ok\n" + "x" * 1000, {"longest_line": 100}, "line 2 is longer than 100 characters"),
+    "a line cut by reading": ("text", "a.txt", "ok\n" + "x\r" * 1000, {"longest_line": 100}, "line 2 is longer than 100 characters"),
+    "a bomb": ("text", "a.gz", gzip.compress(b"0123456789abcde\n" * (1 << 17)), {}, "too many to be text"),
+    "a broken archive": ("text", "a.gz", gzip.compress(os.urandom(1000).hex().encode())[:-20], {}, "broken gzip file"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_every_fault_of_a_file_is_one_sentence_that_names_its_place(fault, tmp_path):
+    kind, name, content, fields, sentence = FAULTS[fault]
+    path = file(tmp_path, name, content)
+    with pytest.raises(DataError, match=sentence) as found:
+        data(kind, path=path, **fields)
+    assert str(path) in str(found.value)
+    assert "\n" not in str(found.value)
+    assert found.value.exit_code == 3
+
+
+def test_files_that_are_not_there(tmp_path):
+    with pytest.raises(DataError, match="No such file"):
+        data("text", path=str(tmp_path / "none.txt"))
+    with pytest.raises(DataError, match="without any .txt"):
+        data("text", path=str(tmp_path))
+    with pytest.raises(DataError, match="is a folder"):
+        data("pairs", path=str(tmp_path))
+    with pytest.raises(SpecError, match="held_out"):
+        data("text", path="x", held_out=0.0)
+
+
+def test_what_is_not_text_is_mended_or_skipped_and_counted(tmp_path):
+    path = file(tmp_path, "a.txt", b"caf\xe9\none\ntwo\x00\nthree \xef\xbf\xbd\n")
+    mended, skipped = (data("text", path=path, document="line", encoding_errors=choice) for choice in ("replace", "skip"))
+    of = lambda corpus: sorted(row[0] for part in corpus.splits.values() for row in part)  # noqa: E731
+    assert of(mended) == ["caf�", "one", "three �", "two�"]
+    assert of(skipped) == ["one", "three �"]
+    assert "2 lines mended" in mended.about
+    assert "2 lines skipped" in skipped.about
+    path = file(
+        tmp_path,
+        "a.jsonl",
+        '{"source": "\\ud800x", "target": "b"}\n{"source": "c", "target": "d"}\n{"source": "\\ud83d\\ude00", "target": "d"}',
+    )
+    assert sorted(row for part in data("pairs", path=path, encoding_errors="replace").splits.values() for row in part)[-2:] == [
+        ("�x", "b"),
+        ("😀", "d"),
+    ]
+    assert "1 lines skipped" in data("pairs", path=path, encoding_errors="skip").about
+
+
+def test_the_same_tokens_whatever_ends_a_line(tmp_path):
+    text = "\ufeffone\ntwo\n\nthree \ufeff four\n\nfive"
+    corpora = [data("text", path=file(tmp_path, f"{i}.txt", text.replace("\n", end))) for i, end in enumerate(("\n", "\r\n", "\r"))]
+    rows = [list(corpus.train) + list(corpus.validation) for corpus in corpora]
+    assert rows[0] == rows[1] == rows[2]
+    assert ("one\ntwo",) in rows[0]
+    assert ("three \ufeff four",) in rows[0]  # only the first is a mark
+
+
+def test_a_line_without_end_takes_bounded_memory(tmp_path):
+    path = tmp_path / "endless.txt"
+    with path.open("wb") as handle:
+        handle.truncate(1 << 30)
+    code = (
+        "import sys\nfrom manyheads.data.source import TextSpec\n"
+        "try: TextSpec(path=sys.argv[1]).load()\nexcept ValueError as error: print(error)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)], capture_output=True, text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (700 << 20, 700 << 20)),
+    )  # fmt: skip
+    assert "line 1 is longer than 16,777,216 characters" in done.stdout, done.stderr
+
+
+# --- tokenizers ---
+
+TEXTS = [f"the {adjective} {noun} saw {i} of {i * i} other things, didn't it?" for i, (adjective, noun) in enumerate(
+    (a, n) for a in ("old", "younger", "unhappy", "größte", "naïve") for n in ("cat", "catfish", "fisher", "houses", "домов")
+)]  # fmt: skip
+SIZES = {"bpe": {"size": 300}, "wordpiece": {"size": 90}, "unigram": {"size": 280}}
+TRAINED = ("bytes", "characters", "words", "bpe", "wordpiece", "unigram")
+
+
+@pytest.fixture(scope="module")
+def trained():
+    return {kind: tokenizer(kind, TEXTS, **SIZES.get(kind, {})) for kind in TRAINED}
+
+
+@given(st.text())
+def test_decoding_gives_the_text_back(trained, text):
+    for kind in ("bytes", "bpe", "unigram"):
+        assert trained[kind].decode(trained[kind].encode(text).ids) == text
+    if text:
+        own = tokenizer("characters", [text])
+        assert own.decode(own.encode(text).ids) == text
+        assert len(own.encode(text).ids) == len(text)
+
+
+@pytest.mark.parametrize("kind", TRAINED)
+def test_special_tokens_come_first_and_no_text_becomes_one(trained, kind):
+    found = trained[kind]
+    assert [found.token_to_id(token) for token in SPECIAL] == list(range(5)) == list(special_ids(found))
+    unknown = special_ids(found).unknown
+    for text in ("".join(SPECIAL), "a</s><pad>", *TEXTS):
+        assert set(found.encode(text).ids) & set(range(5)) <= {unknown}
+    assert found.post_processor is None
+    assert found.padding is None
+    assert found.truncation is None
+    assert found.encode("").ids == []
+    ids = [1, *found.encode(TEXTS[0]).ids, 2, 0, 0]
+    decoded = found.decode(ids)  # of a text it has seen; what begins, ends and pads falls away
+    assert decoded == TEXTS[0] or (kind == "wordpiece" and decoded.replace(" ' ", "'") == TEXTS[0])
+
+
+def test_bytes_are_numbered_as_bytes(trained):
+    assert trained["bytes"].get_vocab_size() == 261
+    assert [i - 5 for i in trained["bytes"].encode("aé\n").ids] == list("aé\n".encode())
+
+
+def test_words_digits_and_marks_stand_apart():
+    words = tokenizer("words", ["Don't go to 12.5, Ünal!"])
+    assert [token.strip("▁") for token in words.encode("Don't go to 12.5, Ünal!").tokens] == [
+        "Don",
+        "'",
+        "t",
+        "go",
+        "to",
+        *"12.5,",
+        "Ünal",
+        "!",
+    ]
+    assert tokenizer("words", ["Ab ab aB"], lower=True).get_vocab_size() == 6
+    assert tokenizer("words", ["a a b"], least=2).get_vocab_size() == 6
+    assert tokenizer("words", ["a b c d"], size=7).get_vocab_size() == 7
+
+
+@pytest.mark.parametrize("kind", ["bpe", "wordpiece", "unigram"])
+def test_a_vocabulary_too_large_names_the_largest_possible(kind):
+    with pytest.raises(DataError, match="give ([0-9,]+) at most") as found:
+        tokenizer(kind, TEXTS, size=50_000)
+    largest = int(str(found.value).split("give ")[1].split(" at most")[0].replace(",", ""))
+    assert tokenizer(kind, TEXTS, size=largest).get_vocab_size() == largest
+    with pytest.raises(DataError, match="need|large enough"):
+        tokenizer(kind, TEXTS, size=20)
+    with pytest.raises(DataError, match="no text"):
+        tokenizer(kind, ["", ""])
+
+
+def test_training_gives_the_same_bits_in_every_process(trained):
+    code = (
+        "import sys, json\nfrom manyheads.data.prepared import fingerprint\nfrom manyheads.spec import SLOTS\nimport manyheads.data.tokens\n"
+        "texts, specs = json.load(sys.stdin)\n"
+        "print(json.dumps([fingerprint(SLOTS['tokenizer'].choose(spec).make(texts)) for spec in specs]))"
+    )
+    asked = json.dumps([TEXTS, [{"kind": kind, **SIZES.get(kind, {})} for kind in TRAINED]])
+    ours = [prepared.fingerprint(trained[kind]) for kind in TRAINED]
+    for _ in range(2):
+        done = subprocess.run([sys.executable, "-c", code], input=asked, capture_output=True, text=True, check=True)
+        assert json.loads(done.stdout) == ours
+
+
+def test_a_tokenizer_from_a_file_has_nothing_of_its_own(trained, tmp_path):
+    copy = Tokenizer.from_str(trained["bpe"].to_str())
+    copy.enable_padding(length=50)
+    copy.enable_truncation(3)
+    copy.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 1)])
+    path = tmp_path / "tokenizer.json"
+    copy.save(str(path))
+    found = tokenizer("file", path=str(path))
+    assert found.encode(TEXTS[0] + "<s>").ids == trained["bpe"].encode(TEXTS[0] + "<s>").ids
+    for content in (b"", b"{}", b"[" * 100_000, b'{"model": {"type": "BPE", "vocab": {}, "merges": [["a", "b"]]}}', path.read_bytes()[:-9]):
+        with pytest.raises(DataError, match="is no tokenizer"):
+            tokenizer("file", path=file(tmp_path, "broken.json", content))
+    with (tmp_path / "huge.json").open("wb") as handle:
+        handle.truncate((64 << 20) + 1)
+    with pytest.raises(DataError, match="more than"):
+        tokenizer("file", path=str(tmp_path / "huge.json"))
+    with pytest.raises(DataError, match="No such file"):
+        tokenizer("file", path=str(tmp_path / "none.json"))
+
+
+# --- rows as ids ---
+
+
+@pytest.fixture
+def corpus():
+    rows = [(text, str(i % 3)) for i, text in enumerate([*TEXTS, "", "x</s>"])]
+    return Corpus(("text", "label"), rows, rows[:5], [], "a test")
+
+
+@pytest.mark.parametrize("shard", [1, 50, 1 << 28])
+def test_prepared_rows_are_the_encoded_ones(corpus, trained, tmp_path, shard, monkeypatch):
+    monkeypatch.setattr(prepared, "SHARD", shard)
+    forgetful = Tokenizer.from_str(trained["bpe"].to_str())  # it takes </s> for the end of a text
+    folder = prepare(corpus, forgetful, tmp_path / "deep" / "data")
+    for split, rows in corpus.splits.items():
+        found, memory = Rows(folder, split, tokenizer=trained["bpe"]), Encoded(rows, trained["bpe"], corpus.fields, corpus.labels())
+        assert len(found) == len(memory) == len(rows)
+        for name in corpus.fields:
+            assert found.lengths(name).tolist() == memory.lengths(name).tolist()
+        for view in (found, pickle.loads(pickle.dumps(found))):
+            for i in reversed(range(len(rows))):
+                assert [ids.tolist() for ids in view[i]] == [ids.tolist() for ids in memory[i]]
+                assert trained["bpe"].decode(view[i][0].tolist()) == rows[i][0]
+                assert corpus.labels()[view[i][1].item()] == rows[i][1]
+        with pytest.raises(IndexError):
+            found[len(rows)]
+
+
+def test_preparing_twice_gives_the_same_bits_and_overwrites_nothing(corpus, trained, tmp_path):
+    one, two = (prepare(corpus, trained["bpe"], tmp_path / name) for name in "ab")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+    files = [{str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()} for root in (one, two)]
+    assert files[0] == files[1]
+    with pytest.raises(DataError, match="is there already"):
+        prepare(corpus, trained["bpe"], one)
+    index = json.loads(files[0]["index.json"])
+    assert (index["vocab"], index["dtype"], index["splits"]["train"]["rows"]) == (300, "uint16", len(corpus.train))
+
+
+def test_nothing_is_published_before_it_is_whole(corpus, trained, tmp_path):
+    def stops(i):
+        if i == 7:
+            raise KeyboardInterrupt
+        return corpus.train[i % 5]
+
+    broken = Corpus(corpus.fields, Made(stops, 9), corpus.validation, [], "a test")
+    with pytest.raises(KeyboardInterrupt):
+        prepare(broken, trained["bpe"], tmp_path / "data")
+    assert not list(tmp_path.iterdir())
+
+
+def test_changed_files_and_another_tokenizer_are_refused(corpus, trained, tmp_path):
+    folder = prepare(corpus, trained["bpe"], tmp_path / "data")
+    with pytest.raises(DataError, match="another tokenizer, of 300 tokens"):
+        Rows(folder, tokenizer=trained["bytes"])
+    with pytest.raises(DataError, match="split 'dev'"):
+        Rows(folder, "dev")
+    for name in ("shard-00000.bin", "docs.idx"):
+        path = folder / "train" / name
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-1])
+        with pytest.raises(DataError, match=f"{name} has {len(whole) - 1:,} bytes, expected {len(whole):,}"):
+            Rows(folder)
+        path.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
+        with pytest.raises(DataError, match=f"{name} has changed"):
+            Rows(folder)
+        path.unlink()
+        with pytest.raises(DataError, match=f"{name} is not there"):
+            Rows(folder)
+        path.write_bytes(whole)
+    for content in (b"", b"{", b"[]", b'{"schema": 2}', b'{"schema": 1}', b'{"schema": 1, "splits": {"train": 3}}'):
+        (folder / "index.json").write_bytes(content)
+        with pytest.raises(DataError, match="index.json"):
+            Rows(folder)
+    with pytest.raises(DataError, match="cannot read"):
+        Rows(tmp_path / "none")
+
+
+def test_pictures_stay_in_memory_and_an_unknown_label_is_named(trained, tmp_path):
+    corpus = Corpus(("picture", "label"), [(np.ones((2, 2)), "a")], [], [], "a test")
+    assert Encoded(corpus.train, trained["bytes"], corpus.fields, ["a"])[0][0].shape == (2, 2)
+    with pytest.raises(DataError, match="pictures"):
+        prepare(corpus, trained["bytes"], tmp_path / "data")
+    with pytest.raises(DataError, match="the label 'a' is none of the 1 classes"):
+        Encoded(corpus.train, trained["bytes"], corpus.fields, ["b"])
+
+
+def test_every_kind_of_data_and_tokenizer_says_what_it_is():
+    for slot in ("data", "tokenizer"):
+        for kind, spec in SLOTS[slot].kinds.items():
+            assert spec.formula() != "no formula given", kind
+            assert all(field.description for field in spec.model_fields.values()), kind
+            made = parse(spec, {"path": "x"} if "path" in spec.model_fields else {})
+            assert parse(spec, {name: value for name, value in to_tree(made).items() if name != "kind"}) == made
+
+
+def test_the_room_needs_neither_torch_nor_what_only_some_data_needs():
+    code = "import sys\nfor name in ('source', 'builtin', 'tokens', 'order', 'prepared'): __import__(f'manyheads.data.{name}')\n"
+    code += "assert not {'torch', 'babel', 'sklearn'} & set(sys.modules)\n"
+    code += "sys.modules['babel'] = sys.modules['sklearn.datasets'] = None\n"
+    code += "from manyheads.spec import SLOTS\n"
+    code += "for kind in ('dates', 'digits'):\n  try: SLOTS['data'].choose(kind).load()\n  except ValueError as error: print(error)\n"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "pip install 'manyheads[demo]'" in done.stdout
+    assert "pip install 'manyheads[eval]'" in done.stdout

@@ -1,0 +1,242 @@
+"""Training: the same bits through every kill, batches that do not depend on how they are cut, and runs that explain themselves."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+
+import numpy as np
+import pytest
+import torch
+from command import FORKS
+
+import manyheads
+from manyheads.spec import SpecError
+from manyheads.train import checkpoint
+from manyheads.train.loop import Ended, Evaluated, Resumed, Saved, Stepped, Stream, evaluate, train
+from manyheads.train.optim import ScheduleSpec
+from manyheads.train.run import RunError, made_ready, read_run
+
+TOWER = {"layers": 1, "width": 16, "attention": {"kind": "heads", "heads": 2}, "feedforward": {"kind": "mlp", "hidden": 32}, "position": "sinusoidal", "residual": {"kind": "pre", "dropout": 0.1}}  # fmt: skip
+SEQUENCE = {"kind": "sequence", "task": "reverse", "count": 400}
+OBJECTIVES = {
+    "seq2seq": {
+        "model": {"vocab": "tokenizer", "encoder": TOWER, "decoder": {"like": "encoder", "embed": "shared", "cross": True}},
+        "data": SEQUENCE,
+    },
+    "recurrent": {"model": {"vocab": "tokenizer", "recurrent": {"width": 16}}, "data": SEQUENCE},
+    "causal": {"model": {"vocab": "tokenizer", "decoder": TOWER}, "data": {"kind": "biographies", "people": 60}},
+    "masked": {"model": {"vocab": "tokenizer", "encoder": TOWER, "head": "masked"}, "data": {"kind": "biographies", "people": 60}},
+}
+
+
+def described(name, **train):
+    objective = {"kind": "seq2seq", "smoothing": 0.1} if name in ("seq2seq", "recurrent") else {"kind": name}
+    usual = {"steps": 6, "tokens": 200, "accumulate": 2, "save_every": 2, "evaluate_every": 3, "evaluate_rows": 20}
+    optim = {"rate": 3e-3, "schedule": {"kind": "cosine", "warmup": 2}}
+    return OBJECTIVES[name] | {"seed": 5, "objective": objective, "optim": optim, "train": usual | train}
+
+
+def ended(tree, folder, phase=None, count=1, step=None):
+    """In a process of its own: trains, and is killed at a phase of a save, or after a step."""
+    torch.set_num_threads(1)
+    seen = []
+
+    def here(name):
+        seen.append(name)
+        if seen.count(phase) == count:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    if phase is not None:
+        checkpoint.PHASE = here
+    for event in train(made_ready(read_run(tree)), folder):
+        if step is not None and isinstance(event, Stepped) and event.step == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def in_a_process(*arguments, **options):
+    process = FORKS.Process(target=ended, args=arguments, kwargs=options)
+    process.start()
+    process.join(120)
+    return process.exitcode
+
+
+def digests(folder):
+    (newest,) = [path for path in (folder / "checkpoints").iterdir() if path.name == (folder / "checkpoints" / "latest").read_text()]
+    return {
+        name: hashlib.sha256((newest / name).read_bytes()).hexdigest()
+        for name in ("model.safetensors", "optimizer.safetensors", "trainer.json")
+    }
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_a_run_that_is_killed_ends_in_the_same_bits(name, tmp_path):
+    tree = described(name)
+    assert in_a_process(tree, tmp_path / "whole") == 0
+    chance = np.random.default_rng(len(name))
+    assert in_a_process(tree, tmp_path / "broken", step=int(chance.integers(1, 6))) == -signal.SIGKILL
+    assert in_a_process(tree, tmp_path / "broken") == 0
+    assert digests(tmp_path / "broken") == digests(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("phase", ["begun", "weights", "state", "manifest", "renamed", "latest"])
+def test_a_kill_at_any_moment_of_a_save_loses_nothing(phase, tmp_path):
+    tree = described("seq2seq")
+    assert in_a_process(tree, tmp_path / "whole") == 0
+    for count in (1, 2):
+        assert in_a_process(tree, tmp_path / "broken", phase=phase, count=count) == -signal.SIGKILL
+    assert in_a_process(tree, tmp_path / "broken") == 0
+    assert digests(tmp_path / "broken") == digests(tmp_path / "whole")
+    assert not list((tmp_path / "broken" / "checkpoints").glob("*.tmp-*"))
+
+
+def test_accumulated_batches_are_one_large_batch():
+    ready = made_ready(read_run(described("seq2seq")))
+    objective, model = ready.run.objective, manyheads.build(ready.spec).double().eval()
+    rows = [ready.rows[i] for i in range(16)]
+    parts = [objective.batch(rows[i : i + 4], ready.tokens, np.random.default_rng(0)) for i in range(0, 16, 4)]
+    whole = objective.batch(rows, ready.tokens, np.random.default_rng(0))
+
+    def gradients(batches):
+        model.zero_grad()
+        scores = [objective.score(model, batch) for batch in batches]
+        (sum(score.total for score in scores) / sum(score.count for score in scores)).backward()
+        return [parameter.grad.clone() for parameter in model.parameters()]
+
+    for one, other in zip(gradients(parts), gradients([whole]), strict=True):
+        assert torch.allclose(one, other, atol=1e-9)
+
+
+def test_an_update_divides_once_by_all_that_was_asked():
+    """Parts of unlike size: the mean of their means would be another number."""
+    from manyheads.train.loop import update
+    from manyheads.train.optim import optimiser
+
+    grown = []
+    for accumulate, tokens in ((1, 800), (4, 200)):
+        ready = made_ready(read_run(described("causal", accumulate=accumulate, tokens=tokens)))
+        model = manyheads.build(ready.spec, seed=1)
+        stream = Stream(ready)
+        batches = [stream.next() for _ in range(accumulate)]
+        asked = sum(int((batch.wanted >= 0).sum()) for batch in batches)
+        event = update(model.eval(), optimiser(model, ready.run.optim), Stream(ready), ready, 1)
+        model = manyheads.build(ready.spec, seed=1).train()
+        grown.append((event, asked))
+        assert event.tokens == sum(batch.tokens for batch in batches)
+    assert grown[0][0].loss == pytest.approx(grown[1][0].loss, rel=0.2)
+
+
+def test_events_tell_what_happened_and_the_folder_keeps_it(tmp_path):
+    events = list(train(made_ready(read_run(described("seq2seq"))), tmp_path / "run"))
+    kinds = [type(event) for event in events]
+    assert kinds.count(Stepped) == 6
+    assert kinds.count(Evaluated) == 2
+    assert [event.step for event in events if isinstance(event, Saved)] == [2, 4, 6]
+    assert events[-1] == Ended(6, "steps")
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["event"] for line in lines] == [kind.__name__.lower() for kind in kinds]
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["checkpoints", "env.jsonl", "metrics.jsonl", "run.toml"]
+    assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == ["latest", "step-00000004", "step-00000006"]
+    again = list(train(made_ready(read_run(described("seq2seq"))), tmp_path / "run"))
+    assert again == [Resumed(6, ()), Ended(6, "steps")]
+
+
+def test_a_run_is_loaded_as_any_model_is(tmp_path):
+    ready = made_ready(read_run(described("seq2seq")))
+    list(train(ready, tmp_path / "run"))
+    loaded = manyheads.load(tmp_path / "run")
+    assert loaded.spec == ready.spec
+    assert isinstance(loaded.generate("a b c"), str)
+
+
+def test_more_steps_are_taken_and_another_run_is_refused(tmp_path):
+    list(train(made_ready(read_run(described("seq2seq"))), tmp_path / "run"))
+    longer = list(train(made_ready(read_run(described("seq2seq", steps=8))), tmp_path / "run"))
+    assert (longer[0], longer[-1]) == (Resumed(6, ()), Ended(8, "steps"))
+    with pytest.raises(RunError, match="this folder holds another run: train.tokens was 200 and is 100"):
+        list(train(made_ready(read_run(described("seq2seq", tokens=100))), tmp_path / "run"))
+
+
+def test_a_spoiled_checkpoint_is_passed_over_and_none_sound_is_an_error(tmp_path):
+    tree = described("seq2seq")
+    list(train(made_ready(read_run(tree)), tmp_path / "run"))
+    expected = digests(tmp_path / "run")
+    newest = tmp_path / "run" / "checkpoints" / "step-00000006" / "model.safetensors"
+    data = bytearray(newest.read_bytes())
+    data[-1] ^= 1
+    newest.write_bytes(data)
+    events = list(train(made_ready(read_run(tree)), tmp_path / "run"))
+    assert events[0].step == 4
+    assert "step-00000006/model.safetensors is not what was written" in events[0].wrong[0]
+    assert digests(tmp_path / "run") == expected
+    for path in (tmp_path / "run" / "checkpoints").glob("step-*/manifest.json"):
+        path.write_text("{}")
+    with pytest.raises(ValueError, match="no checkpoint of this run is sound"):
+        list(train(made_ready(read_run(tree)), tmp_path / "run"))
+
+
+def test_two_runs_do_not_share_a_folder(tmp_path):
+    first = train(made_ready(read_run(described("seq2seq"))), tmp_path / "run")
+    next(first)
+    (tmp_path / "run" / "lock.json").write_text(json.dumps({"pid": os.getppid(), "host": __import__("socket").gethostname()}))
+    with pytest.raises(RunError, match="is in use by process"):
+        next(train(made_ready(read_run(described("seq2seq"))), tmp_path / "run"))
+    first.close()
+
+
+def test_numbers_that_are_none_are_left_out_and_then_the_run_stops(tmp_path, monkeypatch):
+    ready = made_ready(read_run(described("seq2seq", steps=30, accumulate=1)))
+    sound, seen, events = ready.run.objective.score, [], []
+
+    def score(self, model, batch):
+        found = sound(model, batch)
+        seen.extend([1] * model.training)
+        bad = model.training and (len(seen) == 3 or len(seen) > 6)
+        return type(found)(found.total * torch.nan, found.count) if bad else found
+
+    monkeypatch.setattr(type(ready.run.objective), "score", score)
+    with pytest.raises(RunError, match="10 updates in a row were no numbers, the last at step 16"):
+        events.extend(event for event in train(ready, tmp_path / "run") if events.append(event) is None and False)
+    assert [event.step for event in events if isinstance(event, Stepped) and event.skipped] == [3, *range(7, 17)]
+
+
+def test_a_wish_ends_a_run_at_the_next_step_with_a_checkpoint(tmp_path):
+    wishes = iter([None, None, "terminated"])
+    events = list(train(made_ready(read_run(described("seq2seq", save_every=100))), tmp_path / "run", wish=lambda: next(wishes)))
+    assert events[-1] == Ended(3, "terminated")
+    assert isinstance(events[-2], Saved)
+
+
+@pytest.mark.parametrize("kind", ScheduleSpec.kinds)
+def test_rates_rise_to_the_highest_and_never_above(kind):
+    schedule = ScheduleSpec.choose({"kind": kind, "warmup": 10})
+    shares = [schedule.share(step, 100) for step in range(1, 101)]
+    assert shares[:9] == pytest.approx([step / 10 for step in range(1, 10)])
+    assert max(shares) == pytest.approx(1.0)
+    assert shares[10:] == sorted(shares[10:], reverse=True)
+
+
+def test_an_objective_that_the_model_cannot_learn_is_refused():
+    with pytest.raises(SpecError, match="objective: seq2seq is learned by encoder–decoder or recurrent, and this model is decoder"):
+        read_run(described("seq2seq") | {"model": OBJECTIVES["causal"]["model"]})
+
+
+def test_every_row_comes_once_an_epoch():
+    ready = made_ready(read_run(described("seq2seq")))
+    stream = Stream(ready)
+    first = stream.batches()
+    assert sorted(np.concatenate(first).tolist()) == list(range(len(ready.rows)))
+    stream.epoch = 1
+    assert [list(one) for one in stream.batches()] != [list(one) for one in first]
+
+
+def test_a_model_learns_below_what_guessing_gives(tmp_path):
+    tower = TOWER | {"width": 32, "embed": {"kind": "tokens", "scale": True}, "residual": "pre"}
+    model = {"vocab": "tokenizer", "init": "xavier", "encoder": tower, "decoder": {"like": "encoder", "embed": {"kind": "shared", "scale": True}, "cross": True}}  # fmt: skip
+    tree = described("seq2seq", steps=200, tokens=1000, accumulate=1, evaluate_every=200, save_every=200)
+    ready = made_ready(read_run(tree | {"model": model, "data": SEQUENCE | {"task": "copy", "count": 2000}}))
+    untrained = evaluate(manyheads.build(ready.spec), ready)["loss"]
+    *_, looked, _, _ = train(ready, tmp_path / "run")
+    assert looked.metrics["loss"] < 0.5 * untrained
