@@ -92,7 +92,7 @@ def show(
     Examples: manyheads show gpt2 · manyheads show transformer-base -s encoder.position=rope -s decoder.core=argmax ·
     manyheads show position · manyheads show parts --json
     """
-    import manyheads.model.spec  # noqa: F401  (fills the slots)
+    import manyheads.train.run  # noqa: F401  (fills the slots)
     from manyheads import show as shown
     from manyheads.spec import SLOTS, SpecError, load_parts, to_toml
 

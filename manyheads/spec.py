@@ -96,7 +96,8 @@ class Spec(BaseModel):
 
     @classmethod
     def _complaint(cls, error: ValidationError) -> tuple[tuple[str | int, ...], str]:
-        first = error.errors()[0]
+        # what was written wrongly is said before what was not written: it may be the same
+        first = min(error.errors(), key=lambda found: {"extra_forbidden": 0, "missing": 2}.get(found["type"], 1))
         where, context, given = first["loc"], first.get("ctx", {}), first["input"]
         if first["type"] == "spec":
             return where + tuple(context["path"]), context["sentence"]

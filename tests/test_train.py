@@ -6,14 +6,17 @@ import hashlib
 import json
 import os
 import signal
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
 import torch
-from command import FORKS
+from command import FORKS, run
 
 import manyheads
-from manyheads.spec import SpecError
+from manyheads.spec import SpecError, to_toml
 from manyheads.train import checkpoint
 from manyheads.train.loop import Ended, Evaluated, Resumed, Saved, Stepped, Stream, evaluate, train
 from manyheads.train.optim import ScheduleSpec
@@ -240,3 +243,49 @@ def test_a_model_learns_below_what_guessing_gives(tmp_path):
     untrained = evaluate(manyheads.build(ready.spec), ready)["loss"]
     *_, looked, _, _ = train(ready, tmp_path / "run")
     assert looked.metrics["loss"] < 0.5 * untrained
+
+
+@pytest.fixture
+def run_file(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text(to_toml(described("seq2seq", steps=100_000, save_every=50_000, evaluate_every=50_000)))
+    return path
+
+
+@pytest.mark.parametrize(("number", "code", "reason"), [(signal.SIGTERM, 75, "terminated"), (signal.SIGINT, 130, "interrupted")])
+def test_a_signal_saves_and_the_same_command_goes_on(run_file, tmp_path, number, code, reason):
+    folder = tmp_path / "run"
+    command = [sys.executable, "-m", "manyheads", "train", str(run_file), "--output", str(folder)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 100
+    while not (folder / "metrics.jsonl").is_file() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == code, said
+    last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+    assert (last["event"], last["reason"]) == ("ended", reason)
+    assert (folder / "checkpoints" / f"step-{last['step']:08}" / "manifest.json").is_file()
+    assert not (folder / "lock.json").exists()
+    done = run("train", run_file, "--output", folder, "-s", f"train.steps={last['step'] + 2}", "--json")
+    assert json.loads(done.stdout) == {"schema": 1, "folder": str(folder), "step": last["step"] + 2, "reason": "steps"}
+
+
+def test_the_command_says_what_is_wrong_in_one_sentence(run_file, tmp_path):
+    for change, code, said in (
+        ("objective=causal", 2, "causal is learned by decoder"),
+        ("train.stepz=3", 2, "no field 'stepz' here: did you mean 'steps'?"),
+        ('data={kind="pairs",path="nowhere.tsv"}', 3, "nowhere.tsv"),
+    ):
+        done = run("train", run_file, "--output", tmp_path / "x", "-s", change, check=code)
+        assert said in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_run_that_was_trained_is_asked_by_the_command(run_file, tmp_path):
+    run("train", run_file, "--output", tmp_path / "run", "-s", "train.steps=4", "--quiet")
+    data = json.loads(run("predict", tmp_path / "run", "a b c", "--json").stdout)
+    assert data["task"] == "answer"
+    run("export", tmp_path / "run", tmp_path / "out", "--to", "manyheads")
+    assert manyheads.load(tmp_path / "out").tokenizer is not None
