@@ -20,6 +20,7 @@ import manyheads
 from manyheads.convert.families import family
 from manyheads.convert.files import FileError
 from manyheads.convert.gguf import Gguf, config_of
+from manyheads.convert.vocabulary import read_vocabulary, write_vocabulary
 
 TOKENS = ["<end>", "<begin>", *"abcdefghijklmnopqrstuvwxyzĠ", "ab", "abc", *(f"x{i}" for i in range(30))]
 
@@ -481,3 +482,191 @@ def test_special_words_in_a_text_are_read_alike_again(tmp_path, tokenizer, text)
     ids = {"bos_token_id": 1, "eos_token_id": 2 if tokenizer == "spm" else 0, "vocab_size": max(len(TOKENS), made.get_vocab_size())}
     manyheads.export(loaded(reference(**ids), tmp_path / "hf", made), tmp_path / "x.gguf", to="gguf")
     assert manyheads.load(tmp_path / "x.gguf").tokenizer.encode(text).ids == made.encode(text).ids
+
+
+# ---------------------------------------------------------------------------------------------- what the header says
+
+
+def key(name, kind, data):
+    return struct.pack("<Q", len(name)) + name.encode() + struct.pack("<I", kind) + data
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"GGUF" + struct.pack("<IQQ", 1, 0, 0), "has version 1"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 2) + key("a", 4, b"\0" * 4) * 2, "has the key 'a' twice"),
+        (
+            b"GGUF" + struct.pack("<IQQ", 3, 2, 0) + (struct.pack("<Q", 1) + b"a" + struct.pack("<IQIQ", 1, 8, 0, 0)) * 2,
+            "stands there twice",
+        ),
+        (
+            b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + key("a", 9, struct.pack("<IQ", 9, 1) + struct.pack("<IQ", 4, 0)),
+            "a type that is not known: 9",
+        ),
+        (
+            b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + struct.pack("<Q", 1) + b"a" + struct.pack("<IQIQ", 1, 33, 8, 0) + b"\0" * 99,
+            "no blocks of 32",
+        ),
+    ],
+)
+def test_headers_that_contradict_themselves(tmp_path, data, said):
+    (tmp_path / "x.gguf").write_bytes(data.ljust(64, b"\0") if "twice" not in said else data)
+    with pytest.raises(FileError, match=said):
+        manyheads.load(tmp_path / "x.gguf")
+
+
+def test_the_last_byte_counts(tmp_path, sound):
+    (tmp_path / "x.gguf").write_bytes(sound[:-1])
+    with pytest.raises(FileError, match="ends within"):
+        manyheads.load(tmp_path / "x.gguf")
+
+
+def test_numbers_have_few_digits_and_ids_come_back(tmp_path):
+    ours = loaded(reference(rms_norm_eps=1e-6, pad_token_id=3), tmp_path / "hf", by_bytes())
+    manyheads.export(ours, tmp_path / "x.gguf", to="gguf")
+    again = manyheads.load(tmp_path / "x.gguf")
+    assert again.spec.decoder.norm.eps == 1e-6
+    assert again.origin.config["pad_token_id"] == 3
+
+
+@pytest.mark.parametrize(("form", "number"), [("f32", 0), ("f16", 1), ("q8_0", 7)])
+def test_each_tensor_has_its_form(tmp_path, form, number):
+    """Positions as they are, matrices as asked, and those whose rows are no blocks in 16 bits."""
+    torch.manual_seed(1)
+    ours = loaded(moved(make("GPT2LMHeadModel", "GPT2Config", n_embd=64, n_inner=40)), tmp_path / "hf", by_bytes())
+    manyheads.export(ours, tmp_path / "x.gguf", to="gguf", form=form)
+    file = Gguf(tmp_path / "x.gguf")
+    sorts = {name: gguf.GGMLQuantizationType(file.entries[name][1]).name.lower() for name in file}
+    assert file.said["general.file_type"] == number
+    assert sorts["position_embd.weight"] == sorts["output_norm.weight"] == "f32"
+    assert sorts["blk.0.ffn_up.weight"] == form
+    assert sorts["blk.0.ffn_down.weight"] == ("f16" if form == "q8_0" else form)  # rows of 40
+
+
+def test_a_head_that_is_stored_twice_is_tied(tmp_path):
+    ours = loaded(moved(make("GPTNeoXForCausalLM", "GPTNeoXConfig", **WIDE | {"tie_word_embeddings": True})), tmp_path / "hf", by_bytes())
+    manyheads.export(ours, tmp_path / "x.gguf", to="gguf")
+    assert "output.weight" in Gguf(tmp_path / "x.gguf")
+    assert manyheads.load(tmp_path / "x.gguf").spec.head.kind == "tied"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("name", "config", "options"),
+    [
+        ("Qwen3ForCausalLM", "Qwen3Config", SMALL | {"rms_norm_eps": 1e-2}),
+        (
+            "LlamaForCausalLM",
+            "LlamaConfig",
+            SMALL | rope("yarn", factor=4.0, original_max_position_embeddings=10, beta_fast=8.0, beta_slow=2.0),
+        ),
+    ],
+)
+def test_numbers_that_only_one_key_says_travel(tmp_path, name, config, options):
+    theirs = moved(make(name, config, **options)).eval()
+    manyheads.export(loaded(theirs, tmp_path / "hf", by_bytes()), tmp_path / "x.gguf", to="gguf")
+    close(manyheads.load(tmp_path / "x.gguf").logits(torch.tensor([PROMPT])), theirs(torch.tensor([PROMPT])).logits)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"rope.dimension_count": 8}, "rope.dimension_count is 8.0, and heads of this family, with 16, are turned as a whole"),
+        ({"rope_factors_long": [1.0] * 8}, "rope_factors_long.weight changes the rotation"),
+        ({"expert_used_count": 2}, "expert_used_count = 2 changes the model"),
+        ({"attention_bias": True}, None),
+    ],
+)
+def test_what_one_architecture_does_not_have(tmp_path, change, said):
+    config = config_of(Gguf(written(reference(), tmp_path / "x.gguf"))) | change
+    if said is None:  # biases of q, k and v are one thing, those of the output another
+        attention = family("gguf-llama").spec_of(config).decoder.attention
+        assert (attention.bias, attention.output_bias) == (True, False)
+        return
+    with pytest.raises(ValueError, match=said):
+        family("gguf-llama").spec_of(config)
+
+
+# -------------------------------------------------------------------------------------------------------- vocabularies
+
+LETTERS = [
+    *"abcdefghijklmnopqrstuvwxyzĠ'0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ",
+    "<b>",
+    "<e>",
+    "<own>",
+    "ab",
+    "abc",
+    "12",
+    "123",
+    "'s",
+    "'S",
+    "Ġa",
+]
+KINDS = [3 if word in ("<b>", "<e>") else 4 if word == "<own>" else 1 for word in LETTERS]
+MERGES = ["a b", "ab c", "1 2", "12 3", "' s", "' S", "Ġ a"]
+
+
+def vocabulary(**changes):
+    said = {"model": "gpt2", "pre": "gpt-2", "tokens": LETTERS, "token_type": KINDS, "merges": MERGES}
+    said |= {"bos_token_id": LETTERS.index("<b>"), "eos_token_id": LETTERS.index("<e>")} | changes
+    return read_vocabulary({f"tokenizer.ggml.{name}": value for name, value in said.items()}, "it")
+
+
+@pytest.mark.parametrize(
+    ("changes", "text", "tokens"),
+    [
+        ({}, "abc a1234's", ["abc", "Ġa", "123", "4", "'s"]),
+        ({"pre": "olmo"}, "abc a1234'S", ["abc", "Ġa", "123", "4", "'", "S"]),  # only small letters are cut off together
+        ({"pre": "smollm"}, "a1234", ["a", "1", "2", "3", "4"]),
+        ({"pre": "qwen2"}, "a1234'S", ["a", "1", "2", "3", "4", "'S"]),
+        ({"pre": "llama-bpe"}, "a1234'S", ["<b>", "a", "123", "4", "'S"]),  # which begins its texts
+        ({"pre": "llama-bpe", "add_bos_token": False}, "a", ["a"]),
+        ({"pre": "llama-bpe", "merges": ["a b"]}, "abc", ["<b>", "abc"]),  # a word that is a token is one
+        ({"merges": ["a b"]}, "abc", ["ab", "c"]),
+        ({"add_bos_token": True, "add_eos_token": True}, "a", ["<b>", "a", "<e>"]),
+        ({}, "a<own>b<e>", ["a", "<own>", "b", "<e>"]),
+    ],
+)
+def test_texts_are_cut_as_their_name_says(changes, text, tokens):
+    assert vocabulary(**changes).encode(text).tokens == tokens
+
+
+def test_what_is_added_and_not_special_stays_in_a_text():
+    tokenizer = vocabulary()
+    assert tokenizer.decode(tokenizer.encode("a<own>b<e>").ids) == "a<own>b"
+
+
+def pieces(**changes):
+    words = ["<unk>", "<s>", "</s>", *"abc▁", "ab", "bc", "abc"]
+    said = {
+        "model": "llama",
+        "tokens": words,
+        "token_type": [2, 3, 3, *[1] * 7],
+        "scores": [0.0] * 7 + [-2.0, -1.0, -3.0],
+        "bos_token_id": 1,
+    }
+    return read_vocabulary({f"tokenizer.ggml.{name}": value for name, value in (said | changes).items()}, "it")
+
+
+def test_pieces_join_by_their_scores():
+    assert pieces(add_bos_token=False).encode("abc").tokens == ["▁", "abc"]
+    assert pieces(add_bos_token=False, scores=[0.0] * 7 + [-2.0, -1.0, -9.0]).encode("ab").tokens == ["▁", "ab"]
+    split = ["<unk>", "<s>", "</s>", *"abc▁", "ab", "bc", "x"]
+    assert pieces(add_bos_token=False, tokens=split).encode("abc").tokens == ["▁", "a", "bc"], "bc has the better score"
+    assert pieces(add_bos_token=False, add_space_prefix=False).encode("ab").tokens == ["ab"]
+    assert pieces().encode("a").tokens == ["<s>", "▁", "a"], "which begins its texts unless it says otherwise"
+
+
+@pytest.mark.parametrize("token", ["$A", "a:b", ""])
+def test_a_token_that_a_frame_cannot_name_is_refused(token):
+    with pytest.raises(FileError, match="cannot begin or end a text"):
+        pieces(tokens=["<unk>", token, "</s>", *"abc▁", "ab", "bc", "abc"])
+
+
+def test_words_without_merges_and_too_many_are_refused(tmp_path):
+    whole = Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
+    with pytest.raises(ValueError, match="tokenizers that merge pairs; this one is of the sort 'WordLevel'"):
+        write_vocabulary(whole, 61, {})
+    with pytest.raises(ValueError, match="the tokenizer has 61 tokens, and the model 60"):
+        write_vocabulary(by_bytes(), 60, {})
