@@ -93,16 +93,17 @@ def prepare(corpus: Corpus, tokenizer: Tokenizer, folder: str | Path) -> Path:
         index |= {"tokenizer": fingerprint(tokenizer), "splits": splits}
         (draft / "index.json").write_text(json.dumps(index, indent=1, ensure_ascii=False), encoding="utf-8")
         for path in (*draft.rglob("*"), draft):
-            _sync(path)
+            flushed(path)
         draft.rename(folder)
-        _sync(folder.parent)
+        flushed(folder.parent)
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
         raise
     return folder
 
 
-def _sync(path: Path) -> None:
+def flushed(path: Path) -> None:
+    """Waits until a file, or the names in a folder, are on the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

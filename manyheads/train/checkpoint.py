@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import re
 import shutil
 import uuid
@@ -18,6 +16,7 @@ from torch import Tensor
 
 from manyheads.convert.files import FileError
 from manyheads.convert.folder import Origin, fill_folder
+from manyheads.data.prepared import flushed, sha256
 from manyheads.model.build import Model
 from manyheads.spec import Tree
 
@@ -40,7 +39,7 @@ def save(
         save_file(moments(model, optimiser), draft / "optimizer.safetensors")
         (draft / "trainer.json").write_text(json.dumps({"schema": 1, "step": step} | state), encoding="utf-8")
         PHASE("state")
-        files = {path.name: {"bytes": path.stat().st_size, "sha256": digest(path)} for path in sorted(draft.iterdir())}
+        files = {path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in sorted(draft.iterdir())}
         (draft / "manifest.json").write_text(json.dumps({"schema": 1, "files": files}, indent=1), encoding="utf-8")
         for path in (*draft.iterdir(), draft):
             flushed(path)
@@ -123,21 +122,8 @@ def unsound(checkpoint: Path) -> str | None:
             path = checkpoint / name
             if not path.is_file() or path.stat().st_size != said["bytes"]:
                 return f"{path} should have {said['bytes']:,} bytes"
-            if digest(path) != said["sha256"]:
+            if sha256(path) != said["sha256"]:
                 return f"{path} is not what was written"
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return f"{checkpoint / 'manifest.json'} is missing or broken"
     return None
-
-
-def digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def flushed(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
