@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +53,10 @@ def run(output: Path, console: Any) -> int:
         written = loaded.generate(source, max_new=16)
         console.print(f"  {source:<38} → {written:<12} {'' if same(written, target) else f'(it is {target})'}", highlight=False)
     look(loaded, unseen[120][0], console)
+    program = "manyheads" if shutil.which("manyheads") else os.path.relpath(sys.argv[0])  # as whoever sits here can type it
     console.print("\nNext:", highlight=False)
     for command in (f'predict {output} "<en> 5/6/2031"', f"audit {output}", f"export {output} dates-onnx --to onnx"):
-        console.print(f"  manyheads {command}", highlight=False)
+        console.print(f"  {program} {command}", highlight=False)
     return 0
 
 
