@@ -15,6 +15,7 @@ from command import run
 from rich.cells import cell_len
 from test_size import PUBLISHED
 
+import manyheads.train.run  # noqa: F401  (fills the slots, as show does)
 from manyheads import presets, read_model
 from manyheads.spec import SLOTS
 
