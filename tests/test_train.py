@@ -162,6 +162,14 @@ def test_more_steps_are_taken_and_another_run_is_refused(tmp_path):
         list(train(made_ready(read_run(described("seq2seq", tokens=100))), tmp_path / "run"))
 
 
+def test_a_run_that_reached_its_goal_does_not_go_on(tmp_path):
+    tree = described("seq2seq", goal={"metric": "loss", "reach": 100.0})
+    assert list(train(made_ready(read_run(tree)), tmp_path / "run"))[-1] == Ended(3, "goal")
+    assert list(train(made_ready(read_run(tree)), tmp_path / "run")) == [Resumed(3, ()), Ended(3, "goal")]
+    further = described("seq2seq", goal={"metric": "loss", "reach": 0.0})
+    assert list(train(made_ready(read_run(further)), tmp_path / "run"))[-1] == Ended(6, "steps")
+
+
 def test_a_spoiled_checkpoint_is_passed_over_and_none_sound_is_an_error(tmp_path):
     tree = described("seq2seq")
     list(train(made_ready(read_run(tree)), tmp_path / "run"))

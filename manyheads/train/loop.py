@@ -126,7 +126,9 @@ def run_in(ready: Ready, folder: Path, wish: Callable[[], str | None]) -> Iterat
         said = {"epoch": stream.epoch, "index": stream.index, "tokens": tokens}
         return Saved(step, str(save(folder / "checkpoints", step, model, changer, origin, tokenizer, said, how.keep)))
 
-    reason = "goal" if state.get("reached") else None
+    reason = None
+    if how.goal and step and step % how.evaluate_every == 0:  # where an unbroken run would have looked, and perhaps have ended
+        reason = "goal" if reached(ready, evaluate(model, ready)) else None
     while reason is None and step < how.steps:
         step += 1
         event = update(model, changer, stream, ready, step)
