@@ -17,17 +17,23 @@ Held = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Same:
-    """One tensor under two names; `transposed` where theirs is stored in×out, `shape` where theirs has other axes."""
+class One:
+    """One tensor of ours in one of theirs."""
 
     ours: str
     theirs: str
-    transposed: bool = False
-    shape: tuple[int, ...] | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
         return (self.ours,)
+
+
+@dataclass(frozen=True)
+class Same(One):
+    """One tensor under two names; `transposed` where theirs is stored in×out, `shape` where theirs has other axes."""
+
+    transposed: bool = False
+    shape: tuple[int, ...] | None = None
 
     def read(self, theirs: Held, ours: Held) -> Tensors:
         tensor = theirs[self.theirs]
@@ -41,16 +47,10 @@ class Same:
 
 
 @dataclass(frozen=True)
-class Paired:
+class Paired(One):
     """One tensor of queries or keys: in theirs the two coordinates that are turned together are neighbours, in ours half a head apart."""
 
-    ours: str
-    theirs: str
     heads: int
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return (self.ours,)
 
     def read(self, theirs: Held, ours: Held) -> Tensors:
         return {self.ours: theirs[self.theirs].unflatten(0, (self.heads, -1, 2)).transpose(1, 2).flatten(0, 2)}
@@ -60,16 +60,10 @@ class Paired:
 
 
 @dataclass(frozen=True)
-class Shifted:
+class Shifted(One):
     """One tensor to which theirs has a number added."""
 
-    ours: str
-    theirs: str
     by: float
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return (self.ours,)
 
     def read(self, theirs: Held, ours: Held) -> Tensors:
         return {self.ours: theirs[self.theirs].float() - self.by}

@@ -9,6 +9,7 @@ from pydantic import field_validator, model_validator
 
 import manyheads.parts  # noqa: F401  (fills the slots)
 from manyheads.model.init import InitSpec, NormalInitSpec
+from manyheads.parts import synthesizer  # noqa: F401  (fills the slot)
 from manyheads.parts.attend import AdditiveSpec, CoreSpec, DotSpec
 from manyheads.parts.attention import AttentionSpec, HeadsSpec
 from manyheads.parts.embed import EmbedSpec, TokensSpec

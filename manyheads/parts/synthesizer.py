@@ -1,0 +1,80 @@
+"""Cores whose weights come from no comparison: proposed by each token alone, or learned for each pair of positions."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from manyheads.parts.attend import Core, CoreSpec, inverse_root
+from manyheads.parts.position import Places, check_length
+from manyheads.spec import field
+
+
+class SynthesizerSpec(CoreSpec):
+    """What both Synthesizers have in common: scores without keys, up to a fixed length."""
+
+    key: ClassVar[Literal["head", "raw", "none"]] = "none"
+
+    length: int = field(512, "T, the longest memory", ge=1, le=1 << 20)
+
+    @property
+    def longest(self) -> int | None:
+        return self.length
+
+
+class DenseSynthesizerSpec(SynthesizerSpec, kind="dense"):
+    """softmax(ReLU(XA + b₁) B + b₂) v: each token proposes its weights without looking at the others
+
+    Tay et al. 2021, arXiv 2005.00743. XA + b₁ is the query projection; B and b₂ are the head's own.
+    """
+
+    def build(self, heads: int, query_size: int, key_size: int) -> Core:
+        return DenseSynthesizer(self, heads, query_size)
+
+
+class DenseSynthesizer(Core):
+    def __init__(self, spec: DenseSynthesizerSpec, heads: int, query_size: int) -> None:
+        super().__init__(spec)
+        self.weight = nn.Parameter(torch.empty(heads, query_size, spec.length))
+        self.bias = nn.Parameter(torch.empty(heads, 1, spec.length))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=inverse_root(self.weight.shape[1]))
+        nn.init.zeros_(self.bias)
+
+    def scores(self, q_BHLK: Tensor, k_BHMK: Tensor, places: Places) -> Tensor:
+        check_length(places, self.bias.shape[-1], "the synthesizer's memory", queries=False)
+        proposed = F.relu(q_BHLK) @ self.weight + self.bias
+        columns = places.key[:, None, None].expand(*q_BHLK.shape[:3], -1)
+        return proposed.gather(-1, columns)
+
+
+class RandomSynthesizerSpec(SynthesizerSpec, kind="random"):
+    """softmax(R) v, with R a learned H×T×T table: the weights depend on the positions alone
+
+    Tay et al. 2021, arXiv 2005.00743.
+    """
+
+    query: ClassVar[Literal["head", "memory", "none"]] = "none"
+
+    def build(self, heads: int, query_size: int, key_size: int) -> Core:
+        return RandomSynthesizer(self, heads)
+
+
+class RandomSynthesizer(Core):
+    def __init__(self, spec: RandomSynthesizerSpec, heads: int) -> None:
+        super().__init__(spec)
+        self.table = nn.Parameter(torch.empty(heads, spec.length, spec.length))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.table)
+
+    def scores(self, q_BHLK: Tensor, k_BHMK: Tensor, places: Places) -> Tensor:
+        check_length(places, self.table.shape[1], "the synthesizer's table")
+        scores = self.table[:, places.query[:, :, None], places.key[:, None, :]].transpose(0, 1)
+        return scores.expand(q_BHLK.shape[0], -1, -1, -1)
