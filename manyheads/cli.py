@@ -123,7 +123,7 @@ def show(
 
 
 Source = Annotated[
-    str, typer.Argument(metavar="PATH", help="A Hugging Face folder, OWNER/NAME on the Hub, a .gguf file, or a fairseq folder.")
+    str, typer.Argument(metavar="PATH", help="A Hugging Face folder, OWNER/NAME on the Hub, a .gguf file, a run, or a fairseq folder.")
 ]
 
 
