@@ -297,3 +297,20 @@ def test_a_run_that_was_trained_is_asked_by_the_command(run_file, tmp_path):
     assert data["task"] == "answer"
     run("export", tmp_path / "run", tmp_path / "out", "--to", "manyheads")
     assert manyheads.load(tmp_path / "out").tokenizer is not None
+
+
+def test_what_was_trained_here_gives_the_same_logits_elsewhere(tmp_path):
+    """Exported, and opened by transformers in a process of its own."""
+    heads = {"kind": "heads", "heads": 4, "groups": 2, "bias": False, "output_bias": False}
+    feedforward = {"kind": "gated", "hidden": 48, "activation": "silu", "bias": False}
+    tower = {"layers": 2, "width": 32, "attention": heads, "position": "rope", "feedforward": feedforward, "norm": "rms", "residual": "pre"}
+    tree = described("causal") | {"model": {"vocab": "tokenizer", "head": "free", "decoder": tower}}
+    list(train(made_ready(read_run(tree)), tmp_path / "run"))
+    manyheads.export(tmp_path / "run", tmp_path / "out")
+    code = (
+        "import sys, torch, transformers\nmodel = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1])\n"
+        "print(*model(torch.tensor([[1, 9, 8, 7]])).logits.detach().flatten().tolist())"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "out")], capture_output=True, text=True, check=True)
+    theirs = torch.tensor([float(number) for number in done.stdout.split()])
+    torch.testing.assert_close(manyheads.load(tmp_path / "run").logits(torch.tensor([[1, 9, 8, 7]])).flatten(), theirs, atol=1e-4, rtol=0)
