@@ -18,8 +18,8 @@ from command import FORKS, run
 import manyheads
 from manyheads.spec import SpecError, to_toml
 from manyheads.train import checkpoint
-from manyheads.train.loop import Ended, Evaluated, Resumed, Saved, Stepped, Stream, evaluate, train
-from manyheads.train.optim import ScheduleSpec
+from manyheads.train.loop import Ended, Evaluated, Resumed, Saved, Stepped, Stream, evaluate, train, update
+from manyheads.train.optim import OptimSpec, ScheduleSpec
 from manyheads.train.run import RunError, made_ready, read_run
 
 TOWER = {"layers": 1, "width": 16, "attention": {"kind": "heads", "heads": 2}, "feedforward": {"kind": "mlp", "hidden": 32}, "position": "sinusoidal", "residual": {"kind": "pre", "dropout": 0.1}}  # fmt: skip
@@ -114,8 +114,6 @@ def test_accumulated_batches_are_one_large_batch():
 
 def test_an_update_divides_once_by_all_that_was_asked():
     """Parts of unlike size: the mean of their means would be another number."""
-    from manyheads.train.loop import update
-    from manyheads.train.optim import optimiser
 
     grown = []
     for accumulate, tokens in ((1, 800), (4, 200)):
@@ -124,7 +122,7 @@ def test_an_update_divides_once_by_all_that_was_asked():
         stream = Stream(ready)
         batches = [stream.next() for _ in range(accumulate)]
         asked = sum(int((batch.wanted >= 0).sum()) for batch in batches)
-        event = update(model.eval(), optimiser(model, ready.run.optim), Stream(ready), ready, 1)
+        event = update(model.eval(), ready.run.optim.build(model), Stream(ready), ready, 1)
         model = manyheads.build(ready.spec, seed=1).train()
         grown.append((event, asked))
         assert event.tokens == sum(batch.tokens for batch in batches)
@@ -314,3 +312,33 @@ def test_what_was_trained_here_gives_the_same_logits_elsewhere(tmp_path):
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "out")], capture_output=True, text=True, check=True)
     theirs = torch.tensor([float(number) for number in done.stdout.split()])
     torch.testing.assert_close(manyheads.load(tmp_path / "run").logits(torch.tensor([[1, 9, 8, 7]])).flatten(), theirs, atol=1e-4, rtol=0)
+
+
+def test_muon_turns_every_matrix_of_the_layers_by_the_same_amount():
+    """Whatever the gradient's singular values are, those of the change lie around one length; tables and gains are AdamW's."""
+    ready = made_ready(read_run(described("seq2seq") | {"optim": {"kind": "muon", "rate": 1e-2, "decay": 0.0}}))
+    model = manyheads.build(ready.spec, seed=1)
+    before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    changer = ready.run.optim.build(model)
+    for weight in model.parameters():
+        weight.grad = torch.randn(weight.shape, generator=torch.Generator().manual_seed(weight.numel())) * torch.rand(weight.shape[-1])
+    changer.step()
+    for name, weight in model.named_parameters():
+        change = weight.detach() - before[name]
+        held = set(changer.state[weight])
+        if weight.dim() == 2 and "embed" not in name:
+            values = torch.linalg.svdvals(change) / (changer.param_groups[0]["lr"] * 0.2 * max(weight.shape) ** 0.5)
+            assert held == {"momentum"}
+            assert values.max() < 1.3
+            assert values.median() > 0.6, name  # the least of a square matrix may be far below
+        else:
+            assert held == {"step", "exp_avg", "exp_avg_sq"}, name
+
+
+@pytest.mark.parametrize("kind", OptimSpec.kinds)
+def test_every_optimiser_goes_on_as_if_it_had_never_stopped(kind, tmp_path):
+    tree = described("causal") | {"optim": {"kind": kind}}
+    assert in_a_process(tree, tmp_path / "whole") == 0
+    assert in_a_process(tree, tmp_path / "broken", step=3) == -signal.SIGKILL
+    assert in_a_process(tree, tmp_path / "broken") == 0
+    assert digests(tmp_path / "broken") == digests(tmp_path / "whole")

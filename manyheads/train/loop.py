@@ -21,7 +21,7 @@ from manyheads.model.build import Model, build
 from manyheads.objective.score import NOTHING, Batch
 from manyheads.spec import Tree, read_toml, to_toml, to_tree
 from manyheads.train.checkpoint import newest, restore, save
-from manyheads.train.optim import gradient_length, optimiser
+from manyheads.train.optim import gradient_length
 from manyheads.train.run import Ready, RunError, check_unchanged, environment, locked
 
 MOST_SKIPPED = 10  # updates in a row that were no numbers, after which a run stops
@@ -111,7 +111,7 @@ def run_in(ready: Ready, folder: Path, wish: Callable[[], str | None]) -> Iterat
     run, how = ready.run, ready.run.train
     begin(ready, folder)
     model = build(ready.spec, seed=run.seed)
-    changer = optimiser(model, run.optim)
+    changer = run.optim.build(model)
     origin, tokenizer = with_tokens(described(model, None), ready), framed(ready)
     checkpoint, wrong = newest(folder / "checkpoints")
     state: Tree = {"step": 0, "epoch": 0, "index": 0, "tokens": 0}

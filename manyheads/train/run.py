@@ -25,7 +25,7 @@ from manyheads.model.spec import ModelSpec, read_model
 from manyheads.objective import language, pairs, pooled  # noqa: F401  (fill the slot)
 from manyheads.objective.score import ObjectiveSpec, Tokens
 from manyheads.spec import Spec, SpecError, Tree, field, parse, quoted, to_tree
-from manyheads.train.optim import OptimSpec
+from manyheads.train.optim import AdamWSpec, OptimSpec
 
 
 class GoalSpec(Spec):
@@ -56,7 +56,7 @@ class RunSpec(Spec):
     data: DataSpec
     tokenizer: TokenizerSpec = field(WordsSpec(), "how texts become tokens")
     objective: ObjectiveSpec
-    optim: OptimSpec = field(OptimSpec(), "how weights change")
+    optim: OptimSpec = field(AdamWSpec(), "how weights change")
     train: TrainSpec = field(TrainSpec(), "how long, and what is kept")
 
     def check(self) -> None:
