@@ -237,7 +237,7 @@ def test_every_row_comes_once_an_epoch():
     stream = Stream(ready)
     first = stream.batches()
     assert sorted(np.concatenate(first).tolist()) == list(range(len(ready.rows)))
-    stream.epoch = 1
+    stream.state.epoch = 1
     assert [list(one) for one in stream.batches()] != [list(one) for one in first]
 
 

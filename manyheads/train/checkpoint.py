@@ -18,18 +18,16 @@ from manyheads.convert.files import FileError
 from manyheads.convert.folder import Origin, fill_folder
 from manyheads.data.prepared import flushed, sha256
 from manyheads.model.build import Model
-from manyheads.spec import Tree
+from manyheads.train.state import State
 
 NAME = re.compile(r"step-(\d{8})")
 PHASE: Callable[[str], None] = lambda name: None  # noqa: E731  (tests stop here)
 
 
-def save(
-    folder: Path, step: int, model: Model, optimiser: torch.optim.Optimizer, origin: Origin, tokenizer: Any, state: Tree, keep: int
-) -> Path:
+def save(folder: Path, state: State, model: Model, optimiser: torch.optim.Optimizer, origin: Origin, tokenizer: Any, keep: int) -> Path:
     """Writes a checkpoint beside its place, then moves it there; older ones go only after that."""
     folder.mkdir(parents=True, exist_ok=True)
-    final = folder / f"step-{step:08}"
+    final = folder / f"step-{state.step:08}"
     draft = folder / f"{final.name}.tmp-{uuid.uuid4().hex[:8]}"
     try:
         draft.mkdir()
@@ -37,7 +35,7 @@ def save(
         fill_folder(draft, model, origin, tokenizer)
         PHASE("weights")
         save_file(moments(model, optimiser), draft / "optimizer.safetensors")
-        (draft / "trainer.json").write_text(json.dumps({"schema": 1, "step": step} | state), encoding="utf-8")
+        (draft / "trainer.json").write_text(json.dumps(state.to_tree()), encoding="utf-8")
         PHASE("state")
         files = {path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in sorted(draft.iterdir())}
         (draft / "manifest.json").write_text(json.dumps({"schema": 1, "files": files}, indent=1), encoding="utf-8")
@@ -75,7 +73,7 @@ def moments(model: Model, optimiser: torch.optim.Optimizer) -> dict[str, Tensor]
     return found
 
 
-def restore(checkpoint: Path, model: Model, optimiser: torch.optim.Optimizer) -> Tree:
+def restore(checkpoint: Path, model: Model, optimiser: torch.optim.Optimizer) -> State:
     """Weights, the optimiser's memory, and where the run was."""
     weights, held = load_file(checkpoint / "model.safetensors"), load_file(checkpoint / "optimizer.safetensors")
     ours = dict(model.named_parameters())
@@ -87,8 +85,7 @@ def restore(checkpoint: Path, model: Model, optimiser: torch.optim.Optimizer) ->
     for name, value in held.items():
         weight, _, key = name.rpartition("/")
         optimiser.state[ours[weight]][key] = value
-    state: Tree = json.loads((checkpoint / "trainer.json").read_text(encoding="utf-8"))
-    return state
+    return State.from_tree(json.loads((checkpoint / "trainer.json").read_text(encoding="utf-8")))
 
 
 def steps(folder: Path) -> list[Path]:

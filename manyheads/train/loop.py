@@ -19,10 +19,11 @@ from manyheads.data.prepared import Encoded
 from manyheads.generate.sample import Rules, sample
 from manyheads.model.build import Model, build
 from manyheads.objective.score import NOTHING, Batch
-from manyheads.spec import Tree, read_toml, to_toml, to_tree
+from manyheads.spec import read_toml, to_toml, to_tree
 from manyheads.train.checkpoint import newest, restore, save
 from manyheads.train.optim import gradient_length
 from manyheads.train.run import Ready, RunError, check_unchanged, environment, locked
+from manyheads.train.state import State
 
 MOST_SKIPPED = 10  # updates in a row that were no numbers, after which a run stops
 
@@ -76,25 +77,27 @@ Event = Resumed | Stepped | Evaluated | Saved | Ended
 
 
 class Stream:
-    """Batches one after the other; where it stands is two numbers."""
+    """Batches one after the other; where it stands is two numbers of the state."""
 
-    def __init__(self, ready: Ready, epoch: int = 0, index: int = 0) -> None:
-        self.ready, self.epoch, self.index = ready, epoch, index
+    def __init__(self, ready: Ready, state: State | None = None) -> None:
+        self.ready, self.state = ready, state or State()
         objective = ready.run.objective
         self.lengths = objective.length([ready.rows.lengths(name) for name in objective.fields if name != "label"])
         self._plan: tuple[int, Sequence[np.ndarray]] | None = None
 
     def batches(self) -> Sequence[np.ndarray]:
-        if self._plan is None or self._plan[0] != self.epoch:
-            self._plan = self.epoch, plan(self.lengths, self.ready.run.seed, self.epoch, tokens=self.ready.run.train.tokens)
+        epoch = self.state.epoch
+        if self._plan is None or self._plan[0] != epoch:
+            self._plan = epoch, plan(self.lengths, self.ready.run.seed, epoch, tokens=self.ready.run.train.tokens)
         return self._plan[1]
 
     def next(self) -> Batch:
-        if self.index >= len(self.batches()):
-            self.epoch, self.index = self.epoch + 1, 0
-        chance = np.random.default_rng([self.ready.run.seed, self.epoch, self.index])
-        rows = [self.ready.rows[int(i)] for i in self.batches()[self.index]]
-        self.index += 1
+        at = self.state
+        if at.index >= len(self.batches()):
+            at.epoch, at.index = at.epoch + 1, 0
+        chance = np.random.default_rng([self.ready.run.seed, at.epoch, at.index])
+        rows = [self.ready.rows[int(i)] for i in self.batches()[at.index]]
+        at.index += 1
         return self.ready.run.objective.batch(rows, self.ready.tokens, chance)
 
 
@@ -114,40 +117,38 @@ def run_in(ready: Ready, folder: Path, wish: Callable[[], str | None]) -> Iterat
     changer = run.optim.build(model)
     origin, tokenizer = with_tokens(described(model, None), ready), framed(ready)
     checkpoint, wrong = newest(folder / "checkpoints")
-    state: Tree = {"step": 0, "epoch": 0, "index": 0, "tokens": 0}
+    state = State() if checkpoint is None else restore(checkpoint, model, changer)
     if checkpoint is not None:
-        state |= restore(checkpoint, model, changer)
-        forget_after(folder / "metrics.jsonl", state["step"])
-        yield Resumed(state["step"], tuple(wrong))
-    stream = Stream(ready, state["epoch"], state["index"])
-    step, tokens, skipped, kept = state["step"], state["tokens"], 0, state["step"]
+        forget_after(folder / "metrics.jsonl", state.step)
+        yield Resumed(state.step, tuple(wrong))
+    stream, kept = Stream(ready, state), state.step
 
     def keep() -> Saved:
-        said = {"epoch": stream.epoch, "index": stream.index, "tokens": tokens}
-        return Saved(step, str(save(folder / "checkpoints", step, model, changer, origin, tokenizer, said, how.keep)))
+        return Saved(state.step, str(save(folder / "checkpoints", state, model, changer, origin, tokenizer, how.keep)))
 
     reason = None
-    if how.goal and step and step % how.evaluate_every == 0:  # where an unbroken run would have looked, and perhaps have ended
+    if how.goal and state.step and state.step % how.evaluate_every == 0:  # where an unbroken run would have looked, and perhaps have ended
         reason = "goal" if reached(ready, evaluate(model, ready)) else None
-    while reason is None and step < how.steps:
-        step += 1
-        event = update(model, changer, stream, ready, step)
-        tokens += event.tokens
-        skipped = skipped + 1 if event.skipped else 0
+    while reason is None and state.step < how.steps:
+        state.step += 1
+        event = update(model, changer, stream, ready, state.step)
+        state.tokens += event.tokens
+        state.skipped = state.skipped + 1 if event.skipped else 0
         yield event
-        if skipped >= MOST_SKIPPED:
-            raise RunError(f"{skipped} updates in a row were no numbers, the last at step {step}; lower optim.rate or look at the data")
-        if step % how.evaluate_every == 0 or step == how.steps:
+        if state.skipped >= MOST_SKIPPED:
+            said = f"{state.skipped} updates in a row were no numbers, the last at step {state.step}"
+            raise RunError(f"{said}; lower optim.rate or look at the data")
+        if state.step % how.evaluate_every == 0 or state.step == how.steps:
             metrics = evaluate(model, ready)
-            yield Evaluated(step, metrics)
+            yield Evaluated(state.step, metrics)
             reason = "goal" if reached(ready, metrics) else None
         reason = reason or wish()
-        if step % how.save_every == 0:
+        if state.step % how.save_every == 0:
             yield keep()
-            kept = step
-    if kept != step:
+            kept = state.step
+    if kept != state.step:
         yield keep()
-    yield Ended(step, reason or "steps")
+    yield Ended(state.step, reason or "steps")
 
 
 def with_tokens(origin: Origin, ready: Ready) -> Origin:
