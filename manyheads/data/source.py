@@ -43,6 +43,7 @@ class Corpus:
     validation: Sequence[Row]
     test: Sequence[Row]
     about: str
+    known_labels: tuple[str, ...] = ()  # where they are known without reading every row
 
     @property
     def splits(self) -> dict[str, Sequence[Row]]:
@@ -50,8 +51,8 @@ class Corpus:
 
     def labels(self) -> tuple[str, ...]:
         """The classes there are to learn, in the order of their names; none where no field is a label."""
-        if "label" not in self.fields:
-            return ()
+        if self.known_labels or "label" not in self.fields:
+            return self.known_labels
         place = self.fields.index("label")
         return tuple(sorted({row[place] for rows in self.splits.values() for row in rows}))
 
@@ -77,6 +78,11 @@ class Made(Sequence[Row]):
 
 class DataSpec(Part, slot="data"):
     """Where the samples come from."""
+
+    @property
+    def prepared(self) -> Path | None:
+        """The folder that holds the rows as ids already; none where they are texts."""
+        return None
 
     @abstractmethod
     def load(self) -> Corpus:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from manyheads.data import builtin  # noqa: F401  (fills the slot)
-from manyheads.data.prepared import Encoded
+from manyheads.data.prepared import Encoded, Ids, Rows, tokenizer_for, tokenizer_of
 from manyheads.data.source import Corpus, DataSpec
 from manyheads.data.tokens import TokenizerSpec, WordsSpec
 from manyheads.model.spec import ModelSpec, read_model
@@ -71,6 +71,8 @@ def read_run(tree: Tree) -> RunSpec:
     if not isinstance(tree.get("model"), dict):
         raise SpecError("[model] is required: a description, as manyheads show --toml prints", ("model",))
     run = parse(RunSpec, tree | {"model": read_model(tree["model"])})
+    if run.data.prepared and "tokenizer" not in tree:
+        run = run.changed(tokenizer=tokenizer_of(run.data.prepared))
     run.check()
     return run
 
@@ -88,23 +90,32 @@ class Ready:
     tokenizer: Any
     tokens: Tokens
     labels: tuple[str, ...]
-    rows: Encoded
-    unseen: Encoded
+    rows: Ids
+    unseen: Ids
 
 
-def made_ready(run: RunSpec) -> Ready:
+def with_tokenizer(run: RunSpec) -> tuple[Corpus, Any]:
+    """The samples, and the tokenizer made from those to learn from."""
     corpus = run.data.load()
     if missing := [name for name in run.objective.fields if name not in corpus.fields]:
         raise SpecError(f"{run.objective.kind} needs {missing[0]}, and {run.data.kind} gives {', '.join(corpus.fields)}", ("objective",))
-    order = [corpus.fields.index(name) for name in run.objective.fields]
-    texts = [i for i in order if corpus.fields[i] != "label"]
-    tokenizer = run.tokenizer.make(row[i] for row in corpus.train for i in texts)
+    texts = [corpus.fields.index(name) for name in run.objective.fields if name != "label"]
+    folder = run.data.prepared
+    making = tokenizer_for(folder, run.tokenizer) if folder else run.tokenizer
+    return corpus, making.make(row[i] for row in corpus.train for i in texts)
+
+
+def made_ready(run: RunSpec) -> Ready:
+    corpus, tokenizer = with_tokenizer(run)
+    order, folder = [corpus.fields.index(name) for name in run.objective.fields], run.data.prepared
     count = tokenizer.get_vocab_size(with_added_tokens=True)
     labels = corpus.labels() if "label" in run.objective.fields else ()
     spec = sized(run.model, count, len(labels))
     rows, unseen = (
-        Encoded([tuple(row[i] for i in order) for row in part], tokenizer, run.objective.fields, labels)
-        for part in (corpus.train, corpus.validation)
+        Rows(folder, split, tokenizer=tokenizer, only=run.objective.fields)
+        if folder
+        else Encoded([tuple(row[i] for i in order) for row in corpus.splits[split]], tokenizer, run.objective.fields, labels)
+        for split in ("train", "validation")
     )
     return Ready(run, spec, corpus, tokenizer, Tokens(count=count), labels, rows, unseen)
 
