@@ -73,11 +73,13 @@ def described(corpus: Corpus, rows: Ids, fields: tuple[str, ...]) -> Tree:
         "rows": {name: len(part) for name, part in corpus.splits.items()},
         "classes": {str(name): int(count) for name, count in zip(*counts, strict=True)},
         "lengths": {name: lengths_of(rows.lengths(name)) for name in texts},
-        "samples": [
-            {name: value if isinstance(value, str) else f"{value.shape[0]} × {value.shape[1]} pixels" for name, value in zip(corpus.fields, row, strict=True)}
-            for row in corpus.train[:SAMPLES]
-        ],
-    }  # fmt: skip
+        "samples": [dict(zip(corpus.fields, map(shown, row), strict=True)) for row in corpus.train[:SAMPLES]],
+    }
+
+
+def shown(value: Any) -> str:
+    """A text as it is, a picture by its size."""
+    return f"{' × '.join(map(str, value.shape))} pixels" if isinstance(value, np.ndarray) else str(value)
 
 
 def lengths_of(lengths: NDArray[np.int64]) -> Tree:

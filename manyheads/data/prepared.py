@@ -92,7 +92,7 @@ def prepare(
 ) -> Path:
     """Writes every split as ids; the folder appears under its name when it is whole, never before.
 
-    `made` is how the tokenizer came about, kept so that a run that says the same may use it. `tell` hears how many rows of a split are done.
+    `made` is how the tokenizer came about, so that a run that says the same may use it. `tell` hears how many rows of a split are done.
     """
     folder = Path(folder)
     if folder.exists():
