@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyheads.data.prepared import Ids, PreparedSpec, Rows, prepare
-from manyheads.data.source import Corpus
+from manyheads.data.source import NO_TEXT, Corpus
 from manyheads.spec import SpecError, Tree, override, read_toml
 from manyheads.train.forecast import epoch_of
 from manyheads.train.run import RunSpec, made_ready, read_run, with_tokenizer
@@ -40,7 +40,7 @@ def prepare_run(run: RunSpec, folder: Path) -> Path:
             if reason := wish():
                 raise SystemExit(EXIT[reason])
 
-        corpus, tokenizer = with_tokenizer(run)
+        corpus, tokenizer, _ = with_tokenizer(run)
         written = prepare(corpus, tokenizer, folder, made=run.tokenizer, tell=tell)
     print(f"{corpus.about}; {tokenizer.get_vocab_size():,} different tokens", file=sys.stderr)
     return written
@@ -52,18 +52,18 @@ def describe_data(target: Path, overrides: list[str]) -> Tree:
         if overrides:
             raise SpecError(f"{target} is prepared data, in which there is nothing to override")
         corpus = PreparedSpec(path=str(target)).load()
-        return described(corpus, Rows(target), corpus.fields) | {"batches": None, "padding": None, "budget": None}
+        return described(corpus, Rows(target)) | {"batches": None, "padding": None, "budget": None}
     path = target / "run.toml" if target.is_dir() else target
     if not path.is_file():
         raise SpecError(f"{target} is neither a run file nor a folder of prepared data or of a run")
     ready = made_ready(read_run(override(read_toml(path), overrides)))
     epoch = epoch_of(ready)
-    found = described(ready.corpus, ready.rows, ready.run.objective.fields)
+    found = described(ready.corpus, ready.rows)
     return found | {"batches": epoch.batches, "padding": epoch.padding, "budget": ready.run.train.tokens}
 
 
-def described(corpus: Corpus, rows: Ids, fields: tuple[str, ...]) -> Tree:
-    texts = [name for name in fields if name not in ("label", "picture")]
+def described(corpus: Corpus, rows: Ids) -> Tree:
+    texts = [name for name in rows.fields if name not in NO_TEXT]
     place = corpus.fields.index("label") if "label" in corpus.fields else None
     counts = np.unique([row[place] for row in corpus.train], return_counts=True) if place is not None else ((), ())
     return {

@@ -8,6 +8,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -31,9 +32,10 @@ def fingerprint(tokenizer: Tokenizer) -> str:
     return hashlib.sha256(tokenizer.to_str().encode()).hexdigest()
 
 
-def encoded(rows: Sequence[Row], tokenizer: Tokenizer, fields: Sequence[str], labels: Sequence[str]) -> Iterator[list[NDArray[Any]]]:
-    """Each row as an array a field: of ids, of the number of its class, or the picture as it is."""
-    tokenizer.encode_special_tokens = True  # a text that says </s> remains a text; no file keeps this
+def encoded(rows: Sequence[Row], tokenizer: Tokenizer | None, fields: Sequence[str], labels: Sequence[str]) -> Iterator[list[NDArray[Any]]]:
+    """Each row as an array a field: of ids, of the number of its class, of the places of heads, or the picture as it is."""
+    if tokenizer is not None:
+        tokenizer.encode_special_tokens = True  # a text that says </s> remains a text; no file keeps this
     number = {label: i for i, label in enumerate(labels)}
     for start in range(0, len(rows), AT_ONCE):
         columns = []
@@ -44,7 +46,10 @@ def encoded(rows: Sequence[Row], tokenizer: Tokenizer, fields: Sequence[str], la
                 if unknown := [label for label in column if label not in number]:
                     raise DataError(f"the label {quoted(unknown[0])} is none of the {len(number)} classes")
                 columns.append([np.array([number[label]], np.int64) for label in column])
+            elif name == "arcs":
+                columns.append([np.array(heads, np.int64) for heads in column])
             else:
+                assert tokenizer is not None
                 found = tokenizer.encode_batch_fast(list(column), add_special_tokens=False)
                 columns.append([np.array(one.ids, np.int64) for one in found])
         yield from map(list, zip(*columns, strict=True))
@@ -53,15 +58,17 @@ def encoded(rows: Sequence[Row], tokenizer: Tokenizer, fields: Sequence[str], la
 class Ids(Protocol):
     """Rows as ids, wherever they are."""
 
+    @property
+    def fields(self) -> tuple[str, ...]: ...
     def __len__(self) -> int: ...
     def __getitem__(self, index: int) -> tuple[NDArray[Any], ...]: ...
     def lengths(self, name: str) -> NDArray[np.int64]: ...
 
 
 class Encoded:
-    """Rows as ids in memory: what `Rows` is for files."""
+    """Rows as ids in memory: what `Rows` is for files. Where no field is a text, no tokenizer is needed."""
 
-    def __init__(self, rows: Sequence[Row], tokenizer: Tokenizer, fields: Sequence[str], labels: Sequence[str] = ()) -> None:
+    def __init__(self, rows: Sequence[Row], tokenizer: Tokenizer | None, fields: Sequence[str], labels: Sequence[str] = ()) -> None:
         self.fields, self.labels = tuple(fields), tuple(labels)
         self.rows = [tuple(row) for row in encoded(rows, tokenizer, fields, labels)]
 
@@ -97,8 +104,8 @@ def prepare(
     folder = Path(folder)
     if folder.exists():
         raise DataError(f"{folder} is there already: remove it or name another")
-    if "picture" in corpus.fields:
-        raise DataError("pictures have no ids to prepare; they are used as they are")
+    if found := [name for name in ("picture", "arcs") if name in corpus.fields]:
+        raise DataError(f"{'pictures' if found == ['picture'] else 'arcs'} have no ids to prepare; they are used as they are")
     draft = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.tmp")
     draft.mkdir(parents=True)
     try:
@@ -189,11 +196,11 @@ class Rows:
         index = read_index(Path(folder))
         try:
             found = index["splits"][split]
-            self.fields, self.labels = tuple(index["fields"]), tuple(index["labels"])
+            self.stored, self.labels = tuple(index["fields"]), tuple(index["labels"])
             self.dtype = np.dtype({"uint16": "<u2", "uint32": "<u4"}[index["dtype"]])
             self.count, self.vocab = int(found["rows"]), int(index["vocab"])
             self.tokens = [int(one["tokens"]) for one in found["shards"]]
-            expected = {"docs.idx": (8 * (self.count * len(self.fields) + 1), found["docs"])}
+            expected = {"docs.idx": (8 * (self.count * len(self.stored) + 1), found["docs"])}
             expected |= {shard(i): (one["tokens"] * self.dtype.itemsize, one["sha256"]) for i, one in enumerate(found["shards"])}
             if tokenizer is not None and fingerprint(tokenizer) != index["tokenizer"]:
                 raise DataError(f"{folder} was prepared with another tokenizer, of {self.vocab:,} tokens: prepare it again, or use its own")
@@ -208,7 +215,8 @@ class Rows:
                 raise DataError(f"{path} {there}, expected {size:,} bytes: prepare the data again")
             if check and sha256(path) != known:
                 raise DataError(f"{path} has changed since it was written: prepare the data again")
-        self.places = [place_of(name, self.fields) for name in only or self.fields]
+        self.fields = tuple(only or self.stored)
+        self.places = [place_of(name, self.stored) for name in self.fields]
         self._open: tuple[NDArray[np.uint64], list[NDArray[Any]], NDArray[np.int64]] | None = None
 
     def __getstate__(self) -> Tree:
@@ -229,8 +237,8 @@ class Rows:
 
     def __getitem__(self, index: int) -> tuple[NDArray[np.int64], ...]:
         ends, shards, starts = self._maps()
-        first = range(self.count)[index] * len(self.fields)
-        places = ends[first : first + len(self.fields) + 1].astype(np.int64)
+        first = range(self.count)[index] * len(self.stored)
+        places = ends[first : first + len(self.stored) + 1].astype(np.int64)
         number = min(int(np.searchsorted(starts, places[0], "right")) - 1, len(shards) - 1)
         ids = shards[number][places[0] - starts[number] : places[-1] - starts[number]].astype(np.int64)
         columns = np.split(ids, places[1:-1] - places[0])
@@ -238,7 +246,7 @@ class Rows:
 
     def lengths(self, name: str) -> NDArray[np.int64]:
         ends = self._maps()[0].astype(np.int64)
-        return (ends[1:] - ends[:-1])[place_of(name, self.fields) :: len(self.fields)]
+        return (ends[1:] - ends[:-1])[place_of(name, self.stored) :: len(self.stored)]
 
 
 def read_index(folder: Path) -> Tree:
@@ -259,6 +267,16 @@ def read_index(folder: Path) -> Tree:
     return index
 
 
+@dataclass(frozen=True)
+class Decoded(Corpus):
+    """Rows that were texts, and the classes that are known without reading them."""
+
+    known: tuple[str, ...] = ()
+
+    def labels(self) -> tuple[str, ...]:
+        return self.known
+
+
 class PreparedSpec(DataSpec, kind="prepared"):
     """Rows as ids, in the folder that `manyheads data prepare` wrote: mapped, never read as a whole
 
@@ -276,7 +294,7 @@ class PreparedSpec(DataSpec, kind="prepared"):
         tokenizer = tokenizer_of(self.prepared).make(())
         found = [Rows(self.path, split, tokenizer=tokenizer, check=False) for split in ("train", "validation", "test")]
         train, validation, test = (Made(partial(decoded, rows, tokenizer), len(rows)) for rows in found)
-        return Corpus(found[0].fields, train, validation, test, str(read_index(self.prepared).get("about")), found[0].labels)
+        return Decoded(found[0].fields, train, validation, test, str(read_index(self.prepared).get("about")), found[0].labels)
 
 
 def tokenizer_of(folder: Path) -> TokenizerSpec:

@@ -116,7 +116,10 @@ def kept_by(ready: Ready, rows: np.ndarray) -> tuple[int, tuple[int, int, int | 
     source = batch.source.tokens.shape[1] if batch.source else None
     walked = min(length, LONGEST_WALK) if ready.spec.recurrent else length
     cost = size(ready.spec, batch=count, length=walked, source_length=source)
-    return cost.activation_bytes * length // walked + logits_bytes(ready, count * length), (count, length, source), cost.parameters
+    kept = cost.activation_bytes * length // walked + logits_bytes(ready, count * length)
+    if source is not None and cost.source_length is None:  # a second text, read by the same model
+        kept += size(ready.spec, batch=count, length=source).activation_bytes
+    return kept, (count, length, source), cost.parameters
 
 
 def logits_bytes(ready: Ready, places: int) -> int:
@@ -126,8 +129,7 @@ def logits_bytes(ready: Ready, places: int) -> int:
 def evaluation_bytes(ready: Ready) -> int:
     """The logits of unseen rows, which are looked at many at a time."""
     rows = min(len(ready.unseen), ready.run.train.evaluate_rows)
-    names = [name for name in ready.run.objective.fields if name != "label"]
-    lengths = ready.run.objective.length([ready.unseen.lengths(name)[:rows] for name in names])
+    lengths = ready.run.objective.length([ready.unseen.lengths(name)[:rows] for name in ready.unseen.fields if name != "label"])
     return logits_bytes(ready, min(rows, ROWS_AT_ONCE) * int(lengths.max()))
 
 
