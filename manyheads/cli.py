@@ -130,30 +130,87 @@ Source = Annotated[
 @app.command()
 def train(
     run: Annotated[Path, typer.Argument(metavar="RUN.toml", help="A run file: model, data, tokenizer, objective, how to train.")],
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="The run's folder; the same command again goes on there.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="DIR", help="The run's folder; the same command again goes on there.")
+    ] = None,
     overrides: Overrides = None,
     parts: Parts = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what it would take (memory, disk, epochs, time on this machine) and write nothing.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing unless something is wrong.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train a model, or go on where a run stopped. Ctrl-C once finishes the step and saves.
 
-    Example: manyheads train run.toml --output runs/first -s train.steps=2000
+    Examples: manyheads train run.toml --output runs/first -s train.steps=2000 · manyheads train run.toml --dry-run
     """
     from dataclasses import asdict
 
     from manyheads.spec import load_parts, override, read_toml
     from manyheads.train.run import made_ready, read_run
-    from manyheads.training import EXIT, watched
+    from manyheads.training import EXIT, foreseen, print_foreseen, watched
 
+    if output is None and not dry_run:
+        raise typer.BadParameter("it is missing: where should the run go?", param_hint="--output")
     for path in parts or []:
         load_parts(path)
-    ended = watched(made_ready(read_run(override(read_toml(run), overrides or []))), output, quiet=quiet or as_json)
+    ready = made_ready(read_run(override(read_toml(run), overrides or [])))
+    if output is None or dry_run:
+        found = foreseen(ready, output)
+        write_json(found) if as_json else print_foreseen(found, console_for_output())
+        return
+    ended = watched(ready, output, quiet=quiet or as_json)
     if as_json:
         write_json({"schema": 1, "folder": str(output)} | asdict(ended))
     elif not quiet:
         typer.echo(f"ended after {ended.step:,} steps ({ended.reason}); manyheads predict {output} TEXT asks it", err=True)
     raise typer.Exit(EXIT[ended.reason])
+
+
+data_app = typer.Typer(help="Look at data, or make it ready once for many runs.", rich_markup_mode=None, no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+
+@data_app.command("prepare")
+def data_prepare(
+    run: Annotated[Path, typer.Argument(metavar="RUN.toml", help="A run file: its data, its tokenizer, its objective.")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where the ids go; it must not exist yet.")],
+    overrides: Overrides = None,
+    parts: Parts = None,
+) -> None:
+    """Write a run's data as ids, once; runs then map the files: data = { kind = "prepared", path = "DIR" }.
+
+    Example: manyheads data prepare run.toml --output data/ids
+    """
+    from manyheads.dataset import prepare_run
+    from manyheads.spec import load_parts, override, read_toml
+    from manyheads.train.run import read_run
+
+    for path in parts or []:
+        load_parts(path)
+    prepare_run(read_run(override(read_toml(run), overrides or [])), output)
+    typer.echo(f'{output} written; in a run file: data = {{ kind = "prepared", path = "{output}" }}', err=True)
+
+
+@data_app.command("show")
+def data_show(
+    target: Annotated[Path, typer.Argument(metavar="RUN.toml|DIR", help="A run file, the folder of a run, or prepared data.")],
+    overrides: Overrides = None,
+    parts: Parts = None,
+    as_json: AsJson = False,
+) -> None:
+    """Count rows, classes and tokens, draw how long they are, and print a few.
+
+    Example: manyheads data show run.toml
+    """
+    from manyheads.dataset import describe_data, print_data
+    from manyheads.spec import load_parts
+
+    for path in parts or []:
+        load_parts(path)
+    found = describe_data(target, overrides or [])
+    write_json(found) if as_json else print_data(found, console_for_output())
 
 
 @app.command()

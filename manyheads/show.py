@@ -14,7 +14,7 @@ from rich.padding import Padding
 from rich.table import Table
 
 from manyheads.model.build import outline
-from manyheads.model.size import Size, size
+from manyheads.model.size import Size, readable, size
 from manyheads.model.spec import CrossSpec, DecoderSpec, LayerSpec, ModelSpec, NgramSpec, RecurrentSpec, TowerSpec, read_model
 from manyheads.parts.mask import MaskSpec
 from manyheads.presets import about, describe, is_file, names, preset
@@ -339,15 +339,6 @@ def print_costs(data: Tree, console: Console) -> None:
 
 def share(part: int, whole: int) -> str:
     return f"{100 * part / whole:.1f} %" if part else ""
-
-
-def readable(count: int) -> str:
-    amount = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if amount < 1024:
-            return f"{amount:.4g} {unit}"
-        amount /= 1024
-    return f"{amount:.4g} TiB"
 
 
 def print_presets(rows: list[Tree], console: Console) -> None:

@@ -6,9 +6,13 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from manyheads.model.size import readable
+from manyheads.spec import Tree, to_tree
+from manyheads.train.forecast import check_room, duration, epoch_of, needs_of, pace_of
 from manyheads.train.loop import Ended, Evaluated, Event, Resumed, Saved, Stepped, train
 from manyheads.train.run import Ready
 
@@ -50,13 +54,65 @@ def heard() -> Iterator[Wish]:
 
 
 def watched(ready: Ready, folder: Path, *, quiet: bool = False) -> Ended:
-    """Runs to the end, telling on standard error how it goes."""
+    """Runs to the end, telling on standard error how it goes; refused where there is no room for it."""
+    check_room(needs_of(ready, folder))
     shown = Display(ready, quiet=quiet)
     with heard() as wish, shown:
         for event in train(ready, folder, wish=wish):
             shown.tell(event)
     assert isinstance(event, Ended)
     return event
+
+
+# -------------------------------------------------------------------------------------------------- before it starts
+
+
+def foreseen(ready: Ready, folder: Path | None) -> Tree:
+    """What the run will take, as plain data; nothing is written. Refused where there is no room for it."""
+    needs = needs_of(ready, folder)
+    check_room(needs)
+    epoch, how = epoch_of(ready), ready.run.train
+    with heard() as wish:
+        pace = pace_of(ready)
+    if wish():
+        raise KeyboardInterrupt
+    run = to_tree(ready.run) | {"model": to_tree(ready.spec)}
+    return {
+        "schema": 1, "about": ready.corpus.about, "shape": ready.spec.shape, "needs": asdict(needs), "epoch": asdict(epoch),
+        "steps": how.steps, "epochs": how.steps * how.accumulate / epoch.batches, "pace": asdict(pace), "seconds": duration(ready, pace),
+        "run": run,
+    }  # fmt: skip
+
+
+def print_foreseen(found: Tree, console: Any) -> None:
+    needs, epoch, pace = found["needs"], found["epoch"], found["pace"]
+    rows, length, source = needs["batch"]
+    free, room = needs["memory_free"], needs["disk_free"]
+    parts = f"weights {readable(needs['weights'])}, gradients {readable(needs['gradients'])}, moments {readable(needs['moments'])}, "
+    parts += f"activations {readable(needs['activations'])} for {rows:,} × {length:,}{f' from {source:,}' if source else ''}"
+    counted = "" if epoch["looked_at"] == epoch["batches"] else f" (by {epoch['looked_at']:,} of them)"
+    lines = {
+        "data": found["about"],
+        "model": f"{found['shape']}, {needs['parameters']:,} parameters",
+        "memory": f"about {readable(needs['memory'])}{f' of {readable(free)} free' if free is not None else ''}: {parts}",
+        "disk": f"{readable(needs['checkpoint'])} a checkpoint, {readable(needs['disk'])} in all"
+        + (f", {readable(room)} free" if room is not None else ""),
+        "an epoch": f"{epoch['rows']:,} rows, {epoch['batches']:,} batches, {epoch['tokens']:,} tokens and {epoch['padding']:.1%} "
+        f"padding{counted}",
+        "steps": f"{found['steps']:,}, which is {found['epochs']:.3g} epochs",
+        "time": f"about {spoken(found['seconds'])} on this machine: {1000 * pace['step']:.3g} ms a step (mean of {pace['updates']}), "
+        f"{spoken(pace['evaluation'])} a look at unseen rows",
+    }
+    for name, said in lines.items():
+        console.print(f"{name:<9} {said}", highlight=False, markup=False)
+
+
+def spoken(seconds: float) -> str:
+    """A time as people say it."""
+    for size, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")):
+        if seconds >= 1.5 * size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds:.2g} seconds"
 
 
 class Display:

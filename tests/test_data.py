@@ -9,10 +9,12 @@ import pickle
 import resource
 import subprocess
 import sys
+import tomllib
 from datetime import date
 
 import numpy as np
 import pytest
+from command import FORKS, run
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, processors
@@ -23,7 +25,7 @@ from manyheads.data.order import packed, permuted, plan
 from manyheads.data.prepared import Encoded, Rows, prepare
 from manyheads.data.source import Corpus, DataError, Made
 from manyheads.data.tokens import SPECIAL, special_ids
-from manyheads.spec import SLOTS, SpecError, parse, to_tree
+from manyheads.spec import SLOTS, SpecError, parse, to_toml, to_tree
 
 
 def data(kind, **fields):
@@ -596,3 +598,100 @@ def test_the_room_needs_neither_torch_nor_what_only_some_data_needs():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "pip install 'manyheads[demo]'" in done.stdout
     assert "pip install 'manyheads[eval]'" in done.stdout
+
+
+# --- prepared rows in a run ---
+
+
+def run_of(data, **others):
+    tower = {"layers": 1, "width": 16, "attention": {"kind": "heads", "heads": 2}}
+    return {
+        "model": {"vocab": "tokenizer", "encoder": tower, "decoder": {"like": "encoder", "embed": "shared", "cross": True}},
+        "data": data, "objective": {"kind": "seq2seq"}, "train": {"steps": 3, "tokens": 200, "evaluate_rows": 20},
+    } | others  # fmt: skip
+
+
+def events_of(tree, folder):
+    from manyheads.train.loop import train
+    from manyheads.train.run import made_ready, read_run
+
+    return [
+        getattr(event, "loss", None) or getattr(event, "metrics", None)
+        for event in train(made_ready(read_run(tree)), folder)
+        if type(event).__name__ in ("Stepped", "Evaluated")
+    ]
+
+
+WORDS = {"kind": "sequence", "task": "reverse", "count": 300, "held_out": 40}
+
+
+@pytest.mark.parametrize("said", [{}, {"tokenizer": {"kind": "bpe", "size": 270}}])
+def test_training_from_prepared_rows_gives_the_same_bits(said, tmp_path):
+    source = run_of(WORDS, **said)
+    (tmp_path / "run.toml").write_text(to_toml(source))
+    done = run("data", "prepare", tmp_path / "run.toml", "--output", tmp_path / "ids")
+    assert done.stdout == ""
+    assert "300" in done.stderr
+    ids = {"kind": "prepared", "path": str(tmp_path / "ids")}
+    expected = events_of(source, tmp_path / "texts")
+    assert events_of(run_of(ids), tmp_path / "silent") == expected
+    assert events_of(run_of(ids, **said), tmp_path / "said") == expected
+    # what a run folder says of itself can be started again
+    assert events_of(tomllib.loads((tmp_path / "silent" / "run.toml").read_text()), tmp_path / "again") == expected
+
+
+def test_prepared_rows_are_refused_with_another_tokenizer(tmp_path):
+    (tmp_path / "run.toml").write_text(to_toml(run_of(WORDS)))
+    run("data", "prepare", tmp_path / "run.toml", "--output", tmp_path / "ids")
+    swapped = run_of({"kind": "prepared", "path": str(tmp_path / "ids")}, tokenizer={"kind": "bytes"})
+    (tmp_path / "swapped.toml").write_text(to_toml(swapped))
+    done = run("train", tmp_path / "swapped.toml", "--output", tmp_path / "run", check=3)
+    assert "prepared with another tokenizer, of 21 tokens" in done.stderr
+    assert not (tmp_path / "run").exists()
+    run("data", "prepare", tmp_path / "run.toml", "--output", tmp_path / "ids", check=3)
+
+
+def test_prepared_classes_and_texts_are_those_of_the_source(tmp_path):
+    rows = [(f"word {'ab'[i % 2]} {i}", "yes" if i % 2 else "no") for i in range(60)]
+    path = file(tmp_path, "labels.tsv", "".join(f"{text}\t{label}\n" for text, label in rows))
+    source = parse(SLOTS["data"].kinds["labels"], {"path": path}).load()
+    prepare(source, tokenizer("words", [text for text, _ in rows]), tmp_path / "ids")
+    found = data("prepared", path=str(tmp_path / "ids"))
+    assert found.labels() == source.labels() == ("no", "yes")
+    assert {name: list(part) for name, part in found.splits.items()} == {name: list(part) for name, part in source.splits.items()}
+
+
+def test_batch_i_is_the_same_in_any_order_and_in_any_process(tmp_path):
+    tree = run_of(WORDS)
+    in_order = batches_of(tree, range(12))
+    assert batches_of(tree, reversed(range(12)))[::-1] == in_order
+    with FORKS.Pool(2) as pool:
+        halves = pool.starmap(batches_of, [(tree, range(0, 12, 2)), (tree, range(1, 12, 2))])
+    assert [batch for pair in zip(*halves, strict=True) for batch in pair] == in_order
+
+
+def batches_of(tree, places):
+    from manyheads.train.loop import Stream
+    from manyheads.train.run import made_ready, read_run
+
+    ready = made_ready(read_run(tree))
+    return [Stream(ready, 0, place).next().inputs.tokens.tolist() for place in places]
+
+
+def test_data_show_counts_and_draws(tmp_path):
+    (tmp_path / "run.toml").write_text(to_toml(run_of(WORDS)))
+    run("data", "prepare", tmp_path / "run.toml", "--output", tmp_path / "ids")
+    found = json.loads(run("data", "show", tmp_path / "run.toml", "--json").stdout)
+    kept = json.loads(run("data", "show", tmp_path / "ids", "--json").stdout)
+    assert found["rows"] == kept["rows"] == {"train": 300, "validation": 40, "test": 40}
+    assert found["lengths"] == kept["lengths"]
+    assert sum(found["lengths"]["source"]["histogram"]["counts"]) == 300
+    assert 0 < found["padding"] < 0.5
+    assert kept["padding"] is None
+    text = run("data", "show", tmp_path / "ids").stdout
+    assert "300" in text
+    assert "█" in text
+    source, target = data("sequence", **{name: value for name, value in WORDS.items() if name != "kind"}).train[0]
+    assert source in text
+    assert target in text
+    assert "is neither a run file nor a folder" in run("data", "show", tmp_path / "nothing", check=2).stderr

@@ -26,14 +26,15 @@ STANDS_ON = {
     "inspect": {"model", "parts", "spec"},
     "objective": {"model", "parts", "spec"},
     "train": {"convert", "data", "generate", "model", "objective", "parts", "spec"},
-    "training": {"train"},
+    "training": {"model", "spec", "train"},
+    "dataset": {"data", "spec", "train", "training"},
     "checkpoint": {"convert", "generate", "inspect", "model", "parts", "spec"},
     "demo": {"checkpoint", "inspect", "parts", "spec", "train", "training"},
     "answer": {"checkpoint", "parts", "spec"},
     "auditing": {"checkpoint", "inspect", "model", "parts"},
     "labs": set(),
     "show": {"model", "parts", "presets", "spec"},
-    "cli": {"answer", "auditing", "checkpoint", "demo", "model", "show", "spec", "train", "training"},
+    "cli": {"answer", "auditing", "checkpoint", "dataset", "demo", "model", "show", "spec", "train", "training"},
 }
 
 

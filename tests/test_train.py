@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -358,3 +359,98 @@ def test_every_optimiser_goes_on_as_if_it_had_never_stopped(kind, tmp_path):
     assert in_a_process(tree, tmp_path / "broken", step=3) == -signal.SIGKILL
     assert in_a_process(tree, tmp_path / "broken") == 0
     assert digests(tmp_path / "broken") == digests(tmp_path / "whole")
+
+
+# ------------------------------------------------------------------------------------------------- before a run starts
+
+
+def test_a_dry_run_says_what_it_takes_and_writes_nothing(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text(to_toml(described("seq2seq")))
+    found = json.loads(run("train", path, "--dry-run", "--output", tmp_path / "out", "--json").stdout)
+    ready = made_ready(read_run(described("seq2seq")))
+    model, stream = manyheads.build(ready.spec), Stream(ready)
+    assert found["needs"]["parameters"] == sum(parameter.numel() for parameter in model.parameters())
+    assert found["epoch"]["rows"] == len(ready.rows)
+    assert found["epoch"]["batches"] == len(stream.batches())
+    batches = [stream.next() for _ in stream.batches()]
+    places = sum(one.tokens.numel() for batch in batches for one in (batch.inputs, batch.source))
+    if found["epoch"]["looked_at"] == len(batches):
+        assert found["epoch"]["tokens"] == sum(batch.tokens for batch in batches)
+        assert found["epoch"]["padding"] == pytest.approx(1 - sum(batch.tokens for batch in batches) / places)
+    assert found["epochs"] == pytest.approx(6 * 2 / len(batches))
+    assert found["seconds"] > 0
+    assert found["needs"]["disk_free"] > found["needs"]["disk"]
+    assert read_run(found["run"]).model == ready.spec
+    text = run("train", path, "--dry-run").stdout
+    assert "parameters" in text
+    assert "on this machine" in text
+    assert [entry.name for entry in tmp_path.iterdir()] == ["run.toml"]
+    assert "--output" in run("train", path, check=2).stderr
+
+
+def test_the_forecast_of_a_checkpoint_is_what_is_written(tmp_path):
+    from manyheads.train.forecast import needs_of
+
+    ready = made_ready(read_run(described("seq2seq")))
+    needs = needs_of(ready, tmp_path / "run")
+    list(train(ready, tmp_path / "run"))
+    newest = tmp_path / "run" / "checkpoints" / "step-00000006"
+    written = sum((newest / name).stat().st_size for name in ("model.safetensors", "optimizer.safetensors"))
+    assert needs.checkpoint <= written <= 1.2 * needs.checkpoint + 20_000  # names and steps beside the numbers
+    assert needs_of(ready, tmp_path / "run").disk == needs.disk - 2 * needs.checkpoint, "two are there already"
+
+
+@pytest.mark.parametrize("dry", [(), ("--dry-run",)])
+def test_what_no_memory_holds_is_refused_before_it_starts(dry, tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text(to_toml(described("seq2seq")))
+    done = run("train", path, "--output", tmp_path / "out", *dry, "-s", "model.encoder.feedforward.hidden=1000000000000", check=2)
+    assert "at most" in done.stderr
+    done = run("train", path, "--output", tmp_path / "out", *dry, "-s", "model.encoder.width=65536", check=5)
+    assert "of memory and" in done.stderr
+    assert "parameters with gradients and moments" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_no_disk_holds_is_refused_before_it_starts(tmp_path):
+    from dataclasses import replace
+
+    from manyheads.train.forecast import NoRoomError, check_room, needs_of
+
+    needs = needs_of(made_ready(read_run(described("seq2seq"))), tmp_path / "run")
+    check_room(needs)
+    with pytest.raises(NoRoomError, match="on the disk and"):
+        check_room(replace(needs, disk_free=needs.disk - 1))
+    assert NoRoomError.exit_code == 5
+
+
+def limited(tree, folder, room):
+    import resource
+
+    from manyheads.train.forecast import kibibytes
+    from manyheads.training import watched
+
+    torch.set_num_threads(1)
+    ready = made_ready(read_run(tree))
+    now = kibibytes(Path("/proc/self/status"), "VmSize")
+    resource.setrlimit(resource.RLIMIT_AS, (now + room, now + room))
+    try:
+        watched(ready, folder, quiet=True)
+    except RunError as error:
+        os._exit(error.exit_code)
+
+
+def test_a_limit_of_the_process_counts(tmp_path):
+    tree = described("seq2seq", tokens=4000)
+    assert in_a_process_of(limited, tree, tmp_path / "small", 1 << 20) == 5
+    assert not (tmp_path / "small").exists()
+    assert in_a_process_of(limited, tree, tmp_path / "large", 1 << 30) == 0
+
+
+def in_a_process_of(target, *arguments):
+    process = FORKS.Process(target=target, args=arguments)
+    process.start()
+    process.join(120)
+    return process.exitcode

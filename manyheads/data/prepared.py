@@ -7,16 +7,19 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from manyheads.data.source import Corpus, DataError, Row
-from manyheads.spec import Tree, quoted
+from manyheads.data.source import Corpus, DataError, DataSpec, Made, Row
+from manyheads.data.tokens import TokenizerFileSpec, TokenizerSpec
+from manyheads.spec import Tree, field, quoted, to_tree
 
 SCHEMA = 1
 SHARD = 1 << 28  # tokens in a file, and a row more
@@ -52,6 +55,16 @@ def encoded(rows: Sequence[Row], tokenizer: Tokenizer | None, fields: Sequence[s
         yield from map(list, zip(*columns, strict=True))
 
 
+class Ids(Protocol):
+    """Rows as ids, wherever they are."""
+
+    @property
+    def fields(self) -> tuple[str, ...]: ...
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int) -> tuple[NDArray[Any], ...]: ...
+    def lengths(self, name: str) -> NDArray[np.int64]: ...
+
+
 class Encoded:
     """Rows as ids in memory: what `Rows` is for files. Where no field is a text, no tokenizer is needed."""
 
@@ -76,8 +89,18 @@ def place_of(name: str, fields: tuple[str, ...]) -> int:
     return fields.index(name)
 
 
-def prepare(corpus: Corpus, tokenizer: Tokenizer, folder: str | Path) -> Path:
-    """Writes every split as ids; the folder appears under its name when it is whole, never before."""
+def prepare(
+    corpus: Corpus,
+    tokenizer: Tokenizer,
+    folder: str | Path,
+    *,
+    made: TokenizerSpec | None = None,
+    tell: Callable[[str, int, int], None] = lambda split, done, rows: None,
+) -> Path:
+    """Writes every split as ids; the folder appears under its name when it is whole, never before.
+
+    `made` is how the tokenizer came about, so that a run that says the same may use it. `tell` hears how many rows of a split are done.
+    """
     folder = Path(folder)
     if folder.exists():
         raise DataError(f"{folder} is there already: remove it or name another")
@@ -91,10 +114,11 @@ def prepare(corpus: Corpus, tokenizer: Tokenizer, folder: str | Path) -> Path:
         splits = {}
         for name, rows in corpus.splits.items():
             (draft / name).mkdir()
-            splits[name] = _write(draft / name, encoded(rows, tokenizer, corpus.fields, labels), np.dtype(dtype).newbyteorder("<"))
+            ids = told(encoded(rows, tokenizer, corpus.fields, labels), partial(tell, name), len(rows))
+            splits[name] = _write(draft / name, ids, np.dtype(dtype).newbyteorder("<"))
         (draft / "tokenizer.json").write_text(tokenizer.to_str(), encoding="utf-8")
         index = {"schema": SCHEMA, "about": corpus.about, "fields": corpus.fields, "labels": labels, "dtype": dtype, "vocab": vocab}
-        index |= {"tokenizer": fingerprint(tokenizer), "splits": splits}
+        index |= {"tokenizer": fingerprint(tokenizer), "made": to_tree(made) if made else None, "splits": splits}
         (draft / "index.json").write_text(json.dumps(index, indent=1, ensure_ascii=False), encoding="utf-8")
         for path in (*draft.rglob("*"), draft):
             flushed(path)
@@ -104,6 +128,14 @@ def prepare(corpus: Corpus, tokenizer: Tokenizer, folder: str | Path) -> Path:
         shutil.rmtree(draft, ignore_errors=True)
         raise
     return folder
+
+
+def told(rows: Iterator[list[NDArray[Any]]], tell: Callable[[int, int], None], count: int) -> Iterator[list[NDArray[Any]]]:
+    tell(0, count)
+    for done, row in enumerate(rows, 1):
+        yield row
+        if done % AT_ONCE == 0 or done == count:
+            tell(done, count)
 
 
 def flushed(path: Path) -> None:
@@ -147,19 +179,28 @@ def sha256(path: Path) -> str:
 class Rows:
     """The rows of one split of a prepared folder, mapped when first used by each process; nothing is read that is not asked for.
 
-    Sizes are always checked, hashes where `check` says so, and the tokenizer where one is given.
+    Sizes are always checked, hashes where `check` says so, and the tokenizer where one is given. `only` names the fields that are
+    wanted, in that order.
     """
 
-    def __init__(self, folder: str | Path, split: str = "train", *, tokenizer: Tokenizer | None = None, check: bool = True) -> None:
+    def __init__(
+        self,
+        folder: str | Path,
+        split: str = "train",
+        *,
+        tokenizer: Tokenizer | None = None,
+        check: bool = True,
+        only: Sequence[str] | None = None,
+    ) -> None:
         self.folder = Path(folder) / split
         index = read_index(Path(folder))
         try:
             found = index["splits"][split]
-            self.fields, self.labels = tuple(index["fields"]), tuple(index["labels"])
+            self.stored, self.labels = tuple(index["fields"]), tuple(index["labels"])
             self.dtype = np.dtype({"uint16": "<u2", "uint32": "<u4"}[index["dtype"]])
             self.count, self.vocab = int(found["rows"]), int(index["vocab"])
             self.tokens = [int(one["tokens"]) for one in found["shards"]]
-            expected = {"docs.idx": (8 * (self.count * len(self.fields) + 1), found["docs"])}
+            expected = {"docs.idx": (8 * (self.count * len(self.stored) + 1), found["docs"])}
             expected |= {shard(i): (one["tokens"] * self.dtype.itemsize, one["sha256"]) for i, one in enumerate(found["shards"])}
             if tokenizer is not None and fingerprint(tokenizer) != index["tokenizer"]:
                 raise DataError(f"{folder} was prepared with another tokenizer, of {self.vocab:,} tokens: prepare it again, or use its own")
@@ -174,6 +215,8 @@ class Rows:
                 raise DataError(f"{path} {there}, expected {size:,} bytes: prepare the data again")
             if check and sha256(path) != known:
                 raise DataError(f"{path} has changed since it was written: prepare the data again")
+        self.fields = tuple(only or self.stored)
+        self.places = [place_of(name, self.stored) for name in self.fields]
         self._open: tuple[NDArray[np.uint64], list[NDArray[Any]], NDArray[np.int64]] | None = None
 
     def __getstate__(self) -> Tree:
@@ -194,15 +237,16 @@ class Rows:
 
     def __getitem__(self, index: int) -> tuple[NDArray[np.int64], ...]:
         ends, shards, starts = self._maps()
-        first = range(self.count)[index] * len(self.fields)
-        places = ends[first : first + len(self.fields) + 1].astype(np.int64)
+        first = range(self.count)[index] * len(self.stored)
+        places = ends[first : first + len(self.stored) + 1].astype(np.int64)
         number = min(int(np.searchsorted(starts, places[0], "right")) - 1, len(shards) - 1)
         ids = shards[number][places[0] - starts[number] : places[-1] - starts[number]].astype(np.int64)
-        return tuple(np.split(ids, places[1:-1] - places[0]))
+        columns = np.split(ids, places[1:-1] - places[0])
+        return tuple(columns[place] for place in self.places)
 
     def lengths(self, name: str) -> NDArray[np.int64]:
         ends = self._maps()[0].astype(np.int64)
-        return (ends[1:] - ends[:-1])[place_of(name, self.fields) :: len(self.fields)]
+        return (ends[1:] - ends[:-1])[place_of(name, self.stored) :: len(self.stored)]
 
 
 def read_index(folder: Path) -> Tree:
@@ -221,3 +265,50 @@ def read_index(folder: Path) -> Tree:
     if not isinstance(index, dict) or index.get("schema") != SCHEMA:
         raise DataError(f"{path} is no index of prepared data that this version reads (schema {SCHEMA})")
     return index
+
+
+@dataclass(frozen=True)
+class Decoded(Corpus):
+    """Rows that were texts, and the classes that are known without reading them."""
+
+    known: tuple[str, ...] = ()
+
+    def labels(self) -> tuple[str, ...]:
+        return self.known
+
+
+class PreparedSpec(DataSpec, kind="prepared"):
+    """Rows as ids, in the folder that `manyheads data prepare` wrote: mapped, never read as a whole
+
+    Its tokenizer is the one they were made with.
+    """
+
+    path: str = field(..., "the folder", min_length=1)
+
+    @property
+    def prepared(self) -> Path:
+        return Path(self.path)
+
+    def load(self) -> Corpus:
+        """The rows as texts, each decoded when it is asked for."""
+        tokenizer = tokenizer_of(self.prepared).make(())
+        found = [Rows(self.path, split, tokenizer=tokenizer, check=False) for split in ("train", "validation", "test")]
+        train, validation, test = (Made(partial(decoded, rows, tokenizer), len(rows)) for rows in found)
+        return Decoded(found[0].fields, train, validation, test, str(read_index(self.prepared).get("about")), found[0].labels)
+
+
+def tokenizer_of(folder: Path) -> TokenizerSpec:
+    """The tokenizer of a prepared folder."""
+    return TokenizerFileSpec(path=str(folder / "tokenizer.json"))
+
+
+def tokenizer_for(folder: Path, said: TokenizerSpec) -> TokenizerSpec:
+    """The folder's own, if it was made as is said; otherwise what is said, whose hash will then be compared."""
+    return tokenizer_of(folder) if read_index(folder).get("made") == to_tree(said) else said
+
+
+def decoded(rows: Rows, tokenizer: Tokenizer, index: int) -> Row:
+    return tuple(
+        rows.labels[int(ids[0])] if name == "label" else tokenizer.decode(ids.tolist())
+        for name, ids in zip(rows.fields, rows[index], strict=True)
+    )

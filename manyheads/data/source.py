@@ -81,6 +81,11 @@ class Made(Sequence[Row]):
 class DataSpec(Part, slot="data"):
     """Where the samples come from."""
 
+    @property
+    def prepared(self) -> Path | None:
+        """The folder that holds the rows as ids already; none where they are texts."""
+        return None
+
     @abstractmethod
     def load(self) -> Corpus:
         raise NotImplementedError

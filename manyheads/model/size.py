@@ -96,6 +96,16 @@ def blank(spec: ModelSpec, batch: int, length: int, source_length: int) -> tuple
     return inputs, tokens(None, source_length) if spec.recurrent and spec.recurrent.source else None
 
 
+def readable(count: int) -> str:
+    """Bytes as people read them."""
+    amount = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if amount < 1024:
+            return f"{amount:.4g} {unit}"
+        amount /= 1024
+    return f"{amount:.4g} TiB"
+
+
 def part_of(path: str) -> str:
     """'decoder.layers.3.attention.query.weight' → 'decoder.layers.attention': layers together, a part a row."""
     steps = [step for step in path.split(".") if not step.isdigit()]

@@ -15,7 +15,7 @@ import torch
 
 from manyheads.convert.folder import Origin, described
 from manyheads.data.order import plan
-from manyheads.data.prepared import Encoded
+from manyheads.data.prepared import Ids
 from manyheads.generate.sample import Rules, sample
 from manyheads.model.build import Model, build
 from manyheads.objective.score import NOTHING, Batch
@@ -242,7 +242,7 @@ def evaluate(model: Model, ready: Ready) -> dict[str, float]:
     return metrics
 
 
-def grouped(rows: Encoded, most: int, size: int) -> Iterator[list[Any]]:
+def grouped(rows: Ids, most: int, size: int) -> Iterator[list[Any]]:
     count = min(len(rows), most)
     for start in range(0, count, size):
         yield [rows[i] for i in range(start, min(start + size, count))]

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from manyheads.data import builtin, pictures  # noqa: F401  (fill the slot)
-from manyheads.data.prepared import Encoded
+from manyheads.data.prepared import Encoded, Ids, Rows, tokenizer_for, tokenizer_of
 from manyheads.data.source import NO_TEXT, Corpus, DataSpec, Row
 from manyheads.data.tokens import TokenizerFileSpec, TokenizerSpec, WordsSpec, special_ids
 from manyheads.model.spec import ModelSpec, read_model
@@ -74,6 +74,8 @@ def read_run(tree: Tree) -> RunSpec:
     if not isinstance(tree.get("model"), dict):
         raise SpecError("[model] is required: a description, as manyheads show --toml prints", ("model",))
     run = parse(RunSpec, tree | {"model": read_model(tree["model"])})
+    if run.data.prepared and "tokenizer" not in tree:
+        run = run.changed(tokenizer=tokenizer_of(run.data.prepared))
     run.check()
     return run
 
@@ -91,24 +93,34 @@ class Ready:
     tokenizer: Any  # none where there are no texts
     tokens: Tokens
     labels: tuple[str, ...]
-    rows: Encoded
-    unseen: Encoded
+    rows: Ids
+    unseen: Ids
 
 
-def made_ready(run: RunSpec) -> Ready:
+def with_tokenizer(run: RunSpec) -> tuple[Corpus, Any, Tokens]:
+    """The samples, and the tokenizer made from those to learn from, with the ids that the objective adds."""
     corpus = run.data.load()
     fields = run.objective.reads(corpus.fields)
     if missing := [name for name in fields if name not in corpus.fields]:
         raise SpecError(f"{run.objective.kind} needs {missing[0]}, and {run.data.kind} gives {', '.join(corpus.fields)}", ("objective",))
+    texts = [corpus.fields.index(name) for name in fields if name not in NO_TEXT]
+    folder = run.data.prepared
+    making = tokenizer_for(folder, run.tokenizer) if folder else run.tokenizer
+    tokenizer = making.make(row[i] for row in corpus.train for i in texts) if texts else None
+    return corpus, tokenizer, with_extra(tokenizer, run) if texts else Tokens(count=0)
+
+
+def made_ready(run: RunSpec) -> Ready:
+    corpus, tokenizer, tokens = with_tokenizer(run)
+    fields, folder = run.objective.reads(corpus.fields), run.data.prepared
     order = [corpus.fields.index(name) for name in fields]
-    texts = [i for i in order if corpus.fields[i] not in NO_TEXT]
-    tokenizer = run.tokenizer.make(row[i] for row in corpus.train for i in texts) if texts else None
-    tokens = with_extra(tokenizer, run) if texts else Tokens(count=0)
     labels = corpus.labels() if "label" in fields else ()
     spec = sized(run.model, tokens.count, len(labels))
     rows, unseen = (
-        Encoded(as_read([tuple(row[i] for i in order) for row in part], fields, spec), tokenizer, fields, labels)
-        for part in (corpus.train, corpus.validation)
+        Rows(folder, split, tokenizer=tokenizer, only=fields)
+        if folder
+        else Encoded(as_read([tuple(row[i] for i in order) for row in corpus.splits[split]], fields, spec), tokenizer, fields, labels)
+        for split in ("train", "validation")
     )
     return Ready(run, spec, corpus, tokenizer, tokens, labels, rows, unseen)
 

@@ -1,0 +1,217 @@
+"""What a run will take, before it starts: memory, disk, passes over the data, and time by the clock of this machine."""
+
+from __future__ import annotations
+
+import resource
+import shutil
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from manyheads.model.build import build
+from manyheads.model.size import BYTES, LONGEST_WALK, readable, size
+from manyheads.objective.score import Batch
+from manyheads.train.checkpoint import steps as checkpoints
+from manyheads.train.loop import Stream, evaluate, update
+from manyheads.train.optim import optimiser
+from manyheads.train.run import Ready, RunError
+
+MOST_LOOKED_AT = 200  # batches that are made only to be counted
+OF_LOGITS = 3  # tensors of the size of all logits: those asked for, their logarithms, their gradient
+MOMENTS = 2  # numbers that the optimiser remembers of each weight
+ROWS_AT_ONCE = 64  # that are evaluated
+
+
+class NoRoomError(RunError):
+    """A run that this machine cannot hold."""
+
+    exit_code = 5
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """One pass over the rows; tokens and padding are counted on as many batches as were looked at."""
+
+    rows: int
+    batches: int
+    tokens: int  # without padding
+    padding: float  # the share of places that nothing stands in
+    looked_at: int
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Bytes: what a run holds in memory at once, what it keeps on the disk, and what there is of both."""
+
+    parameters: int
+    weights: int
+    gradients: int
+    moments: int
+    activations: int  # of the largest batch, with its logits
+    batch: tuple[int, int, int | None]  # its rows, their length, and that of their sources
+    memory: int
+    memory_free: int | None
+    checkpoint: int
+    disk: int  # for all checkpoints that are kept, and one that is being written
+    disk_free: int | None
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Seconds, as measured."""
+
+    step: float
+    evaluation: float
+    updates: int  # that were timed
+
+
+def epoch_of(ready: Ready) -> Epoch:
+    """Makes the first batches of an epoch, and counts."""
+    stream = Stream(ready)
+    batches = len(stream.batches())
+    looked_at = min(batches, MOST_LOOKED_AT)
+    tokens = places = 0
+    for _ in range(looked_at):
+        batch = stream.next()
+        tokens, places = tokens + batch.tokens, places + places_of(batch)
+    return Epoch(len(ready.rows), batches, round(tokens * batches / looked_at), 1 - tokens / places, looked_at)
+
+
+def places_of(batch: Batch) -> int:
+    return sum(one.tokens.shape[0] * one.tokens.shape[1] for one in (batch.inputs, batch.source) if one is not None)
+
+
+def needs_of(ready: Ready, folder: Path | None = None) -> Needs:
+    """Counts without any memory; of batches, the one with most places and the one with the longest row are looked at."""
+    stream = Stream(ready)
+    shapes = [(len(rows), int(stream.lengths[rows].max())) for rows in stream.batches()]
+    most, longest = (shapes.index(max(shapes, key=key)) for key in (lambda shape: shape[0] * shape[1], lambda shape: shape[1]))
+    kept = [kept_by(ready, stream.batches()[i]) for i in {most, longest}]
+    activations, shape, parameters = max(kept, key=lambda one: one[0])
+    weights = BYTES * parameters
+    memory = (2 + MOMENTS) * weights + max(activations, evaluation_bytes(ready))
+    checkpoint = (1 + MOMENTS) * weights
+    there = min(len(checkpoints(folder / "checkpoints")), ready.run.train.keep) if folder else 0
+    return Needs(
+        parameters=parameters,
+        weights=weights,
+        gradients=weights,
+        moments=MOMENTS * weights,
+        activations=activations,
+        batch=shape,
+        memory=memory,
+        memory_free=memory_free(),
+        checkpoint=checkpoint,
+        disk=(ready.run.train.keep + 1 - there) * checkpoint,
+        disk_free=disk_free(folder) if folder else None,
+    )
+
+
+def kept_by(ready: Ready, rows: np.ndarray) -> tuple[int, tuple[int, int, int | None], int]:
+    """What a batch of these rows keeps until its backward, its shape, and the model's parameters."""
+    batch = ready.run.objective.batch([ready.rows[int(i)] for i in rows], ready.tokens, np.random.default_rng(0))
+    count, length = batch.inputs.tokens.shape[:2]
+    source = batch.source.tokens.shape[1] if batch.source else None
+    walked = min(length, LONGEST_WALK) if ready.spec.recurrent else length
+    cost = size(ready.spec, batch=count, length=walked, source_length=source)
+    kept = cost.activation_bytes * length // walked + logits_bytes(ready, count * length)
+    if source is not None and cost.source_length is None:  # a second text, read by the same model
+        kept += size(ready.spec, batch=count, length=source).activation_bytes
+    return kept, (count, length, source), cost.parameters
+
+
+def logits_bytes(ready: Ready, places: int) -> int:
+    return OF_LOGITS * BYTES * places * ready.tokens.count if ready.spec.head.scores_tokens else 0
+
+
+def evaluation_bytes(ready: Ready) -> int:
+    """The logits of unseen rows, which are looked at many at a time."""
+    rows = min(len(ready.unseen), ready.run.train.evaluate_rows)
+    lengths = ready.run.objective.length([ready.unseen.lengths(name)[:rows] for name in ready.unseen.fields if name != "label"])
+    return logits_bytes(ready, min(rows, ROWS_AT_ONCE) * int(lengths.max()))
+
+
+def check_room(needs: Needs) -> None:
+    """Refuses what cannot go well, before anything is begun."""
+    if needs.memory_free is not None and needs.memory > needs.memory_free:
+        rows, length, _ = needs.batch
+        raise NoRoomError(
+            f"this run needs about {readable(needs.memory)} of memory and {readable(needs.memory_free)} are free: "
+            f"{readable(needs.memory - needs.activations)} for {needs.parameters:,} parameters with gradients and moments, "
+            f"{readable(needs.activations)} for a batch of {rows:,} × {length:,}; make the model or train.tokens smaller"
+        )
+    if needs.disk_free is not None and needs.disk > needs.disk_free:
+        raise NoRoomError(
+            f"this run needs about {readable(needs.disk)} on the disk and {readable(needs.disk_free)} are free: checkpoints of "
+            f"{readable(needs.checkpoint)} each; free some, name another --output, or lower train.keep"
+        )
+
+
+def pace_of(ready: Ready, *, seconds: float = 3.0) -> Pace:
+    """Times some updates of the real model, and a look at some unseen rows. Nothing is kept and nothing is written."""
+    model = build(ready.spec, seed=ready.run.seed)
+    changer, stream = optimiser(model, ready.run.optim), Stream(ready)
+    update(model, changer, stream, ready, 1)  # the first one takes longer
+    took = list[float]()
+    while not took or (sum(took) < seconds / 2 and len(took) < ready.run.train.steps):
+        took.append(update(model, changer, stream, ready, 2 + len(took)).seconds)
+    step = sum(took) / len(took)
+    whole = min(len(ready.unseen), ready.run.train.evaluate_rows)
+    rows = min(whole, ROWS_AT_ONCE if step < seconds / 20 else 8)
+    begun = time.perf_counter()
+    evaluate(model, replace(ready, run=ready.run.changed(train=ready.run.train.changed(evaluate_rows=rows))))
+    return Pace(step, (time.perf_counter() - begun) * whole / rows, len(took))
+
+
+def duration(ready: Ready, pace: Pace) -> float:
+    """Seconds that the whole run will take."""
+    how = ready.run.train
+    looks = -(-how.steps // how.evaluate_every)
+    return how.steps * pace.step + looks * pace.evaluation
+
+
+# ---------------------------------------------------------------------------------------------------------- the machine
+
+
+def memory_free() -> int | None:
+    """Bytes that this process may still take: of the machine, of its control group, of its own limit."""
+    found = [machine_free(), group_free(), limit_free()]
+    known = [bytes_ for bytes_ in found if bytes_ is not None]
+    return min(known) if known else None
+
+
+def machine_free() -> int | None:
+    return kibibytes(Path("/proc/meminfo"), "MemAvailable")
+
+
+def kibibytes(path: Path, name: str) -> int | None:
+    try:
+        lines = dict(line.split(":", 1) for line in path.read_text(encoding="utf-8").splitlines())
+        return int(lines[name].split()[0]) << 10
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def group_free() -> int | None:
+    try:
+        most, now = (int(Path("/sys/fs/cgroup", name).read_text(encoding="utf-8")) for name in ("memory.max", "memory.current"))
+    except (OSError, ValueError):  # none, or "max"
+        return None
+    return max(0, most - now)
+
+
+def limit_free() -> int | None:
+    most, _ = resource.getrlimit(resource.RLIMIT_AS)
+    now = kibibytes(Path("/proc/self/status"), "VmSize")
+    return None if most == resource.RLIM_INFINITY or now is None else max(0, most - now)
+
+
+def disk_free(folder: Path) -> int | None:
+    """Bytes at the place where the folder is, or will be."""
+    there = next((place for place in (folder.absolute(), *folder.absolute().parents) if place.exists()), None)
+    try:
+        return shutil.disk_usage(there).free if there else None
+    except OSError:
+        return None
