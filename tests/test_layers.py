@@ -31,9 +31,12 @@ STANDS_ON = {
     "demo": {"checkpoint", "inspect", "parts", "spec", "train", "training"},
     "answer": {"checkpoint", "parts", "spec"},
     "auditing": {"checkpoint", "inspect", "model", "parts"},
+    "metrics": set(),
+    "evaluation": {"checkpoint", "data", "metrics", "objective", "spec", "train"},
+    "scoreboard": {"evaluation", "spec", "training"},
     "labs": set(),
     "show": {"model", "parts", "presets", "spec"},
-    "cli": {"answer", "auditing", "checkpoint", "demo", "model", "show", "spec", "train", "training"},
+    "cli": {"answer", "auditing", "checkpoint", "demo", "evaluation", "model", "scoreboard", "show", "spec", "train", "training"},
 }
 
 
