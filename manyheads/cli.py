@@ -259,6 +259,56 @@ def predict(
 
 
 @app.command()
+def evaluate(
+    path: Source,
+    data: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Another file to evaluate on, all of it; of the form that the run learned from.")
+    ] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TASK", help="causal, masked, seq2seq, classify or contrastive; if not given, what the run or its head is for."
+        ),
+    ] = None,
+    split: Annotated[str, typer.Option(metavar="SPLIT", help="validation, test or train.")] = "validation",
+    overrides: Overrides = None,
+    rows: Annotated[int | None, typer.Option(parser=whole, metavar="N", help="Only the first N rows.")] = None,
+    longest: Annotated[int | None, typer.Option(parser=whole, metavar="N", help="Tokens of a text that are read; the rest is cut.")] = None,
+    beams: Annotated[int, typer.Option(parser=whole, metavar="N", help="Texts that are followed while writing; 1 is greedy.")] = 4,
+    length_penalty: Annotated[float, typer.Option(help="How much longer texts are favoured when there are beams.")] = 1.0,
+    max_new: Annotated[
+        int | None, typer.Option(parser=whole, metavar="N", help="Tokens to write, at most; twice the longest learned if not given.")
+    ] = None,
+    examples: Annotated[int, typer.Option(parser=whole, metavar="N", help="Show the first N answers beside what was wanted.")] = 0,
+    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Keep every answer, one a line.")] = None,
+    parts: Parts = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Score a model on rows it has not seen, beside the baselines that make a number mean something.
+
+    Examples: manyheads evaluate runs/dates · manyheads evaluate runs/reviews --split test --json · manyheads evaluate ./encoder
+    --data queries.jsonl -s data.documents=docs.jsonl
+    """
+    from manyheads import scoreboard
+    from manyheads.evaluation import How
+    from manyheads.evaluation import evaluate as run
+    from manyheads.spec import load_parts
+
+    for file in parts or []:
+        load_parts(file)
+    how = How(rows, longest, beams, length_penalty, max_new, examples)
+    scoreboard.check_free(output)
+    with scoreboard.progress(quiet=quiet) as tell:
+        report, written = run(path, data=data, task=task, split=split, overrides=overrides or [], how=how, tell=tell)
+    scoreboard.keep(output, written)
+    if as_json:
+        write_json(report)
+    else:
+        scoreboard.show(report, console_for_output())
+
+
+@app.command()
 def export(
     path: Source,
     target: Annotated[Path, typer.Argument(metavar="TARGET", help="Where to write; it must not exist yet.")],

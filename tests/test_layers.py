@@ -32,9 +32,12 @@ STANDS_ON = {
     "demo": {"checkpoint", "inspect", "parts", "spec", "train", "training"},
     "answer": {"checkpoint", "parts", "spec"},
     "auditing": {"checkpoint", "inspect", "model", "parts"},
+    "metrics": set(),
+    "evaluation": {"checkpoint", "data", "metrics", "objective", "spec", "train"},
+    "scoreboard": {"evaluation", "spec", "training"},
     "labs": set(),
     "show": {"model", "parts", "presets", "spec"},
-    "cli": {"answer", "auditing", "checkpoint", "dataset", "demo", "model", "show", "spec", "train", "training"},
+    "cli": {"answer", "auditing", "checkpoint", "dataset", "demo", "evaluation", "model", "scoreboard", "show", "spec", "train", "training"},
 }
 
 

@@ -11,14 +11,14 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from dataclasses import field as made
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, cast, overload
 
 from pydantic import Field, StrictInt, StrictStr
 
-from manyheads.spec import Part, field, nearest, one_line, quoted
+from manyheads.spec import Part, field, nearest, one_line, parse, quoted
 
 Row = tuple[Any, ...]  # a text by field; a class label is a text too, a picture a numpy array, arcs a tuple of places
 NO_TEXT = ("label", "picture", "arcs")  # fields that no tokenizer reads
@@ -46,6 +46,7 @@ class Corpus:
     validation: Sequence[Row]
     test: Sequence[Row]
     about: str
+    pool: Sequence[str] = ()  # every document there is to be found, where that is more than the rows name
 
     @property
     def splits(self) -> dict[str, Sequence[Row]]:
@@ -57,6 +58,11 @@ class Corpus:
             return ()
         place = self.fields.index("label")
         return tuple(sorted({row[place] for rows in self.splits.values() for row in rows}))
+
+    def documents(self) -> tuple[str, ...]:
+        """All that a query could find, each text once: the pool, or what the rows of all splits name."""
+        place = self.fields.index("document")
+        return tuple(dict.fromkeys(self.pool or (row[place] for rows in self.splits.values() for row in rows)))
 
 
 class Made(Sequence[Row]):
@@ -115,7 +121,18 @@ class FileSpec(DataSpec):
             train, validation = self.split(train)
         counts = f"{len(train):,} {self.each} to learn from, {len(validation):,} to validate, {len(test):,} to test"
         about = "; ".join((f"{self.path}: {counts}", *(f"{count:,} lines {fault}" for fault, count in faults.items())))
-        return Corpus(self.names, train, validation, test, one_line(about))
+        return self.joined(Corpus(self.names, train, validation, test, one_line(about)))
+
+    def other(self, path: str) -> Corpus:
+        """Another file of the same form: all of it to validate, nothing to learn from."""
+        faults: Counter[str] = Counter()
+        rows = self._read(path, faults)
+        about = "; ".join((f"{path}: {len(rows):,} {self.each}", *(f"{count:,} lines {fault}" for fault, count in faults.items())))
+        return self.joined(Corpus(self.names, [], rows, [], one_line(about)))
+
+    def joined(self, corpus: Corpus) -> Corpus:
+        """The rows together with what stands in other files."""
+        return corpus
 
     def _read(self, path: str, faults: Counter[str]) -> list[Row]:
         found = list(self.rows(Path(path), faults))
@@ -369,12 +386,50 @@ class LabelsSpec(TableSpec, kind="labels"):
     fields: Columns = _columns("text", "label")
 
 
+class DocumentsSpec(TableSpec):
+    """Documents by their ids, for those who name one."""
+
+    names: ClassVar[tuple[str, ...]] = ("id", "text")
+    each: ClassVar[str] = "documents"
+    fields: Columns = _columns("id", "text")
+
+    def by_id(self) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for name, text in self._read(self.path, Counter()):
+            if name in found:
+                raise DataError(f"{self.path} has two documents with the id {quoted(name)}")
+            found[name] = text
+        return found
+
+    def _value(self, value: Any, name: str, at: str) -> str:
+        return str(value) if name == "id" and type(value) is int else super()._value(value, name, at)
+
+
 class QueriesSpec(TableSpec, kind="queries"):
-    """Queries and the document each should find, from a .tsv or .jsonl file"""
+    """Queries and the document each should find, from a .tsv or .jsonl file
+
+    With documents in a file of their own, the second column is the id of one, and each query is looked for among them all.
+    """
 
     names: ClassVar[tuple[str, ...]] = ("query", "document")
     each: ClassVar[str] = "queries"
     fields: Columns = _columns("query", "document")
+    documents: str | None = field(None, "a file of all documents, where queries name theirs by its id", min_length=1)
+    document_fields: Columns = _columns("id", "text")
+
+    def joined(self, corpus: Corpus) -> Corpus:
+        if self.documents is None:
+            return corpus
+        shared = {"encoding_errors": self.encoding_errors, "longest_line": self.longest_line}
+        found = parse(DocumentsSpec, {"path": self.documents, "fields": self.document_fields} | shared).by_id()
+        if missing := [name for rows in corpus.splits.values() for _, name in rows if name not in found]:
+            raise DataError(f"{self.path} asks for the document {quoted(missing[0])}, and {self.documents} has none of that id")
+        splits: Any = {split: [(query, found[name]) for query, name in rows] for split, rows in corpus.splits.items()}
+        return replace(corpus, **splits, about=f"{corpus.about}; {len(found):,} documents", pool=tuple(found.values()))
+
+    def _value(self, value: Any, name: str, at: str) -> str:
+        an_id = self.documents is not None and name == "document"
+        return str(value) if an_id and type(value) is int else super()._value(value, name, at)
 
 
 class ConlluSpec(FileSpec, kind="conllu"):
