@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from dataclasses import field as made
 from typing import ClassVar
 
 import numpy as np
@@ -39,6 +40,7 @@ class Batch:
     inputs: Inputs
     wanted: Tensor
     source: Inputs | None = None
+    links: dict[str, Tensor] = made(default_factory=dict)  # of guided attention, N×3: a text, the place that looks, where it should look
 
     @property
     def tokens(self) -> int:
@@ -49,11 +51,12 @@ class Batch:
 
 @dataclass(frozen=True)
 class Score:
-    """A loss summed over what was asked, how much that was, and how often the first guess was right."""
+    """A loss summed over what was asked, how much that was, and how often the first guess was right; and terms beside it, alike."""
 
     total: Tensor
     count: int
     right: int = 0
+    terms: dict[str, Score] = made(default_factory=dict)
 
     @property
     def mean(self) -> float:

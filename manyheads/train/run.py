@@ -24,7 +24,8 @@ from manyheads.data.tokens import TokenizerSpec, WordsSpec
 from manyheads.model.spec import ModelSpec, read_model
 from manyheads.objective import language, pairs, pooled  # noqa: F401  (fill the slot)
 from manyheads.objective.score import ObjectiveSpec, Tokens
-from manyheads.spec import Spec, SpecError, Tree, field, parse, quoted, to_tree
+from manyheads.objective.shaping import ShapingSpec
+from manyheads.spec import Spec, SpecError, Tree, field, located, parse, quoted, to_tree
 from manyheads.train.optim import OptimSpec
 
 
@@ -56,6 +57,7 @@ class RunSpec(Spec):
     data: DataSpec
     tokenizer: TokenizerSpec = field(WordsSpec(), "how texts become tokens")
     objective: ObjectiveSpec
+    shaping: tuple[ShapingSpec, ...] = field((), "terms beside the objective: how attention should look", strict=False)
     optim: OptimSpec = field(OptimSpec(), "how weights change")
     train: TrainSpec = field(TrainSpec(), "how long, and what is kept")
 
@@ -64,6 +66,9 @@ class RunSpec(Spec):
         if self.model.shape not in self.objective.shapes:
             known = " or ".join(self.objective.shapes)
             raise SpecError(f"{self.objective.kind} is learned by {known}, and this model is {self.model.shape}", ("objective",))
+        for i, shaping in enumerate(self.shaping):
+            with located("shaping", i):
+                shaping.places(self.model)
 
 
 def read_run(tree: Tree) -> RunSpec:
