@@ -131,6 +131,7 @@ class Display:
         self.bar = Progress(*columns, console=self.console, disable=not self.live, transient=True)
         self.task = self.bar.add_task("", total=self.steps, said="")
         self.loss, self.speed, self.metrics, self.waited = 0.0, 0.0, dict[str, float](), EVERY
+        self.terms = dict[str, float]()
 
     def __enter__(self) -> Display:
         self.bar.__enter__()
@@ -143,6 +144,7 @@ class Display:
         if isinstance(event, Stepped):
             share = 0.05 if self.speed else 1.0
             self.loss += share * (event.loss - self.loss)
+            self.terms = {name: (1 - share) * self.terms.get(name, 0.0) + share * value for name, value in event.terms.items()}
             self.speed += share * (event.tokens / max(event.seconds, 1e-9) - self.speed)
             self.waited += event.seconds
             self.bar.update(self.task, completed=event.step, said=self.said())
@@ -163,7 +165,8 @@ class Display:
 
     def said(self) -> str:
         exact = f" · exact {self.metrics['exact']:.1%}" if "exact" in self.metrics else ""
-        return f"loss {self.loss:.3f}{exact} · {self.speed:,.0f} tokens/s"
+        terms = "".join(f" · {name} {value:.3f}" for name, value in self.terms.items())
+        return f"loss {self.loss:.3f}{terms}{exact} · {self.speed:,.0f} tokens/s"
 
     def line(self, text: str) -> None:
         if not self.quiet:

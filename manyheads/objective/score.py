@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from dataclasses import field as made
 from typing import ClassVar
 
 import numpy as np
@@ -44,6 +45,7 @@ class Batch:
     inputs: Inputs
     wanted: Tensor
     source: Inputs | None = None
+    links: dict[str, Tensor] = made(default_factory=dict)  # of guided attention, N×3: a text, the place that looks, where it should look
 
     @property
     def tokens(self) -> int:
@@ -54,11 +56,12 @@ class Batch:
 
 @dataclass(frozen=True)
 class Score:
-    """A loss summed over what was asked, how much that was, and how often the first guess was right, where one can be."""
+    """A loss summed over what was asked, how much that was, and how often the first guess was right, where one can be; terms beside it, alike."""
 
     total: Tensor
     count: int
     right: int | None = 0
+    terms: dict[str, Score] = made(default_factory=dict)
 
     @property
     def mean(self) -> float:

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from dataclasses import field as made
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from manyheads.data.prepared import Ids
 from manyheads.generate.sample import Rules, sample
 from manyheads.model.build import Model, build
 from manyheads.objective.score import NOTHING, Batch
+from manyheads.objective.shaping import asked, shaped, total
 from manyheads.spec import read_toml, to_toml, to_tree
 from manyheads.train.checkpoint import newest, restore, save
 from manyheads.train.optim import gradient_length
@@ -47,6 +49,7 @@ class Stepped:
     tokens: int
     seconds: float
     skipped: bool = False
+    terms: dict[str, float] = made(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -197,12 +200,15 @@ def update(model: Model, changer: torch.optim.Optimizer, stream: Stream, ready: 
     for group in changer.param_groups:
         group["lr"] = rate
     model.train()
-    loss = 0.0
+    loss, counts = 0.0, asked(run.shaping, model, batches)
+    terms = dict.fromkeys(counts, 0.0)
     for i, batch in enumerate(batches):
         torch.manual_seed(mixed(run.seed, step, i))  # so that dropout needs no memory of its own
-        score = run.objective.score(model, batch)
-        (score.total / count).backward()
+        score = shaped(run.objective, run.shaping, model, batch)
+        total(score, count, run.shaping, counts).backward()
         loss += float(score.total.detach())
+        for name, term in score.terms.items():
+            terms[name] += float(term.total.detach()) / max(1, counts[name])
     gradient = gradient_length(model.parameters())
     finite = math.isfinite(loss) and bool(gradient.isfinite())
     if finite:
@@ -211,7 +217,7 @@ def update(model: Model, changer: torch.optim.Optimizer, stream: Stream, ready: 
         changer.step()
     changer.zero_grad(set_to_none=True)
     tokens = sum(batch.tokens for batch in batches)
-    return Stepped(step, loss / max(1, count), rate, float(gradient), tokens, time.perf_counter() - begun, skipped=not finite)
+    return Stepped(step, loss / max(1, count), rate, float(gradient), tokens, time.perf_counter() - begun, not finite, terms)
 
 
 def mixed(*numbers: int) -> int:

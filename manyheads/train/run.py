@@ -25,6 +25,7 @@ from manyheads.data.tokens import TokenizerFileSpec, TokenizerSpec, WordsSpec, s
 from manyheads.model.spec import ModelSpec, read_model
 from manyheads.objective import language, pairs, pooled  # noqa: F401  (fill the slot)
 from manyheads.objective.score import ObjectiveSpec, Tokens
+from manyheads.objective.shaping import ShapingSpec
 from manyheads.parts.embed import PatchesSpec
 from manyheads.spec import Spec, SpecError, Tree, field, located, parse, quoted, to_tree
 from manyheads.train.optim import AdamWSpec, OptimSpec
@@ -58,6 +59,7 @@ class RunSpec(Spec):
     data: DataSpec
     tokenizer: TokenizerSpec = field(WordsSpec(), "how texts become tokens")
     objective: ObjectiveSpec
+    shaping: tuple[ShapingSpec, ...] = field((), "terms beside the objective: how attention should look", strict=False)
     optim: OptimSpec = field(AdamWSpec(), "how weights change")
     train: TrainSpec = field(TrainSpec(), "how long, and what is kept")
 
@@ -67,6 +69,9 @@ class RunSpec(Spec):
             known = " or ".join(self.objective.shapes)
             raise SpecError(f"{self.objective.kind} is learned by {known}, and this model is {self.model.shape}", ("objective",))
         self.objective.check(self.model)
+        for i, shaping in enumerate(self.shaping):
+            with located("shaping", i):
+                shaping.places(self.model)
 
 
 def read_run(tree: Tree) -> RunSpec:
