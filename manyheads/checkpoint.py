@@ -12,18 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from manyheads.convert.fairseq import CHECKPOINT, read_checkpoint, read_words
-from manyheads.convert.files import FileError, check_free, inside
-from manyheads.convert.folder import FLOATS, Origin, assembled, read_folder, write_folder
-from manyheads.convert.gguf_file import chat_template, read_file, write_file
-from manyheads.convert.hub import fetched, is_name
-from manyheads.convert.pooling import Pooling, read_pooling
-from manyheads.convert.tokenizer import read_rules, read_tokenizer
+from manyheads.convert.files import check_free
+from manyheads.convert.folder import FLOATS, Origin, write_folder
+from manyheads.convert.gguf_file import chat_template, write_file
+from manyheads.convert.opened import opened
+from manyheads.convert.pooling import Pooling
+from manyheads.convert.tokenizer import read_rules
 from manyheads.generate.sample import Rules, Writing, sample
 from manyheads.generate.search import search
 from manyheads.inspect.record import record_states
 from manyheads.model.build import Model, usable
-from manyheads.model.spec import ModelSpec, TowerSpec
+from manyheads.model.spec import ModelSpec
 from manyheads.model.transformer import Transformer
 from manyheads.parts.batch import Inputs
 from manyheads.spec import SpecError, quoted
@@ -67,12 +66,13 @@ class Loaded:
     @property
     def longest(self) -> int | None:
         """The most tokens it has places for in what it reads, a source where there is one; None where there is no such limit."""
-        return longest(self.spec.encoder or self.spec.decoder)
+        tower = self.spec.encoder or self.spec.decoder
+        return tower.longest if tower else None
 
     @property
     def longest_written(self) -> int | None:
         """The most tokens it has places for in what it writes; None where there is no such limit."""
-        return longest(self.spec.decoder)
+        return self.spec.decoder.longest if self.spec.decoder else None
 
     @property
     def paired(self) -> bool:
@@ -237,12 +237,6 @@ def batches(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
         begin = end
 
 
-def longest(tower: TowerSpec | None) -> int | None:
-    """The most tokens that every layer of a tower has places for."""
-    parts = [part for layer in tower.expanded() for part in (layer.position, layer.core)] if tower else []
-    return min((part.longest for part in parts if part.longest is not None), default=None)
-
-
 def load(
     path: str | Path, *, dtype: torch.dtype | None = None, device: str | torch.device = "cpu", allow_nonfinite: bool = False,
     copy: bool = False,
@@ -254,40 +248,15 @@ def load(
     if dtype not in (None, *FLOATS):
         raise ValueError(f"dtype is {quoted(dtype)}, expected {', '.join(map(str, FLOATS))}, or none for what is stored")
     device = usable(device)
-    try:
-        loaded = read(path_of(path), dtype=dtype, allow_nonfinite=allow_nonfinite, copy=copy)
-    except OSError as error:
-        raise FileError(f"cannot read {error.filename or path}: {error.strerror or error}") from None
-    loaded.model.to(device)
-    return loaded
+    found = opened(path_of(path), dtype=dtype, allow_nonfinite=allow_nonfinite, copy=copy)
+    found.model.to(device)
+    return Loaded(found.model, found.tokenizer, found.origin, found.pooling, found.folder)
 
 
 def path_of(given: str | Path) -> Path:
     if not isinstance(given, str | Path) or not str(given):
         raise ValueError(f"given {quoted(given)}, expected the path of a folder or a file")
     return Path(given)
-
-
-def read(folder: Path, *, dtype: torch.dtype | None, allow_nonfinite: bool, copy: bool) -> Loaded:
-    """What stands at a path, by its form."""
-    if not os.path.exists(folder):
-        if not is_name(str(folder)):
-            raise FileError(f"there is no folder {folder}")
-        folder = fetched(str(folder))
-    if (latest := folder / "checkpoints" / "latest").is_file():  # of a run
-        with latest.open(encoding="utf-8", errors="replace") as file:
-            folder = inside(folder / "checkpoints", file.read(100))
-    if folder.suffix == ".gguf" and not folder.is_dir():
-        model, origin, tokenizer = read_file(folder, dtype=dtype, allow_nonfinite=allow_nonfinite)
-        return Loaded(model, tokenizer, origin)
-    if (folder.suffix == ".pt" and not folder.is_dir()) or folder.joinpath(*CHECKPOINT).is_file():
-        path = folder.joinpath(*CHECKPOINT) if folder.is_dir() else folder
-        config, weights = read_checkpoint(path)
-        model, origin = assembled(path, config, weights, {}, dtype=dtype, allow_nonfinite=allow_nonfinite)
-        return Loaded(model, None if path is folder else read_words(folder, config), origin)
-    model, origin = read_folder(folder, dtype=dtype, allow_nonfinite=allow_nonfinite, copy=copy)
-    tokenizer = read_tokenizer(folder, origin.beside)
-    return Loaded(model, tokenizer, origin, read_pooling(folder), folder)
 
 
 def export(model: Loaded | Model | str | Path, path: str | Path, to: str = "hf", form: str | None = None) -> None:

@@ -84,8 +84,9 @@ class Subject:
         config, known = self.loaded.origin.config if self.loaded.origin else {}, special_ids(self.loaded.tokenizer)
         said = {name: config.get(key) for name, key in (("pad", "pad_token_id"), ("begin", "bos_token_id"), ("end", "eos_token_id"))}
         found = {name: said[name] if type(said.get(name)) is int else one for name, one in known._asdict().items()}
+        ids: Any = {name: -1 if one is None else one for name, one in found.items()} | {"pad": found["pad"] or 0}
         count = self.loaded.tokenizer.get_vocab_size(with_added_tokens=True)
-        return Tokens(count=count, **{name: -1 if one is None else one for name, one in found.items()} | {"pad": found["pad"] or 0})
+        return Tokens(count=count, **ids)
 
     @property
     def limit(self) -> int | None:
@@ -270,7 +271,7 @@ def other(subject: Subject) -> Found:
     for places in in_batches(subject, lengths, "reading"):
         batch = there(subject.loaded, objective.batch([rows[i] for i in places], tokens, chance))
         score = objective.score(subject.loaded.model, batch)
-        total, count, right = total + float(score.total), count + score.count, right + score.right
+        total, count, right = total + float(score.total), count + score.count, right + (score.right or 0)
         wanted.append(batch.wanted[batch.wanted != NOTHING].numpy(force=True))
     scores = {"model": {"loss": total / count, "perplexity": perplexity(total / count), "accuracy": right / count}}
     if subject.task == "masked" and subject.learned:
@@ -298,21 +299,13 @@ def answers(subject: Subject) -> Found:
     lengths, note = measured(subject, sources)
     options: Any = {"max_new": subject.how.max_new or most_new(subject), "beams": subject.how.beams, "penalty": subject.how.penalty}
     for places in in_batches(subject, lengths, "writing", most=PLACES // subject.how.beams):
-        for i, text in zip(places, write(subject.loaded, [sources[i] for i in places], options), strict=True):
+        for i, text in zip(places, subject.loaded.generate([sources[i] for i in places], **options), strict=True):
             written[i] = text
     found = {"model": written, "copy": [copied(source) for source in sources], f"lead-{LEAD}": [lead(source, LEAD) for source in sources]}
     if all(one.split() == other.split() for one, other in zip(found["copy"], found[f"lead-{LEAD}"], strict=True)):
         del found[f"lead-{LEAD}"]  # no source is longer
     scores = {name: translation.scores(texts, wanted) | summary.scores(texts, wanted) for name, texts in found.items()}
     return Found(scores, note, matter(sources, wanted), translation.signatures(), tuple(written), {"writing": options})
-
-
-def write(loaded: Loaded, texts: list[str], options: Any) -> list[str]:
-    import inspect
-
-    if "beams" in inspect.signature(loaded.generate).parameters:
-        return list(loaded.generate(texts, **options))  # type: ignore[arg-type]
-    return [loaded.generate(text, max_new=options["max_new"]) for text in texts]
 
 
 def most_new(subject: Subject) -> int:

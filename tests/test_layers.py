@@ -37,7 +37,20 @@ STANDS_ON = {
     "scoreboard": {"evaluation", "spec", "training"},
     "labs": set(),
     "show": {"model", "parts", "presets", "spec"},
-    "cli": {"answer", "auditing", "checkpoint", "dataset", "demo", "evaluation", "model", "scoreboard", "show", "spec", "train", "training"},
+    "cli": {
+        "answer",
+        "auditing",
+        "checkpoint",
+        "dataset",
+        "demo",
+        "evaluation",
+        "model",
+        "scoreboard",
+        "show",
+        "spec",
+        "train",
+        "training",
+    },
 }
 
 

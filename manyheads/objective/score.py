@@ -56,7 +56,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Score:
-    """A loss summed over what was asked, how much that was, and how often the first guess was right, where one can be; terms beside it, alike."""
+    """A loss summed over what was asked, how much that was, and how often the first guess was right, where it can be; terms beside."""
 
     total: Tensor
     count: int
