@@ -231,7 +231,9 @@ def language(subject: Subject) -> Found:
     for places in in_batches(subject, [len(piece) for piece in pieces], "reading"):
         some = [pieces[i] for i in places]
         given = subject.loaded.there(padded([piece[:-1] for piece in some], tokens.pad))
-        score = cross_entropy(subject.loaded.model(given), asked([piece[1:] for piece in some]).to(subject.loaded.device))
+        wanted = asked([piece[1:] for piece in some]).to(subject.loaded.device)
+        here = wanted != NOTHING
+        score = cross_entropy(subject.loaded.model(given, at=here), wanted[here])
         nats, count = nats + float(score.total), count + score.count
     sizes = int(count), sum(len(text) for (text,) in subject.rows), sum(len(text.encode()) for (text,) in subject.rows)
     scores = {"model": Foreseen(nats, *sizes).scores()}

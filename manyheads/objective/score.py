@@ -98,19 +98,17 @@ class ObjectiveSpec(Part, slot="objective"):
 
     def score(self, model: Model, batch: Batch) -> Score:
         """Cross-entropy of what is wanted."""
-        logits = model(batch.inputs) if batch.source is None else model(batch.inputs, batch.source)
-        return cross_entropy(logits, batch.wanted, self.softened)
+        asked = batch.wanted != NOTHING
+        return cross_entropy(model(batch.inputs, batch.source, at=asked), batch.wanted[asked], self.softened)
 
     @property
     def softened(self) -> float:
         return 0.0
 
 
-def cross_entropy(logits: Tensor, wanted: Tensor, smoothing: float = 0.0) -> Score:
-    asked = wanted != NOTHING
-    logits, wanted = logits[asked], wanted[asked]  # places where nothing is asked cost nothing
-    total = F.cross_entropy(logits.float(), wanted, reduction="sum", label_smoothing=smoothing)
-    right = int((logits.detach().argmax(dim=-1) == wanted).sum())
+def cross_entropy(logits_NV: Tensor, wanted: Tensor, smoothing: float = 0.0) -> Score:
+    total = F.cross_entropy(logits_NV.float(), wanted, reduction="sum", label_smoothing=smoothing)
+    right = int((logits_NV.detach().argmax(dim=-1) == wanted).sum())
     return Score(total, wanted.numel(), right)
 
 
