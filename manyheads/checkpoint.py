@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -82,8 +82,7 @@ class Loaded:
 
     def there(self, given: Inputs) -> Inputs:
         """A batch where the model is."""
-        moved: dict[str, Any] = {name: value.to(self.device) for name, value in vars(given).items() if isinstance(value, Tensor)}
-        return replace(given, **moved)
+        return given.to(self.device)
 
     @torch.no_grad()
     def hidden(self, ids: Tensor, target: Tensor | None = None, padding: Tensor | None = None, **more: Tensor) -> list[Tensor]:
@@ -199,9 +198,11 @@ def read(folder: Path, *, dtype: torch.dtype | None, allow_nonfinite: bool, copy
         if not is_name(str(folder)):
             raise FileError(f"there is no folder {folder}")
         folder = fetched(str(folder))
-    if (latest := folder / "checkpoints" / "latest").is_file():  # of a run
-        with latest.open(encoding="utf-8", errors="replace") as file:
-            folder = inside(folder / "checkpoints", file.read(100))
+    for pointer in (folder / "checkpoints" / name for name in ("best", "latest")):  # of a run; the best where it looked for one
+        if pointer.is_file():
+            with pointer.open(encoding="utf-8", errors="replace") as file:
+                folder = inside(folder / "checkpoints", file.read(100))
+            break
     if folder.suffix == ".gguf" and not folder.is_dir():
         model, origin, tokenizer = read_file(folder, dtype=dtype, allow_nonfinite=allow_nonfinite)
         return Loaded(model, tokenizer, origin)

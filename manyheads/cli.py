@@ -133,6 +133,16 @@ def train(
     output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="The run's folder; the same command again goes on there.")],
     overrides: Overrides = None,
     parts: Parts = None,
+    seed: Annotated[int | None, typer.Option(parser=whole, metavar="N", help="The same as -s seed=N.")] = None,
+    device: Annotated[
+        str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda, cuda:1 or mps; auto takes a GPU if there is one.")
+    ] = "auto",
+    resume: Annotated[
+        str, typer.Option(metavar="auto|never|PATH", help="Go on where the folder stopped; refuse to; or go on from this checkpoint of it.")
+    ] = "auto",
+    override_resume: Annotated[
+        list[str] | None, typer.Option(metavar="FIELD", help="Go on although this field is another than before; may be repeated.")
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing unless something is wrong.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -142,13 +152,14 @@ def train(
     """
     from dataclasses import asdict
 
-    from manyheads.spec import load_parts, override, read_toml
-    from manyheads.train.run import made_ready, read_run
-    from manyheads.training import EXIT, watched
+    from manyheads.spec import load_parts
+    from manyheads.train.run import read_run_file
+    from manyheads.training import EXIT, trained
 
     for path in parts or []:
         load_parts(path)
-    ended = watched(made_ready(read_run(override(read_toml(run), overrides or []))), output, quiet=quiet or as_json)
+    asked = read_run_file(run, [*(overrides or []), *([] if seed is None else [f"seed={seed}"])])
+    ended = trained(asked, output, quiet=quiet or as_json, device=device, resume=resume, overridden=override_resume or ())
     if as_json:
         write_json({"schema": 1, "folder": str(output)} | asdict(ended))
     elif not quiet:

@@ -26,7 +26,7 @@ STANDS_ON = {
     "inspect": {"model", "parts", "spec"},
     "objective": {"model", "parts", "spec"},
     "train": {"convert", "data", "generate", "model", "objective", "spec"},
-    "training": {"train"},
+    "training": {"model", "spec", "train"},
     "checkpoint": {"convert", "generate", "inspect", "model", "parts", "spec"},
     "demo": {"checkpoint", "inspect", "parts", "spec", "train", "training"},
     "answer": {"checkpoint", "parts", "spec"},

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -39,6 +39,11 @@ class Batch:
     inputs: Inputs
     wanted: Tensor
     source: Inputs | None = None
+
+    def to(self, device: torch.device) -> Batch:
+        """The same batch on a device, with all that it holds."""
+        moved: dict[str, Any] = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor | Inputs)}
+        return replace(self, **moved)
 
     @property
     def tokens(self) -> int:
