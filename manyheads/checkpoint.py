@@ -93,8 +93,7 @@ class Loaded:
 
     def there(self, given: Inputs) -> Inputs:
         """A batch where the model is."""
-        moved: dict[str, Any] = {name: value.to(self.device) for name, value in vars(given).items() if isinstance(value, Tensor)}
-        return replace(given, **moved)
+        return given.to(self.device)
 
     @torch.no_grad()
     def hidden(self, ids: Tensor, target: Tensor | None = None, padding: Tensor | None = None, **more: Tensor) -> list[Tensor]:

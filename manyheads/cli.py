@@ -138,6 +138,16 @@ def train(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what it would take (memory, disk, epochs, time on this machine) and write nothing.")
     ] = False,
+    seed: Annotated[int | None, typer.Option(parser=whole, metavar="N", help="The same as -s seed=N.")] = None,
+    device: Annotated[
+        str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda, cuda:1 or mps; auto takes a GPU if there is one.")
+    ] = "auto",
+    resume: Annotated[
+        str, typer.Option(metavar="auto|never|PATH", help="Go on where the folder stopped; refuse to; or go on from this checkpoint of it.")
+    ] = "auto",
+    override_resume: Annotated[
+        list[str] | None, typer.Option(metavar="FIELD", help="Go on although this field is another than before; may be repeated.")
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing unless something is wrong.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -147,20 +157,20 @@ def train(
     """
     from dataclasses import asdict
 
-    from manyheads.spec import load_parts, override, read_toml
-    from manyheads.train.run import made_ready, read_run
-    from manyheads.training import EXIT, foreseen, print_foreseen, watched
+    from manyheads.spec import load_parts
+    from manyheads.train.run import made_ready, read_run_file
+    from manyheads.training import EXIT, foreseen, print_foreseen, trained
 
     if output is None and not dry_run:
         raise typer.BadParameter("it is missing: where should the run go?", param_hint="--output")
     for path in parts or []:
         load_parts(path)
-    ready = made_ready(read_run(override(read_toml(run), overrides or [])))
+    asked = read_run_file(run, [*(overrides or []), *([] if seed is None else [f"seed={seed}"])])
     if output is None or dry_run:
-        found = foreseen(ready, output)
+        found = foreseen(made_ready(asked), output)
         write_json(found) if as_json else print_foreseen(found, console_for_output())
         return
-    ended = watched(ready, output, quiet=quiet or as_json)
+    ended = trained(asked, output, quiet=quiet or as_json, device=device, resume=resume, overridden=override_resume or ())
     if as_json:
         write_json({"schema": 1, "folder": str(output)} | asdict(ended))
     elif not quiet:

@@ -22,6 +22,7 @@ from manyheads.train import checkpoint
 from manyheads.train.loop import Ended, Evaluated, Resumed, Saved, Stepped, Stream, evaluate, train, update
 from manyheads.train.optim import OptimSpec, ScheduleSpec
 from manyheads.train.run import RunError, made_ready, read_run
+from manyheads.train.state import State
 
 TOWER = {"layers": 1, "width": 16, "attention": {"kind": "heads", "heads": 2}, "feedforward": {"kind": "mlp", "hidden": 32}, "position": "sinusoidal", "residual": {"kind": "pre", "dropout": 0.1}}  # fmt: skip
 PATCHES = {"embed": {"kind": "patches", "pixels": 4, "channels": 1}}
@@ -139,7 +140,7 @@ def test_an_update_divides_once_by_all_that_was_asked():
         stream = Stream(ready)
         batches = [stream.next() for _ in range(accumulate)]
         asked = sum(int((batch.wanted >= 0).sum()) for batch in batches)
-        event = update(model.eval(), ready.run.optim.build(model), Stream(ready), ready, 1)
+        event = update(model.eval(), ready.run.optim.build(model), Stream(ready), ready, State())
         model = manyheads.build(ready.spec, seed=1).train()
         grown.append((event, asked))
         assert event.tokens == sum(batch.tokens for batch in batches)
@@ -155,7 +156,13 @@ def test_events_tell_what_happened_and_the_folder_keeps_it(tmp_path):
     assert events[-1] == Ended(6, "steps")
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["event"] for line in lines] == [kind.__name__.lower() for kind in kinds]
-    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["checkpoints", "env.jsonl", "metrics.jsonl", "run.toml"]
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
+        "checkpoints",
+        "data.json",
+        "env.json",
+        "metrics.jsonl",
+        "run.toml",
+    ]
     assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == ["latest", "step-00000004", "step-00000006"]
     again = list(train(made_ready(read_run(described("seq2seq"))), tmp_path / "run"))
     assert again == [Resumed(6, ()), Ended(6, "steps")]
@@ -173,7 +180,7 @@ def test_more_steps_are_taken_and_another_run_is_refused(tmp_path):
     list(train(made_ready(read_run(described("seq2seq"))), tmp_path / "run"))
     longer = list(train(made_ready(read_run(described("seq2seq", steps=8))), tmp_path / "run"))
     assert (longer[0], longer[-1]) == (Resumed(6, ()), Ended(8, "steps"))
-    with pytest.raises(RunError, match="this folder holds another run: train.tokens was 200 and is 100"):
+    with pytest.raises(RunError, match="holds another run: train.tokens was 200 and is 100"):
         list(train(made_ready(read_run(described("seq2seq", tokens=100))), tmp_path / "run"))
 
 
@@ -229,8 +236,10 @@ def test_numbers_that_are_none_are_left_out_and_then_the_run_stops(tmp_path, mon
 
 
 def test_a_wish_ends_a_run_at_the_next_step_with_a_checkpoint(tmp_path):
-    wishes = iter([None, None, "terminated"])
-    events = list(train(made_ready(read_run(described("seq2seq", save_every=100))), tmp_path / "run", wish=lambda: next(wishes)))
+    events = []
+    wish = lambda: "terminated" if sum(isinstance(event, Stepped) for event in events) == 3 else None  # noqa: E731
+    for event in train(made_ready(read_run(described("seq2seq", save_every=100, evaluate_every=100))), tmp_path / "run", wish=wish):
+        events.append(event)
     assert events[-1] == Ended(3, "terminated")
     assert isinstance(events[-2], Saved)
 

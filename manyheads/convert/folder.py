@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -283,7 +284,8 @@ def save(tensors: Tensors, path: Path) -> None:
     try:
         save_file(tensors, path, metadata={"format": "pt"})
     except SafetensorError as error:  # a full disk, for one
-        raise OSError(str(error)) from None
+        said = re.search(r"\(os error (\d+)\)", str(error))
+        raise (OSError(int(said[1]), os.strerror(int(said[1])), str(path)) if said else OSError(str(error))) from None
 
 
 def size_of(tensor: Tensor) -> int:

@@ -43,9 +43,11 @@ def _opened(folder: Path, *, dtype: torch.dtype | None, allow_nonfinite: bool, c
         if not is_name(str(folder)):
             raise FileError(f"there is no folder {folder}")
         folder = fetched(str(folder))
-    if (latest := folder / "checkpoints" / "latest").is_file():  # of a run
-        with latest.open(encoding="utf-8", errors="replace") as file:
-            folder = inside(folder / "checkpoints", file.read(100))
+    for pointer in (folder / "checkpoints" / name for name in ("best", "latest")):  # of a run; the best where it looked for one
+        if pointer.is_file():
+            with pointer.open(encoding="utf-8", errors="replace") as file:
+                folder = inside(folder / "checkpoints", file.read(100))
+            break
     if folder.suffix == ".gguf" and not folder.is_dir():
         return Opened(*read_file(folder, dtype=dtype, allow_nonfinite=allow_nonfinite))
     if (folder.suffix == ".pt" and not folder.is_dir()) or folder.joinpath(*CHECKPOINT).is_file():

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from dataclasses import field as made
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -46,6 +46,11 @@ class Batch:
     wanted: Tensor
     source: Inputs | None = None
     links: dict[str, Tensor] = made(default_factory=dict)  # of guided attention, N×3: a text, the place that looks, where it should look
+
+    def to(self, device: torch.device) -> Batch:
+        """The same batch on a device, with all that it holds."""
+        moved: dict[str, Any] = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor | Inputs)}
+        return replace(self, **moved, links={name: value.to(device) for name, value in self.links.items()})
 
     @property
     def tokens(self) -> int:

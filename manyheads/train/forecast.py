@@ -152,10 +152,10 @@ def pace_of(ready: Ready, *, seconds: float = 3.0) -> Pace:
     """Times some updates of the real model, and a look at some unseen rows. Nothing is kept and nothing is written."""
     model = build(ready.spec, seed=ready.run.seed)
     changer, stream = ready.run.optim.build(model), Stream(ready)
-    update(model, changer, stream, ready, 1)  # the first one takes longer
+    update(model, changer, stream, ready, stream.state)  # the first one takes longer
     took = list[float]()
     while not took or (sum(took) < seconds / 2 and len(took) < ready.run.train.steps):
-        took.append(update(model, changer, stream, ready, 2 + len(took)).seconds)
+        took.append(update(model, changer, stream, ready, stream.state).seconds)
     step = sum(took) / len(took)
     whole = min(len(ready.unseen), ready.run.train.evaluate_rows)
     rows = min(whole, ROWS_AT_ONCE if step < seconds / 20 else 8)

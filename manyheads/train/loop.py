@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from dataclasses import field as made
 from pathlib import Path
@@ -14,20 +15,24 @@ from typing import Any
 import numpy as np
 import torch
 
+from manyheads.convert.files import DiskFullError
 from manyheads.convert.folder import Origin, described
 from manyheads.data.order import plan
 from manyheads.data.prepared import Ids
 from manyheads.generate.sample import Rules, sample
-from manyheads.model.build import Model, build
+from manyheads.model.build import Model, build, usable
 from manyheads.objective.score import NOTHING, Batch
 from manyheads.objective.shaping import asked, shaped, total
-from manyheads.spec import read_toml, to_toml, to_tree
-from manyheads.train.checkpoint import newest, restore, save
+from manyheads.train.board import following
+from manyheads.train.checkpoint import NotFiniteError, chosen, newest, restore, save, size_of, skipped, steps
+from manyheads.train.folder import Change, Log, begin, check_place, free, locked
 from manyheads.train.optim import gradient_length
-from manyheads.train.run import Ready, RunError, check_unchanged, environment, locked
+from manyheads.train.run import Ready, RunError
 from manyheads.train.state import State
 
 MOST_SKIPPED = 10  # updates in a row that were no numbers, after which a run stops
+AT_ONCE = 64  # unseen rows that are looked at together
+MOST_FAILED = 3  # saves in a row that failed, after which it does too
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,7 @@ class Stepped:
     seconds: float
     skipped: bool = False
     terms: dict[str, float] = made(default_factory=dict)
+    rows: tuple[int, ...] = ()  # those of the update, where it was left out
 
 
 @dataclass(frozen=True)
@@ -69,14 +75,56 @@ class Saved:
 
 
 @dataclass(frozen=True)
+class SaveFailed:
+    """A checkpoint could not be written. Those before are untouched; the run goes on, and the next is tried in its turn."""
+
+    step: int
+    said: str
+    times: int  # in a row
+
+
+@dataclass(frozen=True)
+class Changed:
+    """A run goes on with fields that were others before: each with its old and new value."""
+
+    step: int
+    fields: tuple[Change, ...]
+
+
+@dataclass(frozen=True)
+class Warned:
+    """Something is not as it should be, and the run goes on."""
+
+    step: int
+    said: str
+
+
+@dataclass(frozen=True)
 class Ended:
-    """Why a run ended: its last step, its goal, or somebody asked."""
+    """Why a run ended: its last step, its goal, its patience, or somebody asked."""
 
     step: int
     reason: str
 
 
-Event = Resumed | Stepped | Evaluated | Saved | Ended
+Event = Resumed | Stepped | Evaluated | Saved | SaveFailed | Changed | Warned | Ended
+Wish = Callable[[], str | None]  # asked between any two pieces of work: a reason to stop, or none
+
+
+class DivergedError(RunError):
+    """A run whose numbers are none any more."""
+
+    exit_code = 1
+
+
+class MemoryFullError(RunError):
+    """A run that needs more memory than there is."""
+
+    exit_code = 5
+
+
+class Leaving(Exception):  # noqa: N818
+    """Somebody asked for an end in the middle of a look, which is made again by the next start."""
 
 
 class Stream:
@@ -85,6 +133,7 @@ class Stream:
     def __init__(self, ready: Ready, state: State | None = None) -> None:
         self.ready, self.state = ready, state or State()
         self.lengths = ready.run.objective.length([ready.rows.lengths(name) for name in ready.rows.fields if name != "label"])
+        self.rows: tuple[int, ...] = ()  # of the last batch, by their numbers among all
         self._plan: tuple[int, Sequence[np.ndarray]] | None = None
 
     def batches(self) -> Sequence[np.ndarray]:
@@ -98,59 +147,109 @@ class Stream:
         if at.index >= len(self.batches()):
             at.epoch, at.index = at.epoch + 1, 0
         chance = np.random.default_rng([self.ready.run.seed, at.epoch, at.index])
-        rows = [self.ready.rows[int(i)] for i in self.batches()[at.index]]
+        self.rows = tuple(int(i) for i in self.batches()[at.index])
+        rows = [self.ready.rows[i] for i in self.rows]
         at.index += 1
         return self.ready.run.objective.batch(rows, self.ready.tokens, chance)
 
 
-def train(ready: Ready, folder: Path, *, wish: Callable[[], str | None] = lambda: None) -> Iterator[Event]:
-    """Trains, or goes on where the folder says it stopped. `wish` is asked after every step: a reason to stop, or none."""
-    with locked(folder):
-        for event in run_in(ready, folder, wish):
-            with (folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"event": type(event).__name__.lower()} | asdict(event)) + "\n")
+def train(
+    ready: Ready, folder: Path, *, wish: Wish = lambda: None, device: torch.device | str = "cpu", resume: str = "auto",
+    overridden: Sequence[str] = (),
+) -> Iterator[Event]:  # fmt: skip
+    """Trains, or goes on where the folder says it stopped.
+
+    `resume` is auto, never, or one of the run's checkpoints. A run that was changed is refused, but for fields in `overridden`.
+    """
+    check_place(folder, resume)
+    with locked(folder) as still_ours, following(ready.run.train, folder) as log:
+        for event in run_in(ready, folder, log, wish, usable(device), resume, overridden, still_ours):
+            if said := log.add({"event": type(event).__name__.lower()} | asdict(event)):
+                yield Warned(event.step, said)
             yield event
 
 
-def run_in(ready: Ready, folder: Path, wish: Callable[[], str | None]) -> Iterator[Event]:
-    run, how = ready.run, ready.run.train
-    begin(ready, folder)
-    model = build(ready.spec, seed=run.seed)
-    changer = run.optim.build(model)
+def run_in(
+    ready: Ready, folder: Path, log: Log, wish: Wish, device: torch.device, resume: str, overridden: Sequence[str],
+    still_ours: Callable[[], None],
+) -> Iterator[Event]:  # fmt: skip
+    run, how, places = ready.run, ready.run.train, folder / "checkpoints"
+    changed = begin(ready, folder, device=device, overridden=overridden)
+    with enough_memory("the model"):
+        model = build(ready.spec, seed=run.seed).to(device)
+        changer = run.optim.build(model)
     origin, tokenizer = with_tokens(described(model, None), ready), framed(ready)
-    checkpoint, wrong = newest(folder / "checkpoints")
+    checkpoint, wrong = newest(places) if resume in ("auto", "never") else chosen(places, Path(resume))
     state = State() if checkpoint is None else restore(checkpoint, model, changer)
     if checkpoint is not None:
-        forget_after(folder / "metrics.jsonl", state.step)
+        log.forget_after(state.step)
         yield Resumed(state.step, tuple(wrong))
-    stream, kept = Stream(ready, state), state.step
+    if changed:
+        yield Changed(state.step, tuple(changed))
+    if (fits := free(folder) / size_of(places, model)) < 2:
+        yield Warned(state.step, f"the disk of {folder} has room for {fits:.1f} more checkpoints, and a run needs two at the least")
+    stream, saved, failures = Stream(ready, state), replace(state), 0
 
-    def keep() -> Saved:
-        return Saved(state.step, str(save(folder / "checkpoints", state, model, changer, origin, tokenizer, how.keep)))
+    def keep(*, best: bool = False) -> Saved | SaveFailed | Warned:
+        nonlocal saved, failures
+        try:
+            still_ours()
+            path = save(places, state, model, changer, origin, tokenizer, how.keep, best=best)
+        except OSError as error:
+            failures += 1
+            return SaveFailed(state.step, f"cannot save in {places}: {error.strerror or error}", failures)
+        except NotFiniteError as error:
+            return Warned(state.step, f"no checkpoint is made of these weights: {error}")
+        saved, failures = replace(state), 0
+        return Saved(state.step, str(path))
 
-    reason = None
-    if how.goal and state.step and state.step % how.evaluate_every == 0:  # where an unbroken run would have looked, and perhaps have ended
-        reason = "goal" if reached(ready, evaluate(model, ready)) else None
-    while reason is None and state.step < how.steps:
-        state.step += 1
-        event = update(model, changer, stream, ready, state.step)
-        state.tokens += event.tokens
-        state.skipped = state.skipped + 1 if event.skipped else 0
-        yield event
-        if state.skipped >= MOST_SKIPPED:
-            said = f"{state.skipped} updates in a row were no numbers, the last at step {state.step}"
-            raise RunError(f"{said}; lower optim.rate or look at the data")
-        if state.step % how.evaluate_every == 0 or state.step == how.steps:
-            metrics = evaluate(model, ready)
+    def due() -> bool:
+        return state.looked != state.step and (state.step % how.evaluate_every == 0 or state.step == how.steps)
+
+    reason = state.verdict(how.goal) or wish()
+    while reason is None and (state.step < how.steps or due()):
+        better = False
+        if not due():  # otherwise a signal cut the last look short
+            with enough_memory(f"batches of {how.tokens:,} tokens"):
+                event = update(model, changer, stream, ready, state)
+            yield event
+            check_numbers(state, places)
+        if due() and (metrics := looked(model, ready, wish)):
+            better = state.look(metrics, how.goal)
             yield Evaluated(state.step, metrics)
-            reason = "goal" if reached(ready, metrics) else None
-        reason = reason or wish()
-        if state.step % how.save_every == 0:
-            yield keep()
-            kept = state.step
-    if kept != state.step:
-        yield keep()
+        reason = state.verdict(how.goal) or wish()
+        if better or (state.step % how.save_every == 0 and not state.skipped):
+            yield (kept := keep(best=better))
+            if isinstance(kept, SaveFailed) and failures >= MOST_FAILED:
+                raise DiskFullError(f"{kept.said}; that is {failures} times in a row, and the run stops at step {state.step:,}")
+            reason = reason or wish()
+    if saved != state:
+        yield (kept := keep())
+        if not isinstance(kept, Saved):
+            lost = f"{kept.said}; what was learned since step {saved.step:,} is lost"
+            raise DiskFullError(lost) if isinstance(kept, SaveFailed) else DivergedError(lost)
     yield Ended(state.step, reason or "steps")
+
+
+def check_numbers(state: State, places: Path) -> None:
+    """Stops a run that gives no numbers any more; no checkpoint was made of it since."""
+    if state.skipped >= MOST_SKIPPED:
+        last = next((f"; the last good checkpoint is {path}" for path in steps(places) if not skipped(path)), "")
+        said = f"{state.skipped} updates in a row were no numbers, the last at step {state.step}"
+        raise DivergedError(f"{said}: lower optim.rate or look at the rows that metrics.jsonl names{last}")
+
+
+@contextmanager
+def enough_memory(what: str) -> Iterator[None]:
+    """Says in one sentence that there is not."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        full = isinstance(error, MemoryError | torch.OutOfMemoryError)
+        if not full and not re.search("not enough memory|can't allocate memory|out of memory", str(error)):
+            raise
+        advice = "lower train.tokens and raise train.accumulate, which keeps updates as large, or make the model smaller"
+        raise MemoryFullError(f"the memory is not enough for {what}: {advice}") from None
 
 
 def with_tokens(origin: Origin, ready: Ready) -> Origin:
@@ -174,27 +273,14 @@ def framed(ready: Ready) -> Any:
     return tokenizer
 
 
-def begin(ready: Ready, folder: Path) -> None:
-    """Writes down what the run is, or checks that it is the same."""
-    path = folder / "run.toml"
-    if path.exists():
-        check_unchanged(read_toml(path), ready.run)
-    path.write_text(to_toml(to_tree(ready.run)), encoding="utf-8")
-    with (folder / "env.jsonl").open("a", encoding="utf-8") as file:
-        file.write(json.dumps(environment()) + "\n")
-
-
-def forget_after(path: Path, step: int) -> None:
-    """Leaves out what was written of steps that will be made again."""
-    if path.exists():
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if json.loads(line)["step"] <= step]
-        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-
-
-def update(model: Model, changer: torch.optim.Optimizer, stream: Stream, ready: Ready, step: int) -> Stepped:
+def update(model: Model, changer: torch.optim.Optimizer, stream: Stream, ready: Ready, state: State) -> Stepped:
     """One change of the weights, from as many batches as it takes."""
-    begun, run = time.perf_counter(), ready.run
-    batches = [stream.next() for _ in range(run.train.accumulate)]
+    begun, run, device = time.perf_counter(), ready.run, next(model.parameters()).device
+    state.step += 1
+    step, batches, rows = state.step, list[Batch](), list[int]()
+    for _ in range(run.train.accumulate):
+        batches.append(stream.next().to(device))
+        rows += stream.rows
     count = sum(int((batch.wanted != NOTHING).sum()) for batch in batches)
     rate = run.optim.rate * run.optim.schedule.share(step, run.train.steps)
     for group in changer.param_groups:
@@ -204,7 +290,8 @@ def update(model: Model, changer: torch.optim.Optimizer, stream: Stream, ready: 
     terms = dict.fromkeys(counts, 0.0)
     for i, batch in enumerate(batches):
         torch.manual_seed(mixed(run.seed, step, i))  # so that dropout needs no memory of its own
-        score = shaped(run.objective, run.shaping, model, batch)
+        with lower_precision(device):
+            score = shaped(run.objective, run.shaping, model, batch)
         total(score, count, run.shaping, counts).backward()
         loss += float(score.total.detach())
         for name, term in score.terms.items():
@@ -217,7 +304,14 @@ def update(model: Model, changer: torch.optim.Optimizer, stream: Stream, ready: 
         changer.step()
     changer.zero_grad(set_to_none=True)
     tokens = sum(batch.tokens for batch in batches)
-    return Stepped(step, loss / max(1, count), rate, float(gradient), tokens, time.perf_counter() - begun, not finite, terms)
+    state.tokens, state.rows, state.skipped = state.tokens + tokens, state.rows + len(rows), 0 if finite else state.skipped + 1
+    spent, named = time.perf_counter() - begun, () if finite else tuple(rows)
+    return Stepped(step, loss / max(1, count), rate, float(gradient), tokens, spent, not finite, terms, named)
+
+
+def lower_precision(device: torch.device) -> torch.autocast:
+    """Matrices in 16 bits where a GPU multiplies them faster; float32 on a CPU."""
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda")
 
 
 def mixed(*numbers: int) -> int:
@@ -229,43 +323,52 @@ def mixed(*numbers: int) -> int:
 
 
 @torch.no_grad()
-def evaluate(model: Model, ready: Ready) -> dict[str, float]:
+def evaluate(model: Model, ready: Ready, wish: Wish = lambda: None) -> dict[str, float]:
     """Loss on unseen rows; accuracy where a guess can be right; where whole answers are written, how many are exactly right."""
     model.eval()
+    device = next(model.parameters()).device
     total = count = 0.0
     right: list[int | None] = []
     chance = np.random.default_rng(ready.run.seed)
-    for rows in grouped(ready.unseen, ready.run.train.evaluate_rows, 64):
-        score = ready.run.objective.score(model, ready.run.objective.batch(rows, ready.tokens, chance))
+    for rows in grouped(ready.unseen, ready.run.train.evaluate_rows, AT_ONCE, wish):
+        batch = ready.run.objective.batch(rows, ready.tokens, chance).to(device)
+        with lower_precision(device):
+            score = ready.run.objective.score(model, batch)
         total, count = total + float(score.total), count + score.count
         right.append(score.right)
     metrics = {"loss": total / max(1, count)}
     if None not in right:
         metrics["accuracy"] = sum(filter(None, right)) / max(1, count)
     if ready.run.objective.fields == ("source", "target"):
-        answers = [written for rows in grouped(ready.unseen, ready.run.train.evaluate_rows, 64) for written in exact(model, ready, rows)]
+        groups = grouped(ready.unseen, ready.run.train.evaluate_rows, AT_ONCE, wish)
+        answers = [written for rows in groups for written in exact(model, ready, rows)]
         metrics["exact"] = sum(answers) / max(1, len(answers))
     return metrics
 
 
-def grouped(rows: Ids, most: int, size: int) -> Iterator[list[Any]]:
+def looked(model: Model, ready: Ready, wish: Wish) -> dict[str, float] | None:
+    """A look at unseen rows; nothing if somebody asked for an end meanwhile."""
+    try:
+        with enough_memory(f"a look at unseen rows, {AT_ONCE} at once"):
+            return evaluate(model, ready, wish)
+    except Leaving:
+        return None
+
+
+def grouped(rows: Ids, most: int, size: int, wish: Wish) -> Iterator[list[Any]]:
     count = min(len(rows), most)
     for start in range(0, count, size):
+        if wish():
+            raise Leaving
         yield [rows[i] for i in range(start, min(start + size, count))]
 
 
 def exact(model: Model, ready: Ready, rows: Sequence[Any]) -> list[bool]:
     """Which targets the model writes to the letter."""
-    batch = ready.run.objective.batch(rows, ready.tokens, np.random.default_rng(0))
+    device = next(model.parameters()).device
+    batch = ready.run.objective.batch(rows, ready.tokens, np.random.default_rng(0)).to(device)
     longest = max(len(target) for _, target in rows) + 2
-    prompt = torch.full((len(rows), 1), ready.tokens.begin)
+    prompt = torch.full((len(rows), 1), ready.tokens.begin, device=device)
     written = torch.stack(list(sample(model, prompt, batch.source, max_new=longest, rules=Rules(stop=(ready.tokens.end,)))), dim=1).tolist()
     found = [row[: row.index(ready.tokens.end)] if ready.tokens.end in row else row for row in written]
     return [row == target.tolist() for row, (_, target) in zip(found, rows, strict=True)]
-
-
-def reached(ready: Ready, metrics: dict[str, float]) -> bool:
-    goal = ready.run.train.goal
-    if goal is None or goal.metric not in metrics:
-        return False
-    return metrics[goal.metric] <= goal.reach if goal.metric == "loss" else metrics[goal.metric] >= goal.reach

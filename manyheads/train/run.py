@@ -1,15 +1,8 @@
-"""A run as data: model, data, tokenizer, objective and how to train, in one file; and the folder that explains a run."""
+"""A run as data: model, data, tokenizer, objective and how to train, in one file."""
 
 from __future__ import annotations
 
-import json
-import os
-import platform
-import socket
-import sys
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -27,7 +20,7 @@ from manyheads.objective import language, pairs, pooled  # noqa: F401  (fill the
 from manyheads.objective.score import ObjectiveSpec, Tokens
 from manyheads.objective.shaping import ShapingSpec
 from manyheads.parts.embed import PatchesSpec
-from manyheads.spec import Spec, SpecError, Tree, field, located, parse, quoted, to_tree
+from manyheads.spec import Spec, SpecError, Tree, field, in_file, located, nearest, override, parse, quoted, read_toml
 from manyheads.train.optim import AdamWSpec, OptimSpec
 
 
@@ -35,7 +28,20 @@ class GoalSpec(Spec):
     """When a run may end before its last step."""
 
     metric: Literal["loss", "exact", "accuracy"] = field("loss", "what is looked at")
-    reach: float = field(0.0, "where it is good enough: a loss at most this, a share at least this")
+    reach: float | None = field(None, "where it is good enough: a loss at most this, a share at least this")
+    patience: int | None = field(None, "looks without a better value, after which the run ends", ge=1)
+
+    def value(self, metrics: Mapping[str, float | None]) -> float | None:
+        """What a look found; refused where no look can find it."""
+        if self.metric not in metrics:
+            raise SpecError(f"is {quoted(self.metric)}, and a look at unseen rows gives {', '.join(metrics)}", ("train", "goal", "metric"))
+        return metrics[self.metric]
+
+    def better(self, value: float, than: float) -> bool:
+        return value < than if self.metric == "loss" else value > than
+
+    def reached(self, value: float) -> bool:
+        return self.reach is not None and not self.better(self.reach, value)
 
 
 class TrainSpec(Spec):
@@ -48,7 +54,8 @@ class TrainSpec(Spec):
     evaluate_rows: int = field(512, "unseen rows to look at", ge=1)
     save_every: int = field(500, "steps between checkpoints", ge=1)
     keep: int = field(2, "checkpoints that are kept", ge=2, le=1000)
-    goal: GoalSpec | None = field(None, "when to stop early")
+    goal: GoalSpec | None = field(None, "when to stop early; the checkpoint that is best by its metric is kept, and is what is loaded")
+    tensorboard: bool = field(False, "event files for TensorBoard beside metrics.jsonl")
 
 
 class RunSpec(Spec):
@@ -76,6 +83,8 @@ class RunSpec(Spec):
 
 def read_run(tree: Tree) -> RunSpec:
     """A run file as a spec."""
+    if unknown := sorted(set(tree) - set(RunSpec.model_fields)):
+        raise SpecError(f"no field {quoted(unknown[0])} here{nearest(unknown[0], RunSpec.model_fields)}", key=unknown[0])
     if not isinstance(tree.get("model"), dict):
         raise SpecError("[model] is required: a description, as manyheads show --toml prints", ("model",))
     run = parse(RunSpec, tree | {"model": read_model(tree["model"])})
@@ -83,6 +92,12 @@ def read_run(tree: Tree) -> RunSpec:
         run = run.changed(tokenizer=tokenizer_of(run.data.prepared))
     run.check()
     return run
+
+
+def read_run_file(path: Path, overrides: Sequence[str] = ()) -> RunSpec:
+    """The same from a file, with what the command line changes; what is wrong comes with its line."""
+    with in_file(path, overrides):
+        return read_run(override(read_toml(path), overrides))
 
 
 # ---------------------------------------------------------------------------------------------------------- made ready
@@ -183,81 +198,11 @@ def sized(spec: ModelSpec, tokens: int, labels: int) -> ModelSpec:
     return spec
 
 
-# ---------------------------------------------------------------------------------------------------------- the folder
-
-
 class RunError(ValueError):
     """A run that cannot go on as asked."""
 
 
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """The folder for this process alone; a lock whose process is gone is taken over."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path, own = folder / "lock.json", {"pid": os.getpid(), "host": socket.gethostname()}
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            json.dump(own, file)
-    except FileExistsError:
-        other = read_lock(path)
-        if other.get("host") == own["host"] and not alive(other.get("pid")):
-            path.write_text(json.dumps(own), encoding="utf-8")
-        else:
-            raise RunError(f"{folder} is in use by process {other.get('pid')} on {other.get('host')}; stop it, or remove {path}") from None
-    try:
-        yield
-    finally:
-        path.unlink(missing_ok=True)
-
-
-def read_lock(path: Path) -> Tree:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def alive(pid: object) -> bool:
-    if type(pid) is not int or pid == os.getpid():
-        return False
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
-def environment() -> Tree:
-    """What a run ran on."""
-    from manyheads import __version__
-
-    return {
-        "schema": 1, "manyheads": __version__, "torch": torch.__version__, "numpy": np.__version__, "python": platform.python_version(),
-        "platform": platform.platform(), "threads": torch.get_num_threads(), "command": sys.argv, "started": time.time(),
-    }  # fmt: skip
-
-
 # of what may differ between one start and the next; everything else changes the run
-SAFE = ("train.steps", "train.save_every", "train.evaluate_every", "train.evaluate_rows", "train.keep", "train.goal")
-
-
-def changes(old: Tree, new: Tree, path: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Every field that differs between two runs: its path, and both values."""
-    for name in sorted(set(old) | set(new)):
-        here = f"{path}.{name}" if path else name
-        before, after = old.get(name), new.get(name)
-        if isinstance(before, dict) and isinstance(after, dict):
-            yield from changes(before, after, here)
-        elif before != after:
-            yield here, before, after
-
-
-def check_unchanged(old: Tree, run: RunSpec) -> None:
-    """Refuses to go on with a run that is another one."""
-    unsafe = [change for change in changes(old, to_tree(run)) if not change[0].startswith(SAFE)]
-    if unsafe:
-        said = "; ".join(f"{path} was {quoted(before)} and is {quoted(after)}" for path, before, after in unsafe[:4])
-        raise RunError(f"this folder holds another run: {said}. Take another --output, or put it back")
+SAFE = (
+    "train.steps", "train.save_every", "train.evaluate_every", "train.evaluate_rows", "train.keep", "train.goal", "train.tensorboard",
+)  # fmt: skip
