@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from manyheads.train.loop import Ended, Evaluated, Event, Resumed, Saved, Stepped, train
+from manyheads.train.loop import Ended, Evaluated, Event, Resumed, Saved, Shortened, Started, Stepped, train
 from manyheads.train.run import Ready
 
 EXIT = {"steps": 0, "goal": 0, "interrupted": 130, "terminated": 75}
@@ -98,6 +98,15 @@ class Display:
         elif isinstance(event, Evaluated):
             self.metrics = event.metrics
             self.line(f"step {event.step:,} · unseen rows: {named(event.metrics)}")
+        elif isinstance(event, Started):
+            self.line(f"{event.taken} weights taken from the checkpoint")
+            for what, names in (("new, by the seed", event.new), ("left out", event.left)):
+                if names:
+                    self.line(f"{what}: {few(names)}")
+            for note in event.notes:
+                self.line(note)
+        elif isinstance(event, Shortened):
+            self.line(f"too long, and cut: {event.rows:,} rows to learn from, {event.unseen:,} unseen ones")
         elif isinstance(event, Resumed):
             for wrong in event.wrong:
                 self.line(f"passed over: {wrong}")
@@ -116,3 +125,7 @@ class Display:
 
 def named(metrics: dict[str, float]) -> str:
     return " · ".join(f"{name} {value:.3f}" if name == "loss" else f"{name} {value:.1%}" for name, value in metrics.items())
+
+
+def few(names: Sequence[str], most: int = 8) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,15 @@ class Encoded:
     def __init__(self, rows: Sequence[Row], tokenizer: Tokenizer, fields: Sequence[str], labels: Sequence[str] = ()) -> None:
         self.fields, self.labels = tuple(fields), tuple(labels)
         self.rows = [tuple(row) for row in encoded(rows, tokenizer, fields, labels)]
+        self.cut = 0  # rows that were longer than they may be
+
+    def shorten(self, longest: Mapping[str, int]) -> None:
+        """Cuts what is longer than its field may be, and counts such rows."""
+        most = [longest.get(name) for name in self.fields]
+        for i, row in enumerate(self.rows):
+            shorter = tuple(ids if limit is None else ids[:limit] for ids, limit in zip(row, most, strict=True))
+            self.cut += any(len(new) < len(old) for new, old in zip(shorter, row, strict=True))
+            self.rows[i] = shorter
 
     def __len__(self) -> int:
         return len(self.rows)

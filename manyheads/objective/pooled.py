@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -18,7 +18,8 @@ class ClassifySpec(ObjectiveSpec, kind="classify"):
     shapes: ClassVar[tuple[str, ...]] = ("encoder", "decoder")
     frame: ClassVar[str] = "<s> $A </s>"
     added: ClassVar[int] = 2
+    wants: ClassVar[Literal["classes"]] = "classes"
 
     def batch(self, rows: Sequence[Row], tokens: Tokens, chance: np.random.Generator) -> Batch:
-        given = [np.concatenate(([tokens.begin], text, [tokens.end])) for text, _ in rows]
+        given = [tokens.framed(text, self.frame) for text, _ in rows]
         return Batch(padded(given, tokens.pad), torch.from_numpy(np.array([int(label[0]) for _, label in rows])))

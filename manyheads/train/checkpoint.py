@@ -19,29 +19,33 @@ from manyheads.convert.folder import Origin, fill_folder
 from manyheads.data.prepared import flushed, sha256
 from manyheads.model.build import Model
 from manyheads.spec import Tree
+from manyheads.train.lora import TRAINED, adapters, merged
 
 NAME = re.compile(r"step-(\d{8})")
 PHASE: Callable[[str], None] = lambda name: None  # noqa: E731  (tests stop here)
 
 
 def save(
-    folder: Path, step: int, model: Model, optimiser: torch.optim.Optimizer, origin: Origin, tokenizer: Any, state: Tree, keep: int
-) -> Path:
-    """Writes a checkpoint beside its place, then moves it there; older ones go only after that."""
+    folder: Path, step: int, model: Model, optimiser: torch.optim.Optimizer, origin: Origin, tokenizer: Any, state: Tree, keep: int,
+    also: Callable[[Path], None] = lambda draft: None,
+) -> Path:  # fmt: skip
+    """Writes a checkpoint beside its place, with whatever `also` adds, then moves it there; older ones go only after that."""
     folder.mkdir(parents=True, exist_ok=True)
     final = folder / f"step-{step:08}"
     draft = folder / f"{final.name}.tmp-{uuid.uuid4().hex[:8]}"
     try:
         draft.mkdir()
         PHASE("begun")
-        fill_folder(draft, model, origin, tokenizer)
+        fill_folder(draft, merged(model), origin, tokenizer)
+        also(draft)
         PHASE("weights")
         save_file(moments(model, optimiser), draft / "optimizer.safetensors")
         (draft / "trainer.json").write_text(json.dumps({"schema": 1, "step": step} | state), encoding="utf-8")
         PHASE("state")
-        files = {path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in sorted(draft.iterdir())}
+        found = sorted(path for path in draft.rglob("*") if path.is_file())
+        files = {path.relative_to(draft).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in found}
         (draft / "manifest.json").write_text(json.dumps({"schema": 1, "files": files}, indent=1), encoding="utf-8")
-        for path in (*draft.iterdir(), draft):
+        for path in (*draft.rglob("*"), draft):
             flushed(path)
         PHASE("manifest")
         if final.exists():
@@ -77,8 +81,10 @@ def moments(model: Model, optimiser: torch.optim.Optimizer) -> dict[str, Tensor]
 
 def restore(checkpoint: Path, model: Model, optimiser: torch.optim.Optimizer) -> Tree:
     """Weights, the optimiser's memory, and where the run was."""
-    weights, held = load_file(checkpoint / "model.safetensors"), load_file(checkpoint / "optimizer.safetensors")
-    ours = dict(model.named_parameters())
+    ours, whole = dict(model.named_parameters()), not adapters(model)
+    weights = load_file(checkpoint / ("model.safetensors" if whole else TRAINED))
+    held = load_file(checkpoint / "optimizer.safetensors")
+    ours = {name: parameter for name, parameter in ours.items() if whole or parameter.requires_grad}
     if set(weights) != set(ours):
         raise FileError(f"{checkpoint} holds another model: {sorted(set(weights) ^ set(ours))[0]}")
     with torch.no_grad():

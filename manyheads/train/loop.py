@@ -19,12 +19,34 @@ from manyheads.data.prepared import Encoded
 from manyheads.generate.sample import Rules, sample
 from manyheads.model.build import Model, build
 from manyheads.objective.score import NOTHING, Batch
-from manyheads.spec import Tree, read_toml, to_toml, to_tree
+from manyheads.spec import LARGEST, Tree, read_toml, to_toml, to_tree
 from manyheads.train.checkpoint import newest, restore, save
+from manyheads.train.lora import adapt, naming, write_adapter
 from manyheads.train.optim import gradient_length, optimiser
 from manyheads.train.run import Ready, RunError, check_unchanged, environment, locked
+from manyheads.train.start import digest, freeze, take
 
 MOST_SKIPPED = 10  # updates in a row that were no numbers, after which a run stops
+
+
+@dataclass(frozen=True)
+class Started:
+    """A run begins from a checkpoint: how many weights are taken, which are new, which of its own are left out, and more to know."""
+
+    step: int
+    taken: int
+    new: tuple[str, ...]
+    left: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Shortened:
+    """How many rows, to learn from and unseen, were longer than they may be, and were cut."""
+
+    step: int
+    rows: int
+    unseen: int
 
 
 @dataclass(frozen=True)
@@ -72,7 +94,7 @@ class Ended:
     reason: str
 
 
-Event = Resumed | Stepped | Evaluated | Saved | Ended
+Event = Started | Shortened | Resumed | Stepped | Evaluated | Saved | Ended
 
 
 class Stream:
@@ -110,21 +132,30 @@ def train(ready: Ready, folder: Path, *, wish: Callable[[], str | None] = lambda
 def run_in(ready: Ready, folder: Path, wish: Callable[[], str | None]) -> Iterator[Event]:
     run, how = ready.run, ready.run.train
     begin(ready, folder)
-    model = build(ready.spec, seed=run.seed)
+    model, begun = first_model(ready)
     changer = optimiser(model, run.optim)
-    origin, tokenizer = with_tokens(described(model, None), ready), framed(ready)
+    origin, tokenizer = with_tokens(described(model, ready.start.origin if ready.start else None), ready), framed(ready)
+    known = digest(ready.start) if ready.start else None
     checkpoint, wrong = newest(folder / "checkpoints")
     state: Tree = {"step": 0, "epoch": 0, "index": 0, "tokens": 0}
     if checkpoint is not None:
         state |= restore(checkpoint, model, changer)
+        if state.get("start") != known:
+            raise RunError(f"this run began from {run.start}, which is not what it was; put it back, or take another --output")
         forget_after(folder / "metrics.jsonl", state["step"])
         yield Resumed(state["step"], tuple(wrong))
+    else:
+        yield from begun
     stream = Stream(ready, state["epoch"], state["index"])
     step, tokens, skipped, kept = state["step"], state["tokens"], 0, state["step"]
 
     def keep() -> Saved:
-        said = {"epoch": stream.epoch, "index": stream.index, "tokens": tokens}
-        return Saved(step, str(save(folder / "checkpoints", step, model, changer, origin, tokenizer, said, how.keep)))
+        said = {"epoch": stream.epoch, "index": stream.index, "tokens": tokens} | ({"start": known} if known else {})
+        return Saved(step, str(save(folder / "checkpoints", step, model, changer, origin, tokenizer, said, how.keep, also)))
+
+    def also(draft: Path) -> None:
+        if run.lora:
+            write_adapter(draft, model, run.lora, str(run.start), origin.config.get("family"))
 
     reason = None
     if how.goal and step and step % how.evaluate_every == 0:  # where an unbroken run would have looked, and perhaps have ended
@@ -150,11 +181,46 @@ def run_in(ready: Ready, folder: Path, wish: Callable[[], str | None]) -> Iterat
     yield Ended(step, reason or "steps")
 
 
+def first_model(ready: Ready) -> tuple[Model, list[Event]]:
+    """The model before the first step, and what there is to know of it."""
+    run, events = ready.run, list[Event]()
+    model = build(ready.spec, seed=run.seed)
+    found = take(model, ready.start, str(run.start)) if ready.start else None
+    notes: tuple[str, ...] = ()
+    if found and run.lora:
+        adapt(model, run.lora, seed=run.seed, new=found.new)
+        notes = tuple(filter(None, [naming(model, family_of(ready))[1]]))
+    freeze(model, run.freeze or ())
+    if found:
+        events.append(Started(0, len(found.taken), found.new, found.left, notes))
+    if ready.rows.cut or ready.unseen.cut:
+        events.append(Shortened(0, ready.rows.cut, ready.unseen.cut))
+    return model, events
+
+
+def family_of(ready: Ready) -> str | None:
+    """The family of the checkpoint that a run began from, or that this one began from, and so on."""
+    if ready.start is None:
+        return None
+    origin = ready.start.origin
+    return origin.config.get("family") if origin.family.model_type == "manyheads" else origin.family.model_type
+
+
 def with_tokens(origin: Origin, ready: Ready) -> Origin:
-    """What those who load the model must know of its tokens and classes."""
+    """What those who load the model must know of its tokens and classes; what the checkpoint says that it began from stands."""
     tokens, named = ready.tokens, {str(i): name for i, name in enumerate(ready.labels)}
-    ids = {"pad_token_id": tokens.pad, "bos_token_id": tokens.begin, "eos_token_id": tokens.end, "decoder_start_token_id": tokens.begin}
-    return replace(origin, config=origin.config | ids | ({"id2label": named} if named else {}))
+    ids = {
+        "pad_token_id": tokens.pad,
+        "bos_token_id": tokens.begin,
+        "eos_token_id": tokens.end,
+        "decoder_start_token_id": tokens.opening[0],
+    }
+    came = {key: value for key, value in origin.config.items() if key != "problem_type" or not named}
+    config = came | ids | ({key: value for key, value in came.items() if value is not None} if ready.start else {})
+    config |= {"id2label": named, "label2id": {name: i for i, name in enumerate(ready.labels)}} if named else {}
+    config |= {"family": known} if (known := family_of(ready)) else {}
+    beside = {name: data for name, data in origin.beside.items() if name != "tokenizer.json" or ready.tokens.around is not None}
+    return replace(origin, config=config, beside=beside)
 
 
 def framed(ready: Ready) -> Any:
@@ -162,8 +228,9 @@ def framed(ready: Ready) -> Any:
     from tokenizers import Tokenizer, processors
 
     tokenizer = Tokenizer.from_str(ready.tokenizer.to_str())
-    ends = [("<s>", ready.tokens.begin), ("</s>", ready.tokens.end)]
-    tokenizer.post_processor = processors.TemplateProcessing(single=ready.run.objective.frame, special_tokens=ends)
+    if ready.tokens.around is None:
+        ends = [("<s>", ready.tokens.begin), ("</s>", ready.tokens.end)]
+        tokenizer.post_processor = processors.TemplateProcessing(single=ready.run.objective.frame, special_tokens=ends)
     return tokenizer
 
 
@@ -243,8 +310,9 @@ def grouped(rows: Encoded, most: int, size: int) -> Iterator[list[Any]]:
 def exact(model: Model, ready: Ready, rows: Sequence[Any]) -> list[bool]:
     """Which targets the model writes to the letter."""
     batch = ready.run.objective.batch(rows, ready.tokens, np.random.default_rng(0))
-    longest = max(len(target) for _, target in rows) + 2
-    prompt = torch.full((len(rows), 1), ready.tokens.begin)
+    prompt = torch.tensor([ready.tokens.opening] * len(rows))
+    places = ready.spec.decoder.longest if ready.spec.decoder else None
+    longest = min(max(len(target) for _, target in rows) + 2, LARGEST if places is None else places - prompt.shape[1] + 1)
     written = torch.stack(list(sample(model, prompt, batch.source, max_new=longest, rules=Rules(stop=(ready.tokens.end,)))), dim=1).tolist()
     found = [row[: row.index(ready.tokens.end)] if ready.tokens.end in row else row for row in written]
     return [row == target.tolist() for row, (_, target) in zip(found, rows, strict=True)]

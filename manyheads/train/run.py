@@ -17,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from manyheads.convert.opened import Opened
 from manyheads.data import builtin  # noqa: F401  (fills the slot)
 from manyheads.data.prepared import Encoded
 from manyheads.data.source import Corpus, DataSpec
@@ -24,8 +25,10 @@ from manyheads.data.tokens import TokenizerSpec, WordsSpec
 from manyheads.model.spec import ModelSpec, read_model
 from manyheads.objective import language, pairs, pooled  # noqa: F401  (fill the slot)
 from manyheads.objective.score import ObjectiveSpec, Tokens
-from manyheads.spec import Spec, SpecError, Tree, field, parse, quoted, to_tree
+from manyheads.spec import Spec, SpecError, Tree, field, located, parse, quoted, to_tree
+from manyheads.train.lora import LoraSpec
 from manyheads.train.optim import OptimSpec
+from manyheads.train.start import described_by, opened_start, tokenizer_of, tokens_of
 
 
 class GoalSpec(Spec):
@@ -44,14 +47,23 @@ class TrainSpec(Spec):
     evaluate_every: int = field(200, "steps between looks at unseen rows", ge=1)
     evaluate_rows: int = field(512, "unseen rows to look at", ge=1)
     save_every: int = field(500, "steps between checkpoints", ge=1)
+    longest: int | None = field(
+        None, "tokens in a text, those around it included; longer ones are cut, in any case to what the model has places for", ge=1
+    )
     keep: int = field(2, "checkpoints that are kept", ge=2, le=1000)
     goal: GoalSpec | None = field(None, "when to stop early")
+
+
+HEAD = ("model", "head")
 
 
 class RunSpec(Spec):
     """Everything about one experiment."""
 
     seed: int = field(1, "of the weights, the order of rows, and every other chance", ge=0)
+    start: str | None = field(None, "a checkpoint to begin from: a Hugging Face folder, a Hub name, a GGUF file, a run", min_length=1)
+    freeze: tuple[str, ...] | None = field(None, "paths under which weights do not change, such as encoder.embed", strict=False)
+    lora: LoraSpec | None = field(None, "changes of low rank beside the weights of the checkpoint, which stay as they are")
     model: ModelSpec
     data: DataSpec
     tokenizer: TokenizerSpec = field(WordsSpec(), "how texts become tokens")
@@ -64,13 +76,27 @@ class RunSpec(Spec):
         if self.model.shape not in self.objective.shapes:
             known = " or ".join(self.objective.shapes)
             raise SpecError(f"{self.objective.kind} is learned by {known}, and this model is {self.model.shape}", ("objective",))
+        head = self.model.head
+        gives = "tokens" if head.scores_tokens else "classes" if hasattr(head, "classes") else "neither"
+        if self.objective.wants not in ("", gives):
+            such = {"tokens": "tied, free or masked", "classes": 'classes, with classes = "data"'}[self.objective.wants]
+            raise SpecError(f"{self.objective.kind} needs a head that scores {self.objective.wants}, given '{head.kind}': {such}", HEAD)
+        if self.lora is not None and self.start is None:
+            raise SpecError("is a change of low rank to trained weights: say with start = … whose", ("lora",))
 
 
 def read_run(tree: Tree) -> RunSpec:
     """A run file as a spec."""
-    if not isinstance(tree.get("model"), dict):
-        raise SpecError("[model] is required: a description, as manyheads show --toml prints", ("model",))
-    run = parse(RunSpec, tree | {"model": read_model(tree["model"])})
+    own, start = tree.get("model", {}), tree.get("start")
+    if not isinstance(own, dict) or not (own or start):
+        raise SpecError(
+            "[model] is required: a description, as manyheads show --toml prints; or start, a checkpoint to begin from", ("model",)
+        )
+    if isinstance(start, str) and start:
+        own, tree = described_by(start, own), {"tokenizer": "checkpoint"} | tree
+    with located("model"):
+        tree = tree | {"model": read_model(own)}
+    run = parse(RunSpec, tree)
     run.check()
     return run
 
@@ -90,6 +116,7 @@ class Ready:
     labels: tuple[str, ...]
     rows: Encoded
     unseen: Encoded
+    start: Opened | None = None
 
 
 def made_ready(run: RunSpec) -> Ready:
@@ -98,15 +125,39 @@ def made_ready(run: RunSpec) -> Ready:
         raise SpecError(f"{run.objective.kind} needs {missing[0]}, and {run.data.kind} gives {', '.join(corpus.fields)}", ("objective",))
     order = [corpus.fields.index(name) for name in run.objective.fields]
     texts = [i for i in order if corpus.fields[i] != "label"]
-    tokenizer = run.tokenizer.make(row[i] for row in corpus.train for i in texts)
-    count = tokenizer.get_vocab_size(with_added_tokens=True)
-    labels = corpus.labels() if "label" in run.objective.fields else ()
-    spec = sized(run.model, count, len(labels))
+    given = (row[i] for row in corpus.train for i in texts)
+    start = opened_start(run.start) if run.start else None
+    tokenizer = tokenizer_of(start, run.tokenizer, given, str(run.start)) if start else run.tokenizer.make(given)
+    tokens = tokens_of(tokenizer, start)
+    labels = ordered(corpus.labels(), start) if "label" in run.objective.fields else ()
+    spec = sized(run.model, tokens.count, len(labels))
     rows, unseen = (
         Encoded([tuple(row[i] for i in order) for row in part], tokenizer, run.objective.fields, labels)
         for part in (corpus.train, corpus.validation)
     )
-    return Ready(run, spec, corpus, tokenizer, Tokens(count=count), labels, rows, unseen)
+    for part in (rows, unseen):
+        part.shorten(limits(run, spec, tokens))
+    return Ready(run, spec, corpus, tokenizer, tokens, labels, rows, unseen, start)
+
+
+def ordered(labels: tuple[str, ...], start: Opened | None) -> tuple[str, ...]:
+    """The classes in the order of the checkpoint, where it has the same ones."""
+    named = (start.origin.config.get("id2label") if start else None) or {}
+    known = tuple(named[i] for i in sorted(named, key=int))
+    return known if sorted(map(str, known)) == sorted(labels) else labels
+
+
+def limits(run: RunSpec, spec: ModelSpec, tokens: Tokens) -> dict[str, int]:
+    """How many tokens of its own a text may have, by field: what the run says, and what the model has places for."""
+    found = {}
+    for name in run.objective.fields:
+        tower = spec.decoder if name == "target" and spec.decoder else spec.encoder or spec.decoder
+        most = [length for length in (run.train.longest, tower.longest if tower else None) if length is not None]
+        if most and name not in ("label", "picture"):
+            found[name] = min(most) - run.objective.room(tokens)
+            if found[name] < 1:
+                raise SpecError(f"a text of {min(most)} tokens has no room for one of its own beside those around it", ("train", "longest"))
+    return found
 
 
 def sized(spec: ModelSpec, tokens: int, labels: int) -> ModelSpec:
@@ -116,8 +167,10 @@ def sized(spec: ModelSpec, tokens: int, labels: int) -> ModelSpec:
     elif spec.vocab is not None and spec.vocab < tokens:
         raise SpecError(f'is {spec.vocab}, and the tokenizer has {tokens} tokens; write "tokenizer"', ("model", "vocab"))
     classes = getattr(spec.head, "classes", None)
+    if classes == "data":
+        return spec.changed(head=spec.head.changed(classes=labels))
     if labels and classes is not None and classes != labels:
-        raise SpecError(f"is {classes}, and the data has {labels} classes", ("model", "head", "classes"))
+        raise SpecError(f'is {classes}, and the data has {labels} classes; write "data"', ("model", "head", "classes"))
     return spec
 
 
