@@ -17,7 +17,7 @@ from manyheads.model.size import readable
 from manyheads.spec import Tree, one_line, quoted, to_tree
 from manyheads.train.folder import Change, ChangedRunError, check_place
 from manyheads.train.forecast import check_room, duration, epoch_of, needs_of, pace_of
-from manyheads.train.loop import Changed, Ended, Evaluated, Event, Resumed, Saved, SaveFailed, Stepped, Warned, train
+from manyheads.train.loop import Changed, Ended, Evaluated, Event, Resumed, Saved, SaveFailed, Shortened, Started, Stepped, Warned, train
 from manyheads.train.run import Ready, RunSpec, made_ready
 
 EXIT = {"steps": 0, "goal": 0, "patience": 0, "interrupted": 130, "terminated": 75}
@@ -189,18 +189,33 @@ class Display:
         elif isinstance(event, Evaluated):
             self.metrics = event.metrics
             self.line(f"step {event.step:,} · unseen rows: {named(event.metrics)}")
-        elif isinstance(event, Resumed):
-            for wrong in event.wrong:
-                self.line(f"passed over: {wrong}", wrong=True)
-            self.line(f"going on from step {event.step:,}")
         elif isinstance(event, Changed):
             self.table(event.fields)
         elif isinstance(event, SaveFailed):
             self.line(f"step {event.step:,}: {event.said}; the checkpoints before are untouched, and it is tried again", wrong=True)
         elif isinstance(event, Warned):
             self.line(f"step {event.step:,}: {event.said}", wrong=True)
-        elif isinstance(event, Saved) and event.step == self.steps:
-            self.line(f"saved {event.path}")
+        elif isinstance(event, Saved):
+            if event.step == self.steps:
+                self.line(f"saved {event.path}")
+        else:
+            self.begin(event)
+
+    def begin(self, event: Event) -> None:
+        """What there is to know before the first step."""
+        if isinstance(event, Started):
+            self.line(f"{event.taken} weights taken from the checkpoint")
+            for what, names in (("new, by the seed", event.new), ("left out", event.left)):
+                if names:
+                    self.line(f"{what}: {few(names)}")
+            for note in event.notes:
+                self.line(note)
+        elif isinstance(event, Shortened):
+            self.line(f"too long, and cut: {event.rows:,} rows to learn from, {event.unseen:,} unseen ones")
+        elif isinstance(event, Resumed):
+            for wrong in event.wrong:
+                self.line(f"passed over: {wrong}", wrong=True)
+            self.line(f"going on from step {event.step:,}")
 
     def table(self, changes: Sequence[Change]) -> None:
         """What differs from the run before: field, was, is."""
@@ -225,3 +240,7 @@ def brief(value: Any) -> str:
 
 def named(metrics: dict[str, float]) -> str:
     return " · ".join(f"{name} {value:.3f}" if name == "loss" else f"{name} {value:.1%}" for name, value in metrics.items())
+
+
+def few(names: Sequence[str], most: int = 8) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

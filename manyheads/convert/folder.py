@@ -228,7 +228,8 @@ def origin_of(model: Model, origin: Origin | None) -> Origin:
                 return origin
             key = "torch_dtype" if "torch_dtype" in origin.config else "dtype"
             return replace(origin, config=origin.config | {key: named_dtype(model)}, dtypes={})
-    return renewed(model, origin, *fitting(model.spec))
+    first = origin.config.get("family") if origin else None  # what a run began from
+    return renewed(model, origin, *fitting(model.spec, (*([first] if first in NAMES else ()), *NAMES)))
 
 
 def described(model: Model, origin: Origin | None = None) -> Origin:

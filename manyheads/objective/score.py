@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from dataclasses import field as made
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -31,8 +32,38 @@ class Tokens:
     end: int = 2
     unknown: int = 3
     mask: int = 4
-    count: int = 5  # of all tokens; the first five are these
+    count: int = 5  # of all tokens
+    special: tuple[int, ...] = (0, 1, 2, 3, 4)  # those that no text is made of
+    start: int | None = None  # what begins an answer, where it is not `begin`
+    around: tuple[tuple[int, ...], tuple[int, ...]] | None = None  # what stands before and behind every text, where a tokenizer says so
     extra: tuple[int, ...] = ()  # those that the objective asked for
+
+    @cached_property
+    def ordinary(self) -> np.ndarray:
+        """The tokens that texts are made of."""
+        return np.setdiff1d(np.arange(self.count), self.special)
+
+    def framed(self, text: np.ndarray, frame: str) -> np.ndarray:
+        """A text with what stands around it: as the tokenizer says, or as in the frame, <s> and </s> around $A."""
+        if self.around is None:
+            ids = {"<s>": [self.begin], "</s>": [self.end], "$A": text}
+            return np.concatenate([ids[name] for name in frame.split()])
+        framed = np.concatenate((self.around[0], text, self.around[1])).astype(np.int64)
+        return framed if len(framed) else np.array([self.begin])
+
+    def before(self, frame: str) -> int:
+        """How many tokens stand before a text."""
+        return frame.split().index("$A") if self.around is None else len(self.around[0])
+
+    def answer(self, text: np.ndarray, frame: str) -> np.ndarray:
+        """A text as it is to be written: framed, and ended in any case."""
+        framed = self.framed(text, frame)
+        return framed if framed[-1] == self.end or self.around is None else np.append(framed, self.end)
+
+    @property
+    def opening(self) -> tuple[int, ...]:
+        """What an answer begins with before its first own token."""
+        return (self.begin if self.start is None else self.start, *(self.around[0] if self.around else ()))
 
 
 @dataclass(frozen=True)
@@ -100,6 +131,10 @@ class ObjectiveSpec(Part, slot="objective"):
     def length(self, lengths: Sequence[np.ndarray]) -> np.ndarray:
         """How many places a row takes, for each row, given the lengths of its fields."""
         return np.maximum.reduce([np.asarray(one) for one in lengths]) + self.added
+
+    def room(self, tokens: Tokens) -> int:
+        """How many places a text takes beyond its own."""
+        return max(self.added, len(tokens.around[0]) + max(1, len(tokens.around[1])) if tokens.around else 0)
 
     def score(self, model: Model, batch: Batch) -> Score:
         """Cross-entropy of what is wanted."""

@@ -21,6 +21,7 @@ from manyheads.convert.folder import save as save_tensors
 from manyheads.data.prepared import flushed, sha256
 from manyheads.model.build import Model
 from manyheads.train.folder import free, put
+from manyheads.train.lora import TRAINED, adapters, merged
 from manyheads.train.state import State
 
 NAME = re.compile(r"step-(\d{8})")
@@ -31,9 +32,12 @@ NEEDED = {"model.safetensors", "optimizer.safetensors", "trainer.json"}
 
 def save(
     folder: Path, state: State, model: Model, optimiser: torch.optim.Optimizer, origin: Origin, tokenizer: Any, keep: int, *,
-    best: bool = False,
+    best: bool = False, also: Callable[[Path], None] = lambda draft: None,
 ) -> Path:  # fmt: skip
-    """Writes a checkpoint beside its place, then moves it there; older ones go only after that. Any OSError leaves all as it was."""
+    """Writes a checkpoint beside its place, with whatever `also` adds, then moves it there; older ones go only after that.
+
+    Any OSError leaves all as it was.
+    """
     final = folder / f"step-{state.step:08}"
     draft = folder / f"{final.name}.tmp-{uuid.uuid4().hex[:8]}"
     check_room(folder, model)
@@ -41,14 +45,16 @@ def save(
     try:
         draft.mkdir()
         PHASE("begun")
-        fill_folder(draft, model, origin, tokenizer)
+        fill_folder(draft, merged(model), origin, tokenizer)
+        also(draft)
         PHASE("weights")
         save_tensors(moments(model, optimiser), draft / "optimizer.safetensors")
         (draft / "trainer.json").write_text(json.dumps(state.to_tree()), encoding="utf-8")
         PHASE("state")
-        files = {path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in sorted(draft.iterdir())}
+        found = sorted(path for path in draft.rglob("*") if path.is_file())
+        files = {path.relative_to(draft).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in found}
         (draft / "manifest.json").write_text(json.dumps({"schema": 1, "files": files}, indent=1), encoding="utf-8")
-        for path in (*draft.iterdir(), draft):
+        for path in (*draft.rglob("*"), draft):
             flushed(path)
         PHASE("manifest")
         if final.exists():  # of this very step: it was not sound, or more is known of it now
@@ -144,8 +150,10 @@ def moments(model: Model, optimiser: torch.optim.Optimizer) -> dict[str, Tensor]
 
 def restore(checkpoint: Path, model: Model, optimiser: torch.optim.Optimizer) -> State:
     """Weights, the optimiser's memory, and where the run was."""
-    weights, held = load_file(checkpoint / "model.safetensors"), load_file(checkpoint / "optimizer.safetensors")
-    ours = dict(model.named_parameters())
+    ours, whole = dict(model.named_parameters()), not adapters(model)
+    weights = load_file(checkpoint / ("model.safetensors" if whole else TRAINED))
+    held = load_file(checkpoint / "optimizer.safetensors")
+    ours = {name: parameter for name, parameter in ours.items() if whole or parameter.requires_grad}
     if set(weights) != set(ours):
         raise FileError(f"{checkpoint} holds another model: {sorted(set(weights) ^ set(ours))[0]}")
     with torch.no_grad():

@@ -23,16 +23,39 @@ from manyheads.generate.sample import Rules, sample
 from manyheads.model.build import Model, build, usable
 from manyheads.objective.score import NOTHING, Batch
 from manyheads.objective.shaping import asked, shaped, total
+from manyheads.spec import LARGEST
 from manyheads.train.board import following
 from manyheads.train.checkpoint import NotFiniteError, chosen, newest, restore, save, size_of, skipped, steps
 from manyheads.train.folder import Change, Log, begin, check_place, free, locked
+from manyheads.train.lora import adapt, naming, write_adapter
 from manyheads.train.optim import gradient_length
 from manyheads.train.run import Ready, RunError
+from manyheads.train.start import digest, freeze, take
 from manyheads.train.state import State
 
 MOST_SKIPPED = 10  # updates in a row that were no numbers, after which a run stops
 AT_ONCE = 64  # unseen rows that are looked at together
 MOST_FAILED = 3  # saves in a row that failed, after which it does too
+
+
+@dataclass(frozen=True)
+class Started:
+    """A run begins from a checkpoint: how many weights are taken, which are new, which of its own are left out, and more to know."""
+
+    step: int
+    taken: int
+    new: tuple[str, ...]
+    left: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Shortened:
+    """How many rows, to learn from and unseen, were longer than they may be, and were cut."""
+
+    step: int
+    rows: int
+    unseen: int
 
 
 @dataclass(frozen=True)
@@ -107,7 +130,7 @@ class Ended:
     reason: str
 
 
-Event = Resumed | Stepped | Evaluated | Saved | SaveFailed | Changed | Warned | Ended
+Event = Started | Shortened | Resumed | Stepped | Evaluated | Saved | SaveFailed | Changed | Warned | Ended
 Wish = Callable[[], str | None]  # asked between any two pieces of work: a reason to stop, or none
 
 
@@ -176,32 +199,23 @@ def run_in(
     run, how, places = ready.run, ready.run.train, folder / "checkpoints"
     changed = begin(ready, folder, device=device, overridden=overridden)
     with enough_memory("the model"):
-        model = build(ready.spec, seed=run.seed).to(device)
+        model, begun = first_model(ready, device)
         changer = run.optim.build(model)
-    origin, tokenizer = with_tokens(described(model, None), ready), framed(ready)
+    start = digest(ready.start) if ready.start else ""
     checkpoint, wrong = newest(places) if resume in ("auto", "never") else chosen(places, Path(resume))
-    state = State() if checkpoint is None else restore(checkpoint, model, changer)
-    if checkpoint is not None:
+    state = State(start=start) if checkpoint is None else restore(checkpoint, model, changer)
+    if state.start != start:
+        raise RunError(f"this run began from {run.start}, which is not what it was; put it back, or take another --output")
+    if checkpoint is None:
+        yield from begun
+    else:
         log.forget_after(state.step)
         yield Resumed(state.step, tuple(wrong))
     if changed:
         yield Changed(state.step, tuple(changed))
     if (fits := free(folder) / size_of(places, model)) < 2:
         yield Warned(state.step, f"the disk of {folder} has room for {fits:.1f} more checkpoints, and a run needs two at the least")
-    stream, saved, failures = Stream(ready, state), replace(state), 0
-
-    def keep(*, best: bool = False) -> Saved | SaveFailed | Warned:
-        nonlocal saved, failures
-        try:
-            still_ours()
-            path = save(places, state, model, changer, origin, tokenizer, how.keep, best=best)
-        except OSError as error:
-            failures += 1
-            return SaveFailed(state.step, f"cannot save in {places}: {error.strerror or error}", failures)
-        except NotFiniteError as error:
-            return Warned(state.step, f"no checkpoint is made of these weights: {error}")
-        saved, failures = replace(state), 0
-        return Saved(state.step, str(path))
+    stream, keep = Stream(ready, state), Keeper(ready, places, model, changer, state, still_ours)
 
     def due() -> bool:
         return state.looked != state.step and (state.step % how.evaluate_every == 0 or state.step == how.steps)
@@ -220,15 +234,46 @@ def run_in(
         reason = state.verdict(how.goal) or wish()
         if better or (state.step % how.save_every == 0 and not state.skipped):
             yield (kept := keep(best=better))
-            if isinstance(kept, SaveFailed) and failures >= MOST_FAILED:
-                raise DiskFullError(f"{kept.said}; that is {failures} times in a row, and the run stops at step {state.step:,}")
+            if isinstance(kept, SaveFailed) and kept.times >= MOST_FAILED:
+                raise DiskFullError(f"{kept.said}; that is {kept.times} times in a row, and the run stops at step {state.step:,}")
             reason = reason or wish()
-    if saved != state:
+    if keep.last != state:
         yield (kept := keep())
         if not isinstance(kept, Saved):
-            lost = f"{kept.said}; what was learned since step {saved.step:,} is lost"
+            lost = f"{kept.said}; what was learned since step {keep.last.step:,} is lost"
             raise DiskFullError(lost) if isinstance(kept, SaveFailed) else DivergedError(lost)
     yield Ended(state.step, reason or "steps")
+
+
+class Keeper:
+    """Makes the checkpoints of a run; one that cannot be made is an event, and the run goes on."""
+
+    def __init__(
+        self, ready: Ready, places: Path, model: Model, changer: torch.optim.Optimizer, state: State, still_ours: Callable[[], None]
+    ) -> None:
+        self.ready, self.places, self.model, self.changer, self.state, self.still_ours = ready, places, model, changer, state, still_ours
+        self.origin = with_tokens(described(model, ready.start.origin if ready.start else None), ready)
+        self.tokenizer = framed(ready)
+        self.last, self.failures = replace(state), 0  # where the run was at the last one, and saves that failed since
+
+    def __call__(self, *, best: bool = False) -> Saved | SaveFailed | Warned:
+        step, keep = self.state.step, self.ready.run.train.keep
+        try:
+            self.still_ours()
+            held = self.model, self.changer, self.origin, self.tokenizer
+            path = save(self.places, self.state, *held, keep, best=best, also=self.adapter)
+        except OSError as error:
+            self.failures += 1
+            return SaveFailed(step, f"cannot save in {self.places}: {error.strerror or error}", self.failures)
+        except NotFiniteError as error:
+            return Warned(step, f"no checkpoint is made of these weights: {error}")
+        self.last, self.failures = replace(self.state), 0
+        return Saved(step, str(path))
+
+    def adapter(self, draft: Path) -> None:
+        run = self.ready.run
+        if run.lora:
+            write_adapter(draft, self.model, run.lora, str(run.start), self.origin.config.get("family"))
 
 
 def check_numbers(state: State, places: Path) -> None:
@@ -252,13 +297,43 @@ def enough_memory(what: str) -> Iterator[None]:
         raise MemoryFullError(f"the memory is not enough for {what}: {advice}") from None
 
 
+def first_model(ready: Ready, device: torch.device | str = "cpu") -> tuple[Model, list[Event]]:
+    """The model before the first step, and what there is to know of it."""
+    run, events = ready.run, list[Event]()
+    model = build(ready.spec, seed=run.seed)
+    found = take(model, ready.start, str(run.start)) if ready.start else None
+    notes: tuple[str, ...] = ()
+    if found and run.lora:
+        adapt(model, run.lora, seed=run.seed, new=found.new)
+        notes = tuple(filter(None, [naming(model, family_of(ready))[1]]))
+    freeze(model, run.freeze or ())
+    if found:
+        events.append(Started(0, len(found.taken), found.new, found.left, notes))
+    if any(ready.cut):
+        events.append(Shortened(0, *ready.cut))
+    return model.to(device), events
+
+
+def family_of(ready: Ready) -> str | None:
+    """The family of the checkpoint that a run began from, or that this one began from, and so on."""
+    if ready.start is None:
+        return None
+    origin = ready.start.origin
+    return origin.config.get("family") if origin.family.model_type == "manyheads" else origin.family.model_type
+
+
 def with_tokens(origin: Origin, ready: Ready) -> Origin:
-    """What those who load the model must know of its tokens and classes."""
+    """What those who load the model must know of its tokens and classes; what the checkpoint says that it began from stands."""
     tokens, named = ready.tokens, {str(i): name for i, name in enumerate(ready.labels)}
-    if ready.tokenizer is None:
-        return replace(origin, config=origin.config | ({"id2label": named} if named else {}))
-    ids = {"pad_token_id": tokens.pad, "bos_token_id": tokens.begin, "eos_token_id": tokens.end, "decoder_start_token_id": tokens.begin}
-    return replace(origin, config=origin.config | ids | ({"id2label": named} if named else {}))
+    roles = {"pad": tokens.pad, "bos": tokens.begin, "eos": tokens.end, "decoder_start": tokens.opening[0]}
+    ids = {f"{role}_token_id": token for role, token in roles.items()}
+    came = {key: value for key, value in origin.config.items() if key != "problem_type" or not named}
+    config = came | ({} if ready.tokenizer is None else ids)
+    config |= {key: value for key, value in came.items() if value is not None} if ready.start else {}
+    config |= {"id2label": named, "label2id": {name: i for i, name in enumerate(ready.labels)}} if named else {}
+    config |= {"family": known} if (known := family_of(ready)) else {}
+    beside = {name: data for name, data in origin.beside.items() if name != "tokenizer.json" or ready.tokens.around is not None}
+    return replace(origin, config=config, beside=beside)
 
 
 def framed(ready: Ready) -> Any:
@@ -268,8 +343,9 @@ def framed(ready: Ready) -> Any:
     from tokenizers import Tokenizer, processors
 
     tokenizer = Tokenizer.from_str(ready.tokenizer.to_str())
-    ends = [("<s>", ready.tokens.begin), ("</s>", ready.tokens.end)]
-    tokenizer.post_processor = processors.TemplateProcessing(single=ready.run.objective.frame, special_tokens=ends)
+    if ready.tokens.around is None:
+        ends = [("<s>", ready.tokens.begin), ("</s>", ready.tokens.end)]
+        tokenizer.post_processor = processors.TemplateProcessing(single=ready.run.objective.frame, special_tokens=ends)
     return tokenizer
 
 
@@ -367,8 +443,9 @@ def exact(model: Model, ready: Ready, rows: Sequence[Any]) -> list[bool]:
     """Which targets the model writes to the letter."""
     device = next(model.parameters()).device
     batch = ready.run.objective.batch(rows, ready.tokens, np.random.default_rng(0)).to(device)
-    longest = max(len(target) for _, target in rows) + 2
-    prompt = torch.full((len(rows), 1), ready.tokens.begin, device=device)
+    prompt = torch.tensor([ready.tokens.opening] * len(rows), device=device)
+    places = ready.spec.decoder.longest if ready.spec.decoder else None
+    longest = min(max(len(target) for _, target in rows) + 2, LARGEST if places is None else places - prompt.shape[1] + 1)
     written = torch.stack(list(sample(model, prompt, batch.source, max_new=longest, rules=Rules(stop=(ready.tokens.end,)))), dim=1).tolist()
     found = [row[: row.index(ready.tokens.end)] if ready.tokens.end in row else row for row in written]
     return [row == target.tolist() for row, (_, target) in zip(found, rows, strict=True)]

@@ -31,6 +31,7 @@ class State:
     best: float | None = None
     best_step: int = 0
     waited: int = 0  # looks since the best one
+    start: str = ""  # the hash of the checkpoint that it began from
 
     def look(self, metrics: dict[str, float], goal: GoalSpec | None) -> bool:
         """Takes note of a look; whether it was the best one, where there is a goal to compare by."""
