@@ -113,9 +113,7 @@ class Loaded:
         """Each text as its tokens."""
         if self.tokenizer is None:
             raise ValueError("there is no tokenizer beside this model: give ids as numbers")
-        for place, text in enumerate(texts):
-            if not isinstance(text, str) or any("\ud800" <= c <= "\udfff" for c in text):
-                raise TextError(f"given {quoted(text)}, expected a text of Unicode characters", place)
+        check_texts(texts)
         rows = [encoding.ids for encoding in self.tokenizer.encode_batch(list(texts))]
         for place, row in enumerate(rows):
             self.check_length(len(row), place)
@@ -207,6 +205,12 @@ class Loaded:
         tower = self.spec.encoder or self.spec.decoder
         if tower and tower.embed.reads == "patches":
             raise ValueError("this model reads pictures, not texts: ask it with load(...).logits(patches), batch × patches × pixels")
+
+
+def check_texts(texts: Sequence[str]) -> None:
+    for place, text in enumerate(texts):
+        if not isinstance(text, str) or any("\ud800" <= c <= "\udfff" for c in text):
+            raise TextError(f"given {quoted(text)}, expected a text of Unicode characters", place)
 
 
 def written(

@@ -29,11 +29,12 @@ STANDS_ON = {
     "training": {"train"},
     "checkpoint": {"convert", "generate", "inspect", "model", "parts", "spec"},
     "demo": {"checkpoint", "inspect", "parts", "spec", "train", "training"},
-    "answer": {"checkpoint", "parts", "spec"},
+    "answer": {"checkpoint", "convert", "generate", "parts", "spec"},
+    "predicting": {"answer", "checkpoint", "data", "generate", "spec"},
     "auditing": {"checkpoint", "inspect", "model", "parts"},
     "labs": set(),
     "show": {"model", "parts", "presets", "spec"},
-    "cli": {"answer", "auditing", "checkpoint", "demo", "model", "show", "spec", "train", "training"},
+    "cli": {"answer", "auditing", "checkpoint", "demo", "generate", "model", "predicting", "show", "spec", "train", "training"},
 }
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import os
 import zlib
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from dataclasses import field as made
+from io import BufferedReader
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, cast, overload
 
@@ -150,13 +152,15 @@ class Lines:
     errors: str
     longest: int
     faults: Counter[str] = made(default_factory=Counter)
+    file: BufferedReader | None = None  # open already, such as standard input; the path is then its name
+    longer: str = "raise longest_line if that is meant"  # what to do about a line that is too long,
+    mended: str = "save the file as UTF-8, or set encoding_errors to 'replace' or 'skip'"  # and about one that is not text
 
     def __iter__(self) -> Iterator[tuple[int, str]]:
         try:
-            with self.path.open("rb") as plain:
-                packed = plain.read(2) == b"\x1f\x8b"
-                plain.seek(0)
-                size = self.path.stat().st_size
+            with self.file or self.path.open("rb") as plain:
+                packed = plain.peek(2)[:2] == b"\x1f\x8b"
+                size = os.fstat(plain.fileno()).st_size
                 with gzip.open(plain) if packed else plain as file:
                     yield from self._lines(cast(Any, file), size if packed else 0)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -194,12 +198,12 @@ class Lines:
         return self.spoiled(text.replace("\0", "�"), f"{self.path}, line {number:,} {what} at byte {offset + place:,}")
 
     def _too_long(self, number: int) -> DataError:
-        return DataError(f"{self.path}, line {number:,} is longer than {self.longest:,} characters; raise longest_line if that is meant")
+        return DataError(f"{self.path}, line {number:,} is longer than {self.longest:,} characters; {self.longer}")
 
     def spoiled(self, mended: str, sentence: str) -> str | None:
         """What becomes of a line that is not text: nothing, the line mended, or the end."""
         if self.errors == "stop":
-            raise DataError(f"{sentence}; save the file as UTF-8, or set encoding_errors to 'replace' or 'skip'")
+            raise DataError(f"{sentence}; {self.mended}")
         self.faults["skipped that were not UTF-8" if self.errors == "skip" else "mended that were not UTF-8"] += 1
         return None if self.errors == "skip" else mended
 

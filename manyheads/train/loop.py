@@ -154,7 +154,8 @@ def with_tokens(origin: Origin, ready: Ready) -> Origin:
     """What those who load the model must know of its tokens and classes."""
     tokens, named = ready.tokens, {str(i): name for i, name in enumerate(ready.labels)}
     ids = {"pad_token_id": tokens.pad, "bos_token_id": tokens.begin, "eos_token_id": tokens.end, "decoder_start_token_id": tokens.begin}
-    return replace(origin, config=origin.config | ids | ({"id2label": named} if named else {}))
+    beside = origin.beside | {"tokenizer_config.json": b'{"split_special_tokens": true}\n'}  # in texts they are no tokens
+    return replace(origin, config=origin.config | ids | ({"id2label": named} if named else {}), beside=beside)
 
 
 def framed(ready: Ready) -> Any:
