@@ -172,6 +172,7 @@ class Loaded:
         start = rules.start if writing.start is None else writing.start
         if self.paired and start is None:
             raise ValueError("nothing says which token begins an answer: give start=..., its id")
+        begin = self.batch([start]).tokens if self.paired else None  # type: ignore[list-item]
         alike: dict[tuple[int, int], list[int]] = {}
         for i, row in enumerate(rows):
             alike.setdefault(self.room(len(row), writing.max_new), []).append(i)
@@ -180,7 +181,7 @@ class Loaded:
                 chosen = [group[i] for i in batch]
                 given = self.padded([rows[i] for i in chosen], left=not self.paired)
                 chance = [chance_of(writing.seed, rows[i], self.device) for i in chosen]
-                prompt, source = (self.padded([[start]] * len(chosen)), given) if self.paired else (given, None)  # type: ignore[list-item]
+                prompt, source = (given, None) if begin is None else (Inputs(begin.expand(len(chosen), -1)), given)
                 found = written(self.model, prompt, source, rules=rules, writing=replace(writing, max_new=max_new), chance=chance)
                 yield from zip(chosen, found, strict=True)
 
