@@ -112,9 +112,7 @@ class Loaded:
         """Each text as its tokens."""
         if self.tokenizer is None:
             raise ValueError("there is no tokenizer beside this model: give ids as numbers")
-        for place, text in enumerate(texts):
-            if not isinstance(text, str) or any("\ud800" <= c <= "\udfff" for c in text):
-                raise TextError(f"given {quoted(text)}, expected a text of Unicode characters", place)
+        check_texts(texts)
         rows = [encoding.ids for encoding in self.tokenizer.encode_batch(list(texts))]
         for place, row in enumerate(rows):
             self.check_length(len(row), place)
@@ -173,6 +171,7 @@ class Loaded:
         start = rules.start if writing.start is None else writing.start
         if self.paired and start is None:
             raise ValueError("nothing says which token begins an answer: give start=..., its id")
+        begin = self.batch([start]).tokens if self.paired else None  # type: ignore[list-item]
         alike: dict[tuple[int, int], list[int]] = {}
         for i, row in enumerate(rows):
             alike.setdefault(self.room(len(row), writing.max_new), []).append(i)
@@ -181,7 +180,7 @@ class Loaded:
                 chosen = [group[i] for i in batch]
                 given = self.padded([rows[i] for i in chosen], left=not self.paired)
                 chance = [chance_of(writing.seed, rows[i], self.device) for i in chosen]
-                prompt, source = (self.padded([[start]] * len(chosen)), given) if self.paired else (given, None)  # type: ignore[list-item]
+                prompt, source = (given, None) if begin is None else (Inputs(begin.expand(len(chosen), -1)), given)
                 found = written(self.model, prompt, source, rules=rules, writing=replace(writing, max_new=max_new), chance=chance)
                 yield from zip(chosen, found, strict=True)
 
@@ -206,6 +205,12 @@ class Loaded:
         tower = self.spec.encoder or self.spec.decoder
         if tower and tower.embed.reads == "patches":
             raise ValueError("this model reads pictures, not texts: ask it with load(...).logits(patches), batch × patches × pixels")
+
+
+def check_texts(texts: Sequence[str]) -> None:
+    for place, text in enumerate(texts):
+        if not isinstance(text, str) or any("\ud800" <= c <= "\udfff" for c in text):
+            raise TextError(f"given {quoted(text)}, expected a text of Unicode characters", place)
 
 
 def written(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import os
 import re
 import zlib
 from abc import abstractmethod
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from dataclasses import field as made
+from io import BufferedReader
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, cast, overload
 
@@ -172,13 +174,12 @@ def digest(text: str | bytes) -> bytes:
 
 
 @contextmanager
-def unpacked(path: Path) -> Iterator[Unpacked]:
-    """The bytes of a file; a gzip file is unpacked as it is read. What goes wrong on the way is a sentence."""
+def unpacked(path: Path, already: BufferedReader | None = None) -> Iterator[Unpacked]:
+    """The bytes of a file, or of one that is open already; a gzip file is unpacked as it is read. What goes wrong is a sentence."""
     try:
-        with path.open("rb") as plain:
-            packed = plain.read(2) == b"\x1f\x8b"
-            plain.seek(0)
-            size = path.stat().st_size
+        with already or path.open("rb") as plain:
+            packed = plain.peek(2)[:2] == b"\x1f\x8b"
+            size = os.fstat(plain.fileno()).st_size
             with gzip.open(plain) if packed else plain as file:
                 yield Unpacked(path, cast(Any, file), size if packed else 0)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -212,9 +213,12 @@ class Lines:
     errors: str
     longest: int
     faults: Counter[str] = made(default_factory=Counter)
+    file: BufferedReader | None = None  # open already, such as standard input; the path is then its name
+    longer: str = "raise longest_line if that is meant"  # what to do about a line that is too long,
+    mended: str = "save the file as UTF-8, or set encoding_errors to 'replace' or 'skip'"  # and about one that is not text
 
     def __iter__(self) -> Iterator[tuple[int, str]]:
-        with unpacked(self.path) as source:
+        with unpacked(self.path, self.file) as source:
             yield from self._lines(source)
 
     def _lines(self, source: Unpacked) -> Iterator[tuple[int, str]]:
@@ -246,12 +250,12 @@ class Lines:
         return self.spoiled(text.replace("\0", "�"), f"{self.path}, line {number:,} {what} at byte {offset + place:,}")
 
     def _too_long(self, number: int) -> DataError:
-        return DataError(f"{self.path}, line {number:,} is longer than {self.longest:,} characters; raise longest_line if that is meant")
+        return DataError(f"{self.path}, line {number:,} is longer than {self.longest:,} characters; {self.longer}")
 
     def spoiled(self, mended: str, sentence: str) -> str | None:
         """What becomes of a line that is not text: nothing, the line mended, or the end."""
         if self.errors == "stop":
-            raise DataError(f"{sentence}; save the file as UTF-8, or set encoding_errors to 'replace' or 'skip'")
+            raise DataError(f"{sentence}; {self.mended}")
         self.faults["skipped that were not UTF-8" if self.errors == "skip" else "mended that were not UTF-8"] += 1
         return None if self.errors == "skip" else mended
 

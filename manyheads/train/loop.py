@@ -332,8 +332,10 @@ def with_tokens(origin: Origin, ready: Ready) -> Origin:
     config |= {key: value for key, value in came.items() if value is not None} if ready.start else {}
     config |= {"id2label": named, "label2id": {name: i for i, name in enumerate(ready.labels)}} if named else {}
     config |= {"family": known} if (known := family_of(ready)) else {}
-    beside = {name: data for name, data in origin.beside.items() if name != "tokenizer.json" or ready.tokens.around is not None}
-    return replace(origin, config=config, beside=beside)
+    if tokens.around is None:  # the tokenizer is one of ours, and in texts special tokens are none
+        beside = origin.beside | {"tokenizer_config.json": b'{"split_special_tokens": true}\n'}
+        return replace(origin, config=config, beside={name: data for name, data in beside.items() if name != "tokenizer.json"})
+    return replace(origin, config=config)
 
 
 def framed(ready: Ready) -> Any:
