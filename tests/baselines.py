@@ -10,8 +10,9 @@ from manyheads.train.loop import grouped
 
 
 def batches(ready, rows):
+    """As they are scored: so many of the unseen, and enough of the others."""
     chance = np.random.default_rng(0)
-    for some in grouped(rows, 2000, 64):
+    for some in grouped(rows, ready.run.train.evaluate_rows if rows is ready.unseen else 2000, 64):
         yield ready.run.objective.batch(some, ready.tokens, chance)
 
 
