@@ -134,7 +134,7 @@ class Loaded:
 
     @torch.no_grad()
     def embed(self, texts: str | Sequence[str]) -> Tensor:
-        """One vector a text: the mean over its tokens, or what the folder says."""
+        """One vector a text: what the head gives, where that is a vector; otherwise the mean over its tokens, or what the folder says."""
         self.check_reads_texts()
         return self.pooled(self.encode([texts] if isinstance(texts, str) else texts))
 
@@ -143,6 +143,8 @@ class Loaded:
             raise ValueError(
                 f"a vector a text is what an encoder gives, or a decoder whose folder says how; this model is {self.spec.shape}"
             )
+        if self.spec.head.kind == "vector" and self.pooling is None:
+            return self.model(given)
         states, padding = self.model.states(given)
         return (self.pooling or Pooling()).pool(states, padding)
 
