@@ -20,7 +20,7 @@ from manyheads.data.prepared import Encoded
 from manyheads.generate.sample import Rules, sample
 from manyheads.model.build import Model, build
 from manyheads.objective.score import NOTHING, Batch
-from manyheads.objective.shaping import asked, shaped, total
+from manyheads.objective.shaping import asked, shaped, total, with_links
 from manyheads.spec import Tree, read_toml, to_toml, to_tree
 from manyheads.train.checkpoint import newest, restore, save
 from manyheads.train.optim import gradient_length, optimiser
@@ -96,9 +96,11 @@ class Stream:
         if self.index >= len(self.batches()):
             self.epoch, self.index = self.epoch + 1, 0
         chance = np.random.default_rng([self.ready.run.seed, self.epoch, self.index])
-        rows = [self.ready.rows[int(i)] for i in self.batches()[self.index]]
+        chosen = [int(i) for i in self.batches()[self.index]]
         self.index += 1
-        return self.ready.run.objective.batch(rows, self.ready.tokens, chance)
+        batch = self.ready.run.objective.batch([self.ready.rows[i] for i in chosen], self.ready.tokens, chance)
+        links = {guide: [rows[i] for i in chosen] for guide, rows in self.ready.links.items()}
+        return with_links(batch, self.ready.run.objective, links) if links else batch
 
 
 def train(ready: Ready, folder: Path, *, wish: Callable[[], str | None] = lambda: None) -> Iterator[Event]:

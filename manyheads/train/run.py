@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from dataclasses import field as made
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,13 +19,14 @@ import numpy as np
 import torch
 
 from manyheads.data import builtin  # noqa: F401  (fills the slot)
+from manyheads.data.links import Links, aligned, arcs
 from manyheads.data.prepared import Encoded
 from manyheads.data.source import Corpus, DataSpec
 from manyheads.data.tokens import TokenizerSpec, WordsSpec
 from manyheads.model.spec import ModelSpec, read_model
 from manyheads.objective import language, pairs, pooled  # noqa: F401  (fill the slot)
 from manyheads.objective.score import ObjectiveSpec, Tokens
-from manyheads.objective.shaping import ShapingSpec
+from manyheads.objective.shaping import GuidedSpec, ShapingSpec
 from manyheads.spec import Spec, SpecError, Tree, field, located, parse, quoted, to_tree
 from manyheads.train.optim import OptimSpec
 
@@ -69,6 +71,7 @@ class RunSpec(Spec):
         for i, shaping in enumerate(self.shaping):
             with located("shaping", i):
                 shaping.places(self.model)
+                shaping.check(self.objective.kind)
 
 
 def read_run(tree: Tree) -> RunSpec:
@@ -95,6 +98,7 @@ class Ready:
     labels: tuple[str, ...]
     rows: Encoded
     unseen: Encoded
+    links: dict[str, list[Links]] = made(default_factory=dict)  # who should look where in each row, by what a guide is called
 
 
 def made_ready(run: RunSpec) -> Ready:
@@ -111,7 +115,24 @@ def made_ready(run: RunSpec) -> Ready:
         Encoded([tuple(row[i] for i in order) for row in part], tokenizer, run.objective.fields, labels)
         for part in (corpus.train, corpus.validation)
     )
-    return Ready(run, spec, corpus, tokenizer, Tokens(count=count), labels, rows, unseen)
+    return Ready(run, spec, corpus, tokenizer, Tokens(count=count), labels, rows, unseen, guides(run, corpus, tokenizer))
+
+
+def guides(run: RunSpec, corpus: Corpus, tokenizer: Any) -> dict[str, list[Links]]:
+    """What the rows to learn from say of who should look where, for each term that asks."""
+    found: dict[str, list[Links]] = {}
+    for i, guided in enumerate(run.shaping):
+        if not isinstance(guided, GuidedSpec) or guided.guide in found:
+            continue
+        if missing := [name for name in guided.fields if name not in corpus.fields]:
+            raise SpecError(f"guided needs {missing[0]}, and {run.data.kind} gives {', '.join(corpus.fields)}", ("shaping", i))
+        columns = {name: [row[corpus.fields.index(name)] for row in corpus.train] for name in guided.fields}
+        if guided.by == "alignment":
+            found[guided.guide] = aligned(columns["source"], columns["target"], columns["alignment"], tokenizer)
+        else:
+            said = columns["text"], columns["arcs"], columns.get("relations")
+            found[guided.guide] = arcs(*said, tokenizer, toward=guided.toward, relation=guided.relation)
+    return found
 
 
 def sized(spec: ModelSpec, tokens: int, labels: int) -> ModelSpec:
