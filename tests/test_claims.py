@@ -1,4 +1,5 @@
-"""The claims of the source documents, row by row: A attention, B masks, C heads, D positions, E recurrent, F blocks, G shapes, H objectives.
+"""The claims of the source documents, row by row: A attention, B masks, C heads, D positions, E recurrent, F blocks, G shapes, H objectives,
+J loss shaping.
 
 Each test is named for its row. Tolerances: float64 1e-10, float32 1e-5, unless the row says otherwise.
 """
@@ -18,22 +19,28 @@ import torch.nn.functional as F
 from baselines import unigram_entropy
 from hypothesis import given
 from hypothesis import strategies as st
-from kinds import choices, made, named, tokens
+from kinds import LENGTH, choices, made, named, tokens
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from manyheads import Inputs, build, read_model
+from manyheads.data.links import arcs
+from manyheads.data.tokens import TokenizerSpec
 from manyheads.inspect.page import attention_page
 from manyheads.objective.language import CausalSpec, InfillSpec, MaskedSpec
 from manyheads.objective.pooled import PatchesSpec
-from manyheads.objective.score import NOTHING, Tokens
+from manyheads.objective.score import NOTHING, Batch, Tokens
+from manyheads.objective.shaping import Look, Place, ShapingSpec, shaped, total
 from manyheads.parts.attend import ArgmaxSpec, BilinearSpec, CoreSpec, DotSpec, FusedSpec, ProjectedSpec, check_rows, inverse_root, score
 from manyheads.parts.attention import ChunkedSpec, HeadsSpec, KeyValue, Scene, WideSpec, fused_weight, split_weight
 from manyheads.parts.feedforward import ACTIVATIONS, GatedSpec, MlpSpec
-from manyheads.parts.mask import Mask
+from manyheads.parts.mask import Mask, MaskSpec
 from manyheads.parts.norm import LayerNormSpec
 from manyheads.parts.position import AlibiSpec, ClippedSpec, LearnedSpec, Places, Position, SinusoidalSpec
+from manyheads.parts.record import Attended, record
 from manyheads.parts.residual import NoResidualSpec, PreSpec
 from manyheads.parts.rope import RopeSpec
+from manyheads.parts.statistics import statistics
 from manyheads.spec import SLOTS, SpecError
 from manyheads.train.loop import train as train_run
 from manyheads.train.run import made_ready, read_run
@@ -1136,3 +1143,151 @@ def test_k1_k2_one_temperature_for_attention_and_the_head():
     logits = model.head(h, table=table, padding=None)
     assert logits.mean().item() == pytest.approx(0, abs=0.05)
     assert logits.var().item() == pytest.approx(1, rel=0.05)
+
+
+# --------------------------------------------------------------------------------------------------- J: loss shaping
+
+
+def shaped_loss(model, ids, *shaping, padding=None):
+    """L_LM of a causal model and its terms, summed and counted."""
+    batch = Batch(Inputs(ids, padding=padding), ids if padding is None else ids.masked_fill(padding, -100))
+    return shaped(CausalSpec(), [ShapingSpec.choose(term) for term in shaping], model, batch)
+
+
+def decoder_with(query, **changes):
+    """A decoder whose queries are multiplied by a number: 0 looks everywhere alike, a large one at one place."""
+    model = made(kinds.decoder(position="sinusoidal", **changes))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if ".attention.query." in name:
+                parameter.mul_(query)
+    return model
+
+
+def test_j1_a_head_as_a_dependency_relation():
+    text, heads, labels = "I prefer the morning flight", [1, -1, 4, 4, 1], ["nsubj", "root", "det", "nmod", "dobj"]
+    words = text.split()
+    tokenizer = TokenizerSpec.choose("words").make([text])
+
+    def target(**how):
+        (links,) = arcs([text], [heads], [labels], tokenizer, **how)
+        matrix = torch.zeros(5, 5)
+        matrix[tuple(torch.from_numpy(links).T)] = 1.0
+        return matrix
+
+    parse = target(toward="head", relation=None)
+    assert parse.sum(1).tolist() == [1.0] * 5, "one head a word: one-hot in every row"
+    assert parse[words.index("flight"), words.index("prefer")] == 1
+    dobj = target(toward="dependents", relation="dobj")
+    assert dobj[words.index("prefer")].tolist() == [float(word == "flight") for word in words]
+    assert dobj.sum() == 1, "only prefer has a direct object"
+
+
+def test_j2_focus_is_the_mean_entropy():
+    ids, focus = tokens(length=LENGTH), {"kind": "focus"}
+    uniform = shaped_loss(decoder_with(0.0), ids, focus).terms["focus"].mean
+    assert uniform == pytest.approx(sum(math.log(t) for t in range(1, LENGTH + 1)) / LENGTH, abs=1e-10)
+    core, q = plain(3), torch.zeros(7, 3, dtype=torch.float64)
+    everywhere = statistics(core, q[None, None], q[None, None], mask=open_mask(7, 7), places=places(7, 7))
+    torch.testing.assert_close(everywhere.entropy, torch.full((1, 1, 7), math.log(7), dtype=torch.float64))
+    assert shaped_loss(decoder_with(1e5), ids, focus).terms["focus"].mean == pytest.approx(0.0, abs=1e-6), "one-hot"
+    model = decoder_with(1.0)
+    with record(model) as seen:
+        model(ids)
+    alpha = torch.stack([one.weights() for one in seen])  # L×B×K×T×T
+    expected = (alpha * -torch.where(alpha > 0, alpha, 1.0).log()).sum((0, 2, 3, 4)) / (alpha.shape[2] * LENGTH * len(seen))
+    found = shaped_loss(model, ids, focus).terms["focus"]
+    assert found.mean == pytest.approx(float(expected.mean().detach()), abs=1e-10)
+    (found.total / found.count).backward()
+    for name, parameter in model.named_parameters():
+        if ".attention.query.weight" in name or ".attention.key.weight" in name:
+            with torch.no_grad():
+                step = 1e-6 * torch.randn_like(parameter).sign()
+                values = []
+                for sign in (1, -1):
+                    parameter.add_(sign * step)
+                    values.append(shaped_loss(model, ids, focus).terms["focus"].mean)
+                    parameter.sub_(sign * step)
+            assert (values[0] - values[1]) / 2 == pytest.approx(float((parameter.grad * step).sum()), rel=1e-4, abs=1e-13)
+
+
+@pytest.mark.parametrize("core", choices("core"), ids=named)
+def test_j2_nothing_times_its_logarithm_is_nothing(core):
+    """Weights that are exactly 0, by a mask or because another is 1, give no NaN, forward or backward."""
+    model = decoder_with(1e5, core=core)
+    padding = torch.tensor([[True] * 3 + [False] * (LENGTH - 3), [False] * LENGTH])
+    terms = shaped_loss(model, tokens(), {"kind": "focus"}, {"kind": "near"}, padding=padding).terms
+    sum(term.total for term in terms.values()).backward()
+    assert all(term.total.isfinite() and term.total > -1e-4 for term in terms.values())
+    assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
+@given(length=st.integers(1, 4096), most=st.floats(0.5, 1e4), seed=seeds, sharp=st.sampled_from([0.0, 1.0, 30.0]))
+def test_j3_near_never_costs_more_than_its_most(length, most, seed, sharp):
+    torch.manual_seed(seed)
+    core, q = DotSpec().build(1, 2, 2), torch.randn(1, 1, length, 2)
+    seen = Attended(
+        "x", core, sharp * q, torch.randn(1, 1, length, 2), q, open_mask(length, length, causal=True), places(length, length), None
+    )
+    near = ShapingSpec.choose({"kind": "near", "most": most})
+    found = near.total(Look(Place("x", "self", "decoder", 0, 1, MaskSpec()), seen, None), None)
+    assert 0 <= float(found) <= most * length * (1 + 1e-6)
+
+
+def test_j3_who_looks_at_itself_pays_nothing_and_an_outlier_at_most_the_most():
+    near = ShapingSpec.choose({"kind": "near", "most": 50.0})
+    place, q = Place("x", "self", "encoder", 0, 1, MaskSpec()), 100 * torch.eye(64, dtype=torch.float64)[None, None]
+
+    def cost(k):
+        return float(near.total(Look(place, Attended("x", plain(64), q, k, q, open_mask(64, 64), places(64, 64), None), None), None))
+
+    assert cost(q) == 0.0
+    far = q.clone()
+    far[0, 0, [0, 63]] = far[0, 0, [63, 0]]  # the first looks at the last, and the last at the first
+    assert cost(far) == 2 * 50.0
+    close = q.clone()
+    close[0, 0, [5, 6]] = close[0, 0, [6, 5]]
+    assert cost(close) == 2 * 1.0
+
+
+def test_j4_the_total_is_the_loss_and_its_terms():
+    ids, model = tokens(), decoder_with(1.0)
+    term = {"kind": "focus", "weight": 0.3}
+    score = shaped_loss(model, ids, term)
+    counts = {"focus": score.terms["focus"].count}
+    loss = total(score, score.count, [ShapingSpec.choose(term)], counts)
+    torch.testing.assert_close(loss, score.total / score.count + 0.3 * score.terms["focus"].total / counts["focus"])
+    assert score.mean == pytest.approx(shaped_loss(model, ids).mean, abs=0), "the objective's own value is not touched"
+
+
+def test_j4_lambda_is_comparable_over_sizes_unless_a_sum_is_asked_for():
+    """Attention that is uniform costs the same a row, whatever the number of heads, layers and texts."""
+    ids = tokens(batch=4)
+    means, sums = [], []
+    for heads, layers, batch in ((2, 2, 1), (4, 2, 1), (2, 6, 1), (2, 2, 4)):
+        model = decoder_with(0.0, attention={"heads": heads}, layers=layers)
+        mean, whole = (
+            shaped_loss(model, ids[:batch], {"kind": "focus", "normalised": normalised}).terms["focus"].mean for normalised in (True, False)
+        )
+        means.append(mean)
+        sums.append(whole / mean)
+    assert means == pytest.approx([means[0]] * 4, abs=1e-12)
+    assert sums == pytest.approx([heads * layers * LENGTH for heads, layers in ((2, 2), (4, 2), (2, 6), (2, 2))])
+
+
+def test_j4_the_terms_come_from_the_fast_path():
+    """No tensor of length × length is made, forward or backward, and a run that is looked at gives the same bits."""
+    length = 141  # which nothing else is
+    model, ids = decoder_with(1.0), tokens(length=length)
+
+    class NoSquare(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            made = func(*args, **(kwargs or {}))
+            for tensor in made if isinstance(made, tuple | list) else (made,):
+                assert not isinstance(tensor, torch.Tensor) or tensor.shape[-2:] != (length, length), func
+            return made
+
+    with NoSquare():
+        score = shaped_loss(model, ids, {"kind": "focus"}, {"kind": "near"})
+        (score.total + sum(term.total for term in score.terms.values())).backward()
+    assert torch.equal(score.total, shaped_loss(model, ids).total)

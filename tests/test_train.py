@@ -53,11 +53,16 @@ OBJECTIVES = {
         "model": {"encoder": TOWER | PATCHES, "decoder": TOWER | RESTORED, "head": {"kind": "pixels", "pixels": 4}},
         "data": "digits",
     },
+    "shaped": {
+        "model": {"vocab": "tokenizer", "encoder": TOWER, "decoder": {"like": "encoder", "embed": "shared", "cross": True}},
+        "data": SEQUENCE,
+        "shaping": [{"kind": "focus"}, {"kind": "near", "most": 9.0}],
+    },
 }
 
 
 def described(name, **train):
-    objective = {"kind": "seq2seq", "smoothing": 0.1} if name in ("seq2seq", "recurrent") else {"kind": name}
+    objective = {"kind": "seq2seq", "smoothing": 0.1} if name in ("seq2seq", "recurrent", "shaped") else {"kind": name}
     usual = {"steps": 6, "tokens": 200, "accumulate": 2, "save_every": 2, "evaluate_every": 3, "evaluate_rows": 20}
     optim = {"rate": 3e-3, "schedule": {"kind": "cosine", "warmup": 2}}
     return OBJECTIVES[name] | {"seed": 5, "objective": objective, "optim": optim, "train": usual | train}

@@ -123,14 +123,18 @@ class FileSpec(DataSpec):
             train, validation = self.split(train)
         counts = f"{len(train):,} {self.each} to learn from, {len(validation):,} to validate, {len(test):,} to test"
         about = "; ".join((f"{self.path}: {counts}", *(f"{count:,} lines {fault}" for fault, count in faults.items())))
-        return self.joined(Corpus(self.names, train, validation, test, one_line(about)))
+        return self.joined(Corpus(self.columns(), train, validation, test, one_line(about)))
+
+    def columns(self) -> tuple[str, ...]:
+        """What a row holds."""
+        return self.names
 
     def other(self, path: str) -> Corpus:
         """Another file of the same form: all of it to validate, nothing to learn from."""
         faults: Counter[str] = Counter()
         rows = self._read(path, faults)
         about = "; ".join((f"{path}: {len(rows):,} {self.each}", *(f"{count:,} lines {fault}" for fault, count in faults.items())))
-        return self.joined(Corpus(self.names, [], rows, [], one_line(about)))
+        return self.joined(Corpus(self.columns(), [], rows, [], one_line(about)))
 
     def joined(self, corpus: Corpus) -> Corpus:
         """The rows together with what stands in other files."""
@@ -313,6 +317,9 @@ class TableSpec(FileSpec):
 
     fields: Columns
 
+    def columns(self) -> tuple[str, ...]:
+        return self.names[: len(self.fields)]
+
     def rows(self, path: Path, faults: Counter[str]) -> Iterator[Row]:
         if path.is_dir():
             raise DataError(f"{path} is a folder, expected a .tsv or .jsonl file")
@@ -344,8 +351,8 @@ class TableSpec(FileSpec):
 
     def _places(self, first: list[str], at: str) -> list[int]:
         """Which columns are meant: by the names of a header, by number, or the first ones where nothing was said."""
-        if self.fields == self.names and not set(self.names) & set(first):
-            return list(range(len(self.names)))
+        if self.fields == self.columns() and not set(self.fields) & set(first):
+            return list(range(len(self.fields)))
         if missing := [name for name in self.fields if isinstance(name, str) and name not in first]:
             raise DataError(f"{at} has no column {quoted(missing[0])}{nearest(missing[0], first)}; columns can be given by number, from 0")
         return [first.index(name) if isinstance(name, str) else name for name in self.fields]
@@ -359,7 +366,7 @@ class TableSpec(FileSpec):
             raise DataError(f"{at} holds {quoted(found)}, expected one object a line")
         if missing := [name for name in self.fields if name not in found]:
             raise DataError(f"{at} has no field {quoted(missing[0])}{nearest(str(missing[0]), found)}")
-        return tuple(self._value(found[name], meant, f"{at}, {name}") for name, meant in zip(self.fields, self.names, strict=True))
+        return tuple(self._value(found[name], meant, f"{at}, {name}") for name, meant in zip(self.fields, self.columns(), strict=True))
 
     def _value(self, value: Any, name: str, at: str) -> str:
         if name == "label" and isinstance(value, int):  # true and false too
@@ -369,17 +376,17 @@ class TableSpec(FileSpec):
         return value
 
 
-def _columns(*names: str) -> Any:
-    meaning = "the columns: names in the first line of a .tsv or in each object of a .jsonl, or numbers from 0"
-    return field(names, meaning, strict=False, min_length=len(names), max_length=len(names))
+def _columns(*names: str, more: str = "") -> Any:
+    meaning = f"the columns: names in the first line of a .tsv or in each object of a .jsonl, or numbers from 0{more and f'; {more}'}"
+    return field(names, meaning, strict=False, min_length=len(names), max_length=len(names) + bool(more))
 
 
 class PairsSpec(TableSpec, kind="pairs"):
     """Source and target, such as a sentence and its translation, from a .tsv or .jsonl file"""
 
-    names: ClassVar[tuple[str, ...]] = ("source", "target")
+    names: ClassVar[tuple[str, ...]] = ("source", "target", "alignment")
     each: ClassVar[str] = "pairs"
-    fields: Columns = _columns("source", "target")
+    fields: Columns = _columns("source", "target", more="a third is the alignment of their words, 0-0 1-2, for guided attention")
 
 
 class LabelsSpec(TableSpec, kind="labels"):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import ClassVar, Literal
 
+import numpy as np
 import torch
 from pydantic import StrictInt
 from torch import Tensor
@@ -81,7 +82,13 @@ class ShapingSpec(Part, slot="shaping"):
                 raise SpecError(f"there is no {wrong[0]} among {count}; they count from 0 to {count - 1}", (name,))
             if given and len(set(given)) < len(given):
                 raise SpecError("names one twice", (name,))
-        return [place for place in fitting if self.layers is None or place.layer in self.layers]
+        chosen = [place for place in fitting if self.layers is None or place.layer in self.layers]
+        if not chosen:
+            raise SpecError(f"{self.kind} finds nothing to look at in them", ("layers",))
+        return chosen
+
+    def check(self, objective: str) -> None:
+        """Refuses an objective, by its kind, that it cannot stand beside."""
 
     def asked(self, model: Model, batch: Batch) -> int:
         """What the sum is divided by, known before the run: heads × real rows × layers, or the texts."""
@@ -145,9 +152,21 @@ class GuidedSpec(ShapingSpec, kind="guided"):
         return super().places(model) if self.where == meant else self.changed(where=meant).places(model)
 
     @property
+    def fields(self) -> tuple[str, ...]:
+        """Which the data must have."""
+        if self.by == "alignment":
+            return ("source", "target", "alignment")
+        return ("text", "arcs") if self.relation is None else ("text", "arcs", "relations")
+
+    @property
     def guide(self) -> str:
         """Which links of a batch are its own."""
         return self.by if self.by == "alignment" else f"{self.toward} {self.relation or 'any'}"
+
+    def check(self, objective: str) -> None:
+        if objective not in self.objectives[self.by]:
+            known = ", ".join(self.objectives[self.by])
+            raise SpecError(f"'{self.by}' is for {known}, where every token keeps its place, and this run learns {objective}", ("by",))
 
     def rows(self, place: Place, model: Model, batch: Batch) -> int:
         text, query, _ = self.targets(place, batch)
@@ -172,6 +191,20 @@ class GuidedSpec(ShapingSpec, kind="guided"):
         _, row, count = torch.stack((text, query)).unique(dim=1, return_inverse=True, return_counts=True)
         logs_HN = look.attended.log_weights((text, query, key))
         return -((logs_HN if self.heads is None else logs_HN[list(self.heads)]) / count[row]).sum()
+
+
+def with_links(batch: Batch, objective: ObjectiveSpec, links: dict[str, list[np.ndarray]]) -> Batch:
+    """The batch with the links of its rows, N×2 each, moved to where its tokens stand.
+
+    A word is read behind what the objective puts before a text; it is written one place earlier, where the token before it is read.
+    """
+    before = objective.frame.split().index("$A")
+    moved = {}
+    for guide, rows in links.items():
+        shift = (0, 0, before) if guide == "alignment" else (0, before, before)
+        numbered = [np.insert(row, 0, text, axis=1) + np.array(shift) for text, row in enumerate(rows)]
+        moved[guide] = torch.from_numpy(np.concatenate(numbered))
+    return replace(batch, links=moved)
 
 
 # ------------------------------------------------------------------------------------------------------ what is looked at

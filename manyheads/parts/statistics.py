@@ -27,7 +27,7 @@ from manyheads.parts.mask import Mask
 from manyheads.parts.position import Places
 
 ROWS = 1024  # in one fused call; positions are counted from their middle, so that in float32 a squared distance is true to 0.1
-COLUMNS = 16  # the kernels are fast where there is a multiple of these
+COLUMNS = 8  # the kernels are fast where there is a multiple of these
 
 Cells = tuple[Tensor, Tensor, Tensor]  # of N cells: the text, the query, the key
 Span = tuple[slice, slice]  # rows, and the columns they can reach

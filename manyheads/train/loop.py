@@ -22,7 +22,7 @@ from manyheads.data.prepared import Ids
 from manyheads.generate.sample import Rules, sample
 from manyheads.model.build import Model, build, usable
 from manyheads.objective.score import NOTHING, Batch
-from manyheads.objective.shaping import asked, shaped, total
+from manyheads.objective.shaping import asked, shaped, total, with_links
 from manyheads.spec import LARGEST
 from manyheads.train.board import following
 from manyheads.train.checkpoint import NotFiniteError, chosen, newest, restore, save, size_of, skipped, steps
@@ -171,9 +171,10 @@ class Stream:
             at.epoch, at.index = at.epoch + 1, 0
         chance = np.random.default_rng([self.ready.run.seed, at.epoch, at.index])
         self.rows = tuple(int(i) for i in self.batches()[at.index])
-        rows = [self.ready.rows[i] for i in self.rows]
         at.index += 1
-        return self.ready.run.objective.batch(rows, self.ready.tokens, chance)
+        batch = self.ready.run.objective.batch([self.ready.rows[i] for i in self.rows], self.ready.tokens, chance)
+        links = {guide: [rows[i] for i in self.rows] for guide, rows in self.ready.links.items()}
+        return with_links(batch, self.ready.run.objective, links) if links else batch
 
 
 def train(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from dataclasses import field as made
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
@@ -13,13 +14,14 @@ import torch
 
 from manyheads.convert.opened import Opened
 from manyheads.data import builtin, pictures  # noqa: F401  (fill the slot)
+from manyheads.data.links import Links, aligned, arcs
 from manyheads.data.prepared import Cut, Encoded, Ids, Rows, tokenizer_for, tokenizer_of
 from manyheads.data.source import NO_TEXT, Corpus, DataSpec, Row
 from manyheads.data.tokens import CheckpointTokenizerSpec, TokenizerFileSpec, TokenizerSpec, WordsSpec
 from manyheads.model.spec import ModelSpec, read_model
 from manyheads.objective import language, pairs, pooled  # noqa: F401  (fill the slot)
 from manyheads.objective.score import ObjectiveSpec, Tokens
-from manyheads.objective.shaping import ShapingSpec
+from manyheads.objective.shaping import GuidedSpec, ShapingSpec
 from manyheads.parts.embed import PatchesSpec
 from manyheads.spec import Spec, SpecError, Tree, field, in_file, located, nearest, override, parse, quoted, read_toml
 from manyheads.train.lora import LoraSpec
@@ -88,6 +90,7 @@ class RunSpec(Spec):
         for i, shaping in enumerate(self.shaping):
             with located("shaping", i):
                 shaping.places(self.model)
+                shaping.check(self.objective.kind)
         if self.lora is not None and self.start is None:
             raise SpecError("is a change of low rank to trained weights: say with start = … whose", ("lora",))
 
@@ -133,6 +136,7 @@ class Ready:
     unseen: Ids
     cut: tuple[int, int] = (0, 0)  # of these and those, how many were too long
     start: Opened | None = None
+    links: dict[str, list[Links]] = made(default_factory=dict)  # who should look where in each row, by what a guide is called
 
 
 def with_tokenizer(run: RunSpec, start: Opened | None = None) -> tuple[Corpus, Any, Tokens]:
@@ -166,7 +170,7 @@ def made_ready(run: RunSpec) -> Ready:
     most = limits(run, fields, spec, tokens)
     cut, also_cut = Cut(rows, most), Cut(unseen, most)
     shown: tuple[Ids, Ids] = (cut, also_cut) if most else (rows, unseen)
-    return Ready(run, spec, corpus, tokenizer, tokens, labels, *shown, (cut.count, also_cut.count), start)
+    return Ready(run, spec, corpus, tokenizer, tokens, labels, *shown, (cut.count, also_cut.count), start, guides(run, corpus, tokenizer))
 
 
 def with_extra(tokenizer: Any, run: RunSpec, start: Opened | None) -> Tokens:
@@ -217,6 +221,23 @@ def limits(run: RunSpec, fields: Sequence[str], spec: ModelSpec, tokens: Tokens)
             found[name] = min(most) - run.objective.room(tokens)
             if found[name] < 1:
                 raise SpecError(f"a text of {min(most)} tokens has no room for one of its own beside those around it", ("train", "longest"))
+    return found
+
+
+def guides(run: RunSpec, corpus: Corpus, tokenizer: Any) -> dict[str, list[Links]]:
+    """What the rows to learn from say of who should look where, for each term that asks."""
+    found: dict[str, list[Links]] = {}
+    for i, guided in enumerate(run.shaping):
+        if not isinstance(guided, GuidedSpec) or guided.guide in found:
+            continue
+        if missing := [name for name in guided.fields if name not in corpus.fields]:
+            raise SpecError(f"guided needs {missing[0]}, and {run.data.kind} gives {', '.join(corpus.fields)}", ("shaping", i))
+        columns = {name: [row[corpus.fields.index(name)] for row in corpus.train] for name in guided.fields}
+        if guided.by == "alignment":
+            found[guided.guide] = aligned(columns["source"], columns["target"], columns["alignment"], tokenizer)
+        else:
+            said = columns["text"], columns["arcs"], columns.get("relations")
+            found[guided.guide] = arcs(*said, tokenizer, toward=guided.toward, relation=guided.relation)
     return found
 
 
