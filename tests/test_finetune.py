@@ -231,7 +231,8 @@ def test_another_vocabulary_is_refused_by_its_first_entry(data, tmp_path):
 def test_texts_that_are_too_long_are_cut_counted_and_said(name, most, data, tmp_path):
     """To what the run says, and in any case to what the model has places for."""
     kind, file = KINDS[name]
-    (data / file).write_text("\n".join(["\t".join([" ".join(["word5"] * 60)] * (1 + (kind == "pairs"))), *(data / file).read_text().splitlines()]))  # fmt: skip
+    long = "\t".join([" ".join(["word5"] * 60)] * (2 if kind == "pairs" else 1))
+    (data / file).write_text(f"{long}\n{(data / file).read_text()}")
     family = {"causal": "gpt2", "seq2seq": "t5", "masked": "bert"}[name]
     folder = saved(family, tmp_path / "start")
     for longest in (None, 7):
@@ -268,7 +269,7 @@ def test_what_is_frozen_does_not_change(data, tmp_path):
 # ------------------------------------------------------------------------------------------------ the same bits, and back
 
 
-@pytest.mark.parametrize("name", CASE)
+@pytest.mark.parametrize("name", ["classify", "seq2seq", "classify-lora", "causal-lora"])
 def test_a_run_that_is_killed_ends_in_the_same_bits(name, data, tmp_path):
     tree = case(name, tmp_path, data)
     assert in_a_process(tree, tmp_path / "whole") == 0
@@ -346,7 +347,7 @@ def test_a_frame_is_kept_through_two_runs(data, tmp_path):
 
 
 def test_learning_goes_on(data, tmp_path):
-    tree = case("classify", tmp_path, data, steps=60, evaluate_every=60, save_every=60)
+    tree = case("classify", tmp_path, data, steps=40, evaluate_every=40, save_every=40)
     ready = made_ready(read_run(tree))
     untrained = evaluate(first_model(ready)[0], ready)["loss"]
     *_, looked, _, _ = train(ready, tmp_path / "run")
@@ -374,13 +375,13 @@ def test_low_ranks_change_nothing_at_first_and_then_only_themselves(name, data, 
 
 @pytest.mark.parametrize("name", ["classify-lora", "causal-lora"])
 def test_peft_opens_the_adapter_and_gives_our_logits(name, data, tmp_path):
-    list(train(made_ready(read_run(case(name, tmp_path, data, steps=30))), tmp_path / "run"))
+    list(train(made_ready(read_run(case(name, tmp_path, data))), tmp_path / "run"))
     auto = transformers.AutoModelForCausalLM if name == "causal-lora" else transformers.AutoModelForSequenceClassification
     logger = transformers.utils.logging
     logger.set_verbosity_error()  # a new head is what is wanted here
     base = auto.from_pretrained(tmp_path / "start")
     logger.set_verbosity_warning()
-    (adapter,) = (tmp_path / "run" / "checkpoints").glob("step-00000030/adapter")
+    (adapter,) = (tmp_path / "run" / "checkpoints").glob("step-00000006/adapter")
     theirs = PeftModel.from_pretrained(base, adapter).eval()
     loaded = manyheads.load(tmp_path / "run")
     ids = loaded.encode([" ".join(WORDS[3:9])]).tokens

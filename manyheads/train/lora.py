@@ -53,7 +53,8 @@ class Lora(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.inner(x) + self.share * self.up(self.down(self.dropout(x)))
 
-    def whole(self) -> Tensor:
+    @property
+    def weight(self) -> Tensor:
         """W + (α/r)·BA"""
         return self.inner.weight + self.share * self.up.weight @ self.down.weight
 
@@ -87,7 +88,7 @@ def merged(model: Model) -> Model:
     with torch.no_grad():
         for name, _ in list(plain.named_parameters()):
             path, _, last = name.rpartition(".")
-            tensor = held[name] if path not in found else found[path].whole() if last == "weight" else held[f"{path}.inner.{last}"]
+            tensor = held[name] if path not in found else found[path].weight if last == "weight" else held[f"{path}.inner.{last}"]
             give(plain, tensor.dtype, name, tensor.detach())
     return plain.eval()
 
