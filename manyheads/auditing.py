@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from manyheads.checkpoint import Loaded, load
@@ -60,18 +59,15 @@ class Ours:
         self.picture: tuple[int, ...] | None = None
         embed = spec.encoder.embed if spec.encoder else None
         if isinstance(embed, PatchesSpec):
-            self.side = isqrt(embed.pixels // embed.channels)
-            if self.side**2 * embed.channels != embed.pixels:
-                raise ValueError(f"only square patches are audited, not {embed.pixels} numbers in {embed.channels} channels")
-            across = self.side * (isqrt(self.longest - embed.first) if self.longest else 3)
-            self.picture = (embed.channels, across, across)
+            across = embed.side * (isqrt(self.longest - embed.first) if self.longest else 3)
+            self.picture, self.cut = (embed.channels, across, across), embed.cut
             ratio = loaded.origin.config.get("mask_ratio") if loaded.origin else None
             self.hidden = ratio if isinstance(ratio, int | float) else 0.75  # the share that a masked autoencoder is not shown
 
     def logits(self, ids: Tensor, *, padding: Tensor | None = None, target: Tensor | None = None) -> Tensor:
         ids = ids.to(self.loaded.device)
         if self.picture:
-            patches = F.unfold(ids, self.side, stride=self.side).transpose(1, 2)
+            patches = self.cut(ids)
             shown = patches[:, : int(patches.shape[1] * (1 - self.hidden))]
             return self.loaded.logits(shown, patches) if self.loaded.paired else self.loaded.logits(patches)
         return self.loaded.logits(ids, target, padding)

@@ -26,6 +26,7 @@ from manyheads.convert.keys import ACTIVATIONS as THEIRS
 from manyheads.convert.keys import Rope
 from manyheads.convert.match import differences, fitting, plain
 from manyheads.convert.weights import Unused
+from manyheads.parts.embed import PatchesSpec
 from manyheads.parts.feedforward import ACTIVATIONS
 from manyheads.spec import SLOTS, to_tree
 
@@ -207,10 +208,8 @@ def picture(side=12, colours=3, batch=2):
 
 
 def patches(pictures, side=4):
-    """Pictures as rows of patches, colours before rows before columns, as a convolution reads them."""
-    batch, colours, height, width = pictures.shape
-    cut = pictures.reshape(batch, colours, height // side, side, width // side, side)
-    return cut.permute(0, 2, 4, 1, 3, 5).reshape(batch, -1, colours * side * side)
+    colours = pictures.shape[1]
+    return PatchesSpec(pixels=side * side * colours, channels=colours).cut(pictures)
 
 
 def both(ours, theirs, *, padding=None, hidden=False):

@@ -25,7 +25,7 @@ STANDS_ON = {
     "generate": {"model", "parts", "spec"},
     "inspect": {"model", "parts", "spec"},
     "objective": {"model", "parts", "spec"},
-    "train": {"convert", "data", "generate", "model", "objective", "spec"},
+    "train": {"convert", "data", "generate", "model", "objective", "parts", "spec"},
     "training": {"train"},
     "checkpoint": {"convert", "generate", "inspect", "model", "parts", "spec"},
     "demo": {"checkpoint", "inspect", "parts", "spec", "train", "training"},

@@ -23,6 +23,8 @@ from manyheads.train.optim import ScheduleSpec
 from manyheads.train.run import RunError, made_ready, read_run
 
 TOWER = {"layers": 1, "width": 16, "attention": {"kind": "heads", "heads": 2}, "feedforward": {"kind": "mlp", "hidden": 32}, "position": "sinusoidal", "residual": {"kind": "pre", "dropout": 0.1}}  # fmt: skip
+PATCHES = {"embed": {"kind": "patches", "pixels": 4, "channels": 1}}
+RESTORED = {"embed": "restored", "mask": {"causal": False}}
 SEQUENCE = {"kind": "sequence", "task": "reverse", "count": 400}
 OBJECTIVES = {
     "seq2seq": {
@@ -32,6 +34,20 @@ OBJECTIVES = {
     "recurrent": {"model": {"vocab": "tokenizer", "recurrent": {"width": 16}}, "data": SEQUENCE},
     "causal": {"model": {"vocab": "tokenizer", "decoder": TOWER}, "data": {"kind": "biographies", "people": 60}},
     "masked": {"model": {"vocab": "tokenizer", "encoder": TOWER, "head": "masked"}, "data": {"kind": "biographies", "people": 60}},
+    "spans": {
+        "model": {"vocab": "tokenizer", "encoder": TOWER, "decoder": {"like": "encoder", "embed": "shared", "cross": True}},
+        "data": {"kind": "biographies", "people": 60},
+    },
+    "infill": {"model": {"vocab": "tokenizer", "decoder": TOWER}, "data": {"kind": "biographies", "people": 60}},
+    "contrastive": {
+        "model": {"vocab": "tokenizer", "encoder": TOWER, "head": {"kind": "vector", "pool": "mean"}},
+        "data": {"kind": "sequence", "task": "reverse", "count": 400},
+    },
+    "classify": {"model": {"encoder": TOWER | PATCHES, "head": {"kind": "classes", "classes": 10, "pool": "mean"}}, "data": "digits"},
+    "patches": {
+        "model": {"encoder": TOWER | PATCHES, "decoder": TOWER | RESTORED, "head": {"kind": "pixels", "pixels": 4}},
+        "data": "digits",
+    },
 }
 
 

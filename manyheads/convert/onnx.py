@@ -16,12 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.convert.config import write_config
-from manyheads.convert.families.vit import Picture
+from manyheads.convert.families import vit
 from manyheads.convert.files import check_free, published
 from manyheads.convert.folder import Origin, write_beside
 from manyheads.model.build import Model
 from manyheads.model.spec import ModelSpec, TowerSpec
 from manyheads.parts.batch import Inputs
+from manyheads.parts.embed import PatchesSpec
 from manyheads.spec import one_line
 
 
@@ -69,34 +70,24 @@ class Taken:
         return {i: size for i, size in enumerate(self.sizes) if isinstance(size, str)}
 
 
-@dataclass(frozen=True)
-class Cut:
-    """How a picture becomes patches: colours before rows before columns, as a convolution reads them."""
-
-    size: int
-    side: int  # of a patch
-    colours: int
-
-    def patches(self, pictures: Tensor) -> Tensor:
-        cut = pictures.unflatten(3, (-1, self.side)).unflatten(2, (-1, self.side))  # batch, colour, down, row, across, column
-        return cut.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
+Picture = tuple[int, int, int]  # colours, height and width
 
 
-def picture_of(spec: ModelSpec, origin: Origin | None) -> Cut | None:
-    """How the family that a model came from cuts its pictures; without one, a model is given patches."""
+def picture_of(spec: ModelSpec, origin: Origin | None) -> Picture | None:
+    """The pictures of the family that a model came from; without one, a model is given patches."""
     reads_pictures = spec.encoder is not None and spec.encoder.embed.reads == "patches"
     if origin is None or not reads_pictures:
         return None
-    said = write_config([Picture()], spec)
-    return Cut(said["image_size"], said["patch_size"], said["num_channels"])
+    said = write_config([vit.Picture()], spec)
+    return said["num_channels"], said["image_size"], said["image_size"]
 
 
-def first_inputs(tower: TowerSpec, picture: Cut | None) -> dict[str, Taken]:
+def first_inputs(tower: TowerSpec, picture: Picture | None) -> dict[str, Taken]:
     """What the tower takes that reads first."""
     if tower.embed.reads == "patches":
         if picture is None:
             return {"patches": Taken(("batch", "length", tower.embed.patch() or 1), torch.float32)}
-        return {"pixel_values": Taken(("batch", picture.colours, picture.size, picture.size), torch.float32)}
+        return {"pixel_values": Taken(("batch", *picture), torch.float32)}
     given = {"input_ids": EACH_TOKEN, "attention_mask": EACH_TOKEN}
     for name, field in (("token_type_ids", "types"), ("task_type_ids", "tasks")):
         if getattr(tower.embed, field, 0) > 1:
@@ -109,7 +100,7 @@ def first_inputs(tower: TowerSpec, picture: Cut | None) -> dict[str, Taken]:
 EACH_TOKEN = Taken(("batch", "length"))
 
 
-def inputs_of(spec: ModelSpec, picture: Cut | None) -> dict[str, Taken]:
+def inputs_of(spec: ModelSpec, picture: Picture | None) -> dict[str, Taken]:
     """All that a model takes, by the names that other ONNX files have for it."""
     if spec.recurrent:
         raise ValueError(
@@ -132,9 +123,9 @@ def inputs_of(spec: ModelSpec, picture: Cut | None) -> dict[str, Taken]:
 class Drawn(nn.Module):
     """A model that is given plain tensors, in the order of its inputs; the mask of attention is 1 at real tokens."""
 
-    def __init__(self, model: Model, picture: Cut | None) -> None:
+    def __init__(self, model: Model, picture: Picture | None) -> None:
         super().__init__()
-        self.model, self.picture = model, picture
+        self.model = model
         self.takes = inputs_of(model.spec, picture)
         kind = model.spec.head.kind
         self.gives = {"none": "last_hidden_state", "vector": "sentence_embedding"}.get(kind, "logits")
@@ -149,8 +140,11 @@ class Drawn(nn.Module):
         return self.model(given["decoder_input_ids"], source) if "decoder_input_ids" in given else self.model(source)
 
     def source(self, given: dict[str, Tensor]) -> Inputs:
-        if "pixel_values" in given and self.picture is not None:
-            return Inputs(self.picture.patches(given["pixel_values"]))
+        if "pixel_values" in given:
+            encoder = self.model.spec.encoder
+            assert encoder is not None
+            assert isinstance(encoder.embed, PatchesSpec)
+            return Inputs(encoder.embed.cut(given["pixel_values"]))
         if "patches" in given:
             return Inputs(given["patches"])
         return Inputs(

@@ -29,9 +29,10 @@ def fingerprint(tokenizer: Tokenizer) -> str:
     return hashlib.sha256(tokenizer.to_str().encode()).hexdigest()
 
 
-def encoded(rows: Sequence[Row], tokenizer: Tokenizer, fields: Sequence[str], labels: Sequence[str]) -> Iterator[list[NDArray[Any]]]:
-    """Each row as an array a field: of ids, of the number of its class, or the picture as it is."""
-    tokenizer.encode_special_tokens = True  # a text that says </s> remains a text; no file keeps this
+def encoded(rows: Sequence[Row], tokenizer: Tokenizer | None, fields: Sequence[str], labels: Sequence[str]) -> Iterator[list[NDArray[Any]]]:
+    """Each row as an array a field: of ids, of the number of its class, of the places of heads, or the picture as it is."""
+    if tokenizer is not None:
+        tokenizer.encode_special_tokens = True  # a text that says </s> remains a text; no file keeps this
     number = {label: i for i, label in enumerate(labels)}
     for start in range(0, len(rows), AT_ONCE):
         columns = []
@@ -42,16 +43,19 @@ def encoded(rows: Sequence[Row], tokenizer: Tokenizer, fields: Sequence[str], la
                 if unknown := [label for label in column if label not in number]:
                     raise DataError(f"the label {quoted(unknown[0])} is none of the {len(number)} classes")
                 columns.append([np.array([number[label]], np.int64) for label in column])
+            elif name == "arcs":
+                columns.append([np.array(heads, np.int64) for heads in column])
             else:
+                assert tokenizer is not None
                 found = tokenizer.encode_batch_fast(list(column), add_special_tokens=False)
                 columns.append([np.array(one.ids, np.int64) for one in found])
         yield from map(list, zip(*columns, strict=True))
 
 
 class Encoded:
-    """Rows as ids in memory: what `Rows` is for files."""
+    """Rows as ids in memory: what `Rows` is for files. Where no field is a text, no tokenizer is needed."""
 
-    def __init__(self, rows: Sequence[Row], tokenizer: Tokenizer, fields: Sequence[str], labels: Sequence[str] = ()) -> None:
+    def __init__(self, rows: Sequence[Row], tokenizer: Tokenizer | None, fields: Sequence[str], labels: Sequence[str] = ()) -> None:
         self.fields, self.labels = tuple(fields), tuple(labels)
         self.rows = [tuple(row) for row in encoded(rows, tokenizer, fields, labels)]
 
@@ -77,8 +81,8 @@ def prepare(corpus: Corpus, tokenizer: Tokenizer, folder: str | Path) -> Path:
     folder = Path(folder)
     if folder.exists():
         raise DataError(f"{folder} is there already: remove it or name another")
-    if "picture" in corpus.fields:
-        raise DataError("pictures have no ids to prepare; they are used as they are")
+    if found := [name for name in ("picture", "arcs") if name in corpus.fields]:
+        raise DataError(f"{'pictures' if found == ['picture'] else 'arcs'} have no ids to prepare; they are used as they are")
     draft = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.tmp")
     draft.mkdir(parents=True)
     try:

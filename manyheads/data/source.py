@@ -1,14 +1,16 @@
-"""What samples there are: the user's own files, read with care, and what every other source hands over."""
+"""What samples there are: the user's own files of text, read with care, and what every other source hands over."""
 
 from __future__ import annotations
 
 import gzip
 import hashlib
 import json
+import re
 import zlib
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from dataclasses import field as made
 from pathlib import Path
@@ -18,7 +20,8 @@ from pydantic import Field, StrictInt, StrictStr
 
 from manyheads.spec import Part, field, nearest, one_line, parse, quoted
 
-Row = tuple[Any, ...]  # a text by field; a class label is a text too, a picture a numpy array
+Row = tuple[Any, ...]  # a text by field; a class label is a text too, a picture a numpy array, arcs a tuple of places
+NO_TEXT = ("label", "picture", "arcs")  # fields that no tokenizer reads
 
 LARGEST_FILE = 1 << 36  # bytes, once unpacked
 LARGEST_RATIO = 200  # bytes unpacked for each one packed; text needs 3 to 20
@@ -136,8 +139,9 @@ class FileSpec(DataSpec):
     def split(self, rows: list[Row]) -> tuple[list[Row], list[Row]]:
         """Some rows held out by the hash of what is given (the first field), so neither order nor a repeated row matters."""
         wanted = min(max(1, round(len(rows) * self.held_out)), MOST_HELD_OUT)
-        groups = Counter(row[0] for row in rows)
-        held: set[str] = set()
+        given = [self.given(row) for row in rows]
+        groups = Counter(given)
+        held: set[str | bytes] = set()
         for text in sorted(groups, key=digest):
             if groups[text] <= wanted:
                 held.add(text)
@@ -149,11 +153,47 @@ class FileSpec(DataSpec):
         if not held or len(held) == len(groups):
             counts = f"{len(rows):,} {self.each}, {len(groups):,} of them different"
             raise DataError(f"{self.path} has {counts}: too few to hold one out; name a file for validation")
-        return [row for row in rows if row[0] not in held], [row for row in rows if row[0] in held]
+        pairs = list(zip(rows, given, strict=True))
+        return [row for row, text in pairs if text not in held], [row for row, text in pairs if text in held]
+
+    def given(self, row: Row) -> str | bytes:
+        """What a model is given of a row, of which none is to be in two splits."""
+        text: str = row[0]
+        return text
 
 
-def digest(text: str) -> bytes:
-    return hashlib.blake2b(text.encode(), digest_size=16).digest()
+def digest(text: str | bytes) -> bytes:
+    return hashlib.blake2b(text.encode() if isinstance(text, str) else text, digest_size=16).digest()
+
+
+@contextmanager
+def unpacked(path: Path) -> Iterator[Unpacked]:
+    """The bytes of a file; a gzip file is unpacked as it is read. What goes wrong on the way is a sentence."""
+    try:
+        with path.open("rb") as plain:
+            packed = plain.read(2) == b"\x1f\x8b"
+            plain.seek(0)
+            size = path.stat().st_size
+            with gzip.open(plain) if packed else plain as file:
+                yield Unpacked(path, cast(Any, file), size if packed else 0)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(f"{path} is a broken gzip file: {error}") from None
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}") from None
+
+
+@dataclass
+class Unpacked:
+    """A file that is being read; `packed` is its size where it is a gzip file, otherwise 0."""
+
+    path: Path
+    file: Any
+    packed: int
+
+    def check(self, end: int, what: str = "text") -> None:
+        """Refuses to be read beyond what there can be."""
+        if end > LARGEST_FILE or (self.packed and end > max(1 << 20, LARGEST_RATIO * self.packed)):
+            raise DataError(f"{self.path} unpacks to more than {end:,} bytes from {self.packed:,}: too many to be {what}")
 
 
 @dataclass
@@ -169,24 +209,14 @@ class Lines:
     faults: Counter[str] = made(default_factory=Counter)
 
     def __iter__(self) -> Iterator[tuple[int, str]]:
-        try:
-            with self.path.open("rb") as plain:
-                packed = plain.read(2) == b"\x1f\x8b"
-                plain.seek(0)
-                size = self.path.stat().st_size
-                with gzip.open(plain) if packed else plain as file:
-                    yield from self._lines(cast(Any, file), size if packed else 0)
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise DataError(f"{self.path} is a broken gzip file: {error}") from None
-        except OSError as error:
-            raise DataError(f"cannot read {self.path}: {error.strerror or error}") from None
+        with unpacked(self.path) as source:
+            yield from self._lines(source)
 
-    def _lines(self, file: Any, packed: int) -> Iterator[tuple[int, str]]:
+    def _lines(self, source: Unpacked) -> Iterator[tuple[int, str]]:
         number = offset = 0
-        while raw := file.readline(4 * self.longest + 3):
+        while raw := source.file.readline(4 * self.longest + 3):
             end = offset + len(raw)
-            if end > LARGEST_FILE or (packed and end > max(1 << 20, LARGEST_RATIO * packed)):
-                raise DataError(f"{self.path} unpacks to more than {end:,} bytes from {packed:,}: too many to be text")
+            source.check(end)
             if len(raw) > 4 * self.longest + 2:  # no character takes more than four bytes
                 raise self._too_long(number + 1)
             if offset == 0 and raw.startswith(b"\xef\xbb\xbf"):
@@ -395,3 +425,53 @@ class QueriesSpec(TableSpec, kind="queries"):
     def _value(self, value: Any, name: str, at: str) -> str:
         an_id = self.documents is not None and name == "document"
         return str(value) if an_id and type(value) is int else super()._value(value, name, at)
+
+
+class ConlluSpec(FileSpec, kind="conllu"):
+    """Sentences and their dependency trees, from a .conllu file: the words with single spaces between, and the place of each word's head
+
+    Places are counted from 0, and −1 is the head of the root. Of a multiword token (3-4) its words are read, an empty node (5.1) is no
+    word; a space within a word becomes _. universaldependencies.org/format.html.
+    """
+
+    names: ClassVar[tuple[str, ...]] = ("text", "arcs")
+    each: ClassVar[str] = "sentences"
+
+    def rows(self, path: Path, faults: Counter[str]) -> Iterator[Row]:
+        if path.is_dir():
+            raise DataError(f"{path} is a folder, expected a .conllu file")
+        words: list[str] = []
+        heads: list[int] = []
+        number = 0
+        for number, line in Lines(path, self.encoding_errors, self.longest_line, faults):
+            if not line.strip():
+                yield from sentence(words, heads, f"{path}, line {number:,}")
+                words, heads = [], []
+            elif not line.startswith("#"):
+                self._word(line, words, heads, f"{path}, line {number:,}")
+        yield from sentence(words, heads, f"{path}, line {number:,}")
+
+    def _word(self, line: str, words: list[str], heads: list[int], at: str) -> None:
+        """Adds the word of one line, if it holds one."""
+        cells = line.split("\t")
+        if len(cells) != 10:
+            raise DataError(f"{at} has {len(cells)} columns, expected 10, separated by tabs: {quoted(line)}")
+        place, word, head = cells[0], cells[1], cells[6]
+        if not place.isdecimal() and all(piece.isdecimal() for piece in re.split("[-.]", place, maxsplit=1)):
+            return  # a multiword token, or an empty node
+        if place != str(len(words) + 1):
+            raise DataError(f"{at} is word {quoted(place)}, expected {len(words) + 1}: words are counted from 1 in each sentence")
+        if not word.strip():
+            raise DataError(f"{at} has no word in its second column")
+        if not (head.isascii() and head.isdecimal() and len(head) < 10) or int(head) == len(words) + 1:
+            raise DataError(f"{at} has the head {quoted(head)}, expected the number of another word, or 0 for the root")
+        words.append("_".join(word.split()))
+        heads.append(int(head) - 1)
+
+
+def sentence(words: list[str], heads: list[int], at: str) -> Iterator[Row]:
+    """A sentence that ends here, if there is one."""
+    if outside := [head for head in heads if head >= len(words)]:
+        raise DataError(f"{at} ends a sentence of {len(words)} words, and one of them has the head {outside[0] + 1}")
+    if words:
+        yield " ".join(words), tuple(heads)

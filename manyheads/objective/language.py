@@ -1,4 +1,4 @@
-"""Learning from text alone: the next token, or tokens that were hidden."""
+"""Learning from text alone: the next token, tokens that were hidden, or spans of them."""
 
 from __future__ import annotations
 
@@ -53,3 +53,105 @@ class MaskedSpec(ObjectiveSpec, kind="masked"):
             given.append(np.concatenate(([tokens.begin], shown, [tokens.end])))
             wanted.append(np.concatenate(([NOTHING], np.where(chosen, text, NOTHING), [NOTHING])))
         return Batch(padded(given, tokens.pad), asked(wanted))
+
+
+class SpansSpec(ObjectiveSpec, kind="spans"):
+    """−Σ log p(y_t | y_<t, x), with x a text that has <extra_i> for each hidden span and y those spans, each behind its own
+
+    Raffel et al. 2020, arXiv 1910.10683, section 3.1.4: a b c d e f → a <0> d e <1> and <0> b c <1> f <2>, the last one for the end.
+    How much is hidden is exact, where it stands is chance; no two spans touch. In the published code every text ends with a
+    span, here any place is as likely.
+    """
+
+    fields: ClassVar[tuple[str, ...]] = ("text",)
+    shapes: ClassVar[tuple[str, ...]] = ("encoder–decoder", "recurrent")
+    frame: ClassVar[str] = "$A </s>"
+    added: ClassVar[int] = 3
+
+    share: float = field(0.15, "of the tokens that are hidden", gt=0, lt=1)
+    mean: float = field(3.0, "tokens in a span, on average", ge=1)
+    sentinels: int = field(100, "how many <extra_i> there are: one more than spans in a text", ge=2, le=1 << 16)
+
+    def extra(self) -> tuple[str, ...]:
+        return tuple(f"<extra_{i}>" for i in range(self.sentinels))
+
+    def batch(self, rows: Sequence[Row], tokens: Tokens, chance: np.random.Generator) -> Batch:
+        source, given, wanted = [], [], []
+        for text, *_ in rows:
+            spans = spans_of(len(text), self.share, self.mean, chance)
+            if len(spans) >= len(tokens.extra):
+                raise ValueError(
+                    f"a text of {len(text):,} tokens has {len(spans)} hidden spans, and there are {len(tokens.extra)} sentinels for them "
+                    f"and the end: raise objective.sentinels, or cut texts"
+                )
+            shown, hidden = corrupted(text, spans, tokens.extra)
+            source.append([*shown, tokens.end])
+            given.append([tokens.begin, *hidden])
+            wanted.append([*hidden, tokens.end])
+        return Batch(padded(given, tokens.pad), asked(wanted), source=padded(source, tokens.pad))
+
+
+def spans_of(length: int, share: float, mean: float, chance: np.random.Generator) -> list[tuple[int, int]]:
+    """Where spans start and stop: round(share · length) tokens, at least one and not all, in spans of about that mean."""
+    if not length:
+        return []
+    hidden = max(1, min(round(share * length), length - 1))
+    shown = length - hidden
+    count = max(1, min(round(hidden / mean), shown + 1))
+    ends = np.sort(chance.choice(hidden - 1, count - 1, replace=False)) + 1 if count > 1 else np.empty(0, np.int64)
+    before = np.concatenate(([0], ends))  # how many are hidden before each span
+    sizes = np.diff(np.concatenate((before, [hidden])))
+    starts = np.sort(chance.choice(shown + 1, count, replace=False)) + before
+    return [(int(start), int(start + size)) for start, size in zip(starts, sizes, strict=True)]
+
+
+def corrupted(text: np.ndarray, spans: Sequence[tuple[int, int]], sentinels: Sequence[int]) -> tuple[list[int], list[int]]:
+    """What is shown, a sentinel for each span, and what is hidden, each span behind its sentinel and one more at the end."""
+    shown: list[int] = []
+    hidden: list[int] = []
+    last = 0
+    for sentinel, (start, stop) in zip(sentinels, spans, strict=False):
+        shown += [*text[last:start].tolist(), sentinel]
+        hidden += [sentinel, *text[start:stop].tolist()]
+        last = stop
+    return [*shown, *text[last:].tolist()], [*hidden, sentinels[len(spans)]]
+
+
+class InfillSpec(ObjectiveSpec, kind="infill"):
+    """−Σ log p(x_t | x_<t), with x = prefix <mask> suffix <mask> content: what is missing from a text is written at its end
+
+    The causal form of span corruption, as in Stanford's CS224N, assignment 5. A text is cut to a random length from 4 to 7/8 of the
+    block, and of that a quarter is missing on average. </s> stands behind, where the assignment has padding; padding is not learned.
+    """
+
+    fields: ClassVar[tuple[str, ...]] = ("text",)
+    shapes: ClassVar[tuple[str, ...]] = ("decoder", "recurrent")
+    frame: ClassVar[str] = "<s> $A"
+    added: ClassVar[int] = 3
+
+    block: int = field(128, "tokens: a text is cut to 7/8 of this at most", ge=8)
+
+    @property
+    def longest(self) -> int:
+        return self.block * 7 // 8
+
+    def length(self, lengths: Sequence[np.ndarray]) -> np.ndarray:
+        return np.minimum(super().length(lengths), self.longest + self.added)
+
+    def batch(self, rows: Sequence[Row], tokens: Tokens, chance: np.random.Generator) -> Batch:
+        given, wanted = [], []
+        for text, *_ in rows:
+            cut = text[: chance.integers(4, self.longest + 1)]
+            start, stop = missing_part(len(cut), chance)
+            row = [*cut[:start].tolist(), tokens.mask, *cut[stop:].tolist(), tokens.mask, *cut[start:stop].tolist()]
+            given.append([tokens.begin, *row])
+            wanted.append([*row, tokens.end])
+        return Batch(padded(given, tokens.pad), asked(wanted))
+
+
+def missing_part(length: int, chance: np.random.Generator) -> tuple[int, int]:
+    """Where what is missing starts and stops: any size from 1 to twice the mean less 1, which is a quarter of the length."""
+    mean = int(length / 4 + chance.random())  # rounded up as often as it takes
+    size = int(chance.integers(1, 2 * mean)) if mean else 0
+    start = int(chance.integers(length - size + 1))
+    return start, start + size

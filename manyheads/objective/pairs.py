@@ -1,4 +1,4 @@
-"""Learning from pairs: a target, given its source."""
+"""Learning from pairs: a target, given its source; a document, found by its query."""
 
 from __future__ import annotations
 
@@ -6,9 +6,16 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
 
-from manyheads.objective.score import Batch, ObjectiveSpec, Row, Tokens, asked, padded
-from manyheads.spec import field
+from manyheads.model.build import Model
+from manyheads.model.spec import ModelSpec
+from manyheads.objective.score import Batch, ObjectiveSpec, Row, Score, Tokens, asked, padded
+from manyheads.parts.batch import Inputs
+from manyheads.parts.head import MeanSpec
+from manyheads.spec import SpecError, field
 
 
 class Seq2SeqSpec(ObjectiveSpec, kind="seq2seq"):
@@ -32,3 +39,57 @@ class Seq2SeqSpec(ObjectiveSpec, kind="seq2seq"):
     @property
     def softened(self) -> float:
         return self.smoothing
+
+
+class ContrastiveSpec(ObjectiveSpec, kind="contrastive"):
+    """−log softmax_j(cos(q_i, d_j) / τ) at j = i: a query's own document among all of the batch
+
+    van den Oord et al. 2018, arXiv 1807.03748. A document that stands in the batch twice, and that of a query that does, is right for
+    both and no negative. The vectors are the head's; without a head, the means over the real tokens. As the other rows are the
+    negatives, an update from several batches is not that from one large one. Pairs of source and target are read the same way.
+    """
+
+    fields: ClassVar[tuple[str, ...]] = ("query", "document")
+    shapes: ClassVar[tuple[str, ...]] = ("encoder",)
+    frame: ClassVar[str] = "<s> $A </s>"
+    added: ClassVar[int] = 2
+
+    temperature: float = field(0.05, "τ", gt=0)
+    symmetric: bool = field(False, "whether each document also looks for its query; the mean of both is taken")
+
+    def reads(self, given: Sequence[str]) -> tuple[str, ...]:
+        return ("source", "target") if "source" in given else self.fields
+
+    def check(self, model: ModelSpec) -> None:
+        if model.head.kind not in ("vector", "none"):
+            raise SpecError(
+                f"{self.kind} compares vectors, and the head '{model.head.kind}' gives none; take vector or none", ("model", "head")
+            )
+
+    def batch(self, rows: Sequence[Row], tokens: Tokens, chance: np.random.Generator) -> Batch:
+        queries, documents = (
+            padded([np.concatenate(([tokens.begin], text, [tokens.end])) for text in texts], tokens.pad)
+            for texts in zip(*rows, strict=True)
+        )
+        return Batch(queries, torch.arange(len(rows)), source=documents)
+
+    def score(self, model: Model, batch: Batch) -> Score:
+        assert batch.source is not None
+        logits = vectors(model, batch.inputs) @ vectors(model, batch.source).T / self.temperature
+        same = alike(batch.inputs.tokens) | alike(batch.source.tokens)
+        logits = logits.masked_fill(same.fill_diagonal_(False), -torch.inf)
+        total = F.cross_entropy(logits, batch.wanted, reduction="sum")
+        if self.symmetric:
+            total = (total + F.cross_entropy(logits.T, batch.wanted, reduction="sum")) / 2
+        return Score(total, len(batch.wanted), int((logits.detach().argmax(dim=-1) == batch.wanted).sum()))
+
+
+def vectors(model: Model, inputs: Inputs) -> Tensor:
+    """A vector of length one for each text, B×D."""
+    out: Tensor = model(inputs)
+    return F.normalize((MeanSpec().pool(out, inputs.padding) if out.dim() == 3 else out).float(), dim=-1)
+
+
+def alike(tokens_BL: Tensor) -> Tensor:
+    """Which rows are the same, B×B."""
+    return (tokens_BL[:, None] == tokens_BL[None]).all(dim=-1)

@@ -13,10 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from manyheads.model.build import Model
+from manyheads.model.spec import ModelSpec
 from manyheads.parts.batch import Inputs
-from manyheads.spec import Part
+from manyheads.spec import Part, SpecError
 
-Row = tuple[np.ndarray, ...]  # ids by field
+Row = tuple[np.ndarray, ...]  # by field: ids, the number of a class, or a picture as patches, L×pixels
 NOTHING = -100  # stands where nothing is asked
 
 
@@ -30,11 +31,15 @@ class Tokens:
     unknown: int = 3
     mask: int = 4
     count: int = 5  # of all tokens; the first five are these
+    extra: tuple[int, ...] = ()  # those that the objective asked for
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What a model reads and what it should say: a class or token for every place, NOTHING where it may say what it likes."""
+    """What a model reads and what it should say: a class or token for every place, NOTHING where it may say what it likes.
+
+    A text given its source; a query and in `source` its document; a picture and in `source` what is shown of it.
+    """
 
     inputs: Inputs
     wanted: Tensor
@@ -44,16 +49,16 @@ class Batch:
     def tokens(self) -> int:
         """How many places were computed, real ones."""
         given = [self.inputs] if self.source is None else [self.inputs, self.source]
-        return sum(int(one.tokens.numel() if one.padding is None else (~one.padding).sum()) for one in given)
+        return sum(one.batch * one.length if one.padding is None else int((~one.padding).sum()) for one in given)
 
 
 @dataclass(frozen=True)
 class Score:
-    """A loss summed over what was asked, how much that was, and how often the first guess was right."""
+    """A loss summed over what was asked, how much that was, and how often the first guess was right, where one can be."""
 
     total: Tensor
     count: int
-    right: int = 0
+    right: int | None = 0
 
     @property
     def mean(self) -> float:
@@ -67,6 +72,19 @@ class ObjectiveSpec(Part, slot="objective"):
     shapes: ClassVar[tuple[str, ...]]  # of the models that can learn it
     frame: ClassVar[str]  # what stands around a text that a model is given to read, $A
     added: ClassVar[int] = 1  # how many tokens that, or what it writes, is longer than the text
+
+    def reads(self, given: Sequence[str]) -> tuple[str, ...]:
+        """Which of the fields that data has are learned from."""
+        return self.fields
+
+    def extra(self) -> tuple[str, ...]:
+        """Tokens of its own that a tokenizer must have."""
+        return ()
+
+    def check(self, model: ModelSpec) -> None:
+        """Refuses a model whose head does not say what is asked."""
+        if not model.head.scores_tokens:
+            raise SpecError(f"{self.kind} asks for tokens, and the head '{model.head.kind}' scores none", ("model", "head"))
 
     @abstractmethod
     def batch(self, rows: Sequence[Row], tokens: Tokens, chance: np.random.Generator) -> Batch: ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, replace
+from math import isqrt
 from typing import ClassVar, Literal
 
 import torch
@@ -158,6 +159,26 @@ class PatchesSpec(EmbedSpec, kind="patches"):
 
     def patch(self) -> int | None:
         return self.pixels
+
+    @property
+    def side(self) -> int:
+        """How many points a patch has in a row, and as many rows."""
+        side = isqrt(self.pixels // self.channels)
+        if side**2 * self.channels != self.pixels:
+            raise SpecError(f"only square patches are cut, not {self.pixels} numbers in {self.channels} channels", ("pixels",))
+        return side
+
+    def cut(self, pictures: Tensor) -> Tensor:
+        """Pictures, batch × colours × height × width, as patches, B×L×pixels, one row of them after the other.
+
+        In a patch, colours come before rows before columns, as a convolution reads them.
+        """
+        _, colours, height, width = pictures.shape
+        if colours != self.channels or height % self.side or width % self.side:
+            size = f"{height} × {width} points of {colours} numbers"
+            raise SpecError(f"pictures of {size} cannot be cut into patches of {self.side} × {self.side} points of {self.channels}")
+        cut = pictures.unflatten(3, (-1, self.side)).unflatten(2, (-1, self.side))  # batch, colour, down, row, across, column
+        return cut.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
 
     def build(self, vocab: int, width: int, position: PositionSpec, memory_width: int | None) -> Embed:
         return Patches(self, width, position, self.pixels)

@@ -80,8 +80,7 @@ class Stream:
 
     def __init__(self, ready: Ready, epoch: int = 0, index: int = 0) -> None:
         self.ready, self.epoch, self.index = ready, epoch, index
-        objective = ready.run.objective
-        self.lengths = objective.length([ready.rows.lengths(name) for name in objective.fields if name != "label"])
+        self.lengths = ready.run.objective.length([ready.rows.lengths(name) for name in ready.rows.fields if name != "label"])
         self._plan: tuple[int, Sequence[np.ndarray]] | None = None
 
     def batches(self) -> Sequence[np.ndarray]:
@@ -153,12 +152,16 @@ def run_in(ready: Ready, folder: Path, wish: Callable[[], str | None]) -> Iterat
 def with_tokens(origin: Origin, ready: Ready) -> Origin:
     """What those who load the model must know of its tokens and classes."""
     tokens, named = ready.tokens, {str(i): name for i, name in enumerate(ready.labels)}
+    if ready.tokenizer is None:
+        return replace(origin, config=origin.config | ({"id2label": named} if named else {}))
     ids = {"pad_token_id": tokens.pad, "bos_token_id": tokens.begin, "eos_token_id": tokens.end, "decoder_start_token_id": tokens.begin}
     return replace(origin, config=origin.config | ids | ({"id2label": named} if named else {}))
 
 
 def framed(ready: Ready) -> Any:
-    """The tokenizer for those who load the model: it puts around a text what the objective put there."""
+    """The tokenizer for those who load the model: it puts around a text what the objective put there; none where there is none."""
+    if ready.tokenizer is None:
+        return None
     from tokenizers import Tokenizer, processors
 
     tokenizer = Tokenizer.from_str(ready.tokenizer.to_str())
@@ -220,14 +223,18 @@ def mixed(*numbers: int) -> int:
 
 @torch.no_grad()
 def evaluate(model: Model, ready: Ready) -> dict[str, float]:
-    """Loss and accuracy on unseen rows; where whole answers are written, how many are exactly right."""
+    """Loss on unseen rows; accuracy where a guess can be right; where whole answers are written, how many are exactly right."""
     model.eval()
-    total = count = right = 0.0
+    total = count = 0.0
+    right: list[int | None] = []
     chance = np.random.default_rng(ready.run.seed)
     for rows in grouped(ready.unseen, ready.run.train.evaluate_rows, 64):
         score = ready.run.objective.score(model, ready.run.objective.batch(rows, ready.tokens, chance))
-        total, count, right = total + float(score.total), count + score.count, right + score.right
-    metrics = {"loss": total / max(1, count), "accuracy": right / max(1, count)}
+        total, count = total + float(score.total), count + score.count
+        right.append(score.right)
+    metrics = {"loss": total / max(1, count)}
+    if None not in right:
+        metrics["accuracy"] = sum(filter(None, right)) / max(1, count)
     if ready.run.objective.fields == ("source", "target"):
         answers = [written for rows in grouped(ready.unseen, ready.run.train.evaluate_rows, 64) for written in exact(model, ready, rows)]
         metrics["exact"] = sum(answers) / max(1, len(answers))

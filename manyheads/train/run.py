@@ -8,23 +8,25 @@ import platform
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from manyheads.data import builtin  # noqa: F401  (fills the slot)
+from manyheads.data import builtin, pictures  # noqa: F401  (fill the slot)
 from manyheads.data.prepared import Encoded
-from manyheads.data.source import Corpus, DataSpec
-from manyheads.data.tokens import TokenizerSpec, WordsSpec
+from manyheads.data.source import NO_TEXT, Corpus, DataSpec, Row
+from manyheads.data.tokens import TokenizerFileSpec, TokenizerSpec, WordsSpec, special_ids
 from manyheads.model.spec import ModelSpec, read_model
 from manyheads.objective import language, pairs, pooled  # noqa: F401  (fill the slot)
 from manyheads.objective.score import ObjectiveSpec, Tokens
-from manyheads.spec import Spec, SpecError, Tree, field, parse, quoted, to_tree
+from manyheads.parts.embed import PatchesSpec
+from manyheads.spec import Spec, SpecError, Tree, field, located, parse, quoted, to_tree
 from manyheads.train.optim import OptimSpec
 
 
@@ -64,6 +66,7 @@ class RunSpec(Spec):
         if self.model.shape not in self.objective.shapes:
             known = " or ".join(self.objective.shapes)
             raise SpecError(f"{self.objective.kind} is learned by {known}, and this model is {self.model.shape}", ("objective",))
+        self.objective.check(self.model)
 
 
 def read_run(tree: Tree) -> RunSpec:
@@ -85,7 +88,7 @@ class Ready:
     run: RunSpec
     spec: ModelSpec
     corpus: Corpus
-    tokenizer: Any
+    tokenizer: Any  # none where there are no texts
     tokens: Tokens
     labels: tuple[str, ...]
     rows: Encoded
@@ -94,24 +97,66 @@ class Ready:
 
 def made_ready(run: RunSpec) -> Ready:
     corpus = run.data.load()
-    if missing := [name for name in run.objective.fields if name not in corpus.fields]:
+    fields = run.objective.reads(corpus.fields)
+    if missing := [name for name in fields if name not in corpus.fields]:
         raise SpecError(f"{run.objective.kind} needs {missing[0]}, and {run.data.kind} gives {', '.join(corpus.fields)}", ("objective",))
-    order = [corpus.fields.index(name) for name in run.objective.fields]
-    texts = [i for i in order if corpus.fields[i] != "label"]
-    tokenizer = run.tokenizer.make(row[i] for row in corpus.train for i in texts)
-    count = tokenizer.get_vocab_size(with_added_tokens=True)
-    labels = corpus.labels() if "label" in run.objective.fields else ()
-    spec = sized(run.model, count, len(labels))
+    order = [corpus.fields.index(name) for name in fields]
+    texts = [i for i in order if corpus.fields[i] not in NO_TEXT]
+    tokenizer = run.tokenizer.make(row[i] for row in corpus.train for i in texts) if texts else None
+    tokens = with_extra(tokenizer, run) if texts else Tokens(count=0)
+    labels = corpus.labels() if "label" in fields else ()
+    spec = sized(run.model, tokens.count, len(labels))
     rows, unseen = (
-        Encoded([tuple(row[i] for i in order) for row in part], tokenizer, run.objective.fields, labels)
+        Encoded(as_read([tuple(row[i] for i in order) for row in part], fields, spec), tokenizer, fields, labels)
         for part in (corpus.train, corpus.validation)
     )
-    return Ready(run, spec, corpus, tokenizer, Tokens(count=count), labels, rows, unseen)
+    return Ready(run, spec, corpus, tokenizer, tokens, labels, rows, unseen)
+
+
+def with_extra(tokenizer: Any, run: RunSpec) -> Tokens:
+    """The ids of a tokenizer that has what the objective asks for: one trained here is given it, another must have it."""
+    asked = run.objective.extra()
+    if not isinstance(run.tokenizer, TokenizerFileSpec):
+        tokenizer.add_special_tokens(list(asked))
+        extra = tuple(tokenizer.token_to_id(name) for name in asked)
+        return Tokens(count=tokenizer.get_vocab_size(with_added_tokens=True), extra=extra)
+    spelt = [[tokenizer.token_to_id(name.replace("<extra_", before)) for name in asked] for before in ("<extra_", "<extra_id_")]
+    extra = max((tuple(takewhile(lambda one: one is not None, ids)) for ids in spelt), key=len)
+    if asked and not extra:
+        raise SpecError(
+            f"{run.objective.kind} needs the tokens {asked[0]} or <extra_id_0> and so on, and this one has none", ("tokenizer",)
+        )
+    known = special_ids(tokenizer)
+    if known.end is None:
+        raise SpecError("has no token that ends a text, such as </s>", ("tokenizer",))
+    pad = known.end if known.pad is None else known.pad
+    begin = pad if known.begin is None else known.begin  # as those do that have none
+    ids = {name: value for name, value in (("unknown", known.unknown), ("mask", known.mask)) if value is not None}
+    return Tokens(pad, begin, known.end, count=tokenizer.get_vocab_size(with_added_tokens=True), extra=extra, **ids)
+
+
+def as_read(rows: list[Row], fields: Sequence[str], spec: ModelSpec) -> list[Row]:
+    """Rows whose pictures are cut into the patches that the model reads."""
+    first = spec.encoder or spec.decoder
+    embed = first.embed if first else None
+    if "picture" not in fields:
+        if isinstance(embed, PatchesSpec):
+            raise SpecError(f"reads pictures, and the data gives {', '.join(fields)}", ("model",))
+        return rows
+    if not isinstance(embed, PatchesSpec):
+        raise SpecError("reads tokens, and the data gives pictures; take embed = patches", ("model",))
+    place = fields.index("picture")
+    whole = torch.from_numpy(np.stack([row[place] for row in rows]))
+    with located("model", "encoder", "embed"):
+        patches = embed.cut(whole if whole.dim() == 4 else whole[:, None]).numpy()
+    return [(*row[:place], one, *row[place + 1 :]) for row, one in zip(rows, patches, strict=True)]
 
 
 def sized(spec: ModelSpec, tokens: int, labels: int) -> ModelSpec:
     """The model with as many tokens and classes as the data has; refused where it says another number."""
     if spec.vocab == "tokenizer":
+        if not tokens:
+            raise SpecError("is 'tokenizer', and there are no texts here; leave it out", ("model", "vocab"))
         spec = spec.changed(vocab=tokens)
     elif spec.vocab is not None and spec.vocab < tokens:
         raise SpecError(f'is {spec.vocab}, and the tokenizer has {tokens} tokens; write "tokenizer"', ("model", "vocab"))
