@@ -32,7 +32,7 @@ STANDS_ON = {
     "answer": {"checkpoint", "parts", "spec"},
     "auditing": {"checkpoint", "inspect", "model", "parts"},
     "metrics": set(),
-    "evaluation": {"checkpoint", "data", "metrics", "objective", "spec", "train"},
+    "evaluation": {"checkpoint", "data", "metrics", "objective", "parts", "spec", "train"},
     "scoreboard": {"evaluation", "spec", "training"},
     "labs": set(),
     "show": {"model", "parts", "presets", "spec"},
