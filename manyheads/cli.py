@@ -327,7 +327,7 @@ def evaluate(
     rows: Annotated[int | None, typer.Option(parser=whole, metavar="N", help="Only the first N rows.")] = None,
     longest: Annotated[int | None, typer.Option(parser=whole, metavar="N", help="Tokens of a text that are read; the rest is cut.")] = None,
     beams: Annotated[int, typer.Option(parser=whole, metavar="N", help="Texts that are followed while writing; 1 is greedy.")] = 4,
-    length_penalty: Annotated[float, typer.Option(help="How much longer texts are favoured when there are beams.")] = 1.0,
+    length_penalty: Annotated[float, typer.Option(help="α of the search: log p / ((5 + length) / 6)^α. Higher gives longer texts.")] = 0.6,
     max_new: Annotated[
         int | None, typer.Option(parser=whole, metavar="N", help="Tokens to write, at most; twice the longest learned if not given.")
     ] = None,

@@ -13,18 +13,20 @@ import torch
 from numpy.typing import NDArray
 
 from manyheads.checkpoint import Loaded, load
+from manyheads.convert.opened import Opened
 from manyheads.data.order import plan
 from manyheads.data.prepared import Encoded
 from manyheads.data.source import Corpus, DataError, DataSpec, FileSpec, Row
-from manyheads.data.tokens import special_ids
 from manyheads.metrics import classes, ranking, summary
 from manyheads.metrics.baselines import BM25, Bigram, Majority, NaiveBayes, Unigram, copied, lead
-from manyheads.metrics.language import Foreseen, perplexity
+from manyheads.metrics.language import Foreseen
 from manyheads.metrics.translation import Translation
 from manyheads.objective.language import MaskedSpec
 from manyheads.objective.score import NOTHING, Batch, ObjectiveSpec, Tokens, asked, cross_entropy, padded
+from manyheads.parts.batch import Inputs
 from manyheads.spec import LARGEST, Spec, SpecError, Tree, override, parse, quoted, read_toml
-from manyheads.train.run import read_run
+from manyheads.train.run import RunSpec, as_read, read_run, with_extra
+from manyheads.train.start import tokens_of as known_tokens
 
 # what each task reads, and the kind of file that holds it
 TASKS = {
@@ -51,7 +53,7 @@ class How:
     rows: int | None = None  # only so many, the first
     longest: int | None = None  # tokens of a text that are read
     beams: int = 4
-    penalty: float = 1.0
+    penalty: float = 0.6
     max_new: int | None = None
     examples: int = 0
 
@@ -71,22 +73,14 @@ class Subject:
     loaded: Loaded
     task: str
     objective: ObjectiveSpec | None  # of the run
+    tokens: Tokens
     corpus: Corpus
     rows: Sequence[Row]
     learned: Sequence[Row]
+    fields: tuple[str, ...]
     how: How
     tell: Tell
     seed: int = 0
-
-    @property
-    def tokens(self) -> Tokens:
-        """The ids that begin, end and hide: by the checkpoint's config, or by their usual names."""
-        config, known = self.loaded.origin.config if self.loaded.origin else {}, special_ids(self.loaded.tokenizer)
-        said = {name: config.get(key) for name, key in (("pad", "pad_token_id"), ("begin", "bos_token_id"), ("end", "eos_token_id"))}
-        found = {name: said[name] if type(said.get(name)) is int else one for name, one in known._asdict().items()}
-        ids: Any = {name: -1 if one is None else one for name, one in found.items()} | {"pad": found["pad"] or 0}
-        count = self.loaded.tokenizer.get_vocab_size(with_added_tokens=True)
-        return Tokens(count=count, **ids)
 
     @property
     def limit(self) -> int | None:
@@ -126,7 +120,7 @@ def evaluate(
 
 
 def examples(subject: Subject, written: Sequence[str]) -> list[Tree]:
-    rows = subject.rows[: subject.how.examples] if written else []
+    rows = subject.rows[: subject.how.examples] if written and subject.fields[0] != "picture" else []
     return [{"source": row[0], "written": text, "wanted": row[1]} for row, text in zip(rows, written, strict=False)]
 
 
@@ -150,19 +144,22 @@ def subject_of(path: Path, data: str | None, task: str | None, split: str, overr
         run = read_run(override(read_toml(path / "run.toml"), overrides))
         objective, seed, task, spec = run.objective, run.seed, run.objective.kind, run.data
     else:
+        run = None
         task = task or task_of(loaded)
         spec = read_data(override({"data": {"kind": TASKS[task][1]} | ({"path": data} if data else {})}, overrides))
-    fields = objective.fields if objective else TASKS[task][0]
     known, rows = chosen(spec, task, data, split, own=objective is not None)
+    fields = objective.reads(known.fields) if objective else TASKS[task][0]
     if missing := [name for name in fields if name not in known.fields]:
         raise DataError(f"{task} needs {missing[0]}, and {known.about} gives {', '.join(known.fields)}")
     if not rows:
         sizes = ", ".join(f"{len(part):,} to {name}" for name, part in known.splits.items())
         raise DataError(f"there is nothing to evaluate: the {split} split of {known.about} is empty ({sizes}); name another, or a file")
     order = [known.fields.index(name) for name in fields]
-    some = [tuple(row[i] for i in order) for row in rows[: how.rows]]
-    learned = [tuple(row[i] for i in order) for row in known.train]
-    return Subject(loaded if fields == ("text",) else cut(loaded, how), task, objective, known, some, learned, how, tell, seed)
+    some, learned = ([tuple(row[i] for i in order) for row in part] for part in (rows[: how.rows], known.train))
+    whole = fields == ("text",)  # a text is read in windows, and nothing of it is cut
+    return Subject(
+        loaded if whole else cut(loaded, how), task, objective, tokens_of(loaded, run), known, some, learned, fields, how, tell, seed
+    )
 
 
 class Asked(Spec):
@@ -188,6 +185,14 @@ def chosen(spec: DataSpec, task: str, data: str | None, split: str, *, own: bool
     assert isinstance(form, FileSpec)
     there = form.other(data)
     return (replace(there, train=spec.load().train) if own else there), there.validation
+
+
+def tokens_of(loaded: Loaded, run: RunSpec | None) -> Tokens:
+    """The ids that begin, end and hide, as training has them."""
+    if loaded.tokenizer is None:
+        return Tokens(count=0)
+    found = Opened(loaded.model, loaded.origin, loaded.tokenizer) if loaded.origin else None
+    return with_extra(loaded.tokenizer, run, found) if run else known_tokens(loaded.tokenizer, found)
 
 
 def task_of(loaded: Loaded) -> str:
@@ -228,7 +233,7 @@ def language(subject: Subject) -> Found:
     window = subject.limit or WINDOW
     pieces = [text[i : i + window + 1] for text in texts for i in range(0, len(text) - 1, window)]
     nats = count = 0.0
-    for places in in_batches(subject, [len(piece) for piece in pieces], "reading"):
+    for places in in_batches(subject, [len(piece) for piece in pieces], "reading", with_logits(subject.loaded)):
         some = [pieces[i] for i in places]
         given = subject.loaded.there(padded([piece[:-1] for piece in some], tokens.pad))
         wanted = asked([piece[1:] for piece in some]).to(subject.loaded.device)
@@ -259,29 +264,29 @@ def unlearned(subject: Subject) -> list[str]:
 
 
 def other(subject: Subject) -> Found:
-    """Loss and accuracy as in training."""
+    """Loss, and accuracy where a guess can be right, as in training."""
     objective, tokens = subject.objective or MaskedSpec(), subject.tokens
-    labels = names_of(subject.loaded) if "label" in objective.fields else ()
-    rows = Encoded(subject.rows, subject.loaded.tokenizer, objective.fields, labels).rows
-    if objective.fields == ("text",):
-        window = (subject.limit or WINDOW) - objective.added
+    labels = names_of(subject.loaded) if "label" in subject.fields else ()
+    whole = as_read(list(subject.rows), subject.fields, subject.loaded.spec)
+    rows = Encoded(whole, subject.loaded.tokenizer, subject.fields, labels).rows
+    if subject.fields == ("text",):
+        window = max(1, (subject.limit or WINDOW) - objective.added)
         rows = [(ids[i : i + window],) for (ids,) in rows for i in range(0, len(ids), window)]
-    total = count = right = 0.0
-    wanted: list[Ids] = []
+    total, count, right, wanted = 0.0, 0, list[int | None](), list[Ids]()
     chance = np.random.default_rng(subject.seed)
-    lengths = [max(len(value) for value in row) + objective.added for row in rows]
-    for places in in_batches(subject, lengths, "reading"):
+    lengths = [max(map(len, row)) + objective.added for row in rows]
+    for places in in_batches(subject, lengths, "reading", with_logits(subject.loaded)):
         batch = there(subject.loaded, objective.batch([rows[i] for i in places], tokens, chance))
         score = objective.score(subject.loaded.model, batch)
-        total, count, right = total + float(score.total), count + score.count, right + (score.right or 0)
+        total, count = total + float(score.total), count + score.count
+        right.append(score.right)
         wanted.append(batch.wanted[batch.wanted != NOTHING].numpy(force=True))
-    scores = {"model": {"loss": total / count, "perplexity": perplexity(total / count), "accuracy": right / count}}
+    scores = {"model": {"loss": total / count} | ({"accuracy": sum(filter(None, right)) / count} if None not in right else {})}
     if subject.task == "masked" and subject.learned:
         unigram, hidden = Unigram((text[1:] for text in framed(subject, subject.learned)), tokens.count), np.concatenate(wanted)
-        loss = float(unigram.nats(hidden).mean())
         commonest = float((hidden == unigram.likely_V.argmax()).mean())
-        scores["unigram"] = {"loss": loss, "perplexity": perplexity(loss), "accuracy": commonest}
-    return Found(scores, tuple(unlearned(subject)) if subject.task == "masked" else (), more={"asked": int(count)})
+        scores["unigram"] = {"loss": float(unigram.nats(hidden).mean()), "accuracy": commonest}
+    return Found(scores, tuple(unlearned(subject)) if subject.task == "masked" else (), more={"asked": count})
 
 
 def there(loaded: Loaded, batch: Batch) -> Batch:
@@ -300,7 +305,7 @@ def answers(subject: Subject) -> Found:
     written = [""] * len(sources)
     lengths, note = measured(subject, sources)
     options: Any = {"max_new": subject.how.max_new or most_new(subject), "beams": subject.how.beams, "penalty": subject.how.penalty}
-    for places in in_batches(subject, lengths, "writing", most=PLACES // subject.how.beams):
+    for places in in_batches(subject, lengths, "writing", PLACES // subject.how.beams):
         for i, text in zip(places, subject.loaded.generate([sources[i] for i in places], **options), strict=True):
             written[i] = text
     found = {"model": written, "copy": [copied(source) for source in sources], f"lead-{LEAD}": [lead(source, LEAD) for source in sources]}
@@ -330,20 +335,33 @@ def matter(sources: Sequence[str], wanted: Sequence[str]) -> tuple[str, ...]:
 def classified(subject: Subject) -> Found:
     """The class that the model chooses, the commonest, and what counted words say."""
     names = names_of(subject.loaded)
-    texts, wanted = [row[0] for row in subject.rows], numbered(subject.rows, names)
-    shares = np.zeros((len(texts), len(names)))
-    lengths, note = measured(subject, texts)
-    for places in in_batches(subject, lengths, "reading"):
-        logits = subject.loaded.model(subject.loaded.encode([texts[i] for i in places]))
-        shares[places] = logits.double().softmax(-1).numpy(force=True)
+    given, wanted = [row[0] for row in subject.rows], numbered(subject.rows, names)
+    shares, note = chances(subject, given, len(names))
     scores = {"model": classes.scores(wanted, shares)}
     if subject.learned:
         labels = numbered(subject.learned, names)
-        scores["majority"] = classes.scores(wanted, Majority(labels, len(names)).probabilities(texts))
-        bayes = NaiveBayes((row[0] for row in subject.learned), labels, len(names))
-        scores["naive Bayes"] = classes.scores(wanted, bayes.probabilities(texts))
+        scores["majority"] = classes.scores(wanted, Majority(labels, len(names)).probabilities(given))
+        if subject.fields[0] == "text":
+            bayes = NaiveBayes((row[0] for row in subject.learned), labels, len(names))
+            scores["naive Bayes"] = classes.scores(wanted, bayes.probabilities(given))
     chosen = tuple(names[i] for i in shares.argmax(1))
     return Found(scores, (*note, *unlearned(subject)), written=chosen, more={"classes": list(names)})
+
+
+def chances(subject: Subject, given: Sequence[Any], count: int) -> tuple[classes.Shares, tuple[str, ...]]:
+    """The probability of every class for each text or picture."""
+    shares, loaded, note = np.zeros((len(given), count)), subject.loaded, tuple[str, ...]()
+    pictures = subject.fields[0] == "picture"
+    if pictures:
+        given = [patches for (patches,) in as_read([(picture,) for picture in given], ("picture",), loaded.spec)]
+        lengths = [len(patches) for patches in given]
+    else:
+        lengths, note = measured(subject, given)
+    for places in in_batches(subject, lengths, "reading"):
+        some = [given[i] for i in places]
+        batch = loaded.there(Inputs(torch.from_numpy(np.stack(some)))) if pictures else loaded.encode(some)
+        shares[places] = loaded.model(batch).double().softmax(-1).numpy(force=True)
+    return shares, note
 
 
 def names_of(loaded: Loaded) -> tuple[str, ...]:
@@ -367,7 +385,7 @@ def numbered(rows: Sequence[Row], names: Sequence[str]) -> list[int]:
 
 def found_documents(subject: Subject) -> Found:
     """The place of each query's document among all there are, by the cosine of their vectors, by BM25, and by chance."""
-    documents = subject.corpus.documents()
+    documents = subject.corpus.documents(subject.fields[1])
     place = {text: i for i, text in enumerate(documents)}
     queries, wanted = [row[0] for row in subject.rows], [place[row[1]] for row in subject.rows]
     vectors, note = embedded(subject, documents, "reading documents")
@@ -401,13 +419,17 @@ def measured(subject: Subject, texts: Sequence[str]) -> tuple[list[int], tuple[s
     return [len(one.ids) for one in found], note
 
 
-def in_batches(subject: Subject, lengths: Sequence[int], what: str, most: int = PLACES) -> Iterator[list[int]]:
+def with_logits(loaded: Loaded) -> int:
+    """How many places there is room for where each has a score for every token."""
+    vocabulary = loaded.spec.vocab
+    return min(PLACES, NUMBERS // vocabulary) if isinstance(vocabulary, int) else PLACES
+
+
+def in_batches(subject: Subject, lengths: Sequence[int], what: str, most: int | None = None) -> Iterator[list[int]]:
     """Which rows go together: those of like length, as many as there is room for; without gradients while they are used."""
-    vocabulary = subject.loaded.spec.vocab
-    room = min(most, NUMBERS // max(1, vocabulary if isinstance(vocabulary, int) else 1))
     done = 0
     with torch.no_grad():
-        for places in plan(np.array(lengths), 0, 0, tokens=max(room, *lengths, 1)):
+        for places in plan(np.array(lengths), 0, 0, tokens=max(most or PLACES, *lengths, 1)):
             subject.tell(what, done, len(lengths))
             yield places.tolist()
             done += len(places)

@@ -34,7 +34,7 @@ STANDS_ON = {
     "predicting": {"answer", "checkpoint", "data", "generate", "spec"},
     "auditing": {"checkpoint", "inspect", "model", "parts"},
     "metrics": set(),
-    "evaluation": {"checkpoint", "data", "metrics", "objective", "spec", "train"},
+    "evaluation": {"checkpoint", "convert", "data", "metrics", "objective", "parts", "spec", "train"},
     "scoreboard": {"evaluation", "spec", "training"},
     "labs": set(),
     "show": {"model", "parts", "presets", "spec"},

@@ -61,9 +61,9 @@ class Corpus:
         place = self.fields.index("label")
         return tuple(sorted({row[place] for rows in self.splits.values() for row in rows}))
 
-    def documents(self) -> tuple[str, ...]:
-        """All that a query could find, each text once: the pool, or what the rows of all splits name."""
-        place = self.fields.index("document")
+    def documents(self, name: str = "document") -> tuple[str, ...]:
+        """All that a query could find, each text once: the pool, or what the rows of all splits have in this field."""
+        place = self.fields.index(name)
         return tuple(dict.fromkeys(self.pool or (row[place] for rows in self.splits.values() for row in rows)))
 
 
