@@ -1015,3 +1015,26 @@ def test_k1_k2_one_temperature_for_attention_and_the_head():
     logits = model.head(h, table=table, padding=None)
     assert logits.mean().item() == pytest.approx(0, abs=0.05)
     assert logits.var().item() == pytest.approx(1, rel=0.05)
+
+
+# ------------------------------------------------------------------------------------------- which shape for which task
+
+
+@pytest.mark.parametrize(
+    ("task", "shape"),
+    [
+        ("summarise", "encoder–decoder"), ("translate", "encoder–decoder"), ("sentiment", "encoder"), ("classify", "encoder"),
+        ("retrieval", "encoder"), ("embed", "encoder"), ("lm", "decoder"), ("mae", "encoder–decoder"),
+    ],
+)  # fmt: skip
+def test_o5_a_task_has_its_shape_unless_another_is_said(task, shape):
+    from manyheads.advice import ALSO, TASKS, chosen_shape
+    from manyheads.objective.score import ObjectiveSpec
+
+    name = ALSO.get(task, task)
+    assert chosen_shape(name, None) == shape
+    for other, objective in TASKS[name].shapes.items():
+        assert chosen_shape(name, other.replace("–", "-")) == other
+        assert other in ObjectiveSpec.kinds[objective].shapes
+    with pytest.raises(SpecError, match=f"{name} is learned by {shape}"):
+        chosen_shape(name, "sideways")

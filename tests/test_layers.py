@@ -27,6 +27,7 @@ STANDS_ON = {
     "objective": {"model", "parts", "spec"},
     "train": {"convert", "data", "generate", "model", "objective", "parts", "spec"},
     "training": {"model", "spec", "train"},
+    "advice": {"data", "model", "spec", "train", "training"},
     "dataset": {"data", "spec", "train", "training"},
     "checkpoint": {"convert", "generate", "inspect", "model", "parts", "spec"},
     "demo": {"checkpoint", "inspect", "parts", "spec", "train", "training"},
@@ -34,7 +35,7 @@ STANDS_ON = {
     "auditing": {"checkpoint", "inspect", "model", "parts"},
     "labs": set(),
     "show": {"model", "parts", "presets", "spec"},
-    "cli": {"answer", "auditing", "checkpoint", "dataset", "demo", "model", "show", "spec", "train", "training"},
+    "cli": {"advice", "answer", "auditing", "checkpoint", "dataset", "demo", "model", "show", "spec", "train", "training"},
 }
 
 
