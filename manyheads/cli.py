@@ -122,6 +122,46 @@ def show(
         shown.print_model(data, console)
 
 
+@app.command()
+def new(
+    task: Annotated[str, typer.Argument(metavar="TASK", help="translate, summarise, classify, embed, lm, mae or copy.")],
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[FILE]", help="Your data: .tsv, .jsonl or .txt. Nothing: data that is on every machine.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="RUN.toml", help="Where to write; standard output if not given.")
+    ] = None,
+    shape: Annotated[
+        str | None, typer.Option(metavar="SHAPE", help="Another shape than the one that is advised, such as recurrent.")
+    ] = None,
+    fields: Annotated[str | None, typer.Option(metavar="A,B", help="The columns to read, by name or by number from 0.")] = None,
+    minutes: Annotated[float, typer.Option(metavar="N", help="How long training may take on this machine.")] = 30.0,
+    force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
+) -> None:
+    """Write a run file for a task and your data: shape, size, tokenizer, batch and steps are chosen, and it says why.
+
+    Examples: manyheads new translate pairs.tsv --output run.toml · manyheads new classify reviews.jsonl --fields text,stars ·
+    manyheads new copy
+    """
+    from manyheads.advice import new as advise
+    from manyheads.spec import SpecError, one_line
+
+    if output is not None and output.exists() and not force:
+        raise SpecError(f"{output} is there already; --force writes over it")
+    with waiting(f"looking at {file or task} and at this machine"):
+        text, reasons = advise(task, file, shape=shape, fields=fields, minutes=minutes)
+    for reason in reasons:
+        typer.echo(one_line(reason), err=True)
+    if output is None:
+        typer.echo(text, nl=False)
+        return
+    try:
+        output.write_text(text, encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        raise SpecError(f"cannot write {output}: {error}") from None
+    typer.echo(f"{output} written; manyheads train {output} --output runs/{output.stem}", err=True)
+
+
 Source = Annotated[
     str, typer.Argument(metavar="PATH", help="A Hugging Face folder, OWNER/NAME on the Hub, a .gguf file, a run, or a fairseq folder.")
 ]

@@ -1371,3 +1371,23 @@ def test_o4_trained_vectors_find_more_than_chance(tmp_path):
     assert model["mrr"] > 3 * chance["mrr"]
     assert model["recall@10"] > 3 * chance["recall@10"]
     assert words["mrr"] > model["mrr"]
+
+
+@pytest.mark.parametrize(
+    ("task", "shape"),
+    [
+        ("summarise", "encoder–decoder"), ("translate", "encoder–decoder"), ("sentiment", "encoder"), ("classify", "encoder"),
+        ("retrieval", "encoder"), ("embed", "encoder"), ("lm", "decoder"), ("mae", "encoder–decoder"),
+    ],
+)  # fmt: skip
+def test_o5_a_task_has_its_shape_unless_another_is_said(task, shape):
+    from manyheads.advice import ALSO, TASKS, chosen_shape
+    from manyheads.objective.score import ObjectiveSpec
+
+    name = ALSO.get(task, task)
+    assert chosen_shape(name, None) == shape
+    for other, objective in TASKS[name].shapes.items():
+        assert chosen_shape(name, other.replace("–", "-")) == other
+        assert other in ObjectiveSpec.kinds[objective].shapes
+    with pytest.raises(SpecError, match=f"{name} is learned by {shape}"):
+        chosen_shape(name, "sideways")

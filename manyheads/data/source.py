@@ -312,6 +312,12 @@ class TextSpec(FileSpec, kind="text"):
 Columns = tuple[StrictStr | Annotated[StrictInt, Field(ge=0)], ...]
 
 
+def form_of(path: Path, first: str) -> str:
+    """What a file with columns is, by its name or else by its first line."""
+    said = [name for name in (".tsv", ".jsonl") if name in path.suffixes[-2:]]
+    return said[0] if said else ".jsonl" if first.lstrip().startswith("{") else ".tsv"
+
+
 class TableSpec(FileSpec):
     """What files with columns share: .tsv, or .jsonl with one object a line; a name that says neither is judged by its first line."""
 
@@ -325,11 +331,11 @@ class TableSpec(FileSpec):
             raise DataError(f"{path} is a folder, expected a .tsv or .jsonl file")
         lines = Lines(path, self.encoding_errors, self.longest_line, faults)
         places: list[int] | None = None
-        form = next((name for name in (".tsv", ".jsonl") if name in path.suffixes[-2:]), "")
+        form = ""
         for number, line in lines:
             if not line.strip():
                 continue
-            form = form or (".jsonl" if line.lstrip().startswith("{") else ".tsv")
+            form = form or form_of(path, line)
             at = f"{path}, line {number:,}"
             if form == ".jsonl":
                 row = self._from_object(line, at)

@@ -54,9 +54,7 @@ def size(spec: ModelSpec, *, batch: int = 1, length: int = 128, source_length: i
         raise SpecError(f"length is {length}: a recurrent network is walked token by token, {LONGEST_WALK} at most to be counted")
     model = outline(spec)
     inputs, source = blank(spec, batch, length, source_length)
-    kept = Kept(model.train())
-    with countable(), torch.device("meta"), kept, FusedAttention():
-        model(inputs, source) if source else model(inputs)
+    activations = kept_bytes(model, inputs, source)
     with torch.device("meta"), torch.no_grad(), Products(model.eval()) as products:
         model(inputs, source) if source else model(inputs)
     parameters = Counter[str]()
@@ -72,10 +70,18 @@ def size(spec: ModelSpec, *, batch: int = 1, length: int = 128, source_length: i
         multiply_adds=products.by_part.total(),
         multiply_adds_by_part=dict(products.by_part),
         weights_bytes=weights,
-        activation_bytes=kept.bytes,
-        training_bytes=4 * weights + kept.bytes,
+        activation_bytes=activations,
+        training_bytes=4 * weights + activations,
         cache_bytes=cache_bytes(model, inputs, source),
     )
+
+
+def kept_bytes(model: Model, inputs: Inputs, source: Inputs | None) -> int:
+    """What a forward of a model without memory keeps for its backward."""
+    kept = Kept(model.train())
+    with countable(), torch.device("meta"), kept, FusedAttention():
+        model(inputs, source) if source else model(inputs)
+    return kept.bytes
 
 
 def blank(spec: ModelSpec, batch: int, length: int, source_length: int) -> tuple[Inputs, Inputs | None]:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from manyheads.model.build import build
-from manyheads.model.size import BYTES, LONGEST_WALK, readable, size
+from manyheads.model.build import Model, build, outline
+from manyheads.model.size import BYTES, LONGEST_WALK, blank, kept_bytes, readable
 from manyheads.objective.score import Batch
 from manyheads.train.checkpoint import steps as checkpoints
 from manyheads.train.loop import Stream, evaluate, update
@@ -49,7 +49,7 @@ class Needs:
     gradients: int
     moments: int
     activations: int  # of the largest batch, with its logits
-    batch: tuple[int, int, int | None]  # its rows, their length, and that of their sources
+    batch: tuple[int, int, int]  # its rows, their length, and that of their sources, 0 where there are none
     memory: int
     memory_free: int | None
     checkpoint: int
@@ -87,8 +87,9 @@ def needs_of(ready: Ready, folder: Path | None = None) -> Needs:
     stream = Stream(ready)
     shapes = [(len(rows), int(stream.lengths[rows].max())) for rows in stream.batches()]
     most, longest = (shapes.index(max(shapes, key=key)) for key in (lambda shape: shape[0] * shape[1], lambda shape: shape[1]))
-    kept = [kept_by(ready, stream.batches()[i]) for i in {most, longest}]
-    activations, shape, parameters = max(kept, key=lambda one: one[0])
+    model = outline(ready.spec)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    activations, shape = max(kept_by(ready, model, stream.batches()[i]) for i in {most, longest})
     weights = BYTES * parameters
     memory = (2 + MOMENTS) * weights + max(activations, evaluation_bytes(ready))
     checkpoint = (1 + MOMENTS) * weights
@@ -108,17 +109,17 @@ def needs_of(ready: Ready, folder: Path | None = None) -> Needs:
     )
 
 
-def kept_by(ready: Ready, rows: np.ndarray) -> tuple[int, tuple[int, int, int | None], int]:
-    """What a batch of these rows keeps until its backward, its shape, and the model's parameters."""
+def kept_by(ready: Ready, model: Model, rows: np.ndarray) -> tuple[int, tuple[int, int, int]]:
+    """What a batch of these rows keeps until its backward, and its shape."""
     batch = ready.run.objective.batch([ready.rows[int(i)] for i in rows], ready.tokens, np.random.default_rng(0))
     count, length = batch.inputs.tokens.shape[:2]
-    source = batch.source.tokens.shape[1] if batch.source else None
+    source = batch.source.tokens.shape[1] if batch.source else 0
     walked = min(length, LONGEST_WALK) if ready.spec.recurrent else length
-    cost = size(ready.spec, batch=count, length=walked, source_length=source)
-    kept = cost.activation_bytes * length // walked + logits_bytes(ready, count * length)
-    if source is not None and cost.source_length is None:  # a second text, read by the same model
-        kept += size(ready.spec, batch=count, length=source).activation_bytes
-    return kept, (count, length, source), cost.parameters
+    inputs, given = blank(ready.spec, count, walked, source)
+    kept = kept_bytes(model, inputs, given) * length // walked + logits_bytes(ready, count * length)
+    if source and given is None:  # a second text, read by the same model
+        kept += kept_bytes(model, blank(ready.spec, count, source, source)[0], None)
+    return kept, (count, length, source)
 
 
 def logits_bytes(ready: Ready, places: int) -> int:

@@ -1,0 +1,89 @@
+"""Which columns of a user's own file are meant, where nobody said: judged by its first rows, and said why."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from manyheads.data.source import DataError, Lines, TableSpec, form_of
+from manyheads.spec import quoted
+
+LOOKED_AT = 1000  # rows
+LONGEST_LINE = 1 << 24
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns to read, in the order that the data wants them; none where that is the usual."""
+
+    fields: tuple[str | int, ...] | None
+    why: str
+
+
+def columns_of(path: Path, spec: type[TableSpec], *, long_first: bool = False) -> Columns:
+    """Looks at the first rows. `long_first`: of two texts the longer is the source, as a document is longer than its summary."""
+    if path.is_dir():
+        return Columns(None, "")  # what reads it says so
+    lines = (line for _, line in Lines(path, "stop", LONGEST_LINE) if line.strip())
+    found = list(islice(lines, LOOKED_AT + 1))
+    if not found:
+        return Columns(None, "")
+    if form_of(path, found[0]) == ".jsonl":
+        names, rows = of_objects(found)
+        header = True
+    else:
+        cells = [line.split("\t") for line in found]
+        header = set(spec.names) <= set(cells[0]) or names_columns(cells[0], cells[1:])
+        names, rows = (cells[0], cells[1:]) if header else ([str(i) for i in range(len(cells[0]))], cells)
+    rows = [row for row in rows if len(row) == len(names)]
+    if set(spec.names) <= set(names) or len(names) < len(spec.names) or not rows:
+        return Columns(None, "as the data names them" if set(spec.names) <= set(names) else "")
+    return chosen(path, names, rows, spec, header=header, long_first=long_first)
+
+
+def of_objects(lines: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+    """The fields that hold a text or a class in every object, and their values; nothing where a line is no object."""
+    try:
+        objects = [json.loads(line) for line in lines]
+    except (ValueError, RecursionError):
+        return [], []
+    if not all(isinstance(one, dict) for one in objects):
+        return [], []
+    names = [name for name in objects[0] if all(isinstance(one.get(name), str | int) for one in objects)]
+    return names, [[str(one[name]) for name in names] for one in objects]
+
+
+def names_columns(first: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
+    """Whether the first line looks like names: single words that never come again in their columns, above longer texts."""
+    rows = [row for row in rows if len(row) >= len(first)]
+    if not rows or len(set(first)) < len(first) or any(len(cell.split()) != 1 or len(cell) > 40 for cell in first):
+        return False
+    longer = [sum(len(row[i].split()) > 1 for row in rows) / len(rows) for i in range(len(first))]
+    return max(longer) > 0.9 and not any(row[i] == cell for row in rows for i, cell in enumerate(first))
+
+
+def chosen(
+    path: Path, names: Sequence[str], rows: Sequence[Sequence[str]], spec: type[TableSpec], *, header: bool, long_first: bool
+) -> Columns:
+    known = [name if header else int(name) for name in names]
+    size = {i: sum(len(row[i]) for row in rows) for i in range(len(names))}
+    if "label" in spec.names:
+        different = {i: len({row[i] for row in rows}) for i in size}
+        label = min(reversed(size), key=lambda i: different[i])
+        text = max((i for i in size if i != label), key=lambda i: size[i])
+        why = f"{quoted(known[label])} has {different[label]:,} different values in {len(rows):,} rows, so it is the class"
+        return Columns(usual_or((known[text], known[label])), why)
+    if len(names) > len(spec.names) and header:
+        raise DataError(f"{path} has {', '.join(names)}: say which are {' and '.join(spec.names)}, such as --fields {names[0]},{names[1]}")
+    first, second = (1, 0) if long_first and size[1] > size[0] else (0, 1)
+    more = f" of {len(names)}" if len(names) > len(spec.names) else ""
+    why = "the longer of the two is the source" if long_first else f"in the order of the file, the first two{more}"
+    return Columns(usual_or((known[first], known[second])), why)
+
+
+def usual_or(fields: tuple[str | int, ...]) -> tuple[str | int, ...] | None:
+    """None for the first columns, which are read where nothing is said."""
+    return None if fields == tuple(range(len(fields))) else fields

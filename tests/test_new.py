@@ -1,0 +1,188 @@
+"""A run file for a task and one's own data: it parses, it trains, it says why, and what it says is so."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+
+import numpy as np
+import pytest
+from command import run
+
+from manyheads import build
+from manyheads.advice import TASKS, inline, new
+from manyheads.data.columns import columns_of
+from manyheads.data.source import DataError, LabelsSpec, PairsSpec
+from manyheads.spec import SpecError
+from manyheads.train.loop import Ended, Stream, train
+from manyheads.train.run import made_ready, read_run
+
+WORDS = ["the", "a", "red", "blue", "small", "old", "cat", "dog", "house", "tree", "sees", "likes", "finds", "under", "over", "near"]
+
+
+def sentences(count, seed=0, words=(3, 9)):
+    chance = np.random.default_rng(seed)
+    return [" ".join(chance.choice(WORDS, chance.integers(*words))) + f" {i}." for i in range(count)]
+
+
+def table(path, rows, *header):
+    path.write_text("".join("\t".join(row) + "\n" for row in [header, *rows] if row))
+    return path
+
+
+def objects(path, rows, *names):
+    path.write_text("".join(json.dumps(dict(zip(names, row, strict=True))) + "\n" for row in rows))
+    return path
+
+
+def pairs(count=60):
+    return [(text, text.upper()) for text in sentences(count)]
+
+
+def labelled(count=60):
+    return [(text, "long" if len(text) > 35 else "short") for text in sentences(count)]
+
+
+def pictures(path):
+    rows = np.random.default_rng(0).integers(0, 255, (80, 16)).tolist()
+    path.write_text("".join(",".join(map(str, [*row, i % 3])) + "\n" for i, row in enumerate(rows)))
+    return path
+
+
+FILES = {
+    "translate": lambda folder: table(folder / "whatever.tsv", pairs()),
+    "summarise": lambda folder: objects(folder / "docs.jsonl", [(short, long * 3) for long, short in pairs()], "abstract", "body"),
+    "classify": lambda folder: objects(folder / "reviews.jsonl", labelled(), "text", "label"),
+    "embed": lambda folder: table(folder / "pairs.tsv", pairs()),
+    "lm": lambda folder: (folder / "book.txt", (folder / "book.txt").write_text("\n\n".join(sentences(80))))[0],
+    "mae": lambda folder: pictures(folder / "small.csv"),
+    "copy": lambda folder: None,
+}
+
+
+def trained(text, folder, steps=2):
+    tree = tomllib.loads(text)
+    tree["train"] |= {"steps": steps, "evaluate_rows": 4}
+    ready = made_ready(read_run(tree))
+    assert list(train(ready, folder))[-1] == Ended(steps, "steps")
+    return ready
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_what_is_advised_trains_and_says_what_is_so(task, tmp_path):
+    path = FILES[task](tmp_path)
+    text, reasons = new(task, path)
+    ready = trained(text, tmp_path / "run")
+    whole = made_ready(read_run(tomllib.loads(text)))
+    steps, passes, rows = re.search(r"# ([\d,]+) steps, ([\d.e+]+) passes over ([\d,]+) rows", text).groups()
+    assert int(steps.replace(",", "")) == whole.run.train.steps
+    assert int(rows.replace(",", "")) == len(whole.rows)
+    assert float(passes) == pytest.approx(whole.run.train.steps / len(Stream(whole).batches()), rel=0.01)
+    assert f"{sum(one.numel() for one in build(ready.spec).parameters()):,} parameters" in text
+    assert ready.corpus.about == reasons[0]
+    assert f"# {reasons[0]}" in text
+    assert all(f"# {reason}" in text for reason in reasons)
+    assert max(map(len, text.splitlines())) < 250
+
+
+@pytest.mark.parametrize(
+    ("task", "shape"),
+    [("lm", "encoder"), ("lm", "recurrent"), ("lm", "ngram"), ("classify", "decoder"), ("translate", "recurrent")],
+)
+def test_another_shape_than_the_advised_trains_too(task, shape, tmp_path):
+    text, reasons = new(task, FILES[task](tmp_path), shape=shape)
+    assert trained(text, tmp_path / "run").spec.shape == shape
+    assert "as was said; advised is" in reasons[1]
+
+
+def test_two_commands_from_a_file_nobody_prepared(tmp_path):
+    table(tmp_path / "whatever.tsv", pairs(), "english", "shouted")
+    done = run("new", "translate", "whatever.tsv", "--output", "run.toml", cwd=tmp_path)
+    assert done.stdout == ""
+    assert "57 pairs to learn from" in done.stderr
+    assert tomllib.loads((tmp_path / "run.toml").read_text())["data"]["fields"] == ["english", "shouted"]
+    run("train", "run.toml", "--output", "runs/x", "-s", "train.steps=2", cwd=tmp_path)
+    assert (tmp_path / "runs" / "x" / "checkpoints" / "step-00000002").is_dir()
+    before = (tmp_path / "run.toml").read_text()
+    assert "is there already" in run("new", "copy", "--output", "run.toml", cwd=tmp_path, check=2).stderr
+    assert (tmp_path / "run.toml").read_text() == before
+    printed = run("new", "translate", "whatever.tsv", "--fields", "shouted,english", "--minutes", "0.001", cwd=tmp_path)
+    assert tomllib.loads(printed.stdout)["data"]["fields"] == ["shouted", "english"]
+    assert "decided, more steps may be better" in printed.stderr
+
+
+COLUMNS = {
+    "no header": (lambda path: table(path / "a.tsv", pairs()), PairsSpec, None),
+    "a header of its own": (lambda path: table(path / "a.tsv", pairs(), "en", "loud"), PairsSpec, ("en", "loud")),
+    "a usual header": (lambda path: table(path / "a.tsv", pairs(), "source", "target"), PairsSpec, None),
+    "single words": (lambda path: table(path / "a.tsv", [(a, a.upper()) for a in WORDS]), PairsSpec, None),
+    "objects": (lambda path: objects(path / "a.jsonl", pairs(), "en", "loud"), PairsSpec, ("en", "loud")),
+    "a class first": (lambda path: table(path / "a.tsv", [(b, a) for a, b in labelled()]), LabelsSpec, (1, 0)),
+    "a class last": (lambda path: table(path / "a.tsv", labelled()), LabelsSpec, None),
+    "a class in a header": (lambda path: table(path / "a.tsv", [(b, a) for a, b in labelled()], "stars", "review"), LabelsSpec, ("review", "stars")),
+    "a class as a number": (
+        lambda path: objects(path / "a.jsonl", [(i % 2, text) for i, text in enumerate(sentences(9))], "y", "x"), LabelsSpec, ("x", "y"),
+    ),
+    "no objects": (lambda path: (path / "a.jsonl", (path / "a.jsonl").write_text("[1]\n"))[0], PairsSpec, None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_columns_are_found_where_nobody_says_them(name, tmp_path):
+    make, spec, fields = COLUMNS[name]
+    assert columns_of(make(tmp_path), spec).fields == fields
+
+
+def test_columns_that_may_mean_anything_are_asked_for(tmp_path):
+    path = objects(tmp_path / "a.jsonl", [("1", a, b) for a, b in pairs()], "id", "en", "loud")
+    with pytest.raises(DataError, match="has id, en, loud: say which are source and target, such as --fields"):
+        new("translate", path)
+    assert tomllib.loads(new("translate", path, fields="en,loud")[0])["data"]["fields"] == ["en", "loud"]
+
+
+def test_what_cannot_be_followed_is_one_sentence(tmp_path):
+    path = table(tmp_path / "a.tsv", pairs())
+    broken = tmp_path / "b.tsv"
+    broken.write_bytes(b"caf\xe9\tcoffee\n")
+    for sentence, kind, arguments in (
+        ("no task 'translatte': did you mean 'translate'", SpecError, ("translatte",)),
+        ("--shape is 'decoder', and translate is learned by encoder–decoder or recurrent", SpecError, ("translate", path, "decoder")),
+        ("copy makes its own data", SpecError, ("copy", path)),
+        ("--fields are the columns of a file", SpecError, ("copy", None, None, "a,b")),
+        ("expected 2 columns", SpecError, ("translate", path, None, "a")),
+        ("57 texts have 60 different classes", DataError, ("classify", table(tmp_path / "c.tsv", [(a, a) for a, _ in pairs()]))),
+        ("line 1 is not UTF-8", DataError, ("translate", broken)),
+        ("cannot read", DataError, ("translate", tmp_path / "none.tsv")),
+        ("holds no pairs", DataError, ("translate", table(tmp_path / "d.tsv", []))),
+        ("too few to hold one out", DataError, ("translate", table(tmp_path / "e.tsv", pairs(1)))),
+        ("expected at least 2, separated by tabs", DataError, ("translate", table(tmp_path / "f.tsv", [("one",), ("two",)]))),
+    ):
+        names = ("shape", "fields")
+        options = {name: value for name, value in zip(names, arguments[2:], strict=False) if value is not None}
+        with pytest.raises(kind, match=re.escape(sentence)):
+            new(*arguments[:2], **options)
+    with pytest.raises(SpecError, match="minutes"):
+        new("copy", minutes=0)
+    assert run("new", "translate", broken, check=3).stdout == ""
+
+
+@pytest.mark.parametrize("value", ['a"b\\c\n\x7f\x00é', 3e-3, True, {"kind": "x", "deep": {"y": [1, "z"]}}, ["a", 1], 12])
+def test_what_is_written_is_read_the_same(value):
+    assert tomllib.loads(f"value = {inline(value)}")["value"] == value
+
+
+def test_a_book_without_blank_lines_is_read_by_line(tmp_path):
+    path = tmp_path / "book.txt"
+    path.write_text("\n".join(sentences(900)))
+    tree = tomllib.loads(new("lm", path)[0])
+    assert tree["data"]["document"] == "line"
+    path.write_text(" ".join(sentences(3000)))
+    with pytest.raises(DataError, match="the longest row has"):
+        new("lm", path)
+
+
+def test_more_data_gets_a_larger_model(tmp_path):
+    small, large = (tomllib.loads(new("translate", table(tmp_path / f"{count}.tsv", pairs(count)))[0]) for count in (60, 12_000))
+    assert small["tokenizer"].get("size", 256) < large["tokenizer"]["size"]
+    assert small["train"]["tokens"] <= large["train"]["tokens"]
