@@ -153,9 +153,11 @@ def run_in(ready: Ready, folder: Path, wish: Callable[[], str | None]) -> Iterat
         said = {"epoch": stream.epoch, "index": stream.index, "tokens": tokens} | ({"start": known} if known else {})
         return Saved(step, str(save(folder / "checkpoints", step, model, changer, origin, tokenizer, said, how.keep, also)))
 
+    names = naming(model, family_of(ready))[0] if run.lora else {}
+
     def also(draft: Path) -> None:
         if run.lora:
-            write_adapter(draft, model, run.lora, str(run.start), origin.config.get("family"))
+            write_adapter(draft, model, run.lora, str(run.start), names)
 
     reason = None
     if how.goal and step and step % how.evaluate_every == 0:  # where an unbroken run would have looked, and perhaps have ended
