@@ -39,25 +39,10 @@ STANDS_ON = {
     "scoreboard": {"evaluation", "spec", "training"},
     "labs": set(),
     "show": {"model", "parts", "presets", "spec"},
-    "cli": set(
-        [
-            "advice",
-            "answer",
-            "auditing",
-            "checkpoint",
-            "dataset",
-            "demo",
-            "evaluation",
-            "generate",
-            "model",
-            "predicting",
-            "scoreboard",
-            "show",
-            "spec",
-            "train",
-            "training",
-        ]
-    ),
+    "cli": {
+        *("advice", "answer", "auditing", "checkpoint", "dataset", "demo", "evaluation", "generate", "model", "predicting"),
+        *("scoreboard", "show", "spec", "train", "training"),
+    },
 }
 
 

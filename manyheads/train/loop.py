@@ -255,6 +255,7 @@ class Keeper:
         self.ready, self.places, self.model, self.changer, self.state, self.still_ours = ready, places, model, changer, state, still_ours
         self.origin = with_tokens(described(model, ready.start.origin if ready.start else None), ready)
         self.tokenizer = framed(ready)
+        self.names = naming(model, family_of(ready))[0] if ready.run.lora else {}
         self.last, self.failures = replace(state), 0  # where the run was at the last one, and saves that failed since
 
     def __call__(self, *, best: bool = False) -> Saved | SaveFailed | Warned:
@@ -274,7 +275,7 @@ class Keeper:
     def adapter(self, draft: Path) -> None:
         run = self.ready.run
         if run.lora:
-            write_adapter(draft, self.model, run.lora, str(run.start), self.origin.config.get("family"))
+            write_adapter(draft, self.model, run.lora, str(run.start), self.names)
 
 
 def check_numbers(state: State, places: Path) -> None:

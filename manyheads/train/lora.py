@@ -118,11 +118,11 @@ def naming(model: Model, family: str | None) -> tuple[dict[str, str], str]:
     return {path: theirs[path] for path in own}, ""
 
 
-def write_adapter(folder: Path, model: Model, spec: LoraSpec, start: str, family: str | None) -> None:
-    """`adapter/` as PEFT reads it, and what is learned under our own names, to go on from."""
+def write_adapter(folder: Path, model: Model, spec: LoraSpec, start: str, names: dict[str, str]) -> None:
+    """`adapter/` as PEFT reads it, under these names, and what is learned under our own, to go on from."""
     held = {name: parameter.detach() for name, parameter in model.named_parameters() if parameter.requires_grad}
     save_file(held, folder / TRAINED)
-    found, (names, _) = adapters(model), naming(model, family)
+    found = adapters(model)
     tensors: dict[str, Tensor] = {}
     for path, part in found.items():
         tensors[f"base_model.model.{names[path]}.lora_A.weight"] = part.down.weight.detach()
