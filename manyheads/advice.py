@@ -22,8 +22,8 @@ from manyheads.model.size import readable
 from manyheads.model.spec import ModelSpec
 from manyheads.spec import SLOTS, SpecError, Tree, nearest, one_line, parse, quoted
 from manyheads.train.forecast import Pace, duration, epoch_of, memory_free, needs_of, pace_of
-from manyheads.train.loop import Stream
 from manyheads.train.run import Ready, made_ready, read_run, sized
+from manyheads.train.stream import lengths_of
 from manyheads.training import spoken
 
 MINUTES = 30.0
@@ -197,7 +197,7 @@ class Draft:
         """Size, batch and steps for the data; then what the machine cannot do in time is made smaller."""
         self.check_classes()
         draft = self.with_tokenizer()
-        lengths = Stream(draft.made).lengths
+        lengths = lengths_of(draft.made, draft.made.rows).sum(1)
         if (longest := int(lengths.max())) > LONGEST:
             raise DataError(
                 f"the longest row has {longest:,} tokens, and {LONGEST:,} are the most that is advised; cut long rows in pieces"

@@ -15,8 +15,9 @@ from manyheads.advice import TASKS, inline, new
 from manyheads.data.columns import columns_of
 from manyheads.data.source import DataError, LabelsSpec, PairsSpec
 from manyheads.spec import SpecError
-from manyheads.train.loop import Ended, Stream, train
+from manyheads.train.loop import Ended, train
 from manyheads.train.run import made_ready, read_run
+from manyheads.train.stream import Stream
 
 WORDS = ["the", "a", "red", "blue", "small", "old", "cat", "dog", "house", "tree", "sees", "likes", "finds", "under", "over", "near"]
 
@@ -78,7 +79,7 @@ def test_what_is_advised_trains_and_says_what_is_so(task, tmp_path):
     steps, passes, rows = re.search(r"# ([\d,]+) steps, ([\d.e+]+) passes over ([\d,]+) rows", text).groups()
     assert int(steps.replace(",", "")) == whole.run.train.steps
     assert int(rows.replace(",", "")) == len(whole.rows)
-    assert float(passes) == pytest.approx(whole.run.train.steps / len(Stream(whole).batches()), rel=0.01)
+    assert float(passes) == pytest.approx(whole.run.train.steps / len(Stream(whole).order()), rel=0.01)
     assert f"{sum(one.numel() for one in build(ready.spec).parameters()):,} parameters" in text
     assert ready.corpus.about == reasons[0]
     assert f"# {reasons[0]}" in text

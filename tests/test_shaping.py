@@ -27,9 +27,9 @@ from manyheads.parts.mask import Mask
 from manyheads.parts.position import Places
 from manyheads.parts.record import record
 from manyheads.spec import SLOTS, SpecError, to_toml
-from manyheads.train.loop import Evaluated, Stepped, Stream, train, update
-from manyheads.train.optim import optimiser
+from manyheads.train.loop import Evaluated, Stepped, train, update
 from manyheads.train.run import made_ready, read_run
+from manyheads.train.stream import Stream
 
 CPU = torch.device("cpu")
 LENGTH = 12
@@ -243,8 +243,8 @@ def test_a_term_of_weight_zero_is_logged_and_changes_no_bit(name):
     for shaping in ((), (FOCUS | {"weight": 0.0}, NEAR | {"weight": 0.0})):
         ready = made_ready(shaped_run(name, *shaping))
         model = manyheads.build(ready.spec, seed=1)
-        changer, stream = optimiser(model, ready.run.optim), Stream(ready)
-        events = [update(model, changer, stream, ready, step) for step in (1, 2)]
+        changer, stream = ready.run.optim.build(model), Stream(ready)
+        events = [update(model, changer, stream, ready, stream.state) for _ in (1, 2)]
         updated.append((events, [parameter.detach().clone() for parameter in model.parameters()]))
     assert all(torch.equal(one, other) for one, other in zip(updated[0][1], updated[1][1], strict=True))
     assert [event.loss for event in updated[0][0]] == [event.loss for event in updated[1][0]]

@@ -8,14 +8,13 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-
 from manyheads.model.build import Model, build, outline
 from manyheads.model.size import BYTES, LONGEST_WALK, blank, kept_bytes, readable
 from manyheads.objective.score import Batch
 from manyheads.train.checkpoint import steps as checkpoints
-from manyheads.train.loop import Stream, evaluate, update
+from manyheads.train.loop import evaluate, update
 from manyheads.train.run import Ready, RunError
+from manyheads.train.stream import Order, Stream
 
 MOST_LOOKED_AT = 200  # batches that are made only to be counted
 OF_LOGITS = 3  # tensors of the size of all logits: those asked for, their logarithms, their gradient
@@ -69,7 +68,7 @@ class Pace:
 def epoch_of(ready: Ready) -> Epoch:
     """Makes the first batches of an epoch, and counts."""
     stream = Stream(ready)
-    batches = len(stream.batches())
+    batches = len(stream.order())
     looked_at = min(batches, MOST_LOOKED_AT)
     tokens = places = 0
     for _ in range(looked_at):
@@ -84,12 +83,12 @@ def places_of(batch: Batch) -> int:
 
 def needs_of(ready: Ready, folder: Path | None = None) -> Needs:
     """Counts without any memory; of batches, the one with most places and the one with the longest row are looked at."""
-    stream = Stream(ready)
-    shapes = [(len(rows), int(stream.lengths[rows].max())) for rows in stream.batches()]
+    order = Order(ready, ready.rows)
+    shapes = [order.places(i) for i in range(len(order))]
     most, longest = (shapes.index(max(shapes, key=key)) for key in (lambda shape: shape[0] * shape[1], lambda shape: shape[1]))
     model = outline(ready.spec)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    activations, shape = max(kept_by(ready, model, stream.batches()[i]) for i in {most, longest})
+    activations, shape = max(kept_by(ready, model, order.batch(i)) for i in {most, longest})
     weights = BYTES * parameters
     memory = (2 + MOMENTS) * weights + max(activations, evaluation_bytes(ready))
     checkpoint = (1 + MOMENTS) * weights
@@ -109,9 +108,8 @@ def needs_of(ready: Ready, folder: Path | None = None) -> Needs:
     )
 
 
-def kept_by(ready: Ready, model: Model, rows: np.ndarray) -> tuple[int, tuple[int, int, int]]:
-    """What a batch of these rows keeps until its backward, and its shape."""
-    batch = ready.run.objective.batch([ready.rows[int(i)] for i in rows], ready.tokens, np.random.default_rng(0))
+def kept_by(ready: Ready, model: Model, batch: Batch) -> tuple[int, tuple[int, int, int]]:
+    """What a batch keeps until its backward, and its shape."""
     count, length = batch.inputs.tokens.shape[:2]
     source = batch.source.tokens.shape[1] if batch.source else 0
     walked = min(length, LONGEST_WALK) if ready.spec.recurrent else length
@@ -129,8 +127,8 @@ def logits_bytes(ready: Ready, places: int) -> int:
 def evaluation_bytes(ready: Ready) -> int:
     """The logits of unseen rows, which are looked at many at a time."""
     rows = min(len(ready.unseen), ready.run.train.evaluate_rows)
-    lengths = ready.run.objective.length([ready.unseen.lengths(name)[:rows] for name in ready.unseen.fields if name != "label"])
-    return logits_bytes(ready, min(rows, ROWS_AT_ONCE) * int(lengths.max()))
+    order = Order(ready, ready.unseen, most=rows)
+    return logits_bytes(ready, max(count * length for count, length in map(order.places, range(len(order)))))
 
 
 def check_room(needs: Needs) -> None:

@@ -17,12 +17,11 @@ import torch
 
 from manyheads.convert.files import DiskFullError
 from manyheads.convert.folder import Origin, described
-from manyheads.data.order import plan
 from manyheads.data.prepared import Ids
 from manyheads.generate.sample import Rules, sample
 from manyheads.model.build import Model, build, usable
 from manyheads.objective.score import NOTHING, Batch
-from manyheads.objective.shaping import asked, shaped, total, with_links
+from manyheads.objective.shaping import asked, shaped, total
 from manyheads.spec import LARGEST
 from manyheads.train.board import following
 from manyheads.train.checkpoint import NotFiniteError, chosen, newest, restore, save, size_of, skipped, steps
@@ -32,6 +31,7 @@ from manyheads.train.optim import gradient_length
 from manyheads.train.run import Ready, RunError
 from manyheads.train.start import digest, freeze, take
 from manyheads.train.state import State
+from manyheads.train.stream import Order, Stream
 
 MOST_SKIPPED = 10  # updates in a row that were no numbers, after which a run stops
 AT_ONCE = 64  # unseen rows that are looked at together
@@ -148,33 +148,6 @@ class MemoryFullError(RunError):
 
 class Leaving(Exception):  # noqa: N818
     """Somebody asked for an end in the middle of a look, which is made again by the next start."""
-
-
-class Stream:
-    """Batches one after the other; where it stands is two numbers of the state."""
-
-    def __init__(self, ready: Ready, state: State | None = None) -> None:
-        self.ready, self.state = ready, state or State()
-        self.lengths = ready.run.objective.length([ready.rows.lengths(name) for name in ready.rows.fields if name != "label"])
-        self.rows: tuple[int, ...] = ()  # of the last batch, by their numbers among all
-        self._plan: tuple[int, Sequence[np.ndarray]] | None = None
-
-    def batches(self) -> Sequence[np.ndarray]:
-        epoch = self.state.epoch
-        if self._plan is None or self._plan[0] != epoch:
-            self._plan = epoch, plan(self.lengths, self.ready.run.seed, epoch, tokens=self.ready.run.train.tokens)
-        return self._plan[1]
-
-    def next(self) -> Batch:
-        at = self.state
-        if at.index >= len(self.batches()):
-            at.epoch, at.index = at.epoch + 1, 0
-        chance = np.random.default_rng([self.ready.run.seed, at.epoch, at.index])
-        self.rows = tuple(int(i) for i in self.batches()[at.index])
-        at.index += 1
-        batch = self.ready.run.objective.batch([self.ready.rows[i] for i in self.rows], self.ready.tokens, chance)
-        links = {guide: [rows[i] for i in self.rows] for guide, rows in self.ready.links.items()}
-        return with_links(batch, self.ready.run.objective, links) if links else batch
 
 
 def train(
@@ -409,9 +382,11 @@ def evaluate(model: Model, ready: Ready, wish: Wish = lambda: None) -> dict[str,
     device = next(model.parameters()).device
     total = count = 0.0
     right: list[int | None] = []
-    chance = np.random.default_rng(ready.run.seed)
-    for rows in grouped(ready.unseen, ready.run.train.evaluate_rows, AT_ONCE, wish):
-        batch = ready.run.objective.batch(rows, ready.tokens, chance).to(device)
+    order = Order(ready, ready.unseen, most=ready.run.train.evaluate_rows)
+    for i in range(len(order)):
+        if wish():
+            raise Leaving
+        batch = order.batch(i).to(device)
         with lower_precision(device):
             score = ready.run.objective.score(model, batch)
         total, count = total + float(score.total), count + score.count

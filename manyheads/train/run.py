@@ -54,6 +54,9 @@ class TrainSpec(Spec):
 
     steps: int = field(1000, "updates of the weights", ge=1)
     tokens: int = field(4096, "places in a batch, padding included", ge=1)
+    pack: int | None = field(
+        None, "tokens of a row that texts share, for causal and masked; longer texts are cut, elsewhere every epoch", ge=2
+    )
     accumulate: int = field(1, "batches that make one update", ge=1, le=4096)
     evaluate_every: int = field(200, "steps between looks at unseen rows", ge=1)
     evaluate_rows: int = field(512, "unseen rows to look at", ge=1)
@@ -91,8 +94,23 @@ class RunSpec(Spec):
             with located("shaping", i):
                 shaping.places(self.model)
                 shaping.check(self.objective.kind)
+        if self.train.pack is not None:
+            self.check_pack(self.train.pack)
         if self.lora is not None and self.start is None:
             raise SpecError("is a change of low rank to trained weights: say with start = … whose", ("lora",))
+
+    def check_pack(self, pack: int) -> None:
+        """Whether texts can share rows."""
+        at = ("train", "pack")
+        if not isinstance(self.objective, language.PackableSpec) or self.shaping:
+            raise SpecError(f"texts share rows for causal and masked without shaping, and this is {self.objective.kind}", at)
+        tower = self.model.encoder or self.model.decoder
+        if tower is None:
+            raise SpecError(f"texts that share a row are kept apart by a mask, and a model that is {self.model.shape} has none", at)
+        if pack > self.train.tokens:
+            raise SpecError(f"is {pack}, and a batch has {self.train.tokens} places", at)
+        if tower.longest is not None and pack > tower.longest:
+            raise SpecError(f"is {pack}, and the model has {tower.longest} places", at)
 
 
 def read_run(tree: Tree) -> RunSpec:
@@ -214,7 +232,7 @@ def ordered(labels: tuple[str, ...], start: Opened | None) -> tuple[str, ...]:
 def limits(run: RunSpec, fields: Sequence[str], spec: ModelSpec, tokens: Tokens) -> dict[str, int]:
     """How many tokens of its own a text may have, by field: what the run says, and what the model has places for."""
     found = {}
-    for name in fields:
+    for name in () if run.train.pack else fields:
         tower = spec.decoder if name == "target" and spec.decoder else spec.encoder or spec.decoder
         most = [length for length in (run.train.longest, tower.longest if tower else None) if length is not None]
         if most and name not in NO_TEXT:
