@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from manyheads.generate.sample import Rules, sample
 from manyheads.model.build import Model, build, usable
 from manyheads.objective.score import NOTHING, Batch
 from manyheads.train.board import following
-from manyheads.train.checkpoint import NotFiniteError, chosen, newest, restore, save, size_of, skipped, steps
+from manyheads.train.checkpoint import NotFiniteError, chosen, mend, newest, restore, save, size_of, skipped, steps
 from manyheads.train.folder import Change, Log, begin, check_place, free, locked
 from manyheads.train.optim import gradient_length, optimiser
 from manyheads.train.run import Ready, RunError
@@ -180,31 +181,24 @@ def run_in(
     checkpoint, wrong = newest(places) if resume in ("auto", "never") else chosen(places, Path(resume))
     state = State() if checkpoint is None else restore(checkpoint, model, changer)
     if checkpoint is not None:
-        log.forget_after(state.step)
+        log.forget_after(state.step, state.looked)
+        mend(places, state)
         yield Resumed(state.step, tuple(wrong))
     if changed:
         yield Changed(state.step, tuple(changed))
     if (fits := free(folder) / size_of(places, model)) < 2:
-        yield Warned(state.step, f"the disk of {folder} has room for {fits:.1f} more checkpoints, and a run needs two at the least")
-    stream, saved, failures = Stream(ready, state), replace(state), 0
-
-    def keep(*, best: bool = False) -> Saved | SaveFailed | Warned:
-        nonlocal saved, failures
-        try:
-            still_ours()
-            path = save(places, state, model, changer, origin, tokenizer, how.keep, best=best)
-        except OSError as error:
-            failures += 1
-            return SaveFailed(state.step, f"cannot save in {places}: {error.strerror or error}", failures)
-        except NotFiniteError as error:
-            return Warned(state.step, f"no checkpoint is made of these weights: {error}")
-        saved, failures = replace(state), 0
-        return Saved(state.step, str(path))
+        said = f"the disk of {folder} has room for {fits:.1f} more checkpoints"
+        if fits < 1:
+            raise DiskFullError(f"{said}; make room, or take another --output")
+        yield Warned(state.step, f"{said}, and a run needs two at the least")
+    stream, goal = Stream(ready, state), how.goal
+    write = partial(save, places, model=model, optimiser=changer, origin=origin, tokenizer=tokenizer, keep=how.keep)
+    keeper = Keeper(write, places, still_ours, replace(state))
 
     def due() -> bool:
         return state.looked != state.step and (state.step % how.evaluate_every == 0 or state.step == how.steps)
 
-    reason = state.verdict(how.goal) or wish()
+    reason = state.verdict(goal) or wish()
     while reason is None and (state.step < how.steps or due()):
         better = False
         if not due():  # otherwise a signal cut the last look short
@@ -213,20 +207,49 @@ def run_in(
             yield event
             check_numbers(state, places)
         if due() and (metrics := looked(model, ready, wish)):
-            better = state.look(metrics, how.goal)
+            better = state.look(metrics, goal)
             yield Evaluated(state.step, metrics)
-        reason = state.verdict(how.goal) or wish()
+        reason = state.verdict(goal) or wish()
         if better or (state.step % how.save_every == 0 and not state.skipped):
-            yield (kept := keep(best=better))
-            if isinstance(kept, SaveFailed) and failures >= MOST_FAILED:
-                raise DiskFullError(f"{kept.said}; that is {failures} times in a row, and the run stops at step {state.step:,}")
+            yield keeper.keep(state, best=better)
+            keeper.check(MOST_FAILED)
             reason = reason or wish()
-    if saved != state:
-        yield (kept := keep())
-        if not isinstance(kept, Saved):
-            lost = f"{kept.said}; what was learned since step {saved.step:,} is lost"
-            raise DiskFullError(lost) if isinstance(kept, SaveFailed) else DivergedError(lost)
+    if keeper.saved != state:
+        yield keeper.keep(state)
+        keeper.check(1)
+        if keeper.saved != state:
+            raise DivergedError(f"the weights at step {state.step:,} are no numbers; what stands is of step {keeper.saved.step:,}")
     yield Ended(state.step, reason or "steps")
+
+
+@dataclass
+class Keeper:
+    """Makes checkpoints, and knows which was the last and how many failed since."""
+
+    write: Callable[..., Path]
+    places: Path
+    still_ours: Callable[[], None]
+    saved: State
+    failures: int = 0
+    said: str = ""
+
+    def keep(self, state: State, *, best: bool = False) -> Saved | SaveFailed | Warned:
+        try:
+            self.still_ours()
+            path = self.write(state, best=best)
+        except OSError as error:
+            self.failures, self.said = self.failures + 1, f"cannot save in {self.places}: {error.strerror or error}"
+            return SaveFailed(state.step, self.said, self.failures)
+        except NotFiniteError as error:
+            return Warned(state.step, f"no checkpoint is made of these weights: {error}")
+        self.saved, self.failures = replace(state), 0
+        return Saved(state.step, str(path))
+
+    def check(self, most: int) -> None:
+        """Ends a run that learns what it cannot keep."""
+        if self.failures >= most:
+            times = f" ({self.failures} times in a row)" if self.failures > 1 else ""
+            raise DiskFullError(f"{self.said}{times}; what was learned after step {self.saved.step:,} is lost")
 
 
 def check_numbers(state: State, places: Path) -> None:

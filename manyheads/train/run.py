@@ -14,7 +14,7 @@ from manyheads.data.tokens import TokenizerSpec, WordsSpec
 from manyheads.model.spec import ModelSpec, read_model
 from manyheads.objective import language, pairs, pooled  # noqa: F401  (fill the slot)
 from manyheads.objective.score import ObjectiveSpec, Tokens
-from manyheads.spec import Spec, SpecError, Tree, field, in_file, nearest, override, parse, quoted, read_toml
+from manyheads.spec import Spec, SpecError, Tree, check_names, field, in_file, located, override, parse, quoted, read_toml
 from manyheads.train.optim import OptimSpec
 
 
@@ -72,11 +72,12 @@ class RunSpec(Spec):
 
 def read_run(tree: Tree) -> RunSpec:
     """A run file as a spec."""
-    if unknown := sorted(set(tree) - set(RunSpec.model_fields)):
-        raise SpecError(f"no field {quoted(unknown[0])} here{nearest(unknown[0], RunSpec.model_fields)}", key=unknown[0])
+    check_names(RunSpec, tree)
     if not isinstance(tree.get("model"), dict):
         raise SpecError("[model] is required: a description, as manyheads show --toml prints", ("model",))
-    run = parse(RunSpec, tree | {"model": read_model(tree["model"])})
+    with located("model"):
+        model = read_model(tree["model"])
+    run = parse(RunSpec, tree | {"model": model})
     run.check()
     return run
 
