@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from dataclasses import field as made
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from manyheads.objective.score import NOTHING, Batch
 from manyheads.objective.shaping import asked, shaped, total
 from manyheads.spec import LARGEST
 from manyheads.train.board import following
-from manyheads.train.checkpoint import NotFiniteError, chosen, newest, restore, save, size_of, skipped, steps
+from manyheads.train.checkpoint import NotFiniteError, chosen, mend, newest, restore, save, size_of, skipped, steps
 from manyheads.train.folder import Change, Log, begin, check_place, free, locked
 from manyheads.train.lora import adapt, naming, write_adapter
 from manyheads.train.optim import gradient_length
@@ -183,18 +184,23 @@ def run_in(
     if checkpoint is None:
         yield from begun
     else:
-        log.forget_after(state.step)
+        log.forget_after(state.step, state.looked)
+        mend(places, state)
         yield Resumed(state.step, tuple(wrong))
     if changed:
         yield Changed(state.step, tuple(changed))
     if (fits := free(folder) / size_of(places, model)) < 2:
-        yield Warned(state.step, f"the disk of {folder} has room for {fits:.1f} more checkpoints, and a run needs two at the least")
-    stream, keep = Stream(ready, state), Keeper(ready, places, model, changer, state, still_ours)
+        said = f"the disk of {folder} has room for {fits:.1f} more checkpoints"
+        if fits < 1:
+            raise DiskFullError(f"{said}; make room, or take another --output")
+        yield Warned(state.step, f"{said}, and a run needs two at the least")
+    stream, goal = Stream(ready, state), how.goal
+    keeper = Keeper(writer(ready, model, changer, places), places, still_ours, replace(state))
 
     def due() -> bool:
         return state.looked != state.step and (state.step % how.evaluate_every == 0 or state.step == how.steps)
 
-    reason = state.verdict(how.goal) or wish()
+    reason = state.verdict(goal) or wish()
     while reason is None and (state.step < how.steps or due()):
         better = False
         if not due():  # otherwise a signal cut the last look short
@@ -203,52 +209,63 @@ def run_in(
             yield event
             check_numbers(state, places)
         if due() and (metrics := looked(model, ready, wish)):
-            better = state.look(metrics, how.goal)
+            better = state.look(metrics, goal)
             yield Evaluated(state.step, metrics)
-        reason = state.verdict(how.goal) or wish()
+        reason = state.verdict(goal) or wish()
         if better or (state.step % how.save_every == 0 and not state.skipped):
-            yield (kept := keep(best=better))
-            if isinstance(kept, SaveFailed) and kept.times >= MOST_FAILED:
-                raise DiskFullError(f"{kept.said}; that is {kept.times} times in a row, and the run stops at step {state.step:,}")
+            yield keeper.keep(state, best=better)
+            keeper.check(MOST_FAILED)
             reason = reason or wish()
-    if keep.last != state:
-        yield (kept := keep())
-        if not isinstance(kept, Saved):
-            lost = f"{kept.said}; what was learned since step {keep.last.step:,} is lost"
-            raise DiskFullError(lost) if isinstance(kept, SaveFailed) else DivergedError(lost)
+    if keeper.saved != state:
+        yield keeper.keep(state)
+        keeper.check(1)
+        if keeper.saved != state:
+            raise DivergedError(f"the weights at step {state.step:,} are no numbers; what stands is of step {keeper.saved.step:,}")
     yield Ended(state.step, reason or "steps")
 
 
+def writer(ready: Ready, model: Model, changer: torch.optim.Optimizer, places: Path) -> Callable[..., Path]:
+    """What writes a checkpoint of a run, with the tokenizer and, of low ranks, what PEFT reads."""
+    run = ready.run
+    origin = with_tokens(described(model, ready.start.origin if ready.start else None), ready)
+    names = naming(model, family_of(ready))[0] if run.lora else {}
+
+    def also(draft: Path) -> None:
+        if run.lora:
+            write_adapter(draft, model, run.lora, str(run.start), names)
+
+    held = {"model": model, "optimiser": changer, "origin": origin, "tokenizer": framed(ready), "keep": run.train.keep}
+    return partial(save, places, also=also, **held)
+
+
+@dataclass
 class Keeper:
-    """Makes the checkpoints of a run; one that cannot be made is an event, and the run goes on."""
+    """Makes checkpoints, and knows which was the last and how many failed since."""
 
-    def __init__(
-        self, ready: Ready, places: Path, model: Model, changer: torch.optim.Optimizer, state: State, still_ours: Callable[[], None]
-    ) -> None:
-        self.ready, self.places, self.model, self.changer, self.state, self.still_ours = ready, places, model, changer, state, still_ours
-        self.origin = with_tokens(described(model, ready.start.origin if ready.start else None), ready)
-        self.tokenizer = framed(ready)
-        self.names = naming(model, family_of(ready))[0] if ready.run.lora else {}
-        self.last, self.failures = replace(state), 0  # where the run was at the last one, and saves that failed since
+    write: Callable[..., Path]
+    places: Path
+    still_ours: Callable[[], None]
+    saved: State
+    failures: int = 0
+    said: str = ""
 
-    def __call__(self, *, best: bool = False) -> Saved | SaveFailed | Warned:
-        step, keep = self.state.step, self.ready.run.train.keep
+    def keep(self, state: State, *, best: bool = False) -> Saved | SaveFailed | Warned:
         try:
             self.still_ours()
-            held = self.model, self.changer, self.origin, self.tokenizer
-            path = save(self.places, self.state, *held, keep, best=best, also=self.adapter)
+            path = self.write(state, best=best)
         except OSError as error:
-            self.failures += 1
-            return SaveFailed(step, f"cannot save in {self.places}: {error.strerror or error}", self.failures)
+            self.failures, self.said = self.failures + 1, f"cannot save in {self.places}: {error.strerror or error}"
+            return SaveFailed(state.step, self.said, self.failures)
         except NotFiniteError as error:
-            return Warned(step, f"no checkpoint is made of these weights: {error}")
-        self.last, self.failures = replace(self.state), 0
-        return Saved(step, str(path))
+            return Warned(state.step, f"no checkpoint is made of these weights: {error}")
+        self.saved, self.failures = replace(state), 0
+        return Saved(state.step, str(path))
 
-    def adapter(self, draft: Path) -> None:
-        run = self.ready.run
-        if run.lora:
-            write_adapter(draft, self.model, run.lora, str(run.start), self.names)
+    def check(self, most: int) -> None:
+        """Ends a run that learns what it cannot keep."""
+        if self.failures >= most:
+            times = f" ({self.failures} times in a row)" if self.failures > 1 else ""
+            raise DiskFullError(f"{self.said}{times}; what was learned after step {self.saved.step:,} is lost")
 
 
 def check_numbers(state: State, places: Path) -> None:

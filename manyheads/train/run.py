@@ -23,7 +23,7 @@ from manyheads.objective import language, pairs, pooled  # noqa: F401  (fill the
 from manyheads.objective.score import ObjectiveSpec, Tokens
 from manyheads.objective.shaping import GuidedSpec, ShapingSpec
 from manyheads.parts.embed import PatchesSpec
-from manyheads.spec import Spec, SpecError, Tree, field, in_file, located, nearest, override, parse, quoted, read_toml
+from manyheads.spec import Spec, SpecError, Tree, check_names, field, in_file, located, override, parse, quoted, read_toml
 from manyheads.train.lora import LoraSpec
 from manyheads.train.optim import AdamWSpec, OptimSpec
 from manyheads.train.start import described_by, opened_start, tokenizer_from, tokens_of
@@ -115,8 +115,7 @@ class RunSpec(Spec):
 
 def read_run(tree: Tree) -> RunSpec:
     """A run file as a spec."""
-    if unknown := sorted(set(tree) - set(RunSpec.model_fields)):
-        raise SpecError(f"no field {quoted(unknown[0])} here{nearest(unknown[0], RunSpec.model_fields)}", key=unknown[0])
+    check_names(RunSpec, tree)
     own, start = tree.get("model", {}), tree.get("start")
     if not isinstance(own, dict) or not (own or start):
         raise SpecError(
@@ -124,7 +123,9 @@ def read_run(tree: Tree) -> RunSpec:
         )
     if isinstance(start, str) and start:
         own, tree = described_by(start, own), {"tokenizer": "checkpoint"} | tree
-    run = parse(RunSpec, tree | {"model": read_model(own)})
+    with located("model"):
+        model = read_model(own)
+    run = parse(RunSpec, tree | {"model": model})
     if run.data.prepared and "tokenizer" not in tree:
         run = run.changed(tokenizer=tokenizer_of(run.data.prepared))
     run.check()
