@@ -40,6 +40,7 @@ check: lint test
 bench: setup
 	$(BIN)/python bench/compose.py
 	$(BIN)/python bench/load.py
+	$(BIN)/python bench/shaping.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     from manyheads.auditing import audit
     from manyheads.checkpoint import export, load
     from manyheads.inspect.page import attention_page
-    from manyheads.inspect.record import record
     from manyheads.model.build import build, outline
     from manyheads.model.size import size
     from manyheads.model.spec import ModelSpec, read_model
     from manyheads.parts.batch import Inputs
+    from manyheads.parts.record import record
     from manyheads.presets import preset, read
     from manyheads.spec import SpecError
 
@@ -35,7 +35,7 @@ _PLACES = {
     "preset": "manyheads.presets",
     "read": "manyheads.presets",
     "read_model": "manyheads.model.spec",
-    "record": "manyheads.inspect.record",
+    "record": "manyheads.parts.record",
     "size": "manyheads.model.size",
 }
 

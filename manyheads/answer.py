@@ -2,53 +2,109 @@
 
 from __future__ import annotations
 
-import json
 import re
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import torch
 
-from manyheads.checkpoint import Loaded
+from manyheads.checkpoint import PLACES, Loaded, TextError, batches, check_texts
+from manyheads.convert.tokenizer import said_beside
+from manyheads.generate.sample import Writing
 from manyheads.spec import Tree, quoted
 
+PLAIN = Writing()
 MASKS = ("[MASK]", "<mask>", "<MASK>")
 NUMBERS, SEVERAL, ONE = PROBLEMS = ("regression", "multi_label_classification", "single_label_classification")
 
 
-def predict(loaded: Loaded, text: str, *, max_new: int = 64, temperature: float = 0.0, best: int = 5, mask_id: int | None = None) -> Tree:
+def predict(
+    loaded: Loaded, text: str, *, max_new: int = 64, temperature: float = 0.0, seed: int = 0, beams: int = 1, penalty: float = 0.6,
+    best: int = 5, mask_id: int | None = None,
+) -> Tree:  # fmt: skip
     """What the model makes of one text, as plain data; without a tokenizer, of ids written as numbers, `mask_id` where one is missing."""
+    writing = Writing(max_new, temperature, seed, beams, penalty)
+    ((_, found),) = predict_all(loaded, [text], writing, best=best, mask_id=mask_id)
+    return found
+
+
+def task_of(loaded: Loaded) -> str:
+    """What a model is for, by its shape and its head."""
+    head = loaded.spec.head
+    if loaded.paired:
+        return "answer"
+    if loaded.model.writes and head.scores_tokens:
+        return "continue"
+    return "fill" if head.scores_tokens else "classify" if head.kind == "classes" else "embed"
+
+
+def predict_all(
+    loaded: Loaded, texts: Sequence[str], writing: Writing = PLAIN, *, best: int = 5, mask_id: int | None = None
+) -> Iterator[tuple[int, Tree]]:
+    """What the model makes of each text, with the text's number, as it comes: texts of like length go together."""
     loaded.check_reads_texts()
     if type(best) is not int or best < 1:
         raise ValueError(f"best is {quoted(best)}, expected how many tokens to name, at least 1")
     if mask_id is not None and (type(mask_id) is not int or mask_id < 0):
         raise ValueError(f"mask_id is {quoted(mask_id)}, expected the id of a token, a whole number from 0")
-    given: Any = text
+    task = task_of(loaded)
     if loaded.tokenizer is None:
-        if not re.fullmatch(r"\s*\d{1,9}(\s+\d{1,9})*\s*", text):
-            raise ValueError(f"there is no tokenizer beside this model: give ids as numbers, such as '3 14 15'; given {quoted(text)}")
-        given = [int(word) for word in text.split()]
-    head = loaded.spec.head
-    if loaded.paired or (loaded.spec.shape == "decoder" and head.a_token and head.scores_tokens):
-        written = loaded.generate(given, max_new=max_new, temperature=temperature)
-        return {"task": "answer" if loaded.paired else "continue", "text": text, "written": written}
-    batch = loaded.encode([text]) if isinstance(given, str) else loaded.batch(given)
-    with torch.no_grad():
-        out = loaded.model(batch)
-    if head.scores_tokens:
-        return {"task": "fill", "text": text, "filled": filled(loaded, batch.tokens[0], out[0], best, mask_id)}
-    if head.kind == "classes":
-        return {"task": "classify", "text": text, "classes": classes(loaded, out[0])}
-    if loaded.tokenizer is None:
+        rows = numbers(texts)
+    else:
+        rows = masked(loaded, texts) if task == "fill" and mask_id is None else loaded.ids(texts)
+    if task in ("answer", "continue"):
+        for i, written in loaded.write(rows, writing):
+            said = written if loaded.tokenizer is None else loaded.tokenizer.decode(written)
+            yield i, {"task": task, "text": texts[i], "written": said}
+        return
+    if task == "embed" and loaded.tokenizer is None:
         raise ValueError("a vector a text needs the tokenizer that made its tokens; load(...).hidden(ids) gives every token's")
-    return {"task": "embed", "text": text, "vector": loaded.embed(text)[0].tolist()}
+    mask = mask_of(loaded, mask_id) if task == "fill" else None
+    for batch in batches([len(row) for row in rows], PLACES):
+        given = loaded.padded([rows[i] for i in batch])
+        with torch.no_grad():
+            out = loaded.pooled(given) if task == "embed" else loaded.model(given)
+        for i, one in zip(batch, out, strict=True):
+            if mask is not None:
+                yield i, {"task": task, "text": texts[i], "filled": filled(loaded, rows[i], one, best, mask, i)}
+            elif task == "classify":
+                yield i, {"task": task, "text": texts[i], "classes": classes(loaded, one)}
+            else:
+                yield i, {"task": task, "text": texts[i], "vector": one.tolist()}
 
 
-def filled(loaded: Loaded, ids: torch.Tensor, logits_LV: torch.Tensor, best: int, mask: int | None) -> list[Tree]:
+def numbers(texts: Sequence[str]) -> list[list[int]]:
+    """Texts of ids, for a model without a tokenizer."""
+    for place, text in enumerate(texts):
+        if not re.fullmatch(r"\s*\d{1,9}(\s+\d{1,9})*\s*", text):
+            said = f"give ids as numbers, such as '3 14 15'; given {quoted(text)}"
+            raise TextError(f"there is no tokenizer beside this model: {said}", place)
+    return [[int(word) for word in text.split()] for text in texts]
+
+
+def masked(loaded: Loaded, texts: Sequence[str]) -> list[list[int]]:
+    """The tokens of texts in which the mask is no text, even where all other special tokens are."""
+    tokenizer = loaded.tokenizer
+    if not tokenizer.encode_special_tokens:
+        return loaded.ids(texts)
+    check_texts(texts)
+    name, _ = mask_of(loaded, None)
+    tokenizer.encode_special_tokens = False
+    mask = tokenizer.encode(name, add_special_tokens=False)
+    tokenizer.encode_special_tokens = True
+    rows = []
+    for place, text in enumerate(texts):
+        pieces = [tokenizer.encode(piece, add_special_tokens=False) for piece in text.split(name)]
+        joined = [part for piece in pieces for part in (mask, piece)][1:]
+        rows.append(tokenizer.post_process(type(mask).merge(joined)).ids)
+        loaded.check_length(len(rows[-1]), place)
+    return rows
+
+
+def filled(loaded: Loaded, ids: list[int], logits_LV: torch.Tensor, best: int, mask: tuple[str, int], text: int) -> list[Tree]:
     """For each masked place the most probable tokens."""
-    name, mask = mask_of(loaded) if mask is None else (written(loaded, mask), mask)
-    places = [i for i, token in enumerate(ids.tolist()) if token == mask]
+    places = [i for i, token in enumerate(ids) if token == mask[1]]
     if not places:
-        raise ValueError(f"there is nothing to fill: write {name} where a word is missing")
+        raise TextError(f"there is nothing to fill: write {mask[0]} where a word is missing", text)
     rows = []
     for place in places:
         chances = torch.softmax(logits_LV[place].float(), dim=-1).topk(min(best, logits_LV.shape[-1]))
@@ -61,19 +117,16 @@ def written(loaded: Loaded, token: int) -> str:
     return str(token) if loaded.tokenizer is None else loaded.tokenizer.decode([token]).strip()
 
 
-def mask_of(loaded: Loaded) -> tuple[str, int]:
-    """The token that stands for a missing word, as it is written and its id: by the tokenizer's own config, or by its usual name."""
+def mask_of(loaded: Loaded, given: int | None) -> tuple[str, int]:
+    """The token that stands for a missing word, as it is written and its id: as given, by the tokenizer's own config, or by its name."""
+    if given is not None:
+        return written(loaded, given), given
     if loaded.tokenizer is None:
         said = loaded.origin.config.get("mask_token_id") if loaded.origin else None
         if type(said) is not int:
             raise ValueError("nothing says which token is the mask: give mask_id=..., its id")
         return str(said), said
-    said = None
-    if loaded.origin and (data := loaded.origin.beside.get("tokenizer_config.json")):
-        try:
-            said = json.loads(data).get("mask_token")
-        except (ValueError, AttributeError, RecursionError):
-            said = None
+    said = said_beside(loaded.origin.beside).get("mask_token") if loaded.origin else None
     name = said.get("content") if isinstance(said, dict) else said
     known = [name] if isinstance(name, str) and name.isprintable() else []
     for candidate in (*known, *MASKS):

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from manyheads.checkpoint import Loaded, load
 from manyheads.inspect.audit import Row, check, target_of, texts
-from manyheads.inspect.record import Attended, record
 from manyheads.model.transformer import Transformer
 from manyheads.parts.embed import PatchesSpec
 from manyheads.parts.head import MaskedSpec, TiedSpec
+from manyheads.parts.record import Attended, record
 
 NOT_TIED = "no weights are claimed to be tied"
 

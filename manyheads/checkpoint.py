@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,22 +12,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from manyheads.convert.fairseq import CHECKPOINT, read_checkpoint, read_words
-from manyheads.convert.files import FileError, check_free, inside
-from manyheads.convert.folder import FLOATS, Origin, assembled, read_folder, write_folder
-from manyheads.convert.gguf_file import chat_template, read_file, write_file
-from manyheads.convert.hub import fetched, is_name
-from manyheads.convert.pooling import Pooling, read_pooling
-from manyheads.convert.tokenizer import read_rules, read_tokenizer
-from manyheads.generate.sample import Rules, sample
+from manyheads.convert.files import check_free
+from manyheads.convert.folder import FLOATS, Origin, write_folder
+from manyheads.convert.gguf_file import chat_template, write_file
+from manyheads.convert.opened import opened
+from manyheads.convert.pooling import Pooling
+from manyheads.convert.tokenizer import read_rules
+from manyheads.generate.sample import Rules, Writing, sample
+from manyheads.generate.search import search
 from manyheads.inspect.record import record_states
 from manyheads.model.build import Model, usable
-from manyheads.model.spec import ModelSpec, TowerSpec
+from manyheads.model.spec import ModelSpec
 from manyheads.model.transformer import Transformer
 from manyheads.parts.batch import Inputs
-from manyheads.spec import LARGEST, SpecError, quoted
+from manyheads.spec import SpecError, quoted
 
+PLACES = 2048  # in a batch that is asked, with its padding, a place for each beam
 FORMATS = ("hf", "gguf", "onnx", "manyheads")
+
+
+class TextError(ValueError):
+    """A text that cannot be read, and which of those given it is."""
+
+    def __init__(self, message: str, place: int) -> None:
+        super().__init__(message)
+        self.place = place
 
 
 @dataclass(frozen=True)
@@ -56,17 +66,18 @@ class Loaded:
     @property
     def longest(self) -> int | None:
         """The most tokens it has places for in what it reads, a source where there is one; None where there is no such limit."""
-        return longest(self.spec.encoder or self.spec.decoder)
+        tower = self.spec.encoder or self.spec.decoder
+        return tower.longest if tower else None
 
     @property
     def longest_written(self) -> int | None:
         """The most tokens it has places for in what it writes; None where there is no such limit."""
-        return longest(self.spec.decoder)
+        return self.spec.decoder.longest if self.spec.decoder else None
 
     @property
     def paired(self) -> bool:
         """Whether it reads a source beside its target."""
-        return self.spec.shape in ("encoder–decoder", "recurrent")
+        return self.spec.shape == "encoder–decoder" or (self.spec.recurrent is not None and self.spec.recurrent.source)
 
     @torch.no_grad()
     def logits(self, ids: Tensor, target: Tensor | None = None, padding: Tensor | None = None, **more: Tensor) -> Tensor:
@@ -82,8 +93,7 @@ class Loaded:
 
     def there(self, given: Inputs) -> Inputs:
         """A batch where the model is."""
-        moved: dict[str, Any] = {name: value.to(self.device) for name, value in vars(given).items() if isinstance(value, Tensor)}
-        return replace(given, **moved)
+        return given.to(self.device)
 
     @torch.no_grad()
     def hidden(self, ids: Tensor, target: Tensor | None = None, padding: Tensor | None = None, **more: Tensor) -> list[Tensor]:
@@ -96,57 +106,94 @@ class Loaded:
 
     def encode(self, texts: Sequence[str]) -> Inputs:
         """Texts as a batch, padded on the right."""
+        return self.padded(self.ids(texts))
+
+    def ids(self, texts: Sequence[str]) -> list[list[int]]:
+        """Each text as its tokens."""
         if self.tokenizer is None:
             raise ValueError("there is no tokenizer beside this model: give ids as numbers")
-        if wrong := [text for text in texts if not isinstance(text, str) or any("\ud800" <= c <= "\udfff" for c in text)]:
-            raise ValueError(f"given {quoted(wrong[0])}, expected a text of Unicode characters")
+        check_texts(texts)
         rows = [encoding.ids for encoding in self.tokenizer.encode_batch(list(texts))]
-        if not rows or not all(rows):
-            raise ValueError("there is nothing to read: every text needs at least one token")
-        longest = max(map(len, rows))
-        ids = torch.tensor([row + [0] * (longest - len(row)) for row in rows])
-        padding = torch.tensor([[False] * len(row) + [True] * (longest - len(row)) for row in rows])
-        return self.there(Inputs(ids, padding=padding if padding.any() else None))
+        for place, row in enumerate(rows):
+            self.check_length(len(row), place)
+        return rows
+
+    def check_length(self, count: int, place: int = 0) -> None:
+        if not count:
+            raise TextError("there is nothing to read: every text needs at least one token", place)
+        if self.longest is not None and count > self.longest:
+            raise TextError(f"the text has {count:,} tokens, and the model has places for {self.longest:,}: it is too long", place)
+
+    def padded(self, rows: Sequence[Sequence[int]], *, left: bool = False) -> Inputs:
+        """Rows side by side, filled up on the right or on the left."""
+        longest = max(map(len, rows), default=0)
+        fill = [[True] * (longest - len(row)) for row in rows]
+        ids = [[*map(int, gap), *row] if left else [*row, *map(int, gap)] for gap, row in zip(fill, rows, strict=True)]
+        padding = [[*gap, *[False] * len(row)] if left else [*[False] * len(row), *gap] for gap, row in zip(fill, rows, strict=True)]
+        return self.there(Inputs(torch.tensor(ids), padding=torch.tensor(padding) if any(fill) else None))
 
     @torch.no_grad()
     def embed(self, texts: str | Sequence[str]) -> Tensor:
-        """One vector a text: the mean over its tokens, or what the folder says."""
+        """One vector a text: what the head gives, where that is a vector; otherwise the mean over its tokens, or what the folder says."""
         self.check_reads_texts()
-        given = self.encode([texts] if isinstance(texts, str) else texts)
+        return self.pooled(self.encode([texts] if isinstance(texts, str) else texts))
+
+    def pooled(self, given: Inputs) -> Tensor:
         if not isinstance(self.model, Transformer) or self.spec.shape not in (("encoder", "decoder") if self.pooling else ("encoder",)):
             raise ValueError(
                 f"a vector a text is what an encoder gives, or a decoder whose folder says how; this model is {self.spec.shape}"
             )
+        if self.spec.head.kind == "vector" and self.pooling is None:
+            return self.model(given)
         states, padding = self.model.states(given)
         return (self.pooling or Pooling()).pool(states, padding)
 
     def generate(
-        self, text: str | Sequence[int], *, max_new: int = 64, temperature: float = 0.0, seed: int = 0, start: int | None = None
-    ) -> Any:
-        """What the model writes after the text, or in answer to it, which begins with `start` or as the checkpoint says; ids for ids."""
-        if type(max_new) is not int or not 1 <= max_new <= LARGEST:
-            raise ValueError(f"max_new is {quoted(max_new)}, expected a whole number from 1 to {LARGEST:,}")
-        if type(temperature) not in (int, float) or not (temperature == 0 or 1e-6 <= temperature <= 1e6):
-            raise ValueError(f"temperature is {quoted(temperature)}, expected 0 or a number from 1e-6 to 1e6")
-        if type(seed) is not int or not 0 <= seed < 1 << 63:
-            raise ValueError(f"seed is {quoted(seed)}, expected a whole number from 0")
+        self, text: str | Sequence[int] | Sequence[str], *, max_new: int = 64, temperature: float = 0.0, seed: int = 0,
+        start: int | None = None, beams: int = 1, penalty: float = 0.6,
+    ) -> Any:  # fmt: skip
+        """What the model writes after a text, or in answer to it, which begins with `start` or as the checkpoint says.
+
+        A text for a text, ids for ids, a list for a list of texts, each as if it were asked alone. One beam takes the likeliest token
+        each time, or draws one with a temperature; more look for the likeliest text, with `penalty` the α of `search`.
+        """
+        writing = Writing(max_new, temperature, seed, beams, penalty, start)
         self.check_reads_texts()
-        as_text = isinstance(text, str)
-        given = self.encode([text]) if isinstance(text, str) else self.batch(text)
+        if isinstance(text, str):
+            return self.generate([text], **vars(writing))[0]
+        if isinstance(text, Sequence) and text and all(isinstance(one, str) for one in text):
+            answers = dict(self.write(self.ids(text), writing))  # type: ignore[arg-type]
+            return [self.tokenizer.decode(answers[i]) for i in range(len(text))]
+        ((_, written),) = self.write(self.batch(text).tokens.tolist(), writing)  # type: ignore[arg-type]
+        return written
+
+    def write(self, rows: Sequence[list[int]], writing: Writing) -> Iterator[tuple[int, list[int]]]:
+        """What the model writes for each row of ids, with the row's number, as it comes: rows of like length go together."""
         rules = read_rules(self.origin.config, self.origin.beside) if self.origin else Rules()
-        start = rules.start if start is None else start
-        prompt, source = given, None
-        if self.paired:
-            if start is None:
-                raise ValueError("nothing says which token begins an answer: give start=..., its id")
-            prompt, source = self.batch([start]), given
-        if self.longest_written is not None and prompt.length <= self.longest_written:  # where there is no place left, it stops
-            max_new = min(max_new, self.longest_written - prompt.length + 1)
-        generator = torch.Generator(self.device).manual_seed(seed)
-        written = sample(self.model, prompt, source, max_new=max_new, temperature=temperature, rules=rules, generator=generator)
-        new = [int(token) for token in written]
-        new = new[:-1] if new and new[-1] in rules.stop else new
-        return self.tokenizer.decode(new) if as_text else new
+        start = rules.start if writing.start is None else writing.start
+        if self.paired and start is None:
+            raise ValueError("nothing says which token begins an answer: give start=..., its id")
+        begin = self.batch([start]).tokens if self.paired else None  # type: ignore[list-item]
+        alike: dict[tuple[int, int], list[int]] = {}
+        for i, row in enumerate(rows):
+            alike.setdefault(self.room(len(row), writing.max_new), []).append(i)
+        for (max_new, _), group in alike.items():
+            for batch in batches([len(rows[i]) for i in group], PLACES // writing.beams):
+                chosen = [group[i] for i in batch]
+                given = self.padded([rows[i] for i in chosen], left=not self.paired)
+                chance = [chance_of(writing.seed, rows[i], self.device) for i in chosen]
+                prompt, source = (given, None) if begin is None else (Inputs(begin.expand(len(chosen), -1)), given)
+                found = written(self.model, prompt, source, rules=rules, writing=replace(writing, max_new=max_new), chance=chance)
+                yield from zip(chosen, found, strict=True)
+
+    def room(self, length: int, max_new: int) -> tuple[int, int]:
+        """How many tokens may follow so many, up to where there is no place left; and what else must be alike in a batch."""
+        length = 1 if self.paired else length
+        if self.longest_written is not None and length <= self.longest_written:
+            max_new = min(max_new, self.longest_written - length + 1)
+        tower = self.spec.decoder
+        by_span = tower is not None and any(layer.position.asks_span for layer in tower.expanded())
+        return max_new, length if by_span else 0
 
     def batch(self, ids: Sequence[int]) -> Inputs:
         """One text of ids."""
@@ -162,10 +209,38 @@ class Loaded:
             raise ValueError("this model reads pictures, not texts: ask it with load(...).logits(patches), batch × patches × pixels")
 
 
-def longest(tower: TowerSpec | None) -> int | None:
-    """The most tokens that every layer of a tower has places for."""
-    parts = [part for layer in tower.expanded() for part in (layer.position, layer.core)] if tower else []
-    return min((part.longest for part in parts if part.longest is not None), default=None)
+def check_texts(texts: Sequence[str]) -> None:
+    for place, text in enumerate(texts):
+        if not isinstance(text, str) or any("\ud800" <= c <= "\udfff" for c in text):
+            raise TextError(f"given {quoted(text)}, expected a text of Unicode characters", place)
+
+
+def written(
+    model: Model, prompt: Inputs, source: Inputs | None, *, rules: Rules, writing: Writing, chance: Sequence[torch.Generator]
+) -> list[list[int]]:
+    """What follows each text of one batch, without the token that ends it."""
+    if writing.beams > 1:
+        found = search(model, prompt, source, beams=writing.beams, penalty=writing.penalty, max_new=writing.max_new, rules=rules)
+    else:
+        tokens = sample(model, prompt, source, max_new=writing.max_new, temperature=writing.temperature, rules=rules, generator=chance)
+        found = torch.stack(list(tokens), dim=1).tolist()
+    ends = [next((i for i, token in enumerate(row) if token in rules.stop), len(row)) for row in found]
+    return [row[:end] for row, end in zip(found, ends, strict=True)]
+
+
+def chance_of(seed: int, ids: Sequence[int], device: torch.device) -> torch.Generator:
+    """The chance of one text: a function of the seed and the text, whoever else is asked beside it."""
+    drawn = hashlib.blake2b(f"{seed} {ids}".encode(), digest_size=8).digest()
+    return torch.Generator(device).manual_seed(int.from_bytes(drawn, "little") >> 1)
+
+
+def batches(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
+    """Which rows share a batch: those of like length, the longest first, so many places at most with the padding, or one row."""
+    order, begin = sorted(range(len(lengths)), key=lambda i: -lengths[i]), 0
+    while begin < len(order):
+        end = begin + max(1, most // max(1, lengths[order[begin]]))
+        yield order[begin:end]
+        begin = end
 
 
 def load(
@@ -179,40 +254,15 @@ def load(
     if dtype not in (None, *FLOATS):
         raise ValueError(f"dtype is {quoted(dtype)}, expected {', '.join(map(str, FLOATS))}, or none for what is stored")
     device = usable(device)
-    try:
-        loaded = read(path_of(path), dtype=dtype, allow_nonfinite=allow_nonfinite, copy=copy)
-    except OSError as error:
-        raise FileError(f"cannot read {error.filename or path}: {error.strerror or error}") from None
-    loaded.model.to(device)
-    return loaded
+    found = opened(path_of(path), dtype=dtype, allow_nonfinite=allow_nonfinite, copy=copy)
+    found.model.to(device)
+    return Loaded(found.model, found.tokenizer, found.origin, found.pooling, found.folder)
 
 
 def path_of(given: str | Path) -> Path:
     if not isinstance(given, str | Path) or not str(given):
         raise ValueError(f"given {quoted(given)}, expected the path of a folder or a file")
     return Path(given)
-
-
-def read(folder: Path, *, dtype: torch.dtype | None, allow_nonfinite: bool, copy: bool) -> Loaded:
-    """What stands at a path, by its form."""
-    if not os.path.exists(folder):
-        if not is_name(str(folder)):
-            raise FileError(f"there is no folder {folder}")
-        folder = fetched(str(folder))
-    if (latest := folder / "checkpoints" / "latest").is_file():  # of a run
-        with latest.open(encoding="utf-8", errors="replace") as file:
-            folder = inside(folder / "checkpoints", file.read(100))
-    if folder.suffix == ".gguf" and not folder.is_dir():
-        model, origin, tokenizer = read_file(folder, dtype=dtype, allow_nonfinite=allow_nonfinite)
-        return Loaded(model, tokenizer, origin)
-    if (folder.suffix == ".pt" and not folder.is_dir()) or folder.joinpath(*CHECKPOINT).is_file():
-        path = folder.joinpath(*CHECKPOINT) if folder.is_dir() else folder
-        config, weights = read_checkpoint(path)
-        model, origin = assembled(path, config, weights, {}, dtype=dtype, allow_nonfinite=allow_nonfinite)
-        return Loaded(model, None if path is folder else read_words(folder, config), origin)
-    model, origin = read_folder(folder, dtype=dtype, allow_nonfinite=allow_nonfinite, copy=copy)
-    tokenizer = read_tokenizer(folder, origin.beside)
-    return Loaded(model, tokenizer, origin, read_pooling(folder), folder)
 
 
 def export(model: Loaded | Model | str | Path, path: str | Path, to: str = "hf", form: str | None = None) -> None:

@@ -178,6 +178,16 @@ def train(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what it would take (memory, disk, epochs, time on this machine) and write nothing.")
     ] = False,
+    seed: Annotated[int | None, typer.Option(parser=whole, metavar="N", help="The same as -s seed=N.")] = None,
+    device: Annotated[
+        str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda, cuda:1 or mps; auto takes a GPU if there is one.")
+    ] = "auto",
+    resume: Annotated[
+        str, typer.Option(metavar="auto|never|PATH", help="Go on where the folder stopped; refuse to; or go on from this checkpoint of it.")
+    ] = "auto",
+    override_resume: Annotated[
+        list[str] | None, typer.Option(metavar="FIELD", help="Go on although this field is another than before; may be repeated.")
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing unless something is wrong.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -187,20 +197,20 @@ def train(
     """
     from dataclasses import asdict
 
-    from manyheads.spec import load_parts, override, read_toml
-    from manyheads.train.run import made_ready, read_run
-    from manyheads.training import EXIT, foreseen, print_foreseen, watched
+    from manyheads.spec import load_parts
+    from manyheads.train.run import made_ready, read_run_file
+    from manyheads.training import EXIT, foreseen, print_foreseen, trained
 
     if output is None and not dry_run:
         raise typer.BadParameter("it is missing: where should the run go?", param_hint="--output")
     for path in parts or []:
         load_parts(path)
-    ready = made_ready(read_run(override(read_toml(run), overrides or [])))
+    asked = read_run_file(run, [*(overrides or []), *([] if seed is None else [f"seed={seed}"])])
     if output is None or dry_run:
-        found = foreseen(ready, output)
+        found = foreseen(made_ready(asked), output)
         write_json(found) if as_json else print_foreseen(found, console_for_output())
         return
-    ended = watched(ready, output, quiet=quiet or as_json)
+    ended = trained(asked, output, quiet=quiet or as_json, device=device, resume=resume, overridden=override_resume or ())
     if as_json:
         write_json({"schema": 1, "folder": str(output)} | asdict(ended))
     elif not quiet:
@@ -309,31 +319,123 @@ def demo(
 @app.command()
 def predict(
     path: Source,
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="What to read; ids as numbers where the folder has no tokenizer.")],
+    text: Annotated[
+        str | None,
+        typer.Argument(metavar="[TEXT]", help="What to read; ids as numbers where the folder has no tokenizer. - or none: standard input."),
+    ] = None,
+    file: Annotated[Path | None, typer.Option("--file", "-f", metavar="FILE", help="One text a line; .gz is unpacked.")] = None,
     max_new: Annotated[int, typer.Option(parser=whole, metavar="N", help="Tokens to write, at most.")] = 64,
+    beams: Annotated[int, typer.Option(parser=whole, metavar="N", help="Texts kept at a time in a search for the likeliest; 1: none.")] = 1,
+    length_penalty: Annotated[float, typer.Option(help="α of the search: log p / ((5 + length) / 6)^α. Higher gives longer texts.")] = 0.6,
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token; above, one is drawn.")] = 0.0,
+    seed: Annotated[int, typer.Option(parser=whole, metavar="N", help="Of what is drawn.")] = 0,
+    encoding_errors: Annotated[str, typer.Option(metavar="stop|replace", help="What to do about a line that is not UTF-8.")] = "stop",
     as_json: AsJson = False,
 ) -> None:
     """Do what a checkpoint is for: continue, fill in, classify, embed or answer.
 
-    Examples: manyheads predict ./gpt2 "The capital of France is" · manyheads predict ./bert "Paris is in [MASK]."
+    Of many texts, one a line, each answer is one line, in their order: line breaks within it become spaces, a blank line stays blank.
+    With --json it is one object a line, null for a blank one.
+
+    Examples: manyheads predict ./gpt2 "The capital of France is" · manyheads predict ./bert "Paris is in [MASK]." ·
+    manyheads predict runs/de-en --file german.txt --beams 4 > english.txt
     """
-    from manyheads.answer import predict as run
     from manyheads.checkpoint import load
+    from manyheads.generate.sample import Writing
+    from manyheads.spec import SpecError
+
+    writing = Writing(max_new, temperature, seed, beams, length_penalty)
+    if encoding_errors not in ("stop", "replace"):
+        raise SpecError(f"--encoding-errors is {encoding_errors!r}, expected stop or replace")
+    if text is not None and file is not None:
+        raise SpecError("given a TEXT and --file; choose one")
+    if text is None and file is None and sys.stdin.isatty():
+        raise SpecError("there is nothing to read: give a TEXT, --file FILE, or texts on standard input, one a line")
+    if text is None or text == "-":
+        predict_lines(path, file, writing, encoding_errors, as_json=as_json)
+        return
+    from manyheads.answer import predict_all
+    from manyheads.predicting import line_of
 
     with waiting(f"reading {path}"):
-        found = run(load(path), text, max_new=max_new, temperature=temperature)
+        ((_, found),) = predict_all(load(path), [text], writing)
     if as_json:
         write_json({"schema": 1} | found)
-    elif found["task"] in ("continue", "answer"):
-        written = found["written"]
-        typer.echo(written if isinstance(written, str) else " ".join(map(str, written)))
-    elif found["task"] == "embed":
-        typer.echo(" ".join(f"{number:.6g}" for number in found["vector"]))
+    elif found["task"] not in ("classify", "fill"):
+        typer.echo(found["written"] if isinstance(found.get("written"), str) else line_of(found))
     else:
         rows = found["classes"] if found["task"] == "classify" else [row for place in found["filled"] for row in place["tokens"]]
         for row in rows:
             typer.echo(f"{row.get('probability', row.get('score')):8.4f}  {row.get('class', row.get('token'))}")
+
+
+def predict_lines(path: str, file: Path | None, writing: Any, encoding_errors: str, *, as_json: bool) -> None:
+    """One answer a line, as many at once as are read at once."""
+    from itertools import chain
+
+    from manyheads.checkpoint import load
+    from manyheads.predicting import Counted, answered, chunks, line_of, lines_of
+
+    lines = lines_of(file, encoding_errors)
+    given = chunks(lines)
+    first = next(given)  # before the model is loaded: what cannot be read is said at once
+    with waiting(f"reading {path}"):
+        loaded = load(path)
+    with Counted(lines.path) as told:
+        for found in answered(loaded, lines.path, chain([first], given), writing, told):
+            told.hide()
+            for one in found:
+                typer.echo(line_of(one)) if not as_json else write_json(None if one is None else {"schema": 1} | one)
+
+
+@app.command()
+def evaluate(
+    path: Source,
+    data: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Another file to evaluate on, all of it; of the form that the run learned from.")
+    ] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TASK", help="causal, masked, seq2seq, classify or contrastive; if not given, what the run or its head is for."
+        ),
+    ] = None,
+    split: Annotated[str, typer.Option(metavar="SPLIT", help="validation, test or train.")] = "validation",
+    overrides: Overrides = None,
+    rows: Annotated[int | None, typer.Option(parser=whole, metavar="N", help="Only the first N rows.")] = None,
+    longest: Annotated[int | None, typer.Option(parser=whole, metavar="N", help="Tokens of a text that are read; the rest is cut.")] = None,
+    beams: Annotated[int, typer.Option(parser=whole, metavar="N", help="Texts that are followed while writing; 1 is greedy.")] = 4,
+    length_penalty: Annotated[float, typer.Option(help="α of the search: log p / ((5 + length) / 6)^α. Higher gives longer texts.")] = 0.6,
+    max_new: Annotated[
+        int | None, typer.Option(parser=whole, metavar="N", help="Tokens to write, at most; twice the longest learned if not given.")
+    ] = None,
+    examples: Annotated[int, typer.Option(parser=whole, metavar="N", help="Show the first N answers beside what was wanted.")] = 0,
+    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Keep every answer, one a line.")] = None,
+    parts: Parts = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Score a model on rows it has not seen, beside the baselines that make a number mean something.
+
+    Examples: manyheads evaluate runs/dates · manyheads evaluate runs/reviews --split test --json · manyheads evaluate ./encoder
+    --data queries.jsonl -s data.documents=docs.jsonl
+    """
+    from manyheads import scoreboard
+    from manyheads.evaluation import How
+    from manyheads.evaluation import evaluate as run
+    from manyheads.spec import load_parts
+
+    for file in parts or []:
+        load_parts(file)
+    how = How(rows, longest, beams, length_penalty, max_new, examples)
+    scoreboard.check_free(output)
+    with scoreboard.progress(quiet=quiet) as tell:
+        report, written = run(path, data=data, task=task, split=split, overrides=overrides or [], how=how, tell=tell)
+    scoreboard.keep(output, written)
+    if as_json:
+        write_json(report)
+    else:
+        scoreboard.show(report, console_for_output())
 
 
 @app.command()

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from manyheads.checkpoint import Loaded, load
-from manyheads.inspect.record import record
 from manyheads.parts.batch import Inputs
+from manyheads.parts.record import record
 from manyheads.spec import Tree
 from manyheads.train.run import made_ready, read_run
 from manyheads.training import EXIT, watched

@@ -26,8 +26,8 @@ LONGEST_TOML = 1 << 20
 class SpecError(ValueError):
     """A description that cannot be followed: where (a dotted path), what was given, what would work."""
 
-    def __init__(self, message: str, path: Iterable[str | int] = ()) -> None:
-        self.message, self.path = message, tuple(path)
+    def __init__(self, message: str, path: Iterable[str | int] = (), key: str = "") -> None:
+        self.message, self.path, self.key = message, tuple(path), key  # key: a name there that is not known
         super().__init__(one_line(f"{'.'.join(map(str, self.path))}: {message}" if self.path else message))
 
 
@@ -51,7 +51,7 @@ def located(*path: str | int) -> Iterator[None]:
     try:
         yield
     except SpecError as error:
-        raise SpecError(error.message, (*path, *error.path)) from None
+        raise SpecError(error.message, (*path, *error.path), error.key) from None
 
 
 def field(default: Any, meaning: str, **bounds: Any) -> Any:
@@ -91,24 +91,26 @@ class Spec(BaseModel):
         try:
             return validate(value)
         except ValidationError as error:
-            path, sentence = cls._complaint(error)
-            raise PydanticCustomError("spec", "{sentence}", {"sentence": sentence, "path": path}) from None
+            path, sentence, key = cls._complaint(error)
+            raise PydanticCustomError("spec", "{sentence}", {"sentence": sentence, "path": path, "key": key}) from None
 
     @classmethod
-    def _complaint(cls, error: ValidationError) -> tuple[tuple[str | int, ...], str]:
+    def _complaint(cls, error: ValidationError) -> tuple[tuple[str | int, ...], str, str]:
+        """Where, what, and which name is not known there."""
         # what was written wrongly is said before what was not written: it may be the same
         first = min(error.errors(), key=lambda found: {"extra_forbidden": 0, "missing": 2}.get(found["type"], 1))
         where, context, given = first["loc"], first.get("ctx", {}), first["input"]
         if first["type"] == "spec":
-            return where + tuple(context["path"]), context["sentence"]
+            return where + tuple(context["path"]), context["sentence"], context["key"]
         if first["type"] == "extra_forbidden":
-            return where[:-1], f"no field {quoted(where[-1])} here{nearest(str(where[-1]), cls.model_fields)}"
+            known = [*cls.model_fields, *(["kind"] if issubclass(cls, Part) else [])]
+            return where[:-1], f"no field {quoted(where[-1])} here{nearest(str(where[-1]), known)}", str(where[-1])
         if first["type"] == "missing":
-            return where, "is required and was not given"
-        if isinstance(context.get("error"), SpecError):
-            return where + context["error"].path, context["error"].message
+            return where, "is required and was not given", ""
+        if isinstance(inner := context.get("error"), SpecError):
+            return where + inner.path, inner.message, inner.key
         if first["type"] == "value_error":
-            return where, str(context["error"])
+            return where, str(context["error"]), ""
         # pydantic appends the tried member of a union to the path: the reader's path ends at the field
         named = tuple(step for i, step in enumerate(where) if i == 0 or isinstance(step, int))
         expected = EXPECTED.get(first["type"]) or first["msg"].removeprefix("Input should be ")
@@ -116,7 +118,7 @@ class Spec(BaseModel):
             if bound in context:
                 limit = context[bound]
                 expected = f"{words} {limit:g}" if isinstance(limit, float) else f"{words} {limit}"
-        return named, f"given {quoted(given)}, expected {expected}"
+        return named, f"given {quoted(given)}, expected {expected}", ""
 
     def changed(self, **fields: Any) -> Self:
         """A copy with some fields replaced, checked as strictly as the original."""
@@ -178,6 +180,8 @@ class Part(Spec):
             raise ValueError(f"given {quoted(value)}, expected a kind of {cls.slot} or a table with one{nearest('', cls.kinds)}")
         fields = dict(value)
         kind = fields.pop("kind", cls.default_kind)
+        if not kind and (close := difflib.get_close_matches("kind", fields, n=1)):
+            raise SpecError(f"no field {quoted(close[0])} here: did you mean 'kind'? (known: {', '.join(sorted(cls.kinds))})", key=close[0])
         if not isinstance(kind, str) or kind not in cls.kinds:
             raise ValueError(
                 f"no kind {quoted(kind)} of {cls.slot}{nearest(str(kind), cls.kinds)}. If it is a part of your own, name its "
@@ -205,8 +209,8 @@ def parse(spec: type[SpecType], tree: Mapping[str, Any], *, at: str = "") -> Spe
     try:
         return spec.model_validate(tree)
     except ValidationError as error:
-        path, sentence = spec._complaint(error)
-        raise SpecError(sentence, (at, *path) if at else path) from None
+        path, sentence, key = spec._complaint(error)
+        raise SpecError(sentence, (at, *path) if at else path, key) from None
 
 
 def to_tree(spec: Spec) -> Tree:
@@ -251,6 +255,57 @@ def read_toml(path: Path) -> Tree:
         raise SpecError(f"{path}: {TOO_DEEP}") from None
     except ValueError as error:  # no TOML, or a number of more digits than Python reads
         raise SpecError(f"{path} is not TOML: {error}") from None
+
+
+@contextmanager
+def in_file(path: Path, overrides: Iterable[str] = ()) -> Iterator[None]:
+    """Puts the file and its line, or the override, before what is wrong in a description that was read from there."""
+    try:
+        yield
+    except SpecError as error:
+        place = tuple(str(step) for step in (*error.path, *([error.key] if error.key else [])))
+        changed = [one for one in overrides if place and covers(tuple(one.partition("=")[0].strip().split(".")), place)]
+        line = None if changed else line_of(path, tuple(step for step in place if not step.isdigit()))
+        if not changed and line is None:
+            raise
+        raise SpecError(f"{f'-s {changed[-1]}' if changed else f'{path}:{line}'}: {error}") from None
+
+
+def covers(path: tuple[str, ...], place: tuple[str, ...]) -> bool:
+    return place[: len(path)] == path
+
+
+def line_of(path: Path, place: tuple[str, ...]) -> int | None:
+    """The line of a TOML file at which a field, or a table, is first said."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError):
+        return None
+    table: tuple[str, ...] = ()
+    begun = 0
+    for end in range(1, len(lines) + 1):
+        try:
+            said = tomllib.loads("\n".join(lines[begun:end]))  # a field, or the head of a table, which may take several lines
+        except (ValueError, RecursionError):
+            continue
+        names = list(paths(said))
+        if lines[begun].lstrip().startswith("["):
+            table, names = max(names, key=len), [()]
+        if place and any(covers(place, (*table, *name)) for name in names):
+            return begun + 1
+        begun = end
+    return None
+
+
+def paths(value: Any) -> Iterator[tuple[str, ...]]:
+    """Of every table and field within a tree; places in lists are passed over."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield (name,)
+            yield from ((name, *rest) for rest in paths(inner))
+    elif isinstance(value, list):
+        for inner in value:
+            yield from paths(inner)
 
 
 BARE_WORD = re.compile(r"[A-Za-z_][\w.+/-]*")

@@ -20,8 +20,8 @@ class Done:
     stderr: str
 
 
-def child(arguments, out, err, cwd, env):
-    for path, place in ((os.devnull, 0), (out, 1), (err, 2)):
+def child(arguments, given, out, err, cwd, env):
+    for path, place in ((given, 0), (out, 1), (err, 2)):
         os.dup2(os.open(path, os.O_RDWR), place)
     os.chdir(cwd)
     os.environ.clear()
@@ -34,13 +34,16 @@ def child(arguments, out, err, cwd, env):
     main()
 
 
-def run(*arguments, check=0, cwd=None, env=None, seconds=120):
-    """What a command writes and how it ends."""
+def run(*arguments, check=0, cwd=None, env=None, seconds=120, given=b""):
+    """What a command writes and how it ends, given some bytes on its standard input."""
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder) / "out", Path(folder) / "err"
+        (Path(folder) / "in").write_bytes(given)
         out.touch()
         err.touch()
-        process = FORKS.Process(target=child, args=([*map(str, arguments)], out, err, cwd or os.getcwd(), dict(env or os.environ)))
+        process = FORKS.Process(
+            target=child, args=([*map(str, arguments)], Path(folder) / "in", out, err, cwd or os.getcwd(), dict(env or os.environ))
+        )
         process.start()
         process.join(seconds)
         if late := process.exitcode is None:

@@ -138,7 +138,7 @@ def test_what_cannot_be_asked_is_one_sentence(tmp_path):
         ([True], "expected whole numbers"),
         ([[1, 2]], "expected batch × length"),
         ([[1], [1, 2]], "expected a text or a list of ids"),
-        (["a"], "expected a text or a list of ids"),
+        (["a", 3], "expected a text or a list of ids"),
         (None, "given None, expected a text or a list of ids"),
         (3, "given 3, expected a text or a list of ids"),
         ("", "there is nothing to read"),

@@ -1,4 +1,5 @@
-"""The claims of the source documents, row by row: A attention, B masks, C heads, D positions, E recurrent, F blocks, G shapes.
+"""The claims of the source documents, row by row: A attention, B masks, C heads, D positions, E recurrent, F blocks, G shapes, H objectives,
+J loss shaping, O tasks.
 
 Each test is named for its row. Tolerances: float64 1e-10, float32 1e-5, unless the row says otherwise.
 """
@@ -7,29 +8,43 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 import math
 from html.parser import HTMLParser
 
 import kinds
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from baselines import unigram_entropy
 from hypothesis import given
 from hypothesis import strategies as st
-from kinds import choices, made, named, tokens
+from kinds import LENGTH, choices, made, named, tokens
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from manyheads import Inputs, build, read_model
+from manyheads.data.links import arcs
+from manyheads.data.tokens import TokenizerSpec
 from manyheads.inspect.page import attention_page
+from manyheads.objective.language import CausalSpec, InfillSpec, MaskedSpec
+from manyheads.objective.pooled import PatchesSpec
+from manyheads.objective.score import NOTHING, Batch, Tokens
+from manyheads.objective.shaping import Look, Place, ShapingSpec, shaped, total
 from manyheads.parts.attend import ArgmaxSpec, BilinearSpec, CoreSpec, DotSpec, FusedSpec, ProjectedSpec, check_rows, inverse_root, score
 from manyheads.parts.attention import ChunkedSpec, HeadsSpec, KeyValue, Scene, WideSpec, fused_weight, split_weight
 from manyheads.parts.feedforward import ACTIVATIONS, GatedSpec, MlpSpec
-from manyheads.parts.mask import Mask
+from manyheads.parts.mask import Mask, MaskSpec
 from manyheads.parts.norm import LayerNormSpec
 from manyheads.parts.position import AlibiSpec, ClippedSpec, LearnedSpec, Places, Position, SinusoidalSpec
+from manyheads.parts.record import Attended, record
 from manyheads.parts.residual import NoResidualSpec, PreSpec
 from manyheads.parts.rope import RopeSpec
+from manyheads.parts.statistics import statistics
 from manyheads.spec import SLOTS, SpecError
+from manyheads.train.loop import train as train_run
+from manyheads.train.run import made_ready, read_run
 
 CPU = torch.device("cpu")
 sizes = st.integers(1, 6)
@@ -750,6 +765,29 @@ def test_alibi_slopes_are_the_published_ones():
 # -------------------------------------------------------------------------------------------------- E: recurrent
 
 
+def trained(tree, folder, **train):
+    """A run to its end: how it went, and what it made of unseen rows."""
+    usual = {"steps": 40, "tokens": 600, "evaluate_every": 1000, "save_every": 1000, "evaluate_rows": 100}
+    optim = {"rate": 1e-2, "schedule": {"kind": "cosine", "warmup": 5}}
+    ready = made_ready(read_run({"optim": optim, "train": usual | train} | tree))
+    *_, looked, _, _ = train_run(ready, folder)
+    return ready, looked.metrics
+
+
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+def test_e1_pairs_without_attention_train_where_a_transformer_does(cell, tmp_path):
+    """The same data, objective and rest of the run: only the model's table is another."""
+    tower = kinds.tower(layers=1, position="sinusoidal", residual="pre")
+    models = {
+        "transformer": {"vocab": "tokenizer", "encoder": tower, "decoder": {"like": "encoder", "embed": "shared", "cross": True}},
+        cell: {"vocab": "tokenizer", "recurrent": {"width": 24, "cell": cell, "attention": False}},
+    }
+    data = {"kind": "sequence", "task": "copy", "length": 3, "vocabulary": 6, "count": 300, "held_out": 20}
+    for name, model in models.items():
+        ready, metrics = trained({"model": model, "data": data, "objective": "seq2seq"}, tmp_path / name)
+        assert metrics["loss"] < unigram_entropy(ready)
+
+
 def test_e2_attention_of_the_recurrent_decoder_is_a_distribution_with_true_gradients():
     model = made(kinds.recurrent(width=4, core={"kind": "additive", "size": 3}))
     states = torch.randn(2, 5, 8, dtype=torch.float64, requires_grad=True)
@@ -1005,6 +1043,97 @@ def test_g7_a_place_that_is_not_there_is_named():
         made(spec)(tokens())
 
 
+# --------------------------------------------------------------------------------------------------- H: objectives
+
+TEXTS = st.lists(st.lists(st.integers(5, kinds.VOCAB - 1), min_size=1, max_size=12).map(np.array), min_size=1, max_size=4)
+
+
+@given(texts=TEXTS, seed=seeds)
+def test_h1_labels_are_the_inputs_shifted_and_no_place_sees_its_label(texts, seed):
+    batch = CausalSpec().batch([(text,) for text in texts], Tokens(count=kinds.VOCAB), np.random.default_rng(seed))
+    given_, wanted = batch.inputs.tokens, batch.wanted
+    asked = wanted != NOTHING
+    for row, text in enumerate(texts):
+        assert wanted[row, asked[row]].tolist() == [*text.tolist(), Tokens().end]
+        assert given_[row, asked[row]].tolist() == [Tokens().begin, *text.tolist()]
+    both = asked[:, 1:]
+    assert torch.equal(given_[:, 1:][both], wanted[:, :-1][both])
+    model = made(kinds.decoder(position="sinusoidal"))
+    place = seed % given_.shape[1]
+    changed = given_.clone()
+    changed[:, place] = (changed[:, place] + 1) % kinds.VOCAB
+    with torch.no_grad():  # the label of a place stands one later
+        torch.testing.assert_close(model(changed)[:, :place], model(given_)[:, :place], rtol=0, atol=1e-10)
+
+
+SEES_PLACES = [position for position in choices("position") if position["kind"] != "none"]
+
+
+@pytest.mark.parametrize("position", SEES_PLACES, ids=named)
+@torch.no_grad()
+def test_h2_h3_a_masked_token_keeps_its_place_or_all_are_one(position):
+    model = made(kinds.encoder(position=position))
+    text = torch.tensor([[6, 7, Tokens().mask, 9, 10, Tokens().mask, 12, Tokens().mask]])
+    masked = text[0] == Tokens().mask
+    kept = model(Inputs(text))[0, masked]
+    assert (torch.pdist(kept) > 1e-3).all()
+    places = torch.arange(8)[None].masked_fill(masked[None], 0)
+    lost = model(Inputs(text, positions=places))[0, masked]
+    assert (lost - lost[:1]).abs().max() <= 1e-6
+
+
+@torch.no_grad()
+def test_h2_the_masked_objective_hides_tokens_and_no_places():
+    text = np.arange(5, 5 + 18)
+    batch = MaskedSpec(share=0.5, hidden=1.0, swapped=0.0).batch([(text,)], Tokens(count=23), np.random.default_rng(0))
+    shown = batch.inputs.tokens[0, 1:-1].numpy()
+    hidden = shown == Tokens().mask
+    assert 2 < hidden.sum() < 16
+    assert (shown[~hidden] == text[~hidden]).all()
+    assert (batch.wanted[0, 1:-1].numpy() == np.where(hidden, text, NOTHING)).all()
+    assert batch.inputs.positions is None  # which is to be counted, for all alike
+
+
+@torch.no_grad()
+def test_h2_h3_hidden_patches_are_restored_by_their_places():
+    tower = kinds.tower(embed={"kind": "patches", "pixels": 4, "channels": 1}, position="sinusoidal")
+    found = {}
+    for position in ("sinusoidal", "none"):
+        decoder = kinds.tower(embed="restored", mask={"causal": False}, position=position)
+        spec = {"encoder": tower, "decoder": decoder, "head": {"kind": "pixels", "pixels": 4}, "init": {"kind": "normal", "std": 0.3}}
+        batch = PatchesSpec().batch([(np.random.default_rng(1).random((16, 4)),)], Tokens(), np.random.default_rng(2))
+        found[position] = made(read_model(spec))(batch.inputs, batch.source)[batch.wanted != NOTHING]
+    assert (torch.pdist(found["sinusoidal"]) > 1e-3).all()
+    assert torch.pdist(found["none"]).max() <= 1e-6
+
+
+def test_h4_span_corruption_without_an_encoder():
+    """prefix M suffix M content: that its parts give the text back is a law of test_objective; here how much is missing."""
+    generator, tokens, text = np.random.default_rng(0), Tokens(count=1000), np.arange(5, 905)
+    shares, lengths = [], []
+    for _ in range(400):
+        batch = InfillSpec(block=128).batch([(text,)] * 8, tokens, generator)
+        for row in batch.wanted.tolist():
+            real = [token for token in row if token != NOTHING]
+            _, second = (i for i, token in enumerate(real) if token == tokens.mask)
+            assert set(row[len(real) :]) <= {NOTHING}  # pads are not in the loss
+            lengths.append(len(real) - 3)
+            shares.append((len(real) - second - 2) / lengths[-1])
+    assert np.mean(shares) == pytest.approx(0.25, rel=0.02)
+    assert (min(lengths), max(lengths)) == (4, 112)
+
+
+def test_h5_a_plain_text_is_all_that_is_needed(tmp_path):
+    """No labels, one file: below the entropy of its words in a few seconds."""
+    path = tmp_path / "novel.txt"
+    chapters = SLOTS["data"].choose({"kind": "biographies", "people": 60}).load().train
+    path.write_text("\n\n".join(text for (text,) in chapters))
+    tower = kinds.tower(layers=1, width=32, position="sinusoidal", residual="pre", embed={"kind": "tokens", "scale": True})
+    model = {"vocab": "tokenizer", "decoder": tower, "init": "xavier"}
+    ready, metrics = trained({"model": model, "data": {"kind": "text", "path": str(path)}, "objective": "causal"}, tmp_path / "run")
+    assert metrics["loss"] < unigram_entropy(ready)
+
+
 # ------------------------------------------------------------------------------------------- temperature, shared
 
 
@@ -1017,7 +1146,231 @@ def test_k1_k2_one_temperature_for_attention_and_the_head():
     assert logits.var().item() == pytest.approx(1, rel=0.05)
 
 
-# ------------------------------------------------------------------------------------------- which shape for which task
+# --------------------------------------------------------------------------------------------------- J: loss shaping
+
+
+def shaped_loss(model, ids, *shaping, padding=None):
+    """L_LM of a causal model and its terms, summed and counted."""
+    batch = Batch(Inputs(ids, padding=padding), ids if padding is None else ids.masked_fill(padding, -100))
+    return shaped(CausalSpec(), [ShapingSpec.choose(term) for term in shaping], model, batch)
+
+
+def decoder_with(query, **changes):
+    """A decoder whose queries are multiplied by a number: 0 looks everywhere alike, a large one at one place."""
+    model = made(kinds.decoder(position="sinusoidal", **changes))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if ".attention.query." in name:
+                parameter.mul_(query)
+    return model
+
+
+def test_j1_a_head_as_a_dependency_relation():
+    text, heads, labels = "I prefer the morning flight", [1, -1, 4, 4, 1], ["nsubj", "root", "det", "nmod", "dobj"]
+    words = text.split()
+    tokenizer = TokenizerSpec.choose("words").make([text])
+
+    def target(**how):
+        (links,) = arcs([text], [heads], [labels], tokenizer, **how)
+        matrix = torch.zeros(5, 5)
+        matrix[tuple(torch.from_numpy(links).T)] = 1.0
+        return matrix
+
+    parse = target(toward="head", relation=None)
+    assert parse.sum(1).tolist() == [1.0] * 5, "one head a word: one-hot in every row"
+    assert parse[words.index("flight"), words.index("prefer")] == 1
+    dobj = target(toward="dependents", relation="dobj")
+    assert dobj[words.index("prefer")].tolist() == [float(word == "flight") for word in words]
+    assert dobj.sum() == 1, "only prefer has a direct object"
+
+
+def test_j2_focus_is_the_mean_entropy():
+    ids, focus = tokens(length=LENGTH), {"kind": "focus"}
+    uniform = shaped_loss(decoder_with(0.0), ids, focus).terms["focus"].mean
+    assert uniform == pytest.approx(sum(math.log(t) for t in range(1, LENGTH + 1)) / LENGTH, abs=1e-10)
+    core, q = plain(3), torch.zeros(7, 3, dtype=torch.float64)
+    everywhere = statistics(core, q[None, None], q[None, None], mask=open_mask(7, 7), places=places(7, 7))
+    torch.testing.assert_close(everywhere.entropy, torch.full((1, 1, 7), math.log(7), dtype=torch.float64))
+    assert shaped_loss(decoder_with(1e5), ids, focus).terms["focus"].mean == pytest.approx(0.0, abs=1e-6), "one-hot"
+    model = decoder_with(1.0)
+    with record(model) as seen:
+        model(ids)
+    alpha = torch.stack([one.weights() for one in seen])  # L×B×K×T×T
+    expected = (alpha * -torch.where(alpha > 0, alpha, 1.0).log()).sum((0, 2, 3, 4)) / (alpha.shape[2] * LENGTH * len(seen))
+    found = shaped_loss(model, ids, focus).terms["focus"]
+    assert found.mean == pytest.approx(float(expected.mean().detach()), abs=1e-10)
+    (found.total / found.count).backward()
+    for name, parameter in model.named_parameters():
+        if ".attention.query.weight" in name or ".attention.key.weight" in name:
+            with torch.no_grad():
+                step = 1e-6 * torch.randn_like(parameter).sign()
+                values = []
+                for sign in (1, -1):
+                    parameter.add_(sign * step)
+                    values.append(shaped_loss(model, ids, focus).terms["focus"].mean)
+                    parameter.sub_(sign * step)
+            assert (values[0] - values[1]) / 2 == pytest.approx(float((parameter.grad * step).sum()), rel=1e-4, abs=1e-13)
+
+
+@pytest.mark.parametrize("core", choices("core"), ids=named)
+def test_j2_nothing_times_its_logarithm_is_nothing(core):
+    """Weights that are exactly 0, by a mask or because another is 1, give no NaN, forward or backward."""
+    model = decoder_with(1e5, core=core)
+    padding = torch.tensor([[True] * 3 + [False] * (LENGTH - 3), [False] * LENGTH])
+    terms = shaped_loss(model, tokens(), {"kind": "focus"}, {"kind": "near"}, padding=padding).terms
+    sum(term.total for term in terms.values()).backward()
+    assert all(term.total.isfinite() and term.total > -1e-4 for term in terms.values())
+    assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
+@given(length=st.integers(1, 4096), most=st.floats(0.5, 1e4), seed=seeds, sharp=st.sampled_from([0.0, 1.0, 30.0]))
+def test_j3_near_never_costs_more_than_its_most(length, most, seed, sharp):
+    torch.manual_seed(seed)
+    core, q = DotSpec().build(1, 2, 2), torch.randn(1, 1, length, 2)
+    seen = Attended(
+        "x", core, sharp * q, torch.randn(1, 1, length, 2), q, open_mask(length, length, causal=True), places(length, length), None
+    )
+    near = ShapingSpec.choose({"kind": "near", "most": most})
+    found = near.total(Look(Place("x", "self", "decoder", 0, 1, MaskSpec()), seen, None), None)
+    assert 0 <= float(found) <= most * length * (1 + 1e-6)
+
+
+def test_j3_who_looks_at_itself_pays_nothing_and_an_outlier_at_most_the_most():
+    near = ShapingSpec.choose({"kind": "near", "most": 50.0})
+    place, q = Place("x", "self", "encoder", 0, 1, MaskSpec()), 100 * torch.eye(64, dtype=torch.float64)[None, None]
+
+    def cost(k):
+        return float(near.total(Look(place, Attended("x", plain(64), q, k, q, open_mask(64, 64), places(64, 64), None), None), None))
+
+    assert cost(q) == 0.0
+    far = q.clone()
+    far[0, 0, [0, 63]] = far[0, 0, [63, 0]]  # the first looks at the last, and the last at the first
+    assert cost(far) == 2 * 50.0
+    close = q.clone()
+    close[0, 0, [5, 6]] = close[0, 0, [6, 5]]
+    assert cost(close) == 2 * 1.0
+
+
+def test_j4_the_total_is_the_loss_and_its_terms():
+    ids, model = tokens(), decoder_with(1.0)
+    term = {"kind": "focus", "weight": 0.3}
+    score = shaped_loss(model, ids, term)
+    counts = {"focus": score.terms["focus"].count}
+    loss = total(score, score.count, [ShapingSpec.choose(term)], counts)
+    torch.testing.assert_close(loss, score.total / score.count + 0.3 * score.terms["focus"].total / counts["focus"])
+    assert score.mean == pytest.approx(shaped_loss(model, ids).mean, abs=0), "the objective's own value is not touched"
+
+
+def test_j4_lambda_is_comparable_over_sizes_unless_a_sum_is_asked_for():
+    """Attention that is uniform costs the same a row, whatever the number of heads, layers and texts."""
+    ids = tokens(batch=4)
+    means, sums = [], []
+    for heads, layers, batch in ((2, 2, 1), (4, 2, 1), (2, 6, 1), (2, 2, 4)):
+        model = decoder_with(0.0, attention={"heads": heads}, layers=layers)
+        mean, whole = (
+            shaped_loss(model, ids[:batch], {"kind": "focus", "normalised": normalised}).terms["focus"].mean for normalised in (True, False)
+        )
+        means.append(mean)
+        sums.append(whole / mean)
+    assert means == pytest.approx([means[0]] * 4, abs=1e-12)
+    assert sums == pytest.approx([heads * layers * LENGTH for heads, layers in ((2, 2), (4, 2), (2, 6), (2, 2))])
+
+
+def test_j4_the_terms_come_from_the_fast_path():
+    """No tensor of length × length is made, forward or backward, and a run that is looked at gives the same bits."""
+    length = 141  # which nothing else is
+    model, ids = decoder_with(1.0), tokens(length=length)
+
+    class NoSquare(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            made = func(*args, **(kwargs or {}))
+            for tensor in made if isinstance(made, tuple | list) else (made,):
+                assert not isinstance(tensor, torch.Tensor) or tensor.shape[-2:] != (length, length), func
+            return made
+
+    with NoSquare():
+        score = shaped_loss(model, ids, {"kind": "focus"}, {"kind": "near"})
+        (score.total + sum(term.total for term in score.terms.values())).backward()
+    assert torch.equal(score.total, shaped_loss(model, ids).total)
+
+
+# ---------------------------------------------------------------------------------------------------------------- tasks
+
+
+def scored(folder, data, objective, head=None, steps=100, rate=5e-3):
+    """A small model of the shape that fits the task, trained for seconds, beside its baselines on rows it has not seen."""
+    from manyheads.evaluation import How, evaluate
+    from manyheads.train.loop import train
+    from manyheads.train.run import made_ready, read_run
+
+    tower = {"width": 32, "embed": {"kind": "tokens", "scale": True}, "position": "sinusoidal", "residual": "pre"}
+    tower |= {"layers": 1, "attention": {"kind": "heads", "heads": 4}, "feedforward": {"kind": "mlp", "hidden": 64}}
+    shape = {"encoder": tower, "decoder": {"like": "encoder", "embed": {"kind": "shared", "scale": True}, "cross": True}}
+    if head is not None:  # words alone, each a vector, and their mean
+        shape = {"encoder": tower | {"layers": 0, "position": "none"}, "head": head | {"pool": "mean"}}
+    tree = {"model": {"vocab": "tokenizer", "init": "xavier"} | shape, "data": data, "objective": objective}
+    tree |= {"optim": {"rate": rate, "schedule": {"kind": "linear", "warmup": 20}}, "tokenizer": {"kind": "words", "lower": True}}
+    tree |= {"train": {"steps": steps, "tokens": 1024, "evaluate_every": 1000, "evaluate_rows": 1}}
+    list(train(made_ready(read_run(tree)), folder / "run"))
+    return evaluate(folder / "run", how=How(beams=2, max_new=16))[0]
+
+
+def functions(*files):
+    """What some files of the standard library define: the start of each function, what it says it does, and the file."""
+    from manyheads.data.builtin import functions_of, stdlib
+
+    for name in files:
+        for code, said in functions_of((stdlib() / name).read_text(encoding="utf-8")):
+            yield {"text": " ".join(code.split()[:60]), "document": " ".join(code.split()[:60]), "query": said, "label": name}
+
+
+def test_o1_a_trained_pair_of_towers_is_above_the_copied_source(tmp_path):
+    """Turning short texts round stands for translation: the same words, another order."""
+    task = {"kind": "sequence", "task": "reverse", "vocabulary": 8, "shortest": 4, "length": 5, "count": 2000, "held_out": 60}
+    report = scored(tmp_path, task, "seq2seq", steps=160)
+    model, copied = report["scores"]["model"], report["scores"]["copy"]
+    assert model["bleu"] > copied["bleu"] + 20
+    assert model["chrf"] > copied["chrf"] + 20
+    assert report["signatures"].keys() == {"bleu", "chrf"}
+
+
+def test_o2_a_trained_summary_is_above_the_first_words(tmp_path):
+    """Of four sentences about somebody, their trade and their city."""
+    from manyheads.data.builtin import BiographiesSpec
+
+    people = BiographiesSpec(people=400, cities=8)
+    told = ((people.telling(4 * i)[0], "a {trade} of {city}".format(**people.person(i))) for i in range(400))
+    (tmp_path / "told.tsv").write_text("".join(f"{text}\t{summary}\n" for text, summary in told))
+    report = scored(tmp_path, {"kind": "pairs", "path": str(tmp_path / "told.tsv"), "held_out": 0.1}, "seq2seq", steps=150)
+    assert report["matter"] == ["rouge1", "rouge2", "rougeL"]
+    for metric in report["matter"]:
+        assert report["scores"]["model"][metric] > report["scores"]["lead-12"][metric] + 0.2
+
+
+FILES = ("argparse.py", "typing.py", "tarfile.py", "inspect.py", "statistics.py", "calendar.py")
+
+
+def test_o3_a_trained_encoder_is_above_the_commonest_class(tmp_path):
+    """Which file a function is from; what counted words say is reported beside it."""
+    (tmp_path / "code.jsonl").write_text("".join(json.dumps(row) + "\n" for row in functions(*FILES)))
+    data = {"kind": "labels", "path": str(tmp_path / "code.jsonl"), "held_out": 0.2}
+    report = scored(tmp_path, data, "classify", {"kind": "classes", "classes": len(FILES)}, rate=3e-2)
+    model, majority, bayes = (report["scores"][name] for name in ("model", "majority", "naive Bayes"))
+    assert model["accuracy"] > majority["accuracy"] + 0.3
+    assert model["macro_f1"] > majority["macro_f1"] + 0.3
+    assert bayes["accuracy"] > majority["accuracy"] + 0.3
+
+
+def test_o4_trained_vectors_find_more_than_chance(tmp_path):
+    """Which function a line describes, among all: from some hundred examples more than chance, and not what counted words find."""
+    (tmp_path / "code.jsonl").write_text("".join(json.dumps(row) + "\n" for row in functions(*FILES) if row["query"]))
+    data = {"kind": "queries", "path": str(tmp_path / "code.jsonl"), "held_out": 0.2}
+    report = scored(tmp_path, data, "contrastive", {"kind": "vector"}, steps=60, rate=3e-2)
+    model, words, chance = (report["scores"][name] for name in ("model", "BM25", "chance"))
+    assert report["documents"] > 3 * report["rows"]  # those to learn from are there too
+    assert model["mrr"] > 3 * chance["mrr"]
+    assert model["recall@10"] > 3 * chance["recall@10"]
+    assert words["mrr"] > model["mrr"]
 
 
 @pytest.mark.parametrize(

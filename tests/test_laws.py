@@ -604,6 +604,17 @@ def test_patches_behind_a_first_vector():
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("shape", ["decoder", "encoder", "pair", "recurrent", "ngram", "masked", "pixels", "classes"])
+def test_what_is_asked_at_some_places_is_what_is_said_there(shape):
+    heads = ("masked", "pixels", "classes")
+    model = made(read_model({"vocab": kinds.VOCAB, "encoder": kinds.tower(), "head": shape}) if shape in heads else getattr(kinds, shape)())
+    given = (tokens(), tokens()) if shape in ("pair", "recurrent") else (tokens(),)
+    out = model(*given)
+    at = torch.arange(out.shape[0] * (out.shape[1] if out.dim() == 3 else 1)).view(out.shape[: out.dim() - 1]) % 2 == 1
+    equal(model(*given, at=at), out[at])
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("shape", ["decoder", "encoder", "pair", "recurrent"])
 def test_a_run_that_is_looked_at_gives_the_same_bits(shape):
     model, ids = made(getattr(kinds, shape)()), tokens()

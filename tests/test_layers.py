@@ -31,11 +31,18 @@ STANDS_ON = {
     "dataset": {"data", "spec", "train", "training"},
     "checkpoint": {"convert", "generate", "inspect", "model", "parts", "spec"},
     "demo": {"checkpoint", "inspect", "parts", "spec", "train", "training"},
-    "answer": {"checkpoint", "parts", "spec"},
+    "answer": {"checkpoint", "convert", "generate", "parts", "spec"},
+    "predicting": {"answer", "checkpoint", "data", "generate", "spec"},
     "auditing": {"checkpoint", "inspect", "model", "parts"},
+    "metrics": set(),
+    "evaluation": {"checkpoint", "convert", "data", "metrics", "objective", "parts", "spec", "train"},
+    "scoreboard": {"evaluation", "spec", "training"},
     "labs": set(),
     "show": {"model", "parts", "presets", "spec"},
-    "cli": {"advice", "answer", "auditing", "checkpoint", "dataset", "demo", "model", "show", "spec", "train", "training"},
+    "cli": {
+        *("advice", "answer", "auditing", "checkpoint", "dataset", "demo", "evaluation", "generate", "model", "predicting"),
+        *("scoreboard", "show", "spec", "train", "training"),
+    },
 }
 
 

@@ -9,19 +9,23 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from baselines import mean_patch, one_of_all, unigram_entropy
 from command import FORKS, run
 
 import manyheads
-from manyheads.spec import SpecError, to_toml
+from manyheads.data import builtin
+from manyheads.spec import SLOTS, SpecError, to_toml
 from manyheads.train import checkpoint
-from manyheads.train.loop import Ended, Evaluated, Resumed, Saved, Stepped, Stream, evaluate, train
-from manyheads.train.optim import ScheduleSpec
+from manyheads.train.loop import Ended, Evaluated, Resumed, Saved, Stepped, Stream, evaluate, train, update
+from manyheads.train.optim import OptimSpec, ScheduleSpec
 from manyheads.train.run import RunError, made_ready, read_run
+from manyheads.train.state import State
 
 TOWER = {"layers": 1, "width": 16, "attention": {"kind": "heads", "heads": 2}, "feedforward": {"kind": "mlp", "hidden": 32}, "position": "sinusoidal", "residual": {"kind": "pre", "dropout": 0.1}}  # fmt: skip
 PATCHES = {"embed": {"kind": "patches", "pixels": 4, "channels": 1}}
@@ -49,11 +53,16 @@ OBJECTIVES = {
         "model": {"encoder": TOWER | PATCHES, "decoder": TOWER | RESTORED, "head": {"kind": "pixels", "pixels": 4}},
         "data": "digits",
     },
+    "shaped": {
+        "model": {"vocab": "tokenizer", "encoder": TOWER, "decoder": {"like": "encoder", "embed": "shared", "cross": True}},
+        "data": SEQUENCE,
+        "shaping": [{"kind": "focus"}, {"kind": "near", "most": 9.0}],
+    },
 }
 
 
 def described(name, **train):
-    objective = {"kind": "seq2seq", "smoothing": 0.1} if name in ("seq2seq", "recurrent") else {"kind": name}
+    objective = {"kind": "seq2seq", "smoothing": 0.1} if name in ("seq2seq", "recurrent", "shaped") else {"kind": name}
     usual = {"steps": 6, "tokens": 200, "accumulate": 2, "save_every": 2, "evaluate_every": 3, "evaluate_rows": 20}
     optim = {"rate": 3e-3, "schedule": {"kind": "cosine", "warmup": 2}}
     return OBJECTIVES[name] | {"seed": 5, "objective": objective, "optim": optim, "train": usual | train}
@@ -112,11 +121,13 @@ def test_a_kill_at_any_moment_of_a_save_loses_nothing(phase, tmp_path):
     assert not list((tmp_path / "broken" / "checkpoints").glob("*.tmp-*"))
 
 
-def test_accumulated_batches_are_one_large_batch():
-    ready = made_ready(read_run(described("seq2seq")))
+@pytest.mark.parametrize("name", [name for name in OBJECTIVES if name != "contrastive"])  # whose other rows are what a row is compared with
+def test_accumulated_batches_are_one_large_batch(name):
+    ready = made_ready(read_run(described(name)))
     objective, model = ready.run.objective, manyheads.build(ready.spec).double().eval()
-    rows = [ready.rows[i] for i in range(16)]
-    parts = [objective.batch(rows[i : i + 4], ready.tokens, np.random.default_rng(0)) for i in range(0, 16, 4)]
+    rows = [tuple(one.astype(float) if one.dtype == np.float32 else one for one in ready.rows[i]) for i in range(16)]
+    chance = np.random.default_rng(0)
+    parts = [objective.batch(rows[i : i + 4], ready.tokens, chance) for i in range(0, 16, 4)]
     whole = objective.batch(rows, ready.tokens, np.random.default_rng(0))
 
     def gradients(batches):
@@ -131,8 +142,6 @@ def test_accumulated_batches_are_one_large_batch():
 
 def test_an_update_divides_once_by_all_that_was_asked():
     """Parts of unlike size: the mean of their means would be another number."""
-    from manyheads.train.loop import update
-    from manyheads.train.optim import optimiser
 
     grown = []
     for accumulate, tokens in ((1, 800), (4, 200)):
@@ -141,7 +150,7 @@ def test_an_update_divides_once_by_all_that_was_asked():
         stream = Stream(ready)
         batches = [stream.next() for _ in range(accumulate)]
         asked = sum(int((batch.wanted >= 0).sum()) for batch in batches)
-        event = update(model.eval(), optimiser(model, ready.run.optim), Stream(ready), ready, 1)
+        event = update(model.eval(), ready.run.optim.build(model), Stream(ready), ready, State())
         model = manyheads.build(ready.spec, seed=1).train()
         grown.append((event, asked))
         assert event.tokens == sum(batch.tokens for batch in batches)
@@ -157,7 +166,13 @@ def test_events_tell_what_happened_and_the_folder_keeps_it(tmp_path):
     assert events[-1] == Ended(6, "steps")
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["event"] for line in lines] == [kind.__name__.lower() for kind in kinds]
-    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["checkpoints", "env.jsonl", "metrics.jsonl", "run.toml"]
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
+        "checkpoints",
+        "data.json",
+        "env.json",
+        "metrics.jsonl",
+        "run.toml",
+    ]
     assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == ["latest", "step-00000004", "step-00000006"]
     again = list(train(made_ready(read_run(described("seq2seq"))), tmp_path / "run"))
     assert again == [Resumed(6, ()), Ended(6, "steps")]
@@ -171,11 +186,30 @@ def test_a_run_is_loaded_as_any_model_is(tmp_path):
     assert isinstance(loaded.generate("a b c"), str)
 
 
+def test_what_an_objective_needs_is_there_when_its_run_is_loaded(tmp_path):
+    for name in ("patches", "classify", "spans", "contrastive"):
+        ready = made_ready(read_run(described(name, steps=1)))
+        list(train(ready, tmp_path / name))
+        loaded = manyheads.load(tmp_path / name)
+        assert loaded.spec == ready.spec
+        if name in ("patches", "classify"):
+            assert loaded.tokenizer is None
+            assert ("id2label" in loaded.origin.config) == (name == "classify")
+        elif name == "spans":
+            assert loaded.tokenizer.token_to_id("<extra_0>") == ready.tokens.extra[0]
+        else:
+            texts = ["a b c", "d"]
+            batch = ready.run.objective.batch(
+                [tuple(np.array(ready.tokenizer.encode(text).ids) for _ in "qd") for text in texts], ready.tokens, None
+            )
+            torch.testing.assert_close(loaded.embed(texts), loaded.model(batch.inputs))
+
+
 def test_more_steps_are_taken_and_another_run_is_refused(tmp_path):
     list(train(made_ready(read_run(described("seq2seq"))), tmp_path / "run"))
     longer = list(train(made_ready(read_run(described("seq2seq", steps=8))), tmp_path / "run"))
     assert (longer[0], longer[-1]) == (Resumed(6, ()), Ended(8, "steps"))
-    with pytest.raises(RunError, match="this folder holds another run: train.tokens was 200 and is 100"):
+    with pytest.raises(RunError, match="holds another run: train.tokens was 200 and is 100"):
         list(train(made_ready(read_run(described("seq2seq", tokens=100))), tmp_path / "run"))
 
 
@@ -231,8 +265,10 @@ def test_numbers_that_are_none_are_left_out_and_then_the_run_stops(tmp_path, mon
 
 
 def test_a_wish_ends_a_run_at_the_next_step_with_a_checkpoint(tmp_path):
-    wishes = iter([None, None, "terminated"])
-    events = list(train(made_ready(read_run(described("seq2seq", save_every=100))), tmp_path / "run", wish=lambda: next(wishes)))
+    events = []
+    wish = lambda: "terminated" if sum(isinstance(event, Stepped) for event in events) == 3 else None  # noqa: E731
+    for event in train(made_ready(read_run(described("seq2seq", save_every=100, evaluate_every=100))), tmp_path / "run", wish=wish):
+        events.append(event)
     assert events[-1] == Ended(3, "terminated")
     assert isinstance(events[-2], Saved)
 
@@ -256,7 +292,7 @@ def test_every_row_comes_once_an_epoch():
     stream = Stream(ready)
     first = stream.batches()
     assert sorted(np.concatenate(first).tolist()) == list(range(len(ready.rows)))
-    stream.epoch = 1
+    stream.state.epoch = 1
     assert [list(one) for one in stream.batches()] != [list(one) for one in first]
 
 
@@ -268,6 +304,61 @@ def test_a_model_learns_below_what_guessing_gives(tmp_path):
     untrained = evaluate(manyheads.build(ready.spec), ready)["loss"]
     *_, looked, _, _ = train(ready, tmp_path / "run")
     assert looked.metrics["loss"] < 0.5 * untrained
+
+
+SMALL = TOWER | {"width": 32, "embed": {"kind": "tokens", "scale": True}, "residual": "pre"}
+PLACES = {"position": {"kind": "learned", "length": 16}}
+TASKS = {
+    "seq2seq": {"vocab": "tokenizer", "encoder": SMALL, "decoder": {"like": "encoder", "embed": {"kind": "shared", "scale": True}, "cross": True}},
+    "causal": {"vocab": "tokenizer", "decoder": SMALL},
+    "contrastive": {"vocab": "tokenizer", "encoder": SMALL, "head": {"kind": "vector", "pool": "mean"}},
+    "classify": {"vocab": "tokenizer", "encoder": SMALL, "head": {"kind": "classes", "classes": 10, "pool": "mean"}},
+    "classify pictures": {"encoder": SMALL | PATCHES | PLACES, "head": {"kind": "classes", "classes": 10, "pool": "mean"}},
+    "patches": {"encoder": SMALL | PATCHES | PLACES, "decoder": SMALL | RESTORED | PLACES, "head": {"kind": "pixels", "pixels": 4}, "init": "fan-in"},
+}  # fmt: skip
+EMBEDDED = {
+    "dates": ("seq2seq", {"kind": "dates", "count": 1000, "held_out": 64}),
+    "stdlib language": ("causal", {"kind": "stdlib"}),
+    "stdlib summary": ("seq2seq", {"kind": "stdlib", "task": "summary"}),
+    "stdlib retrieval": ("contrastive", {"kind": "stdlib", "task": "retrieval"}),
+    "stdlib classify": ("classify", {"kind": "stdlib", "task": "classify", "least": 20}),
+    "digits": ("classify pictures", "digits"),
+    "digits restored": ("patches", "digits"),
+    "biographies": ("causal", {"kind": "biographies", "people": 100}),
+    "biographies questions": ("seq2seq", {"kind": "biographies", "people": 300, "task": "questions"}),
+    **{
+        f"sequence {task}": ("seq2seq", {"kind": "sequence", "task": task, "count": 500, "held_out": 64})
+        for task in ("copy", "reverse", "sort", "lookup", "dyck")
+    },
+}
+
+
+@pytest.fixture
+def few_files(monkeypatch):
+    """Every second of the shorter files of the standard library: it is large."""
+    whole = builtin.files_of
+    builtin.all_functions.cache_clear()
+    monkeypatch.setattr(builtin, "files_of", lambda root: islice((one for one in whole(root) if len(one[1]) < 12_000), 0, None, 2))
+    yield
+    builtin.all_functions.cache_clear()
+
+
+@pytest.mark.parametrize("name", EMBEDDED)
+def test_every_embedded_data_set_is_learned_below_guessing(name, few_files, tmp_path):
+    task, data = EMBEDDED[name]
+    model = {"init": "xavier"} | TASKS[task]
+    if name == "stdlib classify":
+        classes = len(SLOTS["data"].choose(data).load().labels())
+        model["head"] = model["head"] | {"classes": classes}
+    how = {"steps": 40, "tokens": 800, "accumulate": 1, "save_every": 1000, "evaluate_every": 1000, "evaluate_rows": 64}
+    tree = {"model": model, "data": data, "objective": task.split()[0], "tokenizer": {"kind": "words", "size": 500}}
+    optim = {"rate": 1e-2, "schedule": {"kind": "cosine", "warmup": 5}}
+    ready = made_ready(read_run(tree | {"optim": optim, "train": how}))
+    for rows in (ready.rows, ready.unseen):  # the beginning of each text is enough
+        rows.rows = [tuple(values[:40] for values in row) for row in rows.rows]
+    *_, looked, _, _ = train(ready, tmp_path / "run")
+    guessed = {"contrastive": one_of_all, "patches": mean_patch}.get(task, unigram_entropy)(ready)
+    assert looked.metrics["loss"] < guessed
 
 
 @pytest.fixture
@@ -301,6 +392,8 @@ def test_the_command_says_what_is_wrong_in_one_sentence(run_file, tmp_path):
         ("objective=causal", 2, "causal is learned by decoder"),
         ("train.stepz=3", 2, "no field 'stepz' here: did you mean 'steps'?"),
         ('data={kind="pairs",path="nowhere.tsv"}', 3, "nowhere.tsv"),
+        ('data={kind="conllu",path="nowhere.conllu"}', 3, "nowhere.conllu"),
+        (f'data={{kind="pictures",path="{__file__}"}}', 3, "is no idx file"),
     ):
         done = run("train", run_file, "--output", tmp_path / "x", "-s", change, check=code)
         assert said in done.stderr
@@ -331,6 +424,36 @@ def test_what_was_trained_here_gives_the_same_logits_elsewhere(tmp_path):
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "out")], capture_output=True, text=True, check=True)
     theirs = torch.tensor([float(number) for number in done.stdout.split()])
     torch.testing.assert_close(manyheads.load(tmp_path / "run").logits(torch.tensor([[1, 9, 8, 7]])).flatten(), theirs, atol=1e-4, rtol=0)
+
+
+def test_muon_turns_every_matrix_of_the_layers_by_the_same_amount():
+    """Whatever the gradient's singular values are, those of the change lie around one length; tables and gains are AdamW's."""
+    ready = made_ready(read_run(described("seq2seq") | {"optim": {"kind": "muon", "rate": 1e-2, "decay": 0.0}}))
+    model = manyheads.build(ready.spec, seed=1)
+    before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    changer = ready.run.optim.build(model)
+    for weight in model.parameters():
+        weight.grad = torch.randn(weight.shape, generator=torch.Generator().manual_seed(weight.numel())) * torch.rand(weight.shape[-1])
+    changer.step()
+    for name, weight in model.named_parameters():
+        change = weight.detach() - before[name]
+        held = set(changer.state[weight])
+        if weight.dim() == 2 and "embed" not in name:
+            values = torch.linalg.svdvals(change) / (changer.param_groups[0]["lr"] * 0.2 * max(weight.shape) ** 0.5)
+            assert held == {"momentum"}
+            assert values.max() < 1.3
+            assert values.median() > 0.6, name  # the least of a square matrix may be far below
+        else:
+            assert held == {"step", "exp_avg", "exp_avg_sq"}, name
+
+
+@pytest.mark.parametrize("kind", OptimSpec.kinds)
+def test_every_optimiser_goes_on_as_if_it_had_never_stopped(kind, tmp_path):
+    tree = described("causal") | {"optim": {"kind": kind}}
+    assert in_a_process(tree, tmp_path / "whole") == 0
+    assert in_a_process(tree, tmp_path / "broken", step=3) == -signal.SIGKILL
+    assert in_a_process(tree, tmp_path / "broken") == 0
+    assert digests(tmp_path / "broken") == digests(tmp_path / "whole")
 
 
 # ------------------------------------------------------------------------------------------------- before a run starts

@@ -43,6 +43,14 @@ class DiskFullError(ValueError):
     exit_code = 5
 
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # of the disk, of one's share of it, of one file
+
+
+def unwritable(target: Path, error: OSError) -> ValueError:
+    """What to say of a place that cannot be written."""
+    return (DiskFullError if error.errno in FULL else ValueError)(f"cannot write {target}: {error.strerror or error}")
+
+
 def inside(folder: Path, name: str) -> Path:
     """A file of the folder by its plain name; a link that leads out of it is refused."""
     if not name or name in (".", "..") or Path(name).name != name or not name.isprintable() or "\\" in name:
@@ -195,9 +203,7 @@ def published(target: Path) -> Iterator[Path]:
             check_free(target)  # somebody else may have been faster
             draft.rename(target)
     except OSError as error:
-        raise (DiskFullError if error.errno in (errno.ENOSPC, errno.EDQUOT) else ValueError)(
-            f"cannot write {target}: {error.strerror or error}"
-        ) from None
+        raise unwritable(target, error) from None
     finally:
         for place in missing:
             with suppress(OSError):  # not empty: what was written is in it

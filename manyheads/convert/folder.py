@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -227,7 +228,8 @@ def origin_of(model: Model, origin: Origin | None) -> Origin:
                 return origin
             key = "torch_dtype" if "torch_dtype" in origin.config else "dtype"
             return replace(origin, config=origin.config | {key: named_dtype(model)}, dtypes={})
-    return renewed(model, origin, *fitting(model.spec))
+    first = origin.config.get("family") if origin else None  # what a run began from
+    return renewed(model, origin, *fitting(model.spec, (*([first] if first in NAMES else ()), *NAMES)))
 
 
 def described(model: Model, origin: Origin | None = None) -> Origin:
@@ -283,7 +285,8 @@ def save(tensors: Tensors, path: Path) -> None:
     try:
         save_file(tensors, path, metadata={"format": "pt"})
     except SafetensorError as error:  # a full disk, for one
-        raise OSError(str(error)) from None
+        said = re.search(r"\(os error (\d+)\)", str(error))
+        raise (OSError(int(said[1]), os.strerror(int(said[1])), str(path)) if said else OSError(str(error))) from None
 
 
 def size_of(tensor: Tensor) -> int:

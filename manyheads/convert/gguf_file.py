@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ from manyheads.convert.files import FileError, published
 from manyheads.convert.folder import CONTEXT, Origin, assembled
 from manyheads.convert.gguf import FORMS, SPECIAL, Gguf, config_of, write_gguf
 from manyheads.convert.match import fitting
+from manyheads.convert.tokenizer import said_beside
 from manyheads.convert.vocabulary import read_vocabulary, write_vocabulary
 from manyheads.convert.weights import write_weights
 from manyheads.model.build import Model
@@ -73,8 +73,5 @@ def chat_template(beside: Mapping[str, bytes]) -> str | None:
     """How a conversation is written as one text: a file of its own, or a key beside the tokenizer."""
     if TEMPLATE in beside:
         return beside[TEMPLATE].decode(errors="replace")
-    try:
-        said = json.loads(beside.get("tokenizer_config.json", b"{}")).get("chat_template")
-    except (ValueError, AttributeError, RecursionError):
-        return None
+    said = said_beside(beside).get("chat_template")
     return said if isinstance(said, str) else None

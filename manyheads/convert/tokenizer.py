@@ -12,7 +12,10 @@ from manyheads.generate.sample import Rules
 
 
 def read_tokenizer(folder: Path, beside: Mapping[str, bytes]) -> Any:
-    """The tokenizer of a folder, without padding and truncation of its own; None where there is none."""
+    """The tokenizer of a folder, without padding and truncation of its own; None where there is none.
+
+    Where its config says that special tokens are split, as ours do, a text that says </s> remains a text.
+    """
     data = beside.get("tokenizer.json")
     if data is None:
         return None
@@ -26,7 +29,17 @@ def read_tokenizer(folder: Path, beside: Mapping[str, bytes]) -> Any:
         raise FileError(f"{folder / 'tokenizer.json'} cannot be read: {error}") from None
     tokenizer.no_padding()
     tokenizer.no_truncation()
+    tokenizer.encode_special_tokens = said_beside(beside).get("split_special_tokens") is True  # which tokenizer.json cannot say
     return tokenizer
+
+
+def said_beside(beside: Mapping[str, bytes]) -> dict[str, Any]:
+    """What tokenizer_config.json says, if it can be read."""
+    try:
+        found = json.loads(beside.get("tokenizer_config.json", b"{}"))
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def read_rules(config: Mapping[str, Any], beside: Mapping[str, bytes]) -> Rules:

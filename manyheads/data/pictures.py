@@ -54,7 +54,7 @@ class PicturesSpec(FileSpec, kind="pictures"):
             if bool(its) != bool(label):
                 raise DataError(f"{path} has {'classes' if its else 'no classes'}, unlike {self.path}")
         white = self.white or max(1.0, *(float(row[0].max()) for row in corpus.train))
-        splits = {name: [(scaled(row[0], white), *row[1:]) for row in rows] for name, rows in corpus.splits.items()}
+        splits: Any = {name: [(scaled(row[0], white), *row[1:]) for row in rows] for name, rows in corpus.splits.items()}
         about = f"{corpus.about}; {sizes(picture)} pixels, divided by {white:g}"
         return Corpus(self.names[: 1 + len(label)], about=about, **splits)
 

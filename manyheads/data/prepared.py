@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -81,6 +81,26 @@ class Encoded:
     def lengths(self, name: str) -> NDArray[np.int64]:
         place = place_of(name, self.fields)
         return np.array([len(row[place]) for row in self.rows], np.int64)
+
+
+class Cut:
+    """Rows of which no field is longer than it may be."""
+
+    def __init__(self, rows: Ids, longest: Mapping[str, int]) -> None:
+        self.rows, self.fields = rows, rows.fields
+        self.most = [longest.get(name) for name in rows.fields]
+        longer = [rows.lengths(name) > most for name, most in longest.items()]
+        self.count = int(np.logical_or.reduce(longer).sum()) if longer else 0  # of those that were
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> tuple[NDArray[Any], ...]:
+        return tuple(ids[:most] for ids, most in zip(self.rows[index], self.most, strict=True))
+
+    def lengths(self, name: str) -> NDArray[np.int64]:
+        found, most = self.rows.lengths(name), self.most[place_of(name, self.fields)]
+        return found if most is None else np.minimum(found, most)
 
 
 def place_of(name: str, fields: tuple[str, ...]) -> int:

@@ -5,20 +5,22 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import os
 import re
 import zlib
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from dataclasses import field as made
+from io import BufferedReader
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, cast, overload
 
 from pydantic import Field, StrictInt, StrictStr
 
-from manyheads.spec import Part, field, nearest, one_line, quoted
+from manyheads.spec import Part, field, nearest, one_line, parse, quoted
 
 Row = tuple[Any, ...]  # a text by field; a class label is a text too, a picture a numpy array, arcs a tuple of places
 NO_TEXT = ("label", "picture", "arcs")  # fields that no tokenizer reads
@@ -46,6 +48,7 @@ class Corpus:
     validation: Sequence[Row]
     test: Sequence[Row]
     about: str
+    pool: Sequence[str] = ()  # every document there is to be found, where that is more than the rows name
 
     @property
     def splits(self) -> dict[str, Sequence[Row]]:
@@ -57,6 +60,11 @@ class Corpus:
             return ()
         place = self.fields.index("label")
         return tuple(sorted({row[place] for rows in self.splits.values() for row in rows}))
+
+    def documents(self, name: str = "document") -> tuple[str, ...]:
+        """All that a query could find, each text once: the pool, or what the rows of all splits have in this field."""
+        place = self.fields.index(name)
+        return tuple(dict.fromkeys(self.pool or (row[place] for rows in self.splits.values() for row in rows)))
 
 
 class Made(Sequence[Row]):
@@ -115,7 +123,22 @@ class FileSpec(DataSpec):
             train, validation = self.split(train)
         counts = f"{len(train):,} {self.each} to learn from, {len(validation):,} to validate, {len(test):,} to test"
         about = "; ".join((f"{self.path}: {counts}", *(f"{count:,} lines {fault}" for fault, count in faults.items())))
-        return Corpus(self.names, train, validation, test, one_line(about))
+        return self.joined(Corpus(self.columns(), train, validation, test, one_line(about)))
+
+    def columns(self) -> tuple[str, ...]:
+        """What a row holds."""
+        return self.names
+
+    def other(self, path: str) -> Corpus:
+        """Another file of the same form: all of it to validate, nothing to learn from."""
+        faults: Counter[str] = Counter()
+        rows = self._read(path, faults)
+        about = "; ".join((f"{path}: {len(rows):,} {self.each}", *(f"{count:,} lines {fault}" for fault, count in faults.items())))
+        return self.joined(Corpus(self.columns(), [], rows, [], one_line(about)))
+
+    def joined(self, corpus: Corpus) -> Corpus:
+        """The rows together with what stands in other files."""
+        return corpus
 
     def _read(self, path: str, faults: Counter[str]) -> list[Row]:
         found = list(self.rows(Path(path), faults))
@@ -155,13 +178,12 @@ def digest(text: str | bytes) -> bytes:
 
 
 @contextmanager
-def unpacked(path: Path) -> Iterator[Unpacked]:
-    """The bytes of a file; a gzip file is unpacked as it is read. What goes wrong on the way is a sentence."""
+def unpacked(path: Path, already: BufferedReader | None = None) -> Iterator[Unpacked]:
+    """The bytes of a file, or of one that is open already; a gzip file is unpacked as it is read. What goes wrong is a sentence."""
     try:
-        with path.open("rb") as plain:
-            packed = plain.read(2) == b"\x1f\x8b"
-            plain.seek(0)
-            size = path.stat().st_size
+        with already or path.open("rb") as plain:
+            packed = plain.peek(2)[:2] == b"\x1f\x8b"
+            size = os.fstat(plain.fileno()).st_size
             with gzip.open(plain) if packed else plain as file:
                 yield Unpacked(path, cast(Any, file), size if packed else 0)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -195,9 +217,12 @@ class Lines:
     errors: str
     longest: int
     faults: Counter[str] = made(default_factory=Counter)
+    file: BufferedReader | None = None  # open already, such as standard input; the path is then its name
+    longer: str = "raise longest_line if that is meant"  # what to do about a line that is too long,
+    mended: str = "save the file as UTF-8, or set encoding_errors to 'replace' or 'skip'"  # and about one that is not text
 
     def __iter__(self) -> Iterator[tuple[int, str]]:
-        with unpacked(self.path) as source:
+        with unpacked(self.path, self.file) as source:
             yield from self._lines(source)
 
     def _lines(self, source: Unpacked) -> Iterator[tuple[int, str]]:
@@ -229,12 +254,12 @@ class Lines:
         return self.spoiled(text.replace("\0", "�"), f"{self.path}, line {number:,} {what} at byte {offset + place:,}")
 
     def _too_long(self, number: int) -> DataError:
-        return DataError(f"{self.path}, line {number:,} is longer than {self.longest:,} characters; raise longest_line if that is meant")
+        return DataError(f"{self.path}, line {number:,} is longer than {self.longest:,} characters; {self.longer}")
 
     def spoiled(self, mended: str, sentence: str) -> str | None:
         """What becomes of a line that is not text: nothing, the line mended, or the end."""
         if self.errors == "stop":
-            raise DataError(f"{sentence}; save the file as UTF-8, or set encoding_errors to 'replace' or 'skip'")
+            raise DataError(f"{sentence}; {self.mended}")
         self.faults["skipped that were not UTF-8" if self.errors == "skip" else "mended that were not UTF-8"] += 1
         return None if self.errors == "skip" else mended
 
@@ -298,6 +323,9 @@ class TableSpec(FileSpec):
 
     fields: Columns
 
+    def columns(self) -> tuple[str, ...]:
+        return self.names[: len(self.fields)]
+
     def rows(self, path: Path, faults: Counter[str]) -> Iterator[Row]:
         if path.is_dir():
             raise DataError(f"{path} is a folder, expected a .tsv or .jsonl file")
@@ -329,8 +357,8 @@ class TableSpec(FileSpec):
 
     def _places(self, first: list[str], at: str) -> list[int]:
         """Which columns are meant: by the names of a header, by number, or the first ones where nothing was said."""
-        if self.fields == self.names and not set(self.names) & set(first):
-            return list(range(len(self.names)))
+        if self.fields == self.columns() and not set(self.fields) & set(first):
+            return list(range(len(self.fields)))
         if missing := [name for name in self.fields if isinstance(name, str) and name not in first]:
             raise DataError(f"{at} has no column {quoted(missing[0])}{nearest(missing[0], first)}; columns can be given by number, from 0")
         return [first.index(name) if isinstance(name, str) else name for name in self.fields]
@@ -344,7 +372,7 @@ class TableSpec(FileSpec):
             raise DataError(f"{at} holds {quoted(found)}, expected one object a line")
         if missing := [name for name in self.fields if name not in found]:
             raise DataError(f"{at} has no field {quoted(missing[0])}{nearest(str(missing[0]), found)}")
-        return tuple(self._value(found[name], meant, f"{at}, {name}") for name, meant in zip(self.fields, self.names, strict=True))
+        return tuple(self._value(found[name], meant, f"{at}, {name}") for name, meant in zip(self.fields, self.columns(), strict=True))
 
     def _value(self, value: Any, name: str, at: str) -> str:
         if name == "label" and isinstance(value, int):  # true and false too
@@ -354,17 +382,17 @@ class TableSpec(FileSpec):
         return value
 
 
-def _columns(*names: str) -> Any:
-    meaning = "the columns: names in the first line of a .tsv or in each object of a .jsonl, or numbers from 0"
-    return field(names, meaning, strict=False, min_length=len(names), max_length=len(names))
+def _columns(*names: str, more: str = "") -> Any:
+    meaning = f"the columns: names in the first line of a .tsv or in each object of a .jsonl, or numbers from 0{more and f'; {more}'}"
+    return field(names, meaning, strict=False, min_length=len(names), max_length=len(names) + bool(more))
 
 
 class PairsSpec(TableSpec, kind="pairs"):
     """Source and target, such as a sentence and its translation, from a .tsv or .jsonl file"""
 
-    names: ClassVar[tuple[str, ...]] = ("source", "target")
+    names: ClassVar[tuple[str, ...]] = ("source", "target", "alignment")
     each: ClassVar[str] = "pairs"
-    fields: Columns = _columns("source", "target")
+    fields: Columns = _columns("source", "target", more="a third is the alignment of their words, 0-0 1-2, for guided attention")
 
 
 class LabelsSpec(TableSpec, kind="labels"):
@@ -375,12 +403,50 @@ class LabelsSpec(TableSpec, kind="labels"):
     fields: Columns = _columns("text", "label")
 
 
+class DocumentsSpec(TableSpec):
+    """Documents by their ids, for those who name one."""
+
+    names: ClassVar[tuple[str, ...]] = ("id", "text")
+    each: ClassVar[str] = "documents"
+    fields: Columns = _columns("id", "text")
+
+    def by_id(self) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for name, text in self._read(self.path, Counter()):
+            if name in found:
+                raise DataError(f"{self.path} has two documents with the id {quoted(name)}")
+            found[name] = text
+        return found
+
+    def _value(self, value: Any, name: str, at: str) -> str:
+        return str(value) if name == "id" and type(value) is int else super()._value(value, name, at)
+
+
 class QueriesSpec(TableSpec, kind="queries"):
-    """Queries and the document each should find, from a .tsv or .jsonl file"""
+    """Queries and the document each should find, from a .tsv or .jsonl file
+
+    With documents in a file of their own, the second column is the id of one, and each query is looked for among them all.
+    """
 
     names: ClassVar[tuple[str, ...]] = ("query", "document")
     each: ClassVar[str] = "queries"
     fields: Columns = _columns("query", "document")
+    documents: str | None = field(None, "a file of all documents, where queries name theirs by its id", min_length=1)
+    document_fields: Columns = _columns("id", "text")
+
+    def joined(self, corpus: Corpus) -> Corpus:
+        if self.documents is None:
+            return corpus
+        shared = {"encoding_errors": self.encoding_errors, "longest_line": self.longest_line}
+        found = parse(DocumentsSpec, {"path": self.documents, "fields": self.document_fields} | shared).by_id()
+        if missing := [name for rows in corpus.splits.values() for _, name in rows if name not in found]:
+            raise DataError(f"{self.path} asks for the document {quoted(missing[0])}, and {self.documents} has none of that id")
+        splits: Any = {split: [(query, found[name]) for query, name in rows] for split, rows in corpus.splits.items()}
+        return replace(corpus, **splits, about=f"{corpus.about}; {len(found):,} documents", pool=tuple(found.values()))
+
+    def _value(self, value: Any, name: str, at: str) -> str:
+        an_id = self.documents is not None and name == "document"
+        return str(value) if an_id and type(value) is int else super()._value(value, name, at)
 
 
 class ConlluSpec(FileSpec, kind="conllu"):

@@ -247,3 +247,10 @@ class TokenizerFileSpec(TokenizerSpec, kind="file"):
         tokenizer.post_processor = None
         tokenizer.encode_special_tokens = True
         return tokenizer
+
+
+class CheckpointTokenizerSpec(TokenizerSpec, kind="checkpoint"):
+    """As the checkpoint has it that a run begins from"""
+
+    def make(self, texts: Iterable[str] = ()) -> Tokenizer:
+        raise DataError("there is no checkpoint to take a tokenizer from: say with start = … where the run begins")

@@ -73,6 +73,8 @@ def usable(device: str | torch.device) -> torch.device:
     there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if not there.get(found.type, False):
         raise SpecError(f"there is no {found.type} here; take cpu")
+    if found.type == "cuda" and found.index is not None and found.index >= torch.cuda.device_count():
+        raise SpecError(f"there is no {found} here: there are {torch.cuda.device_count()}, counted from 0")
     return found
 
 

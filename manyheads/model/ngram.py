@@ -44,8 +44,10 @@ class Ngram(nn.Module):
         """Whether it can write token by token: its head must say something of each token."""
         return self.spec.head.a_token
 
-    def forward(self, inputs: Inputs | Tensor, source: Inputs | Tensor | None = None) -> Tensor:
-        return self._step(inputs, self._start(source))[0]
+    def forward(self, inputs: Inputs | Tensor, source: Inputs | Tensor | None = None, *, at: Tensor | None = None) -> Tensor:
+        """Logits of a batch, B×L×V; with `at`, B×L, of the places alone where it is True."""
+        logits = self._step(inputs, self._start(source))[0]
+        return logits if at is None else logits[at]
 
     def start(self, source: Inputs | Tensor | None = None, *, capacity: int | None = None) -> NgramState:
         check_capacity(capacity)

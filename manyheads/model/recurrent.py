@@ -102,8 +102,10 @@ class Recurrent(nn.Module):
     def table(self) -> Tensor | None:
         return None if self.embed.table is None else self.embed.table.weight
 
-    def forward(self, inputs: Inputs | Tensor, source: Inputs | Tensor | None = None) -> Tensor:
-        return self._step(inputs, self._start(source))[0]
+    def forward(self, inputs: Inputs | Tensor, source: Inputs | Tensor | None = None, *, at: Tensor | None = None) -> Tensor:
+        """Logits of a batch, B×L×V; with `at`, B×L, of the places alone where it is True."""
+        logits = self._step(inputs, self._start(source))[0]
+        return logits if at is None else logits[at]
 
     def start(self, source: Inputs | Tensor | None = None, *, capacity: int | None = None) -> RecurrentState:
         """The state before the first token: s₀ = tanh(W h), or zeros without a source. A state never grows.

@@ -106,6 +106,12 @@ class TowerSpec(LayerSpec):
         """How many neighbouring layers share weights."""
         return 1 if self.distinct is None else self.layers // self.distinct
 
+    @property
+    def longest(self) -> int | None:
+        """The most tokens that every layer has places for; None where there is no such limit."""
+        parts = [part for layer in self.expanded() for part in (layer.position, layer.core)]
+        return min((part.longest for part in parts if part.longest is not None), default=None)
+
     def closing_norm(self) -> NormSpec | None:
         last = self._kinds()[(self.layers - 1) % len(self._kinds())] if self.layers else self
         return self.final_norm or (last.norm if last.residual.final_norm else None)

@@ -65,12 +65,18 @@ class Transformer(nn.Module):
                 return tower.embed.table.weight
         return None
 
-    def forward(self, inputs: Inputs | Tensor, source: Inputs | Tensor | None = None) -> Tensor:
-        """Logits (or whatever the head makes) for a batch; of an encoder–decoder, for a target given its source."""
+    def forward(self, inputs: Inputs | Tensor, source: Inputs | Tensor | None = None, *, at: Tensor | None = None) -> Tensor:
+        """Logits (or whatever the head makes) for a batch; of an encoder–decoder, for a target given its source.
+
+        With `at`, B×L, those of the places alone where it is True, N×V: what nobody asks for costs nothing.
+        """
         if not self.spec.head.a_token and Inputs.of(inputs).segments is not None:
             raise ValueError("a head that pools gives one answer a row, and a packed row holds several texts; give one text a row")
         states, padding = self.states(inputs, source)
-        return self.head(states, table=self.table, padding=padding)
+        if at is not None and self.spec.head.scores_tokens:
+            states, padding, at = states[at], None, None
+        out = self.head(states, table=self.table, padding=padding)
+        return out if at is None else out[at]
 
     def states(self, inputs: Inputs | Tensor, source: Inputs | Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """The last layer's vectors and their padding."""

@@ -41,6 +41,8 @@ class MaskedSpec(ObjectiveSpec, kind="masked"):
     swapped: float = field(0.1, "of those, shown as a token drawn by chance", ge=0, le=1)
 
     def batch(self, rows: Sequence[Row], tokens: Tokens, chance: np.random.Generator) -> Batch:
+        if tokens.mask < 0:
+            raise ValueError("this tokenizer has no token that stands for a hidden one, and masked needs it")
         given, wanted = [], []
         for text, *_ in rows:
             chosen = chance.random(len(text)) < self.share
@@ -49,9 +51,11 @@ class MaskedSpec(ObjectiveSpec, kind="masked"):
             fate = chance.random(len(text))
             shown = np.where(chosen & (fate < self.hidden), tokens.mask, text)
             swapped = chosen & (fate >= self.hidden) & (fate < self.hidden + self.swapped)
-            shown = np.where(swapped, chance.integers(tokens.mask + 1, tokens.count, len(text)), shown)
-            given.append(np.concatenate(([tokens.begin], shown, [tokens.end])))
-            wanted.append(np.concatenate(([NOTHING], np.where(chosen, text, NOTHING), [NOTHING])))
+            shown = np.where(swapped, tokens.ordinary[chance.integers(len(tokens.ordinary), size=len(text))], shown)
+            given.append(tokens.framed(shown, self.frame))
+            wanted.append(np.full(len(given[-1]), NOTHING))
+            first = tokens.before(self.frame)
+            wanted[-1][first : first + len(text)] = np.where(chosen, text, NOTHING)
         return Batch(padded(given, tokens.pad), asked(wanted))
 
 
@@ -59,8 +63,8 @@ class SpansSpec(ObjectiveSpec, kind="spans"):
     """−Σ log p(y_t | y_<t, x), with x a text that has <extra_i> for each hidden span and y those spans, each behind its own
 
     Raffel et al. 2020, arXiv 1910.10683, section 3.1.4: a b c d e f → a <0> d e <1> and <0> b c <1> f <2>, the last one for the end.
-    How much is hidden is exact, where it stands is chance; no two spans touch. In the published code every text ends with a
-    span, here any place is as likely.
+    How much is hidden is exact, where it stands is chance; no two spans touch. In the published code every text begins with a token
+    that is shown and ends with a span; here a span may stand anywhere.
     """
 
     fields: ClassVar[tuple[str, ...]] = ("text",)

@@ -31,9 +31,9 @@ class Seq2SeqSpec(ObjectiveSpec, kind="seq2seq"):
     smoothing: float = field(0.0, "ε, spread over all tokens", ge=0, lt=1)
 
     def batch(self, rows: Sequence[Row], tokens: Tokens, chance: np.random.Generator) -> Batch:
-        source = [np.concatenate((source, [tokens.end])) for source, _ in rows]
-        given = [np.concatenate(([tokens.begin], target)) for _, target in rows]
-        wanted = [np.concatenate((target, [tokens.end])) for _, target in rows]
+        source = [tokens.framed(source, self.frame) for source, _ in rows]
+        wanted = [tokens.answer(target, self.frame) for _, target in rows]
+        given = [np.concatenate((tokens.opening[:1], target[:-1])) for target in wanted]
         return Batch(padded(given, tokens.pad), asked(wanted), source=padded(source, tokens.pad))
 
     @property

@@ -35,7 +35,7 @@ class ClassifySpec(ObjectiveSpec, kind="classify"):
         wanted = torch.from_numpy(np.array([int(label[0]) for _, label in rows]))
         if rows[0][0].ndim > 1:
             return Batch(Inputs(side_by_side(rows)), wanted)
-        given = [np.concatenate(([tokens.begin], text, [tokens.end])) for text, _ in rows]
+        given = [tokens.framed(text, self.frame) for text, _ in rows]
         return Batch(padded(given, tokens.pad), wanted)
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from dataclasses import field as made
+from functools import cached_property
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -30,8 +32,38 @@ class Tokens:
     end: int = 2
     unknown: int = 3
     mask: int = 4
-    count: int = 5  # of all tokens; the first five are these
+    count: int = 5  # of all tokens
+    special: tuple[int, ...] = (0, 1, 2, 3, 4)  # those that no text is made of
+    start: int | None = None  # what begins an answer, where it is not `begin`
+    around: tuple[tuple[int, ...], tuple[int, ...]] | None = None  # what stands before and behind every text, where a tokenizer says so
     extra: tuple[int, ...] = ()  # those that the objective asked for
+
+    @cached_property
+    def ordinary(self) -> np.ndarray:
+        """The tokens that texts are made of."""
+        return np.setdiff1d(np.arange(self.count), self.special)
+
+    def framed(self, text: np.ndarray, frame: str) -> np.ndarray:
+        """A text with what stands around it: as the tokenizer says, or as in the frame, <s> and </s> around $A."""
+        if self.around is None:
+            ids = {"<s>": [self.begin], "</s>": [self.end], "$A": text}
+            return np.concatenate([ids[name] for name in frame.split()])
+        framed = np.concatenate((self.around[0], text, self.around[1])).astype(np.int64)
+        return framed if len(framed) else np.array([self.begin])
+
+    def before(self, frame: str) -> int:
+        """How many tokens stand before a text."""
+        return frame.split().index("$A") if self.around is None else len(self.around[0])
+
+    def answer(self, text: np.ndarray, frame: str) -> np.ndarray:
+        """A text as it is to be written: framed, and ended in any case."""
+        framed = self.framed(text, frame)
+        return framed if framed[-1] == self.end or self.around is None else np.append(framed, self.end)
+
+    @property
+    def opening(self) -> tuple[int, ...]:
+        """What an answer begins with before its first own token."""
+        return (self.begin if self.start is None else self.start, *(self.around[0] if self.around else ()))
 
 
 @dataclass(frozen=True)
@@ -44,6 +76,12 @@ class Batch:
     inputs: Inputs
     wanted: Tensor
     source: Inputs | None = None
+    links: dict[str, Tensor] = made(default_factory=dict)  # of guided attention, N×3: a text, the place that looks, where it should look
+
+    def to(self, device: torch.device) -> Batch:
+        """The same batch on a device, with all that it holds."""
+        moved: dict[str, Any] = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor | Inputs)}
+        return replace(self, **moved, links={name: value.to(device) for name, value in self.links.items()})
 
     @property
     def tokens(self) -> int:
@@ -54,11 +92,12 @@ class Batch:
 
 @dataclass(frozen=True)
 class Score:
-    """A loss summed over what was asked, how much that was, and how often the first guess was right, where one can be."""
+    """A loss summed over what was asked, how much that was, and how often the first guess was right, where it can be; terms beside."""
 
     total: Tensor
     count: int
     right: int | None = 0
+    terms: dict[str, Score] = made(default_factory=dict)
 
     @property
     def mean(self) -> float:
@@ -93,21 +132,23 @@ class ObjectiveSpec(Part, slot="objective"):
         """How many places a row takes, for each row, given the lengths of its fields."""
         return np.maximum.reduce([np.asarray(one) for one in lengths]) + self.added
 
+    def room(self, tokens: Tokens) -> int:
+        """How many places a text takes beyond its own."""
+        return max(self.added, len(tokens.around[0]) + max(1, len(tokens.around[1])) if tokens.around else 0)
+
     def score(self, model: Model, batch: Batch) -> Score:
         """Cross-entropy of what is wanted."""
-        logits = model(batch.inputs) if batch.source is None else model(batch.inputs, batch.source)
-        return cross_entropy(logits, batch.wanted, self.softened)
+        asked = batch.wanted != NOTHING
+        return cross_entropy(model(batch.inputs, batch.source, at=asked), batch.wanted[asked], self.softened)
 
     @property
     def softened(self) -> float:
         return 0.0
 
 
-def cross_entropy(logits: Tensor, wanted: Tensor, smoothing: float = 0.0) -> Score:
-    asked = wanted != NOTHING
-    logits, wanted = logits[asked], wanted[asked]  # places where nothing is asked cost nothing
-    total = F.cross_entropy(logits.float(), wanted, reduction="sum", label_smoothing=smoothing)
-    right = int((logits.detach().argmax(dim=-1) == wanted).sum())
+def cross_entropy(logits_NV: Tensor, wanted: Tensor, smoothing: float = 0.0) -> Score:
+    total = F.cross_entropy(logits_NV.float(), wanted, reduction="sum", label_smoothing=smoothing)
+    right = int((logits_NV.detach().argmax(dim=-1) == wanted).sum())
     return Score(total, wanted.numel(), right)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -65,6 +66,11 @@ class Inputs:
         if not isinstance(given, Tensor | Inputs):
             raise ValueError(f"given a {type(given).__name__}, expected tokens as a tensor batch × length, or Inputs")
         return Inputs(given) if isinstance(given, Tensor) else given
+
+    def to(self, device: torch.device | str) -> Inputs:
+        """The same batch on a device."""
+        moved: dict[str, Any] = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **moved)
 
     @property
     def batch(self) -> int:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 import torch.nn.functional as F
-from pydantic import model_validator
+from pydantic import field_validator, model_validator
 from torch import Tensor, nn
 
 from manyheads.parts.attend import inverse_root
@@ -16,7 +16,7 @@ from manyheads.parts.embed import Rows
 from manyheads.parts.feedforward import ACTIVATIONS, Activation
 from manyheads.parts.norm import LayerNormSpec, NormSpec
 from manyheads.parts.role import marked
-from manyheads.spec import LARGEST, Part, SpecError, field
+from manyheads.spec import LARGEST, Part, SpecError, field, quoted
 
 
 class HeadSpec(Part, slot="head", default="tied"):
@@ -269,8 +269,15 @@ class Pooled(Head):
 class ClassesSpec(PooledHeadSpec, kind="classes"):
     """U·pool(h) + b: a score a class"""
 
-    classes: int = field(2, "how many", ge=1)
+    classes: int | Literal["data"] = field(2, "how many; 'data' until the data says")
     bias: bool = field(True, "b")
+
+    @field_validator("classes", mode="before")
+    @classmethod
+    def _bounded(cls, value: Any) -> Any:
+        if value != "data" and not (type(value) is int and 1 <= value <= LARGEST):
+            raise ValueError(f"given {quoted(value)}, expected a number of classes from 1 to {LARGEST}, or 'data'")
+        return value
 
     def build(self, width: int, vocab: int, rows: Rows | None) -> Head:
         return Classes(self, width)
@@ -279,6 +286,8 @@ class ClassesSpec(PooledHeadSpec, kind="classes"):
 class Classes(Pooled):
     def __init__(self, spec: ClassesSpec, width: int) -> None:
         super().__init__(spec, width)
+        if spec.classes == "data":
+            raise SpecError("is 'data': the number of classes is known only with the data; give a number to build without", ("classes",))
         self.output = nn.Linear(width, spec.classes, bias=spec.bias)
 
     def forward(self, x_BLD: Tensor, *, table: Tensor | None, padding: Tensor | None) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import shutil
@@ -11,59 +12,131 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from manyheads.convert.files import FileError
 from manyheads.convert.folder import Origin, fill_folder
+from manyheads.convert.folder import save as save_tensors
 from manyheads.data.prepared import flushed, sha256
 from manyheads.model.build import Model
-from manyheads.spec import Tree
+from manyheads.train.folder import free, put
+from manyheads.train.lora import TRAINED, adapters, merged
+from manyheads.train.state import State
 
 NAME = re.compile(r"step-(\d{8})")
 PHASE: Callable[[str], None] = lambda name: None  # noqa: E731  (tests stop here)
+ROOM = 1.1  # of the last checkpoint's size must be free before another is begun
+NEEDED = {"model.safetensors", "optimizer.safetensors", "trainer.json"}
 
 
 def save(
-    folder: Path, step: int, model: Model, optimiser: torch.optim.Optimizer, origin: Origin, tokenizer: Any, state: Tree, keep: int
-) -> Path:
-    """Writes a checkpoint beside its place, then moves it there; older ones go only after that."""
-    folder.mkdir(parents=True, exist_ok=True)
-    final = folder / f"step-{step:08}"
+    folder: Path, state: State, model: Model, optimiser: torch.optim.Optimizer, origin: Origin, tokenizer: Any, keep: int, *,
+    best: bool = False, also: Callable[[Path], None] = lambda draft: None,
+) -> Path:  # fmt: skip
+    """Writes a checkpoint beside its place, with whatever `also` adds, then moves it there; older ones go only after that.
+
+    Any OSError leaves all as it was.
+    """
+    final = folder / f"step-{state.step:08}"
     draft = folder / f"{final.name}.tmp-{uuid.uuid4().hex[:8]}"
+    check_room(folder, model)
+    check_finite(model)
     try:
         draft.mkdir()
         PHASE("begun")
-        fill_folder(draft, model, origin, tokenizer)
+        fill_folder(draft, merged(model), origin, tokenizer)
+        also(draft)
         PHASE("weights")
-        save_file(moments(model, optimiser), draft / "optimizer.safetensors")
-        (draft / "trainer.json").write_text(json.dumps({"schema": 1, "step": step} | state), encoding="utf-8")
+        save_tensors(moments(model, optimiser), draft / "optimizer.safetensors")
+        (draft / "trainer.json").write_text(json.dumps(state.to_tree()), encoding="utf-8")
         PHASE("state")
-        files = {path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in sorted(draft.iterdir())}
+        found = sorted(path for path in draft.rglob("*") if path.is_file())
+        files = {path.relative_to(draft).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in found}
         (draft / "manifest.json").write_text(json.dumps({"schema": 1, "files": files}, indent=1), encoding="utf-8")
-        for path in (*draft.iterdir(), draft):
+        for path in (*draft.rglob("*"), draft):
             flushed(path)
         PHASE("manifest")
-        if final.exists():
-            shutil.rmtree(final)  # of this very step: it was not sound, or the run began again
+        if final.exists():  # of this very step: it was not sound, or more is known of it now
+            final.rename(folder / f"{final.name}.tmp-{uuid.uuid4().hex[:8]}")
         draft.rename(final)
         flushed(folder)
         PHASE("renamed")
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
         raise
-    point_to(final)
+    point(folder, "latest", final)
+    if best:
+        point(folder, "best", final)
     PHASE("latest")
-    for old in steps(folder)[keep:]:
-        shutil.rmtree(old, ignore_errors=True)
+    purge(folder, keep)
     return final
 
 
-def point_to(checkpoint: Path) -> None:
-    """Says which checkpoint those who load the run should take."""
-    draft = checkpoint.parent / "latest.tmp"
-    draft.write_text(checkpoint.name, encoding="utf-8")
-    draft.replace(checkpoint.parent / "latest")
+def point(folder: Path, name: str, checkpoint: Path) -> None:
+    """Says which checkpoint is the latest, or the best, for those who load the run."""
+    put(folder / name, checkpoint.name)
+
+
+def pointed(folder: Path, name: str) -> Path | None:
+    """The checkpoint that is the latest, or the best, if it is there."""
+    try:
+        found = (folder / name).read_text(encoding="utf-8", errors="replace")[:100]
+    except OSError:
+        return None
+    return folder / found if NAME.fullmatch(found) and (folder / found).is_dir() else None
+
+
+def purge(folder: Path, keep: int) -> None:
+    """Removes what is not needed any more: neither one of the newest, nor the best, nor the last whose update was a number."""
+    sweep(folder)
+    old = steps(folder)[keep:]
+    kept = {pointed(folder, "best"), next((path for path in steps(folder) if not skipped(path)), None)} if old else set()
+    for path in old:
+        if path not in kept:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def skipped(checkpoint: Path) -> bool:
+    """Whether the weights of a checkpoint had just been found to give no numbers."""
+    try:
+        return bool(json.loads((checkpoint / "trainer.json").read_text(encoding="utf-8"))["skipped"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return True
+
+
+def sweep(folder: Path) -> None:
+    """Removes what a save left that did not end; the run's lock is ours, so nobody is at it."""
+    for path in folder.glob("*.tmp*"):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def size_of(folder: Path, model: Model) -> int:
+    """How many bytes a checkpoint takes: as many as the last one, or, before there is one, the weights and twice as much for AdamW."""
+    for path in steps(folder)[:1]:
+        return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    return 3 * sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+
+
+def check_room(folder: Path, model: Model) -> None:
+    """Rather than to begin what cannot be ended."""
+    needed, there = int(ROOM * size_of(folder, model)), free(folder)
+    if there < needed:
+        raise OSError(errno.ENOSPC, f"{there:,} bytes are free, and a checkpoint takes {needed:,}", str(folder))
+
+
+def check_finite(model: Model) -> None:
+    """Weights that are no numbers are not worth a place, least of all that of ones that were."""
+    for name, parameter in model.named_parameters():
+        if not parameter.isfinite().all():
+            raise NotFiniteError(f"{name} holds what is no number")
+
+
+class NotFiniteError(ValueError):
+    """Weights that are lost."""
 
 
 def moments(model: Model, optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -75,20 +148,24 @@ def moments(model: Model, optimiser: torch.optim.Optimizer) -> dict[str, Tensor]
     return found
 
 
-def restore(checkpoint: Path, model: Model, optimiser: torch.optim.Optimizer) -> Tree:
+def restore(checkpoint: Path, model: Model, optimiser: torch.optim.Optimizer) -> State:
     """Weights, the optimiser's memory, and where the run was."""
-    weights, held = load_file(checkpoint / "model.safetensors"), load_file(checkpoint / "optimizer.safetensors")
-    ours = dict(model.named_parameters())
+    ours, whole = dict(model.named_parameters()), not adapters(model)
+    weights = load_file(checkpoint / ("model.safetensors" if whole else TRAINED))
+    held = load_file(checkpoint / "optimizer.safetensors")
+    ours = {name: parameter for name, parameter in ours.items() if whole or parameter.requires_grad}
     if set(weights) != set(ours):
         raise FileError(f"{checkpoint} holds another model: {sorted(set(weights) ^ set(ours))[0]}")
     with torch.no_grad():
         for name, parameter in ours.items():
+            if weights[name].shape != parameter.shape:
+                was, now = ("×".join(map(str, one.shape)) for one in (weights[name], parameter))
+                raise FileError(f"{checkpoint} holds another model: {name} is {was} there, and {now} here")
             parameter.copy_(weights[name])
     for name, value in held.items():
         weight, _, key = name.rpartition("/")
-        optimiser.state[ours[weight]][key] = value
-    state: Tree = json.loads((checkpoint / "trainer.json").read_text(encoding="utf-8"))
-    return state
+        optimiser.state[ours[weight]][key] = value.to(ours[weight].device)
+    return State.from_tree(json.loads((checkpoint / "trainer.json").read_text(encoding="utf-8")))
 
 
 def steps(folder: Path) -> list[Path]:
@@ -99,14 +176,12 @@ def steps(folder: Path) -> list[Path]:
 
 def newest(folder: Path) -> tuple[Path | None, list[str]]:
     """The newest sound checkpoint, and what was wrong with newer ones; none sound although there are some is an error."""
-    if folder.is_dir():
-        for path in folder.glob("step-*.tmp-*"):
-            shutil.rmtree(path, ignore_errors=True)  # of a process that is gone: the run's lock is ours
+    sweep(folder)
     wrong: list[str] = []
     for path in steps(folder):
         fault = unsound(path)
         if fault is None:
-            point_to(path)  # a run may have been killed between the two
+            point(folder, "latest", path)  # a run may have been killed between the two
             return path, wrong
         wrong.append(fault)
     if wrong:
@@ -114,10 +189,31 @@ def newest(folder: Path) -> tuple[Path | None, list[str]]:
     return None, []
 
 
+def chosen(folder: Path, wanted: Path) -> tuple[Path, list[str]]:
+    """A checkpoint that the user named, of this run, and what becomes of newer ones: they are set aside, under another name."""
+    sweep(folder)
+    path = next((place for place in (wanted, folder / wanted) if place.exists()), wanted)
+    known = [one for one in steps(folder) if path.exists() and one.samefile(path)]
+    if not known:
+        there = ", ".join(one.name for one in steps(folder)) or "none"
+        raise FileError(f"{wanted} is no checkpoint of this run (there: {there})")
+    if fault := unsound(known[0]):
+        raise FileError(fault)
+    said = []
+    for newer in steps(folder)[: steps(folder).index(known[0])]:
+        aside = next(place for i in range(1, 10**6) if not (place := folder / f"aside-{i}-{newer.name}").exists())
+        newer.rename(aside)
+        said.append(f"{newer} is newer, and is kept as {aside.name}")
+    point(folder, "latest", known[0])
+    return known[0], said
+
+
 def unsound(checkpoint: Path) -> str | None:
     """What is wrong with a checkpoint, by its own list of files."""
     try:
         listed = json.loads((checkpoint / "manifest.json").read_text(encoding="utf-8"))["files"]
+        if missing := sorted(NEEDED - set(listed)):
+            return f"{checkpoint / 'manifest.json'} does not list {missing[0]}"
         for name, said in listed.items():
             path = checkpoint / name
             if not path.is_file() or path.stat().st_size != said["bytes"]:

@@ -15,7 +15,6 @@ from manyheads.model.size import BYTES, LONGEST_WALK, blank, kept_bytes, readabl
 from manyheads.objective.score import Batch
 from manyheads.train.checkpoint import steps as checkpoints
 from manyheads.train.loop import Stream, evaluate, update
-from manyheads.train.optim import optimiser
 from manyheads.train.run import Ready, RunError
 
 MOST_LOOKED_AT = 200  # batches that are made only to be counted
@@ -153,11 +152,11 @@ def check_room(needs: Needs) -> None:
 def pace_of(ready: Ready, *, seconds: float = 3.0) -> Pace:
     """Times some updates of the real model, and a look at some unseen rows. Nothing is kept and nothing is written."""
     model = build(ready.spec, seed=ready.run.seed)
-    changer, stream = optimiser(model, ready.run.optim), Stream(ready)
-    update(model, changer, stream, ready, 1)  # the first one takes longer
+    changer, stream = ready.run.optim.build(model), Stream(ready)
+    update(model, changer, stream, ready, stream.state)  # the first one takes longer
     took = list[float]()
     while not took or (sum(took) < seconds / 2 and len(took) < ready.run.train.steps):
-        took.append(update(model, changer, stream, ready, 2 + len(took)).seconds)
+        took.append(update(model, changer, stream, ready, stream.state).seconds)
     step = sum(took) / len(took)
     whole = min(len(ready.unseen), ready.run.train.evaluate_rows)
     rows = min(whole, ROWS_AT_ONCE if step < seconds / 20 else 8)

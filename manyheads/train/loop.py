@@ -2,29 +2,60 @@
 
 from __future__ import annotations
 
-import json
 import math
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from dataclasses import field as made
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from manyheads.convert.files import DiskFullError
 from manyheads.convert.folder import Origin, described
 from manyheads.data.order import plan
 from manyheads.data.prepared import Ids
 from manyheads.generate.sample import Rules, sample
-from manyheads.model.build import Model, build
+from manyheads.model.build import Model, build, usable
 from manyheads.objective.score import NOTHING, Batch
-from manyheads.spec import Tree, read_toml, to_toml, to_tree
-from manyheads.train.checkpoint import newest, restore, save
-from manyheads.train.optim import gradient_length, optimiser
-from manyheads.train.run import Ready, RunError, check_unchanged, environment, locked
+from manyheads.objective.shaping import asked, shaped, total, with_links
+from manyheads.spec import LARGEST
+from manyheads.train.board import following
+from manyheads.train.checkpoint import NotFiniteError, chosen, newest, restore, save, size_of, skipped, steps
+from manyheads.train.folder import Change, Log, begin, check_place, free, locked
+from manyheads.train.lora import adapt, naming, write_adapter
+from manyheads.train.optim import gradient_length
+from manyheads.train.run import Ready, RunError
+from manyheads.train.start import digest, freeze, take
+from manyheads.train.state import State
 
 MOST_SKIPPED = 10  # updates in a row that were no numbers, after which a run stops
+AT_ONCE = 64  # unseen rows that are looked at together
+MOST_FAILED = 3  # saves in a row that failed, after which it does too
+
+
+@dataclass(frozen=True)
+class Started:
+    """A run begins from a checkpoint: how many weights are taken, which are new, which of its own are left out, and more to know."""
+
+    step: int
+    taken: int
+    new: tuple[str, ...]
+    left: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Shortened:
+    """How many rows, to learn from and unseen, were longer than they may be, and were cut."""
+
+    step: int
+    rows: int
+    unseen: int
 
 
 @dataclass(frozen=True)
@@ -46,6 +77,8 @@ class Stepped:
     tokens: int
     seconds: float
     skipped: bool = False
+    terms: dict[str, float] = made(default_factory=dict)
+    rows: tuple[int, ...] = ()  # those of the update, where it was left out
 
 
 @dataclass(frozen=True)
@@ -65,97 +98,246 @@ class Saved:
 
 
 @dataclass(frozen=True)
+class SaveFailed:
+    """A checkpoint could not be written. Those before are untouched; the run goes on, and the next is tried in its turn."""
+
+    step: int
+    said: str
+    times: int  # in a row
+
+
+@dataclass(frozen=True)
+class Changed:
+    """A run goes on with fields that were others before: each with its old and new value."""
+
+    step: int
+    fields: tuple[Change, ...]
+
+
+@dataclass(frozen=True)
+class Warned:
+    """Something is not as it should be, and the run goes on."""
+
+    step: int
+    said: str
+
+
+@dataclass(frozen=True)
 class Ended:
-    """Why a run ended: its last step, its goal, or somebody asked."""
+    """Why a run ended: its last step, its goal, its patience, or somebody asked."""
 
     step: int
     reason: str
 
 
-Event = Resumed | Stepped | Evaluated | Saved | Ended
+Event = Started | Shortened | Resumed | Stepped | Evaluated | Saved | SaveFailed | Changed | Warned | Ended
+Wish = Callable[[], str | None]  # asked between any two pieces of work: a reason to stop, or none
+
+
+class DivergedError(RunError):
+    """A run whose numbers are none any more."""
+
+    exit_code = 1
+
+
+class MemoryFullError(RunError):
+    """A run that needs more memory than there is."""
+
+    exit_code = 5
+
+
+class Leaving(Exception):  # noqa: N818
+    """Somebody asked for an end in the middle of a look, which is made again by the next start."""
 
 
 class Stream:
-    """Batches one after the other; where it stands is two numbers."""
+    """Batches one after the other; where it stands is two numbers of the state."""
 
-    def __init__(self, ready: Ready, epoch: int = 0, index: int = 0) -> None:
-        self.ready, self.epoch, self.index = ready, epoch, index
+    def __init__(self, ready: Ready, state: State | None = None) -> None:
+        self.ready, self.state = ready, state or State()
         self.lengths = ready.run.objective.length([ready.rows.lengths(name) for name in ready.rows.fields if name != "label"])
+        self.rows: tuple[int, ...] = ()  # of the last batch, by their numbers among all
         self._plan: tuple[int, Sequence[np.ndarray]] | None = None
 
     def batches(self) -> Sequence[np.ndarray]:
-        if self._plan is None or self._plan[0] != self.epoch:
-            self._plan = self.epoch, plan(self.lengths, self.ready.run.seed, self.epoch, tokens=self.ready.run.train.tokens)
+        epoch = self.state.epoch
+        if self._plan is None or self._plan[0] != epoch:
+            self._plan = epoch, plan(self.lengths, self.ready.run.seed, epoch, tokens=self.ready.run.train.tokens)
         return self._plan[1]
 
     def next(self) -> Batch:
-        if self.index >= len(self.batches()):
-            self.epoch, self.index = self.epoch + 1, 0
-        chance = np.random.default_rng([self.ready.run.seed, self.epoch, self.index])
-        rows = [self.ready.rows[int(i)] for i in self.batches()[self.index]]
-        self.index += 1
-        return self.ready.run.objective.batch(rows, self.ready.tokens, chance)
+        at = self.state
+        if at.index >= len(self.batches()):
+            at.epoch, at.index = at.epoch + 1, 0
+        chance = np.random.default_rng([self.ready.run.seed, at.epoch, at.index])
+        self.rows = tuple(int(i) for i in self.batches()[at.index])
+        at.index += 1
+        batch = self.ready.run.objective.batch([self.ready.rows[i] for i in self.rows], self.ready.tokens, chance)
+        links = {guide: [rows[i] for i in self.rows] for guide, rows in self.ready.links.items()}
+        return with_links(batch, self.ready.run.objective, links) if links else batch
 
 
-def train(ready: Ready, folder: Path, *, wish: Callable[[], str | None] = lambda: None) -> Iterator[Event]:
-    """Trains, or goes on where the folder says it stopped. `wish` is asked after every step: a reason to stop, or none."""
-    with locked(folder):
-        for event in run_in(ready, folder, wish):
-            with (folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"event": type(event).__name__.lower()} | asdict(event)) + "\n")
+def train(
+    ready: Ready, folder: Path, *, wish: Wish = lambda: None, device: torch.device | str = "cpu", resume: str = "auto",
+    overridden: Sequence[str] = (),
+) -> Iterator[Event]:  # fmt: skip
+    """Trains, or goes on where the folder says it stopped.
+
+    `resume` is auto, never, or one of the run's checkpoints. A run that was changed is refused, but for fields in `overridden`.
+    """
+    check_place(folder, resume)
+    with locked(folder) as still_ours, following(ready.run.train, folder) as log:
+        for event in run_in(ready, folder, log, wish, usable(device), resume, overridden, still_ours):
+            if said := log.add({"event": type(event).__name__.lower()} | asdict(event)):
+                yield Warned(event.step, said)
             yield event
 
 
-def run_in(ready: Ready, folder: Path, wish: Callable[[], str | None]) -> Iterator[Event]:
-    run, how = ready.run, ready.run.train
-    begin(ready, folder)
+def run_in(
+    ready: Ready, folder: Path, log: Log, wish: Wish, device: torch.device, resume: str, overridden: Sequence[str],
+    still_ours: Callable[[], None],
+) -> Iterator[Event]:  # fmt: skip
+    run, how, places = ready.run, ready.run.train, folder / "checkpoints"
+    changed = begin(ready, folder, device=device, overridden=overridden)
+    with enough_memory("the model"):
+        model, begun = first_model(ready, device)
+        changer = run.optim.build(model)
+    start = digest(ready.start) if ready.start else ""
+    checkpoint, wrong = newest(places) if resume in ("auto", "never") else chosen(places, Path(resume))
+    state = State(start=start) if checkpoint is None else restore(checkpoint, model, changer)
+    if state.start != start:
+        raise RunError(f"this run began from {run.start}, which is not what it was; put it back, or take another --output")
+    if checkpoint is None:
+        yield from begun
+    else:
+        log.forget_after(state.step)
+        yield Resumed(state.step, tuple(wrong))
+    if changed:
+        yield Changed(state.step, tuple(changed))
+    if (fits := free(folder) / size_of(places, model)) < 2:
+        yield Warned(state.step, f"the disk of {folder} has room for {fits:.1f} more checkpoints, and a run needs two at the least")
+    stream, keep = Stream(ready, state), Keeper(ready, places, model, changer, state, still_ours)
+
+    def due() -> bool:
+        return state.looked != state.step and (state.step % how.evaluate_every == 0 or state.step == how.steps)
+
+    reason = state.verdict(how.goal) or wish()
+    while reason is None and (state.step < how.steps or due()):
+        better = False
+        if not due():  # otherwise a signal cut the last look short
+            with enough_memory(f"batches of {how.tokens:,} tokens"):
+                event = update(model, changer, stream, ready, state)
+            yield event
+            check_numbers(state, places)
+        if due() and (metrics := looked(model, ready, wish)):
+            better = state.look(metrics, how.goal)
+            yield Evaluated(state.step, metrics)
+        reason = state.verdict(how.goal) or wish()
+        if better or (state.step % how.save_every == 0 and not state.skipped):
+            yield (kept := keep(best=better))
+            if isinstance(kept, SaveFailed) and kept.times >= MOST_FAILED:
+                raise DiskFullError(f"{kept.said}; that is {kept.times} times in a row, and the run stops at step {state.step:,}")
+            reason = reason or wish()
+    if keep.last != state:
+        yield (kept := keep())
+        if not isinstance(kept, Saved):
+            lost = f"{kept.said}; what was learned since step {keep.last.step:,} is lost"
+            raise DiskFullError(lost) if isinstance(kept, SaveFailed) else DivergedError(lost)
+    yield Ended(state.step, reason or "steps")
+
+
+class Keeper:
+    """Makes the checkpoints of a run; one that cannot be made is an event, and the run goes on."""
+
+    def __init__(
+        self, ready: Ready, places: Path, model: Model, changer: torch.optim.Optimizer, state: State, still_ours: Callable[[], None]
+    ) -> None:
+        self.ready, self.places, self.model, self.changer, self.state, self.still_ours = ready, places, model, changer, state, still_ours
+        self.origin = with_tokens(described(model, ready.start.origin if ready.start else None), ready)
+        self.tokenizer = framed(ready)
+        self.names = naming(model, family_of(ready))[0] if ready.run.lora else {}
+        self.last, self.failures = replace(state), 0  # where the run was at the last one, and saves that failed since
+
+    def __call__(self, *, best: bool = False) -> Saved | SaveFailed | Warned:
+        step, keep = self.state.step, self.ready.run.train.keep
+        try:
+            self.still_ours()
+            held = self.model, self.changer, self.origin, self.tokenizer
+            path = save(self.places, self.state, *held, keep, best=best, also=self.adapter)
+        except OSError as error:
+            self.failures += 1
+            return SaveFailed(step, f"cannot save in {self.places}: {error.strerror or error}", self.failures)
+        except NotFiniteError as error:
+            return Warned(step, f"no checkpoint is made of these weights: {error}")
+        self.last, self.failures = replace(self.state), 0
+        return Saved(step, str(path))
+
+    def adapter(self, draft: Path) -> None:
+        run = self.ready.run
+        if run.lora:
+            write_adapter(draft, self.model, run.lora, str(run.start), self.names)
+
+
+def check_numbers(state: State, places: Path) -> None:
+    """Stops a run that gives no numbers any more; no checkpoint was made of it since."""
+    if state.skipped >= MOST_SKIPPED:
+        last = next((f"; the last good checkpoint is {path}" for path in steps(places) if not skipped(path)), "")
+        said = f"{state.skipped} updates in a row were no numbers, the last at step {state.step}"
+        raise DivergedError(f"{said}: lower optim.rate or look at the rows that metrics.jsonl names{last}")
+
+
+@contextmanager
+def enough_memory(what: str) -> Iterator[None]:
+    """Says in one sentence that there is not."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        full = isinstance(error, MemoryError | torch.OutOfMemoryError)
+        if not full and not re.search("not enough memory|can't allocate memory|out of memory", str(error)):
+            raise
+        advice = "lower train.tokens and raise train.accumulate, which keeps updates as large, or make the model smaller"
+        raise MemoryFullError(f"the memory is not enough for {what}: {advice}") from None
+
+
+def first_model(ready: Ready, device: torch.device | str = "cpu") -> tuple[Model, list[Event]]:
+    """The model before the first step, and what there is to know of it."""
+    run, events = ready.run, list[Event]()
     model = build(ready.spec, seed=run.seed)
-    changer = optimiser(model, run.optim)
-    origin, tokenizer = with_tokens(described(model, None), ready), framed(ready)
-    checkpoint, wrong = newest(folder / "checkpoints")
-    state: Tree = {"step": 0, "epoch": 0, "index": 0, "tokens": 0}
-    if checkpoint is not None:
-        state |= restore(checkpoint, model, changer)
-        forget_after(folder / "metrics.jsonl", state["step"])
-        yield Resumed(state["step"], tuple(wrong))
-    stream = Stream(ready, state["epoch"], state["index"])
-    step, tokens, skipped, kept = state["step"], state["tokens"], 0, state["step"]
+    found = take(model, ready.start, str(run.start)) if ready.start else None
+    notes: tuple[str, ...] = ()
+    if found and run.lora:
+        adapt(model, run.lora, seed=run.seed, new=found.new)
+        notes = tuple(filter(None, [naming(model, family_of(ready))[1]]))
+    freeze(model, run.freeze or ())
+    if found:
+        events.append(Started(0, len(found.taken), found.new, found.left, notes))
+    if any(ready.cut):
+        events.append(Shortened(0, *ready.cut))
+    return model.to(device), events
 
-    def keep() -> Saved:
-        said = {"epoch": stream.epoch, "index": stream.index, "tokens": tokens}
-        return Saved(step, str(save(folder / "checkpoints", step, model, changer, origin, tokenizer, said, how.keep)))
 
-    reason = None
-    if how.goal and step and step % how.evaluate_every == 0:  # where an unbroken run would have looked, and perhaps have ended
-        reason = "goal" if reached(ready, evaluate(model, ready)) else None
-    while reason is None and step < how.steps:
-        step += 1
-        event = update(model, changer, stream, ready, step)
-        tokens += event.tokens
-        skipped = skipped + 1 if event.skipped else 0
-        yield event
-        if skipped >= MOST_SKIPPED:
-            raise RunError(f"{skipped} updates in a row were no numbers, the last at step {step}; lower optim.rate or look at the data")
-        if step % how.evaluate_every == 0 or step == how.steps:
-            metrics = evaluate(model, ready)
-            yield Evaluated(step, metrics)
-            reason = "goal" if reached(ready, metrics) else None
-        reason = reason or wish()
-        if step % how.save_every == 0:
-            yield keep()
-            kept = step
-    if kept != step:
-        yield keep()
-    yield Ended(step, reason or "steps")
+def family_of(ready: Ready) -> str | None:
+    """The family of the checkpoint that a run began from, or that this one began from, and so on."""
+    if ready.start is None:
+        return None
+    origin = ready.start.origin
+    return origin.config.get("family") if origin.family.model_type == "manyheads" else origin.family.model_type
 
 
 def with_tokens(origin: Origin, ready: Ready) -> Origin:
-    """What those who load the model must know of its tokens and classes."""
+    """What those who load the model must know of its tokens and classes; what the checkpoint says that it began from stands."""
     tokens, named = ready.tokens, {str(i): name for i, name in enumerate(ready.labels)}
-    if ready.tokenizer is None:
-        return replace(origin, config=origin.config | ({"id2label": named} if named else {}))
-    ids = {"pad_token_id": tokens.pad, "bos_token_id": tokens.begin, "eos_token_id": tokens.end, "decoder_start_token_id": tokens.begin}
-    return replace(origin, config=origin.config | ids | ({"id2label": named} if named else {}))
+    roles = {"pad": tokens.pad, "bos": tokens.begin, "eos": tokens.end, "decoder_start": tokens.opening[0]}
+    ids = {f"{role}_token_id": token for role, token in roles.items()}
+    came = {key: value for key, value in origin.config.items() if key != "problem_type" or not named}
+    config = came | ({} if ready.tokenizer is None else ids)
+    config |= {key: value for key, value in came.items() if value is not None} if ready.start else {}
+    config |= {"id2label": named, "label2id": {name: i for i, name in enumerate(ready.labels)}} if named else {}
+    config |= {"family": known} if (known := family_of(ready)) else {}
+    if tokens.around is None:  # the tokenizer is one of ours, and in texts special tokens are none
+        beside = origin.beside | {"tokenizer_config.json": b'{"split_special_tokens": true}\n'}
+        return replace(origin, config=config, beside={name: data for name, data in beside.items() if name != "tokenizer.json"})
+    return replace(origin, config=config)
 
 
 def framed(ready: Ready) -> Any:
@@ -165,43 +347,35 @@ def framed(ready: Ready) -> Any:
     from tokenizers import Tokenizer, processors
 
     tokenizer = Tokenizer.from_str(ready.tokenizer.to_str())
-    ends = [("<s>", ready.tokens.begin), ("</s>", ready.tokens.end)]
-    tokenizer.post_processor = processors.TemplateProcessing(single=ready.run.objective.frame, special_tokens=ends)
+    if ready.tokens.around is None:
+        ends = [("<s>", ready.tokens.begin), ("</s>", ready.tokens.end)]
+        tokenizer.post_processor = processors.TemplateProcessing(single=ready.run.objective.frame, special_tokens=ends)
     return tokenizer
 
 
-def begin(ready: Ready, folder: Path) -> None:
-    """Writes down what the run is, or checks that it is the same."""
-    path = folder / "run.toml"
-    if path.exists():
-        check_unchanged(read_toml(path), ready.run)
-    path.write_text(to_toml(to_tree(ready.run)), encoding="utf-8")
-    with (folder / "env.jsonl").open("a", encoding="utf-8") as file:
-        file.write(json.dumps(environment()) + "\n")
-
-
-def forget_after(path: Path, step: int) -> None:
-    """Leaves out what was written of steps that will be made again."""
-    if path.exists():
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if json.loads(line)["step"] <= step]
-        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-
-
-def update(model: Model, changer: torch.optim.Optimizer, stream: Stream, ready: Ready, step: int) -> Stepped:
+def update(model: Model, changer: torch.optim.Optimizer, stream: Stream, ready: Ready, state: State) -> Stepped:
     """One change of the weights, from as many batches as it takes."""
-    begun, run = time.perf_counter(), ready.run
-    batches = [stream.next() for _ in range(run.train.accumulate)]
+    begun, run, device = time.perf_counter(), ready.run, next(model.parameters()).device
+    state.step += 1
+    step, batches, rows = state.step, list[Batch](), list[int]()
+    for _ in range(run.train.accumulate):
+        batches.append(stream.next().to(device))
+        rows += stream.rows
     count = sum(int((batch.wanted != NOTHING).sum()) for batch in batches)
     rate = run.optim.rate * run.optim.schedule.share(step, run.train.steps)
     for group in changer.param_groups:
         group["lr"] = rate
     model.train()
-    loss = 0.0
+    loss, counts = 0.0, asked(run.shaping, model, batches)
+    terms = dict.fromkeys(counts, 0.0)
     for i, batch in enumerate(batches):
         torch.manual_seed(mixed(run.seed, step, i))  # so that dropout needs no memory of its own
-        score = run.objective.score(model, batch)
-        (score.total / count).backward()
+        with lower_precision(device):
+            score = shaped(run.objective, run.shaping, model, batch)
+        total(score, count, run.shaping, counts).backward()
         loss += float(score.total.detach())
+        for name, term in score.terms.items():
+            terms[name] += float(term.total.detach()) / max(1, counts[name])
     gradient = gradient_length(model.parameters())
     finite = math.isfinite(loss) and bool(gradient.isfinite())
     if finite:
@@ -210,7 +384,14 @@ def update(model: Model, changer: torch.optim.Optimizer, stream: Stream, ready: 
         changer.step()
     changer.zero_grad(set_to_none=True)
     tokens = sum(batch.tokens for batch in batches)
-    return Stepped(step, loss / max(1, count), rate, float(gradient), tokens, time.perf_counter() - begun, skipped=not finite)
+    state.tokens, state.rows, state.skipped = state.tokens + tokens, state.rows + len(rows), 0 if finite else state.skipped + 1
+    spent, named = time.perf_counter() - begun, () if finite else tuple(rows)
+    return Stepped(step, loss / max(1, count), rate, float(gradient), tokens, spent, not finite, terms, named)
+
+
+def lower_precision(device: torch.device) -> torch.autocast:
+    """Matrices in 16 bits where a GPU multiplies them faster; float32 on a CPU."""
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda")
 
 
 def mixed(*numbers: int) -> int:
@@ -222,43 +403,53 @@ def mixed(*numbers: int) -> int:
 
 
 @torch.no_grad()
-def evaluate(model: Model, ready: Ready) -> dict[str, float]:
+def evaluate(model: Model, ready: Ready, wish: Wish = lambda: None) -> dict[str, float]:
     """Loss on unseen rows; accuracy where a guess can be right; where whole answers are written, how many are exactly right."""
     model.eval()
+    device = next(model.parameters()).device
     total = count = 0.0
     right: list[int | None] = []
     chance = np.random.default_rng(ready.run.seed)
-    for rows in grouped(ready.unseen, ready.run.train.evaluate_rows, 64):
-        score = ready.run.objective.score(model, ready.run.objective.batch(rows, ready.tokens, chance))
+    for rows in grouped(ready.unseen, ready.run.train.evaluate_rows, AT_ONCE, wish):
+        batch = ready.run.objective.batch(rows, ready.tokens, chance).to(device)
+        with lower_precision(device):
+            score = ready.run.objective.score(model, batch)
         total, count = total + float(score.total), count + score.count
         right.append(score.right)
     metrics = {"loss": total / max(1, count)}
     if None not in right:
         metrics["accuracy"] = sum(filter(None, right)) / max(1, count)
     if ready.run.objective.fields == ("source", "target"):
-        answers = [written for rows in grouped(ready.unseen, ready.run.train.evaluate_rows, 64) for written in exact(model, ready, rows)]
+        groups = grouped(ready.unseen, ready.run.train.evaluate_rows, AT_ONCE, wish)
+        answers = [written for rows in groups for written in exact(model, ready, rows)]
         metrics["exact"] = sum(answers) / max(1, len(answers))
     return metrics
 
 
-def grouped(rows: Ids, most: int, size: int) -> Iterator[list[Any]]:
+def looked(model: Model, ready: Ready, wish: Wish) -> dict[str, float] | None:
+    """A look at unseen rows; nothing if somebody asked for an end meanwhile."""
+    try:
+        with enough_memory(f"a look at unseen rows, {AT_ONCE} at once"):
+            return evaluate(model, ready, wish)
+    except Leaving:
+        return None
+
+
+def grouped(rows: Ids, most: int, size: int, wish: Wish) -> Iterator[list[Any]]:
     count = min(len(rows), most)
     for start in range(0, count, size):
+        if wish():
+            raise Leaving
         yield [rows[i] for i in range(start, min(start + size, count))]
 
 
 def exact(model: Model, ready: Ready, rows: Sequence[Any]) -> list[bool]:
     """Which targets the model writes to the letter."""
-    batch = ready.run.objective.batch(rows, ready.tokens, np.random.default_rng(0))
-    longest = max(len(target) for _, target in rows) + 2
-    prompt = torch.full((len(rows), 1), ready.tokens.begin)
+    device = next(model.parameters()).device
+    batch = ready.run.objective.batch(rows, ready.tokens, np.random.default_rng(0)).to(device)
+    prompt = torch.tensor([ready.tokens.opening] * len(rows), device=device)
+    places = ready.spec.decoder.longest if ready.spec.decoder else None
+    longest = min(max(len(target) for _, target in rows) + 2, LARGEST if places is None else places - prompt.shape[1] + 1)
     written = torch.stack(list(sample(model, prompt, batch.source, max_new=longest, rules=Rules(stop=(ready.tokens.end,)))), dim=1).tolist()
     found = [row[: row.index(ready.tokens.end)] if ready.tokens.end in row else row for row in written]
     return [row == target.tolist() for row, (_, target) in zip(found, rows, strict=True)]
-
-
-def reached(ready: Ready, metrics: dict[str, float]) -> bool:
-    goal = ready.run.train.goal
-    if goal is None or goal.metric not in metrics:
-        return False
-    return metrics[goal.metric] <= goal.reach if goal.metric == "loss" else metrics[goal.metric] >= goal.reach

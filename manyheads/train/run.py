@@ -1,16 +1,10 @@
-"""A run as data: model, data, tokenizer, objective and how to train, in one file; and the folder that explains a run."""
+"""A run as data: model, data, tokenizer, objective and how to train, in one file."""
 
 from __future__ import annotations
 
-import json
-import os
-import platform
-import socket
-import sys
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from dataclasses import field as made
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
@@ -18,23 +12,41 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from manyheads.convert.opened import Opened
 from manyheads.data import builtin, pictures  # noqa: F401  (fill the slot)
-from manyheads.data.prepared import Encoded, Ids, Rows, tokenizer_for, tokenizer_of
+from manyheads.data.links import Links, aligned, arcs
+from manyheads.data.prepared import Cut, Encoded, Ids, Rows, tokenizer_for, tokenizer_of
 from manyheads.data.source import NO_TEXT, Corpus, DataSpec, Row
-from manyheads.data.tokens import TokenizerFileSpec, TokenizerSpec, WordsSpec, special_ids
+from manyheads.data.tokens import CheckpointTokenizerSpec, TokenizerFileSpec, TokenizerSpec, WordsSpec
 from manyheads.model.spec import ModelSpec, read_model
 from manyheads.objective import language, pairs, pooled  # noqa: F401  (fill the slot)
 from manyheads.objective.score import ObjectiveSpec, Tokens
+from manyheads.objective.shaping import GuidedSpec, ShapingSpec
 from manyheads.parts.embed import PatchesSpec
-from manyheads.spec import Spec, SpecError, Tree, field, located, parse, quoted, to_tree
-from manyheads.train.optim import OptimSpec
+from manyheads.spec import Spec, SpecError, Tree, field, in_file, located, nearest, override, parse, quoted, read_toml
+from manyheads.train.lora import LoraSpec
+from manyheads.train.optim import AdamWSpec, OptimSpec
+from manyheads.train.start import described_by, opened_start, tokenizer_from, tokens_of
 
 
 class GoalSpec(Spec):
     """When a run may end before its last step."""
 
     metric: Literal["loss", "exact", "accuracy"] = field("loss", "what is looked at")
-    reach: float = field(0.0, "where it is good enough: a loss at most this, a share at least this")
+    reach: float | None = field(None, "where it is good enough: a loss at most this, a share at least this")
+    patience: int | None = field(None, "looks without a better value, after which the run ends", ge=1)
+
+    def value(self, metrics: Mapping[str, float | None]) -> float | None:
+        """What a look found; refused where no look can find it."""
+        if self.metric not in metrics:
+            raise SpecError(f"is {quoted(self.metric)}, and a look at unseen rows gives {', '.join(metrics)}", ("train", "goal", "metric"))
+        return metrics[self.metric]
+
+    def better(self, value: float, than: float) -> bool:
+        return value < than if self.metric == "loss" else value > than
+
+    def reached(self, value: float) -> bool:
+        return self.reach is not None and not self.better(self.reach, value)
 
 
 class TrainSpec(Spec):
@@ -46,19 +58,27 @@ class TrainSpec(Spec):
     evaluate_every: int = field(200, "steps between looks at unseen rows", ge=1)
     evaluate_rows: int = field(512, "unseen rows to look at", ge=1)
     save_every: int = field(500, "steps between checkpoints", ge=1)
+    longest: int | None = field(
+        None, "tokens in a text, those around it included; longer ones are cut, in any case to what the model has places for", ge=1
+    )
     keep: int = field(2, "checkpoints that are kept", ge=2, le=1000)
-    goal: GoalSpec | None = field(None, "when to stop early")
+    goal: GoalSpec | None = field(None, "when to stop early; the checkpoint that is best by its metric is kept, and is what is loaded")
+    tensorboard: bool = field(False, "event files for TensorBoard beside metrics.jsonl")
 
 
 class RunSpec(Spec):
     """Everything about one experiment."""
 
     seed: int = field(1, "of the weights, the order of rows, and every other chance", ge=0)
+    start: str | None = field(None, "a checkpoint to begin from: a Hugging Face folder, a Hub name, a GGUF file, a run", min_length=1)
+    freeze: tuple[str, ...] | None = field(None, "paths under which weights do not change, such as encoder.embed", strict=False)
+    lora: LoraSpec | None = field(None, "changes of low rank beside the weights of the checkpoint, which stay as they are")
     model: ModelSpec
     data: DataSpec
     tokenizer: TokenizerSpec = field(WordsSpec(), "how texts become tokens")
     objective: ObjectiveSpec
-    optim: OptimSpec = field(OptimSpec(), "how weights change")
+    shaping: tuple[ShapingSpec, ...] = field((), "terms beside the objective: how attention should look", strict=False)
+    optim: OptimSpec = field(AdamWSpec(), "how weights change")
     train: TrainSpec = field(TrainSpec(), "how long, and what is kept")
 
     def check(self) -> None:
@@ -67,17 +87,36 @@ class RunSpec(Spec):
             known = " or ".join(self.objective.shapes)
             raise SpecError(f"{self.objective.kind} is learned by {known}, and this model is {self.model.shape}", ("objective",))
         self.objective.check(self.model)
+        for i, shaping in enumerate(self.shaping):
+            with located("shaping", i):
+                shaping.places(self.model)
+                shaping.check(self.objective.kind)
+        if self.lora is not None and self.start is None:
+            raise SpecError("is a change of low rank to trained weights: say with start = … whose", ("lora",))
 
 
 def read_run(tree: Tree) -> RunSpec:
     """A run file as a spec."""
-    if not isinstance(tree.get("model"), dict):
-        raise SpecError("[model] is required: a description, as manyheads show --toml prints", ("model",))
-    run = parse(RunSpec, tree | {"model": read_model(tree["model"])})
+    if unknown := sorted(set(tree) - set(RunSpec.model_fields)):
+        raise SpecError(f"no field {quoted(unknown[0])} here{nearest(unknown[0], RunSpec.model_fields)}", key=unknown[0])
+    own, start = tree.get("model", {}), tree.get("start")
+    if not isinstance(own, dict) or not (own or start):
+        raise SpecError(
+            "[model] is required: a description, as manyheads show --toml prints; or start, a checkpoint to begin from", ("model",)
+        )
+    if isinstance(start, str) and start:
+        own, tree = described_by(start, own), {"tokenizer": "checkpoint"} | tree
+    run = parse(RunSpec, tree | {"model": read_model(own)})
     if run.data.prepared and "tokenizer" not in tree:
         run = run.changed(tokenizer=tokenizer_of(run.data.prepared))
     run.check()
     return run
+
+
+def read_run_file(path: Path, overrides: Sequence[str] = ()) -> RunSpec:
+    """The same from a file, with what the command line changes; what is wrong comes with its line."""
+    with in_file(path, overrides):
+        return read_run(override(read_toml(path), overrides))
 
 
 # ---------------------------------------------------------------------------------------------------------- made ready
@@ -95,26 +134,32 @@ class Ready:
     labels: tuple[str, ...]
     rows: Ids
     unseen: Ids
+    cut: tuple[int, int] = (0, 0)  # of these and those, how many were too long
+    start: Opened | None = None
+    links: dict[str, list[Links]] = made(default_factory=dict)  # who should look where in each row, by what a guide is called
 
 
-def with_tokenizer(run: RunSpec) -> tuple[Corpus, Any, Tokens]:
+def with_tokenizer(run: RunSpec, start: Opened | None = None) -> tuple[Corpus, Any, Tokens]:
     """The samples, and the tokenizer made from those to learn from, with the ids that the objective adds."""
     corpus = run.data.load()
     fields = run.objective.reads(corpus.fields)
     if missing := [name for name in fields if name not in corpus.fields]:
         raise SpecError(f"{run.objective.kind} needs {missing[0]}, and {run.data.kind} gives {', '.join(corpus.fields)}", ("objective",))
     texts = [corpus.fields.index(name) for name in fields if name not in NO_TEXT]
-    folder = run.data.prepared
+    if not texts:
+        return corpus, None, Tokens(count=0)
+    folder, given = run.data.prepared, (row[i] for row in corpus.train for i in texts)
     making = tokenizer_for(folder, run.tokenizer) if folder else run.tokenizer
-    tokenizer = making.make(row[i] for row in corpus.train for i in texts) if texts else None
-    return corpus, tokenizer, with_extra(tokenizer, run) if texts else Tokens(count=0)
+    tokenizer = tokenizer_from(start, making, given, str(run.start)) if start else making.make(given)
+    return corpus, tokenizer, with_extra(tokenizer, run, start)
 
 
 def made_ready(run: RunSpec) -> Ready:
-    corpus, tokenizer, tokens = with_tokenizer(run)
+    start = opened_start(run.start) if run.start else None
+    corpus, tokenizer, tokens = with_tokenizer(run, start)
     fields, folder = run.objective.reads(corpus.fields), run.data.prepared
     order = [corpus.fields.index(name) for name in fields]
-    labels = corpus.labels() if "label" in fields else ()
+    labels = ordered(corpus.labels(), start) if "label" in fields else ()
     spec = sized(run.model, tokens.count, len(labels))
     rows, unseen = (
         Rows(folder, split, tokenizer=tokenizer, only=fields)
@@ -122,29 +167,24 @@ def made_ready(run: RunSpec) -> Ready:
         else Encoded(as_read([tuple(row[i] for i in order) for row in corpus.splits[split]], fields, spec), tokenizer, fields, labels)
         for split in ("train", "validation")
     )
-    return Ready(run, spec, corpus, tokenizer, tokens, labels, rows, unseen)
+    most = limits(run, fields, spec, tokens)
+    cut, also_cut = Cut(rows, most), Cut(unseen, most)
+    shown: tuple[Ids, Ids] = (cut, also_cut) if most else (rows, unseen)
+    return Ready(run, spec, corpus, tokenizer, tokens, labels, *shown, (cut.count, also_cut.count), start, guides(run, corpus, tokenizer))
 
 
-def with_extra(tokenizer: Any, run: RunSpec) -> Tokens:
+def with_extra(tokenizer: Any, run: RunSpec, start: Opened | None) -> Tokens:
     """The ids of a tokenizer that has what the objective asks for: one trained here is given it, another must have it."""
     asked = run.objective.extra()
-    if not isinstance(run.tokenizer, TokenizerFileSpec):
+    if not isinstance(run.tokenizer, TokenizerFileSpec | CheckpointTokenizerSpec):
         tokenizer.add_special_tokens(list(asked))
-        extra = tuple(tokenizer.token_to_id(name) for name in asked)
-        return Tokens(count=tokenizer.get_vocab_size(with_added_tokens=True), extra=extra)
     spelt = [[tokenizer.token_to_id(name.replace("<extra_", before)) for name in asked] for before in ("<extra_", "<extra_id_")]
     extra = max((tuple(takewhile(lambda one: one is not None, ids)) for ids in spelt), key=len)
     if asked and not extra:
         raise SpecError(
             f"{run.objective.kind} needs the tokens {asked[0]} or <extra_id_0> and so on, and this one has none", ("tokenizer",)
         )
-    known = special_ids(tokenizer)
-    if known.end is None:
-        raise SpecError("has no token that ends a text, such as </s>", ("tokenizer",))
-    pad = known.end if known.pad is None else known.pad
-    begin = pad if known.begin is None else known.begin  # as those do that have none
-    ids = {name: value for name, value in (("unknown", known.unknown), ("mask", known.mask)) if value is not None}
-    return Tokens(pad, begin, known.end, count=tokenizer.get_vocab_size(with_added_tokens=True), extra=extra, **ids)
+    return replace(tokens_of(tokenizer, start), extra=extra)
 
 
 def as_read(rows: list[Row], fields: Sequence[str], spec: ModelSpec) -> list[Row]:
@@ -164,6 +204,43 @@ def as_read(rows: list[Row], fields: Sequence[str], spec: ModelSpec) -> list[Row
     return [(*row[:place], one, *row[place + 1 :]) for row, one in zip(rows, patches, strict=True)]
 
 
+def ordered(labels: tuple[str, ...], start: Opened | None) -> tuple[str, ...]:
+    """The classes in the order of the checkpoint, where it has the same ones."""
+    named = (start.origin.config.get("id2label") if start else None) or {}
+    known = tuple(named[i] for i in sorted(named, key=int))
+    return known if sorted(map(str, known)) == sorted(labels) else labels
+
+
+def limits(run: RunSpec, fields: Sequence[str], spec: ModelSpec, tokens: Tokens) -> dict[str, int]:
+    """How many tokens of its own a text may have, by field: what the run says, and what the model has places for."""
+    found = {}
+    for name in fields:
+        tower = spec.decoder if name == "target" and spec.decoder else spec.encoder or spec.decoder
+        most = [length for length in (run.train.longest, tower.longest if tower else None) if length is not None]
+        if most and name not in NO_TEXT:
+            found[name] = min(most) - run.objective.room(tokens)
+            if found[name] < 1:
+                raise SpecError(f"a text of {min(most)} tokens has no room for one of its own beside those around it", ("train", "longest"))
+    return found
+
+
+def guides(run: RunSpec, corpus: Corpus, tokenizer: Any) -> dict[str, list[Links]]:
+    """What the rows to learn from say of who should look where, for each term that asks."""
+    found: dict[str, list[Links]] = {}
+    for i, guided in enumerate(run.shaping):
+        if not isinstance(guided, GuidedSpec) or guided.guide in found:
+            continue
+        if missing := [name for name in guided.fields if name not in corpus.fields]:
+            raise SpecError(f"guided needs {missing[0]}, and {run.data.kind} gives {', '.join(corpus.fields)}", ("shaping", i))
+        columns = {name: [row[corpus.fields.index(name)] for row in corpus.train] for name in guided.fields}
+        if guided.by == "alignment":
+            found[guided.guide] = aligned(columns["source"], columns["target"], columns["alignment"], tokenizer)
+        else:
+            said = columns["text"], columns["arcs"], columns.get("relations")
+            found[guided.guide] = arcs(*said, tokenizer, toward=guided.toward, relation=guided.relation)
+    return found
+
+
 def sized(spec: ModelSpec, tokens: int, labels: int) -> ModelSpec:
     """The model with as many tokens and classes as the data has; refused where it says another number."""
     if spec.vocab == "tokenizer":
@@ -173,86 +250,18 @@ def sized(spec: ModelSpec, tokens: int, labels: int) -> ModelSpec:
     elif spec.vocab is not None and spec.vocab < tokens:
         raise SpecError(f'is {spec.vocab}, and the tokenizer has {tokens} tokens; write "tokenizer"', ("model", "vocab"))
     classes = getattr(spec.head, "classes", None)
+    if classes == "data":
+        return spec.changed(head=spec.head.changed(classes=labels))
     if labels and classes is not None and classes != labels:
-        raise SpecError(f"is {classes}, and the data has {labels} classes", ("model", "head", "classes"))
+        raise SpecError(f'is {classes}, and the data has {labels} classes; write "data"', ("model", "head", "classes"))
     return spec
-
-
-# ---------------------------------------------------------------------------------------------------------- the folder
 
 
 class RunError(ValueError):
     """A run that cannot go on as asked."""
 
 
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """The folder for this process alone; a lock whose process is gone is taken over."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path, own = folder / "lock.json", {"pid": os.getpid(), "host": socket.gethostname()}
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            json.dump(own, file)
-    except FileExistsError:
-        other = read_lock(path)
-        if other.get("host") == own["host"] and not alive(other.get("pid")):
-            path.write_text(json.dumps(own), encoding="utf-8")
-        else:
-            raise RunError(f"{folder} is in use by process {other.get('pid')} on {other.get('host')}; stop it, or remove {path}") from None
-    try:
-        yield
-    finally:
-        path.unlink(missing_ok=True)
-
-
-def read_lock(path: Path) -> Tree:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def alive(pid: object) -> bool:
-    if type(pid) is not int or pid == os.getpid():
-        return False
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
-def environment() -> Tree:
-    """What a run ran on."""
-    from manyheads import __version__
-
-    return {
-        "schema": 1, "manyheads": __version__, "torch": torch.__version__, "numpy": np.__version__, "python": platform.python_version(),
-        "platform": platform.platform(), "threads": torch.get_num_threads(), "command": sys.argv, "started": time.time(),
-    }  # fmt: skip
-
-
 # of what may differ between one start and the next; everything else changes the run
-SAFE = ("train.steps", "train.save_every", "train.evaluate_every", "train.evaluate_rows", "train.keep", "train.goal")
-
-
-def changes(old: Tree, new: Tree, path: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Every field that differs between two runs: its path, and both values."""
-    for name in sorted(set(old) | set(new)):
-        here = f"{path}.{name}" if path else name
-        before, after = old.get(name), new.get(name)
-        if isinstance(before, dict) and isinstance(after, dict):
-            yield from changes(before, after, here)
-        elif before != after:
-            yield here, before, after
-
-
-def check_unchanged(old: Tree, run: RunSpec) -> None:
-    """Refuses to go on with a run that is another one."""
-    unsafe = [change for change in changes(old, to_tree(run)) if not change[0].startswith(SAFE)]
-    if unsafe:
-        said = "; ".join(f"{path} was {quoted(before)} and is {quoted(after)}" for path, before, after in unsafe[:4])
-        raise RunError(f"this folder holds another run: {said}. Take another --output, or put it back")
+SAFE = (
+    "train.steps", "train.save_every", "train.evaluate_every", "train.evaluate_rows", "train.keep", "train.goal", "train.tensorboard",
+)  # fmt: skip

@@ -1,0 +1,85 @@
+"""Evaluation as a person watches it: how far it is, a table of scores, some answers; and all of them in a file."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from manyheads.evaluation import Tell
+from manyheads.spec import Tree, one_line
+from manyheads.training import EVERY
+
+SHARES = ("accuracy", "exact", "recall@1", "recall@10")  # written in per cent
+ARROWS = {"lower": "↓", "higher": "↑"}
+
+
+@contextmanager
+def progress(*, quiet: bool) -> Iterator[Tell]:
+    """A bar on standard error; lines now and then where there is no terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    live = sys.stderr.isatty() and not quiet
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), disable=not live, transient=True) as bar:
+        task, said = bar.add_task("reading", total=None), time.monotonic()
+
+        def tell(what: str, done: int, total: int) -> None:
+            nonlocal said
+            bar.update(task, description=what, completed=done, total=total)
+            if not live and not quiet and time.monotonic() - said >= EVERY:
+                said = time.monotonic()
+                print(f"{what} · {done:,} of {total:,}", file=sys.stderr)
+
+        yield tell
+
+
+def show(report: Tree, console: Any) -> None:
+    """The model beside its baselines, a line a metric; those that matter for this task in bold."""
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
+
+    counted = f"{report['rows']:,} rows" + (f" among {report['documents']:,} documents" if "documents" in report else "")
+    console.print(f"{report['task']} · {report['split']} · {counted} · {report['seconds']:,.1f} s", highlight=False)
+    console.print(escape(report["data"]), style="dim", highlight=False)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.add_column("metric")
+    for name in ("", *report["scores"]):
+        table.add_column(escape(name), justify="right")
+    for metric, better in report["better"].items():
+        cells = [written(metric, scores[metric]) for scores in report["scores"].values()]
+        table.add_row(metric, ARROWS[better], *cells, style="bold" if metric in report["matter"] else "dim")
+    console.print(table)
+    for line in (*report["notes"], *(f"{name}: {said}" for name, said in report["signatures"].items())):
+        console.print(escape(line), style="dim", highlight=False)
+    for example in report["examples"]:
+        console.print()
+        for name, text in example.items():
+            console.print(f"  {name:>8}  {escape(one_line(text))}", highlight=False)
+
+
+def written(metric: str, value: float) -> str:
+    return f"{value:.1%}" if metric in SHARES else f"{value:,.2f}" if value >= 10 or metric in ("bleu", "chrf") else f"{value:.4f}"
+
+
+def check_free(path: Path | None) -> None:
+    """Refuses before any work is done what could not be written after it."""
+    if path is not None and path.exists():
+        raise ValueError(f"{path} is there already: remove it or name another")
+    if path is not None and not path.absolute().parent.is_dir():
+        raise ValueError(f"{path} cannot be written: there is no folder {path.absolute().parent}")
+
+
+def keep(path: Path | None, texts: Sequence[str]) -> None:
+    """One answer a line; a line break within one becomes a space."""
+    if path is None:
+        return
+    if not texts:
+        raise ValueError(f"nothing was written that {path} could keep: only answers and classes are")
+    with path.open("x", encoding="utf-8") as file:
+        file.writelines(f"{' '.join(text.splitlines())}\n" for text in texts)

@@ -1,0 +1,341 @@
+"""The folder that explains a run: whose it is now, what the run is and was, what it ran on, and what happened."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import math
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from manyheads.convert.files import unwritable
+from manyheads.data.prepared import Ids, fingerprint, flushed
+from manyheads.spec import SpecError, Tree, nearest, quoted, read_toml, to_toml, to_tree
+from manyheads.train.run import SAFE, Ready, RunError, RunSpec, read_run
+
+try:
+    import fcntl
+except ImportError:  # not on every system
+    fcntl = None  # type: ignore[assignment]
+
+
+def put(path: Path, text: str) -> None:
+    """Writes a small file whole or not at all."""
+    draft = path.with_name(f"{path.name}.tmp")
+    draft.write_text(text, encoding="utf-8")
+    flushed(draft)
+    draft.replace(path)
+    flushed(path.parent)
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Says in one sentence that a folder cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise unwritable(Path(error.filename) if isinstance(error.filename, str) else folder, error) from None
+
+
+# --------------------------------------------------------------------------------------------------------- whose it is
+
+
+def check_place(folder: Path, resume: str = "auto") -> None:
+    """Whether a run can be there, before anything is made ready for it; nothing is written."""
+    with writing(folder):
+        there = next(place for place in (folder, *folder.absolute().parents) if os.path.lexists(place))
+        if not there.is_dir():
+            raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(there))
+        if not os.access(there, os.W_OK | os.X_OK):
+            code = errno.EROFS if os.statvfs(there).f_flag & os.ST_RDONLY else errno.EACCES
+            raise OSError(code, os.strerror(code), str(there))
+        if resume == "never" and any((folder / name).exists() for name in ("run.toml", "checkpoints")):
+            raise RunError(f"{folder} holds a run, and --resume never begins a new one; take another --output")
+    other = read_lock(folder / "lock.json")
+    if other and in_use(other):
+        raise taken(folder, other)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[Callable[[], None]]:
+    """The folder for this process alone; a lock whose process is gone is taken over. Gives a check that it is so still."""
+    path, own = folder / "lock.json", {"pid": os.getpid(), "host": socket.gethostname(), "started": begun(os.getpid())}
+
+    def check() -> None:
+        if read_lock(path) != own:  # the folder was removed, its disk unmounted, or somebody else has it
+            raise OSError(errno.ENOENT, "the run's folder is gone, or is another's now", str(folder))
+
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with one_at_a_time(folder):
+            if path.exists() and in_use(other := read_lock(path)):
+                raise taken(folder, other)
+            try:
+                path.write_text(json.dumps(own), encoding="utf-8")
+            except OSError:
+                path.unlink(missing_ok=True)
+                raise
+    try:
+        yield check
+    finally:
+        with suppress(OSError):
+            if read_lock(path) == own:
+                path.unlink()
+
+
+@contextmanager
+def one_at_a_time(folder: Path) -> Iterator[None]:
+    """Two that come at once must not both find the same lock stale."""
+    handle = os.open(folder, os.O_RDONLY) if fcntl else -1
+    try:
+        if fcntl:
+            with suppress(OSError):  # a file system without it
+                fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        if fcntl:
+            os.close(handle)
+
+
+def read_lock(path: Path) -> Tree:
+    """Whose a folder is; nothing where no one's, or where the one who wrote it did not get to the end."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def in_use(lock: Tree) -> bool:
+    """Whether the process that holds a lock may be there: on another machine nobody can tell; here, its number may be another's now."""
+    pid = lock.get("pid")
+    if type(pid) is not int or pid < 1:
+        return False
+    if lock.get("host") != socket.gethostname():
+        return True
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    now = begun(pid)
+    return now is None or (now != "ended" and lock.get("started") in (None, now))
+
+
+def begun(pid: int) -> str | None:
+    """When a process began, in ticks since the machine did; None where the system does not tell."""
+    try:
+        state, *rest = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except (OSError, ValueError):
+        return None
+    return "ended" if state in "ZX" else rest[18]
+
+
+def taken(folder: Path, lock: Tree) -> RunError:
+    return RunError(f"{folder} is in use by process {lock.get('pid')} on {lock.get('host')}; stop it, or remove {folder / 'lock.json'}")
+
+
+# --------------------------------------------------------------------------------------------------------- what it is
+
+
+class Change(NamedTuple):
+    """A field that differs between a run and the one before."""
+
+    field: str
+    old: Any
+    new: Any
+
+
+class ChangedRunError(RunError):
+    """A folder that holds another run."""
+
+    def __init__(self, message: str, changes: Sequence[Change]) -> None:
+        super().__init__(message)
+        self.changes = tuple(changes)
+
+
+def begin(ready: Ready, folder: Path, *, device: torch.device, overridden: Sequence[str] = ()) -> list[Change]:
+    """Writes down what the run is, or checks that it is the same; gives what may differ, and does."""
+    run, path, data = to_tree(ready.run), folder / "run.toml", contents(ready)
+    check_known(overridden, run)
+    found: list[Change] = []
+    with writing(folder):
+        if path.exists():
+            old, seen = read_toml(path), read_lock(folder / "data.json")
+            found = [*changes(filled(old), run), *(changes(seen, data) if seen else ())]
+            refuse(folder, [one for one in found if not within(one.field, (*SAFE, *overridden))])
+        elif (folder / "checkpoints").exists():
+            raise RunError(f"{folder} has checkpoints and no run.toml that says of what run; take another --output")
+        put(path, to_toml(run))
+        put(folder / "data.json", json.dumps(data, indent=1) + "\n")
+        starts = read_lock(folder / "env.json").get("starts", [])
+        put(folder / "env.json", json.dumps({"schema": 1, "starts": [*starts, environment(ready.run, device)]}, indent=1) + "\n")
+        (folder / "checkpoints").mkdir(exist_ok=True)
+    return found
+
+
+def filled(tree: Tree) -> Tree:
+    """A run as it was written down, with what later versions added to it."""
+    try:
+        return to_tree(read_run(tree))
+    except SpecError:  # they may have taken something away too
+        return tree
+
+
+def within(field: str, names: Iterable[str]) -> bool:
+    """Whether a field is one of those named, or inside of one."""
+    return any(field == name or field.startswith(f"{name}.") for name in names)
+
+
+def refuse(folder: Path, unsafe: Sequence[Change]) -> None:
+    if unsafe:
+        said = "; ".join(f"{field} was {quoted(old)} and is {quoted(new)}" for field, old, new in unsafe[:3])
+        more = f" and {len(unsafe) - 3} more" if len(unsafe) > 3 else ""
+        raise ChangedRunError(
+            f"{folder} holds another run: {said}{more}. Take another --output, put it back, or say --override-resume {unsafe[0].field}",
+            unsafe,
+        )
+
+
+def check_known(overridden: Sequence[str], run: Tree) -> None:
+    """A field that is to be overridden must be one."""
+    known = {".".join(one.field.split(".")[:i]) for one in changes({}, run) for i in range(1, 9)} | set(flat(CONTENTS))
+    if wrong := [name for name in overridden if name not in known]:
+        raise SpecError(f"--override-resume: a run has no field {quoted(wrong[0])}{nearest(wrong[0], known)}")
+
+
+def changes(old: Tree, new: Tree) -> Iterator[Change]:
+    """Every field that differs between two runs: its path, and both values."""
+    before, after = flat(old), flat(new)
+    for name in sorted(before.keys() | after.keys()):
+        if before.get(name) != after.get(name):
+            yield Change(name, before.get(name), after.get(name))
+
+
+def flat(tree: Tree, path: str = "") -> Tree:
+    """Every leaf by its path."""
+    found: Tree = {}
+    for name, value in tree.items():
+        found |= flat(value, f"{path}{name}.") if isinstance(value, dict) and value else {f"{path}{name}": value}
+    return found
+
+
+CONTENTS: Tree = {"data": {"rows": "", "unseen": ""}, "tokenizer": {"ids": ""}}
+LOOKED_AT = 4096  # rows whose tokens tell one set of data from another, beside all lengths
+
+
+def contents(ready: Ready) -> Tree:
+    """Hashes of what a run learns from: a file may have been changed under the same name."""
+    return {
+        "data": {"rows": hash_of(ready.rows), "unseen": hash_of(ready.unseen)},
+        "tokenizer": {"ids": fingerprint(ready.tokenizer)[:16] if ready.tokenizer else ""},
+    }
+
+
+def hash_of(rows: Ids) -> str:
+    digest = hashlib.sha256(str(len(rows)).encode())
+    for name in rows.fields:
+        digest.update(np.ascontiguousarray(rows.lengths(name)).tobytes())
+    for i in range(0, len(rows), max(1, len(rows) // LOOKED_AT)):
+        for ids in rows[i]:
+            digest.update(np.ascontiguousarray(ids).tobytes())
+    return digest.hexdigest()[:16]
+
+
+def environment(run: RunSpec, device: torch.device) -> Tree:
+    """What a run ran on."""
+    from manyheads import __version__
+
+    return {
+        "manyheads": __version__, "torch": torch.__version__, "numpy": np.__version__, "python": platform.python_version(),
+        "platform": platform.platform(), "threads": torch.get_num_threads(), "device": str(device), "seed": run.seed,
+        "command": sys.argv, "folder": os.getcwd(), "git": commit(), "started": time.time(),
+    }  # fmt: skip
+
+
+def commit() -> str | None:
+    """Which commit of the user's own repository the run was started in."""
+    try:
+        done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=True)
+    except (OSError, subprocess.SubprocessError):  # no git, or no repository here
+        return None
+    return done.stdout.strip() or None
+
+
+# ------------------------------------------------------------------------------------------------------ what happened
+
+
+class Log:
+    """metrics.jsonl, a line an event. A disk that is full costs no line: what could not be written is written later."""
+
+    def __init__(self, path: Path, also: Callable[[Tree], None] | None = None) -> None:
+        self.path, self.also, self.waiting, self.failing, self.begun = path, also, list[str](), False, False
+
+    def add(self, line: Tree) -> str | None:
+        """Writes a line; the first time that this fails, what is wrong."""
+        self.waiting.append(json.dumps(plain(line)) + "\n")
+        before, self.failing = self.failing, True
+        try:
+            append(self.path, "".join(self.waiting).encode(), make=not self.begun)
+            self.begun = True
+            self.waiting.clear()
+            if self.also is not None:
+                self.also(line)
+        except OSError as error:
+            return None if before else f"cannot write {self.path}: {error.strerror or error}; training goes on, and it is tried again"
+        self.failing = False
+        return None
+
+    def forget_after(self, step: int) -> None:
+        """Leaves out what was written of steps that will be made again, and a line that a crash cut short."""
+        if self.path.exists():
+            with writing(self.path):
+                lines = self.path.read_text(encoding="utf-8", errors="replace").splitlines()
+                put(self.path, "".join(f"{line}\n" for line in lines if step_of(line) <= step))
+
+
+def append(path: Path, data: bytes, *, make: bool) -> None:
+    """Adds to a file, all or nothing; one that was taken away since is not made anew."""
+    handle = os.open(path, os.O_WRONLY | (os.O_CREAT if make else 0), 0o666)
+    try:
+        end = os.lseek(handle, 0, os.SEEK_END)
+        if os.write(handle, data) != len(data):
+            os.ftruncate(handle, end)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    finally:
+        os.close(handle)
+
+
+def step_of(line: str) -> float:
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, TypeError, KeyError):
+        return math.inf
+
+
+def plain(value: Any) -> Any:
+    """As JSON has it, which knows no NaN."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, list | tuple):
+        return [plain(inner) for inner in value]
+    return {name: plain(inner) for name, inner in value.items()} if isinstance(value, dict) else value
+
+
+def free(folder: Path) -> int:
+    """How many bytes the disk has left."""
+    return shutil.disk_usage(folder).free

@@ -1,0 +1,436 @@
+"""Metrics against their formulas and against other people's code; and the command on models of every objective."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import subprocess
+import sys
+from collections import Counter
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from command import run
+from hypothesis import given
+from hypothesis import strategies as st
+
+import manyheads
+from manyheads.evaluation import How, evaluate
+from manyheads.metrics import classes, ranking, summary
+from manyheads.metrics.baselines import BM25, Bigram, Majority, NaiveBayes, Unigram, lead, words
+from manyheads.metrics.language import Foreseen
+from manyheads.metrics.translation import Translation, exact
+from manyheads.spec import SLOTS, parse, read_toml
+from manyheads.train.loop import evaluate as looked
+from manyheads.train.loop import train
+from manyheads.train.run import made_ready, read_run
+
+TEXT = st.lists(st.sampled_from(["the", "cat", "sat", "on", "a", "mat", "Mat,", "mat.", "7", "ü"]), max_size=12).map(" ".join)
+
+# --- written texts ---
+
+
+def test_rouge_is_what_a_hand_counts():
+    written, wanted = "The cat sat, on the mat", "the cat was on a Mat."
+    assert summary.tokens(written) == ["the", "cat", "sat", "on", "the", "mat"]
+    found = summary.scores([written], [wanted])
+    assert found["rouge1"] == pytest.approx(2 * 4 / (6 + 6))  # the, cat, on, mat
+    assert found["rouge2"] == pytest.approx(2 * 1 / (5 + 5))  # the cat
+    assert found["rougeL"] == pytest.approx(2 * 4 / (6 + 6))
+    assert summary.rouge_l(["a", "b", "c", "d"], ["d", "c", "b", "a"]) == pytest.approx(2 * 1 / 8)
+    assert summary.rouge_l(["b", "d"], ["a", "b", "c", "d"]) == pytest.approx(2 * (2 / 2) * (2 / 4) / (2 / 2 + 2 / 4))
+    assert summary.rouge_n(["a", "a", "a"], ["a", "b"], 1) == pytest.approx(2 * 1 / 5)  # counted as often as the other has it
+    assert summary.scores(["", "x"], ["x", ""]) == {"rouge1": 0, "rouge2": 0, "rougeL": 0}
+    assert summary.tokens("für x_y") == ["f", "r", "x", "y"]  # as the package has it: only a to z, 0 to 9
+
+
+@given(TEXT, TEXT)
+def test_rouge_is_even_and_one_for_the_same_text(one, other):
+    there, back = summary.scores([one], [other]), summary.scores([other], [one])
+    assert there == pytest.approx(back)
+    assert all(0 <= value <= 1 for value in there.values())
+    if len(summary.tokens(one)) > 1:
+        assert summary.scores([one], [one]) == {"rouge1": 1, "rouge2": 1, "rougeL": 1}
+
+
+def test_bleu_and_chrf_are_those_of_sacrebleu():
+    import sacrebleu
+
+    written = ["Ein Mann schläft im grünen Zimmer.", "eine Gruppe lädt Baumwolle auf einen Lastwagen", "Der Hund rennt."]
+    wanted = ["Ein Mann schläft in einem grünen Raum.", "Eine Gruppe lädt Baumwolle auf einen Lastwagen", "Der Hund rennt ."]
+    translation = Translation()
+    found = translation.scores(written, wanted)
+    assert found["bleu"] == sacrebleu.corpus_bleu(written, [wanted]).score
+    assert found["chrf"] == sacrebleu.corpus_chrf(written, [wanted]).score
+    signatures = translation.signatures()
+    assert {"case:mixed", "tok:13a"} <= set(signatures["bleu"].split("|"))
+    assert "nc:6" in signatures["chrf"].split("|")
+    assert exact([" a  b", "a", "A"], ["a b", "a b", "a"]) == pytest.approx(1 / 3)
+
+
+def test_without_sacrebleu_one_sentence_says_what_to_install():
+    code = (
+        "import sys\nsys.modules['sacrebleu'] = None\nfrom manyheads.metrics.translation import Translation\n"
+        "try: Translation()\nexcept ValueError as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "pip install 'manyheads[eval]'" in done.stdout
+
+
+def test_the_metrics_know_no_torch():
+    code = (
+        "import sys\nfrom manyheads.metrics import baselines, classes, language, ranking, summary, translation\n"
+        "assert not {'torch', 'sacrebleu', 'sklearn', 'scipy'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_lead_is_the_first_words():
+    assert lead("one  two\nthree four", 3) == "one two three"
+    assert lead("one", 12) == "one"
+
+
+# --- classes ---
+
+DRAWN = st.integers(2, 6).flatmap(
+    lambda count: st.tuples(st.just(count), st.lists(st.tuples(st.integers(0, count - 1), st.integers(0, 2**20)), min_size=1, max_size=40))
+)
+
+
+@given(DRAWN)
+def test_accuracy_and_macro_f1_are_those_of_sklearn(drawn):
+    from sklearn.metrics import accuracy_score, f1_score
+
+    count, rows = drawn
+    wanted = [label for label, _ in rows]
+    shares = np.stack([np.random.default_rng(seed).dirichlet(np.ones(count)) for _, seed in rows])
+    found = classes.scores(wanted, shares)
+    assert found["accuracy"] == pytest.approx(accuracy_score(wanted, shares.argmax(1)))
+    assert found["macro_f1"] == pytest.approx(f1_score(wanted, shares.argmax(1), average="macro"))
+
+
+def test_calibration_is_the_gap_between_being_sure_and_being_right():
+    sure = np.array([[0.9, 0.1], [0.9, 0.1], [0.55, 0.45], [0.2, 0.8]])
+    # (13/15, 14/15] holds the first two, half of them right; (8/15, 9/15] a right one; (11/15, 12/15] a wrong one
+    assert classes.calibration_error(np.array([0, 1, 0, 0]), sure) == pytest.approx((2 * 0.4 + 0.45 + 0.8) / 4)
+    assert classes.calibration_error(np.array([0, 1]), np.array([[1.0, 0.0], [0.0, 1.0]])) == 0
+    edge = np.array([[0.6, 0.4], [0.6 + 1e-9, 0.4 - 1e-9]])  # 9/15 closes its bin: one right and one wrong do not cancel out
+    assert classes.calibration_error(np.array([0, 1]), edge) == pytest.approx((0.4 + 0.6) / 2)
+
+
+@pytest.mark.parametrize("binary", [False, True])
+def test_naive_bayes_is_that_of_sklearn(binary):
+    from sklearn.feature_extraction.text import CountVectorizer
+    from sklearn.naive_bayes import MultinomialNB
+
+    chance = np.random.default_rng(0)
+    vocabulary = np.array(["good", "bad", "film", "plot", "Schön", "über", "ok", "the", "the-end", "7", "x_y"])
+    texts = [" ".join(chance.choice(vocabulary, chance.integers(0, 12))) for _ in range(60)]
+    labels = chance.integers(0, 3, 60)
+    unseen = [*texts[:20], "good words never seen", ""]
+    counted = CountVectorizer(analyzer=words, binary=binary)
+    theirs = MultinomialNB().fit(counted.fit_transform(texts[20:]), labels[20:]).predict_proba(counted.transform(unseen))
+    assert np.allclose(NaiveBayes(texts[20:], labels[20:], 3, binary=binary).probabilities(unseen), theirs)
+    shares = Majority(labels, 3).probabilities(unseen)
+    assert np.allclose(shares, [[(labels == i).mean() for i in range(3)]] * len(unseen))
+
+
+def test_a_class_that_was_never_learned_is_never_chosen():
+    shares = NaiveBayes(["a", "b"], [0, 2], 3).probabilities(["a", "b", "c"])
+    assert shares[:, 1].tolist() == [0, 0, 0]
+    assert np.allclose(shares.sum(1), 1)
+
+
+# --- ranking ---
+
+
+def test_ranks_share_their_place_where_nothing_tells_them_apart():
+    assert ranking.ranks([[3, 1, 2], [1, 1, 1], [0, 5, 0]], [2, 0, 0]).tolist() == [2, 2, 2.5]
+    found = ranking.scores(np.array([1.0, 2.0, 20.0]))
+    assert found == pytest.approx({"mrr": (1 + 1 / 2 + 1 / 20) / 3, "mrr@10": (1 + 1 / 2) / 3, "recall@1": 1 / 3, "recall@10": 2 / 3})
+
+
+@pytest.mark.parametrize("count", [1, 7, 30])
+def test_chance_is_the_mean_over_all_places(count):
+    assert ranking.chance(count) == pytest.approx(ranking.scores(np.arange(1.0, count + 1)))
+
+
+@given(st.lists(TEXT, min_size=1, max_size=8), TEXT)
+def test_bm25_is_its_formula(documents, query):
+    k1, b = 1.5, 0.75
+    found = [words(text) for text in documents]
+    mean = sum(map(len, found)) / len(found)
+    wanted = []
+    for document in found:
+        score = 0.0
+        for word in words(query):
+            within = sum(word in other for other in found)
+            idf = math.log(1 + (len(found) - within + 0.5) / (within + 0.5))
+            often = document.count(word)
+            score += idf * often * (k1 + 1) / (often + k1 * (1 - b + b * len(document) / mean)) if often else 0
+        wanted.append(score)
+    assert np.allclose(BM25(documents).scores(query), wanted)
+
+
+# --- language ---
+
+
+def test_a_byte_drawn_by_chance_takes_eight_bits():
+    text = "schön"
+    count = len(text.encode())
+    found = Foreseen(count * math.log(256), count, len(text), count).scores()
+    assert found == pytest.approx(
+        {"loss": math.log(256), "perplexity": 256, "bits_per_byte": 8, "nats_per_character": 6 * math.log(256) / 5}
+    )
+
+
+@given(st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=8), min_size=1, max_size=6))
+def test_bigrams_and_unigrams_are_distributions_that_follow_the_counts(texts):
+    rows = [np.array([6, *text, 7]) for text in texts]  # 6 begins, 7 ends; 8 never occurs
+    unigram, bigram = Unigram((row[1:] for row in rows), 9), Bigram(rows, 9)
+    assert np.exp(-unigram.nats(np.arange(9))).sum() == pytest.approx(1)
+    for before in range(9):
+        shares = [math.exp(-bigram.nats(np.array([before, token]))[0]) for token in range(9)]
+        assert sum(shares) == pytest.approx(1)
+    counts = Counter((a, b) for row in rows for a, b in pairwise(row))
+    first = rows[0][1]
+    after = sum(count for (a, _), count in counts.items() if a == 6)
+    kinds = sum(a == 6 for a, _ in counts)
+    alone = math.exp(-unigram.nats(np.array([first]))[0])
+    assert math.exp(-bigram.nats(rows[0])[0]) == pytest.approx((counts[6, first] + kinds * alone) / (after + kinds))
+
+
+# --- queries and the documents they find ---
+
+
+def queries(**fields):
+    return parse(SLOTS["data"].kinds["queries"], fields)
+
+
+def written_to(folder, **files):
+    for name, rows in files.items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return {name: str(folder / f"{name}.jsonl") for name in files}
+
+
+def test_queries_find_documents_in_a_file_of_their_own(tmp_path):
+    asked = [{"query": f"q{i}", "doc_id": i} for i in range(10)]
+    paths = written_to(tmp_path, asked=asked, docs=[{"id": i, "text": f"text {i}"} for i in range(30)])
+    spec = queries(path=paths["asked"], fields=["query", "doc_id"], documents=paths["docs"])
+    corpus = spec.load()
+    assert {(query[1:], text.removeprefix("text ")) for query, text in (*corpus.train, *corpus.validation)} == {
+        (str(i),) * 2 for i in range(10)
+    }
+    assert corpus.documents() == tuple(f"text {i}" for i in range(30))
+    there = spec.other(paths["asked"])
+    assert (len(there.train), len(there.validation), len(there.pool)) == (0, 10, 30)
+
+
+@pytest.mark.parametrize(
+    ("docs", "said"),
+    [
+        ([{"id": "a", "text": "x"}], "asks for the document 'b'.*none of that id"),
+        ([{"id": "a", "text": "x"}, {"id": "a", "text": "y"}], "two documents with the id 'a'"),
+        ([{"id": "a", "body": "x"}], "no field 'text'"),
+        ([], "holds no documents"),
+    ],
+)
+def test_documents_that_are_not_there_are_named(tmp_path, docs, said):
+    paths = written_to(tmp_path, asked=[{"query": "q", "document": "a"}, {"query": "r", "document": "b"}], docs=docs)
+    with pytest.raises(ValueError, match=said) as raised:
+        queries(path=paths["asked"], documents=paths["docs"]).load()
+    assert raised.value.exit_code == 3
+
+
+# --- models of every objective ---
+
+TOWER = {"layers": 1, "width": 16, "attention": {"kind": "heads", "heads": 2}, "feedforward": {"kind": "mlp", "hidden": 32}, "position": "sinusoidal"}  # fmt: skip
+PEOPLE = {"kind": "biographies", "people": 60}
+PAIR = {"vocab": "tokenizer", "encoder": TOWER, "decoder": {"like": "encoder", "embed": "shared", "cross": True}}
+ENCODER = {"vocab": "tokenizer", "encoder": TOWER}
+PATCHES = TOWER | {"embed": {"kind": "patches", "pixels": 4, "channels": 1}}
+PICTURES = {
+    "encoder": PATCHES,
+    "decoder": TOWER | {"embed": "restored", "mask": {"causal": False}},
+    "head": {"kind": "pixels", "pixels": 4},
+}
+COLOURS = [(f"the {colour} {thing} number {i}", colour) for i in range(6) for colour in ("red", "green") for thing in ("car", "hat", "cup")]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A folder a run, each trained for a few steps."""
+    folder = tmp_path_factory.mktemp("runs")
+    labels = folder / "labels.tsv"
+    labels.write_text("".join(f"{text}\t{label}\n" for text, label in COLOURS))
+    found = folder / "queries.tsv"
+    found.write_text("".join(f"{text}\tthis is about {text}\n" for text, _ in COLOURS))
+    trees = {
+        "causal": (PEOPLE, {"vocab": "tokenizer", "decoder": TOWER}),
+        "masked": (PEOPLE, ENCODER | {"head": "masked"}),
+        "spans": (PEOPLE, PAIR),
+        "patches": ({"kind": "digits"}, PICTURES),
+        "seq2seq": ({"kind": "sequence", "task": "reverse", "count": 300, "held_out": 30}, PAIR),
+        "classify": ({"kind": "labels", "path": str(labels), "held_out": 0.2}, ENCODER | {"head": {"kind": "classes", "classes": 2}}),
+        "contrastive": ({"kind": "queries", "path": str(found), "held_out": 0.2}, ENCODER | {"head": {"kind": "vector", "pool": "mean"}}),
+    }
+    how = {"steps": 8, "tokens": 800, "evaluate_every": 100, "evaluate_rows": 1}
+    for kind, (data, model) in trees.items():
+        ready = made_ready(read_run({"model": model, "data": data, "objective": {"kind": kind}, "train": how}))
+        list(train(ready, folder / kind))
+    return folder
+
+
+KEYS = {
+    "causal": ({"loss", "perplexity", "bits_per_byte", "nats_per_character"}, {"model", "unigram", "bigram"}),
+    "masked": ({"loss", "accuracy"}, {"model", "unigram"}),
+    "spans": ({"loss", "accuracy"}, {"model"}),
+    "patches": ({"loss"}, {"model"}),
+    "seq2seq": ({"exact", "bleu", "chrf", "rouge1", "rouge2", "rougeL"}, {"model", "copy"}),
+    "classify": ({"accuracy", "macro_f1", "calibration_error"}, {"model", "majority", "naive Bayes"}),
+    "contrastive": ({"mrr", "mrr@10", "recall@1", "recall@10"}, {"model", "BM25", "chance"}),
+}
+ALWAYS = {"schema", "path", "task", "data", "split", "rows", "better", "matter", "scores", "signatures", "notes", "examples", "seconds"}
+
+
+@pytest.mark.parametrize("kind", KEYS)
+def test_every_objective_is_scored_beside_its_baselines(kind, runs):
+    done = run("evaluate", runs / kind, "--json", "--beams", 2)
+    report, (metrics, names) = json.loads(done.stdout), KEYS[kind]
+    assert report.keys() >= ALWAYS
+    assert (report["schema"], report["task"], report["split"]) == (1, kind, "validation")
+    assert report["scores"].keys() == names
+    assert all(scores.keys() == metrics for scores in report["scores"].values())
+    assert report["better"].keys() == metrics >= set(report["matter"])
+    assert all(math.isfinite(value) for scores in report["scores"].values() for value in scores.values())
+    assert report["rows"] == {"seq2seq": 30, "classify": 7, "contrastive": 7, "patches": report["rows"]}.get(kind, 60)
+    assert report["signatures"].keys() == ({"bleu", "chrf"} if kind == "seq2seq" else set())
+
+
+def test_the_table_names_the_model_its_baselines_and_what_is_better(runs):
+    done = run("evaluate", runs / "seq2seq", "--examples", 2, "--rows", 5, "--beams", 1)
+    first, *lines = done.stdout.splitlines()
+    assert first.startswith("seq2seq · validation · 5 rows")
+    assert any(re.match(r"metric +model +copy", line) for line in lines)
+    assert any(re.match(r"bleu +↑ +[\d.]+ +[\d.]+$", line) for line in lines)
+    assert any("tok:13a" in line for line in lines)
+    assert sum(line.strip().startswith("wanted ") for line in lines) == 2
+
+
+def test_loss_is_that_of_training(runs):
+    for kind, rows in (("causal", 60), ("masked", 64)):
+        known = read_run(read_toml(runs / kind / "run.toml"))
+        ready = made_ready(known.changed(train=known.train.changed(evaluate_rows=rows)))
+        model = manyheads.load(runs / kind).model
+        ours = evaluate(runs / kind)[0]["scores"]["model"]["loss"]
+        # masks are drawn by chance, so that losses are alike; of all tokens they are the same
+        assert ours == pytest.approx(looked(model, ready)["loss"], rel=1e-5 if kind == "causal" else 0.1)
+
+
+def test_windows_ask_every_token_once(runs):
+    whole, cut = (evaluate(runs / "causal", how=How(longest=longest))[0] for longest in (None, 7))
+    assert whole["tokens"] == cut["tokens"]
+    assert whole["scores"]["unigram"] == cut["scores"]["unigram"]
+    assert whole["scores"]["model"] != cut["scores"]["model"]
+
+
+def test_scores_do_not_depend_on_how_many_are_read_at_once(runs, monkeypatch):
+    from manyheads import evaluation
+
+    for kind in ("causal", "classify", "contrastive"):
+        usual = evaluate(runs / kind)[0]["scores"]["model"]
+        monkeypatch.setattr(evaluation, "PLACES", 64)
+        assert evaluate(runs / kind)[0]["scores"]["model"] == pytest.approx(usual, rel=1e-5)
+        monkeypatch.undo()
+
+
+def test_answers_are_kept_one_a_line(runs, tmp_path):
+    run("evaluate", runs / "seq2seq", "--rows", 6, "--beams", 1, "--output", tmp_path / "kept.txt")
+    kept = (tmp_path / "kept.txt").read_text().split("\n")
+    assert len(kept) == 7
+    report, written = evaluate(runs / "seq2seq", how=How(rows=6, beams=1, examples=6))
+    assert kept[:-1] == list(written) == [example["written"] for example in report["examples"]]
+    again = run("evaluate", runs / "seq2seq", "--output", tmp_path / "kept.txt", check=2)
+    assert "is there already" in again.stderr
+
+
+def test_another_file_of_the_same_form(runs, tmp_path):
+    other = tmp_path / "other.tsv"
+    other.write_text("".join(f"{text}, it is\t{label}\n" for text, label in COLOURS[:10]))
+    report, _ = evaluate(runs / "classify", data=str(other))
+    assert (report["rows"], report["split"]) == (10, "file")
+    assert report["scores"]["naive Bayes"]["accuracy"] == 1  # it learned from what the run learned from
+    pairs = tmp_path / "pairs.tsv"
+    pairs.write_text("a b\tb a\nc d e\te d c\n")
+    assert evaluate(runs / "seq2seq", data=str(pairs), how=How(beams=1))[0]["rows"] == 2  # though the run made its own
+
+
+def test_any_checkpoint_can_be_asked(runs, tmp_path):
+    """An encoder finds documents by the mean of its vectors; there is nothing that baselines could learn from, but words to count."""
+    told = [parse(SLOTS["data"].kinds["biographies"], {"people": 60}).telling(4 * i)[0] for i in range(30)]
+    asked = [{"query": text, "doc_id": i} for i, text in enumerate(told[:8])]
+    paths = written_to(tmp_path, asked=asked, docs=[{"id": i, "text": text} for i, text in enumerate(told)])
+    given = ["-s", f'data.documents="{paths["docs"]}"', "-s", 'data.fields=["query", "doc_id"]']
+    done = run("evaluate", runs / "masked", "--task", "contrastive", "--data", paths["asked"], *given, "--json")
+    report = json.loads(done.stdout)
+    assert (report["rows"], report["documents"]) == (8, 30)
+    assert report["scores"]["model"]["mrr"] == 1  # a document that is the query itself has its vector
+    assert report["scores"]["BM25"]["recall@10"] == 1
+    text = tmp_path / "book.txt"
+    text.write_text("Somebody was born in the year 1850.\n\nSomebody was a smith.\n")
+    folder = next((runs / "causal" / "checkpoints").glob("step-*"))  # no run, only a model
+    report = json.loads(run("evaluate", folder, "--data", text, "--json").stdout)
+    assert (report["task"], report["rows"], list(report["scores"])) == ("causal", 2, ["model"])
+    assert any("nothing for baselines to learn from" in note for note in report["notes"])
+
+
+def test_pictures_have_classes_too(tmp_path):
+    model = {"encoder": PATCHES, "head": {"kind": "classes", "classes": 10}}
+    how = {"steps": 2, "tokens": 800, "evaluate_every": 100, "evaluate_rows": 1}
+    list(train(made_ready(read_run({"model": model, "data": "digits", "objective": "classify", "train": how})), tmp_path / "run"))
+    report, chosen = evaluate(tmp_path / "run", how=How(rows=20, examples=3))
+    assert report["scores"].keys() == {"model", "majority"}  # a picture has no words
+    assert len(chosen) == report["rows"] == 20
+    assert report["scores"]["model"].keys() == KEYS["classify"][0]
+
+
+def test_a_collapsed_model_is_not_first(runs):
+    """Where every vector is the same, every document is in the middle."""
+    loaded = manyheads.load(runs / "contrastive", copy=True)
+    with torch.no_grad():
+        for name, parameter in loaded.model.named_parameters():
+            parameter.fill_(1.0 if name.endswith("bias") else 0.0)
+    vectors = loaded.embed(["one", "another text"])
+    assert torch.equal(vectors[0], vectors[1])
+    assert ranking.ranks((vectors @ vectors.T).numpy(), [0, 1]).tolist() == [1.5, 1.5]
+
+
+FAULTS = {
+    "an empty split": (["causal", "--split", "test"], 3, "the test split of .* is empty"),
+    "no such split": (["causal", "--split", "dev"], 2, "split is 'dev', expected validation, test, train"),
+    "no such task": (["causal", "--task", "summarise"], 2, "task is 'summarise', expected causal"),
+    "a task without a file": (["masked", "--task", "contrastive"], 2, "name a file to evaluate with, --data FILE"),
+    "a file that is not there": (["classify", "--data", "nowhere.tsv"], 3, "cannot read nowhere.tsv"),
+    "no rows": (["causal", "--rows", "0"], 2, "rows is 0, expected a whole number from 1"),
+    "no beams": (["seq2seq", "--beams", "0"], 2, "beams is 0"),
+    "an output nowhere": (["seq2seq", "--output", "nowhere/x.txt"], 2, "there is no folder"),
+    "a class that is none": (["classify", "--data", "{folder}/blue.tsv"], 3, "the label 'blue' is none of the model's 2 classes"),
+    "a blank file": (["classify", "--data", "{folder}/blank.tsv"], 3, "holds no texts with a label"),
+    "no classifier": (["causal", "--task", "classify", "--data", "{folder}/blue.tsv"], 2, "chooses between no classes"),
+    "a misspelt field": (["classify", "-s", "data.held=1"], 2, "no field 'held' here"),
+    "no folder": (["nothing-here"], 4, "there is no folder"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_what_cannot_be_evaluated_is_said_in_one_sentence(name, runs, tmp_path):
+    (tmp_path / "blue.tsv").write_text("a hat\tblue\n")
+    (tmp_path / "blank.tsv").write_text("\n \n")
+    (kind, *rest), code, said = FAULTS[name]
+    done = run("evaluate", runs / kind, *(one.format(folder=tmp_path) for one in rest), check=code)
+    assert re.search(said, done.stderr), done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not done.stdout

@@ -1,0 +1,418 @@
+"""Going on from a checkpoint: its numbers before the first step, what is new and left out, low ranks, and the same bits through a kill."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from command import run
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
+from test_families import CASES, make, moved
+from test_train import digests, in_a_process
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
+
+import manyheads
+from manyheads.spec import SpecError, read_toml, to_toml, to_tree
+from manyheads.train.loop import Shortened, Started, Stepped, evaluate, first_model, train
+from manyheads.train.run import RunError, made_ready, read_run
+
+# the special tokens of each family, where they stand, and what its tokenizer puts around a text
+SPECIAL = {
+    "bert": ({"[PAD]": 0, "[CLS]": 51, "[SEP]": 52, "[MASK]": 53, "[UNK]": 54}, "[CLS] $A [SEP]", {}),
+    "gpt2": ({"<|endoftext|>": 60}, "$A", {"bos_token_id": 60, "eos_token_id": 60}),
+    "llama": ({"<s>": 57, "</s>": 58}, "<s> $A", {"bos_token_id": 57, "eos_token_id": 58, "pad_token_id": None}),
+    "t5": ({"<pad>": 0, "</s>": 1}, "$A </s>", {"decoder_start_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}),
+    "bart": (
+        {"<s>": 0, "<pad>": 1, "</s>": 2, "<mask>": 59},
+        "<s> $A </s>",
+        {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2, "forced_eos_token_id": 2},
+    ),
+}
+WORDS = [f"word{i}" for i in range(3, 51)]
+
+
+def saved(name, path, **options):
+    """A small random model as transformers saves it, with a tokenizer of whole words."""
+    torch.manual_seed(1)
+    special, frame, config = SPECIAL[name.split("-")[0]]
+    found, kind, more = CASES[name]
+    moved(make(found, kind, **more | config | options)).save_pretrained(path)
+    vocab = {word: int(word[4:]) for word in WORDS} | special
+    own = Tokenizer(models.WordLevel(vocab, unk_token=next(iter(special))))
+    own.add_special_tokens([AddedToken(token, special=True) for token in special])
+    own.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    own.post_processor = processors.TemplateProcessing(single=frame, special_tokens=list(special.items()))
+    own.enable_padding(length=20)
+    own.save(str(path / "tokenizer.json"))
+    (path / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 40}))
+    return path
+
+
+@pytest.fixture
+def data(tmp_path):
+    """Texts with a label, and pairs: the label is told by the first word, the target is the source turned round."""
+    chance = np.random.default_rng(0)
+    texts = [" ".join(chance.choice(WORDS, chance.integers(3, 9))) for _ in range(120)]
+    lines = {
+        "labels.tsv": [f"{text}\t{'early' if int(text.split()[0][4:]) < 25 else 'late'}" for text in texts],
+        "pairs.tsv": [f"{text}\t{' '.join(reversed(text.split()))}" for text in texts],
+        "texts.txt": texts,
+    }
+    for name, rows in lines.items():
+        (tmp_path / name).write_text("\n".join(rows) + "\n")
+    return tmp_path
+
+
+KINDS = {"classify": ("labels", "labels.tsv"), "seq2seq": ("pairs", "pairs.tsv"), "causal": ("text", "texts.txt"), "masked": ("text", "texts.txt")}  # fmt: skip
+
+
+def described(start, data, objective, *, train=None, **more):
+    kind, file = KINDS[objective]
+    usual = {"steps": 6, "tokens": 200, "accumulate": 2, "save_every": 2, "evaluate_every": 3, "evaluate_rows": 20}
+    source = {"kind": kind, "path": str(data / file)} | ({"document": "line"} if kind == "text" else {})
+    optim = {"rate": 3e-3, "schedule": {"kind": "cosine", "warmup": 2}}
+    return {"seed": 5, "start": str(start), "data": source, "objective": {"kind": objective}, "optim": optim, "train": usual | (train or {})} | more  # fmt: skip
+
+
+CLASSES = {"head": {"kind": "classes", "classes": "data", "dense": True, "dropout": 0.1}}
+LORA = {"rank": 2, "scale": 6.0}
+CASE = {
+    "classify": ("bert-bare", {"model": CLASSES}),
+    "masked": ("bert", {}),
+    "causal": ("llama", {}),
+    "seq2seq": ("t5", {}),
+    "classify-lora": ("bert-bare", {"model": CLASSES, "lora": LORA | {"dropout": 0.1}}),
+    "causal-lora": ("llama", {"lora": LORA | {"where": ["query", "value", "down"]}}),
+}
+
+
+def case(name, tmp_path, data, **train):
+    family, more = CASE[name]
+    if not (tmp_path / "start").exists():
+        saved(family, tmp_path / "start")
+    return described(tmp_path / "start", data, name.split("-")[0], train=train, **more)
+
+
+# --------------------------------------------------------------------------------------------- the checkpoint's numbers
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("name", "objective"),
+    [("bert-classes", "classify"), ("gpt2-classes", "classify"), ("bert", "masked"), ("gpt2", "causal"), ("llama", "causal"), ("t5", "seq2seq"), ("bart", "seq2seq")],
+)  # fmt: skip
+def test_the_loss_before_any_step_is_the_checkpoints_own(name, objective, data, tmp_path):
+    """By transformers, from texts that the folder's own tokenizer framed."""
+    folder = saved(name, tmp_path / "start", **({"num_labels": 2} if objective == "classify" else {}))
+    tree = described(folder, data, objective)
+    ready = made_ready(read_run(tree))
+    model, _ = first_model(ready)
+    tokenizer, rows = Tokenizer.from_file(str(folder / "tokenizer.json")), ready.corpus.validation[:6]
+    tokenizer.no_padding()
+    tokenizer.encode_special_tokens = True
+    batch = ready.run.objective.batch([ready.unseen[i] for i in range(len(rows))], ready.tokens, np.random.default_rng(0))
+    theirs = getattr(transformers, CASES[name][0]).from_pretrained(folder)
+    read = batch.source or batch.inputs
+    if objective in ("classify", "seq2seq"):
+        framed = [tokenizer.encode(row[0]).ids for row in rows]
+        assert [ids[ids_ != ready.tokens.pad].tolist() for ids, ids_ in zip(read.tokens, read.tokens, strict=True)] == framed
+    padding = torch.zeros_like(read.tokens, dtype=torch.bool) if read.padding is None else read.padding
+    given = {"input_ids": read.tokens, "attention_mask": (~padding).long()}
+    wanted = batch.wanted
+    if objective == "causal":  # where theirs is moved by one
+        end = torch.full((len(rows), 1), -100)
+        given = {name: torch.cat((value, value[:, -1:]), dim=1) for name, value in given.items()}
+        wanted = torch.cat((end, wanted), dim=1)
+    if objective == "seq2seq":
+        wanted = torch.nn.utils.rnn.pad_sequence([torch.tensor(tokenizer.encode(row[1]).ids) for row in rows], True, -100)
+    loss = float(theirs(**given, labels=wanted).loss)
+    assert ready.run.objective.score(model.eval(), batch).mean == pytest.approx(loss, abs=1e-5)
+
+
+@pytest.mark.parametrize(("name", "ids"), [("bert", (0, 51, 52, 53, 0)), ("gpt2", (60, 60, 60, -1, 60)), ("llama", (58, 57, 58, -1, 57)), ("t5", (0, 1, 1, -1, 0)), ("bart", (1, 0, 2, 59, 2))])  # fmt: skip
+def test_special_tokens_are_those_of_the_checkpoint(name, ids, data, tmp_path):
+    objective = {"bert": "masked", "t5": "seq2seq", "bart": "seq2seq"}.get(name, "causal")
+    tokens = made_ready(read_run(described(saved(name, tmp_path / "start"), data, objective))).tokens
+    assert (tokens.pad, tokens.begin, tokens.end, tokens.mask, tokens.opening[0]) == ids
+    assert set(SPECIAL[name][0].values()) <= set(tokens.special)
+
+
+def test_only_ordinary_tokens_are_drawn_by_chance(data, tmp_path):
+    swapped = {"objective": {"kind": "masked", "share": 0.9, "hidden": 0.0, "swapped": 1.0}}
+    ready = made_ready(read_run(described(saved("bert", tmp_path / "start"), data, "masked") | swapped))
+    batch = ready.run.objective.batch([ready.rows[i] for i in range(len(ready.rows))], ready.tokens, np.random.default_rng(0))
+    drawn = batch.inputs.tokens[(batch.wanted >= 0)]
+    assert set(drawn.tolist()) == {int(word[4:]) for word in WORDS}
+
+
+# -------------------------------------------------------------------------------------------- what is taken, and what not
+
+
+def test_what_is_new_and_what_is_left_out_is_named(data, tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text(to_toml(case("classify", tmp_path, data)))
+    said = " ".join(run("train", path, "--output", tmp_path / "run", "-s", "train.steps=1").stderr.split())
+    assert "new, by the seed: head.dense.weight, head.dense.bias, head.output.weight, head.output.bias" in said
+    assert "left out: pooler.dense.weight, pooler.dense.bias" in said
+    model, (begun,) = first_model(made_ready(read_run(read_toml(path))))
+    start = manyheads.load(tmp_path / "start").model
+    held = dict(model.named_parameters())
+    assert all(torch.equal(held[name], tensor) for name, tensor in start.named_parameters())
+    assert begun.taken == len(dict(start.named_parameters())) == len(held) - 4
+
+
+def test_a_head_for_other_classes_is_new_and_another_shape_elsewhere_is_refused(data, tmp_path):
+    folder = saved("bert-classes", tmp_path / "start")  # three classes
+    ready = made_ready(read_run(described(folder, data, "classify", model={"head": {"classes": "data"}})))
+    _, (begun,) = first_model(ready)
+    assert begun.new == ("head.output.weight", "head.output.bias")
+    assert begun.left == begun.new
+    assert ready.spec.head.classes == 2
+    with pytest.raises(SpecError, match='model.head.classes: is 3, and the data has 2 classes; write "data"'):
+        made_ready(read_run(described(folder, data, "classify")))
+    wider = described(folder, data, "classify", model={"head": {"classes": "data"}, "encoder": {"feedforward": {"hidden": 50}}})
+    with pytest.raises(SpecError, match=r"encoder.layers.0.feedforward.down.weight is 32 × 48 in .*start, and 32 × 50 by the description"):
+        first_model(made_ready(read_run(wider)))
+
+
+def test_a_model_that_takes_nothing_is_refused(data, tmp_path):
+    folder = saved("bert", tmp_path / "start")
+    whole = {"vocab": "tokenizer", "decoder": {"layers": 1, "width": 8, "attention": {"kind": "heads", "heads": 2}}}
+    with pytest.raises(SpecError, match=r"start: no weight of .*start has a place in this model"):
+        first_model(made_ready(read_run(described(folder, data, "causal", model=whole))))
+
+
+def test_classes_keep_the_order_of_the_checkpoint(data, tmp_path):
+    names = {"id2label": {0: "late", 1: "early"}, "label2id": {"late": 0, "early": 1}}
+    folder = saved("bert-classes", tmp_path / "start", num_labels=2, **names)
+    assert made_ready(read_run(described(folder, data, "classify"))).labels == ("late", "early")
+
+
+def test_an_objective_whose_head_is_missing_is_refused(data, tmp_path):
+    folder = saved("bert-bare", tmp_path / "start")
+    for objective, said in (("masked", "scores tokens, given 'none': tied, free or masked"), ("classify", "scores classes, given 'none'")):
+        with pytest.raises(SpecError, match=f"model.head: {objective} needs a head that {said}"):
+            read_run(described(folder, data, objective))
+
+
+@pytest.mark.parametrize("name", CASE)
+def test_the_resolved_run_is_the_same_run(name, data, tmp_path):
+    spec = read_run(case(name, tmp_path, data))
+    assert read_run(json.loads(json.dumps(to_tree(spec)))) == spec
+    assert to_tree(spec)["model"]["vocab"] == 61
+
+
+def test_another_vocabulary_is_refused_by_its_first_entry(data, tmp_path):
+    """Claim H6."""
+    folder = saved("bert", tmp_path / "start")
+    written = json.loads((folder / "tokenizer.json").read_text())
+    same = tmp_path / "tokenizer.json"
+    same.write_text(json.dumps(written))
+    own = {"kind": "file", "path": str(same)}
+    assert made_ready(read_run(described(folder, data, "masked", tokenizer=own))).tokens.around == ((51,), (52,))
+    vocab = written["model"]["vocab"]
+    vocab["foo"] = vocab.pop("word17")
+    same.write_text(json.dumps(written))
+    with pytest.raises(SpecError, match="tokenizer: the vocabulary differs at id 17: 'word17' there, 'foo' here"):
+        made_ready(read_run(described(folder, data, "masked", tokenizer=own)))
+    with pytest.raises(SpecError, match=r"the vocabulary differs at id 0: '\[PAD\]' there, '<pad>' here"):
+        made_ready(read_run(described(folder, data, "masked", tokenizer="words")))
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(SpecError, match=r"tokenizer: .*start has no tokenizer to train with"):
+        made_ready(read_run(described(folder, data, "masked")))
+
+
+@pytest.mark.parametrize(("name", "most"), [("causal", 40), ("seq2seq", None), ("masked", 40)])
+def test_texts_that_are_too_long_are_cut_counted_and_said(name, most, data, tmp_path):
+    """To what the run says, and in any case to what the model has places for."""
+    kind, file = KINDS[name]
+    long = "\t".join([" ".join(["word5"] * 60)] * (2 if kind == "pairs" else 1))
+    (data / file).write_text(f"{long}\n{(data / file).read_text()}")
+    family = {"causal": "gpt2", "seq2seq": "t5", "masked": "bert"}[name]
+    folder = saved(family, tmp_path / "start")
+    for longest in (None, 7):
+        ready = made_ready(read_run(described(folder, data, name, train={"longest": longest} if longest else {})))
+        batch = ready.run.objective.batch([ready.rows[i] for i in range(len(ready.rows))], ready.tokens, np.random.default_rng(0))
+        limit = longest or most
+        assert limit is None or batch.inputs.length == limit
+        _, events = first_model(ready)
+        (cut,) = [event for event in events if isinstance(event, Shortened)] or [Shortened(0, 0, 0)]
+        assert bool(cut.rows) is (limit is not None)
+        evaluate(first_model(ready)[0], ready)
+    with pytest.raises(SpecError, match="train.longest: a text of 1 tokens has no room"):
+        made_ready(read_run(described(folder, data, name, train={"longest": 1})))
+
+
+def test_answers_are_written_to_the_last_place_and_not_beyond(data, tmp_path):
+    ready = made_ready(read_run(described(saved("bart", tmp_path / "start", max_position_embeddings=6), data, "seq2seq")))
+    assert ready.rows.cut
+    assert evaluate(first_model(ready)[0], ready)["exact"] == 0
+
+
+def test_what_is_frozen_does_not_change(data, tmp_path):
+    tree = case("classify", tmp_path, data) | {"freeze": ["encoder.embed", "encoder.layers.1"]}
+    list(train(made_ready(read_run(tree)), tmp_path / "run"))
+    before, after = (dict(manyheads.load(tmp_path / name).model.named_parameters()) for name in ("start", "run"))
+    same = {name for name in before if torch.equal(before[name], after[name])}
+    assert same == {name for name in before if name.startswith(("encoder.embed.", "encoder.layers.1."))}
+    with pytest.raises(SpecError, match="freeze: no weight stands under 'encoder.embedding': did you mean 'encoder.embed'"):
+        first_model(made_ready(read_run(tree | {"freeze": ["encoder.embedding"]})))
+    with pytest.raises(SpecError, match="freeze: nothing is left to learn"):
+        first_model(made_ready(read_run(tree | {"freeze": ["encoder", "head"]})))
+
+
+# ------------------------------------------------------------------------------------------------ the same bits, and back
+
+
+@pytest.mark.parametrize("name", ["classify", "seq2seq", "classify-lora", "causal-lora"])
+def test_a_run_that_is_killed_ends_in_the_same_bits(name, data, tmp_path):
+    tree = case(name, tmp_path, data)
+    assert in_a_process(tree, tmp_path / "whole") == 0
+    assert in_a_process(tree, tmp_path / "broken", step=len(name) % 5 + 1) == -signal.SIGKILL
+    assert in_a_process(tree, tmp_path / "broken") == 0
+    assert digests(tmp_path / "broken") == digests(tmp_path / "whole")
+    if "lora" in tree:
+        ends = (tmp_path / where / "checkpoints" / "step-00000006" for where in ("broken", "whole"))
+        one, other = ({p.relative_to(end): p.read_bytes() for p in end.rglob("*") if p.is_file()} for end in ends)
+        assert one == other
+
+
+def changed(path):
+    """One number of one weight."""
+    tensors = load_file(path)
+    tensors[min(tensors)].view(-1)[0] += 1
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("name", ["classify", "classify-lora"])
+def test_a_run_does_not_go_on_from_a_checkpoint_that_has_changed(name, data, tmp_path):
+    list(train(made_ready(read_run(case(name, tmp_path, data))), tmp_path / "run"))
+    changed(tmp_path / "start" / "model.safetensors")
+    with pytest.raises(RunError, match=r"this run began from .*start, which is not what it was"):
+        list(train(made_ready(read_run(case(name, tmp_path, data, steps=8))), tmp_path / "run"))
+
+
+@pytest.mark.parametrize("name", CASE)
+def test_a_run_goes_back_to_the_family_it_came_from(name, data, tmp_path):
+    list(train(made_ready(read_run(case(name, tmp_path, data))), tmp_path / "run"))
+    loaded = manyheads.load(tmp_path / "run")
+    manyheads.export(loaded, tmp_path / "out")
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["model_type"] == CASE[name][0].split("-")[0]
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        assert (tmp_path / "out" / file).read_bytes() == (tmp_path / "start" / file).read_bytes()
+    auto = {"classify": "SequenceClassification", "masked": "MaskedLM", "causal": "CausalLM", "seq2seq": "Seq2SeqLM"}[name.split("-")[0]]
+    theirs = getattr(transformers, f"AutoModelFor{auto}").from_pretrained(tmp_path / "out")
+    ids = loaded.encode([" ".join(WORDS[:5])]).tokens
+    if name == "seq2seq":
+        found, expected = theirs(input_ids=ids, decoder_input_ids=ids[:, :3]).logits.detach(), loaded.logits(ids, ids[:, :3])
+    else:
+        found, expected = theirs(input_ids=ids).logits.detach(), loaded.logits(ids)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    if name.startswith("classify"):
+        assert config["id2label"] == {"0": "early", "1": "late"}
+        assert {row["class"] for row in manyheads.predict(loaded, "word4 word30")["classes"]} == {"early", "late"}
+
+
+def test_one_run_begins_from_another_and_keeps_its_tokens(data, tmp_path):
+    """Pretrained here on texts, then trained for classes; the tokenizer is ours, and each objective frames the text its own way."""
+    tower = {"layers": 1, "width": 16, "attention": {"kind": "heads", "heads": 2}, "position": "rope"}
+    first = described("", data, "masked", tokenizer="words", model={"vocab": "tokenizer", "head": "masked", "encoder": tower})
+    del first["start"]
+    list(train(made_ready(read_run(first)), tmp_path / "first"))
+    ready = made_ready(read_run(described(tmp_path / "first", data, "classify", model={"head": {"kind": "classes", "classes": "data"}})))
+    events = list(train(ready, tmp_path / "second"))
+    assert isinstance(events[0], Started)
+    assert all(name.startswith("head.") for name in (*events[0].new, *events[0].left))
+    loaded = manyheads.load(tmp_path / "second")
+    bare = loaded.tokenizer.encode("word5", add_special_tokens=False).ids
+    assert loaded.tokenizer.encode("word5").ids == [1, *bare, 2]
+    third = made_ready(read_run(described(tmp_path / "second", data, "classify")))
+    assert first_model(third)[1][0].new == ()
+
+
+def test_a_frame_is_kept_through_two_runs(data, tmp_path):
+    """The second begins from the first, which began from a folder of transformers: texts are still framed as there."""
+    list(train(made_ready(read_run(case("masked", tmp_path, data))), tmp_path / "first"))
+    ready = made_ready(read_run(described(tmp_path / "first", data, "classify", model=CLASSES)))
+    assert ready.tokens.around == ((51,), (52,))
+    list(train(ready, tmp_path / "second"))
+    manyheads.export(tmp_path / "second", tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["architectures"] == ["BertForSequenceClassification"]
+
+
+def test_learning_goes_on(data, tmp_path):
+    tree = case("classify", tmp_path, data, steps=40, evaluate_every=40, save_every=40)
+    ready = made_ready(read_run(tree))
+    untrained = evaluate(first_model(ready)[0], ready)["loss"]
+    *_, looked, _, _ = train(ready, tmp_path / "run")
+    assert looked.metrics["loss"] < untrained
+
+
+# ---------------------------------------------------------------------------------------------------------- low ranks
+
+
+@pytest.mark.parametrize("name", ["classify-lora", "causal-lora"])
+def test_low_ranks_change_nothing_at_first_and_then_only_themselves(name, data, tmp_path):
+    tree = case(name, tmp_path, data)
+    ready = made_ready(read_run(tree))
+    model, _ = first_model(ready)
+    plain, (begun,) = first_model(made_ready(read_run({key: value for key, value in tree.items() if key != "lora"})))
+    batch = ready.run.objective.batch([ready.rows[i] for i in range(8)], ready.tokens, np.random.default_rng(0))
+    assert torch.equal(model.eval()(batch.inputs), plain.eval()(batch.inputs))
+    learned = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert {name for name in learned if not name.endswith((".up.weight", ".down.weight"))} == set(begun.new)
+    list(train(ready, tmp_path / "run"))
+    after, where = dict(manyheads.load(tmp_path / "run").model.named_parameters()), tree["lora"].get("where", ["query", "value"])
+    moving = {name for name, tensor in plain.named_parameters() if not torch.equal(tensor, after[name])}
+    assert moving == {name for name in after if name in begun.new or name.endswith(tuple(f".{part}.weight" for part in where))}
+
+
+@pytest.mark.parametrize("name", ["classify-lora", "causal-lora"])
+def test_peft_opens_the_adapter_and_gives_our_logits(name, data, tmp_path):
+    list(train(made_ready(read_run(case(name, tmp_path, data))), tmp_path / "run"))
+    auto = transformers.AutoModelForCausalLM if name == "causal-lora" else transformers.AutoModelForSequenceClassification
+    logger = transformers.utils.logging
+    logger.set_verbosity_error()  # a new head is what is wanted here
+    base = auto.from_pretrained(tmp_path / "start")
+    logger.set_verbosity_warning()
+    (adapter,) = (tmp_path / "run" / "checkpoints").glob("step-00000006/adapter")
+    theirs = PeftModel.from_pretrained(base, adapter).eval()
+    loaded = manyheads.load(tmp_path / "run")
+    ids = loaded.encode([" ".join(WORDS[3:9])]).tokens
+    torch.testing.assert_close(theirs(input_ids=ids).logits.detach(), loaded.logits(ids), atol=1e-5, rtol=0)
+    with theirs.disable_adapter():
+        assert not torch.allclose(theirs(input_ids=ids).logits, loaded.logits(ids), atol=1e-3)
+
+
+def test_where_transformers_has_no_such_matrix_the_adapter_says_so(data, tmp_path):
+    folder = saved("gpt2", tmp_path / "start")
+    ready = made_ready(read_run(described(folder, data, "causal", lora=LORA)))
+    events = list(train(ready, tmp_path / "run"))
+    assert "the adapter has our names: transformers holds decoder.layers.0.attention.query turned round or in one" in events[0].notes[0]
+    (path,) = (tmp_path / "run" / "checkpoints").glob("step-00000006/adapter/adapter_model.safetensors")
+    assert "base_model.model.decoder.layers.0.attention.query.lora_A.weight" in load_file(path)
+    mean = {"head": {"kind": "classes", "classes": "data", "pool": "mean"}}
+    tree = described(saved("bert-bare", tmp_path / "other"), data, "classify", lora=LORA, model=mean)
+    _, (begun,) = first_model(made_ready(read_run(tree)))
+    assert "the adapter has our names, not those of transformers: no family can say this model: head" in begun.notes[0]
+
+
+def test_low_ranks_need_a_start_and_maps_that_are_there(data, tmp_path):
+    tree = case("causal-lora", tmp_path, data)
+    with pytest.raises(SpecError, match="lora.where: no linear map of this model is called 'q_proj'"):
+        first_model(made_ready(read_run(tree | {"lora": {"where": ["q_proj"]}})))
+    alone = {key: value for key, value in tree.items() if key != "start"} | {"model": {"vocab": "tokenizer", "decoder": {"layers": 1}}}
+    with pytest.raises(SpecError, match="lora: is a change of low rank to trained weights: say with start"):
+        read_run(alone)
+
+
+def test_steps_are_counted_alike(data, tmp_path):
+    events = list(train(made_ready(read_run(case("seq2seq", tmp_path, data))), tmp_path / "run"))
+    assert [event.step for event in events if isinstance(event, Stepped)] == [1, 2, 3, 4, 5, 6]
+    assert events[0] == Started(0, events[0].taken, (), ())
