@@ -218,6 +218,44 @@ def train(
     raise typer.Exit(EXIT[ended.reason])
 
 
+@app.command()
+def compare(
+    run: Annotated[Path, typer.Argument(metavar="RUN.toml", help="The run that is changed.")],
+    axes: Annotated[
+        list[str], typer.Argument(metavar="PATH=A,B,…", help="What is changed, and its values; a bare name means every tower's.")
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where the runs go; again, it goes on there.")],
+    seeds: Annotated[int, typer.Option(parser=whole, metavar="N", help="How often each is trained, with other seeds.")] = 3,
+    jobs: Annotated[int, typer.Option(parser=whole, metavar="N", help="Runs side by side, each with one thread.")] = 1,
+    overrides: Overrides = None,
+    parts: Parts = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing unless something is wrong.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train every combination of some changes, with several seeds, and print a table of means and deviations; and a picture.
+
+    Example: manyheads compare run.toml position=none,sinusoidal,rope residual=pre,post --seeds 3 --output runs/positions
+    """
+    from manyheads.compare import compare as run_all
+    from manyheads.compare import draw, print_compared
+    from manyheads.spec import load_parts
+    from manyheads.training import EXIT
+
+    for path in parts or []:
+        load_parts(path)
+    found = run_all(run, axes, output, seeds=seeds, jobs=jobs, overrides=overrides or [], parts=parts or [], quiet=quiet or as_json)
+    write_json(found) if as_json else print_compared(found, console_for_output())
+    if any(row["seeds"] for row in found["cells"]):
+        try:
+            draw(found, output / "compare.png")
+        except ImportError:
+            typer.echo("no picture is drawn: pip install 'manyheads[plot]'", err=True)
+    if found["stopped"]:
+        raise typer.Exit(EXIT[found["stopped"]])
+    if all(row["wrong"] for row in found["cells"]):
+        raise typer.Exit(EXIT_FAILURE)
+
+
 data_app = typer.Typer(help="Look at data, or make it ready once for many runs.", rich_markup_mode=None, no_args_is_help=True)
 app.add_typer(data_app, name="data")
 

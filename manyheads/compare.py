@@ -1,0 +1,435 @@
+"""A grid of changes to one run, every cell trained with several seeds: a table with means and deviations, and a picture."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+import multiprocessing
+import re
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from manyheads.model.spec import SHAPES, ModelSpec, NgramSpec, RecurrentSpec, TowerSpec
+from manyheads.spec import Spec, SpecError, Tree, load_parts, nearest, one_line, override, quoted, read_toml
+from manyheads.train.forecast import check_room, needs_of
+from manyheads.train.loop import Ended, Stepped, train
+from manyheads.train.optim import OptimSpec
+from manyheads.train.run import RunSpec, TrainSpec, check_unchanged, made_ready, read_run
+from manyheads.training import heard, spoken
+
+MOST_RUNS = 10_000
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One thing that is changed, where it stands in the run, and what it becomes in turn."""
+
+    name: str
+    paths: tuple[str, ...]
+    values: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One choice of every axis; `wrong` where no run can be like that."""
+
+    choices: tuple[tuple[str, str], ...]
+    trees: tuple[Tree, ...]  # by seed
+    folder: Path
+    wrong: str | None = None
+
+    @property
+    def name(self) -> str:
+        return " ".join(f"{axis}={value}" for axis, value in self.choices)
+
+
+# ------------------------------------------------------------------------------------------------------------ the grid
+
+
+def read_axis(said: str, tree: Tree) -> Axis:
+    """`position=none,rope` and where that is in this run."""
+    name, equals, values = said.partition("=")
+    found = tuple(split_values(values))
+    if not equals or not name.strip() or not all(found):
+        raise SpecError(f"given {quoted(said)}, expected what is changed and its values, such as position=none,rope")
+    if len(set(found)) < len(found):
+        raise SpecError(f"{quoted(said)} says a value twice")
+    return Axis(name.strip(), paths_of(name.strip(), tree), found)
+
+
+def split_values(text: str) -> Iterator[str]:
+    """At commas that stand in no brackets and no quotation marks."""
+    depth, quote, start = 0, "", 0
+    for i, letter in enumerate(text):
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "\"'":
+            quote = letter
+        elif letter in "[{":
+            depth += 1
+        elif letter in "]}":
+            depth -= 1
+        elif letter == "," and not depth:
+            yield text[start:i].strip()
+            start = i + 1
+    yield text[start:].strip()
+
+
+def paths_of(name: str, tree: Tree) -> tuple[str, ...]:
+    """A full path as it is; a short one wherever the run has that field: in every tower, else in the model, the optimiser, the training."""
+    first = name.partition(".")[0]
+    if name == "seed":
+        raise SpecError("seed: every cell is trained with several; --seeds says with how many")
+    model = tree["model"] if isinstance(tree.get("model"), dict) else {}
+    towers = [shape for shape in SHAPES if isinstance(model.get(shape), dict) and first in fields_of_tower(shape)]
+    if first in RunSpec.model_fields:
+        return (name,)
+    if first in ModelSpec.model_fields:
+        return (f"model.{name}",)
+    if towers:
+        # a tower that is like the other has what is said of that one, unless it says its own
+        return tuple(f"model.{shape}.{name}" for shape in towers if "like" not in model[shape] or first in model[shape])
+    for table, spec in (("optim", OptimSpec), ("train", TrainSpec)):
+        if first in spec.model_fields:
+            return (f"{table}.{name}",)
+    known = {*RunSpec.model_fields, *ModelSpec.model_fields, *OptimSpec.model_fields, *TrainSpec.model_fields, *TowerSpec.model_fields}
+    raise SpecError(f"no field {quoted(first)} in this run{nearest(first, known - {'seed'})}")
+
+
+def fields_of_tower(shape: str) -> set[str]:
+    specs: dict[str, type[Spec]] = {"recurrent": RecurrentSpec, "ngram": NgramSpec}
+    return set(specs.get(shape, TowerSpec).model_fields)
+
+
+def grid(tree: Tree, axes: Sequence[Axis], seeds: int, folder: Path) -> list[Cell]:
+    """Every cell. A value that works in none of its cells is refused; a cell that does not work although its values do says why."""
+    first = read_run(tree).seed
+    cells = []
+    if math.prod(len(axis.values) for axis in axes) * seeds > MOST_RUNS:
+        raise SpecError(f"that makes more than {MOST_RUNS:,} runs; compare less at once")
+    for values in itertools.product(*(axis.values for axis in axes)):
+        said = [f"{path}={value}" for axis, value in zip(axes, values, strict=True) for path in axis.paths]
+        choices = tuple((axis.name, value) for axis, value in zip(axes, values, strict=True))
+        cell, wrong = override(tree, said), None
+        try:
+            read_run(cell)
+        except SpecError as error:
+            wrong = str(error)
+        trees = tuple(cell | {"seed": first + i} for i in range(seeds))
+        cells.append(Cell(choices, trees, folder / folder_name(choices), wrong))
+    for choice in dict.fromkeys(choice for cell in cells for choice in cell.choices):
+        if all(cell.wrong for cell in cells if choice in cell.choices):
+            raise SpecError(f"{'='.join(choice)}: {next(cell.wrong for cell in cells if choice in cell.choices)}")
+    return cells
+
+
+def folder_name(choices: tuple[tuple[str, str], ...]) -> str:
+    """As it is said, where every disk can write that; otherwise a part of it, and a hash."""
+    said = ",".join(f"{axis}={value}" for axis, value in choices)
+    if re.fullmatch(r"[\w.=,+-]{1,120}", said, re.ASCII):
+        return said
+    return f"{re.sub(r'[^a-zA-Z0-9.=,+-]+', '-', said)[:60]}-{hashlib.sha256(said.encode()).hexdigest()[:8]}"
+
+
+# ------------------------------------------------------------------------------------------------------------ the runs
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one run: its last figures and all looks at unseen rows, or why there are none."""
+
+    seed: int
+    metrics: dict[str, float]
+    curve: tuple[tuple[int, float], ...]
+    steps: int
+    seconds: float
+    reason: str | None  # why it ended, none where it did not
+    wrong: str | None = None
+
+
+def outcome(tree: Tree, folder: Path) -> Outcome:
+    """As the run's own folder tells it."""
+    metrics, curve, seconds, step, reason = dict[str, float](), list[tuple[int, float]](), 0.0, 0, None
+    path = folder / "metrics.jsonl"
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        event = json.loads(line)
+        step, reason = event["step"], None
+        if event["event"] == "stepped":
+            seconds += event["seconds"]
+        elif event["event"] == "evaluated":
+            metrics = event["metrics"]
+            curve.append((step, metrics["loss"]))
+        elif event["event"] == "ended":
+            reason = event["reason"]
+    ended = reason == "goal" or (reason == "steps" and step >= read_run(tree).train.steps)
+    return Outcome(tree["seed"], metrics, tuple(curve), step, seconds, reason if ended else None)
+
+
+def run_cell(tree: Tree, folder: Path, wish: Callable[[], str | None], tell: Callable[[int], None] = lambda step: None) -> str | None:
+    """Trains one run, or goes on with it; gives why it could not, or that somebody asked to stop."""
+    try:
+        ready = made_ready(read_run(tree))
+        check_room(needs_of(ready, folder))
+        for event in train(ready, folder, wish=wish):
+            if isinstance(event, Stepped):
+                tell(event.step)
+            if isinstance(event, Ended) and event.reason in ("interrupted", "terminated"):
+                return event.reason
+    except (ValueError, ArithmeticError, RuntimeError, MemoryError, OSError) as error:
+        return one_line(str(error) or type(error).__name__)
+    return None
+
+
+def in_process(tree: Tree, folder: Path, parts: Sequence[Path], answer: Any) -> None:
+    """One of several runs side by side, with one thread. Ctrl-C at a terminal reaches all processes: the first hands it on as SIGTERM."""
+    torch.set_num_threads(1)
+    for path in parts:
+        load_parts(path)
+    with heard() as wish:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        answer.send(run_cell(tree, folder, wish))
+
+
+def compare(
+    path: Path,
+    said: Sequence[str],
+    folder: Path,
+    *,
+    seeds: int = 3,
+    jobs: int = 1,
+    overrides: Sequence[str] = (),
+    parts: Sequence[Path] = (),
+    quiet: bool = False,
+) -> Tree:
+    """Trains what is not trained yet, and tells what came out. Nothing is begun before the whole grid is known to be sound."""
+    if not 1 <= seeds <= MOST_RUNS or not 1 <= jobs <= 1024:
+        raise SpecError(f"--seeds is {seeds} and --jobs is {jobs}, expected at least one of each")
+    if not said:
+        raise SpecError("nothing to compare: say what is changed and its values, such as position=none,rope")
+    tree = override(read_toml(path), overrides)
+    read_run(tree)
+    axes = [read_axis(one, tree) for one in said]
+    if len({path for axis in axes for path in axis.paths}) < sum(len(axis.paths) for axis in axes):
+        raise SpecError("two of the axes change the same field")
+    cells = grid(tree, axes, seeds, folder)
+    runs = [(cell, tree, folder_of(cell, tree)) for cell in cells if not cell.wrong for tree in cell.trees]
+    for _, one, place in runs:
+        if (place / "run.toml").exists():
+            check_unchanged(read_toml(place / "run.toml"), read_run(one))
+    left = [one for one in runs if outcome(one[1], one[2]).reason is None]
+    progress = Progress(len(runs), len(runs) - len(left), quiet=quiet)
+    wrong, stopped = side_by_side(left, jobs, parts, progress) if jobs > 1 else one_by_one(left, progress)
+    found = told(cells, axes, wrong, seeds) | {"stopped": stopped, "folder": str(folder)}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "compare.json").write_text(json.dumps(found, indent=1, ensure_ascii=False), encoding="utf-8")
+    return found
+
+
+def folder_of(cell: Cell, tree: Tree) -> Path:
+    return cell.folder / f"seed-{tree['seed']}"
+
+
+Run = tuple[Cell, Tree, Path]
+
+
+def one_by_one(left: Sequence[Run], progress: Progress) -> tuple[dict[Path, str], str | None]:
+    """Why some runs failed, by their folders, and the signal that stopped all."""
+    wrong: dict[Path, str] = {}
+    with heard() as wish:
+        for cell, tree, folder in left:
+            progress.begin(cell, tree)
+            failed = run_cell(tree, folder, wish, progress.stepped)
+            if reason := wish():
+                return wrong, reason
+            if failed:
+                wrong[folder] = failed
+            progress.end(cell, outcome(tree, folder), failed)
+    return wrong, None
+
+
+def side_by_side(left: Sequence[Run], jobs: int, parts: Sequence[Path], progress: Progress) -> tuple[dict[Path, str], str | None]:
+    """The same with a process a run, so many at a time; a signal is handed on to all of them, once."""
+    wrong: dict[Path, str] = {}
+    context, waiting, working = multiprocessing.get_context("spawn"), list(left), dict[Any, tuple[Run, Any]]()
+    with heard() as wish:
+        while working or (waiting and not wish()):
+            while waiting and len(working) < jobs and not wish():
+                run, (answer, sender) = waiting.pop(0), context.Pipe(duplex=False)
+                process = context.Process(target=in_process, args=(run[1], run[2], parts, sender))
+                process.start()
+                sender.close()
+                working[process] = run, answer
+            wait([process.sentinel for process in working], timeout=0.2)
+            for process in [process for process in working if process.exitcode is not None]:
+                (cell, tree, folder), answer = working.pop(process)
+                failed = answered(answer, process.exitcode)
+                if not wish():
+                    if failed:
+                        wrong[folder] = failed
+                    progress.end(cell, outcome(tree, folder), failed)
+            if wish() and waiting is not STOPPED:
+                waiting = STOPPED
+                for process in working:
+                    process.terminate()
+    return wrong, wish()
+
+
+STOPPED: list[Run] = []
+
+
+def answered(answer: Any, code: int) -> str | None:
+    """Why a run failed, as its process said before it ended; some end without a word."""
+    try:
+        said: str | None = answer.recv()
+    except EOFError:
+        return f"its process ended with code {code}"
+    return said
+
+
+class Progress:
+    """Lines on standard error: which run of how many, how it went, and the time left."""
+
+    def __init__(self, runs: int, done: int, *, quiet: bool) -> None:
+        self.runs, self.done, self.quiet, self.made, self.begun = runs, done, quiet, 0, time.perf_counter()
+        self.line, self.steps, self.live = "", 0, sys.stderr.isatty() and not quiet
+
+    def begin(self, cell: Cell, tree: Tree) -> None:
+        self.line = f"{self.done + 1} of {self.runs} · {cell.name}, seed {tree['seed']}"
+        self.steps = read_run(tree).train.steps
+
+    def stepped(self, step: int) -> None:
+        if self.live and step % 10 == 0:
+            print(f"\r\x1b[K{one_line(self.line)} · step {step:,} of {self.steps:,}", end="", file=sys.stderr, flush=True)
+
+    def end(self, cell: Cell, found: Outcome, failed: str | None) -> None:
+        self.done, self.made = self.done + 1, self.made + 1
+        left = (time.perf_counter() - self.begun) / self.made * (self.runs - self.done)
+        came = failed or " · ".join(f"{name} {value:.4g}" for name, value in found.metrics.items())
+        more = f" · about {spoken(left)} left" if self.done < self.runs else ""
+        if not self.quiet:
+            clear = "\r\x1b[K" if self.live else ""
+            print(clear + one_line(f"{self.done} of {self.runs} · {cell.name}, seed {found.seed}: {came}{more}"), file=sys.stderr)
+
+
+# ----------------------------------------------------------------------------------------------------------- the table
+
+
+def told(cells: Sequence[Cell], axes: Sequence[Axis], wrong: dict[Path, str], seeds: int) -> Tree:
+    """All cells with their runs, and the mean and the deviation of every figure over the seeds."""
+    rows = []
+    for cell in cells:
+        found = [] if cell.wrong else [outcome(tree, folder_of(cell, tree)) for tree in cell.trees]
+        ended = [one for one in found if one.reason]
+        failed = cell.wrong or next((wrong[folder_of(cell, tree)] for tree in cell.trees if folder_of(cell, tree) in wrong), None)
+        names = list(dict.fromkeys(name for one in ended for name in one.metrics))
+        rows.append(
+            {
+                "cell": dict(cell.choices),
+                "parameters": parameters_of(cell) if ended else None,
+                "seconds": statistics.fmean(one.seconds for one in ended) if ended else None,
+                "metrics": {name: summed([one.metrics[name] for one in ended if name in one.metrics]) for name in names},
+                "seeds": [
+                    {"seed": one.seed, "steps": one.steps, "seconds": one.seconds, "metrics": one.metrics, "curve": one.curve}
+                    for one in ended
+                ],
+                "wrong": failed,
+            }
+        )
+    return {"schema": 1, "axes": {axis.name: list(axis.values) for axis in axes}, "seeds": seeds, "cells": rows}
+
+
+def summed(values: Sequence[float]) -> Tree:
+    """Mean and standard deviation (n − 1), which one value has not."""
+    return {"mean": statistics.fmean(values), "sd": statistics.stdev(values) if len(values) > 1 else None, "count": len(values)}
+
+
+def parameters_of(cell: Cell) -> int:
+    """Of the model as it was kept."""
+    kept = folder_of(cell, cell.trees[0]) / "checkpoints"
+    with safe_open(kept / (kept / "latest").read_text(encoding="utf-8") / "model.safetensors", "pt") as file:
+        return sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118  (it is no dict)
+
+
+def print_compared(found: Tree, console: Any) -> None:
+    """A row a cell."""
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
+
+    names = list(dict.fromkeys(name for row in found["cells"] for name in row["metrics"]))
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for name in found["axes"]:
+        table.add_column(name, overflow="fold")
+    for name in (*names, "parameters", "seconds"):
+        table.add_column(name, justify="right", no_wrap=True)
+    if any(row["wrong"] for row in found["cells"]):
+        table.add_column("", overflow="fold")
+    for row in found["cells"]:
+        figures = [written(name, row["metrics"][name]) if name in row["metrics"] else "" for name in names]
+        costs = ["" if row["parameters"] is None else f"{row['parameters']:,}", "" if row["seconds"] is None else f"{row['seconds']:.3g}"]
+        table.add_row(*map(escape, row["cell"].values()), *figures, *costs, *([escape(row["wrong"])] if row["wrong"] else []))
+    console.print(table)
+
+
+def written(name: str, figure: Tree) -> str:
+    """Mean ± deviation; shares in per cent."""
+    share = name != "loss" and 0 <= figure["mean"] <= 1
+    mean, sd = ((100 * value if share and value is not None else value) for value in (figure["mean"], figure["sd"]))
+    digits = ".1f" if share else ".4f" if abs(mean) < 10 else ".4g"
+    return f"{mean:{digits}}{'' if sd is None else f' ± {sd:{digits}}'}{' %' if share else ''}"
+
+
+# --------------------------------------------------------------------------------------------------------- the picture
+
+
+def draw(found: Tree, path: Path) -> None:
+    """Learning curves of the loss on unseen rows, and the last figure of every seed; colours and rows are the same cells."""
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
+    rows = [row for row in found["cells"] if row["seeds"]]
+    names = [" ".join(f"{axis}={value}" for axis, value in row["cell"].items()) for row in rows]
+    metric = next((name for name in ("exact", "accuracy") if all(name in row["metrics"] for row in rows)), "loss")
+    figure = Figure(figsize=(12, max(4.0, 1.4 + 0.36 * len(rows))), layout="constrained")
+    curves, points = figure.subplots(1, 2, width_ratios=(3, 2))
+    palette = colormaps["tab10" if len(rows) <= 10 else "turbo"]
+    lines = ("-", "--", ":", "-.")
+    for i, row in enumerate(rows):
+        colour = palette(i) if len(rows) <= 10 else palette(i / (len(rows) - 1))
+        for one in row["seeds"]:
+            curves.plot(*zip(*one["curve"], strict=True), color=colour, alpha=0.3, linewidth=0.8)
+        shared = sorted(set.intersection(*({step for step, _ in one["curve"]} for one in row["seeds"])))
+        means = [statistics.fmean(dict(map(tuple, one["curve"]))[step] for one in row["seeds"]) for step in shared]
+        curves.plot(shared, means, color=colour, linestyle=lines[i // 10 % 4], linewidth=1.8, marker=".", label=names[i])
+        values = [one["metrics"][metric] for one in row["seeds"]]
+        points.plot(values, [i] * len(values), "o", color=colour, alpha=0.6)
+        points.plot([statistics.fmean(values)] * 2, [i - 0.3, i + 0.3], color=colour, linewidth=2.5)
+    losses = [loss for row in rows for one in row["seeds"] for _, loss in one["curve"]]
+    if min(losses) > 0 and max(losses) / min(losses) > 10:
+        curves.set_yscale("log")
+    curves.set(xlabel="steps", ylabel="loss on unseen rows", title="mean over seeds, each seed thin")
+    points.set(
+        yticks=range(len(rows)),
+        yticklabels=names,
+        ylim=(len(rows) - 0.5, -0.5),
+        xlabel=f"{metric}, unseen rows",
+        title="a point a seed, a bar the mean",
+    )
+    for axes in (curves, points):
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+    if len(rows) <= 10:
+        curves.legend(fontsize="small", frameon=False)
+    figure.savefig(path, dpi=120)
