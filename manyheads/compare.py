@@ -23,10 +23,11 @@ from safetensors import safe_open
 
 from manyheads.model.spec import SHAPES, ModelSpec, NgramSpec, RecurrentSpec, TowerSpec
 from manyheads.spec import Spec, SpecError, Tree, load_parts, nearest, one_line, override, quoted, read_toml
+from manyheads.train.folder import check_unchanged
 from manyheads.train.forecast import check_room, needs_of
 from manyheads.train.loop import Ended, Stepped, train
 from manyheads.train.optim import OptimSpec
-from manyheads.train.run import RunSpec, TrainSpec, check_unchanged, made_ready, read_run
+from manyheads.train.run import RunSpec, TrainSpec, made_ready, read_run
 from manyheads.training import heard, spoken
 
 MOST_RUNS = 10_000
@@ -226,8 +227,7 @@ def compare(
     cells = grid(tree, axes, seeds, folder)
     runs = [(cell, tree, folder_of(cell, tree)) for cell in cells if not cell.wrong for tree in cell.trees]
     for _, one, place in runs:
-        if (place / "run.toml").exists():
-            check_unchanged(read_toml(place / "run.toml"), read_run(one))
+        check_unchanged(place, read_run(one))
     left = [one for one in runs if outcome(one[1], one[2]).reason is None]
     progress = Progress(len(runs), len(runs) - len(left), quiet=quiet)
     wrong, stopped = side_by_side(left, jobs, parts, progress) if jobs > 1 else one_by_one(left, progress)

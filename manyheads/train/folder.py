@@ -193,6 +193,13 @@ def begin(ready: Ready, folder: Path, *, device: torch.device, overridden: Seque
     return found
 
 
+def check_unchanged(folder: Path, run: RunSpec) -> None:
+    """Refuses a folder that holds another run, before anything is done."""
+    if (folder / "run.toml").exists():
+        found = changes(filled(read_toml(folder / "run.toml")), to_tree(run))
+        refuse(folder, [one for one in found if not within(one.field, SAFE)])
+
+
 def filled(tree: Tree) -> Tree:
     """A run as it was written down, with what later versions added to it."""
     try:
