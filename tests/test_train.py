@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 
@@ -32,6 +33,8 @@ TOWER = {"layers": 1, "width": 16, "attention": {"kind": "heads", "heads": 2}, "
 PATCHES = {"embed": {"kind": "patches", "pixels": 4, "channels": 1}}
 RESTORED = {"embed": "restored", "mask": {"causal": False}}
 SEQUENCE = {"kind": "sequence", "task": "reverse", "count": 400}
+# as a file of one's own: scikit-learn takes seconds to import, and each of these processes would
+DIGITS = {"kind": "pictures", "path": str(Path(find_spec("sklearn").origin).parent / "datasets" / "data" / "digits.csv.gz")}
 OBJECTIVES = {
     "seq2seq": {
         "model": {"vocab": "tokenizer", "encoder": TOWER, "decoder": {"like": "encoder", "embed": "shared", "cross": True}},
@@ -50,10 +53,10 @@ OBJECTIVES = {
         "model": {"vocab": "tokenizer", "encoder": TOWER, "head": {"kind": "vector", "pool": "mean"}},
         "data": {"kind": "sequence", "task": "reverse", "count": 400},
     },
-    "classify": {"model": {"encoder": TOWER | PATCHES, "head": {"kind": "classes", "classes": 10, "pool": "mean"}}, "data": "digits"},
+    "classify": {"model": {"encoder": TOWER | PATCHES, "head": {"kind": "classes", "classes": 10, "pool": "mean"}}, "data": DIGITS},
     "patches": {
         "model": {"encoder": TOWER | PATCHES, "decoder": TOWER | RESTORED, "head": {"kind": "pixels", "pixels": 4}},
-        "data": "digits",
+        "data": DIGITS,
     },
     "shaped": {
         "model": {"vocab": "tokenizer", "encoder": TOWER, "decoder": {"like": "encoder", "embed": "shared", "cross": True}},
