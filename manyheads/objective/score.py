@@ -125,7 +125,8 @@ class ObjectiveSpec(Part, slot="objective"):
     def check(self, model: ModelSpec) -> None:
         """Refuses a model whose head does not say what is asked."""
         if not model.head.scores_tokens:
-            raise SpecError(f"{self.kind} asks for tokens, and the head '{model.head.kind}' scores none", ("model", "head"))
+            said = f"{self.kind} asks for tokens, and the head '{model.head.kind}' scores none; take tied, free or masked"
+            raise SpecError(said, ("model", "head"))
 
     @abstractmethod
     def batch(self, rows: Sequence[Row], tokens: Tokens, chance: np.random.Generator) -> Batch: ...
