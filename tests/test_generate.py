@@ -267,7 +267,8 @@ def test_something_loaded_answers_each_text_as_if_alone(name, temperature):
     learned = {"kind": "learned", "length": 12}
     spec = pair(position=learned) if name == "pair" else decoder(position=learned)
     rows = [[3, 4, 5, 6, 7, 8, 9, 10, 11, 12], [5], [6, 7], [5], [9, 8, 7, 6, 5]]
-    dynamic = decoder(position={"kind": "rope", "scaling": {"kind": "dynamic", "factor": 3.0, "length": 4}})
+    dynamic = decoder(position={"kind": "rope", "scaling": {"kind": "longrope", "short": [1.0], "long": [50.0], "length": 12}})
+    dynamic = manyheads.read_model(manyheads.spec.to_tree(dynamic) | STEADY)
     for one in (spec, dynamic):
         ours = Loaded(made(one))
         how = {"max_new": 9, "temperature": temperature, "seed": 3, "start": 1}
