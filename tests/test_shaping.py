@@ -255,7 +255,7 @@ def test_a_term_of_weight_zero_is_logged_and_changes_no_bit(name):
 
 def test_chosen_layers_heads_and_towers_are_those_alone():
     tree = described("seq2seq")
-    tree["model"]["encoder"] = tree["model"]["encoder"] | {"layers": 3}
+    tree["model"] = tree["model"] | {"encoder": tree["model"]["encoder"] | {"layers": 3}}
     chosen = {"kind": "focus", "where": "self", "tower": "encoder", "layers": [0, 2], "heads": [1]}
     ready = made_ready(read_run(tree | {"shaping": [chosen, FOCUS]}))
     model, batch = manyheads.build(ready.spec).double().eval(), Stream(ready).next()
