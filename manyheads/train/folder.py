@@ -68,7 +68,7 @@ def check_place(folder: Path, resume: str = "auto") -> None:
             code = errno.EROFS if os.statvfs(there).f_flag & os.ST_RDONLY else errno.EACCES
             raise OSError(code, os.strerror(code), str(there))
         if resume == "never" and any((folder / name).exists() for name in ("run.toml", "checkpoints")):
-            raise RunError(f"{folder} holds a run, and --resume never begins a new one; take another --output")
+            raise RunError(f"{folder} holds a run, and --resume never goes on with none; take another --output")
     other = read_lock(folder / "lock.json")
     if other and in_use(other):
         raise taken(folder, other)
