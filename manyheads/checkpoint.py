@@ -137,7 +137,7 @@ class Loaded:
 
     @torch.no_grad()
     def embed(self, texts: str | Sequence[str]) -> Tensor:
-        """One vector a text: what its head gives, otherwise what the folder says, or the mean over its tokens."""
+        """One vector a text: what the head gives, where that is a vector; otherwise the mean over its tokens, or what the folder says."""
         self.check_reads_texts()
         return self.pooled(self.encode([texts] if isinstance(texts, str) else texts))
 
@@ -146,7 +146,7 @@ class Loaded:
             raise ValueError(
                 f"a vector a text is what an encoder gives, or a decoder whose folder says how; this model is {self.spec.shape}"
             )
-        if self.spec.head.kind == "vector":
+        if self.spec.head.kind == "vector" and self.pooling is None:
             return self.model(given)
         states, padding = self.model.states(given)
         return (self.pooling or Pooling()).pool(states, padding)

@@ -1,4 +1,6 @@
-"""The claims of the source documents, row by row: A attention, B masks, C heads, D positions, E recurrent, F blocks, G shapes, O tasks.
+"""The claims of the source documents, row by row.
+
+A attention, B masks, C heads, D positions, E recurrent, F blocks, G shapes, H objectives, O tasks.
 
 Each test is named for its row. Tolerances: float64 1e-10, float32 1e-5, unless the row says otherwise.
 """
@@ -12,9 +14,11 @@ import math
 from html.parser import HTMLParser
 
 import kinds
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from baselines import unigram_entropy
 from hypothesis import given
 from hypothesis import strategies as st
 from kinds import choices, made, named, tokens
@@ -22,6 +26,9 @@ from torch import nn
 
 from manyheads import Inputs, build, read_model
 from manyheads.inspect.page import attention_page
+from manyheads.objective.language import CausalSpec, InfillSpec, MaskedSpec
+from manyheads.objective.pooled import PatchesSpec
+from manyheads.objective.score import NOTHING, Tokens
 from manyheads.parts.attend import ArgmaxSpec, BilinearSpec, CoreSpec, DotSpec, FusedSpec, ProjectedSpec, check_rows, inverse_root, score
 from manyheads.parts.attention import ChunkedSpec, HeadsSpec, KeyValue, Scene, WideSpec, fused_weight, split_weight
 from manyheads.parts.feedforward import ACTIVATIONS, GatedSpec, MlpSpec
@@ -31,6 +38,8 @@ from manyheads.parts.position import AlibiSpec, ClippedSpec, LearnedSpec, Places
 from manyheads.parts.residual import NoResidualSpec, PreSpec
 from manyheads.parts.rope import RopeSpec
 from manyheads.spec import SLOTS, SpecError
+from manyheads.train.loop import train as train_run
+from manyheads.train.run import made_ready, read_run
 
 CPU = torch.device("cpu")
 sizes = st.integers(1, 6)
@@ -751,6 +760,29 @@ def test_alibi_slopes_are_the_published_ones():
 # -------------------------------------------------------------------------------------------------- E: recurrent
 
 
+def trained(tree, folder, **train):
+    """A run to its end: how it went, and what it made of unseen rows."""
+    usual = {"steps": 40, "tokens": 600, "evaluate_every": 1000, "save_every": 1000, "evaluate_rows": 100}
+    optim = {"rate": 1e-2, "schedule": {"kind": "cosine", "warmup": 5}}
+    ready = made_ready(read_run({"optim": optim, "train": usual | train} | tree))
+    *_, looked, _, _ = train_run(ready, folder)
+    return ready, looked.metrics
+
+
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+def test_e1_pairs_without_attention_train_where_a_transformer_does(cell, tmp_path):
+    """The same data, objective and rest of the run: only the model's table is another."""
+    tower = kinds.tower(layers=1, position="sinusoidal", residual="pre")
+    models = {
+        "transformer": {"vocab": "tokenizer", "encoder": tower, "decoder": {"like": "encoder", "embed": "shared", "cross": True}},
+        cell: {"vocab": "tokenizer", "recurrent": {"width": 24, "cell": cell, "attention": False}},
+    }
+    data = {"kind": "sequence", "task": "copy", "length": 3, "vocabulary": 6, "count": 300, "held_out": 20}
+    for name, model in models.items():
+        ready, metrics = trained({"model": model, "data": data, "objective": "seq2seq"}, tmp_path / name)
+        assert metrics["loss"] < unigram_entropy(ready)
+
+
 def test_e2_attention_of_the_recurrent_decoder_is_a_distribution_with_true_gradients():
     model = made(kinds.recurrent(width=4, core={"kind": "additive", "size": 3}))
     states = torch.randn(2, 5, 8, dtype=torch.float64, requires_grad=True)
@@ -1004,6 +1036,97 @@ def test_g7_a_place_that_is_not_there_is_named():
     spec = read_model({"vocab": kinds.VOCAB, "encoder": kinds.tower(), "head": {"kind": "classes", "pool": {"kind": "at", "index": 20}}})
     with pytest.raises(ValueError, match="no token at place 20"):
         made(spec)(tokens())
+
+
+# --------------------------------------------------------------------------------------------------- H: objectives
+
+TEXTS = st.lists(st.lists(st.integers(5, kinds.VOCAB - 1), min_size=1, max_size=12).map(np.array), min_size=1, max_size=4)
+
+
+@given(texts=TEXTS, seed=seeds)
+def test_h1_labels_are_the_inputs_shifted_and_no_place_sees_its_label(texts, seed):
+    batch = CausalSpec().batch([(text,) for text in texts], Tokens(count=kinds.VOCAB), np.random.default_rng(seed))
+    given_, wanted = batch.inputs.tokens, batch.wanted
+    asked = wanted != NOTHING
+    for row, text in enumerate(texts):
+        assert wanted[row, asked[row]].tolist() == [*text.tolist(), Tokens().end]
+        assert given_[row, asked[row]].tolist() == [Tokens().begin, *text.tolist()]
+    both = asked[:, 1:]
+    assert torch.equal(given_[:, 1:][both], wanted[:, :-1][both])
+    model = made(kinds.decoder(position="sinusoidal"))
+    place = seed % given_.shape[1]
+    changed = given_.clone()
+    changed[:, place] = (changed[:, place] + 1) % kinds.VOCAB
+    with torch.no_grad():  # the label of a place stands one later
+        torch.testing.assert_close(model(changed)[:, :place], model(given_)[:, :place], rtol=0, atol=1e-10)
+
+
+SEES_PLACES = [position for position in choices("position") if position["kind"] != "none"]
+
+
+@pytest.mark.parametrize("position", SEES_PLACES, ids=named)
+@torch.no_grad()
+def test_h2_h3_a_masked_token_keeps_its_place_or_all_are_one(position):
+    model = made(kinds.encoder(position=position))
+    text = torch.tensor([[6, 7, Tokens().mask, 9, 10, Tokens().mask, 12, Tokens().mask]])
+    masked = text[0] == Tokens().mask
+    kept = model(Inputs(text))[0, masked]
+    assert (torch.pdist(kept) > 1e-3).all()
+    places = torch.arange(8)[None].masked_fill(masked[None], 0)
+    lost = model(Inputs(text, positions=places))[0, masked]
+    assert (lost - lost[:1]).abs().max() <= 1e-6
+
+
+@torch.no_grad()
+def test_h2_the_masked_objective_hides_tokens_and_no_places():
+    text = np.arange(5, 5 + 18)
+    batch = MaskedSpec(share=0.5, hidden=1.0, swapped=0.0).batch([(text,)], Tokens(count=23), np.random.default_rng(0))
+    shown = batch.inputs.tokens[0, 1:-1].numpy()
+    hidden = shown == Tokens().mask
+    assert 2 < hidden.sum() < 16
+    assert (shown[~hidden] == text[~hidden]).all()
+    assert (batch.wanted[0, 1:-1].numpy() == np.where(hidden, text, NOTHING)).all()
+    assert batch.inputs.positions is None  # which is to be counted, for all alike
+
+
+@torch.no_grad()
+def test_h2_h3_hidden_patches_are_restored_by_their_places():
+    tower = kinds.tower(embed={"kind": "patches", "pixels": 4, "channels": 1}, position="sinusoidal")
+    found = {}
+    for position in ("sinusoidal", "none"):
+        decoder = kinds.tower(embed="restored", mask={"causal": False}, position=position)
+        spec = {"encoder": tower, "decoder": decoder, "head": {"kind": "pixels", "pixels": 4}, "init": {"kind": "normal", "std": 0.3}}
+        batch = PatchesSpec().batch([(np.random.default_rng(1).random((16, 4)),)], Tokens(), np.random.default_rng(2))
+        found[position] = made(read_model(spec))(batch.inputs, batch.source)[batch.wanted != NOTHING]
+    assert (torch.pdist(found["sinusoidal"]) > 1e-3).all()
+    assert torch.pdist(found["none"]).max() <= 1e-6
+
+
+def test_h4_span_corruption_without_an_encoder():
+    """prefix M suffix M content: that its parts give the text back is a law of test_objective; here how much is missing."""
+    generator, tokens, text = np.random.default_rng(0), Tokens(count=1000), np.arange(5, 905)
+    shares, lengths = [], []
+    for _ in range(400):
+        batch = InfillSpec(block=128).batch([(text,)] * 8, tokens, generator)
+        for row in batch.wanted.tolist():
+            real = [token for token in row if token != NOTHING]
+            _, second = (i for i, token in enumerate(real) if token == tokens.mask)
+            assert set(row[len(real) :]) <= {NOTHING}  # pads are not in the loss
+            lengths.append(len(real) - 3)
+            shares.append((len(real) - second - 2) / lengths[-1])
+    assert np.mean(shares) == pytest.approx(0.25, rel=0.02)
+    assert (min(lengths), max(lengths)) == (4, 112)
+
+
+def test_h5_a_plain_text_is_all_that_is_needed(tmp_path):
+    """No labels, one file: below the entropy of its words in a few seconds."""
+    path = tmp_path / "novel.txt"
+    chapters = SLOTS["data"].choose({"kind": "biographies", "people": 60}).load().train
+    path.write_text("\n\n".join(text for (text,) in chapters))
+    tower = kinds.tower(layers=1, width=32, position="sinusoidal", residual="pre", embed={"kind": "tokens", "scale": True})
+    model = {"vocab": "tokenizer", "decoder": tower, "init": "xavier"}
+    ready, metrics = trained({"model": model, "data": {"kind": "text", "path": str(path)}, "objective": "causal"}, tmp_path / "run")
+    assert metrics["loss"] < unigram_entropy(ready)
 
 
 # ------------------------------------------------------------------------------------------- temperature, shared

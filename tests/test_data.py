@@ -10,6 +10,7 @@ import resource
 import subprocess
 import sys
 from datetime import date
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, processors
 
+from manyheads.data import pictures as _pictures  # noqa: F401  (fills the slot)
 from manyheads.data import prepared
 from manyheads.data.builtin import LANGUAGES, date_forms, days_of, written
 from manyheads.data.order import packed, permuted, plan
@@ -588,7 +590,9 @@ def test_every_kind_of_data_and_tokenizer_says_what_it_is():
 
 
 def test_the_room_needs_neither_torch_nor_what_only_some_data_needs():
-    code = "import sys\nfor name in ('source', 'builtin', 'tokens', 'order', 'prepared'): __import__(f'manyheads.data.{name}')\n"
+    code = (
+        "import sys\nfor name in ('source', 'builtin', 'pictures', 'tokens', 'order', 'prepared'): __import__(f'manyheads.data.{name}')\n"
+    )
     code += "assert not {'torch', 'babel', 'sklearn'} & set(sys.modules)\n"
     code += "sys.modules['babel'] = sys.modules['sklearn.datasets'] = None\n"
     code += "from manyheads.spec import SLOTS\n"
@@ -596,3 +600,175 @@ def test_the_room_needs_neither_torch_nor_what_only_some_data_needs():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "pip install 'manyheads[demo]'" in done.stdout
     assert "pip install 'manyheads[eval]'" in done.stdout
+
+
+# --- pictures ---
+
+
+def idx(numbers, sort=0x08):
+    """As MNIST's files are: the sort of numbers, the sizes, the numbers."""
+    kind = {0x08: ">u1", 0x0D: ">f4"}[sort]
+    return bytes([0, 0, sort, numbers.ndim]) + np.array(numbers.shape, ">u4").tobytes() + numbers.astype(kind).tobytes()
+
+
+@pytest.fixture
+def drawn(tmp_path):
+    """Forty pictures of 4 × 6 and their classes, as idx files."""
+    pictures = np.random.default_rng(0).integers(0, 256, (40, 4, 6))
+    pictures[0, 0, 0] = 255
+    (tmp_path / "images").write_bytes(idx(pictures))
+    (tmp_path / "labels").write_bytes(idx(np.arange(40) % 3))
+    return pictures, {"path": str(tmp_path / "images"), "labels": str(tmp_path / "labels")}
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_pictures_come_from_idx_files(drawn, packed):
+    pictures, where = drawn
+    if packed:
+        for path in map(Path, where.values()):
+            path.write_bytes(gzip.compress(path.read_bytes()))
+    corpus = data("pictures", **where)
+    assert corpus.fields == ("picture", "label")
+    assert (len(corpus.train), len(corpus.validation)) == (38, 2)
+    assert corpus.labels() == ("0", "1", "2")
+    found = {picture.tobytes(): label for rows in corpus.splits.values() for picture, label in rows}
+    assert found == {(picture / 255).astype(np.float32).tobytes(): str(i % 3) for i, picture in enumerate(pictures)}
+    assert "4 × 6 pixels, divided by 255" in corpus.about
+    alone = data("pictures", path=where["path"])
+    assert alone.fields == ("picture",)
+    assert not {row[0].tobytes() for row in alone.train} & {row[0].tobytes() for row in alone.validation}
+
+
+@pytest.mark.parametrize("label", ["first", "last", "none"])
+def test_pictures_come_from_a_table(label, tmp_path):
+    pictures = np.random.default_rng(0).integers(0, 17, (30, 9))
+    lines = [",".join(map(str, {"first": [i % 2, *one], "last": [*one, i % 2], "none": one}[label])) for i, one in enumerate(pictures)]
+    (tmp_path / "p.csv").write_text("\n".join((",".join(f"x{i}" for i in range(10 - (label == "none"))), *lines)) + "\n")
+    corpus = data("pictures", path=str(tmp_path / "p.csv"), label=label, white=16.0)
+    assert corpus.fields == (("picture",) if label == "none" else ("picture", "label"))
+    assert corpus.train[0][0].shape == (3, 3)
+    found = sorted(row[0].tobytes() for rows in corpus.splits.values() for row in rows)
+    assert found == sorted((one.reshape(3, 3) / 16).astype(np.float32).tobytes() for one in pictures)
+    wide = data("pictures", path=str(tmp_path / "p.csv"), label=label, height=1)
+    assert wide.train[0][0].shape == (1, 9)
+    coloured = data("pictures", path=str(tmp_path / "p.csv"), label=label, channels=3, height=1)
+    assert coloured.train[0][0].shape == (3, 1, 3)
+
+
+def test_pictures_of_one_file_are_scaled_as_those_of_the_other(drawn, tmp_path):
+    pictures, where = drawn
+    (tmp_path / "more").write_bytes(idx(pictures[:5] // 2))
+    (tmp_path / "more-labels").write_bytes(idx(np.zeros(5)))
+    more = {"validation": str(tmp_path / "more"), "validation_labels": str(tmp_path / "more-labels")}
+    corpus = data("pictures", **where, **more)
+    assert (len(corpus.train), len(corpus.validation)) == (40, 5)
+    assert np.array_equal(corpus.validation[0][0], (pictures[0] // 2 / 255).astype(np.float32))
+
+
+HEAD = bytes([0, 0, 8, 3])
+SPOILED = {
+    "is no idx file": b"PK\3\4 and so on",
+    "ends after 3 of 12 bytes that its head promises": HEAD + b"\0\0\0",
+    "says that it holds 4294967295 × 4294967295 × 9 numbers": HEAD + b"\xff" * 8 + b"\0\0\0\x09",
+    "says that it holds 0 × 4 × 6 numbers": HEAD + np.array((0, 4, 6), ">u4").tobytes(),
+    "has 1 sizes, and pictures have 3 or 4": idx(np.zeros(3)),
+    "ends after 5 of 24 bytes": HEAD + np.array((1, 4, 6), ">u4").tobytes() + b"12345",
+    "goes on after its 1 × 2 × 2 numbers": idx(np.zeros((1, 2, 2))) + b"\0",
+    "holds numbers that are none": idx(np.full((1, 2, 2), np.nan), 0x0D),
+    "is a broken gzip file": gzip.compress(idx(np.zeros((9, 9, 9))))[:-9],
+    "too many to be pictures": gzip.compress(idx(np.zeros((64, 512, 512)))),
+}
+
+
+@pytest.mark.parametrize("sentence", SPOILED)
+def test_a_spoiled_idx_file_is_refused_in_one_sentence(sentence, tmp_path):
+    path = tmp_path / "images-idx3-ubyte"
+    path.write_bytes(SPOILED[sentence])
+    with pytest.raises(DataError) as found:
+        data("pictures", path=str(path))
+    assert sentence in str(found.value)
+    assert str(path) in str(found.value)
+
+
+def test_pictures_that_do_not_fit_together_are_refused(drawn, tmp_path):
+    pictures, where = drawn
+    (tmp_path / "other").write_bytes(idx(pictures[:, :3]))
+    (tmp_path / "same").write_bytes(idx(pictures))
+    (tmp_path / "few").write_bytes(idx(np.zeros(7)))
+    (tmp_path / "p.csv").write_text("1,2,3,4,0\n1,2,3,4\n")
+    (tmp_path / "q.csv").write_text("1,2,3,0\n1,2,3,0\n")
+    (tmp_path / "r.csv").write_text("1,2,3,4,0\n1,2,x,4,0\n")
+    (tmp_path / "empty.csv").write_text("\n")
+    for options, sentence in (
+        (where | {"labels": str(tmp_path / "few")}, "few has 7 classes, and"),
+        (where | {"validation": str(tmp_path / "other")}, "other has pictures of 3 × 6, and"),
+        (where | {"validation": str(tmp_path / "same")}, "same has no classes, unlike"),
+        (where | {"test_labels": str(tmp_path / "few")}, "few has the classes of a file that is not named; set test"),
+        ({"path": str(tmp_path)}, "is a folder"),
+        ({"path": str(tmp_path / "none")}, "cannot read"),
+        ({"path": str(tmp_path / "p.csv")}, "p.csv, line 2 has 4 columns, expected 5"),
+        ({"path": str(tmp_path / "q.csv")}, "q.csv, line 1 has 3 pixels, which are no picture of a square"),
+        ({"path": str(tmp_path / "r.csv")}, "r.csv, line 2 has the pixel 'x', expected a number"),
+        ({"path": str(tmp_path / "p.csv"), "labels": str(tmp_path / "few")}, "has its classes in the last column"),
+        ({"path": str(tmp_path / "empty.csv")}, "holds no pictures: it is empty or blank"),
+    ):
+        with pytest.raises(DataError) as found:
+            data("pictures", **options)
+        assert sentence in str(found.value)
+
+
+# --- dependencies ---
+
+
+def conllu(*sentences):
+    """Lines of ten columns; of each word its number, itself and its head."""
+    lines = []
+    for words in sentences:
+        lines += ["# a comment", *("\t".join((number, word, *"____", head, *"___")) for number, word, head in words), ""]
+    return "\n".join(lines)
+
+
+SHE = [
+    ("1", "She", "2"),
+    ("2", "sees", "0"),
+    ("3-4", "cannot", "_"),
+    ("3", "can", "2"),
+    ("4", "not", "3"),
+    ("4.1", "ghost", "_"),
+    ("5", "10 000", "2"),
+]
+
+
+def test_trees_come_as_words_and_the_places_of_their_heads(tmp_path):
+    (tmp_path / "t.conllu").write_text(conllu(SHE, [("1", "Yes", "0")]))
+    corpus = data("conllu", path=str(tmp_path / "t.conllu"), validation=str(tmp_path / "t.conllu"))
+    assert corpus.fields == ("text", "arcs")
+    assert corpus.train == [("She sees can not 10_000", (1, -1, 1, 2, 1)), ("Yes", (-1,))]
+    assert all(len(text.split()) == len(heads) for text, heads in corpus.train)
+    rows = Encoded(corpus.train, tokenizer("words", [text for text, _ in corpus.train]), corpus.fields)
+    assert rows[0][1].dtype == np.int64
+    assert rows[0][1].tolist() == [1, -1, 1, 2, 1]
+    with pytest.raises(DataError, match="arcs have no ids to prepare"):
+        prepare(corpus, tokenizer("bytes", []), tmp_path / "prepared")
+
+
+@pytest.mark.parametrize(
+    ("lines", "sentence"),
+    [
+        ("1\tShe\t2\n", "line 1 has 3 columns, expected 10"),
+        (conllu([("2", "She", "0")]), "line 2 is word '2', expected 1"),
+        (conllu([("1", "She", "0"), ("1", "sees", "1")]), "line 3 is word '1', expected 2"),
+        (conllu([("x", "She", "0")]), "line 2 is word 'x', expected 1"),
+        (conllu([("1", "She", "_")]), "line 2 has the head '_', expected the number of another word"),
+        (conllu([("1", "She", "1")]), "line 2 has the head '1', expected the number of another word"),
+        (conllu([("1", "She", "7")]), "line 2 ends a sentence of 1 words, and one of them has the head 7"),
+        (conllu([("1", " ", "0")]), "line 2 has no word"),
+        ("# only a comment\n", "holds no sentences"),
+    ],
+)
+def test_a_tree_with_a_fault_is_refused_with_its_line(lines, sentence, tmp_path):
+    (tmp_path / "t.conllu").write_text(lines)
+    with pytest.raises(DataError) as found:
+        data("conllu", path=str(tmp_path / "t.conllu"))
+    assert sentence in str(found.value)
+    assert "t.conllu" in str(found.value)

@@ -9,6 +9,7 @@ import json
 import re
 from contextlib import suppress
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -26,6 +27,8 @@ from manyheads.convert.keys import ACTIVATIONS as THEIRS
 from manyheads.convert.keys import Rope
 from manyheads.convert.match import differences, fitting, plain
 from manyheads.convert.weights import Unused
+from manyheads.objective.pooled import PatchesSpec as PatchesObjective
+from manyheads.objective.score import NOTHING, Tokens
 from manyheads.parts.embed import PatchesSpec
 from manyheads.parts.feedforward import ACTIVATIONS
 from manyheads.spec import SLOTS, to_tree
@@ -269,6 +272,19 @@ def test_a_masked_autoencoder_restores_as_the_reference_does(tmp_path):
     theirs = moved(make("ViTMAEForPreTraining", "ViTMAEConfig"))
     theirs.save_pretrained(tmp_path / "mae")
     close(*restored(manyheads.load(tmp_path / "mae"), theirs))
+
+
+@pytest.mark.parametrize("normalised", [False, True])
+@torch.no_grad()
+def test_a_masked_autoencoder_is_trained_on_the_references_loss(normalised, tmp_path):
+    """Given the same picture and the same patches shown; grey, as the reference's decoder orders the colours of a pixel otherwise."""
+    theirs = moved(make("ViTMAEForPreTraining", "ViTMAEConfig", num_channels=1, norm_pix_loss=normalised))
+    theirs.save_pretrained(tmp_path / "mae")
+    ours, shown = manyheads.load(tmp_path / "mae").model, picture(colours=1)
+    objective = PatchesObjective(normalised=normalised, share=theirs.config.mask_ratio)
+    batch = objective.batch([(one,) for one in patches(shown).numpy()], Tokens(), np.random.default_rng(3))
+    noise = (batch.wanted != NOTHING).float()  # the lowest are shown
+    assert objective.score(ours, batch).mean == pytest.approx(float(theirs(pixel_values=shown, noise=noise).loss), abs=1e-5)
 
 
 def restored(ours, theirs):

@@ -9,14 +9,19 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
+from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from baselines import mean_patch, one_of_all, unigram_entropy
 from command import FORKS, run
 
 import manyheads
-from manyheads.spec import SpecError, to_toml
+from manyheads.data import builtin
+from manyheads.spec import SLOTS, SpecError, to_toml
 from manyheads.train import checkpoint
 from manyheads.train.loop import Ended, Evaluated, Resumed, Saved, Stepped, Stream, evaluate, train
 from manyheads.train.optim import ScheduleSpec
@@ -26,6 +31,8 @@ TOWER = {"layers": 1, "width": 16, "attention": {"kind": "heads", "heads": 2}, "
 PATCHES = {"embed": {"kind": "patches", "pixels": 4, "channels": 1}}
 RESTORED = {"embed": "restored", "mask": {"causal": False}}
 SEQUENCE = {"kind": "sequence", "task": "reverse", "count": 400}
+# as a file of one's own: scikit-learn takes seconds to import, and each of these processes would
+DIGITS = {"kind": "pictures", "path": str(Path(find_spec("sklearn").origin).parent / "datasets" / "data" / "digits.csv.gz")}
 OBJECTIVES = {
     "seq2seq": {
         "model": {"vocab": "tokenizer", "encoder": TOWER, "decoder": {"like": "encoder", "embed": "shared", "cross": True}},
@@ -43,10 +50,10 @@ OBJECTIVES = {
         "model": {"vocab": "tokenizer", "encoder": TOWER, "head": {"kind": "vector", "pool": "mean"}},
         "data": {"kind": "sequence", "task": "reverse", "count": 400},
     },
-    "classify": {"model": {"encoder": TOWER | PATCHES, "head": {"kind": "classes", "classes": 10, "pool": "mean"}}, "data": "digits"},
+    "classify": {"model": {"encoder": TOWER | PATCHES, "head": {"kind": "classes", "classes": 10, "pool": "mean"}}, "data": DIGITS},
     "patches": {
         "model": {"encoder": TOWER | PATCHES, "decoder": TOWER | RESTORED, "head": {"kind": "pixels", "pixels": 4}},
-        "data": "digits",
+        "data": DIGITS,
     },
 }
 
@@ -111,11 +118,13 @@ def test_a_kill_at_any_moment_of_a_save_loses_nothing(phase, tmp_path):
     assert not list((tmp_path / "broken" / "checkpoints").glob("*.tmp-*"))
 
 
-def test_accumulated_batches_are_one_large_batch():
-    ready = made_ready(read_run(described("seq2seq")))
+@pytest.mark.parametrize("name", [name for name in OBJECTIVES if name != "contrastive"])  # whose other rows are what a row is compared with
+def test_accumulated_batches_are_one_large_batch(name):
+    ready = made_ready(read_run(described(name)))
     objective, model = ready.run.objective, manyheads.build(ready.spec).double().eval()
-    rows = [ready.rows[i] for i in range(16)]
-    parts = [objective.batch(rows[i : i + 4], ready.tokens, np.random.default_rng(0)) for i in range(0, 16, 4)]
+    rows = [tuple(one.astype(float) if one.dtype == np.float32 else one for one in ready.rows[i]) for i in range(16)]
+    chance = np.random.default_rng(0)
+    parts = [objective.batch(rows[i : i + 4], ready.tokens, chance) for i in range(0, 16, 4)]
     whole = objective.batch(rows, ready.tokens, np.random.default_rng(0))
 
     def gradients(batches):
@@ -168,6 +177,25 @@ def test_a_run_is_loaded_as_any_model_is(tmp_path):
     loaded = manyheads.load(tmp_path / "run")
     assert loaded.spec == ready.spec
     assert isinstance(loaded.generate("a b c"), str)
+
+
+def test_what_an_objective_needs_is_there_when_its_run_is_loaded(tmp_path):
+    for name in ("patches", "classify", "spans", "contrastive"):
+        ready = made_ready(read_run(described(name, steps=1)))
+        list(train(ready, tmp_path / name))
+        loaded = manyheads.load(tmp_path / name)
+        assert loaded.spec == ready.spec
+        if name in ("patches", "classify"):
+            assert loaded.tokenizer is None
+            assert ("id2label" in loaded.origin.config) == (name == "classify")
+        elif name == "spans":
+            assert loaded.tokenizer.token_to_id("<extra_0>") == ready.tokens.extra[0]
+        else:
+            texts = ["a b c", "d"]
+            batch = ready.run.objective.batch(
+                [tuple(np.array(ready.tokenizer.encode(text).ids) for _ in "qd") for text in texts], ready.tokens, None
+            )
+            torch.testing.assert_close(loaded.embed(texts), loaded.model(batch.inputs))
 
 
 def test_more_steps_are_taken_and_another_run_is_refused(tmp_path):
@@ -269,6 +297,61 @@ def test_a_model_learns_below_what_guessing_gives(tmp_path):
     assert looked.metrics["loss"] < 0.5 * untrained
 
 
+SMALL = TOWER | {"width": 32, "embed": {"kind": "tokens", "scale": True}, "residual": "pre"}
+PLACES = {"position": {"kind": "learned", "length": 16}}
+TASKS = {
+    "seq2seq": {"vocab": "tokenizer", "encoder": SMALL, "decoder": {"like": "encoder", "embed": {"kind": "shared", "scale": True}, "cross": True}},
+    "causal": {"vocab": "tokenizer", "decoder": SMALL},
+    "contrastive": {"vocab": "tokenizer", "encoder": SMALL, "head": {"kind": "vector", "pool": "mean"}},
+    "classify": {"vocab": "tokenizer", "encoder": SMALL, "head": {"kind": "classes", "classes": 10, "pool": "mean"}},
+    "classify pictures": {"encoder": SMALL | PATCHES | PLACES, "head": {"kind": "classes", "classes": 10, "pool": "mean"}},
+    "patches": {"encoder": SMALL | PATCHES | PLACES, "decoder": SMALL | RESTORED | PLACES, "head": {"kind": "pixels", "pixels": 4}, "init": "fan-in"},
+}  # fmt: skip
+EMBEDDED = {
+    "dates": ("seq2seq", {"kind": "dates", "count": 1000, "held_out": 64}),
+    "stdlib language": ("causal", {"kind": "stdlib"}),
+    "stdlib summary": ("seq2seq", {"kind": "stdlib", "task": "summary"}),
+    "stdlib retrieval": ("contrastive", {"kind": "stdlib", "task": "retrieval"}),
+    "stdlib classify": ("classify", {"kind": "stdlib", "task": "classify", "least": 20}),
+    "digits": ("classify pictures", "digits"),
+    "digits restored": ("patches", "digits"),
+    "biographies": ("causal", {"kind": "biographies", "people": 100}),
+    "biographies questions": ("seq2seq", {"kind": "biographies", "people": 300, "task": "questions"}),
+    **{
+        f"sequence {task}": ("seq2seq", {"kind": "sequence", "task": task, "count": 500, "held_out": 64})
+        for task in ("copy", "reverse", "sort", "lookup", "dyck")
+    },
+}
+
+
+@pytest.fixture
+def few_files(monkeypatch):
+    """Every second of the shorter files of the standard library: it is large."""
+    whole = builtin.files_of
+    builtin.all_functions.cache_clear()
+    monkeypatch.setattr(builtin, "files_of", lambda root: islice((one for one in whole(root) if len(one[1]) < 12_000), 0, None, 2))
+    yield
+    builtin.all_functions.cache_clear()
+
+
+@pytest.mark.parametrize("name", EMBEDDED)
+def test_every_embedded_data_set_is_learned_below_guessing(name, few_files, tmp_path):
+    task, data = EMBEDDED[name]
+    model = {"init": "xavier"} | TASKS[task]
+    if name == "stdlib classify":
+        classes = len(SLOTS["data"].choose(data).load().labels())
+        model["head"] = model["head"] | {"classes": classes}
+    how = {"steps": 40, "tokens": 800, "accumulate": 1, "save_every": 1000, "evaluate_every": 1000, "evaluate_rows": 64}
+    tree = {"model": model, "data": data, "objective": task.split()[0], "tokenizer": {"kind": "words", "size": 500}}
+    optim = {"rate": 1e-2, "schedule": {"kind": "cosine", "warmup": 5}}
+    ready = made_ready(read_run(tree | {"optim": optim, "train": how}))
+    for rows in (ready.rows, ready.unseen):  # the beginning of each text is enough
+        rows.rows = [tuple(values[:40] for values in row) for row in rows.rows]
+    *_, looked, _, _ = train(ready, tmp_path / "run")
+    guessed = {"contrastive": one_of_all, "patches": mean_patch}.get(task, unigram_entropy)(ready)
+    assert looked.metrics["loss"] < guessed
+
+
 @pytest.fixture
 def run_file(tmp_path):
     path = tmp_path / "run.toml"
@@ -300,6 +383,8 @@ def test_the_command_says_what_is_wrong_in_one_sentence(run_file, tmp_path):
         ("objective=causal", 2, "causal is learned by decoder"),
         ("train.stepz=3", 2, "no field 'stepz' here: did you mean 'steps'?"),
         ('data={kind="pairs",path="nowhere.tsv"}', 3, "nowhere.tsv"),
+        ('data={kind="conllu",path="nowhere.conllu"}', 3, "nowhere.conllu"),
+        (f'data={{kind="pictures",path="{__file__}"}}', 3, "is no idx file"),
     ):
         done = run("train", run_file, "--output", tmp_path / "x", "-s", change, check=code)
         assert said in done.stderr

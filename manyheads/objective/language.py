@@ -59,8 +59,8 @@ class SpansSpec(ObjectiveSpec, kind="spans"):
     """−Σ log p(y_t | y_<t, x), with x a text that has <extra_i> for each hidden span and y those spans, each behind its own
 
     Raffel et al. 2020, arXiv 1910.10683, section 3.1.4: a b c d e f → a <0> d e <1> and <0> b c <1> f <2>, the last one for the end.
-    How much is hidden is exact, where it stands is chance; no two spans touch. In the published code every text ends with a
-    span, here any place is as likely.
+    How much is hidden is exact, where it stands is chance; no two spans touch. In the published code every text begins with a token
+    that is shown and ends with a span; here a span may stand anywhere.
     """
 
     fields: ClassVar[tuple[str, ...]] = ("text",)
