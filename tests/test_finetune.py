@@ -195,7 +195,10 @@ def test_classes_keep_the_order_of_the_checkpoint(data, tmp_path):
 
 def test_an_objective_whose_head_is_missing_is_refused(data, tmp_path):
     folder = saved("bert-bare", tmp_path / "start")
-    for objective, said in (("masked", "asks for tokens, and the head 'none' scores none"), ("classify", "asks for a class, and the head 'none'")):
+    for objective, said in (
+        ("masked", "asks for tokens, and the head 'none' scores none"),
+        ("classify", "asks for a class, and the head 'none'"),
+    ):
         with pytest.raises(SpecError, match=f"model.head: {objective} {said}"):
             read_run(described(folder, data, objective))
 
