@@ -18,6 +18,7 @@ import pytest
 import torch
 from baselines import mean_patch, one_of_all, unigram_entropy
 from command import FORKS, run
+from safetensors.torch import load_file
 
 import manyheads
 from manyheads.data import builtin
@@ -457,9 +458,27 @@ def test_muon_turns_every_matrix_of_the_layers_by_the_same_amount():
             assert held == {"step", "exp_avg", "exp_avg_sq"}, name
 
 
+def test_what_is_looked_at_and_saved_is_the_mean_of_the_weights(tmp_path):
+    """Without forgetting, the mean of all steps; the weights themselves go on as if nobody looked."""
+    plain, mean = (described("causal", save_every=1, keep=10) | {"optim": {"average": share}} for share in (0.0, 0.999999))
+    runs = {}
+    for name, tree in (("plain", plain), ("mean", mean)):
+        events = list(train(made_ready(read_run(tree)), tmp_path / name))
+        steps = sorted((tmp_path / name / "checkpoints").glob("step-*"))
+        runs[name] = (
+            [event.loss for event in events if isinstance(event, Stepped)],
+            [load_file(step / "model.safetensors") for step in steps],
+        )
+    assert runs["plain"][0] == runs["mean"][0]
+    for key, last in runs["mean"][1][-1].items():
+        expected = torch.stack([weights[key].double() for weights in runs["plain"][1]]).mean(0)
+        torch.testing.assert_close(last.double(), expected, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("average", [0.0, 0.5])
 @pytest.mark.parametrize("kind", OptimSpec.kinds)
-def test_every_optimiser_goes_on_as_if_it_had_never_stopped(kind, tmp_path):
-    tree = described("causal") | {"optim": {"kind": kind}}
+def test_every_optimiser_goes_on_as_if_it_had_never_stopped(kind, average, tmp_path):
+    tree = described("causal") | {"optim": {"kind": kind, "average": average}}
     assert in_a_process(tree, tmp_path / "whole") == 0
     assert in_a_process(tree, tmp_path / "broken", step=3) == -signal.SIGKILL
     assert in_a_process(tree, tmp_path / "broken") == 0

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from dataclasses import field as made
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,8 @@ from manyheads.generate.sample import Rules, sample
 from manyheads.model.build import Model, build, usable
 from manyheads.objective.score import NOTHING, Batch
 from manyheads.objective.shaping import asked, shaped, total
-from manyheads.spec import LARGEST
+from manyheads.spec import LARGEST, Tree
+from manyheads.train.average import averaged, follow, swap
 from manyheads.train.board import following
 from manyheads.train.checkpoint import NotFiniteError, chosen, mend, newest, restore, save, size_of, skipped, steps
 from manyheads.train.folder import Change, Log, begin, check_place, free, locked
@@ -179,6 +179,7 @@ def run_in(
     start = digest(ready.start) if ready.start else ""
     checkpoint, wrong = newest(places) if resume in ("auto", "never") else chosen(places, Path(resume))
     state = State(start=start) if checkpoint is None else restore(checkpoint, model, changer)
+    swap(changer)  # a checkpoint has the means where the model has its weights
     if state.start != start:
         raise RunError(f"this run began from {run.start}, which is not what it was; put it back, or take another --output")
     if checkpoint is None:
@@ -208,7 +209,7 @@ def run_in(
                 event = update(model, changer, stream, ready, state)
             yield event
             check_numbers(state, places)
-        if due() and (metrics := looked(model, ready, wish)):
+        if due() and (metrics := looked(model, changer, ready, wish)):
             better = state.look(metrics, goal)
             yield Evaluated(state.step, metrics)
         reason = state.verdict(goal) or wish()
@@ -234,8 +235,13 @@ def writer(ready: Ready, model: Model, changer: torch.optim.Optimizer, places: P
         if run.lora:
             write_adapter(draft, model, run.lora, str(run.start), names)
 
-    held = {"model": model, "optimiser": changer, "origin": origin, "tokenizer": framed(ready), "keep": run.train.keep}
-    return partial(save, places, also=also, **held)
+    held: Tree = {"model": model, "optimiser": changer, "origin": origin, "tokenizer": framed(ready), "keep": run.train.keep}
+
+    def write(state: State, *, best: bool) -> Path:
+        with averaged(changer):
+            return save(places, state, best=best, also=also, **held)
+
+    return write
 
 
 @dataclass
@@ -372,6 +378,8 @@ def update(model: Model, changer: torch.optim.Optimizer, stream: Stream, ready: 
         if run.optim.clip:
             torch.nn.utils.clip_grads_with_norm_(model.parameters(), run.optim.clip, gradient)
         changer.step()
+        if run.optim.average:
+            follow(changer, run.optim.average, step)
     changer.zero_grad(set_to_none=True)
     tokens = sum(batch.tokens for batch in batches)
     state.tokens, state.rows, state.skipped = state.tokens + tokens, state.rows + len(rows), 0 if finite else state.skipped + 1
@@ -418,10 +426,10 @@ def evaluate(model: Model, ready: Ready, wish: Wish = lambda: None) -> dict[str,
     return metrics
 
 
-def looked(model: Model, ready: Ready, wish: Wish) -> dict[str, float] | None:
+def looked(model: Model, changer: torch.optim.Optimizer, ready: Ready, wish: Wish) -> dict[str, float] | None:
     """A look at unseen rows; nothing if somebody asked for an end meanwhile."""
     try:
-        with enough_memory(f"a look at unseen rows, {AT_ONCE} at once"):
+        with enough_memory(f"a look at unseen rows, {AT_ONCE} at once"), averaged(changer):
             return evaluate(model, ready, wish)
     except Leaving:
         return None
