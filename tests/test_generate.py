@@ -368,8 +368,9 @@ def test_what_cannot_be_read_is_said_with_its_place(tmp_path):
         assert (len(done.stderr.splitlines()), done.stdout) == (1, "")
     assert "cannot read" in run("predict", folder, "--file", tmp_path / "nowhere", check=3).stderr
     assert "cannot read" in run("predict", folder, "--file", tmp_path, check=3).stderr
-    mended = run("predict", folder, "--encoding-errors", "replace", given=b"[MASK] \xe9t\xe9\n").stdout
-    assert len(mended.splitlines()) == 1
+    mended = run("predict", folder, "--encoding-errors", "replace", given=b"[MASK] \xe9t\xe9\n[MASK]\n")
+    assert len(mended.stdout.splitlines()) == 2
+    assert mended.stderr == "standard input: 1 lines mended that were not UTF-8\n"
 
 
 @pytest.mark.parametrize(
