@@ -12,12 +12,13 @@ from manyheads.model.build import Model, build, outline
 from manyheads.model.size import BYTES, LONGEST_WALK, blank, kept_bytes, readable
 from manyheads.objective.score import Batch
 from manyheads.train.checkpoint import steps as checkpoints
-from manyheads.train.loop import evaluate, update
+from manyheads.train.loop import compiled, evaluate, update
 from manyheads.train.run import Ready, RunError
 from manyheads.train.stream import Order, Stream
 
 MOST_LOOKED_AT = 200  # batches that are made only to be counted
 OF_LOGITS = 3  # tensors of the size of all logits: those asked for, their logarithms, their gradient
+FIRST_COMPILED = 3  # steps in which layers are compiled, for the shapes of the first batches and then for any
 MOMENTS = 2  # numbers that the optimiser remembers of each weight
 ROWS_AT_ONCE = 64  # that are evaluated
 
@@ -63,6 +64,8 @@ class Pace:
     step: float
     evaluation: float
     updates: int  # that were timed
+    compiled: float | None = None  # a step, and what it takes to get there, where that was tried
+    compiling: float = 0.0
 
 
 def epoch_of(ready: Ready) -> Epoch:
@@ -162,6 +165,17 @@ def pace_of(ready: Ready, *, seconds: float = 3.0) -> Pace:
     begun = time.perf_counter()
     evaluate(model, replace(ready, run=ready.run.changed(train=ready.run.train.changed(evaluate_rows=rows))))
     return Pace(step, (time.perf_counter() - begun) * whole / rows, len(took))
+
+
+def tried_compiled(ready: Ready, pace: Pace, *, seconds: float = 3.0) -> Pace:
+    """The pace, with that of compiled layers beside it."""
+    model = build(ready.spec, seed=ready.run.seed)
+    compiled(model)
+    changer, stream, took = ready.run.optim.build(model), Stream(ready), list[float]()
+    while len(took) < FIRST_COMPILED or sum(took[FIRST_COMPILED:]) < seconds:
+        took.append(update(model, changer, stream, ready, stream.state).seconds)
+    step = sum(took[FIRST_COMPILED:]) / len(took[FIRST_COMPILED:])
+    return replace(pace, compiled=step, compiling=sum(took[:FIRST_COMPILED]) - FIRST_COMPILED * step)
 
 
 def duration(ready: Ready, pace: Pace) -> float:

@@ -20,6 +20,7 @@ from manyheads.convert.folder import Origin, described
 from manyheads.data.prepared import Ids
 from manyheads.generate.sample import Rules, sample
 from manyheads.model.build import Model, build, usable
+from manyheads.model.transformer import Transformer
 from manyheads.objective.score import NOTHING, Batch
 from manyheads.objective.shaping import asked, shaped, total
 from manyheads.spec import LARGEST, Tree
@@ -305,11 +306,20 @@ def first_model(ready: Ready, device: torch.device | str = "cpu") -> tuple[Model
         adapt(model, run.lora, seed=run.seed, new=found.new)
         notes = tuple(filter(None, [naming(model, family_of(ready))[1]]))
     freeze(model, run.freeze or ())
+    if run.train.compile:
+        compiled(model)
     if found:
         events.append(Started(0, len(found.taken), found.new, found.left, notes))
     if any(ready.cut):
         events.append(Shortened(0, *ready.cut))
     return model.to(device), events
+
+
+def compiled(model: Model) -> None:
+    """Compiles what is the same many times: the layers, for batches of any size. A recurrent network has none."""
+    for tower in (model.encoder, model.decoder) if isinstance(model, Transformer) else ():
+        for layer in tower.layers if tower else ():
+            layer.compile(dynamic=True)
 
 
 def family_of(ready: Ready) -> str | None:

@@ -66,6 +66,7 @@ class TrainSpec(Spec):
     )
     keep: int = field(2, "checkpoints that are kept", ge=2, le=1000)
     goal: GoalSpec | None = field(None, "when to stop early; the checkpoint that is best by its metric is kept, and is what is loaded")
+    compile: bool = field(False, "each layer by torch.compile; --dry-run measures whether that pays for a long run")
     tensorboard: bool = field(False, "event files for TensorBoard beside metrics.jsonl")
 
 
