@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 
 from manyheads.data.columns import Columns, columns_of
@@ -28,7 +29,7 @@ from manyheads.training import spoken
 
 MINUTES = 30.0
 LOOKS = 10  # at unseen rows in a run
-LONGEST = 8192  # tokens in a row
+USUAL, LONGEST = 2048, 8192  # tokens in a row; longer ones are cut where little is lost, or in any case
 FEWEST_STEPS = 400
 SAMPLE = 2_000_000  # characters that a tokenizer is tried on
 
@@ -181,6 +182,8 @@ class Draft:
     ready: Ready | None = None
     pace: Pace | None = None
     cut: bool = False  # whether the time decided how many steps there are
+    longest: int | None = None
+    cut_rows: str = ""
 
     @property
     def objective(self) -> str:
@@ -196,13 +199,9 @@ class Draft:
     def fitted(self) -> Draft:
         """Size, batch and steps for the data; then what the machine cannot do in time is made smaller."""
         self.check_classes()
-        draft = self.with_tokenizer()
+        draft = self.with_tokenizer().with_rows_cut()
         lengths = Stream(draft.made).lengths
-        if (longest := int(lengths.max())) > LONGEST:
-            raise DataError(
-                f"the longest row has {longest:,} tokens, and {LONGEST:,} are the most that is advised; cut long rows in pieces"
-            )
-        total = int(lengths.sum())
+        longest, total = int(lengths.max()), int(lengths.sum())
         share = total // (10 if self.objective == "contrastive" else 20)  # of an epoch; in contrast to many others one learns more
         budget = max(512, min(4096, 1 << max(0, share).bit_length() - 1 if share else 512), 64 * math.ceil(longest / 64))
         rung = next(rung for rung in LADDER if total <= rung.most)
@@ -210,6 +209,20 @@ class Draft:
         epoch = epoch_of(draft.made)
         passes = next(passes for most, passes in PASSES if total <= most)
         return draft.in_time(rounded(max(FEWEST_STEPS, passes * epoch.batches)), epoch.batches)
+
+    def with_rows_cut(self) -> Draft:
+        """A few long rows would decide how large every batch is: they are cut, if little is lost."""
+        if not self.texts:
+            return self
+        lengths = Stream(self.made).lengths
+        for most, share in ((USUAL, 0.05), (LONGEST, 0.5)):
+            lost = 1 - np.minimum(lengths, most).sum() / lengths.sum()
+            if 0 < lost <= share:
+                said = f"tokens; {int((lengths > most).sum()):,} of {len(lengths):,} rows are longer, and their ends are left out"
+                return self.changed(longest=most, cut_rows=said)
+        if (longest := int(lengths.max())) > LONGEST:
+            raise DataError(f"the longest row has {longest:,} tokens, and {LONGEST:,} are the most that is advised; cut it in pieces")
+        return self
 
     def check_classes(self) -> None:
         labels, rows = self.data.corpus.labels(), len(self.data.corpus.train)
@@ -252,7 +265,7 @@ class Draft:
         """With the run made anew; rows are encoded once for each tokenizer."""
         draft = replace(self, **others)
         run = read_run(tomllib.loads(draft.text()))
-        if draft.ready is None or run.tokenizer != draft.ready.run.tokenizer:
+        if draft.ready is None or (run.tokenizer, run.train.longest) != (draft.ready.run.tokenizer, draft.ready.run.train.longest):
             return replace(draft, ready=made_ready(run))
         spec: ModelSpec = sized(run.model, draft.ready.tokens.count, len(draft.ready.labels))
         return replace(draft, ready=replace(draft.ready, run=run, spec=spec))
@@ -342,7 +355,7 @@ class Draft:
             rows.append(("vocab", "tokenizer", "as many tokens as it has"))
         if self.objective == "classify":
             count = len(self.data.corpus.labels())
-            rows.append(("head", {"kind": "classes", "classes": count, "pool": self.pool}, f"the data has {count} classes"))
+            rows.append(("head", {"kind": "classes", "classes": "data", "pool": self.pool}, f"as many as the data has, which are {count}"))
         elif self.objective == "contrastive":
             rows.append(("head", {"kind": "vector", "pool": "mean"}, "the mean over the words of a text"))
         elif self.objective == "masked":
@@ -449,6 +462,7 @@ class Draft:
         return [
             ("steps", self.steps, f"updates of the weights: {self.passes:.3g} passes over the data"),
             ("tokens", self.tokens, "places in a batch, padding included; rows of like length go together"),
+            *([("longest", self.longest, self.cut_rows)] if self.longest else []),
             ("evaluate_every", every, "steps between looks at unseen rows"),
             ("evaluate_rows", 256, "at most, of those held out"),
             ("save_every", max(1, self.steps // 4), "steps between checkpoints"),

@@ -177,9 +177,19 @@ def test_a_book_without_blank_lines_is_read_by_line(tmp_path):
     path.write_text("\n".join(sentences(900)))
     tree = tomllib.loads(new("lm", path)[0])
     assert tree["data"]["document"] == "line"
-    path.write_text(" ".join(sentences(3000)))
+    path.write_text(" ".join(sentences(6000)))
     with pytest.raises(DataError, match="the longest row has"):
         new("lm", path)
+
+
+def test_a_few_long_rows_are_cut_and_counted(tmp_path):
+    long = " ".join(sentences(280))
+    text, _ = new("translate", table(tmp_path / "a.tsv", [*pairs(6000), (f"{long} a", long), (f"{long} b", long)]))
+    tree = tomllib.loads(text)
+    assert "rows are longer, and their ends are left out" in text
+    assert tree["train"]["longest"] <= tree["train"]["tokens"]
+    ready = made_ready(read_run(tree))
+    assert f"{ready.cut[0]:,} of {len(ready.rows):,} rows" in text
 
 
 def test_more_data_gets_a_larger_model(tmp_path):
