@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 
 from manyheads.data.columns import Columns, columns_of
@@ -28,7 +29,8 @@ from manyheads.training import spoken
 
 MINUTES = 30.0
 LOOKS = 10  # at unseen rows in a run
-LONGEST = 8192  # tokens in a row
+USUAL, LONGEST = 2048, 8192  # tokens in a row; longer ones are cut where little is lost, or in any case
+PACK = 256  # tokens of a row that texts share
 FEWEST_STEPS = 400
 SAMPLE = 2_000_000  # characters that a tokenizer is tried on
 
@@ -135,7 +137,7 @@ def data_of(name: str, file: Path | None, said: str | None) -> Data:
     elif said is not None:
         raise SpecError(f"--fields are columns, and {name} reads a file without them")
     tree: Tree = {"kind": task.file, "path": str(file)} | ({"fields": list(found.fields)} if found.fields else {})
-    return with_texts_that_fit(Data(tree, found.why, loaded(tree)))
+    return Data(tree, found.why, loaded(tree))
 
 
 def loaded(tree: Tree) -> Corpus:
@@ -148,21 +150,6 @@ def said_columns(kind: type[TableSpec], said: str) -> Columns:
     if len(names) != len(kind.names) or not all(names):
         raise SpecError(f"--fields is {quoted(said)}, expected {len(kind.names)} columns, separated by a comma: {' and '.join(kind.names)}")
     return Columns(tuple(int(name) if name.isdecimal() else name for name in names), "as was said")
-
-
-def with_texts_that_fit(data: Data) -> Data:
-    """Paragraphs as they are; where one is far too long, each line is a text."""
-    if data.tree["kind"] != "text" or longest_text(data.corpus) <= 2 * LONGEST:
-        return data
-    by_line = data.tree | {"document": "line"}
-    corpus = loaded(by_line)
-    if longest_text(corpus) >= longest_text(data.corpus):
-        return data
-    return Data(by_line, f"between blank lines stand up to {longest_text(data.corpus):,} characters, so a line is a text", corpus)
-
-
-def longest_text(corpus: Corpus) -> int:
-    return max(len(text) for (text,) in corpus.train)
 
 
 @dataclass(frozen=True)
@@ -181,10 +168,17 @@ class Draft:
     ready: Ready | None = None
     pace: Pace | None = None
     cut: bool = False  # whether the time decided how many steps there are
+    longest: int | None = None
+    cut_rows: str = ""
 
     @property
     def objective(self) -> str:
         return TASKS[self.task].shapes[self.shape]
+
+    @property
+    def packs(self) -> bool:
+        """Whether texts share rows."""
+        return self.objective in ("causal", "masked") and self.shape in ("encoder", "decoder")
 
     @property
     def made(self) -> Ready:
@@ -196,13 +190,9 @@ class Draft:
     def fitted(self) -> Draft:
         """Size, batch and steps for the data; then what the machine cannot do in time is made smaller."""
         self.check_classes()
-        draft = self.with_tokenizer()
+        draft = self.with_tokenizer().with_rows_cut()
         lengths = lengths_of(draft.made, draft.made.rows).sum(1)
-        if (longest := int(lengths.max())) > LONGEST:
-            raise DataError(
-                f"the longest row has {longest:,} tokens, and {LONGEST:,} are the most that is advised; cut long rows in pieces"
-            )
-        total = int(lengths.sum())
+        longest, total = PACK if self.packs else int(lengths.max()), int(lengths.sum())
         share = total // (10 if self.objective == "contrastive" else 20)  # of an epoch; in contrast to many others one learns more
         budget = max(512, min(4096, 1 << max(0, share).bit_length() - 1 if share else 512), 64 * math.ceil(longest / 64))
         rung = next(rung for rung in LADDER if total <= rung.most)
@@ -210,6 +200,20 @@ class Draft:
         epoch = epoch_of(draft.made)
         passes = next(passes for most, passes in PASSES if total <= most)
         return draft.in_time(rounded(max(FEWEST_STEPS, passes * epoch.batches)), epoch.batches)
+
+    def with_rows_cut(self) -> Draft:
+        """A few long rows would decide how large every batch is: they are cut, if little is lost."""
+        if not self.texts or self.packs:
+            return self
+        lengths = lengths_of(self.made, self.made.rows).max(1)
+        for most, share in ((USUAL, 0.05), (LONGEST, 0.5)):
+            lost = 1 - np.minimum(lengths, most).sum() / lengths.sum()
+            if 0 < lost <= share:
+                said = f"tokens; {int((lengths > most).sum()):,} of {len(lengths):,} rows are longer, and their ends are left out"
+                return self.changed(longest=most, cut_rows=said)
+        if (longest := int(lengths.max())) > LONGEST:
+            raise DataError(f"the longest row has {longest:,} tokens, and {LONGEST:,} are the most that is advised; cut it in pieces")
+        return self
 
     def check_classes(self) -> None:
         labels, rows = self.data.corpus.labels(), len(self.data.corpus.train)
@@ -252,7 +256,7 @@ class Draft:
         """With the run made anew; rows are encoded once for each tokenizer."""
         draft = replace(self, **others)
         run = read_run(tomllib.loads(draft.text()))
-        if draft.ready is None or run.tokenizer != draft.ready.run.tokenizer:
+        if draft.ready is None or (run.tokenizer, run.train.longest) != (draft.ready.run.tokenizer, draft.ready.run.train.longest):
             return replace(draft, ready=made_ready(run))
         spec: ModelSpec = sized(run.model, draft.ready.tokens.count, len(draft.ready.labels))
         return replace(draft, ready=replace(draft.ready, run=run, spec=spec))
@@ -342,7 +346,7 @@ class Draft:
             rows.append(("vocab", "tokenizer", "as many tokens as it has"))
         if self.objective == "classify":
             count = len(self.data.corpus.labels())
-            rows.append(("head", {"kind": "classes", "classes": count, "pool": self.pool}, f"the data has {count} classes"))
+            rows.append(("head", {"kind": "classes", "classes": "data", "pool": self.pool}, f"as many as the data has, which are {count}"))
         elif self.objective == "contrastive":
             rows.append(("head", {"kind": "vector", "pool": "mean"}, "the mean over the words of a text"))
         elif self.objective == "masked":
@@ -449,6 +453,8 @@ class Draft:
         return [
             ("steps", self.steps, f"updates of the weights: {self.passes:.3g} passes over the data"),
             ("tokens", self.tokens, "places in a batch, padding included; rows of like length go together"),
+            *([("longest", self.longest, self.cut_rows)] if self.longest else []),
+            *([("pack", PACK, "tokens of a row that texts share; longer texts are cut, elsewhere every epoch")] if self.packs else []),
             ("evaluate_every", every, "steps between looks at unseen rows"),
             ("evaluate_rows", 256, "at most, of those held out"),
             ("save_every", max(1, self.steps // 4), "steps between checkpoints"),

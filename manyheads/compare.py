@@ -13,6 +13,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -152,7 +153,7 @@ class Outcome:
     """What became of one run: its last figures and all looks at unseen rows, or why there are none."""
 
     seed: int
-    metrics: dict[str, float]
+    metrics: dict[str, float]  # but for those that were no numbers
     curve: tuple[tuple[int, float], ...]
     steps: int
     seconds: float
@@ -163,19 +164,24 @@ class Outcome:
 def outcome(tree: Tree, folder: Path) -> Outcome:
     """As the run's own folder tells it."""
     metrics, curve, seconds, step, reason = dict[str, float](), list[tuple[int, float]](), 0.0, 0, None
-    path = folder / "metrics.jsonl"
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        event = json.loads(line)
+    for event in events_of(folder / "metrics.jsonl"):
         step, reason = event["step"], None
         if event["event"] == "stepped":
             seconds += event["seconds"]
         elif event["event"] == "evaluated":
-            metrics = event["metrics"]
-            curve.append((step, metrics["loss"]))
+            metrics = {name: value for name, value in event["metrics"].items() if value is not None}
+            curve += [(step, metrics["loss"])] if "loss" in metrics else []
         elif event["event"] == "ended":
             reason = event["reason"]
-    ended = reason == "goal" or (reason == "steps" and step >= read_run(tree).train.steps)
+    ended = reason in ("goal", "patience") or (reason == "steps" and step >= read_run(tree).train.steps)
     return Outcome(tree["seed"], metrics, tuple(curve), step, seconds, reason if ended else None)
+
+
+def events_of(path: Path) -> Iterator[Tree]:
+    """What a run wrote down; the line that a crash cut short is passed over."""
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
+        with suppress(ValueError):
+            yield json.loads(line)
 
 
 def run_cell(tree: Tree, folder: Path, wish: Callable[[], str | None], tell: Callable[[int], None] = lambda step: None) -> str | None:
@@ -261,8 +267,9 @@ def one_by_one(left: Sequence[Run], progress: Progress) -> tuple[dict[Path, str]
 
 def side_by_side(left: Sequence[Run], jobs: int, parts: Sequence[Path], progress: Progress) -> tuple[dict[Path, str], str | None]:
     """The same with a process a run, so many at a time; a signal is handed on to all of them, once."""
-    wrong: dict[Path, str] = {}
-    context, waiting, working = multiprocessing.get_context("spawn"), list(left), dict[Any, tuple[Run, Any]]()
+    wrong, asked = dict[Path, str](), False
+    context, waiting, working = multiprocessing.get_context("forkserver"), list(left), dict[Any, tuple[Run, Any]]()
+    context.set_forkserver_preload(["manyheads.compare"])  # so that torch is imported once
     with heard() as wish:
         while working or (waiting and not wish()):
             while waiting and len(working) < jobs and not wish():
@@ -279,14 +286,11 @@ def side_by_side(left: Sequence[Run], jobs: int, parts: Sequence[Path], progress
                     if failed:
                         wrong[folder] = failed
                     progress.end(cell, outcome(tree, folder), failed)
-            if wish() and waiting is not STOPPED:
-                waiting = STOPPED
+            if wish() and not asked:
+                asked = True
                 for process in working:
                     process.terminate()
     return wrong, wish()
-
-
-STOPPED: list[Run] = []
 
 
 def answered(answer: Any, code: int) -> str | None:
@@ -413,11 +417,11 @@ def draw(found: Tree, path: Path) -> None:
         shared = sorted(set.intersection(*({step for step, _ in one["curve"]} for one in row["seeds"])))
         means = [statistics.fmean(dict(map(tuple, one["curve"]))[step] for one in row["seeds"]) for step in shared]
         curves.plot(shared, means, color=colour, linestyle=lines[i // 10 % 4], linewidth=1.8, marker=".", label=names[i])
-        values = [one["metrics"][metric] for one in row["seeds"]]
+        values = [one["metrics"][metric] for one in row["seeds"] if metric in one["metrics"]]
         points.plot(values, [i] * len(values), "o", color=colour, alpha=0.6)
-        points.plot([statistics.fmean(values)] * 2, [i - 0.3, i + 0.3], color=colour, linewidth=2.5)
+        points.plot([statistics.fmean(values)] * 2 if values else [], [i - 0.3, i + 0.3] if values else [], color=colour, linewidth=2.5)
     losses = [loss for row in rows for one in row["seeds"] for _, loss in one["curve"]]
-    if min(losses) > 0 and max(losses) / min(losses) > 10:
+    if losses and min(losses) > 0 and max(losses) / min(losses) > 10:
         curves.set_yscale("log")
     curves.set(xlabel="steps", ylabel="loss on unseen rows", title="mean over seeds, each seed thin")
     points.set(

@@ -27,6 +27,7 @@ STANDS_ON = {
     "objective": {"model", "parts", "spec"},
     "train": {"convert", "data", "generate", "model", "objective", "parts", "spec"},
     "training": {"model", "spec", "train"},
+    "compare": {"model", "spec", "train", "training"},
     "advice": {"data", "model", "spec", "train", "training"},
     "dataset": {"data", "spec", "train", "training"},
     "checkpoint": {"convert", "generate", "inspect", "model", "parts", "spec"},
@@ -40,7 +41,7 @@ STANDS_ON = {
     "labs": set(),
     "show": {"model", "parts", "presets", "spec"},
     "cli": {
-        *("advice", "answer", "auditing", "checkpoint", "dataset", "demo", "evaluation", "generate", "model", "predicting"),
+        *("advice", "answer", "auditing", "checkpoint", "compare", "dataset", "demo", "evaluation", "generate", "model", "predicting"),
         *("scoreboard", "show", "spec", "train", "training"),
     },
 }

@@ -17,7 +17,7 @@ from manyheads.data.source import DataError, LabelsSpec, PairsSpec
 from manyheads.spec import SpecError
 from manyheads.train.loop import Ended, train
 from manyheads.train.run import made_ready, read_run
-from manyheads.train.stream import Stream
+from manyheads.train.stream import Order, Stream
 
 WORDS = ["the", "a", "red", "blue", "small", "old", "cat", "dog", "house", "tree", "sees", "likes", "finds", "under", "over", "near"]
 
@@ -173,14 +173,25 @@ def test_what_is_written_is_read_the_same(value):
     assert tomllib.loads(f"value = {inline(value)}")["value"] == value
 
 
-def test_a_book_without_blank_lines_is_read_by_line(tmp_path):
+@pytest.mark.parametrize("between", ["\n", " "])
+def test_a_book_without_blank_lines_is_cut_into_rows(between, tmp_path):
     path = tmp_path / "book.txt"
-    path.write_text("\n".join(sentences(900)))
+    path.write_text(between.join(sentences(6000)))
     tree = tomllib.loads(new("lm", path)[0])
-    assert tree["data"]["document"] == "line"
-    path.write_text(" ".join(sentences(3000)))
-    with pytest.raises(DataError, match="the longest row has"):
-        new("lm", path)
+    assert tree["train"]["pack"] <= tree["train"]["tokens"]
+    ready = made_ready(read_run(tree))
+    order = Order(ready, ready.rows)
+    assert sum(order.batch(i).tokens for i in range(len(order))) == len(ready.rows[0][0]) + 1
+
+
+def test_a_few_long_rows_are_cut_and_counted(tmp_path):
+    long = " ".join(sentences(280))
+    text, _ = new("translate", table(tmp_path / "a.tsv", [*pairs(6000), (f"{long} a", long), (f"{long} b", long)]))
+    tree = tomllib.loads(text)
+    assert "rows are longer, and their ends are left out" in text
+    assert tree["train"]["longest"] <= tree["train"]["tokens"]
+    ready = made_ready(read_run(tree))
+    assert f"{ready.cut[0]:,} of {len(ready.rows):,} rows" in text
 
 
 def test_more_data_gets_a_larger_model(tmp_path):

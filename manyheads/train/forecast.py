@@ -12,8 +12,10 @@ from manyheads.model.build import Model, build, outline
 from manyheads.model.size import BYTES, LONGEST_WALK, blank, kept_bytes, readable
 from manyheads.objective.score import Batch
 from manyheads.train.checkpoint import steps as checkpoints
-from manyheads.train.loop import compiled, evaluate, update
+from manyheads.train.loop import compiled, evaluate, first_model, update
+from manyheads.train.lora import adapt
 from manyheads.train.run import Ready, RunError
+from manyheads.train.start import freeze
 from manyheads.train.stream import Order, Stream
 
 MOST_LOOKED_AT = 200  # batches that are made only to be counted
@@ -90,18 +92,18 @@ def needs_of(ready: Ready, folder: Path | None = None) -> Needs:
     shapes = [order.places(i) for i in range(len(order))]
     most, longest = (shapes.index(max(shapes, key=key)) for key in (lambda shape: shape[0] * shape[1], lambda shape: shape[1]))
     model = outline(ready.spec)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
+    parameters, learned = sum(parameter.numel() for parameter in model.parameters()), learned_of(ready)
     activations, shape = max(kept_by(ready, model, order.batch(i)) for i in {most, longest})
     weights = BYTES * parameters
-    held = MOMENTS + bool(ready.run.optim.average)
-    memory = (2 + held) * weights + max(activations, evaluation_bytes(ready))
-    checkpoint = (1 + held) * weights
+    gradients, moments = BYTES * learned, BYTES * learned * (MOMENTS + bool(ready.run.optim.average))
+    memory = weights + gradients + moments + max(activations, evaluation_bytes(ready))
+    checkpoint = weights + moments
     there = min(len(checkpoints(folder / "checkpoints")), ready.run.train.keep) if folder else 0
     return Needs(
         parameters=parameters,
         weights=weights,
-        gradients=weights,
-        moments=held * weights,
+        gradients=gradients,
+        moments=moments,
         activations=activations,
         batch=shape,
         memory=memory,
@@ -110,6 +112,15 @@ def needs_of(ready: Ready, folder: Path | None = None) -> Needs:
         disk=(ready.run.train.keep + 1 - there) * checkpoint,
         disk_free=disk_free(folder) if folder else None,
     )
+
+
+def learned_of(ready: Ready) -> int:
+    """How many numbers change: all, but for what is frozen or stands beside a change of low rank."""
+    model, run = outline(ready.spec), ready.run
+    if run.lora:
+        adapt(model, run.lora, seed=0, new=())
+    freeze(model, run.freeze or ())
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
 def kept_by(ready: Ready, model: Model, batch: Batch) -> tuple[int, tuple[int, int, int]]:
@@ -153,7 +164,7 @@ def check_room(needs: Needs) -> None:
 
 def pace_of(ready: Ready, *, seconds: float = 3.0) -> Pace:
     """Times some updates of the real model, and a look at some unseen rows. Nothing is kept and nothing is written."""
-    model = build(ready.spec, seed=ready.run.seed)
+    model, _ = first_model(ready)
     changer, stream = ready.run.optim.build(model), Stream(ready)
     update(model, changer, stream, ready, stream.state)  # the first one takes longer
     took = list[float]()
