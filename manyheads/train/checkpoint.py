@@ -36,7 +36,7 @@ def save(
 ) -> Path:  # fmt: skip
     """Writes a checkpoint beside its place, then moves it there; older ones go only after that. Any OSError leaves all as it was."""
     final = folder / f"step-{state.step:08}"
-    draft = folder / f"{final.name}.tmp-{uuid.uuid4().hex[:8]}"
+    draft, old = (folder / f"{final.name}.tmp-{uuid.uuid4().hex[:8]}" for _ in range(2))
     check_room(folder, model)
     check_finite(model)
     try:
@@ -53,12 +53,15 @@ def save(
             flushed(path)
         PHASE("manifest")
         if final.exists():  # of this very step: it was not sound, or more is known of it now
-            final.rename(folder / f"{final.name}.tmp-{uuid.uuid4().hex[:8]}")
+            final.rename(old)
         draft.rename(final)
         flushed(folder)
         PHASE("renamed")
     except BaseException:
-        shutil.rmtree(draft, ignore_errors=True)
+        if old.exists() and not final.exists():
+            old.rename(final)
+        for path in (draft, old):
+            shutil.rmtree(path, ignore_errors=True)
         raise
     point(folder, "latest", final)
     if best:
