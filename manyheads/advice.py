@@ -15,7 +15,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from manyheads.data.columns import Columns, columns_of
+from manyheads.data.columns import Columns, columns_of, wanted_by
 from manyheads.data.source import NO_TEXT, Corpus, DataError, DataSpec, TableSpec
 from manyheads.data.tokens import BPESpec
 from manyheads.model.build import outline
@@ -23,12 +23,13 @@ from manyheads.model.size import readable
 from manyheads.model.spec import ModelSpec
 from manyheads.spec import SLOTS, SpecError, Tree, nearest, one_line, parse, quoted
 from manyheads.train.forecast import Pace, duration, epoch_of, memory_free, needs_of, pace_of
-from manyheads.train.loop import Stream
-from manyheads.train.run import Ready, made_ready, read_run, sized
+from manyheads.train.run import Ready, RunSpec, made_ready, read_run, sized
+from manyheads.train.stream import lengths_of
 from manyheads.training import spoken
 
 MINUTES = 30.0
 LOOKS = 10  # at unseen rows in a run
+PACKED = 512  # tokens in a row, where one text may be cut into several
 USUAL, LONGEST = 2048, 8192  # tokens in a row; longer ones are cut where little is lost, or in any case
 FEWEST_STEPS = 400
 SAMPLE = 2_000_000  # characters that a tokenizer is tried on
@@ -65,7 +66,7 @@ TASKS = {
     ),
     "lm": Task(
         "how a text goes on", {"decoder": "causal", "recurrent": "causal", "ngram": "causal", "encoder": "masked"},
-        "each word is written from those before it, and nothing else is read", "text", {"kind": "biographies"},
+        "each word is written from those before it, and nothing else is read", "text", {"kind": "stdlib", "task": "language"},
     ),
     "mae": Task(
         "a picture from a few of its patches", {"encoder–decoder": "patches"},
@@ -75,7 +76,7 @@ TASKS = {
                  {"kind": "sequence", "task": "copy"}),
 }  # fmt: skip
 ALSO = {"summarize": "summarise", "sentiment": "classify", "retrieval": "embed", "language": "lm"}
-IN_WORDS = ("dates", "sequence", "biographies")  # data of few different words
+IN_WORDS = ("dates", "sequence")  # data of few different words
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,7 @@ def data_of(name: str, file: Path | None, said: str | None) -> Data:
     elif said is not None:
         raise SpecError(f"--fields are columns, and {name} reads a file without them")
     tree: Tree = {"kind": task.file, "path": str(file)} | ({"fields": list(found.fields)} if found.fields else {})
-    return with_texts_that_fit(Data(tree, found.why, loaded(tree)))
+    return Data(tree, found.why, loaded(tree))
 
 
 def loaded(tree: Tree) -> Corpus:
@@ -145,25 +146,10 @@ def loaded(tree: Tree) -> Corpus:
 
 
 def said_columns(kind: type[TableSpec], said: str) -> Columns:
-    names = [name.strip() for name in said.split(",")]
-    if len(names) != len(kind.names) or not all(names):
-        raise SpecError(f"--fields is {quoted(said)}, expected {len(kind.names)} columns, separated by a comma: {' and '.join(kind.names)}")
+    names, wanted = [name.strip() for name in said.split(",")], wanted_by(kind)
+    if not len(wanted) <= len(names) <= len(kind.names) or not all(names):
+        raise SpecError(f"--fields is {quoted(said)}, expected {len(wanted)} columns, separated by a comma: {' and '.join(wanted)}")
     return Columns(tuple(int(name) if name.isdecimal() else name for name in names), "as was said")
-
-
-def with_texts_that_fit(data: Data) -> Data:
-    """Paragraphs as they are; where one is far too long, each line is a text."""
-    if data.tree["kind"] != "text" or longest_text(data.corpus) <= 2 * LONGEST:
-        return data
-    by_line = data.tree | {"document": "line"}
-    corpus = loaded(by_line)
-    if longest_text(corpus) >= longest_text(data.corpus):
-        return data
-    return Data(by_line, f"between blank lines stand up to {longest_text(data.corpus):,} characters, so a line is a text", corpus)
-
-
-def longest_text(corpus: Corpus) -> int:
-    return max(len(text) for (text,) in corpus.train)
 
 
 @dataclass(frozen=True)
@@ -182,6 +168,7 @@ class Draft:
     ready: Ready | None = None
     pace: Pace | None = None
     cut: bool = False  # whether the time decided how many steps there are
+    pack: int | None = None
     longest: int | None = None
     cut_rows: str = ""
 
@@ -200,8 +187,8 @@ class Draft:
         """Size, batch and steps for the data; then what the machine cannot do in time is made smaller."""
         self.check_classes()
         draft = self.with_tokenizer().with_rows_cut()
-        lengths = Stream(draft.made).lengths
-        longest, total = int(lengths.max()), int(lengths.sum())
+        lengths = lengths_of(draft.made, draft.made.rows).sum(1)
+        longest, total = draft.pack or int(lengths.max()), int(lengths.sum())
         share = total // (10 if self.objective == "contrastive" else 20)  # of an epoch; in contrast to many others one learns more
         budget = max(512, min(4096, 1 << max(0, share).bit_length() - 1 if share else 512), 64 * math.ceil(longest / 64))
         rung = next(rung for rung in LADDER if total <= rung.most)
@@ -211,10 +198,12 @@ class Draft:
         return draft.in_time(rounded(max(FEWEST_STEPS, passes * epoch.batches)), epoch.batches)
 
     def with_rows_cut(self) -> Draft:
-        """A few long rows would decide how large every batch is: they are cut, if little is lost."""
+        """A few long rows would decide how large every batch is: they are cut, if little is lost; or, where one text goes on, in pieces."""
         if not self.texts:
             return self
-        lengths = Stream(self.made).lengths
+        lengths = lengths_of(self.made, self.made.rows).max(1)
+        if self.task == "lm" and self.shape in ("decoder", "encoder") and lengths.max() > PACKED:
+            return self.changed(pack=PACKED)
         for most, share in ((USUAL, 0.05), (LONGEST, 0.5)):
             lost = 1 - np.minimum(lengths, most).sum() / lengths.sum()
             if 0 < lost <= share:
@@ -265,7 +254,7 @@ class Draft:
         """With the run made anew; rows are encoded once for each tokenizer."""
         draft = replace(self, **others)
         run = read_run(tomllib.loads(draft.text()))
-        if draft.ready is None or (run.tokenizer, run.train.longest) != (draft.ready.run.tokenizer, draft.ready.run.train.longest):
+        if draft.ready is None or rows_of(run) != rows_of(draft.ready.run):
             return replace(draft, ready=made_ready(run))
         spec: ModelSpec = sized(run.model, draft.ready.tokens.count, len(draft.ready.labels))
         return replace(draft, ready=replace(draft.ready, run=run, spec=spec))
@@ -340,7 +329,6 @@ class Draft:
         return {
             "path": "as seen from where manyheads train is called",
             "fields": self.data.why,
-            "document": self.data.why,
             "kind": "" if "path" in self.data.tree else f"nothing to download; a file of your own: manyheads new {self.task} FILE",
         }.get(key, "") if self.task != "copy" else ""  # fmt: skip
 
@@ -462,11 +450,21 @@ class Draft:
         return [
             ("steps", self.steps, f"updates of the weights: {self.passes:.3g} passes over the data"),
             ("tokens", self.tokens, "places in a batch, padding included; rows of like length go together"),
+            *(
+                [("pack", self.pack, "tokens in a row: long texts are cut, at other places in every pass, and short ones share")]
+                if self.pack
+                else []
+            ),
             *([("longest", self.longest, self.cut_rows)] if self.longest else []),
             ("evaluate_every", every, "steps between looks at unseen rows"),
             ("evaluate_rows", 256, "at most, of those held out"),
             ("save_every", max(1, self.steps // 4), "steps between checkpoints"),
         ]
+
+
+def rows_of(run: RunSpec) -> tuple[Any, ...]:
+    """What decides how rows become ids."""
+    return run.tokenizer, run.train.longest, run.train.pack
 
 
 def rounded(count: float) -> int:

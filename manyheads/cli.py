@@ -321,7 +321,7 @@ def predict(
     path: Source,
     text: Annotated[
         str | None,
-        typer.Argument(metavar="[TEXT]", help="What to read; ids as numbers where the folder has no tokenizer. - or none: standard input."),
+        typer.Argument(metavar="TEXT", help="What to read; ids as numbers where the folder has no tokenizer. - or none: standard input."),
     ] = None,
     file: Annotated[Path | None, typer.Option("--file", "-f", metavar="FILE", help="One text a line; .gz is unpacked.")] = None,
     max_new: Annotated[int, typer.Option(parser=whole, metavar="N", help="Tokens to write, at most.")] = 64,
@@ -375,6 +375,7 @@ def predict_lines(path: str, file: Path | None, writing: Any, encoding_errors: s
 
     from manyheads.checkpoint import load
     from manyheads.predicting import Counted, answered, chunks, line_of, lines_of
+    from manyheads.spec import one_line
 
     lines = lines_of(file, encoding_errors)
     given = chunks(lines)
@@ -386,6 +387,8 @@ def predict_lines(path: str, file: Path | None, writing: Any, encoding_errors: s
             told.hide()
             for one in found:
                 typer.echo(line_of(one)) if not as_json else write_json(None if one is None else {"schema": 1} | one)
+    for fault, count in lines.faults.items():
+        typer.echo(one_line(f"{lines.path}: {count:,} lines {fault}"), err=True)
 
 
 @app.command()

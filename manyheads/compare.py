@@ -13,6 +13,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -22,12 +23,12 @@ import torch
 from safetensors import safe_open
 
 from manyheads.model.spec import SHAPES, ModelSpec, NgramSpec, RecurrentSpec, TowerSpec
-from manyheads.spec import Spec, SpecError, Tree, load_parts, nearest, one_line, override, quoted, read_toml, to_tree
-from manyheads.train.folder import changes, filled, step_of, within
+from manyheads.spec import Spec, SpecError, Tree, load_parts, nearest, one_line, override, quoted, read_toml
+from manyheads.train.folder import check_unchanged
 from manyheads.train.forecast import check_room, needs_of
 from manyheads.train.loop import Ended, Stepped, train
 from manyheads.train.optim import OptimSpec
-from manyheads.train.run import SAFE, RunError, RunSpec, TrainSpec, made_ready, read_run
+from manyheads.train.run import RunSpec, TrainSpec, made_ready, read_run
 from manyheads.training import heard, spoken
 
 MOST_RUNS = 10_000
@@ -179,7 +180,7 @@ def outcome(tree: Tree, folder: Path) -> Outcome:
 def events_of(path: Path) -> Iterator[Tree]:
     """What a run wrote down; the line that a crash cut short is passed over."""
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
-        if math.isfinite(step_of(line)):
+        with suppress(ValueError):
             yield json.loads(line)
 
 
@@ -232,7 +233,7 @@ def compare(
     cells = grid(tree, axes, seeds, folder)
     runs = [(cell, tree, folder_of(cell, tree)) for cell in cells if not cell.wrong for tree in cell.trees]
     for _, one, place in runs:
-        check_same(place, read_run(one))
+        check_unchanged(place, read_run(one))
     left = [one for one in runs if outcome(one[1], one[2]).reason is None]
     progress = Progress(len(runs), len(runs) - len(left), quiet=quiet)
     wrong, stopped = side_by_side(left, jobs, parts, progress) if jobs > 1 else one_by_one(left, progress)
@@ -240,17 +241,6 @@ def compare(
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "compare.json").write_text(json.dumps(found, indent=1, ensure_ascii=False), encoding="utf-8")
     return found
-
-
-def check_same(folder: Path, run: RunSpec) -> None:
-    """Refuses a folder that holds another run."""
-    if not (folder / "run.toml").exists():
-        return
-    for field, old, new in changes(filled(read_toml(folder / "run.toml")), to_tree(run)):
-        if not within(field, SAFE):
-            raise RunError(
-                f"{folder} holds another run: {field} was {quoted(old)} and is {quoted(new)}; take another --output, or put it back"
-            )
 
 
 def folder_of(cell: Cell, tree: Tree) -> Path:

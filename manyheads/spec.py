@@ -213,6 +213,13 @@ def parse(spec: type[SpecType], tree: Mapping[str, Any], *, at: str = "") -> Spe
         raise SpecError(sentence, (at, *path) if at else path, key) from None
 
 
+def check_names(spec: type[Spec], tree: Mapping[str, Any], *also: str) -> None:
+    """Refuses a field that a spec has not, before anything else is made of the tree."""
+    known = (*spec.model_fields, *also)
+    if unknown := [name for name in tree if name not in known]:
+        raise SpecError(f"no field {quoted(unknown[0])} here{nearest(unknown[0], known)}", key=unknown[0])
+
+
 def to_tree(spec: Spec) -> Tree:
     """The resolved description, every default written out; what is absent is left out."""
     return _without_none(spec.model_dump(mode="json"))

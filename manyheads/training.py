@@ -16,11 +16,12 @@ from manyheads.model.build import usable
 from manyheads.model.size import readable
 from manyheads.spec import Tree, one_line, quoted, to_tree
 from manyheads.train.folder import Change, ChangedRunError, check_place
-from manyheads.train.forecast import check_room, duration, epoch_of, needs_of, pace_of
+from manyheads.train.forecast import check_room, duration, epoch_of, needs_of, pace_of, tried_compiled
 from manyheads.train.loop import Changed, Ended, Evaluated, Event, Resumed, Saved, SaveFailed, Shortened, Started, Stepped, Warned, train
 from manyheads.train.run import Ready, RunSpec, made_ready
 
 EXIT = {"steps": 0, "goal": 0, "patience": 0, "interrupted": 130, "terminated": 75}
+LONG = 1200.0  # seconds of a run for which compiling is tried out beforehand
 EVERY = 10.0  # seconds between lines where there is no terminal
 
 
@@ -107,6 +108,8 @@ def foreseen(ready: Ready, folder: Path | None) -> Tree:
     epoch, how = epoch_of(ready), ready.run.train
     with heard() as wish:
         pace = pace_of(ready)
+        if duration(ready, pace) > LONG and not how.compile and not wish():
+            pace = tried_compiled(ready, pace)
     if wish():
         raise KeyboardInterrupt
     run = to_tree(ready.run) | {"model": to_tree(ready.spec)}
@@ -136,6 +139,11 @@ def print_foreseen(found: Tree, console: Any) -> None:
         "time": f"about {spoken(found['seconds'])} on this machine: {1000 * pace['step']:.3g} ms a step (mean of {pace['updates']}), "
         f"{spoken(pace['evaluation'])} a look at unseen rows",
     }
+    if pace["compiled"]:
+        saved = found["steps"] * (pace["step"] - pace["compiled"]) - pace["compiling"]
+        lines["compile"] = f"{1000 * pace['compiled']:.3g} ms a step after {spoken(pace['compiling'])} of compiling: " + (
+            f"-s train.compile=true saves {spoken(saved)}" if saved > 0 else "it does not pay"
+        )
     for name, said in lines.items():
         console.print(f"{name:<9} {said}", highlight=False, markup=False)
 

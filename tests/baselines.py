@@ -6,14 +6,12 @@ import numpy as np
 import torch
 
 from manyheads.objective.score import NOTHING
-from manyheads.train.loop import grouped
+from manyheads.train.stream import Order
 
 
 def batches(ready, rows):
-    """As they are scored: so many of the unseen, and enough of the others."""
-    chance = np.random.default_rng(0)
-    for some in grouped(rows, ready.run.train.evaluate_rows if rows is ready.unseen else 2000, 64):
-        yield ready.run.objective.batch(some, ready.tokens, chance)
+    order = Order(ready, rows, most=ready.run.train.evaluate_rows if rows is ready.unseen else 2000)
+    return [order.batch(i) for i in range(len(order))]
 
 
 def wanted(ready, rows):

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["torch", "torch._dynamo", "manyheads.cli", "manyheads.show", "manyheads.auditing", "command"])
+FORKS.set_forkserver_preload(
+    ["torch", "torch._dynamo", "manyheads.cli", "manyheads.show", "manyheads.auditing", "manyheads.training", "command"]
+)
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,7 @@ class Done:
     stderr: str
 
 
-def child(arguments, given, out, err, cwd, env):
+def child(arguments, given, out, err, cwd, env, before=None):
     for path, place in ((given, 0), (out, 1), (err, 2)):
         os.dup2(os.open(path, os.O_RDWR), place)
     os.chdir(cwd)
@@ -29,20 +31,23 @@ def child(arguments, given, out, err, cwd, env):
     encoding = env.get("PYTHONIOENCODING", "utf-8")
     sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w", encoding=encoding), open(2, "w", encoding=encoding)  # noqa: SIM115
     sys.argv = ["manyheads", *arguments]
+    if before is not None:
+        before()
     from manyheads.cli import main
 
     main()
 
 
-def run(*arguments, check=0, cwd=None, env=None, seconds=120, given=b""):
-    """What a command writes and how it ends, given some bytes on its standard input."""
+def run(*arguments, check=0, cwd=None, env=None, seconds=120, given=b"", before=None):
+    """What a command writes and how it ends, given some bytes on its standard input; `before` is called first, in its process."""
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder) / "out", Path(folder) / "err"
         (Path(folder) / "in").write_bytes(given)
         out.touch()
         err.touch()
+        place = cwd or os.getcwd()
         process = FORKS.Process(
-            target=child, args=([*map(str, arguments)], Path(folder) / "in", out, err, cwd or os.getcwd(), dict(env or os.environ))
+            target=child, args=([*map(str, arguments)], Path(folder) / "in", out, err, place, dict(env or os.environ), before)
         )
         process.start()
         process.join(seconds)

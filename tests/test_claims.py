@@ -1,5 +1,6 @@
-"""The claims of the source documents, row by row: A attention, B masks, C heads, D positions, E recurrent, F blocks, G shapes, H objectives,
-J loss shaping, O tasks.
+"""The claims of the source documents, row by row.
+
+A attention, B masks, C heads, D positions, E recurrent, F blocks, G shapes, H objectives, J loss shaping, O tasks.
 
 Each test is named for its row. Tolerances: float64 1e-10, float32 1e-5, unless the row says otherwise.
 """

@@ -675,9 +675,9 @@ def test_batch_i_is_the_same_in_any_order_and_in_any_process(tmp_path):
 
 
 def batches_of(tree, places):
-    from manyheads.train.loop import Stream
     from manyheads.train.run import made_ready, read_run
     from manyheads.train.state import State
+    from manyheads.train.stream import Stream
 
     ready = made_ready(read_run(tree))
     return [Stream(ready, State(index=place)).next().inputs.tokens.tolist() for place in places]

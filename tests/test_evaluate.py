@@ -277,9 +277,10 @@ def runs(tmp_path_factory):
         "classify": ({"kind": "labels", "path": str(labels), "held_out": 0.2}, ENCODER | {"head": {"kind": "classes", "classes": 2}}),
         "contrastive": ({"kind": "queries", "path": str(found), "held_out": 0.2}, ENCODER | {"head": {"kind": "vector", "pool": "mean"}}),
     }
-    how = {"steps": 8, "tokens": 800, "evaluate_every": 100, "evaluate_rows": 1}
     for kind, (data, model) in trees.items():
-        ready = made_ready(read_run({"model": model, "data": data, "objective": {"kind": kind}, "train": how}))
+        how = {"steps": 60 if kind in ("classify", "seq2seq") else 8, "tokens": 800, "evaluate_every": 100, "evaluate_rows": 1}
+        optim = {"rate": 1e-2, "schedule": {"kind": "linear", "warmup": 5}}
+        ready = made_ready(read_run({"model": model, "data": data, "objective": {"kind": kind}, "optim": optim, "train": how}))
         list(train(ready, folder / kind))
     return folder
 
@@ -355,6 +356,30 @@ def test_answers_are_kept_one_a_line(runs, tmp_path):
     assert kept[:-1] == list(written) == [example["written"] for example in report["examples"]]
     again = run("evaluate", runs / "seq2seq", "--output", tmp_path / "kept.txt", check=2)
     assert "is there already" in again.stderr
+
+
+def test_baselines_learn_what_the_run_learned_and_are_asked_what_it_is_asked(runs):
+    corpus = read_run(read_toml(runs / "classify" / "run.toml")).data.load()
+    labels = corpus.labels()
+    (learned, known), (texts, wanted) = (
+        ([text for text, _ in rows], [labels.index(label) for _, label in rows]) for rows in (corpus.train, corpus.validation)
+    )
+    found = evaluate(runs / "classify")[0]["scores"]
+    assert found["naive Bayes"] == classes.scores(wanted, NaiveBayes(learned, known, 2).probabilities(texts))
+    assert found["majority"] == classes.scores(wanted, Majority(known, 2).probabilities(texts))
+
+
+def test_each_row_gets_its_own_answer(runs):
+    """What is read side by side, in another order, is what is answered one by one."""
+    loaded = manyheads.load(runs / "classify")
+    _, chosen = evaluate(runs / "classify", split="train")
+    texts = [text for text, _ in read_run(read_toml(runs / "classify" / "run.toml")).data.load().train]
+    assert list(chosen) == [manyheads.predict(loaded, text)["classes"][0]["class"] for text in texts]
+    assert len(set(chosen)) == 2
+    loaded = manyheads.load(runs / "seq2seq")
+    report, written = evaluate(runs / "seq2seq", how=How(rows=8, beams=2, penalty=0.6, max_new=5, examples=8))
+    assert list(written) == [loaded.generate(row["source"], beams=2, penalty=0.6, max_new=5) for row in report["examples"]]
+    assert len(set(written)) > 1
 
 
 def test_another_file_of_the_same_form(runs, tmp_path):

@@ -78,19 +78,20 @@ def every_text(vocab, longest, stop):
 
 
 def small(name, vocab=4):
-    return made(manyheads.read_model(manyheads.spec.to_tree(SHAPES[name]) | {"vocab": vocab}), seed=5)
+    flat = {"vocab": vocab, "init": {"kind": "normal", "std": 0.2}}  # many texts are about as likely
+    return made(manyheads.read_model(manyheads.spec.to_tree(SHAPES[name]) | flat), seed=5)
 
 
-@pytest.mark.parametrize("penalty", [0.0, 0.6, 4.0])
+@pytest.mark.parametrize("penalty", [0.0, 1.0, 3.0])
 @pytest.mark.parametrize("stop", [(2,), (2, 3)])
 @pytest.mark.parametrize("name", SHAPES)
 def test_with_beams_for_all_the_best_of_all_texts_is_found(name, stop, penalty):
     model, (prompt, source) = small(name), asked(name)
     prompt, source = prompt % 4, None if source is None else source % 4
-    found = search(model, prompt, source, beams=4**3, penalty=penalty, max_new=3, rules=Rules(stop=stop))
+    found = search(model, prompt, source, beams=4**4, penalty=penalty, max_new=4, rules=Rules(stop=stop))
     for i, row in enumerate(found):
         own = prompt[i : i + 1], None if source is None else source[i : i + 1]
-        texts = list(every_text(4, 3, stop))
+        texts = list(every_text(4, 4, stop))
         scores = [found / ((5 + len(text)) / 6) ** penalty for text, found in zip(texts, likelihoods(model, *own, texts), strict=True)]
         assert row == texts[scores.index(max(scores))]
 
@@ -112,7 +113,7 @@ def greedy(model, prompt, source, rules=FREE, max_new=12):
     return cut(torch.stack(list(sample(model, prompt, source, max_new=max_new, rules=rules)), dim=1).tolist(), rules.stop)
 
 
-@pytest.mark.parametrize("penalty", [0.0, 1.0])
+@pytest.mark.parametrize("penalty", [0.0, 8.0])
 @pytest.mark.parametrize("name", SHAPES)
 def test_one_beam_takes_the_likeliest_token(name, penalty):
     model = made(SHAPES[name])
@@ -228,7 +229,7 @@ def test_a_first_token_is_for_texts_of_one_token_whoever_stands_beside():
     batch = Inputs(torch.tensor([[0, 0, 5], [6, 7, 8]]), padding=torch.tensor([[True, True, False], [False] * 3]))
     one, other = greedy(model, batch, None, rules, max_new=3)
     assert one == greedy(model, torch.tensor([[5]]), None, rules, max_new=3)[0]
-    assert other == greedy(model, torch.tensor([[6, 7, 8]]), None, rules, max_new=3)[0]
+    assert other == greedy(model, torch.tensor([[6, 7, 8]]), None, FREE, max_new=3)[0]
     assert one[0] == 9
 
 
@@ -266,13 +267,16 @@ def test_something_loaded_answers_each_text_as_if_alone(name, temperature):
     learned = {"kind": "learned", "length": 12}
     spec = pair(position=learned) if name == "pair" else decoder(position=learned)
     rows = [[3, 4, 5, 6, 7, 8, 9, 10, 11, 12], [5], [6, 7], [5], [9, 8, 7, 6, 5]]
-    dynamic = decoder(position={"kind": "rope", "scaling": {"kind": "dynamic", "factor": 3.0, "length": 4}})
+    dynamic = decoder(position={"kind": "rope", "scaling": {"kind": "longrope", "short": [1.0], "long": [50.0], "length": 12}})
+    dynamic = manyheads.read_model(manyheads.spec.to_tree(dynamic) | STEADY)
     for one in (spec, dynamic):
         ours = Loaded(made(one))
         how = {"max_new": 9, "temperature": temperature, "seed": 3, "start": 1}
         together = dict(ours.write(rows, manyheads.generate.sample.Writing(**how)))
         assert [together[i] for i in range(len(rows))] == [ours.generate(row, **how) for row in rows]
         assert together[1] == together[3]
+        wild = [ours.generate([token], max_new=9, temperature=1e6, start=1) for token in (5, 6, 5)]
+        assert wild[0] == wild[2] != wild[1], "chance is a function of the text too"
 
 
 # ----------------------------------------------------------------------------------------------------- texts by the line
@@ -364,8 +368,9 @@ def test_what_cannot_be_read_is_said_with_its_place(tmp_path):
         assert (len(done.stderr.splitlines()), done.stdout) == (1, "")
     assert "cannot read" in run("predict", folder, "--file", tmp_path / "nowhere", check=3).stderr
     assert "cannot read" in run("predict", folder, "--file", tmp_path, check=3).stderr
-    mended = run("predict", folder, "--encoding-errors", "replace", given=b"[MASK] \xe9t\xe9\n").stdout
-    assert len(mended.splitlines()) == 1
+    mended = run("predict", folder, "--encoding-errors", "replace", given=b"[MASK] \xe9t\xe9\n[MASK]\n")
+    assert len(mended.stdout.splitlines()) == 2
+    assert mended.stderr == "standard input: 1 lines mended that were not UTF-8\n"
 
 
 @pytest.mark.parametrize(

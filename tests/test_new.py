@@ -15,8 +15,9 @@ from manyheads.advice import TASKS, inline, new
 from manyheads.data.columns import columns_of
 from manyheads.data.source import DataError, LabelsSpec, PairsSpec
 from manyheads.spec import SpecError
-from manyheads.train.loop import Ended, Stream, train
+from manyheads.train.loop import Ended, train
 from manyheads.train.run import made_ready, read_run
+from manyheads.train.stream import Stream
 
 WORDS = ["the", "a", "red", "blue", "small", "old", "cat", "dog", "house", "tree", "sees", "likes", "finds", "under", "over", "near"]
 
@@ -78,7 +79,7 @@ def test_what_is_advised_trains_and_says_what_is_so(task, tmp_path):
     steps, passes, rows = re.search(r"# ([\d,]+) steps, ([\d.e+]+) passes over ([\d,]+) rows", text).groups()
     assert int(steps.replace(",", "")) == whole.run.train.steps
     assert int(rows.replace(",", "")) == len(whole.rows)
-    assert float(passes) == pytest.approx(whole.run.train.steps / len(Stream(whole).batches()), rel=0.01)
+    assert float(passes) == pytest.approx(whole.run.train.steps / len(Stream(whole).order()), rel=0.01)
     assert f"{sum(one.numel() for one in build(ready.spec).parameters()):,} parameters" in text
     assert ready.corpus.about == reasons[0]
     assert f"# {reasons[0]}" in text
@@ -172,14 +173,15 @@ def test_what_is_written_is_read_the_same(value):
     assert tomllib.loads(f"value = {inline(value)}")["value"] == value
 
 
-def test_a_book_without_blank_lines_is_read_by_line(tmp_path):
+def test_a_book_without_an_end_is_cut_into_rows(tmp_path):
     path = tmp_path / "book.txt"
-    path.write_text("\n".join(sentences(900)))
-    tree = tomllib.loads(new("lm", path)[0])
-    assert tree["data"]["document"] == "line"
+    path.write_text(" ".join(sentences(1500)))
+    text, _ = new("lm", path)
+    assert tomllib.loads(text)["train"]["pack"] == 512
+    trained(text, tmp_path / "run")
     path.write_text(" ".join(sentences(6000)))
     with pytest.raises(DataError, match="the longest row has"):
-        new("lm", path)
+        new("lm", path, shape="recurrent")
 
 
 def test_a_few_long_rows_are_cut_and_counted(tmp_path):

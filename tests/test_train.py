@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 
@@ -17,20 +18,24 @@ import pytest
 import torch
 from baselines import mean_patch, one_of_all, unigram_entropy
 from command import FORKS, run
+from safetensors.torch import load_file
 
 import manyheads
 from manyheads.data import builtin
 from manyheads.spec import SLOTS, SpecError, to_toml
 from manyheads.train import checkpoint
-from manyheads.train.loop import Ended, Evaluated, Resumed, Saved, Stepped, Stream, evaluate, train, update
+from manyheads.train.loop import Ended, Evaluated, Resumed, Saved, Stepped, evaluate, train, update
 from manyheads.train.optim import OptimSpec, ScheduleSpec
 from manyheads.train.run import RunError, made_ready, read_run
 from manyheads.train.state import State
+from manyheads.train.stream import Order, Stream
 
 TOWER = {"layers": 1, "width": 16, "attention": {"kind": "heads", "heads": 2}, "feedforward": {"kind": "mlp", "hidden": 32}, "position": "sinusoidal", "residual": {"kind": "pre", "dropout": 0.1}}  # fmt: skip
 PATCHES = {"embed": {"kind": "patches", "pixels": 4, "channels": 1}}
 RESTORED = {"embed": "restored", "mask": {"causal": False}}
 SEQUENCE = {"kind": "sequence", "task": "reverse", "count": 400}
+# as a file of one's own: scikit-learn takes seconds to import, and each of these processes would
+DIGITS = {"kind": "pictures", "path": str(Path(find_spec("sklearn").origin).parent / "datasets" / "data" / "digits.csv.gz")}
 OBJECTIVES = {
     "seq2seq": {
         "model": {"vocab": "tokenizer", "encoder": TOWER, "decoder": {"like": "encoder", "embed": "shared", "cross": True}},
@@ -39,6 +44,7 @@ OBJECTIVES = {
     "recurrent": {"model": {"vocab": "tokenizer", "recurrent": {"width": 16}}, "data": SEQUENCE},
     "causal": {"model": {"vocab": "tokenizer", "decoder": TOWER}, "data": {"kind": "biographies", "people": 60}},
     "masked": {"model": {"vocab": "tokenizer", "encoder": TOWER, "head": "masked"}, "data": {"kind": "biographies", "people": 60}},
+    "packed": {"model": {"vocab": "tokenizer", "decoder": TOWER}, "data": {"kind": "biographies", "people": 60}},
     "spans": {
         "model": {"vocab": "tokenizer", "encoder": TOWER, "decoder": {"like": "encoder", "embed": "shared", "cross": True}},
         "data": {"kind": "biographies", "people": 60},
@@ -48,10 +54,10 @@ OBJECTIVES = {
         "model": {"vocab": "tokenizer", "encoder": TOWER, "head": {"kind": "vector", "pool": "mean"}},
         "data": {"kind": "sequence", "task": "reverse", "count": 400},
     },
-    "classify": {"model": {"encoder": TOWER | PATCHES, "head": {"kind": "classes", "classes": 10, "pool": "mean"}}, "data": "digits"},
+    "classify": {"model": {"encoder": TOWER | PATCHES, "head": {"kind": "classes", "classes": 10, "pool": "mean"}}, "data": DIGITS},
     "patches": {
         "model": {"encoder": TOWER | PATCHES, "decoder": TOWER | RESTORED, "head": {"kind": "pixels", "pixels": 4}},
-        "data": "digits",
+        "data": DIGITS,
     },
     "shaped": {
         "model": {"vocab": "tokenizer", "encoder": TOWER, "decoder": {"like": "encoder", "embed": "shared", "cross": True}},
@@ -62,7 +68,12 @@ OBJECTIVES = {
 
 
 def described(name, **train):
-    objective = {"kind": "seq2seq", "smoothing": 0.1} if name in ("seq2seq", "recurrent", "shaped") else {"kind": name}
+    objective = (
+        {"kind": "seq2seq", "smoothing": 0.1}
+        if name in ("seq2seq", "recurrent", "shaped")
+        else {"kind": {"packed": "causal"}.get(name, name)}
+    )
+    train = {"pack": 50} | train if name == "packed" else train
     usual = {"steps": 6, "tokens": 200, "accumulate": 2, "save_every": 2, "evaluate_every": 3, "evaluate_rows": 20}
     optim = {"rate": 3e-3, "schedule": {"kind": "cosine", "warmup": 2}}
     return OBJECTIVES[name] | {"seed": 5, "objective": objective, "optim": optim, "train": usual | train}
@@ -290,10 +301,10 @@ def test_an_objective_that_the_model_cannot_learn_is_refused():
 def test_every_row_comes_once_an_epoch():
     ready = made_ready(read_run(described("seq2seq")))
     stream = Stream(ready)
-    first = stream.batches()
+    first = stream.order().batches
     assert sorted(np.concatenate(first).tolist()) == list(range(len(ready.rows)))
     stream.state.epoch = 1
-    assert [list(one) for one in stream.batches()] != [list(one) for one in first]
+    assert [list(one) for one in stream.order().batches] != [list(one) for one in first]
 
 
 def test_a_model_learns_below_what_guessing_gives(tmp_path):
@@ -447,13 +458,98 @@ def test_muon_turns_every_matrix_of_the_layers_by_the_same_amount():
             assert held == {"step", "exp_avg", "exp_avg_sq"}, name
 
 
+def test_what_is_looked_at_and_saved_is_the_mean_of_the_weights(tmp_path):
+    """Without forgetting, the mean of all steps; the weights themselves go on as if nobody looked."""
+    plain, mean = (described("causal", save_every=1, keep=10) | {"optim": {"average": share}} for share in (0.0, 0.999999))
+    runs = {}
+    for name, tree in (("plain", plain), ("mean", mean)):
+        events = list(train(made_ready(read_run(tree)), tmp_path / name))
+        steps = sorted((tmp_path / name / "checkpoints").glob("step-*"))
+        runs[name] = (
+            [event.loss for event in events if isinstance(event, Stepped)],
+            [load_file(step / "model.safetensors") for step in steps],
+        )
+    assert runs["plain"][0] == runs["mean"][0]
+    for key, last in runs["mean"][1][-1].items():
+        expected = torch.stack([weights[key].double() for weights in runs["plain"][1]]).mean(0)
+        torch.testing.assert_close(last.double(), expected, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("average", [0.0, 0.5])
 @pytest.mark.parametrize("kind", OptimSpec.kinds)
-def test_every_optimiser_goes_on_as_if_it_had_never_stopped(kind, tmp_path):
-    tree = described("causal") | {"optim": {"kind": kind}}
+def test_every_optimiser_goes_on_as_if_it_had_never_stopped(kind, average, tmp_path):
+    tree = described("causal") | {"optim": {"kind": kind, "average": average}}
     assert in_a_process(tree, tmp_path / "whole") == 0
     assert in_a_process(tree, tmp_path / "broken", step=3) == -signal.SIGKILL
     assert in_a_process(tree, tmp_path / "broken") == 0
     assert digests(tmp_path / "broken") == digests(tmp_path / "whole")
+
+
+# ------------------------------------------------------------------------------------------------ texts that share rows
+
+
+@pytest.mark.parametrize("name", ["causal", "masked"])
+def test_texts_that_share_a_row_give_the_loss_and_gradients_of_texts_alone(name):
+    ready = made_ready(read_run(described(name, pack=160, tokens=800)))
+    objective, model = ready.run.objective, manyheads.build(ready.spec, seed=1).double().eval()
+    order = Order(ready, ready.rows)
+    lines = order.batches[0]
+    whole = [line for line in lines if all(stop - start == order.lengths[row, 0] for row, start, stop in line)]
+    assert len(whole) > 1
+    assert max(map(len, whole)) > 1
+    order.batches = [whole]
+    together = order.batch(0)
+    rows = [ready.rows[int(row)] for line in whole for row, _, _ in line]
+    alone = objective.batch(rows, ready.tokens, np.random.default_rng([ready.run.seed, 0, 0]))
+    assert together.inputs.batch < alone.inputs.batch
+    found = []
+    for batch in (together, alone):
+        model.zero_grad()
+        score = objective.score(model, batch)
+        score.total.backward()
+        found.append((score, [parameter.grad.clone() for parameter in model.parameters()]))
+    (one, gradients), (other, others) = found
+    assert (one.count, one.right) == (other.count, other.right)
+    torch.testing.assert_close(one.total, other.total, atol=1e-9, rtol=1e-12)
+    for gradient, expected in zip(gradients, others, strict=True):
+        torch.testing.assert_close(gradient, expected, atol=1e-9, rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["causal", "masked"])
+@pytest.mark.parametrize("pack", [7, 64])
+def test_every_token_is_in_one_piece_and_what_stands_around_a_text_at_its_ends(name, pack):
+    ready = made_ready(read_run(described(name, pack=pack, tokens=pack * 3)))
+    objective, tokens = ready.run.objective, ready.tokens
+    pieces = {}
+    order = Order(ready, ready.rows, epoch=1)
+    for line in (line for lines in order.batches for line in lines):
+        assert sum(stop - start for _, start, stop in line) <= pack
+        for row, start, stop in line.tolist():
+            given = objective.pieces([objective.cut(ready.rows[row][0], start, stop)], tokens, np.random.default_rng(0))
+            pieces.setdefault(row, []).append((start, given.inputs.tokens[0].tolist(), given.wanted[0].tolist()))
+    assert sorted(pieces) == list(range(len(ready.rows)))
+    for row, found in pieces.items():
+        text = ready.rows[row][0].tolist()
+        given = [token for _, some, _ in sorted(found) for token in some]
+        if name == "causal":
+            assert given == [tokens.begin, *text]
+            assert [token for *_, some in sorted(found) for token in some] == [*text, tokens.end]
+        else:
+            assert (given[0], given[-1], len(given)) == (tokens.begin, tokens.end, len(text) + 2)
+
+
+def test_packing_leaves_little_room_and_what_cannot_share_rows_is_refused():
+    ready = made_ready(read_run(described("causal", pack=256, tokens=1024)))
+    order = Order(ready, ready.rows)
+    batches = [order.batch(i) for i in range(len(order))]
+    assert 1 - sum(batch.tokens for batch in batches) / sum(batch.inputs.tokens.numel() for batch in batches) < 0.1
+    for name, said in (("seq2seq", "causal and masked"), ("spans", "causal and masked")):
+        with pytest.raises(SpecError, match=said):
+            read_run(described(name, pack=64))
+    with pytest.raises(SpecError, match="train.pack: is 300, and a batch has 200 places"):
+        read_run(described("causal", pack=300))
+    with pytest.raises(SpecError, match="kept apart by a mask"):
+        read_run(described("causal", pack=64) | {"model": {"vocab": "tokenizer", "recurrent": {"width": 16, "attention": False}}})
 
 
 # ------------------------------------------------------------------------------------------------- before a run starts
@@ -467,8 +563,8 @@ def test_a_dry_run_says_what_it_takes_and_writes_nothing(tmp_path):
     model, stream = manyheads.build(ready.spec), Stream(ready)
     assert found["needs"]["parameters"] == sum(parameter.numel() for parameter in model.parameters())
     assert found["epoch"]["rows"] == len(ready.rows)
-    assert found["epoch"]["batches"] == len(stream.batches())
-    batches = [stream.next() for _ in stream.batches()]
+    assert found["epoch"]["batches"] == len(stream.order().batches)
+    batches = [stream.next() for _ in stream.order().batches]
     places = sum(one.tokens.numel() for batch in batches for one in (batch.inputs, batch.source))
     if found["epoch"]["looked_at"] == len(batches):
         assert found["epoch"]["tokens"] == sum(batch.tokens for batch in batches)

@@ -20,7 +20,7 @@ from manyheads.parts.norm import LayerNormSpec, NormSpec
 from manyheads.parts.position import NoPositionSpec, PositionSpec
 from manyheads.parts.recurrent import CellSpec, GruSpec, ReadoutSpec, StateReadoutSpec
 from manyheads.parts.residual import PreSpec, ResidualSpec
-from manyheads.spec import Spec, SpecError, Tree, copied, field, frozen, located, merged, parse, quoted
+from manyheads.spec import Spec, SpecError, Tree, check_names, copied, field, frozen, located, merged, parse, quoted
 
 
 class CrossSpec(Spec):
@@ -282,8 +282,12 @@ def read_model(tree: Tree) -> ModelSpec:
     if not isinstance(tree, Mapping):
         raise SpecError(f"given a {type(tree).__name__}, expected a table that describes a model, as preset(name) gives")
     tree = copied(tree)
+    check_names(ModelSpec, tree)
     for name in SHAPES[:2]:
         own = tree.get(name)
+        if isinstance(own, dict):
+            with located(name):
+                check_names(TowerSpec, own, "like")
         if isinstance(own, dict) and "like" in own:
             other = own["like"]
             if other == name or other not in SHAPES[:2] or not isinstance(tree.get(other), dict):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -11,27 +12,50 @@ from manyheads.objective.score import NOTHING, Batch, ObjectiveSpec, Row, Tokens
 from manyheads.spec import field
 
 
-class CausalSpec(ObjectiveSpec, kind="causal"):
-    """−Σ log p(x_t | x_<t), the end of a text included"""
+class Piece(NamedTuple):
+    """A text, or some of it: what stands around a text stands at its own ends alone."""
+
+    text: np.ndarray
+    opens: bool = True
+    closes: bool = True
+
+
+class PackableSpec(ObjectiveSpec):
+    """What is learned of every place of a text, so that texts may share a row, and long ones be cut where it ends."""
 
     fields: ClassVar[tuple[str, ...]] = ("text",)
-    shapes: ClassVar[tuple[str, ...]] = ("decoder", "recurrent", "ngram")
-    frame: ClassVar[str] = "<s> $A"
+    ahead: ClassVar[int] = 0  # tokens that a piece is asked for beyond those that are read
 
     def batch(self, rows: Sequence[Row], tokens: Tokens, chance: np.random.Generator) -> Batch:
-        given = [np.concatenate(([tokens.begin], text)) for (text, *_) in rows]
-        wanted = [np.concatenate((text, [tokens.end])) for (text, *_) in rows]
-        return Batch(padded(given, tokens.pad), asked(wanted))
+        return self.pieces([Piece(text) for text, *_ in rows], tokens, chance)
+
+    def cut(self, text: np.ndarray, start: int, stop: int) -> Piece:
+        """Of the places that a text takes with what stands around it, those from start to stop."""
+        return Piece(text[max(0, start - 1) : stop - 1 + self.ahead], start == 0, stop == len(text) + self.added)
+
+    @abstractmethod
+    def pieces(self, pieces: Sequence[Piece], tokens: Tokens, chance: np.random.Generator) -> Batch: ...
 
 
-class MaskedSpec(ObjectiveSpec, kind="masked"):
+class CausalSpec(PackableSpec, kind="causal"):
+    """−Σ log p(x_t | x_<t), the end of a text included"""
+
+    shapes: ClassVar[tuple[str, ...]] = ("decoder", "recurrent", "ngram")
+    frame: ClassVar[str] = "<s> $A"
+    ahead: ClassVar[int] = 1
+
+    def pieces(self, pieces: Sequence[Piece], tokens: Tokens, chance: np.random.Generator) -> Batch:
+        whole = [np.concatenate(([tokens.begin] * opens, text, [tokens.end] * closes)).astype(np.int64) for text, opens, closes in pieces]
+        return Batch(padded([ids[:-1] for ids in whole], tokens.pad), asked([ids[1:] for ids in whole]))
+
+
+class MaskedSpec(PackableSpec, kind="masked"):
     """−Σ log p(x_t | the rest), over a share of places chosen by chance
 
     Devlin et al. 2018, arXiv 1810.04805: of the chosen, most are shown as <mask>, some as another token, some as they are. Every
     token keeps its place.
     """
 
-    fields: ClassVar[tuple[str, ...]] = ("text",)
     shapes: ClassVar[tuple[str, ...]] = ("encoder",)
     frame: ClassVar[str] = "<s> $A </s>"
     added: ClassVar[int] = 2
@@ -40,22 +64,22 @@ class MaskedSpec(ObjectiveSpec, kind="masked"):
     hidden: float = field(0.8, "of those, shown as <mask>", ge=0, le=1)
     swapped: float = field(0.1, "of those, shown as a token drawn by chance", ge=0, le=1)
 
-    def batch(self, rows: Sequence[Row], tokens: Tokens, chance: np.random.Generator) -> Batch:
+    def pieces(self, pieces: Sequence[Piece], tokens: Tokens, chance: np.random.Generator) -> Batch:
         if tokens.mask < 0:
             raise ValueError("this tokenizer has no token that stands for a hidden one, and masked needs it")
         given, wanted = [], []
-        for text, *_ in rows:
+        for text, opens, closes in pieces:
+            before, behind = (ids[: len(ids) * there] for ids, there in zip(tokens.ends(self.frame), (opens, closes), strict=True))
             chosen = chance.random(len(text)) < self.share
-            if not chosen.any():
+            if len(text) and not chosen.any():
                 chosen[chance.integers(len(text))] = True  # every text asks for something
             fate = chance.random(len(text))
             shown = np.where(chosen & (fate < self.hidden), tokens.mask, text)
             swapped = chosen & (fate >= self.hidden) & (fate < self.hidden + self.swapped)
             shown = np.where(swapped, tokens.ordinary[chance.integers(len(tokens.ordinary), size=len(text))], shown)
-            given.append(tokens.framed(shown, self.frame))
-            wanted.append(np.full(len(given[-1]), NOTHING))
-            first = tokens.before(self.frame)
-            wanted[-1][first : first + len(text)] = np.where(chosen, text, NOTHING)
+            given.append(np.concatenate((before, shown, behind)).astype(np.int64))
+            asked_for = np.where(chosen, text, NOTHING)
+            wanted.append(np.concatenate(([NOTHING] * len(before), asked_for, [NOTHING] * len(behind))).astype(np.int64))
         return Batch(padded(given, tokens.pad), asked(wanted))
 
 

@@ -45,15 +45,17 @@ class Tokens:
 
     def framed(self, text: np.ndarray, frame: str) -> np.ndarray:
         """A text with what stands around it: as the tokenizer says, or as in the frame, <s> and </s> around $A."""
-        if self.around is None:
-            ids = {"<s>": [self.begin], "</s>": [self.end], "$A": text}
-            return np.concatenate([ids[name] for name in frame.split()])
-        framed = np.concatenate((self.around[0], text, self.around[1])).astype(np.int64)
+        before, behind = self.ends(frame)
+        framed = np.concatenate((before, text, behind)).astype(np.int64)
         return framed if len(framed) else np.array([self.begin])
 
-    def before(self, frame: str) -> int:
-        """How many tokens stand before a text."""
-        return frame.split().index("$A") if self.around is None else len(self.around[0])
+    def ends(self, frame: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """What stands before a text and behind it."""
+        if self.around is not None:
+            return self.around
+        ids = {"<s>": self.begin, "</s>": self.end}
+        before, behind = (tuple(ids[name] for name in part.split()) for part in frame.split("$A"))
+        return before, behind
 
     def answer(self, text: np.ndarray, frame: str) -> np.ndarray:
         """A text as it is to be written: framed, and ended in any case."""
@@ -123,14 +125,15 @@ class ObjectiveSpec(Part, slot="objective"):
     def check(self, model: ModelSpec) -> None:
         """Refuses a model whose head does not say what is asked."""
         if not model.head.scores_tokens:
-            raise SpecError(f"{self.kind} asks for tokens, and the head '{model.head.kind}' scores none", ("model", "head"))
+            said = f"{self.kind} asks for tokens, and the head '{model.head.kind}' scores none; take tied, free or masked"
+            raise SpecError(said, ("model", "head"))
 
     @abstractmethod
     def batch(self, rows: Sequence[Row], tokens: Tokens, chance: np.random.Generator) -> Batch: ...
 
     def length(self, lengths: Sequence[np.ndarray]) -> np.ndarray:
-        """How many places a row takes, for each row, given the lengths of its fields."""
-        return np.maximum.reduce([np.asarray(one) for one in lengths]) + self.added
+        """How many places a row takes, rows × fields, given the lengths of its fields."""
+        return np.stack(lengths, axis=1) + self.added
 
     def room(self, tokens: Tokens) -> int:
         """How many places a text takes beyond its own."""

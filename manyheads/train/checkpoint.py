@@ -27,6 +27,7 @@ from manyheads.train.state import State
 NAME = re.compile(r"step-(\d{8})")
 PHASE: Callable[[str], None] = lambda name: None  # noqa: E731  (tests stop here)
 ROOM = 1.1  # of the last checkpoint's size must be free before another is begun
+SMALL_FILES = 1 << 16  # a tokenizer, headers, and the like, where nothing is known yet
 NEEDED = {"model.safetensors", "optimizer.safetensors", "trainer.json"}
 
 
@@ -87,6 +88,15 @@ def pointed(folder: Path, name: str) -> Path | None:
     return folder / found if NAME.fullmatch(found) and (folder / found).is_dir() else None
 
 
+def mend(folder: Path, state: State) -> None:
+    """Points to the best as the state knows it: a run may have been killed before it could, or have gone back behind a better one."""
+    best = folder / f"step-{state.best_step:08}"
+    if state.best_step and best.is_dir() and unsound(best) is None:
+        point(folder, "best", best)
+    else:
+        (folder / "best").unlink(missing_ok=True)
+
+
 def purge(folder: Path, keep: int) -> None:
     """Removes what is not needed any more: neither one of the newest, nor the best, nor the last whose update was a number."""
     sweep(folder)
@@ -115,10 +125,10 @@ def sweep(folder: Path) -> None:
 
 
 def size_of(folder: Path, model: Model) -> int:
-    """How many bytes a checkpoint takes: as many as the last one, or, before there is one, the weights and twice as much for AdamW."""
+    """How many bytes a checkpoint takes: as many as the last one, or, before there is one, the weights, twice as much for AdamW, a rest."""
     for path in steps(folder)[:1]:
         return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-    return 3 * sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    return SMALL_FILES + 3 * sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
 
 
 def check_room(folder: Path, model: Model) -> None:

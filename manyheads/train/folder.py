@@ -35,10 +35,15 @@ except ImportError:  # not on every system
 def put(path: Path, text: str) -> None:
     """Writes a small file whole or not at all."""
     draft = path.with_name(f"{path.name}.tmp")
-    draft.write_text(text, encoding="utf-8")
-    flushed(draft)
-    draft.replace(path)
-    flushed(path.parent)
+    try:
+        draft.write_text(text, encoding="utf-8")
+        flushed(draft)
+        draft.replace(path)
+        flushed(path.parent)
+    except OSError:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise
 
 
 @contextmanager
@@ -63,7 +68,7 @@ def check_place(folder: Path, resume: str = "auto") -> None:
             code = errno.EROFS if os.statvfs(there).f_flag & os.ST_RDONLY else errno.EACCES
             raise OSError(code, os.strerror(code), str(there))
         if resume == "never" and any((folder / name).exists() for name in ("run.toml", "checkpoints")):
-            raise RunError(f"{folder} holds a run, and --resume never begins a new one; take another --output")
+            raise RunError(f"{folder} holds a run, and --resume never goes on with none; take another --output")
     other = read_lock(folder / "lock.json")
     if other and in_use(other):
         raise taken(folder, other)
@@ -188,6 +193,13 @@ def begin(ready: Ready, folder: Path, *, device: torch.device, overridden: Seque
     return found
 
 
+def check_unchanged(folder: Path, run: RunSpec) -> None:
+    """Refuses a folder that holds another run, before anything is done."""
+    if (folder / "run.toml").exists():
+        found = changes(filled(read_toml(folder / "run.toml")), to_tree(run))
+        refuse(folder, [one for one in found if not within(one.field, SAFE)])
+
+
 def filled(tree: Tree) -> Tree:
     """A run as it was written down, with what later versions added to it."""
     try:
@@ -300,12 +312,12 @@ class Log:
         self.failing = False
         return None
 
-    def forget_after(self, step: int) -> None:
-        """Leaves out what was written of steps that will be made again, and a line that a crash cut short."""
+    def forget_after(self, step: int, looked: int) -> None:
+        """Leaves out what was written of steps and looks that will be made again, and a line that a crash cut short."""
         if self.path.exists():
             with writing(self.path):
                 lines = self.path.read_text(encoding="utf-8", errors="replace").splitlines()
-                put(self.path, "".join(f"{line}\n" for line in lines if step_of(line) <= step))
+                put(self.path, "".join(f"{line}\n" for line in lines if known(line, step, looked)))
 
 
 def append(path: Path, data: bytes, *, make: bool) -> None:
@@ -320,11 +332,13 @@ def append(path: Path, data: bytes, *, make: bool) -> None:
         os.close(handle)
 
 
-def step_of(line: str) -> float:
+def known(line: str, step: int, looked: int) -> bool:
+    """Whether a line tells of what a checkpoint knows, that was made at a step, after a look."""
     try:
-        return int(json.loads(line)["step"])
+        found = json.loads(line)
+        return bool(found["step"] <= (looked if found["event"] == "evaluated" else step))
     except (ValueError, TypeError, KeyError):
-        return math.inf
+        return False
 
 
 def plain(value: Any) -> Any:

@@ -8,19 +8,19 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-
 from manyheads.model.build import Model, outline
 from manyheads.model.size import BYTES, LONGEST_WALK, blank, kept_bytes, readable
 from manyheads.objective.score import Batch
 from manyheads.train.checkpoint import steps as checkpoints
-from manyheads.train.loop import Stream, evaluate, first_model, update
+from manyheads.train.loop import compiled, evaluate, first_model, update
 from manyheads.train.lora import adapt
 from manyheads.train.run import Ready, RunError
 from manyheads.train.start import freeze
+from manyheads.train.stream import Order, Stream
 
 MOST_LOOKED_AT = 200  # batches that are made only to be counted
 OF_LOGITS = 3  # tensors of the size of all logits: those asked for, their logarithms, their gradient
+FIRST_COMPILED = 3  # steps in which layers are compiled, for the shapes of the first batches and then for any
 MOMENTS = 2  # numbers that the optimiser remembers of each weight
 ROWS_AT_ONCE = 64  # that are evaluated
 
@@ -66,12 +66,14 @@ class Pace:
     step: float
     evaluation: float
     updates: int  # that were timed
+    compiled: float | None = None  # a step, and what it takes to get there, where that was tried
+    compiling: float = 0.0
 
 
 def epoch_of(ready: Ready) -> Epoch:
     """Makes the first batches of an epoch, and counts."""
     stream = Stream(ready)
-    batches = len(stream.batches())
+    batches = len(stream.order())
     looked_at = min(batches, MOST_LOOKED_AT)
     tokens = places = 0
     for _ in range(looked_at):
@@ -86,14 +88,14 @@ def places_of(batch: Batch) -> int:
 
 def needs_of(ready: Ready, folder: Path | None = None) -> Needs:
     """Counts without any memory; of batches, the one with most places and the one with the longest row are looked at."""
-    stream = Stream(ready)
-    shapes = [(len(rows), int(stream.lengths[rows].max())) for rows in stream.batches()]
+    order = Order(ready, ready.rows)
+    shapes = [order.places(i) for i in range(len(order))]
     most, longest = (shapes.index(max(shapes, key=key)) for key in (lambda shape: shape[0] * shape[1], lambda shape: shape[1]))
     model = outline(ready.spec)
     parameters, learned = sum(parameter.numel() for parameter in model.parameters()), learned_of(ready)
-    activations, shape = max(kept_by(ready, model, stream.batches()[i]) for i in {most, longest})
-    weights = BYTES * parameters
-    gradients, moments = BYTES * learned, BYTES * learned * MOMENTS
+    activations, shape = max(kept_by(ready, model, order.batch(i)) for i in {most, longest})
+    weights, gradients = BYTES * parameters, BYTES * learned
+    moments = (MOMENTS + bool(ready.run.optim.average)) * gradients
     memory = weights + gradients + moments + max(activations, evaluation_bytes(ready))
     checkpoint = weights + moments
     there = min(len(checkpoints(folder / "checkpoints")), ready.run.train.keep) if folder else 0
@@ -121,9 +123,8 @@ def learned_of(ready: Ready) -> int:
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
-def kept_by(ready: Ready, model: Model, rows: np.ndarray) -> tuple[int, tuple[int, int, int]]:
-    """What a batch of these rows keeps until its backward, and its shape."""
-    batch = ready.run.objective.batch([ready.rows[int(i)] for i in rows], ready.tokens, np.random.default_rng(0))
+def kept_by(ready: Ready, model: Model, batch: Batch) -> tuple[int, tuple[int, int, int]]:
+    """What a batch keeps until its backward, and its shape."""
     count, length = batch.inputs.tokens.shape[:2]
     source = batch.source.tokens.shape[1] if batch.source else 0
     walked = min(length, LONGEST_WALK) if ready.spec.recurrent else length
@@ -141,8 +142,8 @@ def logits_bytes(ready: Ready, places: int) -> int:
 def evaluation_bytes(ready: Ready) -> int:
     """The logits of unseen rows, which are looked at many at a time."""
     rows = min(len(ready.unseen), ready.run.train.evaluate_rows)
-    lengths = ready.run.objective.length([ready.unseen.lengths(name)[:rows] for name in ready.unseen.fields if name != "label"])
-    return logits_bytes(ready, min(rows, ROWS_AT_ONCE) * int(lengths.max()))
+    order = Order(ready, ready.unseen, most=rows)
+    return logits_bytes(ready, max(count * length for count, length in map(order.places, range(len(order)))))
 
 
 def check_room(needs: Needs) -> None:
@@ -175,6 +176,17 @@ def pace_of(ready: Ready, *, seconds: float = 3.0) -> Pace:
     begun = time.perf_counter()
     evaluate(model, replace(ready, run=ready.run.changed(train=ready.run.train.changed(evaluate_rows=rows))))
     return Pace(step, (time.perf_counter() - begun) * whole / rows, len(took))
+
+
+def tried_compiled(ready: Ready, pace: Pace, *, seconds: float = 3.0) -> Pace:
+    """The pace, with that of compiled layers beside it."""
+    model, _ = first_model(ready)
+    compiled(model)
+    changer, stream, took = ready.run.optim.build(model), Stream(ready), list[float]()
+    while len(took) < FIRST_COMPILED or sum(took[FIRST_COMPILED:]) < seconds:
+        took.append(update(model, changer, stream, ready, stream.state).seconds)
+    step = sum(took[FIRST_COMPILED:]) / len(took[FIRST_COMPILED:])
+    return replace(pace, compiled=step, compiling=sum(took[:FIRST_COMPILED]) - FIRST_COMPILED * step)
 
 
 def duration(ready: Ready, pace: Pace) -> float:

@@ -17,21 +17,23 @@ import torch
 
 from manyheads.convert.files import DiskFullError
 from manyheads.convert.folder import Origin, described
-from manyheads.data.order import plan
 from manyheads.data.prepared import Ids
 from manyheads.generate.sample import Rules, sample
 from manyheads.model.build import Model, build, usable
+from manyheads.model.transformer import Transformer
 from manyheads.objective.score import NOTHING, Batch
-from manyheads.objective.shaping import asked, shaped, total, with_links
-from manyheads.spec import LARGEST
+from manyheads.objective.shaping import asked, shaped, total
+from manyheads.spec import LARGEST, Tree
+from manyheads.train.average import averaged, follow, swap
 from manyheads.train.board import following
-from manyheads.train.checkpoint import NotFiniteError, chosen, newest, restore, save, size_of, skipped, steps
+from manyheads.train.checkpoint import NotFiniteError, chosen, mend, newest, restore, save, size_of, skipped, steps
 from manyheads.train.folder import Change, Log, begin, check_place, free, locked
 from manyheads.train.lora import adapt, naming, write_adapter
 from manyheads.train.optim import gradient_length
 from manyheads.train.run import Ready, RunError
 from manyheads.train.start import digest, freeze, take
 from manyheads.train.state import State
+from manyheads.train.stream import Order, Stream
 
 MOST_SKIPPED = 10  # updates in a row that were no numbers, after which a run stops
 AT_ONCE = 64  # unseen rows that are looked at together
@@ -150,33 +152,6 @@ class Leaving(Exception):  # noqa: N818
     """Somebody asked for an end in the middle of a look, which is made again by the next start."""
 
 
-class Stream:
-    """Batches one after the other; where it stands is two numbers of the state."""
-
-    def __init__(self, ready: Ready, state: State | None = None) -> None:
-        self.ready, self.state = ready, state or State()
-        self.lengths = ready.run.objective.length([ready.rows.lengths(name) for name in ready.rows.fields if name != "label"])
-        self.rows: tuple[int, ...] = ()  # of the last batch, by their numbers among all
-        self._plan: tuple[int, Sequence[np.ndarray]] | None = None
-
-    def batches(self) -> Sequence[np.ndarray]:
-        epoch = self.state.epoch
-        if self._plan is None or self._plan[0] != epoch:
-            self._plan = epoch, plan(self.lengths, self.ready.run.seed, epoch, tokens=self.ready.run.train.tokens)
-        return self._plan[1]
-
-    def next(self) -> Batch:
-        at = self.state
-        if at.index >= len(self.batches()):
-            at.epoch, at.index = at.epoch + 1, 0
-        chance = np.random.default_rng([self.ready.run.seed, at.epoch, at.index])
-        self.rows = tuple(int(i) for i in self.batches()[at.index])
-        at.index += 1
-        batch = self.ready.run.objective.batch([self.ready.rows[i] for i in self.rows], self.ready.tokens, chance)
-        links = {guide: [rows[i] for i in self.rows] for guide, rows in self.ready.links.items()}
-        return with_links(batch, self.ready.run.objective, links) if links else batch
-
-
 def train(
     ready: Ready, folder: Path, *, wish: Wish = lambda: None, device: torch.device | str = "cpu", resume: str = "auto",
     overridden: Sequence[str] = (),
@@ -205,23 +180,29 @@ def run_in(
     start = digest(ready.start) if ready.start else ""
     checkpoint, wrong = newest(places) if resume in ("auto", "never") else chosen(places, Path(resume))
     state = State(start=start) if checkpoint is None else restore(checkpoint, model, changer)
+    swap(changer)  # a checkpoint has the means where the model has its weights
     if state.start != start:
         raise RunError(f"this run began from {run.start}, which is not what it was; put it back, or take another --output")
     if checkpoint is None:
         yield from begun
     else:
-        log.forget_after(state.step)
+        log.forget_after(state.step, state.looked)
+        mend(places, state)
         yield Resumed(state.step, tuple(wrong))
     if changed:
         yield Changed(state.step, tuple(changed))
     if (fits := free(folder) / size_of(places, model)) < 2:
-        yield Warned(state.step, f"the disk of {folder} has room for {fits:.1f} more checkpoints, and a run needs two at the least")
-    stream, keep = Stream(ready, state), Keeper(ready, places, model, changer, state, still_ours)
+        said = f"the disk of {folder} has room for {fits:.1f} more checkpoints"
+        if fits < 1:
+            raise DiskFullError(f"{said}; make room, or take another --output")
+        yield Warned(state.step, f"{said}, and a run needs two at the least")
+    stream, goal = Stream(ready, state), how.goal
+    keeper = Keeper(writer(ready, model, changer, places), places, still_ours, replace(state))
 
     def due() -> bool:
         return state.looked != state.step and (state.step % how.evaluate_every == 0 or state.step == how.steps)
 
-    reason = state.verdict(how.goal) or wish()
+    reason = state.verdict(goal) or wish()
     while reason is None and (state.step < how.steps or due()):
         better = False
         if not due():  # otherwise a signal cut the last look short
@@ -229,53 +210,69 @@ def run_in(
                 event = update(model, changer, stream, ready, state)
             yield event
             check_numbers(state, places)
-        if due() and (metrics := looked(model, ready, wish)):
-            better = state.look(metrics, how.goal)
+        if due() and (metrics := looked(model, changer, ready, wish)):
+            better = state.look(metrics, goal)
             yield Evaluated(state.step, metrics)
-        reason = state.verdict(how.goal) or wish()
+        reason = state.verdict(goal) or wish()
         if better or (state.step % how.save_every == 0 and not state.skipped):
-            yield (kept := keep(best=better))
-            if isinstance(kept, SaveFailed) and kept.times >= MOST_FAILED:
-                raise DiskFullError(f"{kept.said}; that is {kept.times} times in a row, and the run stops at step {state.step:,}")
+            yield keeper.keep(state, best=better)
+            keeper.check(MOST_FAILED)
             reason = reason or wish()
-    if keep.last != state:
-        yield (kept := keep())
-        if not isinstance(kept, Saved):
-            lost = f"{kept.said}; what was learned since step {keep.last.step:,} is lost"
-            raise DiskFullError(lost) if isinstance(kept, SaveFailed) else DivergedError(lost)
+    if keeper.saved != state:
+        yield keeper.keep(state)
+        keeper.check(1)
+        if keeper.saved != state:
+            raise DivergedError(f"the weights at step {state.step:,} are no numbers; what stands is of step {keeper.saved.step:,}")
     yield Ended(state.step, reason or "steps")
 
 
+def writer(ready: Ready, model: Model, changer: torch.optim.Optimizer, places: Path) -> Callable[..., Path]:
+    """What writes a checkpoint of a run, with the tokenizer and, of low ranks, what PEFT reads."""
+    run = ready.run
+    origin = with_tokens(described(model, ready.start.origin if ready.start else None), ready)
+    names = naming(model, family_of(ready))[0] if run.lora else {}
+
+    def also(draft: Path) -> None:
+        if run.lora:
+            write_adapter(draft, model, run.lora, str(run.start), names)
+
+    held: Tree = {"model": model, "optimiser": changer, "origin": origin, "tokenizer": framed(ready), "keep": run.train.keep}
+
+    def write(state: State, *, best: bool) -> Path:
+        with averaged(changer):
+            return save(places, state, best=best, also=also, **held)
+
+    return write
+
+
+@dataclass
 class Keeper:
-    """Makes the checkpoints of a run; one that cannot be made is an event, and the run goes on."""
+    """Makes checkpoints, and knows which was the last and how many failed since."""
 
-    def __init__(
-        self, ready: Ready, places: Path, model: Model, changer: torch.optim.Optimizer, state: State, still_ours: Callable[[], None]
-    ) -> None:
-        self.ready, self.places, self.model, self.changer, self.state, self.still_ours = ready, places, model, changer, state, still_ours
-        self.origin = with_tokens(described(model, ready.start.origin if ready.start else None), ready)
-        self.tokenizer = framed(ready)
-        self.names = naming(model, family_of(ready))[0] if ready.run.lora else {}
-        self.last, self.failures = replace(state), 0  # where the run was at the last one, and saves that failed since
+    write: Callable[..., Path]
+    places: Path
+    still_ours: Callable[[], None]
+    saved: State
+    failures: int = 0
+    said: str = ""
 
-    def __call__(self, *, best: bool = False) -> Saved | SaveFailed | Warned:
-        step, keep = self.state.step, self.ready.run.train.keep
+    def keep(self, state: State, *, best: bool = False) -> Saved | SaveFailed | Warned:
         try:
             self.still_ours()
-            held = self.model, self.changer, self.origin, self.tokenizer
-            path = save(self.places, self.state, *held, keep, best=best, also=self.adapter)
+            path = self.write(state, best=best)
         except OSError as error:
-            self.failures += 1
-            return SaveFailed(step, f"cannot save in {self.places}: {error.strerror or error}", self.failures)
+            self.failures, self.said = self.failures + 1, f"cannot save in {self.places}: {error.strerror or error}"
+            return SaveFailed(state.step, self.said, self.failures)
         except NotFiniteError as error:
-            return Warned(step, f"no checkpoint is made of these weights: {error}")
-        self.last, self.failures = replace(self.state), 0
-        return Saved(step, str(path))
+            return Warned(state.step, f"no checkpoint is made of these weights: {error}")
+        self.saved, self.failures = replace(state), 0
+        return Saved(state.step, str(path))
 
-    def adapter(self, draft: Path) -> None:
-        run = self.ready.run
-        if run.lora:
-            write_adapter(draft, self.model, run.lora, str(run.start), self.names)
+    def check(self, most: int) -> None:
+        """Ends a run that learns what it cannot keep."""
+        if self.failures >= most:
+            times = f" ({self.failures} times in a row)" if self.failures > 1 else ""
+            raise DiskFullError(f"{self.said}{times}; what was learned after step {self.saved.step:,} is lost")
 
 
 def check_numbers(state: State, places: Path) -> None:
@@ -309,11 +306,20 @@ def first_model(ready: Ready, device: torch.device | str = "cpu") -> tuple[Model
         adapt(model, run.lora, seed=run.seed, new=found.new)
         notes = tuple(filter(None, [naming(model, family_of(ready))[1]]))
     freeze(model, run.freeze or ())
+    if run.train.compile:
+        compiled(model)
     if found:
         events.append(Started(0, len(found.taken), found.new, found.left, notes))
     if any(ready.cut):
         events.append(Shortened(0, *ready.cut))
     return model.to(device), events
+
+
+def compiled(model: Model) -> None:
+    """Compiles what is the same many times: the layers, for batches of any size. A recurrent network has none."""
+    for tower in (model.encoder, model.decoder) if isinstance(model, Transformer) else ():
+        for layer in tower.layers if tower else ():
+            layer.compile(dynamic=True)
 
 
 def family_of(ready: Ready) -> str | None:
@@ -382,6 +388,8 @@ def update(model: Model, changer: torch.optim.Optimizer, stream: Stream, ready: 
         if run.optim.clip:
             torch.nn.utils.clip_grads_with_norm_(model.parameters(), run.optim.clip, gradient)
         changer.step()
+        if run.optim.average:
+            follow(changer, run.optim.average, step)
     changer.zero_grad(set_to_none=True)
     tokens = sum(batch.tokens for batch in batches)
     state.tokens, state.rows, state.skipped = state.tokens + tokens, state.rows + len(rows), 0 if finite else state.skipped + 1
@@ -409,9 +417,11 @@ def evaluate(model: Model, ready: Ready, wish: Wish = lambda: None) -> dict[str,
     device = next(model.parameters()).device
     total = count = 0.0
     right: list[int | None] = []
-    chance = np.random.default_rng(ready.run.seed)
-    for rows in grouped(ready.unseen, ready.run.train.evaluate_rows, AT_ONCE, wish):
-        batch = ready.run.objective.batch(rows, ready.tokens, chance).to(device)
+    order = Order(ready, ready.unseen, most=ready.run.train.evaluate_rows)
+    for i in range(len(order)):
+        if wish():
+            raise Leaving
+        batch = order.batch(i).to(device)
         with lower_precision(device):
             score = ready.run.objective.score(model, batch)
         total, count = total + float(score.total), count + score.count
@@ -426,10 +436,10 @@ def evaluate(model: Model, ready: Ready, wish: Wish = lambda: None) -> dict[str,
     return metrics
 
 
-def looked(model: Model, ready: Ready, wish: Wish) -> dict[str, float] | None:
+def looked(model: Model, changer: torch.optim.Optimizer, ready: Ready, wish: Wish) -> dict[str, float] | None:
     """A look at unseen rows; nothing if somebody asked for an end meanwhile."""
     try:
-        with enough_memory(f"a look at unseen rows, {AT_ONCE} at once"):
+        with enough_memory(f"a look at unseen rows, {AT_ONCE} at once"), averaged(changer):
             return evaluate(model, ready, wish)
     except Leaving:
         return None

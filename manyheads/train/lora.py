@@ -133,7 +133,8 @@ def write_adapter(folder: Path, model: Model, spec: LoraSpec, start: str, names:
             f"base_model.model.{names[path]}.{name.rpartition('.')[2]}": held[name] for name in held if name.rpartition(".")[0] == path
         }
     config: Tree = {
-        "peft_type": "LORA", "task_type": None, "base_model_name_or_path": start, "r": spec.rank, "lora_alpha": spec.scale,
+        "peft_type": "LORA", "task_type": None, "base_model_name_or_path": start, "r": spec.rank,
+        "lora_alpha": int(spec.scale) if spec.scale.is_integer() else spec.scale,  # a whole number, where some readers want one
         "lora_dropout": spec.dropout, "target_modules": sorted(names[path] for path in found), "bias": "none", "fan_in_fan_out": False,
         "modules_to_save": sorted(names[path] for path in whole) or None, "inference_mode": True,
     }  # fmt: skip

@@ -86,6 +86,7 @@ class OptimSpec(Part, slot="optim", default="adamw"):
     second: float = field(0.98, "β₂, the memory of their squares", ge=0, lt=1)
     eps: float = field(1e-9, "ε under the fraction", gt=0)
     clip: float = field(1.0, "the longest that all gradients together may be; 0 for any length", ge=0)
+    average: float = field(0.0, "the memory of a running mean of the weights, which is then looked at and saved; 0 for none", ge=0, lt=1)
 
     @abstractmethod
     def build(self, model: nn.Module) -> torch.optim.Optimizer: ...

@@ -23,7 +23,7 @@ from manyheads.objective import language, pairs, pooled  # noqa: F401  (fill the
 from manyheads.objective.score import ObjectiveSpec, Tokens
 from manyheads.objective.shaping import GuidedSpec, ShapingSpec
 from manyheads.parts.embed import PatchesSpec
-from manyheads.spec import Spec, SpecError, Tree, field, in_file, located, nearest, override, parse, quoted, read_toml
+from manyheads.spec import Spec, SpecError, Tree, check_names, field, in_file, located, override, parse, quoted, read_toml
 from manyheads.train.lora import LoraSpec
 from manyheads.train.optim import AdamWSpec, OptimSpec
 from manyheads.train.start import described_by, opened_start, tokenizer_from, tokens_of
@@ -54,6 +54,9 @@ class TrainSpec(Spec):
 
     steps: int = field(1000, "updates of the weights", ge=1)
     tokens: int = field(4096, "places in a batch, padding included", ge=1)
+    pack: int | None = field(
+        None, "tokens of a row that texts share, for causal and masked; longer texts are cut, elsewhere every epoch", ge=2
+    )
     accumulate: int = field(1, "batches that make one update", ge=1, le=4096)
     evaluate_every: int = field(200, "steps between looks at unseen rows", ge=1)
     evaluate_rows: int = field(512, "unseen rows to look at", ge=1)
@@ -63,6 +66,7 @@ class TrainSpec(Spec):
     )
     keep: int = field(2, "checkpoints that are kept", ge=2, le=1000)
     goal: GoalSpec | None = field(None, "when to stop early; the checkpoint that is best by its metric is kept, and is what is loaded")
+    compile: bool = field(False, "each layer by torch.compile; --dry-run measures whether that pays for a long run")
     tensorboard: bool = field(False, "event files for TensorBoard beside metrics.jsonl")
 
 
@@ -91,14 +95,28 @@ class RunSpec(Spec):
             with located("shaping", i):
                 shaping.places(self.model)
                 shaping.check(self.objective.kind)
+        if self.train.pack is not None:
+            self.check_pack(self.train.pack)
         if self.lora is not None and self.start is None:
             raise SpecError("is a change of low rank to trained weights: say with start = … whose", ("lora",))
+
+    def check_pack(self, pack: int) -> None:
+        """Whether texts can share rows."""
+        at = ("train", "pack")
+        if not isinstance(self.objective, language.PackableSpec) or self.shaping:
+            raise SpecError(f"texts share rows for causal and masked without shaping, and this is {self.objective.kind}", at)
+        tower = self.model.encoder or self.model.decoder
+        if tower is None:
+            raise SpecError(f"texts that share a row are kept apart by a mask, and a model that is {self.model.shape} has none", at)
+        if pack > self.train.tokens:
+            raise SpecError(f"is {pack}, and a batch has {self.train.tokens} places", at)
+        if tower.longest is not None and pack > tower.longest:
+            raise SpecError(f"is {pack}, and the model has {tower.longest} places", at)
 
 
 def read_run(tree: Tree) -> RunSpec:
     """A run file as a spec."""
-    if unknown := sorted(set(tree) - set(RunSpec.model_fields)):
-        raise SpecError(f"no field {quoted(unknown[0])} here{nearest(unknown[0], RunSpec.model_fields)}", key=unknown[0])
+    check_names(RunSpec, tree)
     own, start = tree.get("model", {}), tree.get("start")
     if not isinstance(own, dict) or not (own or start):
         raise SpecError(
@@ -106,7 +124,9 @@ def read_run(tree: Tree) -> RunSpec:
         )
     if isinstance(start, str) and start:
         own, tree = described_by(start, own), {"tokenizer": "checkpoint"} | tree
-    run = parse(RunSpec, tree | {"model": read_model(own)})
+    with located("model"):
+        model = read_model(own)
+    run = parse(RunSpec, tree | {"model": model})
     if run.data.prepared and "tokenizer" not in tree:
         run = run.changed(tokenizer=tokenizer_of(run.data.prepared))
     run.check()
@@ -214,7 +234,7 @@ def ordered(labels: tuple[str, ...], start: Opened | None) -> tuple[str, ...]:
 def limits(run: RunSpec, fields: Sequence[str], spec: ModelSpec, tokens: Tokens) -> dict[str, int]:
     """How many tokens of its own a text may have, by field: what the run says, and what the model has places for."""
     found = {}
-    for name in fields:
+    for name in () if run.train.pack else fields:
         tower = spec.decoder if name == "target" and spec.decoder else spec.encoder or spec.decoder
         most = [length for length in (run.train.longest, tower.longest if tower else None) if length is not None]
         if most and name not in NO_TEXT:

@@ -88,10 +88,11 @@ def tokens_of(tokenizer: Any, found: Opened | None = None) -> Tokens:
         return next((one for one in ids if type(one) is int and 0 <= one < count), otherwise)
 
     begin, end = known(usual.begin, "bos", "cls"), known(usual.end, "eos", "sep")
-    begin, end = (end if begin is None else begin), (begin if end is None else end)
+    pad, unknown, mask = known(usual.pad, "pad"), known(usual.unknown, "unk"), known(usual.mask, "mask")
+    end = begin if end is None else end
+    begin = next((one for one in (begin, pad, end) if one is not None), None)  # where nothing begins a text, padding does
     if begin is None or end is None:
         raise SpecError("nothing says which tokens of this tokenizer begin and end a text", ("tokenizer",))
-    pad, unknown, mask = known(usual.pad, "pad"), known(usual.unknown, "unk"), known(usual.mask, "mask")
     named = {i for i in (pad, begin, end, unknown, mask) if i is not None}
     named |= {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
     special = tuple(sorted(named | (set(range(count)) - set(vocab.values()))))
