@@ -15,7 +15,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from manyheads.data.columns import Columns, columns_of
+from manyheads.data.columns import Columns, columns_of, wanted_by
 from manyheads.data.source import NO_TEXT, Corpus, DataError, DataSpec, TableSpec
 from manyheads.data.tokens import BPESpec
 from manyheads.model.build import outline
@@ -23,14 +23,14 @@ from manyheads.model.size import readable
 from manyheads.model.spec import ModelSpec
 from manyheads.spec import SLOTS, SpecError, Tree, nearest, one_line, parse, quoted
 from manyheads.train.forecast import Pace, duration, epoch_of, memory_free, needs_of, pace_of
-from manyheads.train.run import Ready, made_ready, read_run, sized
+from manyheads.train.run import Ready, RunSpec, made_ready, read_run, sized
 from manyheads.train.stream import lengths_of
 from manyheads.training import spoken
 
 MINUTES = 30.0
 LOOKS = 10  # at unseen rows in a run
+PACKED = 512  # tokens in a row, where one text may be cut into several
 USUAL, LONGEST = 2048, 8192  # tokens in a row; longer ones are cut where little is lost, or in any case
-PACK = 256  # tokens of a row that texts share
 FEWEST_STEPS = 400
 SAMPLE = 2_000_000  # characters that a tokenizer is tried on
 
@@ -66,7 +66,7 @@ TASKS = {
     ),
     "lm": Task(
         "how a text goes on", {"decoder": "causal", "recurrent": "causal", "ngram": "causal", "encoder": "masked"},
-        "each word is written from those before it, and nothing else is read", "text", {"kind": "biographies"},
+        "each word is written from those before it, and nothing else is read", "text", {"kind": "stdlib", "task": "language"},
     ),
     "mae": Task(
         "a picture from a few of its patches", {"encoder–decoder": "patches"},
@@ -76,7 +76,7 @@ TASKS = {
                  {"kind": "sequence", "task": "copy"}),
 }  # fmt: skip
 ALSO = {"summarize": "summarise", "sentiment": "classify", "retrieval": "embed", "language": "lm"}
-IN_WORDS = ("dates", "sequence", "biographies")  # data of few different words
+IN_WORDS = ("dates", "sequence")  # data of few different words
 
 
 @dataclass(frozen=True)
@@ -146,9 +146,9 @@ def loaded(tree: Tree) -> Corpus:
 
 
 def said_columns(kind: type[TableSpec], said: str) -> Columns:
-    names = [name.strip() for name in said.split(",")]
-    if len(names) != len(kind.names) or not all(names):
-        raise SpecError(f"--fields is {quoted(said)}, expected {len(kind.names)} columns, separated by a comma: {' and '.join(kind.names)}")
+    names, wanted = [name.strip() for name in said.split(",")], wanted_by(kind)
+    if not len(wanted) <= len(names) <= len(kind.names) or not all(names):
+        raise SpecError(f"--fields is {quoted(said)}, expected {len(wanted)} columns, separated by a comma: {' and '.join(wanted)}")
     return Columns(tuple(int(name) if name.isdecimal() else name for name in names), "as was said")
 
 
@@ -168,17 +168,13 @@ class Draft:
     ready: Ready | None = None
     pace: Pace | None = None
     cut: bool = False  # whether the time decided how many steps there are
+    pack: int | None = None
     longest: int | None = None
     cut_rows: str = ""
 
     @property
     def objective(self) -> str:
         return TASKS[self.task].shapes[self.shape]
-
-    @property
-    def packs(self) -> bool:
-        """Whether texts share rows."""
-        return self.objective in ("causal", "masked") and self.shape in ("encoder", "decoder")
 
     @property
     def made(self) -> Ready:
@@ -192,7 +188,7 @@ class Draft:
         self.check_classes()
         draft = self.with_tokenizer().with_rows_cut()
         lengths = lengths_of(draft.made, draft.made.rows).sum(1)
-        longest, total = PACK if self.packs else int(lengths.max()), int(lengths.sum())
+        longest, total = draft.pack or int(lengths.max()), int(lengths.sum())
         share = total // (10 if self.objective == "contrastive" else 20)  # of an epoch; in contrast to many others one learns more
         budget = max(512, min(4096, 1 << max(0, share).bit_length() - 1 if share else 512), 64 * math.ceil(longest / 64))
         rung = next(rung for rung in LADDER if total <= rung.most)
@@ -202,10 +198,12 @@ class Draft:
         return draft.in_time(rounded(max(FEWEST_STEPS, passes * epoch.batches)), epoch.batches)
 
     def with_rows_cut(self) -> Draft:
-        """A few long rows would decide how large every batch is: they are cut, if little is lost."""
-        if not self.texts or self.packs:
+        """A few long rows would decide how large every batch is: they are cut, if little is lost; or, where one text goes on, in pieces."""
+        if not self.texts:
             return self
         lengths = lengths_of(self.made, self.made.rows).max(1)
+        if self.task == "lm" and self.shape in ("decoder", "encoder") and lengths.max() > PACKED:
+            return self.changed(pack=PACKED)
         for most, share in ((USUAL, 0.05), (LONGEST, 0.5)):
             lost = 1 - np.minimum(lengths, most).sum() / lengths.sum()
             if 0 < lost <= share:
@@ -256,7 +254,7 @@ class Draft:
         """With the run made anew; rows are encoded once for each tokenizer."""
         draft = replace(self, **others)
         run = read_run(tomllib.loads(draft.text()))
-        if draft.ready is None or (run.tokenizer, run.train.longest) != (draft.ready.run.tokenizer, draft.ready.run.train.longest):
+        if draft.ready is None or rows_of(run) != rows_of(draft.ready.run):
             return replace(draft, ready=made_ready(run))
         spec: ModelSpec = sized(run.model, draft.ready.tokens.count, len(draft.ready.labels))
         return replace(draft, ready=replace(draft.ready, run=run, spec=spec))
@@ -331,7 +329,6 @@ class Draft:
         return {
             "path": "as seen from where manyheads train is called",
             "fields": self.data.why,
-            "document": self.data.why,
             "kind": "" if "path" in self.data.tree else f"nothing to download; a file of your own: manyheads new {self.task} FILE",
         }.get(key, "") if self.task != "copy" else ""  # fmt: skip
 
@@ -453,12 +450,21 @@ class Draft:
         return [
             ("steps", self.steps, f"updates of the weights: {self.passes:.3g} passes over the data"),
             ("tokens", self.tokens, "places in a batch, padding included; rows of like length go together"),
+            *(
+                [("pack", self.pack, "tokens in a row: long texts are cut, at other places in every pass, and short ones share")]
+                if self.pack
+                else []
+            ),
             *([("longest", self.longest, self.cut_rows)] if self.longest else []),
-            *([("pack", PACK, "tokens of a row that texts share; longer texts are cut, elsewhere every epoch")] if self.packs else []),
             ("evaluate_every", every, "steps between looks at unseen rows"),
             ("evaluate_rows", 256, "at most, of those held out"),
             ("save_every", max(1, self.steps // 4), "steps between checkpoints"),
         ]
+
+
+def rows_of(run: RunSpec) -> tuple[Any, ...]:
+    """What decides how rows become ids."""
+    return run.tokenizer, run.train.longest, run.train.pack
 
 
 def rounded(count: float) -> int:

@@ -17,7 +17,7 @@ from manyheads.data.source import DataError, LabelsSpec, PairsSpec
 from manyheads.spec import SpecError
 from manyheads.train.loop import Ended, train
 from manyheads.train.run import made_ready, read_run
-from manyheads.train.stream import Order, Stream
+from manyheads.train.stream import Stream
 
 WORDS = ["the", "a", "red", "blue", "small", "old", "cat", "dog", "house", "tree", "sees", "likes", "finds", "under", "over", "near"]
 
@@ -173,15 +173,15 @@ def test_what_is_written_is_read_the_same(value):
     assert tomllib.loads(f"value = {inline(value)}")["value"] == value
 
 
-@pytest.mark.parametrize("between", ["\n", " "])
-def test_a_book_without_blank_lines_is_cut_into_rows(between, tmp_path):
+def test_a_book_without_an_end_is_cut_into_rows(tmp_path):
     path = tmp_path / "book.txt"
-    path.write_text(between.join(sentences(6000)))
-    tree = tomllib.loads(new("lm", path)[0])
-    assert tree["train"]["pack"] <= tree["train"]["tokens"]
-    ready = made_ready(read_run(tree))
-    order = Order(ready, ready.rows)
-    assert sum(order.batch(i).tokens for i in range(len(order))) == len(ready.rows[0][0]) + 1
+    path.write_text(" ".join(sentences(1500)))
+    text, _ = new("lm", path)
+    assert tomllib.loads(text)["train"]["pack"] == 512
+    trained(text, tmp_path / "run")
+    path.write_text(" ".join(sentences(6000)))
+    with pytest.raises(DataError, match="the longest row has"):
+        new("lm", path, shape="recurrent")
 
 
 def test_a_few_long_rows_are_cut_and_counted(tmp_path):

@@ -601,7 +601,7 @@ def test_what_no_memory_holds_is_refused_before_it_starts(dry, tmp_path):
     done = run("train", path, "--output", tmp_path / "out", *dry, "-s", "model.encoder.width=65536", check=5)
     assert "of memory and" in done.stderr
     assert "parameters with gradients and moments" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    assert "Traceback" not in done.stderr
     assert not (tmp_path / "out").exists()
 
 

@@ -27,6 +27,7 @@ def columns_of(path: Path, spec: type[TableSpec], *, long_first: bool = False) -
     """Looks at the first rows. `long_first`: of two texts the longer is the source, as a document is longer than its summary."""
     if path.is_dir():
         return Columns(None, "")  # what reads it says so
+    wanted = wanted_by(spec)
     lines = (line for _, line in Lines(path, "stop", LONGEST_LINE) if line.strip())
     found = list(islice(lines, LOOKED_AT + 1))
     if not found:
@@ -36,12 +37,18 @@ def columns_of(path: Path, spec: type[TableSpec], *, long_first: bool = False) -
         header = True
     else:
         cells = [line.split("\t") for line in found]
-        header = set(spec.names) <= set(cells[0]) or names_columns(cells[0], cells[1:])
+        header = set(wanted) <= set(cells[0]) or names_columns(cells[0], cells[1:])
         names, rows = (cells[0], cells[1:]) if header else ([str(i) for i in range(len(cells[0]))], cells)
     rows = [row for row in rows if len(row) == len(names)]
-    if set(spec.names) <= set(names) or len(names) < len(spec.names) or not rows:
-        return Columns(None, "as the data names them" if set(spec.names) <= set(names) else "")
-    return chosen(path, names, rows, spec, header=header, long_first=long_first)
+    if set(wanted) <= set(names) or len(names) < len(wanted) or not rows:
+        return Columns(None, "as the data names them" if set(wanted) <= set(names) else "")
+    return chosen(path, names, rows, wanted, header=header, long_first=long_first)
+
+
+def wanted_by(spec: type[TableSpec]) -> tuple[str, ...]:
+    """The columns that must be there, by the names that they usually have."""
+    usual: tuple[str, ...] = spec.model_fields["fields"].default
+    return usual
 
 
 def of_objects(lines: Sequence[str]) -> tuple[list[str], list[list[str]]]:
@@ -66,20 +73,20 @@ def names_columns(first: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
 
 
 def chosen(
-    path: Path, names: Sequence[str], rows: Sequence[Sequence[str]], spec: type[TableSpec], *, header: bool, long_first: bool
+    path: Path, names: Sequence[str], rows: Sequence[Sequence[str]], wanted: tuple[str, ...], *, header: bool, long_first: bool
 ) -> Columns:
     known = [name if header else int(name) for name in names]
     size = {i: sum(len(row[i]) for row in rows) for i in range(len(names))}
-    if "label" in spec.names:
+    if "label" in wanted:
         different = {i: len({row[i] for row in rows}) for i in size}
         label = min(reversed(size), key=lambda i: different[i])
         text = max((i for i in size if i != label), key=lambda i: size[i])
         why = f"{quoted(known[label])} has {different[label]:,} different values in {len(rows):,} rows, so it is the class"
         return Columns(usual_or((known[text], known[label])), why)
-    if len(names) > len(spec.names) and header:
-        raise DataError(f"{path} has {', '.join(names)}: say which are {' and '.join(spec.names)}, such as --fields {names[0]},{names[1]}")
+    if len(names) > len(wanted) and header:
+        raise DataError(f"{path} has {', '.join(names)}: say which are {' and '.join(wanted)}, such as --fields {names[0]},{names[1]}")
     first, second = (1, 0) if long_first and size[1] > size[0] else (0, 1)
-    more = f" of {len(names)}" if len(names) > len(spec.names) else ""
+    more = f" of {len(names)}" if len(names) > len(wanted) else ""
     why = "the longer of the two is the source" if long_first else f"in the order of the file, the first two{more}"
     return Columns(usual_or((known[first], known[second])), why)
 

@@ -314,7 +314,7 @@ class PreparedSpec(DataSpec, kind="prepared"):
         tokenizer = tokenizer_of(self.prepared).make(())
         found = [Rows(self.path, split, tokenizer=tokenizer, check=False) for split in ("train", "validation", "test")]
         train, validation, test = (Made(partial(decoded, rows, tokenizer), len(rows)) for rows in found)
-        return Decoded(found[0].fields, train, validation, test, str(read_index(self.prepared).get("about")), found[0].labels)
+        return Decoded(found[0].fields, train, validation, test, str(read_index(self.prepared).get("about")), known=found[0].labels)
 
 
 def tokenizer_of(folder: Path) -> TokenizerSpec:

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from manyheads.model.build import Model, build, outline
+from manyheads.model.build import Model, outline
 from manyheads.model.size import BYTES, LONGEST_WALK, blank, kept_bytes, readable
 from manyheads.objective.score import Batch
 from manyheads.train.checkpoint import steps as checkpoints
@@ -94,8 +94,8 @@ def needs_of(ready: Ready, folder: Path | None = None) -> Needs:
     model = outline(ready.spec)
     parameters, learned = sum(parameter.numel() for parameter in model.parameters()), learned_of(ready)
     activations, shape = max(kept_by(ready, model, order.batch(i)) for i in {most, longest})
-    weights = BYTES * parameters
-    gradients, moments = BYTES * learned, BYTES * learned * (MOMENTS + bool(ready.run.optim.average))
+    weights, gradients = BYTES * parameters, BYTES * learned
+    moments = (MOMENTS + bool(ready.run.optim.average)) * gradients
     memory = weights + gradients + moments + max(activations, evaluation_bytes(ready))
     checkpoint = weights + moments
     there = min(len(checkpoints(folder / "checkpoints")), ready.run.train.keep) if folder else 0
@@ -180,7 +180,7 @@ def pace_of(ready: Ready, *, seconds: float = 3.0) -> Pace:
 
 def tried_compiled(ready: Ready, pace: Pace, *, seconds: float = 3.0) -> Pace:
     """The pace, with that of compiled layers beside it."""
-    model = build(ready.spec, seed=ready.run.seed)
+    model, _ = first_model(ready)
     compiled(model)
     changer, stream, took = ready.run.optim.build(model), Stream(ready), list[float]()
     while len(took) < FIRST_COMPILED or sum(took[FIRST_COMPILED:]) < seconds:
