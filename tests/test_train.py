@@ -613,7 +613,7 @@ def test_what_no_disk_holds_is_refused_before_it_starts(tmp_path):
     needs = needs_of(made_ready(read_run(described("seq2seq"))), tmp_path / "run")
     check_room(needs)
     with pytest.raises(NoRoomError, match="on the disk and"):
-        check_room(replace(needs, disk_free=needs.disk - 1))
+        check_room(replace(needs, disk_free=needs.checkpoint - 1))
     assert NoRoomError.exit_code == 5
 
 

@@ -155,7 +155,7 @@ def check_room(needs: Needs) -> None:
             f"{readable(needs.memory - needs.activations)} for {needs.parameters:,} parameters with gradients and moments, "
             f"{readable(needs.activations)} for a batch of {rows:,} × {length:,}; make the model or train.tokens smaller"
         )
-    if needs.disk_free is not None and needs.disk > needs.disk_free:
+    if needs.disk_free is not None and needs.checkpoint > needs.disk_free:  # where two do not fit, the run warns
         raise NoRoomError(
             f"this run needs about {readable(needs.disk)} on the disk and {readable(needs.disk_free)} are free: checkpoints of "
             f"{readable(needs.checkpoint)} each; free some, name another --output, or lower train.keep"
