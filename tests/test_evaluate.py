@@ -160,7 +160,7 @@ def test_chance_is_the_mean_over_all_places(count):
 
 @given(st.lists(TEXT, min_size=1, max_size=8), TEXT)
 def test_bm25_is_its_formula(documents, query):
-    k1, b = 1.5, 0.75
+    k1, b = 1.2, 0.75
     found = [words(text) for text in documents]
     mean = sum(map(len, found)) / len(found)
     wanted = []

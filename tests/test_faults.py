@@ -113,6 +113,7 @@ def test_a_signal_at_any_moment_finishes_the_step_and_saves(moment, run_file, tm
     assert (last["event"], last["step"]) == ("ended", MOMENTS[moment])
     assert checkpoint.unsound(place / "checkpoints" / f"step-{last['step']:08}") is None
     assert not (place / "lock.json").exists()
+    assert moment != "look" or not [line for line in told(place) if line["event"] == "evaluated"]  # it was not waited for
     run("train", run_file, "--output", place)
     assert bits(place) == bits(whole)
     assert [line["step"] for line in told(place) if line["event"] == "evaluated"] == [4, 8]
@@ -120,6 +121,7 @@ def test_a_signal_at_any_moment_finishes_the_step_and_saves(moment, run_file, tm
 
 def test_a_second_signal_leaves_at_once_with_nothing_half_written(run_file, tmp_path, whole):
     place = tmp_path / "run"
+    run("train", run_file, "--output", place, check=75, before=partial(at, "look", signal.SIGTERM))  # made again by the next, which dies
     for number, moment in (
         (signal.SIGTERM, "manifest"),
         (signal.SIGINT, "look"),
@@ -437,6 +439,8 @@ def test_a_poisoned_weight_does_not_push_sound_checkpoints_out(run_file, copied)
     }
     (last / "manifest.json").write_text(json.dumps(manifest))
     before = {path.name for path in checkpoint.steps(copied / "checkpoints")}
+    done = run("train", run_file, "--output", copied, "--quiet", "-s", "train.steps=10", check=1)  # it ends before ten are left out
+    assert "the weights at step 10 are no numbers; what stands is of step 8" in done.stderr
     done = run("train", run_file, "--output", copied, "--quiet", "-s", "train.steps=40", check=1)
     assert "10 updates in a row were no numbers, the last at step 18" in done.stderr
     assert {path.name for path in checkpoint.steps(copied / "checkpoints")} == before

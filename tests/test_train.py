@@ -24,7 +24,7 @@ import manyheads
 from manyheads.data import builtin
 from manyheads.spec import SLOTS, SpecError, to_toml
 from manyheads.train import checkpoint
-from manyheads.train.loop import Ended, Evaluated, Resumed, Saved, Stepped, evaluate, train, update
+from manyheads.train.loop import Ended, Evaluated, Resumed, Saved, Stepped, evaluate, first_model, train, update
 from manyheads.train.optim import OptimSpec, ScheduleSpec
 from manyheads.train.run import RunError, made_ready, read_run
 from manyheads.train.state import State
@@ -645,3 +645,11 @@ def in_a_process_of(target, *arguments):
     process.start()
     process.join(120)
     return process.exitcode
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")  # which loading the compiler brings up
+def test_compiled_layers_have_the_same_names():
+    ready = made_ready(read_run(described("seq2seq", compile=True)))
+    model, _ = first_model(ready)
+    assert all(layer._compiled_call_impl is not None for tower in (model.encoder, model.decoder) for layer in tower.layers)
+    assert list(model.state_dict()) == list(manyheads.build(ready.spec).state_dict())

@@ -84,7 +84,7 @@ class BM25:
     Robertson and Zaragoza 2009: f is how often the word is in the document, n in how many of all N it is.
     """
 
-    def __init__(self, documents: Sequence[str], *, k1: float = 1.5, b: float = 0.75) -> None:
+    def __init__(self, documents: Sequence[str], *, k1: float = 1.2, b: float = 0.75) -> None:
         self.count, self.place = len(documents), dict[str, int]()
         found: list[tuple[int, int, int]] = []  # word, document, how often
         sizes = np.zeros(self.count)

@@ -12,12 +12,11 @@ inner products, or have a bias, are computed literally, some rows at a time, and
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
@@ -137,8 +136,8 @@ class Fused(torch.autograd.Function):
             kept.append((mean, lse))
             found.append(block.emptied(lse, *block.measured(mean, lse, scale)))
         ctx.circumstances = mask, places, scale
-        ctx.save_for_backward(q, k, *(torch.cat(part, dim=2) for part in zip(*kept, strict=True)))
-        lse, entropy, distance = (torch.cat(part, dim=2) for part in zip(*found, strict=True))
+        ctx.save_for_backward(q, k, *joined(kept))
+        lse, entropy, distance = joined(found)
         return lse, entropy, distance
 
     @staticmethod
@@ -158,8 +157,12 @@ class Fused(torch.autograd.Function):
             )
             of_q[:, :, rows] = of_queries[..., :size] - scale * of_entropy[..., None] * here[..., :size]
             of_both = of_keys[..., :size] + of_values[..., :size]
-            of_k[:, :, columns] += of_both.unflatten(1, (k.shape[1], -1)).sum(2)
+            of_k[:, :, columns] += of_both if k.shape[1] == q.shape[1] else of_both.unflatten(1, (k.shape[1], -1)).sum(2)
         return of_q, of_k, None, None, None
+
+
+def joined(blocks: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    return [part[0] if len(part) == 1 else torch.cat(part, dim=2) for part in zip(*blocks, strict=True)]
 
 
 def spans(mask: Mask) -> list[Span]:
@@ -203,9 +206,14 @@ class Block:
 
     def wide(self, *columns: Tensor) -> Tensor:
         """Columns side by side, B×H×L×K or B×H×L each, filled up with zeros to the width of the call: one is always left."""
-        joined = torch.cat([one if one.dim() == 4 else one[..., None] for one in columns], dim=-1)
         width = -(-(self.q.shape[-1] + 3) // COLUMNS) * COLUMNS
-        return F.pad(joined, (0, width - joined.shape[-1]))
+        filled, place = columns[0].new_empty(*columns[0].shape[:3], width), 0
+        for column in columns:  # once each, and nothing joined before it is filled up: this is most of what is not the kernel
+            one = column if column.dim() == 4 else column[..., None]
+            filled[..., place : place + one.shape[-1]] = one
+            place += one.shape[-1]
+        filled[..., place:] = 0.0
+        return filled
 
     def measured(self, mean: Tensor, lse: Tensor, scale: float) -> tuple[Tensor, Tensor]:
         size = self.q.shape[-1]

@@ -40,7 +40,7 @@ def save(
     Any OSError leaves all as it was.
     """
     final = folder / f"step-{state.step:08}"
-    draft = folder / f"{final.name}.tmp-{uuid.uuid4().hex[:8]}"
+    draft, old = (folder / f"{final.name}.tmp-{uuid.uuid4().hex[:8]}" for _ in range(2))
     check_room(folder, model)
     check_finite(model)
     try:
@@ -59,12 +59,15 @@ def save(
             flushed(path)
         PHASE("manifest")
         if final.exists():  # of this very step: it was not sound, or more is known of it now
-            final.rename(folder / f"{final.name}.tmp-{uuid.uuid4().hex[:8]}")
+            final.rename(old)
         draft.rename(final)
         flushed(folder)
         PHASE("renamed")
     except BaseException:
-        shutil.rmtree(draft, ignore_errors=True)
+        if old.exists() and not final.exists():
+            old.rename(final)
+        for path in (draft, old):
+            shutil.rmtree(path, ignore_errors=True)
         raise
     point(folder, "latest", final)
     if best:
