@@ -172,7 +172,7 @@ def pace_of(ready: Ready, *, seconds: float = 3.0) -> Pace:
         took.append(update(model, changer, stream, ready, stream.state).seconds)
     step = sum(took) / len(took)
     whole = min(len(ready.unseen), ready.run.train.evaluate_rows)
-    rows = min(whole, ROWS_AT_ONCE if step < seconds / 20 else 8)
+    rows = min(whole, ROWS_AT_ONCE if step < seconds / 3 else 8)  # fewer take longer a row
     begun = time.perf_counter()
     evaluate(model, replace(ready, run=ready.run.changed(train=ready.run.train.changed(evaluate_rows=rows))))
     return Pace(step, (time.perf_counter() - begun) * whole / rows, len(took))
