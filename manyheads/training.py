@@ -15,9 +15,10 @@ import torch
 from manyheads.model.build import usable
 from manyheads.model.size import readable
 from manyheads.spec import Tree, one_line, quoted, to_tree
+from manyheads.train.events import Changed, Ended, Evaluated, Event, Resumed, Saved, SaveFailed, Shortened, Started, Stepped, Warned
 from manyheads.train.folder import Change, ChangedRunError, check_place
 from manyheads.train.forecast import check_room, duration, epoch_of, needs_of, pace_of, tried_compiled
-from manyheads.train.loop import Changed, Ended, Evaluated, Event, Resumed, Saved, SaveFailed, Shortened, Started, Stepped, Warned, train
+from manyheads.train.loop import train
 from manyheads.train.run import Ready, RunSpec, made_ready
 
 EXIT = {"steps": 0, "goal": 0, "patience": 0, "interrupted": 130, "terminated": 75}

@@ -17,7 +17,8 @@ from command import FORKS, child, run
 from manyheads import build
 from manyheads.compare import compare, draw, folder_name, paths_of, read_axis, split_values
 from manyheads.spec import SpecError, to_toml
-from manyheads.train.loop import Evaluated, train
+from manyheads.train.events import Evaluated
+from manyheads.train.loop import train
 from manyheads.train.run import RunError, made_ready, read_run
 
 TOWER = {"layers": 1, "width": 16, "attention": {"kind": "heads", "heads": 2}, "feedforward": {"kind": "mlp", "hidden": 16}}

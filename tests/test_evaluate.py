@@ -24,7 +24,7 @@ from manyheads.metrics.baselines import BM25, Bigram, Majority, NaiveBayes, Unig
 from manyheads.metrics.language import Foreseen
 from manyheads.metrics.translation import Translation, exact
 from manyheads.spec import SLOTS, parse, read_toml
-from manyheads.train.loop import evaluate as looked
+from manyheads.train.look import evaluate as looked
 from manyheads.train.loop import train
 from manyheads.train.run import made_ready, read_run
 

@@ -32,10 +32,11 @@ import manyheads
 from manyheads import training
 from manyheads.data.prepared import sha256
 from manyheads.spec import SpecError, read_toml, to_toml, to_tree
-from manyheads.train import checkpoint, folder, loop
+from manyheads.train import checkpoint, folder, stream
 from manyheads.train import run as runs
+from manyheads.train.events import Changed, Ended, Resumed
 from manyheads.train.folder import ChangedRunError, begin, contents, flat, in_use, within
-from manyheads.train.loop import Changed, Ended, Resumed, train
+from manyheads.train.loop import train
 from manyheads.train.run import SAFE, made_ready, read_run, read_run_file
 from manyheads.train.state import State
 
@@ -92,10 +93,10 @@ def at(moment, *numbers):
             for number in numbers:
                 os.kill(os.getpid(), number)
 
-    sound, following, made = loop.Order.batch, loop.Stream.next, runs.sized
+    sound, following, made = stream.Order.batch, stream.Stream.next, runs.sized
     checkpoint.PHASE = here
-    loop.Order.batch = lambda order, index: (order.rows is order.ready.unseen and here("look")) or sound(order, index)
-    loop.Stream.next = lambda stream: here("first step") or following(stream)
+    stream.Order.batch = lambda order, index: (order.rows is order.ready.unseen and here("look")) or sound(order, index)
+    stream.Stream.next = lambda stream: here("first step") or following(stream)
     runs.sized = lambda *given: here("preparation") or made(*given)
 
 
@@ -216,14 +217,14 @@ def fill(place):
 
 def when(happenings):
     """Makes things happen before the batches of some steps."""
-    sound, count = loop.Stream.next, []
+    sound, count = stream.Stream.next, []
 
     def following(stream):
         count.append(1)
         happenings.get(len(count), lambda: None)()
         return sound(stream)
 
-    loop.Stream.next = following
+    stream.Stream.next = following
 
 
 def size(place):
@@ -640,8 +641,8 @@ def test_a_gpu_that_is_not_there(run_file, tmp_path):
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_a_batch_goes_to_a_device_with_all_it_holds(name):
-    stream = loop.Stream(made_ready(read_run(described(name))))
-    moved = stream.next().to(torch.device("meta"))
+    flow = stream.Stream(made_ready(read_run(described(name))))
+    moved = flow.next().to(torch.device("meta"))
     held = [moved.wanted, *(value for one in (moved.inputs, moved.source) if one is not None for value in vars(one).values())]
     assert {value.device.type for value in held if isinstance(value, torch.Tensor)} == {"meta"}
 

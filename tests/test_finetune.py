@@ -18,7 +18,10 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 
 import manyheads
 from manyheads.spec import SpecError, read_toml, to_toml, to_tree
-from manyheads.train.loop import Shortened, Started, Stepped, evaluate, first_model, train
+from manyheads.train.events import Shortened, Started, Stepped
+from manyheads.train.look import evaluate
+from manyheads.train.loop import train
+from manyheads.train.model import first_model
 from manyheads.train.run import RunError, made_ready, read_run
 
 # the special tokens of each family, where they stand, and what its tokenizer puts around a text

@@ -15,7 +15,8 @@ from manyheads.advice import TASKS, inline, new
 from manyheads.data.columns import columns_of
 from manyheads.data.source import DataError, LabelsSpec, PairsSpec
 from manyheads.spec import SpecError
-from manyheads.train.loop import Ended, train
+from manyheads.train.events import Ended
+from manyheads.train.loop import train
 from manyheads.train.run import made_ready, read_run
 from manyheads.train.stream import Stream
 

@@ -22,7 +22,7 @@ from manyheads.objective.pairs import ContrastiveSpec
 from manyheads.objective.pooled import ClassifySpec, PatchesSpec
 from manyheads.objective.score import NOTHING, Batch, ObjectiveSpec, Tokens
 from manyheads.spec import SpecError
-from manyheads.train.loop import evaluate
+from manyheads.train.look import evaluate
 from manyheads.train.run import made_ready, read_run
 
 SENTINELS = tuple(range(900, 1000))

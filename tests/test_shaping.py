@@ -27,7 +27,8 @@ from manyheads.parts.mask import Mask
 from manyheads.parts.position import Places
 from manyheads.parts.record import record
 from manyheads.spec import SLOTS, SpecError, to_toml
-from manyheads.train.loop import Evaluated, Stepped, train, update
+from manyheads.train.events import Evaluated, Stepped
+from manyheads.train.loop import train, update
 from manyheads.train.run import made_ready, read_run
 from manyheads.train.stream import Stream
 

@@ -24,7 +24,10 @@ import manyheads
 from manyheads.data import builtin
 from manyheads.spec import SLOTS, SpecError, to_toml
 from manyheads.train import checkpoint
-from manyheads.train.loop import Ended, Evaluated, Resumed, Saved, Stepped, evaluate, first_model, train, update
+from manyheads.train.events import Ended, Evaluated, Resumed, Saved, Stepped
+from manyheads.train.look import evaluate
+from manyheads.train.loop import train, update
+from manyheads.train.model import first_model
 from manyheads.train.optim import OptimSpec, ScheduleSpec
 from manyheads.train.run import RunError, made_ready, read_run
 from manyheads.train.state import State

@@ -12,8 +12,10 @@ from manyheads.model.build import Model, outline
 from manyheads.model.size import BYTES, LONGEST_WALK, blank, kept_bytes, readable
 from manyheads.objective.score import Batch
 from manyheads.train.checkpoint import steps as checkpoints
-from manyheads.train.loop import compiled, evaluate, first_model, update
+from manyheads.train.look import evaluate
+from manyheads.train.loop import update
 from manyheads.train.lora import adapt
+from manyheads.train.model import compiled, first_model
 from manyheads.train.run import Ready, RunError
 from manyheads.train.start import freeze
 from manyheads.train.stream import Order, Stream

@@ -8,138 +8,30 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from dataclasses import field as made
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from manyheads.convert.files import DiskFullError
-from manyheads.convert.folder import Origin, described
-from manyheads.data.prepared import Ids
-from manyheads.generate.sample import Rules, sample
-from manyheads.model.build import Model, build, usable
-from manyheads.model.transformer import Transformer
+from manyheads.model.build import Model, usable
 from manyheads.objective.score import NOTHING, Batch
 from manyheads.objective.shaping import asked, shaped, total
-from manyheads.spec import LARGEST, Tree
 from manyheads.train.average import averaged, follow, swap
 from manyheads.train.board import following
-from manyheads.train.checkpoint import NotFiniteError, chosen, mend, newest, restore, save, size_of, skipped, steps
-from manyheads.train.folder import Change, Log, begin, check_place, free, locked
-from manyheads.train.lora import adapt, naming, write_adapter
+from manyheads.train.checkpoint import NotFiniteError, chosen, mend, newest, restore, size_of, skipped, steps
+from manyheads.train.events import Changed, Ended, Evaluated, Event, Resumed, Saved, SaveFailed, Stepped, Warned
+from manyheads.train.folder import Log, begin, check_place, free, locked
+from manyheads.train.look import AT_ONCE, Leaving, Wish, evaluate, lower_precision
+from manyheads.train.model import first_model, writer
 from manyheads.train.optim import gradient_length
 from manyheads.train.run import Ready, RunError
-from manyheads.train.start import digest, freeze, take
+from manyheads.train.start import digest
 from manyheads.train.state import State
-from manyheads.train.stream import Order, Stream
+from manyheads.train.stream import Stream
 
 MOST_SKIPPED = 10  # updates in a row that were no numbers, after which a run stops
-AT_ONCE = 64  # unseen rows that are looked at together
 MOST_FAILED = 3  # saves in a row that failed, after which it does too
-
-
-@dataclass(frozen=True)
-class Started:
-    """A run begins from a checkpoint: how many weights are taken, which are new, which of its own are left out, and more to know."""
-
-    step: int
-    taken: int
-    new: tuple[str, ...]
-    left: tuple[str, ...]
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Shortened:
-    """How many rows, to learn from and unseen, were longer than they may be, and were cut."""
-
-    step: int
-    rows: int
-    unseen: int
-
-
-@dataclass(frozen=True)
-class Resumed:
-    """A run goes on; checkpoints that were not sound are named."""
-
-    step: int
-    wrong: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Stepped:
-    """One update, or one that was left out because its numbers were none."""
-
-    step: int
-    loss: float
-    rate: float
-    gradient: float
-    tokens: int
-    seconds: float
-    skipped: bool = False
-    terms: dict[str, float] = made(default_factory=dict)
-    rows: tuple[int, ...] = ()  # those of the update, where it was left out
-
-
-@dataclass(frozen=True)
-class Evaluated:
-    """A look at unseen rows."""
-
-    step: int
-    metrics: dict[str, float]
-
-
-@dataclass(frozen=True)
-class Saved:
-    """A checkpoint is in its place."""
-
-    step: int
-    path: str
-
-
-@dataclass(frozen=True)
-class SaveFailed:
-    """A checkpoint could not be written. Those before are untouched; the run goes on, and the next is tried in its turn."""
-
-    step: int
-    said: str
-    times: int  # in a row
-
-
-@dataclass(frozen=True)
-class Changed:
-    """A run goes on with fields that were others before: each with its old and new value."""
-
-    step: int
-    fields: tuple[Change, ...]
-
-
-@dataclass(frozen=True)
-class Warned:
-    """Something is not as it should be, and the run goes on."""
-
-    step: int
-    said: str
-
-
-@dataclass(frozen=True)
-class Ended:
-    """Why a run ended: its last step, its goal, its patience, or somebody asked."""
-
-    step: int
-    reason: str
-
-
-Event = Started | Shortened | Resumed | Stepped | Evaluated | Saved | SaveFailed | Changed | Warned | Ended
-Wish = Callable[[], str | None]  # asked between any two pieces of work: a reason to stop, or none
-
-
-class DivergedError(RunError):
-    """A run whose numbers are none any more."""
-
-    exit_code = 1
 
 
 class MemoryFullError(RunError):
@@ -148,8 +40,10 @@ class MemoryFullError(RunError):
     exit_code = 5
 
 
-class Leaving(Exception):  # noqa: N818
-    """Somebody asked for an end in the middle of a look, which is made again by the next start."""
+class DivergedError(RunError):
+    """A run whose numbers are none any more."""
+
+    exit_code = 1
 
 
 def train(
@@ -226,25 +120,6 @@ def run_in(
     yield Ended(state.step, reason or "steps")
 
 
-def writer(ready: Ready, model: Model, changer: torch.optim.Optimizer, places: Path) -> Callable[..., Path]:
-    """What writes a checkpoint of a run, with the tokenizer and, of low ranks, what PEFT reads."""
-    run = ready.run
-    origin = with_tokens(described(model, ready.start.origin if ready.start else None), ready)
-    names = naming(model, family_of(ready))[0] if run.lora else {}
-
-    def also(draft: Path) -> None:
-        if run.lora:
-            write_adapter(draft, model, run.lora, str(run.start), names)
-
-    held: Tree = {"model": model, "optimiser": changer, "origin": origin, "tokenizer": framed(ready), "keep": run.train.keep}
-
-    def write(state: State, *, best: bool) -> Path:
-        with averaged(changer):
-            return save(places, state, best=best, also=also, **held)
-
-    return write
-
-
 @dataclass
 class Keeper:
     """Makes checkpoints, and knows which was the last and how many failed since."""
@@ -275,14 +150,6 @@ class Keeper:
             raise DiskFullError(f"{self.said}{times}; what was learned after step {self.saved.step:,} is lost")
 
 
-def check_numbers(state: State, places: Path) -> None:
-    """Stops a run that gives no numbers any more; no checkpoint was made of it since."""
-    if state.skipped >= MOST_SKIPPED:
-        last = next((f"; the last good checkpoint is {path}" for path in steps(places) if not skipped(path)), "")
-        said = f"{state.skipped} updates in a row were no numbers, the last at step {state.step}"
-        raise DivergedError(f"{said}: lower optim.rate or look at the rows that metrics.jsonl names{last}")
-
-
 @contextmanager
 def enough_memory(what: str) -> Iterator[None]:
     """Says in one sentence that there is not."""
@@ -296,67 +163,21 @@ def enough_memory(what: str) -> Iterator[None]:
         raise MemoryFullError(f"the memory is not enough for {what}: {advice}") from None
 
 
-def first_model(ready: Ready, device: torch.device | str = "cpu") -> tuple[Model, list[Event]]:
-    """The model before the first step, and what there is to know of it."""
-    run, events = ready.run, list[Event]()
-    model = build(ready.spec, seed=run.seed)
-    found = take(model, ready.start, str(run.start)) if ready.start else None
-    notes: tuple[str, ...] = ()
-    if found and run.lora:
-        adapt(model, run.lora, seed=run.seed, new=found.new)
-        notes = tuple(filter(None, [naming(model, family_of(ready))[1]]))
-    freeze(model, run.freeze or ())
-    if run.train.compile:
-        compiled(model)
-    if found:
-        events.append(Started(0, len(found.taken), found.new, found.left, notes))
-    if any(ready.cut):
-        events.append(Shortened(0, *ready.cut))
-    return model.to(device), events
-
-
-def compiled(model: Model) -> None:
-    """Compiles what is the same many times: the layers, for batches of any size. A recurrent network has none."""
-    for tower in (model.encoder, model.decoder) if isinstance(model, Transformer) else ():
-        for layer in tower.layers if tower else ():
-            layer.compile(dynamic=True)
-
-
-def family_of(ready: Ready) -> str | None:
-    """The family of the checkpoint that a run began from, or that this one began from, and so on."""
-    if ready.start is None:
+def looked(model: Model, changer: torch.optim.Optimizer, ready: Ready, wish: Wish) -> dict[str, float] | None:
+    """A look at unseen rows; nothing if somebody asked for an end meanwhile."""
+    try:
+        with enough_memory(f"a look at unseen rows, {AT_ONCE} at once"), averaged(changer):
+            return evaluate(model, ready, wish)
+    except Leaving:
         return None
-    origin = ready.start.origin
-    return origin.config.get("family") if origin.family.model_type == "manyheads" else origin.family.model_type
 
 
-def with_tokens(origin: Origin, ready: Ready) -> Origin:
-    """What those who load the model must know of its tokens and classes; what the checkpoint says that it began from stands."""
-    tokens, named = ready.tokens, {str(i): name for i, name in enumerate(ready.labels)}
-    roles = {"pad": tokens.pad, "bos": tokens.begin, "eos": tokens.end, "decoder_start": tokens.opening[0]}
-    ids = {f"{role}_token_id": token for role, token in roles.items()}
-    came = {key: value for key, value in origin.config.items() if key != "problem_type" or not named}
-    config = came | ({} if ready.tokenizer is None else ids)
-    config |= {key: value for key, value in came.items() if value is not None} if ready.start else {}
-    config |= {"id2label": named, "label2id": {name: i for i, name in enumerate(ready.labels)}} if named else {}
-    config |= {"family": known} if (known := family_of(ready)) else {}
-    if tokens.around is None:  # the tokenizer is one of ours, and in texts special tokens are none
-        beside = origin.beside | {"tokenizer_config.json": b'{"split_special_tokens": true}\n'}
-        return replace(origin, config=config, beside={name: data for name, data in beside.items() if name != "tokenizer.json"})
-    return replace(origin, config=config)
-
-
-def framed(ready: Ready) -> Any:
-    """The tokenizer for those who load the model: it puts around a text what the objective put there; none where there is none."""
-    if ready.tokenizer is None:
-        return None
-    from tokenizers import Tokenizer, processors
-
-    tokenizer = Tokenizer.from_str(ready.tokenizer.to_str())
-    if ready.tokens.around is None:
-        ends = [("<s>", ready.tokens.begin), ("</s>", ready.tokens.end)]
-        tokenizer.post_processor = processors.TemplateProcessing(single=ready.run.objective.frame, special_tokens=ends)
-    return tokenizer
+def check_numbers(state: State, places: Path) -> None:
+    """Stops a run that gives no numbers any more; no checkpoint was made of it since."""
+    if state.skipped >= MOST_SKIPPED:
+        last = next((f"; the last good checkpoint is {path}" for path in steps(places) if not skipped(path)), "")
+        said = f"{state.skipped} updates in a row were no numbers, the last at step {state.step}"
+        raise DivergedError(f"{said}: lower optim.rate or look at the rows that metrics.jsonl names{last}")
 
 
 def update(model: Model, changer: torch.optim.Optimizer, stream: Stream, ready: Ready, state: State) -> Stepped:
@@ -397,69 +218,6 @@ def update(model: Model, changer: torch.optim.Optimizer, stream: Stream, ready: 
     return Stepped(step, loss / max(1, count), rate, float(gradient), tokens, spent, not finite, terms, named)
 
 
-def lower_precision(device: torch.device) -> torch.autocast:
-    """Matrices in 16 bits where a GPU multiplies them faster; float32 on a CPU."""
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda")
-
-
 def mixed(*numbers: int) -> int:
     """One seed from several numbers."""
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> 1)
-
-
-# ------------------------------------------------------------------------------------------------------- unseen rows
-
-
-@torch.no_grad()
-def evaluate(model: Model, ready: Ready, wish: Wish = lambda: None) -> dict[str, float]:
-    """Loss on unseen rows; accuracy where a guess can be right; where whole answers are written, how many are exactly right."""
-    model.eval()
-    device = next(model.parameters()).device
-    total = count = 0.0
-    right: list[int | None] = []
-    order = Order(ready, ready.unseen, most=ready.run.train.evaluate_rows)
-    for i in range(len(order)):
-        if wish():
-            raise Leaving
-        batch = order.batch(i).to(device)
-        with lower_precision(device):
-            score = ready.run.objective.score(model, batch)
-        total, count = total + float(score.total), count + score.count
-        right.append(score.right)
-    metrics = {"loss": total / max(1, count)}
-    if None not in right:
-        metrics["accuracy"] = sum(filter(None, right)) / max(1, count)
-    if ready.run.objective.fields == ("source", "target"):
-        groups = grouped(ready.unseen, ready.run.train.evaluate_rows, AT_ONCE, wish)
-        answers = [written for rows in groups for written in exact(model, ready, rows)]
-        metrics["exact"] = sum(answers) / max(1, len(answers))
-    return metrics
-
-
-def looked(model: Model, changer: torch.optim.Optimizer, ready: Ready, wish: Wish) -> dict[str, float] | None:
-    """A look at unseen rows; nothing if somebody asked for an end meanwhile."""
-    try:
-        with enough_memory(f"a look at unseen rows, {AT_ONCE} at once"), averaged(changer):
-            return evaluate(model, ready, wish)
-    except Leaving:
-        return None
-
-
-def grouped(rows: Ids, most: int, size: int, wish: Wish) -> Iterator[list[Any]]:
-    count = min(len(rows), most)
-    for start in range(0, count, size):
-        if wish():
-            raise Leaving
-        yield [rows[i] for i in range(start, min(start + size, count))]
-
-
-def exact(model: Model, ready: Ready, rows: Sequence[Any]) -> list[bool]:
-    """Which targets the model writes to the letter."""
-    device = next(model.parameters()).device
-    batch = ready.run.objective.batch(rows, ready.tokens, np.random.default_rng(0)).to(device)
-    prompt = torch.tensor([ready.tokens.opening] * len(rows), device=device)
-    places = ready.spec.decoder.longest if ready.spec.decoder else None
-    longest = min(max(len(target) for _, target in rows) + 2, LARGEST if places is None else places - prompt.shape[1] + 1)
-    written = torch.stack(list(sample(model, prompt, batch.source, max_new=longest, rules=Rules(stop=(ready.tokens.end,)))), dim=1).tolist()
-    found = [row[: row.index(ready.tokens.end)] if ready.tokens.end in row else row for row in written]
-    return [row == target.tolist() for row, (_, target) in zip(found, rows, strict=True)]
