@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import hypothesis
@@ -18,6 +19,7 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     torch.set_num_threads(1)
+    os.environ["OMP_NUM_THREADS"] = "1"  # in the processes that tests start too: other counts, other bits
     import manyheads.model.spec  # noqa: F401
     from manyheads.spec import load_parts
 
