@@ -214,7 +214,7 @@ def train(
     if as_json:
         write_json({"schema": 1, "folder": str(output)} | asdict(ended))
     elif not quiet:
-        typer.echo(f"ended after {ended.step:,} steps ({ended.reason}); manyheads predict {output} TEXT asks it", err=True)
+        typer.echo(f"ended after {ended.step:,} steps ({ended.reason}); manyheads evaluate {output} tells how good it is", err=True)
     raise typer.Exit(EXIT[ended.reason])
 
 

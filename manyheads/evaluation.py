@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from manyheads.checkpoint import Loaded, load
 from manyheads.convert.opened import Opened
@@ -20,7 +21,9 @@ from manyheads.data.source import Corpus, DataError, DataSpec, FileSpec, Row
 from manyheads.metrics import classes, ranking, summary
 from manyheads.metrics.baselines import BM25, Bigram, Majority, NaiveBayes, Unigram, copied, lead
 from manyheads.metrics.language import Foreseen
+from manyheads.metrics.probe import probe
 from manyheads.metrics.translation import Translation
+from manyheads.model.transformer import Transformer
 from manyheads.objective.language import MaskedSpec
 from manyheads.objective.score import NOTHING, Batch, ObjectiveSpec, Tokens, asked, cross_entropy, padded
 from manyheads.parts.batch import Inputs
@@ -81,6 +84,7 @@ class Subject:
     how: How
     tell: Tell
     seed: int = 0
+    classes: tuple[list[str], list[str]] | None = None  # of these rows and those, where the data knows them
 
     @property
     def limit(self) -> int | None:
@@ -156,9 +160,22 @@ def subject_of(path: Path, data: str | None, task: str | None, split: str, overr
         raise DataError(f"there is nothing to evaluate: the {split} split of {known.about} is empty ({sizes}); name another, or a file")
     order = [known.fields.index(name) for name in fields]
     some, learned = ([tuple(row[i] for i in order) for row in part] for part in (rows[: how.rows], known.train))
+    place = known.fields.index("label") if "label" in known.fields else None
+    labelled = None if place is None else ([row[place] for row in rows[: how.rows]], [row[place] for row in known.train])
     whole = fields == ("text",)  # a text is read in windows, and nothing of it is cut
     return Subject(
-        loaded if whole else cut(loaded, how), task, objective, tokens_of(loaded, run), known, some, learned, fields, how, tell, seed
+        loaded if whole else cut(loaded, how),
+        task,
+        objective,
+        tokens_of(loaded, run),
+        known,
+        some,
+        learned,
+        fields,
+        how,
+        tell,
+        seed,
+        labelled,
     )
 
 
@@ -287,6 +304,35 @@ def other(subject: Subject) -> Found:
         commonest = float((hidden == unigram.likely_V.argmax()).mean())
         scores["unigram"] = {"loss": float(unigram.nats(hidden).mean()), "accuracy": commonest}
     return Found(scores, tuple(unlearned(subject)) if subject.task == "masked" else (), more={"asked": count})
+
+
+def restored(subject: Subject) -> Found:
+    """The error of hidden patches beside that of the mean picture; where classes are known, what a line reads from states and pixels."""
+    found = other(subject)
+    if not subject.learned:
+        return found
+    patches = [torch.from_numpy(np.stack([one for one, *_ in as_read(list(rows), subject.fields, subject.loaded.spec)])) for rows in
+               (subject.rows, subject.learned)]  # fmt: skip
+    scores = {"model": dict(found.scores["model"]), "pixels": {"loss": float((patches[0] - patches[1].mean(0)).square().mean())}}
+    if subject.classes:
+        wanted, labels = subject.classes
+        for name, (unseen, learned) in (("model", [states_of(subject, part) for part in patches]), ("pixels", patches)):
+            scores[name]["probe"] = probe(learned.flatten(1).numpy(), labels, unseen.flatten(1).numpy(), wanted)
+    note = "pixels: the mean picture, and a probe of the picture itself; the model's probe reads the encoder's last states, place by place"
+    return replace(found, scores=scores, notes=(*found.notes, note))
+
+
+def states_of(subject: Subject, patches_NLP: Tensor) -> Tensor:
+    """What the encoder makes of whole pictures, N×L×D."""
+    model, found = subject.loaded.model, []
+    assert isinstance(model, Transformer)
+    with torch.no_grad():
+        for some in patches_NLP.split(256):
+            memory = model.encode(subject.loaded.there(Inputs(some)))
+            assert memory is not None
+            found.append(memory.states.cpu())
+            subject.tell("looking", sum(map(len, found)), len(patches_NLP))
+    return torch.cat(found)
 
 
 def there(loaded: Loaded, batch: Batch) -> Batch:
@@ -438,4 +484,5 @@ def in_batches(subject: Subject, lengths: Sequence[int], what: str, most: int | 
 
 SCORED: dict[str, Callable[[Subject], Found]] = {
     "causal": language, "seq2seq": answers, "classify": classified, "contrastive": found_documents,
+    "patches": restored,
 }  # fmt: skip

@@ -13,7 +13,7 @@ from manyheads.evaluation import Tell
 from manyheads.spec import Tree, one_line
 from manyheads.training import EVERY
 
-SHARES = ("accuracy", "exact", "recall@1", "recall@10")  # written in per cent
+SHARES = ("accuracy", "probe", "exact", "recall@1", "recall@10")  # written in per cent
 ARROWS = {"lower": "↓", "higher": "↑"}
 
 

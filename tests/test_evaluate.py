@@ -289,7 +289,7 @@ KEYS = {
     "causal": ({"loss", "perplexity", "bits_per_byte", "nats_per_character"}, {"model", "unigram", "bigram"}),
     "masked": ({"loss", "accuracy"}, {"model", "unigram"}),
     "spans": ({"loss", "accuracy"}, {"model"}),
-    "patches": ({"loss"}, {"model"}),
+    "patches": ({"loss", "probe"}, {"model", "pixels"}),
     "seq2seq": ({"exact", "bleu", "chrf", "rouge1", "rouge2", "rougeL"}, {"model", "copy"}),
     "classify": ({"accuracy", "macro_f1", "calibration_error"}, {"model", "majority", "naive Bayes"}),
     "contrastive": ({"mrr", "mrr@10", "recall@1", "recall@10"}, {"model", "BM25", "chance"}),
@@ -459,3 +459,38 @@ def test_what_cannot_be_evaluated_is_said_in_one_sentence(name, runs, tmp_path):
     assert re.search(said, done.stderr), done.stderr
     assert done.stderr.count("\n") == 1
     assert not done.stdout
+
+
+def test_a_probe_reads_what_a_line_can_and_no_more():
+    from manyheads.metrics.probe import fitted, probe
+
+    chance = np.random.default_rng(0)
+    x = chance.normal(size=(300, 6)) * [1, 1, 1, 1, 1, 100.0] + 5
+    line = ["ab"[int(one[0] > one[1])] for one in x]
+    wrapped = ["ab"[int(one[0] > 5) ^ int(one[1] > 5)] for one in x]  # no line tells these
+    assert probe(x[:200], line[:200], x[200:], line[200:]) > 0.93
+    assert probe(x[:200], wrapped[:200], x[200:], wrapped[200:]) < 0.65
+    wide, y = chance.normal(size=(20, 50)), chance.normal(size=(20, 3))
+    whole = np.linalg.solve(wide.T @ wide + 0.1 * 20 * np.eye(50), wide.T @ y)
+    np.testing.assert_allclose(fitted(wide, y, 0.1), whole, atol=1e-9)
+
+
+def test_pictures_are_scored_beside_their_mean_and_their_pixels(tmp_path):
+    model = {
+        "encoder": TOWER | {"embed": {"kind": "patches", "pixels": 4, "channels": 1}, "position": {"kind": "learned", "length": 16}},
+        "decoder": {"like": "encoder", "embed": "restored", "mask": {"causal": False}}, "head": {"kind": "pixels", "pixels": 4},
+    }  # fmt: skip
+    tree = {"model": model, "data": "digits", "objective": "patches", "train": {"steps": 2, "evaluate_every": 2, "evaluate_rows": 20}}
+    list(train(made_ready(read_run(tree)), tmp_path / "run"))
+    report, _ = evaluate(tmp_path / "run", split="test")
+    assert report["better"] == {"loss": "lower", "probe": "higher"}
+    mean = np.mean([picture for picture, _ in report_rows("train")], axis=0)
+    assert report["scores"]["pixels"]["loss"] == pytest.approx(
+        np.mean([(picture - mean) ** 2 for picture, _ in report_rows("test")]), rel=1e-5
+    )
+    assert 0.85 < report["scores"]["pixels"]["probe"] < 1
+    assert report["scores"]["model"]["probe"] > 0.3  # of states that hardly learned
+
+
+def report_rows(split):
+    return SLOTS["data"].kinds["digits"]().load().splits[split]

@@ -31,7 +31,8 @@ class Order:
         run, how = ready.run, ready.run.train
         self.lengths = lengths_of(ready, rows)
         if how.pack is None:
-            self.batches: Sequence[Any] = plan(self.lengths[:most], run.seed, epoch, tokens=how.tokens)  # numbers of rows
+            longest = 0 if most is None else int(self.lengths[:most].sum(1).max())  # a row to learn from must fit, one to look at need not
+            self.batches: Sequence[Any] = plan(self.lengths[:most], run.seed, epoch, tokens=max(how.tokens, longest))  # numbers of rows
         else:
             lines = packed(self.lengths[:, 0], how.pack, run.seed, epoch)[:most]  # of each the pieces that share it: (row, start, stop)
             size = how.tokens // how.pack
