@@ -108,8 +108,9 @@ def test_show_parts_lists_every_slot_kind_and_field():
     assert "two_way" in tables["recurrent"]
     for name, base in SLOTS.items():
         kinds = {kind["kind"]: kind for kind in slots[name]["kinds"]}
-        assert set(kinds) == set(base.kinds)
-        for kind, part in base.kinds.items():
+        ours = {kind: part for kind, part in base.kinds.items() if part.__module__.startswith("manyheads.")}  # other tests add their own
+        assert set(kinds) == set(ours)
+        for kind, part in ours.items():
             assert [field["field"] for field in kinds[kind]["fields"]] == list(part.model_fields)
             assert all(field["meaning"] for field in kinds[kind]["fields"])
     text = run("show", "position").stdout
