@@ -115,7 +115,8 @@ def test_the_table_is_what_the_runs_say_and_nothing_is_run_twice(path, tmp_path,
 
 
 def test_a_cell_that_fails_is_a_row_that_says_why(path, tmp_path):
-    done = run("compare", path, "position=none,rope", "core=dot,random", "--seeds", "1", "--output", tmp_path / "grid")
+    wide = os.environ | {"COLUMNS": "200"}
+    done = run("compare", path, "position=none,rope", "core=dot,random", "--seeds", "1", "--output", tmp_path / "grid", env=wide)
     row = next(line for line in done.stdout.splitlines() if line.startswith("rope") and "random" in line)
     assert "'rope' works on" in row
     assert len([line for line in done.stdout.splitlines() if line.startswith(("none", "rope"))]) == 4
