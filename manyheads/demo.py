@@ -55,7 +55,7 @@ def run(output: Path, console: Any) -> int:
     look(loaded, unseen[120][0], console)
     program = "manyheads" if shutil.which("manyheads") else os.path.relpath(sys.argv[0])  # as whoever sits here can type it
     console.print("\nNext:", highlight=False)
-    for command in (f'predict {output} "<en> 5/6/2031"', f"audit {output}", f"export {output} dates-onnx --to onnx"):
+    for command in (f'predict {output} "<en> 5/6/2031"', f"evaluate {output} --examples 5", f"audit {output}"):
         console.print(f"  {program} {command}", highlight=False)
     return 0
 
