@@ -236,8 +236,8 @@ def compare(
 
     Example: manyheads compare run.toml position=none,sinusoidal,rope residual=pre,post --seeds 3 --output runs/positions
     """
+    from manyheads.chart import draw, print_compared
     from manyheads.compare import compare as run_all
-    from manyheads.compare import draw, print_compared
     from manyheads.spec import load_parts
     from manyheads.training import EXIT
 

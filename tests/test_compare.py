@@ -15,7 +15,8 @@ import torch
 from command import FORKS, child, run
 
 from manyheads import build
-from manyheads.compare import compare, draw, folder_name, paths_of, read_axis, split_values
+from manyheads.chart import draw
+from manyheads.compare import compare, folder_name, paths_of, read_axis, split_values
 from manyheads.spec import SpecError, to_toml
 from manyheads.train.events import Evaluated
 from manyheads.train.loop import train
