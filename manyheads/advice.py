@@ -296,7 +296,7 @@ class Draft:
         free = memory_free()
         cores = f"{os.cpu_count()} cores of which {torch.get_num_threads()} work"
         machine = f"{cores}, {readable(free)} of memory free" if free else cores
-        timed = f"{self.pace.updates} updates took {1000 * self.pace.step:.3g} ms each"
+        timed = f"an update took {1000 * self.pace.step:,.0f} ms"
         time = f"about {spoken(duration(self.made, self.pace))} here ({machine}; {timed})"
         limit = f"; {spoken(60 * self.minutes)} decided, more steps may be better" if self.cut else ""
         return [

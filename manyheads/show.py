@@ -19,6 +19,8 @@ from manyheads.model.spec import CrossSpec, DecoderSpec, LayerSpec, ModelSpec, N
 from manyheads.parts.mask import MaskSpec
 from manyheads.presets import about, describe, is_file, names, preset
 from manyheads.spec import SLOTS, Part, Spec, SpecError, Tree, nearest, one_line, override, quoted, to_tree
+from manyheads.train.lora import LoraSpec
+from manyheads.train.run import GoalSpec, RunSpec, TrainSpec
 
 SCHEMA = 1
 DEFAULT_LENGTH = 128
@@ -32,6 +34,10 @@ TABLES: dict[str, type[Spec]] = {
     "mask": MaskSpec,
     "recurrent": RecurrentSpec,
     "ngram": NgramSpec,
+    "run": RunSpec,
+    "train": TrainSpec,
+    "goal": GoalSpec,
+    "lora": LoraSpec,
 }
 
 
@@ -176,7 +182,7 @@ def kind_of(annotation: Any) -> str:
     """A type as a user would write it: 'float', 'add, concat or multiply', 'a norm', 'a table'."""
     if isinstance(annotation, type):
         if issubclass(annotation, Spec):
-            return f"{'an' if annotation.slot[0] in 'aei' else 'a'} {annotation.slot}" if issubclass(annotation, Part) else "a table"
+            return f"{'an' if annotation.slot[0] in 'aeio' else 'a'} {annotation.slot}" if issubclass(annotation, Part) else "a table"
         return annotation.__name__
     choices = getattr(annotation, "__args__", ())
     if str(annotation).startswith("typing.Literal"):
@@ -192,7 +198,9 @@ def plain(value: Any) -> Any:
         return None
     if isinstance(value, Part):
         return value.kind
-    return to_tree(value) if isinstance(value, Spec) else list(value) if isinstance(value, tuple) else value
+    if isinstance(value, Spec):
+        return to_tree(value) if value != type(value)() else None  # a table's own defaults are shown where it is
+    return list(value) if isinstance(value, tuple) else value
 
 
 # ---------------------------------------------------------------------------------------------- a model's sections

@@ -137,12 +137,12 @@ def print_foreseen(found: Tree, console: Any) -> None:
         "an epoch": f"{epoch['rows']:,} rows, {epoch['batches']:,} batches, {epoch['tokens']:,} tokens and {epoch['padding']:.1%} "
         f"padding{counted}",
         "steps": f"{found['steps']:,}, which is {found['epochs']:.3g} epochs",
-        "time": f"about {spoken(found['seconds'])} on this machine: {1000 * pace['step']:.3g} ms a step (mean of {pace['updates']}), "
+        "time": f"about {spoken(found['seconds'])} on this machine: {1000 * pace['step']:,.0f} ms a step (mean of {pace['updates']}), "
         f"{spoken(pace['evaluation'])} a look at unseen rows",
     }
     if pace["compiled"]:
         saved = found["steps"] * (pace["step"] - pace["compiled"]) - pace["compiling"]
-        lines["compile"] = f"{1000 * pace['compiled']:.3g} ms a step after {spoken(pace['compiling'])} of compiling: " + (
+        lines["compile"] = f"{1000 * pace['compiled']:,.0f} ms a step after {spoken(pace['compiling'])} of compiling: " + (
             f"-s train.compile=true saves {spoken(saved)}" if saved > 0 else "it does not pay"
         )
     for name, said in lines.items():

@@ -40,7 +40,7 @@ STANDS_ON = {
     "evaluation": {"checkpoint", "convert", "data", "metrics", "model", "objective", "parts", "spec", "train"},
     "scoreboard": {"evaluation", "spec", "training"},
     "labs": set(),
-    "show": {"model", "parts", "presets", "spec"},
+    "show": {"model", "parts", "presets", "spec", "train"},
     "cli": {
         *(
             "advice",

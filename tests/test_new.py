@@ -126,6 +126,9 @@ COLUMNS = {
     "a class as a number": (
         lambda path: objects(path / "a.jsonl", [(i % 2, text) for i, text in enumerate(sentences(9))], "y", "x"), LabelsSpec, ("x", "y"),
     ),
+    "a number before two texts": (
+        lambda path: objects(path / "a.jsonl", [("1", a, b) for a, b in pairs()], "id", "en", "loud"), PairsSpec, ("en", "loud"),
+    ),
     "no objects": (lambda path: (path / "a.jsonl", (path / "a.jsonl").write_text("[1]\n"))[0], PairsSpec, None),
 }  # fmt: skip
 
@@ -137,8 +140,8 @@ def test_columns_are_found_where_nobody_says_them(name, tmp_path):
 
 
 def test_columns_that_may_mean_anything_are_asked_for(tmp_path):
-    path = objects(tmp_path / "a.jsonl", [("1", a, b) for a, b in pairs()], "id", "en", "loud")
-    with pytest.raises(DataError, match="has id, en, loud: say which are source and target, such as --fields"):
+    path = objects(tmp_path / "a.jsonl", [("a b", a, b) for a, b in pairs()], "id", "en", "loud")
+    with pytest.raises(DataError, match="has id, en, loud: say which are source and target, such as --fields en,loud"):
         new("translate", path)
     assert tomllib.loads(new("translate", path, fields="en,loud")[0])["data"]["fields"] == ["en", "loud"]
 

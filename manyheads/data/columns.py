@@ -83,12 +83,19 @@ def chosen(
         text = max((i for i in size if i != label), key=lambda i: size[i])
         why = f"{quoted(known[label])} has {different[label]:,} different values in {len(rows):,} rows, so it is the class"
         return Columns(usual_or((known[text], known[label])), why)
-    if len(names) > len(wanted) and header:
-        raise DataError(f"{path} has {', '.join(names)}: say which are {' and '.join(wanted)}, such as --fields {names[0]},{names[1]}")
-    first, second = (1, 0) if long_first and size[1] > size[0] else (0, 1)
-    more = f" of {len(names)}" if len(names) > len(wanted) else ""
-    why = "the longer of the two is the source" if long_first else f"in the order of the file, the first two{more}"
-    return Columns(usual_or((known[first], known[second])), why)
+    texts = [i for i in size if sum(len(row[i].split()) > 1 for row in rows) > len(rows) / 2]
+    if len(names) == len(wanted):
+        pair, why = [0, 1], "in the order of the file"
+    elif len(texts) == len(wanted):
+        pair, why = texts, f"the only ones of {len(names)} with more than a word"
+    elif header:
+        such = ",".join(names[i] for i in sorted(sorted(size, key=lambda i: -size[i])[: len(wanted)]))
+        raise DataError(f"{path} has {', '.join(names)}: say which are {' and '.join(wanted)}, such as --fields {such}")
+    else:
+        pair, why = [0, 1], f"in the order of the file, the first two of {len(names)}"
+    if long_first:
+        pair, why = sorted(pair, key=lambda i: -size[i]), "the longer of the two is the source"
+    return Columns(usual_or(tuple(known[i] for i in pair)), why)
 
 
 def usual_or(fields: tuple[str | int, ...]) -> tuple[str | int, ...] | None:

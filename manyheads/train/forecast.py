@@ -188,7 +188,7 @@ def tried_compiled(ready: Ready, pace: Pace, *, seconds: float = 3.0) -> Pace:
     while len(took) < FIRST_COMPILED or sum(took[FIRST_COMPILED:]) < seconds:
         took.append(update(model, changer, stream, ready, stream.state).seconds)
     step = sum(took[FIRST_COMPILED:]) / len(took[FIRST_COMPILED:])
-    return replace(pace, compiled=step, compiling=sum(took[:FIRST_COMPILED]) - FIRST_COMPILED * step)
+    return replace(pace, compiled=step, compiling=max(0.0, sum(took[:FIRST_COMPILED]) - FIRST_COMPILED * step))
 
 
 def duration(ready: Ready, pace: Pace) -> float:

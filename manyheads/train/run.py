@@ -77,10 +77,10 @@ class RunSpec(Spec):
     start: str | None = field(None, "a checkpoint to begin from: a Hugging Face folder, a Hub name, a GGUF file, a run", min_length=1)
     freeze: tuple[str, ...] | None = field(None, "paths under which weights do not change, such as encoder.embed", strict=False)
     lora: LoraSpec | None = field(None, "changes of low rank beside the weights of the checkpoint, which stay as they are")
-    model: ModelSpec
-    data: DataSpec
+    model: ModelSpec = field(..., "what is trained; beside start, only what is to be different")
+    data: DataSpec = field(..., "what it is trained on")
     tokenizer: TokenizerSpec = field(WordsSpec(), "how texts become tokens")
-    objective: ObjectiveSpec
+    objective: ObjectiveSpec = field(..., "what it is trained for")
     shaping: tuple[ShapingSpec, ...] = field((), "terms beside the objective: how attention should look", strict=False)
     optim: OptimSpec = field(AdamWSpec(), "how weights change")
     train: TrainSpec = field(TrainSpec(), "how long, and what is kept")
