@@ -1,12 +1,18 @@
-"""A comparison as a person looks at it: a table, and a picture of learning curves and last figures."""
+"""What a person would rather look at: a comparison as a table and as curves, pictures beside what a model made of them."""
 
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from manyheads.spec import Tree
+
+TALL = 300  # points, of pictures side by side
 
 
 def print_compared(found: Tree, console: Any) -> None:
@@ -77,3 +83,19 @@ def draw(found: Tree, path: Path) -> None:
     if len(rows) <= 10:
         curves.legend(fontsize="small", frameon=False)
     figure.savefig(path, dpi=120)
+
+
+def draw_pictures(examples: Sequence[Tree], path: Path) -> None:
+    """A column an example, a row for each picture of it."""
+    from matplotlib.image import imsave
+
+    rows = [np.concatenate([framed(example[name]) for example in examples], axis=1) for name in examples[0]]
+    whole = np.concatenate(rows)
+    scale = max(1, TALL // len(whole))
+    imsave(path, whole.repeat(scale, 0).repeat(scale, 1), cmap="gray", vmin=0, vmax=1, format="png")
+
+
+def framed(picture: Any) -> NDArray[np.float64]:
+    """With a white line around it."""
+    points = np.asarray(picture, np.float64)
+    return np.pad(points, ((1, 1), (1, 1), *((0, 0) for _ in points.shape[2:])), constant_values=1.0)

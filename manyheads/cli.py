@@ -413,7 +413,9 @@ def evaluate(
         int | None, typer.Option(parser=whole, metavar="N", help="Tokens to write, at most; twice the longest learned if not given.")
     ] = None,
     examples: Annotated[int, typer.Option(parser=whole, metavar="N", help="Show the first N answers beside what was wanted.")] = 0,
-    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Keep every answer, one a line.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Keep every answer, one a line; of pictures, a .png of examples.")
+    ] = None,
     parts: Parts = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
     as_json: AsJson = False,
@@ -430,11 +432,12 @@ def evaluate(
 
     for file in parts or []:
         load_parts(file)
-    how = How(rows, longest, beams, length_penalty, max_new, examples)
     scoreboard.check_free(output)
+    drawn = output is not None and output.suffix == ".png"
+    how = How(rows, longest, beams, length_penalty, max_new, examples or (scoreboard.PICTURES if drawn else 0))
     with scoreboard.progress(quiet=quiet) as tell:
         report, written = run(path, data=data, task=task, split=split, overrides=overrides or [], how=how, tell=tell)
-    scoreboard.keep(output, written)
+    scoreboard.keep(output, written, report["examples"])
     if as_json:
         write_json(report)
     else:

@@ -25,8 +25,10 @@ from manyheads.metrics.probe import probe
 from manyheads.metrics.translation import Translation
 from manyheads.model.transformer import Transformer
 from manyheads.objective.language import MaskedSpec
+from manyheads.objective.pooled import PatchesSpec
 from manyheads.objective.score import NOTHING, Batch, ObjectiveSpec, Tokens, asked, cross_entropy, padded
 from manyheads.parts.batch import Inputs
+from manyheads.parts.embed import PatchesSpec as PatchEmbedSpec
 from manyheads.spec import LARGEST, Spec, SpecError, Tree, override, parse, quoted, read_toml
 from manyheads.train.run import RunSpec, as_read, read_run, with_extra
 from manyheads.train.start import tokens_of as known_tokens
@@ -102,6 +104,7 @@ class Found:
     matter: tuple[str, ...] = ()
     signatures: dict[str, str] | None = None
     written: tuple[str, ...] = ()
+    drawn: tuple[Tree, ...] = ()  # pictures: what was shown, what was made of it, what it was
     more: Tree | None = None
 
 
@@ -118,7 +121,7 @@ def evaluate(
         "schema": 1, "path": str(path), "task": subject.task, "data": subject.corpus.about, "split": "file" if data else split,
         "rows": len(subject.rows), "better": {name: "lower" if name in LOWER else "higher" for name in names},
         "matter": list(found.matter or names), "scores": found.scores, "signatures": found.signatures or {}, "notes": list(found.notes),
-        "examples": examples(subject, found.written), "seconds": round(time.perf_counter() - begun, 3),
+        "examples": list(found.drawn) or examples(subject, found.written), "seconds": round(time.perf_counter() - begun, 3),
     }  # fmt: skip
     return report | (found.more or {}), found.written
 
@@ -308,7 +311,7 @@ def other(subject: Subject) -> Found:
 
 def restored(subject: Subject) -> Found:
     """The error of hidden patches beside that of the mean picture; where classes are known, what a line reads from states and pixels."""
-    found = other(subject)
+    found = replace(other(subject), drawn=tuple(drawn(subject)))
     if not subject.learned:
         return found
     patches = [torch.from_numpy(np.stack([one for one, *_ in as_read(list(rows), subject.fields, subject.loaded.spec)])) for rows in
@@ -320,6 +323,33 @@ def restored(subject: Subject) -> Found:
             scores[name]["probe"] = probe(learned.flatten(1).numpy(), labels, unseen.flatten(1).numpy(), wanted)
     note = "pixels: the mean picture, and a probe of the picture itself; the model's probe reads the encoder's last states, place by place"
     return replace(found, scores=scores, notes=(*found.notes, note))
+
+
+def drawn(subject: Subject) -> Iterator[Tree]:
+    """The first pictures as the model saw them (hidden patches are 0.5), as it restored them, and as they are."""
+    rows, objective, spec = subject.rows[: subject.how.examples], subject.objective, subject.loaded.spec.encoder
+    if not rows:
+        return
+    assert isinstance(objective, PatchesSpec)
+    assert spec is not None
+    assert isinstance(spec.embed, PatchEmbedSpec)
+    batch = objective.batch(as_read(list(rows), subject.fields, subject.loaded.spec), subject.tokens, np.random.default_rng(subject.seed))
+    batch = there(subject.loaded, batch)
+    with torch.no_grad():
+        made = objective.restored(subject.loaded.model, batch)
+    shown = batch.inputs.tokens.masked_fill((batch.wanted != NOTHING)[..., None], 0.5)
+    size = np.shape(rows[0][0])[-2:]
+    kinds = {"shown": shown, "restored": made, "wanted": batch.inputs.tokens}
+    whole = {name: spec.embed.joined(patches.cpu(), *size).clamp(0, 1) for name, patches in kinds.items()}
+    for i in range(len(rows)):
+        yield {name: as_numbers(pictures[i]) for name, pictures in whole.items()}
+
+
+def as_numbers(picture: Tensor) -> list[Any]:
+    """Rows of numbers, or of colours."""
+    points = picture[0] if len(picture) == 1 else picture.permute(1, 2, 0)
+    numbers: list[Any] = points.double().mul(1000).round().div(1000).tolist()
+    return numbers
 
 
 def states_of(subject: Subject, patches_NLP: Tensor) -> Tensor:
@@ -358,7 +388,7 @@ def answers(subject: Subject) -> Found:
     if all(one.split() == other.split() for one, other in zip(found["copy"], found[f"lead-{LEAD}"], strict=True)):
         del found[f"lead-{LEAD}"]  # no source is longer
     scores = {name: translation.scores(texts, wanted) | summary.scores(texts, wanted) for name, texts in found.items()}
-    return Found(scores, note, matter(sources, wanted), translation.signatures(), tuple(written), {"writing": options})
+    return Found(scores, note, matter(sources, wanted), translation.signatures(), tuple(written), more={"writing": options})
 
 
 def most_new(subject: Subject) -> int:

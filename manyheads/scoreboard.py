@@ -6,14 +6,20 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from manyheads.chart import draw_pictures
 from manyheads.evaluation import Tell
 from manyheads.spec import Tree, one_line
 from manyheads.training import EVERY
 
 SHARES = ("accuracy", "probe", "exact", "recall@1", "recall@10")  # written in per cent
+PICTURES = 8  # in a file of them, where nobody says how many
+SHADES = " ░▒▓█"
 ARROWS = {"lower": "↓", "higher": "↑"}
 
 
@@ -59,8 +65,40 @@ def show(report: Tree, console: Any) -> None:
         console.print(escape(line), style="dim", highlight=False)
     for example in report["examples"]:
         console.print()
+        if drawn(example):
+            console.print(side_by_side(example, colours=console.color_system is not None), highlight=False)
+            continue
         for name, text in example.items():
             console.print(f"  {name:>8}  {escape(one_line(text))}", highlight=False)
+
+
+def drawn(example: Tree) -> bool:
+    return not any(isinstance(value, str) for value in example.values())
+
+
+def side_by_side(example: Tree, *, colours: bool) -> Any:
+    """Pictures as text: a character is two points, one above the other; without colours, a shade of their mean."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, show_edge=False, header_style="dim")
+    columns = []
+    for name, picture in example.items():
+        points = np.asarray(picture, np.float64)
+        points = points[..., None].repeat(3, -1) if points.ndim == 2 else points
+        points = np.pad(points, ((0, len(points) % 2), (0, 0), (0, 0)))
+        lines = []
+        for above, below in zip(points[::2], points[1::2], strict=True):
+            line = Text()
+            for pair in zip(above, below, strict=True):
+                upper, lower = (f"rgb({','.join(str(round(255 * number)) for number in point)})" for point in pair)
+                shade = SHADES[round(float(np.mean(pair)) * (len(SHADES) - 1))]
+                line.append("▀" if colours else shade, style=f"{upper} on {lower}" if colours else "")
+            lines.append(line)
+        table.add_column(name, no_wrap=True)
+        columns.append(Text("\n").join(lines))
+    table.add_row(*columns)
+    return table
 
 
 def written(metric: str, value: float) -> str:
@@ -73,13 +111,18 @@ def check_free(path: Path | None) -> None:
         raise ValueError(f"{path} is there already: remove it or name another")
     if path is not None and not path.absolute().parent.is_dir():
         raise ValueError(f"{path} cannot be written: there is no folder {path.absolute().parent}")
+    if path is not None and path.suffix == ".png" and find_spec("matplotlib") is None:
+        raise ValueError(f"{path} would be a picture, which needs matplotlib: pip install 'manyheads[plot]'")
 
 
-def keep(path: Path | None, texts: Sequence[str]) -> None:
-    """One answer a line; a line break within one becomes a space."""
+def keep(path: Path | None, texts: Sequence[str], examples: Sequence[Tree]) -> None:
+    """One answer a line, where a line break within one becomes a space; or pictures."""
     if path is None:
         return
+    if examples and drawn(examples[0]):
+        draw_pictures(examples, path)
+        return
     if not texts:
-        raise ValueError(f"nothing was written that {path} could keep: only answers and classes are")
+        raise ValueError(f"nothing was written that {path} could keep: only answers, classes and pictures are")
     with path.open("x", encoding="utf-8") as file:
         file.writelines(f"{' '.join(text.splitlines())}\n" for text in texts)

@@ -16,6 +16,7 @@ import torch
 from command import run
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.image import imread
 
 import manyheads
 from manyheads.evaluation import How, evaluate
@@ -490,6 +491,26 @@ def test_pictures_are_scored_beside_their_mean_and_their_pixels(tmp_path):
     )
     assert 0.85 < report["scores"]["pixels"]["probe"] < 1
     assert report["scores"]["model"]["probe"] > 0.3  # of states that hardly learned
+
+
+def test_pictures_are_drawn_as_seen_as_restored_and_as_they_are(runs, tmp_path):
+    report, _ = evaluate(runs / "patches", split="test", how=How(rows=9, examples=3))
+    assert len(report["examples"]) == 3
+    for example, (picture, _) in zip(report["examples"], report_rows("test"), strict=False):
+        shown, restored, wanted = (np.array(example[name]) for name in ("shown", "restored", "wanted"))
+        np.testing.assert_allclose(wanted, picture, atol=1e-3)
+        patches = (shown == 0.5).reshape(4, 2, 4, 2).all(axis=(1, 3))  # 2 × 2 points each
+        assert patches.sum() >= 12
+        seen = ~patches.repeat(2, 0).repeat(2, 1)
+        np.testing.assert_array_equal(shown[seen], wanted[seen])
+        np.testing.assert_array_equal(restored[seen], wanted[seen])
+    file = tmp_path / "some.png"
+    assert "▒" in run("evaluate", runs / "patches", "--rows", "9", "--split", "test", "--output", file).stdout
+    drawn = imread(file)[..., 0]
+    points = drawn[len(drawn) // 60 :: len(drawn) // 30, drawn.shape[1] // 160 :: drawn.shape[1] // 80]  # 3 × 8 of them, a line around each
+    assert points.shape == (30, 80)
+    for i, (picture, _) in enumerate(report_rows("test")[:8]):
+        np.testing.assert_allclose(points[21:29, 10 * i + 1 : 10 * i + 9], picture, atol=0.01)
 
 
 def report_rows(split):

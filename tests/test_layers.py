@@ -38,7 +38,7 @@ STANDS_ON = {
     "auditing": {"checkpoint", "inspect", "model", "parts"},
     "metrics": set(),
     "evaluation": {"checkpoint", "convert", "data", "metrics", "model", "objective", "parts", "spec", "train"},
-    "scoreboard": {"evaluation", "spec", "training"},
+    "scoreboard": {"chart", "evaluation", "spec", "training"},
     "labs": set(),
     "show": {"model", "parts", "presets", "spec", "train"},
     "cli": {

@@ -21,6 +21,7 @@ from manyheads.objective.language import InfillSpec, SpansSpec, missing_part, sp
 from manyheads.objective.pairs import ContrastiveSpec
 from manyheads.objective.pooled import ClassifySpec, PatchesSpec
 from manyheads.objective.score import NOTHING, Batch, ObjectiveSpec, Tokens
+from manyheads.parts.embed import EmbedSpec
 from manyheads.spec import SpecError
 from manyheads.train.look import evaluate
 from manyheads.train.run import made_ready, read_run
@@ -278,6 +279,25 @@ def test_what_is_hidden_is_not_read_and_the_loss_is_its_error():
     changed = torch.where(hidden[..., None], 9.0, batch.inputs.tokens)
     torch.testing.assert_close(model(Inputs(changed), batch.source), restored)
     assert objective.score(model, Batch(Inputs(changed), batch.wanted, batch.source)).total > score.total
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("normalised", [False, True])
+def test_restored_pictures_keep_what_was_shown_and_err_as_the_loss_says(normalised):
+    model, objective = autoencoder(), PatchesSpec(normalised=normalised)
+    batch = objective.batch(some_pictures(), TOKENS, chance(1))
+    hidden, whole = batch.wanted != NOTHING, batch.inputs.tokens
+    restored = objective.restored(model, batch)
+    assert torch.equal(restored[~hidden], whole[~hidden])
+    errors = (restored - whole)[hidden].square().mean(-1) / ((whole[hidden].var(-1) + 1e-6) if normalised else 1)
+    torch.testing.assert_close(errors.sum(), objective.score(model, batch).total)
+
+
+@given(side=st.integers(1, 3), channels=st.integers(1, 3), down=st.integers(1, 4), across=st.integers(1, 4))
+def test_patches_are_joined_into_the_pictures_that_were_cut(side, channels, down, across):
+    embed = EmbedSpec.choose({"kind": "patches", "pixels": side * side * channels, "channels": channels})
+    pictures = torch.rand(2, channels, down * side, across * side)
+    assert torch.equal(embed.joined(embed.cut(pictures), *pictures.shape[2:]), pictures)
 
 
 # ------------------------------------------------------------------------------------------------ runs of all of them

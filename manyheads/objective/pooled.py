@@ -78,10 +78,22 @@ class PatchesSpec(ObjectiveSpec, kind="patches"):
         """Of the pictures themselves the model is given only the shape."""
         hidden = batch.wanted != NOTHING
         wanted = batch.inputs.tokens[hidden]
-        if self.normalised:
-            wanted = (wanted - wanted.mean(-1, keepdim=True)) / (wanted.var(-1, keepdim=True) + 1e-6).sqrt()
+        mean, scale = self.level(wanted)
         restored = model(batch.inputs, batch.source)[hidden]
-        return Score((restored - wanted).square().mean(dim=-1).sum(), len(wanted), None)
+        return Score((restored - (wanted - mean) / scale).square().mean(dim=-1).sum(), len(wanted), None)
+
+    def level(self, patches: Tensor) -> tuple[Tensor, Tensor]:
+        """What is taken from each patch, and by what the rest is divided, before it is asked for."""
+        if not self.normalised:
+            return patches.new_zeros(()), patches.new_ones(())
+        return patches.mean(-1, keepdim=True), (patches.var(-1, keepdim=True) + 1e-6).sqrt()
+
+    def restored(self, model: Model, batch: Batch) -> Tensor:
+        """Pictures as patches, B×L×pixels: those that were shown, and what the model makes of the others."""
+        pictures = batch.inputs.tokens
+        mean, scale = self.level(pictures)  # a model that learned normalised patches knows neither
+        made = model(batch.inputs, batch.source) * scale + mean
+        return torch.where((batch.wanted != NOTHING)[..., None], made, pictures)
 
 
 def side_by_side(rows: Sequence[Row]) -> Tensor:

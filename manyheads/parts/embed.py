@@ -180,6 +180,11 @@ class PatchesSpec(EmbedSpec, kind="patches"):
         cut = pictures.unflatten(3, (-1, self.side)).unflatten(2, (-1, self.side))  # batch, colour, down, row, across, column
         return cut.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
 
+    def joined(self, patches_BLP: Tensor, height: int, width: int) -> Tensor:
+        """The pictures of which `cut` made these."""
+        parts = patches_BLP.unflatten(2, (self.channels, self.side, -1)).unflatten(1, (height // self.side, width // self.side))
+        return parts.permute(0, 3, 1, 4, 2, 5).flatten(4).flatten(2, 3)
+
     def build(self, vocab: int, width: int, position: PositionSpec, memory_width: int | None) -> Embed:
         return Patches(self, width, position, self.pixels)
 
