@@ -47,14 +47,11 @@ def predict_all(
     if mask_id is not None and (type(mask_id) is not int or mask_id < 0):
         raise ValueError(f"mask_id is {quoted(mask_id)}, expected the id of a token, a whole number from 0")
     task = task_of(loaded)
-    if loaded.tokenizer is None:
-        rows = numbers(texts)
-    else:
-        rows = masked(loaded, texts) if task == "fill" and mask_id is None else loaded.ids(texts)
+    rows, cut = tokens_of(loaded, texts, task, mask_id)
     if task in ("answer", "continue"):
         for i, written in loaded.write(rows, writing):
             said = written if loaded.tokenizer is None else loaded.tokenizer.decode(written)
-            yield i, {"task": task, "text": texts[i], "written": said}
+            yield i, {"task": task, "text": texts[i], "written": said} | cut.get(i, {})
         return
     if task == "embed" and loaded.tokenizer is None:
         raise ValueError("a vector a text needs the tokenizer that made its tokens; load(...).hidden(ids) gives every token's")
@@ -67,9 +64,19 @@ def predict_all(
             if mask is not None:
                 yield i, {"task": task, "text": texts[i], "filled": filled(loaded, rows[i], one, best, mask, i)}
             elif task == "classify":
-                yield i, {"task": task, "text": texts[i], "classes": classes(loaded, one)}
+                yield i, {"task": task, "text": texts[i], "classes": classes(loaded, one)} | cut.get(i, {})
             else:
-                yield i, {"task": task, "text": texts[i], "vector": one.tolist()}
+                yield i, {"task": task, "text": texts[i], "vector": one.tolist()} | cut.get(i, {})
+
+
+def tokens_of(loaded: Loaded, texts: Sequence[str], task: str, mask_id: int | None) -> tuple[list[list[int]], dict[int, Tree]]:
+    """The tokens of each text; and of those that are too long, how many were read."""
+    if loaded.tokenizer is None:
+        return numbers(texts), {}
+    if task == "fill" and mask_id is None:
+        return masked(loaded, texts), {}
+    found = loaded.encodings(texts)
+    return [one.ids for one in found], {i: {"cut": len(one.ids)} for i, one in enumerate(found) if one.overflowing}
 
 
 def numbers(texts: Sequence[str]) -> list[list[int]]:

@@ -109,14 +109,18 @@ class Loaded:
         return self.padded(self.ids(texts))
 
     def ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """Each text as its tokens."""
+        """Each text as its tokens; of a run, no more of them than it read of a text in training."""
+        return [encoding.ids for encoding in self.encodings(texts)]
+
+    def encodings(self, texts: Sequence[str]) -> list[Any]:
+        """The same as the tokenizer gives them; what was cut off is `overflowing`."""
         if self.tokenizer is None:
             raise ValueError("there is no tokenizer beside this model: give ids as numbers")
         check_texts(texts)
-        rows = [encoding.ids for encoding in self.tokenizer.encode_batch(list(texts))]
-        for place, row in enumerate(rows):
-            self.check_length(len(row), place)
-        return rows
+        found: list[Any] = self.tokenizer.encode_batch(list(texts))
+        for place, encoding in enumerate(found):
+            self.check_length(len(encoding.ids), place)
+        return found
 
     def check_length(self, count: int, place: int = 0) -> None:
         if not count:

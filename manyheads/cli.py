@@ -359,6 +359,8 @@ def predict(
 
     with waiting(f"reading {path}"):
         ((_, found),) = predict_all(load(path), [text], writing)
+    if "cut" in found:
+        typer.echo(f"of this text the first {found['cut']:,} tokens were read, as many as in training", err=True)
     if as_json:
         write_json({"schema": 1} | found)
     elif found["task"] not in ("classify", "fill"):
@@ -382,13 +384,17 @@ def predict_lines(path: str, file: Path | None, writing: Any, encoding_errors: s
     first = next(given)  # before the model is loaded: what cannot be read is said at once
     with waiting(f"reading {path}"):
         loaded = load(path)
+    were_cut = 0
     with Counted(lines.path) as told:
         for found in answered(loaded, lines.path, chain([first], given), writing, told):
             told.hide()
+            were_cut += sum("cut" in one for one in found if one)
             for one in found:
                 typer.echo(line_of(one)) if not as_json else write_json(None if one is None else {"schema": 1} | one)
     for fault, count in lines.faults.items():
         typer.echo(one_line(f"{lines.path}: {count:,} lines {fault}"), err=True)
+    if were_cut:
+        typer.echo(one_line(f"{lines.path}: of {were_cut:,} texts only the beginning was read, as much as in training"), err=True)
 
 
 @app.command()

@@ -87,12 +87,7 @@ class Subject:
     tell: Tell
     seed: int = 0
     classes: tuple[list[str], list[str]] | None = None  # of these rows and those, where the data knows them
-
-    @property
-    def limit(self) -> int | None:
-        """Tokens of a text that are read, what stands around it included."""
-        known = [one for one in (self.loaded.longest, self.how.longest) if one is not None]
-        return min(known, default=None)
+    limit: int | None = None  # tokens of a text that are read, what stands around it included
 
 
 @dataclass(frozen=True)
@@ -166,8 +161,9 @@ def subject_of(path: Path, data: str | None, task: str | None, split: str, overr
     place = known.fields.index("label") if "label" in known.fields else None
     labelled = None if place is None else ([row[place] for row in rows[: how.rows]], [row[place] for row in known.train])
     whole = fields == ("text",)  # a text is read in windows, and nothing of it is cut
+    limit = least(loaded.longest, how.longest or read_at_once(loaded, run))
     return Subject(
-        loaded if whole else cut(loaded, how),
+        loaded if whole else cut(loaded, limit),
         task,
         objective,
         tokens_of(loaded, run),
@@ -179,7 +175,21 @@ def subject_of(path: Path, data: str | None, task: str | None, split: str, overr
         tell,
         seed,
         labelled,
+        limit,
     )
+
+
+def read_at_once(loaded: Loaded, run: RunSpec | None) -> int | None:
+    """How many tokens were read together in training, where longer texts were cut."""
+    if run is not None:
+        return run.train.pack or run.train.longest
+    cuts: Tree = (loaded.tokenizer and loaded.tokenizer.truncation) or {}
+    return cuts.get("max_length")
+
+
+def least(*limits: int | None) -> int | None:
+    """Of several limits the lowest, where there is one."""
+    return min((one for one in limits if one is not None), default=None)
 
 
 class Asked(Spec):
@@ -227,7 +237,7 @@ def task_of(loaded: Loaded) -> str:
     return "contrastive"
 
 
-def cut(loaded: Loaded, how: How) -> Loaded:
+def cut(loaded: Loaded, limit: int | None) -> Loaded:
     """With a tokenizer of its own, which cuts what is too long to be read, and for which a text that says </s> remains a text."""
     if loaded.tokenizer is None:
         return loaded
@@ -235,9 +245,8 @@ def cut(loaded: Loaded, how: How) -> Loaded:
 
     tokenizer = Tokenizer.from_str(loaded.tokenizer.to_str())
     tokenizer.encode_special_tokens = True
-    known = [one for one in (loaded.longest, how.longest) if one is not None]
-    if known:
-        tokenizer.enable_truncation(min(known))
+    if limit is not None:
+        tokenizer.enable_truncation(limit)
     return replace(loaded, tokenizer=tokenizer)
 
 
@@ -268,6 +277,8 @@ def language(subject: Subject) -> Found:
         scores["bigram"] = Foreseen(float(sum(bigram.nats(text).sum() for text in texts)), *sizes).scores()
     unknown = sum(int((text == tokens.unknown).sum()) for text in texts)
     notes = [f"{unknown / sizes[0]:.1%} of the tokens are unknown, and easy to foresee"] if unknown else []
+    if any(len(text) - 1 > window for text in texts):
+        notes.append(f"texts were read in windows of {window:,} tokens")
     return Found(scores, (*notes, *unlearned(subject)), more={"tokens": sizes[0], "bytes": sizes[2]})
 
 

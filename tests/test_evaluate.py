@@ -332,6 +332,47 @@ def test_loss_is_that_of_training(runs):
         assert ours == pytest.approx(looked(model, ready)["loss"], rel=1e-5 if kind == "causal" else 0.1)
 
 
+def test_texts_are_read_as_they_were_in_training_however_long_they_are(tmp_path):
+    """A model that never saw place 9 says anything there; sinusoids have no end that would stop it."""
+    end = {"a": "red", "b": "blue"}
+    rows = [
+        f"{' '.join(first for _ in range(8))} {' '.join('ab'[(i + j) % 2] for j in range(40))}\t{end[first]}\n"
+        for i in range(40)
+        for first in "ab"
+    ]
+    (tmp_path / "long.tsv").write_text("".join(rows))
+    labels = {"kind": "labels", "path": str(tmp_path / "long.tsv"), "held_out": 0.25}
+    how = {"steps": 60, "tokens": 800, "evaluate_every": 60, "longest": 8}
+    model = ENCODER | {"head": {"kind": "classes", "classes": 2, "pool": "mean"}}
+    optim = {"rate": 1e-2, "schedule": {"kind": "linear", "warmup": 5}}
+    ready = made_ready(read_run({"model": model, "data": labels, "objective": "classify", "optim": optim, "train": how}))
+    list(train(ready, tmp_path / "labels"))
+    assert looked(manyheads.load(tmp_path / "labels").model, ready)["accuracy"] == 1
+    report = evaluate(tmp_path / "labels")[0]
+    assert report["scores"]["model"]["accuracy"] == 1
+    assert report["notes"] == ["20 of 20 texts were cut to 8 tokens"]
+    found = run("predict", tmp_path / "labels", rows[0].split("\t")[0])
+    assert found.stderr == "of this text the first 8 tokens were read, as many as in training\n"
+    assert found.stdout.split()[1] == "red"
+    several = run("predict", tmp_path / "labels", "--file", tmp_path / "long.tsv")
+    assert "of 80 texts only the beginning was read" in several.stderr
+    again = made_ready(
+        read_run({"start": str(tmp_path / "labels"), "data": labels, "objective": "classify", "train": how | {"longest": 30}})
+    )
+    assert max(len(again.rows[i][0]) for i in range(60)) > 8
+
+    packed = {"kind": "text", "path": str(tmp_path / "long.tsv"), "held_out": 0.25, "document": "file"}
+    how = {"steps": 30, "tokens": 800, "evaluate_every": 30, "pack": 16}
+    ready = made_ready(
+        read_run({"model": {"vocab": "tokenizer", "decoder": TOWER}, "data": packed, "objective": "causal", "optim": optim, "train": how})
+    )
+    list(train(ready, tmp_path / "packed"))
+    report = evaluate(tmp_path / "packed")[0]
+    assert report["notes"] == ["texts were read in windows of 16 tokens"]
+    assert report["scores"]["model"] == evaluate(tmp_path / "packed", how=How(longest=16))[0]["scores"]["model"]
+    assert report["scores"]["model"] != evaluate(tmp_path / "packed", how=How(longest=400))[0]["scores"]["model"]
+
+
 def test_windows_ask_every_token_once(runs):
     whole, cut = (evaluate(runs / "causal", how=How(longest=longest))[0] for longest in (None, 7))
     assert whole["tokens"] == cut["tokens"]

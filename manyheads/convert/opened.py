@@ -18,6 +18,8 @@ from manyheads.convert.pooling import Pooling, read_pooling
 from manyheads.convert.tokenizer import read_tokenizer
 from manyheads.model.build import Model
 
+TRAINER = "trainer.json"  # stands beside the weights of a run's checkpoint
+
 
 @dataclass(frozen=True)
 class Opened:
@@ -56,4 +58,5 @@ def _opened(folder: Path, *, dtype: torch.dtype | None, allow_nonfinite: bool, c
         model, origin = assembled(path, config, weights, {}, dtype=dtype, allow_nonfinite=allow_nonfinite)
         return Opened(model, origin, None if path is folder else read_words(folder, config))
     model, origin = read_folder(folder, dtype=dtype, allow_nonfinite=allow_nonfinite, copy=copy)
-    return Opened(model, origin, read_tokenizer(folder, origin.beside), read_pooling(folder), folder)
+    cuts = (folder / TRAINER).is_file()  # as the run did
+    return Opened(model, origin, read_tokenizer(folder, origin.beside, cuts=cuts), read_pooling(folder), folder)

@@ -11,10 +11,11 @@ from manyheads.convert.files import FileError
 from manyheads.generate.sample import Rules
 
 
-def read_tokenizer(folder: Path, beside: Mapping[str, bytes]) -> Any:
-    """The tokenizer of a folder, without padding and truncation of its own; None where there is none.
+def read_tokenizer(folder: Path, beside: Mapping[str, bytes], *, cuts: bool = False) -> Any:
+    """The tokenizer of a folder, without padding of its own; None where there is none.
 
-    Where its config says that special tokens are split, as ours do, a text that says </s> remains a text.
+    It cuts long texts only where `cuts` says that it may: what others left in their files is seldom what they meant. Where its config
+    says that special tokens are split, as ours do, a text that says </s> remains a text.
     """
     data = beside.get("tokenizer.json")
     if data is None:
@@ -28,7 +29,8 @@ def read_tokenizer(folder: Path, beside: Mapping[str, bytes]) -> Any:
             raise
         raise FileError(f"{folder / 'tokenizer.json'} cannot be read: {error}") from None
     tokenizer.no_padding()
-    tokenizer.no_truncation()
+    if not cuts:
+        tokenizer.no_truncation()
     tokenizer.encode_special_tokens = said_beside(beside).get("split_special_tokens") is True  # which tokenizer.json cannot say
     return tokenizer
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from manyheads.convert.files import FileError
 from manyheads.convert.folder import Origin, fill_folder
 from manyheads.convert.folder import save as save_tensors
+from manyheads.convert.opened import TRAINER
 from manyheads.data.prepared import flushed, sha256
 from manyheads.model.build import Model
 from manyheads.train.folder import free, put
@@ -28,7 +29,7 @@ NAME = re.compile(r"step-(\d{8})")
 PHASE: Callable[[str], None] = lambda name: None  # noqa: E731  (tests stop here)
 ROOM = 1.1  # of the last checkpoint's size must be free before another is begun
 SMALL_FILES = 1 << 16  # a tokenizer, headers, and the like, where nothing is known yet
-NEEDED = {"model.safetensors", "optimizer.safetensors", "trainer.json"}
+NEEDED = {"model.safetensors", "optimizer.safetensors", TRAINER}
 
 
 def save(
@@ -50,7 +51,7 @@ def save(
         also(draft)
         PHASE("weights")
         save_tensors(moments(model, optimiser), draft / "optimizer.safetensors")
-        (draft / "trainer.json").write_text(json.dumps(state.to_tree()), encoding="utf-8")
+        (draft / TRAINER).write_text(json.dumps(state.to_tree()), encoding="utf-8")
         PHASE("state")
         found = sorted(path for path in draft.rglob("*") if path.is_file())
         files = {path.relative_to(draft).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in found}
@@ -113,7 +114,7 @@ def purge(folder: Path, keep: int) -> None:
 def skipped(checkpoint: Path) -> bool:
     """Whether the weights of a checkpoint had just been found to give no numbers."""
     try:
-        return bool(json.loads((checkpoint / "trainer.json").read_text(encoding="utf-8"))["skipped"])
+        return bool(json.loads((checkpoint / TRAINER).read_text(encoding="utf-8"))["skipped"])
     except (OSError, ValueError, KeyError, TypeError):
         return True
 
@@ -178,7 +179,7 @@ def restore(checkpoint: Path, model: Model, optimiser: torch.optim.Optimizer) ->
     for name, value in held.items():
         weight, _, key = name.rpartition("/")
         optimiser.state[ours[weight]][key] = value.to(ours[weight].device)
-    return State.from_tree(json.loads((checkpoint / "trainer.json").read_text(encoding="utf-8")))
+    return State.from_tree(json.loads((checkpoint / TRAINER).read_text(encoding="utf-8")))
 
 
 def steps(folder: Path) -> list[Path]:

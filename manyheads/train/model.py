@@ -73,7 +73,7 @@ def with_tokens(origin: Origin, ready: Ready) -> Origin:
 
 
 def framed(ready: Ready) -> Any:
-    """The tokenizer for those who load the model: it puts around a text what the objective put there; none where there is none."""
+    """The tokenizer for those who load the model: it puts around a text what the objective put there, and cuts where the run did."""
     if ready.tokenizer is None:
         return None
     from tokenizers import Tokenizer, processors
@@ -82,6 +82,8 @@ def framed(ready: Ready) -> Any:
     if ready.tokens.around is None:
         ends = [("<s>", ready.tokens.begin), ("</s>", ready.tokens.end)]
         tokenizer.post_processor = processors.TemplateProcessing(single=ready.run.objective.frame, special_tokens=ends)
+    if ready.run.train.longest is not None and ready.run.objective.fields != ("text",):  # a text alone is read in windows
+        tokenizer.enable_truncation(ready.run.train.longest)
     return tokenizer
 
 

@@ -51,6 +51,8 @@ def tokenizer_from(found: Opened, said: TokenizerSpec, texts: Iterable[str], sta
     from tokenizers import Tokenizer
 
     own = Tokenizer.from_str(found.tokenizer.to_str()) if hasattr(found.tokenizer, "to_str") else None
+    if own is not None:
+        own.no_truncation()  # where a run that it comes from cut is not where this one does
     if isinstance(said, CheckpointTokenizerSpec):
         if own is None:
             raise SpecError(f"{start} has no tokenizer to train with; say one that has its vocabulary", ("tokenizer",))
