@@ -381,11 +381,11 @@ def test_windows_ask_every_token_once(runs):
 
 
 def test_scores_do_not_depend_on_how_many_are_read_at_once(runs, monkeypatch):
-    from manyheads import evaluation
+    from manyheads.evaluation import subject
 
     for kind in ("causal", "classify", "contrastive"):
         usual = evaluate(runs / kind)[0]["scores"]["model"]
-        monkeypatch.setattr(evaluation, "PLACES", 64)
+        monkeypatch.setattr(subject, "PLACES", 64)
         assert evaluate(runs / kind)[0]["scores"]["model"] == pytest.approx(usual, rel=1e-5)
         monkeypatch.undo()
 

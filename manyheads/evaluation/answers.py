@@ -1,0 +1,44 @@
+"""Texts that a model writes, against what was wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from manyheads.evaluation.subject import PLACES, Found, Subject, in_batches, measured
+from manyheads.metrics import summary
+from manyheads.metrics.baselines import copied, lead
+from manyheads.metrics.translation import Translation
+
+LEAD = 12  # words
+
+
+def answers(subject: Subject) -> Found:
+    """Texts that the model writes, the source itself and its first words, against what was wanted."""
+    translation = Translation()  # before minutes are spent
+    sources, wanted = [row[0] for row in subject.rows], [row[1] for row in subject.rows]
+    written = [""] * len(sources)
+    lengths, note = measured(subject, sources)
+    options: Any = {"max_new": subject.how.max_new or most_new(subject), "beams": subject.how.beams, "penalty": subject.how.penalty}
+    for places in in_batches(subject, lengths, "writing", PLACES // subject.how.beams):
+        for i, text in zip(places, subject.loaded.generate([sources[i] for i in places], **options), strict=True):
+            written[i] = text
+    found = {"model": written, "copy": [copied(source) for source in sources], f"lead-{LEAD}": [lead(source, LEAD) for source in sources]}
+    if all(one.split() == other.split() for one, other in zip(found["copy"], found[f"lead-{LEAD}"], strict=True)):
+        del found[f"lead-{LEAD}"]  # no source is longer
+    scores = {name: translation.scores(texts, wanted) | summary.scores(texts, wanted) for name, texts in found.items()}
+    return Found(scores, note, matter(sources, wanted), translation.signatures(), tuple(written), more={"writing": options})
+
+
+def most_new(subject: Subject) -> int:
+    """Twice as many tokens as any of some targets that were learned, so that a text without an end is seen to have none."""
+    some = [row[1] for row in subject.learned[:1000]]
+    return 8 + 2 * max(len(one.ids) for one in subject.loaded.tokenizer.encode_batch(some)) if some else 256
+
+
+def matter(sources: Sequence[str], wanted: Sequence[str]) -> tuple[str, ...]:
+    """Which figures are those to read: of answers of a word or two exact match, of much shorter texts ROUGE, otherwise BLEU and chrF."""
+    read, told = (sum(len(text.split()) for text in texts) / len(texts) for texts in (sources, wanted))
+    if told <= 2:
+        return ("exact",)
+    return ("rouge1", "rouge2", "rougeL") if told < read / 2 else ("bleu", "chrf")

@@ -1,0 +1,223 @@
+"""Who is asked what: a model, rows, what baselines may learn from, and in which batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from manyheads.checkpoint import Loaded, load
+from manyheads.convert.opened import Opened
+from manyheads.data.order import plan
+from manyheads.data.source import Corpus, DataError, DataSpec, FileSpec, Row
+from manyheads.objective.score import ObjectiveSpec, Tokens
+from manyheads.spec import LARGEST, Spec, SpecError, Tree, override, parse, quoted, read_toml
+from manyheads.train.run import RunSpec, read_run, with_extra
+from manyheads.train.start import tokens_of as known_tokens
+
+# what each task reads, and the kind of file that holds it
+TASKS = {
+    "causal": (("text",), "text"),
+    "masked": (("text",), "text"),
+    "seq2seq": (("source", "target"), "pairs"),
+    "classify": (("text", "label"), "labels"),
+    "contrastive": (("query", "document"), "queries"),
+}
+FORMS = tuple(form for _, form in TASKS.values())
+SPLITS = ("validation", "test", "train")
+PLACES, NUMBERS = 8192, 1 << 25  # at once: tokens, and logits
+Tell = Callable[[str, int, int], None]  # what is going on, how much is done, of how much
+
+
+@dataclass(frozen=True)
+class How:
+    """How much is looked at, and how texts are written."""
+
+    rows: int | None = None  # only so many, the first
+    longest: int | None = None  # tokens of a text that are read
+    beams: int = 4
+    penalty: float = 0.6
+    max_new: int | None = None
+    examples: int = 0
+
+    def check(self) -> None:
+        for name, least in (("rows", 1), ("longest", 3), ("beams", 1), ("max_new", 1), ("examples", 0)):
+            value = getattr(self, name)
+            if value is not None and not (type(value) is int and least <= value <= LARGEST):
+                raise ValueError(f"{name} is {quoted(value)}, expected a whole number from {least} to {LARGEST:,}")
+        if type(self.penalty) not in (int, float) or not -100 <= self.penalty <= 100:
+            raise ValueError(f"penalty is {quoted(self.penalty)}, expected a number from -100 to 100")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model, the rows it is asked about, and those that a baseline may learn from."""
+
+    loaded: Loaded
+    task: str
+    objective: ObjectiveSpec | None  # of the run
+    tokens: Tokens
+    corpus: Corpus
+    rows: Sequence[Row]
+    learned: Sequence[Row]
+    fields: tuple[str, ...]
+    how: How
+    tell: Tell
+    seed: int = 0
+    classes: tuple[list[str], list[str]] | None = None  # of these rows and those, where the data knows them
+    limit: int | None = None  # tokens of a text that are read, what stands around it included
+
+
+@dataclass(frozen=True)
+class Found:
+    """Scores by who earned them, the model first; what was written; and what must be said beside them."""
+
+    scores: dict[str, dict[str, float]]
+    notes: tuple[str, ...] = ()
+    matter: tuple[str, ...] = ()
+    signatures: dict[str, str] | None = None
+    written: tuple[str, ...] = ()
+    drawn: tuple[Tree, ...] = ()  # pictures: what was shown, what was made of it, what it was
+    more: Tree | None = None
+
+
+def subject_of(path: Path, data: str | None, task: str | None, split: str, overrides: Sequence[str], how: How, tell: Tell) -> Subject:
+    """A run says what it was trained for, and on what; of any other checkpoint the head says it, and the caller names a file."""
+    how.check()
+    if split not in SPLITS:
+        raise ValueError(f"split is {quoted(split)}, expected {', '.join(SPLITS)}")
+    if task is not None and task not in TASKS:
+        raise ValueError(f"task is {quoted(task)}, expected {', '.join(TASKS)}")
+    loaded = load(path)
+    loaded.model.eval()
+    if loaded.tokenizer is None and loaded.spec.vocab is not None:
+        raise ValueError(f"{path} has no tokenizer beside it, so no text can be read with it")
+    objective, seed = None, 0
+    run = read_run(read_toml(path / "run.toml")) if (path / "run.toml").is_file() else None
+    if run is not None and task in (None, run.objective.kind):
+        run = read_run(override(read_toml(path / "run.toml"), overrides))
+        objective, seed, task, spec = run.objective, run.seed, run.objective.kind, run.data
+    else:
+        run = None
+        task = task or task_of(loaded)
+        spec = read_data(override({"data": {"kind": TASKS[task][1]} | ({"path": data} if data else {})}, overrides))
+    known, rows = chosen(spec, task, data, split, own=objective is not None)
+    fields = objective.reads(known.fields) if objective else TASKS[task][0]
+    if missing := [name for name in fields if name not in known.fields]:
+        raise DataError(f"{task} needs {missing[0]}, and {known.about} gives {', '.join(known.fields)}")
+    if not rows:
+        sizes = ", ".join(f"{len(part):,} to {name}" for name, part in known.splits.items())
+        raise DataError(f"there is nothing to evaluate: the {split} split of {known.about} is empty ({sizes}); name another, or a file")
+    order = [known.fields.index(name) for name in fields]
+    some, learned = ([tuple(row[i] for i in order) for row in part] for part in (rows[: how.rows], known.train))
+    place = known.fields.index("label") if "label" in known.fields else None
+    labelled = None if place is None else ([row[place] for row in rows[: how.rows]], [row[place] for row in known.train])
+    whole = fields == ("text",)  # a text is read in windows, and nothing of it is cut
+    limit = least(loaded.longest, how.longest or read_at_once(loaded, run))
+    return Subject(
+        loaded=loaded if whole else cut(loaded, limit), task=task, objective=objective, tokens=tokens_of(loaded, run), corpus=known,
+        rows=some, learned=learned, fields=fields, how=how, tell=tell, seed=seed, classes=labelled, limit=limit,
+    )  # fmt: skip
+
+
+def read_at_once(loaded: Loaded, run: RunSpec | None) -> int | None:
+    """How many tokens were read together in training, where longer texts were cut."""
+    if run is not None:
+        return run.train.pack or run.train.longest
+    cuts: Tree = (loaded.tokenizer and loaded.tokenizer.truncation) or {}
+    return cuts.get("max_length")
+
+
+def least(*limits: int | None) -> int | None:
+    """Of several limits the lowest, where there is one."""
+    return min((one for one in limits if one is not None), default=None)
+
+
+class Asked(Spec):
+    """What is said of a checkpoint that is no run."""
+
+    data: DataSpec
+
+
+def read_data(tree: Tree) -> DataSpec:
+    if isinstance(tree["data"], dict) and set(tree["data"]) == {"kind"} and tree["data"]["kind"] in FORMS:
+        raise SpecError("this checkpoint is no run for this task: name a file to evaluate with, --data FILE", ("data", "path"))
+    return parse(Asked, tree).data
+
+
+def chosen(spec: DataSpec, task: str, data: str | None, split: str, *, own: bool) -> tuple[Corpus, Sequence[Row]]:
+    """All there is, and the rows that are asked: of a split, or of a file of the same form; a run's baselines learn what it learned."""
+    if data is None:
+        corpus = spec.load()
+        return corpus, corpus.splits[split]
+    if not isinstance(spec, FileSpec) and task not in TASKS:
+        raise SpecError(f"a file was named, and {task} learns from {spec.kind}, which is made here", ("data",))
+    form = spec if isinstance(spec, FileSpec) else read_data({"data": {"kind": TASKS[task][1], "path": data}})
+    assert isinstance(form, FileSpec)
+    there = form.other(data)
+    return (replace(there, train=spec.load().train) if own else there), there.validation
+
+
+def tokens_of(loaded: Loaded, run: RunSpec | None) -> Tokens:
+    """The ids that begin, end and hide, as training has them."""
+    if loaded.tokenizer is None:
+        return Tokens(count=0)
+    found = Opened(loaded.model, loaded.origin, loaded.tokenizer) if loaded.origin else None
+    return with_extra(loaded.tokenizer, run, found) if run else known_tokens(loaded.tokenizer, found)
+
+
+def task_of(loaded: Loaded) -> str:
+    """What a checkpoint without a run is for, by its shape and its head."""
+    head = loaded.spec.head
+    if loaded.paired:
+        return "seq2seq"
+    if head.kind == "classes":
+        return "classify"
+    if head.scores_tokens:
+        return "causal" if loaded.spec.shape in ("decoder", "ngram") else "masked"
+    return "contrastive"
+
+
+def cut(loaded: Loaded, limit: int | None) -> Loaded:
+    """With a tokenizer of its own, which cuts what is too long to be read, and for which a text that says </s> remains a text."""
+    if loaded.tokenizer is None:
+        return loaded
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_str(loaded.tokenizer.to_str())
+    tokenizer.encode_special_tokens = True
+    if limit is not None:
+        tokenizer.enable_truncation(limit)
+    return replace(loaded, tokenizer=tokenizer)
+
+
+def measured(subject: Subject, texts: Sequence[str]) -> tuple[list[int], tuple[str, ...]]:
+    """How many tokens each text has, and a word about those that were cut."""
+    found = subject.loaded.tokenizer.encode_batch(list(texts))
+    were_cut = sum(bool(one.overflowing) for one in found)
+    note = (f"{were_cut:,} of {len(texts):,} texts were cut to {subject.limit:,} tokens",) if were_cut else ()
+    return [len(one.ids) for one in found], note
+
+
+def with_logits(loaded: Loaded) -> int:
+    """How many places there is room for where each has a score for every token."""
+    vocabulary = loaded.spec.vocab
+    return min(PLACES, NUMBERS // vocabulary) if isinstance(vocabulary, int) else PLACES
+
+
+def in_batches(subject: Subject, lengths: Sequence[int], what: str, most: int | None = None) -> Iterator[list[int]]:
+    """Which rows go together: those of like length, as many as there is room for; without gradients while they are used."""
+    done = 0
+    with torch.no_grad():
+        for places in plan(np.array(lengths), 0, 0, tokens=max(most or PLACES, *lengths, 1)):
+            subject.tell(what, done, len(lengths))
+            yield places.tolist()
+            done += len(places)
+    subject.tell(what, done, len(lengths))
+
+
+def unlearned(subject: Subject) -> list[str]:
+    return [] if subject.learned else ["there was nothing for baselines to learn from: -s data.path=... names a file to learn from"]
