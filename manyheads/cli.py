@@ -60,11 +60,27 @@ Overrides = Annotated[
         "--set", "-s", metavar="PATH=VALUE", help="Change one value of the description; may be repeated. Example: -s decoder.position=rope"
     ),
 ]
+
+
+def load_parts(context: typer.Context, paths: list[Path] | None) -> list[Path] | None:
+    from manyheads import spec
+
+    for path in paths or [] if not context.resilient_parsing else []:
+        spec.load_parts(path)
+    return paths
+
+
 Parts = Annotated[
     list[Path] | None,
     typer.Option(
-        "--parts", metavar="FILE.py", help="A Python file with parts of your own. It is executed; nothing that is merely read ever is."
+        "--parts",
+        metavar="FILE.py",
+        callback=load_parts,
+        help="A Python file with parts of your own. It is executed; nothing that is merely read ever is.",
     ),
+]
+Device = Annotated[
+    str, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda, cuda:1 or mps; auto takes a GPU if there is one.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 
@@ -94,10 +110,8 @@ def show(
     """
     import manyheads.train.run  # noqa: F401  (fills the slots)
     from manyheads import show as shown
-    from manyheads.spec import SLOTS, SpecError, load_parts, to_toml
+    from manyheads.spec import SLOTS, SpecError, to_toml
 
-    for path in parts or []:
-        load_parts(path)
     console = console_for_output()
     if target is None or target == "parts" or target in SLOTS or target in shown.TABLES:
         if overrides or as_toml or length is not None or source_length is not None or batch != 1:
@@ -179,9 +193,7 @@ def train(
         bool, typer.Option("--dry-run", help="Say what it would take (memory, disk, epochs, time on this machine) and write nothing.")
     ] = False,
     seed: Annotated[int | None, typer.Option(parser=whole, metavar="N", help="The same as -s seed=N.")] = None,
-    device: Annotated[
-        str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda, cuda:1 or mps; auto takes a GPU if there is one.")
-    ] = "auto",
+    device: Device = "auto",
     resume: Annotated[
         str, typer.Option(metavar="auto|never|PATH", help="Go on where the folder stopped; refuse to; or go on from this checkpoint of it.")
     ] = "auto",
@@ -197,17 +209,14 @@ def train(
     """
     from dataclasses import asdict
 
-    from manyheads.spec import load_parts
     from manyheads.train.run import made_ready, read_run_file
     from manyheads.training import EXIT, foreseen, print_foreseen, trained
 
     if output is None and not dry_run:
         raise typer.BadParameter("it is missing: where should the run go?", param_hint="--output")
-    for path in parts or []:
-        load_parts(path)
     asked = read_run_file(run, [*(overrides or []), *([] if seed is None else [f"seed={seed}"])])
     if output is None or dry_run:
-        found = foreseen(made_ready(asked), output)
+        found = foreseen(made_ready(asked), output, device=device)
         write_json(found) if as_json else print_foreseen(found, console_for_output())
         return
     ended = trained(asked, output, quiet=quiet or as_json, device=device, resume=resume, overridden=override_resume or ())
@@ -238,11 +247,8 @@ def compare(
     """
     from manyheads.chart import draw, print_compared
     from manyheads.compare import compare as run_all
-    from manyheads.spec import load_parts
     from manyheads.training import EXIT
 
-    for path in parts or []:
-        load_parts(path)
     found = run_all(run, axes, output, seeds=seeds, jobs=jobs, overrides=overrides or [], parts=parts or [], quiet=quiet or as_json)
     write_json(found) if as_json else print_compared(found, console_for_output())
     if any(row["seeds"] for row in found["cells"]):
@@ -272,12 +278,9 @@ def data_prepare(
     Example: manyheads data prepare run.toml --output data/ids
     """
     from manyheads.dataset import prepare_run
-    from manyheads.spec import load_parts, override, read_toml
-    from manyheads.train.run import read_run
+    from manyheads.train.run import read_run_file
 
-    for path in parts or []:
-        load_parts(path)
-    prepare_run(read_run(override(read_toml(run), overrides or [])), output)
+    prepare_run(read_run_file(run, overrides or []), output)
     typer.echo(f'{output} written; in a run file: data = {{ kind = "prepared", path = "{output}" }}', err=True)
 
 
@@ -293,10 +296,7 @@ def data_show(
     Example: manyheads data show run.toml
     """
     from manyheads.dataset import describe_data, print_data
-    from manyheads.spec import load_parts
 
-    for path in parts or []:
-        load_parts(path)
     found = describe_data(target, overrides or [])
     write_json(found) if as_json else print_data(found, console_for_output())
 
@@ -330,6 +330,7 @@ def predict(
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token; above, one is drawn.")] = 0.0,
     seed: Annotated[int, typer.Option(parser=whole, metavar="N", help="Of what is drawn.")] = 0,
     encoding_errors: Annotated[str, typer.Option(metavar="stop|replace", help="What to do about a line that is not UTF-8.")] = "stop",
+    device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
     """Do what a checkpoint is for: continue, fill in, classify, embed or answer.
@@ -352,13 +353,14 @@ def predict(
     if text is None and file is None and sys.stdin.isatty():
         raise SpecError("there is nothing to read: give a TEXT, --file FILE, or texts on standard input, one a line")
     if text is None or text == "-":
-        predict_lines(path, file, writing, encoding_errors, as_json=as_json)
+        predict_lines(path, file, writing, encoding_errors, device=device, as_json=as_json)
         return
     from manyheads.answer import predict_all
+    from manyheads.model.build import device_for
     from manyheads.predicting import line_of
 
     with waiting(f"reading {path}"):
-        ((_, found),) = predict_all(load(path), [text], writing)
+        ((_, found),) = predict_all(load(path, device=device_for(device)), [text], writing)
     if "cut" in found:
         typer.echo(f"of this text the first {found['cut']:,} tokens were read, as many as in training", err=True)
     if as_json:
@@ -371,11 +373,12 @@ def predict(
             typer.echo(f"{row.get('probability', row.get('score')):8.4f}  {row.get('class', row.get('token'))}")
 
 
-def predict_lines(path: str, file: Path | None, writing: Any, encoding_errors: str, *, as_json: bool) -> None:
+def predict_lines(path: str, file: Path | None, writing: Any, encoding_errors: str, *, device: str, as_json: bool) -> None:
     """One answer a line, as many at once as are read at once."""
     from itertools import chain
 
     from manyheads.checkpoint import load
+    from manyheads.model.build import device_for
     from manyheads.predicting import Counted, answered, chunks, line_of, lines_of
     from manyheads.spec import one_line
 
@@ -383,7 +386,7 @@ def predict_lines(path: str, file: Path | None, writing: Any, encoding_errors: s
     given = chunks(lines)
     first = next(given)  # before the model is loaded: what cannot be read is said at once
     with waiting(f"reading {path}"):
-        loaded = load(path)
+        loaded = load(path, device=device_for(device))
     were_cut = 0
     with Counted(lines.path) as told:
         for found in answered(loaded, lines.path, chain([first], given), writing, told):
@@ -423,6 +426,7 @@ def evaluate(
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Keep every answer, one a line; of pictures, a .png of examples.")
     ] = None,
     parts: Parts = None,
+    device: Device = "auto",
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -434,15 +438,12 @@ def evaluate(
     from manyheads import scoreboard
     from manyheads.evaluation import How
     from manyheads.evaluation import evaluate as run
-    from manyheads.spec import load_parts
 
-    for file in parts or []:
-        load_parts(file)
     scoreboard.check_free(output)
     drawn = output is not None and output.suffix == ".png"
     how = How(rows, longest, beams, length_penalty, max_new, examples or (scoreboard.PICTURES if drawn else 0))
     with scoreboard.progress(quiet=quiet) as tell:
-        report, written = run(path, data=data, task=task, split=split, overrides=overrides or [], how=how, tell=tell)
+        report, written = run(path, data=data, task=task, split=split, overrides=overrides or [], how=how, device=device, tell=tell)
     scoreboard.keep(output, written, report["examples"])
     if as_json:
         write_json(report)

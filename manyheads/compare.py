@@ -29,7 +29,7 @@ from manyheads.train.folder import check_unchanged
 from manyheads.train.forecast import check_room, needs_of
 from manyheads.train.loop import train
 from manyheads.train.optim import OptimSpec
-from manyheads.train.run import RunSpec, TrainSpec, made_ready, read_run
+from manyheads.train.run import RunSpec, TrainSpec, made_ready, read_run, read_run_file
 from manyheads.training import heard, spoken
 
 MOST_RUNS = 10_000
@@ -227,7 +227,7 @@ def compare(
     if not said:
         raise SpecError("nothing to compare: say what is changed and its values, such as position=none,rope")
     tree = override(read_toml(path), overrides)
-    read_run(tree)
+    read_run_file(path, overrides)
     axes = [read_axis(one, tree) for one in said]
     if len({path for axis in axes for path in axis.paths}) < sum(len(axis.paths) for axis in axes):
         raise SpecError("two of the axes change the same field")

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from manyheads.data.prepared import Ids, PreparedSpec, Rows, prepare
 from manyheads.data.source import NO_TEXT, Corpus
-from manyheads.spec import SpecError, Tree, override, read_toml
+from manyheads.spec import SpecError, Tree
 from manyheads.train.forecast import epoch_of
-from manyheads.train.run import RunSpec, made_ready, read_run, with_tokenizer
+from manyheads.train.run import RunSpec, made_ready, read_run_file, with_tokenizer
 from manyheads.training import EXIT, heard
 
 BINS = 10
@@ -56,7 +56,7 @@ def describe_data(target: Path, overrides: list[str]) -> Tree:
     path = target / "run.toml" if target.is_dir() else target
     if not path.is_file():
         raise SpecError(f"{target} is neither a run file nor a folder of prepared data or of a run")
-    ready = made_ready(read_run(override(read_toml(path), overrides)))
+    ready = made_ready(read_run_file(path, overrides))
     epoch = epoch_of(ready)
     found = described(ready.corpus, ready.rows)
     return found | {"batches": epoch.batches, "padding": epoch.padding, "budget": ready.run.train.tokens}

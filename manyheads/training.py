@@ -10,9 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from manyheads.model.build import usable
+from manyheads.model.build import device_for
 from manyheads.model.size import readable
 from manyheads.spec import Tree, one_line, quoted, to_tree
 from manyheads.train.events import Changed, Ended, Evaluated, Event, Resumed, Saved, SaveFailed, Shortened, Started, Stepped, Warned
@@ -78,13 +76,6 @@ def trained(
         return watched(ready, folder, quiet=quiet, wish=wish, device=where, resume=resume, overridden=overridden)
 
 
-def device_for(name: str) -> torch.device:
-    """A device by its name; auto takes a GPU where there is one."""
-    if name != "auto":
-        return usable(name)
-    return torch.device("cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu")
-
-
 def watched(ready: Ready, folder: Path, *, quiet: bool = False, wish: Heard | None = None, **options: Any) -> Ended:
     """Runs to the end, telling on standard error how it goes; refused where there is no room for it."""
     check_room(needs_of(ready, folder))
@@ -102,22 +93,22 @@ def watched(ready: Ready, folder: Path, *, quiet: bool = False, wish: Heard | No
 # -------------------------------------------------------------------------------------------------- before it starts
 
 
-def foreseen(ready: Ready, folder: Path | None) -> Tree:
+def foreseen(ready: Ready, folder: Path | None, *, device: str = "auto") -> Tree:
     """What the run will take, as plain data; nothing is written. Refused where there is no room for it."""
-    needs = needs_of(ready, folder)
+    where, needs = device_for(device), needs_of(ready, folder)
     check_room(needs)
     epoch, how = epoch_of(ready), ready.run.train
     with heard() as wish:
-        pace = pace_of(ready)
+        pace = pace_of(ready, where)
         if duration(ready, pace) > LONG and not how.compile and not wish():
-            pace = tried_compiled(ready, pace)
+            pace = tried_compiled(ready, pace, where)
     if wish():
         raise KeyboardInterrupt
     run = to_tree(ready.run) | {"model": to_tree(ready.spec)}
     return {
         "schema": 1, "about": ready.corpus.about, "shape": ready.spec.shape, "needs": asdict(needs), "epoch": asdict(epoch),
         "steps": how.steps, "epochs": how.steps * how.accumulate / epoch.batches, "pace": asdict(pace), "seconds": duration(ready, pace),
-        "run": run,
+        "device": str(where), "run": run,
     }  # fmt: skip
 
 

@@ -632,10 +632,13 @@ def test_a_wrong_value_comes_with_its_line_or_with_who_changed_it(run_file, tmp_
 def test_a_gpu_that_is_not_there(run_file, tmp_path):
     for name, said in (("cuda", "there is no cuda here"), ("cuda:1", "there is no cuda here"), ("gpu", "expected cpu, cuda")):
         assert said in refused("train", run_file, "--output", tmp_path / "run", "--device", name, code=2)
+        assert said in refused("train", run_file, "--dry-run", "--device", name, code=2)
     done = run("train", run_file, "--output", tmp_path / "auto")
     assert len(re.findall("no GPU here", done.stderr)) == 1
     assert "no GPU" not in run("train", run_file, "--output", tmp_path / "cpu", "--device", "cpu").stderr
     assert bits(tmp_path / "auto") == bits(tmp_path / "cpu")
+    for verb, *more in (("evaluate",), ("predict", "a text")):
+        assert "there is no cuda here" in refused(verb, tmp_path / "cpu", *more, "--device", "cuda", code=2)
     assert json.loads((tmp_path / "cpu" / "env.json").read_text())["starts"][0]["device"] == "cpu"
 
 

@@ -19,11 +19,11 @@ LOWER = ("loss", "perplexity", "bits_per_byte", "nats_per_character", "calibrati
 
 def evaluate(
     path: str | Path, *, data: str | None = None, task: str | None = None, split: str = "validation", overrides: Sequence[str] = (),
-    how: How | None = None, tell: Tell = lambda what, done, total: None,
+    how: How | None = None, device: str = "auto", tell: Tell = lambda what, done, total: None,
 ) -> tuple[Tree, tuple[str, ...]]:  # fmt: skip
     """Scores of a model and of baselines as plain data, and all texts that it wrote."""
     begun = time.perf_counter()
-    subject = subject_of(Path(path), data, task, split, overrides, how or How(), tell)
+    subject = subject_of(Path(path), data, task, split, overrides, how or How(), tell, device=device)
     found = SCORED.get(subject.task, other)(subject)
     names = list(next(iter(found.scores.values())))
     report = {

@@ -13,9 +13,10 @@ from manyheads.checkpoint import Loaded, load
 from manyheads.convert.opened import Opened
 from manyheads.data.order import plan
 from manyheads.data.source import Corpus, DataError, DataSpec, FileSpec, Row
+from manyheads.model.build import device_for
 from manyheads.objective.score import ObjectiveSpec, Tokens
-from manyheads.spec import LARGEST, Spec, SpecError, Tree, override, parse, quoted, read_toml
-from manyheads.train.run import RunSpec, read_run, with_extra
+from manyheads.spec import LARGEST, Spec, SpecError, Tree, override, parse, quoted
+from manyheads.train.run import RunSpec, read_run_file, with_extra
 from manyheads.train.start import tokens_of as known_tokens
 
 # what each task reads, and the kind of file that holds it
@@ -84,21 +85,23 @@ class Found:
     more: Tree | None = None
 
 
-def subject_of(path: Path, data: str | None, task: str | None, split: str, overrides: Sequence[str], how: How, tell: Tell) -> Subject:
+def subject_of(
+    path: Path, data: str | None, task: str | None, split: str, overrides: Sequence[str], how: How, tell: Tell, *, device: str
+) -> Subject:
     """A run says what it was trained for, and on what; of any other checkpoint the head says it, and the caller names a file."""
     how.check()
     if split not in SPLITS:
         raise ValueError(f"split is {quoted(split)}, expected {', '.join(SPLITS)}")
     if task is not None and task not in TASKS:
         raise ValueError(f"task is {quoted(task)}, expected {', '.join(TASKS)}")
-    loaded = load(path)
+    loaded = load(path, device=device_for(device))
     loaded.model.eval()
     if loaded.tokenizer is None and loaded.spec.vocab is not None:
         raise ValueError(f"{path} has no tokenizer beside it, so no text can be read with it")
     objective, seed = None, 0
-    run = read_run(read_toml(path / "run.toml")) if (path / "run.toml").is_file() else None
+    run = read_run_file(path / "run.toml") if (path / "run.toml").is_file() else None
     if run is not None and task in (None, run.objective.kind):
-        run = read_run(override(read_toml(path / "run.toml"), overrides))
+        run = read_run_file(path / "run.toml", overrides)
         objective, seed, task, spec = run.objective, run.seed, run.objective.kind, run.data
     else:
         run = None

@@ -78,6 +78,13 @@ def usable(device: str | torch.device) -> torch.device:
     return found
 
 
+def device_for(name: str) -> torch.device:
+    """A device by its name; auto takes a GPU where there is one."""
+    if name != "auto":
+        return usable(name)
+    return torch.device("cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu")
+
+
 def build(spec: ModelSpec, *, seed: int = 0, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> Model:
     """The model with its first weights: the same spec and seed give the same bits."""
     if type(seed) is not int or not 0 <= seed < 1 << 63:

@@ -8,6 +8,8 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
 from manyheads.model.build import Model, outline
 from manyheads.model.size import BYTES, LONGEST_WALK, blank, kept_bytes, readable
 from manyheads.objective.score import Batch
@@ -164,9 +166,9 @@ def check_room(needs: Needs) -> None:
         )
 
 
-def pace_of(ready: Ready, *, seconds: float = 3.0) -> Pace:
+def pace_of(ready: Ready, device: torch.device | str = "cpu", *, seconds: float = 3.0) -> Pace:
     """Times some updates of the real model, and a look at some unseen rows. Nothing is kept and nothing is written."""
-    model, _ = first_model(ready)
+    model, _ = first_model(ready, device)
     changer, stream = ready.run.optim.build(model), Stream(ready)
     update(model, changer, stream, ready, stream.state)  # the first one takes longer
     took = list[float]()
@@ -180,9 +182,9 @@ def pace_of(ready: Ready, *, seconds: float = 3.0) -> Pace:
     return Pace(step, (time.perf_counter() - begun) * whole / rows, len(took))
 
 
-def tried_compiled(ready: Ready, pace: Pace, *, seconds: float = 3.0) -> Pace:
+def tried_compiled(ready: Ready, pace: Pace, device: torch.device | str = "cpu", *, seconds: float = 3.0) -> Pace:
     """The pace, with that of compiled layers beside it."""
-    model, _ = first_model(ready)
+    model, _ = first_model(ready, device)
     compiled(model)
     changer, stream, took = ready.run.optim.build(model), Stream(ready), list[float]()
     while len(took) < FIRST_COMPILED or sum(took[FIRST_COMPILED:]) < seconds:
