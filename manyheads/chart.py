@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from manyheads.metrics.figures import SHARES
 from manyheads.spec import Tree
 
 TALL = 300  # points, of pictures side by side
@@ -38,7 +39,7 @@ def print_compared(found: Tree, console: Any) -> None:
 
 def written(name: str, figure: Tree) -> str:
     """Mean ± deviation; shares in per cent."""
-    share = name != "loss" and 0 <= figure["mean"] <= 1
+    share = name in SHARES
     mean, sd = ((100 * value if share and value is not None else value) for value in (figure["mean"], figure["sd"]))
     digits = ".1f" if share else ".4f" if abs(mean) < 10 else ".4g"
     return f"{mean:{digits}}{'' if sd is None else f' ± {sd:{digits}}'}{' %' if share else ''}"

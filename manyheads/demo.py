@@ -34,7 +34,7 @@ RUN: Tree = {
     "data": {"kind": "dates"},
     "objective": {"kind": "seq2seq"},
     "optim": {"rate": 3e-3, "schedule": {"kind": "linear", "warmup": 100}},
-    "train": {"steps": 1200, "tokens": 4096, "evaluate_every": 200, "save_every": 1000, "goal": {"metric": "exact", "reach": 0.99}},
+    "train": {"steps": 1200, "tokens": 4096, "goal": {"metric": "exact", "reach": 0.99}},
 }
 SHADES = " ░▒▓█"
 

@@ -14,10 +14,10 @@ import numpy as np
 
 from manyheads.chart import draw_pictures
 from manyheads.evaluation import Tell
+from manyheads.metrics.figures import SHARES
 from manyheads.spec import Tree, one_line
 from manyheads.training import EVERY
 
-SHARES = ("accuracy", "probe", "exact", "recall@1", "recall@10")  # written in per cent
 PICTURES = 8  # in a file of them, where nobody says how many
 SHADES = " ░▒▓█"
 ARROWS = {"lower": "↓", "higher": "↑"}

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from manyheads.metrics.figures import SHARES
 from manyheads.model.build import device_for
 from manyheads.model.size import readable
 from manyheads.spec import Tree, one_line, quoted, to_tree
@@ -239,7 +240,7 @@ def brief(value: Any) -> str:
 
 
 def named(metrics: dict[str, float]) -> str:
-    return " · ".join(f"{name} {value:.3f}" if name == "loss" else f"{name} {value:.1%}" for name, value in metrics.items())
+    return " · ".join(f"{name} {value:.1%}" if name in SHARES else f"{name} {value:.3f}" for name, value in metrics.items())
 
 
 def few(names: Sequence[str], most: int = 8) -> str:

@@ -15,9 +15,9 @@ from command import run
 from rich.cells import cell_len
 from test_size import PUBLISHED
 
-import manyheads.train.run  # noqa: F401  (fills the slots, as show does)
-from manyheads import presets, read_model
-from manyheads.spec import SLOTS
+from manyheads import demo, presets, read_model
+from manyheads.spec import SLOTS, parse
+from manyheads.train.run import RunSpec, read_run  # fills the slots, as show does
 
 ROOT = Path(__file__).parent.parent
 
@@ -241,8 +241,13 @@ def test_the_laws_run_on_a_part_of_ones_own_and_catch_a_wrong_one(own_parts):
 
 def test_the_readme_runs_as_written(tmp_path):
     described = tmp_path / "model.toml"
-    described.write_text(blocks_of_the_readme("toml")[0])
+    model, dates, beginning, shaping = blocks_of_the_readme("toml")
+    described.write_text(model)
     assert "window=64" in run("show", described).stdout
+    assert read_run(tomllib.loads(dates)) == read_run(demo.RUN)
+    assert len(read_run(tomllib.loads(dates) | tomllib.loads(shaping)).shaping) == 3
+    tree = tomllib.loads(beginning)
+    assert parse(RunSpec, tree | {"model": read_model({"vocab": 9, "encoder": {}})}).lora.rank == tree["lora"]["rank"]
     for block in blocks_of_the_readme("python"):
         subprocess.run([sys.executable, "-c", block], check=True, cwd=tmp_path)
     lines = [line.split("#")[0].strip() for block in blocks_of_the_readme("sh") for line in block.splitlines()]

@@ -12,9 +12,8 @@ from manyheads.evaluation.labels import classified
 from manyheads.evaluation.language import language, other
 from manyheads.evaluation.pictures import restored
 from manyheads.evaluation.subject import Found, How, Subject, Tell, subject_of
+from manyheads.metrics.figures import LOWER
 from manyheads.spec import Tree
-
-LOWER = ("loss", "perplexity", "bits_per_byte", "nats_per_character", "calibration_error")  # is better; of all others higher
 
 
 def evaluate(
