@@ -9,10 +9,12 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 
+import kinds
 import numpy as np
 import pytest
 import torch
@@ -135,51 +137,105 @@ def test_a_kill_at_any_moment_of_a_save_loses_nothing(phase, tmp_path):
     assert not list((tmp_path / "broken" / "checkpoints").glob("*.tmp-*"))
 
 
+# ------------------------------------------------------------------------------------------------------- one update
+
+
+class Given:
+    """Batches that are there already, one after the other as a stream gives them."""
+
+    def __init__(self, batches):
+        self.batches, self.rows = iter(batches), ()
+
+    def next(self):
+        return next(self.batches)
+
+
+def without_dropout(tree):
+    parts = {name: part | {"residual": "pre"} if "residual" in part else part for name, part in tree["model"].items()}
+    return tree | {"model": parts}
+
+
+def updated(ready, batches, **optim):
+    """The gradients that an update hands to its optimiser, which changes nothing here; and what the update says of itself."""
+    run, kept = ready.run, []
+    run = run.changed(train=run.train.changed(accumulate=len(batches)), optim=run.optim.changed(**optim))
+    model = manyheads.build(ready.spec, seed=1).double()
+    changer = run.optim.build(model)
+    changer.step = lambda: kept.append([parameter.grad.clone() for parameter in model.parameters()])
+    event = update(model, changer, Given(batches), replace(ready, run=run), State())
+    (gradients,) = kept
+    return gradients, event
+
+
 @pytest.mark.parametrize("name", [name for name in OBJECTIVES if name != "contrastive"])  # whose other rows are what a row is compared with
-def test_accumulated_batches_are_one_large_batch(name):
-    ready = made_ready(read_run(described(name)))
-    objective, model = ready.run.objective, manyheads.build(ready.spec).double().eval()
+def test_an_update_from_small_batches_is_that_from_one_large_batch(name):
+    """Of unlike sizes: the mean of their means would be another number."""
+    ready = made_ready(read_run(without_dropout(described(name))))
     rows = [tuple(one.astype(float) if one.dtype == np.float32 else one for one in ready.rows[i]) for i in range(16)]
-    chance = np.random.default_rng(0)
-    parts = [objective.batch(rows[i : i + 4], ready.tokens, chance) for i in range(0, 16, 4)]
-    whole = objective.batch(rows, ready.tokens, np.random.default_rng(0))
-
-    def gradients(batches):
-        model.zero_grad()
-        scores = [objective.score(model, batch) for batch in batches]
-        (sum(score.total for score in scores) / sum(score.count for score in scores)).backward()
-        return [parameter.grad.clone() for parameter in model.parameters()]
-
-    for one, other in zip(gradients(parts), gradients([whole]), strict=True):
-        assert torch.allclose(one, other, atol=1e-9)
+    chance, batch = np.random.default_rng(0), ready.run.objective.batch
+    parts = [batch(rows[start:stop], ready.tokens, chance) for start, stop in ((0, 1), (1, 3), (3, 8), (8, 16))]
+    whole = batch(rows, ready.tokens, np.random.default_rng(0))
+    (few, small), (many, large) = updated(ready, parts, clip=0.0), updated(ready, [whole], clip=0.0)
+    for one, other in zip(few, many, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-6)
+    assert (small.loss, small.gradient, small.tokens) == pytest.approx((large.loss, large.gradient, large.tokens), rel=1e-6)
+    assert small.terms == pytest.approx(large.terms, rel=1e-6)
 
 
-def test_an_update_divides_once_by_all_that_was_asked():
-    """Parts of unlike size: the mean of their means would be another number."""
+def test_gradients_are_cut_to_the_longest_that_they_may_be_and_not_turned():
+    ready = made_ready(read_run(described("causal")))
+    batch = Order(ready, ready.rows).batch(0)
+    free, event = updated(ready, [batch], clip=0.0)
+    for clip, share in ((event.gradient / 2, 0.5), (event.gradient * 2, 1.0)):
+        cut, same = updated(ready, [batch], clip=clip)
+        assert same.gradient == event.gradient  # as it was before
+        assert torch.cat([one.flatten() for one in cut]).norm() <= clip
+        for one, whole in zip(cut, free, strict=True):
+            torch.testing.assert_close(one, share * whole, atol=1e-9, rtol=1e-5)
 
-    grown = []
-    for accumulate, tokens in ((1, 800), (4, 200)):
-        ready = made_ready(read_run(described("causal", accumulate=accumulate, tokens=tokens)))
-        model = manyheads.build(ready.spec, seed=1)
-        stream = Stream(ready)
-        batches = [stream.next() for _ in range(accumulate)]
-        asked = sum(int((batch.wanted >= 0).sum()) for batch in batches)
-        event = update(model.eval(), ready.run.optim.build(model), Stream(ready), ready, State())
-        model = manyheads.build(ready.spec, seed=1).train()
-        grown.append((event, asked))
-        assert event.tokens == sum(batch.tokens for batch in batches)
-    assert grown[0][0].loss == pytest.approx(grown[1][0].loss, rel=0.2)
+
+@pytest.mark.parametrize("optimiser", OptimSpec.kinds)
+@pytest.mark.parametrize("schedule", ScheduleSpec.kinds)
+def test_every_update_is_made_at_the_rate_that_the_schedule_says(schedule, optimiser):
+    optim = {"kind": optimiser, "rate": 0.02, "schedule": {"kind": schedule, "warmup": 2}}
+    ready = made_ready(read_run(described("seq2seq") | {"data": SEQUENCE | {"count": 100}, "optim": optim}))
+    model, state = manyheads.build(ready.spec), State()
+    changer, stream, used = ready.run.optim.build(model), Stream(ready), []
+    changer.step = lambda: used.append({group["lr"] for group in changer.param_groups})
+    told = [update(model, changer, stream, ready, state).rate for _ in range(6)]
+    expected = [0.02 * ready.run.optim.schedule.share(step, 6) for step in range(1, 7)]
+    assert told == expected
+    assert used == [{rate} for rate in expected]
+    assert len(set(expected)) > 2
+
+
+@pytest.mark.parametrize("kind", OptimSpec.kinds)
+def test_matrices_decay_and_what_has_one_axis_does_not(kind):
+    """Without any gradient, decay is all that moves a weight."""
+    optim = OptimSpec.choose({"kind": kind, "rate": 0.5, "decay": 0.1})
+    model = kinds.made(kinds.pair(norm="layer"), dtype=torch.float32)
+    before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    changer = optim.build(model)
+    for weight in model.parameters():
+        weight.grad = torch.zeros_like(weight)
+    changer.step()
+    for name, weight in model.named_parameters():
+        torch.testing.assert_close(weight.detach(), before[name] * (0.95 if weight.dim() > 1 else 1.0), msg=name)
+    assert {weight.dim() for weight in model.parameters()} == {1, 2}
+
+
+# --------------------------------------------------------------------------------------------------------- the folder
 
 
 def test_events_tell_what_happened_and_the_folder_keeps_it(tmp_path):
     events = list(train(made_ready(read_run(described("seq2seq"))), tmp_path / "run"))
-    kinds = [type(event) for event in events]
-    assert kinds.count(Stepped) == 6
-    assert kinds.count(Evaluated) == 2
+    found = [type(event) for event in events]
+    assert found.count(Stepped) == 6
+    assert found.count(Evaluated) == 2
     assert [event.step for event in events if isinstance(event, Saved)] == [2, 4, 6]
     assert events[-1] == Ended(6, "steps")
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert [line["event"] for line in lines] == [kind.__name__.lower() for kind in kinds]
+    assert [line["event"] for line in lines] == [kind.__name__.lower() for kind in found]
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
         "checkpoints",
         "data.json",
@@ -609,8 +665,6 @@ def test_what_no_memory_holds_is_refused_before_it_starts(dry, tmp_path):
 
 
 def test_what_no_disk_holds_is_refused_before_it_starts(tmp_path):
-    from dataclasses import replace
-
     from manyheads.train.forecast import NoRoomError, check_room, needs_of
 
     needs = needs_of(made_ready(read_run(described("seq2seq"))), tmp_path / "run")
