@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -135,6 +136,34 @@ def test_a_kill_at_any_moment_of_a_save_loses_nothing(phase, tmp_path):
     assert in_a_process(tree, tmp_path / "broken") == 0
     assert digests(tmp_path / "broken") == digests(tmp_path / "whole")
     assert not list((tmp_path / "broken" / "checkpoints").glob("*.tmp-*"))
+
+
+def test_a_kill_while_a_checkpoint_takes_the_place_of_another_loses_neither(tmp_path):
+    """A look that was cut short is made by the next start, which then makes the checkpoint of that step again: the only one."""
+    tree, taken = described("seq2seq", steps=3, save_every=100), []
+    assert in_a_process(tree, tmp_path / "whole") == 0
+    cut_short = lambda: "terminated" if len(taken) == 3 else None  # noqa: E731
+    for event in train(made_ready(read_run(tree)), tmp_path / "broken", wish=cut_short):
+        taken.extend([event] * isinstance(event, Stepped))
+    places = tmp_path / "broken" / "checkpoints"
+    assert in_a_process(tree, tmp_path / "broken", phase="set aside") == -signal.SIGKILL
+    assert not checkpoint.steps(places)
+    assert next(train(made_ready(read_run(tree)), tmp_path / "broken")) == Resumed(3, ())
+    assert in_a_process(tree, tmp_path / "broken") == 0
+    assert digests(tmp_path / "broken") == digests(tmp_path / "whole")
+    assert sorted(path.name for path in places.iterdir()) == ["latest", "step-00000003"]
+
+
+def test_a_latest_checkpoint_that_is_not_there_is_said(tmp_path):
+    tree, places = described("seq2seq", steps=4), tmp_path / "run" / "checkpoints"
+    list(train(made_ready(read_run(tree)), tmp_path / "run"))
+    shutil.rmtree(places / "step-00000004")
+    said = f"{places / 'latest'} names 'step-00000004', which is not there"
+    assert next(train(made_ready(read_run(tree)), tmp_path / "run")) == Resumed(2, (said,))
+    for path in checkpoint.steps(places):
+        shutil.rmtree(path)
+    with pytest.raises(ValueError, match="it is not begun again over them: .*latest names .*, which is not there"):
+        list(train(made_ready(read_run(tree)), tmp_path / "run"))
 
 
 # ------------------------------------------------------------------------------------------------------- one update
