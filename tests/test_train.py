@@ -26,7 +26,7 @@ from safetensors.torch import load_file
 import manyheads
 from manyheads.data import builtin
 from manyheads.spec import SLOTS, SpecError, to_toml
-from manyheads.train import checkpoint
+from manyheads.train import checkpoint, look
 from manyheads.train.events import Ended, Evaluated, Resumed, Saved, Stepped
 from manyheads.train.look import evaluate
 from manyheads.train.loop import train, update
@@ -393,6 +393,33 @@ def test_every_row_comes_once_an_epoch():
     assert sorted(np.concatenate(first).tolist()) == list(range(len(ready.rows)))
     stream.state.epoch = 1
     assert [list(one) for one in stream.order().batches] != [list(one) for one in first]
+
+
+def test_a_look_sees_every_class_of_a_sorted_file_and_the_same_rows_whatever_the_seed(tmp_path):
+    for name, count in (("train", 100), ("validation", 1000)):
+        lines = (f"{kind} text {i}\t{kind}\n" for kind in ("bad", "fair", "good", "great") for i in range(count // 4))
+        (tmp_path / f"{name}.tsv").write_text("".join(lines))
+    data = {"kind": "labels", "path": str(tmp_path / "train.tsv"), "validation": str(tmp_path / "validation.tsv")}
+    model = {"vocab": "tokenizer", "encoder": TOWER, "head": {"kind": "classes", "classes": 4, "pool": "mean"}}
+    seen = []
+    for seed in (1, 2):
+        tree = described("classify", evaluate_rows=100) | {"model": model, "data": data, "seed": seed}
+        ready = made_ready(read_run(tree))
+        order = Order(ready, ready.unseen, most=100)
+        seen.append(sorted(number for i in range(len(order)) for number in order.numbers(i)))
+        assert len(set(seen[-1])) == 100
+        assert np.bincount(np.array(seen[-1]) // 250, minlength=4).min() > 15
+    assert seen[0] == seen[1]
+
+
+def test_answers_are_written_to_the_rows_whose_loss_is_looked_at(monkeypatch):
+    ready, written = made_ready(read_run(described("seq2seq", evaluate_rows=30))), []
+    monkeypatch.setattr(look, "exact", lambda model, ready, rows: written.extend(rows) or [])
+    evaluate(manyheads.build(ready.spec), ready)
+    order = Order(ready, ready.unseen, most=30)
+    looked = [ready.unseen[number] for i in range(len(order)) for number in order.numbers(i)]
+    assert sorted(map(id, written)) == sorted(map(id, looked))
+    assert len(written) == 30 < len(ready.unseen)
 
 
 def test_a_model_learns_below_what_guessing_gives(tmp_path):
