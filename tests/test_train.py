@@ -109,6 +109,15 @@ def in_a_process(*arguments, **options):
     return process.exitcode
 
 
+def stopped(tree, folder, step):
+    """Trains until somebody asks for an end behind a step, and gives what happened."""
+    events = []
+    wish = lambda: "terminated" if sum(isinstance(event, Stepped) for event in events) == step else None  # noqa: E731
+    for event in train(made_ready(read_run(tree)), folder, wish=wish):
+        events.append(event)
+    return events
+
+
 def digests(folder):
     (newest,) = [path for path in (folder / "checkpoints").iterdir() if path.name == (folder / "checkpoints" / "latest").read_text()]
     return {
@@ -140,11 +149,9 @@ def test_a_kill_at_any_moment_of_a_save_loses_nothing(phase, tmp_path):
 
 def test_a_kill_while_a_checkpoint_takes_the_place_of_another_loses_neither(tmp_path):
     """A look that was cut short is made by the next start, which then makes the checkpoint of that step again: the only one."""
-    tree, taken = described("seq2seq", steps=3, save_every=100), []
+    tree = described("seq2seq", steps=3, save_every=100)
     assert in_a_process(tree, tmp_path / "whole") == 0
-    cut_short = lambda: "terminated" if len(taken) == 3 else None  # noqa: E731
-    for event in train(made_ready(read_run(tree)), tmp_path / "broken", wish=cut_short):
-        taken.extend([event] * isinstance(event, Stepped))
+    stopped(tree, tmp_path / "broken", step=3)
     places = tmp_path / "broken" / "checkpoints"
     assert in_a_process(tree, tmp_path / "broken", phase="set aside") == -signal.SIGKILL
     assert not checkpoint.steps(places)
@@ -364,12 +371,9 @@ def test_numbers_that_are_none_are_left_out_and_then_the_run_stops(tmp_path, mon
 
 
 def test_a_wish_ends_a_run_at_the_next_step_with_a_checkpoint(tmp_path):
-    events = []
-    wish = lambda: "terminated" if sum(isinstance(event, Stepped) for event in events) == 3 else None  # noqa: E731
-    for event in train(made_ready(read_run(described("seq2seq", save_every=100, evaluate_every=100))), tmp_path / "run", wish=wish):
-        events.append(event)
-    assert events[-1] == Ended(3, "terminated")
-    assert isinstance(events[-2], Saved)
+    *_, saved, last = stopped(described("seq2seq", save_every=100, evaluate_every=100), tmp_path / "run", step=3)
+    assert last == Ended(3, "terminated")
+    assert isinstance(saved, Saved)
 
 
 @pytest.mark.parametrize("kind", ScheduleSpec.kinds)
@@ -588,6 +592,18 @@ def test_what_is_looked_at_and_saved_is_the_mean_of_the_weights(tmp_path):
     for key, last in runs["mean"][1][-1].items():
         expected = torch.stack([weights[key].double() for weights in runs["plain"][1]]).mean(0)
         torch.testing.assert_close(last.double(), expected, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(("first", "then"), [(0.9, 0.0), (0.0, 0.9)])
+def test_a_mean_that_is_no_longer_kept_is_forgotten_and_one_that_is_kept_from_now_on_moves(first, then, tmp_path):
+    trees = [described("causal", keep=10) | {"optim": {"average": average}} for average in (first, then)]
+    stopped(trees[0], tmp_path / "changed", step=3)
+    list(train(made_ready(read_run(trees[1])), tmp_path / "changed", overridden=["optim.average"]))
+    list(train(made_ready(read_run(trees[1])), tmp_path / "whole"))
+    if then == 0:
+        assert digests(tmp_path / "changed") == digests(tmp_path / "whole")
+    fourth, sixth = (load_file(tmp_path / "changed" / "checkpoints" / f"step-0000000{i}" / "model.safetensors") for i in (4, 6))
+    assert all((fourth[name] != sixth[name]).any() for name in sixth)
 
 
 @pytest.mark.parametrize("average", [0.0, 0.5])

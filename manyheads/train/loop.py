@@ -17,7 +17,7 @@ from manyheads.convert.files import DiskFullError
 from manyheads.model.build import Model, usable
 from manyheads.objective.score import NOTHING, Batch
 from manyheads.objective.shaping import asked, shaped, total
-from manyheads.train.average import averaged, follow, swap
+from manyheads.train.average import averaged, follow, taken_up
 from manyheads.train.board import following
 from manyheads.train.checkpoint import NotFiniteError, chosen, mend, newest, restore, size_of, skipped, steps
 from manyheads.train.events import Changed, Ended, Evaluated, Event, Resumed, Saved, SaveFailed, Stepped, Warned
@@ -74,7 +74,7 @@ def run_in(
     start = digest(ready.start) if ready.start else ""
     checkpoint, wrong = newest(places) if resume in ("auto", "never") else chosen(places, Path(resume))
     state = State(start=start) if checkpoint is None else restore(checkpoint, model, changer)
-    swap(changer)  # a checkpoint has the means where the model has its weights
+    taken_up(changer, run.optim.average)
     if state.start != start:
         raise RunError(f"this run began from {run.start}, which is not what it was; put it back, or take another --output")
     if checkpoint is None:
