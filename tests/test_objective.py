@@ -125,6 +125,14 @@ def test_source_and_target_of_spans_give_the_text_back(rows, seed):
         assert again == text.tolist()
 
 
+@given(rows=texts, share=st.floats(0.01, 0.99), mean=st.floats(1, 9), seed=seeds)
+def test_how_long_spans_and_what_is_shown_become_is_known_before(rows, share, mean, seed):
+    spec = SpansSpec(share=share, mean=mean)
+    batch = spec.batch([(text,) for text in rows], TOKENS, chance(seed))
+    found = [[len(source), len(target)] for source, target in zip(rows_of(batch.source), rows_of(batch.inputs), strict=True)]
+    assert spec.length([np.array([len(text) for text in rows])]).tolist() == found
+
+
 def test_a_text_with_more_spans_than_sentinels_is_refused():
     with pytest.raises(ValueError, match="a text of 900 tokens has 45 hidden spans, and there are 10 sentinels for them and the end"):
         SpansSpec().batch([(np.full(900, 7),)], Tokens(count=1000, extra=SENTINELS[:10]), chance(0))

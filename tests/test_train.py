@@ -28,13 +28,14 @@ from manyheads.data import builtin
 from manyheads.spec import SLOTS, SpecError, to_toml
 from manyheads.train import checkpoint, look
 from manyheads.train.events import Ended, Evaluated, Resumed, Saved, Stepped
+from manyheads.train.forecast import places_of
 from manyheads.train.look import evaluate
 from manyheads.train.loop import train, update
 from manyheads.train.model import first_model
 from manyheads.train.optim import OptimSpec, ScheduleSpec
 from manyheads.train.run import RunError, made_ready, read_run
 from manyheads.train.state import State
-from manyheads.train.stream import Order, Stream
+from manyheads.train.stream import Order, Stream, lengths_of
 
 TOWER = {"layers": 1, "width": 16, "attention": {"kind": "heads", "heads": 2}, "feedforward": {"kind": "mlp", "hidden": 32}, "position": "sinusoidal", "residual": {"kind": "pre", "dropout": 0.1}}  # fmt: skip
 PATCHES = {"embed": {"kind": "patches", "pixels": 4, "channels": 1}}
@@ -397,6 +398,20 @@ def test_every_row_comes_once_an_epoch():
     assert sorted(np.concatenate(first).tolist()) == list(range(len(ready.rows)))
     stream.state.epoch = 1
     assert [list(one) for one in stream.order().batches] != [list(one) for one in first]
+
+
+@pytest.mark.parametrize("around", [None, ((1,), (2,))])
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_no_batch_has_more_places_than_it_may(name, around):
+    """Padding, and what stands around a text or is asked for, all included."""
+    ready = made_ready(read_run(described(name)))
+    if ready.tokenizer is not None:
+        ready = replace(ready, tokens=replace(ready.tokens, around=around))
+    for rows, most in ((ready.rows, 200), (ready.unseen, max(200, int(lengths_of(ready, ready.unseen).sum(1).max())))):
+        order = Order(ready, rows, most=None if rows is ready.rows else 50)
+        places = [places_of(order.batch(i)) for i in range(len(order))]
+        assert max(places) <= most
+        assert np.mean(places) > 0.5 * most  # and none is left mostly empty
 
 
 def test_a_look_sees_every_class_of_a_sorted_file_and_the_same_rows_whatever_the_seed(tmp_path):

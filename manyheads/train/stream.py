@@ -20,7 +20,10 @@ from manyheads.train.state import State
 
 def lengths_of(ready: Ready, rows: Ids) -> np.ndarray:
     """How many places each row takes, one number a text of it."""
-    return ready.run.objective.length([rows.lengths(name) for name in rows.fields if name != "label"])
+    objective = ready.run.objective
+    lengths = objective.length([rows.lengths(name) for name in rows.fields if name != "label"])
+    more = 0 if isinstance(objective, PackableSpec) else objective.room(ready.tokens) - objective.added  # where the tokenizer adds more
+    return lengths + more
 
 
 def some_of(count: int, most: int) -> np.ndarray:
