@@ -386,6 +386,24 @@ def test_rates_rise_to_the_highest_and_never_above(kind):
     assert shares[10:] == sorted(shares[10:], reverse=True)
 
 
+@pytest.mark.parametrize("kind", ScheduleSpec.kinds)
+def test_every_step_learns_something(kind):
+    least = {"least": 0.0} if "least" in ScheduleSpec.kinds[kind].model_fields else {}
+    for warmup in (0, 1, 5, 30):
+        schedule = ScheduleSpec.choose({"kind": kind, "warmup": warmup} | least)
+        for steps in (1, 2, 6, 20):
+            shares = [schedule.share(step, steps) for step in range(1, steps + 1)]
+            assert 0 < min(shares) <= max(shares) <= 1
+            assert max(shares) == pytest.approx(min(1.0, steps / warmup) if warmup else 1.0)
+
+
+def test_a_straight_line_reaches_0_one_step_behind_the_last():
+    """As Hugging Face's does: 1/N is left for the last of N steps behind the warm-up."""
+    linear, stable = (ScheduleSpec.choose({"kind": kind, "warmup": 2}) for kind in ("linear", "stable"))
+    assert [linear.share(step, 7) for step in range(1, 8)] == pytest.approx([1 / 2, 1, 1, 4 / 5, 3 / 5, 2 / 5, 1 / 5])
+    assert [stable.share(step, 20) for step in range(15, 21)] == pytest.approx([1, 1, 1, 3 / 4, 2 / 4, 1 / 4])
+
+
 def test_an_objective_that_the_model_cannot_learn_is_refused():
     with pytest.raises(SpecError, match="objective: seq2seq is learned by encoder–decoder or recurrent, and this model is decoder"):
         read_run(described("seq2seq") | {"model": OBJECTIVES["causal"]["model"]})
