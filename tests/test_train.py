@@ -25,6 +25,7 @@ from safetensors.torch import load_file
 
 import manyheads
 from manyheads.data import builtin
+from manyheads.objective.score import NOTHING
 from manyheads.spec import SLOTS, SpecError, to_toml
 from manyheads.train import checkpoint, look
 from manyheads.train.events import Ended, Evaluated, Resumed, Saved, Stepped
@@ -447,6 +448,22 @@ def test_a_look_sees_every_class_of_a_sorted_file_and_the_same_rows_whatever_the
         assert len(set(seen[-1])) == 100
         assert np.bincount(np.array(seen[-1]) // 250, minlength=4).min() > 15
     assert seen[0] == seen[1]
+
+
+@torch.no_grad()
+def test_the_loss_of_a_look_is_that_of_the_tokens_however_a_run_learns_them():
+    """So that runs with and without smoothing are comparable, and exp(loss) is a perplexity."""
+    found, tree = [], described("seq2seq")
+    for smoothing in (0.0, 0.3):
+        ready = made_ready(read_run(tree | {"objective": {"kind": "seq2seq", "smoothing": smoothing}}))
+        model = manyheads.build(ready.spec, seed=1)
+        found.append(evaluate(model, ready)["loss"])
+    assert found[0] == found[1]
+    order, logs = Order(ready, ready.unseen, most=ready.run.train.evaluate_rows), []
+    for batch in map(order.batch, range(len(order))):
+        asked = batch.wanted != NOTHING
+        logs.append(model(batch.inputs, batch.source)[asked].log_softmax(-1).gather(1, batch.wanted[asked][:, None]))
+    assert found[1] == pytest.approx(-float(torch.cat(logs).mean()), rel=1e-5)
 
 
 def test_answers_are_written_to_the_rows_whose_loss_is_looked_at(monkeypatch):

@@ -36,7 +36,7 @@ def evaluate(model: Model, ready: Ready, wish: Wish = lambda: None) -> dict[str,
             raise Leaving
         batch = order.batch(i).to(device)
         with lower_precision(device):
-            score = ready.run.objective.score(model, batch)
+            score = ready.run.objective.looked.score(model, batch)
         total, count = total + float(score.total), count + score.count
         right.append(score.right)
     metrics = {"loss": total / max(1, count)}
