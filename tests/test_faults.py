@@ -419,13 +419,13 @@ def test_only_what_is_dead_is_removed_at_the_start(copied):
     assert told(copied)[-1]["event"] == "ended"
 
 
-# --- numbers that are none ---
+# --- losses and weights that are NaN or infinite ---
 
 
 def test_a_run_that_diverges_stops_names_its_rows_and_leaves_what_was_good(run_file, tmp_path):
     wild = ("-s", "optim.rate=5.0", "-s", "optim.decay=1.0", "-s", "optim.clip=0.0", "-s", "train.steps=100", "-s", "train.save_every=5")
     done = run("train", run_file, "--output", tmp_path / "run", "--quiet", *wild, check=1)
-    assert "10 updates in a row were no numbers" in done.stderr
+    assert "10 updates in a row were NaN or infinite" in done.stderr
     skipped = [line for line in told(tmp_path / "run") if line["event"] == "stepped" and line["skipped"]]
     assert len(skipped) >= 10
     assert all(line["rows"] and line["loss"] is None for line in skipped[-5:])
@@ -447,9 +447,9 @@ def test_a_poisoned_weight_does_not_push_sound_checkpoints_out(run_file, copied)
     (last / "manifest.json").write_text(json.dumps(manifest))
     before = {path.name for path in checkpoint.steps(copied / "checkpoints")}
     done = run("train", run_file, "--output", copied, "--quiet", "-s", "train.steps=10", check=1)  # it ends before ten are left out
-    assert "the weights at step 10 are no numbers; what stands is of step 8" in done.stderr
+    assert "the weights at step 10 are NaN or infinite; what stands is of step 8" in done.stderr
     done = run("train", run_file, "--output", copied, "--quiet", "-s", "train.steps=40", check=1)
-    assert "10 updates in a row were no numbers, the last at step 18" in done.stderr
+    assert "10 updates in a row were NaN or infinite (the last at step 18)" in done.stderr
     assert {path.name for path in checkpoint.steps(copied / "checkpoints")} == before
     run("train", run_file, "--output", copied, "--quiet", "--resume", copied / "checkpoints" / "step-00000006", "-s", "train.steps=10")
     assert told(copied)[-1]["step"] == 10

@@ -357,7 +357,7 @@ def test_two_runs_do_not_share_a_folder(tmp_path):
     first.close()
 
 
-def test_numbers_that_are_none_are_left_out_and_then_the_run_stops(tmp_path, monkeypatch):
+def test_updates_that_are_nan_are_left_out_and_then_the_run_stops(tmp_path, monkeypatch):
     ready = made_ready(read_run(described("seq2seq", steps=30, accumulate=1)))
     sound, seen, events = ready.run.objective.score, [], []
 
@@ -372,7 +372,7 @@ def test_numbers_that_are_none_are_left_out_and_then_the_run_stops(tmp_path, mon
             events.append(event)
 
     monkeypatch.setattr(type(ready.run.objective), "score", score)
-    with pytest.raises(RunError, match="10 updates in a row were no numbers, the last at step 16"):
+    with pytest.raises(RunError, match=r"10 updates in a row were NaN or infinite \(the last at step 16\)"):
         trained()
     assert [event.step for event in events if isinstance(event, Stepped) and event.skipped] == [3, *range(7, 17)]
 

@@ -105,7 +105,7 @@ def mend(folder: Path, state: State) -> None:
 
 
 def purge(folder: Path, keep: int) -> None:
-    """Removes what is not needed any more: neither one of the newest, nor the best, nor the last whose update was a number."""
+    """Removes what is not needed any more: neither one of the newest, nor the best, nor the last whose update was finite."""
     sweep(folder)
     old = steps(folder)[keep:]
     kept = {pointed(folder, "best"), next((path for path in steps(folder) if not skipped(path)), None)} if old else set()
@@ -115,7 +115,7 @@ def purge(folder: Path, keep: int) -> None:
 
 
 def skipped(checkpoint: Path) -> bool:
-    """Whether the weights of a checkpoint had just been found to give no numbers."""
+    """Whether the weights of a checkpoint had just been found to give a NaN or an infinite loss or gradient."""
     try:
         return bool(json.loads((checkpoint / TRAINER).read_text(encoding="utf-8"))["skipped"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -152,10 +152,10 @@ def check_room(folder: Path, model: Model) -> None:
 
 
 def check_finite(model: Model) -> None:
-    """Weights that are no numbers are not worth a place, least of all that of ones that were."""
+    """Weights that are NaN or infinite are not worth a place, least of all that of finite ones."""
     for name, parameter in model.named_parameters():
         if not parameter.isfinite().all():
-            raise NotFiniteError(f"{name} holds what is no number")
+            raise NotFiniteError(f"{name} holds NaN or infinity")
 
 
 class NotFiniteError(ValueError):

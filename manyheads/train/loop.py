@@ -30,7 +30,7 @@ from manyheads.train.start import digest
 from manyheads.train.state import State
 from manyheads.train.stream import Stream
 
-MOST_SKIPPED = 10  # updates in a row that were no numbers, after which a run stops
+MOST_SKIPPED = 10  # updates in a row that were NaN or infinite, after which a run stops
 MOST_FAILED = 3  # saves in a row that failed, after which it does too
 
 
@@ -41,7 +41,7 @@ class MemoryFullError(RunError):
 
 
 class DivergedError(RunError):
-    """A run whose numbers are none any more."""
+    """A run whose loss, gradients or weights have become NaN or infinite."""
 
     exit_code = 1
 
@@ -116,7 +116,7 @@ def run_in(
         yield keeper.keep(state)
         keeper.check(1)
         if keeper.saved != state:
-            raise DivergedError(f"the weights at step {state.step:,} are no numbers; what stands is of step {keeper.saved.step:,}")
+            raise DivergedError(f"the weights at step {state.step:,} are NaN or infinite; what stands is of step {keeper.saved.step:,}")
     yield Ended(state.step, reason or "steps")
 
 
@@ -173,10 +173,10 @@ def looked(model: Model, changer: torch.optim.Optimizer, ready: Ready, wish: Wis
 
 
 def check_numbers(state: State, places: Path) -> None:
-    """Stops a run that gives no numbers any more; no checkpoint was made of it since."""
+    """Stops a run whose updates are NaN or infinite and remain so; no checkpoint was made of it since."""
     if state.skipped >= MOST_SKIPPED:
         last = next((f"; the last good checkpoint is {path}" for path in steps(places) if not skipped(path)), "")
-        said = f"{state.skipped} updates in a row were no numbers, the last at step {state.step}"
+        said = f"{state.skipped} updates in a row were NaN or infinite (the last at step {state.step})"
         raise DivergedError(f"{said}: lower optim.rate or look at the rows that metrics.jsonl names{last}")
 
 
