@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 from command import run
-from test_families import CASES, make, moved
+from small_checkpoints import CASES, make, moved
 
 import manyheads
 from manyheads.convert.files import FileError

@@ -28,7 +28,7 @@ import pytest
 import torch
 from command import FORKS, child, run
 from safetensors.torch import load_file, save_file
-from test_train import OBJECTIVES, described
+from small_runs import OBJECTIVES, described, in_a_process
 
 import manyheads
 from manyheads import training
@@ -896,8 +896,6 @@ def test_patience_ends_a_run_and_the_best_is_kept_and_loaded(tmp_path):
 
 
 def test_a_goal_survives_kills_with_the_same_bits(tmp_path):
-    from test_train import in_a_process
-
     goal = with_goal(metric="loss", patience=3)
     assert in_a_process(goal, tmp_path / "unbroken") == 0
     for step in (3, 6, 11):
@@ -950,8 +948,6 @@ def scalars(place):
 
 
 def test_tensorboard_shows_every_step_once(tmp_path):
-    from test_train import in_a_process
-
     shown = described("seq2seq", **USUAL, tensorboard=True) | {"data": FEW}
     assert in_a_process(shown, tmp_path / "run", step=5) == -signal.SIGKILL
     assert in_a_process(shown, tmp_path / "run") == 0
