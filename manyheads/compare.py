@@ -154,7 +154,7 @@ class Outcome:
     """What became of one run: its last figures and all looks at unseen rows, or why there are none."""
 
     seed: int
-    metrics: dict[str, float]  # but for those that were no numbers
+    metrics: dict[str, float]  # but for those that were NaN or infinite
     curve: tuple[tuple[int, float], ...]
     steps: int
     seconds: float

@@ -58,7 +58,7 @@ def field(default: Any, meaning: str, **bounds: Any) -> Any:
     """A spec's field: its default, its meaning in one phrase (shown by `manyheads show parts`), its bounds.
 
     What has a lower bound and no upper one ends at LARGEST, and what is above 0 begins at SMALLEST: a slip of the keyboard is
-    refused here, not by the memory or by numbers that are none.
+    refused here, not by the memory or by a loss that is NaN.
     """
     if {"ge", "gt"} & set(bounds) and not {"le", "lt"} & set(bounds):
         bounds["le"] = LARGEST if "ge" in bounds else HIGHEST

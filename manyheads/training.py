@@ -186,7 +186,7 @@ class Display:
                 self.waited = 0.0
                 self.line(f"step {event.step:,} of {self.steps:,} · {self.said()}")
             if event.skipped:
-                self.line(f"step {event.step:,}: the loss or its gradient was no number; the update was left out", wrong=True)
+                self.line(f"step {event.step:,}: the loss or its gradient was NaN or infinite; the update was left out", wrong=True)
         elif isinstance(event, Evaluated):
             self.metrics = event.metrics
             self.line(f"step {event.step:,} · unseen rows: {named(event.metrics)}")

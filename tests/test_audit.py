@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 from command import run
-from test_families import CASES, make, moved
+from small_checkpoints import CASES, make, moved
 
 import manyheads
 from manyheads.convert.files import FileError
@@ -180,14 +180,14 @@ def row(subject, law):
     return next(found for found in manyheads.audit(subject) if found.law == law)
 
 
-def test_what_is_no_number_is_a_fault():
+def test_what_is_nan_is_a_fault():
     own = manyheads.build(manyheads.read("gpt2", "vocab=61", "decoder.layers=1", "decoder.width=32", "decoder.attention.heads=4"))
     with torch.no_grad():
         own.decoder.norm.bias[:] = torch.nan
     for law in ("nobody sees the future", "padding on the right", "batch invariance"):
         found = row(own, law)
         assert (found.verdict, found.figure) == ("fault", None), "which JSON has no word for"
-        assert "no number" in found.said
+        assert "NaN or infinite" in found.said
     with torch.no_grad():
         own.decoder.layers[0].attention.query.bias[:] = torch.nan
     assert row(own, "attention rows sum to one").verdict == "fault"

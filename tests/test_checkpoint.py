@@ -10,30 +10,12 @@ import pytest
 import torch
 from command import run
 from kinds import decoder, ngram, recurrent
-from test_families import CASES, make, moved
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from small_checkpoints import WORDS, folder_of
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 import manyheads
 from manyheads import build, read
 from manyheads.checkpoint import Loaded
-
-WORDS = ["[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]", *(f"word{i}" for i in range(56))]
-
-
-def folder_of(name, path, tokenizer=True, **options):
-    """A saved model with a small tokenizer of whole words beside it."""
-    torch.manual_seed(1)
-    found, config, more = CASES[name]
-    moved(make(found, config, **more | options)).save_pretrained(path)
-    if tokenizer:
-        own = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]"))
-        own.add_special_tokens(["[PAD]", "[CLS]", "[SEP]", "[MASK]"])
-        own.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-        if name.startswith("bert"):
-            own.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)])
-        own.enable_padding(length=20)
-        own.save(str(path / "tokenizer.json"))
-    return path
 
 
 def test_a_decoder_continues_as_the_reference_does(tmp_path):

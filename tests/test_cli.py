@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 from command import run
+from published import PARAMETERS
 from rich.cells import cell_len
-from test_size import PUBLISHED
 
 from manyheads import demo, presets, read_model
 from manyheads.spec import SLOTS, parse
@@ -37,8 +37,8 @@ def test_show_json_of_every_published_preset():
         "import json, sys\nfrom manyheads.show import describe_model\n"
         "print(json.dumps({n: describe_model(n, [], length=8)['parameters'] for n in sys.argv[1:]}))"
     )
-    done = subprocess.run([sys.executable, "-c", code, *PUBLISHED], capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout) == PUBLISHED
+    done = subprocess.run([sys.executable, "-c", code, *PARAMETERS], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == PARAMETERS
 
 
 def test_show_json_from_the_shell():

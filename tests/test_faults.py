@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import pty
@@ -22,16 +23,17 @@ from functools import partial
 from pathlib import Path
 from random import Random
 
+import numpy as np
 import pytest
 import torch
 from command import FORKS, child, run
 from safetensors.torch import load_file, save_file
-from test_train import OBJECTIVES, described
+from small_runs import OBJECTIVES, described, in_a_process
 
 import manyheads
 from manyheads import training
-from manyheads.data.prepared import sha256
-from manyheads.spec import SpecError, read_toml, to_toml, to_tree
+from manyheads.data.prepared import prepare, sha256
+from manyheads.spec import SLOTS, SpecError, read_toml, to_toml, to_tree
 from manyheads.train import checkpoint, folder, stream
 from manyheads.train import run as runs
 from manyheads.train.events import Changed, Ended, Resumed
@@ -138,14 +140,17 @@ def test_a_second_signal_leaves_at_once_with_nothing_half_written(run_file, tmp_
     assert [line["step"] for line in told(place) if line["event"] == "evaluated"] == [4, 8]
 
 
-def test_signals_at_random_moments_change_no_bit(run_file, tmp_path, whole):
-    place, chance = tmp_path / "run", Random(3)
+def signalled(number):
+    os.kill(os.getpid(), number)
+
+
+def test_signals_at_random_steps_change_no_bit(run_file, tmp_path, whole):
+    place, chance, step = tmp_path / "run", Random(3), 0
     for _ in range(3):
-        process = started("train", run_file, "--output", place, err=tmp_path / "err")
-        time.sleep(chance.uniform(0, 0.5))
-        os.kill(process.pid, number := chance.choice([signal.SIGTERM, signal.SIGINT]))
-        process.join(60)
-        assert process.exitcode in (0, CODES[number][0], -number), (tmp_path / "err").read_text()  # -number: before anybody listened
+        number, more = chance.choice([signal.SIGTERM, signal.SIGINT]), chance.randint(1, 2)
+        step += more
+        run("train", run_file, "--output", place, check=CODES[number][0], before=partial(when, {more: partial(signalled, number)}))
+        assert (told(place)[-1]["event"], told(place)[-1]["step"]) == ("ended", step)
         assert not (place / "lock.json").exists()
     run("train", run_file, "--output", place)
     assert bits(place) == bits(whole)
@@ -414,13 +419,13 @@ def test_only_what_is_dead_is_removed_at_the_start(copied):
     assert told(copied)[-1]["event"] == "ended"
 
 
-# --- numbers that are none ---
+# --- losses and weights that are NaN or infinite ---
 
 
 def test_a_run_that_diverges_stops_names_its_rows_and_leaves_what_was_good(run_file, tmp_path):
     wild = ("-s", "optim.rate=5.0", "-s", "optim.decay=1.0", "-s", "optim.clip=0.0", "-s", "train.steps=100", "-s", "train.save_every=5")
     done = run("train", run_file, "--output", tmp_path / "run", "--quiet", *wild, check=1)
-    assert "10 updates in a row were no numbers" in done.stderr
+    assert "10 updates in a row were NaN or infinite" in done.stderr
     skipped = [line for line in told(tmp_path / "run") if line["event"] == "stepped" and line["skipped"]]
     assert len(skipped) >= 10
     assert all(line["rows"] and line["loss"] is None for line in skipped[-5:])
@@ -442,9 +447,9 @@ def test_a_poisoned_weight_does_not_push_sound_checkpoints_out(run_file, copied)
     (last / "manifest.json").write_text(json.dumps(manifest))
     before = {path.name for path in checkpoint.steps(copied / "checkpoints")}
     done = run("train", run_file, "--output", copied, "--quiet", "-s", "train.steps=10", check=1)  # it ends before ten are left out
-    assert "the weights at step 10 are no numbers; what stands is of step 8" in done.stderr
+    assert "the weights at step 10 are NaN or infinite; what stands is of step 8" in done.stderr
     done = run("train", run_file, "--output", copied, "--quiet", "-s", "train.steps=40", check=1)
-    assert "10 updates in a row were no numbers, the last at step 18" in done.stderr
+    assert "10 updates in a row were NaN or infinite (the last at step 18)" in done.stderr
     assert {path.name for path in checkpoint.steps(copied / "checkpoints")} == before
     run("train", run_file, "--output", copied, "--quiet", "--resume", copied / "checkpoints" / "step-00000006", "-s", "train.steps=10")
     assert told(copied)[-1]["step"] == 10
@@ -731,6 +736,78 @@ def test_data_that_changed_under_the_same_name_is_another_run(run_file, tmp_path
     )
 
 
+def hashes(folder, lines):
+    """Of a run from a file of these lines, whose bytes are its tokens: no other tokenizer comes of other lines."""
+    (folder / "a.tsv").write_text("".join(lines))
+    data = {"kind": "pairs", "path": str(folder / "a.tsv")}
+    return flat(contents(made_ready(read_run(tree(data=data, tokenizer="bytes")))))
+
+
+MANY = [f"{i % 10} {i % 7}\t{i % 7} {i % 3}\n" for i in range(9_000)]
+
+
+def test_one_row_among_thousands_is_seen_to_have_changed(tmp_path):
+    before = hashes(tmp_path, MANY)
+    assert hashes(tmp_path, MANY) == before
+    for i in (0, 1, 4_321, 8_999):
+        changed = hashes(tmp_path, [*MANY[:i], "1 1\t9 1\n", *MANY[i + 1 :]])
+        assert len([name for name in before if changed[name] != before[name]]) == 1
+    ends = [hashes(tmp_path, [*MANY[:10], line, *MANY[11:]]) for line in ("11\t1\n", "1\t11\n")]
+    assert ends[0] != ends[1]  # the same tokens, but not of the same text
+
+
+@pytest.mark.parametrize("longest", [None, 4])
+def test_prepared_rows_are_known_by_the_hashes_of_their_files(longest, tmp_path):
+    found = []
+    for name, lines in (("one", MANY), ("same", MANY), ("other", [*MANY[:-1], "1 1\t9 1\n"])):
+        (tmp_path / f"{name}.tsv").write_text("".join(lines))
+        corpus = SLOTS["data"].choose({"kind": "pairs", "path": str(tmp_path / f"{name}.tsv")}).load()
+        tokenizer = SLOTS["tokenizer"].choose("words").make(f"{i}" for i in range(10))
+        prepare(corpus, tokenizer, tmp_path / name)
+        prepared = described("seq2seq", **USUAL, longest=longest) | {"data": {"kind": "prepared", "path": str(tmp_path / name)}}
+        found.append(contents(made_ready(read_run(prepared)))["data"])
+    assert found[0] == found[1] != found[2]
+
+
+def test_links_and_the_names_of_classes_are_part_of_what_is_learned(tmp_path):
+    guided = {"shaping": [{"kind": "guided"}], "objective": "seq2seq"}
+    found = []
+    for link in ("0-0 1-1", "0-1 1-0"):
+        lines = [f"a {i}\tb {i}\t0-0 1-1\n" for i in range(50)]
+        data = {"kind": "pairs", "path": str(tmp_path / "a.tsv"), "fields": [0, 1, 2]}
+        (tmp_path / "a.tsv").write_text("".join([*lines[:30], lines[30].replace("0-0 1-1", link), *lines[31:]]))
+        found.append(contents(made_ready(read_run(tree(**guided) | {"data": data})))["data"])
+    assert {name for name in found[0] if found[0][name] != found[1][name]} == {"links"}
+    model = {"vocab": "tokenizer", "encoder": OBJECTIVES["classify"]["model"]["encoder"] | {"embed": "tokens"}, "head": {"kind": "classes", "classes": 2}}  # fmt: skip
+    found = []
+    for name in ("good", "great"):
+        (tmp_path / "a.tsv").write_text("".join(f"text {i}\t{('bad', name)[i % 2]}\n" for i in range(50)))
+        data = {"kind": "labels", "path": str(tmp_path / "a.tsv")}
+        found.append(contents(made_ready(read_run(tree(objective="classify", model=model, data=data))))["data"])
+    assert {name for name in found[0] if found[0][name] != found[1][name]} == {"classes"}
+
+
+def test_a_run_of_an_earlier_version_goes_on_by_the_hashes_that_it_knew(tmp_path, copied):
+    ready, path = made_ready(read_run(tree())), copied / "data.json"
+    now = json.loads(path.read_text())
+    before = {"tokenizer": now["tokenizer"], "data": {}}
+    for name, rows in (("rows", ready.rows), ("unseen", ready.unseen)):
+        assert len(rows) < folder.LOOKED_AT  # so that every row was hashed then too
+        lengths = b"".join(np.array([len(row[i]) for row in rows.rows]).tobytes() for i in range(2))
+        ids = b"".join(ids.tobytes() for row in rows.rows for ids in row)
+        before["data"][name] = hashlib.sha256(str(len(rows)).encode() + lengths + ids).hexdigest()[:16]
+    path.write_text(json.dumps(before))
+    assert begin(ready, copied, device=torch.device("cpu")) == []
+    assert json.loads(path.read_text()) == now
+    before["data"]["rows"] = "0" * 16
+    path.write_text(json.dumps(before))
+    with pytest.raises(ChangedRunError, match="data.rows was '0000000000000000' and is"):
+        begin(ready, copied, device=torch.device("cpu"))
+    path.write_text(json.dumps(now | {"schema": 3}))
+    with pytest.raises(ValueError, match="data.json of this run has schema 3, and this version knows 2"):
+        begin(ready, copied, device=torch.device("cpu"))
+
+
 # --- which checkpoint to go on from ---
 
 
@@ -819,8 +896,6 @@ def test_patience_ends_a_run_and_the_best_is_kept_and_loaded(tmp_path):
 
 
 def test_a_goal_survives_kills_with_the_same_bits(tmp_path):
-    from test_train import in_a_process
-
     goal = with_goal(metric="loss", patience=3)
     assert in_a_process(goal, tmp_path / "unbroken") == 0
     for step in (3, 6, 11):
@@ -873,8 +948,6 @@ def scalars(place):
 
 
 def test_tensorboard_shows_every_step_once(tmp_path):
-    from test_train import in_a_process
-
     shown = described("seq2seq", **USUAL, tensorboard=True) | {"data": FEW}
     assert in_a_process(shown, tmp_path / "run", step=5) == -signal.SIGKILL
     assert in_a_process(shown, tmp_path / "run") == 0

@@ -12,8 +12,8 @@ import transformers
 from command import run
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
-from test_families import CASES, make, moved
-from test_train import digests, in_a_process
+from small_checkpoints import CASES, make, moved
+from small_runs import digests, in_a_process
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 
 import manyheads

@@ -15,8 +15,8 @@ import pytest
 import torch
 from command import run
 from kinds import VOCAB, decoder, made, ngram, padded, pair, recurrent, tokens
-from test_checkpoint import folder_of
-from test_families import CASES, make, moved
+from small_checkpoints import CASES, folder_of, make, moved
+from small_runs import described
 from tokenizers import Tokenizer, decoders
 
 import manyheads
@@ -427,7 +427,6 @@ def test_whoever_waits_is_told_how_far_it_is(monkeypatch, capsys):
 
 def test_a_run_reads_special_tokens_as_text_but_for_the_mask(tmp_path):
     """As it was trained; and so does whatever is exported from it, here and in transformers."""
-    from test_train import described
     from transformers import PreTrainedTokenizerFast
 
     for name in ("causal", "masked"):

@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_families import close, make, moved, rope
+from small_checkpoints import close, make, moved, rope
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 import manyheads

@@ -12,7 +12,7 @@ import threading
 
 import pytest
 import torch
-from test_families import make
+from small_checkpoints import make
 
 from manyheads.convert.hub import is_name
 

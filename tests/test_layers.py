@@ -152,6 +152,14 @@ def test_the_tree_in_the_readme_is_true():
     assert listed == shown | {"manyheads/presets/*.toml", "manyheads/convert/families/*.py"}
 
 
+@pytest.mark.parametrize("path", sorted(Path(__file__).parent.glob("*.py")), ids=lambda path: path.name)
+def test_no_file_of_tests_imports_a_module_of_tests(path):
+    """What is shared has a file of its own: one who runs a part of the tests imports no other, and one who moves a test breaks none."""
+    found = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Import | ast.ImportFrom)]
+    names = [node.module or "" if isinstance(node, ast.ImportFrom) else node.names[0].name for node in found]
+    assert not [name for name in names if name.startswith("test_")]
+
+
 def test_importing_the_package_and_asking_for_help_leaves_torch_alone():
     code = "import sys, manyheads; assert 'torch' not in sys.modules and 'pydantic' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

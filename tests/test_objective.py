@@ -17,8 +17,8 @@ from tokenizers import Tokenizer
 import manyheads
 from manyheads import Inputs, read_model
 from manyheads.data.tokens import WordsSpec
-from manyheads.objective.language import InfillSpec, SpansSpec, missing_part, spans_of
-from manyheads.objective.pairs import ContrastiveSpec
+from manyheads.objective.language import InfillSpec, MaskedSpec, SpansSpec, missing_part, spans_of
+from manyheads.objective.pairs import ContrastiveSpec, Seq2SeqSpec
 from manyheads.objective.pooled import ClassifySpec, PatchesSpec
 from manyheads.objective.score import NOTHING, Batch, ObjectiveSpec, Tokens
 from manyheads.parts.embed import EmbedSpec
@@ -44,6 +44,44 @@ def wanted_of(batch):
 
 def chance(seed):
     return np.random.default_rng(seed)
+
+
+# ------------------------------------------------------------------------------------------------- masked and smoothed
+
+
+def test_of_the_places_that_are_asked_most_are_hidden_some_swapped_and_some_kept():
+    """80, 10 and 10 in a hundred of them as Devlin et al. 2018 have it, or whatever the fields say."""
+    tokens = Tokens(count=100_000)
+    text = chance(1).integers(5, tokens.count, 400_000)
+    for spec, shares in (
+        (MaskedSpec(), (0.15, 0.8, 0.1, 0.1)),
+        (MaskedSpec(share=0.3, hidden=0.5, swapped=0.3), (0.3, 0.5, 0.3, 0.2)),
+    ):
+        batch = spec.batch([(text,)], tokens, chance(2))
+        shown, wanted = (one[0, 1:-1].numpy() for one in (batch.inputs.tokens, batch.wanted))
+        asked = wanted != NOTHING
+        assert (shown[~asked] == text[~asked]).all()
+        assert (wanted[asked] == text[asked]).all()
+        hidden, kept = (shown == tokens.mask)[asked].mean(), (shown == text)[asked].mean()
+        found = asked.mean(), hidden, 1 - hidden - kept, kept
+        assert found == pytest.approx(shares, abs=0.01)  # of 60,000 places at least: six standard deviations
+        swapped = shown[asked & (shown != text) & (shown != tokens.mask)]
+        assert swapped.min() >= 5  # no special token
+        assert swapped.mean() == pytest.approx(tokens.count / 2, rel=0.03)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.5])
+def test_a_smoothed_score_is_its_formula(smoothing):
+    """(1 − ε)·nll + ε·the mean over all tokens of −log p."""
+    rows = [(np.arange(5, 5 + i), np.arange(8, 8 + i)) for i in range(1, 6)]
+    model, spec = kinds.made(kinds.pair()), Seq2SeqSpec(smoothing=smoothing)
+    batch = spec.batch(rows, Tokens(count=kinds.VOCAB), chance(0))
+    asked = batch.wanted != NOTHING
+    logs_NV = model(batch.inputs, batch.source)[asked].log_softmax(-1)
+    nll = -logs_NV.gather(1, batch.wanted[asked][:, None]).sum()
+    expected = (1 - smoothing) * nll - smoothing * logs_NV.mean(-1).sum()
+    assert float(spec.score(model, batch).total) == pytest.approx(float(expected), rel=1e-5)
 
 
 # ----------------------------------------------------------------------------------------------------------- spans
@@ -85,6 +123,14 @@ def test_source_and_target_of_spans_give_the_text_back(rows, seed):
         spans = {mark: told[start + 1 : stop] for mark, start, stop in zip(marks, starts, starts[1:], strict=False)}
         again = [token for shown in source[:-1] for token in spans.get(shown, [shown])]
         assert again == text.tolist()
+
+
+@given(rows=texts, share=st.floats(0.01, 0.99), mean=st.floats(1, 9), seed=seeds)
+def test_how_long_spans_and_what_is_shown_become_is_known_before(rows, share, mean, seed):
+    spec = SpansSpec(share=share, mean=mean)
+    batch = spec.batch([(text,) for text in rows], TOKENS, chance(seed))
+    found = [[len(source), len(target)] for source, target in zip(rows_of(batch.source), rows_of(batch.inputs), strict=True)]
+    assert spec.length([np.array([len(text) for text in rows])]).tolist() == found
 
 
 def test_a_text_with_more_spans_than_sentinels_is_refused():

@@ -10,8 +10,7 @@ import onnxruntime
 import pytest
 import torch
 from kinds import decoder, made, ngram, recurrent
-from test_checkpoint import folder_of
-from test_families import close, patches, picture
+from small_checkpoints import close, folder_of, patches, picture
 
 import manyheads
 from manyheads import Inputs, build, read

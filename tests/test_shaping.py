@@ -12,7 +12,7 @@ import torch
 from command import run as command
 from hypothesis import given
 from hypothesis import strategies as st
-from test_train import OBJECTIVES, described
+from small_runs import OBJECTIVES, described
 
 import manyheads
 from manyheads import Inputs

@@ -2,116 +2,41 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
-from importlib.util import find_spec
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
+import kinds
 import numpy as np
 import pytest
 import torch
 from baselines import mean_patch, one_of_all, unigram_entropy
 from command import FORKS, run
 from safetensors.torch import load_file
+from small_runs import OBJECTIVES, PATCHES, RESTORED, SEQUENCE, TOWER, described, digests, in_a_process, stopped
 
 import manyheads
 from manyheads.data import builtin
+from manyheads.objective.score import NOTHING
 from manyheads.spec import SLOTS, SpecError, to_toml
-from manyheads.train import checkpoint
+from manyheads.train import checkpoint, look
 from manyheads.train.events import Ended, Evaluated, Resumed, Saved, Stepped
+from manyheads.train.forecast import places_of
 from manyheads.train.look import evaluate
 from manyheads.train.loop import train, update
 from manyheads.train.model import first_model
 from manyheads.train.optim import OptimSpec, ScheduleSpec
 from manyheads.train.run import RunError, made_ready, read_run
 from manyheads.train.state import State
-from manyheads.train.stream import Order, Stream
-
-TOWER = {"layers": 1, "width": 16, "attention": {"kind": "heads", "heads": 2}, "feedforward": {"kind": "mlp", "hidden": 32}, "position": "sinusoidal", "residual": {"kind": "pre", "dropout": 0.1}}  # fmt: skip
-PATCHES = {"embed": {"kind": "patches", "pixels": 4, "channels": 1}}
-RESTORED = {"embed": "restored", "mask": {"causal": False}}
-SEQUENCE = {"kind": "sequence", "task": "reverse", "count": 400}
-# as a file of one's own: scikit-learn takes seconds to import, and each of these processes would
-DIGITS = {"kind": "pictures", "path": str(Path(find_spec("sklearn").origin).parent / "datasets" / "data" / "digits.csv.gz")}
-OBJECTIVES = {
-    "seq2seq": {
-        "model": {"vocab": "tokenizer", "encoder": TOWER, "decoder": {"like": "encoder", "embed": "shared", "cross": True}},
-        "data": SEQUENCE,
-    },
-    "recurrent": {"model": {"vocab": "tokenizer", "recurrent": {"width": 16}}, "data": SEQUENCE},
-    "causal": {"model": {"vocab": "tokenizer", "decoder": TOWER}, "data": {"kind": "biographies", "people": 60}},
-    "masked": {"model": {"vocab": "tokenizer", "encoder": TOWER, "head": "masked"}, "data": {"kind": "biographies", "people": 60}},
-    "packed": {"model": {"vocab": "tokenizer", "decoder": TOWER}, "data": {"kind": "biographies", "people": 60}},
-    "spans": {
-        "model": {"vocab": "tokenizer", "encoder": TOWER, "decoder": {"like": "encoder", "embed": "shared", "cross": True}},
-        "data": {"kind": "biographies", "people": 60},
-    },
-    "infill": {"model": {"vocab": "tokenizer", "decoder": TOWER}, "data": {"kind": "biographies", "people": 60}},
-    "contrastive": {
-        "model": {"vocab": "tokenizer", "encoder": TOWER, "head": {"kind": "vector", "pool": "mean"}},
-        "data": {"kind": "sequence", "task": "reverse", "count": 400},
-    },
-    "classify": {"model": {"encoder": TOWER | PATCHES, "head": {"kind": "classes", "classes": 10, "pool": "mean"}}, "data": DIGITS},
-    "patches": {
-        "model": {"encoder": TOWER | PATCHES, "decoder": TOWER | RESTORED, "head": {"kind": "pixels", "pixels": 4}},
-        "data": DIGITS,
-    },
-    "shaped": {
-        "model": {"vocab": "tokenizer", "encoder": TOWER, "decoder": {"like": "encoder", "embed": "shared", "cross": True}},
-        "data": SEQUENCE,
-        "shaping": [{"kind": "focus"}, {"kind": "near", "most": 9.0}],
-    },
-}
-
-
-def described(name, **train):
-    objective = (
-        {"kind": "seq2seq", "smoothing": 0.1}
-        if name in ("seq2seq", "recurrent", "shaped")
-        else {"kind": {"packed": "causal"}.get(name, name)}
-    )
-    train = {"pack": 50} | train if name == "packed" else train
-    usual = {"steps": 6, "tokens": 200, "accumulate": 2, "save_every": 2, "evaluate_every": 3, "evaluate_rows": 20}
-    optim = {"rate": 3e-3, "schedule": {"kind": "cosine", "warmup": 2}}
-    return OBJECTIVES[name] | {"seed": 5, "objective": objective, "optim": optim, "train": usual | train}
-
-
-def ended(tree, folder, phase=None, count=1, step=None):
-    """In a process of its own: trains, and is killed at a phase of a save, or after a step."""
-    torch.set_num_threads(1)
-    seen = []
-
-    def here(name):
-        seen.append(name)
-        if seen.count(phase) == count:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    if phase is not None:
-        checkpoint.PHASE = here
-    for event in train(made_ready(read_run(tree)), folder):
-        if step is not None and isinstance(event, Stepped) and event.step == step:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
-def in_a_process(*arguments, **options):
-    process = FORKS.Process(target=ended, args=arguments, kwargs=options)
-    process.start()
-    process.join(120)
-    return process.exitcode
-
-
-def digests(folder):
-    (newest,) = [path for path in (folder / "checkpoints").iterdir() if path.name == (folder / "checkpoints" / "latest").read_text()]
-    return {
-        name: hashlib.sha256((newest / name).read_bytes()).hexdigest()
-        for name in ("model.safetensors", "optimizer.safetensors", "trainer.json")
-    }
+from manyheads.train.stream import Order, Stream, lengths_of
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
@@ -135,51 +60,131 @@ def test_a_kill_at_any_moment_of_a_save_loses_nothing(phase, tmp_path):
     assert not list((tmp_path / "broken" / "checkpoints").glob("*.tmp-*"))
 
 
+def test_a_kill_while_a_checkpoint_takes_the_place_of_another_loses_neither(tmp_path):
+    """A look that was cut short is made by the next start, which then makes the checkpoint of that step again: the only one."""
+    tree = described("seq2seq", steps=3, save_every=100)
+    assert in_a_process(tree, tmp_path / "whole") == 0
+    stopped(tree, tmp_path / "broken", step=3)
+    places = tmp_path / "broken" / "checkpoints"
+    assert in_a_process(tree, tmp_path / "broken", phase="set aside") == -signal.SIGKILL
+    assert not checkpoint.steps(places)
+    assert next(train(made_ready(read_run(tree)), tmp_path / "broken")) == Resumed(3, ())
+    assert in_a_process(tree, tmp_path / "broken") == 0
+    assert digests(tmp_path / "broken") == digests(tmp_path / "whole")
+    assert sorted(path.name for path in places.iterdir()) == ["latest", "step-00000003"]
+
+
+def test_a_latest_checkpoint_that_is_not_there_is_said(tmp_path):
+    tree, places = described("seq2seq", steps=4), tmp_path / "run" / "checkpoints"
+    list(train(made_ready(read_run(tree)), tmp_path / "run"))
+    shutil.rmtree(places / "step-00000004")
+    said = f"{places / 'latest'} names 'step-00000004', which is not there"
+    assert next(train(made_ready(read_run(tree)), tmp_path / "run")) == Resumed(2, (said,))
+    for path in checkpoint.steps(places):
+        shutil.rmtree(path)
+    with pytest.raises(ValueError, match="it is not begun again over them: .*latest names .*, which is not there"):
+        list(train(made_ready(read_run(tree)), tmp_path / "run"))
+
+
+# ------------------------------------------------------------------------------------------------------- one update
+
+
+class Given:
+    """Batches that are there already, one after the other as a stream gives them."""
+
+    def __init__(self, batches):
+        self.batches, self.rows = iter(batches), ()
+
+    def next(self):
+        return next(self.batches)
+
+
+def without_dropout(tree):
+    parts = {name: part | {"residual": "pre"} if "residual" in part else part for name, part in tree["model"].items()}
+    return tree | {"model": parts}
+
+
+def updated(ready, batches, **optim):
+    """The gradients that an update hands to its optimiser, which changes nothing here; and what the update says of itself."""
+    run, kept = ready.run, []
+    run = run.changed(train=run.train.changed(accumulate=len(batches)), optim=run.optim.changed(**optim))
+    model = manyheads.build(ready.spec, seed=1).double()
+    changer = run.optim.build(model)
+    changer.step = lambda: kept.append([parameter.grad.clone() for parameter in model.parameters()])
+    event = update(model, changer, Given(batches), replace(ready, run=run), State())
+    (gradients,) = kept
+    return gradients, event
+
+
 @pytest.mark.parametrize("name", [name for name in OBJECTIVES if name != "contrastive"])  # whose other rows are what a row is compared with
-def test_accumulated_batches_are_one_large_batch(name):
-    ready = made_ready(read_run(described(name)))
-    objective, model = ready.run.objective, manyheads.build(ready.spec).double().eval()
+def test_an_update_from_small_batches_is_that_from_one_large_batch(name):
+    """Of unlike sizes: the mean of their means would be another number."""
+    ready = made_ready(read_run(without_dropout(described(name))))
     rows = [tuple(one.astype(float) if one.dtype == np.float32 else one for one in ready.rows[i]) for i in range(16)]
-    chance = np.random.default_rng(0)
-    parts = [objective.batch(rows[i : i + 4], ready.tokens, chance) for i in range(0, 16, 4)]
-    whole = objective.batch(rows, ready.tokens, np.random.default_rng(0))
-
-    def gradients(batches):
-        model.zero_grad()
-        scores = [objective.score(model, batch) for batch in batches]
-        (sum(score.total for score in scores) / sum(score.count for score in scores)).backward()
-        return [parameter.grad.clone() for parameter in model.parameters()]
-
-    for one, other in zip(gradients(parts), gradients([whole]), strict=True):
-        assert torch.allclose(one, other, atol=1e-9)
+    chance, batch = np.random.default_rng(0), ready.run.objective.batch
+    parts = [batch(rows[start:stop], ready.tokens, chance) for start, stop in ((0, 1), (1, 3), (3, 8), (8, 16))]
+    whole = batch(rows, ready.tokens, np.random.default_rng(0))
+    (few, small), (many, large) = updated(ready, parts, clip=0.0), updated(ready, [whole], clip=0.0)
+    for one, other in zip(few, many, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-6)
+    assert (small.loss, small.gradient, small.tokens) == pytest.approx((large.loss, large.gradient, large.tokens), rel=1e-6)
+    assert small.terms == pytest.approx(large.terms, rel=1e-6)
 
 
-def test_an_update_divides_once_by_all_that_was_asked():
-    """Parts of unlike size: the mean of their means would be another number."""
+def test_gradients_are_cut_to_the_longest_that_they_may_be_and_not_turned():
+    ready = made_ready(read_run(described("causal")))
+    batch = Order(ready, ready.rows).batch(0)
+    free, event = updated(ready, [batch], clip=0.0)
+    for clip, share in ((event.gradient / 2, 0.5), (event.gradient * 2, 1.0)):
+        cut, same = updated(ready, [batch], clip=clip)
+        assert same.gradient == event.gradient  # as it was before
+        assert torch.cat([one.flatten() for one in cut]).norm() <= clip
+        for one, whole in zip(cut, free, strict=True):
+            torch.testing.assert_close(one, share * whole, atol=1e-9, rtol=1e-5)
 
-    grown = []
-    for accumulate, tokens in ((1, 800), (4, 200)):
-        ready = made_ready(read_run(described("causal", accumulate=accumulate, tokens=tokens)))
-        model = manyheads.build(ready.spec, seed=1)
-        stream = Stream(ready)
-        batches = [stream.next() for _ in range(accumulate)]
-        asked = sum(int((batch.wanted >= 0).sum()) for batch in batches)
-        event = update(model.eval(), ready.run.optim.build(model), Stream(ready), ready, State())
-        model = manyheads.build(ready.spec, seed=1).train()
-        grown.append((event, asked))
-        assert event.tokens == sum(batch.tokens for batch in batches)
-    assert grown[0][0].loss == pytest.approx(grown[1][0].loss, rel=0.2)
+
+@pytest.mark.parametrize("optimiser", OptimSpec.kinds)
+@pytest.mark.parametrize("schedule", ScheduleSpec.kinds)
+def test_every_update_is_made_at_the_rate_that_the_schedule_says(schedule, optimiser):
+    optim = {"kind": optimiser, "rate": 0.02, "schedule": {"kind": schedule, "warmup": 2}}
+    ready = made_ready(read_run(described("seq2seq") | {"data": SEQUENCE | {"count": 100}, "optim": optim}))
+    model, state = manyheads.build(ready.spec), State()
+    changer, stream, used = ready.run.optim.build(model), Stream(ready), []
+    changer.step = lambda: used.append({group["lr"] for group in changer.param_groups})
+    told = [update(model, changer, stream, ready, state).rate for _ in range(6)]
+    expected = [0.02 * ready.run.optim.schedule.share(step, 6) for step in range(1, 7)]
+    assert told == expected
+    assert used == [{rate} for rate in expected]
+    assert len(set(expected)) > 2
+
+
+@pytest.mark.parametrize("kind", OptimSpec.kinds)
+def test_matrices_decay_and_what_has_one_axis_does_not(kind):
+    """Without any gradient, decay is all that moves a weight."""
+    optim = OptimSpec.choose({"kind": kind, "rate": 0.5, "decay": 0.1})
+    model = kinds.made(kinds.pair(norm="layer"), dtype=torch.float32)
+    before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    changer = optim.build(model)
+    for weight in model.parameters():
+        weight.grad = torch.zeros_like(weight)
+    changer.step()
+    for name, weight in model.named_parameters():
+        torch.testing.assert_close(weight.detach(), before[name] * (0.95 if weight.dim() > 1 else 1.0), msg=name)
+    assert {weight.dim() for weight in model.parameters()} == {1, 2}
+
+
+# --------------------------------------------------------------------------------------------------------- the folder
 
 
 def test_events_tell_what_happened_and_the_folder_keeps_it(tmp_path):
     events = list(train(made_ready(read_run(described("seq2seq"))), tmp_path / "run"))
-    kinds = [type(event) for event in events]
-    assert kinds.count(Stepped) == 6
-    assert kinds.count(Evaluated) == 2
+    found = [type(event) for event in events]
+    assert found.count(Stepped) == 6
+    assert found.count(Evaluated) == 2
     assert [event.step for event in events if isinstance(event, Saved)] == [2, 4, 6]
     assert events[-1] == Ended(6, "steps")
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert [line["event"] for line in lines] == [kind.__name__.lower() for kind in kinds]
+    assert [line["event"] for line in lines] == [kind.__name__.lower() for kind in found]
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
         "checkpoints",
         "data.json",
@@ -256,13 +261,13 @@ def test_a_spoiled_checkpoint_is_passed_over_and_none_sound_is_an_error(tmp_path
 def test_two_runs_do_not_share_a_folder(tmp_path):
     first = train(made_ready(read_run(described("seq2seq"))), tmp_path / "run")
     next(first)
-    (tmp_path / "run" / "lock.json").write_text(json.dumps({"pid": os.getppid(), "host": __import__("socket").gethostname()}))
+    (tmp_path / "run" / "lock.json").write_text(json.dumps({"pid": os.getppid(), "host": socket.gethostname()}))
     with pytest.raises(RunError, match="is in use by process"):
         next(train(made_ready(read_run(described("seq2seq"))), tmp_path / "run"))
     first.close()
 
 
-def test_numbers_that_are_none_are_left_out_and_then_the_run_stops(tmp_path, monkeypatch):
+def test_updates_that_are_nan_are_left_out_and_then_the_run_stops(tmp_path, monkeypatch):
     ready = made_ready(read_run(described("seq2seq", steps=30, accumulate=1)))
     sound, seen, events = ready.run.objective.score, [], []
 
@@ -272,19 +277,20 @@ def test_numbers_that_are_none_are_left_out_and_then_the_run_stops(tmp_path, mon
         bad = model.training and (len(seen) == 3 or len(seen) > 6)
         return type(found)(found.total * torch.nan, found.count) if bad else found
 
+    def trained():
+        for event in train(ready, tmp_path / "run"):
+            events.append(event)
+
     monkeypatch.setattr(type(ready.run.objective), "score", score)
-    with pytest.raises(RunError, match="10 updates in a row were no numbers, the last at step 16"):
-        events.extend(event for event in train(ready, tmp_path / "run") if events.append(event) is None and False)
+    with pytest.raises(RunError, match=r"10 updates in a row were NaN or infinite \(the last at step 16\)"):
+        trained()
     assert [event.step for event in events if isinstance(event, Stepped) and event.skipped] == [3, *range(7, 17)]
 
 
 def test_a_wish_ends_a_run_at_the_next_step_with_a_checkpoint(tmp_path):
-    events = []
-    wish = lambda: "terminated" if sum(isinstance(event, Stepped) for event in events) == 3 else None  # noqa: E731
-    for event in train(made_ready(read_run(described("seq2seq", save_every=100, evaluate_every=100))), tmp_path / "run", wish=wish):
-        events.append(event)
-    assert events[-1] == Ended(3, "terminated")
-    assert isinstance(events[-2], Saved)
+    *_, saved, last = stopped(described("seq2seq", save_every=100, evaluate_every=100), tmp_path / "run", step=3)
+    assert last == Ended(3, "terminated")
+    assert isinstance(saved, Saved)
 
 
 @pytest.mark.parametrize("kind", ScheduleSpec.kinds)
@@ -294,6 +300,24 @@ def test_rates_rise_to_the_highest_and_never_above(kind):
     assert shares[:9] == pytest.approx([step / 10 for step in range(1, 10)])
     assert max(shares) == pytest.approx(1.0)
     assert shares[10:] == sorted(shares[10:], reverse=True)
+
+
+@pytest.mark.parametrize("kind", ScheduleSpec.kinds)
+def test_every_step_learns_something(kind):
+    least = {"least": 0.0} if "least" in ScheduleSpec.kinds[kind].model_fields else {}
+    for warmup in (0, 1, 5, 30):
+        schedule = ScheduleSpec.choose({"kind": kind, "warmup": warmup} | least)
+        for steps in (1, 2, 6, 20):
+            shares = [schedule.share(step, steps) for step in range(1, steps + 1)]
+            assert 0 < min(shares) <= max(shares) <= 1
+            assert max(shares) == pytest.approx(min(1.0, steps / warmup) if warmup else 1.0)
+
+
+def test_a_straight_line_reaches_0_one_step_behind_the_last():
+    """As Hugging Face's does: 1/N is left for the last of N steps behind the warm-up."""
+    linear, stable = (ScheduleSpec.choose({"kind": kind, "warmup": 2}) for kind in ("linear", "stable"))
+    assert [linear.share(step, 7) for step in range(1, 8)] == pytest.approx([1 / 2, 1, 1, 4 / 5, 3 / 5, 2 / 5, 1 / 5])
+    assert [stable.share(step, 20) for step in range(15, 21)] == pytest.approx([1, 1, 1, 3 / 4, 2 / 4, 1 / 4])
 
 
 def test_an_objective_that_the_model_cannot_learn_is_refused():
@@ -308,6 +332,63 @@ def test_every_row_comes_once_an_epoch():
     assert sorted(np.concatenate(first).tolist()) == list(range(len(ready.rows)))
     stream.state.epoch = 1
     assert [list(one) for one in stream.order().batches] != [list(one) for one in first]
+
+
+@pytest.mark.parametrize("around", [None, ((1,), (2,))])
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_no_batch_has_more_places_than_it_may(name, around):
+    """Padding, and what stands around a text or is asked for, all included."""
+    ready = made_ready(read_run(described(name)))
+    if ready.tokenizer is not None:
+        ready = replace(ready, tokens=replace(ready.tokens, around=around))
+    for rows, most in ((ready.rows, 200), (ready.unseen, max(200, int(lengths_of(ready, ready.unseen).sum(1).max())))):
+        order = Order(ready, rows, most=None if rows is ready.rows else 50)
+        places = [places_of(order.batch(i)) for i in range(len(order))]
+        assert max(places) <= most
+        assert np.mean(places) > 0.5 * most  # and none is left mostly empty
+
+
+def test_a_look_sees_every_class_of_a_sorted_file_and_the_same_rows_whatever_the_seed(tmp_path):
+    for name, count in (("train", 100), ("validation", 1000)):
+        lines = (f"{kind} text {i}\t{kind}\n" for kind in ("bad", "fair", "good", "great") for i in range(count // 4))
+        (tmp_path / f"{name}.tsv").write_text("".join(lines))
+    data = {"kind": "labels", "path": str(tmp_path / "train.tsv"), "validation": str(tmp_path / "validation.tsv")}
+    model = {"vocab": "tokenizer", "encoder": TOWER, "head": {"kind": "classes", "classes": 4, "pool": "mean"}}
+    seen = []
+    for seed in (1, 2):
+        tree = described("classify", evaluate_rows=100) | {"model": model, "data": data, "seed": seed}
+        ready = made_ready(read_run(tree))
+        order = Order(ready, ready.unseen, most=100)
+        seen.append(sorted(number for i in range(len(order)) for number in order.numbers(i)))
+        assert len(set(seen[-1])) == 100
+        assert np.bincount(np.array(seen[-1]) // 250, minlength=4).min() > 15
+    assert seen[0] == seen[1]
+
+
+@torch.no_grad()
+def test_the_loss_of_a_look_is_that_of_the_tokens_however_a_run_learns_them():
+    """So that runs with and without smoothing are comparable, and exp(loss) is a perplexity."""
+    found, tree = [], described("seq2seq")
+    for smoothing in (0.0, 0.3):
+        ready = made_ready(read_run(tree | {"objective": {"kind": "seq2seq", "smoothing": smoothing}}))
+        model = manyheads.build(ready.spec, seed=1)
+        found.append(evaluate(model, ready)["loss"])
+    assert found[0] == found[1]
+    order, logs = Order(ready, ready.unseen, most=ready.run.train.evaluate_rows), []
+    for batch in map(order.batch, range(len(order))):
+        asked = batch.wanted != NOTHING
+        logs.append(model(batch.inputs, batch.source)[asked].log_softmax(-1).gather(1, batch.wanted[asked][:, None]))
+    assert found[1] == pytest.approx(-float(torch.cat(logs).mean()), rel=1e-5)
+
+
+def test_answers_are_written_to_the_rows_whose_loss_is_looked_at(monkeypatch):
+    ready, written = made_ready(read_run(described("seq2seq", evaluate_rows=30))), []
+    monkeypatch.setattr(look, "exact", lambda model, ready, rows: written.extend(rows) or [])
+    evaluate(manyheads.build(ready.spec), ready)
+    order = Order(ready, ready.unseen, most=30)
+    looked = [ready.unseen[number] for i in range(len(order)) for number in order.numbers(i)]
+    assert sorted(map(id, written)) == sorted(map(id, looked))
+    assert len(written) == 30 < len(ready.unseen)
 
 
 def test_a_model_learns_below_what_guessing_gives(tmp_path):
@@ -478,6 +559,18 @@ def test_what_is_looked_at_and_saved_is_the_mean_of_the_weights(tmp_path):
         torch.testing.assert_close(last.double(), expected, atol=1e-6, rtol=0)
 
 
+@pytest.mark.parametrize(("first", "then"), [(0.9, 0.0), (0.0, 0.9)])
+def test_a_mean_that_is_no_longer_kept_is_forgotten_and_one_that_is_kept_from_now_on_moves(first, then, tmp_path):
+    trees = [described("causal", keep=10) | {"optim": {"average": average}} for average in (first, then)]
+    stopped(trees[0], tmp_path / "changed", step=3)
+    list(train(made_ready(read_run(trees[1])), tmp_path / "changed", overridden=["optim.average"]))
+    list(train(made_ready(read_run(trees[1])), tmp_path / "whole"))
+    if then == 0:
+        assert digests(tmp_path / "changed") == digests(tmp_path / "whole")
+    fourth, sixth = (load_file(tmp_path / "changed" / "checkpoints" / f"step-0000000{i}" / "model.safetensors") for i in (4, 6))
+    assert all((fourth[name] != sixth[name]).any() for name in sixth)
+
+
 @pytest.mark.parametrize("average", [0.0, 0.5])
 @pytest.mark.parametrize("kind", OptimSpec.kinds)
 def test_every_optimiser_goes_on_as_if_it_had_never_stopped(kind, average, tmp_path):
@@ -609,8 +702,6 @@ def test_what_no_memory_holds_is_refused_before_it_starts(dry, tmp_path):
 
 
 def test_what_no_disk_holds_is_refused_before_it_starts(tmp_path):
-    from dataclasses import replace
-
     from manyheads.train.forecast import NoRoomError, check_room, needs_of
 
     needs = needs_of(made_ready(read_run(described("seq2seq"))), tmp_path / "run")

@@ -96,7 +96,7 @@ def target_of(subject: Subject, batch: int = 2) -> Tensor | None:
 
 def judged(law: str, worst: float, good: str, bad: str, tolerance: float = TOLERANCE) -> Row:
     if not math.isfinite(worst):
-        return Row(law, "fault", None, "what it gives is no number")
+        return Row(law, "fault", None, "what it gives is NaN or infinite")
     return Row(law, "ok" if worst <= tolerance else "fault", worst, good if worst <= tolerance else bad)
 
 
@@ -107,7 +107,7 @@ def apart(a: Tensor, b: Tensor) -> float:
 
 
 def largest(numbers: Iterable[Tensor | float]) -> float:
-    """The largest, and what is no number if one is none: `max` would lose it."""
+    """The largest, and NaN if one is NaN: `max` would lose it."""
     return float(torch.tensor([float(number) for number in numbers]).max())
 
 
@@ -223,7 +223,7 @@ def beyond(subject: Subject, law: str) -> Row:
         law,
         "fault",
         float(subject.longest),
-        f"a text longer than {subject.longest} is answered {'in silence' if finite else 'with no numbers'}",
+        f"a text longer than {subject.longest} is answered {'in silence' if finite else 'with NaN or infinity'}",
     )
 
 

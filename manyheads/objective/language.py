@@ -103,6 +103,11 @@ class SpansSpec(ObjectiveSpec, kind="spans"):
     def extra(self) -> tuple[str, ...]:
         return tuple(f"<extra_{i}>" for i in range(self.sentinels))
 
+    def length(self, lengths: Sequence[np.ndarray]) -> np.ndarray:
+        """Of the source and of the target: what is shown or hidden, a sentinel a span, and </s>, or <s> and the last sentinel."""
+        hidden, count = hidden_of(lengths[0], self.share, self.mean)
+        return np.stack((lengths[0] - hidden + count + 1, hidden + count + 2), axis=1)
+
     def batch(self, rows: Sequence[Row], tokens: Tokens, chance: np.random.Generator) -> Batch:
         source, given, wanted = [], [], []
         for text, *_ in rows:
@@ -119,13 +124,19 @@ class SpansSpec(ObjectiveSpec, kind="spans"):
         return Batch(padded(given, tokens.pad), asked(wanted), source=padded(source, tokens.pad))
 
 
+def hidden_of(lengths: np.ndarray, share: float, mean: float) -> tuple[np.ndarray, np.ndarray]:
+    """How many tokens of each text are hidden, round(share · length), at least one and not all; and in how many spans."""
+    hidden = np.maximum(1, np.minimum(np.rint(share * lengths), lengths - 1))
+    count = np.maximum(1, np.minimum(np.rint(hidden / mean), lengths - hidden + 1))
+    return np.where(lengths > 0, hidden, 0).astype(np.int64), np.where(lengths > 0, count, 0).astype(np.int64)
+
+
 def spans_of(length: int, share: float, mean: float, chance: np.random.Generator) -> list[tuple[int, int]]:
-    """Where spans start and stop: round(share · length) tokens, at least one and not all, in spans of about that mean."""
+    """Where spans start and stop, of about that mean."""
     if not length:
         return []
-    hidden = max(1, min(round(share * length), length - 1))
+    hidden, count = (int(one) for one in hidden_of(np.array(length), share, mean))
     shown = length - hidden
-    count = max(1, min(round(hidden / mean), shown + 1))
     ends = np.sort(chance.choice(hidden - 1, count - 1, replace=False)) + 1 if count > 1 else np.empty(0, np.int64)
     before = np.concatenate(([0], ends))  # how many are hidden before each span
     sizes = np.diff(np.concatenate((before, [hidden])))

@@ -40,6 +40,10 @@ class Seq2SeqSpec(ObjectiveSpec, kind="seq2seq"):
     def softened(self) -> float:
         return self.smoothing
 
+    @property
+    def looked(self) -> ObjectiveSpec:
+        return self.changed(smoothing=0.0)
+
 
 class ContrastiveSpec(ObjectiveSpec, kind="contrastive"):
     """−log softmax_j(cos(q_i, d_j) / τ) at j = i: a query's own document among all of the batch

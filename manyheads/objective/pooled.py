@@ -65,10 +65,18 @@ class PatchesSpec(ObjectiveSpec, kind="patches"):
         if self.normalised and pixels == 1:
             raise SpecError("a patch of one pixel has no variance", ("objective", "normalised"))
 
+    def length(self, lengths: Sequence[np.ndarray]) -> np.ndarray:
+        """Of the picture, and of what is shown of it."""
+        return np.stack((lengths[0], self.shown(lengths[0])), axis=1)
+
+    def shown(self, lengths: np.ndarray) -> np.ndarray:
+        """How many patches of each picture are: at least one and not all."""
+        return np.maximum(1, np.minimum(np.rint(lengths * (1 - self.share)), lengths - 1)).astype(np.int64)
+
     def batch(self, rows: Sequence[Row], tokens: Tokens, chance: np.random.Generator) -> Batch:
         pictures = side_by_side(rows)
         batch, length, pixels = pictures.shape
-        count = max(1, min(round(length * (1 - self.share)), length - 1))
+        count = int(self.shown(np.array(length)))
         shown = torch.from_numpy(np.sort(chance.random((batch, length)).argsort(axis=1)[:, :count]))
         source = Inputs(pictures.gather(1, shown[..., None].expand(-1, -1, pixels)), positions=shown)
         wanted = torch.zeros((batch, length), dtype=torch.int64).scatter(1, shown, NOTHING)

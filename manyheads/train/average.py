@@ -36,3 +36,13 @@ def swap(changer: torch.optim.Optimizer) -> None:
             held = changer.state.get(weight, {})
             if BESIDE in held:
                 held[BESIDE], weight.data = weight.data, held[BESIDE]
+
+
+def taken_up(changer: torch.optim.Optimizer, memory: float) -> None:
+    """A checkpoint has the means where the model has its weights. A run that keeps none any more forgets those that it held.
+
+    Nobody would follow the weights, and every later checkpoint would hold the means of long ago.
+    """
+    swap(changer)
+    for held in changer.state.values() if not memory else ():
+        held.pop(BESIDE, None)

@@ -21,6 +21,7 @@ from manyheads.convert.folder import save as save_tensors
 from manyheads.convert.opened import TRAINER
 from manyheads.data.prepared import flushed, sha256
 from manyheads.model.build import Model
+from manyheads.spec import quoted
 from manyheads.train.folder import free, put
 from manyheads.train.lora import TRAINED, adapters, merged
 from manyheads.train.state import State
@@ -28,6 +29,7 @@ from manyheads.train.state import State
 NAME = re.compile(r"step-(\d{8})")
 PHASE: Callable[[str], None] = lambda name: None  # noqa: E731  (tests stop here)
 ROOM = 1.1  # of the last checkpoint's size must be free before another is begun
+ASIDE = "was"  # in the name of a checkpoint while another of the same step takes its place
 SMALL_FILES = 1 << 16  # a tokenizer, headers, and the like, where nothing is known yet
 NEEDED = {"model.safetensors", "optimizer.safetensors", TRAINER}
 
@@ -41,7 +43,7 @@ def save(
     Any OSError leaves all as it was.
     """
     final = folder / f"step-{state.step:08}"
-    draft, old = (folder / f"{final.name}.tmp-{uuid.uuid4().hex[:8]}" for _ in range(2))
+    draft, old = (folder / f"{final.name}.{role}-{uuid.uuid4().hex[:8]}" for role in ("tmp", ASIDE))
     check_room(folder, model)
     check_finite(model)
     try:
@@ -61,6 +63,7 @@ def save(
         PHASE("manifest")
         if final.exists():  # of this very step: it was not sound, or more is known of it now
             final.rename(old)
+            PHASE("set aside")
         draft.rename(final)
         flushed(folder)
         PHASE("renamed")
@@ -102,7 +105,7 @@ def mend(folder: Path, state: State) -> None:
 
 
 def purge(folder: Path, keep: int) -> None:
-    """Removes what is not needed any more: neither one of the newest, nor the best, nor the last whose update was a number."""
+    """Removes what is not needed any more: neither one of the newest, nor the best, nor the last whose update was finite."""
     sweep(folder)
     old = steps(folder)[keep:]
     kept = {pointed(folder, "best"), next((path for path in steps(folder) if not skipped(path)), None)} if old else set()
@@ -112,7 +115,7 @@ def purge(folder: Path, keep: int) -> None:
 
 
 def skipped(checkpoint: Path) -> bool:
-    """Whether the weights of a checkpoint had just been found to give no numbers."""
+    """Whether the weights of a checkpoint had just been found to give a NaN or an infinite loss or gradient."""
     try:
         return bool(json.loads((checkpoint / TRAINER).read_text(encoding="utf-8"))["skipped"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -120,7 +123,13 @@ def skipped(checkpoint: Path) -> bool:
 
 
 def sweep(folder: Path) -> None:
-    """Removes what a save left that did not end; the run's lock is ours, so nobody is at it."""
+    """Removes what a save left that did not end, and puts back what it had set aside; the run's lock is ours, so nobody is at it."""
+    for path in folder.glob(f"step-*.{ASIDE}-*"):
+        final = path.with_suffix("")
+        if final.exists():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.rename(final)
     for path in folder.glob("*.tmp*"):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
@@ -143,10 +152,10 @@ def check_room(folder: Path, model: Model) -> None:
 
 
 def check_finite(model: Model) -> None:
-    """Weights that are no numbers are not worth a place, least of all that of ones that were."""
+    """Weights that are NaN or infinite are not worth a place, least of all that of finite ones."""
     for name, parameter in model.named_parameters():
         if not parameter.isfinite().all():
-            raise NotFiniteError(f"{name} holds what is no number")
+            raise NotFiniteError(f"{name} holds NaN or infinity")
 
 
 class NotFiniteError(ValueError):
@@ -189,9 +198,9 @@ def steps(folder: Path) -> list[Path]:
 
 
 def newest(folder: Path) -> tuple[Path | None, list[str]]:
-    """The newest sound checkpoint, and what was wrong with newer ones; none sound although there are some is an error."""
+    """The newest sound checkpoint, and what was wrong with newer ones; none sound although there are some, or were, is an error."""
     sweep(folder)
-    wrong: list[str] = []
+    wrong = lost(folder)
     for path in steps(folder):
         fault = unsound(path)
         if fault is None:
@@ -201,6 +210,14 @@ def newest(folder: Path) -> tuple[Path | None, list[str]]:
     if wrong:
         raise FileError(f"no checkpoint of this run is sound, and it is not begun again over them: {wrong[0]}")
     return None, []
+
+
+def lost(folder: Path) -> list[str]:
+    """That the latest checkpoint is gone, if it is: a run that had one does not begin again as if it had none."""
+    place = folder / "latest"
+    if pointed(folder, "latest") or not place.exists():
+        return []
+    return [f"{place} names {quoted(place.read_text(encoding='utf-8', errors='replace')[:100])}, which is not there"]
 
 
 def chosen(folder: Path, wanted: Path) -> tuple[Path, list[str]]:

@@ -38,7 +38,7 @@ class Resumed:
 
 @dataclass(frozen=True)
 class Stepped:
-    """One update, or one that was left out because its numbers were none."""
+    """One update, or one that was left out because its loss or gradient was NaN or infinite."""
 
     step: int
     loss: float

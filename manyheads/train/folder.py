@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ import numpy as np
 import torch
 
 from manyheads.convert.files import unwritable
-from manyheads.data.prepared import Ids, fingerprint, flushed
+from manyheads.data.prepared import Cut, Ids, Rows, fingerprint, flushed, read_index
 from manyheads.spec import SpecError, Tree, nearest, quoted, read_toml, to_toml, to_tree
 from manyheads.train.run import SAFE, Ready, RunError, RunSpec, read_run
 
@@ -181,7 +182,7 @@ def begin(ready: Ready, folder: Path, *, device: torch.device, overridden: Seque
     with writing(folder):
         if path.exists():
             old, seen = read_toml(path), read_lock(folder / "data.json")
-            found = [*changes(filled(old), run), *(changes(seen, data) if seen else ())]
+            found = [*changes(filled(old), run), *(changes(seen, as_written(seen, ready, data)) if seen else ())]
             refuse(folder, [one for one in found if not within(one.field, (*SAFE, *overridden))])
         elif (folder / "checkpoints").exists():
             raise RunError(f"{folder} has checkpoints and no run.toml that says of what run; take another --output")
@@ -246,19 +247,52 @@ def flat(tree: Tree, path: str = "") -> Tree:
     return found
 
 
-CONTENTS: Tree = {"data": {"rows": "", "unseen": ""}, "tokenizer": {"ids": ""}}
-LOOKED_AT = 4096  # rows whose tokens tell one set of data from another, beside all lengths
+CONTENTS: Tree = {"data": {"rows": "", "unseen": "", "links": "", "classes": ""}, "tokenizer": {"ids": ""}}
+DATA_SCHEMA = 2  # of data.json; the first had no number, and no hash of links, of classes, and of most rows
+LOOKED_AT = 4096  # rows that were hashed then, beside all lengths
+AT_ONCE = 4096  # arrays that are joined before they are hashed: one call a row would take longer than its ids
 
 
 def contents(ready: Ready) -> Tree:
     """Hashes of what a run learns from: a file may have been changed under the same name."""
-    return {
-        "data": {"rows": hash_of(ready.rows), "unseen": hash_of(ready.unseen)},
-        "tokenizer": {"ids": fingerprint(ready.tokenizer)[:16] if ready.tokenizer else ""},
+    links = [array for guide in sorted(ready.links) for array in (np.array([*map(len, ready.links[guide])]), *ready.links[guide])]
+    data = {
+        "rows": hash_of(ready.rows),
+        "unseen": hash_of(ready.unseen),
+        "links": hashed(json.dumps(sorted(ready.links)), links) if links else "",
+        "classes": hashed(json.dumps(ready.labels)) if ready.labels else "",
     }
+    return {"schema": DATA_SCHEMA, "data": data, "tokenizer": {"ids": fingerprint(ready.tokenizer)[:16] if ready.tokenizer else ""}}
 
 
 def hash_of(rows: Ids) -> str:
+    """Of every id; those of prepared rows are hashed already, and were compared with their files when these were opened."""
+    if isinstance(rows, Cut):
+        return hashed(json.dumps([rows.most, hash_of(rows.rows)]))
+    if isinstance(rows, Rows):
+        return hashed(json.dumps([rows.fields, read_index(rows.folder.parent)["splits"][rows.folder.name]], sort_keys=True))
+    lengths = (rows.lengths(name) for name in rows.fields)
+    return hashed(json.dumps([len(rows), rows.fields]), chain(lengths, chain.from_iterable(rows[i] for i in range(len(rows)))))
+
+
+def hashed(said: str, arrays: Iterable[np.ndarray] = ()) -> str:
+    digest, each = hashlib.sha256(said.encode()), iter(arrays)
+    while some := [array.tobytes() for array in islice(each, AT_ONCE)]:
+        digest.update(b"".join(some))
+    return digest.hexdigest()[:16]
+
+
+def as_written(seen: Tree, ready: Ready, data: Tree) -> Tree:
+    """What a run learns from, in the form that an earlier start of it wrote down."""
+    if seen.get("schema") == DATA_SCHEMA:
+        return data
+    if "schema" in seen:
+        raise RunError(f"data.json of this run has schema {quoted(seen['schema'])}, and this version knows {DATA_SCHEMA}")
+    return {"data": {"rows": hash_of_some(ready.rows), "unseen": hash_of_some(ready.unseen)}, "tokenizer": data["tokenizer"]}
+
+
+def hash_of_some(rows: Ids) -> str:
+    """As the first data.json has it: of all lengths, and of the ids of some rows."""
     digest = hashlib.sha256(str(len(rows)).encode())
     for name in rows.fields:
         digest.update(np.ascontiguousarray(rows.lengths(name)).tobytes())

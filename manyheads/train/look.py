@@ -13,7 +13,7 @@ from manyheads.generate.sample import Rules, sample
 from manyheads.model.build import Model
 from manyheads.spec import LARGEST
 from manyheads.train.run import Ready
-from manyheads.train.stream import Order
+from manyheads.train.stream import Order, some_of
 
 AT_ONCE = 64  # unseen rows that are answered together
 Wish = Callable[[], str | None]  # asked between any two pieces of work: a reason to stop, or none
@@ -36,7 +36,7 @@ def evaluate(model: Model, ready: Ready, wish: Wish = lambda: None) -> dict[str,
             raise Leaving
         batch = order.batch(i).to(device)
         with lower_precision(device):
-            score = ready.run.objective.score(model, batch)
+            score = ready.run.objective.looked.score(model, batch)
         total, count = total + float(score.total), count + score.count
         right.append(score.right)
     metrics = {"loss": total / max(1, count)}
@@ -50,11 +50,11 @@ def evaluate(model: Model, ready: Ready, wish: Wish = lambda: None) -> dict[str,
 
 
 def grouped(rows: Ids, most: int, size: int, wish: Wish) -> Iterator[list[Any]]:
-    count = min(len(rows), most)
-    for start in range(0, count, size):
+    some = some_of(len(rows), most)
+    for start in range(0, len(some), size):
         if wish():
             raise Leaving
-        yield [rows[i] for i in range(start, min(start + size, count))]
+        yield [rows[int(i)] for i in some[start : start + size]]
 
 
 def exact(model: Model, ready: Ready, rows: Sequence[Any]) -> list[bool]:

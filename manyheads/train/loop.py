@@ -17,7 +17,7 @@ from manyheads.convert.files import DiskFullError
 from manyheads.model.build import Model, usable
 from manyheads.objective.score import NOTHING, Batch
 from manyheads.objective.shaping import asked, shaped, total
-from manyheads.train.average import averaged, follow, swap
+from manyheads.train.average import averaged, follow, taken_up
 from manyheads.train.board import following
 from manyheads.train.checkpoint import NotFiniteError, chosen, mend, newest, restore, size_of, skipped, steps
 from manyheads.train.events import Changed, Ended, Evaluated, Event, Resumed, Saved, SaveFailed, Stepped, Warned
@@ -30,7 +30,7 @@ from manyheads.train.start import digest
 from manyheads.train.state import State
 from manyheads.train.stream import Stream
 
-MOST_SKIPPED = 10  # updates in a row that were no numbers, after which a run stops
+MOST_SKIPPED = 10  # updates in a row that were NaN or infinite, after which a run stops
 MOST_FAILED = 3  # saves in a row that failed, after which it does too
 
 
@@ -41,7 +41,7 @@ class MemoryFullError(RunError):
 
 
 class DivergedError(RunError):
-    """A run whose numbers are none any more."""
+    """A run whose loss, gradients or weights have become NaN or infinite."""
 
     exit_code = 1
 
@@ -74,7 +74,7 @@ def run_in(
     start = digest(ready.start) if ready.start else ""
     checkpoint, wrong = newest(places) if resume in ("auto", "never") else chosen(places, Path(resume))
     state = State(start=start) if checkpoint is None else restore(checkpoint, model, changer)
-    swap(changer)  # a checkpoint has the means where the model has its weights
+    taken_up(changer, run.optim.average)
     if state.start != start:
         raise RunError(f"this run began from {run.start}, which is not what it was; put it back, or take another --output")
     if checkpoint is None:
@@ -116,7 +116,7 @@ def run_in(
         yield keeper.keep(state)
         keeper.check(1)
         if keeper.saved != state:
-            raise DivergedError(f"the weights at step {state.step:,} are no numbers; what stands is of step {keeper.saved.step:,}")
+            raise DivergedError(f"the weights at step {state.step:,} are NaN or infinite; what stands is of step {keeper.saved.step:,}")
     yield Ended(state.step, reason or "steps")
 
 
@@ -173,10 +173,10 @@ def looked(model: Model, changer: torch.optim.Optimizer, ready: Ready, wish: Wis
 
 
 def check_numbers(state: State, places: Path) -> None:
-    """Stops a run that gives no numbers any more; no checkpoint was made of it since."""
+    """Stops a run whose updates are NaN or infinite and remain so; no checkpoint was made of it since."""
     if state.skipped >= MOST_SKIPPED:
         last = next((f"; the last good checkpoint is {path}" for path in steps(places) if not skipped(path)), "")
-        said = f"{state.skipped} updates in a row were no numbers, the last at step {state.step}"
+        said = f"{state.skipped} updates in a row were NaN or infinite (the last at step {state.step})"
         raise DivergedError(f"{said}: lower optim.rate or look at the rows that metrics.jsonl names{last}")
 
 

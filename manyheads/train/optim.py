@@ -19,17 +19,15 @@ class ScheduleSpec(Part, slot="schedule", default="cosine"):
     warmup: int = field(100, "steps in which the rate rises from 0", ge=0)
 
     def share(self, step: int, steps: int) -> float:
-        """At step 1, 2, … of so many."""
-        if step < self.warmup:
-            return step / self.warmup
-        return self.after(step, steps)
+        """At step 1, 2, … of so many; at none of them is it 0, for that would be a step that learns nothing."""
+        return step / self.warmup if step <= self.warmup else self.after(step, steps)
 
     @abstractmethod
     def after(self, step: int, steps: int) -> float: ...
 
     def progress(self, step: int, steps: int) -> float:
-        """From 0 behind the warm-up to 1 at the end."""
-        return min(1.0, (step - self.warmup) / max(1, steps - self.warmup))
+        """From 0 at the first step behind the warm-up to 1 behind the last, where nothing is learned any more."""
+        return min(1.0, (step - 1 - self.warmup) / max(1, steps - self.warmup))
 
 
 class InverseRootSpec(ScheduleSpec, kind="inverse-root"):
@@ -64,7 +62,7 @@ class LinearSpec(ScheduleSpec, kind="linear"):
 
 
 class StableSpec(ScheduleSpec, kind="stable"):
-    """1 until the last share of steps, then down to 0 in a straight line (warm-up, stable, decay)
+    """1 until the last share of steps, then towards 0 in a straight line (warm-up, stable, decay)
 
     Hu et al. 2024, arXiv 2404.06395.
     """
@@ -73,7 +71,7 @@ class StableSpec(ScheduleSpec, kind="stable"):
 
     def after(self, step: int, steps: int) -> float:
         falling = self.decay * steps
-        return 1.0 if falling == 0 else min(1.0, max(0.0, (steps - step) / falling))
+        return 1.0 if falling == 0 else min(1.0, max(0.0, (steps + 1 - step) / falling))
 
 
 class OptimSpec(Part, slot="optim", default="adamw"):

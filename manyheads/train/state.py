@@ -24,9 +24,9 @@ class State:
     index: int = 0  # of the next batch within the epoch
     rows: int = 0
     tokens: int = 0
-    skipped: int = 0  # updates in a row that were no numbers
+    skipped: int = 0  # updates in a row that were NaN or infinite
     looked: int = 0  # the step of the last look at unseen rows
-    metrics: dict[str, float | None] = field(default_factory=dict)  # what it saw; None where that was no number
+    metrics: dict[str, float | None] = field(default_factory=dict)  # what it saw; None where that was NaN or infinite
     metric: str = ""  # by which looks are compared
     best: float | None = None
     best_step: int = 0

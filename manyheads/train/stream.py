@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from manyheads.data.order import packed, plan
+from manyheads.data.order import packed, permuted, plan
 from manyheads.data.prepared import Ids
 from manyheads.objective.language import PackableSpec
 from manyheads.objective.score import NOTHING, Batch
@@ -20,19 +20,29 @@ from manyheads.train.state import State
 
 def lengths_of(ready: Ready, rows: Ids) -> np.ndarray:
     """How many places each row takes, one number a text of it."""
-    return ready.run.objective.length([rows.lengths(name) for name in rows.fields if name != "label"])
+    objective = ready.run.objective
+    lengths = objective.length([rows.lengths(name) for name in rows.fields if name != "label"])
+    more = 0 if isinstance(objective, PackableSpec) else objective.room(ready.tokens) - objective.added  # where the tokenizer adds more
+    return lengths + more
+
+
+def some_of(count: int, most: int) -> np.ndarray:
+    """Which rows are looked at, where there are more: drawn once for all runs, for those of a file may be sorted."""
+    return permuted(0, 0, np.arange(min(count, most)), count)
 
 
 class Order:
-    """The batches of one epoch over some rows, or over the first of them: a function of the seed and the epoch."""
+    """The batches of one epoch over all rows, or over some of them: a function of the seed and the epoch."""
 
     def __init__(self, ready: Ready, rows: Ids, epoch: int = 0, most: int | None = None) -> None:
         self.ready, self.rows, self.epoch = ready, rows, epoch
         run, how = ready.run, ready.run.train
         self.lengths = lengths_of(ready, rows)
         if how.pack is None:
-            longest = 0 if most is None else int(self.lengths[:most].sum(1).max())  # a row to learn from must fit, one to look at need not
-            self.batches: Sequence[Any] = plan(self.lengths[:most], run.seed, epoch, tokens=max(how.tokens, longest))  # numbers of rows
+            some = np.arange(len(rows)) if most is None else some_of(len(rows), most)
+            longest = 0 if most is None else int(self.lengths[some].sum(1).max())  # a row to learn from must fit, one to look at need not
+            batches = plan(self.lengths[some], run.seed, epoch, tokens=max(how.tokens, longest))
+            self.batches: Sequence[Any] = [some[batch] for batch in batches]  # numbers of rows
         else:
             lines = packed(self.lengths[:, 0], how.pack, run.seed, epoch)[:most]  # of each the pieces that share it: (row, start, stop)
             size = how.tokens // how.pack
