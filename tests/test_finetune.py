@@ -17,12 +17,15 @@ from test_train import digests, in_a_process
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 
 import manyheads
+from manyheads.data.source import Corpus, DataSpec
+from manyheads.objective.shaping import shaped
 from manyheads.spec import SpecError, read_toml, to_toml, to_tree
 from manyheads.train.events import Shortened, Started, Stepped
 from manyheads.train.look import evaluate
 from manyheads.train.loop import train
 from manyheads.train.model import first_model
 from manyheads.train.run import RunError, made_ready, read_run
+from manyheads.train.stream import Stream
 
 # the special tokens of each family, where they stand, and what its tokenizer puts around a text
 SPECIAL = {
@@ -423,3 +426,62 @@ def test_steps_are_counted_alike(data, tmp_path):
     events = list(train(made_ready(read_run(case("seq2seq", tmp_path, data))), tmp_path / "run"))
     assert [event.step for event in events if isinstance(event, Stepped)] == [1, 2, 3, 4, 5, 6]
     assert events[0] == Started(0, events[0].taken, (), ())
+
+
+# ------------------------------------------------------------------------------------------------------ guided attention
+
+
+class LinkedSpec(DataSpec, kind="test-linked"):
+    """Texts of different words, each of which has the one opposite as its head; their targets are turned round"""
+
+    def load(self):
+        def row(i):
+            words = np.random.default_rng(i).choice(WORDS, 3 + i % 6, replace=False).tolist()
+            last = len(words) - 1
+            heads = tuple(last - j if last != 2 * j else -1 for j in range(len(words)))
+            said = " ".join(f"{j}-{last - j}" for j in range(len(words)))
+            return " ".join(words), "odd" if i % 2 else "even", heads, " ".join(words), " ".join(reversed(words)), said
+
+        rows = [row(i) for i in range(60)]
+        return Corpus(("text", "label", "arcs", "source", "target", "alignment"), rows[10:], rows[:10], [], "words and their opposites")
+
+
+@pytest.mark.parametrize("longest", [None, 6])
+@pytest.mark.parametrize(
+    ("model", "frame", "objective"),
+    [
+        *(("bart", frame, "seq2seq") for frame in SPECIAL),
+        *(("bert", frame, "masked") for frame in SPECIAL),
+        *(("gpt2", frame, "causal") for frame in SPECIAL),
+        *(("bert-classes", frame, "classify") for frame in SPECIAL),
+    ],
+)
+def test_a_word_is_guided_to_the_word_meant_whatever_frames_a_text(model, frame, objective, longest, tmp_path):
+    """And of a text that is cut, only what is left."""
+    folder = saved(model, tmp_path / "start", **({"num_labels": 2} if objective == "classify" else {}))
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    before, behind = SPECIAL[frame][1].split("$A")
+    first = next(iter(SPECIAL[model.split("-")[0]][0].items()))
+    around = " ".join([*(first[0] for _ in before.split()), "$A", *(first[0] for _ in behind.split())])
+    tokenizer.post_processor = processors.TemplateProcessing(single=around, special_tokens=[first])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    by = "alignment" if objective == "seq2seq" else "arcs"
+    tree = described(folder, tmp_path, objective, train={"longest": longest} if longest else {})
+    ready = made_ready(read_run(tree | {"data": {"kind": "test-linked"}, "shaping": [{"kind": "guided", "by": by}]}))
+    stream = Stream(ready)
+    batch = stream.next()
+    (links,) = batch.links.values()
+    asked = torch.where(batch.wanted >= 0, batch.wanted, batch.inputs.tokens) if objective == "masked" else batch.inputs.tokens
+    looking, seen = (batch.wanted, batch.source.tokens) if by == "alignment" else (asked, asked)
+    for text, number in enumerate(stream.rows):
+        words = [int(word[4:]) for word in ready.corpus.train[number][0].split()]
+        pairs = {(word, word) for word in words} if by == "alignment" else set(zip(words, reversed(words), strict=True))
+        left = {pair for pair in pairs if pair[0] in looking[text] and pair[1] in seen[text]}
+        found = [(int(looking[text, i]), int(seen[text, j])) for row, i, j in links.tolist() if row == text]
+        assert sorted(found) == sorted(left), (words, looking[text], seen[text])
+    assert len(links)
+    score = shaped(ready.run.objective, ready.run.shaping, first_model(ready)[0].eval(), batch).terms["guided"]
+    places = ready.run.shaping[0].places(ready.spec)
+    visible = [(row, i) for row, i, j in links.tolist() if objective != "causal" or j <= i]
+    assert score.count == len(visible) * sum(place.heads for place in places)
+    assert torch.isfinite(score.total)

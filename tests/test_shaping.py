@@ -448,6 +448,7 @@ def test_a_row_that_may_not_see_its_target_is_not_asked(name):
     batch = with_links(
         ready.run.objective.batch([ready.rows[0]], ready.tokens, np.random.default_rng(0)),
         ready.run.objective,
+        ready.tokens,
         {g: rows[:1] for g, rows in ready.links.items()},
     )
     model = manyheads.build(ready.spec).double().eval()
@@ -470,7 +471,7 @@ def test_a_word_of_several_tokens_is_looked_at_evenly():
     }
     ready = made_ready(read_run(tree))
     objective, links = ready.run.objective, {guide: rows[1:2] for guide, rows in ready.links.items()}
-    batch = with_links(objective.batch([ready.rows[1]], ready.tokens, np.random.default_rng(0)), objective, links)
+    batch = with_links(objective.batch([ready.rows[1]], ready.tokens, np.random.default_rng(0)), objective, ready.tokens, links)
     model = manyheads.build(ready.spec).double().eval()
     score = shaped(objective, ready.run.shaping, model, batch).terms["guided"]
     with record(model) as seen:
@@ -489,7 +490,7 @@ def test_accumulated_guidance_is_that_of_one_batch():
 
     def batch(chosen):
         made = objective.batch([ready.rows[i] for i in chosen], ready.tokens, np.random.default_rng(0))
-        return with_links(made, objective, {guide: [found[i] for i in chosen] for guide, found in ready.links.items()})
+        return with_links(made, objective, ready.tokens, {guide: [found[i] for i in chosen] for guide, found in ready.links.items()})
 
     one, other = (
         terms_and_gradients(model, objective, shaping, batches)

@@ -30,6 +30,14 @@ def words_of(texts: Sequence[str], tokenizer: Tokenizer) -> list[list[list[int]]
     return found
 
 
+def within(links: Links, looking: int | None, seen: int | None) -> Links:
+    """The links between tokens that are left where texts are cut to so many; None for a text that is not."""
+    kept = np.ones(len(links), bool)
+    for column, most in enumerate((looking, seen)):
+        kept &= True if most is None else links[:, column] < most
+    return links[kept]
+
+
 def spread_over(pairs: Iterable[tuple[int, int]], looking: list[list[int]], seen: list[list[int]]) -> Links:
     """Pairs of words as pairs of tokens: each token of one word with each of the other."""
     cells = sorted({(i, j) for one, other in pairs for i in looking[one] for j in seen[other]})

@@ -44,6 +44,9 @@ class CausalSpec(PackableSpec, kind="causal"):
     frame: ClassVar[str] = "<s> $A"
     ahead: ClassVar[int] = 1
 
+    def before(self, tokens: Tokens) -> int:
+        return 1  # a text's first token is asked too, so one stands before it whatever the tokenizer says
+
     def pieces(self, pieces: Sequence[Piece], tokens: Tokens, chance: np.random.Generator) -> Batch:
         whole = [np.concatenate(([tokens.begin] * opens, text, [tokens.end] * closes)).astype(np.int64) for text, opens, closes in pieces]
         return Batch(padded([ids[:-1] for ids in whole], tokens.pad), asked([ids[1:] for ids in whole]))

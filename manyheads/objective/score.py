@@ -135,6 +135,10 @@ class ObjectiveSpec(Part, slot="objective"):
         """How many places a row takes, rows × fields, given the lengths of its fields."""
         return np.stack(lengths, axis=1) + self.added
 
+    def before(self, tokens: Tokens) -> int:
+        """How many tokens stand before a text's own."""
+        return len(tokens.ends(self.frame)[0])
+
     def room(self, tokens: Tokens) -> int:
         """How many places a text takes beyond its own."""
         return max(self.added, len(tokens.around[0]) + max(1, len(tokens.around[1])) if tokens.around else 0)

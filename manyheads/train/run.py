@@ -14,7 +14,7 @@ import torch
 
 from manyheads.convert.opened import Opened
 from manyheads.data import builtin, pictures, trees  # noqa: F401  (fill the slot)
-from manyheads.data.links import Links, aligned, arcs
+from manyheads.data.links import Links, aligned, arcs, within
 from manyheads.data.prepared import Cut, Encoded, Ids, Rows, tokenizer_for, tokenizer_of
 from manyheads.data.source import NO_TEXT, Corpus, DataSpec, Row
 from manyheads.data.tokens import CheckpointTokenizerSpec, TokenizerFileSpec, TokenizerSpec, WordsSpec
@@ -190,7 +190,8 @@ def made_ready(run: RunSpec) -> Ready:
     most = limits(run, fields, spec, tokens)
     cut, also_cut = Cut(rows, most), Cut(unseen, most)
     shown: tuple[Ids, Ids] = (cut, also_cut) if most else (rows, unseen)
-    return Ready(run, spec, corpus, tokenizer, tokens, labels, *shown, (cut.count, also_cut.count), start, guides(run, corpus, tokenizer))
+    links = guides(run, corpus, tokenizer, most)
+    return Ready(run, spec, corpus, tokenizer, tokens, labels, *shown, (cut.count, also_cut.count), start, links)
 
 
 def with_extra(tokenizer: Any, run: RunSpec, start: Opened | None) -> Tokens:
@@ -244,8 +245,8 @@ def limits(run: RunSpec, fields: Sequence[str], spec: ModelSpec, tokens: Tokens)
     return found
 
 
-def guides(run: RunSpec, corpus: Corpus, tokenizer: Any) -> dict[str, list[Links]]:
-    """What the rows to learn from say of who should look where, for each term that asks."""
+def guides(run: RunSpec, corpus: Corpus, tokenizer: Any, most: Mapping[str, int]) -> dict[str, list[Links]]:
+    """What the rows to learn from, cut to so many tokens, say of who should look where, for each term that asks."""
     found: dict[str, list[Links]] = {}
     for i, guided in enumerate(run.shaping):
         if not isinstance(guided, GuidedSpec) or guided.guide in found:
@@ -258,6 +259,8 @@ def guides(run: RunSpec, corpus: Corpus, tokenizer: Any) -> dict[str, list[Links
         else:
             said = columns["text"], columns["arcs"], columns.get("relations")
             found[guided.guide] = arcs(*said, tokenizer, toward=guided.toward, relation=guided.relation)
+        looking, seen = ("target", "source") if guided.by == "alignment" else ("text", "text")
+        found[guided.guide] = [within(row, most.get(looking), most.get(seen)) for row in found[guided.guide]]
     return found
 
 
