@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 
 import numpy as np
@@ -17,7 +18,9 @@ from test_train import digests, in_a_process
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 
 import manyheads
+from manyheads.convert.files import FileError
 from manyheads.data.source import Corpus, DataSpec
+from manyheads.objective.pairs import vectors
 from manyheads.objective.shaping import shaped
 from manyheads.spec import SpecError, read_toml, to_toml, to_tree
 from manyheads.train.events import Shortened, Started, Stepped
@@ -426,6 +429,84 @@ def test_steps_are_counted_alike(data, tmp_path):
     events = list(train(made_ready(read_run(case("seq2seq", tmp_path, data))), tmp_path / "run"))
     assert [event.step for event in events if isinstance(event, Stepped)] == [1, 2, 3, 4, 5, 6]
     assert events[0] == Started(0, events[0].taken, (), ())
+
+
+# ------------------------------------------------------------------------------------------------------ vectors of texts
+
+
+def pooling(folder, *modes, unit=False):
+    """The files by which sentence-transformers says how one vector is made of many."""
+    names = ["Transformer", "Pooling", *["Normalize"] * unit]
+    steps = [{"idx": i, "path": f"{i}_{name}" if i else "", "type": f"sentence_transformers.models.{name}"} for i, name in enumerate(names)]
+    (folder / "modules.json").write_text(json.dumps(steps))
+    (folder / "1_Pooling").mkdir()
+    said = {f"pooling_mode_{mode}": mode in modes for mode in ("mean_tokens", "cls_token", "lasttoken", "max_tokens")}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 32} | said))
+
+
+def unframed(folder):
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer | {"post_processor": None}))
+
+
+BEGINNINGS = {
+    "a folder": lambda folder: None,
+    "its first token": lambda folder: pooling(folder, "cls_token"),
+    "its last token": lambda folder: pooling(folder, "lasttoken", unit=True),
+    "its mean": lambda folder: pooling(folder, "mean_tokens", unit=True),
+    "a tokenizer that adds nothing": unframed,
+    "both": lambda folder: [pooling(folder, "cls_token"), unframed(folder)],
+}
+
+
+def asking(data, **more):
+    """A contrastive run over the pairs."""
+    source = {"kind": "queries", "path": str(data / "pairs.tsv")}
+    train = {"steps": 2, "tokens": 200, "evaluate_rows": 8}
+    return {"seed": 5, "data": source, "objective": "contrastive", "optim": {"rate": 1e-2}, "train": train} | more
+
+
+@torch.no_grad()
+def trained_and_given(ready, loaded):
+    """What contrastive training compares, and what is given to those who load the model."""
+    texts = [row[0] for row in ready.corpus.train[:5]]
+    batch = ready.run.objective.batch([ready.rows[i] for i in range(5)], ready.tokens, np.random.default_rng(0))
+    given = torch.nn.functional.normalize(loaded.embed(texts), dim=-1)
+    torch.testing.assert_close(vectors(loaded.model, batch.inputs, batch.pool), given, atol=1e-6, rtol=0)
+    assert batch.inputs.tokens.shape[1] == max(map(len, loaded.ids(texts)))
+
+
+@pytest.mark.parametrize("more", [{}, {"lora": LORA}], ids=["whole", "lora"])
+@pytest.mark.parametrize("beginning", BEGINNINGS)
+def test_contrastive_learns_the_vectors_that_embed_gives(beginning, more, data, tmp_path):
+    """Of the checkpoint a run begins from, of the run, and of another that begins from this."""
+    BEGINNINGS[beginning](saved("bert-bare", tmp_path / "start"))
+    for start in ("start", "first"):
+        ready = made_ready(read_run(asking(data, start=str(tmp_path / start), **more)))
+        trained_and_given(ready, manyheads.load(tmp_path / start))
+        if start == "start":
+            list(train(ready, tmp_path / "first"))
+            trained_and_given(ready, manyheads.load(tmp_path / "first"))
+
+
+@pytest.mark.parametrize("head", ["none", "vector", {"kind": "vector", "pool": "mean", "unit": True}, {"kind": "vector", "pool": "last"}])
+def test_contrastive_from_nothing_learns_the_vectors_that_embed_gives(head, data, tmp_path):
+    tower = {"layers": 1, "width": 16, "attention": {"kind": "heads", "heads": 2}, "position": "rope"}
+    ready = made_ready(read_run(asking(data, model={"vocab": "tokenizer", "encoder": tower, "head": head})))
+    list(train(ready, tmp_path / "run"))
+    trained_and_given(ready, manyheads.load(tmp_path / "run"))
+
+
+def test_contrastive_refuses_a_checkpoint_whose_vectors_it_cannot_make(data, tmp_path):
+    folder = saved("bert-bare", tmp_path / "start")
+    pooling(folder, "max_tokens")
+    with pytest.raises(FileError, match="pools by pooling_mode_max_tokens, expected one of"):
+        made_ready(read_run(asking(data, start=str(folder))))
+    made_ready(read_run(described(folder, data, "classify", model=CLASSES)))  # which needs no such vector
+    shutil.rmtree(folder / "1_Pooling")
+    pooling(folder, "cls_token")
+    with pytest.raises(SpecError, match="model.head: the files of the checkpoint say how a text becomes one vector"):
+        made_ready(read_run(asking(data, start=str(folder), model={"head": {"kind": "vector", "pool": "mean"}})))
 
 
 # ------------------------------------------------------------------------------------------------------ guided attention

@@ -18,7 +18,7 @@ import manyheads
 from manyheads import Inputs, read_model
 from manyheads.data.tokens import WordsSpec
 from manyheads.objective.language import InfillSpec, SpansSpec, missing_part, spans_of
-from manyheads.objective.pairs import ContrastiveSpec
+from manyheads.objective.pairs import ContrastiveSpec, Seq2SeqSpec
 from manyheads.objective.pooled import ClassifySpec, PatchesSpec
 from manyheads.objective.score import NOTHING, Batch, ObjectiveSpec, Tokens
 from manyheads.parts.embed import EmbedSpec
@@ -85,6 +85,18 @@ def test_source_and_target_of_spans_give_the_text_back(rows, seed):
         spans = {mark: told[start + 1 : stop] for mark, start, stop in zip(marks, starts, starts[1:], strict=False)}
         again = [token for shown in source[:-1] for token in spans.get(shown, [shown])]
         assert again == text.tolist()
+
+
+@pytest.mark.parametrize("around", [((), ()), ((801,), ()), ((), (2,)), ((801,), (802,)), None])
+def test_spans_are_framed_and_begun_as_any_pair_is(around):
+    """As texts are by the tokenizer, and with what begins an answer where that is not what begins a text."""
+    tokens = Tokens(count=1000, extra=SENTINELS, around=around, start=803)
+    batch = SpansSpec().batch([(np.arange(10, 30),)], tokens, chance(0))
+    source, wanted = batch.source.tokens[0], batch.wanted[0]
+    shown, hidden = (np.array([token for token in one.tolist() if token in {*range(10, 30), *SENTINELS}]) for one in (source, wanted))
+    again = Seq2SeqSpec().batch([(shown, hidden)], tokens, chance(0))
+    for one, other in ((source, again.source.tokens[0]), (wanted, again.wanted[0]), (batch.inputs.tokens, again.inputs.tokens)):
+        assert torch.equal(one, other)
 
 
 def test_a_text_with_more_spans_than_sentinels_is_refused():

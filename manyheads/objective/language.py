@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from manyheads.objective.score import NOTHING, Batch, ObjectiveSpec, Row, Tokens, asked, padded
+from manyheads.objective.score import NOTHING, Batch, ObjectiveSpec, Row, Tokens, answered, asked, padded
 from manyheads.spec import field
 
 
@@ -107,7 +107,7 @@ class SpansSpec(ObjectiveSpec, kind="spans"):
         return tuple(f"<extra_{i}>" for i in range(self.sentinels))
 
     def batch(self, rows: Sequence[Row], tokens: Tokens, chance: np.random.Generator) -> Batch:
-        source, given, wanted = [], [], []
+        pairs = []
         for text, *_ in rows:
             spans = spans_of(len(text), self.share, self.mean, chance)
             if len(spans) >= len(tokens.extra):
@@ -116,10 +116,8 @@ class SpansSpec(ObjectiveSpec, kind="spans"):
                     f"and the end: raise objective.sentinels, or cut texts"
                 )
             shown, hidden = corrupted(text, spans, tokens.extra)
-            source.append([*shown, tokens.end])
-            given.append([tokens.begin, *hidden])
-            wanted.append([*hidden, tokens.end])
-        return Batch(padded(given, tokens.pad), asked(wanted), source=padded(source, tokens.pad))
+            pairs.append((np.array(shown), np.array(hidden)))
+        return answered(pairs, tokens, self.frame)
 
 
 def spans_of(length: int, share: float, mean: float, chance: np.random.Generator) -> list[tuple[int, int]]:

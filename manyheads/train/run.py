@@ -205,7 +205,9 @@ def with_extra(tokenizer: Any, run: RunSpec, start: Opened | None) -> Tokens:
         raise SpecError(
             f"{run.objective.kind} needs the tokens {asked[0]} or <extra_id_0> and so on, and this one has none", ("tokenizer",)
         )
-    return replace(tokens_of(tokenizer, start), extra=extra)
+    tokens = replace(tokens_of(tokenizer, start), extra=extra)
+    run.objective.check_tokens(tokens, run.model)
+    return tokens
 
 
 def as_read(rows: list[Row], fields: Sequence[str], spec: ModelSpec) -> list[Row]:
