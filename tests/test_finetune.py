@@ -22,7 +22,7 @@ from manyheads.convert.files import FileError
 from manyheads.data.source import Corpus, DataSpec
 from manyheads.objective.pairs import vectors
 from manyheads.objective.shaping import shaped
-from manyheads.spec import SpecError, read_toml, to_toml, to_tree
+from manyheads.spec import SLOTS, SpecError, read_toml, to_toml, to_tree
 from manyheads.train.events import Shortened, Started, Stepped
 from manyheads.train.look import evaluate
 from manyheads.train.loop import train
@@ -423,6 +423,21 @@ def test_low_ranks_need_a_start_and_maps_that_are_there(data, tmp_path):
     alone = {key: value for key, value in tree.items() if key != "start"} | {"model": {"vocab": "tokenizer", "decoder": {"layers": 1}}}
     with pytest.raises(SpecError, match="lora: is a change of low rank to trained weights: say with start"):
         read_run(alone)
+
+
+@pytest.mark.parametrize("kind", SLOTS["optim"].kinds)
+def test_low_ranks_learn_by_every_optimiser(kind, data, tmp_path):
+    """Though nothing but matrices may be left to learn."""
+    ready = made_ready(read_run(case("causal-lora", tmp_path, data) | {"optim": {"kind": kind, "rate": 1e-2}}))
+    model, _ = first_model(ready)
+    changer = ready.run.optim.build(model)
+    held = [id(weight) for group in changer.param_groups for weight in group["params"]]
+    learned = {id(weight) for weight in model.parameters() if weight.requires_grad}
+    assert len(held) == len(set(held))
+    assert set(held) == learned
+    list(train(ready, tmp_path / "run"))
+    before, after = (dict(manyheads.load(tmp_path / name).model.named_parameters()) for name in ("start", "run"))
+    assert any(not torch.equal(before[name], after[name]) for name in before)
 
 
 def test_steps_are_counted_alike(data, tmp_path):
