@@ -159,6 +159,18 @@ def test_only_ordinary_tokens_are_drawn_by_chance(data, tmp_path):
     assert set(drawn.tolist()) == {int(word[4:]) for word in WORDS}
 
 
+def test_what_hides_needs_a_token_for_it(data, tmp_path):
+    """Found before anything is learned."""
+    for name, family in (("infill", "gpt2"), ("masked", "bert")):
+        folder = saved(family, tmp_path / name)
+        tree = described(folder, data, "masked") | {"objective": name}
+        if family == "bert":
+            vocab = json.loads((folder / "tokenizer.json").read_text().replace("[MASK]", "[OTHER]"))
+            (folder / "tokenizer.json").write_text(json.dumps(vocab))
+        with pytest.raises(SpecError, match=f"tokenizer: no token of it stands for a hidden one, and {name} needs one"):
+            made_ready(read_run(tree))
+
+
 # -------------------------------------------------------------------------------------------- what is taken, and what not
 
 
