@@ -20,6 +20,7 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 import manyheads
 from manyheads.convert.files import FileError
 from manyheads.data.source import Corpus, DataSpec
+from manyheads.dataset import prepare_run
 from manyheads.objective.pairs import vectors
 from manyheads.objective.shaping import shaped
 from manyheads.spec import SLOTS, SpecError, read_toml, to_toml, to_tree
@@ -169,6 +170,22 @@ def test_what_hides_needs_a_token_for_it(data, tmp_path):
             (folder / "tokenizer.json").write_text(json.dumps(vocab))
         with pytest.raises(SpecError, match=f"tokenizer: no token of it stands for a hidden one, and {name} needs one"):
             made_ready(read_run(tree))
+
+
+@pytest.mark.parametrize("name", ["classify", "masked", "causal", "seq2seq", "other order"])
+def test_prepared_rows_train_to_the_same_losses(name, data, tmp_path):
+    """Also where the checkpoint has the classes in another order than their names."""
+    if name == "other order":
+        names = {"id2label": {0: "late", 1: "early"}, "label2id": {"late": 0, "early": 1}}
+        tree = described(saved("bert-classes", tmp_path / "start", num_labels=2, **names), data, "classify")
+    else:
+        tree = case(name, tmp_path, data)
+    prepare_run(read_run(tree), tmp_path / "ids")
+    ready = made_ready(read_run(tree | {"data": {"kind": "prepared", "path": str(tmp_path / "ids")}}))
+    one, other = (list(train(run, tmp_path / f"run{i}")) for i, run in enumerate((made_ready(read_run(tree)), ready)))
+    losses, again = ([event.loss for event in events if isinstance(event, Stepped)] for events in (one, other))
+    assert losses == again
+    assert one[-1] == other[-1]
 
 
 # -------------------------------------------------------------------------------------------- what is taken, and what not

@@ -182,7 +182,7 @@ def made_ready(run: RunSpec) -> Ready:
     labels = ordered(corpus.labels(), start) if "label" in fields else ()
     spec = sized(run.model, tokens.count, len(labels))
     rows, unseen = (
-        Rows(folder, split, tokenizer=tokenizer, only=fields)
+        Rows(folder, split, tokenizer=tokenizer, only=fields, labels=labels)
         if folder
         else Encoded(as_read([tuple(row[i] for i in order) for row in corpus.splits[split]], fields, spec), tokenizer, fields, labels)
         for split in ("train", "validation")
