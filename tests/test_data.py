@@ -27,7 +27,10 @@ from manyheads.data.order import packed, permuted, plan
 from manyheads.data.prepared import Encoded, Rows, prepare
 from manyheads.data.source import Corpus, DataError, Made
 from manyheads.data.tokens import SPECIAL, special_ids
+from manyheads.evaluation import evaluate
 from manyheads.spec import SLOTS, SpecError, parse, to_toml, to_tree
+from manyheads.train.loop import train
+from manyheads.train.run import made_ready, read_run
 
 
 def data(kind, **fields):
@@ -763,6 +766,43 @@ def test_pictures_of_one_file_are_scaled_as_those_of_the_other(drawn, tmp_path):
     corpus = data("pictures", **where, **more)
     assert (len(corpus.train), len(corpus.validation)) == (40, 5)
     assert np.array_equal(corpus.validation[0][0], (pictures[0] // 2 / 255).astype(np.float32))
+
+
+def tables(tmp_path):
+    """Pictures of 4 × 4 and their classes in two tables, of which the second is darker, and the second once more."""
+    for name, most, seed in (("some", 17, 0), ("dark", 5, 1), ("other", 5, 1)):
+        pictures = np.random.default_rng(seed).integers(0, most, (30, 16))
+        (tmp_path / f"{name}.csv").write_text("\n".join(",".join(map(str, (*one, i % 2))) for i, one in enumerate(pictures)) + "\n")
+    return {"path": str(tmp_path / "some.csv"), "validation": str(tmp_path / "dark.csv")}
+
+
+@pytest.mark.parametrize("objective", ["classify", "patches"])
+def test_another_file_of_pictures_is_read_as_a_validation_file_is(objective, tmp_path):
+    tower = {"layers": 1, "width": 16, "attention": {"kind": "heads", "heads": 2}, "position": "sinusoidal"}
+    patches = tower | {"embed": {"kind": "patches", "pixels": 4, "channels": 1}}
+    restored = {"decoder": tower | {"embed": "restored", "mask": {"causal": False}}, "head": {"kind": "pixels", "pixels": 4}}
+    model = {"encoder": patches} | ({"head": {"kind": "classes", "classes": 2}} if objective == "classify" else restored)
+    tree = {"model": model, "data": {"kind": "pictures"} | tables(tmp_path), "objective": objective, "train": {"steps": 2}}
+    list(train(made_ready(read_run(tree)), tmp_path / "run"))
+    own, _ = evaluate(tmp_path / "run")
+    there, _ = evaluate(tmp_path / "run", data=str(tmp_path / "other.csv"))
+    assert there["scores"] == own["scores"]
+    assert "other.csv: 30 pictures; 4 × 4 pixels, divided by 16" in there["data"]
+
+
+def test_another_idx_file_has_no_classes_of_its_own(drawn, tmp_path):
+    pictures, where = drawn
+    (tmp_path / "more").write_bytes(idx(pictures[:5] // 2))
+    alone = parse(SLOTS["data"].kinds["pictures"], {"path": where["path"]}).other(str(tmp_path / "more"))
+    assert (alone.fields, len(alone.train)) == (("picture",), 0)
+    assert np.array_equal(alone.validation[0][0], (pictures[0] // 2 / 255).astype(np.float32))
+    labelled = parse(SLOTS["data"].kinds["pictures"], where)
+    assert len(labelled.other(where["path"]).validation) == 40
+    with pytest.raises(DataError, match="more has its classes in a file of their own: name both, test = … and test_labels = …"):
+        labelled.other(str(tmp_path / "more"))
+    (tmp_path / "wide").write_bytes(idx(np.zeros((5, 4, 7))))
+    with pytest.raises(DataError, match="wide has pictures of 4 × 7, and .*images of 4 × 6"):
+        parse(SLOTS["data"].kinds["pictures"], {"path": where["path"]}).other(str(tmp_path / "wide"))
 
 
 HEAD = bytes([0, 0, 8, 3])
