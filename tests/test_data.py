@@ -861,35 +861,49 @@ def test_pictures_that_do_not_fit_together_are_refused(drawn, tmp_path):
 
 
 def conllu(*sentences):
-    """Lines of ten columns; of each word its number, itself and its head."""
+    """Lines of ten columns; of each word its number, itself, its head and what it is to that."""
     lines = []
     for words in sentences:
-        lines += ["# a comment", *("\t".join((number, word, *"____", head, *"___")) for number, word, head in words), ""]
+        lines += [
+            "# a comment",
+            *("\t".join((number, word, *"____", head, *(more or "_"), *"__")) for number, word, head, *more in words),
+            "",
+        ]
     return "\n".join(lines)
 
 
 SHE = [
-    ("1", "She", "2"),
-    ("2", "sees", "0"),
+    ("1", "She", "2", "nsubj"),
+    ("2", "sees", "0", "root"),
     ("3-4", "cannot", "_"),
-    ("3", "can", "2"),
-    ("4", "not", "3"),
+    ("3", "can", "2", "aux:can"),
+    ("4", "not", "3", "advmod"),
     ("4.1", "ghost", "_"),
-    ("5", "10 000", "2"),
+    ("5", "10 000", "2", "obj"),
 ]
 
 
-def test_trees_come_as_words_and_the_places_of_their_heads(tmp_path):
+def test_trees_come_as_words_the_places_of_their_heads_and_relations(tmp_path):
     (tmp_path / "t.conllu").write_text(conllu(SHE, [("1", "Yes", "0")]))
     corpus = data("conllu", path=str(tmp_path / "t.conllu"), validation=str(tmp_path / "t.conllu"))
-    assert corpus.fields == ("text", "arcs")
-    assert corpus.train == [("She sees can not 10_000", (1, -1, 1, 2, 1)), ("Yes", (-1,))]
-    assert all(len(text.split()) == len(heads) for text, heads in corpus.train)
-    rows = Encoded(corpus.train, tokenizer("words", [text for text, _ in corpus.train]), corpus.fields)
+    assert corpus.fields == ("text", "arcs", "relations")
+    relations = ("nsubj", "root", "aux:can", "advmod", "obj")
+    assert corpus.train == [("She sees can not 10_000", (1, -1, 1, 2, 1), relations), ("Yes", (-1,), ("_",))]
+    assert all(len(text.split()) == len(heads) == len(names) for text, heads, names in corpus.train)
+    rows = Encoded(corpus.train, tokenizer("words", [text for text, *_ in corpus.train]), corpus.fields)
     assert rows[0][1].dtype == np.int64
     assert rows[0][1].tolist() == [1, -1, 1, 2, 1]
-    with pytest.raises(DataError, match="arcs have no ids to prepare"):
-        prepare(corpus, tokenizer("bytes", []), tmp_path / "prepared")
+    assert rows[0][2].tolist() == list(relations)
+
+
+def test_what_is_no_text_is_not_prepared(tmp_path):
+    """Nor what a tokenizer of the other texts would not know."""
+    (tmp_path / "t.conllu").write_text(conllu(SHE, [("1", "Yes", "0")]))
+    (tmp_path / "p.tsv").write_text("".join(f"a {i}\t{i} a\t0-1 1-0\n" for i in range(9)))
+    aligned = data("pairs", path=str(tmp_path / "p.tsv"), fields=["source", "target", "alignment"])
+    for corpus, said in ((data("conllu", path=str(tmp_path / "t.conllu")), "arcs"), (aligned, "alignments")):
+        with pytest.raises(DataError, match=f"{said} have no ids to prepare; they are used as they are"):
+            prepare(corpus, tokenizer("bytes", []), tmp_path / "prepared")
 
 
 @pytest.mark.parametrize(

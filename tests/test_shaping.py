@@ -12,6 +12,7 @@ import torch
 from command import run as command
 from hypothesis import given
 from hypothesis import strategies as st
+from test_data import SHE, conllu
 from test_train import OBJECTIVES, described
 
 import manyheads
@@ -460,6 +461,21 @@ def test_a_row_that_may_not_see_its_target_is_not_asked(name):
     assert score.count == len(cells)
     expected = -sum(seen[0].weights()[0, 1, i, j].log() for i, j in cells)
     torch.testing.assert_close(score.total, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_a_relation_of_a_file_of_trees_guides_its_own_arcs(tmp_path):
+    others = [[("1", f"bird{letter}", "2", "nsubj"), ("2", "sings", "0", "root")] for letter in "abcdefghijklmnopqrst"]
+    (tmp_path / "t.conllu").write_text(conllu(SHE, *others))
+    tree = described("masked") | {"data": {"kind": "conllu", "path": str(tmp_path / "t.conllu")}}
+    guided = {"kind": "guided", "by": "arcs", "relation": "nsubj"}
+    ready = made_ready(read_run(tree | {"shaping": [guided]}))
+    (links,) = ready.links.values()
+    for row, found in zip(ready.corpus.train, links, strict=True):
+        assert found.tolist() == [[row[2].index("nsubj"), row[1][row[2].index("nsubj")]]]
+    events = list(train(ready, tmp_path / "run"))
+    assert all(np.isfinite(event.terms["guided"]) and event.terms["guided"] > 0 for event in events if isinstance(event, Stepped))
+    with pytest.raises(DataError, match="no arc is of the relation 'nsbj': did you mean 'nsubj'"):
+        made_ready(read_run(tree | {"shaping": [guided | {"relation": "nsbj"}]}))
 
 
 def test_a_word_of_several_tokens_is_looked_at_evenly():

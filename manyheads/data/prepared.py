@@ -25,6 +25,7 @@ SCHEMA = 1
 SHARD = 1 << 28  # tokens in a file, and a row more
 AT_ONCE = 1024  # rows encoded at a time
 LARGEST_INDEX = 16 << 20
+NO_IDS = {"picture": "pictures", "arcs": "arcs", "alignment": "alignments"}  # of an alignment a tokenizer may know no number
 
 
 def fingerprint(tokenizer: Tokenizer) -> str:
@@ -42,7 +43,7 @@ def bare(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def encoded(rows: Sequence[Row], tokenizer: Tokenizer | None, fields: Sequence[str], labels: Sequence[str]) -> Iterator[list[NDArray[Any]]]:
-    """Each row as an array a field: of ids, of the number of its class, of the places of heads, or the picture as it is."""
+    """Each row as an array a field: of ids, of the number of its class, of the places of heads, or of names; a picture as it is."""
     if tokenizer is not None:
         tokenizer.encode_special_tokens = True  # a text that says </s> remains a text; no file keeps this
     number = {label: i for i, label in enumerate(labels)}
@@ -57,6 +58,8 @@ def encoded(rows: Sequence[Row], tokenizer: Tokenizer | None, fields: Sequence[s
                 columns.append([np.array([number[label]], np.int64) for label in column])
             elif name == "arcs":
                 columns.append([np.array(heads, np.int64) for heads in column])
+            elif name == "relations":
+                columns.append([np.array(names, np.str_) for names in column])
             else:
                 assert tokenizer is not None
                 found = tokenizer.encode_batch_fast(list(column), add_special_tokens=False)
@@ -133,8 +136,8 @@ def prepare(
     folder = Path(folder)
     if folder.exists():
         raise DataError(f"{folder} is there already: remove it or name another")
-    if found := [name for name in ("picture", "arcs") if name in corpus.fields]:
-        raise DataError(f"{'pictures' if found == ['picture'] else 'arcs'} have no ids to prepare; they are used as they are")
+    if found := [said for name, said in NO_IDS.items() if name in corpus.fields]:
+        raise DataError(f"{found[0]} have no ids to prepare; they are used as they are")
     draft = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.tmp")
     draft.mkdir(parents=True)
     try:

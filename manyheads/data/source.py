@@ -21,8 +21,8 @@ from pydantic import Field, StrictInt, StrictStr
 
 from manyheads.spec import Part, field, nearest, one_line, parse, quoted
 
-Row = tuple[Any, ...]  # a text by field; a class label is a text too, a picture a numpy array, arcs a tuple of places
-NO_TEXT = ("label", "picture", "arcs")  # fields that no tokenizer reads
+Row = tuple[Any, ...]  # a text by field; a label is a text too, a picture a numpy array, arcs a tuple of places, relations of names
+NO_TEXT = ("label", "picture", "arcs", "relations")  # fields that no tokenizer reads
 
 LARGEST_FILE = 1 << 36  # bytes, once unpacked
 LARGEST_RATIO = 200  # bytes unpacked for each one packed; text needs 3 to 20
