@@ -109,6 +109,7 @@ def a_run(objective, data=None, head=None, /, **more):
     shape = {
         "spans": {"encoder": kinds.tower(), "decoder": {"like": "encoder", "cross": True, "embed": "shared"}},
         "infill": {"decoder": kinds.tower()},
+        "masked": {"encoder": kinds.tower(), "head": "masked"},
         "contrastive": {"encoder": kinds.tower(position="sinusoidal"), "head": "none"},
         "classify": {
             "encoder": kinds.tower(embed={"kind": "patches", "pixels": 4, "channels": 1}),
@@ -192,6 +193,14 @@ def test_a_quarter_is_missing_on_average(length):
     assert (parts[:, 1] - parts[:, 0]).mean() == pytest.approx(length / 4, rel=0.02)
     assert parts.min() == 0
     assert parts.max() == length
+
+
+def test_shares_of_what_is_chosen_are_shares_of_one():
+    """Found where it is said, not by learning something else."""
+    for hidden, swapped in ((0.8, 0.1), (0.0, 1.0), (0.7, 0.3), (0.9, 0.1)):
+        read_run(a_run("masked", objective={"kind": "masked", "hidden": hidden, "swapped": swapped}))
+    with pytest.raises(SpecError, match=r"objective.swapped: is 0.5, and 0.8 are hidden already: together they are at most 1"):
+        read_run(a_run("masked", objective={"kind": "masked", "hidden": 0.8, "swapped": 0.5}))
 
 
 # ----------------------------------------------------------------------------------------------------- contrastive

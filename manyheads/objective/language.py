@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
+from pydantic import model_validator
 
 from manyheads.model.spec import ModelSpec
 from manyheads.objective.score import NOTHING, Batch, ObjectiveSpec, Row, Tokens, answered, asked, padded
@@ -81,6 +82,12 @@ class MaskedSpec(HidingSpec, PackableSpec, kind="masked"):
     share: float = field(0.15, "of the places that are asked", gt=0, lt=1)
     hidden: float = field(0.8, "of those, shown as <mask>", ge=0, le=1)
     swapped: float = field(0.1, "of those, shown as a token drawn by chance", ge=0, le=1)
+
+    @model_validator(mode="after")
+    def _parts_of_one(self) -> Self:
+        if self.hidden + self.swapped > 1 + 1e-9:
+            raise SpecError(f"is {self.swapped:g}, and {self.hidden:g} are hidden already: together they are at most 1", ("swapped",))
+        return self
 
     def pieces(self, pieces: Sequence[Piece], tokens: Tokens, chance: np.random.Generator) -> Batch:
         mask = self.mask(tokens)
