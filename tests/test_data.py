@@ -705,6 +705,39 @@ def test_data_show_counts_and_draws(tmp_path):
     assert "is neither a run file nor a folder" in run("data", "show", tmp_path / "nothing", check=2).stderr
 
 
+HEADED = {
+    "pairs": ("english\tgerman", "a small word {}\tein kleines Wort {}"),
+    "labels": ("review\tsentiment", "how good it was {}\tgood{}"),
+    "queries": ("question\tanswer", "what is it {}\tit is {}"),
+}
+
+
+@pytest.mark.parametrize("kind", HEADED)
+def test_a_line_that_names_columns_is_no_row(kind, tmp_path):
+    """Whatever it calls them; that is said, and whoever means it as a row says which columns by number."""
+    header, line = HEADED[kind]
+    rows = [line.format(i, i % 3) for i in range(40)]
+    path = file(tmp_path, "a.tsv", "\n".join((header, *rows)) + "\n")
+    corpus = data(kind, path=path, test=path)
+    assert sorted(corpus.train + corpus.validation) == sorted(tuple(row.split("\t")) for row in rows)
+    assert len(corpus.test) == 40
+    one, other = header.split("\t")
+    assert f"2 lines left out that name columns, '{one}' and '{other}': fields = [0, 1] reads them as rows" in corpus.about
+    meant = data(kind, path=path, fields=[0, 1])
+    assert tuple(header.split("\t")) in meant.train + meant.validation
+    assert "left out" not in meant.about
+    named = data(kind, path=path, fields=header.split("\t"))
+    assert (len(named.train + named.validation), "left out" in named.about) == (40, False)
+
+
+@pytest.mark.parametrize("first", ["one word\tzwei", "small\tgroß und klein", "word1\tWort2"])
+def test_a_row_is_no_header(first, tmp_path):
+    """Several words are none, and what comes again is none."""
+    lines = [first, *(f"a word{i}\tein Wort{i}" for i in range(30)), "word1\tsonst"]
+    corpus = data("pairs", path=file(tmp_path, "a.tsv", "\n".join(lines)))
+    assert sorted(corpus.train + corpus.validation) == sorted(tuple(line.split("\t")) for line in lines)
+
+
 # --- pictures ---
 
 
