@@ -27,6 +27,7 @@ from manyheads.spec import SLOTS, SpecError, read_toml, to_toml, to_tree
 from manyheads.train.events import Shortened, Started, Stepped
 from manyheads.train.look import evaluate
 from manyheads.train.loop import train
+from manyheads.train.lora import adapters
 from manyheads.train.model import first_model
 from manyheads.train.run import RunError, made_ready, read_run
 from manyheads.train.stream import Stream
@@ -452,6 +453,26 @@ def test_low_ranks_need_a_start_and_maps_that_are_there(data, tmp_path):
     alone = {key: value for key, value in tree.items() if key != "start"} | {"model": {"vocab": "tokenizer", "decoder": {"layers": 1}}}
     with pytest.raises(SpecError, match="lora: is a change of low rank to trained weights: say with start"):
         read_run(alone)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.1, 0.5, 0.9])
+def test_low_ranks_drop_the_share_of_x_that_is_said(rate, data, tmp_path):
+    """Before A, in training alone, and what is left counts 1 / (1 − p) times."""
+    more = {"lora": {"rank": 2, "scale": 6.0, "dropout": rate}}
+    model, _ = first_model(made_ready(read_run(described(saved("llama", tmp_path / "start"), data, "causal", **more))))
+    found = list(adapters(model).values())
+    assert found
+    for one in found:
+        seen = []
+        one.down.register_forward_hook(lambda _, given, out, seen=seen: seen.append(given[0]))
+        x = torch.ones(2, 2000, one.down.in_features)
+        torch.manual_seed(0)
+        one.train()(x)
+        one.eval()(x)
+        dropped, whole = seen
+        assert torch.equal(whole, x)
+        assert float((dropped == 0).float().mean()) == pytest.approx(rate, abs=0.01)
+        assert torch.allclose(dropped[dropped != 0], torch.tensor(1 / (1 - rate)))
 
 
 @pytest.mark.parametrize("kind", SLOTS["optim"].kinds)

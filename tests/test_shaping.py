@@ -478,6 +478,16 @@ def test_a_relation_of_a_file_of_trees_guides_its_own_arcs(tmp_path):
         made_ready(read_run(tree | {"shaping": [guided | {"relation": "nsbj"}]}))
 
 
+@pytest.mark.parametrize("shaping", [{"kind": "guided", "by": "arcs"}, {"kind": "focus"}, {"kind": "near"}], ids=lambda one: one["kind"])
+@pytest.mark.parametrize("name", ["causal", "masked"])
+def test_texts_that_share_a_row_are_not_shaped(name, shaping):
+    """A link is between places of its own text, and these are not where it stands in a row."""
+    guided_run(name, "test-trees", shaping)
+    guided_run(name, "test-trees", pack=16)
+    with pytest.raises(SpecError, match=f"train.pack: texts share rows for causal and masked without shaping, and this is {name} with it"):
+        guided_run(name, "test-trees", shaping, pack=16)
+
+
 def test_a_word_of_several_tokens_is_looked_at_evenly():
     """And however many there are, its row is one row."""
     tree = described("masked") | {

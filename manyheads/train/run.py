@@ -104,7 +104,8 @@ class RunSpec(Spec):
         """Whether texts can share rows."""
         at = ("train", "pack")
         if not isinstance(self.objective, language.PackableSpec) or self.shaping:
-            raise SpecError(f"texts share rows for causal and masked without shaping, and this is {self.objective.kind}", at)
+            given = self.objective.kind + (" with it" if self.shaping else "")
+            raise SpecError(f"texts share rows for causal and masked without shaping, and this is {given}", at)
         tower = self.model.encoder or self.model.decoder
         if tower is None:
             raise SpecError(f"texts that share a row are kept apart by a mask, and a model that is {self.model.shape} has none", at)
