@@ -13,6 +13,7 @@ from manyheads.generate.sample import Writing
 from manyheads.spec import Tree, quoted
 
 PLAIN = Writing()
+SENTINEL = re.compile(r"<extra_(id_)?\d+>")
 MASKS = ("[MASK]", "<mask>", "<MASK>")
 NUMBERS, SEVERAL, ONE = PROBLEMS = ("regression", "multi_label_classification", "single_label_classification")
 
@@ -33,8 +34,13 @@ def task_of(loaded: Loaded) -> str:
     if loaded.paired:
         return "answer"
     if loaded.model.writes and head.scores_tokens:
-        return "continue"
+        return "infill" if learned(loaded) == "infill" and loaded.tokenizer is not None else "continue"
     return "fill" if head.scores_tokens else "classify" if head.kind == "classes" else "embed"
+
+
+def learned(loaded: Loaded) -> str | None:
+    """What a model was trained for, where a run says so."""
+    return loaded.origin.config.get("objective") if loaded.origin else None
 
 
 def predict_all(
@@ -48,7 +54,7 @@ def predict_all(
         raise ValueError(f"mask_id is {quoted(mask_id)}, expected the id of a token, a whole number from 0")
     task = task_of(loaded)
     rows, cut = tokens_of(loaded, texts, task, mask_id)
-    if task in ("answer", "continue"):
+    if task in ("answer", "continue", "infill"):
         for i, written in loaded.write(rows, writing):
             said = written if loaded.tokenizer is None else loaded.tokenizer.decode(written)
             yield i, {"task": task, "text": texts[i], "written": said} | cut.get(i, {})
@@ -70,11 +76,15 @@ def predict_all(
 
 
 def tokens_of(loaded: Loaded, texts: Sequence[str], task: str, mask_id: int | None) -> tuple[list[list[int]], dict[int, Tree]]:
-    """The tokens of each text; and of those that are too long, how many were read."""
+    """The tokens that a model is asked with, of each text; and of those that are too long, how many were read."""
     if loaded.tokenizer is None:
         return numbers(texts), {}
+    if task == "infill":
+        return infilling(loaded, texts), {}
     if task == "fill" and mask_id is None:
         return masked(loaded, texts), {}
+    if learned(loaded) == "spans" and loaded.tokenizer.encode_special_tokens:  # what stands for a hidden span is no text
+        return with_marks(loaded, texts, [token for token in loaded.tokenizer.get_vocab() if SENTINEL.fullmatch(token)]), {}
     found = loaded.encodings(texts)
     return [one.ids for one in found], {i: {"cut": len(one.ids)} for i, one in enumerate(found) if one.overflowing}
 
@@ -90,19 +100,37 @@ def numbers(texts: Sequence[str]) -> list[list[int]]:
 
 def masked(loaded: Loaded, texts: Sequence[str]) -> list[list[int]]:
     """The tokens of texts in which the mask is no text, even where all other special tokens are."""
+    return with_marks(loaded, texts, [mask_of(loaded, None)[0]]) if loaded.tokenizer.encode_special_tokens else loaded.ids(texts)
+
+
+def with_marks(loaded: Loaded, texts: Sequence[str], names: Sequence[str]) -> list[list[int]]:
+    """The tokens of texts in which these special tokens are no text."""
     tokenizer = loaded.tokenizer
-    if not tokenizer.encode_special_tokens:
-        return loaded.ids(texts)
     check_texts(texts)
-    name, _ = mask_of(loaded, None)
     tokenizer.encode_special_tokens = False
-    mask = tokenizer.encode(name, add_special_tokens=False)
+    marks = {name: tokenizer.encode(name, add_special_tokens=False) for name in names}
     tokenizer.encode_special_tokens = True
+    between = re.compile(f"({'|'.join(map(re.escape, names))})")
     rows = []
     for place, text in enumerate(texts):
-        pieces = [tokenizer.encode(piece, add_special_tokens=False) for piece in text.split(name)]
-        joined = [part for piece in pieces for part in (mask, piece)][1:]
-        rows.append(tokenizer.post_process(type(mask).merge(joined)).ids)
+        pieces = [marks[piece] if piece in marks else tokenizer.encode(piece, add_special_tokens=False) for piece in between.split(text)]
+        rows.append(tokenizer.post_process(type(pieces[0]).merge(pieces)).ids)
+        loaded.check_length(len(rows[-1]), place)
+    return rows
+
+
+def infilling(loaded: Loaded, texts: Sequence[str]) -> list[list[int]]:
+    """Texts with one mask in the form that infilling is learned in: prefix <mask> suffix <mask>, behind which the content is written."""
+    check_texts(texts)
+    assert loaded.origin is not None
+    name, mask = mask_of(loaded, None)
+    begin, rows = loaded.origin.config["bos_token_id"], []  # which stood before every text, whatever the tokenizer puts there
+    for place, text in enumerate(texts):
+        parts = [loaded.tokenizer.encode(part, add_special_tokens=False).ids for part in text.split(name)]
+        if len(parts) != 2:
+            said = f"{name} stands {len(parts) - 1} times in it, and one gap is filled at a time"
+            raise TextError(said if len(parts) > 1 else f"there is nothing to fill: write {name} where something is missing", place)
+        rows.append([begin, *parts[0], mask, *parts[1], mask])
         loaded.check_length(len(rows[-1]), place)
     return rows
 

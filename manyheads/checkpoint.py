@@ -147,10 +147,7 @@ class Loaded:
             raise ValueError(
                 f"a vector a text is what an encoder gives, or a decoder whose folder says how; this model is {self.spec.shape}"
             )
-        if self.spec.head.kind == "vector" and self.pooling is None:
-            return self.model(given)
-        states, padding = self.model.states(given)
-        return (self.pooling or Pooling()).pool(states, padding)
+        return self.model.vectors(given, self.pooling.pool if self.pooling else None)
 
     def generate(
         self, text: str | Sequence[int] | Sequence[str], *, max_new: int = 64, temperature: float = 0.0, seed: int = 0,

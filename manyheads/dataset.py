@@ -14,6 +14,7 @@ from manyheads.data.source import NO_TEXT, Corpus
 from manyheads.spec import SpecError, Tree
 from manyheads.train.forecast import epoch_of
 from manyheads.train.run import RunSpec, made_ready, read_run_file, with_tokenizer
+from manyheads.train.start import opened_start
 from manyheads.training import EXIT, heard
 
 BINS = 10
@@ -40,7 +41,8 @@ def prepare_run(run: RunSpec, folder: Path) -> Path:
             if reason := wish():
                 raise SystemExit(EXIT[reason])
 
-        corpus, tokenizer, _ = with_tokenizer(run)
+        start = opened_start(run.start) if run.start else None
+        corpus, tokenizer, _ = with_tokenizer(run, start)
         written = prepare(corpus, tokenizer, folder, made=run.tokenizer, tell=tell)
     print(f"{corpus.about}; {tokenizer.get_vocab_size():,} different tokens", file=sys.stderr)
     return written

@@ -27,7 +27,10 @@ from manyheads.data.order import packed, permuted, plan
 from manyheads.data.prepared import Encoded, Rows, prepare
 from manyheads.data.source import Corpus, DataError, Made
 from manyheads.data.tokens import SPECIAL, special_ids
+from manyheads.evaluation import evaluate
 from manyheads.spec import SLOTS, SpecError, parse, to_toml, to_tree
+from manyheads.train.loop import train
+from manyheads.train.run import made_ready, read_run
 
 
 def data(kind, **fields):
@@ -702,6 +705,39 @@ def test_data_show_counts_and_draws(tmp_path):
     assert "is neither a run file nor a folder" in run("data", "show", tmp_path / "nothing", check=2).stderr
 
 
+HEADED = {
+    "pairs": ("english\tgerman", "a small word {}\tein kleines Wort {}"),
+    "labels": ("review\tsentiment", "how good it was {}\tgood{}"),
+    "queries": ("question\tanswer", "what is it {}\tit is {}"),
+}
+
+
+@pytest.mark.parametrize("kind", HEADED)
+def test_a_line_that_names_columns_is_no_row(kind, tmp_path):
+    """Whatever it calls them; that is said, and whoever means it as a row says which columns by number."""
+    header, line = HEADED[kind]
+    rows = [line.format(i, i % 3) for i in range(40)]
+    path = file(tmp_path, "a.tsv", "\n".join((header, *rows)) + "\n")
+    corpus = data(kind, path=path, test=path)
+    assert sorted(corpus.train + corpus.validation) == sorted(tuple(row.split("\t")) for row in rows)
+    assert len(corpus.test) == 40
+    one, other = header.split("\t")
+    assert f"2 lines left out that name columns, '{one}' and '{other}': fields = [0, 1] reads them as rows" in corpus.about
+    meant = data(kind, path=path, fields=[0, 1])
+    assert tuple(header.split("\t")) in meant.train + meant.validation
+    assert "left out" not in meant.about
+    named = data(kind, path=path, fields=header.split("\t"))
+    assert (len(named.train + named.validation), "left out" in named.about) == (40, False)
+
+
+@pytest.mark.parametrize("first", ["one word\tzwei", "small\tgroß und klein", "word1\tWort2"])
+def test_a_row_is_no_header(first, tmp_path):
+    """Several words are none, and what comes again is none."""
+    lines = [first, *(f"a word{i}\tein Wort{i}" for i in range(30)), "word1\tsonst"]
+    corpus = data("pairs", path=file(tmp_path, "a.tsv", "\n".join(lines)))
+    assert sorted(corpus.train + corpus.validation) == sorted(tuple(line.split("\t")) for line in lines)
+
+
 # --- pictures ---
 
 
@@ -765,6 +801,43 @@ def test_pictures_of_one_file_are_scaled_as_those_of_the_other(drawn, tmp_path):
     assert np.array_equal(corpus.validation[0][0], (pictures[0] // 2 / 255).astype(np.float32))
 
 
+def tables(tmp_path):
+    """Pictures of 4 × 4 and their classes in two tables, of which the second is darker, and the second once more."""
+    for name, most, seed in (("some", 17, 0), ("dark", 5, 1), ("other", 5, 1)):
+        pictures = np.random.default_rng(seed).integers(0, most, (30, 16))
+        (tmp_path / f"{name}.csv").write_text("\n".join(",".join(map(str, (*one, i % 2))) for i, one in enumerate(pictures)) + "\n")
+    return {"path": str(tmp_path / "some.csv"), "validation": str(tmp_path / "dark.csv")}
+
+
+@pytest.mark.parametrize("objective", ["classify", "patches"])
+def test_another_file_of_pictures_is_read_as_a_validation_file_is(objective, tmp_path):
+    tower = {"layers": 1, "width": 16, "attention": {"kind": "heads", "heads": 2}, "position": "sinusoidal"}
+    patches = tower | {"embed": {"kind": "patches", "pixels": 4, "channels": 1}}
+    restored = {"decoder": tower | {"embed": "restored", "mask": {"causal": False}}, "head": {"kind": "pixels", "pixels": 4}}
+    model = {"encoder": patches} | ({"head": {"kind": "classes", "classes": 2}} if objective == "classify" else restored)
+    tree = {"model": model, "data": {"kind": "pictures"} | tables(tmp_path), "objective": objective, "train": {"steps": 2}}
+    list(train(made_ready(read_run(tree)), tmp_path / "run"))
+    own, _ = evaluate(tmp_path / "run")
+    there, _ = evaluate(tmp_path / "run", data=str(tmp_path / "other.csv"))
+    assert there["scores"] == own["scores"]
+    assert "other.csv: 30 pictures; 4 × 4 pixels, divided by 16" in there["data"]
+
+
+def test_another_idx_file_has_no_classes_of_its_own(drawn, tmp_path):
+    pictures, where = drawn
+    (tmp_path / "more").write_bytes(idx(pictures[:5] // 2))
+    alone = parse(SLOTS["data"].kinds["pictures"], {"path": where["path"]}).other(str(tmp_path / "more"))
+    assert (alone.fields, len(alone.train)) == (("picture",), 0)
+    assert np.array_equal(alone.validation[0][0], (pictures[0] // 2 / 255).astype(np.float32))
+    labelled = parse(SLOTS["data"].kinds["pictures"], where)
+    assert len(labelled.other(where["path"]).validation) == 40
+    with pytest.raises(DataError, match="more has its classes in a file of their own: name both, test = … and test_labels = …"):
+        labelled.other(str(tmp_path / "more"))
+    (tmp_path / "wide").write_bytes(idx(np.zeros((5, 4, 7))))
+    with pytest.raises(DataError, match="wide has pictures of 4 × 7, and .*images of 4 × 6"):
+        parse(SLOTS["data"].kinds["pictures"], {"path": where["path"]}).other(str(tmp_path / "wide"))
+
+
 HEAD = bytes([0, 0, 8, 3])
 SPOILED = {
     "is no idx file": b"PK\3\4 and so on",
@@ -821,35 +894,49 @@ def test_pictures_that_do_not_fit_together_are_refused(drawn, tmp_path):
 
 
 def conllu(*sentences):
-    """Lines of ten columns; of each word its number, itself and its head."""
+    """Lines of ten columns; of each word its number, itself, its head and what it is to that."""
     lines = []
     for words in sentences:
-        lines += ["# a comment", *("\t".join((number, word, *"____", head, *"___")) for number, word, head in words), ""]
+        lines += [
+            "# a comment",
+            *("\t".join((number, word, *"____", head, *(more or "_"), *"__")) for number, word, head, *more in words),
+            "",
+        ]
     return "\n".join(lines)
 
 
 SHE = [
-    ("1", "She", "2"),
-    ("2", "sees", "0"),
+    ("1", "She", "2", "nsubj"),
+    ("2", "sees", "0", "root"),
     ("3-4", "cannot", "_"),
-    ("3", "can", "2"),
-    ("4", "not", "3"),
+    ("3", "can", "2", "aux:can"),
+    ("4", "not", "3", "advmod"),
     ("4.1", "ghost", "_"),
-    ("5", "10 000", "2"),
+    ("5", "10 000", "2", "obj"),
 ]
 
 
-def test_trees_come_as_words_and_the_places_of_their_heads(tmp_path):
+def test_trees_come_as_words_the_places_of_their_heads_and_relations(tmp_path):
     (tmp_path / "t.conllu").write_text(conllu(SHE, [("1", "Yes", "0")]))
     corpus = data("conllu", path=str(tmp_path / "t.conllu"), validation=str(tmp_path / "t.conllu"))
-    assert corpus.fields == ("text", "arcs")
-    assert corpus.train == [("She sees can not 10_000", (1, -1, 1, 2, 1)), ("Yes", (-1,))]
-    assert all(len(text.split()) == len(heads) for text, heads in corpus.train)
-    rows = Encoded(corpus.train, tokenizer("words", [text for text, _ in corpus.train]), corpus.fields)
+    assert corpus.fields == ("text", "arcs", "relations")
+    relations = ("nsubj", "root", "aux:can", "advmod", "obj")
+    assert corpus.train == [("She sees can not 10_000", (1, -1, 1, 2, 1), relations), ("Yes", (-1,), ("_",))]
+    assert all(len(text.split()) == len(heads) == len(names) for text, heads, names in corpus.train)
+    rows = Encoded(corpus.train, tokenizer("words", [text for text, *_ in corpus.train]), corpus.fields)
     assert rows[0][1].dtype == np.int64
     assert rows[0][1].tolist() == [1, -1, 1, 2, 1]
-    with pytest.raises(DataError, match="arcs have no ids to prepare"):
-        prepare(corpus, tokenizer("bytes", []), tmp_path / "prepared")
+    assert rows[0][2].tolist() == list(relations)
+
+
+def test_what_is_no_text_is_not_prepared(tmp_path):
+    """Nor what a tokenizer of the other texts would not know."""
+    (tmp_path / "t.conllu").write_text(conllu(SHE, [("1", "Yes", "0")]))
+    (tmp_path / "p.tsv").write_text("".join(f"a {i}\t{i} a\t0-1 1-0\n" for i in range(9)))
+    aligned = data("pairs", path=str(tmp_path / "p.tsv"), fields=["source", "target", "alignment"])
+    for corpus, said in ((data("conllu", path=str(tmp_path / "t.conllu")), "arcs"), (aligned, "alignments")):
+        with pytest.raises(DataError, match=f"{said} have no ids to prepare; they are used as they are"):
+            prepare(corpus, tokenizer("bytes", []), tmp_path / "prepared")
 
 
 @pytest.mark.parametrize(

@@ -246,6 +246,13 @@ def test_documents_that_are_not_there_are_named(tmp_path, docs, said):
     assert raised.value.exit_code == 3
 
 
+def test_texts_of_which_rouge_counts_nothing_are_told_apart():
+    """Such a text with itself is 0, which is no judgement."""
+    texts = ["привет мир", "", " ", "мир 2", "hello", "漢字"]
+    assert summary.uncounted(texts) == 2
+    assert all(bool(summary.scores([text], [text])["rouge1"]) is not bool(summary.uncounted([text])) for text in texts if text.strip())
+
+
 # --- models of every objective ---
 
 TOWER = {"layers": 1, "width": 16, "attention": {"kind": "heads", "heads": 2}, "feedforward": {"kind": "mlp", "hidden": 32}, "position": "sinusoidal"}  # fmt: skip
@@ -284,6 +291,14 @@ def runs(tmp_path_factory):
         ready = made_ready(read_run({"model": model, "data": data, "objective": {"kind": kind}, "optim": optim, "train": how}))
         list(train(ready, folder / kind))
     return folder
+
+
+def test_rouge_of_another_script_comes_with_a_word(runs, tmp_path):
+    for text, said in (("привет мир", "2 of 2 wanted texts hold nothing that ROUGE counts"), ("hello мир", None)):
+        path = tmp_path / "pairs.tsv"
+        path.write_text(f"a b c\t{text} как дела\nb a c\t{text} тоже\n")
+        report, _ = evaluate(runs / "seq2seq", data=str(path), how=How(beams=1, max_new=4))
+        assert [note for note in report["notes"] if "ROUGE" in note] == ([f"{said}, a–z and 0–9: it is 0 for them"] if said else [])
 
 
 KEYS = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 
 import numpy as np
@@ -17,12 +18,19 @@ from small_runs import digests, in_a_process
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 
 import manyheads
-from manyheads.spec import SpecError, read_toml, to_toml, to_tree
+from manyheads.convert.files import FileError
+from manyheads.data.source import Corpus, DataSpec
+from manyheads.dataset import prepare_run
+from manyheads.objective.pairs import vectors
+from manyheads.objective.shaping import shaped
+from manyheads.spec import SLOTS, SpecError, read_toml, to_toml, to_tree
 from manyheads.train.events import Shortened, Started, Stepped
 from manyheads.train.look import evaluate
 from manyheads.train.loop import train
+from manyheads.train.lora import adapters
 from manyheads.train.model import first_model
 from manyheads.train.run import RunError, made_ready, read_run
+from manyheads.train.stream import Stream
 
 # the special tokens of each family, where they stand, and what its tokenizer puts around a text
 SPECIAL = {
@@ -151,6 +159,34 @@ def test_only_ordinary_tokens_are_drawn_by_chance(data, tmp_path):
     batch = ready.run.objective.batch([ready.rows[i] for i in range(len(ready.rows))], ready.tokens, np.random.default_rng(0))
     drawn = batch.inputs.tokens[(batch.wanted >= 0)]
     assert set(drawn.tolist()) == {int(word[4:]) for word in WORDS}
+
+
+def test_what_hides_needs_a_token_for_it(data, tmp_path):
+    """Found before anything is learned."""
+    for name, family in (("infill", "gpt2"), ("masked", "bert")):
+        folder = saved(family, tmp_path / name)
+        tree = described(folder, data, "masked") | {"objective": name}
+        if family == "bert":
+            vocab = json.loads((folder / "tokenizer.json").read_text().replace("[MASK]", "[OTHER]"))
+            (folder / "tokenizer.json").write_text(json.dumps(vocab))
+        with pytest.raises(SpecError, match=f"tokenizer: no token of it stands for a hidden one, and {name} needs one"):
+            made_ready(read_run(tree))
+
+
+@pytest.mark.parametrize("name", ["classify", "masked", "causal", "seq2seq", "other order"])
+def test_prepared_rows_train_to_the_same_losses(name, data, tmp_path):
+    """Also where the checkpoint has the classes in another order than their names."""
+    if name == "other order":
+        names = {"id2label": {0: "late", 1: "early"}, "label2id": {"late": 0, "early": 1}}
+        tree = described(saved("bert-classes", tmp_path / "start", num_labels=2, **names), data, "classify")
+    else:
+        tree = case(name, tmp_path, data)
+    prepare_run(read_run(tree), tmp_path / "ids")
+    ready = made_ready(read_run(tree | {"data": {"kind": "prepared", "path": str(tmp_path / "ids")}}))
+    one, other = (list(train(run, tmp_path / f"run{i}")) for i, run in enumerate((made_ready(read_run(tree)), ready)))
+    losses, again = ([event.loss for event in events if isinstance(event, Stepped)] for events in (one, other))
+    assert losses == again
+    assert one[-1] == other[-1]
 
 
 # -------------------------------------------------------------------------------------------- what is taken, and what not
@@ -419,7 +455,179 @@ def test_low_ranks_need_a_start_and_maps_that_are_there(data, tmp_path):
         read_run(alone)
 
 
+@pytest.mark.parametrize("rate", [0.0, 0.1, 0.5, 0.9])
+def test_low_ranks_drop_the_share_of_x_that_is_said(rate, data, tmp_path):
+    """Before A, in training alone, and what is left counts 1 / (1 − p) times."""
+    more = {"lora": {"rank": 2, "scale": 6.0, "dropout": rate}}
+    model, _ = first_model(made_ready(read_run(described(saved("llama", tmp_path / "start"), data, "causal", **more))))
+    found = list(adapters(model).values())
+    assert found
+    for one in found:
+        seen = []
+        one.down.register_forward_hook(lambda _, given, out, seen=seen: seen.append(given[0]))
+        x = torch.ones(2, 2000, one.down.in_features)
+        torch.manual_seed(0)
+        one.train()(x)
+        one.eval()(x)
+        dropped, whole = seen
+        assert torch.equal(whole, x)
+        assert float((dropped == 0).float().mean()) == pytest.approx(rate, abs=0.01)
+        assert torch.allclose(dropped[dropped != 0], torch.tensor(1 / (1 - rate)))
+
+
+@pytest.mark.parametrize("kind", SLOTS["optim"].kinds)
+def test_low_ranks_learn_by_every_optimiser(kind, data, tmp_path):
+    """Though nothing but matrices may be left to learn."""
+    ready = made_ready(read_run(case("causal-lora", tmp_path, data) | {"optim": {"kind": kind, "rate": 1e-2}}))
+    model, _ = first_model(ready)
+    changer = ready.run.optim.build(model)
+    held = [id(weight) for group in changer.param_groups for weight in group["params"]]
+    learned = {id(weight) for weight in model.parameters() if weight.requires_grad}
+    assert len(held) == len(set(held))
+    assert set(held) == learned
+    list(train(ready, tmp_path / "run"))
+    before, after = (dict(manyheads.load(tmp_path / name).model.named_parameters()) for name in ("start", "run"))
+    assert any(not torch.equal(before[name], after[name]) for name in before)
+
+
 def test_steps_are_counted_alike(data, tmp_path):
     events = list(train(made_ready(read_run(case("seq2seq", tmp_path, data))), tmp_path / "run"))
     assert [event.step for event in events if isinstance(event, Stepped)] == [1, 2, 3, 4, 5, 6]
     assert events[0] == Started(0, events[0].taken, (), ())
+
+
+# ------------------------------------------------------------------------------------------------------ vectors of texts
+
+
+def pooling(folder, *modes, unit=False):
+    """The files by which sentence-transformers says how one vector is made of many."""
+    names = ["Transformer", "Pooling", *["Normalize"] * unit]
+    steps = [{"idx": i, "path": f"{i}_{name}" if i else "", "type": f"sentence_transformers.models.{name}"} for i, name in enumerate(names)]
+    (folder / "modules.json").write_text(json.dumps(steps))
+    (folder / "1_Pooling").mkdir()
+    said = {f"pooling_mode_{mode}": mode in modes for mode in ("mean_tokens", "cls_token", "lasttoken", "max_tokens")}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 32} | said))
+
+
+def unframed(folder):
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer | {"post_processor": None}))
+
+
+BEGINNINGS = {
+    "a folder": lambda folder: None,
+    "its first token": lambda folder: pooling(folder, "cls_token"),
+    "its last token": lambda folder: pooling(folder, "lasttoken", unit=True),
+    "its mean": lambda folder: pooling(folder, "mean_tokens", unit=True),
+    "a tokenizer that adds nothing": unframed,
+    "both": lambda folder: [pooling(folder, "cls_token"), unframed(folder)],
+}
+
+
+def asking(data, **more):
+    """A contrastive run over the pairs."""
+    source = {"kind": "queries", "path": str(data / "pairs.tsv")}
+    train = {"steps": 2, "tokens": 200, "evaluate_rows": 8}
+    return {"seed": 5, "data": source, "objective": "contrastive", "optim": {"rate": 1e-2}, "train": train} | more
+
+
+@torch.no_grad()
+def trained_and_given(ready, loaded):
+    """What contrastive training compares, and what is given to those who load the model."""
+    texts = [row[0] for row in ready.corpus.train[:5]]
+    batch = ready.run.objective.batch([ready.rows[i] for i in range(5)], ready.tokens, np.random.default_rng(0))
+    given = torch.nn.functional.normalize(loaded.embed(texts), dim=-1)
+    torch.testing.assert_close(vectors(loaded.model, batch.inputs, batch.pool), given, atol=1e-6, rtol=0)
+    assert batch.inputs.tokens.shape[1] == max(map(len, loaded.ids(texts)))
+
+
+@pytest.mark.parametrize("more", [{}, {"lora": LORA}], ids=["whole", "lora"])
+@pytest.mark.parametrize("beginning", BEGINNINGS)
+def test_contrastive_learns_the_vectors_that_embed_gives(beginning, more, data, tmp_path):
+    """Of the checkpoint a run begins from, of the run, and of another that begins from this."""
+    BEGINNINGS[beginning](saved("bert-bare", tmp_path / "start"))
+    for start in ("start", "first"):
+        ready = made_ready(read_run(asking(data, start=str(tmp_path / start), **more)))
+        trained_and_given(ready, manyheads.load(tmp_path / start))
+        if start == "start":
+            list(train(ready, tmp_path / "first"))
+            trained_and_given(ready, manyheads.load(tmp_path / "first"))
+
+
+@pytest.mark.parametrize("head", ["none", "vector", {"kind": "vector", "pool": "mean", "unit": True}, {"kind": "vector", "pool": "last"}])
+def test_contrastive_from_nothing_learns_the_vectors_that_embed_gives(head, data, tmp_path):
+    tower = {"layers": 1, "width": 16, "attention": {"kind": "heads", "heads": 2}, "position": "rope"}
+    ready = made_ready(read_run(asking(data, model={"vocab": "tokenizer", "encoder": tower, "head": head})))
+    list(train(ready, tmp_path / "run"))
+    trained_and_given(ready, manyheads.load(tmp_path / "run"))
+
+
+def test_contrastive_refuses_a_checkpoint_whose_vectors_it_cannot_make(data, tmp_path):
+    folder = saved("bert-bare", tmp_path / "start")
+    pooling(folder, "max_tokens")
+    with pytest.raises(FileError, match="pools by pooling_mode_max_tokens, expected one of"):
+        made_ready(read_run(asking(data, start=str(folder))))
+    made_ready(read_run(described(folder, data, "classify", model=CLASSES)))  # which needs no such vector
+    shutil.rmtree(folder / "1_Pooling")
+    pooling(folder, "cls_token")
+    with pytest.raises(SpecError, match="model.head: the files of the checkpoint say how a text becomes one vector"):
+        made_ready(read_run(asking(data, start=str(folder), model={"head": {"kind": "vector", "pool": "mean"}})))
+
+
+# ------------------------------------------------------------------------------------------------------ guided attention
+
+
+class LinkedSpec(DataSpec, kind="test-linked"):
+    """Texts of different words, each of which has the one opposite as its head; their targets are turned round"""
+
+    def load(self):
+        def row(i):
+            words = np.random.default_rng(i).choice(WORDS, 3 + i % 6, replace=False).tolist()
+            last = len(words) - 1
+            heads = tuple(last - j if last != 2 * j else -1 for j in range(len(words)))
+            said = " ".join(f"{j}-{last - j}" for j in range(len(words)))
+            return " ".join(words), "odd" if i % 2 else "even", heads, " ".join(words), " ".join(reversed(words)), said
+
+        rows = [row(i) for i in range(60)]
+        return Corpus(("text", "label", "arcs", "source", "target", "alignment"), rows[10:], rows[:10], [], "words and their opposites")
+
+
+@pytest.mark.parametrize("longest", [None, 6])
+@pytest.mark.parametrize(
+    ("model", "frame", "objective"),
+    [
+        *(("bart", frame, "seq2seq") for frame in SPECIAL),
+        *(("bert", frame, "masked") for frame in SPECIAL),
+        *(("gpt2", frame, "causal") for frame in SPECIAL),
+        *(("bert-classes", frame, "classify") for frame in SPECIAL),
+    ],
+)
+def test_a_word_is_guided_to_the_word_meant_whatever_frames_a_text(model, frame, objective, longest, tmp_path):
+    """And of a text that is cut, only what is left."""
+    folder = saved(model, tmp_path / "start", **({"num_labels": 2} if objective == "classify" else {}))
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    before, behind = SPECIAL[frame][1].split("$A")
+    first = next(iter(SPECIAL[model.split("-")[0]][0].items()))
+    around = " ".join([*(first[0] for _ in before.split()), "$A", *(first[0] for _ in behind.split())])
+    tokenizer.post_processor = processors.TemplateProcessing(single=around, special_tokens=[first])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    by = "alignment" if objective == "seq2seq" else "arcs"
+    tree = described(folder, tmp_path, objective, train={"longest": longest} if longest else {})
+    ready = made_ready(read_run(tree | {"data": {"kind": "test-linked"}, "shaping": [{"kind": "guided", "by": by}]}))
+    stream = Stream(ready)
+    batch = stream.next()
+    (links,) = batch.links.values()
+    asked = torch.where(batch.wanted >= 0, batch.wanted, batch.inputs.tokens) if objective == "masked" else batch.inputs.tokens
+    looking, seen = (batch.wanted, batch.source.tokens) if by == "alignment" else (asked, asked)
+    for text, number in enumerate(stream.rows):
+        words = [int(word[4:]) for word in ready.corpus.train[number][0].split()]
+        pairs = {(word, word) for word in words} if by == "alignment" else set(zip(words, reversed(words), strict=True))
+        left = {pair for pair in pairs if pair[0] in looking[text] and pair[1] in seen[text]}
+        found = [(int(looking[text, i]), int(seen[text, j])) for row, i, j in links.tolist() if row == text]
+        assert sorted(found) == sorted(left), (words, looking[text], seen[text])
+    assert len(links)
+    score = shaped(ready.run.objective, ready.run.shaping, first_model(ready)[0].eval(), batch).terms["guided"]
+    places = ready.run.shaping[0].places(ready.spec)
+    visible = [(row, i) for row, i, j in links.tolist() if objective != "causal" or j <= i]
+    assert score.count == len(visible) * sum(place.heads for place in places)
+    assert torch.isfinite(score.total)

@@ -21,7 +21,7 @@ from tokenizers import Tokenizer, decoders
 
 import manyheads
 from manyheads import Inputs, predicting
-from manyheads.answer import masked
+from manyheads.answer import hiding, infilling, masked
 from manyheads.checkpoint import Loaded
 from manyheads.generate import search as searching
 from manyheads.generate.sample import Rules, sample
@@ -445,3 +445,43 @@ def test_a_run_reads_special_tokens_as_text_but_for_the_mask(tmp_path):
     assert masked(loaded, [text]) == [[1, *before, 4, *between, 4, 2]]
     done = run("predict", tmp_path / "masked", "--json", given=f"{text}\n<mask>".encode())
     assert [len(json.loads(line)["filled"]) for line in done.stdout.splitlines()] == [2, 1]
+
+
+def test_what_is_missing_is_written_where_a_model_learned_to(tmp_path):
+    """It reads prefix <mask> suffix <mask>, as it was trained, of which the user writes what is known; so does what is exported."""
+    tower = {"layers": 1, "width": 32, "attention": {"kind": "heads", "heads": 2}, "position": {"kind": "learned", "length": 40}}
+    learned = [
+        f"the {thing} is {colour} today" for thing, colour in (("sky", "blue"), ("grass", "green"), ("rose", "red"), ("sun", "yellow"))
+    ]
+    (tmp_path / "texts.txt").write_text("\n".join([*learned * 10, "the sky is blue"]))
+    data = {"kind": "text", "path": str(tmp_path / "texts.txt"), "document": "line"}
+    how = {"steps": 200, "tokens": 400, "evaluate_every": 200, "evaluate_rows": 1}
+    tree = {"model": {"vocab": "tokenizer", "decoder": tower, "init": "xavier"}, "data": data, "objective": {"kind": "infill", "block": 8}}
+    ready = made_ready(read_run(tree | {"optim": {"rate": 1e-2, "schedule": {"kind": "linear", "warmup": 5}}, "train": how}))
+    list(train(ready, tmp_path / "run"))
+    asked = ["the grass is <mask> today", "<mask> rose is red today", "the sun is yellow <mask>"]
+    for to in ("run", "hf", "manyheads"):
+        if to != "run":
+            manyheads.export(tmp_path / "run", tmp_path / to, to=to)
+        loaded = manyheads.load(tmp_path / to)
+        found = [manyheads.predict(loaded, text) for text in asked]
+        assert [row["written"] for row in found] == ["green", "the", "today"]
+        assert {row["task"] for row in found} == {"infill"}
+    ids = infilling(loaded, asked)
+    word = ready.tokenizer.token_to_id
+    assert ids[0] == [1, word("▁the"), word("▁grass"), word("▁is"), 4, word("▁today"), 4]
+    for text, said in (("the grass", "there is nothing to fill: write <mask> where"), ("<mask> is <mask>", "<mask> stands 2 times in it")):
+        with pytest.raises(ValueError, match=said):
+            manyheads.predict(loaded, text)
+    assert run("predict", tmp_path / "run", asked[0]).stdout == "green\n"
+
+
+def test_a_run_that_hides_spans_reads_what_stands_for_them(tmp_path):
+    from test_train import described
+
+    ready = made_ready(read_run(described("spans", steps=1)))
+    list(train(ready, tmp_path / "run"))
+    loaded = manyheads.load(tmp_path / "run")
+    (ids,) = hiding(loaded, ["was <extra_0> born </s> in <extra_1>"])
+    assert [token for token in ids if token in ready.tokens.extra] == list(ready.tokens.extra[:2])
+    assert ids.count(ready.tokens.end) == 1, "which stands at the end; one that a text says remains a text"

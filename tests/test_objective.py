@@ -133,6 +133,18 @@ def test_how_long_spans_and_what_is_shown_become_is_known_before(rows, share, me
     assert spec.length([np.array([len(text) for text in rows])]).tolist() == found
 
 
+@pytest.mark.parametrize("around", [((), ()), ((801,), ()), ((), (2,)), ((801,), (802,)), None])
+def test_spans_are_framed_and_begun_as_any_pair_is(around):
+    """As texts are by the tokenizer, and with what begins an answer where that is not what begins a text."""
+    tokens = Tokens(count=1000, extra=SENTINELS, around=around, start=803)
+    batch = SpansSpec().batch([(np.arange(10, 30),)], tokens, chance(0))
+    source, wanted = batch.source.tokens[0], batch.wanted[0]
+    shown, hidden = (np.array([token for token in one.tolist() if token in {*range(10, 30), *SENTINELS}]) for one in (source, wanted))
+    again = Seq2SeqSpec().batch([(shown, hidden)], tokens, chance(0))
+    for one, other in ((source, again.source.tokens[0]), (wanted, again.wanted[0]), (batch.inputs.tokens, again.inputs.tokens)):
+        assert torch.equal(one, other)
+
+
 def test_a_text_with_more_spans_than_sentinels_is_refused():
     with pytest.raises(ValueError, match="a text of 900 tokens has 45 hidden spans, and there are 10 sentinels for them and the end"):
         SpansSpec().batch([(np.full(900, 7),)], Tokens(count=1000, extra=SENTINELS[:10]), chance(0))
@@ -143,6 +155,7 @@ def a_run(objective, data=None, head=None, /, **more):
     shape = {
         "spans": {"encoder": kinds.tower(), "decoder": {"like": "encoder", "cross": True, "embed": "shared"}},
         "infill": {"decoder": kinds.tower()},
+        "masked": {"encoder": kinds.tower(), "head": "masked"},
         "contrastive": {"encoder": kinds.tower(position="sinusoidal"), "head": "none"},
         "classify": {
             "encoder": kinds.tower(embed={"kind": "patches", "pixels": 4, "channels": 1}),
@@ -226,6 +239,14 @@ def test_a_quarter_is_missing_on_average(length):
     assert (parts[:, 1] - parts[:, 0]).mean() == pytest.approx(length / 4, rel=0.02)
     assert parts.min() == 0
     assert parts.max() == length
+
+
+def test_shares_of_what_is_chosen_are_shares_of_one():
+    """Found where it is said, not by learning something else."""
+    for hidden, swapped in ((0.8, 0.1), (0.0, 1.0), (0.7, 0.3), (0.9, 0.1)):
+        read_run(a_run("masked", objective={"kind": "masked", "hidden": hidden, "swapped": swapped}))
+    with pytest.raises(SpecError, match=r"objective.swapped: is 0.5, and 0.8 are hidden already: together they are at most 1"):
+        read_run(a_run("masked", objective={"kind": "masked", "hidden": 0.8, "swapped": 0.5}))
 
 
 # ----------------------------------------------------------------------------------------------------- contrastive

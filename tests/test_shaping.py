@@ -13,6 +13,7 @@ from command import run as command
 from hypothesis import given
 from hypothesis import strategies as st
 from small_runs import OBJECTIVES, described
+from test_data import SHE, conllu
 
 import manyheads
 from manyheads import Inputs
@@ -448,6 +449,7 @@ def test_a_row_that_may_not_see_its_target_is_not_asked(name):
     batch = with_links(
         ready.run.objective.batch([ready.rows[0]], ready.tokens, np.random.default_rng(0)),
         ready.run.objective,
+        ready.tokens,
         {g: rows[:1] for g, rows in ready.links.items()},
     )
     model = manyheads.build(ready.spec).double().eval()
@@ -461,6 +463,31 @@ def test_a_row_that_may_not_see_its_target_is_not_asked(name):
     torch.testing.assert_close(score.total, expected, rtol=1e-10, atol=1e-10)
 
 
+def test_a_relation_of_a_file_of_trees_guides_its_own_arcs(tmp_path):
+    others = [[("1", f"bird{letter}", "2", "nsubj"), ("2", "sings", "0", "root")] for letter in "abcdefghijklmnopqrst"]
+    (tmp_path / "t.conllu").write_text(conllu(SHE, *others))
+    tree = described("masked") | {"data": {"kind": "conllu", "path": str(tmp_path / "t.conllu")}}
+    guided = {"kind": "guided", "by": "arcs", "relation": "nsubj"}
+    ready = made_ready(read_run(tree | {"shaping": [guided]}))
+    (links,) = ready.links.values()
+    for row, found in zip(ready.corpus.train, links, strict=True):
+        assert found.tolist() == [[row[2].index("nsubj"), row[1][row[2].index("nsubj")]]]
+    events = list(train(ready, tmp_path / "run"))
+    assert all(np.isfinite(event.terms["guided"]) and event.terms["guided"] > 0 for event in events if isinstance(event, Stepped))
+    with pytest.raises(DataError, match="no arc is of the relation 'nsbj': did you mean 'nsubj'"):
+        made_ready(read_run(tree | {"shaping": [guided | {"relation": "nsbj"}]}))
+
+
+@pytest.mark.parametrize("shaping", [{"kind": "guided", "by": "arcs"}, {"kind": "focus"}, {"kind": "near"}], ids=lambda one: one["kind"])
+@pytest.mark.parametrize("name", ["causal", "masked"])
+def test_texts_that_share_a_row_are_not_shaped(name, shaping):
+    """A link is between places of its own text, and these are not where it stands in a row."""
+    guided_run(name, "test-trees", shaping)
+    guided_run(name, "test-trees", pack=16)
+    with pytest.raises(SpecError, match=f"train.pack: texts share rows for causal and masked without shaping, and this is {name} with it"):
+        guided_run(name, "test-trees", shaping, pack=16)
+
+
 def test_a_word_of_several_tokens_is_looked_at_evenly():
     """And however many there are, its row is one row."""
     tree = described("masked") | {
@@ -470,7 +497,7 @@ def test_a_word_of_several_tokens_is_looked_at_evenly():
     }
     ready = made_ready(read_run(tree))
     objective, links = ready.run.objective, {guide: rows[1:2] for guide, rows in ready.links.items()}
-    batch = with_links(objective.batch([ready.rows[1]], ready.tokens, np.random.default_rng(0)), objective, links)
+    batch = with_links(objective.batch([ready.rows[1]], ready.tokens, np.random.default_rng(0)), objective, ready.tokens, links)
     model = manyheads.build(ready.spec).double().eval()
     score = shaped(objective, ready.run.shaping, model, batch).terms["guided"]
     with record(model) as seen:
@@ -489,7 +516,7 @@ def test_accumulated_guidance_is_that_of_one_batch():
 
     def batch(chosen):
         made = objective.batch([ready.rows[i] for i in chosen], ready.tokens, np.random.default_rng(0))
-        return with_links(made, objective, {guide: [found[i] for i in chosen] for guide, found in ready.links.items()})
+        return with_links(made, objective, ready.tokens, {guide: [found[i] for i in chosen] for guide, found in ready.links.items()})
 
     one, other = (
         terms_and_gradients(model, objective, shaping, batches)

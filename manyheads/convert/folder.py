@@ -240,7 +240,9 @@ def described(model: Model, origin: Origin | None = None) -> Origin:
 
 
 # what a description does not say, and a config may
-CARRIED = (*NO_TOKENS, "decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id", "id2label", "label2id", "problem_type")
+CARRIED = (
+    *NO_TOKENS, "decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id", "id2label", "label2id", "problem_type", "objective",
+)  # fmt: skip
 CONTEXT = ("max_position_embeddings", "context_length", "n_positions")
 
 

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from manyheads.data.source import DataError, Lines, TableSpec, form_of
+from manyheads.data.source import LOOKED_AT, DataError, Lines, TableSpec, form_of, names_columns
 from manyheads.spec import quoted
 
-LOOKED_AT = 1000  # rows
 LONGEST_LINE = 1 << 24
 
 
@@ -61,15 +60,6 @@ def of_objects(lines: Sequence[str]) -> tuple[list[str], list[list[str]]]:
         return [], []
     names = [name for name in objects[0] if all(isinstance(one.get(name), str | int) for one in objects)]
     return names, [[str(one[name]) for name in names] for one in objects]
-
-
-def names_columns(first: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
-    """Whether the first line looks like names: single words that never come again in their columns, above longer texts."""
-    rows = [row for row in rows if len(row) >= len(first)]
-    if not rows or len(set(first)) < len(first) or any(len(cell.split()) != 1 or len(cell) > 40 for cell in first):
-        return False
-    longer = [sum(len(row[i].split()) > 1 for row in rows) / len(rows) for i in range(len(first))]
-    return max(longer) > 0.9 and not any(row[i] == cell for row in rows for i, cell in enumerate(first))
 
 
 def chosen(

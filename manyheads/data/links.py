@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from manyheads.data.source import DataError
-from manyheads.spec import quoted
+from manyheads.spec import nearest, quoted
 
 Links = NDArray[np.int64]  # N×2: a token that looks, a token it should look at
 
@@ -28,6 +28,14 @@ def words_of(texts: Sequence[str], tokenizer: Tokenizer) -> list[list[list[int]]
                 tokens[word].append(token)
         found.append(tokens)
     return found
+
+
+def within(links: Links, looking: int | None, seen: int | None) -> Links:
+    """The links between tokens that are left where texts are cut to so many; None for a text that is not."""
+    kept = np.ones(len(links), bool)
+    for column, most in enumerate((looking, seen)):
+        kept &= True if most is None else links[:, column] < most
+    return links[kept]
 
 
 def spread_over(pairs: Iterable[tuple[int, int]], looking: list[list[int]], seen: list[list[int]]) -> Links:
@@ -61,6 +69,9 @@ def arcs(
     toward: str, relation: str | None,
 ) -> list[Links]:  # fmt: skip
     """Each word and its head, or each head and its dependents; the root, whose head is −1, is its own. With a relation, its arcs alone."""
+    known = {one for row in relations or () for one in row}
+    if relation is not None and relation not in known:
+        raise DataError(f"no arc is of the relation {quoted(relation)}{nearest(relation, known)}")
     links = []
     for row, (words, said) in enumerate(zip(words_of(texts, tokenizer), heads, strict=True)):
         labels = None if relations is None else relations[row]

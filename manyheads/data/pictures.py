@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from math import isqrt, prod
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -46,14 +46,21 @@ class PicturesSpec(FileSpec, kind="pictures"):
             if labels and not path:
                 raise DataError(f"{labels} has the classes of a file that is not named; set {name}")
         corpus = super().load()
-        picture, *label = corpus.train[0]
-        files = [(self.validation or self.path, corpus.validation), (self.test, corpus.test)]
-        for path, (other, *its) in [(path, rows[0]) for path, rows in files if rows]:
+        return self._like(corpus.train, corpus, {"validation": self.validation or self.path, "test": self.test or self.path})
+
+    def other(self, path: str) -> Corpus:
+        """Another file of the same form, divided as the pictures to learn from are."""
+        return self._like(super().load().train, super().other(path), {"validation": path})
+
+    def _like(self, learned: Sequence[Row], corpus: Corpus, files: Mapping[str, str]) -> Corpus:
+        """The pictures as a model reads them; refused where those of a file have not the form of those to learn from."""
+        picture, *label = learned[0]
+        for path, (other, *its) in [(path, corpus.splits[name][0]) for name, path in files.items() if corpus.splits[name]]:
             if other.shape != picture.shape:
                 raise DataError(f"{path} has pictures of {sizes(other)}, and {self.path} of {sizes(picture)}")
             if bool(its) != bool(label):
                 raise DataError(f"{path} has {'classes' if its else 'no classes'}, unlike {self.path}")
-        white = self.white or max(1.0, *(float(row[0].max()) for row in corpus.train))
+        white = self.white or max(1.0, *(float(row[0].max()) for row in learned))
         splits: Any = {name: [(scaled(row[0], white), *row[1:]) for row in rows] for name, rows in corpus.splits.items()}
         about = f"{corpus.about}; {sizes(picture)} pixels, divided by {white:g}"
         return Corpus(self.names[: 1 + len(label)], about=about, **splits)
@@ -66,8 +73,12 @@ class PicturesSpec(FileSpec, kind="pictures"):
         if path.is_dir():
             raise DataError(f"{path} is a folder, expected an idx file or a .csv")
         beside = ((self.test, self.test_labels), (self.validation, self.validation_labels), (self.path, self.labels))
-        labels = {Path(name): labels for name, labels in beside if name}[path]
+        known = {Path(name): labels for name, labels in beside if name}
+        labels = known.get(path)
         if ".csv" not in path.suffixes[-2:]:
+            if self.labels and path not in known:
+                asked = "name both, test = … and test_labels = …, and ask that split"
+                raise DataError(f"{path} has its classes in a file of their own: {asked}")
             yield from from_idx(path, labels)
         elif labels:
             raise DataError(f"{path} has its classes in the {self.label} column (label), and {labels} is not read")

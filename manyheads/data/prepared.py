@@ -25,6 +25,7 @@ SCHEMA = 1
 SHARD = 1 << 28  # tokens in a file, and a row more
 AT_ONCE = 1024  # rows encoded at a time
 LARGEST_INDEX = 16 << 20
+NO_IDS = {"picture": "pictures", "arcs": "arcs", "alignment": "alignments"}  # of an alignment a tokenizer may know no number
 
 
 def fingerprint(tokenizer: Tokenizer) -> str:
@@ -32,8 +33,17 @@ def fingerprint(tokenizer: Tokenizer) -> str:
     return hashlib.sha256(tokenizer.to_str().encode()).hexdigest()
 
 
+def bare(tokenizer: Tokenizer) -> Tokenizer:
+    """What a tokenizer makes of a text's own, of which rows are made: nothing stands around it, and nothing is cut away."""
+    found = Tokenizer.from_str(tokenizer.to_str())
+    found.no_padding()
+    found.no_truncation()
+    found.post_processor = None
+    return found
+
+
 def encoded(rows: Sequence[Row], tokenizer: Tokenizer | None, fields: Sequence[str], labels: Sequence[str]) -> Iterator[list[NDArray[Any]]]:
-    """Each row as an array a field: of ids, of the number of its class, of the places of heads, or the picture as it is."""
+    """Each row as an array a field: of ids, of the number of its class, of the places of heads, or of names; a picture as it is."""
     if tokenizer is not None:
         tokenizer.encode_special_tokens = True  # a text that says </s> remains a text; no file keeps this
     number = {label: i for i, label in enumerate(labels)}
@@ -48,6 +58,8 @@ def encoded(rows: Sequence[Row], tokenizer: Tokenizer | None, fields: Sequence[s
                 columns.append([np.array([number[label]], np.int64) for label in column])
             elif name == "arcs":
                 columns.append([np.array(heads, np.int64) for heads in column])
+            elif name == "relations":
+                columns.append([np.array(names, np.str_) for names in column])
             else:
                 assert tokenizer is not None
                 found = tokenizer.encode_batch_fast(list(column), add_special_tokens=False)
@@ -124,8 +136,8 @@ def prepare(
     folder = Path(folder)
     if folder.exists():
         raise DataError(f"{folder} is there already: remove it or name another")
-    if found := [name for name in ("picture", "arcs") if name in corpus.fields]:
-        raise DataError(f"{'pictures' if found == ['picture'] else 'arcs'} have no ids to prepare; they are used as they are")
+    if found := [said for name, said in NO_IDS.items() if name in corpus.fields]:
+        raise DataError(f"{found[0]} have no ids to prepare; they are used as they are")
     draft = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.tmp")
     draft.mkdir(parents=True)
     try:
@@ -138,7 +150,7 @@ def prepare(
             splits[name] = _write(draft / name, ids, np.dtype(dtype).newbyteorder("<"))
         (draft / "tokenizer.json").write_text(tokenizer.to_str(), encoding="utf-8")
         index = {"schema": SCHEMA, "about": corpus.about, "fields": corpus.fields, "labels": labels, "dtype": dtype, "vocab": vocab}
-        index |= {"tokenizer": fingerprint(tokenizer), "made": to_tree(made) if made else None, "splits": splits}
+        index |= {"tokenizer": fingerprint(bare(tokenizer)), "made": to_tree(made) if made else None, "splits": splits}
         (draft / "index.json").write_text(json.dumps(index, indent=1, ensure_ascii=False), encoding="utf-8")
         for path in (*draft.rglob("*"), draft):
             flushed(path)
@@ -200,7 +212,7 @@ class Rows:
     """The rows of one split of a prepared folder, mapped when first used by each process; nothing is read that is not asked for.
 
     Sizes are always checked, hashes where `check` says so, and the tokenizer where one is given. `only` names the fields that are
-    wanted, in that order.
+    wanted, in that order, and `labels` the classes in the order by which they are numbered, where it is not that of the files.
     """
 
     def __init__(
@@ -211,6 +223,7 @@ class Rows:
         tokenizer: Tokenizer | None = None,
         check: bool = True,
         only: Sequence[str] | None = None,
+        labels: Sequence[str] = (),
     ) -> None:
         self.folder = Path(folder) / split
         index = read_index(Path(folder))
@@ -222,7 +235,7 @@ class Rows:
             self.tokens = [int(one["tokens"]) for one in found["shards"]]
             expected = {"docs.idx": (8 * (self.count * len(self.stored) + 1), found["docs"])}
             expected |= {shard(i): (one["tokens"] * self.dtype.itemsize, one["sha256"]) for i, one in enumerate(found["shards"])}
-            if tokenizer is not None and fingerprint(tokenizer) != index["tokenizer"]:
+            if tokenizer is not None and fingerprint(bare(tokenizer)) != index["tokenizer"]:
                 raise DataError(f"{folder} was prepared with another tokenizer, of {self.vocab:,} tokens: prepare it again, or use its own")
         except (KeyError, TypeError, ValueError) as error:
             if isinstance(error, DataError):
@@ -235,6 +248,8 @@ class Rows:
                 raise DataError(f"{path} {there}, expected {size:,} bytes: prepare the data again")
             if check and sha256(path) != known:
                 raise DataError(f"{path} has changed since it was written: prepare the data again")
+        self.numbers = np.array([labels.index(name) for name in self.labels] if labels else range(len(self.labels)), np.int64)
+        self.labels = tuple(labels) or self.labels
         self.fields = tuple(only or self.stored)
         self.places = [place_of(name, self.stored) for name in self.fields]
         self._open: tuple[NDArray[np.uint64], list[NDArray[Any]], NDArray[np.int64]] | None = None
@@ -262,7 +277,10 @@ class Rows:
         number = min(int(np.searchsorted(starts, places[0], "right")) - 1, len(shards) - 1)
         ids = shards[number][places[0] - starts[number] : places[-1] - starts[number]].astype(np.int64)
         columns = np.split(ids, places[1:-1] - places[0])
-        return tuple(columns[place] for place in self.places)
+        return tuple(
+            self.numbers[columns[place]] if name == "label" else columns[place]
+            for name, place in zip(self.fields, self.places, strict=True)
+        )
 
     def lengths(self, name: str) -> NDArray[np.int64]:
         ends = self._maps()[0].astype(np.int64)

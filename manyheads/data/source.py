@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from dataclasses import field as made
 from io import BufferedReader
+from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, cast, overload
 
@@ -21,12 +22,13 @@ from pydantic import Field, StrictInt, StrictStr
 
 from manyheads.spec import Part, field, nearest, one_line, parse, quoted
 
-Row = tuple[Any, ...]  # a text by field; a class label is a text too, a picture a numpy array, arcs a tuple of places
-NO_TEXT = ("label", "picture", "arcs")  # fields that no tokenizer reads
+Row = tuple[Any, ...]  # a text by field; a label is a text too, a picture a numpy array, arcs a tuple of places, relations of names
+NO_TEXT = ("label", "picture", "arcs", "relations")  # fields that no tokenizer reads
 
 LARGEST_FILE = 1 << 36  # bytes, once unpacked
 LARGEST_RATIO = 200  # bytes unpacked for each one packed; text needs 3 to 20
 MOST_HELD_OUT = 2000
+LOOKED_AT = 1000  # rows, to see whether the first line names their columns
 
 
 class DataError(ValueError):
@@ -317,6 +319,21 @@ def form_of(path: Path, first: str) -> str:
     return said[0] if said else ".jsonl" if first.lstrip().startswith("{") else ".tsv"
 
 
+def names_columns(first: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
+    """Whether the first line looks like names: single words that never come again in their columns, above longer texts."""
+    rows = [row for row in rows if len(row) >= len(first)]
+    if not rows or len(set(first)) < len(first) or any(len(cell.split()) != 1 or len(cell) > 40 for cell in first):
+        return False
+    longer = [sum(len(row[i].split()) > 1 for row in rows) / len(rows) for i in range(len(first))]
+    return max(longer) > 0.9 and not any(row[i] == cell for row in rows for i, cell in enumerate(first))
+
+
+def looked_ahead(lines: Iterator[tuple[int, str]], count: int) -> tuple[list[tuple[int, str]], Iterator[tuple[int, str]]]:
+    """The first of some lines, and all of them, from the first on."""
+    some = list(islice(lines, count))
+    return some, chain(some, lines)
+
+
 class TableSpec(FileSpec):
     """What files with columns share: .tsv, or .jsonl with one object a line; a name that says neither is judged by its first line."""
 
@@ -329,34 +346,50 @@ class TableSpec(FileSpec):
         if path.is_dir():
             raise DataError(f"{path} is a folder, expected a .tsv or .jsonl file")
         lines = Lines(path, self.encoding_errors, self.longest_line, faults)
-        places: list[int] | None = None
-        form = ""
-        for number, line in lines:
-            if not line.strip():
-                continue
-            form = form or form_of(path, line)
-            at = f"{path}, line {number:,}"
-            if form == ".jsonl":
-                row = self._from_object(line, at)
-                if any("\ud800" <= c <= "\udfff" for text in row for c in text):
-                    mended = lines.spoiled("", f"{at} holds half a surrogate pair, which is no character")
-                    if mended is None:
-                        continue
-                    row = tuple(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace") for text in row)
-                yield row
-                continue
+        filled: Iterator[tuple[int, str]] = (numbered for numbered in lines if numbered[1].strip())
+        first, filled = looked_ahead(filled, 1)
+        if first and form_of(path, first[0][1]) == ".jsonl":
+            yield from self._from_objects(filled, lines)
+        elif first:
+            yield from self._from_table(filled, lines)
+
+    def _from_objects(self, filled: Iterator[tuple[int, str]], lines: Lines) -> Iterator[Row]:
+        for number, line in filled:
+            at = f"{lines.path}, line {number:,}"
+            row = self._from_object(line, at)
+            if any("\ud800" <= c <= "\udfff" for text in row for c in text):
+                mended = lines.spoiled("", f"{at} holds half a surrogate pair, which is no character")
+                if mended is None:
+                    continue
+                row = tuple(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace") for text in row)
+            yield row
+
+    def _from_table(self, filled: Iterator[tuple[int, str]], lines: Lines) -> Iterator[Row]:
+        ((number, line),), filled = looked_ahead(filled, 1)
+        first = line.split("\t")
+        places = self._places(first, f"{lines.path}, line {number:,}")
+        if any(first[place] == name for place, name in zip(places, self.fields, strict=True) if place < len(first)):
+            next(filled)  # it is the header
+        elif self._unsaid(first):
+            (_, *some), filled = looked_ahead(filled, LOOKED_AT + 1)
+            if names_columns(first, [line.split("\t") for _, line in some]):
+                said = " and ".join(quoted(name) for name in first)
+                lines.faults[f"left out that name columns, {said}: fields = {places} reads them as rows"] += 1
+                next(filled)
+        for number, line in filled:
             cells = line.split("\t")
-            if places is None:
-                places = self._places(cells, at)
-                if any(cells[place] == name for place, name in zip(places, self.fields, strict=True) if place < len(cells)):
-                    continue  # it is the header
             if len(cells) <= max(places):
+                at = f"{lines.path}, line {number:,}"
                 raise DataError(f"{at} has {len(cells)} columns, expected at least {max(places) + 1}, separated by tabs: {quoted(line)}")
             yield tuple(cells[place] for place in places)
 
+    def _unsaid(self, first: list[str]) -> bool:
+        """Whether nobody says which columns are meant, neither the run nor the first line."""
+        return self.fields == self.columns() and not set(self.fields) & set(first)
+
     def _places(self, first: list[str], at: str) -> list[int]:
         """Which columns are meant: by the names of a header, by number, or the first ones where nothing was said."""
-        if self.fields == self.columns() and not set(self.fields) & set(first):
+        if self._unsaid(first):
             return list(range(len(self.fields)))
         if missing := [name for name in self.fields if isinstance(name, str) and name not in first]:
             raise DataError(f"{at} has no column {quoted(missing[0])}{nearest(missing[0], first)}; columns can be given by number, from 0")

@@ -27,6 +27,8 @@ def answers(subject: Subject) -> Found:
     if all(one.split() == other.split() for one, other in zip(found["copy"], found[f"lead-{LEAD}"], strict=True)):
         del found[f"lead-{LEAD}"]  # no source is longer
     scores = {name: translation.scores(texts, wanted) | summary.scores(texts, wanted) for name, texts in found.items()}
+    if blind := summary.uncounted(wanted):
+        note = (*note, f"{blind:,} of {len(wanted):,} wanted texts hold nothing that ROUGE counts, a–z and 0–9: it is 0 for them")
     return Found(scores, note, matter(sources, wanted), translation.signatures(), tuple(written), more={"writing": options})
 
 

@@ -12,6 +12,11 @@ def tokens(text: str) -> list[str]:
     return re.findall("[a-z0-9]+", text.lower())
 
 
+def uncounted(texts: Sequence[str]) -> int:
+    """How many texts, blank ones aside, hold no such run: ROUGE is 0 for them, whatever was written."""
+    return sum(bool(text.strip()) and not tokens(text) for text in texts)
+
+
 def rouge_n(written: Sequence[str], wanted: Sequence[str], n: int) -> float:
     """F₁ of the n-grams, each counted at most as often as the other text has it."""
     ours, theirs = (Counter(tuple(text[i : i + n]) for i in range(len(text) - n + 1)) for text in (written, wanted))

@@ -11,6 +11,7 @@ from manyheads.model.stack import Stack
 from manyheads.model.state import Cache, FixedCache, Seen, check_capacity, check_state, select
 from manyheads.parts.attention import KeyValue
 from manyheads.parts.batch import Inputs, Memory
+from manyheads.parts.head import MeanSpec, Pool
 from manyheads.spec import located
 
 CANNOT_WRITE = "only a decoder with a causal mask and a head for each token writes token by token"
@@ -83,6 +84,13 @@ class Transformer(nn.Module):
         memory = self.encode(source)
         x_BLD, seen = self.last(Inputs.of(inputs), memory=memory, table=self.table)
         return x_BLD, seen.padding
+
+    def vectors(self, inputs: Inputs | Tensor, pool: Pool | None = None) -> Tensor:
+        """One vector a text, B×D: what `pool` makes of its tokens' states; without one, what a head gives that is for it, or the mean."""
+        if self.spec.head.kind == "vector" and pool is None:
+            out: Tensor = self(inputs)
+            return out
+        return (pool or MeanSpec().pool)(*self.states(inputs))
 
     def encode(self, source: Inputs | Tensor | None) -> Memory | None:
         """What the decoder attends to; None where there is only one tower."""

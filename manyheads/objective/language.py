@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
+from pydantic import model_validator
 
-from manyheads.objective.score import NOTHING, Batch, ObjectiveSpec, Row, Tokens, asked, padded
-from manyheads.spec import field
+from manyheads.model.spec import ModelSpec
+from manyheads.objective.score import NOTHING, Batch, ObjectiveSpec, Row, Tokens, answered, asked, padded
+from manyheads.spec import SpecError, field
 
 
 class Piece(NamedTuple):
@@ -37,6 +39,20 @@ class PackableSpec(ObjectiveSpec):
     def pieces(self, pieces: Sequence[Piece], tokens: Tokens, chance: np.random.Generator) -> Batch: ...
 
 
+class HidingSpec(ObjectiveSpec):
+    """What hides tokens behind one that stands for them."""
+
+    def check_tokens(self, tokens: Tokens, model: ModelSpec) -> None:
+        self.mask(tokens)
+
+    def mask(self, tokens: Tokens) -> int:
+        """The token that stands for hidden ones."""
+        if tokens.mask < 0:
+            said = f"no token of it stands for a hidden one, and {self.kind} needs one; take a tokenizer that has <mask> or [MASK]"
+            raise SpecError(said, ("tokenizer",))
+        return tokens.mask
+
+
 class CausalSpec(PackableSpec, kind="causal"):
     """−Σ log p(x_t | x_<t), the end of a text included"""
 
@@ -44,12 +60,15 @@ class CausalSpec(PackableSpec, kind="causal"):
     frame: ClassVar[str] = "<s> $A"
     ahead: ClassVar[int] = 1
 
+    def before(self, tokens: Tokens) -> int:
+        return 1  # a text's first token is asked too, so one stands before it whatever the tokenizer says
+
     def pieces(self, pieces: Sequence[Piece], tokens: Tokens, chance: np.random.Generator) -> Batch:
         whole = [np.concatenate(([tokens.begin] * opens, text, [tokens.end] * closes)).astype(np.int64) for text, opens, closes in pieces]
         return Batch(padded([ids[:-1] for ids in whole], tokens.pad), asked([ids[1:] for ids in whole]))
 
 
-class MaskedSpec(PackableSpec, kind="masked"):
+class MaskedSpec(HidingSpec, PackableSpec, kind="masked"):
     """−Σ log p(x_t | the rest), over a share of places chosen by chance
 
     Devlin et al. 2018, arXiv 1810.04805: of the chosen, most are shown as <mask>, some as another token, some as they are. Every
@@ -64,9 +83,14 @@ class MaskedSpec(PackableSpec, kind="masked"):
     hidden: float = field(0.8, "of those, shown as <mask>", ge=0, le=1)
     swapped: float = field(0.1, "of those, shown as a token drawn by chance", ge=0, le=1)
 
+    @model_validator(mode="after")
+    def _parts_of_one(self) -> Self:
+        if self.hidden + self.swapped > 1 + 1e-9:
+            raise SpecError(f"is {self.swapped:g}, and {self.hidden:g} are hidden already: together they are at most 1", ("swapped",))
+        return self
+
     def pieces(self, pieces: Sequence[Piece], tokens: Tokens, chance: np.random.Generator) -> Batch:
-        if tokens.mask < 0:
-            raise ValueError("this tokenizer has no token that stands for a hidden one, and masked needs it")
+        mask = self.mask(tokens)
         given, wanted = [], []
         for text, opens, closes in pieces:
             before, behind = (ids[: len(ids) * there] for ids, there in zip(tokens.ends(self.frame), (opens, closes), strict=True))
@@ -74,7 +98,7 @@ class MaskedSpec(PackableSpec, kind="masked"):
             if len(text) and not chosen.any():
                 chosen[chance.integers(len(text))] = True  # every text asks for something
             fate = chance.random(len(text))
-            shown = np.where(chosen & (fate < self.hidden), tokens.mask, text)
+            shown = np.where(chosen & (fate < self.hidden), mask, text)
             swapped = chosen & (fate >= self.hidden) & (fate < self.hidden + self.swapped)
             shown = np.where(swapped, tokens.ordinary[chance.integers(len(tokens.ordinary), size=len(text))], shown)
             given.append(np.concatenate((before, shown, behind)).astype(np.int64))
@@ -109,7 +133,7 @@ class SpansSpec(ObjectiveSpec, kind="spans"):
         return np.stack((lengths[0] - hidden + count + 1, hidden + count + 2), axis=1)
 
     def batch(self, rows: Sequence[Row], tokens: Tokens, chance: np.random.Generator) -> Batch:
-        source, given, wanted = [], [], []
+        pairs = []
         for text, *_ in rows:
             spans = spans_of(len(text), self.share, self.mean, chance)
             if len(spans) >= len(tokens.extra):
@@ -118,10 +142,8 @@ class SpansSpec(ObjectiveSpec, kind="spans"):
                     f"and the end: raise objective.sentinels, or cut texts"
                 )
             shown, hidden = corrupted(text, spans, tokens.extra)
-            source.append([*shown, tokens.end])
-            given.append([tokens.begin, *hidden])
-            wanted.append([*hidden, tokens.end])
-        return Batch(padded(given, tokens.pad), asked(wanted), source=padded(source, tokens.pad))
+            pairs.append((np.array(shown), np.array(hidden)))
+        return answered(pairs, tokens, self.frame)
 
 
 def hidden_of(lengths: np.ndarray, share: float, mean: float) -> tuple[np.ndarray, np.ndarray]:
@@ -156,7 +178,7 @@ def corrupted(text: np.ndarray, spans: Sequence[tuple[int, int]], sentinels: Seq
     return [*shown, *text[last:].tolist()], [*hidden, sentinels[len(spans)]]
 
 
-class InfillSpec(ObjectiveSpec, kind="infill"):
+class InfillSpec(HidingSpec, kind="infill"):
     """−Σ log p(x_t | x_<t), with x = prefix <mask> suffix <mask> content: what is missing from a text is written at its end
 
     The causal form of span corruption, as in Stanford's CS224N, assignment 5. A text is cut to a random length from 4 to 7/8 of the
@@ -178,11 +200,11 @@ class InfillSpec(ObjectiveSpec, kind="infill"):
         return np.minimum(super().length(lengths), self.longest + self.added)
 
     def batch(self, rows: Sequence[Row], tokens: Tokens, chance: np.random.Generator) -> Batch:
-        given, wanted = [], []
+        given, wanted, mask = [], [], self.mask(tokens)
         for text, *_ in rows:
             cut = text[: chance.integers(4, self.longest + 1)]
             start, stop = missing_part(len(cut), chance)
-            row = [*cut[:start].tolist(), tokens.mask, *cut[stop:].tolist(), tokens.mask, *cut[start:stop].tolist()]
+            row = [*cut[:start].tolist(), mask, *cut[stop:].tolist(), mask, *cut[start:stop].tolist()]
             given.append([tokens.begin, *row])
             wanted.append([*row, tokens.end])
         return Batch(padded(given, tokens.pad), asked(wanted))

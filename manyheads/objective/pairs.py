@@ -12,9 +12,10 @@ from torch import Tensor
 
 from manyheads.model.build import Model
 from manyheads.model.spec import ModelSpec
-from manyheads.objective.score import Batch, ObjectiveSpec, Row, Score, Tokens, asked, padded
+from manyheads.model.transformer import Transformer
+from manyheads.objective.score import Batch, ObjectiveSpec, Row, Score, Tokens, answered, padded
 from manyheads.parts.batch import Inputs
-from manyheads.parts.head import MeanSpec
+from manyheads.parts.head import Pool
 from manyheads.spec import SpecError, field
 
 
@@ -31,10 +32,7 @@ class Seq2SeqSpec(ObjectiveSpec, kind="seq2seq"):
     smoothing: float = field(0.0, "ε, spread over all tokens", ge=0, lt=1)
 
     def batch(self, rows: Sequence[Row], tokens: Tokens, chance: np.random.Generator) -> Batch:
-        source = [tokens.framed(source, self.frame) for source, _ in rows]
-        wanted = [tokens.answer(target, self.frame) for _, target in rows]
-        given = [np.concatenate((tokens.opening[:1], target[:-1])) for target in wanted]
-        return Batch(padded(given, tokens.pad), asked(wanted), source=padded(source, tokens.pad))
+        return answered([(source, target) for source, target in rows], tokens, self.frame)
 
     @property
     def softened(self) -> float:
@@ -49,8 +47,9 @@ class ContrastiveSpec(ObjectiveSpec, kind="contrastive"):
     """−log softmax_j(cos(q_i, d_j) / τ) at j = i: a query's own document among all of the batch
 
     van den Oord et al. 2018, arXiv 1807.03748. A document that stands in the batch twice, and that of a query that does, is right for
-    both and no negative. The vectors are the head's; without a head, the means over the real tokens. As the other rows are the
-    negatives, an update from several batches is not that from one large one. Pairs of source and target are read the same way.
+    both and no negative. The vectors are the head's; without a head, the means over the real tokens, or what the folder says that a
+    run began from. As the other rows are the negatives, an update from several batches is not that from one large one. Pairs of source
+    and target are read the same way.
     """
 
     fields: ClassVar[tuple[str, ...]] = ("query", "document")
@@ -70,16 +69,22 @@ class ContrastiveSpec(ObjectiveSpec, kind="contrastive"):
                 f"{self.kind} compares vectors, and the head '{model.head.kind}' gives none; take vector or none", ("model", "head")
             )
 
+    def check_tokens(self, tokens: Tokens, model: ModelSpec) -> None:
+        if tokens.pool is None:
+            return
+        if model.head.kind == "vector":
+            raise SpecError("the files of the checkpoint say how a text becomes one vector, and are followed; take none", ("model", "head"))
+        tokens.pool(torch.zeros(1, 1, 1), None)  # files that cannot be followed say so here, before anything is learned
+
     def batch(self, rows: Sequence[Row], tokens: Tokens, chance: np.random.Generator) -> Batch:
-        queries, documents = (
-            padded([np.concatenate(([tokens.begin], text, [tokens.end])) for text in texts], tokens.pad)
-            for texts in zip(*rows, strict=True)
-        )
-        return Batch(queries, torch.arange(len(rows)), source=documents)
+        columns = zip(*rows, strict=True)
+        queries, documents = (padded([tokens.framed(text, self.frame) for text in texts], tokens.pad) for texts in columns)
+        return Batch(queries, torch.arange(len(rows)), source=documents, pool=tokens.pool)
 
     def score(self, model: Model, batch: Batch) -> Score:
         assert batch.source is not None
-        logits = vectors(model, batch.inputs) @ vectors(model, batch.source).T / self.temperature
+        queries, documents = (vectors(model, texts, batch.pool) for texts in (batch.inputs, batch.source))
+        logits = queries @ documents.T / self.temperature
         same = alike(batch.inputs.tokens) | alike(batch.source.tokens)
         logits = logits.masked_fill(same.fill_diagonal_(False), -torch.inf)
         total = F.cross_entropy(logits, batch.wanted, reduction="sum")
@@ -88,10 +93,10 @@ class ContrastiveSpec(ObjectiveSpec, kind="contrastive"):
         return Score(total, len(batch.wanted), int((logits.detach().argmax(dim=-1) == batch.wanted).sum()))
 
 
-def vectors(model: Model, inputs: Inputs) -> Tensor:
-    """A vector of length one for each text, B×D."""
-    out: Tensor = model(inputs)
-    return F.normalize((MeanSpec().pool(out, inputs.padding) if out.dim() == 3 else out).float(), dim=-1)
+def vectors(model: Model, inputs: Inputs, pool: Pool | None = None) -> Tensor:
+    """A vector of length one for each text, B×D: the one that whoever loads the model is given."""
+    assert isinstance(model, Transformer)
+    return F.normalize(model.vectors(inputs, pool).float(), dim=-1)
 
 
 def alike(tokens_BL: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from torch import Tensor
 from manyheads.model.build import Model
 from manyheads.model.spec import ModelSpec
 from manyheads.parts.batch import Inputs
+from manyheads.parts.head import Pool
 from manyheads.spec import Part, SpecError
 
 Row = tuple[np.ndarray, ...]  # by field: ids, the number of a class, or a picture as patches, L×pixels
@@ -37,6 +38,7 @@ class Tokens:
     start: int | None = None  # what begins an answer, where it is not `begin`
     around: tuple[tuple[int, ...], tuple[int, ...]] | None = None  # what stands before and behind every text, where a tokenizer says so
     extra: tuple[int, ...] = ()  # those that the objective asked for
+    pool: Pool | None = None  # what makes one vector of a text's, where the files of a checkpoint say so
 
     @cached_property
     def ordinary(self) -> np.ndarray:
@@ -78,6 +80,7 @@ class Batch:
     inputs: Inputs
     wanted: Tensor
     source: Inputs | None = None
+    pool: Pool | None = None  # what makes one vector of a text's, where it is not for the model to say
     links: dict[str, Tensor] = made(default_factory=dict)  # of guided attention, N×3: a text, the place that looks, where it should look
 
     def to(self, device: torch.device) -> Batch:
@@ -90,6 +93,14 @@ class Batch:
         """How many places were computed, real ones."""
         given = [self.inputs] if self.source is None else [self.inputs, self.source]
         return sum(one.batch * one.length if one.padding is None else int((~one.padding).sum()) for one in given)
+
+
+def answered(pairs: Sequence[tuple[np.ndarray, np.ndarray]], tokens: Tokens, frame: str) -> Batch:
+    """Texts that are read and those that are to be written, each framed; one is written behind what begins every answer."""
+    source = [tokens.framed(text, frame) for text, _ in pairs]
+    wanted = [tokens.answer(text, frame) for _, text in pairs]
+    given = [np.concatenate((tokens.opening[:1], text[:-1])) for text in wanted]
+    return Batch(padded(given, tokens.pad), asked(wanted), source=padded(source, tokens.pad))
 
 
 @dataclass(frozen=True)
@@ -128,12 +139,19 @@ class ObjectiveSpec(Part, slot="objective"):
             said = f"{self.kind} asks for tokens, and the head '{model.head.kind}' scores none; take tied, free or masked"
             raise SpecError(said, ("model", "head"))
 
+    def check_tokens(self, tokens: Tokens, model: ModelSpec) -> None:
+        """Refuses a tokenizer, or what else is known of a checkpoint's texts, that does not give what is asked."""
+
     @abstractmethod
     def batch(self, rows: Sequence[Row], tokens: Tokens, chance: np.random.Generator) -> Batch: ...
 
     def length(self, lengths: Sequence[np.ndarray]) -> np.ndarray:
         """How many places a row takes, rows × fields, given the lengths of its fields."""
         return np.stack(lengths, axis=1) + self.added
+
+    def before(self, tokens: Tokens) -> int:
+        """How many tokens stand before a text's own."""
+        return len(tokens.ends(self.frame)[0])
 
     def room(self, tokens: Tokens) -> int:
         """How many places a text takes beyond its own."""

@@ -20,7 +20,7 @@ from torch import Tensor
 from manyheads.model.build import Model
 from manyheads.model.spec import ModelSpec
 from manyheads.model.stack import Stack
-from manyheads.objective.score import Batch, ObjectiveSpec, Score
+from manyheads.objective.score import Batch, ObjectiveSpec, Score, Tokens
 from manyheads.parts.batch import Inputs
 from manyheads.parts.mask import MaskSpec
 from manyheads.parts.record import Attended, record
@@ -193,16 +193,15 @@ class GuidedSpec(ShapingSpec, kind="guided"):
         return -((logs_HN if self.heads is None else logs_HN[list(self.heads)]) / count[row]).sum()
 
 
-def with_links(batch: Batch, objective: ObjectiveSpec, links: dict[str, list[np.ndarray]]) -> Batch:
-    """The batch with the links of its rows, N×2 each, moved to where its tokens stand.
+def with_links(batch: Batch, objective: ObjectiveSpec, tokens: Tokens, links: dict[str, list[np.ndarray]]) -> Batch:
+    """The batch with the links of its rows, N×2 each, moved to where its tokens stand: behind what is put before a text.
 
-    A word is read behind what the objective puts before a text; it is written one place earlier, where the token before it is read.
+    An answer is framed as what is read is. Its words look from where each is wanted, the place at which the token before it is read.
     """
-    before = objective.frame.split().index("$A")
+    shift = np.array((0, *[objective.before(tokens)] * 2))
     moved = {}
     for guide, rows in links.items():
-        shift = (0, 0, before) if guide == "alignment" else (0, before, before)
-        numbered = [np.insert(row, 0, text, axis=1) + np.array(shift) for text, row in enumerate(rows)]
+        numbered = [np.insert(row, 0, text, axis=1) + shift for text, row in enumerate(rows)]
         moved[guide] = torch.from_numpy(np.concatenate(numbered))
     return replace(batch, links=moved)
 

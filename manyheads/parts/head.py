@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal, Self
 
 import torch
@@ -17,6 +18,8 @@ from manyheads.parts.feedforward import ACTIVATIONS, Activation
 from manyheads.parts.norm import LayerNormSpec, NormSpec
 from manyheads.parts.role import marked
 from manyheads.spec import LARGEST, Part, SpecError, field, quoted
+
+Pool = Callable[[Tensor, Tensor | None], Tensor]  # one vector of many, B×D of B×L×D and of where padding is
 
 
 class HeadSpec(Part, slot="head", default="tied"):

@@ -65,6 +65,7 @@ def with_tokens(origin: Origin, ready: Ready) -> Origin:
     config = came | ({} if ready.tokenizer is None else ids)
     config |= {key: value for key, value in came.items() if value is not None} if ready.start else {}
     config |= {"id2label": named, "label2id": {name: i for i, name in enumerate(ready.labels)}} if named else {}
+    config |= {"objective": ready.run.objective.kind}
     config |= {"family": known} if (known := family_of(ready)) else {}
     if tokens.around is None:  # the tokenizer is one of ours, and in texts special tokens are none
         beside = origin.beside | {"tokenizer_config.json": b'{"split_special_tokens": true}\n'}

@@ -120,7 +120,8 @@ class MuonSpec(OptimSpec, kind="muon"):
         inner = {id(weight) for weight in matrices_of(model)}
         turned = [weight for weight in weights_of(model) if id(weight) in inner]
         rest = self.groups(weight for weight in weights_of(model) if id(weight) not in inner)
-        return Muon(turned, self.adamw(rest), rate=self.rate, decay=self.decay, momentum=self.momentum)
+        # where only low ranks are learned nothing is left for AdamW, which must then be told so
+        return Muon(turned, self.adamw(rest or [{"params": []}]), rate=self.rate, decay=self.decay, momentum=self.momentum)
 
 
 def weights_of(model: nn.Module) -> list[nn.Parameter]:

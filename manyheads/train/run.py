@@ -14,7 +14,7 @@ import torch
 
 from manyheads.convert.opened import Opened
 from manyheads.data import builtin, pictures, trees  # noqa: F401  (fill the slot)
-from manyheads.data.links import Links, aligned, arcs
+from manyheads.data.links import Links, aligned, arcs, within
 from manyheads.data.prepared import Cut, Encoded, Ids, Rows, tokenizer_for, tokenizer_of
 from manyheads.data.source import NO_TEXT, Corpus, DataSpec, Row
 from manyheads.data.tokens import CheckpointTokenizerSpec, TokenizerFileSpec, TokenizerSpec, WordsSpec
@@ -104,7 +104,8 @@ class RunSpec(Spec):
         """Whether texts can share rows."""
         at = ("train", "pack")
         if not isinstance(self.objective, language.PackableSpec) or self.shaping:
-            raise SpecError(f"texts share rows for causal and masked without shaping, and this is {self.objective.kind}", at)
+            given = self.objective.kind + (" with it" if self.shaping else "")
+            raise SpecError(f"texts share rows for causal and masked without shaping, and this is {given}", at)
         tower = self.model.encoder or self.model.decoder
         if tower is None:
             raise SpecError(f"texts that share a row are kept apart by a mask, and a model that is {self.model.shape} has none", at)
@@ -182,7 +183,7 @@ def made_ready(run: RunSpec) -> Ready:
     labels = ordered(corpus.labels(), start) if "label" in fields else ()
     spec = sized(run.model, tokens.count, len(labels))
     rows, unseen = (
-        Rows(folder, split, tokenizer=tokenizer, only=fields)
+        Rows(folder, split, tokenizer=tokenizer, only=fields, labels=labels)
         if folder
         else Encoded(as_read([tuple(row[i] for i in order) for row in corpus.splits[split]], fields, spec), tokenizer, fields, labels)
         for split in ("train", "validation")
@@ -190,7 +191,8 @@ def made_ready(run: RunSpec) -> Ready:
     most = limits(run, fields, spec, tokens)
     cut, also_cut = Cut(rows, most), Cut(unseen, most)
     shown: tuple[Ids, Ids] = (cut, also_cut) if most else (rows, unseen)
-    return Ready(run, spec, corpus, tokenizer, tokens, labels, *shown, (cut.count, also_cut.count), start, guides(run, corpus, tokenizer))
+    links = guides(run, corpus, tokenizer, most)
+    return Ready(run, spec, corpus, tokenizer, tokens, labels, *shown, (cut.count, also_cut.count), start, links)
 
 
 def with_extra(tokenizer: Any, run: RunSpec, start: Opened | None) -> Tokens:
@@ -204,7 +206,9 @@ def with_extra(tokenizer: Any, run: RunSpec, start: Opened | None) -> Tokens:
         raise SpecError(
             f"{run.objective.kind} needs the tokens {asked[0]} or <extra_id_0> and so on, and this one has none", ("tokenizer",)
         )
-    return replace(tokens_of(tokenizer, start), extra=extra)
+    tokens = replace(tokens_of(tokenizer, start), extra=extra)
+    run.objective.check_tokens(tokens, run.model)
+    return tokens
 
 
 def as_read(rows: list[Row], fields: Sequence[str], spec: ModelSpec) -> list[Row]:
@@ -244,8 +248,8 @@ def limits(run: RunSpec, fields: Sequence[str], spec: ModelSpec, tokens: Tokens)
     return found
 
 
-def guides(run: RunSpec, corpus: Corpus, tokenizer: Any) -> dict[str, list[Links]]:
-    """What the rows to learn from say of who should look where, for each term that asks."""
+def guides(run: RunSpec, corpus: Corpus, tokenizer: Any, most: Mapping[str, int]) -> dict[str, list[Links]]:
+    """What the rows to learn from, cut to so many tokens, say of who should look where, for each term that asks."""
     found: dict[str, list[Links]] = {}
     for i, guided in enumerate(run.shaping):
         if not isinstance(guided, GuidedSpec) or guided.guide in found:
@@ -258,6 +262,8 @@ def guides(run: RunSpec, corpus: Corpus, tokenizer: Any) -> dict[str, list[Links
         else:
             said = columns["text"], columns["arcs"], columns.get("relations")
             found[guided.guide] = arcs(*said, tokenizer, toward=guided.toward, relation=guided.relation)
+        looking, seen = ("target", "source") if guided.by == "alignment" else ("text", "text")
+        found[guided.guide] = [within(row, most.get(looking), most.get(seen)) for row in found[guided.guide]]
     return found
 
 

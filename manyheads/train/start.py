@@ -101,7 +101,8 @@ def tokens_of(tokenizer: Any, found: Opened | None = None) -> Tokens:
     start = read_rules(config, found.origin.beside).start if found else None
     given = (end if pad is None else pad, begin, end, -1 if unknown is None else unknown, -1 if mask is None else mask)
     framed = found is not None and found.tokenizer is not None and not made_here(found)
-    return Tokens(*given, count, special, start, around(tokenizer) if framed else None)
+    pool = found.pooling.pool if found and found.pooling else None
+    return Tokens(*given, count, special, start, around(tokenizer) if framed else None, pool=pool)
 
 
 def token_names(found: Opened) -> Tree:

@@ -120,4 +120,4 @@ class Stream:
         at.index += 1
         links = {guide: [rows[i] for i in self.rows] for guide, rows in self.ready.links.items()}
         batch = order.batch(index)
-        return with_links(batch, self.ready.run.objective, links) if links else batch
+        return with_links(batch, self.ready.run.objective, self.ready.tokens, links) if links else batch
