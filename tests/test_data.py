@@ -19,6 +19,7 @@ from command import FORKS, run
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, processors
+from trees import SHE, conllu
 
 from manyheads.data import pictures as _pictures  # noqa: F401  (fills the slot)
 from manyheads.data import prepared
@@ -891,29 +892,6 @@ def test_pictures_that_do_not_fit_together_are_refused(drawn, tmp_path):
 
 
 # --- dependencies ---
-
-
-def conllu(*sentences):
-    """Lines of ten columns; of each word its number, itself, its head and what it is to that."""
-    lines = []
-    for words in sentences:
-        lines += [
-            "# a comment",
-            *("\t".join((number, word, *"____", head, *(more or "_"), *"__")) for number, word, head, *more in words),
-            "",
-        ]
-    return "\n".join(lines)
-
-
-SHE = [
-    ("1", "She", "2", "nsubj"),
-    ("2", "sees", "0", "root"),
-    ("3-4", "cannot", "_"),
-    ("3", "can", "2", "aux:can"),
-    ("4", "not", "3", "advmod"),
-    ("4.1", "ghost", "_"),
-    ("5", "10 000", "2", "obj"),
-]
 
 
 def test_trees_come_as_words_the_places_of_their_heads_and_relations(tmp_path):

@@ -477,7 +477,7 @@ def test_what_is_missing_is_written_where_a_model_learned_to(tmp_path):
 
 
 def test_a_run_that_hides_spans_reads_what_stands_for_them(tmp_path):
-    from test_train import described
+    from small_runs import described
 
     ready = made_ready(read_run(described("spans", steps=1)))
     list(train(ready, tmp_path / "run"))

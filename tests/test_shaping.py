@@ -13,7 +13,7 @@ from command import run as command
 from hypothesis import given
 from hypothesis import strategies as st
 from small_runs import OBJECTIVES, described
-from test_data import SHE, conllu
+from trees import SHE, conllu
 
 import manyheads
 from manyheads import Inputs

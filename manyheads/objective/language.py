@@ -118,7 +118,7 @@ class SpansSpec(ObjectiveSpec, kind="spans"):
     fields: ClassVar[tuple[str, ...]] = ("text",)
     shapes: ClassVar[tuple[str, ...]] = ("encoder–decoder", "recurrent")
     frame: ClassVar[str] = "$A </s>"
-    added: ClassVar[int] = 3
+    added: ClassVar[int] = 1  # beside sentinels, which `length` counts
 
     share: float = field(0.15, "of the tokens that are hidden", gt=0, lt=1)
     mean: float = field(3.0, "tokens in a span, on average", ge=1)
