@@ -93,7 +93,7 @@ class ContrastiveSpec(ObjectiveSpec, kind="contrastive"):
         return Score(total, len(batch.wanted), int((logits.detach().argmax(dim=-1) == batch.wanted).sum()))
 
 
-def vectors(model: Model, inputs: Inputs, pool: Pool | None = None) -> Tensor:
+def vectors(model: Model, inputs: Inputs, pool: Pool | None) -> Tensor:
     """A vector of length one for each text, B×D: the one that whoever loads the model is given."""
     assert isinstance(model, Transformer)
     return F.normalize(model.vectors(inputs, pool).float(), dim=-1)
