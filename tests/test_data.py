@@ -848,7 +848,7 @@ SPOILED = {
     "has 1 sizes, and pictures have 3 or 4": idx(np.zeros(3)),
     "ends after 5 of 24 bytes": HEAD + np.array((1, 4, 6), ">u4").tobytes() + b"12345",
     "goes on after its 1 × 2 × 2 numbers": idx(np.zeros((1, 2, 2))) + b"\0",
-    "holds numbers that are none": idx(np.full((1, 2, 2), np.nan), 0x0D),
+    "holds numbers that are NaN or infinite": idx(np.full((1, 2, 2), np.nan), 0x0D),
     "is a broken gzip file": gzip.compress(idx(np.zeros((9, 9, 9))))[:-9],
     "too many to be pictures": gzip.compress(idx(np.zeros((64, 512, 512)))),
 }

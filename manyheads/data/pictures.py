@@ -164,7 +164,7 @@ def read_idx(path: Path, ranks: tuple[int, ...], what: str) -> Array:
             raise DataError(f"{path} goes on after its {' × '.join(map(str, shape))} numbers")
     numbers = np.frombuffer(data, sort).reshape(shape)
     if not np.isfinite(numbers).all():
-        raise DataError(f"{path} holds numbers that are none")
+        raise DataError(f"{path} holds numbers that are NaN or infinite")
     return numbers
 
 
