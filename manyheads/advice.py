@@ -16,7 +16,8 @@ import numpy as np
 import torch
 
 from manyheads.data.columns import Columns, columns_of, wanted_by
-from manyheads.data.source import NO_TEXT, Corpus, DataError, DataSpec, TableSpec
+from manyheads.data.source import NO_TEXT, Corpus, DataError, DataSpec
+from manyheads.data.tables import TableSpec
 from manyheads.data.tokens import BPESpec
 from manyheads.model.build import outline
 from manyheads.model.size import readable

@@ -13,7 +13,8 @@ from command import run
 from manyheads import build
 from manyheads.advice import TASKS, inline, new
 from manyheads.data.columns import columns_of
-from manyheads.data.source import DataError, LabelsSpec, PairsSpec
+from manyheads.data.source import DataError
+from manyheads.data.tables import LabelsSpec, PairsSpec
 from manyheads.spec import SpecError
 from manyheads.train.events import Ended
 from manyheads.train.loop import train

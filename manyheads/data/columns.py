@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from manyheads.data.source import LOOKED_AT, DataError, Lines, TableSpec, form_of, names_columns
+from manyheads.data.source import DataError, Lines
+from manyheads.data.tables import LOOKED_AT, TableSpec, form_of, names_columns
 from manyheads.spec import quoted
 
 LONGEST_LINE = 1 << 24

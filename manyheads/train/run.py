@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from manyheads.convert.opened import Opened
-from manyheads.data import builtin, pictures, trees  # noqa: F401  (fill the slot)
+from manyheads.data import builtin, pictures, tables, trees  # noqa: F401  (fill the slot)
 from manyheads.data.links import Links, aligned, arcs, within
 from manyheads.data.prepared import Cut, Encoded, Ids, Rows, tokenizer_for, tokenizer_of
 from manyheads.data.source import NO_TEXT, Corpus, DataSpec, Row
