@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FORKS = multiprocessing.get_context("forkserver")
+LATE = ["pydantic.type_adapter", "typer._adapters", "typer._click.decorators"]  # else read by a child that may no longer read them
 FORKS.set_forkserver_preload(
-    ["torch", "torch._dynamo", "manyheads.cli", "manyheads.show", "manyheads.auditing", "manyheads.training", "command"]
+    ["torch", "torch._dynamo", "manyheads.cli", "manyheads.show", "manyheads.auditing", "manyheads.training", *LATE, "command"]
 )
 
 

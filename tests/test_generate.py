@@ -21,7 +21,7 @@ from tokenizers import Tokenizer, decoders
 
 import manyheads
 from manyheads import Inputs, predicting
-from manyheads.answer import hiding, infilling, masked
+from manyheads.answer import infilling, masked, tokens_of
 from manyheads.checkpoint import Loaded
 from manyheads.generate import search as searching
 from manyheads.generate.sample import Rules, sample
@@ -482,6 +482,6 @@ def test_a_run_that_hides_spans_reads_what_stands_for_them(tmp_path):
     ready = made_ready(read_run(described("spans", steps=1)))
     list(train(ready, tmp_path / "run"))
     loaded = manyheads.load(tmp_path / "run")
-    (ids,) = hiding(loaded, ["was <extra_0> born </s> in <extra_1>"])
+    (ids,), _ = tokens_of(loaded, ["was <extra_0> born </s> in <extra_1>"], "answer", None)
     assert [token for token in ids if token in ready.tokens.extra] == list(ready.tokens.extra[:2])
     assert ids.count(ready.tokens.end) == 1, "which stands at the end; one that a text says remains a text"

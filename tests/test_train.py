@@ -14,7 +14,6 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-import kinds
 import numpy as np
 import pytest
 import torch
@@ -31,11 +30,10 @@ from manyheads.train import checkpoint, look
 from manyheads.train.events import Ended, Evaluated, Resumed, Saved, Stepped
 from manyheads.train.forecast import places_of
 from manyheads.train.look import evaluate
-from manyheads.train.loop import train, update
+from manyheads.train.loop import train
 from manyheads.train.model import first_model
 from manyheads.train.optim import OptimSpec, ScheduleSpec
 from manyheads.train.run import RunError, made_ready, read_run
-from manyheads.train.state import State
 from manyheads.train.stream import Order, Stream, lengths_of
 
 
@@ -84,93 +82,6 @@ def test_a_latest_checkpoint_that_is_not_there_is_said(tmp_path):
         shutil.rmtree(path)
     with pytest.raises(ValueError, match="it is not begun again over them: .*latest names .*, which is not there"):
         list(train(made_ready(read_run(tree)), tmp_path / "run"))
-
-
-# ------------------------------------------------------------------------------------------------------- one update
-
-
-class Given:
-    """Batches that are there already, one after the other as a stream gives them."""
-
-    def __init__(self, batches):
-        self.batches, self.rows = iter(batches), ()
-
-    def next(self):
-        return next(self.batches)
-
-
-def without_dropout(tree):
-    parts = {name: part | {"residual": "pre"} if "residual" in part else part for name, part in tree["model"].items()}
-    return tree | {"model": parts}
-
-
-def updated(ready, batches, **optim):
-    """The gradients that an update hands to its optimiser, which changes nothing here; and what the update says of itself."""
-    run, kept = ready.run, []
-    run = run.changed(train=run.train.changed(accumulate=len(batches)), optim=run.optim.changed(**optim))
-    model = manyheads.build(ready.spec, seed=1).double()
-    changer = run.optim.build(model)
-    changer.step = lambda: kept.append([parameter.grad.clone() for parameter in model.parameters()])
-    event = update(model, changer, Given(batches), replace(ready, run=run), State())
-    (gradients,) = kept
-    return gradients, event
-
-
-@pytest.mark.parametrize("name", [name for name in OBJECTIVES if name != "contrastive"])  # whose other rows are what a row is compared with
-def test_an_update_from_small_batches_is_that_from_one_large_batch(name):
-    """Of unlike sizes: the mean of their means would be another number."""
-    ready = made_ready(read_run(without_dropout(described(name))))
-    rows = [tuple(one.astype(float) if one.dtype == np.float32 else one for one in ready.rows[i]) for i in range(16)]
-    chance, batch = np.random.default_rng(0), ready.run.objective.batch
-    parts = [batch(rows[start:stop], ready.tokens, chance) for start, stop in ((0, 1), (1, 3), (3, 8), (8, 16))]
-    whole = batch(rows, ready.tokens, np.random.default_rng(0))
-    (few, small), (many, large) = updated(ready, parts, clip=0.0), updated(ready, [whole], clip=0.0)
-    for one, other in zip(few, many, strict=True):
-        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-6)
-    assert (small.loss, small.gradient, small.tokens) == pytest.approx((large.loss, large.gradient, large.tokens), rel=1e-6)
-    assert small.terms == pytest.approx(large.terms, rel=1e-6)
-
-
-def test_gradients_are_cut_to_the_longest_that_they_may_be_and_not_turned():
-    ready = made_ready(read_run(described("causal")))
-    batch = Order(ready, ready.rows).batch(0)
-    free, event = updated(ready, [batch], clip=0.0)
-    for clip, share in ((event.gradient / 2, 0.5), (event.gradient * 2, 1.0)):
-        cut, same = updated(ready, [batch], clip=clip)
-        assert same.gradient == event.gradient  # as it was before
-        assert torch.cat([one.flatten() for one in cut]).norm() <= clip
-        for one, whole in zip(cut, free, strict=True):
-            torch.testing.assert_close(one, share * whole, atol=1e-9, rtol=1e-5)
-
-
-@pytest.mark.parametrize("optimiser", OptimSpec.kinds)
-@pytest.mark.parametrize("schedule", ScheduleSpec.kinds)
-def test_every_update_is_made_at_the_rate_that_the_schedule_says(schedule, optimiser):
-    optim = {"kind": optimiser, "rate": 0.02, "schedule": {"kind": schedule, "warmup": 2}}
-    ready = made_ready(read_run(described("seq2seq") | {"data": SEQUENCE | {"count": 100}, "optim": optim}))
-    model, state = manyheads.build(ready.spec), State()
-    changer, stream, used = ready.run.optim.build(model), Stream(ready), []
-    changer.step = lambda: used.append({group["lr"] for group in changer.param_groups})
-    told = [update(model, changer, stream, ready, state).rate for _ in range(6)]
-    expected = [0.02 * ready.run.optim.schedule.share(step, 6) for step in range(1, 7)]
-    assert told == expected
-    assert used == [{rate} for rate in expected]
-    assert len(set(expected)) > 2
-
-
-@pytest.mark.parametrize("kind", OptimSpec.kinds)
-def test_matrices_decay_and_what_has_one_axis_does_not(kind):
-    """Without any gradient, decay is all that moves a weight."""
-    optim = OptimSpec.choose({"kind": kind, "rate": 0.5, "decay": 0.1})
-    model = kinds.made(kinds.pair(norm="layer"), dtype=torch.float32)
-    before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
-    changer = optim.build(model)
-    for weight in model.parameters():
-        weight.grad = torch.zeros_like(weight)
-    changer.step()
-    for name, weight in model.named_parameters():
-        torch.testing.assert_close(weight.detach(), before[name] * (0.95 if weight.dim() > 1 else 1.0), msg=name)
-    assert {weight.dim() for weight in model.parameters()} == {1, 2}
 
 
 # --------------------------------------------------------------------------------------------------------- the folder
@@ -519,27 +430,6 @@ def test_what_was_trained_here_gives_the_same_logits_elsewhere(tmp_path):
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "out")], capture_output=True, text=True, check=True)
     theirs = torch.tensor([float(number) for number in done.stdout.split()])
     torch.testing.assert_close(manyheads.load(tmp_path / "run").logits(torch.tensor([[1, 9, 8, 7]])).flatten(), theirs, atol=1e-4, rtol=0)
-
-
-def test_muon_turns_every_matrix_of_the_layers_by_the_same_amount():
-    """Whatever the gradient's singular values are, those of the change lie around one length; tables and gains are AdamW's."""
-    ready = made_ready(read_run(described("seq2seq") | {"optim": {"kind": "muon", "rate": 1e-2, "decay": 0.0}}))
-    model = manyheads.build(ready.spec, seed=1)
-    before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
-    changer = ready.run.optim.build(model)
-    for weight in model.parameters():
-        weight.grad = torch.randn(weight.shape, generator=torch.Generator().manual_seed(weight.numel())) * torch.rand(weight.shape[-1])
-    changer.step()
-    for name, weight in model.named_parameters():
-        change = weight.detach() - before[name]
-        held = set(changer.state[weight])
-        if weight.dim() == 2 and "embed" not in name:
-            values = torch.linalg.svdvals(change) / (changer.param_groups[0]["lr"] * 0.2 * max(weight.shape) ** 0.5)
-            assert held == {"momentum"}
-            assert values.max() < 1.3
-            assert values.median() > 0.6, name  # the least of a square matrix may be far below
-        else:
-            assert held == {"step", "exp_avg", "exp_avg_sq"}, name
 
 
 def test_what_is_looked_at_and_saved_is_the_mean_of_the_weights(tmp_path):
