@@ -25,8 +25,8 @@ from manyheads.data import pictures as _pictures  # noqa: F401  (fills the slot)
 from manyheads.data import prepared
 from manyheads.data.builtin import LANGUAGES, date_forms, days_of, written
 from manyheads.data.order import packed, permuted, plan
-from manyheads.data.prepared import Encoded, Rows, prepare
-from manyheads.data.source import Corpus, DataError, Made
+from manyheads.data.prepared import Cut, Encoded, Rows, prepare
+from manyheads.data.source import Corpus, DataError, Lines, Made
 from manyheads.data.tokens import SPECIAL, special_ids
 from manyheads.evaluation import evaluate
 from manyheads.spec import SLOTS, SpecError, parse, to_toml, to_tree
@@ -937,3 +937,34 @@ def test_a_tree_with_a_fault_is_refused_with_its_line(lines, sentence, tmp_path)
         data("conllu", path=str(tmp_path / "t.conllu"))
     assert sentence in str(found.value)
     assert "t.conllu" in str(found.value)
+
+
+# ------------------------------------------------------------------------------------------------------------ small laws
+
+
+def test_a_share_is_held_out_and_of_many_rows_no_more_than_two_thousand():
+    spec = SLOTS["data"].choose({"kind": "pairs", "path": "none.tsv", "held_out": 0.1})
+    for count, expected in ((60, 6), (5, 1), (30_000, 2000)):
+        learned, held = spec.split([(str(i), "x") for i in range(count)])
+        assert (len(learned), len(held)) == (count - expected, expected)
+        assert not set(learned) & set(held)
+
+
+def test_long_rows_keep_their_beginning_and_are_as_long_as_they_are_said_to_be():
+    tokenizer = SLOTS["tokenizer"].choose({"kind": "words"}).make(["a b c d e f g"])
+    rows = Encoded([("a b c d e", "f g"), ("a", "a b c d e f g")], tokenizer, ("source", "target"))
+    cut = Cut(rows, {"source": 3, "target": 4})
+    assert cut.count == 2
+    for name, most, place in (("source", 3, 0), ("target", 4, 1)):
+        assert [row[place].tolist() for row in (cut[0], cut[1])] == [rows[i][place][:most].tolist() for i in (0, 1)]
+        assert cut.lengths(name).tolist() == [len(cut[i][place]) for i in (0, 1)]
+
+
+def test_another_seed_is_another_order():
+    orders = {(seed, epoch): tuple(permuted(seed, epoch, np.arange(500), 500).tolist()) for seed in (0, 1, 2) for epoch in (0, 1, 2)}
+    assert len(set(orders.values())) == 9
+
+
+def test_a_mark_within_a_file_is_a_character_of_its_line(tmp_path):
+    (tmp_path / "a.txt").write_text("\ufeffone\n\ufefftwo\n")
+    assert [line for _, line in Lines(tmp_path / "a.txt", "stop", 100)] == ["one", "\ufefftwo"]
