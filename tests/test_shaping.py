@@ -27,7 +27,7 @@ from manyheads.parts.attend import DotSpec
 from manyheads.parts.mask import Mask
 from manyheads.parts.position import Places
 from manyheads.parts.record import record
-from manyheads.spec import SLOTS, SpecError, to_toml
+from manyheads.spec import SLOTS, SpecError, override, to_toml
 from manyheads.train.events import Evaluated, Stepped
 from manyheads.train.loop import train, update
 from manyheads.train.run import made_ready, read_run
@@ -446,9 +446,12 @@ def test_guided_attention_is_the_cross_entropy_of_the_alignment(name):
     assert score.count == torch.cat(costs).numel()
 
 
+@pytest.mark.parametrize("window", [None, 2, 3])
 @pytest.mark.parametrize("name", ["causal", "masked"])
-def test_a_row_that_may_not_see_its_target_is_not_asked(name):
-    ready = made_ready(guided_run(name, "test-trees", {"kind": "guided", "by": "arcs", "heads": [1]}))
+def test_a_row_that_may_not_see_its_target_is_not_asked(name, window):
+    tree = described(name) | {"data": {"kind": "test-trees"}, "shaping": [{"kind": "guided", "by": "arcs", "heads": [1]}]}
+    tower = "decoder" if name == "causal" else "encoder"
+    ready = made_ready(read_run(tree if window is None else override(tree, [f"model.{tower}.mask.window={window}"])))
     batch = with_links(
         ready.run.objective.batch([ready.rows[0]], ready.tokens, np.random.default_rng(0)),
         ready.run.objective,
@@ -460,7 +463,8 @@ def test_a_row_that_may_not_see_its_target_is_not_asked(name):
     with record(model) as seen:
         ready.run.objective.score(model, batch)
     heads = [1, 1, 4, 4, 1]  # of each word; the root is its own
-    cells = [(i + 1, head + 1) for i, head in enumerate(heads) if name == "masked" or head <= i]  # behind <s>
+    far = window or LENGTH
+    cells = [(i + 1, j + 1) for i, j in enumerate(heads) if (name == "masked" or j <= i) and abs(i - j) < far]  # behind <s>
     assert score.count == len(cells)
     expected = -sum(seen[0].weights()[0, 1, i, j].log() for i, j in cells)
     torch.testing.assert_close(score.total, expected, rtol=1e-10, atol=1e-10)
