@@ -1383,7 +1383,7 @@ def test_o4_trained_vectors_find_more_than_chance(tmp_path):
     ],
 )  # fmt: skip
 def test_o5_a_task_has_its_shape_unless_another_is_said(task, shape):
-    from manyheads.advice import ALSO, TASKS, chosen_shape
+    from manyheads.advice.task import ALSO, TASKS, chosen_shape
     from manyheads.objective.score import ObjectiveSpec
 
     name = ALSO.get(task, task)

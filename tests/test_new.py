@@ -11,7 +11,8 @@ import pytest
 from command import run
 
 from manyheads import build
-from manyheads.advice import TASKS, inline, new
+from manyheads.advice import TASKS, new
+from manyheads.advice.draft import inline
 from manyheads.data.columns import columns_of
 from manyheads.data.source import DataError
 from manyheads.data.tables import LabelsSpec, PairsSpec

@@ -1,4 +1,4 @@
-"""A run file for a task and the user's data: shape, size, tokenizer, batch and steps, chosen for both and for the machine, saying why."""
+"""A run file in the making: what was chosen, and how it is written, every line with its reason."""
 
 from __future__ import annotations
 
@@ -9,75 +9,21 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import numpy as np
 import torch
 
-from manyheads.data.columns import Columns, columns_of, wanted_by
-from manyheads.data.source import NO_TEXT, Corpus, DataError, DataSpec
-from manyheads.data.tables import TableSpec
-from manyheads.data.tokens import BPESpec
+from manyheads.advice.task import TASKS, Data
+from manyheads.data.source import NO_TEXT, DataError
 from manyheads.model.build import outline
 from manyheads.model.size import readable
 from manyheads.model.spec import ModelSpec
-from manyheads.spec import SLOTS, SpecError, Tree, nearest, one_line, parse, quoted
-from manyheads.train.forecast import Pace, duration, epoch_of, memory_free, needs_of, pace_of
+from manyheads.spec import one_line
+from manyheads.train.forecast import Pace, duration, epoch_of, memory_free
 from manyheads.train.run import Ready, RunSpec, made_ready, read_run, sized
-from manyheads.train.stream import lengths_of
 from manyheads.training import spoken
 
-MINUTES = 30.0
 LOOKS = 10  # at unseen rows in a run
-PACKED = 512  # tokens in a row, where one text may be cut into several
-USUAL, LONGEST = 2048, 8192  # tokens in a row; longer ones are cut where little is lost, or in any case
-FEWEST_STEPS = 400
-SAMPLE = 2_000_000  # characters that a tokenizer is tried on
-
-WHOLE = "the whole source is read before the first word is written, and every word that is written looks at all of it"
-
-
-@dataclass(frozen=True)
-class Task:
-    """What is asked for: the shapes that can learn it, the first of them advised, each with its objective."""
-
-    about: str
-    shapes: dict[str, str]
-    why: str
-    file: str | None  # the kind of data that a file is
-    usual: Tree  # the data where there is no file
-    long_first: bool = False
-
-
-TASKS = {
-    "translate": Task("a text into another", {"encoder–decoder": "seq2seq", "recurrent": "seq2seq"}, WHOLE, "pairs", {"kind": "dates"}),
-    "summarise": Task(
-        "a long text in a short one", {"encoder–decoder": "seq2seq", "recurrent": "seq2seq"}, WHOLE, "pairs",
-        {"kind": "stdlib", "task": "summary"}, long_first=True,
-    ),
-    "classify": Task(
-        "the class of a text", {"encoder": "classify", "decoder": "classify"},
-        "nothing is written, so every word may look at every other, before and behind it", "labels", {"kind": "stdlib", "task": "classify"},
-    ),
-    "embed": Task(
-        "a vector a text, by which a query finds its document", {"encoder": "contrastive"},
-        "nothing is written, so every word may look at every other, before and behind it", "queries",
-        {"kind": "stdlib", "task": "retrieval"},
-    ),
-    "lm": Task(
-        "how a text goes on", {"decoder": "causal", "recurrent": "causal", "ngram": "causal", "encoder": "masked"},
-        "each word is written from those before it, and nothing else is read", "text", {"kind": "stdlib", "task": "language"},
-    ),
-    "mae": Task(
-        "a picture from a few of its patches", {"encoder–decoder": "patches"},
-        "the encoder reads the patches that are shown, and a small decoder restores the rest", "pictures", {"kind": "digits"},
-    ),
-    "copy": Task("the same symbols again: the smallest task there is", {"encoder–decoder": "seq2seq", "recurrent": "seq2seq"}, WHOLE, None,
-                 {"kind": "sequence", "task": "copy"}),
-}  # fmt: skip
-ALSO = {"summarize": "summarise", "sentiment": "classify", "retrieval": "embed", "language": "lm"}
-IN_WORDS = ("dates", "sequence")  # data of few different words
 
 
 @dataclass(frozen=True)
@@ -91,66 +37,6 @@ class Rung:
 
 
 LADDER = (Rung(2, 64, 4, 3e5), Rung(3, 128, 4, 3e6), Rung(4, 256, 8, 3e7), Rung(6, 512, 8, math.inf))
-PIECES = ((5e7, 16000), (5e6, 8000), (1e6, 4000), (3e5, 2000), (5e4, 1000), (0, 500))  # characters in all, and pieces of a tokenizer
-PASSES = ((1e5, 40), (1e6, 20), (1e7, 10), (math.inf, 3))  # tokens in all at most, and passes over them
-
-
-def new(
-    task: str, file: Path | None = None, *, shape: str | None = None, fields: str | None = None, minutes: float = MINUTES
-) -> tuple[str, list[str]]:
-    """A run file as text, and the reasons as lines."""
-    if not 0 < minutes <= 60 * 24 * 365:
-        raise SpecError(f"--minutes is {minutes:g}, expected some, at most a year of them")
-    name = ALSO.get(task, task)
-    if name not in TASKS:
-        raise SpecError(f"no task {quoted(task)}{nearest(task, TASKS)}")
-    draft = Draft(name, chosen_shape(name, shape), data_of(name, file, fields), minutes)
-    return draft.fitted().text_and_reasons()
-
-
-def chosen_shape(name: str, said: str | None) -> str:
-    shapes = TASKS[name].shapes
-    shape = (said or next(iter(shapes))).replace("-", "–")
-    if shape not in shapes:
-        raise SpecError(f"--shape is {quoted(said)}, and {name} is learned by {' or '.join(shapes)}")
-    return shape
-
-
-@dataclass(frozen=True)
-class Data:
-    """The table [data], why its columns are those, and the samples themselves."""
-
-    tree: Tree
-    why: str
-    corpus: Corpus
-
-
-def data_of(name: str, file: Path | None, said: str | None) -> Data:
-    task = TASKS[name]
-    if file is None or task.file is None:
-        if file is not None or said:
-            raise SpecError(f"{name} makes its own data" if file is not None else "--fields are the columns of a file; name one")
-        return Data(task.usual, "", SLOTS["data"].choose(task.usual).load())  # type: ignore[attr-defined]
-    kind = cast(type[DataSpec], SLOTS["data"].kinds[task.file])
-    found = Columns(None, "")
-    if issubclass(kind, TableSpec):
-        found = columns_of(file, kind, long_first=task.long_first) if said is None else said_columns(kind, said)
-    elif said is not None:
-        raise SpecError(f"--fields are columns, and {name} reads a file without them")
-    tree: Tree = {"kind": task.file, "path": str(file)} | ({"fields": list(found.fields)} if found.fields else {})
-    return Data(tree, found.why, loaded(tree))
-
-
-def loaded(tree: Tree) -> Corpus:
-    spec = parse(cast(type[DataSpec], SLOTS["data"].kinds[tree["kind"]]), {key: value for key, value in tree.items() if key != "kind"})
-    return spec.load()
-
-
-def said_columns(kind: type[TableSpec], said: str) -> Columns:
-    names, wanted = [name.strip() for name in said.split(",")], wanted_by(kind)
-    if not len(wanted) <= len(names) <= len(kind.names) or not all(names):
-        raise SpecError(f"--fields is {quoted(said)}, expected {len(wanted)} columns, separated by a comma: {' and '.join(wanted)}")
-    return Columns(tuple(int(name) if name.isdecimal() else name for name in names), "as was said")
 
 
 @dataclass(frozen=True)
@@ -182,74 +68,9 @@ class Draft:
         assert self.ready is not None
         return self.ready
 
-    # ------------------------------------------------------------------------------------------------------- choosing
-
-    def fitted(self) -> Draft:
-        """Size, batch and steps for the data; then what the machine cannot do in time is made smaller."""
-        self.check_classes()
-        draft = self.with_tokenizer().with_rows_cut()
-        lengths = lengths_of(draft.made, draft.made.rows).sum(1)
-        longest, total = draft.pack or int(lengths.max()), int(lengths.sum())
-        share = total // (10 if self.objective == "contrastive" else 20)  # of an epoch; in contrast to many others one learns more
-        budget = max(512, min(4096, 1 << max(0, share).bit_length() - 1 if share else 512), 64 * math.ceil(longest / 64))
-        rung = next(rung for rung in LADDER if total <= rung.most)
-        draft = draft.changed(rung=rung, tokens=budget).with_room()
-        epoch = epoch_of(draft.made)
-        passes = next(passes for most, passes in PASSES if total <= most)
-        return draft.in_time(rounded(max(FEWEST_STEPS, passes * epoch.batches)), epoch.batches)
-
-    def with_rows_cut(self) -> Draft:
-        """A few long rows would decide how large every batch is: they are cut, if little is lost; or, where one text goes on, in pieces."""
-        if not self.texts:
-            return self
-        lengths = lengths_of(self.made, self.made.rows).max(1)
-        if self.task == "lm" and self.shape in ("decoder", "encoder") and lengths.max() > PACKED:
-            return self.changed(pack=PACKED)
-        for most, share in ((USUAL, 0.05), (LONGEST, 0.5)):
-            lost = 1 - np.minimum(lengths, most).sum() / lengths.sum()
-            if 0 < lost <= share:
-                said = f"tokens; {int((lengths > most).sum()):,} of {len(lengths):,} rows are longer, and their ends are left out"
-                return self.changed(longest=most, cut_rows=said)
-        if (longest := int(lengths.max())) > LONGEST:
-            raise DataError(f"the longest row has {longest:,} tokens, and {LONGEST:,} are the most that is advised; cut it in pieces")
-        return self
-
-    def check_classes(self) -> None:
-        labels, rows = self.data.corpus.labels(), len(self.data.corpus.train)
-        if self.objective == "classify" and not 2 <= len(labels) <= rows / 2:
-            raise DataError(
-                f"{rows:,} texts have {len(labels):,} different classes, which cannot be learned; --fields says which column is the class"
-            )
-
-    def with_tokenizer(self) -> Draft:
-        """Many pieces for much text, and no more than it gives."""
-        if not self.texts:
-            return self.changed()
-        if self.data.tree["kind"] in IN_WORDS:
-            return self.changed(pieces=0)
-        sample, characters = self.sampled()
-        for least, size in PIECES:
-            if characters >= least:
-                try:
-                    BPESpec(size=size).make(sample)
-                    return self.changed(pieces=size)
-                except DataError:  # too few different ones
-                    continue
-        return self.changed(pieces=None)
-
     @property
     def texts(self) -> list[str]:
         return [name for name in self.data.corpus.fields if name not in NO_TEXT]
-
-    def sampled(self) -> tuple[list[str], int]:
-        """The first texts, and how many characters there are in all."""
-        places = [self.data.corpus.fields.index(name) for name in self.texts]
-        sample, characters = list[str](), 0
-        for row in self.data.corpus.train:
-            if characters <= SAMPLE:
-                sample += [row[i][:SAMPLE] for i in places]
-            characters += sum(len(row[i]) for i in places)
-        return sample, characters
 
     def changed(self, **others: Any) -> Draft:
         """With the run made anew; rows are encoded once for each tokenizer."""
@@ -263,26 +84,6 @@ class Draft:
     def smaller(self) -> Draft | None:
         place = LADDER.index(self.rung)
         return self.changed(rung=LADDER[place - 1]) if place else None
-
-    def with_room(self) -> Draft:
-        """The largest model down the ladder that half of the memory holds."""
-        needs = needs_of(self.made)
-        if needs.memory_free is None or needs.memory <= needs.memory_free / 2:
-            return self
-        lower = self.smaller()
-        return self if lower is None else lower.with_room()
-
-    def in_time(self, steps: int, batches: int) -> Draft:
-        """As many steps as wanted, if the machine makes half of them in time; otherwise a smaller model, or as many as it makes."""
-        pace = pace_of(self.made, seconds=1.5)
-        possible = rounded(max(1.0, (60 * self.minutes - LOOKS * pace.evaluation) / pace.step))
-        lower = self.smaller() if 2 * possible < steps else None
-        if lower is not None:
-            return lower.in_time(steps, batches)
-        count = min(steps, possible)
-        return self.changed(steps=count, passes=count / batches, pace=pace, cut=possible < steps)
-
-    # ------------------------------------------------------------------------------------------------------- writing
 
     def text_and_reasons(self) -> tuple[str, list[str]]:
         reasons = self.reasons()
@@ -466,12 +267,6 @@ class Draft:
 def rows_of(run: RunSpec) -> tuple[Any, ...]:
     """What decides how rows become ids."""
     return run.tokenizer, run.train.longest, run.train.pack
-
-
-def rounded(count: float) -> int:
-    """Downwards to two digits."""
-    size: int = 10 ** max(0, len(str(int(count))) - 2)
-    return int(count) // size * size
 
 
 # ---------------------------------------------------------------------------------------------------------- as TOML
