@@ -315,7 +315,7 @@ def paths(value: Any) -> Iterator[tuple[str, ...]]:
             yield from paths(inner)
 
 
-BARE_WORD = re.compile(r"[A-Za-z_][\w.+/-]*")
+BARE_WORD = re.compile(r"[./]*[A-Za-z_][\w.+/-]*")  # a path too
 
 
 def override(tree: Tree, assignments: Iterable[str]) -> Tree:
@@ -340,7 +340,7 @@ def _value(text: str, assignment: str) -> Any:
     except (ValueError, RecursionError):
         parsed = {}
     if set(parsed) != {"value"}:  # a line break would begin another assignment
-        raise SpecError(f"{quoted(text)} in {quoted(assignment)} is neither a TOML value nor a bare word")
+        raise SpecError(f"{quoted(text)} in {quoted(assignment)} is neither a TOML value nor a bare word; put a text in quotes")
     return parsed["value"]
 
 

@@ -47,6 +47,11 @@ def test_overrides_reach_into_shorthand_and_likeness():
     assert read("encoder.position=rope").decoder.position.kind == "rope", "what is said of one tower holds for the other"
 
 
+@pytest.mark.parametrize("path", ["pairs.tsv", "../data/pairs.tsv.gz", "/data/a-b/pairs.tsv", ".hidden/x", "./x", "owner/name"])
+def test_a_path_needs_no_quotes(path):
+    assert override({}, [f"data.path={path}"]) == override({}, [f'data.path="{path}"']) == {"data": {"path": path}}
+
+
 def test_overrides_reach_into_lists():
     base = BASE | {"encoder": BASE["encoder"] | {"layers": 4, "pattern": [{"mask": {"window": 2}}, {}]}}
     assert [layer.mask.window for layer in read("encoder.pattern.1.mask={window=5}", base=base).encoder.expanded()] == [2, 5, 2, 5]
