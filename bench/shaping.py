@@ -23,7 +23,7 @@ from torch import Tensor
 from manyheads import build, read_model
 from manyheads.objective.language import CausalSpec
 from manyheads.objective.score import Batch
-from manyheads.objective.shaping import FocusSpec, asked, shaped, total
+from manyheads.objective.shaping import FocusSpec, counts_of, shaped, total
 from manyheads.parts.attend import InnerProduct
 from manyheads.parts.batch import Inputs
 
@@ -38,7 +38,7 @@ def batch_of(length: int, rows: int) -> Batch:
 
 def fused(model: Any, batch: Batch) -> Tensor:
     score = shaped(CausalSpec(), FOCUS, model, batch)
-    return total(score, score.count, FOCUS, asked(FOCUS, model, [batch]))
+    return total(score, score.count, FOCUS, counts_of(FOCUS, model, [batch]))
 
 
 def explicit(model: Any, batch: Batch) -> Tensor:

@@ -34,13 +34,8 @@ def task_of(loaded: Loaded) -> str:
     if loaded.paired:
         return "answer"
     if loaded.model.writes and head.scores_tokens:
-        return "infill" if learned(loaded) == "infill" and loaded.tokenizer is not None else "continue"
+        return "infill" if loaded.objective == "infill" and loaded.tokenizer is not None else "continue"
     return "fill" if head.scores_tokens else "classify" if head.kind == "classes" else "embed"
-
-
-def learned(loaded: Loaded) -> str | None:
-    """What a model was trained for, where a run says so."""
-    return loaded.origin.config.get("objective") if loaded.origin else None
 
 
 def predict_all(
@@ -83,7 +78,7 @@ def tokens_of(loaded: Loaded, texts: Sequence[str], task: str, mask_id: int | No
         return infilling(loaded, texts), {}
     if task == "fill" and mask_id is None:
         return masked(loaded, texts), {}
-    if learned(loaded) == "spans" and loaded.tokenizer.encode_special_tokens:  # what stands for a hidden span is no text
+    if loaded.objective == "spans" and loaded.tokenizer.encode_special_tokens:  # what stands for a hidden span is no text
         return with_marks(loaded, texts, [token for token in loaded.tokenizer.get_vocab() if SENTINEL.fullmatch(token)]), {}
     found = loaded.encodings(texts)
     return [one.ids for one in found], {i: {"cut": len(one.ids)} for i, one in enumerate(found) if one.overflowing}

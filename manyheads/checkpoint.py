@@ -79,6 +79,11 @@ class Loaded:
         """Whether it reads a source beside its target."""
         return self.spec.shape == "encoder–decoder" or (self.spec.recurrent is not None and self.spec.recurrent.source)
 
+    @property
+    def objective(self) -> str | None:
+        """What it was trained for, where a run says so."""
+        return self.origin.config.get("objective") if self.origin else None
+
     @torch.no_grad()
     def logits(self, ids: Tensor, target: Tensor | None = None, padding: Tensor | None = None, **more: Tensor) -> Tensor:
         """B×L×V, or what the head gives. Of an encoder–decoder, `ids` are the source's, and padding too; True at padded places."""

@@ -151,31 +151,33 @@ def folder_name(choices: tuple[tuple[str, str], ...]) -> str:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one run: its last figures and all looks at unseen rows, or why there are none."""
+    """What became of one run: the figures of the model that it keeps and all looks at unseen rows, or why there are none."""
 
+    folder: Path
     seed: int
-    metrics: dict[str, float]  # but for those that were NaN or infinite
+    metrics: dict[str, float]  # of its last look, or of the best where it has a goal; but for those that were NaN or infinite
     curve: tuple[tuple[int, float], ...]
     steps: int
     seconds: float
     reason: str | None  # why it ended, none where it did not
-    wrong: str | None = None
 
 
 def outcome(tree: Tree, folder: Path) -> Outcome:
     """As the run's own folder tells it."""
     metrics, curve, seconds, step, reason = dict[str, float](), list[tuple[int, float]](), 0.0, 0, None
+    how = read_run(tree).train
     for event in events_of(folder / "metrics.jsonl"):
         step, reason = event["step"], None
         if event["event"] == "stepped":
             seconds += event["seconds"]
         elif event["event"] == "evaluated":
-            metrics = {name: value for name, value in event["metrics"].items() if value is not None}
-            curve += [(step, metrics["loss"])] if "loss" in metrics else []
+            look = {name: value for name, value in event["metrics"].items() if value is not None}
+            metrics = look if how.goal is None or how.goal.prefers(look, metrics) else metrics
+            curve += [(step, look["loss"])] if "loss" in look else []
         elif event["event"] == "ended":
             reason = event["reason"]
-    ended = reason in ("goal", "patience") or (reason == "steps" and step >= read_run(tree).train.steps)
-    return Outcome(tree["seed"], metrics, tuple(curve), step, seconds, reason if ended else None)
+    ended = reason in ("goal", "patience") or (reason == "steps" and step >= how.steps)
+    return Outcome(folder, tree["seed"], metrics, tuple(curve), step, seconds, reason if ended else None)
 
 
 def events_of(path: Path) -> Iterator[Tree]:
@@ -342,7 +344,7 @@ def told(cells: Sequence[Cell], axes: Sequence[Axis], wrong: dict[Path, str], se
         rows.append(
             {
                 "cell": dict(cell.choices),
-                "parameters": parameters_of(cell) if ended else None,
+                "parameters": parameters_of(ended[0].folder) if ended else None,
                 "seconds": statistics.fmean(one.seconds for one in ended) if ended else None,
                 "metrics": {name: summed([one.metrics[name] for one in ended if name in one.metrics]) for name in names},
                 "seeds": [
@@ -360,8 +362,8 @@ def summed(values: Sequence[float]) -> Tree:
     return {"mean": statistics.fmean(values), "sd": statistics.stdev(values) if len(values) > 1 else None, "count": len(values)}
 
 
-def parameters_of(cell: Cell) -> int:
-    """Of the model as it was kept."""
-    kept = folder_of(cell, cell.trees[0]) / "checkpoints"
+def parameters_of(folder: Path) -> int:
+    """Of the model as a run kept it."""
+    kept = folder / "checkpoints"
     with safe_open(kept / (kept / "latest").read_text(encoding="utf-8") / "model.safetensors", "pt") as file:
         return sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118  (it is no dict)

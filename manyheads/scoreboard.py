@@ -58,7 +58,7 @@ def show(report: Tree, console: Any) -> None:
     for name in ("", *report["scores"]):
         table.add_column(escape(name), justify="right")
     for metric, better in report["better"].items():
-        cells = [written(metric, scores[metric]) for scores in report["scores"].values()]
+        cells = [written(metric, scores[metric]) if metric in scores else "–" for scores in report["scores"].values()]
         table.add_row(metric, ARROWS[better], *cells, style="bold" if metric in report["matter"] else "dim")
     console.print(table)
     for line in (*report["notes"], *(f"{name}: {said}" for name, said in report["signatures"].items())):

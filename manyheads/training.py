@@ -177,8 +177,9 @@ class Display:
     def tell(self, event: Event) -> None:
         if isinstance(event, Stepped):
             share = 0.05 if self.speed else 1.0
-            self.loss += share * (event.loss - self.loss)
-            self.terms = {name: (1 - share) * self.terms.get(name, 0.0) + share * value for name, value in event.terms.items()}
+            if not event.skipped:
+                self.loss += share * (event.loss - self.loss)
+                self.terms = {name: (1 - share) * self.terms.get(name, 0.0) + share * value for name, value in event.terms.items()}
             self.speed += share * (event.tokens / max(event.seconds, 1e-9) - self.speed)
             self.waited += event.seconds
             self.bar.update(self.task, completed=event.step, said=self.said())

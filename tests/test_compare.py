@@ -130,6 +130,27 @@ def test_a_cell_that_fails_is_a_row_that_says_why(path, tmp_path):
     run("compare", path, paths.partition(",{")[0].replace("a.tsv", "none.tsv"), "--seeds", "1", "--output", tmp_path / "all", check=1)
 
 
+def test_a_seed_that_fails_costs_the_others_nothing(path, tmp_path, monkeypatch):
+    from manyheads import compare as module
+
+    def failing(tree, folder, *more):
+        return "no room" if tree["seed"] == 4 else run_cell(tree, folder, *more)
+
+    run_cell = module.run_cell
+    monkeypatch.setattr(module, "run_cell", failing)
+    (cell,) = compare(path, ["rate=1e-3"], tmp_path / "grid", seeds=2)["cells"]
+    assert (cell["wrong"], len(cell["seeds"])) == ("no room", 1)
+    assert cell["parameters"] > 0
+    assert (tmp_path / "grid" / "compare.json").is_file()
+
+
+def test_the_figures_of_a_run_with_a_goal_are_those_of_the_model_it_keeps(path, tmp_path):
+    goal = ["train.goal={metric='loss',patience=2}", "train.evaluate_every=1", "train.steps=40", "optim.rate=0.3"]
+    (cell,) = compare(path, ["optim.clip=1.0"], tmp_path / "grid", seeds=1, overrides=goal)["cells"]
+    curve = [loss for _, loss in cell["seeds"][0]["curve"]]
+    assert cell["metrics"]["loss"]["mean"] == min(curve) < curve[-1]
+
+
 @pytest.mark.parametrize(
     ("said", "sentence"),
     [

@@ -223,6 +223,10 @@ def test_the_standard_library_keeps_its_splits_apart(task):
     assert not given[0] & (given[1] | given[2])
     if task == "classify":
         assert len(corpus.labels()) > 5
+        learned = "\n".join("\n".join(line.strip() for line in code.split("\n")) for code in given[0])
+        long = ["\n".join(line.strip() for line in code.split("\n")) for code in given[1] if code.count("\n") > 5]
+        assert len(long) > 10
+        assert not [code for code in long if code in learned], "no function stands within one that is learned from"
     if task == "summary":
         assert not any(f'"""{said}' in code for code, said in corpus.train)
         assert any(code.startswith("def dumps(obj") for rows in parts for code, _ in rows)
@@ -582,6 +586,9 @@ def test_pictures_stay_in_memory_and_an_unknown_label_is_named(trained, tmp_path
     assert Encoded(corpus.train, trained["bytes"], corpus.fields, ["a"])[0][0].shape == (2, 2)
     with pytest.raises(DataError, match="pictures"):
         prepare(corpus, trained["bytes"], tmp_path / "data")
+    several = Corpus(("query", "document"), [("a", "b")], [], [], "a test", pool=("b", "c"))
+    with pytest.raises(DataError, match="documents in a file of their own are not prepared"):
+        prepare(several, trained["bytes"], tmp_path / "data")
     with pytest.raises(DataError, match="the label 'a' is none of the 1 classes"):
         Encoded(corpus.train, trained["bytes"], corpus.fields, ["b"])
 

@@ -24,6 +24,7 @@ from manyheads.metrics import classes, ranking, summary
 from manyheads.metrics.baselines import BM25, Bigram, Majority, NaiveBayes, Unigram, lead, words
 from manyheads.metrics.language import Foreseen
 from manyheads.metrics.translation import Translation, exact
+from manyheads.parts.batch import Inputs
 from manyheads.spec import SLOTS, parse, read_toml
 from manyheads.train.look import evaluate as looked
 from manyheads.train.loop import train
@@ -150,6 +151,8 @@ def test_a_class_that_was_never_learned_is_never_chosen():
 
 def test_ranks_share_their_place_where_nothing_tells_them_apart():
     assert ranking.ranks([[3, 1, 2], [1, 1, 1], [0, 5, 0]], [2, 0, 0]).tolist() == [2, 2, 2.5]
+    nothing = math.nan
+    assert ranking.ranks([[nothing] * 3, [nothing, 1, 2], [-math.inf, 1, nothing], [5, 1, nothing]], [0, 0, 1, 0]).tolist() == [2, 3, 1, 1]
     found = ranking.scores(np.array([1.0, 2.0, 20.0]))
     assert found == pytest.approx({"mrr": (1 + 1 / 2 + 1 / 20) / 3, "mrr@10": (1 + 1 / 2) / 3, "recall@1": 1 / 3, "recall@10": 2 / 3})
 
@@ -305,7 +308,7 @@ KEYS = {
     "causal": ({"loss", "perplexity", "bits_per_byte", "nats_per_character"}, {"model", "unigram", "bigram"}),
     "masked": ({"loss", "accuracy"}, {"model", "unigram"}),
     "spans": ({"loss", "accuracy"}, {"model"}),
-    "patches": ({"loss", "probe"}, {"model", "pixels"}),
+    "patches": ({"loss", "probe"}, {"model", "untrained", "pixels"}),
     "seq2seq": ({"exact", "bleu", "chrf", "rouge1", "rouge2", "rougeL"}, {"model", "copy"}),
     "classify": ({"accuracy", "macro_f1", "calibration_error"}, {"model", "majority", "naive Bayes"}),
     "contrastive": ({"mrr", "mrr@10", "recall@1", "recall@10"}, {"model", "BM25", "chance"}),
@@ -320,10 +323,10 @@ def test_every_objective_is_scored_beside_its_baselines(kind, runs):
     assert report.keys() >= ALWAYS
     assert (report["schema"], report["task"], report["split"]) == (1, kind, "validation")
     assert report["scores"].keys() == names
-    assert all(scores.keys() == metrics for scores in report["scores"].values())
+    assert all(scores.keys() == ({"probe"} if name == "untrained" else metrics) for name, scores in report["scores"].items())
     assert report["better"].keys() == metrics >= set(report["matter"])
     assert all(math.isfinite(value) for scores in report["scores"].values() for value in scores.values())
-    assert report["rows"] == {"seq2seq": 30, "classify": 7, "contrastive": 7, "patches": report["rows"]}.get(kind, 60)
+    assert report["rows"] == {"seq2seq": 30, "classify": 7, "contrastive": 7, "patches": 180}.get(kind, 60)
     assert report["signatures"].keys() == ({"bleu", "chrf"} if kind == "seq2seq" else set())
 
 
@@ -391,7 +394,6 @@ def test_texts_are_read_as_they_were_in_training_however_long_they_are(tmp_path)
 def test_windows_ask_every_token_once(runs):
     whole, cut = (evaluate(runs / "causal", how=How(longest=longest))[0] for longest in (None, 7))
     assert whole["tokens"] == cut["tokens"]
-    assert whole["scores"]["unigram"] == cut["scores"]["unigram"]
     assert whole["scores"]["model"] != cut["scores"]["model"]
 
 
@@ -424,6 +426,38 @@ def test_baselines_learn_what_the_run_learned_and_are_asked_what_it_is_asked(run
     found = evaluate(runs / "classify")[0]["scores"]
     assert found["naive Bayes"] == classes.scores(wanted, NaiveBayes(learned, known, 2).probabilities(texts))
     assert found["majority"] == classes.scores(wanted, Majority(known, 2).probabilities(texts))
+
+
+def test_the_unigram_beside_hidden_words_counts_words_alone(runs, monkeypatch):
+    from manyheads.evaluation import language
+
+    corpus, tokenizer = read_run(read_toml(runs / "masked" / "run.toml")).data.load(), manyheads.load(runs / "masked").tokenizer
+    counted = []
+
+    def counting(texts, size):
+        counted.extend(texts)
+        return Unigram(counted, size)
+
+    monkeypatch.setattr(language, "Unigram", counting)
+    evaluate(runs / "masked")
+    assert [ids.tolist() for ids in counted] == [tokenizer.encode(text, add_special_tokens=False).ids for (text,) in corpus.train]
+
+
+def test_a_checkpoint_without_its_run_is_asked_what_it_was_trained_for(runs, tmp_path):
+    (tmp_path / "a.txt").write_text("the cat sat\n" * 30)
+    for kind in ("causal", "masked"):
+        latest = runs / kind / "checkpoints" / (runs / kind / "checkpoints" / "latest").read_text()
+        assert evaluate(latest, data=str(tmp_path / "a.txt"))[0]["task"] == kind
+
+
+def test_rows_that_chose_the_checkpoint_are_said_to_have(runs, tmp_path):
+    tree = read_toml(runs / "causal" / "run.toml")
+    tree["train"] |= {"steps": 2, "evaluate_every": 1, "goal": {"metric": "loss"}}
+    list(train(made_ready(read_run(tree)), tmp_path / "run"))
+    said = "of these rows some chose this checkpoint, the best by loss: --split test, or a file, has others"
+    assert said in evaluate(tmp_path / "run")[0]["notes"]
+    assert said not in evaluate(tmp_path / "run", split="train")[0]["notes"]
+    assert said not in evaluate(runs / "causal")[0]["notes"]
 
 
 def test_each_row_gets_its_own_answer(runs):
@@ -527,9 +561,28 @@ def test_a_probe_reads_what_a_line_can_and_no_more():
     wrapped = ["ab"[int(one[0] > 5) ^ int(one[1] > 5)] for one in x]  # no line tells these
     assert probe(x[:200], line[:200], x[200:], line[200:]) > 0.93
     assert probe(x[:200], wrapped[:200], x[200:], wrapped[200:]) < 0.65
+    order = np.argsort(line[:200], kind="stable")  # a file that is sorted by class
+    assert probe(x[:200][order], sorted(line[:200]), x[200:], line[200:]) > 0.93
     wide, y = chance.normal(size=(20, 50)), chance.normal(size=(20, 3))
     whole = np.linalg.solve(wide.T @ wide + 0.1 * 20 * np.eye(50), wide.T @ y)
-    np.testing.assert_allclose(fitted(wide, y, 0.1), whole, atol=1e-9)
+    np.testing.assert_allclose(fitted(wide, y)(0.1), whole, atol=1e-9)
+
+
+def evaluate_untrained(folder):
+    """The probe of the states of the run's first weights, by hand."""
+    from manyheads.metrics.probe import probe
+
+    ready = made_ready(read_run(read_toml(folder / "run.toml")))
+    model = manyheads.build(ready.spec, seed=ready.run.seed).eval()
+
+    def states(rows):
+        patches = torch.tensor(np.stack([picture.reshape(4, 2, 4, 2).swapaxes(1, 2).reshape(16, 4) for picture, _ in rows]))
+        with torch.no_grad():
+            return model.encode(Inputs(patches)).states.flatten(1).numpy()
+
+    parts = [report_rows("train"), report_rows("test")]
+    (learned, labels), (unseen, wanted) = ((states(rows), [label for _, label in rows]) for rows in parts)
+    return probe(learned, labels, unseen, wanted)
 
 
 def test_pictures_are_scored_beside_their_mean_and_their_pixels(tmp_path):
@@ -546,7 +599,9 @@ def test_pictures_are_scored_beside_their_mean_and_their_pixels(tmp_path):
         np.mean([(picture - mean) ** 2 for picture, _ in report_rows("test")]), rel=1e-5
     )
     assert 0.85 < report["scores"]["pixels"]["probe"] < 1
-    assert report["scores"]["model"]["probe"] > 0.3  # of states that hardly learned
+    untrained = evaluate_untrained(tmp_path / "run")
+    assert report["scores"]["untrained"] == {"probe": untrained}
+    assert report["scores"]["model"]["probe"] == pytest.approx(untrained, abs=0.05)  # of states that hardly learned: two steps
 
 
 def test_pictures_are_drawn_as_seen_as_restored_and_as_they_are(runs, tmp_path):

@@ -37,7 +37,7 @@ from manyheads.spec import SLOTS, SpecError, read_toml, to_toml, to_tree
 from manyheads.train import checkpoint, folder, stream
 from manyheads.train import run as runs
 from manyheads.train.events import Changed, Ended, Resumed
-from manyheads.train.folder import ChangedRunError, begin, contents, flat, in_use, within
+from manyheads.train.folder import ChangedRunError, contents, differences, flat, in_use, within, write_down
 from manyheads.train.loop import train
 from manyheads.train.run import SAFE, made_ready, read_run, read_run_file
 from manyheads.train.state import State
@@ -658,6 +658,14 @@ def test_a_batch_goes_to_a_device_with_all_it_holds(name):
 # --- going on with what was changed ---
 
 
+def begun(ready, folder, overridden=()):
+    """As a start does, but for the model."""
+    data = contents(ready)
+    found = differences(ready, data, folder, overridden)
+    write_down(ready, data, folder, torch.device("cpu"))
+    return found
+
+
 def test_every_field_changed_once_is_refused_unless_it_is_safe_or_named(copied, monkeypatch):
     monkeypatch.setattr(folder, "commit", lambda: None)  # asking git so often takes long
     ready = made_ready(read_run(tree()))
@@ -683,12 +691,12 @@ def test_every_field_changed_once_is_refused_unless_it_is_safe_or_named(copied, 
         inner[name] = other
         path.write_text(to_toml(old))
         if within(field, SAFE):
-            found = begin(ready, copied, device=torch.device("cpu"))
+            found = begun(ready, copied)
         else:
             with pytest.raises(ChangedRunError, match=re.escape(f"{field} was ")) as error:
-                begin(ready, copied, device=torch.device("cpu"))
+                begun(ready, copied)
             assert field in [one.field for one in error.value.changes]
-            found = begin(ready, copied, device=torch.device("cpu"), overridden=[one.field for one in error.value.changes])
+            found = begun(ready, copied, [one.field for one in error.value.changes])
         assert field in [one.field for one in found]
         assert path.read_text() == before  # and is now what is asked for
 
@@ -709,10 +717,20 @@ def test_a_changed_run_is_shown_as_a_table_and_goes_on_when_told(run_file, copie
     run("train", run_file, "--output", copied, *change, *allowed)  # the same again
     wrong = run("train", run_file, "--output", copied, *change, "--override-resume", "optim.ratee", check=2)
     assert "a run has no field 'optim.ratee': did you mean 'optim.rate'?" in wrong.stderr
-    other = run(
-        "train", run_file, "--output", copied, "-s", "model.encoder.width=32", "--override-resume", "model", *change, *allowed, check=4
-    )
-    assert "holds another model" in other.stderr
+    before = {path.name: path.read_bytes() for path in copied.iterdir() if path.is_file()}
+    wider = ("-s", "model.encoder.width=32", "--override-resume", "model", *change, *allowed)
+    for more in ((), ("--resume", "step-00000008")):
+        other = run("train", run_file, "--output", copied, *wider, *more, check=4)
+        assert "holds another model" in other.stderr
+        assert {path.name: path.read_bytes() for path in copied.iterdir() if path.is_file()} == before, "what is refused changes nothing"
+        assert (copied / "checkpoints" / "step-00000010").is_dir()
+
+
+def test_a_run_that_does_not_know_what_it_learned_from_says_so(run_file, copied):
+    (copied / "data.json").unlink()
+    assert "data.json is gone" in run("train", run_file, "--output", copied, check=2).stderr
+    run("train", run_file, "--output", copied, "--override-resume", "data")
+    assert (copied / "data.json").is_file()
 
 
 def test_data_that_changed_under_the_same_name_is_another_run(run_file, tmp_path):
@@ -797,15 +815,15 @@ def test_a_run_of_an_earlier_version_goes_on_by_the_hashes_that_it_knew(tmp_path
         ids = b"".join(ids.tobytes() for row in rows.rows for ids in row)
         before["data"][name] = hashlib.sha256(str(len(rows)).encode() + lengths + ids).hexdigest()[:16]
     path.write_text(json.dumps(before))
-    assert begin(ready, copied, device=torch.device("cpu")) == []
+    assert begun(ready, copied) == []
     assert json.loads(path.read_text()) == now
     before["data"]["rows"] = "0" * 16
     path.write_text(json.dumps(before))
     with pytest.raises(ChangedRunError, match="data.rows was '0000000000000000' and is"):
-        begin(ready, copied, device=torch.device("cpu"))
+        begun(ready, copied)
     path.write_text(json.dumps(now | {"schema": 3}))
     with pytest.raises(ValueError, match="data.json of this run has schema 3, and this version knows 2"):
-        begin(ready, copied, device=torch.device("cpu"))
+        begun(ready, copied)
 
 
 # --- which checkpoint to go on from ---
@@ -910,10 +928,10 @@ def test_a_goal_survives_kills_with_the_same_bits(tmp_path):
     assert state["best"] == looks[state["best_step"]] == min(looks.values())
 
 
-def test_a_goal_that_no_look_can_find_is_refused(tmp_path):
+def test_a_goal_that_no_look_can_find_is_refused():
     lost = described("causal", **USUAL, goal={"metric": "exact"})
     with pytest.raises(SpecError, match="train.goal.metric: is 'exact', and a look at unseen rows gives loss, accuracy"):
-        list(train(made_ready(read_run(lost)), tmp_path / "run"))
+        read_run(lost)
 
 
 def test_where_a_run_is_goes_to_a_file_and_back():

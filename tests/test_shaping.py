@@ -21,7 +21,7 @@ from manyheads.data.links import aligned, arcs
 from manyheads.data.source import Corpus, DataError, DataSpec
 from manyheads.data.tokens import TokenizerSpec
 from manyheads.objective.score import Batch
-from manyheads.objective.shaping import asked, looked, shaped, total, with_links
+from manyheads.objective.shaping import counts_of, looks_of, shaped, total, with_links
 from manyheads.parts import attend, statistics
 from manyheads.parts.attend import DotSpec
 from manyheads.parts.mask import Mask
@@ -229,7 +229,7 @@ def test_terms_are_means_over_heads_real_places_and_layers(name):
 def terms_and_gradients(model, objective, shaping, batches):
     """Of the terms alone: the objective itself is scored in float32."""
     model.zero_grad()
-    counts = asked(shaping, model, batches)
+    counts = counts_of(shaping, model, batches)
     losses = []
     for batch in batches:
         score = shaped(objective, shaping, model, batch)
@@ -294,7 +294,7 @@ def test_layers_that_share_weights_are_told_apart():
     batch = Batch(Inputs(ids), ids)
     with record(model) as seen:
         model(ids)
-    assert [look.place.layer for look in looked(model.spec, seen, batch)] == [0, 1, 2, 3]
+    assert [look.place.layer for look in looks_of(model.spec, seen, batch)] == [0, 1, 2, 3]
 
 
 WRONG = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -35,6 +36,7 @@ from manyheads.train.model import first_model
 from manyheads.train.optim import OptimSpec, ScheduleSpec
 from manyheads.train.run import RunError, made_ready, read_run
 from manyheads.train.stream import Order, Stream, lengths_of
+from manyheads.training import Display
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
@@ -196,6 +198,10 @@ def test_updates_that_are_nan_are_left_out_and_then_the_run_stops(tmp_path, monk
     with pytest.raises(RunError, match=r"10 updates in a row were NaN or infinite \(the last at step 16\)"):
         trained()
     assert [event.step for event in events if isinstance(event, Stepped) and event.skipped] == [3, *range(7, 17)]
+    with Display(ready, quiet=True) as shown:
+        for event in events:
+            shown.tell(event)
+        assert math.isfinite(shown.loss)
 
 
 def test_a_wish_ends_a_run_at_the_next_step_with_a_checkpoint(tmp_path):
@@ -290,6 +296,26 @@ def test_the_loss_of_a_look_is_that_of_the_tokens_however_a_run_learns_them():
         asked = batch.wanted != NOTHING
         logs.append(model(batch.inputs, batch.source)[asked].log_softmax(-1).gather(1, batch.wanted[asked][:, None]))
     assert found[1] == pytest.approx(-float(torch.cat(logs).mean()), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["seq2seq", "masked", "packed", "contrastive"])
+def test_runs_of_other_seeds_are_asked_the_same(name):
+    found = []
+    for seed in (5, 6):
+        ready = made_ready(read_run(described(name, evaluate_rows=30) | {"seed": seed}))
+        order = Order(ready, ready.unseen, most=30)
+        found.append([(batch.inputs.tokens.tolist(), batch.wanted.tolist()) for batch in map(order.batch, range(len(order)))])
+    assert found[0] == found[1]
+
+
+def test_a_target_with_an_unknown_word_is_never_written_to_the_letter(monkeypatch):
+    ready = made_ready(read_run(described("seq2seq")))
+    rows = [(source, target) for source, target in (ready.unseen[i] for i in range(4))]
+    rows[0] = rows[0][0], np.array([ready.tokens.unknown])
+    longest = max(len(target) for _, target in rows) + 1
+    told = [[*target.tolist(), *[ready.tokens.end] * (longest - len(target))] for _, target in rows]
+    monkeypatch.setattr(look, "sample", lambda *given, **more: iter(torch.tensor(told).T))
+    assert look.exact(manyheads.build(ready.spec), ready, rows) == [False, True, True, True]
 
 
 def test_answers_are_written_to_the_rows_whose_loss_is_looked_at(monkeypatch):
@@ -552,9 +578,9 @@ def test_a_dry_run_says_what_it_takes_and_writes_nothing(tmp_path):
     assert found["epoch"]["batches"] == len(stream.order().batches)
     batches = [stream.next() for _ in stream.order().batches]
     places = sum(one.tokens.numel() for batch in batches for one in (batch.inputs, batch.source))
-    if found["epoch"]["looked_at"] == len(batches):
-        assert found["epoch"]["tokens"] == sum(batch.tokens for batch in batches)
-        assert found["epoch"]["padding"] == pytest.approx(1 - sum(batch.tokens for batch in batches) / places)
+    assert found["epoch"]["looked_at"] == len(batches)
+    assert found["epoch"]["tokens"] == sum(batch.tokens for batch in batches)
+    assert found["epoch"]["padding"] == pytest.approx(1 - sum(batch.tokens for batch in batches) / places)
     assert found["epochs"] == pytest.approx(6 * 2 / len(batches))
     assert found["seconds"] > 0
     assert found["needs"]["disk_free"] > found["needs"]["disk"]

@@ -138,6 +138,8 @@ def prepare(
         raise DataError(f"{folder} is there already: remove it or name another")
     if found := [said for name, said in NO_IDS.items() if name in corpus.fields]:
         raise DataError(f"{found[0]} have no ids to prepare; they are used as they are")
+    if corpus.pool:
+        raise DataError("documents in a file of their own are not prepared: a query would be looked for among fewer; use them as they are")
     draft = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}.tmp")
     draft.mkdir(parents=True)
     try:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from manyheads.evaluation.subject import PLACES, Found, Subject, in_batches, measured
+from manyheads.evaluation.subject import Found, Subject, as_ids
 from manyheads.metrics import summary
 from manyheads.metrics.baselines import copied, lead
 from manyheads.metrics.translation import Translation
@@ -18,17 +17,18 @@ def answers(subject: Subject) -> Found:
     translation = Translation()  # before minutes are spent
     sources, wanted = [row[0] for row in subject.rows], [row[1] for row in subject.rows]
     written = [""] * len(sources)
-    lengths, note = measured(subject, sources)
-    options: Any = {"max_new": subject.how.max_new or most_new(subject), "beams": subject.how.beams, "penalty": subject.how.penalty}
-    for places in in_batches(subject, lengths, "writing", PLACES // subject.how.beams):
-        for i, text in zip(places, subject.loaded.generate([sources[i] for i in places], **options), strict=True):
-            written[i] = text
+    rows, note = as_ids(subject, sources)
+    writing = subject.how.writing(most_new(subject))
+    for done, (i, ids) in enumerate(subject.loaded.write(rows, writing), 1):
+        written[i] = subject.loaded.tokenizer.decode(ids)
+        subject.tell("writing", done, len(sources))
     found = {"model": written, "copy": [copied(source) for source in sources], f"lead-{LEAD}": [lead(source, LEAD) for source in sources]}
     if all(one.split() == other.split() for one, other in zip(found["copy"], found[f"lead-{LEAD}"], strict=True)):
         del found[f"lead-{LEAD}"]  # no source is longer
     scores = {name: translation.scores(texts, wanted) | summary.scores(texts, wanted) for name, texts in found.items()}
     if blind := summary.uncounted(wanted):
         note = (*note, f"{blind:,} of {len(wanted):,} wanted texts hold nothing that ROUGE counts, a–z and 0–9: it is 0 for them")
+    options = {name: getattr(writing, name) for name in ("max_new", "beams", "penalty")}
     return Found(scores, note, matter(sources, wanted), translation.signatures(), tuple(written), more={"writing": options})
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from manyheads.evaluation.subject import Found, Subject, in_batches, measured
+from manyheads.evaluation.subject import Found, Subject, as_ids, in_batches
 from manyheads.metrics import ranking
 from manyheads.metrics.baselines import BM25
 
@@ -27,10 +27,11 @@ def found_documents(subject: Subject) -> Found:
 
 
 def embedded(subject: Subject, texts: Sequence[str], what: str) -> tuple[torch.Tensor, tuple[str, ...]]:
-    lengths, note = measured(subject, texts)
+    rows, note = as_ids(subject, texts)
     vectors: torch.Tensor | None = None
-    for places in in_batches(subject, lengths, what):
-        found = torch.nn.functional.normalize(subject.loaded.embed([texts[i] for i in places]).float().cpu(), dim=-1)
+    for places in in_batches(subject, [*map(len, rows)], what):
+        found = subject.loaded.pooled(subject.loaded.padded([rows[i] for i in places])).float().cpu()
+        found = torch.nn.functional.normalize(found, dim=-1)
         vectors = torch.empty(len(texts), found.shape[1]) if vectors is None else vectors
         vectors[places] = found
     assert vectors is not None

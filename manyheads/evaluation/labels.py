@@ -10,7 +10,7 @@ import torch
 
 from manyheads.checkpoint import Loaded
 from manyheads.data.source import DataError, Row
-from manyheads.evaluation.subject import Found, Subject, in_batches, measured, unlearned
+from manyheads.evaluation.subject import Found, Subject, as_ids, in_batches, unlearned
 from manyheads.metrics import classes
 from manyheads.metrics.baselines import Majority, NaiveBayes
 from manyheads.parts.batch import Inputs
@@ -39,13 +39,12 @@ def chances(subject: Subject, given: Sequence[Any], count: int) -> tuple[classes
     shares, loaded, note = np.zeros((len(given), count)), subject.loaded, tuple[str, ...]()
     pictures = subject.fields[0] == "picture"
     if pictures:
-        given = [patches for (patches,) in as_read([(picture,) for picture in given], ("picture",), loaded.spec)]
-        lengths = [len(patches) for patches in given]
+        rows = [patches for (patches,) in as_read([(picture,) for picture in given], ("picture",), loaded.spec)]
     else:
-        lengths, note = measured(subject, given)
-    for places in in_batches(subject, lengths, "reading"):
-        some = [given[i] for i in places]
-        batch = loaded.there(Inputs(torch.from_numpy(np.stack(some)))) if pictures else loaded.encode(some)
+        rows, note = as_ids(subject, given)
+    for places in in_batches(subject, [*map(len, rows)], "reading"):
+        some = [rows[i] for i in places]
+        batch = loaded.there(Inputs(torch.from_numpy(np.stack(some)))) if pictures else loaded.padded(some)
         shares[places] = loaded.model(batch).double().softmax(-1).numpy(force=True)
     return shares, note
 

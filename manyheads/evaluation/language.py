@@ -77,7 +77,8 @@ def other(subject: Subject) -> Found:
         wanted.append(batch.wanted[batch.wanted != NOTHING].numpy(force=True))
     scores = {"model": {"loss": total / count} | ({"accuracy": sum(filter(None, right)) / count} if None not in right else {})}
     if subject.task == "masked" and subject.learned:
-        unigram, hidden = Unigram((text[1:] for text in framed(subject, subject.learned)), tokens.count), np.concatenate(wanted)
+        learned = Encoded(subject.learned, subject.loaded.tokenizer, ("text",)).rows  # without </s>, which is never hidden
+        unigram, hidden = Unigram((ids for (ids,) in learned), tokens.count), np.concatenate(wanted)
         commonest = float((hidden == unigram.likely_V.argmax()).mean())
         scores["unigram"] = {"loss": float(unigram.nats(hidden).mean()), "accuracy": commonest}
     return Found(scores, tuple(unlearned(subject)) if subject.task == "masked" else (), more={"asked": count})

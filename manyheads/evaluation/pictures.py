@@ -13,6 +13,7 @@ from torch import Tensor
 from manyheads.evaluation.language import other
 from manyheads.evaluation.subject import Found, Subject
 from manyheads.metrics.probe import probe
+from manyheads.model.build import Model, build
 from manyheads.model.transformer import Transformer
 from manyheads.objective.pooled import PatchesSpec
 from manyheads.objective.score import NOTHING
@@ -23,7 +24,10 @@ from manyheads.train.run import as_read
 
 
 def restored(subject: Subject) -> Found:
-    """The error of hidden patches beside that of the mean picture; where classes are known, what a line reads from states and pixels."""
+    """The error of hidden patches beside that of the mean picture; where classes are known, what a line reads from the encoder's states.
+
+    A line reads much from so many numbers, whatever made them: beside it stand such an encoder with weights by chance, and the pixels.
+    """
     found = replace(other(subject), drawn=tuple(drawn(subject)))
     if not subject.learned:
         return found
@@ -32,12 +36,18 @@ def restored(subject: Subject) -> Found:
     assert isinstance(subject.objective, PatchesSpec)
     unseen, learned = (asked_for(subject.objective, part) for part in patches)
     scores = {"model": dict(found.scores["model"]), "pixels": {"loss": float((unseen - learned.mean(0)).square().mean())}}
+    notes = ["pixels: the mean picture"]
     if subject.classes:
         wanted, labels = subject.classes
-        for name, (unseen, learned) in (("model", [states_of(subject, part) for part in patches]), ("pixels", patches)):
-            scores[name]["probe"] = probe(learned.flatten(1).numpy(), labels, unseen.flatten(1).numpy(), wanted)
-    note = "pixels: the mean picture, and a probe of the picture itself; the model's probe reads the encoder's last states, place by place"
-    return replace(found, scores=scores, notes=(*found.notes, note))
+        untrained = build(subject.loaded.spec, seed=subject.seed, device=subject.loaded.device).eval()
+        for name, encoder in {"model": subject.loaded.model, "untrained": untrained, "pixels": None}.items():
+            unseen, learned = (part if encoder is None else states_of(subject, encoder, part) for part in patches)
+            scores.setdefault(name, {})["probe"] = probe(learned.flatten(1).numpy(), labels, unseen.flatten(1).numpy(), wanted)
+        notes = [
+            "pixels: the mean picture, and a probe of the picture; the model's probe reads the encoder's last states, place by place",
+            "untrained: the same of such an encoder whose weights are drawn by chance",
+        ]
+    return replace(found, scores=scores, notes=(*found.notes, *notes))
 
 
 def asked_for(objective: PatchesSpec, patches: Tensor) -> Tensor:
@@ -73,9 +83,9 @@ def as_numbers(picture: Tensor) -> list[Any]:
     return numbers
 
 
-def states_of(subject: Subject, patches_NLP: Tensor) -> Tensor:
+def states_of(subject: Subject, model: Model, patches_NLP: Tensor) -> Tensor:
     """What the encoder makes of whole pictures, N×L×D."""
-    model, found = subject.loaded.model, []
+    found = list[Tensor]()
     assert isinstance(model, Transformer)
     with torch.no_grad():
         for some in patches_NLP.split(256):

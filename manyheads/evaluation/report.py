@@ -28,8 +28,9 @@ def evaluate(
     report = {
         "schema": 1, "path": str(path), "task": subject.task, "data": subject.corpus.about, "split": "file" if data else split,
         "rows": len(subject.rows), "better": {name: "lower" if name in LOWER else "higher" for name in names},
-        "matter": list(found.matter or names), "scores": found.scores, "signatures": found.signatures or {}, "notes": list(found.notes),
-        "examples": list(found.drawn) or examples(subject, found.written), "seconds": round(time.perf_counter() - begun, 3),
+        "matter": list(found.matter or names), "scores": found.scores, "signatures": found.signatures or {},
+        "notes": [*subject.notes, *found.notes], "examples": list(found.drawn) or examples(subject, found.written),
+        "seconds": round(time.perf_counter() - begun, 3),
     }  # fmt: skip
     return report | (found.more or {}), found.written
 

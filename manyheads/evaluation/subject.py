@@ -13,6 +13,7 @@ from manyheads.checkpoint import Loaded, load
 from manyheads.convert.opened import Opened
 from manyheads.data.order import plan
 from manyheads.data.source import Corpus, DataError, DataSpec, FileSpec, Row
+from manyheads.generate.sample import Writing
 from manyheads.model.build import device_for
 from manyheads.objective.score import ObjectiveSpec, Tokens
 from manyheads.spec import LARGEST, Spec, SpecError, Tree, override, parse, quoted
@@ -45,12 +46,15 @@ class How:
     examples: int = 0
 
     def check(self) -> None:
-        for name, least in (("rows", 1), ("longest", 3), ("beams", 1), ("max_new", 1), ("examples", 0)):
+        self.writing(1)
+        for name, least in (("rows", 1), ("longest", 3), ("examples", 0)):
             value = getattr(self, name)
             if value is not None and not (type(value) is int and least <= value <= LARGEST):
                 raise ValueError(f"{name} is {quoted(value)}, expected a whole number from {least} to {LARGEST:,}")
-        if type(self.penalty) not in (int, float) or not -100 <= self.penalty <= 100:
-            raise ValueError(f"penalty is {quoted(self.penalty)}, expected a number from -100 to 100")
+
+    def writing(self, usual: int) -> Writing:
+        """Of so many tokens at most, where nobody says how many."""
+        return Writing(usual if self.max_new is None else self.max_new, beams=self.beams, penalty=self.penalty)
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,7 @@ class Subject:
     seed: int = 0
     classes: tuple[list[str], list[str]] | None = None  # of these rows and those, where the data knows them
     limit: int | None = None  # tokens of a text that are read, what stands around it included
+    notes: tuple[str, ...] = ()  # what must be said of the rows
 
 
 @dataclass(frozen=True)
@@ -123,7 +128,15 @@ def subject_of(
     return Subject(
         loaded=loaded if whole else cut(loaded, limit), task=task, objective=objective, tokens=tokens_of(loaded, run), corpus=known,
         rows=some, learned=learned, fields=fields, how=how, tell=tell, seed=seed, classes=labelled, limit=limit,
+        notes=tuple(said_of_rows(run, split)) if run and data is None else (),
     )  # fmt: skip
+
+
+def said_of_rows(run: RunSpec, split: str) -> Iterator[str]:
+    if run.train.goal is not None and split == "validation":
+        yield f"of these rows some chose this checkpoint, the best by {run.train.goal.metric}: --split test, or a file, has others"
+    if run.data.prepared and run.tokenizer is not None:
+        yield "texts are what the tokenizer gives back of prepared ids: what it does not know is in none of them"
 
 
 def read_at_once(loaded: Loaded, run: RunSpec | None) -> int | None:
@@ -173,14 +186,16 @@ def tokens_of(loaded: Loaded, run: RunSpec | None) -> Tokens:
 
 
 def task_of(loaded: Loaded) -> str:
-    """What a checkpoint without a run is for, by its shape and its head."""
+    """What a checkpoint without a run is for: as it says, or by its shape and its head."""
     head = loaded.spec.head
+    if loaded.objective in TASKS:
+        return str(loaded.objective)
     if loaded.paired:
         return "seq2seq"
     if head.kind == "classes":
         return "classify"
     if head.scores_tokens:
-        return "causal" if loaded.spec.shape in ("decoder", "ngram") else "masked"
+        return "causal" if loaded.model.writes else "masked"
     return "contrastive"
 
 
@@ -197,12 +212,12 @@ def cut(loaded: Loaded, limit: int | None) -> Loaded:
     return replace(loaded, tokenizer=tokenizer)
 
 
-def measured(subject: Subject, texts: Sequence[str]) -> tuple[list[int], tuple[str, ...]]:
-    """How many tokens each text has, and a word about those that were cut."""
-    found = subject.loaded.tokenizer.encode_batch(list(texts))
+def as_ids(subject: Subject, texts: Sequence[str]) -> tuple[list[list[int]], tuple[str, ...]]:
+    """The tokens of each text, and a word about those that were cut."""
+    found = subject.loaded.encodings(texts)
     were_cut = sum(bool(one.overflowing) for one in found)
     note = (f"{were_cut:,} of {len(texts):,} texts were cut to {subject.limit:,} tokens",) if were_cut else ()
-    return [len(one.ids) for one in found], note
+    return [one.ids for one in found], note
 
 
 def with_logits(loaded: Loaded) -> int:

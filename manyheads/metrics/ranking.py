@@ -13,9 +13,10 @@ Ranks = NDArray[np.float64]
 def ranks(scores_NM: Any, wanted: Any) -> Ranks:
     """For each query the place of its document among all M, from 1.
 
-    Those with the very same score share the mean of their places: a model that finds all alike is not first, but in the middle.
+    Those with the very same score share the mean of their places: a model that finds all alike is not first, but in the middle. NaN is
+    below all others.
     """
-    scores, own = np.asarray(scores_NM), np.asarray(wanted, np.int64)
+    scores, own = np.nan_to_num(np.asarray(scores_NM), nan=-np.inf, posinf=np.inf, neginf=-np.inf), np.asarray(wanted, np.int64)
     theirs = scores[np.arange(len(scores)), own][:, None]
     above, alike = (scores > theirs).sum(1), (scores == theirs).sum(1)
     return 1 + above + (alike - 1) / 2

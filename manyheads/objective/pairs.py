@@ -39,7 +39,7 @@ class Seq2SeqSpec(ObjectiveSpec, kind="seq2seq"):
         return self.smoothing
 
     @property
-    def looked(self) -> ObjectiveSpec:
+    def unsoftened(self) -> ObjectiveSpec:
         return self.changed(smoothing=0.0)
 
 

@@ -50,6 +50,7 @@ class PatchesSpec(ObjectiveSpec, kind="patches"):
     shapes: ClassVar[tuple[str, ...]] = ("encoder–decoder",)
     frame: ClassVar[str] = "$A"
     added: ClassVar[int] = 0
+    guesses: ClassVar[bool] = False
 
     share: float = field(0.75, "of the patches that are hidden", gt=0, lt=1)
     normalised: bool = field(False, "whether x is brought to mean 0 and variance 1 within each patch")

@@ -124,10 +124,16 @@ class ObjectiveSpec(Part, slot="objective"):
     shapes: ClassVar[tuple[str, ...]]  # of the models that can learn it
     frame: ClassVar[str]  # what stands around a text that a model is given to read, $A
     added: ClassVar[int] = 1  # how many tokens that, or what it writes, is longer than the text
+    guesses: ClassVar[bool] = True  # whether a guess can be right
 
     def reads(self, given: Sequence[str]) -> tuple[str, ...]:
         """Which of the fields that data has are learned from."""
         return self.fields
+
+    @property
+    def figures(self) -> tuple[str, ...]:
+        """What a look at unseen rows gives."""
+        return ("loss", *(("accuracy",) if self.guesses else ()), *(("exact",) if self.fields == ("source", "target") else ()))
 
     def extra(self) -> tuple[str, ...]:
         """Tokens of its own that a tokenizer must have."""
@@ -167,8 +173,8 @@ class ObjectiveSpec(Part, slot="objective"):
         return 0.0
 
     @property
-    def looked(self) -> ObjectiveSpec:
-        """As unseen rows are scored, without what only helps to learn: losses of any two runs are comparable."""
+    def unsoftened(self) -> ObjectiveSpec:
+        """As unseen rows are scored, without what only helps to learn."""
         return self
 
 

@@ -90,7 +90,7 @@ class ShapingSpec(Part, slot="shaping"):
     def check(self, objective: str) -> None:
         """Refuses an objective, by its kind, that it cannot stand beside."""
 
-    def asked(self, model: Model, batch: Batch) -> int:
+    def count(self, model: Model, batch: Batch) -> int:
         """What the sum is divided by, known before the run: heads × real rows × layers, or the texts."""
         if not self.normalised:
             return batch.inputs.batch
@@ -106,7 +106,7 @@ class ShapingSpec(Part, slot="shaping"):
     def score(self, model: Model, looks: Sequence[Look], batch: Batch) -> Score:
         chosen = set(self.places(model.spec))
         totals = [self.total(look, batch) for look in looks if look.place in chosen]
-        return Score(torch.stack(totals).sum(), self.asked(model, batch))
+        return Score(torch.stack(totals).sum(), self.count(model, batch))
 
     @abstractmethod
     def total(self, look: Look, batch: Batch) -> Tensor: ...
@@ -238,7 +238,7 @@ def read(place: Place, model: Model, batch: Batch) -> Iterator[Inputs]:
             yield stack.embed.lay_out(one) if isinstance(stack, Stack) else one
 
 
-def looked(model: ModelSpec, seen: Sequence[Attended], batch: Batch) -> list[Look]:
+def looks_of(model: ModelSpec, seen: Sequence[Attended], batch: Batch) -> list[Look]:
     """What was recorded, by place. A recurrent network looks once for every token it writes."""
     named: dict[str, list[Place]] = {}
     for place in attentions(model):
@@ -274,14 +274,14 @@ def shaped(objective: ObjectiveSpec, shaping: Sequence[ShapingSpec], model: Mode
         return objective.score(model, batch)
     with record(model) as seen:
         score = objective.score(model, batch)
-    looks = looked(model.spec, seen, batch)
+    looks = looks_of(model.spec, seen, batch)
     terms = {name: spec.score(model, looks, batch) for name, spec in zip(names(shaping), shaping, strict=True)}
     return replace(score, terms=terms)
 
 
-def asked(shaping: Sequence[ShapingSpec], model: Model, batches: Sequence[Batch]) -> dict[str, int]:
+def counts_of(shaping: Sequence[ShapingSpec], model: Model, batches: Sequence[Batch]) -> dict[str, int]:
     """What each term is divided by, over all batches of an update."""
-    return {name: sum(spec.asked(model, batch) for batch in batches) for name, spec in zip(names(shaping), shaping, strict=True)}
+    return {name: sum(spec.count(model, batch) for batch in batches) for name, spec in zip(names(shaping), shaping, strict=True)}
 
 
 def total(score: Score, count: int, shaping: Sequence[ShapingSpec], counts: dict[str, int]) -> Tensor:

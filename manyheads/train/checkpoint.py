@@ -220,8 +220,8 @@ def lost(folder: Path) -> list[str]:
     return [f"{place} names {quoted(place.read_text(encoding='utf-8', errors='replace')[:100])}, which is not there"]
 
 
-def chosen(folder: Path, wanted: Path) -> tuple[Path, list[str]]:
-    """A checkpoint that the user named, of this run, and what becomes of newer ones: they are set aside, under another name."""
+def chosen(folder: Path, wanted: Path) -> Path:
+    """A checkpoint that the user named, of this run."""
     sweep(folder)
     path = next((place for place in (wanted, folder / wanted) if place.exists()), wanted)
     known = [one for one in steps(folder) if path.exists() and one.samefile(path)]
@@ -230,13 +230,18 @@ def chosen(folder: Path, wanted: Path) -> tuple[Path, list[str]]:
         raise FileError(f"{wanted} is no checkpoint of this run (there: {there})")
     if fault := unsound(known[0]):
         raise FileError(fault)
+    return known[0]
+
+
+def set_aside(folder: Path, checkpoint: Path) -> list[str]:
+    """Keeps checkpoints that are newer than one under another name, and says so."""
     said = []
-    for newer in steps(folder)[: steps(folder).index(known[0])]:
+    for newer in [path for path in steps(folder) if path.name > checkpoint.name]:
         aside = next(place for i in range(1, 10**6) if not (place := folder / f"aside-{i}-{newer.name}").exists())
         newer.rename(aside)
         said.append(f"{newer} is newer, and is kept as {aside.name}")
-    point(folder, "latest", known[0])
-    return known[0], said
+    point(folder, "latest", checkpoint)
+    return said
 
 
 def unsound(checkpoint: Path) -> str | None:

@@ -70,7 +70,7 @@ def check_place(folder: Path, resume: str = "auto") -> None:
             raise OSError(code, os.strerror(code), str(there))
         if resume == "never" and any((folder / name).exists() for name in ("run.toml", "checkpoints")):
             raise RunError(f"{folder} holds a run, and --resume never goes on with none; take another --output")
-    other = read_lock(folder / "lock.json")
+    other = read_object(folder / "lock.json")
     if other and in_use(other):
         raise taken(folder, other)
 
@@ -81,13 +81,13 @@ def locked(folder: Path) -> Iterator[Callable[[], None]]:
     path, own = folder / "lock.json", {"pid": os.getpid(), "host": socket.gethostname(), "started": begun(os.getpid())}
 
     def check() -> None:
-        if read_lock(path) != own:  # the folder was removed, its disk unmounted, or somebody else has it
+        if read_object(path) != own:  # the folder was removed, its disk unmounted, or somebody else has it
             raise OSError(errno.ENOENT, "the run's folder is gone, or is another's now", str(folder))
 
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with one_at_a_time(folder):
-            if path.exists() and in_use(other := read_lock(path)):
+            if path.exists() and in_use(other := read_object(path)):
                 raise taken(folder, other)
             try:
                 path.write_text(json.dumps(own), encoding="utf-8")
@@ -98,7 +98,7 @@ def locked(folder: Path) -> Iterator[Callable[[], None]]:
         yield check
     finally:
         with suppress(OSError):
-            if read_lock(path) == own:
+            if read_object(path) == own:
                 path.unlink()
 
 
@@ -116,8 +116,8 @@ def one_at_a_time(folder: Path) -> Iterator[None]:
             os.close(handle)
 
 
-def read_lock(path: Path) -> Tree:
-    """Whose a folder is; nothing where no one's, or where the one who wrote it did not get to the end."""
+def read_object(path: Path) -> Tree:
+    """What a file of JSON says; nothing where there is none, or where the one who wrote it did not get to the end."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -174,24 +174,30 @@ class ChangedRunError(RunError):
         self.changes = tuple(changes)
 
 
-def begin(ready: Ready, folder: Path, *, device: torch.device, overridden: Sequence[str] = ()) -> list[Change]:
-    """Writes down what the run is, or checks that it is the same; gives what may differ, and does."""
-    run, path, data = to_tree(ready.run), folder / "run.toml", contents(ready)
+def differences(ready: Ready, data: Tree, folder: Path, overridden: Sequence[str] = ()) -> list[Change]:
+    """What may differ from the run that is there, and does; refused where more does. Nothing is written."""
+    run, path = to_tree(ready.run), folder / "run.toml"
     check_known(overridden, run)
-    found: list[Change] = []
-    with writing(folder):
-        if path.exists():
-            old, seen = read_toml(path), read_lock(folder / "data.json")
-            found = [*changes(filled(old), run), *(changes(seen, as_written(seen, ready, data)) if seen else ())]
-            refuse(folder, [one for one in found if not within(one.field, (*SAFE, *overridden))])
-        elif (folder / "checkpoints").exists():
+    if not path.exists():
+        if (folder / "checkpoints").exists():
             raise RunError(f"{folder} has checkpoints and no run.toml that says of what run; take another --output")
-        put(path, to_toml(run))
+        return []
+    seen = read_object(folder / "data.json")
+    if not seen and "data" not in overridden and any((folder / "checkpoints").glob("*")):
+        raise RunError(f"{folder / 'data.json'} is gone, which says what this run learned from; --override-resume data goes on without")
+    found = [*changes(filled(read_toml(path)), run), *(changes(seen, as_written(seen, ready, data)) if seen else ())]
+    refuse(folder, [one for one in found if not within(one.field, (*SAFE, *overridden))])
+    return found
+
+
+def write_down(ready: Ready, data: Tree, folder: Path, device: torch.device) -> None:
+    """What the run is, what it learns from (its `contents`), and where it was started."""
+    with writing(folder):
+        put(folder / "run.toml", to_toml(to_tree(ready.run)))
         put(folder / "data.json", json.dumps(data, indent=1) + "\n")
-        starts = read_lock(folder / "env.json").get("starts", [])
+        starts = read_object(folder / "env.json").get("starts", [])
         put(folder / "env.json", json.dumps({"schema": 1, "starts": [*starts, environment(ready.run, device)]}, indent=1) + "\n")
         (folder / "checkpoints").mkdir(exist_ok=True)
-    return found
 
 
 def check_unchanged(folder: Path, run: RunSpec) -> None:

@@ -25,7 +25,11 @@ class Leaving(Exception):  # noqa: N818
 
 @torch.no_grad()
 def evaluate(model: Model, ready: Ready, wish: Wish = lambda: None) -> dict[str, float]:
-    """Loss on unseen rows; accuracy where a guess can be right; where whole answers are written, how many are exactly right."""
+    """Loss on unseen rows; accuracy where a guess can be right; where whole answers are written, how many are exactly right.
+
+    Runs that differ in their seed alone are asked the same. What is hidden of a text, and which documents a query's own stands among,
+    also depend on which rows make a batch, and so on train.tokens.
+    """
     model.eval()
     device = next(model.parameters()).device
     total = count = 0.0
@@ -36,13 +40,13 @@ def evaluate(model: Model, ready: Ready, wish: Wish = lambda: None) -> dict[str,
             raise Leaving
         batch = order.batch(i).to(device)
         with lower_precision(device):
-            score = ready.run.objective.looked.score(model, batch)
+            score = ready.run.objective.unsoftened.score(model, batch)
         total, count = total + float(score.total), count + score.count
         right.append(score.right)
     metrics = {"loss": total / max(1, count)}
     if None not in right:
         metrics["accuracy"] = sum(filter(None, right)) / max(1, count)
-    if ready.run.objective.fields == ("source", "target"):
+    if "exact" in ready.run.objective.figures:
         groups = grouped(ready.unseen, ready.run.train.evaluate_rows, AT_ONCE, wish)
         answers = [written for rows in groups for written in exact(model, ready, rows)]
         metrics["exact"] = sum(answers) / max(1, len(answers))
@@ -58,7 +62,7 @@ def grouped(rows: Ids, most: int, size: int, wish: Wish) -> Iterator[list[Any]]:
 
 
 def exact(model: Model, ready: Ready, rows: Sequence[Any]) -> list[bool]:
-    """Which targets the model writes to the letter."""
+    """Which targets the model writes to the letter, as far as they were not cut; an unknown word has no letters."""
     device = next(model.parameters()).device
     batch = ready.run.objective.batch(rows, ready.tokens, np.random.default_rng(0)).to(device)
     prompt = torch.tensor([ready.tokens.opening] * len(rows), device=device)
@@ -66,7 +70,8 @@ def exact(model: Model, ready: Ready, rows: Sequence[Any]) -> list[bool]:
     longest = min(max(len(target) for _, target in rows) + 2, LARGEST if places is None else places - prompt.shape[1] + 1)
     written = torch.stack(list(sample(model, prompt, batch.source, max_new=longest, rules=Rules(stop=(ready.tokens.end,)))), dim=1).tolist()
     found = [row[: row.index(ready.tokens.end)] if ready.tokens.end in row else row for row in written]
-    return [row == target.tolist() for row, (_, target) in zip(found, rows, strict=True)]
+    wanted = [target.tolist() for _, target in rows]
+    return [row == target and ready.tokens.unknown not in target for row, target in zip(found, wanted, strict=True)]
 
 
 def lower_precision(device: torch.device) -> torch.autocast:

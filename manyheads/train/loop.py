@@ -16,12 +16,12 @@ import torch
 from manyheads.convert.files import DiskFullError
 from manyheads.model.build import Model, usable
 from manyheads.objective.score import NOTHING, Batch
-from manyheads.objective.shaping import asked, shaped, total
+from manyheads.objective.shaping import counts_of, shaped, total
 from manyheads.train.average import averaged, follow, taken_up
 from manyheads.train.board import following
-from manyheads.train.checkpoint import NotFiniteError, chosen, mend, newest, restore, size_of, skipped, steps
+from manyheads.train.checkpoint import NotFiniteError, chosen, mend, newest, restore, set_aside, size_of, skipped, steps
 from manyheads.train.events import Changed, Ended, Evaluated, Event, Resumed, Saved, SaveFailed, Stepped, Warned
-from manyheads.train.folder import Log, begin, check_place, free, locked
+from manyheads.train.folder import Log, check_place, contents, differences, free, locked, write_down
 from manyheads.train.look import AT_ONCE, Leaving, Wish, evaluate, lower_precision
 from manyheads.train.model import first_model, writer
 from manyheads.train.optim import gradient_length
@@ -66,23 +66,19 @@ def run_in(
     ready: Ready, folder: Path, log: Log, wish: Wish, device: torch.device, resume: str, overridden: Sequence[str],
     still_ours: Callable[[], None],
 ) -> Iterator[Event]:  # fmt: skip
-    run, how, places = ready.run, ready.run.train, folder / "checkpoints"
-    changed = begin(ready, folder, device=device, overridden=overridden)
+    data, places = contents(ready), folder / "checkpoints"
+    changed = differences(ready, data, folder, overridden)
     with enough_memory("the model"):
         model, begun = first_model(ready, device)
-        changer = run.optim.build(model)
-    start = digest(ready.start) if ready.start else ""
-    checkpoint, wrong = newest(places) if resume in ("auto", "never") else chosen(places, Path(resume))
-    state = State(start=start) if checkpoint is None else restore(checkpoint, model, changer)
-    taken_up(changer, run.optim.average)
-    if state.start != start:
-        raise RunError(f"this run began from {run.start}, which is not what it was; put it back, or take another --output")
-    if checkpoint is None:
+        changer = ready.run.optim.build(model)
+    state, resumed = taken_from(places, resume, ready, model, changer)
+    write_down(ready, data, folder, device)
+    if resumed is None:
         yield from begun
     else:
         log.forget_after(state.step, state.looked)
         mend(places, state)
-        yield Resumed(state.step, tuple(wrong))
+        yield resumed
     if changed:
         yield Changed(state.step, tuple(changed))
     if (fits := free(folder) / size_of(places, model)) < 2:
@@ -90,8 +86,28 @@ def run_in(
         if fits < 1:
             raise DiskFullError(f"{said}; make room, or take another --output")
         yield Warned(state.step, f"{said}, and a run needs two at the least")
-    stream, goal = Stream(ready, state), how.goal
-    keeper = Keeper(writer(ready, model, changer, places), places, still_ours, replace(state))
+    yield from learn(ready, model, changer, state, Keeper(writer(ready, model, changer, places), places, still_ours, replace(state)), wish)
+
+
+def taken_from(
+    places: Path, resume: str, ready: Ready, model: Model, changer: torch.optim.Optimizer
+) -> tuple[State, Resumed | None]:  # fmt: skip
+    """Where the run is: at its beginning, or at one of its checkpoints, whose weights and memory are taken."""
+    start = digest(ready.start) if ready.start else ""
+    named = None if resume in ("auto", "never") else chosen(places, Path(resume))
+    checkpoint, wrong = (named, []) if named else newest(places)
+    state = State(start=start) if checkpoint is None else restore(checkpoint, model, changer)
+    taken_up(changer, ready.run.optim.average)
+    if state.start != start:
+        raise RunError(f"this run began from {ready.run.start}, which is not what it was; put it back, or take another --output")
+    if named:
+        wrong = set_aside(places, named)
+    return state, None if checkpoint is None else Resumed(state.step, tuple(wrong))
+
+
+def learn(ready: Ready, model: Model, changer: torch.optim.Optimizer, state: State, keeper: Keeper, wish: Wish) -> Iterator[Event]:
+    """Updates, looks and checkpoints, until the last step, a goal, or a wish to stop."""
+    how, goal, stream = ready.run.train, ready.run.train.goal, Stream(ready, state)
 
     def due() -> bool:
         return state.looked != state.step and (state.step % how.evaluate_every == 0 or state.step == how.steps)
@@ -103,8 +119,8 @@ def run_in(
             with enough_memory(f"batches of {how.tokens:,} tokens"):
                 event = update(model, changer, stream, ready, state)
             yield event
-            check_numbers(state, places)
-        if due() and (metrics := looked(model, changer, ready, wish)):
+            check_numbers(state, keeper.places)
+        if due() and (metrics := one_look(model, changer, ready, wish)):
             better = state.look(metrics, goal)
             yield Evaluated(state.step, metrics)
         reason = state.verdict(goal) or wish()
@@ -163,7 +179,7 @@ def enough_memory(what: str) -> Iterator[None]:
         raise MemoryFullError(f"the memory is not enough for {what}: {advice}") from None
 
 
-def looked(model: Model, changer: torch.optim.Optimizer, ready: Ready, wish: Wish) -> dict[str, float] | None:
+def one_look(model: Model, changer: torch.optim.Optimizer, ready: Ready, wish: Wish) -> dict[str, float] | None:
     """A look at unseen rows; nothing if somebody asked for an end meanwhile."""
     try:
         with enough_memory(f"a look at unseen rows, {AT_ONCE} at once"), averaged(changer):
@@ -193,7 +209,7 @@ def update(model: Model, changer: torch.optim.Optimizer, stream: Stream, ready: 
     for group in changer.param_groups:
         group["lr"] = rate
     model.train()
-    loss, counts = 0.0, asked(run.shaping, model, batches)
+    loss, counts = 0.0, counts_of(run.shaping, model, batches)
     terms = dict.fromkeys(counts, 0.0)
     for i, batch in enumerate(batches):
         torch.manual_seed(mixed(run.seed, step, i))  # so that dropout needs no memory of its own

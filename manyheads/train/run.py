@@ -36,14 +36,12 @@ class GoalSpec(Spec):
     reach: float | None = field(None, "where it is good enough: a loss at most this, a share at least this")
     patience: int | None = field(None, "looks without a better value, after which the run ends", ge=1)
 
-    def value(self, metrics: Mapping[str, float | None]) -> float | None:
-        """What a look found; refused where no look can find it."""
-        if self.metric not in metrics:
-            raise SpecError(f"is {quoted(self.metric)}, and a look at unseen rows gives {', '.join(metrics)}", ("train", "goal", "metric"))
-        return metrics[self.metric]
-
     def better(self, value: float, than: float) -> bool:
         return value < than if self.metric == "loss" else value > than
+
+    def prefers(self, look: Mapping[str, float], than: Mapping[str, float]) -> bool:
+        """Whether a look is better than another, or the first to find anything."""
+        return self.metric in look and (self.metric not in than or self.better(look[self.metric], than[self.metric]))
 
     def reached(self, value: float) -> bool:
         return self.reach is not None and not self.better(self.reach, value)
@@ -97,6 +95,9 @@ class RunSpec(Spec):
                 shaping.check(self.objective.kind)
         if self.train.pack is not None:
             self.check_pack(self.train.pack)
+        if self.train.goal is not None and self.train.goal.metric not in self.objective.figures:
+            said = f"is {quoted(self.train.goal.metric)}, and a look at unseen rows gives {', '.join(self.objective.figures)}"
+            raise SpecError(said, ("train", "goal", "metric"))
         if self.lora is not None and self.start is None:
             raise SpecError("is a change of low rank to trained weights: say with start = … whose", ("lora",))
 

@@ -41,7 +41,7 @@ class State:
             return False
         if self.metric != goal.metric:
             self.metric, self.best, self.best_step, self.waited = goal.metric, None, 0, 0
-        value = goal.value(self.metrics)
+        value = self.metrics[goal.metric]
         if value is None or (self.best is not None and not goal.better(value, self.best)):
             self.waited += 1
             return False
@@ -52,7 +52,7 @@ class State:
         """Why the run ends behind its last look, if it does."""
         if goal is None or self.looked != self.step or self.metric != goal.metric:
             return None
-        value = goal.value(self.metrics)
+        value = self.metrics[goal.metric]
         if value is not None and goal.reached(value):
             return "goal"
         return "patience" if goal.patience is not None and self.waited >= goal.patience else None

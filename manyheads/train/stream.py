@@ -27,24 +27,24 @@ def lengths_of(ready: Ready, rows: Ids) -> np.ndarray:
 
 
 def some_of(count: int, most: int) -> np.ndarray:
-    """Which rows are looked at, where there are more: drawn once for all runs, for those of a file may be sorted."""
+    """Which rows are looked at, where there are more: the same for all runs, and from anywhere, for those of a file may be sorted."""
     return permuted(0, 0, np.arange(min(count, most)), count)
 
 
 class Order:
-    """The batches of one epoch over all rows, or over some of them: a function of the seed and the epoch."""
+    """The batches of one epoch over all rows: a function of the seed and the epoch. Or of a look at some of them, whatever the seed is."""
 
     def __init__(self, ready: Ready, rows: Ids, epoch: int = 0, most: int | None = None) -> None:
         self.ready, self.rows, self.epoch = ready, rows, epoch
-        run, how = ready.run, ready.run.train
+        how, self.seed = ready.run.train, ready.run.seed if most is None else 0
         self.lengths = lengths_of(ready, rows)
         if how.pack is None:
             some = np.arange(len(rows)) if most is None else some_of(len(rows), most)
             longest = 0 if most is None else int(self.lengths[some].sum(1).max())  # a row to learn from must fit, one to look at need not
-            batches = plan(self.lengths[some], run.seed, epoch, tokens=max(how.tokens, longest))
+            batches = plan(self.lengths[some], self.seed, epoch, tokens=max(how.tokens, longest))
             self.batches: Sequence[Any] = [some[batch] for batch in batches]  # numbers of rows
         else:
-            lines = packed(self.lengths[:, 0], how.pack, run.seed, epoch)[:most]  # of each the pieces that share it: (row, start, stop)
+            lines = packed(self.lengths[:, 0], how.pack, self.seed, epoch)[:most]  # of each the pieces that share it: (row, start, stop)
             size = how.tokens // how.pack
             self.batches = [lines[i : i + size] for i in range(0, len(lines), size)]
 
@@ -63,7 +63,7 @@ class Order:
 
     def batch(self, index: int) -> Batch:
         run, tokens = self.ready.run, self.ready.tokens
-        chance = np.random.default_rng([run.seed, self.epoch, index])
+        chance = np.random.default_rng([self.seed, self.epoch, index])
         if run.train.pack is None:
             return run.objective.batch([self.rows[i] for i in self.numbers(index)], tokens, chance)
         assert isinstance(run.objective, PackableSpec)
@@ -88,13 +88,8 @@ def side_by_side(batch: Batch, counts: Sequence[int], length: int, pad: int) -> 
             ids[row, here], asked[row, here] = given[text, :size], wanted[text, :size]
             positions[row, here], segments[row, here], padding[row, here] = torch.arange(size), segment, False
             begin += size
-    shared = max(counts) > 1
-    inputs = (
-        Inputs(ids, padding=padding if padding.any() else None, positions=positions, segments=segments)
-        if shared
-        else Inputs(ids, padding=padding if padding.any() else None)
-    )
-    return Batch(inputs, asked)
+    apart = (positions, segments) if max(counts) > 1 else (None, None)
+    return Batch(Inputs(ids, padding=padding if padding.any() else None, positions=apart[0], segments=apart[1]), asked)
 
 
 class Stream:
