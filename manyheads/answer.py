@@ -144,7 +144,9 @@ def filled(loaded: Loaded, ids: list[int], logits_LV: torch.Tensor, best: int, m
 
 
 def written(loaded: Loaded, token: int) -> str:
-    return str(token) if loaded.tokenizer is None else loaded.tokenizer.decode([token]).strip()
+    if loaded.tokenizer is None:
+        return str(token)
+    return loaded.tokenizer.decode([token]).strip() or str(loaded.tokenizer.id_to_token(token))  # which decoding leaves out
 
 
 def mask_of(loaded: Loaded, given: int | None) -> tuple[str, int]:

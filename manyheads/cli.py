@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
 import re
+import shlex
 import sys
 import warnings
 from collections.abc import Iterator
@@ -23,7 +25,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+EXIT_FAILURE, EXIT_USAGE, EXIT_FULL, EXIT_INTERRUPTED = 1, 2, 5, 130
 
 
 def print_version(wanted: bool) -> None:
@@ -159,9 +161,10 @@ def new(
     """
     from manyheads.advice import new as advise
     from manyheads.spec import SpecError, one_line
+    from manyheads.train.folder import put, writing
 
-    if output is not None and output.exists() and not force:
-        raise SpecError(f"{output} is there already; --force writes over it")
+    if output is not None and output.exists() and (output.is_dir() or not force):
+        raise SpecError(f"{output} is a folder; name a file" if output.is_dir() else f"{output} is there already; --force writes over it")
     with waiting(f"looking at {file or task} and at this machine"):
         text, reasons = advise(task, file, shape=shape, fields=fields, minutes=minutes)
     for reason in reasons:
@@ -169,11 +172,10 @@ def new(
     if output is None:
         typer.echo(text, nl=False)
         return
-    try:
-        output.write_text(text, encoding="utf-8")
-    except (OSError, UnicodeError) as error:
-        raise SpecError(f"cannot write {output}: {error}") from None
-    typer.echo(f"{output} written; manyheads train {output} --output runs/{output.stem}", err=True)
+    with writing(output):
+        put(output, text)
+    command = shlex.join(("manyheads", "train", str(output), "--output", f"runs/{output.stem}"))
+    typer.echo(f"{output} written; {command}", err=True)
 
 
 Source = Annotated[
@@ -216,7 +218,7 @@ def train(
         raise typer.BadParameter("it is missing: where should the run go?", param_hint="--output")
     asked = read_run_file(run, [*(overrides or []), *([] if seed is None else [f"seed={seed}"])])
     if output is None or dry_run:
-        found = foreseen(made_ready(asked), output, device=device)
+        found = foreseen(made_ready(asked), output, device=device, resume=resume, overridden=override_resume or ())
         write_json(found) if as_json else print_foreseen(found, console_for_output())
         return
     ended = trained(asked, output, quiet=quiet or as_json, device=device, resume=resume, overridden=override_resume or ())
@@ -257,6 +259,7 @@ def compare(
         except ImportError:
             typer.echo("no picture is drawn: pip install 'manyheads[plot]'", err=True)
     if found["stopped"]:
+        typer.echo("stopped; the same command goes on where it was", err=True)
         raise typer.Exit(EXIT[found["stopped"]])
     if all(row["wrong"] for row in found["cells"]):
         raise typer.Exit(EXIT_FAILURE)
@@ -281,7 +284,8 @@ def data_prepare(
     from manyheads.train.run import read_run_file
 
     prepare_run(read_run_file(run, overrides or []), output)
-    typer.echo(f'{output} written; in a run file: data = {{ kind = "prepared", path = "{output}" }}', err=True)
+    path = json.dumps(str(output), ensure_ascii=False)
+    typer.echo(f'{output} written; in a run file: data = {{ kind = "prepared", path = {path} }}', err=True)
 
 
 @data_app.command("show")
@@ -419,7 +423,8 @@ def evaluate(
     beams: Annotated[int, typer.Option(parser=whole, metavar="N", help="Texts that are followed while writing; 1 is greedy.")] = 4,
     length_penalty: Annotated[float, typer.Option(help="α of the search: log p / ((5 + length) / 6)^α. Higher gives longer texts.")] = 0.6,
     max_new: Annotated[
-        int | None, typer.Option(parser=whole, metavar="N", help="Tokens to write, at most; twice the longest learned if not given.")
+        int | None,
+        typer.Option(parser=whole, metavar="N", help="Tokens to write, at most; if not given, twice the longest that is learned."),
     ] = None,
     examples: Annotated[int, typer.Option(parser=whole, metavar="N", help="Show the first N answers beside what was wanted.")] = 0,
     output: Annotated[
@@ -444,11 +449,11 @@ def evaluate(
     how = How(rows, longest, beams, length_penalty, max_new, examples or (scoreboard.PICTURES if drawn else 0))
     with scoreboard.progress(quiet=quiet) as tell:
         report, written = run(path, data=data, task=task, split=split, overrides=overrides or [], how=how, device=device, tell=tell)
-    scoreboard.keep(output, written, report["examples"])
     if as_json:
         write_json(report)
     else:
         scoreboard.show(report, console_for_output())
+    scoreboard.keep(output, written, report["examples"])
 
 
 @app.command()
@@ -571,4 +576,7 @@ def explained(error: Exception) -> tuple[str, int]:
         return one_line(f"{usage().rstrip('.')} ('{context.command_path if context else 'manyheads'} --help' tells more)"), EXIT_USAGE
     if isinstance(error, ValueError):
         return one_line(str(error)), getattr(error, "exit_code", EXIT_USAGE)
+    if isinstance(error, OSError) and error.errno and error.filename is not None:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        return one_line(f"cannot read or write {error.filename}: {error.strerror}"), EXIT_FULL if full else EXIT_USAGE
     return one_line(f"{error} ({type(error).__name__}; --debug shows where)"), EXIT_FAILURE

@@ -25,7 +25,7 @@ from safetensors import safe_open
 from manyheads.model.spec import SHAPES, ModelSpec, NgramSpec, RecurrentSpec, TowerSpec
 from manyheads.spec import Spec, SpecError, Tree, load_parts, nearest, one_line, override, quoted, read_toml
 from manyheads.train.events import Ended, Stepped
-from manyheads.train.folder import check_unchanged
+from manyheads.train.folder import check_place, check_unchanged, writing
 from manyheads.train.forecast import check_room, needs_of
 from manyheads.train.loop import train
 from manyheads.train.optim import OptimSpec
@@ -181,10 +181,11 @@ def outcome(tree: Tree, folder: Path) -> Outcome:
 
 
 def events_of(path: Path) -> Iterator[Tree]:
-    """What a run wrote down; the line that a crash cut short is passed over."""
+    """What a run wrote down; a line that a crash cut short is passed over."""
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
         with suppress(ValueError):
-            yield json.loads(line)
+            if isinstance(event := json.loads(line), dict) and {"event", "step"} <= event.keys():
+                yield event
 
 
 def run_cell(tree: Tree, folder: Path, wish: Callable[[], str | None], tell: Callable[[int], None] = lambda step: None) -> str | None:
@@ -225,7 +226,7 @@ def compare(
 ) -> Tree:
     """Trains what is not trained yet, and tells what came out. Nothing is begun before the whole grid is known to be sound."""
     if not 1 <= seeds <= MOST_RUNS or not 1 <= jobs <= 1024:
-        raise SpecError(f"--seeds is {seeds} and --jobs is {jobs}, expected at least one of each")
+        raise SpecError(f"--seeds is {seeds} and --jobs is {jobs}, expected 1 to {MOST_RUNS:,} and 1 to 1,024")
     if not said:
         raise SpecError("nothing to compare: say what is changed and its values, such as position=none,rope")
     tree = override(read_toml(path), overrides)
@@ -235,14 +236,16 @@ def compare(
         raise SpecError("two of the axes change the same field")
     cells = grid(tree, axes, seeds, folder)
     runs = [(cell, tree, folder_of(cell, tree)) for cell in cells if not cell.wrong for tree in cell.trees]
+    check_place(folder)
     for _, one, place in runs:
         check_unchanged(place, read_run(one))
     left = [one for one in runs if outcome(one[1], one[2]).reason is None]
     progress = Progress(len(runs), len(runs) - len(left), quiet=quiet)
     wrong, stopped = side_by_side(left, jobs, parts, progress) if jobs > 1 else one_by_one(left, progress)
     found = told(cells, axes, wrong, seeds) | {"stopped": stopped, "folder": str(folder)}
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "compare.json").write_text(json.dumps(found, indent=1, ensure_ascii=False), encoding="utf-8")
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "compare.json").write_text(json.dumps(found, indent=1, ensure_ascii=False), encoding="utf-8")
     return found
 
 
@@ -362,8 +365,11 @@ def summed(values: Sequence[float]) -> Tree:
     return {"mean": statistics.fmean(values), "sd": statistics.stdev(values) if len(values) > 1 else None, "count": len(values)}
 
 
-def parameters_of(folder: Path) -> int:
-    """Of the model as a run kept it."""
+def parameters_of(folder: Path) -> int | None:
+    """Of the model as a run kept it; none where its checkpoints were taken away."""
     kept = folder / "checkpoints"
-    with safe_open(kept / (kept / "latest").read_text(encoding="utf-8") / "model.safetensors", "pt") as file:
-        return sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118  (it is no dict)
+    try:
+        with safe_open(kept / (kept / "latest").read_text(encoding="utf-8") / "model.safetensors", "pt") as file:
+            return sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118  (it is no dict)
+    except OSError:
+        return None

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyheads.data.prepared import Ids, PreparedSpec, Rows, prepare
-from manyheads.data.source import NO_TEXT, Corpus
+from manyheads.data.source import NO_TEXT, Corpus, DataError
 from manyheads.spec import SpecError, Tree
 from manyheads.train.forecast import epoch_of
 from manyheads.train.run import RunSpec, made_ready, read_run_file, with_tokenizer
@@ -29,6 +29,8 @@ def prepare_run(run: RunSpec, folder: Path) -> Path:
 
     if run.data.prepared:
         raise SpecError(f"{run.data.prepared} is prepared already", ("data",))
+    if folder.exists():
+        raise DataError(f"{folder} is there already: remove it or name another")
     columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:,} of {task.total:,} rows"), TimeRemainingColumn()
     bar = Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True)
     tasks: dict[str, Any] = {}

@@ -102,7 +102,9 @@ def side_by_side(example: Tree, *, colours: bool) -> Any:
 
 
 def written(metric: str, value: float) -> str:
-    return f"{value:.1%}" if metric in SHARES else f"{value:,.2f}" if value >= 10 or metric in ("bleu", "chrf") else f"{value:.4f}"
+    if metric in SHARES:
+        return f"{value:.1%}"
+    return f"{value:.3g}" if value >= 1e6 else f"{value:,.2f}" if value >= 10 or metric in ("bleu", "chrf") else f"{value:.4f}"
 
 
 def check_free(path: Path | None) -> None:
@@ -122,7 +124,7 @@ def keep(path: Path | None, texts: Sequence[str], examples: Sequence[Tree]) -> N
     if examples and drawn(examples[0]):
         draw_pictures(examples, path)
         return
-    if not texts:
+    if not texts or path.suffix == ".png":
         raise ValueError(f"nothing was written that {path} could keep: only answers, classes and pictures are")
     with path.open("x", encoding="utf-8") as file:
         file.writelines(f"{' '.join(text.splitlines())}\n" for text in texts)

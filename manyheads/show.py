@@ -93,7 +93,7 @@ def unknown(target: str) -> str:
         return f"{quoted(target)} is Python: name it with --parts, beside a model to show"
     close, _, _ = nearest(target, (*names(), *SLOTS, *TABLES, "parts")).partition(" (")
     lists = "'manyheads show' lists the presets, 'manyheads show parts' the slots"
-    return f"no preset, slot or table {quoted(target)}{close} {lists}; a file of your own ends in .toml"
+    return f"no preset, slot or table {quoted(target)}{close or ':'} {lists}; a file of your own ends in .toml"
 
 
 def longest(spec: ModelSpec) -> int:

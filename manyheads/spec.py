@@ -114,6 +114,8 @@ class Spec(BaseModel):
         # pydantic appends the tried member of a union to the path: the reader's path ends at the field
         named = tuple(step for i, step in enumerate(where) if i == 0 or isinstance(step, int))
         expected = EXPECTED.get(first["type"]) or first["msg"].removeprefix("Input should be ")
+        if first["type"] == "too_short":
+            expected = f"at least {context['min_length']} in the list"
         for bound, words in (("ge", "at least"), ("le", "at most")):
             if bound in context:
                 limit = context[bound]
@@ -129,7 +131,7 @@ class Spec(BaseModel):
 EXPECTED = {
     "model_type": "a table", "dataclass_type": "a table", "dict_type": "a table", "tuple_type": "a list", "list_type": "a list",
     "int_type": "a whole number", "float_type": "a number", "bool_type": "true or false", "string_type": "a text",
-    "finite_number": "a finite number", "too_short": "at least one item",
+    "finite_number": "a finite number", "string_too_short": "a text that is not empty",
 }  # fmt: skip
 
 SLOTS: dict[str, type[Part]] = {}

@@ -15,7 +15,7 @@ from manyheads.model.build import device_for
 from manyheads.model.size import readable
 from manyheads.spec import Tree, one_line, quoted, to_tree
 from manyheads.train.events import Changed, Ended, Evaluated, Event, Resumed, Saved, SaveFailed, Shortened, Started, Stepped, Warned
-from manyheads.train.folder import Change, ChangedRunError, check_place
+from manyheads.train.folder import Change, ChangedRunError, check_place, contents, differences
 from manyheads.train.forecast import check_room, duration, epoch_of, needs_of, pace_of, tried_compiled
 from manyheads.train.loop import train
 from manyheads.train.run import Ready, RunSpec, made_ready
@@ -94,8 +94,11 @@ def watched(ready: Ready, folder: Path, *, quiet: bool = False, wish: Heard | No
 # -------------------------------------------------------------------------------------------------- before it starts
 
 
-def foreseen(ready: Ready, folder: Path | None, *, device: str = "auto") -> Tree:
-    """What the run will take, as plain data; nothing is written. Refused where there is no room for it."""
+def foreseen(ready: Ready, folder: Path | None, *, device: str = "auto", resume: str = "auto", overridden: Sequence[str] = ()) -> Tree:
+    """What the run will take, as plain data; nothing is written. Refused where it would be."""
+    if folder is not None:
+        check_place(folder, resume)
+        differences(ready, contents(ready), folder, overridden)
     where, needs = device_for(device), needs_of(ready, folder)
     check_room(needs)
     epoch, how = epoch_of(ready), ready.run.train

@@ -111,6 +111,8 @@ def test_the_table_is_what_the_runs_say_and_nothing_is_run_twice(path, tmp_path,
     said = capsys.readouterr().err
     assert "5 of 6" in said
     assert "4 of 6" not in said
+    longer = run("compare", path, "position=none", "rate=1e-2", "--output", tmp_path / "grid", "-s", "train.steps=9", check=2)
+    assert "train.steps was 3 and is 9. Take another --output, or put it back" in longer.stderr, "what was begun otherwise is no equal"
     refused = run("compare", path, "position=none", "rate=1e-2", "--output", tmp_path / "grid", "-s", "model.encoder.layers=2", check=2)
     assert "holds another run: model.decoder.layers was 1 and is 2" in refused.stderr
 

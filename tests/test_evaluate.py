@@ -503,6 +503,29 @@ def test_any_checkpoint_can_be_asked(runs, tmp_path):
     assert any("nothing for baselines to learn from" in note for note in report["notes"])
 
 
+@pytest.mark.parametrize(
+    ("kind", "task"), [("masked", "causal"), ("causal", "masked"), ("contrastive", "causal"), ("classify", "masked"), ("causal", "seq2seq")]
+)
+def test_a_model_is_not_asked_what_it_is_not_for(runs, tmp_path, kind, task):
+    (tmp_path / "a.txt").write_text("one two\tthree\n" * 9)
+    done = run("evaluate", runs / kind, "--task", task, "--data", tmp_path / "a.txt", check=2)
+    assert re.fullmatch(rf"manyheads: this model \(.*\) cannot be asked for {task}: it is for {kind}\n", done.stderr)
+
+
+def test_a_file_that_cannot_be_kept_costs_no_report(runs, tmp_path):
+    for kind, name in (("causal", "a.txt"), ("seq2seq", "a.png")):
+        done = run("evaluate", runs / kind, "--rows", "4", "--beams", "1", "--output", tmp_path / name, "--json", check=2)
+        assert json.loads(done.stdout)["scores"]["model"]
+        assert "could keep" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_rows_that_were_learned_from_are_said_to_be(runs):
+    given = read_toml(runs / "classify" / "run.toml")["data"]["path"]
+    assert evaluate(runs / "classify", data=given)[0]["notes"][0] == f"{given} is what the run learned from"
+    assert "by -s" in evaluate(runs / "classify", overrides=["data.held_out=0.4"])[0]["notes"][0]
+
+
 def test_pictures_have_classes_too(tmp_path):
     model = {"encoder": PATCHES, "head": {"kind": "classes", "classes": 10}}
     how = {"steps": 2, "tokens": 800, "evaluate_every": 100, "evaluate_rows": 1}

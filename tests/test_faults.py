@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import pty
@@ -34,9 +35,9 @@ import manyheads
 from manyheads import training
 from manyheads.data.prepared import prepare, sha256
 from manyheads.spec import SLOTS, SpecError, read_toml, to_toml, to_tree
-from manyheads.train import checkpoint, folder, stream
+from manyheads.train import checkpoint, folder, loop, stream
 from manyheads.train import run as runs
-from manyheads.train.events import Changed, Ended, Resumed
+from manyheads.train.events import Changed, Ended, Resumed, Stepped, Warned
 from manyheads.train.folder import ChangedRunError, contents, differences, flat, in_use, within, write_down
 from manyheads.train.loop import train
 from manyheads.train.run import SAFE, made_ready, read_run, read_run_file
@@ -696,6 +697,11 @@ def test_every_field_changed_once_is_refused_unless_it_is_safe_or_named(copied, 
             with pytest.raises(ChangedRunError, match=re.escape(f"{field} was ")) as error:
                 begun(ready, copied)
             assert field in [one.field for one in error.value.changes]
+            if field == "optim.kind":
+                with pytest.raises(ValueError, match="no optimiser goes on with the memory of another"):
+                    begun(ready, copied, [field])
+                path.write_text(before)
+                continue
             found = begun(ready, copied, [one.field for one in error.value.changes])
         assert field in [one.field for one in found]
         assert path.read_text() == before  # and is now what is asked for
@@ -724,6 +730,81 @@ def test_a_changed_run_is_shown_as_a_table_and_goes_on_when_told(run_file, copie
         assert "holds another model" in other.stderr
         assert {path.name: path.read_bytes() for path in copied.iterdir() if path.is_file()} == before, "what is refused changes nothing"
         assert (copied / "checkpoints" / "step-00000010").is_dir()
+
+
+def test_a_folder_of_somebody_else_is_left_as_it_is(run_file, tmp_path):
+    for name in ("run.toml", "data.json", "env.json", "metrics.jsonl"):
+        place = tmp_path / name.replace(".", "-")
+        place.mkdir()
+        (place / name).write_text('{"starts": 3}')
+        for more in ((), ("--dry-run",)):
+            assert "is no file of a run, and would be written over" in run("train", run_file, "--output", place, *more, check=2).stderr
+        assert [path.name for path in place.iterdir()] == [name]
+        assert (place / name).read_text() == '{"starts": 3}'
+
+
+def test_a_dry_run_refuses_what_the_run_would(run_file, copied, tmp_path):
+    (tmp_path / "file").write_text("")
+    assert "Not a directory" in run("train", run_file, "--output", tmp_path / "file", "--dry-run", check=2).stderr
+    other = run("train", run_file, "--output", copied, "--dry-run", "-s", "optim.rate=0.5", check=2)
+    assert "holds another run: optim.rate" in other.stderr
+    run("train", run_file, "--output", copied, "--dry-run", "-s", "optim.rate=0.5", "--override-resume", "optim")
+
+
+def test_a_start_that_came_to_no_checkpoint_leaves_no_lines(tmp_path):
+    ready = made_ready(read_run(tree()))
+    for _ in range(2):
+        first = train(ready, tmp_path / "run")
+        next(event for event in first if isinstance(event, Stepped))
+        (tmp_path / "run" / "lock.json").unlink()
+        del first
+    list(train(ready, tmp_path / "run"))
+    steps = [line["step"] for line in told(tmp_path / "run") if line["event"] == "stepped"]
+    assert steps == list(range(1, len(steps) + 1))
+
+
+def flipped(path):
+    data = bytearray(path.read_bytes())
+    data[-5] ^= 1
+    path.write_bytes(data)
+
+
+def test_weights_that_are_not_what_the_run_saved_are_refused_by_all(run_file, copied, tmp_path):
+    latest = copied / "checkpoints" / (copied / "checkpoints" / "latest").read_text()
+    flipped(latest / "optimizer.safetensors")
+    assert run("predict", copied, "1 2").stdout  # which needs no such memory
+    for broken in ("model.safetensors", "manifest.json"):
+        place = tmp_path / broken.partition(".")[0]
+        shutil.copytree(copied, place)
+        flipped(place / "checkpoints" / latest.name / broken) if "model" in broken else (
+            place / "checkpoints" / latest.name / broken
+        ).unlink()
+        for command in (("predict", place, "1 2"), ("evaluate", place), ("export", place, tmp_path / "out", "--to", "manyheads")):
+            assert "this checkpoint is not what its run saved" in refused(*command, code=4)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_best_checkpoint_that_is_lost_is_said_to_be(tmp_path, monkeypatch):
+    rising = itertools.count(1.0)
+    monkeypatch.setattr(loop, "evaluate", lambda model, ready, wish: {"loss": next(rising)})
+    goal = {"goal": {"metric": "loss"}, "steps": 6, "evaluate_every": 2, "save_every": 2, "keep": 3}
+    worse = described("causal", **goal)
+    list(train(made_ready(read_run(worse)), tmp_path / "run"))
+    places = tmp_path / "run" / "checkpoints"
+    assert ((places / "best").read_text(), (places / "latest").read_text()) == ("step-00000002", "step-00000006")
+    flipped(places / "step-00000002" / "model.safetensors")
+    worse["train"] |= {"steps": 8}
+    events = list(train(made_ready(read_run(worse)), tmp_path / "run"))
+    assert [event for event in events if isinstance(event, Warned) and "the best checkpoint is lost" in event.said]
+    assert (places / "best").read_text() == "step-00000008", "the next look is the best then"
+
+
+def test_a_run_that_has_saved_nothing_says_so(tmp_path):
+    first = train(made_ready(read_run(tree())), tmp_path / "run")
+    next(event for event in first if isinstance(event, Stepped))
+    for command in (("predict", tmp_path / "run", "1 2"), ("evaluate", tmp_path / "run")):
+        assert "holds a run that has saved nothing yet" in refused(*command, code=4)
+    first.close()
 
 
 def test_a_run_that_does_not_know_what_it_learned_from_says_so(run_file, copied):

@@ -37,7 +37,7 @@ STANDS_ON = {
     "predicting": {"answer", "checkpoint", "data", "generate", "spec"},
     "auditing": {"checkpoint", "inspect", "model", "parts"},
     "metrics": set(),
-    "evaluation": {"checkpoint", "convert", "data", "metrics", "model", "objective", "parts", "spec", "train"},
+    "evaluation": {"checkpoint", "convert", "data", "generate", "metrics", "model", "objective", "parts", "spec", "train"},
     "scoreboard": {"chart", "evaluation", "metrics", "spec", "training"},
     "labs": set(),
     "show": {"model", "parts", "presets", "spec", "train"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import tomllib
 
@@ -139,6 +140,38 @@ COLUMNS = {
 def test_columns_are_found_where_nobody_says_them(name, tmp_path):
     make, spec, fields = COLUMNS[name]
     assert columns_of(make(tmp_path), spec).fields == fields
+
+
+def test_a_class_is_found_by_its_name_and_is_never_one_value(tmp_path):
+    path = tmp_path / "a.jsonl"
+    rows = [{"sentence": f"some words {i}", "stars": str(i % 5), "source": "here"} for i in range(60)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert columns_of(path, LabelsSpec).fields == ("sentence", "stars")
+    path.write_text("".join(json.dumps(row | {"label": str(i % 7)}) + "\n" for i, row in enumerate(rows)))
+    assert columns_of(path, LabelsSpec).fields == ("sentence", "label")
+
+
+def test_columns_said_by_number_leave_a_header_out(tmp_path):
+    path = tmp_path / "a.tsv"
+    path.write_text("id\tsentence\tlabel\n" + "".join(f"{i}\tsome words {i}\t{i % 3}\n" for i in range(60)))
+    text, _ = new("classify", path, fields="1,2", minutes=0.05)
+    assert tomllib.loads(text)["data"]["fields"] == ["sentence", "label"]
+    assert "which are 3" in text
+    path.write_text("".join(f"{i}\tsome words {i}\t{i % 3}\n" for i in range(60)))
+    assert tomllib.loads(new("classify", path, fields="1,2", minutes=0.05)[0])["data"]["fields"] == [1, 2]
+
+
+def test_data_that_cannot_be_read_twice_or_judge_nothing_are_refused(tmp_path):
+    path, pipe = tmp_path / "a.tsv", tmp_path / "pipe"
+    path.write_text("".join(f"word {i}\tother {i}\n" for i in range(30)))
+    os.mkfifo(pipe)
+    for refused in (lambda: new("translate", pipe), PairsSpec(path=str(pipe)).load):
+        with pytest.raises(DataError, match="is no file but a stream"):
+            refused()
+    with pytest.raises(DataError, match="is the file that is learned from"):
+        PairsSpec(path=str(path), validation=str(tmp_path / "." / "a.tsv")).load()
+    path.write_text("".join(f"word {i}\t{'' if i % 3 else 'other'}\n" for i in range(30)))
+    assert "20 lines with a text that is empty" in PairsSpec(path=str(path)).load().about
 
 
 def test_columns_that_may_mean_anything_are_asked_for(tmp_path):

@@ -155,7 +155,7 @@ REFUSED = {
     "encoder.norm.eps=small": "encoder.norm.eps: given 'small', expected a number",
     "vocab=tokeniser": "vocab: given 'tokeniser', expected a number of tokens from 1 to 4194304, or 'tokenizer'",
     "vocab=true": "vocab: given True, expected a number of tokens",
-    'encoder.core={kind="argmax", heads=[]}': r"encoder.core.heads: given \[\], expected at least one item",
+    'encoder.core={kind="argmax", heads=[]}': r"encoder.core.heads: given \[\], expected at least 1 in the list",
     'encoder.core={kind="argmax", heads=[true]}': "encoder.core.heads.0: given True, expected a whole number",
     'encoder.position={kind="rope", scaling={kind="yarn", fast=1.0, slow=2.0}}': "encoder.position.scaling.fast: given 1.0, expected more than slow = 2.0",
     'encoder.position={kind="rope", scaling={kind="yarn", attention=0.0}}': "scaling.attention: given 0.0, expected at least 1e-30",

@@ -23,7 +23,7 @@ from manyheads.train.forecast import Pace, duration, epoch_of, memory_free
 from manyheads.train.run import Ready, RunSpec, made_ready, read_run, sized
 from manyheads.training import spoken
 
-LOOKS = 10  # at unseen rows in a run
+LOOKS = 10  # at unseen rows in a run, at most
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,7 @@ class Draft:
     ready: Ready | None = None
     pace: Pace | None = None
     cut: bool = False  # whether the time decided how many steps there are
+    looks: int = LOOKS
     pack: int | None = None
     longest: int | None = None
     cut_rows: str = ""
@@ -101,10 +102,11 @@ class Draft:
         timed = f"an update took {1000 * self.pace.step:,.0f} ms"
         time = f"about {spoken(duration(self.made, self.pace))} here ({machine}; {timed})"
         limit = f"; {spoken(60 * self.minutes)} decided, more steps may be better" if self.cut else ""
+        layers = "" if self.shape in ("recurrent", "ngram") else f"{self.rung.layers} layers of "
         return [
             self.data.corpus.about,
             shape,
-            f"{self.rung.layers} layers of width {self.rung.width}, {parameters:,} parameters, for {epoch.tokens:,} tokens to learn from",
+            f"{layers}width {self.rung.width}, {parameters:,} parameters, for {epoch.tokens:,} tokens to learn from",
             f"{how.steps:,} steps, {self.passes:.3g} passes over {epoch.rows:,} rows: {time}{limit}",
         ]
 
@@ -248,7 +250,7 @@ class Draft:
         ]
 
     def train(self) -> list[tuple[str, Any, str]]:
-        every = max(1, self.steps // LOOKS)
+        every = max(1, self.steps // self.looks)
         return [
             ("steps", self.steps, f"updates of the weights: {self.passes:.3g} passes over the data"),
             ("tokens", self.tokens, "places in a batch, padding included; rows of like length go together"),

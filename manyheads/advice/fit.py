@@ -100,13 +100,14 @@ def with_room(draft: Draft) -> Draft:
 
 def in_time(draft: Draft, steps: int, batches: int) -> Draft:
     """As many steps as wanted, if the machine makes half of them in time; otherwise a smaller model, or as many as it makes."""
-    pace = pace_of(draft.made, seconds=1.5)
-    possible = rounded(max(1.0, (60 * draft.minutes - LOOKS * pace.evaluation) / pace.step))
+    pace, seconds = pace_of(draft.made, seconds=1.5), 60 * draft.minutes
+    looks = max(1, min(LOOKS, int(seconds / 5 / max(pace.evaluation, 1e-9))))  # in a fifth of the time
+    possible = rounded(max(1.0, (seconds - looks * pace.evaluation) / pace.step))
     lower = draft.smaller() if 2 * possible < steps else None
     if lower is not None:
         return in_time(lower, steps, batches)
     count = min(steps, possible)
-    return draft.changed(steps=count, passes=count / batches, pace=pace, cut=possible < steps)
+    return draft.changed(steps=count, passes=count / batches, looks=looks, pace=pace, cut=possible < steps)
 
 
 def rounded(count: float) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from manyheads.data.columns import Columns, columns_of, wanted_by
+from manyheads.data.columns import Columns, by_name, columns_of, wanted_by
 from manyheads.data.source import Corpus, DataSpec
 from manyheads.data.tables import TableSpec
 from manyheads.spec import SLOTS, SpecError, Tree, parse, quoted
@@ -81,7 +81,7 @@ def data_of(name: str, file: Path | None, said: str | None) -> Data:
     kind = cast(type[DataSpec], SLOTS["data"].kinds[task.file])
     found = Columns(None, "")
     if issubclass(kind, TableSpec):
-        found = columns_of(file, kind, long_first=task.long_first) if said is None else said_columns(kind, said)
+        found = columns_of(file, kind, long_first=task.long_first) if said is None else said_columns(file, kind, said)
     elif said is not None:
         raise SpecError(f"--fields are columns, and {name} reads a file without them")
     tree: Tree = {"kind": task.file, "path": str(file)} | ({"fields": list(found.fields)} if found.fields else {})
@@ -93,8 +93,8 @@ def loaded(tree: Tree) -> Corpus:
     return spec.load()
 
 
-def said_columns(kind: type[TableSpec], said: str) -> Columns:
+def said_columns(file: Path, kind: type[TableSpec], said: str) -> Columns:
     names, wanted = [name.strip() for name in said.split(",")], wanted_by(kind)
     if not len(wanted) <= len(names) <= len(kind.names) or not all(names):
         raise SpecError(f"--fields is {quoted(said)}, expected {len(wanted)} columns, separated by a comma: {' and '.join(wanted)}")
-    return Columns(tuple(int(name) if name.isdecimal() else name for name in names), "as was said")
+    return Columns(by_name(file, tuple(int(name) if name.isdecimal() else name for name in names)), "as was said")

@@ -14,11 +14,10 @@ from manyheads.convert.files import FileError, inside
 from manyheads.convert.folder import Origin, assembled, read_folder
 from manyheads.convert.gguf_file import read_file
 from manyheads.convert.hub import fetched, is_name
+from manyheads.convert.manifest import TRAINER, unsound
 from manyheads.convert.pooling import Pooling, read_pooling
 from manyheads.convert.tokenizer import read_tokenizer
 from manyheads.model.build import Model
-
-TRAINER = "trainer.json"  # stands beside the weights of a run's checkpoint
 
 
 @dataclass(frozen=True)
@@ -45,11 +44,7 @@ def _opened(folder: Path, *, dtype: torch.dtype | None, allow_nonfinite: bool, c
         if not is_name(str(folder)):
             raise FileError(f"there is no folder {folder}")
         folder = fetched(str(folder))
-    for pointer in (folder / "checkpoints" / name for name in ("best", "latest")):  # of a run; the best where it looked for one
-        if pointer.is_file():
-            with pointer.open(encoding="utf-8", errors="replace") as file:
-                folder = inside(folder / "checkpoints", file.read(100))
-            break
+    folder = checkpoint_of(folder)
     if folder.suffix == ".gguf" and not folder.is_dir():
         return Opened(*read_file(folder, dtype=dtype, allow_nonfinite=allow_nonfinite))
     if (folder.suffix == ".pt" and not folder.is_dir()) or folder.joinpath(*CHECKPOINT).is_file():
@@ -57,6 +52,20 @@ def _opened(folder: Path, *, dtype: torch.dtype | None, allow_nonfinite: bool, c
         config, weights = read_checkpoint(path)
         model, origin = assembled(path, config, weights, {}, dtype=dtype, allow_nonfinite=allow_nonfinite)
         return Opened(model, origin, None if path is folder else read_words(folder, config))
+    own = (folder / TRAINER).is_file()  # the checkpoint of a run
+    if own and (fault := unsound(folder, memory=False)):
+        raise FileError(f"{fault}: this checkpoint is not what its run saved")
     model, origin = read_folder(folder, dtype=dtype, allow_nonfinite=allow_nonfinite, copy=copy)
-    cuts = (folder / TRAINER).is_file()  # as the run did
-    return Opened(model, origin, read_tokenizer(folder, origin.beside, cuts=cuts), read_pooling(folder), folder)
+    return Opened(model, origin, read_tokenizer(folder, origin.beside, cuts=own), read_pooling(folder), folder)
+
+
+def checkpoint_of(folder: Path) -> Path:
+    """Of a run the checkpoint that is the best, where it looked for one, or the latest; any other folder as it is."""
+    places = folder / "checkpoints"
+    for pointer in (places / "best", places / "latest"):
+        if pointer.is_file():
+            with pointer.open(encoding="utf-8", errors="replace") as file:
+                return inside(places, file.read(100))
+    if (folder / "run.toml").is_file() and places.is_dir():
+        raise FileError(f"{folder} holds a run that has saved nothing yet; train it until it has")
+    return folder

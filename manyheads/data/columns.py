@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from manyheads.data.source import DataError, Lines
+from manyheads.data.source import DataError, Lines, check_again
 from manyheads.data.tables import LOOKED_AT, TableSpec, form_of, names_columns
 from manyheads.spec import quoted
 
@@ -28,8 +28,7 @@ def columns_of(path: Path, spec: type[TableSpec], *, long_first: bool = False) -
     if path.is_dir():
         return Columns(None, "")  # what reads it says so
     wanted = wanted_by(spec)
-    lines = (line for _, line in Lines(path, "stop", LONGEST_LINE) if line.strip())
-    found = list(islice(lines, LOOKED_AT + 1))
+    found = first_lines(path)
     if not found:
         return Columns(None, "")
     if form_of(path, found[0]) == ".jsonl":
@@ -42,7 +41,24 @@ def columns_of(path: Path, spec: type[TableSpec], *, long_first: bool = False) -
     rows = [row for row in rows if len(row) == len(names)]
     if set(wanted) <= set(names) or len(names) < len(wanted) or not rows:
         return Columns(None, "as the data names them" if set(wanted) <= set(names) else "")
-    return chosen(path, names, rows, wanted, header=header, long_first=long_first)
+    in_first_line = header and form_of(path, found[0]) != ".jsonl"
+    return chosen(path, names, rows, wanted, header=header, in_first_line=in_first_line, long_first=long_first)
+
+
+def by_name(path: Path, fields: tuple[str | int, ...]) -> tuple[str | int, ...]:
+    """Columns that were said by their numbers, by their names where the first line has them: it is no row then."""
+    lines = first_lines(path) if path.is_file() else []
+    if not lines or form_of(path, lines[0]) == ".jsonl":
+        return fields
+    first, *rows = (line.split("\t") for line in lines)
+    if not names_columns(first, rows):
+        return fields
+    return tuple(first[one] if isinstance(one, int) and one < len(first) else one for one in fields)
+
+
+def first_lines(path: Path) -> list[str]:
+    check_again(path)
+    return list(islice((line for _, line in Lines(path, "stop", LONGEST_LINE) if line.strip()), LOOKED_AT + 1))
 
 
 def wanted_by(spec: type[TableSpec]) -> tuple[str, ...]:
@@ -64,16 +80,18 @@ def of_objects(lines: Sequence[str]) -> tuple[list[str], list[list[str]]]:
 
 
 def chosen(
-    path: Path, names: Sequence[str], rows: Sequence[Sequence[str]], wanted: tuple[str, ...], *, header: bool, long_first: bool
-) -> Columns:
+    path: Path, names: Sequence[str], rows: Sequence[Sequence[str]], wanted: tuple[str, ...], *, header: bool, in_first_line: bool,
+    long_first: bool,
+) -> Columns:  # fmt: skip
     known = [name if header else int(name) for name in names]
     size = {i: sum(len(row[i]) for row in rows) for i in range(len(names))}
     if "label" in wanted:
         different = {i: len({row[i] for row in rows}) for i in size}
-        label = min(reversed(size), key=lambda i: different[i])
+        named = names.index("label") if "label" in names else None
+        label = min(reversed(size), key=lambda i: (different[i] < 2, different[i])) if named is None else named
         text = max((i for i in size if i != label), key=lambda i: size[i])
         why = f"{quoted(known[label])} has {different[label]:,} different values in {len(rows):,} rows, so it is the class"
-        return Columns(usual_or((known[text], known[label])), why)
+        return Columns(usual_or((known[text], known[label])), "by its name" if named is not None else why)
     texts = [i for i in size if sum(len(row[i].split()) > 1 for row in rows) > len(rows) / 2]
     if len(names) == len(wanted):
         pair, why = [0, 1], "in the order of the file"
@@ -86,6 +104,7 @@ def chosen(
         pair, why = [0, 1], f"in the order of the file, the first two of {len(names)}"
     if long_first:
         pair, why = sorted(pair, key=lambda i: -size[i]), "the longer of the two is the source"
+    why += "; the first line names them, and is no row" if in_first_line else ""
     return Columns(usual_or(tuple(known[i] for i in pair)), why)
 
 

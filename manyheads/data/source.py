@@ -114,6 +114,9 @@ class FileSpec(DataSpec):
 
     def load(self) -> Corpus:
         faults: Counter[str] = Counter()
+        for other in (self.validation, self.test):
+            if other and same_file(self.path, other):
+                raise DataError(f"{other} is the file that is learned from: how good a model is, is seen on others")
         train, validation, test = (self._read(path, faults) if path else [] for path in (self.path, self.validation, self.test))
         if not self.validation:
             train, validation = self.split(train)
@@ -137,7 +140,10 @@ class FileSpec(DataSpec):
         return corpus
 
     def _read(self, path: str, faults: Counter[str]) -> list[Row]:
+        check_again(Path(path))
         found = list(self.rows(Path(path), faults))
+        if blank := sum(any(isinstance(text, str) and not text.strip() for text in row) for row in found):
+            faults["with a text that is empty"] += blank
         if not found:
             left = "".join(f", and {count:,} lines {fault}" for fault, count in faults.items())
             raise DataError(f"{path} holds no {self.each}: it is empty or blank{left}")
@@ -171,6 +177,16 @@ class FileSpec(DataSpec):
 
 def digest(text: str | bytes) -> bytes:
     return hashlib.blake2b(text.encode() if isinstance(text, str) else text, digest_size=16).digest()
+
+
+def check_again(path: Path) -> None:
+    """Refuses what gives its bytes only once."""
+    if path.is_fifo() or path.is_socket() or path.is_char_device():
+        raise DataError(f"{path} is no file but a stream, and data are read more than once: save it as a file")
+
+
+def same_file(one: str, other: str) -> bool:
+    return os.path.exists(one) and os.path.exists(other) and os.path.samefile(one, other)
 
 
 @contextmanager

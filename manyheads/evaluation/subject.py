@@ -12,7 +12,7 @@ import torch
 from manyheads.checkpoint import Loaded, load
 from manyheads.convert.opened import Opened
 from manyheads.data.order import plan
-from manyheads.data.source import Corpus, DataError, DataSpec, FileSpec, Row
+from manyheads.data.source import Corpus, DataError, DataSpec, FileSpec, Row, same_file
 from manyheads.generate.sample import Writing
 from manyheads.model.build import device_for
 from manyheads.objective.score import ObjectiveSpec, Tokens
@@ -111,6 +111,7 @@ def subject_of(
     else:
         run = None
         task = task or task_of(loaded)
+        check_task(loaded, task)
         spec = read_data(override({"data": {"kind": TASKS[task][1]} | ({"path": data} if data else {})}, overrides))
     known, rows = chosen(spec, task, data, split, own=objective is not None)
     fields = objective.reads(known.fields) if objective else TASKS[task][0]
@@ -128,14 +129,19 @@ def subject_of(
     return Subject(
         loaded=loaded if whole else cut(loaded, limit), task=task, objective=objective, tokens=tokens_of(loaded, run), corpus=known,
         rows=some, learned=learned, fields=fields, how=how, tell=tell, seed=seed, classes=labelled, limit=limit,
-        notes=tuple(said_of_rows(run, split)) if run and data is None else (),
+        notes=tuple(said_of_rows(run, split, data, overrides)) if run else (),
     )  # fmt: skip
 
 
-def said_of_rows(run: RunSpec, split: str) -> Iterator[str]:
-    if run.train.goal is not None and split == "validation":
+def said_of_rows(run: RunSpec, split: str, data: str | None, overrides: Sequence[str]) -> Iterator[str]:
+    """What would make a figure look better than it is."""
+    if data is not None and isinstance(run.data, FileSpec) and same_file(run.data.path, data):
+        yield f"{data} is what the run learned from"
+    if data is None and any(one.startswith("data") for one in overrides):
+        yield "the data are others than the run's own, by -s: it may have learned from some of these rows"
+    if data is None and run.train.goal is not None and split == "validation":
         yield f"of these rows some chose this checkpoint, the best by {run.train.goal.metric}: --split test, or a file, has others"
-    if run.data.prepared and run.tokenizer is not None:
+    if data is None and run.data.prepared and run.tokenizer is not None:
         yield "texts are what the tokenizer gives back of prepared ids: what it does not know is in none of them"
 
 
@@ -197,6 +203,15 @@ def task_of(loaded: Loaded) -> str:
     if head.scores_tokens:
         return "causal" if loaded.model.writes else "masked"
     return "contrastive"
+
+
+def check_task(loaded: Loaded, task: str) -> None:
+    """Refuses to ask a model what its figures would say nothing about: an encoder sees the token it would be asked for."""
+    tokens, writes = loaded.spec.head.scores_tokens, loaded.model.writes
+    alone = tokens and not loaded.paired
+    if not {"causal": alone and writes, "masked": alone and not writes, "seq2seq": loaded.paired}.get(task, True):
+        model = f"{loaded.spec.shape} with the head '{loaded.spec.head.kind}'"
+        raise ValueError(f"this model ({model}) cannot be asked for {task}: it is for {task_of(loaded)}")
 
 
 def cut(loaded: Loaded, limit: int | None) -> Loaded:

@@ -18,8 +18,8 @@ from torch import Tensor
 from manyheads.convert.files import FileError
 from manyheads.convert.folder import Origin, fill_folder
 from manyheads.convert.folder import save as save_tensors
-from manyheads.convert.opened import TRAINER
-from manyheads.data.prepared import flushed, sha256
+from manyheads.convert.manifest import MANIFEST, TRAINER, sha256, unsound
+from manyheads.data.prepared import flushed
 from manyheads.model.build import Model
 from manyheads.spec import quoted
 from manyheads.train.folder import free, put
@@ -31,7 +31,6 @@ PHASE: Callable[[str], None] = lambda name: None  # noqa: E731  (tests stop here
 ROOM = 1.1  # of the last checkpoint's size must be free before another is begun
 ASIDE = "was"  # in the name of a checkpoint while another of the same step takes its place
 SMALL_FILES = 1 << 16  # a tokenizer, headers, and the like, where nothing is known yet
-NEEDED = {"model.safetensors", "optimizer.safetensors", TRAINER}
 
 
 def save(
@@ -57,7 +56,7 @@ def save(
         PHASE("state")
         found = sorted(path for path in draft.rglob("*") if path.is_file())
         files = {path.relative_to(draft).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in found}
-        (draft / "manifest.json").write_text(json.dumps({"schema": 1, "files": files}, indent=1), encoding="utf-8")
+        (draft / MANIFEST).write_text(json.dumps({"schema": 1, "files": files}, indent=1), encoding="utf-8")
         for path in (*draft.rglob("*"), draft):
             flushed(path)
         PHASE("manifest")
@@ -95,13 +94,19 @@ def pointed(folder: Path, name: str) -> Path | None:
     return folder / found if NAME.fullmatch(found) and (folder / found).is_dir() else None
 
 
-def mend(folder: Path, state: State) -> None:
-    """Points to the best as the state knows it: a run may have been killed before it could, or have gone back behind a better one."""
+def mend(folder: Path, state: State) -> str | None:
+    """Points to the best as the state knows it: a run may have been killed before it could, or have gone back behind a better one.
+
+    Where that is lost the next look is the best, and it is said why.
+    """
     best = folder / f"step-{state.best_step:08}"
-    if state.best_step and best.is_dir() and unsound(best) is None:
+    fault = unsound(best) if state.best_step else None
+    if state.best_step and fault is None:
         point(folder, "best", best)
-    else:
-        (folder / "best").unlink(missing_ok=True)
+        return None
+    (folder / "best").unlink(missing_ok=True)
+    state.best, state.best_step = (None, 0) if fault else (state.best, state.best_step)
+    return fault and f"{fault}: the best checkpoint is lost, and the next look is compared with none"
 
 
 def purge(folder: Path, keep: int) -> None:
@@ -242,20 +247,3 @@ def set_aside(folder: Path, checkpoint: Path) -> list[str]:
         said.append(f"{newer} is newer, and is kept as {aside.name}")
     point(folder, "latest", checkpoint)
     return said
-
-
-def unsound(checkpoint: Path) -> str | None:
-    """What is wrong with a checkpoint, by its own list of files."""
-    try:
-        listed = json.loads((checkpoint / "manifest.json").read_text(encoding="utf-8"))["files"]
-        if missing := sorted(NEEDED - set(listed)):
-            return f"{checkpoint / 'manifest.json'} does not list {missing[0]}"
-        for name, said in listed.items():
-            path = checkpoint / name
-            if not path.is_file() or path.stat().st_size != said["bytes"]:
-                return f"{path} should have {said['bytes']:,} bytes"
-            if sha256(path) != said["sha256"]:
-                return f"{path} is not what was written"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return f"{checkpoint / 'manifest.json'} is missing or broken"
-    return None

@@ -178,6 +178,7 @@ def differences(ready: Ready, data: Tree, folder: Path, overridden: Sequence[str
     """What may differ from the run that is there, and does; refused where more does. Nothing is written."""
     run, path = to_tree(ready.run), folder / "run.toml"
     check_known(overridden, run)
+    check_own(folder)
     if not path.exists():
         if (folder / "checkpoints").exists():
             raise RunError(f"{folder} has checkpoints and no run.toml that says of what run; take another --output")
@@ -187,24 +188,36 @@ def differences(ready: Ready, data: Tree, folder: Path, overridden: Sequence[str
         raise RunError(f"{folder / 'data.json'} is gone, which says what this run learned from; --override-resume data goes on without")
     found = [*changes(filled(read_toml(path)), run), *(changes(seen, as_written(seen, ready, data)) if seen else ())]
     refuse(folder, [one for one in found if not within(one.field, (*SAFE, *overridden))])
+    if any(one.field == "optim.kind" for one in found):
+        raise RunError("optim.kind is another, and no optimiser goes on with the memory of another; take another --output")
     return found
+
+
+def check_own(folder: Path) -> None:
+    """Refuses a folder in which files of somebody else have the names of a run's."""
+    if not isinstance(read_object(folder / "env.json").get("starts"), list) and not (folder / "checkpoints").exists():
+        for path in (folder / name for name in ("run.toml", "data.json", "env.json", "metrics.jsonl")):
+            if path.exists():
+                raise RunError(f"{path} is no file of a run, and would be written over; take another --output")
 
 
 def write_down(ready: Ready, data: Tree, folder: Path, device: torch.device) -> None:
     """What the run is, what it learns from (its `contents`), and where it was started."""
     with writing(folder):
+        starts = read_object(folder / "env.json").get("starts")  # the first to be written: by it a folder is known to be a run's
+        starts = [*(starts if isinstance(starts, list) else ()), environment(ready.run, device)]
+        put(folder / "env.json", json.dumps({"schema": 1, "starts": starts}, indent=1) + "\n")
         put(folder / "run.toml", to_toml(to_tree(ready.run)))
         put(folder / "data.json", json.dumps(data, indent=1) + "\n")
-        starts = read_object(folder / "env.json").get("starts", [])
-        put(folder / "env.json", json.dumps({"schema": 1, "starts": [*starts, environment(ready.run, device)]}, indent=1) + "\n")
         (folder / "checkpoints").mkdir(exist_ok=True)
 
 
 def check_unchanged(folder: Path, run: RunSpec) -> None:
-    """Refuses a folder that holds another run, before anything is done."""
+    """Refuses a folder that holds another run, or one of other steps: going on by a changed schedule, it is no equal of a new one."""
     if (folder / "run.toml").exists():
         found = changes(filled(read_toml(folder / "run.toml")), to_tree(run))
-        refuse(folder, [one for one in found if not within(one.field, SAFE)])
+        if unsafe := [one for one in found if not within(one.field, SAFE) or one.field == "train.steps"]:
+            raise ChangedRunError(f"{folder} holds another run: {spelled(unsafe)}. Take another --output, or put it back", unsafe)
 
 
 def filled(tree: Tree) -> Tree:
@@ -222,12 +235,13 @@ def within(field: str, names: Iterable[str]) -> bool:
 
 def refuse(folder: Path, unsafe: Sequence[Change]) -> None:
     if unsafe:
-        said = "; ".join(f"{field} was {quoted(old)} and is {quoted(new)}" for field, old, new in unsafe[:3])
-        more = f" and {len(unsafe) - 3} more" if len(unsafe) > 3 else ""
-        raise ChangedRunError(
-            f"{folder} holds another run: {said}{more}. Take another --output, put it back, or say --override-resume {unsafe[0].field}",
-            unsafe,
-        )
+        advice = f"Take another --output, put it back, or say --override-resume {unsafe[0].field}"
+        raise ChangedRunError(f"{folder} holds another run: {spelled(unsafe)}. {advice}", unsafe)
+
+
+def spelled(found: Sequence[Change]) -> str:
+    said = "; ".join(f"{field} was {quoted(old)} and is {quoted(new)}" for field, old, new in found[:3])
+    return said + (f" and {len(found) - 3} more" if len(found) > 3 else "")
 
 
 def check_known(overridden: Sequence[str], run: Tree) -> None:

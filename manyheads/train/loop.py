@@ -74,11 +74,14 @@ def run_in(
     state, resumed = taken_from(places, resume, ready, model, changer)
     write_down(ready, data, folder, device)
     if resumed is None:
+        log.forget_after(-1, -1)  # of a start that came to no checkpoint
         yield from begun
     else:
         log.forget_after(state.step, state.looked)
-        mend(places, state)
+        lost = mend(places, state)
         yield resumed
+        if lost:
+            yield Warned(state.step, lost)
     if changed:
         yield Changed(state.step, tuple(changed))
     if (fits := free(folder) / size_of(places, model)) < 2:
