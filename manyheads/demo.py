@@ -68,7 +68,8 @@ def same(written: str, target: str) -> bool:
 def look(loaded: Loaded, text: str, console: Any) -> None:
     """Each token that was written, and how much it looked at each token that was read: the mean over the heads of the last layer."""
     encoding = loaded.tokenizer.encode(text)
-    written = [1, *loaded.generate(encoding.ids, max_new=16)]
+    assert loaded.origin is not None
+    written = [loaded.origin.config["decoder_start_token_id"], *loaded.generate(encoding.ids, max_new=16)]
     with record(loaded.model) as seen:
         loaded.model(torch.tensor([written]), Inputs(torch.tensor([encoding.ids])))
     weights: Tensor = [one for one in seen if "cross" in one.name][-1].weights()[0].mean(dim=0)

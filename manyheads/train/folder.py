@@ -362,7 +362,8 @@ class Log:
             if self.also is not None:
                 self.also(line)
         except OSError as error:
-            return None if before else f"cannot write {self.path}: {error.strerror or error}; training goes on, and it is tried again"
+            where = self.path if self.waiting else self.path.with_name("events…")  # the board's
+            return None if before else f"cannot write {where}: {error.strerror or error}; training goes on, and it is tried again"
         self.failing = False
         return None
 

@@ -14,7 +14,7 @@ from manyheads.model.build import Model, outline
 from manyheads.model.size import BYTES, LONGEST_WALK, blank, kept_bytes, readable
 from manyheads.objective.score import Batch
 from manyheads.train.checkpoint import steps as checkpoints
-from manyheads.train.look import evaluate
+from manyheads.train.look import AT_ONCE, evaluate
 from manyheads.train.loop import update
 from manyheads.train.lora import adapt
 from manyheads.train.model import compiled, first_model
@@ -26,7 +26,6 @@ MOST_LOOKED_AT = 200  # batches that are made only to be counted
 OF_LOGITS = 3  # tensors of the size of all logits: those asked for, their logarithms, their gradient
 FIRST_COMPILED = 3  # steps in which layers are compiled, for the shapes of the first batches and then for any
 MOMENTS = 2  # numbers that the optimiser remembers of each weight
-ROWS_AT_ONCE = 64  # that are evaluated
 
 
 class NoRoomError(RunError):
@@ -176,7 +175,7 @@ def pace_of(ready: Ready, device: torch.device | str = "cpu", *, seconds: float 
         took.append(update(model, changer, stream, ready, stream.state).seconds)
     step = sum(took) / len(took)
     whole = min(len(ready.unseen), ready.run.train.evaluate_rows)
-    rows = min(whole, ROWS_AT_ONCE if step < seconds / 3 else 8)  # fewer take longer a row
+    rows = min(whole, AT_ONCE if step < seconds / 3 else 8)  # fewer take longer a row
     begun = time.perf_counter()
     evaluate(model, replace(ready, run=ready.run.changed(train=ready.run.train.changed(evaluate_rows=rows))))
     return Pace(step, (time.perf_counter() - begun) * whole / rows, len(took))
