@@ -103,18 +103,15 @@ def subject_of(
     loaded.model.eval()
     if loaded.tokenizer is None and loaded.spec.vocab is not None:
         raise ValueError(f"{path} has no tokenizer beside it, so no text can be read with it")
-    objective, seed = None, 0
-    run = read_run_file(path / "run.toml") if (path / "run.toml").is_file() else None
-    if run is not None and task in (None, run.objective.kind):
-        run = read_run_file(path / "run.toml", overrides)
-        objective, seed, task, spec = run.objective, run.seed, run.objective.kind, run.data
-    else:
-        run = None
+    run = run_at(path, task, overrides)
+    if run is None:
         task = task or task_of(loaded)
         check_task(loaded, task)
         spec = read_data(override({"data": {"kind": TASKS[task][1]} | ({"path": data} if data else {})}, overrides))
-    known, rows = chosen(spec, task, data, split, own=objective is not None)
-    fields = objective.reads(known.fields) if objective else TASKS[task][0]
+    else:
+        task, spec = run.objective.kind, run.data
+    known, rows = chosen(spec, task, data, split, own=run is not None)
+    fields = run.objective.reads(known.fields) if run else TASKS[task][0]
     if missing := [name for name in fields if name not in known.fields]:
         raise DataError(f"{task} needs {missing[0]}, and {known.about} gives {', '.join(known.fields)}")
     if not rows:
@@ -127,10 +124,18 @@ def subject_of(
     whole = fields == ("text",)  # a text is read in windows, and nothing of it is cut
     limit = least(loaded.longest, how.longest or read_at_once(loaded, run))
     return Subject(
-        loaded=loaded if whole else cut(loaded, limit), task=task, objective=objective, tokens=tokens_of(loaded, run), corpus=known,
-        rows=some, learned=learned, fields=fields, how=how, tell=tell, seed=seed, classes=labelled, limit=limit,
-        notes=tuple(said_of_rows(run, split, data, overrides)) if run else (),
+        loaded=loaded if whole else cut(loaded, limit), task=task, objective=run.objective if run else None, tokens=tokens_of(loaded, run),
+        corpus=known, rows=some, learned=learned, fields=fields, how=how, tell=tell, seed=run.seed if run else 0, classes=labelled,
+        limit=limit, notes=tuple(said_of_rows(run, split, data, overrides)) if run else (),
     )  # fmt: skip
+
+
+def run_at(path: Path, task: str | None, overrides: Sequence[str]) -> RunSpec | None:
+    """The run whose folder this is, if it is for the task."""
+    file = path / "run.toml"
+    if not file.is_file() or task not in (None, read_run_file(file).objective.kind):
+        return None
+    return read_run_file(file, overrides)
 
 
 def said_of_rows(run: RunSpec, split: str, data: str | None, overrides: Sequence[str]) -> Iterator[str]:
