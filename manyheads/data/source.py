@@ -114,14 +114,15 @@ class FileSpec(DataSpec):
 
     def load(self) -> Corpus:
         faults: Counter[str] = Counter()
-        for other in (self.validation, self.test):
-            if other and same_file(self.path, other):
-                raise DataError(f"{other} is the file that is learned from: how good a model is, is seen on others")
         train, validation, test = (self._read(path, faults) if path else [] for path in (self.path, self.validation, self.test))
         if not self.validation:
             train, validation = self.split(train)
         counts = f"{len(train):,} {self.each} to learn from, {len(validation):,} to validate, {len(test):,} to test"
-        about = "; ".join((f"{self.path}: {counts}", *(f"{count:,} lines {fault}" for fault, count in faults.items())))
+        said = [f"{count:,} lines {fault}" for fault, count in faults.items()]
+        for what, other in (("validate", self.validation), ("test", self.test)):
+            if other and same_file(self.path, other):
+                said.append(f"those to {what} are the same that are learned from")
+        about = "; ".join((f"{self.path}: {counts}", *said))
         return self.joined(Corpus(self.columns(), train, validation, test, one_line(about)))
 
     def columns(self) -> tuple[str, ...]:
