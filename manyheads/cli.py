@@ -72,6 +72,12 @@ def load_parts(context: typer.Context, paths: list[Path] | None) -> list[Path] |
     return paths
 
 
+RunOverrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", "-s", metavar="PATH=VALUE", help="Change one value of the run; may be repeated. Example: -s model.decoder.position=rope"
+    ),
+]
 Parts = Annotated[
     list[Path] | None,
     typer.Option(
@@ -189,7 +195,7 @@ def train(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="DIR", help="The run's folder; the same command again goes on there.")
     ] = None,
-    overrides: Overrides = None,
+    overrides: RunOverrides = None,
     parts: Parts = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what it would take (memory, disk, epochs, time on this machine) and write nothing.")
@@ -224,6 +230,8 @@ def train(
     ended = trained(asked, output, quiet=quiet or as_json, device=device, resume=resume, overridden=override_resume or ())
     if as_json:
         write_json({"schema": 1, "folder": str(output)} | asdict(ended))
+    elif not quiet and EXIT[ended.reason]:
+        typer.echo(f"stopped after {ended.step:,} of {asked.train.steps:,} steps, and saved; the same command goes on from there", err=True)
     elif not quiet:
         typer.echo(f"ended after {ended.step:,} steps ({ended.reason}); manyheads evaluate {output} tells how good it is", err=True)
     raise typer.Exit(EXIT[ended.reason])
@@ -238,7 +246,7 @@ def compare(
     output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where the runs go; again, it goes on there.")],
     seeds: Annotated[int, typer.Option(parser=whole, metavar="N", help="How often each is trained, with other seeds.")] = 3,
     jobs: Annotated[int, typer.Option(parser=whole, metavar="N", help="Runs side by side, each with one thread.")] = 1,
-    overrides: Overrides = None,
+    overrides: RunOverrides = None,
     parts: Parts = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing unless something is wrong.")] = False,
     as_json: AsJson = False,
@@ -256,6 +264,8 @@ def compare(
     if any(row["seeds"] for row in found["cells"]):
         try:
             draw(found, output / "compare.png")
+            if not quiet and not as_json:
+                typer.echo(f"figures of unseen rows; curves in {output / 'compare.png'}", err=True)
         except ImportError:
             typer.echo("no picture is drawn: pip install 'manyheads[plot]'", err=True)
     if found["stopped"]:
@@ -273,7 +283,7 @@ app.add_typer(data_app, name="data")
 def data_prepare(
     run: Annotated[Path, typer.Argument(metavar="RUN.toml", help="A run file: its data, its tokenizer, its objective.")],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where the ids go; it must not exist yet.")],
-    overrides: Overrides = None,
+    overrides: RunOverrides = None,
     parts: Parts = None,
 ) -> None:
     """Write a run's data as ids, once; runs then map the files: data = { kind = "prepared", path = "DIR" }.
@@ -291,7 +301,7 @@ def data_prepare(
 @data_app.command("show")
 def data_show(
     target: Annotated[Path, typer.Argument(metavar="RUN.toml|DIR", help="A run file, the folder of a run, or prepared data.")],
-    overrides: Overrides = None,
+    overrides: RunOverrides = None,
     parts: Parts = None,
     as_json: AsJson = False,
 ) -> None:
@@ -335,6 +345,7 @@ def predict(
     seed: Annotated[int, typer.Option(parser=whole, metavar="N", help="Of what is drawn.")] = 0,
     encoding_errors: Annotated[str, typer.Option(metavar="stop|replace", help="What to do about a line that is not UTF-8.")] = "stop",
     device: Device = "auto",
+    parts: Parts = None,
     as_json: AsJson = False,
 ) -> None:
     """Do what a checkpoint is for: continue, fill in, classify, embed or answer.
@@ -417,7 +428,7 @@ def evaluate(
         ),
     ] = None,
     split: Annotated[str, typer.Option(metavar="SPLIT", help="validation, test or train.")] = "validation",
-    overrides: Overrides = None,
+    overrides: RunOverrides = None,
     rows: Annotated[int | None, typer.Option(parser=whole, metavar="N", help="Only the first N rows.")] = None,
     longest: Annotated[int | None, typer.Option(parser=whole, metavar="N", help="Tokens of a text that are read; the rest is cut.")] = None,
     beams: Annotated[int, typer.Option(parser=whole, metavar="N", help="Texts that are followed while writing; 1 is greedy.")] = 4,
@@ -471,6 +482,7 @@ def export(
     form: Annotated[
         str | None, typer.Option(metavar="FORM", help="How a GGUF file stores matrices: f32, f16 or q8_0; f32 if not given.")
     ] = None,
+    parts: Parts = None,
 ) -> None:
     """Write a model out again, for other libraries to open.
 
@@ -486,7 +498,7 @@ def export(
 
 
 @app.command()
-def audit(path: Source, as_json: AsJson = False) -> None:
+def audit(path: Source, parts: Parts = None, as_json: AsJson = False) -> None:
     """Check a model: does its attention sum to one, does it see the future, does padding matter, do caches agree?
 
     Example: manyheads audit ./model

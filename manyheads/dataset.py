@@ -88,8 +88,8 @@ def shown(value: Any) -> str:
 
 def lengths_of(lengths: NDArray[np.int64]) -> Tree:
     """Of one field, in tokens."""
-    edges = np.unique(np.linspace(lengths.min(), lengths.max() + 1, BINS + 1).round().astype(np.int64))
-    counts, edges = np.histogram(lengths, edges)
+    width = -(-int(lengths.max() - lengths.min() + 1) // BINS)  # all ranges are as wide, so that bars compare
+    counts, edges = np.histogram(lengths, np.arange(lengths.min(), lengths.max() + width + 1, width))
     median, most = np.quantile(lengths, (0.5, 0.95)).tolist()
     return {
         "tokens": int(lengths.sum()), "shortest": int(lengths.min()), "median": median, "mean": float(lengths.mean()), "most": most,
@@ -126,4 +126,4 @@ def draw(histogram: Tree, say: Any) -> None:
     wide = len(f"{edges[-1]:,}")
     for low, high, count in zip(edges, edges[1:], counts, strict=False):
         bar = "█" * round(WIDEST * count / max(counts)) or ("▏" if count else "")
-        say(f"  {low:>{wide},} to {high - 1:<{wide},} {bar} {count:,}")
+        say(f"  {low:>{wide},} {'to' if high - low > 1 else '  '} {high - 1 if high - low > 1 else '':<{wide}} {bar} {count:,}")

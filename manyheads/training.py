@@ -210,7 +210,7 @@ class Display:
         """What there is to know before the first step."""
         if isinstance(event, Started):
             self.line(f"{event.taken} weights taken from the checkpoint")
-            for what, names in (("new, by the seed", event.new), ("left out", event.left)):
+            for what, names in (("not in the checkpoint, begun by the seed", event.new), ("left out", event.left)):
                 if names:
                     self.line(f"{what}: {few(names)}")
             for note in event.notes:

@@ -16,7 +16,7 @@ from published import PARAMETERS
 from rich.cells import cell_len
 
 from manyheads import demo, presets, read_model
-from manyheads.spec import SLOTS, parse
+from manyheads.spec import SLOTS, parse, to_toml
 from manyheads.train.run import RunSpec, read_run  # fills the slots, as show does
 
 ROOT = Path(__file__).parent.parent
@@ -224,6 +224,32 @@ def test_a_part_of_ones_own_fills_a_slot_when_its_file_is_named(own_parts, tmp_p
     described.write_text(run("show", "gpt2", "--parts", own_parts, "-s", "decoder.core=gaussian", "--toml").stdout)
     assert "reading a description never executes code" in refused("show", described)
     assert "124,4" in run("show", described, "--parts", own_parts).stdout
+
+
+def test_a_run_with_a_part_of_ones_own_is_asked_audited_and_exported(own_parts, tmp_path):
+    tower = {
+        "layers": 1,
+        "width": 8,
+        "attention": {"kind": "heads", "heads": 2},
+        "core": "gaussian",
+        "feedforward": {"kind": "mlp", "hidden": 8},
+    }
+    tree = {
+        "model": {"vocab": "tokenizer", "decoder": tower}, "data": {"kind": "biographies", "people": 60}, "objective": {"kind": "causal"},
+        "train": {"steps": 1, "evaluate_rows": 1},
+    }  # fmt: skip
+    (tmp_path / "run.toml").write_text(to_toml(tree))
+    mine = ("--parts", own_parts)
+    run("train", tmp_path / "run.toml", "--output", tmp_path / "run", *mine)
+    assert "name its file with --parts" in run("predict", tmp_path / "run", "a", check=4).stderr
+    run("predict", tmp_path / "run", "a", "--max-new", "2", *mine)
+    run("audit", tmp_path / "run", *mine)
+    run("export", tmp_path / "run", tmp_path / "out", "--to", "manyheads", *mine)
+
+
+def test_a_slip_in_the_path_of_a_run_is_no_name_on_the_hub(tmp_path):
+    (tmp_path / "runs").mkdir()
+    assert run("predict", "runs/nosuch", "a", cwd=tmp_path, check=4).stderr == "manyheads: there is no folder runs/nosuch\n"
 
 
 def test_the_laws_run_on_a_part_of_ones_own_and_catch_a_wrong_one(own_parts):

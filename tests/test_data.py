@@ -702,6 +702,7 @@ def test_data_show_counts_and_draws(tmp_path):
     assert found["rows"] == kept["rows"] == {"train": 300, "validation": 40, "test": 40}
     assert found["lengths"] == kept["lengths"]
     assert sum(found["lengths"]["source"]["histogram"]["counts"]) == 300
+    assert len(set(np.diff(found["lengths"]["source"]["histogram"]["edges"]))) == 1, "a bar is as long as what it counts, not as wide as"
     assert 0 < found["padding"] < 0.5
     assert kept["padding"] is None
     text = run("data", "show", tmp_path / "ids").stdout

@@ -454,7 +454,7 @@ def test_rows_that_chose_the_checkpoint_are_said_to_have(runs, tmp_path):
     tree = read_toml(runs / "causal" / "run.toml")
     tree["train"] |= {"steps": 2, "evaluate_every": 1, "goal": {"metric": "loss"}}
     list(train(made_ready(read_run(tree)), tmp_path / "run"))
-    said = "of these rows some chose this checkpoint, the best by loss: --split test, or a file, has others"
+    said = "some of these rows chose the checkpoint, the best by loss, and flatter it: --split test has others"
     assert said in evaluate(tmp_path / "run")[0]["notes"]
     assert said not in evaluate(tmp_path / "run", split="train")[0]["notes"]
     assert said not in evaluate(runs / "causal")[0]["notes"]

@@ -196,7 +196,7 @@ def test_what_is_new_and_what_is_left_out_is_named(data, tmp_path):
     path = tmp_path / "run.toml"
     path.write_text(to_toml(case("classify", tmp_path, data)))
     said = " ".join(run("train", path, "--output", tmp_path / "run", "-s", "train.steps=1").stderr.split())
-    assert "new, by the seed: head.dense.weight, head.dense.bias, head.output.weight, head.output.bias" in said
+    assert "not in the checkpoint, begun by the seed: head.dense.weight, head.dense.bias, head.output.weight, head.output.bias" in said
     assert "left out: pooler.dense.weight, pooler.dense.bias" in said
     model, (begun,) = first_model(made_ready(read_run(read_toml(path))))
     start = manyheads.load(tmp_path / "start").model
@@ -437,13 +437,16 @@ def test_where_transformers_has_no_such_matrix_the_adapter_says_so(data, tmp_pat
     folder = saved("gpt2", tmp_path / "start")
     ready = made_ready(read_run(described(folder, data, "causal", lora=LORA)))
     events = list(train(ready, tmp_path / "run"))
-    assert "the adapter has our names: transformers holds decoder.layers.0.attention.query turned round or in one" in events[0].notes[0]
+    assert (
+        "adapter/ has our names, so peft cannot open it: transformers holds decoder.layers.0.attention.query turned round or in one"
+        in events[0].notes[0]
+    )
     (path,) = (tmp_path / "run" / "checkpoints").glob("step-00000006/adapter/adapter_model.safetensors")
     assert "base_model.model.decoder.layers.0.attention.query.lora_A.weight" in load_file(path)
     mean = {"head": {"kind": "classes", "classes": "data", "pool": "mean"}}
     tree = described(saved("bert-bare", tmp_path / "other"), data, "classify", lora=LORA, model=mean)
     _, (begun,) = first_model(made_ready(read_run(tree)))
-    assert "the adapter has our names, not those of transformers: no family can say this model: head" in begun.notes[0]
+    assert "adapter/ has our names, so peft cannot open it: no family can say this model: head" in begun.notes[0]
 
 
 def test_low_ranks_need_a_start_and_maps_that_are_there(data, tmp_path):

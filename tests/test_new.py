@@ -191,7 +191,7 @@ def test_what_cannot_be_followed_is_one_sentence(tmp_path):
         ("copy makes its own data", SpecError, ("copy", path)),
         ("--fields are the columns of a file", SpecError, ("copy", None, None, "a,b")),
         ("expected 2 columns", SpecError, ("translate", path, None, "a")),
-        ("57 texts have 60 different classes", DataError, ("classify", table(tmp_path / "c.tsv", [(a, a) for a, _ in pairs()]))),
+        ("60 texts have 60 different classes", DataError, ("classify", table(tmp_path / "c.tsv", [(a, a) for a, _ in pairs()]))),
         ("line 1 is not UTF-8", DataError, ("translate", broken)),
         ("cannot read", DataError, ("translate", tmp_path / "none.tsv")),
         ("holds no pairs", DataError, ("translate", table(tmp_path / "d.tsv", []))),

@@ -54,7 +54,7 @@ def with_rows_cut(draft: Draft) -> Draft:
 
 
 def check_classes(draft: Draft) -> None:
-    labels, rows = draft.data.corpus.labels(), len(draft.data.corpus.train)
+    labels, rows = draft.data.corpus.labels(), sum(len(part) for part in draft.data.corpus.splits.values())
     if draft.objective == "classify" and not 2 <= len(labels) <= rows / 2:
         raise DataError(
             f"{rows:,} texts have {len(labels):,} different classes, which cannot be learned; --fields says which column is the class"

@@ -41,7 +41,7 @@ def opened(path: Path, *, dtype: torch.dtype | None = None, allow_nonfinite: boo
 
 def _opened(folder: Path, *, dtype: torch.dtype | None, allow_nonfinite: bool, copy: bool) -> Opened:
     if not os.path.exists(folder):
-        if not is_name(str(folder)):
+        if not is_name(str(folder)) or os.path.isdir(folder.parts[0]):  # a slip in a path is no name on the Hub
             raise FileError(f"there is no folder {folder}")
         folder = fetched(str(folder))
     folder = checkpoint_of(folder)

@@ -110,7 +110,7 @@ class TableSpec(FileSpec):
         if not isinstance(found, dict):
             raise DataError(f"{at} holds {quoted(found)}, expected one object a line")
         if missing := [name for name in self.fields if name not in found]:
-            raise DataError(f"{at} has no field {quoted(missing[0])}{nearest(str(missing[0]), found)}")
+            raise DataError(f"{at} has no field {quoted(missing[0])}{nearest(str(missing[0]), found)}; data.fields says which are meant")
         return tuple(self._value(found[name], meant, f"{at}, {name}") for name, meant in zip(self.fields, self.columns(), strict=True))
 
     def _value(self, value: Any, name: str, at: str) -> str:

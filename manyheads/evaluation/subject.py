@@ -115,8 +115,7 @@ def subject_of(
     if missing := [name for name in fields if name not in known.fields]:
         raise DataError(f"{task} needs {missing[0]}, and {known.about} gives {', '.join(known.fields)}")
     if not rows:
-        sizes = ", ".join(f"{len(part):,} to {name}" for name, part in known.splits.items())
-        raise DataError(f"there is nothing to evaluate: the {split} split of {known.about} is empty ({sizes}); name another, or a file")
+        raise DataError(f"the {split} split is empty: name another, or a file with --data ({known.about})")
     order = [known.fields.index(name) for name in fields]
     some, learned = ([tuple(row[i] for i in order) for row in part] for part in (rows[: how.rows], known.train))
     place = known.fields.index("label") if "label" in known.fields else None
@@ -145,7 +144,7 @@ def said_of_rows(run: RunSpec, split: str, data: str | None, overrides: Sequence
     if data is None and any(one.startswith("data") for one in overrides):
         yield "the data are others than the run's own, by -s: it may have learned from some of these rows"
     if data is None and run.train.goal is not None and split == "validation":
-        yield f"of these rows some chose this checkpoint, the best by {run.train.goal.metric}: --split test, or a file, has others"
+        yield f"some of these rows chose the checkpoint, the best by {run.train.goal.metric}, and flatter it: --split test has others"
     if data is None and run.data.prepared and run.tokenizer is not None:
         yield "texts are what the tokenizer gives back of prepared ids: what it does not know is in none of them"
 

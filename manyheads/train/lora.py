@@ -112,9 +112,9 @@ def naming(model: Model, family: str | None) -> tuple[dict[str, str], str]:
     try:
         theirs = called(model.spec, family)
     except ValueError as error:
-        return own, f"the adapter has our names, not those of transformers: {error}"
+        return own, f"adapter/ has our names, so peft cannot open it: {error}"
     if missing := [path for path in own if path not in theirs]:
-        return own, f"the adapter has our names: transformers holds {missing[0]} turned round or in one with others"
+        return own, f"adapter/ has our names, so peft cannot open it: transformers holds {missing[0]} turned round or in one with others"
     return {path: theirs[path] for path in own}, ""
 
 
