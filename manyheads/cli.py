@@ -460,10 +460,8 @@ def evaluate(
     how = How(rows, longest, beams, length_penalty, max_new, examples or (scoreboard.PICTURES if drawn else 0))
     with scoreboard.progress(quiet=quiet) as tell:
         report, written = run(path, data=data, task=task, split=split, overrides=overrides or [], how=how, device=device, tell=tell)
-    if as_json:
-        write_json(report)
-    else:
-        scoreboard.show(report, console_for_output())
+    shown = report | {"examples": report["examples"][:examples]}
+    write_json(shown) if as_json else scoreboard.show(shown, console_for_output())
     scoreboard.keep(output, written, report["examples"])
 
 

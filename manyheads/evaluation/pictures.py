@@ -26,7 +26,8 @@ from manyheads.train.run import as_read
 def restored(subject: Subject) -> Found:
     """The error of hidden patches beside that of the mean picture; where classes are known, what a line reads from the encoder's states.
 
-    A line reads much from so many numbers, whatever made them: beside it stand such an encoder with weights by chance, and the pixels.
+    Read place by place, states hold so many numbers that those of weights by chance do as well as learned ones; so their mean is read, and
+    beside it that of such an encoder with weights by chance, and the pixels.
     """
     found = replace(other(subject), drawn=tuple(drawn(subject)))
     if not subject.learned:
@@ -41,10 +42,10 @@ def restored(subject: Subject) -> Found:
         wanted, labels = subject.classes
         untrained = build(subject.loaded.spec, seed=subject.seed, device=subject.loaded.device).eval()
         for name, encoder in {"model": subject.loaded.model, "untrained": untrained, "pixels": None}.items():
-            unseen, learned = (part if encoder is None else states_of(subject, encoder, part) for part in patches)
-            scores.setdefault(name, {})["probe"] = probe(learned.flatten(1).numpy(), labels, unseen.flatten(1).numpy(), wanted)
+            unseen, learned = (part.flatten(1) if encoder is None else states_of(subject, encoder, part) for part in patches)
+            scores.setdefault(name, {})["probe"] = probe(learned.numpy(), labels, unseen.numpy(), wanted)
         notes = [
-            "pixels: the mean picture, and a probe of the picture; the model's probe reads the encoder's last states, place by place",
+            "pixels: the mean picture, and a probe of the picture; the model's probe reads the mean of the encoder's last states",
             "untrained: the same of such an encoder whose weights are drawn by chance",
         ]
     return replace(found, scores=scores, notes=(*found.notes, *notes))
@@ -84,13 +85,13 @@ def as_numbers(picture: Tensor) -> list[Any]:
 
 
 def states_of(subject: Subject, model: Model, patches_NLP: Tensor) -> Tensor:
-    """What the encoder makes of whole pictures, N×L×D."""
+    """What the encoder makes of whole pictures, the mean over their places, N×D."""
     found = list[Tensor]()
     assert isinstance(model, Transformer)
     with torch.no_grad():
         for some in patches_NLP.split(256):
             memory = model.encode(subject.loaded.there(Inputs(some)))
             assert memory is not None
-            found.append(memory.states.cpu())
+            found.append(memory.states.mean(dim=1).cpu())
             subject.tell("looking", sum(map(len, found)), len(patches_NLP))
     return torch.cat(found)
