@@ -548,7 +548,7 @@ def test_a_collapsed_model_is_not_first(runs):
 
 
 FAULTS = {
-    "an empty split": (["causal", "--split", "test"], 3, "the test split of .* is empty"),
+    "an empty split": (["causal", "--split", "test"], 3, "the test split is empty: name another, or a file with --data"),
     "no such split": (["causal", "--split", "dev"], 2, "split is 'dev', expected validation, test, train"),
     "no such task": (["causal", "--task", "summarise"], 2, "task is 'summarise', expected causal"),
     "a task without a file": (["masked", "--task", "contrastive"], 2, "name a file to evaluate with, --data FILE"),
