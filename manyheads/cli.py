@@ -167,7 +167,7 @@ def new(
     """
     from manyheads.advice import new as advise
     from manyheads.spec import SpecError, one_line
-    from manyheads.train.folder import put, writing
+    from manyheads.train.files import put, writing
 
     if output is not None and output.exists() and (output.is_dir() or not force):
         raise SpecError(f"{output} is a folder; name a file" if output.is_dir() else f"{output} is there already; --force writes over it")

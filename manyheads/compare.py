@@ -25,8 +25,10 @@ from safetensors import safe_open
 from manyheads.model.spec import SHAPES, ModelSpec, NgramSpec, RecurrentSpec, TowerSpec
 from manyheads.spec import Spec, SpecError, Tree, load_parts, nearest, one_line, override, quoted, read_toml
 from manyheads.train.events import Ended, Stepped
-from manyheads.train.folder import check_place, check_unchanged, writing
+from manyheads.train.files import writing
+from manyheads.train.folder import check_unchanged
 from manyheads.train.forecast import check_room, needs_of
+from manyheads.train.lock import check_place
 from manyheads.train.loop import train
 from manyheads.train.optim import OptimSpec
 from manyheads.train.run import RunSpec, TrainSpec, made_ready, read_run, read_run_file

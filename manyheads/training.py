@@ -15,8 +15,9 @@ from manyheads.model.build import device_for
 from manyheads.model.size import readable
 from manyheads.spec import Tree, one_line, quoted, to_tree
 from manyheads.train.events import Changed, Ended, Evaluated, Event, Resumed, Saved, SaveFailed, Shortened, Started, Stepped, Warned
-from manyheads.train.folder import Change, ChangedRunError, check_place, contents, differences
+from manyheads.train.folder import Change, ChangedRunError, contents, differences
 from manyheads.train.forecast import check_room, duration, epoch_of, needs_of, pace_of, tried_compiled
+from manyheads.train.lock import check_place
 from manyheads.train.loop import train
 from manyheads.train.run import Ready, RunSpec, made_ready
 
@@ -181,7 +182,7 @@ class Display:
         if isinstance(event, Stepped):
             share = 0.05 if self.speed else 1.0
             if not event.skipped:
-                self.loss += share * (event.loss - self.loss)
+                self.loss += (share if self.loss else 1.0) * (event.loss - self.loss)
                 self.terms = {name: (1 - share) * self.terms.get(name, 0.0) + share * value for name, value in event.terms.items()}
             self.speed += share * (event.tokens / max(event.seconds, 1e-9) - self.speed)
             self.waited += event.seconds

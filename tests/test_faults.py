@@ -38,7 +38,10 @@ from manyheads.spec import SLOTS, SpecError, read_toml, to_toml, to_tree
 from manyheads.train import checkpoint, folder, loop, stream
 from manyheads.train import run as runs
 from manyheads.train.events import Changed, Ended, Resumed, Stepped, Warned
-from manyheads.train.folder import ChangedRunError, contents, differences, flat, in_use, within, write_down
+from manyheads.train.folder import ChangedRunError, contents, differences, flat, within, write_down
+from manyheads.train.lock import begun as began
+from manyheads.train.lock import in_use, locked
+from manyheads.train.log import Log
 from manyheads.train.loop import train
 from manyheads.train.run import SAFE, made_ready, read_run, read_run_file
 from manyheads.train.state import State
@@ -271,7 +274,7 @@ def test_too_little_room_is_said_at_the_start(run_file, disk, whole):
 
 
 def test_lines_that_cannot_be_written_are_written_later(tmp_path):
-    log = folder.Log(Path("/dev/full"))
+    log = Log(Path("/dev/full"))
     assert "cannot write /dev/full: No space left on device; training goes on" in log.add(
         {"event": "stepped", "step": 1, "loss": float("nan")}
     )
@@ -953,8 +956,8 @@ def test_a_second_run_is_refused_until_the_first_is_gone(run_file, tmp_path):
 
 def test_a_lock_is_stale_when_its_process_is_gone_or_another(tmp_path):
     here, parent = socket.gethostname(), os.getppid()
-    assert in_use({"pid": parent, "host": here, "started": folder.begun(parent)})
-    assert in_use({"pid": os.getpid(), "host": here, "started": folder.begun(os.getpid())})
+    assert in_use({"pid": parent, "host": here, "started": began(parent)})
+    assert in_use({"pid": os.getpid(), "host": here, "started": began(os.getpid())})
     assert not in_use({"pid": parent, "host": here, "started": "1"})  # its number went to another process
     assert not in_use({"pid": 2**22 + 1, "host": here, "started": "1"})
     assert in_use({"pid": 2**22 + 1, "host": "elsewhere", "started": "1"})  # nobody here can tell
@@ -963,8 +966,8 @@ def test_a_lock_is_stale_when_its_process_is_gone_or_another(tmp_path):
     os.waitid(os.P_PID, dead.pid, os.WEXITED | os.WNOWAIT)
     assert not in_use({"pid": dead.pid, "host": here})  # a zombie
     dead.wait()
-    with folder.locked(tmp_path) as check:
-        with pytest.raises(ValueError, match="is in use by process"), folder.locked(tmp_path):
+    with locked(tmp_path) as check:
+        with pytest.raises(ValueError, match="is in use by process"), locked(tmp_path):
             pass
         check()
         (tmp_path / "lock.json").write_text("{}")

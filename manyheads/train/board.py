@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from manyheads.spec import SpecError, Tree
-from manyheads.train.folder import Log
+from manyheads.train.log import Log
 from manyheads.train.run import TrainSpec
 
 SHOWN = ("loss", "rate", "gradient")  # of every step

@@ -22,7 +22,7 @@ from manyheads.convert.manifest import MANIFEST, TRAINER, sha256, unsound
 from manyheads.data.prepared import flushed
 from manyheads.model.build import Model
 from manyheads.spec import quoted
-from manyheads.train.folder import free, put
+from manyheads.train.files import free, put
 from manyheads.train.lora import TRAINED, adapters, merged
 from manyheads.train.state import State
 

@@ -1,20 +1,15 @@
-"""The folder that explains a run: whose it is now, what the run is and was, what it ran on, and what happened."""
+"""The folder that explains a run: what it is and was, what it learns from, and what it ran on."""
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
-import math
 import os
 import platform
-import shutil
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,140 +17,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from manyheads.convert.files import unwritable
-from manyheads.data.prepared import Cut, Ids, Rows, fingerprint, flushed, read_index
+from manyheads.data.prepared import Cut, Ids, Rows, fingerprint, read_index
 from manyheads.spec import SpecError, Tree, nearest, quoted, read_toml, to_toml, to_tree
+from manyheads.train.files import put, read_object, writing
 from manyheads.train.run import SAFE, Ready, RunError, RunSpec, read_run
-
-try:
-    import fcntl
-except ImportError:  # not on every system
-    fcntl = None  # type: ignore[assignment]
-
-
-def put(path: Path, text: str) -> None:
-    """Writes a small file whole or not at all."""
-    draft = path.with_name(f"{path.name}.tmp")
-    try:
-        draft.write_text(text, encoding="utf-8")
-        flushed(draft)
-        draft.replace(path)
-        flushed(path.parent)
-    except OSError:
-        with suppress(OSError):
-            draft.unlink(missing_ok=True)
-        raise
-
-
-@contextmanager
-def writing(folder: Path) -> Iterator[None]:
-    """Says in one sentence that a folder cannot be written."""
-    try:
-        yield
-    except OSError as error:
-        raise unwritable(Path(error.filename) if isinstance(error.filename, str) else folder, error) from None
-
-
-# --------------------------------------------------------------------------------------------------------- whose it is
-
-
-def check_place(folder: Path, resume: str = "auto") -> None:
-    """Whether a run can be there, before anything is made ready for it; nothing is written."""
-    with writing(folder):
-        there = next(place for place in (folder, *folder.absolute().parents) if os.path.lexists(place))
-        if not there.is_dir():
-            raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(there))
-        if not os.access(there, os.W_OK | os.X_OK):
-            code = errno.EROFS if os.statvfs(there).f_flag & os.ST_RDONLY else errno.EACCES
-            raise OSError(code, os.strerror(code), str(there))
-        if resume == "never" and any((folder / name).exists() for name in ("run.toml", "checkpoints")):
-            raise RunError(f"{folder} holds a run, and --resume never goes on with none; take another --output")
-    other = read_object(folder / "lock.json")
-    if other and in_use(other):
-        raise taken(folder, other)
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[Callable[[], None]]:
-    """The folder for this process alone; a lock whose process is gone is taken over. Gives a check that it is so still."""
-    path, own = folder / "lock.json", {"pid": os.getpid(), "host": socket.gethostname(), "started": begun(os.getpid())}
-
-    def check() -> None:
-        if read_object(path) != own:  # the folder was removed, its disk unmounted, or somebody else has it
-            raise OSError(errno.ENOENT, "the run's folder is gone, or is another's now", str(folder))
-
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        with one_at_a_time(folder):
-            if path.exists() and in_use(other := read_object(path)):
-                raise taken(folder, other)
-            try:
-                path.write_text(json.dumps(own), encoding="utf-8")
-            except OSError:
-                path.unlink(missing_ok=True)
-                raise
-    try:
-        yield check
-    finally:
-        with suppress(OSError):
-            if read_object(path) == own:
-                path.unlink()
-
-
-@contextmanager
-def one_at_a_time(folder: Path) -> Iterator[None]:
-    """Two that come at once must not both find the same lock stale."""
-    handle = os.open(folder, os.O_RDONLY) if fcntl else -1
-    try:
-        if fcntl:
-            with suppress(OSError):  # a file system without it
-                fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        if fcntl:
-            os.close(handle)
-
-
-def read_object(path: Path) -> Tree:
-    """What a file of JSON says; nothing where there is none, or where the one who wrote it did not get to the end."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def in_use(lock: Tree) -> bool:
-    """Whether the process that holds a lock may be there: on another machine nobody can tell; here, its number may be another's now."""
-    pid = lock.get("pid")
-    if type(pid) is not int or pid < 1:
-        return False
-    if lock.get("host") != socket.gethostname():
-        return True
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        pass
-    now = begun(pid)
-    return now is None or (now != "ended" and lock.get("started") in (None, now))
-
-
-def begun(pid: int) -> str | None:
-    """When a process began, in ticks since the machine did; None where the system does not tell."""
-    try:
-        state, *rest = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-    except (OSError, ValueError):
-        return None
-    return "ended" if state in "ZX" else rest[18]
-
-
-def taken(folder: Path, lock: Tree) -> RunError:
-    return RunError(f"{folder} is in use by process {lock.get('pid')} on {lock.get('host')}; stop it, or remove {folder / 'lock.json'}")
-
-
-# --------------------------------------------------------------------------------------------------------- what it is
 
 
 class Change(NamedTuple):
@@ -340,71 +205,3 @@ def commit() -> str | None:
     except (OSError, subprocess.SubprocessError):  # no git, or no repository here
         return None
     return done.stdout.strip() or None
-
-
-# ------------------------------------------------------------------------------------------------------ what happened
-
-
-class Log:
-    """metrics.jsonl, a line an event. A disk that is full costs no line: what could not be written is written later."""
-
-    def __init__(self, path: Path, also: Callable[[Tree], None] | None = None) -> None:
-        self.path, self.also, self.waiting, self.failing, self.begun = path, also, list[str](), False, False
-
-    def add(self, line: Tree) -> str | None:
-        """Writes a line; the first time that this fails, what is wrong."""
-        self.waiting.append(json.dumps(plain(line)) + "\n")
-        before, self.failing = self.failing, True
-        try:
-            append(self.path, "".join(self.waiting).encode(), make=not self.begun)
-            self.begun = True
-            self.waiting.clear()
-            if self.also is not None:
-                self.also(line)
-        except OSError as error:
-            where = self.path if self.waiting else self.path.with_name("events…")  # the board's
-            return None if before else f"cannot write {where}: {error.strerror or error}; training goes on, and it is tried again"
-        self.failing = False
-        return None
-
-    def forget_after(self, step: int, looked: int) -> None:
-        """Leaves out what was written of steps and looks that will be made again, and a line that a crash cut short."""
-        if self.path.exists():
-            with writing(self.path):
-                lines = self.path.read_text(encoding="utf-8", errors="replace").splitlines()
-                put(self.path, "".join(f"{line}\n" for line in lines if known(line, step, looked)))
-
-
-def append(path: Path, data: bytes, *, make: bool) -> None:
-    """Adds to a file, all or nothing; one that was taken away since is not made anew."""
-    handle = os.open(path, os.O_WRONLY | (os.O_CREAT if make else 0), 0o666)
-    try:
-        end = os.lseek(handle, 0, os.SEEK_END)
-        if os.write(handle, data) != len(data):
-            os.ftruncate(handle, end)
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    finally:
-        os.close(handle)
-
-
-def known(line: str, step: int, looked: int) -> bool:
-    """Whether a line tells of what a checkpoint knows, that was made at a step, after a look."""
-    try:
-        found = json.loads(line)
-        return bool(found["step"] <= (looked if found["event"] == "evaluated" else step))
-    except (ValueError, TypeError, KeyError):
-        return False
-
-
-def plain(value: Any) -> Any:
-    """As JSON has it, which knows no NaN."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, list | tuple):
-        return [plain(inner) for inner in value]
-    return {name: plain(inner) for name, inner in value.items()} if isinstance(value, dict) else value
-
-
-def free(folder: Path) -> int:
-    """How many bytes the disk has left."""
-    return shutil.disk_usage(folder).free

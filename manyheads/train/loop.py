@@ -21,7 +21,10 @@ from manyheads.train.average import averaged, follow, taken_up
 from manyheads.train.board import following
 from manyheads.train.checkpoint import NotFiniteError, chosen, mend, newest, restore, set_aside, size_of, skipped, steps
 from manyheads.train.events import Changed, Ended, Evaluated, Event, Resumed, Saved, SaveFailed, Stepped, Warned
-from manyheads.train.folder import Log, check_place, contents, differences, free, locked, write_down
+from manyheads.train.files import free
+from manyheads.train.folder import contents, differences, write_down
+from manyheads.train.lock import check_place, locked
+from manyheads.train.log import Log
 from manyheads.train.look import AT_ONCE, Leaving, Wish, evaluate, lower_precision
 from manyheads.train.model import first_model, writer
 from manyheads.train.optim import gradient_length
