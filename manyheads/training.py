@@ -10,6 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from manyheads.metrics.figures import SHARES
 from manyheads.model.build import device_for
 from manyheads.model.size import readable
@@ -78,12 +80,14 @@ def trained(
         return watched(ready, folder, quiet=quiet, wish=wish, device=where, resume=resume, overridden=overridden)
 
 
-def watched(ready: Ready, folder: Path, *, quiet: bool = False, wish: Heard | None = None, **options: Any) -> Ended:
+def watched(
+    ready: Ready, folder: Path, *, device: torch.device | str = "cpu", quiet: bool = False, wish: Heard | None = None, **options: Any
+) -> Ended:  # fmt: skip
     """Runs to the end, telling on standard error how it goes; refused where there is no room for it."""
-    check_room(needs_of(ready, folder))
+    check_room(needs_of(ready, folder, device))
     with nullcontext(wish) if wish else heard() as asked, Display(ready, quiet=quiet) as shown:
         try:
-            for event in train(ready, folder, wish=asked, **options):
+            for event in train(ready, folder, wish=asked, device=device, **options):
                 shown.tell(event)
         except ChangedRunError as error:
             shown.table(error.changes)
@@ -100,7 +104,8 @@ def foreseen(ready: Ready, folder: Path | None, *, device: str = "auto", resume:
     if folder is not None:
         check_place(folder, resume)
         differences(ready, contents(ready), folder, overridden)
-    where, needs = device_for(device), needs_of(ready, folder)
+    where = device_for(device)
+    needs = needs_of(ready, folder, where)
     check_room(needs)
     epoch, how = epoch_of(ready), ready.run.train
     with heard() as wish:

@@ -57,6 +57,8 @@ def test_a_short_name_means_every_tower_that_says_its_own():
     assert paths_of("steps", TREE) == ("train.steps",)
     assert paths_of("data.count", TREE) == ("data.count",)
     assert paths_of("cell", {"model": {"recurrent": {}}}) == ("model.recurrent.cell",)
+    with pytest.raises(SpecError, match=r"'residual' is a tower's, and this run describes none with it: say whose, such as model.encoder"):
+        paths_of("residual", {"start": "somewhere"})
     with pytest.raises(SpecError, match="no field 'positoin' in this run: did you mean 'position'"):
         paths_of("positoin", TREE)
     with pytest.raises(SpecError, match="--seeds"):
@@ -223,7 +225,34 @@ def test_the_picture_takes_many_cells_and_figures_that_are_none(tmp_path):
     assert (tmp_path / "many.png").stat().st_size > 10_000
 
 
-def test_a_folder_that_is_another_run_is_refused(path, tmp_path):
+def test_seeds_that_learned_from_other_data_are_no_equals(path, tmp_path):
+    pairs = tmp_path / "a.tsv"
+    axis = [f'data={{kind="pairs",path="{pairs}"}}']
+    pairs.write_text("".join(f"{word} b\tb {word}\n" for word in "abcdefgh"))
+    compare(path, axis, tmp_path / "grid", seeds=1, quiet=True)
+    pairs.write_text("".join(f"{word} b\tb {word}\n" for word in "abcdefgi"))
+    (cell,) = compare(path, axis, tmp_path / "grid", seeds=2, quiet=True)["cells"]
+    assert "seed-4 learned from other data, of the same name" in cell["wrong"]
+    assert [one["seed"] for one in cell["seeds"]] == [4]
+
+
+def test_whatever_a_cell_raises_the_others_go_on(path, tmp_path, monkeypatch):
+    from manyheads import compare as module
+
+    def failing(ready, *given, **named):
+        if ready.run.optim.rate > 1e-3:
+            raise IndexError("index out of range in self")
+        return train(ready, *given, **named)
+
+    monkeypatch.setattr(module, "train", failing)
+    found = compare(path, ["rate=1e-2,1e-3"], tmp_path / "grid", seeds=1, quiet=True)["cells"]
+    assert [(cell["wrong"], len(cell["seeds"])) for cell in found] == [("index out of range in self", 0), (None, 1)]
+
+
+@pytest.mark.parametrize(
+    "changed", ["objective.smoothing=0.1", "train.evaluate_rows=4", "train.evaluate_every=3", "train.goal={metric='loss'}"]
+)
+def test_what_would_change_the_figures_is_refused(path, tmp_path, changed):
     compare(path, ["position=none"], tmp_path / "grid", seeds=1, quiet=True)
-    with pytest.raises(RunError, match=r"objective.smoothing was 0.0 and is 0.1"):
-        compare(path, ["position=none"], tmp_path / "grid", seeds=1, overrides=["objective.smoothing=0.1"], quiet=True)
+    with pytest.raises(RunError, match=rf"holds another run: {changed.partition('=')[0]}.* was"):
+        compare(path, ["position=none"], tmp_path / "grid", seeds=2, overrides=[changed], quiet=True)

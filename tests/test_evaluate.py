@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -379,6 +380,11 @@ def test_texts_are_read_as_they_were_in_training_however_long_they_are(tmp_path)
     )
     assert max(len(again.rows[i][0]) for i in range(60)) > 8
 
+    few = {"model": model | {"encoder": model["encoder"] | {"position": {"kind": "learned", "length": 8}}}, "data": labels}
+    list(train(made_ready(read_run(few | {"objective": "classify", "train": {"steps": 1, "tokens": 800}})), tmp_path / "few"))
+    found = run("predict", tmp_path / "few", rows[0].split("\t")[0])  # the model has places for no more
+    assert found.stderr == "of this text the first 8 tokens were read, as many as in training\n"
+
     packed = {"kind": "text", "path": str(tmp_path / "long.tsv"), "held_out": 0.25, "document": "file"}
     how = {"steps": 30, "tokens": 800, "evaluate_every": 30, "pack": 16}
     ready = made_ready(
@@ -501,6 +507,19 @@ def test_any_checkpoint_can_be_asked(runs, tmp_path):
     report = json.loads(run("evaluate", folder, "--data", text, "--json").stdout)
     assert (report["task"], report["rows"], list(report["scores"])) == ("causal", 2, ["model"])
     assert any("nothing for baselines to learn from" in note for note in report["notes"])
+    learned = tmp_path / "learned.txt"
+    learned.write_text("Somebody was born in the year 1851.\n")
+    report = json.loads(run("evaluate", folder, "--data", text, "-s", f"data.path={learned}", "--json").stdout)
+    assert (report["rows"], set(report["scores"]) > {"model"}) == (2, True)
+    assert not any("nothing for baselines" in note for note in report["notes"])
+
+
+def test_answers_may_be_twice_as_long_as_any_learned_wherever_in_the_file_that_stands(runs):
+    from manyheads.evaluation.answers import most_new
+
+    loaded = manyheads.load(runs / "seq2seq")
+    learned = [("x", "1")] * 2500 + [("x", "1 2 3 4 5 6 7")] * 500
+    assert most_new(SimpleNamespace(loaded=loaded, learned=learned)) == 8 + 2 * len(loaded.tokenizer.encode("1 2 3 4 5 6 7").ids)
 
 
 @pytest.mark.parametrize(

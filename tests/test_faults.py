@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import itertools
 import json
@@ -800,6 +801,38 @@ def test_a_best_checkpoint_that_is_lost_is_said_to_be(tmp_path, monkeypatch):
     events = list(train(made_ready(read_run(worse)), tmp_path / "run"))
     assert [event for event in events if isinstance(event, Warned) and "the best checkpoint is lost" in event.said]
     assert (places / "best").read_text() == "step-00000008", "the next look is the best then"
+
+
+def test_a_best_look_that_could_not_be_kept_is_not_waited_for(tmp_path, monkeypatch):
+    looks, room = iter((3.0, 1.0, 2.0, 2.5, 4.0)), checkpoint.check_room
+
+    def full_at_step_four(places, model):
+        if (there := checkpoint.steps(places)) and there[0].name == "step-00000002" and not failed:
+            failed.append(there)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        room(places, model)
+
+    failed = []
+    monkeypatch.setattr(checkpoint, "check_room", full_at_step_four)
+    monkeypatch.setattr(loop, "evaluate", lambda model, ready, wish: {"loss": next(looks)})
+    how = described("causal", goal={"metric": "loss"}, steps=8, evaluate_every=2, save_every=100)
+    list(train(made_ready(read_run(how)), tmp_path / "run"))
+    places = tmp_path / "run" / "checkpoints"
+    assert failed
+    assert (places / "best").read_text() == "step-00000006", "better than any that is kept"
+    how["train"] |= {"steps": 10}
+    assert not [event for event in train(made_ready(read_run(how)), tmp_path / "run") if isinstance(event, Warned)]
+    assert (places / "best").read_text() == "step-00000006"
+
+
+def test_a_run_whose_goal_is_taken_away_is_loaded_at_its_latest(tmp_path, monkeypatch):
+    rising = itertools.count(1.0)
+    monkeypatch.setattr(loop, "evaluate", lambda model, ready, wish: {"loss": next(rising)})
+    how = {"steps": 4, "evaluate_every": 2, "save_every": 2}
+    list(train(made_ready(read_run(described("causal", goal={"metric": "loss"}, **how))), tmp_path / "run"))
+    assert manyheads.load(tmp_path / "run").folder.name == "step-00000002"
+    list(train(made_ready(read_run(described("causal", **how))), tmp_path / "run"))
+    assert manyheads.load(tmp_path / "run").folder.name == "step-00000004"
 
 
 def test_a_run_that_has_saved_nothing_says_so(tmp_path):

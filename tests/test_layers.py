@@ -32,7 +32,7 @@ STANDS_ON = {
     "advice": {"data", "model", "spec", "train", "training"},
     "dataset": {"data", "spec", "train", "training"},
     "checkpoint": {"convert", "generate", "inspect", "model", "parts", "spec"},
-    "demo": {"checkpoint", "inspect", "parts", "spec", "train", "training"},
+    "demo": {"checkpoint", "inspect", "model", "parts", "spec", "train", "training"},
     "answer": {"checkpoint", "convert", "generate", "parts", "spec"},
     "predicting": {"answer", "checkpoint", "data", "generate", "spec"},
     "auditing": {"checkpoint", "inspect", "model", "parts"},

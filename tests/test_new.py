@@ -151,6 +151,12 @@ def test_a_class_is_found_by_its_name_and_is_never_one_value(tmp_path):
     assert columns_of(path, LabelsSpec).fields == ("sentence", "label")
 
 
+def test_a_class_is_found_in_a_file_that_is_sorted_by_it(tmp_path):
+    path = tmp_path / "a.tsv"
+    path.write_text("review\tsite\tstars\n" + "".join(f"some words {i}\t{i % 4}\t{i // 1500}\n" for i in range(3000)))
+    assert columns_of(path, LabelsSpec).fields == ("review", "stars")
+
+
 def test_columns_said_by_number_leave_a_header_out(tmp_path):
     path = tmp_path / "a.tsv"
     path.write_text("id\tsentence\tlabel\n" + "".join(f"{i}\tsome words {i}\t{i % 3}\n" for i in range(60)))

@@ -602,6 +602,27 @@ def test_the_forecast_of_a_checkpoint_is_what_is_written(tmp_path):
     written = sum((newest / name).stat().st_size for name in ("model.safetensors", "optimizer.safetensors"))
     assert needs.checkpoint <= written <= 1.2 * needs.checkpoint + 20_000  # names and steps beside the numbers
     assert needs_of(ready, tmp_path / "run").disk == needs.disk - 2 * needs.checkpoint, "two are there already"
+    best = needs_of(made_ready(read_run(described("seq2seq", goal={"metric": "loss"}))), tmp_path / "other")
+    assert best.disk == needs.disk + needs.checkpoint, "the best is kept too"
+
+
+def test_texts_that_share_rows_are_cut_by_these_alone():
+    with pytest.raises(SpecError, match="train.longest: cuts texts, and train.pack alone cuts those that share rows"):
+        made_ready(read_run(described("packed", longest=10)))
+
+
+def test_the_forecast_of_a_look_counts_the_rows_that_texts_share(tmp_path, monkeypatch):
+    from manyheads.train import forecast
+
+    (tmp_path / "book.txt").write_text("a book of one text\n" * 400)
+    text = {"kind": "text", "path": str(tmp_path / "book.txt"), "document": "file", "held_out": 0.25}
+    tree = {"model": {"vocab": "tokenizer", "decoder": TOWER}, "data": text, "tokenizer": "bytes", "objective": "causal"}
+    ready = made_ready(read_run(tree | {"train": {"steps": 2, "tokens": 64, "pack": 16, "evaluate_rows": 1000}}))
+    seen = []
+    monkeypatch.setattr(forecast, "evaluate", lambda model, ready: (seen.append(ready.run.train.evaluate_rows), time.sleep(0.01)))
+    lines = sum(len(batch) for batch in Order(ready, ready.unseen, most=1000).batches)
+    assert len(ready.unseen) < 5 < 100 < lines
+    assert forecast.pace_of(ready, seconds=0.01).evaluation >= 0.01 * lines / seen[0] > 0.01
 
 
 @pytest.mark.parametrize("dry", [(), ("--dry-run",)])
@@ -615,6 +636,14 @@ def test_what_no_memory_holds_is_refused_before_it_starts(dry, tmp_path):
     assert "parameters with gradients and moments" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_what_is_free_is_that_of_the_device_that_trains(monkeypatch):
+    from manyheads.train.forecast import needs_of
+
+    ready = made_ready(read_run(described("seq2seq")))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (12_345, 99_999))  # there is no GPU here
+    assert needs_of(ready, device="cuda:1").memory_free == 12_345 != needs_of(ready).memory_free
 
 
 def test_what_no_disk_holds_is_refused_before_it_starts(tmp_path):

@@ -225,7 +225,7 @@ def test_the_best_look_is_the_lowest_loss_or_the_highest_share_and_the_first_of_
     ends = []
     for step, value in enumerate(values, start=1):
         state.step = step
-        state.look({metric: value}, goal)
+        state = state.as_best() if state.look({metric: value}, goal) else state
         ends.append(state.verdict(goal))
     assert (state.best, state.best_step) == (values[1], 2)
     assert ends == [None, "goal", "goal", "patience"]  # what is reached is good enough

@@ -15,7 +15,7 @@ import torch
 
 from manyheads.advice.task import TASKS, Data
 from manyheads.data.source import NO_TEXT, DataError
-from manyheads.model.build import outline
+from manyheads.model.build import device_for, outline
 from manyheads.model.size import readable
 from manyheads.model.spec import ModelSpec
 from manyheads.spec import one_line
@@ -96,9 +96,9 @@ class Draft:
         epoch, how = epoch_of(self.made), self.made.run.train
         advised = next(iter(task.shapes))
         shape = f"{self.shape}: {task.why}" if self.shape == advised else f"{self.shape}, as was said; advised is {advised}, as {task.why}"
-        free = memory_free()
-        cores = f"{os.cpu_count()} cores of which {torch.get_num_threads()} work"
-        machine = f"{cores}, {readable(free)} of memory free" if free else cores
+        where = device_for("auto")
+        worker = f"{os.cpu_count()} cores of which {torch.get_num_threads()} work" if where.type == "cpu" else str(where)
+        machine = f"{worker}, {readable(free)} of memory free" if (free := memory_free(where)) else worker
         timed = f"an update took {1000 * self.pace.step:,.0f} ms"
         time = f"about {spoken(duration(self.made, self.pace))} here ({machine}; {timed})"
         limit = f"; {spoken(60 * self.minutes)} decided, more steps may be better" if self.cut else ""

@@ -9,6 +9,7 @@ import numpy as np
 from manyheads.advice.draft import LADDER, LOOKS, Draft
 from manyheads.data.source import DataError
 from manyheads.data.tokens import BPESpec
+from manyheads.model.build import device_for
 from manyheads.train.forecast import epoch_of, needs_of, pace_of
 from manyheads.train.stream import lengths_of
 
@@ -91,7 +92,7 @@ def sampled(draft: Draft) -> tuple[list[str], int]:
 
 def with_room(draft: Draft) -> Draft:
     """The largest model down the ladder that half of the memory holds."""
-    needs = needs_of(draft.made)
+    needs = needs_of(draft.made, device=device_for("auto"))
     if needs.memory_free is None or needs.memory <= needs.memory_free / 2:
         return draft
     lower = draft.smaller()
@@ -100,7 +101,7 @@ def with_room(draft: Draft) -> Draft:
 
 def in_time(draft: Draft, steps: int, batches: int) -> Draft:
     """As many steps as wanted, if the machine makes half of them in time; otherwise a smaller model, or as many as it makes."""
-    pace, seconds = pace_of(draft.made, seconds=1.5), 60 * draft.minutes
+    pace, seconds = pace_of(draft.made, device_for("auto"), seconds=1.5), 60 * draft.minutes
     looks = max(1, min(LOOKS, int(seconds / 5 / max(pace.evaluation, 1e-9))))  # in a fifth of the time
     possible = rounded(max(1.0, (seconds - looks * pace.evaluation) / pace.step))
     lower = draft.smaller() if 2 * possible < steps else None

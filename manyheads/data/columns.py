@@ -1,12 +1,12 @@
-"""Which columns of a user's own file are meant, where nobody said: judged by its first rows, and said why."""
+"""Which columns of a user's own file are meant, where nobody said: judged by some of its rows, and said why."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
+from random import Random
 
 from manyheads.data.source import DataError, Lines, check_again
 from manyheads.data.tables import LOOKED_AT, TableSpec, form_of, names_columns
@@ -24,11 +24,11 @@ class Columns:
 
 
 def columns_of(path: Path, spec: type[TableSpec], *, long_first: bool = False) -> Columns:
-    """Looks at the first rows. `long_first`: of two texts the longer is the source, as a document is longer than its summary."""
+    """Looks at some rows. `long_first`: of two texts the longer is the source, as a document is longer than its summary."""
     if path.is_dir():
         return Columns(None, "")  # what reads it says so
     wanted = wanted_by(spec)
-    found = first_lines(path)
+    found = some_lines(path)
     if not found:
         return Columns(None, "")
     if form_of(path, found[0]) == ".jsonl":
@@ -47,7 +47,7 @@ def columns_of(path: Path, spec: type[TableSpec], *, long_first: bool = False) -
 
 def by_name(path: Path, fields: tuple[str | int, ...]) -> tuple[str | int, ...]:
     """Columns that were said by their numbers, by their names where the first line has them: it is no row then."""
-    lines = first_lines(path) if path.is_file() else []
+    lines = some_lines(path) if path.is_file() else []
     if not lines or form_of(path, lines[0]) == ".jsonl":
         return fields
     first, *rows = (line.split("\t") for line in lines)
@@ -56,9 +56,16 @@ def by_name(path: Path, fields: tuple[str | int, ...]) -> tuple[str | int, ...]:
     return tuple(first[one] if isinstance(one, int) and one < len(first) else one for one in fields)
 
 
-def first_lines(path: Path) -> list[str]:
+def some_lines(path: Path) -> list[str]:
+    """The first line, and a thousand drawn from all others: a file may be sorted."""
     check_again(path)
-    return list(islice((line for _, line in Lines(path, "stop", LONGEST_LINE) if line.strip()), LOOKED_AT + 1))
+    chance, kept = Random(0), list[str]()
+    for i, line in enumerate(line for _, line in Lines(path, "stop", LONGEST_LINE) if line.strip()):
+        if len(kept) <= LOOKED_AT:
+            kept.append(line)
+        elif (place := chance.randrange(i)) < LOOKED_AT:
+            kept[1 + place] = line
+    return kept
 
 
 def wanted_by(spec: type[TableSpec]) -> tuple[str, ...]:

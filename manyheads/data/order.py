@@ -43,6 +43,11 @@ def permuted(seed: int, epoch: int, index: Any, count: int) -> Whole:
     return result
 
 
+def some_of(count: int, most: int) -> Whole:
+    """Which rows are looked at, where there are more: the same for all runs, and from anywhere, for those of a file may be sorted."""
+    return permuted(0, 0, np.arange(min(count, most)), count)
+
+
 def _round_trip(seed: int, epoch: int, x: Whole, a: int, b: int) -> Whole:
     left, right = x // b, x % b
     for turn in range(ROUNDS):

@@ -318,7 +318,7 @@ class Decoded(Corpus):
 
 
 class PreparedSpec(DataSpec, kind="prepared"):
-    """Rows as ids, in the folder that `manyheads data prepare` wrote: mapped, never read as a whole
+    """Rows as ids, in the folder that `manyheads data prepare` wrote: hashed when opened, then mapped
 
     Its tokenizer is the one they were made with.
     """

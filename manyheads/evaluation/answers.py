@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from manyheads.data.order import some_of
 from manyheads.evaluation.subject import Found, Subject, as_ids
 from manyheads.metrics import summary
 from manyheads.metrics.baselines import copied, lead
@@ -34,7 +35,7 @@ def answers(subject: Subject) -> Found:
 
 def most_new(subject: Subject) -> int:
     """Twice as many tokens as any of some targets that were learned, so that a text without an end is seen to have none."""
-    some = [row[1] for row in subject.learned[:1000]]
+    some = [subject.learned[i][1] for i in some_of(len(subject.learned), 1000).tolist()]
     return 8 + 2 * max(len(one.ids) for one in subject.loaded.tokenizer.encode_batch(some)) if some else 256
 
 

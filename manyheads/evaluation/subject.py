@@ -175,7 +175,7 @@ def read_data(tree: Tree) -> DataSpec:
 
 
 def chosen(spec: DataSpec, task: str, data: str | None, split: str, *, own: bool) -> tuple[Corpus, Sequence[Row]]:
-    """All there is, and the rows that are asked: of a split, or of a file of the same form; a run's baselines learn what it learned."""
+    """All there is, and the rows that are asked: of a split, or of a file of the same form, beside what baselines learn from."""
     if data is None:
         corpus = spec.load()
         return corpus, corpus.splits[split]
@@ -184,7 +184,8 @@ def chosen(spec: DataSpec, task: str, data: str | None, split: str, *, own: bool
     form = spec if isinstance(spec, FileSpec) else read_data({"data": {"kind": TASKS[task][1], "path": data}})
     assert isinstance(form, FileSpec)
     there = form.other(data)
-    return (replace(there, train=spec.load().train) if own else there), there.validation
+    learned = own or (isinstance(spec, FileSpec) and spec.path != data)
+    return (replace(there, train=spec.load().train) if learned else there), there.validation
 
 
 def tokens_of(loaded: Loaded, run: RunSpec | None) -> Tokens:

@@ -18,12 +18,13 @@ from torch import Tensor
 from manyheads.convert.files import FileError
 from manyheads.convert.folder import Origin, fill_folder
 from manyheads.convert.folder import save as save_tensors
-from manyheads.convert.manifest import MANIFEST, TRAINER, sha256, unsound
+from manyheads.convert.manifest import MANIFEST, MEMORY, TRAINER, sha256, unsound
 from manyheads.data.prepared import flushed
 from manyheads.model.build import Model
 from manyheads.spec import quoted
 from manyheads.train.files import free, put
 from manyheads.train.lora import TRAINED, adapters, merged
+from manyheads.train.run import GoalSpec
 from manyheads.train.state import State
 
 NAME = re.compile(r"step-(\d{8})")
@@ -51,7 +52,7 @@ def save(
         fill_folder(draft, merged(model), origin, tokenizer)
         also(draft)
         PHASE("weights")
-        save_tensors(moments(model, optimiser), draft / "optimizer.safetensors")
+        save_tensors(moments(model, optimiser), draft / MEMORY)
         (draft / TRAINER).write_text(json.dumps(state.to_tree()), encoding="utf-8")
         PHASE("state")
         found = sorted(path for path in draft.rglob("*") if path.is_file())
@@ -94,18 +95,21 @@ def pointed(folder: Path, name: str) -> Path | None:
     return folder / found if NAME.fullmatch(found) and (folder / found).is_dir() else None
 
 
-def mend(folder: Path, state: State) -> str | None:
+def mend(folder: Path, state: State, goal: GoalSpec | None) -> str | None:
     """Points to the best as the state knows it: a run may have been killed before it could, or have gone back behind a better one.
 
-    Where that is lost the next look is the best, and it is said why.
+    Where that is lost the next look is the best, and it is said why; where looks are not compared by that any more, there is none.
     """
+    if goal is None or goal.metric != state.metric:
+        state.forget_best()
     best = folder / f"step-{state.best_step:08}"
     fault = unsound(best) if state.best_step else None
     if state.best_step and fault is None:
         point(folder, "best", best)
         return None
     (folder / "best").unlink(missing_ok=True)
-    state.best, state.best_step = (None, 0) if fault else (state.best, state.best_step)
+    if fault:
+        state.forget_best(state.metric)
     return fault and f"{fault}: the best checkpoint is lost, and the next look is compared with none"
 
 
@@ -180,7 +184,7 @@ def restore(checkpoint: Path, model: Model, optimiser: torch.optim.Optimizer) ->
     """Weights, the optimiser's memory, and where the run was."""
     ours, whole = dict(model.named_parameters()), not adapters(model)
     weights = load_file(checkpoint / ("model.safetensors" if whole else TRAINED))
-    held = load_file(checkpoint / "optimizer.safetensors")
+    held = load_file(checkpoint / MEMORY)
     ours = {name: parameter for name, parameter in ours.items() if whole or parameter.requires_grad}
     if set(weights) != set(ours):
         raise FileError(f"{checkpoint} holds another model: {sorted(set(weights) ^ set(ours))[0]}")

@@ -22,6 +22,8 @@ from manyheads.spec import SpecError, Tree, nearest, quoted, read_toml, to_toml,
 from manyheads.train.files import put, read_object, writing
 from manyheads.train.run import SAFE, Ready, RunError, RunSpec, read_run
 
+FIGURES = ("train.steps", "train.goal", "train.evaluate_every", "train.evaluate_rows")  # those on which a run's figures depend
+
 
 class Change(NamedTuple):
     """A field that differs between a run and the one before."""
@@ -78,10 +80,10 @@ def write_down(ready: Ready, data: Tree, folder: Path, device: torch.device) -> 
 
 
 def check_unchanged(folder: Path, run: RunSpec) -> None:
-    """Refuses a folder that holds another run, or one of other steps: going on by a changed schedule, it is no equal of a new one."""
+    """Refuses a folder that holds another run, or what may change in a run and not among equals: a longer schedule, other looks."""
     if (folder / "run.toml").exists():
         found = changes(filled(read_toml(folder / "run.toml")), to_tree(run))
-        if unsafe := [one for one in found if not within(one.field, SAFE) or one.field == "train.steps"]:
+        if unsafe := [one for one in found if within(one.field, FIGURES) or not within(one.field, SAFE)]:
             raise ChangedRunError(f"{folder} holds another run: {spelled(unsafe)}. Take another --output, or put it back", unsafe)
 
 

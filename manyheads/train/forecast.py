@@ -58,7 +58,7 @@ class Needs:
     memory: int
     memory_free: int | None
     checkpoint: int
-    disk: int  # for all checkpoints that are kept, and one that is being written
+    disk: int  # for all checkpoints that are kept, with the best where there is a goal, and one that is being written
     disk_free: int | None
 
 
@@ -89,7 +89,7 @@ def places_of(batch: Batch) -> int:
     return sum(one.tokens.shape[0] * one.tokens.shape[1] for one in (batch.inputs, batch.source) if one is not None)
 
 
-def needs_of(ready: Ready, folder: Path | None = None) -> Needs:
+def needs_of(ready: Ready, folder: Path | None = None, device: torch.device | str = "cpu") -> Needs:
     """Counts without any memory; of batches, the one with most places and the one with the longest row are looked at."""
     order = Order(ready, ready.rows)
     shapes = [order.places(i) for i in range(len(order))]
@@ -101,7 +101,8 @@ def needs_of(ready: Ready, folder: Path | None = None) -> Needs:
     moments = (MOMENTS + bool(ready.run.optim.average)) * gradients
     memory = weights + gradients + moments + max(activations, evaluation_bytes(ready))
     checkpoint = weights + moments
-    there = min(len(checkpoints(folder / "checkpoints")), ready.run.train.keep) if folder else 0
+    kept = ready.run.train.keep + (ready.run.train.goal is not None)
+    there = min(len(checkpoints(folder / "checkpoints")), kept) if folder else 0
     return Needs(
         parameters=parameters,
         weights=weights,
@@ -110,9 +111,9 @@ def needs_of(ready: Ready, folder: Path | None = None) -> Needs:
         activations=activations,
         batch=shape,
         memory=memory,
-        memory_free=memory_free(),
+        memory_free=memory_free(torch.device(device)),
         checkpoint=checkpoint,
-        disk=(ready.run.train.keep + 1 - there) * checkpoint,
+        disk=(kept + 1 - there) * checkpoint,
         disk_free=disk_free(folder) if folder else None,
     )
 
@@ -144,9 +145,13 @@ def logits_bytes(ready: Ready, places: int) -> int:
 
 def evaluation_bytes(ready: Ready) -> int:
     """The logits of unseen rows, which are looked at many at a time."""
-    rows = min(len(ready.unseen), ready.run.train.evaluate_rows)
-    order = Order(ready, ready.unseen, most=rows)
+    order = looked_at(ready)
     return logits_bytes(ready, max(count * length for count, length in map(order.places, range(len(order)))))
+
+
+def looked_at(ready: Ready) -> Order:
+    """The batches of a look at unseen rows."""
+    return Order(ready, ready.unseen, most=ready.run.train.evaluate_rows)
 
 
 def check_room(needs: Needs) -> None:
@@ -161,7 +166,7 @@ def check_room(needs: Needs) -> None:
     if needs.disk_free is not None and needs.checkpoint > needs.disk_free:  # where two do not fit, the run warns
         raise NoRoomError(
             f"this run needs about {readable(needs.disk)} on the disk and {readable(needs.disk_free)} are free: checkpoints of "
-            f"{readable(needs.checkpoint)} each; free some, name another --output, or lower train.keep"
+            f"{readable(needs.checkpoint)} each; free some, or name another --output"
         )
 
 
@@ -174,7 +179,8 @@ def pace_of(ready: Ready, device: torch.device | str = "cpu", *, seconds: float 
     while not took or (sum(took) < seconds / 2 and len(took) < ready.run.train.steps):
         took.append(update(model, changer, stream, ready, stream.state).seconds)
     step = sum(took) / len(took)
-    whole = min(len(ready.unseen), ready.run.train.evaluate_rows)
+    order = looked_at(ready)
+    whole = sum(count for count, _ in map(order.places, range(len(order))))
     rows = min(whole, AT_ONCE if step < seconds / 3 else 8)  # fewer take longer a row
     begun = time.perf_counter()
     evaluate(model, replace(ready, run=ready.run.changed(train=ready.run.train.changed(evaluate_rows=rows))))
@@ -202,8 +208,10 @@ def duration(ready: Ready, pace: Pace) -> float:
 # ---------------------------------------------------------------------------------------------------------- the machine
 
 
-def memory_free() -> int | None:
-    """Bytes that this process may still take: of the machine, of its control group, of its own limit."""
+def memory_free(device: torch.device) -> int | None:
+    """Bytes that this process may still take: of a GPU; or of the machine, of its control group, of its own limit."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
     found = [machine_free(), group_free(), limit_free()]
     known = [bytes_ for bytes_ in found if bytes_ is not None]
     return min(known) if known else None

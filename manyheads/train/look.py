@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from manyheads.data.order import some_of
 from manyheads.data.prepared import Ids
 from manyheads.generate.sample import Rules, sample
 from manyheads.model.build import Model
 from manyheads.spec import LARGEST
 from manyheads.train.run import Ready
-from manyheads.train.stream import Order, some_of
+from manyheads.train.stream import Order
 
 AT_ONCE = 64  # unseen rows that are answered together
 Wish = Callable[[], str | None]  # asked between any two pieces of work: a reason to stop, or none

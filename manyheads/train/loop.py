@@ -25,7 +25,7 @@ from manyheads.train.files import free
 from manyheads.train.folder import contents, differences, write_down
 from manyheads.train.lock import check_place, locked
 from manyheads.train.log import Log
-from manyheads.train.look import AT_ONCE, Leaving, Wish, evaluate, lower_precision
+from manyheads.train.look import Leaving, Wish, evaluate, lower_precision
 from manyheads.train.model import first_model, writer
 from manyheads.train.optim import gradient_length
 from manyheads.train.run import Ready, RunError
@@ -81,7 +81,7 @@ def run_in(
         yield from begun
     else:
         log.forget_after(state.step, state.looked)
-        lost = mend(places, state)
+        lost = mend(places, state, ready.run.train.goal)
         yield resumed
         if lost:
             yield Warned(state.step, lost)
@@ -118,7 +118,7 @@ def learn(ready: Ready, model: Model, changer: torch.optim.Optimizer, state: Sta
     def due() -> bool:
         return state.looked != state.step and (state.step % how.evaluate_every == 0 or state.step == how.steps)
 
-    reason = state.verdict(goal) or wish()
+    reason, better = state.verdict(goal) or wish(), False
     while reason is None and (state.step < how.steps or due()):
         better = False
         if not due():  # otherwise a signal cut the last look short
@@ -135,7 +135,7 @@ def learn(ready: Ready, model: Model, changer: torch.optim.Optimizer, state: Sta
             keeper.check(MOST_FAILED)
             reason = reason or wish()
     if keeper.saved != state:
-        yield keeper.keep(state)
+        yield keeper.keep(state, best=better)
         keeper.check(1)
         if keeper.saved != state:
             raise DivergedError(f"the weights at step {state.step:,} are NaN or infinite; what stands is of step {keeper.saved.step:,}")
@@ -154,15 +154,18 @@ class Keeper:
     said: str = ""
 
     def keep(self, state: State, *, best: bool = False) -> Saved | SaveFailed | Warned:
+        """One more checkpoint. The state knows of a best one only when it is there: otherwise it would wait for a better than is kept."""
+        kept = state.as_best() if best else replace(state)
         try:
             self.still_ours()
-            path = self.write(state, best=best)
+            path = self.write(kept, best=best)
         except OSError as error:
             self.failures, self.said = self.failures + 1, f"cannot save in {self.places}: {error.strerror or error}"
             return SaveFailed(state.step, self.said, self.failures)
         except NotFiniteError as error:
             return Warned(state.step, f"no checkpoint is made of these weights: {error}")
-        self.saved, self.failures = replace(state), 0
+        self.saved, self.failures = kept, 0
+        state.best, state.best_step = kept.best, kept.best_step
         return Saved(state.step, str(path))
 
     def check(self, most: int) -> None:
@@ -188,7 +191,7 @@ def enough_memory(what: str) -> Iterator[None]:
 def one_look(model: Model, changer: torch.optim.Optimizer, ready: Ready, wish: Wish) -> dict[str, float] | None:
     """A look at unseen rows; nothing if somebody asked for an end meanwhile."""
     try:
-        with enough_memory(f"a look at unseen rows, {AT_ONCE} at once"), averaged(changer):
+        with enough_memory("a look at unseen rows"), averaged(changer):
             return evaluate(model, ready, wish)
     except Leaving:
         return None

@@ -83,8 +83,10 @@ def framed(ready: Ready) -> Any:
     if ready.tokens.around is None:
         ends = [("<s>", ready.tokens.begin), ("</s>", ready.tokens.end)]
         tokenizer.post_processor = processors.TemplateProcessing(single=ready.run.objective.frame, special_tokens=ends)
-    if ready.run.train.longest is not None and ready.run.objective.fields != ("text",):  # a text alone is read in windows
-        tokenizer.enable_truncation(ready.run.train.longest)
+    tower = ready.spec.encoder or ready.spec.decoder
+    most = [length for length in (ready.run.train.longest, tower.longest if tower else None) if length is not None]
+    if most and ready.run.objective.fields != ("text",):  # a text alone is read in windows
+        tokenizer.enable_truncation(min(most))
     return tokenizer
 
 

@@ -110,6 +110,8 @@ class RunSpec(Spec):
         tower = self.model.encoder or self.model.decoder
         if tower is None:
             raise SpecError(f"texts that share a row are kept apart by a mask, and a model that is {self.model.shape} has none", at)
+        if self.train.longest is not None:
+            raise SpecError("cuts texts, and train.pack alone cuts those that share rows: leave one of the two out", ("train", "longest"))
         if pack > self.train.tokens:
             raise SpecError(f"is {pack}, and a batch has {self.train.tokens} places", at)
         if tower.longest is not None and pack > tower.longest:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 
 from manyheads.convert.files import FileError
 from manyheads.spec import Tree, quoted
@@ -34,19 +34,26 @@ class State:
     start: str = ""  # the hash of the checkpoint that it began from
 
     def look(self, metrics: dict[str, float], goal: GoalSpec | None) -> bool:
-        """Takes note of a look; whether it was the best one, where there is a goal to compare by."""
+        """Takes note of a look; whether it is better than the best that is kept, where there is a goal to compare by."""
         self.looked = self.step
         self.metrics = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
         if goal is None:
             return False
         if self.metric != goal.metric:
-            self.metric, self.best, self.best_step, self.waited = goal.metric, None, 0, 0
+            self.forget_best(goal.metric)
         value = self.metrics[goal.metric]
         if value is None or (self.best is not None and not goal.better(value, self.best)):
             self.waited += 1
             return False
-        self.best, self.best_step, self.waited = value, self.step, 0
+        self.waited = 0
         return True
+
+    def as_best(self) -> State:
+        """What a checkpoint says that is the best."""
+        return replace(self, best=self.metrics[self.metric], best_step=self.step)
+
+    def forget_best(self, metric: str = "") -> None:
+        self.metric, self.best, self.best_step, self.waited = metric, None, 0, 0
 
     def verdict(self, goal: GoalSpec | None) -> str | None:
         """Why the run ends behind its last look, if it does."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from manyheads.data.order import packed, permuted, plan
+from manyheads.data.order import packed, plan, some_of
 from manyheads.data.prepared import Ids
 from manyheads.objective.language import PackableSpec
 from manyheads.objective.score import NOTHING, Batch
@@ -24,11 +24,6 @@ def lengths_of(ready: Ready, rows: Ids) -> np.ndarray:
     lengths = objective.length([rows.lengths(name) for name in rows.fields if name != "label"])
     more = 0 if isinstance(objective, PackableSpec) else objective.room(ready.tokens) - objective.added  # where the tokenizer adds more
     return lengths + more
-
-
-def some_of(count: int, most: int) -> np.ndarray:
-    """Which rows are looked at, where there are more: the same for all runs, and from anywhere, for those of a file may be sorted."""
-    return permuted(0, 0, np.arange(min(count, most)), count)
 
 
 class Order:
