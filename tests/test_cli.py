@@ -31,14 +31,15 @@ def refused(*arguments):
     return done.stderr
 
 
-def test_show_json_of_every_published_preset():
-    # one process for all: what a shell would run twenty times
+def test_show_json_of_published_presets():
+    # one process for all: what a shell would run many times; those with fewer layers, for test_size counts the others
+    small = {name: count for name, count in PARAMETERS.items() if count < 200_000_000}
     code = (
         "import json, sys\nfrom manyheads.show import describe_model\n"
         "print(json.dumps({n: describe_model(n, [], length=8)['parameters'] for n in sys.argv[1:]}))"
     )
-    done = subprocess.run([sys.executable, "-c", code, *PARAMETERS], capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout) == PARAMETERS
+    done = subprocess.run([sys.executable, "-c", code, *small], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == small
 
 
 def test_show_json_from_the_shell():
