@@ -438,7 +438,9 @@ def evaluate(
     length_penalty: Annotated[float, typer.Option(help="α of the search: log p / ((5 + length) / 6)^α. Higher gives longer texts.")] = 0.6,
     max_new: Annotated[
         int | None,
-        typer.Option(parser=whole, metavar="N", help="Tokens to write, at most; if not given, 8 and twice the longest of a thousand that are learned."),
+        typer.Option(
+            parser=whole, metavar="N", help="Tokens to write, at most; if not given, twice the longest learned, of a thousand, and 8."
+        ),
     ] = None,
     examples: Annotated[int, typer.Option(parser=whole, metavar="N", help="Show the first N answers beside what was wanted.")] = 0,
     output: Annotated[
