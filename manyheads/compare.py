@@ -12,8 +12,8 @@ import signal
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -226,7 +226,9 @@ def in_process(tree: Tree, folder: Path, device: str, parts: Sequence[Path], ans
         load_parts(path)
     with heard() as wish:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        answer.send(run_cell(tree, folder, device, wish))
+        said = run_cell(tree, folder, device, wish)
+        with suppress(BrokenPipeError):  # nobody waits for it any more
+            answer.send(said)
 
 
 def compare(
@@ -296,7 +298,7 @@ def side_by_side(
     wrong, asked = dict[Path, str](), False
     context, waiting, working = multiprocessing.get_context("forkserver"), list(left), dict[Any, tuple[Run, Any]]()
     context.set_forkserver_preload(["manyheads.compare"])  # so that torch is imported once
-    with heard() as wish:
+    with heard() as wish, ended_with_us(working):
         while working or (waiting and not wish()):
             while waiting and len(working) < jobs and not wish():
                 run, (answer, sender) = waiting.pop(0), context.Pipe(duplex=False)
@@ -317,6 +319,17 @@ def side_by_side(
                 for process in working:
                     process.terminate()
     return wrong, wish()
+
+
+@contextmanager
+def ended_with_us(working: Iterable[Any]) -> Iterator[None]:
+    """Whoever presses Ctrl-C twice is not kept waiting by processes that do not hear it."""
+    try:
+        yield
+    except BaseException:
+        for process in working:
+            process.kill()
+        raise
 
 
 def answered(answer: Any, code: int) -> str | None:

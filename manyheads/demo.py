@@ -54,7 +54,8 @@ def run(output: Path, console: Any) -> int:
         written = loaded.generate(source, max_new=16)
         console.print(f"  {source:<38} → {written:<12} {'' if same(written, target) else f'(it is {target})'}", highlight=False)
     look(loaded, unseen[120][0], console)
-    program = "manyheads" if shutil.which("manyheads") else os.path.relpath(sys.argv[0])  # as whoever sits here can type it
+    here = os.path.relpath(sys.argv[0])
+    program = "manyheads" if shutil.which("manyheads") else "python -m manyheads" if here.endswith("__main__.py") else here  # to be typed
     console.print("\nNext:", highlight=False)
     for command in (f'predict {output} "<en> 5/6/2031"', f"evaluate {output} --examples 5", f"audit {output}"):
         console.print(f"  {program} {command}", highlight=False)

@@ -210,10 +210,10 @@ class Display:
             if event.step == self.steps:
                 self.line(f"saved {event.path}")
         else:
-            self.begin(event)
+            self.at_the_ends(event)
 
-    def begin(self, event: Event) -> None:
-        """What there is to know before the first step."""
+    def at_the_ends(self, event: Event) -> None:
+        """What there is to know before the first step, and after the last."""
         if isinstance(event, Started):
             self.line(f"{event.taken} weights taken from the checkpoint")
             for what, names in (("not in the checkpoint, begun by the seed", event.new), ("left out", event.left)):
@@ -227,6 +227,8 @@ class Display:
             for wrong in event.wrong:
                 self.line(f"passed over: {wrong}", wrong=True)
             self.line(f"going on from step {event.step:,}")
+        elif isinstance(event, Ended) and not self.speed and not EXIT[event.reason]:
+            self.line("nothing was left to do: more train.steps, or another goal, go on with it")
 
     def table(self, changes: Sequence[Change]) -> None:
         """What differs from the run before: field, was, is."""

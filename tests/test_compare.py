@@ -6,6 +6,8 @@ import json
 import os
 import signal
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -216,6 +218,24 @@ def test_an_interrupted_grid_goes_on(path, tmp_path, jobs):
     )
     assert all(len(row["seeds"]) == 2 for row in found["cells"])
     assert figures(found) == figures(whole)
+
+
+def test_two_signals_end_runs_side_by_side_at_once(path, tmp_path):
+    command = [sys.executable, "-m", "manyheads", "compare", path, "position=none,rope", "--seeds", "1", "--jobs", "2"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [*command, "-s", "train.steps=100000", "--output", tmp_path / "grid"],
+        env=environment,
+        start_new_session=True,
+        stderr=subprocess.PIPE,
+    )
+    while len(list(tmp_path.glob("grid/*/*/metrics.jsonl"))) < 2:
+        time.sleep(0.05)
+    for _ in range(2):
+        os.killpg(process.pid, signal.SIGINT)
+        time.sleep(0.02)
+    _, said = process.communicate(timeout=60)  # not before the last of its processes has ended
+    assert process.returncode == 130, said
 
 
 def test_the_picture_takes_many_cells_and_figures_that_are_none(tmp_path):

@@ -460,10 +460,14 @@ def test_rows_that_chose_the_checkpoint_are_said_to_have(runs, tmp_path):
     tree = read_toml(runs / "causal" / "run.toml")
     tree["train"] |= {"steps": 2, "evaluate_every": 1, "goal": {"metric": "loss"}}
     list(train(made_ready(read_run(tree)), tmp_path / "run"))
-    said = "some of these rows chose the checkpoint, the best by loss, and flatter it: --split test has others"
+    said = "some of these rows chose the checkpoint, the best by loss, and flatter it: --data FILE asks others"
     assert said in evaluate(tmp_path / "run")[0]["notes"]
     assert said not in evaluate(tmp_path / "run", split="train")[0]["notes"]
     assert said not in evaluate(runs / "causal")[0]["notes"]
+    tested = read_toml(runs / "seq2seq" / "run.toml")
+    tested["train"] |= tree["train"]
+    list(train(made_ready(read_run(tested)), tmp_path / "tested"))
+    assert said.replace("--data FILE asks others", "--split test has others") in evaluate(tmp_path / "tested")[0]["notes"]
 
 
 def test_each_row_gets_its_own_answer(runs):

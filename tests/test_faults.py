@@ -835,6 +835,15 @@ def test_a_run_whose_goal_is_taken_away_is_loaded_at_its_latest(tmp_path, monkey
     assert manyheads.load(tmp_path / "run").folder.name == "step-00000004"
 
 
+def test_looks_at_other_rows_are_not_compared(tmp_path, monkeypatch):
+    rising = itertools.count(1.0)
+    monkeypatch.setattr(loop, "evaluate", lambda model, ready, wish: {"loss": next(rising)})
+    how = {"steps": 4, "evaluate_every": 2, "save_every": 2, "goal": {"metric": "loss"}}
+    list(train(made_ready(read_run(described("causal", **how, evaluate_rows=1))), tmp_path / "run"))
+    list(train(made_ready(read_run(described("causal", **how | {"steps": 8}, evaluate_rows=9))), tmp_path / "run"))
+    assert (tmp_path / "run" / "checkpoints" / "best").read_text() == "step-00000006", "the first look at the new rows"
+
+
 def test_a_run_that_has_saved_nothing_says_so(tmp_path):
     first = train(made_ready(read_run(tree())), tmp_path / "run")
     next(event for event in first if isinstance(event, Stepped))

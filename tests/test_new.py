@@ -157,6 +157,32 @@ def test_a_class_is_found_in_a_file_that_is_sorted_by_it(tmp_path):
     assert columns_of(path, LabelsSpec).fields == ("review", "stars")
 
 
+def test_a_column_with_the_right_name_is_taken_and_what_is_wrong_in_it_is_said(tmp_path):
+    path = tmp_path / "a.jsonl"
+    rows = [{"title": f"title {i}", "text": f"some words {i}", "label": None if i == 7 else "ab"[i % 2]} for i in range(60)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(DataError, match="line 8, label holds None, expected a text"):
+        new("classify", path, minutes=0.05)
+
+
+def test_a_first_line_that_may_name_columns_is_said_to_be_a_row(tmp_path):
+    path = tmp_path / "a.tsv"
+    path.write_text("in words\tin digits\n" + "".join(f"some words {i}\tother words {i}\n" for i in range(40)))
+    assert "the first line is a row" in new("translate", path, minutes=0.05)[0]
+    path.write_text("one,two\nthree,four\n")
+    with pytest.raises(DataError, match="separated by tabs, not by commas"):
+        new("translate", path, minutes=0.05)
+
+
+def test_a_header_is_found_where_whoever_reads_the_file_finds_it(tmp_path):
+    path = tmp_path / "a.tsv"
+    rows = (f"{i % 5}\t{f'some words {i}' if i < 1000 or i % 4 else f'word{i}'}\n" for i in range(5000))
+    path.write_text("stars\treview\n" + "".join(rows))
+    found = columns_of(path, LabelsSpec)
+    assert found.fields == ("review", "stars")
+    assert LabelsSpec(path=str(path), fields=found.fields).load().labels() == tuple("01234")
+
+
 def test_columns_said_by_number_leave_a_header_out(tmp_path):
     path = tmp_path / "a.tsv"
     path.write_text("id\tsentence\tlabel\n" + "".join(f"{i}\tsome words {i}\t{i % 3}\n" for i in range(60)))

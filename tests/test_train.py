@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import transformers
 from baselines import mean_patch, one_of_all, unigram_entropy
 from command import FORKS, run
 from safetensors.torch import load_file
@@ -26,7 +27,8 @@ from small_runs import OBJECTIVES, PATCHES, RESTORED, SEQUENCE, TOWER, described
 import manyheads
 from manyheads.data import builtin
 from manyheads.objective.score import NOTHING
-from manyheads.spec import SLOTS, SpecError, to_toml
+from manyheads.presets import preset
+from manyheads.spec import SLOTS, SpecError, override, to_toml
 from manyheads.train import checkpoint, look
 from manyheads.train.events import Ended, Evaluated, Resumed, Saved, Stepped
 from manyheads.train.forecast import places_of
@@ -456,6 +458,22 @@ def test_what_was_trained_here_gives_the_same_logits_elsewhere(tmp_path):
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "out")], capture_output=True, text=True, check=True)
     theirs = torch.tensor([float(number) for number in done.stdout.split()])
     torch.testing.assert_close(manyheads.load(tmp_path / "run").logits(torch.tensor([[1, 9, 8, 7]])).flatten(), theirs, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("tokenizer", ["words", {"kind": "bpe", "size": 280}], ids=["words", "bpe"])
+def test_a_tokenizer_that_was_trained_here_gives_the_same_ids_elsewhere(tokenizer, tmp_path):
+    """Whatever transformers takes for the family's own; and it cuts where the model's places end."""
+    (tmp_path / "a.tsv").write_text("".join(f"alpha {'beta' if i % 2 else 'gamma'} delta {i}\t{'xy'[i % 2]}\n" for i in range(60)))
+    small = ["vocab='tokenizer'", "encoder.layers=1", "encoder.width=16", "encoder.attention.heads=2", "encoder.feedforward.hidden=16"]
+    model = override(preset("bert-base"), [*small, "encoder.position.length=12"])
+    model["head"] = {"kind": "classes", "classes": "data", "dense": True}
+    tree = {"model": model, "tokenizer": tokenizer, "data": {"kind": "labels", "path": str(tmp_path / "a.tsv")}, "objective": "classify"}
+    list(train(made_ready(read_run(tree | {"train": {"steps": 1, "tokens": 200}})), tmp_path / "run"))
+    manyheads.export(tmp_path / "run", tmp_path / "out")
+    theirs, ours = transformers.AutoTokenizer.from_pretrained(tmp_path / "out"), manyheads.load(tmp_path / "run")
+    texts = ["alpha beta 3", "delta " * 30]
+    assert [theirs(text, truncation=True)["input_ids"] for text in texts] == ours.ids(texts)
+    assert len(ours.ids(texts)[1]) == 12
 
 
 def test_what_is_looked_at_and_saved_is_the_mean_of_the_weights(tmp_path):

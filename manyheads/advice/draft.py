@@ -130,11 +130,9 @@ class Draft:
         yield "train", self.train()
 
     def said_of_data(self, key: str) -> str:
-        return {
-            "path": "as seen from where manyheads train is called",
-            "fields": self.data.why,
-            "kind": "" if "path" in self.data.tree else f"nothing to download; a file of your own: manyheads new {self.task} FILE",
-        }.get(key, "") if self.task != "copy" else ""  # fmt: skip
+        own, columns = "path" in self.data.tree, "fields" if "fields" in self.data.tree else "kind"
+        said = {} if own or self.task == "copy" else {"kind": f"nothing to download; a file of your own: manyheads new {self.task} FILE"}
+        return (said | ({"path": "as seen from where manyheads train is called", columns: self.data.why} if own else {})).get(key, "")
 
     def tokenizer(self) -> list[tuple[str, Any, str]]:
         if self.pieces is None:

@@ -28,15 +28,15 @@ def columns_of(path: Path, spec: type[TableSpec], *, long_first: bool = False) -
     if path.is_dir():
         return Columns(None, "")  # what reads it says so
     wanted = wanted_by(spec)
-    found = some_lines(path)
+    first, found = some_lines(path)
     if not found:
         return Columns(None, "")
     if form_of(path, found[0]) == ".jsonl":
-        names, rows = of_objects(found)
+        names, rows = of_objects(found, wanted)
         header = True
     else:
         cells = [line.split("\t") for line in found]
-        header = set(wanted) <= set(cells[0]) or names_columns(cells[0], cells[1:])
+        header = set(wanted) <= set(cells[0]) or named_by(first)
         names, rows = (cells[0], cells[1:]) if header else ([str(i) for i in range(len(cells[0]))], cells)
     rows = [row for row in rows if len(row) == len(names)]
     if set(wanted) <= set(names) or len(names) < len(wanted) or not rows:
@@ -47,25 +47,30 @@ def columns_of(path: Path, spec: type[TableSpec], *, long_first: bool = False) -
 
 def by_name(path: Path, fields: tuple[str | int, ...]) -> tuple[str | int, ...]:
     """Columns that were said by their numbers, by their names where the first line has them: it is no row then."""
-    lines = some_lines(path) if path.is_file() else []
-    if not lines or form_of(path, lines[0]) == ".jsonl":
+    lines = some_lines(path)[0] if path.is_file() else []
+    if not lines or form_of(path, lines[0]) == ".jsonl" or not named_by(lines):
         return fields
+    names = lines[0].split("\t")
+    return tuple(names[one] if isinstance(one, int) and one < len(names) else one for one in fields)
+
+
+def named_by(lines: Sequence[str]) -> bool:
+    """Whether the first of the first lines names the columns, as whoever reads the file will find."""
     first, *rows = (line.split("\t") for line in lines)
-    if not names_columns(first, rows):
-        return fields
-    return tuple(first[one] if isinstance(one, int) and one < len(first) else one for one in fields)
+    return names_columns(first, rows)
 
 
-def some_lines(path: Path) -> list[str]:
-    """The first line, and a thousand drawn from all others: a file may be sorted."""
+def some_lines(path: Path) -> tuple[list[str], list[str]]:
+    """The first thousand, and beside the very first a thousand drawn from all others: a file may be sorted."""
     check_again(path)
-    chance, kept = Random(0), list[str]()
+    chance, first, kept = Random(0), list[str](), list[str]()
     for i, line in enumerate(line for _, line in Lines(path, "stop", LONGEST_LINE) if line.strip()):
-        if len(kept) <= LOOKED_AT:
+        if i <= LOOKED_AT:
+            first.append(line)
             kept.append(line)
         elif (place := chance.randrange(i)) < LOOKED_AT:
             kept[1 + place] = line
-    return kept
+    return first, kept
 
 
 def wanted_by(spec: type[TableSpec]) -> tuple[str, ...]:
@@ -74,16 +79,16 @@ def wanted_by(spec: type[TableSpec]) -> tuple[str, ...]:
     return usual
 
 
-def of_objects(lines: Sequence[str]) -> tuple[list[str], list[list[str]]]:
-    """The fields that hold a text or a class in every object, and their values; nothing where a line is no object."""
+def of_objects(lines: Sequence[str], wanted: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+    """The fields that hold a text or a class in every object, or have a wanted name, and their values; nothing where a line is none."""
     try:
         objects = [json.loads(line) for line in lines]
     except (ValueError, RecursionError):
         return [], []
     if not all(isinstance(one, dict) for one in objects):
         return [], []
-    names = [name for name in objects[0] if all(isinstance(one.get(name), str | int) for one in objects)]
-    return names, [[str(one[name]) for name in names] for one in objects]
+    names = [name for name in objects[0] if name in wanted or all(isinstance(one.get(name), str | int) for one in objects)]
+    return names, [[str(one.get(name)) for name in names] for one in objects]
 
 
 def chosen(
@@ -111,7 +116,7 @@ def chosen(
         pair, why = [0, 1], f"in the order of the file, the first two of {len(names)}"
     if long_first:
         pair, why = sorted(pair, key=lambda i: -size[i]), "the longer of the two is the source"
-    why += "; the first line names them, and is no row" if in_first_line else ""
+    why += "; the first line names them, and is no row" if in_first_line else "" if header else "; the first line is a row"
     return Columns(usual_or(tuple(known[i] for i in pair)), why)
 
 

@@ -86,8 +86,8 @@ class TableSpec(FileSpec):
         for number, line in filled:
             cells = line.split("\t")
             if len(cells) <= max(places):
-                at = f"{lines.path}, line {number:,}"
-                raise DataError(f"{at} has {len(cells)} columns, expected at least {max(places) + 1}, separated by tabs: {quoted(line)}")
+                at, by = f"{lines.path}, line {number:,}", "tabs, not by commas" if "," in line else "tabs"
+                raise DataError(f"{at} has {len(cells)} columns, expected at least {max(places) + 1}, separated by {by}: {quoted(line)}")
             yield tuple(cells[place] for place in places)
 
     def _unsaid(self, first: list[str]) -> bool:

@@ -11,6 +11,7 @@ from manyheads.metrics.baselines import copied, lead
 from manyheads.metrics.translation import Translation
 
 LEAD = 12  # words
+LONGEST_GRAM = 4  # words that BLEU counts in a row
 
 
 def answers(subject: Subject) -> Found:
@@ -29,6 +30,8 @@ def answers(subject: Subject) -> Found:
     scores = {name: translation.scores(texts, wanted) | summary.scores(texts, wanted) for name, texts in found.items()}
     if blind := summary.uncounted(wanted):
         note = (*note, f"{blind:,} of {len(wanted):,} wanted texts hold nothing that ROUGE counts, a–z and 0–9: it is 0 for them")
+    if not scores["model"]["bleu"] and max(len(text.split()) for text in wanted) < LONGEST_GRAM:
+        note = (*note, f"no wanted text has {LONGEST_GRAM} words, and BLEU counts as many in a row: it is 0 however good they are")
     options = {name: getattr(writing, name) for name in ("max_new", "beams", "penalty")}
     return Found(scores, note, matter(sources, wanted), translation.signatures(), tuple(written), more={"writing": options})
 

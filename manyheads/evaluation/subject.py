@@ -125,7 +125,7 @@ def subject_of(
     return Subject(
         loaded=loaded if whole else cut(loaded, limit), task=task, objective=run.objective if run else None, tokens=tokens_of(loaded, run),
         corpus=known, rows=some, learned=learned, fields=fields, how=how, tell=tell, seed=run.seed if run else 0, classes=labelled,
-        limit=limit, notes=tuple(said_of_rows(run, split, data, overrides)) if run else (),
+        limit=limit, notes=tuple(said_of_rows(run, split, data, overrides, tested=bool(known.splits["test"]))) if run else (),
     )  # fmt: skip
 
 
@@ -137,14 +137,15 @@ def run_at(path: Path, task: str | None, overrides: Sequence[str]) -> RunSpec | 
     return read_run_file(file, overrides)
 
 
-def said_of_rows(run: RunSpec, split: str, data: str | None, overrides: Sequence[str]) -> Iterator[str]:
+def said_of_rows(run: RunSpec, split: str, data: str | None, overrides: Sequence[str], *, tested: bool) -> Iterator[str]:
     """What would make a figure look better than it is."""
     if data is not None and isinstance(run.data, FileSpec) and same_file(run.data.path, data):
         yield f"{data} is what the run learned from"
-    if data is None and any(one.startswith("data") for one in overrides):
+    if any(one.startswith("data" if data is None else "data.path") for one in overrides):
         yield "the data are others than the run's own, by -s: it may have learned from some of these rows"
     if data is None and run.train.goal is not None and split == "validation":
-        yield f"some of these rows chose the checkpoint, the best by {run.train.goal.metric}, and flatter it: --split test has others"
+        others = "--split test has others" if tested else "--data FILE asks others"
+        yield f"some of these rows chose the checkpoint, the best by {run.train.goal.metric}, and flatter it: {others}"
     if data is None and run.data.prepared and run.tokenizer is not None:
         yield "texts are what the tokenizer gives back of prepared ids: what it does not know is in none of them"
 
@@ -184,7 +185,7 @@ def chosen(spec: DataSpec, task: str, data: str | None, split: str, *, own: bool
     form = spec if isinstance(spec, FileSpec) else read_data({"data": {"kind": TASKS[task][1], "path": data}})
     assert isinstance(form, FileSpec)
     there = form.other(data)
-    learned = own or (isinstance(spec, FileSpec) and spec.path != data)
+    learned = own or (isinstance(spec, FileSpec) and not same_file(spec.path, data))
     return (replace(there, train=spec.load().train) if learned else there), there.validation
 
 

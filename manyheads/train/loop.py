@@ -81,6 +81,8 @@ def run_in(
         yield from begun
     else:
         log.forget_after(state.step, state.looked)
+        if any(one.field == "train.evaluate_rows" for one in changed):
+            state.forget_best()  # looks at other rows are not compared
         lost = mend(places, state, ready.run.train.goal)
         yield resumed
         if lost:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +27,7 @@ def first_model(ready: Ready, device: torch.device | str = "cpu") -> tuple[Model
     """The model before the first step, and what there is to know of it."""
     run, events = ready.run, list[Event]()
     model = build(ready.spec, seed=run.seed)
-    found = take(model, ready.start, str(run.start)) if ready.start else None
+    found = take(model, ready.start, str(run.start), ready.labels) if ready.start else None
     notes: tuple[str, ...] = ()
     if found and run.lora:
         adapt(model, run.lora, seed=run.seed, new=found.new)
@@ -67,10 +68,21 @@ def with_tokens(origin: Origin, ready: Ready) -> Origin:
     config |= {"id2label": named, "label2id": {name: i for i, name in enumerate(ready.labels)}} if named else {}
     config |= {"objective": ready.run.objective.kind}
     config |= {"family": known} if (known := family_of(ready)) else {}
-    if tokens.around is None:  # the tokenizer is one of ours, and in texts special tokens are none
-        beside = origin.beside | {"tokenizer_config.json": b'{"split_special_tokens": true}\n'}
-        return replace(origin, config=config, beside={name: data for name, data in beside.items() if name != "tokenizer.json"})
-    return replace(origin, config=config)
+    beside, most = dict(origin.beside), longest_read(ready)
+    if tokens.around is None:  # the tokenizer is one of ours: no family's, and in texts special tokens are none
+        said = {"tokenizer_class": "PreTrainedTokenizerFast", "split_special_tokens": True}
+        beside["tokenizer_config.json"] = json.dumps(said | ({} if most is None else {"model_max_length": most})).encode() + b"\n"
+        beside.pop("tokenizer.json", None)
+    elif "tokenizer.json" in beside and (cut := json.loads(framed(ready).to_str())["truncation"]):  # as it came, but for where it cuts
+        beside["tokenizer.json"] = json.dumps(json.loads(beside["tokenizer.json"]) | {"truncation": cut}, ensure_ascii=False).encode()
+    return replace(origin, config=config, beside=beside)
+
+
+def longest_read(ready: Ready) -> int | None:
+    """Where the run cuts texts: where it says, or where the model's places end."""
+    tower = ready.spec.encoder or ready.spec.decoder
+    most = [length for length in (ready.run.train.longest, tower.longest if tower else None) if length is not None]
+    return min(most, default=None)
 
 
 def framed(ready: Ready) -> Any:
@@ -83,10 +95,9 @@ def framed(ready: Ready) -> Any:
     if ready.tokens.around is None:
         ends = [("<s>", ready.tokens.begin), ("</s>", ready.tokens.end)]
         tokenizer.post_processor = processors.TemplateProcessing(single=ready.run.objective.frame, special_tokens=ends)
-    tower = ready.spec.encoder or ready.spec.decoder
-    most = [length for length in (ready.run.train.longest, tower.longest if tower else None) if length is not None]
-    if most and ready.run.objective.fields != ("text",):  # a text alone is read in windows
-        tokenizer.enable_truncation(min(most))
+    most = longest_read(ready)
+    if most is not None and ready.run.objective.fields != ("text",):  # a text alone is read in windows
+        tokenizer.enable_truncation(most)
     return tokenizer
 
 

@@ -26,7 +26,7 @@ from manyheads.parts.embed import PatchesSpec
 from manyheads.spec import Spec, SpecError, Tree, check_names, field, in_file, located, override, parse, quoted, read_toml
 from manyheads.train.lora import LoraSpec
 from manyheads.train.optim import AdamWSpec, OptimSpec
-from manyheads.train.start import described_by, opened_start, tokenizer_from, tokens_of
+from manyheads.train.start import classes_of, described_by, opened_start, tokenizer_from, tokens_of
 
 
 class GoalSpec(Spec):
@@ -233,9 +233,8 @@ def as_read(rows: list[Row], fields: Sequence[str], spec: ModelSpec) -> list[Row
 
 def ordered(labels: tuple[str, ...], start: Opened | None) -> tuple[str, ...]:
     """The classes in the order of the checkpoint, where it has the same ones."""
-    named = (start.origin.config.get("id2label") if start else None) or {}
-    known = tuple(named[i] for i in sorted(named, key=int))
-    return known if sorted(map(str, known)) == sorted(labels) else labels
+    known = classes_of(start) if start else ()
+    return known if sorted(known) == sorted(labels) else labels
 
 
 def limits(run: RunSpec, fields: Sequence[str], spec: ModelSpec, tokens: Tokens) -> dict[str, int]:

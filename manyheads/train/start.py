@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,11 +144,23 @@ class Taken:
     left: tuple[str, ...]
 
 
+def classes_of(found: Opened) -> tuple[str, ...]:
+    """The names of a checkpoint's classes; none where they have only numbers."""
+    named = found.origin.config.get("id2label") or {}
+    names = tuple(str(named[i]) for i in sorted(named, key=int))
+    return () if all(re.fullmatch(r"LABEL_\d+", name) for name in names) else names
+
+
 @torch.no_grad()
-def take(model: nn.Module, found: Opened, start: str) -> Taken:
-    """Gives a model every weight of the checkpoint that has its name and shape; only a head may have another shape, and is then new."""
+def take(model: nn.Module, found: Opened, start: str, labels: Sequence[str] = ()) -> Taken:
+    """Gives a model every weight of the checkpoint that has its name and shape.
+
+    Only a head may have another shape, or tell other classes, and is then new.
+    """
     ours, theirs = dict(model.named_parameters()), dict(found.model.named_parameters())
     same = {name for name in ours if name in theirs and ours[name].shape == theirs[name].shape}
+    if labels and (known := classes_of(found)) and sorted(known) != sorted(labels):
+        same -= {name for name in same if name.startswith("head.output.")}
     for name in sorted(set(ours) & set(theirs) - same):
         if not name.startswith("head."):
             there, here = (" × ".join(map(str, held[name].shape)) for held in (theirs, ours))
