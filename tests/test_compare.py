@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -229,12 +230,16 @@ def test_two_signals_end_runs_side_by_side_at_once(path, tmp_path):
         start_new_session=True,
         stderr=subprocess.PIPE,
     )
-    while len(list(tmp_path.glob("grid/*/*/metrics.jsonl"))) < 2:
-        time.sleep(0.05)
-    for _ in range(2):
-        os.killpg(process.pid, signal.SIGINT)
-        time.sleep(0.02)
-    _, said = process.communicate(timeout=60)  # not before the last of its processes has ended
+    try:
+        while len(list(tmp_path.glob("grid/*/*/metrics.jsonl"))) < 2:
+            time.sleep(0.05)
+        for _ in range(2):
+            os.killpg(process.pid, signal.SIGINT)
+            time.sleep(0.02)
+        _, said = process.communicate(timeout=60)  # not before the last of its processes has ended
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == 130, said
 
 
