@@ -19,7 +19,8 @@ from command import FORKS, child, run
 
 from manyheads import build
 from manyheads.chart import draw
-from manyheads.compare import compare, folder_name, paths_of, read_axis, split_values
+from manyheads.compare import compare
+from manyheads.grid import folder_name, paths_of, read_axis, split_values
 from manyheads.spec import SpecError, to_toml
 from manyheads.train.events import Evaluated
 from manyheads.train.loop import train

@@ -18,7 +18,7 @@ from manyheads.train.average import averaged
 from manyheads.train.checkpoint import save
 from manyheads.train.events import Event, Shortened, Started
 from manyheads.train.lora import adapt, naming, write_adapter
-from manyheads.train.run import Ready
+from manyheads.train.run import Ready, longest_read
 from manyheads.train.start import freeze, take
 from manyheads.train.state import State
 
@@ -68,7 +68,7 @@ def with_tokens(origin: Origin, ready: Ready) -> Origin:
     config |= {"id2label": named, "label2id": {name: i for i, name in enumerate(ready.labels)}} if named else {}
     config |= {"objective": ready.run.objective.kind}
     config |= {"family": known} if (known := family_of(ready)) else {}
-    beside, most = dict(origin.beside), longest_read(ready)
+    beside, most = dict(origin.beside), longest_read(ready.run, ready.spec.encoder or ready.spec.decoder)
     if tokens.around is None:  # the tokenizer is one of ours: no family's, and in texts special tokens are none
         said = {"tokenizer_class": "PreTrainedTokenizerFast", "split_special_tokens": True}
         beside["tokenizer_config.json"] = json.dumps(said | ({} if most is None else {"model_max_length": most})).encode() + b"\n"
@@ -76,13 +76,6 @@ def with_tokens(origin: Origin, ready: Ready) -> Origin:
     elif "tokenizer.json" in beside and (cut := json.loads(framed(ready).to_str())["truncation"]):  # as it came, but for where it cuts
         beside["tokenizer.json"] = json.dumps(json.loads(beside["tokenizer.json"]) | {"truncation": cut}, ensure_ascii=False).encode()
     return replace(origin, config=config, beside=beside)
-
-
-def longest_read(ready: Ready) -> int | None:
-    """Where the run cuts texts: where it says, or where the model's places end."""
-    tower = ready.spec.encoder or ready.spec.decoder
-    most = [length for length in (ready.run.train.longest, tower.longest if tower else None) if length is not None]
-    return min(most, default=None)
 
 
 def framed(ready: Ready) -> Any:
@@ -95,7 +88,7 @@ def framed(ready: Ready) -> Any:
     if ready.tokens.around is None:
         ends = [("<s>", ready.tokens.begin), ("</s>", ready.tokens.end)]
         tokenizer.post_processor = processors.TemplateProcessing(single=ready.run.objective.frame, special_tokens=ends)
-    most = longest_read(ready)
+    most = longest_read(ready.run, ready.spec.encoder or ready.spec.decoder)
     if most is not None and ready.run.objective.fields != ("text",):  # a text alone is read in windows
         tokenizer.enable_truncation(most)
     return tokenizer

@@ -18,7 +18,7 @@ from manyheads.data.links import Links, aligned, arcs, within
 from manyheads.data.prepared import Cut, Encoded, Ids, Rows, tokenizer_for, tokenizer_of
 from manyheads.data.source import NO_TEXT, Corpus, DataSpec, Row
 from manyheads.data.tokens import CheckpointTokenizerSpec, TokenizerFileSpec, TokenizerSpec, WordsSpec
-from manyheads.model.spec import ModelSpec, read_model
+from manyheads.model.spec import ModelSpec, TowerSpec, read_model
 from manyheads.objective import language, pairs, pooled  # noqa: F401  (fill the slot)
 from manyheads.objective.score import ObjectiveSpec, Tokens
 from manyheads.objective.shaping import GuidedSpec, ShapingSpec
@@ -237,16 +237,21 @@ def ordered(labels: tuple[str, ...], start: Opened | None) -> tuple[str, ...]:
     return known if sorted(known) == sorted(labels) else labels
 
 
+def longest_read(run: RunSpec, tower: TowerSpec | None) -> int | None:
+    """Where a run cuts texts: where it says, or where the places of the model end."""
+    return min((length for length in (run.train.longest, tower.longest if tower else None) if length is not None), default=None)
+
+
 def limits(run: RunSpec, fields: Sequence[str], spec: ModelSpec, tokens: Tokens) -> dict[str, int]:
     """How many tokens of its own a text may have, by field: what the run says, and what the model has places for."""
     found = {}
     for name in () if run.train.pack else fields:
         tower = spec.decoder if name == "target" and spec.decoder else spec.encoder or spec.decoder
-        most = [length for length in (run.train.longest, tower.longest if tower else None) if length is not None]
-        if most and name not in NO_TEXT:
-            found[name] = min(most) - run.objective.room(tokens)
+        most = longest_read(run, tower)
+        if most is not None and name not in NO_TEXT:
+            found[name] = most - run.objective.room(tokens)
             if found[name] < 1:
-                raise SpecError(f"a text of {min(most)} tokens has no room for one of its own beside those around it", ("train", "longest"))
+                raise SpecError(f"a text of {most} tokens has no room for one of its own beside those around it", ("train", "longest"))
     return found
 
 
