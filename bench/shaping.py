@@ -2,8 +2,9 @@
 
     python bench/shaping.py [--repeats 5] [--length 1024] [--json]
 
-Both run in this process, in turn, with the same weights and tokens. The explicit step makes each attention matrix once and uses it
-twice, for the values and for the entropy; the fused one never makes it. Losses and gradients are checked to agree.
+Both run in this process, in turn, with the same weights and tokens. The explicit step computes each attention matrix
+once and uses it twice, for the values and for the entropy; the fused one never computes it. Losses and gradients must
+agree.
 """
 
 from __future__ import annotations
@@ -21,51 +22,51 @@ import torch
 from torch import Tensor
 
 from manyheads import build, read_model
-from manyheads.objective.language import CausalSpec
-from manyheads.objective.score import Batch
-from manyheads.objective.shaping import FocusSpec, counts_of, shaped, total
-from manyheads.parts.attend import InnerProduct
-from manyheads.parts.batch import Inputs
+from manyheads.parts.core import InnerProduct
+from manyheads.parts.inputs import Inputs
+from manyheads.tasks.language import CausalSpec
+from manyheads.tasks.shaping import FocusSpec, shaped_loss, term_counts, total_loss
+from manyheads.tasks.task import Batch
 
 VOCAB = 512
 FOCUS = (FocusSpec(weight=0.1),)
 
 
-def batch_of(length: int, rows: int) -> Batch:
+def random_batch(length: int, rows: int) -> Batch:
     ids = torch.randint(0, VOCAB, (rows, length + 1))
     return Batch(Inputs(ids[:, :-1]), ids[:, 1:])
 
 
 def fused(model: Any, batch: Batch) -> Tensor:
-    score = shaped(CausalSpec(), FOCUS, model, batch)
-    return total(score, score.count, FOCUS, counts_of(FOCUS, model, [batch]))
+    loss = shaped_loss(CausalSpec(), FOCUS, model, batch)
+    return total_loss(loss, loss.count, FOCUS, term_counts(FOCUS, model, [batch]))
 
 
 def explicit(model: Any, batch: Batch) -> Tensor:
-    """The same loss by the matrices: every core attends by the weights it makes, and leaves their entropy here."""
+    """The same loss by the matrices: every core computes its weights, whose entropy is kept."""
     entropies: list[Tensor] = []
     future = torch.ones(batch.inputs.length, batch.inputs.length, dtype=torch.bool).triu(1)
 
-    def attended(core: InnerProduct, q: Tensor, k: Tensor, v: Tensor, **_: Any) -> Tensor:
+    def forward(core: InnerProduct, q: Tensor, k: Tensor, v: Tensor, **_: Any) -> Tensor:
         weights = torch.softmax((q @ k.mT * core.scale).masked_fill_(future, -torch.inf), dim=-1)
         entropies.append(-(weights * weights.clamp(min=1e-38).log()).sum(-1))
         return weights @ v
 
     cores = [module for module in model.modules() if isinstance(module, InnerProduct)]
     for core in cores:
-        core.forward = attended.__get__(core)  # type: ignore[method-assign]
+        core.forward = forward.__get__(core)  # type: ignore[method-assign]
     try:
-        score = CausalSpec().score(model, batch)
+        loss = CausalSpec().loss(model, batch)
     finally:
         for core in cores:
             del core.forward
-    return score.total / score.count + FOCUS[0].weight * torch.stack(entropies).mean()
+    return loss.sum / loss.count + FOCUS[0].weight * torch.stack(entropies).mean()
 
 
 def plain(model: Any, batch: Batch) -> Tensor:
-    """The objective alone."""
-    score = CausalSpec().score(model, batch)
-    return score.total / score.count
+    """The task's loss alone."""
+    loss = CausalSpec().loss(model, batch)
+    return loss.sum / loss.count
 
 
 def seconds(step: Callable[[Any, Batch], Tensor], model: Any, batch: Batch) -> float:
@@ -75,15 +76,15 @@ def seconds(step: Callable[[Any, Batch], Tensor], model: Any, batch: Batch) -> f
     return time.perf_counter() - start
 
 
-def checked(model: Any, batch: Batch) -> float:
-    """How far the gradients of both are apart, as a share of the longest."""
-    found = []
+def check_equal(model: Any, batch: Batch) -> float:
+    """The largest difference between the gradients of both, relative to the largest gradient."""
+    results = []
     for step in (fused, explicit):
         model.zero_grad()
         loss = step(model, batch)
         loss.backward()
-        found.append((float(loss.detach()), [parameter.grad.clone() for parameter in model.parameters()]))
-    (ours, our_gradients), (theirs, their_gradients) = found
+        results.append((float(loss.detach()), [parameter.grad.clone() for parameter in model.parameters()]))
+    (ours, our_gradients), (theirs, their_gradients) = results
     assert abs(ours - theirs) < 1e-4, f"the losses are {ours} and {theirs}"
     pairs = zip(our_gradients, their_gradients, strict=True)
     difference = max(float((one - other).abs().max()) for one, other in pairs)
@@ -94,20 +95,20 @@ def checked(model: Any, batch: Batch) -> float:
 
 def compare(width: int, heads: int, length: int, rows: int, repeats: int) -> dict[str, Any]:
     tower = {"layers": 4, "width": width, "attention": {"heads": heads}, "position": "rope", "residual": "pre"}
-    model, batch = build(read_model({"vocab": VOCAB, "decoder": tower})), batch_of(length, rows)
-    difference = checked(model, batch)
+    model, batch = build(read_model({"vocab": VOCAB, "decoder": tower})), random_batch(length, rows)
+    difference = check_equal(model, batch)
     steps = (fused, explicit, plain)
     times: list[list[float]] = []
     for turn in range(repeats):
         order = [(turn + i) % 3 for i in range(3)]
-        taken = {i: seconds(steps[i], model, batch) for i in order}
-        times.append([taken[i] for i in range(3)])
+        measured = {i: seconds(steps[i], model, batch) for i in order}
+        times.append([measured[i] for i in range(3)])
     ratios = sorted(theirs / ours for ours, theirs, _ in times)
     return {
         "case": f"width {width}, {heads} heads, {length} tokens",
         "fused_ms": 1000 * statistics.median(ours for ours, _, _ in times),
         "explicit_ms": 1000 * statistics.median(theirs for _, theirs, _ in times),
-        "unshaped_ms": 1000 * statistics.median(alone for _, _, alone in times),
+        "plain_ms": 1000 * statistics.median(alone for _, _, alone in times),
         "ratio": statistics.median(ratios),
         "ratio_quartiles": [ratios[len(ratios) // 4], ratios[3 * len(ratios) // 4]],
         "difference": difference,
@@ -118,7 +119,7 @@ def main() -> None:
     """Runs every case and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5, help="timed runs of each, in turn")
-    parser.add_argument("--length", type=int, default=1024, help="tokens in a text")
+    parser.add_argument("--length", type=int, default=1024, help="tokens per text")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
     options = parser.parse_args()
     torch.manual_seed(0)
@@ -130,7 +131,7 @@ def main() -> None:
             low, high = row["ratio_quartiles"]
             print(
                 f"{row['case']:<36} fused {row['fused_ms']:7.0f} ms   explicit {row['explicit_ms']:7.0f} ms   "
-                f"without the term {row['unshaped_ms']:7.0f} ms   {row['ratio']:.2f} × faster ({low:.2f} to {high:.2f})   "
+                f"without the term {row['plain_ms']:7.0f} ms   {row['ratio']:.2f} × faster ({low:.2f} to {high:.2f})   "
                 f"gradients differ by {row['difference']:.1e}",
                 flush=True,
             )

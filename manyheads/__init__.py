@@ -6,52 +6,74 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from manyheads.answer import predict
-    from manyheads.auditing import audit
-    from manyheads.checkpoint import export, load
+    from manyheads.checkpoint.checkpoint import Checkpoint, load
+    from manyheads.checkpoint.exporter import export
+    from manyheads.errors import ManyheadsError
+    from manyheads.inspect.audit import audit
     from manyheads.inspect.page import attention_page
-    from manyheads.model.build import build, outline
+    from manyheads.model.build import build, build_meta
+    from manyheads.model.record import record
     from manyheads.model.size import size
     from manyheads.model.spec import ModelSpec, read_model
-    from manyheads.parts.batch import Inputs
-    from manyheads.parts.record import record
+    from manyheads.parts.inputs import Inputs
     from manyheads.presets import preset, read
-    from manyheads.spec import SpecError
+    from manyheads.tasks.task import predict
+    from manyheads.train.compare import compare
+    from manyheads.train.evaluate import evaluate
 
 __version__ = "0.1.0"
 
-# name → the module that holds it; loaded when first asked for, so that importing the package costs nothing
-_PLACES = {
-    "Inputs": "manyheads.parts.batch",
+# name → its module, imported on first use, so that importing the package is fast
+_MODULES = {
+    "Checkpoint": "manyheads.checkpoint.checkpoint",
+    "Inputs": "manyheads.parts.inputs",
+    "ManyheadsError": "manyheads.errors",
     "ModelSpec": "manyheads.model.spec",
-    "SpecError": "manyheads.spec",
     "attention_page": "manyheads.inspect.page",
-    "audit": "manyheads.auditing",
+    "audit": "manyheads.inspect.audit",
     "build": "manyheads.model.build",
-    "export": "manyheads.checkpoint",
-    "load": "manyheads.checkpoint",
-    "outline": "manyheads.model.build",
-    "predict": "manyheads.answer",
+    "build_meta": "manyheads.model.build",
+    "compare": "manyheads.train.compare",
+    "evaluate": "manyheads.train.evaluate",
+    "export": "manyheads.checkpoint.exporter",
+    "load": "manyheads.checkpoint.checkpoint",
+    "predict": "manyheads.tasks.task",
     "preset": "manyheads.presets",
     "read": "manyheads.presets",
     "read_model": "manyheads.model.spec",
-    "record": "manyheads.parts.record",
+    "record": "manyheads.model.record",
     "size": "manyheads.model.size",
 }
 
 __all__ = [
-    "Inputs", "ModelSpec", "SpecError", "attention_page", "audit", "build", "export", "load", "outline", "predict", "preset", "read",
-    "read_model", "record", "size",
-]  # fmt: skip
+    "Checkpoint",
+    "Inputs",
+    "ManyheadsError",
+    "ModelSpec",
+    "attention_page",
+    "audit",
+    "build",
+    "build_meta",
+    "compare",
+    "evaluate",
+    "export",
+    "load",
+    "predict",
+    "preset",
+    "read",
+    "read_model",
+    "record",
+    "size",
+]
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *_PLACES]
+    return [*globals(), *_MODULES]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'manyheads' has no attribute '{name}'", name=name, obj=sys.modules[__name__])
     from importlib import import_module
 
-    return getattr(import_module(_PLACES[name]), name)
+    return getattr(import_module(_MODULES[name]), name)

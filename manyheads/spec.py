@@ -11,33 +11,38 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, SerializerFunctionWrapHandler, ValidationError, model_serializer
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+)
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+from manyheads.errors import (
+    ConfigError,
+    ConfigSyntaxError,
+    MissingKeyError,
+    OutOfRangeError,
+    PartsFileError,
+    UnknownKeyError,
+    UnknownKindError,
+    WrongTypeError,
+)
 
 Tree = dict[str, Any]
 
 
-LARGEST = 1 << 24  # of any count in a description: 16,777,216
-HIGHEST, SMALLEST = 1e12, 1e-30  # of any number that must be above a bound
-DEEPEST = 32  # tables within tables
-LONGEST_TOML = 1 << 20
-
-
-class SpecError(ValueError):
-    """A description that cannot be followed: where (a dotted path), what was given, what would work."""
-
-    def __init__(self, message: str, path: Iterable[str | int] = (), key: str = "") -> None:
-        self.message, self.path, self.key = message, tuple(path), key  # key: a name there that is not known
-        super().__init__(one_line(f"{'.'.join(map(str, self.path))}: {message}" if self.path else message))
-
-
-def one_line(text: str) -> str:
-    """The text as one printable line: what a file or a user wrote must neither break a sentence nor command a terminal."""
-    return "".join(c if c.isprintable() else " " if c.isspace() else c.encode("unicode_escape").decode() for c in text)
+LARGEST = 1 << 24  # the upper bound of any count: 16,777,216
+HIGHEST, SMALLEST = 1e12, 1e-30  # the bounds of any number that must be positive
+MAX_DEPTH = 32  # of nested tables
 
 
 def quoted(value: Any) -> str:
-    """A value as an error repeats it: short, whatever was given."""
+    """The repr of a value for an error message, shortened."""
     try:
         text = repr(value)
     except ValueError:  # an integer of more digits than Python will write
@@ -47,18 +52,18 @@ def quoted(value: Any) -> str:
 
 @contextmanager
 def located(*path: str | int) -> Iterator[None]:
-    """Puts a place before the path of whatever goes wrong inside."""
+    """Puts `path` before the path of a ConfigError raised inside."""
     try:
         yield
-    except SpecError as error:
-        raise SpecError(error.message, (*path, *error.path), error.key) from None
+    except ConfigError as error:
+        raise error.below(*path) from None
 
 
 def field(default: Any, meaning: str, **bounds: Any) -> Any:
     """A spec's field: its default, its meaning in one phrase (shown by `manyheads show parts`), its bounds.
 
-    What has a lower bound and no upper one ends at LARGEST, and what is above 0 begins at SMALLEST: a slip of the keyboard is
-    refused here, not by the memory or by a loss that is NaN.
+    A field with a lower bound only also gets an upper one, and a positive field a smallest value: a typing mistake is
+    reported here, and not by a failed allocation or a NaN loss.
     """
     if {"ge", "gt"} & set(bounds) and not {"le", "lt"} & set(bounds):
         bounds["le"] = LARGEST if "ge" in bounds else HIGHEST
@@ -69,76 +74,87 @@ def field(default: Any, meaning: str, **bounds: Any) -> Any:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """': did you mean …?' where something close exists, and in any case the list of what is known."""
+    """': did you mean …?' if a known name is similar, and the list of all known names."""
     names = sorted(known)
     close = difflib.get_close_matches(word[:80], names, n=1, cutoff=0.5)
     hint = f": did you mean '{close[0]}'?" if close else ""
     return f"{hint} (known: {', '.join(names) or 'none'})"
 
 
+def unknown_key(name: str, known: Iterable[str], path: Iterable[str | int] = ()) -> UnknownKeyError:
+    return UnknownKeyError(f"no field {quoted(name)}{nearest(name, known)}", path, name)
+
+
 class Spec(BaseModel):
-    """A frozen piece of a description. Unknown keys are refused by name, never ignored."""
+    """A frozen piece of a description. An unknown key is an error, never ignored."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_wrap_validator_function(cls._explained, handler(source))
+        return core_schema.no_info_wrap_validator_function(cls._validate_or_explain, handler(source))
 
     @classmethod
-    def _explained(cls, value: Any, validate: Callable[[Any], Self]) -> Self:
-        """Turns pydantic's first complaint into a sentence and hands it, with its path, to the spec around this one."""
+    def _validate_or_explain(cls, value: Any, validate: Callable[[Any], Self]) -> Self:
+        """Hands pydantic's first error, as a sentence with its path, to the spec around this one."""
         try:
             return validate(value)
         except ValidationError as error:
-            path, sentence, key = cls._complaint(error)
-            raise PydanticCustomError("spec", "{sentence}", {"sentence": sentence, "path": path, "key": key}) from None
+            raise PydanticCustomError("spec", "{error}", {"error": cls._config_error(error)}) from None
 
     @classmethod
-    def _complaint(cls, error: ValidationError) -> tuple[tuple[str | int, ...], str, str]:
-        """Where, what, and which name is not known there."""
-        # what was written wrongly is said before what was not written: it may be the same
-        first = min(error.errors(), key=lambda found: {"extra_forbidden": 0, "missing": 2}.get(found["type"], 1))
-        where, context, given = first["loc"], first.get("ctx", {}), first["input"]
-        if first["type"] == "spec":
-            return where + tuple(context["path"]), context["sentence"], context["key"]
+    def _config_error(cls, error: ValidationError) -> ConfigError:
+        """pydantic's first error as one of ours: where, what was given, what was expected."""
+        # a misspelt field is reported before a missing one: it may be the same
+        first = min(error.errors(), key=lambda one: {"extra_forbidden": 0, "missing": 2}.get(one["type"], 1))
+        where, context, value = first["loc"], first.get("ctx", {}), first["input"]
+        inner = context.get("error")
+        if isinstance(inner, ConfigError):
+            return inner.below(*where)
         if first["type"] == "extra_forbidden":
             known = [*cls.model_fields, *(["kind"] if issubclass(cls, Part) else [])]
-            return where[:-1], f"no field {quoted(where[-1])} here{nearest(str(where[-1]), known)}", str(where[-1])
+            return unknown_key(str(where[-1]), known, where[:-1])
         if first["type"] == "missing":
-            return where, "is required and was not given", ""
-        if isinstance(inner := context.get("error"), SpecError):
-            return where + inner.path, inner.message, inner.key
+            return MissingKeyError("is required", where)
         if first["type"] == "value_error":
-            return where, str(context["error"]), ""
+            return ConfigError(str(inner), where)
         # pydantic appends the tried member of a union to the path: the reader's path ends at the field
-        named = tuple(step for i, step in enumerate(where) if i == 0 or isinstance(step, int))
+        path = tuple(step for i, step in enumerate(where) if i == 0 or isinstance(step, int))
         expected = EXPECTED.get(first["type"]) or first["msg"].removeprefix("Input should be ")
+        kind: type[ConfigError] = WrongTypeError if first["type"] in EXPECTED else ConfigError
         if first["type"] == "too_short":
-            expected = f"at least {context['min_length']} in the list"
-        for bound, words in (("ge", "at least"), ("le", "at most")):
+            expected, kind = f"at least {context['min_length']} in the list", OutOfRangeError
+        for bound, words in (("ge", "at least"), ("le", "at most"), ("gt", "more than"), ("lt", "less than")):
             if bound in context:
-                limit = context[bound]
+                limit, kind = context[bound], OutOfRangeError
                 expected = f"{words} {limit:g}" if isinstance(limit, float) else f"{words} {limit}"
-        return named, f"given {quoted(given)}, expected {expected}", ""
+        return kind(f"given {quoted(value)}, expected {expected}", path)
 
     def changed(self, **fields: Any) -> Self:
         """A copy with some fields replaced, checked as strictly as the original."""
         return parse(type(self), {name: getattr(self, name) for name in type(self).model_fields} | fields)
 
 
-# pydantic's complaints about types, in the words of a TOML file
+# pydantic's type errors, in the words of a TOML file
 EXPECTED = {
-    "model_type": "a table", "dataclass_type": "a table", "dict_type": "a table", "tuple_type": "a list", "list_type": "a list",
-    "int_type": "a whole number", "float_type": "a number", "bool_type": "true or false", "string_type": "a text",
-    "finite_number": "a finite number", "string_too_short": "a text that is not empty",
-}  # fmt: skip
+    "model_type": "a table",
+    "dataclass_type": "a table",
+    "dict_type": "a table",
+    "tuple_type": "a list",
+    "list_type": "a list",
+    "int_type": "an integer",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "a string",
+    "finite_number": "a finite number",
+    "string_too_short": "a non-empty string",
+}
 
 SLOTS: dict[str, type[Part]] = {}
 
 
 class Part(Spec):
-    """A spec that fills a slot. A direct subclass opens a slot; a subclass of that, with a `kind`, is a choice for it."""
+    """A spec that fills a slot. A subclass with `slot` opens one; a subclass of that with `kind` is a choice for it."""
 
     slot: ClassVar[str]
     kind: ClassVar[str]
@@ -149,13 +165,17 @@ class Part(Spec):
         super().__init_subclass__()
         if slot:
             if slot in SLOTS:
-                raise SpecError(f"there is a slot '{slot}' already; a part of your own is a subclass of {SLOTS[slot].__name__} with a kind")
+                name = SLOTS[slot].__name__
+                raise PartsFileError(
+                    f"the slot '{slot}' exists; a part of your own is a subclass of {name} with a kind"
+                )
             cls.slot, cls.default_kind, cls.kinds = slot, default, {}
             SLOTS[slot] = cls
         elif kind:
             known = cls.kinds.get(kind)
-            if known and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):  # a notebook's cell may run again
-                raise SpecError(f"the slot '{cls.slot}' already has a kind '{kind}'; give yours another name")
+            names = [(one.__module__, one.__qualname__) for one in (known or cls, cls)]
+            if names[0] != names[1]:  # the same class may be defined again, in a notebook
+                raise PartsFileError(f"the slot '{cls.slot}' already has a kind '{kind}'; give yours another name")
             cls.kind = kind
             cls.kinds[kind] = cls
 
@@ -168,26 +188,31 @@ class Part(Spec):
 
     @classmethod
     def is_choice(cls) -> bool:
-        """Whether this class is one kind, rather than the slot that holds them."""
+        """Whether this class is one kind, rather than the slot itself."""
         return cls is not SLOTS.get(getattr(cls, "slot", ""), cls)
 
     @classmethod
     def choose(cls, value: Any) -> Part:
-        """`"rope"`, `{kind = "rope", theta = 1e6}` or a ready part, as the part it describes."""
+        """The part described by `"rope"`, by `{kind = "rope", theta = 1e6}` or by itself."""
         if isinstance(value, cls):
             return value
         if isinstance(value, str):
             value = {"kind": value}
         if not isinstance(value, Mapping):
-            raise ValueError(f"given {quoted(value)}, expected a kind of {cls.slot} or a table with one{nearest('', cls.kinds)}")
+            raise WrongTypeError(
+                f"given {quoted(value)}, expected a kind of {cls.slot} or a table with one{nearest('', cls.kinds)}"
+            )
         fields = dict(value)
         kind = fields.pop("kind", cls.default_kind)
         if not kind and (close := difflib.get_close_matches("kind", fields, n=1)):
-            raise SpecError(f"no field {quoted(close[0])} here: did you mean 'kind'? (known: {', '.join(sorted(cls.kinds))})", key=close[0])
+            raise UnknownKeyError(
+                f"no field {quoted(close[0])}: did you mean 'kind'? (known: {', '.join(sorted(cls.kinds))})",
+                key=close[0],
+            )
         if not isinstance(kind, str) or kind not in cls.kinds:
-            raise ValueError(
-                f"no kind {quoted(kind)} of {cls.slot}{nearest(str(kind), cls.kinds)}. If it is a part of your own, name its "
-                f"file with --parts (in Python: import it first): reading a description never executes code"
+            raise UnknownKindError(
+                f"no kind {quoted(kind)} of {cls.slot}{nearest(str(kind), cls.kinds)}",
+                hint="if it is your own part, name its file with --parts; in Python, import it",
             )
         return cls.kinds[kind].model_validate(fields)
 
@@ -206,24 +231,24 @@ SpecType = TypeVar("SpecType", bound=Spec)
 
 
 def parse(spec: type[SpecType], tree: Mapping[str, Any], *, at: str = "") -> SpecType:
-    """The tree as a spec, or one sentence that says what is wrong with it and where."""
-    tree = copied(tree)
+    """The tree as a spec; an error names the path of the field."""
+    tree = copy_tree(tree)
     try:
         return spec.model_validate(tree)
     except ValidationError as error:
-        path, sentence, key = spec._complaint(error)
-        raise SpecError(sentence, (at, *path) if at else path, key) from None
+        with located(*([at] if at else [])):
+            raise spec._config_error(error) from None
 
 
 def check_names(spec: type[Spec], tree: Mapping[str, Any], *also: str) -> None:
-    """Refuses a field that a spec has not, before anything else is made of the tree."""
+    """Raises for a field that the spec does not have, before the tree is used otherwise."""
     known = (*spec.model_fields, *also)
     if unknown := [name for name in tree if name not in known]:
-        raise SpecError(f"no field {quoted(unknown[0])} here{nearest(unknown[0], known)}", key=unknown[0])
+        raise unknown_key(unknown[0], known)
 
 
 def to_tree(spec: Spec) -> Tree:
-    """The resolved description, every default written out; what is absent is left out."""
+    """The resolved description with every default; None is left out."""
     return _without_none(spec.model_dump(mode="json"))
 
 
@@ -241,95 +266,19 @@ def to_toml(tree: Tree) -> str:
     return tomli_w.dumps(tree)
 
 
-def read_toml(path: Path) -> Tree:
-    try:
-        with path.open("rb") as file:
-            data = file.read(LONGEST_TOML + 1)  # a device may never end
-        if len(data) > LONGEST_TOML:
-            raise SpecError(f"{path} has more than {LONGEST_TOML:,} bytes; no description needs that")
-        text = data.decode("utf-8").replace("\r\n", "\n")
-    except SpecError:
-        raise
-    except OSError as error:
-        raise SpecError(f"cannot read {path}: {error.strerror or error}") from None
-    except UnicodeDecodeError as error:
-        raise SpecError(f"{path} is not UTF-8 text: byte {error.start} is {error.object[error.start]:#04x}") from None
-    except ValueError:  # a name that no file can have
-        raise SpecError(f"cannot read {quoted(str(path))}: no file can have that name") from None
-    try:
-        return copied(tomllib.loads(text))
-    except SpecError as error:
-        raise SpecError(f"{path}: {error}") from None
-    except RecursionError:
-        raise SpecError(f"{path}: {TOO_DEEP}") from None
-    except ValueError as error:  # no TOML, or a number of more digits than Python reads
-        raise SpecError(f"{path} is not TOML: {error}") from None
-
-
-@contextmanager
-def in_file(path: Path, overrides: Iterable[str] = ()) -> Iterator[None]:
-    """Puts the file and its line, or the override, before what is wrong in a description that was read from there."""
-    try:
-        yield
-    except SpecError as error:
-        place = tuple(str(step) for step in (*error.path, *([error.key] if error.key else [])))
-        changed = [one for one in overrides if place and covers(tuple(one.partition("=")[0].strip().split(".")), place)]
-        line = None if changed else line_of(path, tuple(step for step in place if not step.isdigit()))
-        if not changed and line is None:
-            raise
-        raise SpecError(f"{f'-s {changed[-1]}' if changed else f'{path}:{line}'}: {error}") from None
-
-
-def covers(path: tuple[str, ...], place: tuple[str, ...]) -> bool:
-    return place[: len(path)] == path
-
-
-def line_of(path: Path, place: tuple[str, ...]) -> int | None:
-    """The line of a TOML file at which a field, or a table, is first said."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError):
-        return None
-    table: tuple[str, ...] = ()
-    begun = 0
-    for end in range(1, len(lines) + 1):
-        try:
-            said = tomllib.loads("\n".join(lines[begun:end]))  # a field, or the head of a table, which may take several lines
-        except (ValueError, RecursionError):
-            continue
-        names = list(paths(said))
-        if lines[begun].lstrip().startswith("["):
-            table, names = max(names, key=len), [()]
-        if place and any(covers(place, (*table, *name)) for name in names):
-            return begun + 1
-        begun = end
-    return None
-
-
-def paths(value: Any) -> Iterator[tuple[str, ...]]:
-    """Of every table and field within a tree; places in lists are passed over."""
-    if isinstance(value, dict):
-        for name, inner in value.items():
-            yield (name,)
-            yield from ((name, *rest) for rest in paths(inner))
-    elif isinstance(value, list):
-        for inner in value:
-            yield from paths(inner)
-
-
-BARE_WORD = re.compile(r"[./]*[A-Za-z_][\w.+/-]*")  # a path too
+BARE_WORD = re.compile(r"[./]*[A-Za-z_][\w.+/-]*")  # or a path
 
 
 def override(tree: Tree, assignments: Iterable[str]) -> Tree:
     """The tree with `path=value` applied in order; a value is TOML, or a bare word: `decoder.position.theta=1e6`."""
-    tree = copied(tree)
+    tree = copy_tree(tree)
     for assignment in assignments:
         if not isinstance(assignment, str):
-            raise SpecError(f"an override is a text such as 'decoder.width=64'; given {quoted(assignment)}")
+            raise ConfigSyntaxError(f"given {quoted(assignment)}, expected an override such as 'decoder.width=64'")
         path, equals, text = assignment.partition("=")
         steps = path.strip().split(".")
         if not equals or not all(steps):
-            raise SpecError(f"an override is path=value, such as decoder.width=64; given {quoted(assignment)}")
+            raise ConfigSyntaxError(f"given {quoted(assignment)}, expected path=value, such as decoder.width=64")
         _assign(tree, steps, _value(text.strip(), assignment))
     return tree
 
@@ -342,7 +291,9 @@ def _value(text: str, assignment: str) -> Any:
     except (ValueError, RecursionError):
         parsed = {}
     if set(parsed) != {"value"}:  # a line break would begin another assignment
-        raise SpecError(f"{quoted(text)} in {quoted(assignment)} is neither a TOML value nor a bare word; put a text in quotes")
+        raise ConfigSyntaxError(
+            f"{quoted(text)} in {quoted(assignment)} is neither a TOML value nor a bare word; put a string in quotes"
+        )
     return parsed["value"]
 
 
@@ -351,7 +302,7 @@ def _assign(tree: Any, steps: list[str], value: Any) -> None:
         inner = tree[_index(tree, step, steps)] if isinstance(tree, list) else tree.get(step, {})
         inner = {"kind": inner} if isinstance(inner, str) else {} if inner is True else inner
         if not isinstance(inner, dict | list):
-            raise SpecError(f"holds {quoted(inner)}, which has nothing inside to override", steps[: depth + 1])
+            raise ConfigError(f"is {quoted(inner)}, which has no fields to override", steps[: depth + 1])
         tree[_index(tree, step, steps) if isinstance(tree, list) else step] = inner
         tree = inner
     tree[_index(tree, steps[-1], steps) if isinstance(tree, list) else steps[-1]] = value
@@ -359,31 +310,31 @@ def _assign(tree: Any, steps: list[str], value: Any) -> None:
 
 def _index(items: list[Any], step: str, path: list[str]) -> int:
     if not re.fullmatch(r"[0-9]{1,9}", step) or int(step) >= len(items):
-        raise SpecError(f"{quoted(step)} is not a place in a list of {len(items)}; count from 0", path)
+        raise OutOfRangeError(f"{quoted(step)} is not an index of a list of {len(items)}, counted from 0", path)
     return int(step)
 
 
-TOO_DEEP = f"tables within tables, more than {DEEPEST} deep; no description needs that"
+TOO_DEEP = f"tables are nested more than {MAX_DEPTH} deep"
 
 
-def copied(value: Any, depth: int = 0) -> Any:
-    """A tree of its own, down to the leaves: a spec must not change with what it was read from."""
-    if depth > DEEPEST:
-        raise SpecError(TOO_DEEP)
+def copy_tree(value: Any, depth: int = 0) -> Any:
+    """A deep copy: a spec must not change with the tree it was read from."""
+    if depth > MAX_DEPTH:
+        raise ConfigError(TOO_DEEP)
     if isinstance(value, Mapping):
         if wrong := [name for name in value if not isinstance(name, str)]:
-            raise SpecError(f"{quoted(wrong[0])} stands where the name of a field should, a text")
-        return {name: copied(inner, depth + 1) for name, inner in value.items()}
-    return [copied(inner, depth + 1) for inner in value] if isinstance(value, list | tuple) else value
+            raise WrongTypeError(f"the name of a field is {quoted(wrong[0])}, expected a string")
+        return {name: copy_tree(inner, depth + 1) for name, inner in value.items()}
+    return [copy_tree(inner, depth + 1) for inner in value] if isinstance(value, list | tuple) else value
 
 
 class FrozenTable(dict[str, Any]):
-    """A table within a spec: like the spec, it does not change."""
+    """A table within a spec, immutable like the spec."""
 
-    def _refuse(self, *_: Any, **__: Any) -> Any:
-        raise TypeError("a spec is frozen; make another with changed(...)")
+    def _raise(self, *_: Any, **__: Any) -> Any:
+        raise TypeError("a spec is frozen; make a copy with changed(...)")
 
-    __setitem__ = __delitem__ = __ior__ = update = pop = popitem = clear = setdefault = _refuse
+    __setitem__ = __delitem__ = __ior__ = update = pop = popitem = clear = setdefault = _raise
 
     def __hash__(self) -> int:  # type: ignore[override]
         return hash(frozenset(self.items()))
@@ -396,48 +347,48 @@ class FrozenTable(dict[str, Any]):
 
 
 def frozen(value: Any) -> Any:
-    """A tree of plain values that does not change; of a ready part, what was said of it."""
+    """An immutable copy of a tree; a spec in it becomes the tree of the fields that were set."""
     if isinstance(value, Spec):
         value = _without_none(value.model_dump(mode="json", exclude_unset=True))
     if value is None:
-        raise SpecError("given null, which no file can say; leave the field out")
+        raise WrongTypeError("given None, which TOML does not have; leave the field out")
     if isinstance(value, Mapping):
         return FrozenTable({name: frozen(inner) for name, inner in value.items()})
     if isinstance(value, list | tuple):
         return tuple(frozen(inner) for inner in value)
     if not isinstance(value, str | int | float):
-        raise SpecError(f"given {quoted(value)}, which no file can say")
+        raise WrongTypeError(f"given {quoted(value)}, which TOML does not have")
     return value
 
 
-def merged(base: Tree, own: Tree) -> Tree:
-    """`own` laid over `base`; a table without a kind refines the part below it, one with a kind replaces it."""
+def merge_trees(base: Tree, own: Tree) -> Tree:
+    """`base` with the values of `own`: a table without a kind changes a part's fields, one with a kind replaces it."""
     result = dict(base)
     for name, value in own.items():
         below = {"kind": base[name]} if isinstance(base.get(name), str) else base.get(name)
         refines = isinstance(value, dict) and "kind" not in value and isinstance(below, dict)
-        result[name] = merged(cast(Tree, below), value) if refines else value
+        result[name] = merge_trees(cast(Tree, below), value) if refines else value
     return result
 
 
 def load_parts(path: Path) -> None:
-    """Runs a file of the user's own parts, which register themselves. Called only for a path the user typed."""
+    """Executes a file of the user's own parts, which register themselves. Only for a path that the user typed."""
     import importlib.util
 
     if not path.is_file():
-        raise SpecError(f"--parts: there is no file {path}")
+        raise PartsFileError(f"--parts: no file {path}")
     loader = importlib.util.spec_from_file_location(f"manyheads_user_parts.{path.stem}_{hash(path.resolve()):x}", path)
     if loader is None or loader.loader is None:
-        raise SpecError(f"--parts: {path} is not a Python file; its name ends in .py")
+        raise PartsFileError(f"--parts: {path} is not a Python file; its name ends in .py")
     module = importlib.util.module_from_spec(loader)
     sys.modules[module.__name__] = module  # annotations of the file's own specs are looked up there
     try:
         loader.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        raise SpecError(f"--parts: {path} stopped with {said}; --debug shows where") from error
+        reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        raise PartsFileError(f"--parts: {path} raised {reason}", hint="--debug shows where") from error
     for base in SLOTS.values():
         for kind, part in base.kinds.items():
             missing = sorted(getattr(part, "__abstractmethods__", ()))
             if missing:
-                raise SpecError(f"--parts: the kind '{kind}' of {base.slot} lacks {' and '.join(missing)}")
+                raise PartsFileError(f"--parts: the kind '{kind}' of {base.slot} lacks {' and '.join(missing)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import hypothesis
@@ -14,10 +15,13 @@ hypothesis.settings.load_profile("manyheads")
 
 
 def pytest_addoption(parser):
-    parser.addoption("--parts", action="append", default=[], metavar="FILE.py", help="run the laws on your own parts too")
+    parser.addoption(
+        "--parts", action="append", default=[], metavar="FILE.py", help="run the laws on your own parts too"
+    )
 
 
 def pytest_configure(config):
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # `make test &` in a script starts with it ignored
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"  # in the processes that tests start too: other counts, other bits
     import manyheads.model.spec  # noqa: F401

@@ -1,30 +1,31 @@
-"""Which family can say a description: its config is written, read again, and compared part by part."""
+"""Which family can express a model: its config is written, read again, and compared field by field."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
-from manyheads.convert.families import NAMES, Family, family
-from manyheads.convert.weights import Row, Weight
-from manyheads.model.build import outline
+from manyheads.convert.families import NAMES, Family, get_family
+from manyheads.errors import CheckpointConfigError, ConfigError, ExportError
+from manyheads.model.build import build_meta
 from manyheads.model.spec import LayerSpec, ModelSpec, TowerSpec
+from manyheads.parts.attention import AttentionSpec
 from manyheads.spec import Tree, to_tree
 
 
-def plain(spec: ModelSpec) -> Tree:
-    """What a forward depends on, every choice made and nothing else: no dropout, no init, towers as explicit layers."""
+def canonical(spec: ModelSpec) -> Tree:
+    """What a forward depends on, with every size written out: no dropout, no init, towers as explicit layers."""
     tree: Tree = {"vocab": spec.vocab, "source_vocab": spec.source_vocab, "head": to_tree(spec.head)}
     for name in ("encoder", "decoder"):
         tower: TowerSpec | None = getattr(spec, name)
         if tower is not None:
-            closing = tower.closing_norm()
+            final_norm = tower.output_norm()
             tree[name] = {
                 "width": tower.width,
                 "embed": to_tree(tower.embed) | {"size": tower.embed.table_width(tower.width)},
-                "distinct": tower.distinct or tower.layers,
-                "layers": [plain_layer(layer, tower.width) for layer in tower.expanded()],
-                "final_norm": to_tree(closing) if closing else {"kind": "none"},
+                "layer_groups": tower.layer_groups or tower.layers,
+                "layers": [canonical_layer(layer, tower.width) for layer in tower.expanded_layers()],
+                "final_norm": to_tree(final_norm) if final_norm else {"kind": "none"},
             }
     for name in ("recurrent", "ngram"):
         if own := getattr(spec, name):
@@ -32,14 +33,15 @@ def plain(spec: ModelSpec) -> Tree:
     return without_dropout(tree)
 
 
-def plain_layer(layer: LayerSpec, width: int) -> Tree:
-    tree = to_tree(layer)
-    attention = to_tree(layer.attention) | {"size": layer.attention.head_size(width), "groups": layer.attention.key_heads()}
-    tree |= {"attention": attention, "feedforward": to_tree(layer.feedforward) | {"hidden": layer.feedforward.hidden_size(width)}}
+def canonical_layer(layer: LayerSpec, width: int) -> Tree:
+    def attention(spec: AttentionSpec) -> Tree:
+        return to_tree(spec) | {"size": spec.head_size(width), "groups": spec.key_heads()}
+
+    feedforward = to_tree(layer.feedforward) | {"hidden": layer.feedforward.hidden_size(width)}
+    tree = to_tree(layer) | {"attention": attention(layer.attention), "feedforward": feedforward}
     if layer.cross is not None:
-        own = layer.cross.attention or layer.attention
-        across = to_tree(own) | {"size": own.head_size(width), "groups": own.key_heads()}
-        tree["cross"] = {"attention": across, "core": to_tree(layer.cross.core or layer.core)}
+        core = to_tree(layer.cross.core or layer.core)
+        tree["cross"] = {"attention": attention(layer.cross.attention or layer.attention), "core": core}
     return tree
 
 
@@ -49,8 +51,8 @@ def without_dropout(value: Any) -> Any:
     return [without_dropout(inner) for inner in value] if isinstance(value, list) else value
 
 
-def differences(ours: Any, theirs: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Every place where two trees differ: the path, and what stands there in each."""
+def differences(ours: Any, theirs: Any, path: str = "") -> Iterator[tuple[str, str, str]]:
+    """The path of each field in which two trees differ, and its value in each."""
     if isinstance(ours, dict) and isinstance(theirs, dict) and ours.get("kind") == theirs.get("kind"):
         for name in sorted(set(ours) | set(theirs)):
             yield from differences(ours.get(name), theirs.get(name), f"{path}.{name}" if path else name)
@@ -58,48 +60,57 @@ def differences(ours: Any, theirs: Any, path: str = "") -> Iterator[tuple[str, A
         for index, pair in enumerate(zip(ours, theirs, strict=True)):
             yield from differences(*pair, f"{path}.{index}")
     elif ours != theirs:
-        yield path, said(ours), said(theirs)
+        yield path, short(ours), short(theirs)
 
 
-def said(value: Any) -> str:
+def same_model(spec: ModelSpec, other: ModelSpec) -> bool:
+    """Whether two descriptions give the same forward."""
+    return not any(differences(canonical(spec), canonical(other)))
+
+
+def short(value: Any) -> str:
     if isinstance(value, dict):
         return str(value.get("kind", f"a table of {len(value)} fields"))
-    return "nothing" if value is None else str(value) if not isinstance(value, list) else f"a list of {len(value)}"
+    return f"a list of {len(value)}" if isinstance(value, list) else str(value)
 
 
-def attempts(spec: ModelSpec, names: Iterable[str]) -> Iterator[tuple[Family, str, Tree, list[tuple[str, str, str]]]]:
-    """Every family and task, the config it would write, and where that config says something else."""
-    ours = plain(spec)
+class Candidate(NamedTuple):
+    """A family and architecture, its config for a model, and the fields in which it has another model."""
+
+    family: Family
+    architecture: str
+    config: Tree
+    differences: list[tuple[str, str, str]]
+
+
+def candidates(spec: ModelSpec, names: Iterable[str]) -> Iterator[Candidate]:
+    """Every architecture of these families that can write a config for a model."""
+    ours = canonical(spec)
     for name in names:
-        known = family(name)
-        for architecture in known.tasks:
+        family = get_family(name)
+        for architecture in family.architectures:
             try:
-                config = known.config_of(spec, architecture)
-                found = known.spec_of(config)
-            except ValueError:
-                continue  # a config of this family cannot even be written
-            wrong = list(differences(ours, plain(found)))
-            if not wrong and not covers(known.rows(spec, architecture), spec):
-                wrong = [("its weights", "laid out", "another layout")]
-            yield known, architecture, config, wrong
+                config = family.config_of(spec, architecture)
+                different = list(differences(ours, canonical(family.spec_of(config))))
+            except (ExportError, CheckpointConfigError, ConfigError):
+                continue
+            parameters = {} if different else dict(build_meta(spec).named_parameters())
+            if not different and not family.table(spec, architecture, parameters).covers(parameters):
+                different = [("the layout of its weights", "ours", "another one")]
+            yield Candidate(family, architecture, config, different)
 
 
-def covers(rows: list[Row], spec: ModelSpec) -> bool:
-    """Whether a table has a row for every weight of the model, and none for a weight it has not."""
-    named = [name for row in rows if isinstance(row, Weight) for name in row.names]
-    return sorted(named) == sorted(name for name, _ in outline(spec).named_parameters())
-
-
-def fitting(spec: ModelSpec, names: Iterable[str] = NAMES) -> tuple[Family, str, Tree]:
-    """The first family of those named that can say the spec, its task and config; or a sentence on the first part that does not fit."""
-    nearest: tuple[int, Family, list[tuple[str, str, str]]] | None = None
-    for known, architecture, config, wrong in attempts(spec, names):
-        if not wrong:
-            return known, architecture, config
-        if nearest is None or len(wrong) < nearest[0]:
-            nearest = len(wrong), known, wrong
+def find_architecture(spec: ModelSpec, names: Iterable[str] = NAMES) -> Candidate:
+    """The first architecture of these families that can express a model; the error names the field that differs."""
+    names, nearest = list(names), None
+    for candidate in candidates(spec, names):
+        if not candidate.differences:
+            return candidate
+        if nearest is None or len(candidate.differences) < len(nearest.differences):
+            nearest = candidate
+    library = "Hugging Face" if names[0] in NAMES else "llama.cpp"
+    message = f"no supported {library} architecture can express this model"
     if nearest is None:
-        raise ValueError(f"no family has a model like this: {spec.shape}")
-    _, known, wrong = nearest
-    path, ours, theirs = wrong[0]
-    raise ValueError(f"no family can say this model: {path} is {ours}, and {known.model_type}, the nearest, has {theirs} there")
+        raise ExportError(f"{message}, of shape {spec.shape}")
+    path, ours, theirs = nearest.differences[0]
+    raise ExportError(f"{message}: {path} is {ours}, and {theirs} in the nearest, {nearest.family.model_type}")

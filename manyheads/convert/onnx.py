@@ -1,4 +1,4 @@
-"""ONNX files, out: one graph for every batch and length, which other runtimes open."""
+"""ONNX export: one graph for every batch size and length, for other runtimes to open."""
 
 from __future__ import annotations
 
@@ -16,172 +16,178 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.convert.config import write_config
-from manyheads.convert.families import vit
-from manyheads.convert.files import check_free, published
-from manyheads.convert.folder import Origin, write_beside
+from manyheads.convert.families.vit import ImageSize
+from manyheads.convert.hf import Origin, write_extra_files
+from manyheads.errors import ExportError, ManyheadsError, MissingExtraError
+from manyheads.files.write import atomic_output, check_absent
 from manyheads.model.build import Model
 from manyheads.model.spec import ModelSpec, TowerSpec
-from manyheads.parts.batch import Inputs
 from manyheads.parts.embed import PatchesSpec
-from manyheads.spec import one_line
+from manyheads.parts.inputs import Inputs
 
 
 def write_onnx(model: Model, folder: Path, origin: Origin | None = None, tokenizer: Any = None) -> None:
-    """Writes model.onnx and the tokenizer; weights of more than 1.5 GB stand in a file beside, as the format holds no more than 2."""
-    check_free(folder)
+    """Writes model.onnx and the tokenizer; weights over 1.5 GB go into a second file, as the format ends at 2 GB."""
+    check_absent(folder)
     check_packages()
-    drawn = Drawn(plain_copy(model), picture_of(model.spec, origin))
-    with published(folder) as draft:
+    graph = OnnxModel(float32_copy(model), image_shape(model.spec, origin))
+    with atomic_output(folder) as draft:
         draft.mkdir()
-        write_beside(draft, origin, tokenizer)
+        write_extra_files(draft, origin, tokenizer)
         with quiet():
-            graph_of(drawn).save(draft / "model.onnx")
+            export_graph(graph).save(draft / "model.onnx")
 
 
 def check_packages() -> None:
     for name in ("onnx", "onnxscript"):
         if find_spec(name) is None:
-            raise ValueError(f"an ONNX file is written with {name}, which is not installed: pip install 'manyheads[onnx]'")
+            raise MissingExtraError(
+                f"ONNX export needs {name}, which is not installed", hint="pip install 'manyheads[onnx]'"
+            )
 
 
-def plain_copy(model: Model) -> Model:
-    """The model in float32 and out of training; where it is in float32 already, with the same weights."""
-    held = [*model.parameters(), *model.buffers()]
-    ready = all(tensor.dtype is torch.float32 and tensor.device.type == "cpu" for tensor in held)
-    return deepcopy(model, {id(tensor): tensor for tensor in held} if ready else None).to("cpu", torch.float32).eval()
+def float32_copy(model: Model) -> Model:
+    """The model in float32, in evaluation mode; if it is in float32 already, with the same weights."""
+    tensors = [*model.parameters(), *model.buffers()]
+    share = all(tensor.dtype is torch.float32 and tensor.device.type == "cpu" for tensor in tensors)
+    copy = deepcopy(model, {id(tensor): tensor for tensor in tensors} if share else None)
+    return copy.to("cpu", torch.float32).eval()
 
 
-# ---------------------------------------------------------------------------------------------- what goes in, what comes out
+# -------------------------------------------------------------------------------------------------- inputs and outputs
 
 
 @dataclass(frozen=True)
-class Taken:
-    """One input: its sizes, each a number or the name of one that is known only when the graph is run."""
+class Input:
+    """One input of the graph: its sizes, each a number or the name of a size that is known only at run time."""
 
     sizes: tuple[int | str, ...]
     dtype: torch.dtype = torch.int64
 
     def example(self) -> Tensor:
-        """Zeros to draw the graph with; sizes of 0 and 1 would be taken for rules."""
+        """Zeros to trace the graph with; sizes of 0 and 1 would be taken for constants."""
         usual = {"batch": 2, "length": 3, "target_length": 4, "visible_length": 2}
         return torch.zeros([usual[size] if isinstance(size, str) else size for size in self.sizes], dtype=self.dtype)
 
-    def named(self) -> dict[int, str]:
+    def dynamic(self) -> dict[int, str]:
         return {i: size for i, size in enumerate(self.sizes) if isinstance(size, str)}
 
 
-Picture = tuple[int, int, int]  # colours, height and width
+PER_TOKEN = Input(("batch", "length"))
+ImageShape = tuple[int, int, int]  # channels, height and width
 
 
-def picture_of(spec: ModelSpec, origin: Origin | None) -> Picture | None:
-    """The pictures of the family that a model came from; without one, a model is given patches."""
-    reads_pictures = spec.encoder is not None and spec.encoder.embed.reads == "patches"
-    if origin is None or not reads_pictures:
+def image_shape(spec: ModelSpec, origin: Origin | None) -> ImageShape | None:
+    """The images of the family that a model came from; without one, the input is patches."""
+    if origin is None or spec.encoder is None or spec.encoder.embed.reads != "patches":
         return None
-    said = write_config([vit.Picture()], spec)
-    return said["num_channels"], said["image_size"], said["image_size"]
+    image = write_config([ImageSize()], spec)
+    return image["num_channels"], image["image_size"], image["image_size"]
 
 
-def first_inputs(tower: TowerSpec, picture: Picture | None) -> dict[str, Taken]:
-    """What the tower takes that reads first."""
+def first_inputs(tower: TowerSpec, image: ImageShape | None) -> dict[str, Input]:
+    """The inputs of the tower that reads first."""
     if tower.embed.reads == "patches":
-        if picture is None:
-            return {"patches": Taken(("batch", "length", tower.embed.patch() or 1), torch.float32)}
-        return {"pixel_values": Taken(("batch", *picture), torch.float32)}
-    given = {"input_ids": EACH_TOKEN, "attention_mask": EACH_TOKEN}
+        if image is None:
+            return {"patches": Input(("batch", "length", tower.embed.patch_pixels() or 1), torch.float32)}
+        return {"pixel_values": Input(("batch", *image), torch.float32)}
+    inputs = {"input_ids": PER_TOKEN, "attention_mask": PER_TOKEN}
     for name, field in (("token_type_ids", "types"), ("task_type_ids", "tasks")):
         if getattr(tower.embed, field, 0) > 1:
-            given[name] = EACH_TOKEN
-    if any(layer.mask.prefix for layer in tower.expanded()):
-        given["prefix_lengths"] = Taken(("batch",))
-    return given
+            inputs[name] = PER_TOKEN
+    if any(layer.mask.prefix for layer in tower.expanded_layers()):
+        inputs["prefix_lengths"] = Input(("batch",))
+    return inputs
 
 
-EACH_TOKEN = Taken(("batch", "length"))
-
-
-def inputs_of(spec: ModelSpec, picture: Picture | None) -> dict[str, Taken]:
-    """All that a model takes, by the names that other ONNX files have for it."""
+def inputs_of(spec: ModelSpec, image: ImageShape | None) -> dict[str, Input]:
+    """All inputs of a model, by their usual names in ONNX files."""
     if spec.recurrent:
-        raise ValueError(
-            "a recurrent network reads in steps, as many as there are tokens, and only what is read at once is written as ONNX"
-        )
+        raise ExportError("a recurrent network reads token by token, which is not supported in ONNX")
     first = spec.encoder or spec.decoder
     if first is None:
-        return {"input_ids": EACH_TOKEN, "attention_mask": EACH_TOKEN}
-    given = first_inputs(first, picture)
+        return {"input_ids": PER_TOKEN, "attention_mask": PER_TOKEN}
+    inputs = first_inputs(first, image)
     if spec.encoder is None or spec.decoder is None:
-        return given
+        return inputs
     target = spec.decoder.embed.reads
     if target == "memory":
-        return given | {"visible_patches": Taken(("batch", "visible_length"))}
-    if target != "tokens" or any(layer.mask.prefix for layer in spec.decoder.expanded()):
-        raise ValueError("of a decoder beside an encoder only one that reads tokens, without a prefix, is written as ONNX")
-    return given | {"decoder_input_ids": Taken(("batch", "target_length"))}
+        return inputs | {"visible_patches": Input(("batch", "visible_length"))}
+    if target != "tokens" or any(layer.mask.prefix for layer in spec.decoder.expanded_layers()):
+        raise ExportError("in ONNX, a decoder with an encoder must read tokens, and have no prefix mask")
+    return inputs | {"decoder_input_ids": Input(("batch", "target_length"))}
 
 
-class Drawn(nn.Module):
-    """A model that is given plain tensors, in the order of its inputs; the mask of attention is 1 at real tokens."""
+class OnnxModel(nn.Module):
+    """A model with plain tensors as inputs, in the order of `inputs`; the attention mask is 0 at padding and else 1."""
 
-    def __init__(self, model: Model, picture: Picture | None) -> None:
+    def __init__(self, model: Model, image: ImageShape | None) -> None:
         super().__init__()
         self.model = model
-        self.takes = inputs_of(model.spec, picture)
+        self.inputs = inputs_of(model.spec, image)
         kind = model.spec.head.kind
-        self.gives = {"none": "last_hidden_state", "vector": "sentence_embedding"}.get(kind, "logits")
+        self.output = {"none": "last_hidden_state", "vector": "sentence_embedding"}.get(kind, "logits")
 
     def forward(self, *tensors: Tensor) -> Tensor:
-        given = dict(zip(self.takes, tensors, strict=True))
-        source = self.source(given)
-        if "visible_patches" in given:  # of the target only the shape is read
-            places = given["visible_patches"]
-            visible = source.tokens.gather(1, places[..., None].expand(-1, -1, source.tokens.shape[-1]))
-            return self.model(source.tokens, Inputs(visible, positions=places))
-        return self.model(given["decoder_input_ids"], source) if "decoder_input_ids" in given else self.model(source)
+        named = dict(zip(self.inputs, tensors, strict=True))
+        source = self.source(named)
+        if "visible_patches" in named:  # of the target only the shape is read
+            positions = named["visible_patches"]
+            visible = source.tokens.gather(1, positions[..., None].expand(-1, -1, source.tokens.shape[-1]))
+            return self.model(source.tokens, Inputs(visible, positions=positions))
+        return self.model(named["decoder_input_ids"], source) if "decoder_input_ids" in named else self.model(source)
 
-    def source(self, given: dict[str, Tensor]) -> Inputs:
-        if "pixel_values" in given:
+    def source(self, named: dict[str, Tensor]) -> Inputs:
+        if "pixel_values" in named:
             encoder = self.model.spec.encoder
             assert encoder is not None
             assert isinstance(encoder.embed, PatchesSpec)
-            return Inputs(encoder.embed.cut(given["pixel_values"]))
-        if "patches" in given:
-            return Inputs(given["patches"])
+            return Inputs(encoder.embed.patchify(named["pixel_values"]))
+        if "patches" in named:
+            return Inputs(named["patches"])
         return Inputs(
-            given["input_ids"], padding=given["attention_mask"] == 0, types=given.get("token_type_ids"),
-            tasks=given.get("task_type_ids"), prefix=given.get("prefix_lengths"),
-        )  # fmt: skip
+            named["input_ids"],
+            padding=named["attention_mask"] == 0,
+            types=named.get("token_type_ids"),
+            tasks=named.get("task_type_ids"),
+            prefix=named.get("prefix_lengths"),
+        )
 
 
-# ------------------------------------------------------------------------------------------------------------- the graph
+# ------------------------------------------------------------------------------------------------------------ the graph
 
 
-def graph_of(drawn: Drawn) -> torch.onnx.ONNXProgram:
+def export_graph(model: OnnxModel) -> torch.onnx.ONNXProgram:
     """The graph of a model, with the names of its inputs and of the sizes that may change."""
     from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 
-    examples = tuple(taken.example() for taken in drawn.takes.values())
-    named = [taken.named() for taken in drawn.takes.values()]
-    free = tuple(dict.fromkeys(sizes, torch.export.Dim.DYNAMIC) for sizes in named)
+    examples = tuple(one.example() for one in model.inputs.values())
+    names = tuple(one.dynamic() for one in model.inputs.values())
+    dynamic = tuple(dict.fromkeys(sizes, torch.export.Dim.DYNAMIC) for sizes in names)
     try:
         with torch.no_grad():
-            traced = torch.export.export(drawn, examples, dynamic_shapes=(free,))
+            traced = torch.export.export(model, examples, dynamic_shapes=(dynamic,))
         program = torch.onnx.export(
-            traced, dynamo=True, verbose=False, input_names=list(drawn.takes), output_names=[drawn.gives], dynamic_shapes=(tuple(named),)
+            traced,
+            dynamo=True,
+            verbose=False,
+            input_names=list(model.inputs),
+            output_names=[model.output],
+            dynamic_shapes=(names,),
         )
-    except ValueError:
+    except ManyheadsError:
         raise
     except Exception as error:
-        reason = one_line(str(error.__cause__ or error).strip().partition("\n")[0])
-        raise ValueError(f"this model cannot be drawn as one graph for every length: {reason}") from error
+        reason = str(error.__cause__ or error).strip().partition("\n")[0]
+        raise ExportError(f"this model cannot be traced as one graph for every length: {reason}") from error
     assert program is not None
-    ClearMetadataAndDocStringPass()(program.model)  # it tells where files lie on this computer
+    ClearMetadataAndDocStringPass()(program.model)  # it holds paths of this computer
     return program
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without what torch has to say about packages that nobody asked for, and about its own future."""
+    """Without torch's warnings about packages that are not needed, and about its own future."""
     log = logging.getLogger("torch.onnx")
     before = log.level
     log.setLevel(logging.ERROR)

@@ -1,190 +1,224 @@
-"""Two-way tables: each row says how a weight is called and laid out on both sides, and reads in both directions.
+"""Weight tables: each row says which parameters a stored tensor holds, and reads and writes it.
 
-What a checkpoint must hold follows from the same rows: written from a model without memory, they give every name and shape.
+A row names a parameter, or a module with its weight and bias; `*` stands for the index of a layer. What a checkpoint
+must hold follows from the rows and the model: biases and optional modules that the model does not have are left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
+from manyheads.model.spec import ModelSpec
+
 Tensors = dict[str, Tensor]
-Held = Mapping[str, Tensor]
+Parameters = Mapping[str, Tensor]  # of a model, by name
+Spelling = tuple[tuple[str, str], ...]  # patterns for the start or the end of a name, and their replacements
+QKV = ("query", "key", "value")
 
 
 @dataclass(frozen=True)
-class One:
-    """One tensor of ours in one of theirs."""
+class Row:
+    """One tensor of a checkpoint, and the names of our parameters for it."""
 
-    ours: str
     theirs: str
+    ours: tuple[str, ...] = ()
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        return (self.ours,)
+    def renamed(self, rename: Callable[[str], str]) -> Self:
+        return replace(self, theirs=rename(self.theirs))
 
 
-@dataclass(frozen=True)
-class Same(One):
-    """One tensor under two names; `transposed` where theirs is stored in×out, `shape` where theirs has other axes."""
+class Unused(Row):
+    """A tensor that no forward reads: kept, and exported as it came."""
+
+
+class Tied(Row):
+    """A second name for a parameter, which a checkpoint may hold or leave out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weight(Row, ABC):
+    """A tensor that a checkpoint must hold; `optional` if only some models of the family have it."""
+
+    optional: bool = False
+
+    @abstractmethod
+    def read(self, stored: Tensor, ours: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Our parameters, given the stored tensor and our parameters as they are now."""
+
+    @abstractmethod
+    def write(self, ours: Sequence[Tensor]) -> Tensor: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Same(Weight):
+    """One parameter; `transposed` if matrices are stored in×out, `shape` if it is stored with other axes."""
 
     transposed: bool = False
     shape: tuple[int, ...] | None = None
 
-    def read(self, theirs: Held, ours: Held) -> Tensors:
-        tensor = theirs[self.theirs]
-        tensor = tensor.reshape(ours[self.ours].shape) if self.shape else tensor
-        return {self.ours: tensor.transpose(0, 1) if self.transposed else tensor}
+    def read(self, stored: Tensor, ours: Sequence[Tensor]) -> Sequence[Tensor]:
+        tensor = stored.reshape(ours[0].shape) if self.shape else stored
+        return (tensor.mT if self.transposed and tensor.dim() > 1 else tensor,)
 
-    def write(self, ours: Held) -> Tensors:
-        tensor = ours[self.ours]
-        tensor = tensor.reshape(self.shape) if self.shape else tensor
-        return {self.theirs: tensor.transpose(0, 1).contiguous() if self.transposed else tensor}
+    def write(self, ours: Sequence[Tensor]) -> Tensor:
+        tensor = ours[0].reshape(self.shape) if self.shape else ours[0]
+        return tensor.mT.contiguous() if self.transposed and tensor.dim() > 1 else tensor
 
 
-@dataclass(frozen=True)
-class Paired(One):
-    """One tensor of queries or keys: in theirs the two coordinates that are turned together are neighbours, in ours half a head apart."""
+@dataclass(frozen=True, kw_only=True)
+class Interleaved(Weight):
+    """Queries or keys in which the two coordinates that rotate together are neighbours; ours are half a head apart."""
 
-    heads: int
+    heads: int = 1
 
-    def read(self, theirs: Held, ours: Held) -> Tensors:
-        return {self.ours: theirs[self.theirs].unflatten(0, (self.heads, -1, 2)).transpose(1, 2).flatten(0, 2)}
+    def read(self, stored: Tensor, ours: Sequence[Tensor]) -> Sequence[Tensor]:
+        return (stored.unflatten(0, (self.heads, -1, 2)).transpose(1, 2).flatten(0, 2),)
 
-    def write(self, ours: Held) -> Tensors:
-        return {self.theirs: ours[self.ours].unflatten(0, (self.heads, 2, -1)).transpose(1, 2).flatten(0, 2)}
-
-
-@dataclass(frozen=True)
-class Shifted(One):
-    """One tensor to which theirs has a number added."""
-
-    by: float
-
-    def read(self, theirs: Held, ours: Held) -> Tensors:
-        return {self.ours: theirs[self.theirs].float() - self.by}
-
-    def write(self, ours: Held) -> Tensors:
-        return {self.theirs: ours[self.ours].float() + self.by}  # in less, a small number would vanish beside it
+    def write(self, ours: Sequence[Tensor]) -> Tensor:
+        return ours[0].unflatten(0, (self.heads, 2, -1)).transpose(1, 2).flatten(0, 2)
 
 
-@dataclass(frozen=True)
-class Joined:
-    """Several of ours in one of theirs: one after the other, or, with `heads`, side by side within each head."""
+@dataclass(frozen=True, kw_only=True)
+class Shifted(Weight):
+    """A parameter that is stored with a constant added."""
 
-    ours: tuple[str, ...]
-    theirs: str
+    by: float = 0.0
+
+    def read(self, stored: Tensor, ours: Sequence[Tensor]) -> Sequence[Tensor]:
+        return (stored.float() - self.by,)
+
+    def write(self, ours: Sequence[Tensor]) -> Tensor:
+        return ours[0].float() + self.by  # in half precision, a small parameter would be rounded away
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fused(Weight):
+    """Several parameters in one tensor: one after the other or, with `heads`, side by side within each head."""
+
     transposed: bool = False
     heads: int | None = None
 
+    def read(self, stored: Tensor, ours: Sequence[Tensor]) -> Sequence[Tensor]:
+        tensor = stored.mT if self.transposed and stored.dim() > 1 else stored
+        if self.heads is None:
+            return tensor.split([len(parameter) for parameter in ours])
+        return [part.flatten(0, 1) for part in tensor.unflatten(0, (self.heads, len(ours), -1)).unbind(1)]
+
+    def write(self, ours: Sequence[Tensor]) -> Tensor:
+        if self.heads is None:
+            tensor = torch.cat(list(ours))
+        else:
+            tensor = torch.stack([part.unflatten(0, (self.heads, -1)) for part in ours], dim=1).flatten(0, 2)
+        return tensor.mT.contiguous() if self.transposed and tensor.dim() > 1 else tensor
+
+
+Rows = tuple[Row, ...]
+Table = Rows | Callable[[ModelSpec], Rows]  # a function where rows depend on more than the model's parameters
+
+
+def same(
+    names: Mapping[str, str], ours: str = "", theirs: str = "", *, transposed: bool = False, optional: bool = False
+) -> Rows:
+    """A row for each pair of names, ours and theirs, each after its prefix."""
+    return tuple(
+        Same(theirs + stored, (ours + name,), transposed=transposed, optional=optional)
+        for name, stored in names.items()
+    )
+
+
+def fused(theirs: str, ours: str, parts: Iterable[str], **options: Any) -> Fused:
+    return Fused(theirs, tuple(ours + part for part in parts), **options)
+
+
+def token_scores(theirs: str, embedding: str) -> Rows:
+    """The rows of a head over the vocabulary, which is tied to the token embedding or has a matrix of its own."""
+    output = same({"head.output": theirs, "head.bias": f"{theirs}.bias"}, optional=True)
+    return *output, Tied(f"{theirs}.weight", (f"{embedding}.weight",))
+
+
+def expand(rows: Iterable[Row], parameters: Container[str], layers: Mapping[str, int]) -> Iterator[Row]:
+    """The rows of every layer, weight and bias of a model; `layers` is their number in each tower."""
+    stored = set[str]()
+    for row in rows:
+        towers = [row.ours[0].partition(".")[0]] if row.ours else layers
+        for i in range(max((layers.get(tower, 0) for tower in towers), default=0)) if "*" in row.theirs else (0,):
+            for one in concrete(row, i, parameters):
+                if one.theirs not in stored:  # a second name of a tied matrix may be the name of one that is not tied
+                    stored.add(one.theirs)
+                    yield one
+
+
+def concrete(row: Row, layer: int, parameters: Container[str]) -> list[Row]:
+    """The row of one layer, for each parameter of its module that the model has."""
+    theirs, ours = row.theirs.replace("*", str(layer)), [name.replace("*", str(layer)) for name in row.ours]
+    rows = [
+        replace(row, theirs=theirs + ending, ours=tuple(name + ending for name in ours))
+        for ending in (("", ".weight", ".bias") if isinstance(row, Weight) else ("",))
+        if all(name + ending in parameters for name in ours)
+    ]
+    if isinstance(row, Weight) and not row.optional and not rows:
+        return [replace(row, theirs=theirs, ours=tuple(ours))]  # of no parameter: `covers` is false
+    return rows
+
+
+@dataclass(frozen=True)
+class WeightTable:
+    """The rows of one model."""
+
+    rows: Rows
+
+    def respelled(self, spelling: Spelling) -> WeightTable:
+        """The table of checkpoints that spell the stored names in another way."""
+
+        def respell(name: str) -> str:
+            return next((re.sub(usual, other, name) for usual, other in spelling if re.search(usual, name)), name)
+
+        rows = tuple(row.renamed(respell) for row in self.rows)
+        assert len({row.theirs for row in rows}) == len(rows), f"{spelling} gives two tensors the same name"
+        return WeightTable(rows)
+
+    @cached_property
+    def weights(self) -> list[Weight]:
+        return [row for row in self.rows if isinstance(row, Weight)]
+
+    @cached_property
+    def unused(self) -> frozenset[str]:
+        return frozenset(row.theirs for row in self.rows if isinstance(row, Unused))
+
+    @cached_property
+    def tied(self) -> dict[str, str]:
+        """Second names, each with the first name of the same tensor."""
+        first = {row.ours: row.theirs for row in self.weights}
+        return {row.theirs: first[row.ours] for row in self.rows if isinstance(row, Tied)}
+
     @property
-    def names(self) -> tuple[str, ...]:
-        return self.ours
+    def renamed(self) -> dict[str, str]:
+        """Our names and theirs of the parameters that are stored as they are."""
+        rows = [row for row in self.weights if type(row) is Same and not row.transposed and row.shape is None]
+        return {row.ours[0]: row.theirs for row in rows}
 
-    def read(self, theirs: Held, ours: Held) -> Tensors:
-        tensor = theirs[self.theirs]
-        tensor = tensor.transpose(0, 1) if self.transposed else tensor
-        if self.heads is None:
-            return dict(zip(self.ours, tensor.split([len(ours[name]) for name in self.ours]), strict=True))
-        by_head = tensor.unflatten(0, (self.heads, len(self.ours), -1)).unbind(1)
-        return dict(zip(self.ours, (part.flatten(0, 1) for part in by_head), strict=True))
+    def covers(self, parameters: Parameters) -> bool:
+        """Whether each parameter of a model is in exactly one row."""
+        return sorted(name for row in self.weights for name in row.ours) == sorted(parameters)
 
-    def write(self, ours: Held) -> Tensors:
-        parts = [ours[name] for name in self.ours]
-        if self.heads is None:
-            tensor = torch.cat(parts)
-        else:
-            tensor = torch.stack([part.unflatten(0, (self.heads, -1)) for part in parts], dim=1).flatten(0, 2)
-        return {self.theirs: tensor.transpose(0, 1).contiguous() if self.transposed else tensor}
+    def shapes(self, parameters: Parameters) -> dict[str, tuple[int, ...]]:
+        """The tensors that a checkpoint must hold; parameters may be on the meta device."""
+        return {name: tuple(tensor.shape) for name, tensor in self.write(parameters).items()}
 
+    def read(self, stored: Callable[[str], Tensor], parameters: Parameters) -> Iterator[tuple[str, Tensor]]:
+        """Our parameters by name, from one stored tensor after the other; those given have the shapes."""
+        for row in self.weights:
+            ours = [parameters[name] for name in row.ours]
+            yield from zip(row.ours, row.read(stored(row.theirs), ours), strict=True)
 
-@dataclass(frozen=True)
-class Repeated:
-    """A name of theirs for a tensor that another row already holds: a tied weight, which a checkpoint may repeat or leave out."""
-
-    theirs: str
-    same_as: str
-
-
-@dataclass(frozen=True)
-class Unused:
-    """A tensor of theirs that no forward of ours reads, known by name: kept, and given back as it came."""
-
-    theirs: str
-
-
-Weight = Same | Joined | Paired | Shifted
-Row = Weight | Repeated | Unused
-
-
-def both(ours: str, theirs: str, *, bias: bool = True, transposed: bool = False) -> Iterator[Row]:
-    """A weight and, where there is one, its bias."""
-    yield Same(f"{ours}.weight", f"{theirs}.weight", transposed)
-    if bias:
-        yield Same(f"{ours}.bias", f"{theirs}.bias")
-
-
-def expected(rows: Iterable[Row], ours: Held) -> dict[str, tuple[int, ...]]:
-    """Every name that a checkpoint of this model must have, with its shape; `ours` may be without memory."""
-    shapes = {}
-    for row in rows:
-        if isinstance(row, Weight):
-            shapes.update({name: tuple(tensor.shape) for name, tensor in row.write(ours).items()})
-    return shapes
-
-
-def check_names(rows: Iterable[Row], ours: Held, given: Mapping[str, tuple[int, ...]]) -> None:
-    """Refuses a name missing or left over on either side, and a shape that the config does not imply."""
-    rows = list(rows)
-    needed = expected(rows, ours)
-    allowed = set(needed) | {row.theirs for row in rows if isinstance(row, Repeated | Unused)}
-    if unknown := sorted(set(given) - allowed):
-        raise ValueError(f"the checkpoint holds a weight this family does not have: {unknown[0]} ({len(unknown)} in all)")
-    if missing := sorted(set(needed) - set(given)):
-        raise ValueError(f"the checkpoint lacks a weight this family has: {missing[0]} ({len(missing)} in all)")
-    needed |= {row.theirs: needed[row.same_as] for row in rows if isinstance(row, Repeated)}
-    for name, shape in given.items():
-        if name in needed and tuple(shape) != needed[name]:
-            raise ValueError(f"{name} has shape {tuple(shape)}, the config implies {needed[name]}")
-    filled = {name for row in rows if isinstance(row, Weight) for name in row.names}
-    assert filled == set(ours), f"the table and the model differ in {sorted(filled ^ set(ours))[:3]}"
-
-
-def read_weights(rows: Iterable[Row], theirs: Held, ours: Held, place: Callable[[str, Tensor], None]) -> tuple[Tensors, frozenset[str]]:
-    """Our weights from theirs, each handed to `place`; and what is given back as it came: unused tensors, and which tied ones stood there.
-
-    Each of theirs is asked for once, in the order of the table, so that a mapping that reads from disk holds one at a time.
-    """
-    unused, repeated = Tensors(), set[str]()
-    for row in rows:
-        if isinstance(row, Weight):
-            for name, tensor in row.read(theirs, ours).items():
-                place(name, tensor)
-        elif row.theirs not in theirs:
-            continue
-        elif isinstance(row, Unused):
-            unused[row.theirs] = theirs[row.theirs]
-        else:
-            tensor, other = theirs[row.theirs], theirs[row.same_as]
-            sort = torch.promote_types(tensor.dtype, other.dtype)
-            if not torch.equal(tensor.to(sort), other.to(sort)):
-                raise ValueError(f"{row.theirs} should be tied to {row.same_as}, but holds other numbers")
-            repeated.add(row.theirs)
-    return unused, frozenset(repeated)
-
-
-def write_weights(rows: Iterable[Row], ours: Held, unused: Held = MappingProxyType({}), repeated: Container[str] = ()) -> Tensors:
-    """Our weights under their names, with unused tensors as they came and the tied ones that are to stand there."""
-    theirs = Tensors()
-    for row in rows:
-        if isinstance(row, Weight):
-            theirs.update(row.write(ours))
-        elif isinstance(row, Unused) and row.theirs in unused:
-            theirs[row.theirs] = unused[row.theirs]
-        elif isinstance(row, Repeated) and row.theirs in repeated:
-            theirs[row.theirs] = theirs[row.same_as].clone()
-    return theirs
+    def write(self, parameters: Parameters) -> Tensors:
+        """Our parameters as they are stored."""
+        return {row.theirs: row.write([parameters[name] for name in row.ours]) for row in self.weights}

@@ -1,1 +1,1 @@
-"""Texts, pairs, labels and pictures, and the order they come in; no model is known here."""
+"""Data sources, tokenizers, and rows as token ids in a reproducible order; knows no model."""

@@ -1,4 +1,4 @@
-"""Data that is on every machine already, or made up: dates, the standard library, digits, biographies, sequences."""
+"""Built-in data, found on every machine or generated: dates, sequences, the standard library, digits, biographies."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import struct
 import sysconfig
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import date
 from functools import cache, partial
@@ -19,146 +19,161 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import StrictStr
 
-from manyheads.data.order import hashed
-from manyheads.data.source import Corpus, DataError, DataSpec, Made, Row, digest
+from manyheads.data.order import splitmix64
+from manyheads.data.source import Corpus, DataSpec, LazyRows, Row, digest, row_counts
+from manyheads.errors import DataError, EmptyDataError, MissingExtraError
 from manyheads.spec import field, quoted
 
-SPLITS = ("train", "validation", "test")
+Splits = tuple[Sequence[Row], Sequence[Row], Sequence[Row]]  # train, validation, test
 
 
-def drawn(count: int, *keys: str | int) -> list[int]:
-    """So many numbers of 64 bits, for these keys always the same."""
+def random_integers(count: int, *keys: str | int) -> list[int]:
+    """64-bit integers that are a function of the keys alone."""
     return list(struct.unpack(f"<{count}Q", hashlib.shake_128("/".join(map(str, keys)).encode()).digest(8 * count)))
 
 
-def part_of(number: int) -> str:
-    """Which split a hash belongs to: one in twenty validates, one in twenty tests."""
+def split_of(number: int) -> str:
+    """The split of a hash: one in twenty for validation, one in twenty for test."""
     return {0: "validation", 1: "test"}.get(number % 20, "train")
 
 
-def part_of_text(text: str) -> str:
-    return part_of(int.from_bytes(digest(text)[:8], "big"))
+def split_of_text(text: str) -> str:
+    return split_of(int.from_bytes(digest(text)[:8], "big"))
 
 
-LANGUAGES = ("cs", "da", "de", "el", "en", "es", "et", "fi", "fr", "hu", "id", "it", "nl", "pl", "pt", "ro", "ru", "sv", "tr", "uk")
-FIRST, LAST = date(1900, 1, 1).toordinal(), date(2100, 12, 31).toordinal()
+def generated_splits(row: Callable[[str, int], Row], count: int, validation_count: int) -> Splits:
+    """Training, validation and test rows, of which row i of a split is `row(split, i)`."""
+    validation, test = (LazyRows(partial(row, split), validation_count) for split in ("validation", "test"))
+    return LazyRows(partial(row, "train"), count), validation, test
+
+
+LANGUAGES = (
+    *("cs", "da", "de", "el", "en", "es", "et", "fi", "fr", "hu"),
+    *("id", "it", "nl", "pl", "pt", "ro", "ru", "sv", "tr", "uk"),
+)
+FIRST_DAY, LAST_DAY = date(1900, 1, 1).toordinal(), date(2100, 12, 31).toordinal()
 
 
 class DatesSpec(DataSpec, kind="dates"):
-    """Dates as people write them in twenty languages, and as ISO 8601 does: Dienstag, 3. Mai 2016 → 2016-05-03
+    """Dates as people write them in twenty languages, and in ISO 8601: Dienstag, 3. Mai 2016 → 2016-05-03
 
-    The wording is CLDR's, through Babel. A year has four digits, and where the month is a number too the language stands before it
-    (<de> 03.05.2016), so no text means two days. One day in twenty is for validation and one for test, in all languages.
+    The wording is from CLDR, through Babel. Years have four digits, and if the month is a number the language stands
+    before the date (<de> 03.05.2016), so that every text means one day. One day in twenty is for validation and one
+    for test, in all languages.
     """
 
-    count: int = field(30_000, "rows to learn from", ge=1)
-    held_out: int = field(1000, "rows to validate with, and as many to test", ge=1)
-    languages: tuple[StrictStr, ...] = field(LANGUAGES, "languages, by the names CLDR has for them", strict=False, min_length=1)
-    seed: int = field(0, "which days, languages and forms are drawn", ge=0)
+    count: int = field(30_000, "number of training rows", ge=1)
+    validation_count: int = field(1000, "number of validation rows, and of test rows", ge=1)
+    languages: tuple[StrictStr, ...] = field(LANGUAGES, "languages, as CLDR names them", strict=False, min_length=1)
+    seed: int = field(0, "random seed for days, languages and patterns", ge=0)
 
     def load(self) -> Corpus:
-        date_forms(self.languages)  # a language that is not there is refused now
-        train, validation, test = (
-            Made(partial(self.row, split), count) for split, count in zip(SPLITS, (self.count, self.held_out, self.held_out), strict=True)
-        )
-        about = (
-            f"dates in {len(self.languages)} languages, 1900 to 2100: {self.count:,} to learn from, {self.held_out:,} of days never seen"
-        )
-        return Corpus(("source", "target"), train, validation, test, about)
+        date_patterns(self.languages)  # refuses unknown languages now
+        splits = generated_splits(self.row, self.count, self.validation_count)
+        description = f"dates in {len(self.languages)} languages, 1900 to 2100: {row_counts(*splits)}"
+        return Corpus(("source", "target"), *splits, description)
 
     def row(self, split: str, index: int) -> Row:
-        one, two, three = drawn(3, self.seed, split, index)
-        languages, days = date_forms(self.languages), days_of(split)
-        forms = languages[one % len(languages)]
-        return written(days[three % len(days)], *forms[two % len(forms)])
+        language, pattern, day = random_integers(3, self.seed, split, index)
+        languages, days = date_patterns(self.languages), days_in(split)
+        patterns = languages[language % len(languages)]
+        return format_date(days[day % len(days)], *patterns[pattern % len(patterns)])
 
 
 @cache
-def days_of(split: str) -> list[int]:
-    days = np.arange(FIRST, LAST + 1)
-    return [day for day, number in zip(days.tolist(), hashed(days).tolist(), strict=True) if part_of(number) == split]
+def days_in(split: str) -> list[int]:
+    days = np.arange(FIRST_DAY, LAST_DAY + 1)
+    return [
+        day for day, hash_ in zip(days.tolist(), splitmix64(days).tolist(), strict=True) if split_of(hash_) == split
+    ]
 
 
 @cache
-def date_forms(languages: tuple[str, ...]) -> list[list[tuple[Any, Any, str]]]:
-    """For each language its ways to write a day: a pattern, the language, and what stands before it."""
+def date_patterns(languages: tuple[str, ...]) -> list[list[tuple[Any, Any, str]]]:
+    """For each language its date patterns: the pattern, the locale, and a prefix."""
     try:
         from babel import Locale, UnknownLocaleError
         from babel.dates import parse_pattern
     except ImportError:
-        raise DataError("dates take their wording from Babel: pip install 'manyheads[demo]'") from None
-    forms = []
+        raise MissingExtraError("dates need Babel", hint="pip install 'manyheads[demo]'") from None
+    result = []
     for name in languages:
         try:
             locale = Locale.parse(name)
         except (UnknownLocaleError, ValueError):
-            raise DataError(f"no language {quoted(name)} in CLDR; expected such as 'de' or 'en_GB'") from None
-        known = [locale.date_formats[size].pattern for size in ("full", "long", "medium", "short")]
-        known += [
-            locale.datetime_skeletons[name].pattern for name in ("yMMMd", "yMMMEd", "yMd", "yMEd") if name in locale.datetime_skeletons
-        ]
-        patterns = dict.fromkeys(pattern.replace("yy", "y") for pattern in known)
-        forms.append([(parse_pattern(pattern), locale, "" if "MMM" in pattern else f"<{name}> ") for pattern in patterns])
-    return forms
+            raise DataError(f"CLDR has no language {quoted(name)}; expected such as 'de' or 'en_GB'") from None
+        skeletons = locale.datetime_skeletons
+        formats = [locale.date_formats[size] for size in ("full", "long", "medium", "short")]
+        formats += [skeletons[key] for key in ("yMMMd", "yMMMEd", "yMd", "yMEd") if key in skeletons]
+        patterns = dict.fromkeys(one.pattern.replace("yy", "y") for one in formats)
+        result.append([(parse_pattern(text), locale, "" if "MMM" in text else f"<{name}> ") for text in patterns])
+    return result
 
 
-def written(day: int, pattern: Any, locale: Any, before: str) -> Row:
-    then = date.fromordinal(day)
-    return " ".join((before + pattern.apply(then, locale)).split()), then.isoformat()  # all sorts of spaces become one
+def format_date(day: int, pattern: Any, locale: Any, prefix: str) -> Row:
+    value = date.fromordinal(day)
+    return " ".join((prefix + pattern.apply(value, locale)).split()), value.isoformat()  # no-break spaces become spaces
 
 
 class SequenceSpec(DataSpec, kind="sequence"):
-    """Symbols to copy, reverse, sort, look up or close: tasks without a meaning, as many rows as asked for
+    """Random symbols to copy, reverse, sort, look up or close
 
-    copy: a b c → a b c. reverse: → c b a. sort: by the alphabet. lookup: keys each with a value, then a key: a d b c a → d. dyck: brackets
-    are opened (a) and some closed (A), and the target closes the rest: a b B c → C A. No source of one split is in another.
+    copy: a b c → a b c. reverse: → c b a. sort: in alphabetical order. lookup: keys with a value each, then one key:
+    a d b c a → d. dyck: brackets are opened (a) and some closed (A), and the target closes the rest: a b B c → C A.
+    No source is in two splits.
     """
 
-    task: Literal["copy", "reverse", "sort", "lookup", "dyck"] = field("copy", "what is asked for")
-    vocabulary: int = field(16, "different symbols; for dyck, different brackets", ge=1, le=1 << 16)
-    length: int = field(10, "symbols in a source at most; for lookup, pairs of them", ge=1, le=1 << 16)
-    shortest: int = field(1, "symbols in a source at least", ge=1, le=1 << 16)
-    count: int = field(10_000, "rows to learn from", ge=1)
-    held_out: int = field(500, "rows to validate with, and as many to test", ge=1)
-    seed: int = field(0, "which rows are drawn", ge=0)
+    function: Literal["copy", "reverse", "sort", "lookup", "dyck"] = field(
+        "copy", "what gives the target from the source"
+    )
+    symbols: int = field(16, "number of distinct symbols; for dyck, of brackets", ge=1, le=1 << 16)
+    max_length: int = field(10, "maximum number of symbols in a source; for lookup, of pairs", ge=1, le=1 << 16)
+    min_length: int = field(1, "minimum number of symbols in a source; for lookup, of pairs", ge=1, le=1 << 16)
+    count: int = field(10_000, "number of training rows", ge=1)
+    validation_count: int = field(500, "number of validation rows, and of test rows", ge=1)
+    seed: int = field(0, "random seed", ge=0)
 
     def load(self) -> Corpus:
-        if self.shortest > self.length:
-            raise DataError(f"the shortest source has {self.shortest} symbols, and the longest {self.length}")
-        if self.task == "lookup" and self.length > self.vocabulary:
-            raise DataError(f"lookup needs a key of its own for each of {self.length} pairs, and there are {self.vocabulary} symbols")
-        train, validation, test = (
-            Made(partial(self.row, split), count) for split, count in zip(SPLITS, (self.count, self.held_out, self.held_out), strict=True)
-        )
-        for rows in (train, validation, test):
-            rows[0]  # too few different sources are refused now
-        about = f"sequences to {self.task}, {self.vocabulary} symbols: {self.count:,} to learn from, {self.held_out:,} others to validate"
-        return Corpus(("source", "target"), train, validation, test, about)
+        if self.min_length > self.max_length:
+            raise DataError(f"min_length is {self.min_length}, and max_length is {self.max_length}")
+        if self.function == "lookup" and self.max_length > self.symbols:
+            raise DataError(
+                f"lookup needs max_length = {self.max_length} distinct keys, and there are {self.symbols} symbols"
+            )
+        splits = generated_splits(self.row, self.count, self.validation_count)
+        for rows in splits:
+            rows[0]  # refuses too few distinct sources now
+        description = f"sequences to {self.function}, {self.symbols} symbols: {row_counts(*splits)}"
+        return Corpus(("source", "target"), *splits, description)
 
     def row(self, split: str, index: int) -> Row:
         for attempt in range(2000):
-            words, target = self._drawn(drawn(2 * self.length + 2, self.seed, split, index, attempt))
+            numbers = random_integers(2 * self.max_length + 2, self.seed, split, index, attempt)
+            words, target = self._source_and_target(numbers)
             source = " ".join(words)
-            if part_of_text(source) == split:
+            if split_of_text(source) == split:
                 return source, " ".join(target)
-        raise DataError(f"{self.vocabulary} symbols and length {self.length} make too few different sources for a {split} set")
+        raise EmptyDataError(
+            f"{self.symbols} symbols and max_length {self.max_length} give too few sources for a {split} split"
+        )
 
-    def _drawn(self, numbers: list[int]) -> tuple[list[str], list[str]]:
-        size = self.shortest + numbers[0] % (self.length - self.shortest + 1)
-        picked = [number % self.vocabulary for number in numbers[2 : size + 2]]
-        words = [symbol(i) for i in picked]
-        if self.task == "lookup":
-            order = drawn(self.vocabulary, numbers[1])
-            keys = [symbol(i) for i in sorted(range(self.vocabulary), key=order.__getitem__)[:size]]
-            asked = numbers[1] % size
-            return [word for pair in zip(keys, words, strict=True) for word in pair] + [keys[asked]], [words[asked]]
-        if self.task == "dyck":
-            return brackets(words, [number % 2 == 0 for number in numbers[self.length + 2 :]])
-        return words, {"copy": words, "reverse": words[::-1], "sort": [symbol(i) for i in sorted(picked)]}[self.task]
+    def _source_and_target(self, numbers: list[int]) -> tuple[list[str], list[str]]:
+        length = self.min_length + numbers[0] % (self.max_length - self.min_length + 1)
+        indices = [number % self.symbols for number in numbers[2 : length + 2]]
+        words = [symbol(i) for i in indices]
+        if self.function == "lookup":
+            order = random_integers(self.symbols, numbers[1])
+            keys = [symbol(i) for i in sorted(range(self.symbols), key=order.__getitem__)[:length]]
+            query = numbers[1] % length
+            return [word for pair in zip(keys, words, strict=True) for word in pair] + [keys[query]], [words[query]]
+        if self.function == "dyck":
+            return brackets(words, [number % 2 == 0 for number in numbers[self.max_length + 2 :]])
+        targets = {"copy": words, "reverse": words[::-1], "sort": [symbol(i) for i in sorted(indices)]}
+        return words, targets[self.function]
 
 
 def symbol(number: int) -> str:
-    """a, b, … z, ba, bb, …: letters alone, so that a word is a symbol to every tokenizer."""
+    """a, b, … z, ba, bb, …: letters only, so that every tokenizer reads a symbol as one word."""
     letters = ""
     while not letters or number:
         number, rest = divmod(number, 26)
@@ -167,71 +182,75 @@ def symbol(number: int) -> str:
 
 
 def brackets(words: list[str], closes: list[bool]) -> tuple[list[str], list[str]]:
+    """Opened brackets, some of them closed, and what closes the rest."""
     source: list[str] = []
-    opened: list[str] = []
+    stack: list[str] = []
     for word, close in zip(words, closes, strict=False):
-        if close and opened:
-            source.append(opened.pop().upper())
+        if close and stack:
+            source.append(stack.pop().upper())
         else:
             source.append(word)
-            opened.append(word)
-    return source, [word.upper() for word in reversed(opened)]
+            stack.append(word)
+    return source, [word.upper() for word in reversed(stack)]
 
 
-NOT_READ = {"test", "tests", "idle_test", "site-packages", "dist-packages", "encodings", "pydoc_data", "__pycache__"}
+EXCLUDED = {"test", "tests", "idle_test", "site-packages", "dist-packages", "encodings", "pydoc_data", "__pycache__"}
 
 
 class StdlibSpec(DataSpec, kind="stdlib"):
-    """The standard library of the Python that runs this: its code, what its functions say they do, where they belong
+    """The standard library of the running Python: its code, the docstrings of its functions, their modules
 
-    language: each file is a text. summary: a function → the first line of its docstring. retrieval: that line → the function. classify: a
-    function → its module. Files are held out whole, one in twenty to validate and one to test; for classify, functions are.
+    language: one text per file. summary: a function → the first line of its docstring. retrieval: that line → the
+    function. classify: a function → its module. One file in twenty is for validation and one for test; for classify,
+    one function in twenty.
     """
 
-    task: Literal["language", "summary", "retrieval", "classify"] = field("language", "what is asked for")
-    least: int = field(100, "for classify: functions that a module must have to be a class", ge=2)
+    subset: Literal["language", "summary", "retrieval", "classify"] = field("language", "which rows are made of it")
+    min_functions: int = field(100, "for classify: functions a module needs to be a class", ge=2)
 
     def load(self) -> Corpus:
-        split: dict[str, list[Row]] = {name: [] for name in SPLITS}
-        known = set()
-        for where, row in self._rows():
-            if row[0] not in known:  # some code is there twice
-                known.add(row[0])
-                split[part_of_text(where)].append(row)
-        train, validation, test = split.values()
-        if not train or not validation:
-            raise DataError(f"the standard library at {stdlib()} has no source files to read")
-        fields = {"language": ("text",), "summary": ("source", "target"), "retrieval": ("query", "document"), "classify": ("text", "label")}
-        about = (
-            f"Python's standard library, {self.task}: {len(train):,} to learn from, {len(validation):,} to validate, {len(test):,} to test"
-        )
-        return Corpus(fields[self.task], train, validation, test, about)
+        splits: Any = {"train": [], "validation": [], "test": []}
+        inputs = set()
+        for key, row in self._rows():
+            if row[0] not in inputs:  # some code occurs twice
+                inputs.add(row[0])
+                splits[split_of_text(key)].append(row)
+        if not splits["train"] or not splits["validation"]:
+            raise EmptyDataError(f"the standard library at {stdlib()} has no source files")
+        fields = {
+            "language": ("text",),
+            "summary": ("source", "target"),
+            "retrieval": ("query", "document"),
+            "classify": ("text", "label"),
+        }
+        description = f"Python's standard library, {self.subset}: {row_counts(**splits)}"
+        return Corpus(fields[self.subset], description=description, **splits)
 
     def _rows(self) -> Iterator[tuple[str, Row]]:
-        """Every row, with what its split is decided by."""
-        if self.task == "language":
-            yield from ((str(path), (text,)) for path, text in files_of(stdlib()))
+        """Every row, with the text whose hash decides its split."""
+        if self.subset == "language":
+            yield from ((str(path), (text,)) for path, text in read_sources(stdlib()))
             return
         functions = all_functions(stdlib())
         sizes = Counter(path.parts[0].removesuffix(".py") for path, _, _ in functions)
-        for path, code, said in functions:
+        for path, code, summary in functions:
             module = path.parts[0].removesuffix(".py")
-            if self.task == "classify" and sizes[module] >= self.least:
+            if self.subset == "classify" and sizes[module] >= self.min_functions:
                 yield code, (code, module)
-            elif self.task == "summary" and said:
-                yield str(path), (code, said)
-            elif self.task == "retrieval" and said:
-                yield str(path), (said, code)
+            elif self.subset == "summary" and summary:
+                yield str(path), (code, summary)
+            elif self.subset == "retrieval" and summary:
+                yield str(path), (summary, code)
 
 
 def stdlib() -> Path:
     return Path(sysconfig.get_paths()["stdlib"])
 
 
-def files_of(root: Path) -> Iterator[tuple[Path, str]]:
+def read_sources(root: Path) -> Iterator[tuple[Path, str]]:
     for path in sorted(root.rglob("*.py")):
         name = path.relative_to(root)
-        if not NOT_READ & set(name.parts):
+        if not EXCLUDED & set(name.parts):
             with suppress(OSError, UnicodeDecodeError):
                 if (text := path.read_text(encoding="utf-8")).strip():
                     yield name, text
@@ -239,36 +258,39 @@ def files_of(root: Path) -> Iterator[tuple[Path, str]]:
 
 @cache
 def all_functions(root: Path) -> list[tuple[Path, str, str]]:
-    return [(path, *function) for path, text in files_of(root) for function in functions_of(text)]
+    return [(path, *function) for path, text in read_sources(root) for function in functions_of(text)]
 
 
 def functions_of(text: str) -> Iterator[tuple[str, str]]:
-    """Each function without its docstring, and that docstring's first line; functions that only have a docstring do nothing.
+    """Each function without its docstring, and the first line of that; functions with only a docstring are left out.
 
-    A function within another is a part of it: the two could stand in different splits.
+    A nested function is part of the outer one: alone, it could be in another split.
     """
     try:
         with warnings.catch_warnings(action="ignore"):
             tree = ast.parse(text)
-    except SyntaxError:  # some files of the library are wrong on purpose
+    except SyntaxError:  # some files of the library have syntax errors on purpose
         return
     lines = text.split("\n")
     for node in statements(tree):
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
-        said, body, end = "", node.body, node.end_lineno or 0
+        summary, body, end = "", node.body, node.end_lineno or 0
         code = lines[node.lineno - 1 : end]
-        if documented := ast.get_docstring(node):
+        if docstring := ast.get_docstring(node):
             first = body[0]
             if len(body) < 2 or first.lineno == node.lineno or body[1].lineno == first.end_lineno:
                 continue
-            said = documented.strip().splitlines()[0].strip()
+            summary = docstring.strip().splitlines()[0].strip()
             code = lines[node.lineno - 1 : first.lineno - 1] + lines[first.end_lineno or 0 : end]
-        yield "\n".join(line[node.col_offset :] if line[: node.col_offset].isspace() else line for line in code), said
+        yield (
+            "\n".join(line[node.col_offset :] if line[: node.col_offset].isspace() else line for line in code),
+            summary,
+        )
 
 
 def statements(node: ast.AST) -> Iterator[ast.AST]:
-    """Every statement inside, but none within a function, and no expression: ten times fewer than ast.walk."""
+    """All statements outside of functions, and no expressions: ten times fewer nodes than ast.walk."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.stmt | ast.ExceptHandler | ast.match_case):
             yield child
@@ -277,108 +299,129 @@ def statements(node: ast.AST) -> Iterator[ast.AST]:
 
 
 class DigitsSpec(DataSpec, kind="digits"):
-    """Handwritten digits of 8 × 8 pixels between 0 and 1, and which they are
+    """Handwritten digits, 8 × 8 pixels from 0 to 1, and their classes
 
-    scikit-learn's, in its order, which goes by writer: 1257 to learn from, then 180 to validate, then 360 to test.
+    From scikit-learn, in its order, which is by writer: 1257 training rows, then 180 validation rows, then 360 test
+    rows.
     """
 
     def load(self) -> Corpus:
         try:
             from sklearn.datasets import load_digits
         except ImportError:
-            raise DataError("digits come with scikit-learn: pip install 'manyheads[eval]'") from None
-        pictures, labels = load_digits(return_X_y=True)
-        pictures = (pictures.reshape(-1, 8, 8) / 16).astype(np.float32)
-        rows = [(picture, str(label)) for picture, label in zip(pictures, labels.tolist(), strict=True)]
-        about = "scikit-learn's digits, 8 × 8: 1,257 to learn from, 180 to validate, 360 to test"
-        return Corpus(("picture", "label"), rows[:1257], rows[1257:1437], rows[1437:], about)
+            raise MissingExtraError("digits need scikit-learn", hint="pip install 'manyheads[eval]'") from None
+        images, labels = load_digits(return_X_y=True)
+        images = (images.reshape(-1, 8, 8) / 16).astype(np.float32)
+        rows = [(image, str(label)) for image, label in zip(images, labels.tolist(), strict=True)]
+        splits = rows[:1257], rows[1257:1437], rows[1437:]
+        return Corpus(("image", "label"), *splits, f"scikit-learn's digits, 8 × 8: {row_counts(*splits)}")
 
 
-# what is asked of a person; every person has one of each
-ASKED = {
+QUESTIONS = {
     "city": "Where was {name} born?",
     "year": "When was {name} born?",
     "trade": "What was the work of {name}?",
     "school": "Where did {name} study?",
 }
-SAID = {
-    "city": ("{name} was born in {city}.", "{city} is the birthplace of {name}.", "{name} came into the world in {city}."),
-    "year": ("{name} was born in the year {year}.", "The year of birth of {name} is {year}.", "In {year}, {name} was born."),
-    "trade": ("{name} worked as a {trade}.", "By trade {name} was a {trade}.", "The work of {name} was that of a {trade}."),
-    "school": ("{name} studied in {school}.", "{school} is where {name} studied.", "{name} went to school in {school}."),
+STATEMENTS = {
+    "city": (
+        "{name} was born in {city}.",
+        "{city} is the birthplace of {name}.",
+        "{name} came into the world in {city}.",
+    ),
+    "year": (
+        "{name} was born in the year {year}.",
+        "The year of birth of {name} is {year}.",
+        "In {year}, {name} was born.",
+    ),
+    "trade": (
+        "{name} worked as a {trade}.",
+        "By trade {name} was a {trade}.",
+        "The work of {name} was that of a {trade}.",
+    ),
+    "school": (
+        "{name} studied in {school}.",
+        "{school} is where {name} studied.",
+        "{name} went to school in {school}.",
+    ),
 }
-TRADES = ("baker", "carpenter", "dyer", "glazier", "hunter", "mason", "miller", "potter", "sailor", "smith", "tailor", "weaver")
-STARTS, MIDDLES = (
-    ("b", "d", "f", "g", "k", "l", "m", "n", "p", "r", "s", "t", "v", "z", "br", "st"),
-    ("a", "e", "i", "o", "u", "ai", "ei", "ou"),
+TRADES = (
+    *("baker", "carpenter", "dyer", "glazier", "hunter", "mason"),
+    *("miller", "potter", "sailor", "smith", "tailor", "weaver"),
 )
+CONSONANTS = ("b", "d", "f", "g", "k", "l", "m", "n", "p", "r", "s", "t", "v", "z", "br", "st")
+VOWELS = ("a", "e", "i", "o", "u", "ai", "ei", "ou")
 
 
 class BiographiesSpec(DataSpec, kind="biographies"):
-    """Made-up people, what is told about them, and questions that only those who have read it can answer
+    """Invented people: texts about them, and questions that only a model that has read the texts can answer
 
-    language: texts about everyone, to learn from; to validate, other tellings of the same facts. questions: a question → its answer,
-    80 % of the people to learn from, 10 % to validate, 10 % to test. So first read about all, then learn to answer for some, and be
-    asked about others.
+    language: texts about all people; for validation, other texts with the same facts. questions: a question → its
+    answer, 80 % of the people for training, 10 % for validation, 10 % for test. So a model first reads about all
+    people, then learns to answer questions about some, and is evaluated on others.
     """
 
-    task: Literal["language", "questions"] = field("language", "what is asked for")
-    people: int = field(1000, "how many people there are", ge=10, le=1 << 20)
-    tellings: int = field(4, "texts about each of them: the wording and the order of facts differ", ge=1, le=64)
-    cities: int = field(100, "how many different cities", ge=2, le=1 << 14)
-    seed: int = field(0, "who they are", ge=0)
+    subset: Literal["language", "questions"] = field("language", "texts, or questions with their answers")
+    people: int = field(1000, "number of people", ge=10, le=1 << 20)
+    texts_per_person: int = field(4, "texts about each person, which differ in wording and order", ge=1, le=64)
+    cities: int = field(100, "number of cities", ge=2, le=1 << 14)
+    seed: int = field(0, "random seed", ge=0)
 
     def load(self) -> Corpus:
-        if self.task == "language":
-            about = f"{self.people:,} made-up people, {self.tellings} tellings each, and one more of some to validate"
-            train, other = Made(self.telling, self.people * self.tellings), Made(self.other_telling, min(self.people, 500))
-            return Corpus(("text",), train, other, [], about)
+        if self.subset == "language":
+            train = LazyRows(self.text, self.people * self.texts_per_person)
+            validation = LazyRows(self.validation_text, min(self.people, 500))
+            counts = row_counts(train, validation, [], "texts")
+            return Corpus(("text",), train, validation, [], f"{self.people:,} invented people: {counts}")
         tenth = self.people // 10
-        ends = (0, self.people - 2 * tenth, self.people - tenth, self.people)
-        parts = [Made(partial(self.question, start), (end - start) * len(ASKED)) for start, end in pairwise(ends)]
-        about = f"{len(ASKED)} questions about each of {self.people:,} made-up people, 80 % to learn from, 10 % to validate, 10 % to test"
-        return Corpus(("source", "target"), parts[0], parts[1], parts[2], about)
+        starts = 0, self.people - 2 * tenth, self.people - tenth, self.people
+        train, validation, test = (
+            LazyRows(partial(self.question, start), (end - start) * len(QUESTIONS)) for start, end in pairwise(starts)
+        )
+        counts = row_counts(train, validation, test, "questions")
+        return Corpus(("source", "target"), train, validation, test, f"{self.people:,} invented people: {counts}")
 
     def person(self, index: int) -> dict[str, str]:
-        """A name of their own, and a value for each thing that is asked."""
-        one, two, three, four = drawn(4, self.seed, index)
-        name = f"{spoken(one % 128 * 128 + two % 128).capitalize()} {spoken(128 * 128 + index).capitalize()}"
-        city, school = (
-            spoken(drawn(1, self.seed, "city", place % self.cities)[0] % (1 << 14)).capitalize() for place in (three, four >> 16)
-        )
+        """A unique name, and one value per question."""
+        one, two, three, four = random_integers(4, self.seed, index)
+        name = f"{syllables(one % 128 * 128 + two % 128).capitalize()} {syllables(128 * 128 + index).capitalize()}"
         return {
             "name": name,
-            "city": f"{city}ville",
+            "city": f"{self._town(three)}ville",
             "year": str(1800 + four % 200),
             "trade": TRADES[two % len(TRADES)],
-            "school": f"{school}ford",
+            "school": f"{self._town(four >> 16)}ford",
         }
 
-    def _told(self, index: int, telling: int) -> Row:
+    def _town(self, number: int) -> str:
+        return syllables(random_integers(1, self.seed, "city", number % self.cities)[0] % (1 << 14)).capitalize()
+
+    def _text(self, index: int, version: int) -> Row:
         person = self.person(index)
-        numbers = drawn(2 * len(SAID), self.seed, index, telling)
-        facts = [SAID[fact][numbers[i] % len(SAID[fact])].format(**person) for i, fact in enumerate(SAID)]
-        order = sorted(range(len(facts)), key=lambda i: numbers[len(SAID) + i])
+        numbers = random_integers(2 * len(STATEMENTS), self.seed, index, version)
+        facts = [forms[numbers[i] % len(forms)].format(**person) for i, forms in enumerate(STATEMENTS.values())]
+        order = sorted(range(len(facts)), key=lambda i: numbers[len(STATEMENTS) + i])
         return (" ".join(facts[i] for i in order),)
 
-    def telling(self, index: int) -> Row:
-        return self._told(index // self.tellings, index % self.tellings)
+    def text(self, index: int) -> Row:
+        return self._text(index // self.texts_per_person, index % self.texts_per_person)
 
-    def other_telling(self, index: int) -> Row:
-        """The first telling that is none of those to learn from."""
-        known = {self._told(index, telling) for telling in range(self.tellings)}
-        return next(row for row in (self._told(index, self.tellings + i) for i in range(4096)) if row not in known)
+    def validation_text(self, index: int) -> Row:
+        """The first text about a person that is not a training text."""
+        train = {self._text(index, version) for version in range(self.texts_per_person)}
+        versions = (self._text(index, self.texts_per_person + i) for i in range(4096))
+        return next(row for row in versions if row not in train)
 
     def question(self, start: int, index: int) -> Row:
-        person = self.person(start + index // len(ASKED))
-        fact = list(ASKED)[index % len(ASKED)]
-        return ASKED[fact].format(**person), person[fact]
+        person = self.person(start + index // len(QUESTIONS))
+        fact = list(QUESTIONS)[index % len(QUESTIONS)]
+        return QUESTIONS[fact].format(**person), person[fact]
 
 
-def spoken(number: int) -> str:
-    """A number as syllables: each has a name of its own that can be said."""
+def syllables(number: int) -> str:
+    """A number as a pronounceable word, a different one for each number."""
     word = ""
     while not word or number:
-        number, rest = divmod(number, len(STARTS) * len(MIDDLES))
-        word += STARTS[rest // len(MIDDLES)] + MIDDLES[rest % len(MIDDLES)]
+        number, rest = divmod(number, len(CONSONANTS) * len(VOWELS))
+        word += CONSONANTS[rest // len(VOWELS)] + VOWELS[rest % len(VOWELS)]
     return word

@@ -1,4 +1,4 @@
-"""Which columns of a user's own file are meant, where nobody said: judged by some of its rows, and said why."""
+"""Which columns of a user's file hold the fields of a kind of data: detected from a sample of its rows."""
 
 from __future__ import annotations
 
@@ -8,118 +8,165 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from manyheads.data.source import DataError, Lines, check_again
-from manyheads.data.tables import LOOKED_AT, TableSpec, form_of, names_columns
+from manyheads.data.source import DataSpec
+from manyheads.data.tables import HEADER_SAMPLE, is_jsonl, looks_like_header
+from manyheads.errors import ColumnError, IncompatibleError
+from manyheads.files.text import Lines, check_rereadable
 from manyheads.spec import quoted
 
-LONGEST_LINE = 1 << 24
+MAX_LINE_LENGTH = 1 << 24
 
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns to read, in the order that the data wants them; none where that is the usual."""
+    """The value for `data.fields` and why; None if the default reads the file."""
 
     fields: tuple[str | int, ...] | None
-    why: str
+    reason: str
 
 
-def columns_of(path: Path, spec: type[TableSpec], *, long_first: bool = False) -> Columns:
-    """Looks at some rows. `long_first`: of two texts the longer is the source, as a document is longer than its summary."""
-    if path.is_dir():
-        return Columns(None, "")  # what reads it says so
-    wanted = wanted_by(spec)
-    first, found = some_lines(path)
-    if not found:
+@dataclass(frozen=True)
+class Sample:
+    """Rows of a file and the names of its columns; `names` are numbers as text if it names none."""
+
+    names: list[str]
+    rows: list[list[str]]
+    named: bool
+    header: bool  # the names are in the first line
+
+    def column(self, index: int) -> str | int:
+        return self.names[index] if self.named else index
+
+
+def choose_columns(path: Path, kind: type[DataSpec], *, fields: str | None = None, long_first: bool = False) -> Columns:
+    """The columns in `fields` (names or numbers, separated by commas), or those detected if it is None.
+
+    With `long_first`, the longer of two texts is the source, as a document is longer than its summary.
+    """
+    required, optional = kind.file_columns()
+    if fields is None:
+        return detect_columns(path, kind, long_first=long_first) if required else Columns(None, "")
+    if not required:
+        raise IncompatibleError(f"fields is {quoted(fields)}, and a file of kind {kind.kind} has no columns")
+    names = [name.strip() for name in fields.split(",")]
+    if not len(required) <= len(names) <= len(required + optional) or not all(names):
+        expected = f"{len(required)} columns separated by a comma: {' and '.join(required)}"
+        raise IncompatibleError(f"fields is {quoted(fields)}, expected {expected}")
+    return Columns(numbers_to_names(path, [int(name) if name.isdecimal() else name for name in names]), "as given")
+
+
+def numbers_to_names(path: Path, fields: Sequence[str | int]) -> tuple[str | int, ...]:
+    """Column numbers replaced by the names in the header, if the file has one: the header is then not read as a row."""
+    first = read_lines(path)[0] if path.is_file() else []
+    if not first or is_jsonl(path, first[0]) or not has_header(first):
+        return tuple(fields)
+    names = first[0].split("\t")
+    return tuple(names[column] if isinstance(column, int) and column < len(names) else column for column in fields)
+
+
+def detect_columns(path: Path, kind: type[DataSpec], *, long_first: bool = False) -> Columns:
+    """The columns of a file whose rows look like the fields of `kind`."""
+    required = kind.file_columns()[0]
+    sample = None if path.is_dir() else read_sample(path, required)
+    if sample is not None and set(required) <= set(sample.names):
+        return Columns(None, "by their names")
+    if sample is None or len(sample.names) < len(required) or not sample.rows:
         return Columns(None, "")
-    if form_of(path, found[0]) == ".jsonl":
-        names, rows = of_objects(found, wanted)
-        header = True
+    if "label" in required:
+        fields, reason = label_columns(sample)
     else:
-        cells = [line.split("\t") for line in found]
-        header = set(wanted) <= set(cells[0]) or named_by(first)
+        fields, reason = text_columns(path, sample, required, long_first=long_first)
+    default = fields == tuple(range(len(fields)))  # what is read if `fields` is not set
+    return Columns(None if default else fields, reason)
+
+
+def read_sample(path: Path, required: Sequence[str]) -> Sample | None:
+    first, lines = read_lines(path)
+    if not lines:
+        return None
+    if is_jsonl(path, lines[0]):
+        names, rows = parse_objects(lines, required)
+        named, header = True, False
+    else:
+        cells = [line.split("\t") for line in lines]
+        named = header = set(required) <= set(cells[0]) or has_header(first)
         names, rows = (cells[0], cells[1:]) if header else ([str(i) for i in range(len(cells[0]))], cells)
-    rows = [row for row in rows if len(row) == len(names)]
-    if set(wanted) <= set(names) or len(names) < len(wanted) or not rows:
-        return Columns(None, "as the data names them" if set(wanted) <= set(names) else "")
-    in_first_line = header and form_of(path, found[0]) != ".jsonl"
-    return chosen(path, names, rows, wanted, header=header, in_first_line=in_first_line, long_first=long_first)
+    return Sample(names, [row for row in rows if len(row) == len(names)], named, header)
 
 
-def by_name(path: Path, fields: tuple[str | int, ...]) -> tuple[str | int, ...]:
-    """Columns that were said by their numbers, by their names where the first line has them: it is no row then."""
-    lines = some_lines(path)[0] if path.is_file() else []
-    if not lines or form_of(path, lines[0]) == ".jsonl" or not named_by(lines):
-        return fields
-    names = lines[0].split("\t")
-    return tuple(names[one] if isinstance(one, int) and one < len(names) else one for one in fields)
-
-
-def named_by(lines: Sequence[str]) -> bool:
-    """Whether the first of the first lines names the columns, as whoever reads the file will find."""
+def has_header(lines: Sequence[str]) -> bool:
     first, *rows = (line.split("\t") for line in lines)
-    return names_columns(first, rows)
+    return looks_like_header(first, rows)
 
 
-def some_lines(path: Path) -> tuple[list[str], list[str]]:
-    """The first thousand, and beside the very first a thousand drawn from all others: a file may be sorted."""
-    check_again(path)
-    chance, first, kept = Random(0), list[str](), list[str]()
-    for i, line in enumerate(line for _, line in Lines(path, "stop", LONGEST_LINE) if line.strip()):
-        if i <= LOOKED_AT:
+def read_lines(path: Path) -> tuple[list[str], list[str]]:
+    """The first lines; and the very first with a random sample of all others, since a file may be sorted."""
+    check_rereadable(path)
+    rng, first, sample = Random(0), list[str](), list[str]()
+    for i, line in enumerate(line for _, line in Lines(path, "strict", MAX_LINE_LENGTH) if line.strip()):
+        if i <= HEADER_SAMPLE:
             first.append(line)
-            kept.append(line)
-        elif (place := chance.randrange(i)) < LOOKED_AT:
-            kept[1 + place] = line
-    return first, kept
+            sample.append(line)
+        elif (index := rng.randrange(i)) < HEADER_SAMPLE:
+            sample[1 + index] = line
+    return first, sample
 
 
-def wanted_by(spec: type[TableSpec]) -> tuple[str, ...]:
-    """The columns that must be there, by the names that they usually have."""
-    usual: tuple[str, ...] = spec.model_fields["fields"].default
-    return usual
-
-
-def of_objects(lines: Sequence[str], wanted: Sequence[str]) -> tuple[list[str], list[list[str]]]:
-    """The fields that hold a text or a class in every object, or have a wanted name, and their values; nothing where a line is none."""
+def parse_objects(lines: Sequence[str], required: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+    """The keys that are required or always hold a string or an integer, and their values; none without objects."""
     try:
         objects = [json.loads(line) for line in lines]
     except (ValueError, RecursionError):
         return [], []
-    if not all(isinstance(one, dict) for one in objects):
+    if not all(isinstance(record, dict) for record in objects):
         return [], []
-    names = [name for name in objects[0] if name in wanted or all(isinstance(one.get(name), str | int) for one in objects)]
-    return names, [[str(one.get(name)) for name in names] for one in objects]
+    names = [
+        name
+        for name in objects[0]
+        if name in required or all(isinstance(record.get(name), str | int) for record in objects)
+    ]
+    return names, [[str(record.get(name)) for name in names] for record in objects]
 
 
-def chosen(
-    path: Path, names: Sequence[str], rows: Sequence[Sequence[str]], wanted: tuple[str, ...], *, header: bool, in_first_line: bool,
-    long_first: bool,
-) -> Columns:  # fmt: skip
-    known = [name if header else int(name) for name in names]
-    size = {i: sum(len(row[i]) for row in rows) for i in range(len(names))}
-    if "label" in wanted:
-        different = {i: len({row[i] for row in rows}) for i in size}
-        named = names.index("label") if "label" in names else None
-        label = min(reversed(size), key=lambda i: (different[i] < 2, different[i])) if named is None else named
-        text = max((i for i in size if i != label), key=lambda i: size[i])
-        why = f"{quoted(known[label])} has {different[label]:,} different values in {len(rows):,} rows, so it is the class"
-        return Columns(usual_or((known[text], known[label])), "by its name" if named is not None else why)
-    texts = [i for i in size if sum(len(row[i].split()) > 1 for row in rows) > len(rows) / 2]
-    if len(names) == len(wanted):
-        pair, why = [0, 1], "in the order of the file"
-    elif len(texts) == len(wanted):
-        pair, why = texts, f"the only ones of {len(names)} with more than a word"
-    elif header:
-        such = ",".join(names[i] for i in sorted(sorted(size, key=lambda i: -size[i])[: len(wanted)]))
-        raise DataError(f"{path} has {', '.join(names)}: say which are {' and '.join(wanted)}, such as --fields {such}")
+def label_columns(sample: Sample) -> tuple[tuple[str | int, ...], str]:
+    """The longest column as the text, and the one named "label", or with the fewest distinct values, as the class."""
+    columns = range(len(sample.names))
+    distinct = [len({row[i] for row in sample.rows}) for i in columns]
+    if "label" in sample.names:
+        label, reason = sample.names.index("label"), "by its name"
     else:
-        pair, why = [0, 1], f"in the order of the file, the first two of {len(names)}"
+        label = min(reversed(columns), key=lambda i: (distinct[i] < 2, distinct[i]))
+        reason = f"{quoted(sample.column(label))} is the class: {distinct[label]:,} values in {len(sample.rows):,} rows"
+    text = max((i for i in columns if i != label), key=column_sizes(sample).__getitem__)
+    return (sample.column(text), sample.column(label)), reason
+
+
+def text_columns(
+    path: Path, sample: Sample, required: Sequence[str], *, long_first: bool
+) -> tuple[tuple[str | int, ...], str]:
+    """Two columns of texts: the only two, the only two with more than one word, or the first two without names."""
+    columns, sizes = range(len(sample.names)), column_sizes(sample)
+    texts = [i for i in columns if sum(len(row[i].split()) > 1 for row in sample.rows) > len(sample.rows) / 2]
+    if len(columns) == len(required):
+        pair, reason = [0, 1], "in the order of the file"
+    elif len(texts) == len(required):
+        pair, reason = texts, f"the only ones of {len(columns)} with more than one word"
+    elif sample.named:
+        longest = sorted(sorted(columns, key=lambda i: -sizes[i])[: len(required)])
+        raise ColumnError(
+            f"{path} has {', '.join(sample.names)}: which are {' and '.join(required)} is not clear",
+            hint=f"choose with --fields, such as --fields {','.join(sample.names[i] for i in longest)}",
+        )
+    else:
+        pair, reason = [0, 1], f"in the order of the file, the first two of {len(columns)}"
     if long_first:
-        pair, why = sorted(pair, key=lambda i: -size[i]), "the longer of the two is the source"
-    why += "; the first line names them, and is no row" if in_first_line else "" if header else "; the first line is a row"
-    return Columns(usual_or(tuple(known[i] for i in pair)), why)
+        pair, reason = sorted(pair, key=lambda i: -sizes[i]), "the longer of the two is the source"
+    first_line = (
+        "; the first line is a header" if sample.header else "" if sample.named else "; the first line is a row"
+    )
+    return tuple(sample.column(i) for i in pair), reason + first_line
 
 
-def usual_or(fields: tuple[str | int, ...]) -> tuple[str | int, ...] | None:
-    """None for the first columns, which are read where nothing is said."""
-    return None if fields == tuple(range(len(fields))) else fields
+def column_sizes(sample: Sample) -> list[int]:
+    """The number of characters in each column."""
+    return [sum(len(row[i]) for row in sample.rows) for i in range(len(sample.names))]

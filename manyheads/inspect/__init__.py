@@ -1,1 +1,1 @@
-"""Looking into a model."""
+"""Reading, describing, auditing and drawing models: the library behind the page, usable without it."""

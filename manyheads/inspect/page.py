@@ -1,4 +1,4 @@
-"""An attention matrix as one page of HTML that needs nothing else: no script, no network, no server."""
+"""An attention matrix as one page of HTML without scripts or network access."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from html import escape
 import torch
 from torch import Tensor
 
-from manyheads.parts.attend import check_rows
+from manyheads.errors import InputShapeError
+from manyheads.parts.core import check_rows
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1a1a1a; --paper: #fff; --full: 26, 82, 160 }
@@ -27,24 +28,36 @@ caption, p { text-align: left; max-width: 40rem; opacity: .8 }
 
 
 def attention_page(
-    weights_LM: Tensor, queries: Sequence[object], keys: Sequence[object], *, seen_LM: Tensor | None = None, title: str = "attention"
+    weights_LM: Tensor,
+    queries: Sequence[object],
+    keys: Sequence[object],
+    *,
+    mask_LM: Tensor | None = None,
+    title: str = "attention",
 ) -> str:
-    """A row a query, a column a key, a cell a weight: the highest of each row is framed, what the mask hides is hatched."""
-    for name, given in (("weights", weights_LM), ("seen", seen_LM)):
-        if given is not None and not isinstance(given, Tensor):
-            raise ValueError(f"{name} is {type(given).__name__}, expected a tensor")
-        if given is not None and given.shape != (len(queries), len(keys)):
-            raise ValueError(f"{name} has shape {tuple(given.shape)}, expected {(len(queries), len(keys))}: a row a query, a column a key")
+    """One row per query, one column per key; the highest weight of a row is outlined, masked cells are hatched.
+
+    `mask_LM` is True where a query may attend to a key, as in torch.
+    """
+    shape = (len(queries), len(keys))
+    for name, tensor in (("weights", weights_LM), ("mask", mask_LM)):
+        if tensor is not None and not isinstance(tensor, Tensor):
+            raise InputShapeError(f"{name} is a {type(tensor).__name__}, expected a tensor")
+        if tensor is not None and tensor.shape != shape:
+            raise InputShapeError(f"{name} has shape {tuple(tensor.shape)}, expected queries × keys: {shape}")
     if not weights_LM.numel():
-        raise ValueError("there is nothing to show: give at least one query and one key")
-    if seen_LM is not None and seen_LM.dtype is not torch.bool:
-        raise ValueError(f"seen is {seen_LM.dtype}, expected torch.bool, True where a query may see a key")
-    check_rows(weights_LM, tolerance=0.02)  # the page says that rows sum to one
-    rows_of, columns = [str(query) for query in queries], [str(key) for key in keys]
-    hidden = "" if seen_LM is None else " Hatched: hidden by the mask."
-    head = "".join(f'<th scope="col">{escape(key)}</th>' for key in columns)
-    seen = [[True] * len(keys)] * len(queries) if seen_LM is None else seen_LM.tolist()
-    rows = "\n".join(row(query, columns, *of_row) for query, *of_row in zip(rows_of, weights_LM.tolist(), seen, strict=True))
+        raise InputShapeError("the weights are empty: give at least one query and one key")
+    if mask_LM is not None and mask_LM.dtype is not torch.bool:
+        raise InputShapeError(f"mask is {mask_LM.dtype}, expected torch.bool, True where a query may attend to a key")
+    check_rows(weights_LM, tolerance=0.02)
+    row_names, column_names = [str(query) for query in queries], [str(key) for key in keys]
+    legend = "" if mask_LM is None else " Hatched: masked."
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in column_names)
+    mask = [[True] * len(keys)] * len(queries) if mask_LM is None else mask_LM.tolist()
+    rows = "\n".join(
+        row(name, column_names, weights, visible)
+        for name, weights, visible in zip(row_names, weights_LM.tolist(), mask, strict=True)
+    )
     return f"""<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
@@ -58,19 +71,20 @@ def attention_page(
 {rows}
 </tbody>
 </table>
-<p>Each row is a query and sums to one; each column is a key. Framed: the highest weight of the row.{hidden}</p>
+<p>Each row is a query and sums to one; each column is a key. Outlined: the highest weight of the row.{legend}</p>
 </html>
 """
 
 
-def row(query: str, keys: Sequence[str], weights: Sequence[float], seen: Sequence[bool]) -> str:
-    highest = max(range(len(weights)), key=lambda column: (seen[column], weights[column]))  # the lowest index of equals
-    cells = (cell(query, key, weights[column], seen[column], column == highest) for column, key in enumerate(keys))
+def row(query: str, keys: Sequence[str], weights: Sequence[float], mask: Sequence[bool]) -> str:
+    highest = max(range(len(weights)), key=lambda column: (mask[column], weights[column]))  # the first of equals
+    cells = (cell(query, key, weights[column], mask[column], column == highest) for column, key in enumerate(keys))
     return f'<tr><th scope="row">{escape(query)}</th>{"".join(cells)}</tr>'
 
 
-def cell(query: str, key: str, weight: float, seen: bool, highest: bool) -> str:
-    if not seen:
-        return f'<td class="hidden" title="{escape(f"{query} may not see {key}")}"></td>'
-    kinds = " ".join(name for name, on in (("highest", highest), ("dark", weight > 0.55)) if on)
-    return f'<td class="{kinds}" style="--weight: {weight:.3f}" title="{escape(f"{query} → {key}: {weight:.4f}")}">{weight:.2f}</td>'
+def cell(query: str, key: str, weight: float, visible: bool, highest: bool) -> str:
+    if not visible:
+        return f'<td class="hidden" title="{escape(f"{query} → {key}: masked")}"></td>'
+    classes = " ".join(name for name, on in (("highest", highest), ("dark", weight > 0.55)) if on)
+    title = escape(f"{query} → {key}: {weight:.4f}")
+    return f'<td class="{classes}" style="--weight: {weight:.3f}" title="{title}">{weight:.2f}</td>'

@@ -1,1 +1,1 @@
-"""Experiments with a verdict, and the plain models they are checked against."""
+"""Experiments that test a claim, and plain models written from the formulas that composed models must match."""

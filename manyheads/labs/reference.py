@@ -1,7 +1,7 @@
-"""Three plain models written straight from the formulas, to check the composed ones against: Transformer (2017), BERT, GPT.
+"""Plain models written from the formulas, to check the composed ones against: Transformer (2017), BERT, GPT-2.
 
-They share nothing with the package but the names of the weights: each takes a dictionary of them and does what the paper
-says, line by line. `attend` is the literal softmax unless another function of (q, k, v, visible) is given.
+They share nothing with the package but the names of the weights: each takes a dictionary of weights and follows its
+paper line by line. `attend` is the literal softmax unless another function of (q, k, v, visible) is given.
 """
 
 from __future__ import annotations
@@ -33,8 +33,10 @@ def layer_norm(w: Weights, name: str, x: Tensor, eps: float) -> Tensor:
     return F.layer_norm(x, x.shape[-1:], w[f"{name}.weight"], w[f"{name}.bias"], eps)
 
 
-def multi_head(w: Weights, name: str, x: Tensor, memory: Tensor, visible: Tensor | None, heads: int, attend: Attend) -> Tensor:
-    """Concat(head₁ … head_H) W_O, with head_i = attend(x W_Q, memory W_K, memory W_V) on its share of the columns"""
+def multi_head(
+    w: Weights, name: str, x: Tensor, memory: Tensor, visible: Tensor | None, heads: int, attend: Attend
+) -> Tensor:
+    """Concat(head₁ … head_H) W_O, with head_i = attend(x W_Q, memory W_K, memory W_V) on its part of the columns"""
 
     def split(y: Tensor) -> Tensor:
         return y.unflatten(-1, (heads, -1)).transpose(1, 2)
@@ -45,7 +47,7 @@ def multi_head(w: Weights, name: str, x: Tensor, memory: Tensor, visible: Tensor
     return linear(w, f"{name}.output", attend(q, k, v, visible).transpose(1, 2).flatten(2))
 
 
-def below_diagonal(length: int, device: torch.device) -> Tensor:
+def causal_mask(length: int, device: torch.device) -> Tensor:
     return torch.ones(length, length, dtype=torch.bool, device=device).tril()
 
 
@@ -61,9 +63,16 @@ def sinusoids(length: int, width: int, device: torch.device) -> Tensor:
 
 
 def transformer_2017(
-    w: Weights, source: Tensor, target: Tensor, *, heads: int, encoder_layers: int, decoder_layers: int, attend: Attend = literal
+    w: Weights,
+    source: Tensor,
+    target: Tensor,
+    *,
+    heads: int,
+    encoder_layers: int,
+    decoder_layers: int,
+    attend: Attend = literal,
 ) -> Tensor:
-    """Vaswani et al. 2017: shared table scaled by √D, sinusoids, norm(x + f(x)), ReLU, logits against the same table."""
+    """Vaswani et al. 2017: one table scaled by √D, sinusoids, norm(x + f(x)), ReLU, logits against the same table."""
     table, eps = w["encoder.embed.table.weight"], 1e-5
     width = table.shape[1]
 
@@ -76,14 +85,20 @@ def transformer_2017(
     x = embed(source)
     for i in range(encoder_layers):
         name = f"encoder.layers.{i}"
-        x = layer_norm(w, f"{name}.residual.norms.0", x + multi_head(w, f"{name}.attention", x, x, None, heads, attend), eps)
+        x = layer_norm(
+            w, f"{name}.residual.norms.0", x + multi_head(w, f"{name}.attention", x, x, None, heads, attend), eps
+        )
         x = layer_norm(w, f"{name}.residual.norms.1", x + feed_forward(name, x), eps)
     memory, y = x, embed(target)
-    visible = below_diagonal(target.shape[1], target.device)
+    visible = causal_mask(target.shape[1], target.device)
     for i in range(decoder_layers):
         name = f"decoder.layers.{i}"
-        y = layer_norm(w, f"{name}.residual.norms.0", y + multi_head(w, f"{name}.attention", y, y, visible, heads, attend), eps)
-        y = layer_norm(w, f"{name}.residual.norms.1", y + multi_head(w, f"{name}.cross", y, memory, None, heads, attend), eps)
+        y = layer_norm(
+            w, f"{name}.residual.norms.0", y + multi_head(w, f"{name}.attention", y, y, visible, heads, attend), eps
+        )
+        y = layer_norm(
+            w, f"{name}.residual.norms.1", y + multi_head(w, f"{name}.cross", y, memory, None, heads, attend), eps
+        )
         y = layer_norm(w, f"{name}.residual.norms.2", y + feed_forward(name, y), eps)
     return y @ table.T
 
@@ -91,27 +106,33 @@ def transformer_2017(
 def bidirectional_2018(
     w: Weights, ids: Tensor, types: Tensor, *, heads: int, layers: int, eps: float = 1e-12, attend: Attend = literal
 ) -> Tensor:
-    """BERT, Devlin et al. 2019: tokens + positions + types, normalised; norm(x + f(x)), GELU; logits for masked tokens."""
+    """BERT, Devlin et al. 2019: norm(tokens + positions + types); norm(x + f(x)), GELU; logits for masked tokens."""
     table = w["encoder.embed.table.weight"]
     x = table[ids] + w["encoder.embed.position.table.weight"][: ids.shape[1]] + w["encoder.embed.types.weight"][types]
     x = layer_norm(w, "encoder.embed.norm", x, eps)
     for i in range(layers):
         name = f"encoder.layers.{i}"
-        x = layer_norm(w, f"{name}.residual.norms.0", x + multi_head(w, f"{name}.attention", x, x, None, heads, attend), eps)
+        x = layer_norm(
+            w, f"{name}.residual.norms.0", x + multi_head(w, f"{name}.attention", x, x, None, heads, attend), eps
+        )
         hidden = F.gelu(linear(w, f"{name}.feedforward.up", x))
         x = layer_norm(w, f"{name}.residual.norms.1", x + linear(w, f"{name}.feedforward.down", hidden), eps)
     x = layer_norm(w, "head.norm", F.gelu(linear(w, "head.project", x)), eps)
     return x @ table.T + w["head.scores.bias"]
 
 
-def causal_2019(w: Weights, ids: Tensor, *, heads: int, layers: int, eps: float = 1e-5, attend: Attend = literal) -> Tensor:
-    """GPT-2, Radford et al. 2019: tokens + positions; x + f(norm(x)), GELU by tanh; a last norm; logits against the table."""
-    table, visible = w["decoder.embed.table.weight"], below_diagonal(ids.shape[1], ids.device)
+def causal_2019(
+    w: Weights, ids: Tensor, *, heads: int, layers: int, eps: float = 1e-5, attend: Attend = literal
+) -> Tensor:
+    """GPT-2, Radford et al. 2019: tokens + positions; x + f(norm(x)), tanh GELU; final norm; logits by the table."""
+    table, visible = w["decoder.embed.table.weight"], causal_mask(ids.shape[1], ids.device)
     x = table[ids] + w["decoder.embed.position.table.weight"][: ids.shape[1]]
     for i in range(layers):
         name = f"decoder.layers.{i}"
         y = layer_norm(w, f"{name}.residual.norms.0", x, eps)
         x = x + multi_head(w, f"{name}.attention", y, y, visible, heads, attend)
         y = layer_norm(w, f"{name}.residual.norms.1", x, eps)
-        x = x + linear(w, f"{name}.feedforward.down", F.gelu(linear(w, f"{name}.feedforward.up", y), approximate="tanh"))
+        x = x + linear(
+            w, f"{name}.feedforward.down", F.gelu(linear(w, f"{name}.feedforward.up", y), approximate="tanh")
+        )
     return layer_norm(w, "decoder.norm", x, eps) @ table.T

@@ -1,1 +1,7 @@
-"""What a model's answers are worth: the metrics people cite, and the baselines that make a number mean something. Knows no model."""
+"""Metrics, one file per group, and baselines that need no network. Importing the package registers every metric."""
+
+from importlib import import_module
+from pkgutil import iter_modules
+
+for _module in iter_modules(__path__):
+    import_module(f"{__name__}.{_module.name}")

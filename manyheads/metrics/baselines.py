@@ -1,4 +1,4 @@
-"""What needs no network: the commonest class, counted words, the source itself. A model that is not above them has learned little."""
+"""Baselines that need no network: the most common class, naive Bayes, BM25, unigrams and bigrams."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-Numbers = NDArray[np.float64]
-Whole = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Ids = NDArray[np.int64]
 
 
 def words(text: str) -> list[str]:
@@ -18,135 +18,130 @@ def words(text: str) -> list[str]:
     return re.findall(r"[^\W_]+", text.lower())
 
 
-def copied(source: str) -> str:
-    """The source, taken for the target."""
-    return source
-
-
 def lead(source: str, count: int) -> str:
-    """The first words of the source, taken for its summary."""
+    """The first words of the source, as its summary."""
     return " ".join(source.split()[:count])
 
 
-# --------------------------------------------------------------------------------------------------------------- classes
+# -------------------------------------------------------------------------------------------------------------- classes
 
 
 class Majority:
-    """p(class) = its share of what was learned from, whatever the text."""
+    """p(class) = its share of the training rows, for every text"""
 
     def __init__(self, labels: Sequence[int], classes: int) -> None:
-        self.shares = np.bincount(labels, minlength=classes) / len(labels)
+        self.prior_C = np.bincount(labels, minlength=classes) / len(labels)
 
-    def probabilities(self, texts: Sequence[str]) -> Numbers:
-        return np.tile(self.shares, (len(texts), 1))
+    def probabilities(self, texts: Sequence[str]) -> Floats:
+        return np.tile(self.prior_C, (len(texts), 1))
 
 
 class NaiveBayes:
-    """p(class | text) ∝ p(class) Π p(word | class), with p(word | class) = (count + α) / (all counts + α · words)
+    """p(class | text) ∝ p(class) Π p(word | class), with p(word | class) = (count + α) / (all counts + α · vocabulary)
 
-    Multinomial (McCallum and Nigam 1998); words that were never seen say nothing. Binary: a word counts once a text.
+    Multinomial, McCallum and Nigam 1998; words that are not in the training texts are ignored.
     """
 
-    def __init__(self, texts: Iterable[str], labels: Sequence[int], classes: int, *, alpha: float = 1.0, binary: bool = False) -> None:
-        self.binary, self.place = binary, dict[str, int]()
-        found = [(label, self._counted(text)) for text, label in zip(texts, labels, strict=True)]
-        for _, counts in found:
-            for word in counts:
-                self.place.setdefault(word, len(self.place))
-        total_CV = np.zeros((classes, len(self.place)))
-        for label, counts in found:
-            total_CV[label, [self.place[word] for word in counts]] += list(counts.values())
+    def __init__(self, texts: Iterable[str], labels: Sequence[int], classes: int, *, alpha: float = 1.0) -> None:
+        counts = [Counter(words(text)) for text in texts]
+        vocabulary = dict.fromkeys(word for text_counts in counts for word in text_counts)
+        self.index = {word: i for i, word in enumerate(vocabulary)}
+        total_CV = np.zeros((classes, len(self.index)))
+        for label, text_counts in zip(labels, counts, strict=True):
+            total_CV[label, [self.index[word] for word in text_counts]] += list(text_counts.values())
         total_CV += alpha
-        self.likely_CV = np.log(total_CV) - np.log(total_CV.sum(1, keepdims=True))
-        with np.errstate(divide="ignore"):  # a class that never occurs is never chosen
-            self.before_C = np.log(np.bincount(labels, minlength=classes) / len(labels))
+        self.log_likelihood_CV = np.log(total_CV) - np.log(total_CV.sum(1, keepdims=True))
+        with np.errstate(divide="ignore"):  # a class without training rows has probability 0
+            self.log_prior_C = np.log(np.bincount(labels, minlength=classes) / len(labels))
 
-    def _counted(self, text: str) -> Counter[str]:
-        found = words(text)
-        return Counter(set(found) if self.binary else found)
-
-    def probabilities(self, texts: Sequence[str]) -> Numbers:
+    def probabilities(self, texts: Sequence[str]) -> Floats:
         rows = []
         for text in texts:
-            known = {self.place[word]: count for word, count in self._counted(text).items() if word in self.place}
-            rows.append(self.before_C + self.likely_CV[:, list(known)] @ np.array(list(known.values()), np.float64))
+            counts = {self.index[word]: count for word, count in Counter(words(text)).items() if word in self.index}
+            evidence_C = self.log_likelihood_CV[:, list(counts)] @ np.array(list(counts.values()), np.float64)
+            rows.append(self.log_prior_C + evidence_C)
         logits_NC = np.stack(rows)
-        shares_NC = np.exp(logits_NC - logits_NC.max(1, keepdims=True))
-        return np.asarray(shares_NC / shares_NC.sum(1, keepdims=True))
+        exp_NC = np.exp(logits_NC - logits_NC.max(1, keepdims=True))
+        return np.asarray(exp_NC / exp_NC.sum(1, keepdims=True))
 
 
-# --------------------------------------------------------------------------------------------------------------- ranking
+# -------------------------------------------------------------------------------------------------------------- ranking
 
 
 class BM25:
-    """Σ over the words of a query of idf · f (k₁ + 1) / (f + k₁ (1 − b + b · |d| / mean |d|)), idf = ln(1 + (N − n + ½) / (n + ½))
+    """Σ over the words of a query of idf · f (k₁ + 1) / (f + k₁ (1 − b + b · |d| / mean |d|))
 
-    Robertson and Zaragoza 2009: f is how often the word is in the document, n in how many of all N it is.
+    Robertson and Zaragoza 2009, with idf = ln(1 + (N − n + ½) / (n + ½)): f is the word's count in the document d, n
+    the number of documents that have the word, of N.
     """
 
     def __init__(self, documents: Sequence[str], *, k1: float = 1.2, b: float = 0.75) -> None:
-        self.count, self.place = len(documents), dict[str, int]()
-        found: list[tuple[int, int, int]] = []  # word, document, how often
+        self.count, self.index = len(documents), dict[str, int]()
+        postings: list[tuple[int, int, int]] = []  # word, document, count
         sizes = np.zeros(self.count)
         for i, text in enumerate(documents):
             counts = Counter(words(text))
             sizes[i] = counts.total()
-            found += [(self.place.setdefault(word, len(self.place)), i, count) for word, count in counts.items()]
-        of_word, self.documents, often = np.array(found, np.int64).reshape(-1, 3).T
-        order = np.argsort(of_word, kind="stable")
-        of_word, self.documents = of_word[order], self.documents[order]
-        often, within = often[order], np.bincount(of_word, minlength=len(self.place))
-        idf = np.log(1 + (self.count - within + 0.5) / (within + 0.5))
+            postings += [(self.index.setdefault(word, len(self.index)), i, count) for word, count in counts.items()]
+        table = np.array(postings, np.int64).reshape(-1, 3)
+        word, self.documents, frequency = table[np.argsort(table[:, 0], kind="stable")].T.copy()
+        document_counts = np.bincount(word, minlength=len(self.index))
+        idf = np.log(1 + (self.count - document_counts + 0.5) / (document_counts + 0.5))
         length = 1 - b + b * sizes / max(sizes.mean(), 1e-9)
-        self.weights = idf[of_word] * often * (k1 + 1) / (often + k1 * length[self.documents])
-        self.ends = np.concatenate(([0], np.cumsum(within)))
+        self.weights = idf[word] * frequency * (k1 + 1) / (frequency + k1 * length[self.documents])
+        self.offsets = np.concatenate(([0], np.cumsum(document_counts)))  # of each word's part of `documents`
 
-    def scores(self, query: str) -> Numbers:
-        """Of every document."""
+    def scores(self, query: str) -> Floats:
+        """The score of every document."""
         total = np.zeros(self.count)
         for word in words(query):
-            if (place := self.place.get(word)) is not None:
-                part = slice(self.ends[place], self.ends[place + 1])
+            if (index := self.index.get(word)) is not None:
+                part = slice(self.offsets[index], self.offsets[index + 1])
                 total[self.documents[part]] += self.weights[part]
         return total
 
 
-# -------------------------------------------------------------------------------------------------------------- language
+# ------------------------------------------------------------------------------------------------------------- language
 
 
 class Unigram:
-    """p(token) = (count + 1) / (all + vocabulary): tokens that know nothing of each other."""
+    """p(token) = (count + 1) / (all counts + vocabulary), independent of other tokens"""
 
-    def __init__(self, texts: Iterable[Whole], vocabulary: int) -> None:
-        counts = np.ones(vocabulary)
+    def __init__(self, texts: Iterable[Ids], vocab_size: int) -> None:
+        counts = np.ones(vocab_size)
         for text in texts:
             np.add.at(counts, text, 1)
-        self.likely_V = np.log(counts / counts.sum())
+        self.log_probs_V = np.log(counts / counts.sum())
 
-    def nats(self, text: Whole) -> Numbers:
+    def nats(self, text: Ids) -> Floats:
         """−ln p of each token."""
-        return -self.likely_V[text]
+        return -self.log_probs_V[text]
 
 
 class Bigram:
-    """p(b | a) = (count(ab) + t(a) · p(b)) / (count(a) + t(a)), t(a) different tokens having followed a, p(b) the unigram's
+    """p(b | a) = (count(ab) + t(a) · p(b)) / (count(a) + t(a)), with t(a) different tokens after a and p(b) the unigram
 
-    Witten and Bell 1991: how much is left to what never followed is counted, not chosen.
+    Witten and Bell 1991: the weight of the unigram is estimated from counts and needs no parameter.
     """
 
-    def __init__(self, texts: Sequence[Whole], vocabulary: int) -> None:
-        self.unigram, self.vocabulary = Unigram((text[1:] for text in texts), vocabulary), vocabulary
-        pairs = np.concatenate([text[:-1] * vocabulary + text[1:] for text in texts])
-        self.pairs, self.often = np.unique(pairs, return_counts=True)
-        first = self.pairs // vocabulary
-        self.after = np.bincount(first, weights=self.often, minlength=vocabulary)
-        self.kinds = np.bincount(first, minlength=vocabulary)
+    def __init__(self, texts: Sequence[Ids], vocab_size: int) -> None:
+        self.unigram, self.vocab_size = Unigram((text[1:] for text in texts), vocab_size), vocab_size
+        pairs = np.concatenate([self.pair_ids(text) for text in texts])
+        self.pairs, self.pair_counts = np.unique(pairs, return_counts=True)
+        first = self.pairs // vocab_size
+        self.counts_V = np.bincount(first, weights=self.pair_counts, minlength=vocab_size)
+        self.followers_V = np.bincount(first, minlength=vocab_size)
 
-    def nats(self, text: Whole) -> Numbers:
+    def pair_ids(self, text: Ids) -> Ids:
+        """One number per pair of adjacent tokens."""
+        return text[:-1] * self.vocab_size + text[1:]
+
+    def nats(self, text: Ids) -> Floats:
         """−ln p of each token but the first, which begins the text."""
-        before, token = text[:-1], text[1:]
-        pair = before * self.vocabulary + token
-        place = np.minimum(np.searchsorted(self.pairs, pair), len(self.pairs) - 1)
-        seen = np.where(self.pairs[place] == pair, self.often[place], 0)
-        kinds, after, alone = self.kinds[before], self.after[before], np.exp(self.unigram.likely_V[token])
-        return np.asarray(-np.log(np.where(after > 0, (seen + kinds * alone) / np.maximum(after + kinds, 1), alone)))
+        previous, pairs = text[:-1], self.pair_ids(text)
+        index = np.minimum(np.searchsorted(self.pairs, pairs), len(self.pairs) - 1)
+        pair_counts = np.where(self.pairs[index] == pairs, self.pair_counts[index], 0)
+        count, followers = self.counts_V[previous], self.followers_V[previous]
+        unigram = np.exp(self.unigram.log_probs_V[text[1:]])
+        smoothed = (pair_counts + followers * unigram) / np.maximum(count + followers, 1)
+        return np.asarray(-np.log(np.where(count > 0, smoothed, unigram)))

@@ -1,43 +1,40 @@
-"""Classes that were chosen, and how sure of them the model was: accuracy, macro-F₁, calibration."""
+"""Predicted classes and their probabilities against the targets: accuracy, macro-F₁ and calibration."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike
 
-Shares = NDArray[np.float64]  # a probability for every row and class
-Chosen = NDArray[np.int64]
+from manyheads.metrics.metric import register_metric
+
 BINS = 15
 
 
-def scores(wanted: Any, probabilities: Any) -> dict[str, float]:
-    """Of the number of the right class for each row, and the probability of every class."""
-    right, shares = np.asarray(wanted, np.int64), np.asarray(probabilities, np.float64)
-    chosen = shares.argmax(1)
-    return {
-        "accuracy": float((chosen == right).mean()),
-        "macro_f1": macro_f1(right, chosen),
-        "calibration_error": calibration_error(right, shares),
-    }
+@register_metric("accuracy", "classes", percent=True)
+def accuracy(targets: ArrayLike, probabilities_NC: ArrayLike) -> float:
+    """The share of rows whose most probable class is the target."""
+    return float((np.argmax(probabilities_NC, 1) == np.asarray(targets)).mean())
 
 
-def macro_f1(wanted: Chosen, chosen: Chosen) -> float:
-    """The mean over classes of 2·both / (wanted + chosen); over those that were wanted or chosen at all."""
-    found = []
-    for one in np.union1d(wanted, chosen):
-        both = ((wanted == one) & (chosen == one)).sum()
-        found.append(2 * both / ((wanted == one).sum() + (chosen == one).sum()))
-    return float(np.mean(found))
+@register_metric("macro_f1", "classes")
+def macro_f1(targets: ArrayLike, probabilities_NC: ArrayLike) -> float:
+    """The mean over classes of 2 · correct / (targets + predictions), without classes that have neither."""
+    targets_N, predicted_N = np.asarray(targets), np.argmax(probabilities_NC, 1)
+    values = []
+    for label in np.union1d(targets_N, predicted_N):
+        is_target, is_predicted = targets_N == label, predicted_N == label
+        values.append(2 * (is_target & is_predicted).sum() / (is_target.sum() + is_predicted.sum()))
+    return float(np.mean(values))
 
 
-def calibration_error(wanted: Chosen, probabilities: Shares, bins: int = BINS) -> float:
+@register_metric("calibration_error", "classes", higher_is_better=False)
+def calibration_error(targets: ArrayLike, probabilities_NC: ArrayLike) -> float:
     """Σ_b |b| / n · |accuracy in b − confidence in b|, over bins of equal width ((i − 1) / 15, i / 15]
 
-    Guo et al. 2017, arXiv 1706.04599: the expected calibration error. Confidence is the probability of what was chosen.
+    The expected calibration error, Guo et al. 2017, arXiv 1706.04599; confidence is the predicted class's probability.
     """
-    sure, right = probabilities.max(1), probabilities.argmax(1) == wanted
-    bin_of = np.clip(np.ceil(sure * bins).astype(int) - 1, 0, bins - 1)
-    gaps = np.bincount(bin_of, weights=right - sure, minlength=bins)  # |b| · (accuracy − confidence)
-    return float(np.abs(gaps).sum() / len(sure))
+    probabilities = np.asarray(probabilities_NC, np.float64)
+    confidence, correct = probabilities.max(1), probabilities.argmax(1) == np.asarray(targets)
+    bins = np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1)
+    gaps = np.bincount(bins, weights=correct - confidence, minlength=BINS)  # |b| · (accuracy − confidence)
+    return float(np.abs(gaps).sum() / len(confidence))

@@ -1,4 +1,4 @@
-"""What a straight line can read from vectors: a linear probe, the same one for whatever is compared."""
+"""A linear probe: how well a linear classifier reads labels from vectors."""
 
 from __future__ import annotations
 
@@ -6,37 +6,44 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-Numbers = NDArray[np.floating[Any]]
-STRENGTHS = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
+from manyheads.metrics.metric import register_metric
+
+Floats = NDArray[np.floating[Any]]
+STRENGTHS = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)  # λ
 
 
-def probe(learned_ND: Any, labels: Sequence[str], unseen_ND: Any, wanted: Sequence[str]) -> float:
-    """The share of unseen rows whose class is right: argmax of W x, W = argmin ‖XW − Y‖² + λN‖W‖² on vectors brought to variance 1.
+@register_metric("probe", "probe", percent=True)
+def linear_probe(
+    train_vectors_ND: ArrayLike, train_labels: Sequence[str], vectors_MD: ArrayLike, labels: Sequence[str]
+) -> float:
+    """The accuracy of argmax x W on `vectors_MD`, with W = argmin ‖XW − Y‖² + λN‖W‖² fitted on the training vectors
 
-    λ is the one of seven that does best on a fifth of what is learned from, drawn from anywhere, learned from the others.
+    Every dimension is scaled to mean 0 and variance 1 on the training vectors. λ is the one of seven with the highest
+    accuracy on a random fifth of the training vectors, fitted on the others.
     """
-    x, unseen = np.asarray(learned_ND, np.float64), np.asarray(unseen_ND, np.float64)
+    x, test_x = np.asarray(train_vectors_ND, np.float64), np.asarray(vectors_MD, np.float64)
     mean, scale = x.mean(0), x.std(0) + 1e-6
-    x, unseen = (np.concatenate(((one - mean) / scale, np.ones((len(one), 1))), 1) for one in (x, unseen))
-    names = sorted(set(labels))
-    y = (np.array(labels)[:, None] == np.array(names)).astype(np.float64)
-    held = np.random.default_rng(0).random(len(x)) < 0.2  # not by place: rows may be sorted by class, or take turns
-    some, answers = fitted(x[~held], y[~held]), [label for label, kept in zip(labels, held, strict=True) if kept]
-    best = max(STRENGTHS, key=lambda strength: right(some(strength), x[held], answers, names))
-    return right(fitted(x, y)(best), unseen, wanted, names)
+    x, test_x = (np.concatenate(((part - mean) / scale, np.ones((len(part), 1))), 1) for part in (x, test_x))
+    classes = np.unique(train_labels)
+    y, targets = np.asarray(train_labels)[:, None] == classes, np.asarray(labels)
+    held_out = np.random.default_rng(0).random(len(x)) < 0.2  # random, as rows may be sorted by class
+    fit = ridge_regression(x[~held_out], y[~held_out].astype(np.float64))
+    held_out_labels = np.asarray(train_labels)[held_out]
+    best = max(STRENGTHS, key=lambda strength: probe_accuracy(fit(strength), x[held_out], held_out_labels, classes))
+    return probe_accuracy(ridge_regression(x, y.astype(np.float64))(best), test_x, targets, classes)
 
 
-def fitted(x: Numbers, y: Numbers) -> Callable[[float], Numbers]:
-    """W by its λ. Of the two products the smaller one is made, and once: Xᵀ(XXᵀ + λN)⁻¹Y is the same."""
+def ridge_regression(x: Floats, y: Floats) -> Callable[[float], Floats]:
+    """W by λ. Of the two equal forms (XᵀX + λN)⁻¹XᵀY and Xᵀ(XXᵀ + λN)⁻¹Y the one with the smaller matrix is used."""
     count, size = x.shape
     if count < size:
-        product = x @ x.T
-        return lambda strength: x.T @ np.linalg.solve(product + strength * count * np.eye(count), y)
-    product, wanted = x.T @ x, x.T @ y
-    return lambda strength: np.linalg.solve(product + strength * count * np.eye(size), wanted)
+        gram = x @ x.T
+        return lambda strength: x.T @ np.linalg.solve(gram + strength * count * np.eye(count), y)
+    gram, product = x.T @ x, x.T @ y
+    return lambda strength: np.linalg.solve(gram + strength * count * np.eye(size), product)
 
 
-def right(weights: Numbers, x: Numbers, wanted: Sequence[str], names: Sequence[str]) -> float:
-    return float(np.mean([names[i] == label for i, label in zip((x @ weights).argmax(1), wanted, strict=True)])) if len(x) else 0.0
+def probe_accuracy(weights: Floats, x: Floats, labels: NDArray[Any], classes: NDArray[Any]) -> float:
+    return float((classes[(x @ weights).argmax(1)] == labels).mean()) if len(x) else 0.0

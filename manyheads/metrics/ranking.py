@@ -1,38 +1,57 @@
-"""Where the wanted document stands among all: mean reciprocal rank, recall."""
+"""The rank of each query's document among all documents: mean reciprocal rank and recall."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
+
+from manyheads.metrics.metric import register_metric
 
 Ranks = NDArray[np.float64]
 
 
-def ranks(scores_NM: Any, wanted: Any) -> Ranks:
-    """For each query the place of its document among all M, from 1.
+def rank_targets(scores_NM: ArrayLike, targets: ArrayLike) -> Ranks:
+    """The rank of each query's target among all M documents, from 1.
 
-    Those with the very same score share the mean of their places: a model that finds all alike is not first, but in the middle. NaN is
-    below all others.
+    Documents with equal scores share the mean of their ranks, so equal scores for all give the middle rank. NaN is
+    below every number.
     """
-    scores, own = np.nan_to_num(np.asarray(scores_NM), nan=-np.inf, posinf=np.inf, neginf=-np.inf), np.asarray(wanted, np.int64)
-    theirs = scores[np.arange(len(scores)), own][:, None]
-    above, alike = (scores > theirs).sum(1), (scores == theirs).sum(1)
-    return 1 + above + (alike - 1) / 2
+    scores = np.nan_to_num(np.asarray(scores_NM), nan=-np.inf, posinf=np.inf, neginf=-np.inf)
+    target_scores = scores[np.arange(len(scores)), np.asarray(targets, np.int64)][:, None]
+    higher, equal = (scores > target_scores).sum(1), (scores == target_scores).sum(1)
+    return 1 + higher + (equal - 1) / 2
 
 
-def scores(found: Ranks) -> dict[str, float]:
-    """MRR is the mean of 1 / rank, at 10 with 0 beyond the tenth place; recall@k the share among the first k."""
+@register_metric("mrr", "ranking")
+def mrr(ranks: Ranks) -> float:
+    """The mean of 1 / rank."""
+    return float((1 / ranks).mean())
+
+
+@register_metric("mrr@10", "ranking")
+def mrr_at_10(ranks: Ranks) -> float:
+    """The mean of 1 / rank, with 0 for ranks above 10."""
+    return float(np.where(ranks <= 10, 1 / ranks, 0.0).mean())
+
+
+@register_metric("recall@1", "ranking", percent=True)
+def recall_at_1(ranks: Ranks) -> float:
+    """The share of queries whose document is the first."""
+    return float((ranks <= 1).mean())
+
+
+@register_metric("recall@10", "ranking", percent=True)
+def recall_at_10(ranks: Ranks) -> float:
+    """The share of queries whose document is among the first ten."""
+    return float((ranks <= 10).mean())
+
+
+def chance_level(documents: int) -> dict[str, float]:
+    """The expected scores of a random order: (1 + ½ + … + 1/N) / N and k / N."""
+    shares = 1 / np.arange(1, documents + 1) / documents
     return {
-        "mrr": float((1 / found).mean()),
-        "mrr@10": float(np.where(found <= 10, 1 / found, 0.0).mean()),
-        "recall@1": float((found <= 1).mean()),
-        "recall@10": float((found <= 10).mean()),
+        "mrr": float(shares.sum()),
+        "mrr@10": float(shares[:10].sum()),
+        "recall@1": 1 / documents,
+        "recall@10": min(1.0, 10 / documents),
     }
-
-
-def chance(count: int) -> dict[str, float]:
-    """The same of an order drawn by chance: (1 + ½ + … + 1/N) / N, and k / N."""
-    shares = 1 / np.arange(1, count + 1) / count
-    return {"mrr": float(shares.sum()), "mrr@10": float(shares[:10].sum()), "recall@1": 1 / count, "recall@10": min(1.0, 10 / count)}

@@ -1,4 +1,4 @@
-"""From a spec to a model with weights."""
+"""From a spec to a model: with weights, or on the meta device with shapes alone."""
 
 from __future__ import annotations
 
@@ -10,101 +10,107 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from manyheads.model.init import initialise
+from manyheads.errors import ConfigError, DeviceError, OutOfRangeError, PartsFileError, UsageError, WrongTypeError
+from manyheads.model.init import init_weights
 from manyheads.model.ngram import Ngram
 from manyheads.model.recurrent import Recurrent
 from manyheads.model.spec import ModelSpec
 from manyheads.model.transformer import Transformer
-from manyheads.spec import SpecError, quoted
+from manyheads.spec import quoted
 
 Model = Transformer | Recurrent | Ngram
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 @contextmanager
-def countable() -> Iterator[None]:
-    """Turns torch's complaint about a size past 2⁶³ into a sentence."""
+def overflow_as_error() -> Iterator[None]:
+    """Turns torch's error about a size past 2⁶³ into ours."""
     try:
         yield
     except RuntimeError as error:
         if "overflow" not in str(error).lower():
             raise
-        raise SpecError(
-            "one tensor of this model would hold more numbers than can be counted; make the model, batch or length smaller"
-        ) from None
+        raise OutOfRangeError("a tensor of this model would have more than 2⁶³ elements; reduce its sizes") from None
 
 
-class NoFirstValues(TorchFunctionMode):
-    """Leaves out what modules do to their weights when they are made: without memory there is nothing to set.
+class SkipInit(TorchFunctionMode):
+    """Skips the initialisation that modules do when they are constructed: on the meta device there is nothing to set.
 
-    Drawing numbers for no memory also makes torch load its compiler, which takes longer than all the rest.
+    Drawing random numbers there also makes torch import its compiler, which takes longer than everything else.
     """
 
-    SETTERS = frozenset(
-        getattr(place, name)
-        for place in (nn.init, torch.Tensor)
-        for name in ("normal_", "uniform_", "kaiming_uniform_", "xavier_uniform_", "zeros_", "ones_", "constant_", "fill_", "zero_")
-        if hasattr(place, name)
-    )
+    SKIPPED = frozenset(
+        getattr(owner, name)
+        for owner in (nn.init, torch.Tensor)
+        for name in (
+            "normal_", "uniform_", "kaiming_uniform_", "xavier_uniform_",
+            "zeros_", "ones_", "constant_", "fill_", "zero_",
+        )
+        if hasattr(owner, name)
+    )  # fmt: skip
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in self.SETTERS:
+        if func in self.SKIPPED:
             return args[0] if args else kwargs["tensor"]
         return func(*args, **(kwargs or {}))
 
 
-def outline(spec: ModelSpec) -> Model:
-    """The model without memory: every shape is there, no number is."""
+def build_meta(spec: ModelSpec) -> Model:
+    """The model on the meta device: every shape, no values, no memory."""
     if not isinstance(spec, ModelSpec):
-        raise SpecError(f"given a {type(spec).__name__}, expected a ModelSpec, as read and read_model make")
+        raise WrongTypeError(f"given a {type(spec).__name__}, expected a ModelSpec, as read and read_model return")
     if spec.vocab == "tokenizer":
-        raise SpecError("is 'tokenizer': the number of tokens is known only with the data; give a number to build without", ("vocab",))
-    vocab = spec.vocab or 0
-    kind = Recurrent if spec.recurrent else Ngram if spec.ngram else Transformer
-    with countable(), torch.device("meta"), NoFirstValues():
-        return kind(spec, vocab)
+        raise ConfigError("'tokenizer' needs a tokenizer; give a number of tokens to build without one", ("vocab",))
+    model = Recurrent if spec.recurrent else Ngram if spec.ngram else Transformer
+    with overflow_as_error(), torch.device("meta"), SkipInit():
+        return model(spec, spec.vocab or 0)
 
 
-def usable(device: str | torch.device) -> torch.device:
-    """The device by its name, if there is one."""
+def check_device(device: str | torch.device) -> torch.device:
+    """The device, or an error if this machine does not have it."""
     try:
-        found = torch.device(device)
+        checked = torch.device(device)
     except (RuntimeError, TypeError):
-        raise SpecError(f"device is {quoted(device)}, expected cpu, cuda, cuda:1 or mps") from None
-    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if not there.get(found.type, False):
-        raise SpecError(f"there is no {found.type} here; take cpu")
-    if found.type == "cuda" and found.index is not None and found.index >= torch.cuda.device_count():
-        raise SpecError(f"there is no {found} here: there are {torch.cuda.device_count()}, counted from 0")
-    return found
+        raise DeviceError(f"device is {quoted(device)}, expected cpu, cuda, cuda:1 or mps") from None
+    cuda = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    count = {"cpu": 1, "cuda": cuda, "mps": int(torch.backends.mps.is_available())}.get(checked.type, 0)
+    if not count:
+        raise DeviceError(f"this machine has no {checked.type} device; use cpu")
+    if checked.type == "cuda" and checked.index is not None and checked.index >= count:
+        raise DeviceError(f"this machine has no {checked}, only cuda:0 to cuda:{count - 1}")
+    return checked
 
 
-def device_for(name: str) -> torch.device:
-    """A device by its name; auto takes a GPU where there is one."""
+def resolve_device(name: str) -> torch.device:
+    """The device of this name; auto: a GPU if there is one."""
     if name != "auto":
-        return usable(name)
+        return check_device(name)
     return torch.device("cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu")
 
 
-def build(spec: ModelSpec, *, seed: int = 0, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> Model:
-    """The model with its first weights: the same spec and seed give the same bits."""
+def build(
+    spec: ModelSpec, *, seed: int = 0, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
+) -> Model:
+    """The model with initial weights: the same spec and seed give the same bits."""
     if type(seed) is not int or not 0 <= seed < 1 << 63:
-        raise SpecError(f"seed is {quoted(seed)}, expected a whole number from 0")
-    if dtype not in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
-        raise SpecError(f"dtype is {quoted(dtype)}, expected torch.float64, float32, bfloat16 or float16")
-    device = usable(device)
-    model = outline(spec).to(dtype).to_empty(device=device)
+        raise UsageError(f"seed is {quoted(seed)}, expected an integer from 0 to 2⁶³ − 1")
+    if dtype not in DTYPES:
+        raise UsageError(f"dtype is {quoted(dtype)}, expected torch.float64, float32, bfloat16 or float16")
+    device = check_device(device)
+    model = build_meta(spec).to(dtype).to_empty(device=device)
     for name, module in model.named_modules():
-        if module._buffers and not hasattr(module, "reset_parameters"):
-            raise SpecError(f"{name} has a buffer and no reset_parameters: what it holds is lost in a build without memory; set it there")
-    tensors = dict(model.named_parameters()) | {name: buffer for name, buffer in model.named_buffers() if buffer.is_floating_point()}
+        if list(module.buffers(recurse=False)) and not hasattr(module, "reset_parameters"):
+            raise PartsFileError(f"{name} has a buffer that nothing initialises; set it in reset_parameters()")
+    buffers = {name: buffer for name, buffer in model.named_buffers() if buffer.is_floating_point()}
+    tensors = dict(model.named_parameters()) | buffers
     with torch.no_grad(), torch.random.fork_rng():
         for tensor in tensors.values():
-            tensor.fill_(torch.nan)  # so that what nobody sets is seen
+            tensor.fill_(torch.nan)  # to find what is never initialised
         torch.manual_seed(seed)
-        initialise(model, spec.init)
+        init_weights(model, spec.init)
         for name, tensor in tensors.items():
             if tensor.isnan().any():
-                raise SpecError(f"nobody sets {name}: a part with weights of its own sets them in reset_parameters")
+                raise PartsFileError(f"{name} is uninitialised: its module needs reset_parameters()")
             if not tensor.isfinite().all():
-                raise SpecError(f"{name} begins beyond the numbers that {dtype} has; begin smaller (init) or take another dtype")
+                raise OutOfRangeError(f"initial values of {name} are beyond {dtype}; lower init or use another dtype")
     return model

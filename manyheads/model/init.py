@@ -1,4 +1,4 @@
-"""How weights begin: every module sets itself up, then a scheme sets the matrices."""
+"""How weights are initialised: every module resets its own parameters, then a scheme sets the matrices and tables."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from manyheads.spec import Part, field
 
 
 class InitSpec(Part, slot="init", default="normal"):
-    """What projections and tables hold before training. Norms start at one, biases at zero; a core's own matrices at N(0, 1/in)."""
+    """Initial values of projections and tables. Norms start at one, biases at zero, a core's matrices at N(0, 1/in)."""
 
     @abstractmethod
-    def matrix(self, weight: Tensor, module: nn.Module, *, inputs: int, outputs: int, terms: int) -> None:
-        """A projection from `inputs` to `outputs`; `terms` is how many the stream of its tower is a sum of."""
+    def matrix(self, weight: Tensor, module: nn.Module, *, inputs: int, outputs: int, residual_terms: int) -> None:
+        """Sets a projection from `inputs` to `outputs`; `residual_terms`: sublayers that add to its residual stream."""
         raise NotImplementedError
 
     @abstractmethod
@@ -25,66 +25,68 @@ class InitSpec(Part, slot="init", default="normal"):
 
 
 class NormalInitSpec(InitSpec, kind="normal"):
-    """N(0, σ²), and σ/√n for what writes into the stream, n the number of sublayers that do
+    """N(0, σ²), and σ/√n for projections that add to the residual stream, n the number of sublayers that do
 
-    Radford et al. 2019: the stream is a sum of n terms (2 a layer), which keeps its variance where it was.
+    Radford et al. 2019: the residual stream is a sum of n terms (2 per layer), whose variance this keeps constant.
     """
 
     std: float = field(0.02, "σ", gt=0)
-    scaled: bool = field(True, "the smaller σ for what writes into the stream")
+    scaled: bool = field(True, "σ/√n for projections that add to the residual stream")
 
-    def matrix(self, weight: Tensor, module: nn.Module, *, inputs: int, outputs: int, terms: int) -> None:
-        shrink = terms**-0.5 if self.scaled and role_of(module) == "stream" else 1.0
-        nn.init.normal_(weight, std=self.std * shrink)
+    def matrix(self, weight: Tensor, module: nn.Module, *, inputs: int, outputs: int, residual_terms: int) -> None:
+        factor = residual_terms**-0.5 if self.scaled and role_of(module) == "residual" else 1.0
+        nn.init.normal_(weight, std=self.std * factor)
 
     def table(self, weight: Tensor) -> None:
         nn.init.normal_(weight, std=self.std)
 
 
 class XavierInitSpec(InitSpec, kind="xavier"):
-    """U(−a, a) with a = √(6 / (in + out)); tables N(0, 1/size of a row)
+    """U(−a, a) with a = √(6 / (in + out)); tables N(0, 1/width)
 
     Glorot and Bengio 2010, as used for Vaswani et al. 2017.
     """
 
-    def matrix(self, weight: Tensor, module: nn.Module, *, inputs: int, outputs: int, terms: int) -> None:
-        reach = (6 / (inputs + outputs)) ** 0.5
-        nn.init.uniform_(weight, -reach, reach)
+    def matrix(self, weight: Tensor, module: nn.Module, *, inputs: int, outputs: int, residual_terms: int) -> None:
+        bound = (6 / (inputs + outputs)) ** 0.5
+        nn.init.uniform_(weight, -bound, bound)
 
     def table(self, weight: Tensor) -> None:
         nn.init.normal_(weight, std=weight.shape[-1] ** -0.5)
 
 
 class FanInInitSpec(InitSpec, kind="fan-in"):
-    """N(0, 1/in), queries N(0, 1/(in·K)) because the scores are not scaled; tables and a head of its own N(0, 1)
+    """N(0, 1/in), queries N(0, 1/(in·K)) because the scores are not scaled; tables and untied heads N(0, 1)
 
-    Raffel et al. 2020, arXiv 1910.10683, as published in code, but for the relative biases: N(0, 1) too, where it has N(0, 1/D).
+    Raffel et al. 2020, arXiv 1910.10683, as published in code, except for the relative biases: N(0, 1) too, there
+    N(0, 1/D).
     """
 
     factor: float = field(1.0, "multiplies every σ", gt=0)
 
-    def matrix(self, weight: Tensor, module: nn.Module, *, inputs: int, outputs: int, terms: int) -> None:
+    def matrix(self, weight: Tensor, module: nn.Module, *, inputs: int, outputs: int, residual_terms: int) -> None:
         role = role_of(module)
         size = getattr(module, "size", 1) if role == "query" else 1
-        std = 1.0 if role == "rows" else (inputs * size) ** -0.5  # a head of its own begins like a table
+        std = 1.0 if role == "token_head" else (inputs * size) ** -0.5  # an untied head starts like a table
         nn.init.normal_(weight, std=self.factor * std)
 
     def table(self, weight: Tensor) -> None:
         nn.init.normal_(weight, std=self.factor)
 
 
-def initialise(model: nn.Module, init: InitSpec) -> None:
-    """Sets every parameter, also of a model that was built without memory and only then given some."""
+def init_weights(model: nn.Module, init: InitSpec) -> None:
+    """Sets every parameter, also of a model that was built on the meta device and then moved to another."""
     for path, module in model.named_modules():
         if reset := getattr(module, "reset_parameters", None):
             reset()
-        terms = max(1, getattr(getattr(model, path.partition(".")[0], None), "terms", 1))
+        terms = max(1, getattr(getattr(model, path.partition(".")[0], None), "residual_terms", 1))
         if isinstance(module, nn.Linear):
-            init.matrix(module.weight, module, inputs=module.in_features, outputs=module.out_features, terms=terms)
+            outputs, inputs = module.weight.shape
+            init.matrix(module.weight, module, inputs=inputs, outputs=outputs, residual_terms=terms)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
         elif isinstance(module, ChunksLinear):
             _, inputs, outputs = module.weight.shape
-            init.matrix(module.weight, module, inputs=inputs, outputs=outputs, terms=terms)
+            init.matrix(module.weight, module, inputs=inputs, outputs=outputs, residual_terms=terms)
         elif isinstance(module, nn.Embedding):
             init.table(module.weight)

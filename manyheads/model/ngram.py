@@ -1,4 +1,4 @@
-"""The neural n-gram model: the next word from the last n − 1, and nothing else."""
+"""The neural n-gram model: the next token from the last n − 1 tokens alone."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from manyheads.errors import InputError
+from manyheads.model.cache import check_batch, check_state, select
 from manyheads.model.spec import ModelSpec
-from manyheads.model.state import check_capacity, check_rows_of, check_state, check_writes, select
-from manyheads.parts.batch import Inputs, real_first, refuse_masks
-from manyheads.parts.embed import Rows, look_up
+from manyheads.model.stepwise import StepwiseModel
+from manyheads.parts.embed import TableShape, embed_ids
+from manyheads.parts.inputs import Inputs, check_not_packed, real_tokens_first
 from manyheads.spec import located
 
 
 @dataclass(frozen=True)
 class NgramState:
-    """The embeddings of the last n − 2 tokens, B×(n−2)×D: with the next token they are all the model sees."""
+    """The embeddings of the last n − 2 tokens, B×(n−2)×D, which with the next token are the whole context."""
 
     spec: ModelSpec
     last: Tensor | None = None  # None before the first token
@@ -25,64 +27,45 @@ class NgramState:
         return select(self, rows)
 
 
-class Ngram(nn.Module):
+class Ngram(StepwiseModel[NgramState]):
     """Embeddings of the last n − 1 tokens, one hidden layer, a head."""
 
     def __init__(self, spec: ModelSpec, vocab: int) -> None:
         super().__init__()
         assert spec.ngram is not None
         self.spec, own = spec, spec.ngram
+        hidden = own.hidden or own.width
         self.embedding = nn.Embedding(vocab, own.width)
-        self.hidden = nn.Linear((own.order - 1) * own.width, own.hidden or own.width)
+        self.hidden = nn.Linear((own.order - 1) * own.width, hidden)
         self.dropout = nn.Dropout(own.dropout)
         with located("head"):
-            self.head = spec.head.build(own.hidden or own.width, vocab, Rows(own.width, own.width))
-        self.before = own.order - 2
+            self.head = spec.head.build(hidden, vocab, TableShape(own.width, own.width))
+        self.num_previous = own.order - 2
 
-    @property
-    def writes(self) -> bool:
-        """Whether it can write token by token: its head must say something of each token."""
-        return self.spec.head.a_token
-
-    def forward(self, inputs: Inputs | Tensor, source: Inputs | Tensor | None = None, *, at: Tensor | None = None) -> Tensor:
-        """Logits of a batch, B×L×V; with `at`, B×L, of the places alone where it is True."""
-        logits = self._step(inputs, self._start(source))[0]
-        return logits if at is None else logits[at]
-
-    def start(self, source: Inputs | Tensor | None = None, *, capacity: int | None = None) -> NgramState:
-        check_capacity(capacity)
-        check_writes(self.writes)
-        return self._start(source)
-
-    def _start(self, source: Inputs | Tensor | None) -> NgramState:
+    def first_state(self, source: Inputs | Tensor | None) -> NgramState:
         if source is not None:
-            raise ValueError("an n-gram model reads no source")
+            raise InputError("a source was given, but an n-gram model has no encoder")
         return NgramState(self.spec)
 
-    def step(self, inputs: Inputs | Tensor, state: NgramState) -> tuple[Tensor, NgramState]:
-        check_writes(self.writes)
-        return self._step(inputs, state)
-
-    def _step(self, inputs: Inputs | Tensor, state: NgramState) -> tuple[Tensor, NgramState]:
+    def read(self, inputs: Inputs | Tensor, state: NgramState) -> tuple[Tensor, NgramState]:
         check_state(state, NgramState, self.spec)
-        given = Inputs.of(inputs)
-        refuse_masks(given)
-        if given.types is not None or given.positions is not None:
-            raise ValueError("an n-gram model knows neither token types nor positions; give tokens and padding alone")
-        batch, length = given.batch, given.length
-        e_BLD, order = look_up(given.tokens, self.embedding), None
-        last = e_BLD.new_zeros(batch, self.before, e_BLD.shape[-1]) if state.last is None else state.last
-        check_rows_of(last, batch)
+        inputs = Inputs.of(inputs)
+        check_not_packed(inputs)
+        if inputs.types is not None or inputs.positions is not None:
+            raise InputError("an n-gram model has neither token types nor positions; give tokens and padding alone")
+        batch, length = inputs.batch, inputs.length
+        e_BLD, order = embed_ids(inputs.tokens, self.embedding), None
+        last = e_BLD.new_zeros(batch, self.num_previous, e_BLD.shape[-1]) if state.last is None else state.last
+        check_batch(last, batch)
         counts = torch.full((batch,), length, device=e_BLD.device)
-        if given.padding is not None:
-            # real tokens side by side, in their order, whichever side was padded
-            order = real_first(given.padding)
-            e_BLD, counts = e_BLD.gather(1, order[..., None].expand_as(e_BLD)), (~given.padding).sum(dim=1)
-        text = torch.cat((last, e_BLD), dim=1)
-        windows = text.unfold(1, self.before + 1, 1).transpose(2, 3).flatten(2)
+        if inputs.padding is not None:  # a window must not contain padding
+            order = real_tokens_first(inputs.padding)[..., None]
+            e_BLD, counts = e_BLD.gather(1, order.expand_as(e_BLD)), (~inputs.padding).sum(dim=1)
+        context = torch.cat((last, e_BLD), dim=1)
+        windows = context.unfold(1, self.num_previous + 1, 1).transpose(2, 3).flatten(2)
         h_BLD = self.dropout(torch.tanh(self.hidden(windows)))
         if order is not None:
-            h_BLD = torch.zeros_like(h_BLD).scatter(1, order[..., None].expand_as(h_BLD), h_BLD)
-        logits = self.head(h_BLD, table=self.embedding.weight, padding=given.padding)
-        kept = counts[:, None] + torch.arange(self.before, device=text.device)
-        return logits, NgramState(self.spec, text.gather(1, kept[..., None].expand(-1, -1, text.shape[-1])))
+            h_BLD = torch.zeros_like(h_BLD).scatter(1, order.expand_as(h_BLD), h_BLD)
+        logits = self.head(h_BLD, table=self.embedding.weight, padding=inputs.padding)
+        index = (counts[:, None] + torch.arange(self.num_previous, device=context.device))[..., None]
+        return logits, NgramState(self.spec, context.gather(1, index.expand(-1, -1, context.shape[-1])))

@@ -7,11 +7,11 @@ from typing import Any, Literal, Self
 
 from pydantic import field_validator, model_validator
 
-import manyheads.parts  # noqa: F401  (fills the slots)
+import manyheads.parts  # noqa: F401  (registers every kind)
+from manyheads.errors import ConfigError, IncompatibleError, MissingKeyError, OutOfRangeError, WrongTypeError
 from manyheads.model.init import InitSpec, NormalInitSpec
-from manyheads.parts import synthesizer  # noqa: F401  (fills the slot)
-from manyheads.parts.attend import AdditiveSpec, CoreSpec, DotSpec
 from manyheads.parts.attention import AttentionSpec, HeadsSpec
+from manyheads.parts.core import AdditiveSpec, CoreSpec, DotSpec
 from manyheads.parts.embed import EmbedSpec, TokensSpec
 from manyheads.parts.feedforward import FeedForwardSpec, MlpSpec
 from manyheads.parts.head import HeadSpec, TiedSpec
@@ -20,27 +20,27 @@ from manyheads.parts.norm import LayerNormSpec, NormSpec
 from manyheads.parts.position import NoPositionSpec, PositionSpec
 from manyheads.parts.recurrent import CellSpec, GruSpec, ReadoutSpec, StateReadoutSpec
 from manyheads.parts.residual import PreSpec, ResidualSpec
-from manyheads.spec import Spec, SpecError, Tree, check_names, copied, field, frozen, located, merged, parse, quoted
+from manyheads.spec import Spec, Tree, check_names, copy_tree, field, frozen, located, merge_trees, parse, quoted
 
 
 class CrossSpec(Spec):
-    """Attention to the encoder, where it differs from the tower's own."""
+    """Cross-attention to the encoder; what is not given is as in self-attention."""
 
-    attention: AttentionSpec | None = field(None, "as the tower's, if not given")
-    core: CoreSpec | None = field(None, "as the tower's, if not given")
+    attention: AttentionSpec | None = field(None, "as in self-attention, if not given")
+    core: CoreSpec | None = field(None, "as in self-attention, if not given")
 
 
 class LayerSpec(Spec):
-    """One layer, every choice made."""
+    """One layer of a tower."""
 
-    attention: AttentionSpec = field(HeadsSpec(), "how x becomes q, k, v and back")
-    core: CoreSpec = field(DotSpec(), "what happens between them")
-    position: PositionSpec = field(NoPositionSpec(), "how a token knows where it stands")
-    mask: MaskSpec = field(MaskSpec(), "who sees whom")
-    cross: CrossSpec | None = field(None, "attention to the encoder; true for one like the tower's own")
-    feedforward: FeedForwardSpec = field(MlpSpec(), "what happens to each vector on its own")
-    norm: NormSpec = field(LayerNormSpec(), "what keeps vectors at size")
-    residual: ResidualSpec = field(PreSpec(), "how the sublayers are joined")
+    attention: AttentionSpec = field(HeadsSpec(), "the projections to q, k and v and back")
+    core: CoreSpec = field(DotSpec(), "how q, k and v become the attention output")
+    position: PositionSpec = field(NoPositionSpec(), "how positions are represented")
+    mask: MaskSpec = field(MaskSpec(), "which keys a query may attend to")
+    cross: CrossSpec | None = field(None, "cross-attention to the encoder; true: the same kind as self-attention")
+    feedforward: FeedForwardSpec = field(MlpSpec(), "the network applied to each vector")
+    norm: NormSpec = field(LayerNormSpec(), "normalisation of the vectors")
+    residual: ResidualSpec = field(PreSpec(), "how sublayers are added to the residual stream")
 
     @field_validator("cross", mode="before")
     @classmethod
@@ -49,78 +49,85 @@ class LayerSpec(Spec):
 
 
 class TowerSpec(LayerSpec):
-    """A stack of layers: the fields of a layer hold for all of them, `pattern` says where some differ."""
+    """A stack of layers: the fields of a layer apply to all of them, `pattern` sets those that differ by layer."""
 
-    layers: int = field(2, "how many; 0 is the embeddings alone", ge=0, le=1024)
+    layers: int = field(2, "the number of layers; 0: the embeddings alone", ge=0, le=1024)
     width: int = field(64, "D, the size of the vectors between layers", ge=1, le=65536)
     embed: EmbedSpec = field(TokensSpec(), "what the first layer reads")
-    final_norm: NormSpec | None = field(None, "after the last layer; as `norm`, if the residual needs one and none is given")
-    distinct: int | None = field(
-        None, "how many layers have weights of their own, each used for a run of neighbours; all if not given", ge=1, le=1024
+    final_norm: NormSpec | None = field(
+        None, "after the last layer; if not given, as `norm` where the residual connection needs one"
     )
-    pattern: tuple[Any, ...] = field((), "differences by layer, repeated in turn: [{mask.window = 8}, {}]", strict=False)
+    layer_groups: int | None = field(
+        None, "the number of groups of consecutive layers that share their weights; one per layer if not given",
+        ge=1, le=1024,
+    )  # fmt: skip
+    pattern: tuple[Any, ...] = field((), "changes by layer, repeated in turn: [{mask.window = 8}, {}]", strict=False)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        for index, layer in enumerate(self._kinds()):
+        for index, layer in enumerate(self._pattern_layers()):
             with located(*(("pattern", index) if self.pattern else ())):
                 check_layer(layer, self.width)
         with located("position"):
             self.position.token_width(self.embed.table_width(self.width))
         if len(self.pattern) > max(self.layers, 1):
-            raise SpecError(f"{len(self.pattern)} differences for {self.layers} layers: the last ones would never be used", ("pattern",))
-        if self.distinct is not None and (self.layers % self.distinct or not self.layers):
-            raise SpecError(f"{self.layers} layers cannot be {self.distinct} runs of equal length", ("distinct",))
-        layers = self.expanded()
-        if any(layer != layers[i - i % self.run] for i, layer in enumerate(layers)):
-            raise SpecError("layers that share weights must be alike; leave out pattern or distinct", ("pattern",))
+            raise IncompatibleError(f"has {len(self.pattern)} entries for {self.layers} layers", ("pattern",))
+        if self.layer_groups is not None and (self.layers % self.layer_groups or not self.layers):
+            raise IncompatibleError(
+                f"given {self.layer_groups}, expected a divisor of {self.layers}", ("layer_groups",)
+            )
+        layers = self.expanded_layers()
+        if any(layer != layers[i - i % self.group_size] for i, layer in enumerate(layers)):
+            raise IncompatibleError(
+                "layers that share weights must be the same: remove it or layer_groups", ("pattern",)
+            )
         return self
 
     @field_validator("pattern")
     @classmethod
     def _tables(cls, value: tuple[Any, ...]) -> tuple[Any, ...]:
-        for index, difference in enumerate(value):
-            with located(index):
-                if not isinstance(difference, Mapping):
-                    raise SpecError(f"given {quoted(difference)}, expected a table")
-        return tuple(frozen(copied(difference)) for difference in value)
+        for index, changes in enumerate(value):
+            if not isinstance(changes, Mapping):
+                raise WrongTypeError(f"given {quoted(changes)}, expected a table", (index,))
+        return tuple(frozen(copy_tree(changes)) for changes in value)
 
-    def _kinds(self) -> list[LayerSpec]:
-        """The layer of each entry of the pattern, or the one that all are."""
-        shared = {name: getattr(self, name) for name in LayerSpec.model_fields}
+    def _pattern_layers(self) -> list[LayerSpec]:
+        """The layer of each entry of the pattern; without a pattern, the one that all layers are."""
+        base = LayerSpec.model_construct(**{name: getattr(self, name) for name in LayerSpec.model_fields})
         if not self.pattern:
-            return [LayerSpec.model_construct(**shared)]
-        base, kinds = LayerSpec.model_construct(**shared).model_dump(mode="json"), []
-        for index, difference in enumerate(self.pattern):
+            return [base]
+        tree, layers = base.model_dump(mode="json"), []
+        for index, changes in enumerate(self.pattern):
             with located("pattern", index):
-                kinds.append(parse(LayerSpec, with_cross(merged(base, difference))))
-        return kinds
+                layers.append(parse(LayerSpec, with_cross(merge_trees(tree, changes))))
+        return layers
 
-    def expanded(self) -> list[LayerSpec]:
-        """The explicit list of layers that is built."""
-        kinds = self._kinds()
-        return [kinds[index % len(kinds)] for index in range(self.layers)]
-
-    @property
-    def run(self) -> int:
-        """How many neighbouring layers share weights."""
-        return 1 if self.distinct is None else self.layers // self.distinct
+    def expanded_layers(self) -> list[LayerSpec]:
+        """The spec of every layer."""
+        pattern = self._pattern_layers()
+        return [pattern[index % len(pattern)] for index in range(self.layers)]
 
     @property
-    def longest(self) -> int | None:
-        """The most tokens that every layer has places for; None where there is no such limit."""
-        parts = [part for layer in self.expanded() for part in (layer.position, layer.core)]
-        return min((part.longest for part in parts if part.longest is not None), default=None)
+    def group_size(self) -> int:
+        """How many consecutive layers share weights."""
+        return 1 if self.layer_groups is None else self.layers // self.layer_groups
 
-    def closing_norm(self) -> NormSpec | None:
-        last = self._kinds()[(self.layers - 1) % len(self._kinds())] if self.layers else self
+    @property
+    def max_positions(self) -> int | None:
+        """The largest number of tokens that every layer has positions for; None if unlimited."""
+        parts = [part for layer in self.expanded_layers() for part in (layer.position, layer.core)]
+        return min((part.max_positions for part in parts if part.max_positions is not None), default=None)
+
+    def output_norm(self) -> NormSpec | None:
+        """The norm after the last layer: the given one, or the layer's own where its residual connection needs one."""
+        last = self.expanded_layers()[-1] if self.layers else self
         return self.final_norm or (last.norm if last.residual.final_norm else None)
 
 
 class DecoderSpec(TowerSpec):
-    """A tower that writes: its mask is causal unless it says otherwise."""
+    """A tower that generates: its mask is causal unless mask.causal = false."""
 
-    mask: MaskSpec = field(MaskSpec(causal=True), "who sees whom; causal unless mask.causal = false")
+    mask: MaskSpec = field(MaskSpec(causal=True), "which keys a query may attend to; causal unless mask.causal = false")
 
     @field_validator("mask", mode="before")
     @classmethod
@@ -130,85 +137,94 @@ class DecoderSpec(TowerSpec):
         return {"causal": True} | value if isinstance(value, dict) else value
 
 
-def check_tower(tower: TowerSpec, *, alone: bool) -> None:
-    """What only the whole tower can say: nobody looks across without a neighbour, and positions join the embedding once."""
-    for layer in tower.expanded():
-        if layer.cross and alone:
-            raise SpecError("there is no encoder to attend to; cross belongs to a decoder beside one", ("cross",))
-        if layer.position != tower.position and layer.position.door == "embed":
-            raise SpecError(f"'{layer.position.kind}' is joined to the embedding, before any layer; say it for the tower", ("pattern",))
-        if layer.position != tower.position and (tower.position.door, layer.position.door) == ("embed", "none"):
-            raise SpecError(f"the tower's '{tower.position.kind}' is joined to the embedding; no layer can take it away", ("pattern",))
+def check_tower(tower: TowerSpec, *, has_memory: bool) -> None:
+    """Cross-attention needs an encoder, and positions that act on the embeddings are the same for all layers."""
+    for layer in tower.expanded_layers():
+        if layer.cross and not has_memory:
+            raise IncompatibleError("needs an encoder to attend to; only the decoder of a pair has one", ("cross",))
+        if layer.position == tower.position:
+            continue
+        if layer.position.mechanism == "embed":
+            raise IncompatibleError(
+                f"'{layer.position.kind}' acts on the embeddings: set it for the tower", ("pattern",)
+            )
+        if (tower.position.mechanism, layer.position.mechanism) == ("embed", "none"):
+            raise IncompatibleError(
+                f"'{tower.position.kind}' acts on the embeddings, so no layer can be without it", ("pattern",)
+            )
 
 
 def check_layer(layer: LayerSpec, width: int) -> None:
-    """What the parts of a layer ask of each other."""
+    """Checks what the parts of a layer require of each other."""
     with located("attention"):
         layer.attention.head_size(width)
     if layer.cross and layer.cross.attention:
         with located("cross", "attention"):
             layer.cross.attention.head_size(width)
     with located("position"):
-        missing = [part for part in sorted(layer.position.needs) if getattr(layer.core, part) == "none"]
-        if missing:
-            needs = " and ".join(sorted(layer.position.needs))
-            raise SpecError(f"'{layer.position.kind}' works on {needs}, and the core '{layer.core.kind}' has no {missing[0]}")
-        if layer.position.door == "rotate":
+        for part in sorted(layer.position.needs):
+            if getattr(layer.core, part) == "none":
+                raise IncompatibleError(
+                    f"'{layer.position.kind}' needs a {part}, which core '{layer.core.kind}' has not"
+                )
+        if layer.position.mechanism == "rotate":
             layer.position.build(layer.attention.heads, layer.attention.query_size(width, layer.core))
 
 
 class RecurrentSpec(Spec):
-    """A recurrent encoder and decoder, with or without attention between them.
+    """A recurrent encoder and decoder, with or without attention.
 
     Sutskever et al. 2014 without, Bahdanau et al. 2015 with attention: s_i = cell([e(y_{i−1}), c_i], s_{i−1}) and
     c_i = Σ_j softmax_j(score(s_{i−1}, h_j)) h_j.
     """
 
     cell: CellSpec = field(GruSpec(), "one step of the network")
-    layers: int = field(1, "of cells, in both", ge=1, le=64)
+    layers: int = field(1, "layers of cells, in encoder and decoder", ge=1, le=64)
     width: int = field(64, "the size of a state", ge=1, le=65536)
     embed: EmbedSpec = field(TokensSpec(), "what the first cell reads; embed.size sets its width")
-    position: PositionSpec = field(NoPositionSpec(), "joined to the embeddings of both")
-    source: bool = field(True, "an encoder reads a source; without it, the decoder is a language model")
-    two_way: bool = field(True, "whether the encoder reads in both directions")
-    attention: bool = field(True, "whether the decoder looks back at all encoder states, or has only the last one")
-    core: CoreSpec = field(AdditiveSpec(), "the score function, where there is attention")
+    position: PositionSpec = field(NoPositionSpec(), "joined to the embeddings of encoder and decoder")
+    source: bool = field(True, "whether there is an encoder; without it, the decoder is a language model")
+    bidirectional: bool = field(True, "whether the encoder reads in both directions")
+    attention: bool = field(True, "whether the decoder attends to all encoder states, or has only the last one")
+    core: CoreSpec = field(AdditiveSpec(), "the score function of the attention")
     readout: ReadoutSpec = field(StateReadoutSpec(), "what the head reads")
-    dropout: float = field(0.0, "between layers and before the head", ge=0, lt=1)
+    dropout: float = field(0.0, "dropout probability between layers and before the head", ge=0, lt=1)
 
     @property
     def embedding_width(self) -> int:
         return self.embed.table_width(self.width)
 
     @model_validator(mode="after")
-    def _possible(self) -> Self:
-        if self.position.door not in ("none", "embed"):
-            raise SpecError(
-                f"'{self.position.kind}' acts inside attention between layers; a recurrent network takes none, sinusoidal or learned",
+    def _compatible(self) -> Self:
+        if self.position.mechanism not in ("none", "embed"):
+            raise IncompatibleError(
+                f"'{self.position.kind}' acts inside self-attention, which a recurrent network has not; "
+                f"use none, sinusoidal or learned",
                 ("position",),
             )
         if (self.core.query, self.core.key) != ("head", "head"):
-            raise SpecError(
-                f"'{self.core.kind}' replaces projections that a recurrent network has not; take additive, bilinear, projected or dot",
+            raise IncompatibleError(
+                f"'{self.core.kind}' replaces projections that a recurrent network has not; "
+                f"use additive, bilinear, projected or dot",
                 ("core",),
             )
         with located("position"):
             self.position.token_width(self.embedding_width)
-        if self.embed.reads != "tokens" or self.embed.borrows:
-            raise SpecError(f"a recurrent network reads tokens by a table of its own, given '{self.embed.kind}'; take tokens", ("embed",))
+        if self.embed.reads != "tokens" or self.embed.shares_table:
+            raise IncompatibleError(f"given '{self.embed.kind}', expected tokens in a recurrent network", ("embed",))
         return self
 
 
 class NgramSpec(Spec):
-    """A neural n-gram model: logits = U tanh(W [e(w_{t−n+2}) … e(w_t)] + b), with the tied or free head as U.
+    """A neural n-gram model: logits = U tanh(W [e(w_{t−n+2}) … e(w_t)] + b), with the tied or untied head as U.
 
-    Bengio et al. 2003, without the direct connections. Before the text begins, an embedding is zero.
+    Bengio et al. 2003, without the direct connections. Before the first token, embeddings are zero.
     """
 
-    order: int = field(3, "n: a trigram model sees two words", ge=2, le=64)
+    order: int = field(3, "n: a trigram model reads two tokens to predict the third", ge=2, le=64)
     width: int = field(64, "the size of the embeddings", ge=1, le=65536)
     hidden: int | None = field(None, "the size of the hidden layer; the width if not given", ge=1, le=1 << 20)
-    dropout: float = field(0.0, "before the head", ge=0, lt=1)
+    dropout: float = field(0.0, "dropout probability before the head", ge=0, lt=1)
 
 
 SHAPES = ("encoder", "decoder", "recurrent", "ngram")
@@ -216,61 +232,73 @@ LARGEST_VOCAB = 1 << 22
 
 
 class ModelSpec(Spec):
-    """Any model: towers of layers, the recurrent pair, or the n-gram network, and the head on top."""
+    """A model: an encoder, a decoder or both, a recurrent network, or an n-gram network; and its head."""
 
-    vocab: int | Literal["tokenizer"] | None = field(None, "how many tokens; 'tokenizer' until the data says; none for pictures")
-    source_vocab: int | None = field(None, "of the encoder, where it is another", ge=1, le=LARGEST_VOCAB)
-    encoder: TowerSpec | None = field(None, "reads the source, or all there is")
-    decoder: DecoderSpec | None = field(None, "writes; beside an encoder usually with cross = true")
-    recurrent: RecurrentSpec | None = field(None, "the network that transformers replaced")
-    ngram: NgramSpec | None = field(None, "the network before that")
-    head: HeadSpec = field(TiedSpec(), "what is made of the last layer")
-    init: InitSpec = field(NormalInitSpec(), "how the weights begin")
+    vocab: int | Literal["tokenizer"] | None = field(
+        None, "the number of tokens; 'tokenizer': as many as the tokenizer has; not given for images"
+    )
+    source_vocab: int | None = field(None, "the number of tokens of the encoder, if it differs", ge=1, le=LARGEST_VOCAB)
+    encoder: TowerSpec | None = field(None, "reads the source of an encoder–decoder; alone, the input")
+    decoder: DecoderSpec | None = field(None, "generates; with an encoder usually with cross = true")
+    recurrent: RecurrentSpec | None = field(None, "a recurrent network, with or without attention")
+    ngram: NgramSpec | None = field(None, "a neural n-gram model")
+    head: HeadSpec = field(TiedSpec(), "what is computed from the last layer")
+    init: InitSpec = field(NormalInitSpec(), "how weights are initialised")
 
     @field_validator("vocab", mode="before")
     @classmethod
-    def _bounded(cls, value: Any) -> Any:
+    def _in_range(cls, value: Any) -> Any:
         if value not in (None, "tokenizer") and not (type(value) is int and 1 <= value <= LARGEST_VOCAB):
-            raise ValueError(f"given {quoted(value)}, expected a number of tokens from 1 to {LARGEST_VOCAB}, or 'tokenizer'")
+            raise OutOfRangeError(
+                f"given {quoted(value)}, expected a number of tokens from 1 to {LARGEST_VOCAB}, or 'tokenizer'"
+            )
         return value
 
     @model_validator(mode="after")
-    def _a_shape(self) -> Self:
-        given = [name for name in SHAPES if getattr(self, name) is not None]
-        if given not in (["encoder"], ["decoder"], ["encoder", "decoder"], ["recurrent"], ["ngram"]):
-            raise SpecError(f"a model is an encoder, a decoder, both, recurrent or ngram; given {' and '.join(given) or 'none of them'}")
+    def _consistent(self) -> Self:
+        shape = [name for name in SHAPES if getattr(self, name) is not None]
+        if shape not in (["encoder"], ["decoder"], ["encoder", "decoder"], ["recurrent"], ["ngram"]):
+            names = " and ".join(shape) or "none of them"
+            raise IncompatibleError(f"a model is an encoder, a decoder, both, recurrent or ngram; given {names}")
         for name in ("encoder", "decoder"):
             if tower := getattr(self, name):
                 with located(name):
-                    check_tower(tower, alone=name == "encoder" or self.encoder is None)
-        self._check_sharing()
-        if self.source_vocab is not None and not (self.encoder and self.decoder) and not (self.recurrent and self.recurrent.source):
-            raise SpecError(f"is for a model that reads a source beside what it writes; this is {self.shape} alone", ("source_vocab",))
+                    check_tower(tower, has_memory=name == "decoder" and self.encoder is not None)
+        self._check_encoder_use()
+        has_source = len(shape) == 2 or (self.recurrent is not None and self.recurrent.source)
+        if self.source_vocab is not None and not has_source:
+            raise IncompatibleError(f"is for a model with a source; this is {self.shape} alone", ("source_vocab",))
         reads_tokens = any(own.embed.reads == "tokens" for own in (self.encoder, self.decoder, self.recurrent) if own)
-        if self.vocab is None and (reads_tokens or self.ngram or self.head.scores_tokens):
-            raise SpecError("is required where there are tokens: how many there are", ("vocab",))
+        if self.vocab is None and (reads_tokens or self.ngram or self.head.output == "tokens"):
+            raise MissingKeyError("is required for a model of tokens", ("vocab",))
         return self
 
-    def _check_sharing(self) -> None:
-        """What one tower takes from the other must be there, and be of use."""
+    def _check_encoder_use(self) -> None:
+        """A decoder must use its encoder, and can use it only if there is one."""
         encoder, decoder = self.encoder, self.decoder
-        if decoder is not None and getattr(decoder.embed, "first", False) and decoder.embed.reads == "patches":
-            raise SpecError("a first vector belongs to a tower that reads its picture at once, the encoder", ("decoder", "embed", "first"))
-        if decoder is None or encoder is None:
-            if decoder is not None and (decoder.embed.borrows or decoder.embed.reads == "memory"):
-                raise SpecError(f"'{decoder.embed.kind}' takes from an encoder, and there is none", ("decoder", "embed"))
+        for name, tower in (("encoder", encoder), ("decoder", decoder if encoder is None else None)):
+            if tower is not None and (tower.embed.shares_table or tower.embed.reads == "memory"):
+                raise IncompatibleError(f"'{tower.embed.kind}' needs an encoder below the tower", (name, "embed"))
+        if decoder is None:
             return
-        if decoder.layers and not any(layer.cross for layer in decoder.expanded()) and decoder.embed.reads != "memory":
-            raise SpecError("nothing in the decoder looks at the encoder; set cross = true, or leave the encoder out", ("decoder", "cross"))
-        if decoder.embed.borrows:
-            with located("decoder", "embed"):
-                if encoder.embed.reads != "tokens":
-                    raise SpecError("the encoder has no token table to share")
-                theirs, ours = (tower.position.token_width(tower.embed.table_width(tower.width)) for tower in (encoder, decoder))
-                if theirs != ours:
-                    raise SpecError(f"the encoder's table has rows of {theirs}, this tower reads rows of {ours}; 'tokens' has its own")
-                if self.source_vocab not in (None, self.vocab):
-                    raise SpecError(f"the encoder's table has {self.source_vocab} rows, the vocabulary {self.vocab}; 'tokens' has its own")
+        if decoder.embed.reads == "patches" and getattr(decoder.embed, "class_token", False):
+            raise IncompatibleError(
+                "is for an encoder, which reads its image at once", ("decoder", "embed", "class_token")
+            )
+        if encoder is None:
+            return
+        unused = decoder.embed.reads != "memory" and not any(layer.cross for layer in decoder.expanded_layers())
+        if decoder.layers and unused:
+            raise IncompatibleError("no layer attends to the encoder; set cross = true", ("decoder", "cross"))
+        if decoder.embed.shares_table:
+            widths = [tower.position.token_width(tower.embed.table_width(tower.width)) for tower in (encoder, decoder)]
+            theirs, ours = (self.source_vocab or self.vocab, widths[0]), (self.vocab, widths[1])
+            if encoder.embed.reads != "tokens" or theirs != ours:
+                raise IncompatibleError(
+                    f"needs an encoder with a token table of {ours[0]} × {ours[1]}, given '{encoder.embed.kind}' of "
+                    f"{theirs[0]} × {theirs[1]}; 'tokens' has its own table",
+                    ("decoder", "embed"),
+                )
 
     @property
     def shape(self) -> str:
@@ -278,33 +306,37 @@ class ModelSpec(Spec):
 
 
 def read_model(tree: Tree) -> ModelSpec:
-    """A description as a spec: `like` copied first, so that what is said of one tower holds for the other."""
+    """A description as a spec; `like = "encoder"` copies the fields of the other tower first."""
     if not isinstance(tree, Mapping):
-        raise SpecError(f"given a {type(tree).__name__}, expected a table that describes a model, as preset(name) gives")
-    tree = copied(tree)
+        raise WrongTypeError(
+            f"given a {type(tree).__name__}, expected a table that describes a model, as preset(name) is"
+        )
+    tree = copy_tree(tree)
     check_names(ModelSpec, tree)
-    for name in SHAPES[:2]:
+    for name, other in (("encoder", "decoder"), ("decoder", "encoder")):
         own = tree.get(name)
-        if isinstance(own, dict):
-            with located(name):
-                check_names(TowerSpec, own, "like")
-        if isinstance(own, dict) and "like" in own:
-            other = own["like"]
-            if other == name or other not in SHAPES[:2] or not isinstance(tree.get(other), dict):
-                raise SpecError(f"given {quoted(other)}, expected the other tower of this model", (name, "like"))
+        if not isinstance(own, dict):
+            continue
+        with located(name):
+            check_names(TowerSpec, own, "like")
+        if "like" in own:
+            if own["like"] != other or not isinstance(tree.get(other), dict):
+                raise ConfigError(
+                    f"given {quoted(own['like'])}, expected the other tower of this model", (name, "like")
+                )
             if "like" in tree[other]:
-                raise SpecError("the towers cannot each be like the other", (name, "like"))
-            tree[name] = merged(tree[other], {key: value for key, value in own.items() if key != "like"})
-    for name in SHAPES[:2]:
+                raise IncompatibleError("the towers cannot each be like the other", (name, "like"))
+            tree[name] = merge_trees(tree[other], {key: value for key, value in own.items() if key != "like"})
+    for name in ("encoder", "decoder"):
         if isinstance(tree.get(name), dict):
             tree[name] = with_cross(tree[name])
     return parse(ModelSpec, tree)
 
 
 def with_cross(tower: Tree) -> Tree:
-    """A tower whose cross-attention, where it changes single fields, changes those of the tower's own attention."""
+    """The tower with fields of its self-attention filled into a cross-attention that changes only some of them."""
     if not isinstance(tower.get("cross"), dict):
         return tower
-    said = {slot: value for slot, value in tower["cross"].items() if value is not None}
-    own = {slot: tower[slot] for slot in said if slot in tower}
-    return tower | {"cross": merged(own, said)}
+    cross = {slot: value for slot, value in tower["cross"].items() if value is not None}
+    own = {slot: tower[slot] for slot in cross if slot in tower}
+    return tower | {"cross": merge_trees(own, cross)}

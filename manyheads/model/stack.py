@@ -1,4 +1,4 @@
-"""One stack of transformer layers: encoder, decoder, or either tower of a pair."""
+"""A stack of transformer layers: an encoder, a decoder, or one of the two towers of an encoder–decoder."""
 
 from __future__ import annotations
 
@@ -10,27 +10,28 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from manyheads.errors import InputError, InputLengthError, InputShapeError
+from manyheads.model.cache import Cache, NoCache, TowerState, check_batch
 from manyheads.model.spec import LayerSpec, TowerSpec
-from manyheads.model.state import Cache, Seen, Uncached, check_rows_of
-from manyheads.parts.attention import KeyValue, Scene
-from manyheads.parts.batch import Inputs, Memory, next_position, numberless, positions_of
+from manyheads.parts.attention import AttentionContext, KeyValue
 from manyheads.parts.embed import Embed
+from manyheads.parts.inputs import Inputs, Memory, has_no_data, input_positions, next_position
 from manyheads.parts.mask import Mask, MaskSpec
-from manyheads.parts.position import Places, Position
+from manyheads.parts.position import AttentionPosition, Positions
 from manyheads.spec import located
 
 
 @dataclass(frozen=True)
-class Across:
-    """One layer's view of the encoder: the memory, its keys and values where they were made before, and who sees what."""
+class CrossContext:
+    """What cross-attention of one layer needs: the memory, its keys and values if computed before, and the mask."""
 
     memory: Memory
-    kept: KeyValue | None
-    scene: Scene
+    key_value: KeyValue | None
+    attention: AttentionContext
 
 
 class Layer(nn.Module):
-    """Self-attention, cross-attention where there is an encoder to see, and the feed-forward network."""
+    """Self-attention, cross-attention if the tower has it, and the feed-forward network."""
 
     def __init__(self, spec: LayerSpec, width: int, memory_width: int | None) -> None:
         super().__init__()
@@ -44,218 +45,246 @@ class Layer(nn.Module):
         self.feedforward = spec.feedforward.build(width)
         self.residual = spec.residual.build(spec.norm, width, 2 if self.cross is None else 3)
 
-    def forward(self, x_BLD: Tensor, scene: Scene, cache: Cache, across: Across | None) -> Tensor:
-        sublayers = [partial(self.attend, scene=scene, cache=cache), self.feedforward]
+    def forward(self, x_BLD: Tensor, context: AttentionContext, cache: Cache, cross: CrossContext | None) -> Tensor:
+        sublayers = [partial(self.self_attention, context=context, cache=cache), self.feedforward]
         if self.cross is not None:
-            assert across is not None, "a layer with cross-attention needs a memory"
-            sublayers.insert(1, partial(self.look_across, across=across))
+            assert cross is not None, "a layer with cross-attention needs a memory"
+            sublayers.insert(1, partial(self.cross_attention, cross=cross))
         return self.residual(x_BLD, sublayers)
 
-    def attend(self, x_BLD: Tensor, scene: Scene, cache: Cache) -> Tensor:
-        return self.attention(x_BLD, cache.extend(self.attention.memory(x_BLD, scene)), scene)
+    def self_attention(self, x_BLD: Tensor, context: AttentionContext, cache: Cache) -> Tensor:
+        return self.attention(x_BLD, cache.extend(self.attention.key_value(x_BLD, context)), context)
 
-    def look_across(self, x_BLD: Tensor, across: Across) -> Tensor:
+    def cross_attention(self, x_BLD: Tensor, cross: CrossContext) -> Tensor:
         assert self.cross is not None
-        memory = across.kept or self.cross.memory(across.memory.states, across.scene)
-        return self.cross(x_BLD, memory, across.scene)
+        key_value = cross.key_value or self.cross.key_value(cross.memory.states, cross.attention)
+        return self.cross(x_BLD, key_value, cross.attention)
 
 
-def build_position(spec: LayerSpec, width: int) -> Position:
+def build_position(spec: LayerSpec, width: int) -> AttentionPosition:
     return spec.position.build(spec.attention.heads, spec.attention.query_size(width, spec.core))
 
 
 class Stack(nn.Module):
-    """Embedding, layers, a closing norm. Reading a whole text and taking one step are the same call."""
+    """Embedding, layers, final norm. Reading a whole sequence and decoding one step are the same call."""
 
     def __init__(self, spec: TowerSpec, vocab: int, memory_width: int | None = None) -> None:
         super().__init__()
-        self.spec, self.layer_specs = spec, spec.expanded()
+        self.spec, self.layer_specs = spec, spec.expanded_layers()
         with located("embed"):
             self.embed: Embed = spec.embed.build(vocab, spec.width, spec.position, memory_width)
-        self.layers = nn.ModuleList(Layer(layer, spec.width, memory_width) for layer in self.layer_specs[:: spec.run])
-        self.terms = sum(3 if layer.cross else 2 for layer in self.layer_specs)  # of the sum that leaves the last layer
+        built = self.layer_specs[:: spec.group_size]
+        self.layers = nn.ModuleList(Layer(layer, spec.width, memory_width) for layer in built)
+        self.residual_terms = sum(3 if layer.cross else 2 for layer in self.layer_specs)
         self.positions, self.position_of = self._shared_positions()
         self.masks = list(dict.fromkeys(layer.mask for layer in self.layer_specs))
         self.mask_of = [self.masks.index(layer.mask) for layer in self.layer_specs]
-        self.no_position = Position()
-        closing = spec.closing_norm()
-        self.norm = closing.build(spec.width) if closing else nn.Identity()
+        self.no_position = AttentionPosition()
+        norm = spec.output_norm()
+        self.norm = norm.build(spec.width) if norm else nn.Identity()
 
     def _shared_positions(self) -> tuple[nn.ModuleList, list[int | None]]:
-        """The position modules that layers share, and which each layer uses; None where a layer has its own."""
-        modules, known, order = nn.ModuleList(), list[object](), list[int | None]()
+        """The position modules that layers share, and the index of each layer's; None if a layer has its own."""
+        modules, keys, indices = nn.ModuleList(), list[object](), list[int | None]()
         for layer in self.layer_specs:
-            alike = (layer.position, layer.attention.heads, layer.attention.query_size(self.spec.width, layer.core))
-            if not layer.position.per_layer and alike not in known:
-                known.append(alike)
+            key = (layer.position, layer.attention.heads, layer.attention.query_size(self.spec.width, layer.core))
+            if not layer.position.per_layer and key not in keys:
+                keys.append(key)
                 modules.append(build_position(layer, self.spec.width))
-            order.append(None if layer.position.per_layer else known.index(alike))
-        return modules, order
+            indices.append(None if layer.position.per_layer else keys.index(key))
+        return modules, indices
 
     def layer(self, index: int) -> Layer:
-        layer = self.layers[index // self.spec.run]
+        layer = self.layers[index // self.spec.group_size]
         assert isinstance(layer, Layer)
         return layer
 
-    def position(self, index: int) -> Position:
+    def position(self, index: int) -> AttentionPosition:
         shared = self.position_of[index]
         position = self.layer(index).position if shared is None else self.positions[shared]
-        assert isinstance(position, Position)
+        assert isinstance(position, AttentionPosition)
         return position
 
-    def empty(self, cache: Cache, span: int | None = None) -> Seen:
-        """Nothing read yet, and a cache of this sort a layer."""
-        return Seen(caches=tuple(cache.fork() for _ in range(self.spec.layers)), span=span)
+    def start(self, cache: Cache, final_length: int | None = None) -> TowerState:
+        """The state before the first token, with an empty cache like `cache` per layer."""
+        return TowerState(caches=tuple(cache.fork() for _ in range(self.spec.layers)), final_length=final_length)
 
     def forward(
-        self, inputs: Inputs, *, seen: Seen | None = None, memory: Memory | None = None,
-        kept: Sequence[KeyValue | None] | None = None, table: Tensor | None = None,
-    ) -> tuple[Tensor, Seen]:  # fmt: skip
-        """The states of `inputs`, read after all that was `seen`; and all that is seen now.
+        self, inputs: Inputs, *, state: TowerState | None = None, memory: Memory | None = None,
+        cross_key_values: Sequence[KeyValue | None] | None = None, table: Tensor | None = None,
+    ) -> tuple[Tensor, TowerState]:  # fmt: skip
+        """The hidden states of `inputs`, which follow what `state` has read; and the next state.
 
-        `kept` are the layers' keys and values of the memory, where they were made before.
+        `cross_key_values` are the layers' keys and values of the memory, if computed before.
         """
-        inputs = self.embed.lay_out(inputs)
-        if seen is not None and inputs.span not in (None, seen.span):
-            raise ValueError(
-                f"the text was started for {seen.span or 'any number of'} tokens, and a step says {inputs.span}; say it at the start"
+        inputs = self.embed.prepare_inputs(inputs)
+        if state is None:
+            state = self.start(NoCache(), inputs.final_length)
+        elif inputs.final_length not in (None, state.final_length):
+            raise InputLengthError(
+                f"final_length is {inputs.final_length}, and decoding started with {state.final_length}"
             )
-        seen = seen or self.empty(Uncached(), inputs.span)
-        now = after(seen, inputs)
-        self._check(now)
-        places = places_of(seen, now, inputs.tokens.device)
-        x_BLD = self.embed(inputs, places, table=table, memory=memory)
-        scenes = self._scenes(inputs, places, seen, now, x_BLD.dtype)
-        across = self._across(inputs, places, memory, kept)
-        for i, (scene, cache, view) in enumerate(zip(scenes, now.caches, across, strict=True)):
-            x_BLD = self.layer(i)(x_BLD, scene, cache, view)
-        return self.norm(x_BLD), now
+        new_state = append_inputs(state, inputs)
+        self._check(new_state)
+        positions = positions_after(state, new_state, inputs.tokens.device)
+        x_BLD = self.embed(inputs, positions, table=table, memory=memory)
+        contexts = self._contexts(inputs, positions, state, new_state, x_BLD.dtype)
+        crosses = self._cross_contexts(inputs, positions, memory, cross_key_values)
+        for i, (context, cache, cross) in enumerate(zip(contexts, new_state.caches, crosses, strict=True)):
+            x_BLD = self.layer(i)(x_BLD, context, cache, cross)
+        return self.norm(x_BLD), new_state
 
-    def _scenes(self, inputs: Inputs, places: Places, seen: Seen, now: Seen, dtype: torch.dtype) -> Iterator[Scene]:
-        """Each layer's circumstances, when its turn comes: a layer's own biases are not made before it runs."""
-        masks, plans = [mask_for(spec, inputs, seen, now) for spec in self.masks], dict[int, Any]()
+    def _contexts(
+        self, inputs: Inputs, positions: Positions, state: TowerState, new_state: TowerState, dtype: torch.dtype
+    ) -> Iterator[AttentionContext]:
+        """The context of each layer, computed when it runs, so that biases of other layers take no memory."""
+        masks = [mask_for(spec, inputs, state, new_state) for spec in self.masks]
+        shared_data = dict[int, Any]()
         for i, shared in enumerate(self.position_of):
             position = self.position(i)
             if shared is None:
-                plan = position.plan(places, dtype)
+                data = position.precompute(positions, dtype)
+            elif shared in shared_data:
+                data = shared_data[shared]
             else:
-                plan = plans[shared] = plans[shared] if shared in plans else position.plan(places, dtype)
-            yield Scene(position, plan, masks[self.mask_of[i]], places)
+                data = shared_data[shared] = position.precompute(positions, dtype)
+            yield AttentionContext(position, data, masks[self.mask_of[i]], positions)
 
-    def _check(self, now: Seen) -> None:
-        """Refuses what this tower cannot use, or cannot do without."""
-        if any(mask.prefix for mask in self.masks) and now.prefix is None:
-            raise ValueError("a prefix mask needs the length of each prefix: give prefix, one number a sequence")
-        if now.prefix is not None and not any(mask.prefix for mask in self.masks):
-            raise ValueError("prefix lengths were given, but the mask has no prefix; set mask.prefix = true")
-        if now.segments is not None and now.span is None and any(layer.position.asks_span for layer in self.layer_specs):
-            raise ValueError("the angles of this model depend on the length of each text, and a row holds several: give span")
+    def _check(self, state: TowerState) -> None:
+        """Raises an error for inputs that are missing, or that this tower cannot use."""
+        has_prefix = any(mask.prefix for mask in self.masks)
+        if has_prefix and state.prefix is None:
+            raise InputError("the mask has a prefix: give prefix, its length in each row")
+        if not has_prefix and state.prefix is not None:
+            raise InputError("prefix was given, but the mask has none; set mask.prefix = true")
+        if state.segments is None or state.final_length is not None:
+            return
+        if any(layer.position.needs_final_length for layer in self.layer_specs):
+            raise InputError(
+                "the positions of this model depend on the length of a text: give final_length with segments"
+            )
 
-    def memories(self, memory: Memory) -> list[KeyValue | None]:
-        """Keys and values of the memory, once a source and layer; None where a layer does not look across."""
-        scene = self._cross_scene(memory, Places(memory.places(), memory.places()), queries=0, segments=None)
+    def cross_key_values(self, memory: Memory) -> list[KeyValue | None]:
+        """Keys and values of the memory for each layer, computed once per source; None without cross-attention."""
+        positions = Positions(memory.key_positions(), memory.key_positions())
+        context = self._cross_attention_context(memory, positions, queries=0, segments=None)
         crosses = (self.layer(i).cross for i in range(self.spec.layers))
-        return [None if cross is None else cross.memory(memory.states, scene) for cross in crosses]
+        return [None if cross is None else cross.key_value(memory.states, context) for cross in crosses]
 
-    def _cross_scene(self, memory: Memory, places: Places, *, queries: int, segments: tuple[Tensor, Tensor] | None) -> Scene:
+    def _cross_attention_context(
+        self, memory: Memory, positions: Positions, *, queries: int, segments: tuple[Tensor, Tensor] | None
+    ) -> AttentionContext:
         keys = memory.states.shape[1]
         mask = Mask(queries, keys, memory.states.device, padding_BM=memory.padding, segments=segments)
-        bound = max(places.bound, keys) if places.bound is not None and memory.counted else None
-        return Scene(self.no_position, None, mask, Places(places.query, memory.places(), bound=bound))
+        bound = max(positions.bound, keys) if positions.bound is not None and memory.counted_positions else None
+        cross_positions = Positions(positions.query, memory.key_positions(), bound=bound)
+        return AttentionContext(self.no_position, None, mask, cross_positions)
 
-    def _across(
-        self, inputs: Inputs, places: Places, memory: Memory | None, kept: Sequence[KeyValue | None] | None
-    ) -> Sequence[Across | None]:
+    def _cross_contexts(
+        self, inputs: Inputs, positions: Positions, memory: Memory | None,
+        key_values: Sequence[KeyValue | None] | None,
+    ) -> Sequence[CrossContext | None]:  # fmt: skip
         if memory is None or not any(layer.cross for layer in self.layer_specs):
             return [None] * self.spec.layers
         if memory.states.shape[0] != inputs.batch:
-            raise ValueError(f"{inputs.batch} targets for {len(memory.states)} sources; each target needs its own")
+            raise InputShapeError(f"{inputs.batch} targets for {len(memory.states)} sources; each target needs its own")
         segments = None
         if memory.segments is not None and inputs.segments is not None:
             segments = (inputs.segments, memory.segments)
         elif memory.segments is not None or inputs.segments is not None:
-            raise ValueError("segments must be given for source and target, or for neither")
-        scene = self._cross_scene(memory, places, queries=inputs.length, segments=segments)
-        return [Across(memory, pair, scene) for pair in kept or [None] * self.spec.layers]
+            raise InputError("segments must be given for source and target, or for neither")
+        context = self._cross_attention_context(memory, positions, queries=inputs.length, segments=segments)
+        return [CrossContext(memory, pair, context) for pair in key_values or [None] * self.spec.layers]
 
 
-def places_of(seen: Seen, now: Seen, device: torch.device) -> Places:
-    """Where the new tokens stand, and all tokens."""
-    bound = now.length if now.counted else None
-    positions = torch.arange(now.length, device=device)[None] if now.positions is None else now.positions
-    return Places(positions[:, seen.length :], positions, seen.span, bound)
+def positions_after(state: TowerState, new_state: TowerState, device: torch.device) -> Positions:
+    """Positions of the new tokens as queries and of all tokens as keys."""
+    bound = new_state.length if new_state.counted_positions else None
+    key = torch.arange(new_state.length, device=device)[None] if new_state.positions is None else new_state.positions
+    return Positions(key[:, state.length :], key, state.final_length, bound)
 
 
-def after(seen: Seen, inputs: Inputs) -> Seen:
-    """`seen`, with what is said of the new tokens behind it and its caches forked for the step."""
+def append_inputs(state: TowerState, inputs: Inputs) -> TowerState:
+    """The state after `inputs`, with its caches forked for the step."""
     batch, device = inputs.batch, inputs.tokens.device
-    held = [tensor for tensor in (seen.padding, seen.positions, seen.segments) if tensor is not None]
-    held += [cache.held.key for cache in seen.caches if cache.held is not None]
-    if held:
-        check_rows_of(held[0], batch)
-    padding, positions, segments, prefix = inputs.padding, None, inputs.segments, seen.prefix
-    if any(part is not None for part in (seen.positions, seen.padding, inputs.positions, padding)):
-        before: Tensor | int = seen.length
-        if seen.positions is not None:
-            before = next_position(seen.positions, seen.padding)
-        old = torch.arange(seen.length, device=device)[None] if seen.positions is None else seen.positions
-        positions = torch.cat((old.expand(batch, -1), positions_of(inputs, before).expand(batch, -1)), dim=1)
-    if padding is not None or seen.padding is not None:
-        nothing = torch.zeros(batch, max(seen.length, inputs.length), dtype=torch.bool, device=device)
-        old = nothing[:, : seen.length] if seen.padding is None else seen.padding
-        padding = torch.cat((old, nothing[:, : inputs.length] if padding is None else padding), dim=1)
-    if seen.length and (segments is None) != (seen.segments is None):
-        raise ValueError("segments must be given at every step or at none")
-    if segments is not None and seen.segments is not None:
-        segments = torch.cat((seen.segments, segments), dim=1)
-    if segments is not None and not seen.counted and inputs.positions is None:
-        raise ValueError("positions were given for packed documents; give them at every step")
+    stored = [tensor for tensor in (state.padding, state.positions, state.segments) if tensor is not None]
+    stored += [cache.key_value.key for cache in state.caches if cache.key_value is not None]
+    if stored:
+        check_batch(stored[0], batch)
+    padding, positions, segments = inputs.padding, None, inputs.segments
+    if any(part is not None for part in (state.positions, state.padding, inputs.positions, padding)):
+        start = state.length if state.positions is None else next_position(state.positions, state.padding)
+        old = torch.arange(state.length, device=device)[None] if state.positions is None else state.positions
+        positions = torch.cat((old.expand(batch, -1), input_positions(inputs, start).expand(batch, -1)), dim=1)
+    if padding is not None or state.padding is not None:
+        none = torch.zeros(batch, max(state.length, inputs.length), dtype=torch.bool, device=device)
+        old = none[:, : state.length] if state.padding is None else state.padding
+        padding = torch.cat((old, none[:, : inputs.length] if padding is None else padding), dim=1)
+    if state.length and (segments is None) != (state.segments is None):
+        raise InputError("segments must be given at every step or at none")
+    if segments is not None and state.segments is not None:
+        segments = torch.cat((state.segments, segments), dim=1)
     if segments is not None and inputs.positions is None:
-        positions = within_segments(segments, padding)
-    if inputs.prefix is not None:
-        prefix = first_prefix(seen, inputs, padding)
-    caches, counted = tuple(cache.fork() for cache in seen.caches), seen.counted and inputs.positions is None
-    return Seen(caches, seen.length + inputs.length, positions, padding, segments, prefix, counted, seen.span)
+        if not state.counted_positions:
+            raise InputError("positions were given for packed documents; give them at every step")
+        positions = positions_in_segments(segments, padding)
+    return TowerState(
+        caches=tuple(cache.fork() for cache in state.caches),
+        length=state.length + inputs.length,
+        positions=positions,
+        padding=padding,
+        segments=segments,
+        prefix=state.prefix if inputs.prefix is None else first_prefix(state, inputs, padding),
+        counted_positions=state.counted_positions and inputs.positions is None,
+        final_length=state.final_length,
+    )
 
 
-def within_segments(segments: Tensor, padding: Tensor | None) -> Tensor:
-    """Positions that start anew with each packed document, counting its real tokens; those of one number are one document."""
+def positions_in_segments(segments: Tensor, padding: Tensor | None) -> Tensor:
+    """Positions that start at 0 in each packed document, counting its real tokens."""
     if padding is not None:
-        segments = segments.masked_fill(padding, torch.iinfo(segments.dtype).max)  # it does not matter whose number padding has
-    order = segments.argsort(dim=1, stable=True)  # documents side by side, each in its order
-    sorted_ = segments.gather(1, order)
-    begins = torch.ones_like(sorted_, dtype=torch.bool)
-    begins[:, 1:] = sorted_[:, 1:] != sorted_[:, :-1]
-    index = torch.arange(sorted_.shape[1], device=sorted_.device).expand_as(sorted_)
-    counted = index - torch.where(begins, index, 0).cummax(dim=1).values
-    placed = torch.zeros_like(counted).scatter(1, order, counted)
-    return placed if padding is None else placed.masked_fill(padding, 0)
+        segments = segments.masked_fill(padding, torch.iinfo(segments.dtype).max)  # segments of padding must not matter
+    order = segments.argsort(dim=1, stable=True)  # document by document, each in its order
+    by_document = segments.gather(1, order)
+    starts = torch.ones_like(by_document, dtype=torch.bool)
+    starts[:, 1:] = by_document[:, 1:] != by_document[:, :-1]
+    index = torch.arange(by_document.shape[1], device=by_document.device).expand_as(by_document)
+    counts = index - torch.where(starts, index, 0).cummax(dim=1).values
+    positions = torch.zeros_like(counts).scatter(1, order, counts)
+    return positions if padding is None else positions.masked_fill(padding, 0)
 
 
-def first_prefix(seen: Seen, inputs: Inputs, padding: Tensor | None) -> Tensor:
-    """A prefix is read whole, and first: its tokens see each other."""
-    assert inputs.prefix is not None
-    if seen.length:
-        raise ValueError("the length of a prefix is said with the first step, not later")
-    if not numberless(inputs.prefix):
-        real = torch.full_like(inputs.prefix, inputs.length) if padding is None else (~padding).sum(dim=1)
-        short = (inputs.prefix > real) | (inputs.prefix < 0)
-        if short.any():
-            row = int(short.nonzero()[0])
-            raise ValueError(
-                f"text {row} has {int(real[row])} tokens, and its prefix is said to have {int(inputs.prefix[row])}; read it whole"
-            )
-    return inputs.prefix
+def first_prefix(state: TowerState, inputs: Inputs, padding: Tensor | None) -> Tensor:
+    """The prefix lengths, given with the first step, which must contain the whole prefix."""
+    prefix = inputs.prefix
+    assert prefix is not None
+    if state.length:
+        raise InputError("prefix must be given with the first step")
+    if not has_no_data(prefix):
+        lengths = torch.full_like(prefix, inputs.length) if padding is None else (~padding).sum(dim=1)
+        wrong = (prefix > lengths) | (prefix < 0)
+        if wrong.any():
+            row = int(wrong.nonzero()[0])
+            raise InputLengthError(f"row {row} has {int(lengths[row])} tokens and a prefix of {int(prefix[row])}", row)
+    return prefix
 
 
-def mask_for(spec: MaskSpec, inputs: Inputs, seen: Seen, now: Seen) -> Mask:
-    """A tower's mask for these queries over all that is seen."""
-    segments = None if inputs.segments is None or now.segments is None else (inputs.segments, now.segments)
-    ranks = None
-    if now.padding is not None and (spec.window is not None or spec.prefix):
-        counted = (~now.padding).cumsum(dim=1) - 1
-        ranks = counted[:, seen.length :], counted
+def mask_for(spec: MaskSpec, inputs: Inputs, state: TowerState, new_state: TowerState) -> Mask:
+    """The mask of the new tokens over all tokens."""
+    segments = None if inputs.segments is None or new_state.segments is None else (inputs.segments, new_state.segments)
+    real_indices = None
+    if new_state.padding is not None and (spec.window is not None or spec.prefix):
+        counts = (~new_state.padding).cumsum(dim=1) - 1
+        real_indices = counts[:, state.length :], counts
     return Mask(
-        queries=inputs.length, keys=now.length, device=inputs.tokens.device, offset=seen.length, causal=spec.causal,
-        window=spec.window, prefix_B=now.prefix if spec.prefix else None, padding_BM=now.padding, segments=segments, ranks=ranks,
-    )  # fmt: skip
+        num_queries=inputs.length,
+        num_keys=new_state.length,
+        device=inputs.tokens.device,
+        query_offset=state.length,
+        causal=spec.causal,
+        window=spec.window,
+        prefix_B=new_state.prefix if spec.prefix else None,
+        padding_BM=new_state.padding,
+        segments=segments,
+        real_indices=real_indices,
+    )

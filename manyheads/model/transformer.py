@@ -6,32 +6,39 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
+from manyheads.errors import InputError, UnsupportedError
+from manyheads.model.cache import (
+    Cache,
+    FixedCache,
+    TowerState,
+    check_can_generate,
+    check_capacity,
+    check_state,
+    select,
+)
 from manyheads.model.spec import ModelSpec
 from manyheads.model.stack import Stack
-from manyheads.model.state import Cache, FixedCache, Seen, check_capacity, check_state, select
 from manyheads.parts.attention import KeyValue
-from manyheads.parts.batch import Inputs, Memory
 from manyheads.parts.head import MeanSpec, Pool
+from manyheads.parts.inputs import Inputs, Memory
 from manyheads.spec import located
-
-CANNOT_WRITE = "only a decoder with a causal mask and a head for each token writes token by token"
 
 
 @dataclass(frozen=True)
 class TransformerState:
-    """What the decoder has read, and the source it looks at."""
+    """What the decoder has read, and the source with its keys and values for each layer."""
 
     spec: ModelSpec
-    seen: Seen
+    decoder: TowerState
     memory: Memory | None = None
-    kept: tuple[KeyValue | None, ...] | None = None
+    cross_key_values: tuple[KeyValue | None, ...] | None = None
 
     def select(self, rows: Tensor) -> TransformerState:
         return select(self, rows)
 
 
 class Transformer(nn.Module):
-    """One or two towers; which exist is the shape."""
+    """One or two towers and a head; which towers exist is the model's shape."""
 
     def __init__(self, spec: ModelSpec, vocab: int) -> None:
         super().__init__()
@@ -42,21 +49,21 @@ class Transformer(nn.Module):
         with located("decoder"):
             self.decoder = Stack(decoder, vocab, encoder.width if encoder else None) if decoder else None
         with located("head"):
-            self.head = spec.head.build(self.last.spec.width, vocab, self.last.embed.rows())
+            self.head = spec.head.build(self.last.spec.width, vocab, self.last.embed.table_shape)
 
     @property
     def last(self) -> Stack:
-        """The tower the head stands on."""
+        """The tower whose output the head reads."""
         tower = self.decoder or self.encoder
         assert tower is not None
         return tower
 
     @property
-    def writes(self) -> bool:
-        """Whether it can write token by token: a decoder that never looks ahead, with a head that says something of each token."""
+    def can_generate(self) -> bool:
+        """Whether it can generate token by token: a causal decoder of its own inputs, with an output per token."""
         if self.decoder is None or self.decoder.spec.embed.reads == "memory":
             return False
-        return self.spec.head.a_token and all(layer.mask.causal for layer in self.decoder.layer_specs)
+        return self.spec.head.per_token and all(layer.mask.causal for layer in self.decoder.layer_specs)
 
     @property
     def table(self) -> Tensor | None:
@@ -66,60 +73,66 @@ class Transformer(nn.Module):
                 return tower.embed.table.weight
         return None
 
-    def forward(self, inputs: Inputs | Tensor, source: Inputs | Tensor | None = None, *, at: Tensor | None = None) -> Tensor:
-        """Logits (or whatever the head makes) for a batch; of an encoder–decoder, for a target given its source.
+    def forward(
+        self, inputs: Inputs | Tensor, source: Inputs | Tensor | None = None, *, logits_mask: Tensor | None = None
+    ) -> Tensor:
+        """The output of the head (logits B×L×V for a token head); of an encoder–decoder, for a target given its source.
 
-        With `at`, B×L, those of the places alone where it is True, N×V: what nobody asks for costs nothing.
+        With `logits_mask`, B×L, only the outputs where it is True, N×V: logits elsewhere are not computed.
         """
-        if not self.spec.head.a_token and Inputs.of(inputs).segments is not None:
-            raise ValueError("a head that pools gives one answer a row, and a packed row holds several texts; give one text a row")
-        states, padding = self.states(inputs, source)
-        if at is not None and self.spec.head.scores_tokens:
-            states, padding, at = states[at], None, None
+        if not self.spec.head.per_token and Inputs.of(inputs).segments is not None:
+            raise InputError("a pooled head gives one output per row: give one text per row, without segments")
+        states, padding = self.hidden_states(inputs, source)
+        if logits_mask is not None and self.spec.head.output == "tokens":
+            states, padding, logits_mask = states[logits_mask], None, None
         out = self.head(states, table=self.table, padding=padding)
-        return out if at is None else out[at]
+        return out if logits_mask is None else out[logits_mask]
 
-    def states(self, inputs: Inputs | Tensor, source: Inputs | Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """The last layer's vectors and their padding."""
-        memory = self.encode(source)
-        x_BLD, seen = self.last(Inputs.of(inputs), memory=memory, table=self.table)
-        return x_BLD, seen.padding
+    def hidden_states(
+        self, inputs: Inputs | Tensor, source: Inputs | Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """The last layer's vectors, B×L×D, and their padding."""
+        x_BLD, state = self.last(Inputs.of(inputs), memory=self.encode(source), table=self.table)
+        return x_BLD, state.padding
 
-    def vectors(self, inputs: Inputs | Tensor, pool: Pool | None = None) -> Tensor:
-        """One vector a text, B×D: what `pool` makes of its tokens' states; without one, what a head gives that is for it, or the mean."""
-        if self.spec.head.kind == "vector" and pool is None:
+    def embed_sequences(self, inputs: Inputs | Tensor, pool: Pool | None = None) -> Tensor:
+        """One vector per sequence, B×D: its pooled hidden states; by default a vector head's output, or the mean."""
+        if self.spec.head.output == "vector" and pool is None:
             out: Tensor = self(inputs)
             return out
-        return (pool or MeanSpec().pool)(*self.states(inputs))
+        return (pool or MeanSpec().pool)(*self.hidden_states(inputs))
 
     def encode(self, source: Inputs | Tensor | None) -> Memory | None:
-        """What the decoder attends to; None where there is only one tower."""
+        """What the decoder attends to; None if there is only one tower."""
         if self.encoder is None or self.decoder is None:
             if source is not None:
-                raise ValueError(f"a source was given, but the model is only {self.spec.shape}")
+                raise InputError(f"a source was given, but the model is only {self.spec.shape}")
             return None
         if source is None:
-            raise ValueError("an encoder–decoder needs a source beside the target")
-        states, seen = self.encoder(Inputs.of(source))
-        return Memory(states, seen.positions, seen.padding, seen.segments, seen.counted)
+            raise InputError("an encoder–decoder needs a source")
+        states, state = self.encoder(Inputs.of(source))
+        return Memory(states, state.positions, state.padding, state.segments, state.counted_positions)
 
     def start(self, source: Inputs | Tensor | None = None, *, capacity: int | None = None) -> TransformerState:
-        """A state before the first token; with a capacity, the text's utmost length, caches are fixed instead of growing."""
-        if not self.writes or self.decoder is None:
-            raise ValueError(CANNOT_WRITE)
+        """The state before the first token; with a capacity, the maximum length, caches are allocated once."""
+        check_can_generate(self)
+        assert self.decoder is not None
         check_capacity(capacity)
-        if capacity is None and any(layer.position.asks_span for layer in self.decoder.layer_specs):
-            raise ValueError("the angles of this model depend on how long the text will be: start it with a capacity")
+        if capacity is None and any(layer.position.needs_final_length for layer in self.decoder.layer_specs):
+            raise UnsupportedError("the positions of this model depend on the final length: start with a capacity")
         memory = self.encode(source)
-        seen = self.decoder.empty(Cache() if capacity is None else FixedCache(capacity), capacity)
-        return TransformerState(self.spec, seen, memory, tuple(self.decoder.memories(memory)) if memory else None)
+        state = self.decoder.start(Cache() if capacity is None else FixedCache(capacity), capacity)
+        key_values = tuple(self.decoder.cross_key_values(memory)) if memory else None
+        return TransformerState(self.spec, state, memory, key_values)
 
     def step(self, inputs: Inputs | Tensor, state: TransformerState) -> tuple[Tensor, TransformerState]:
-        """Logits after each of the new tokens, one or many, and the state behind them."""
+        """Logits after each of the new tokens, one or many, and the next state."""
         check_state(state, TransformerState, self.spec)
-        if not self.writes or self.decoder is None:
-            raise ValueError(CANNOT_WRITE)
+        check_can_generate(self)
+        assert self.decoder is not None
         inputs = Inputs.of(inputs)
-        x_BLD, seen = self.decoder(inputs, seen=state.seen, memory=state.memory, kept=state.kept, table=self.table)
+        x_BLD, decoder_state = self.decoder(
+            inputs, state=state.decoder, memory=state.memory, cross_key_values=state.cross_key_values, table=self.table
+        )
         logits = self.head(x_BLD, table=self.table, padding=inputs.padding)
-        return logits, replace(state, seen=seen)
+        return logits, replace(state, decoder=decoder_state)

@@ -1,9 +1,37 @@
-"""The parts a model is made of: one file a slot, each kind a class beside its spec. Importing fills every slot.
+"""The parts of a model: one file per slot, each kind a class with its spec. Importing this registers every kind.
 
-Shapes are written in names: B batch, L query length, M memory length, D width, H query heads, G key/value heads,
+Tensor names end in their shape: B batch, L query length, M memory length, D width, H query heads, G key/value heads,
 K head size, F hidden, V vocabulary.
 """
 
-from manyheads.parts import attend, attention, batch, embed, feedforward, head, mask, norm, position, recurrent, residual, rope
+from manyheads.parts import (
+    attention,
+    core,
+    embed,
+    feedforward,
+    head,
+    inputs,
+    mask,
+    norm,
+    position,
+    recurrent,
+    residual,
+    rope,
+    synthesizer,
+)
 
-__all__ = ["attend", "attention", "batch", "embed", "feedforward", "head", "mask", "norm", "position", "recurrent", "residual", "rope"]
+__all__ = [
+    "attention",
+    "core",
+    "embed",
+    "feedforward",
+    "head",
+    "inputs",
+    "mask",
+    "norm",
+    "position",
+    "recurrent",
+    "residual",
+    "rope",
+    "synthesizer",
+]

@@ -1,4 +1,4 @@
-"""How x becomes queries, keys and values of many heads, and how the heads become x again."""
+"""Multi-head attention: the projections from x to queries, keys and values, and from the heads back to x."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from manyheads.parts.attend import Core, CoreSpec, inverse_root
+from manyheads.errors import IncompatibleError, UnsupportedError
+from manyheads.parts.core import Core, CoreSpec, inverse_root
 from manyheads.parts.mask import Mask
 from manyheads.parts.norm import NoNormSpec, NormSpec
-from manyheads.parts.position import Places, Position
-from manyheads.parts.role import marked
-from manyheads.spec import Part, SpecError, field, located
+from manyheads.parts.position import AttentionPosition, Positions
+from manyheads.parts.role import with_role
+from manyheads.spec import Part, field, located
 
 
 class AttentionSpec(Part, slot="attention", default="heads"):
@@ -22,12 +23,12 @@ class AttentionSpec(Part, slot="attention", default="heads"):
 
     heads: int = field(4, "H, the number of query heads", ge=1, le=65536)
     bias: bool = field(True, "biases on q, k and v")
-    output_bias: bool = field(True, "a bias on the output")
-    query_key_norm: NormSpec = field(NoNormSpec(), "normalises each query and key over its head before they meet")
+    output_bias: bool = field(True, "a bias on the output projection")
+    query_key_norm: NormSpec = field(NoNormSpec(), "normalises each query and each key within its head")
 
     @abstractmethod
     def head_size(self, width: int) -> int:
-        """K, or an error that names the widths and heads that would fit."""
+        """K, or an error that names widths and numbers of heads that fit."""
         raise NotImplementedError
 
     def key_heads(self) -> int:
@@ -38,7 +39,7 @@ class AttentionSpec(Part, slot="attention", default="heads"):
         return HeadsLinear(width, heads, size, bias=self.bias)
 
     def query_size(self, width: int, core: CoreSpec, memory_width: int | None = None) -> int:
-        """The size of one query as the core and the position scheme see it."""
+        """The size of one query, for the core and the position scheme."""
         return {"head": self.head_size(width), "memory": memory_width or width, "none": 0}[core.query]
 
     def build(self, width: int, core: CoreSpec, memory_width: int | None = None) -> Attention:
@@ -46,39 +47,40 @@ class AttentionSpec(Part, slot="attention", default="heads"):
         with located("attention"):
             size, query_size = self.head_size(width), self.query_size(width, core, memory_width)
             key_size = {"head": size, "raw": memory_width, "none": 0}[core.key]
-            projected = core.key == "head"
             query = self.projection(width, self.heads, query_size) if query_size else EmptyHeads(self.heads)
-            key = self.projection(memory_width, self.key_heads(), size) if projected else RawHead() if key_size else EmptyHeads(1)
+            key: nn.Module = RawHead() if key_size else EmptyHeads(1)
+            if core.key == "head":
+                key = self.projection(memory_width, self.key_heads(), size)
             value = self.projection(memory_width, self.key_heads(), size)
         with located("core"):
-            between = core.build(self.heads, query_size, key_size)
+            built_core = core.build(self.heads, query_size, key_size)
         return Attention(
             query=query,
             key=key,
             value=value,
-            core=between,
+            core=built_core,
             output=nn.Linear(self.heads * size, width, bias=self.output_bias),
             query_norm=self.query_key_norm.build(query_size) if query_size else nn.Identity(),
             key_norm=self.query_key_norm.build(key_size) if key_size else nn.Identity(),
         )
 
 
-def divided(width: int, heads: int) -> int:
+def split_width(width: int, heads: int) -> int:
+    """width / heads, or an error that names the nearest numbers that divide."""
     if width % heads:
-        fewer = max(h for h in range(1, min(heads, width) + 1) if width % h == 0)
-        more = next((h for h in range(heads, width + 1) if width % h == 0), None)
-        fits = f"{fewer} or {more}" if more else f"{fewer}"
-        below, above = width // heads * heads, (width // heads + 1) * heads
-        widths = f"width {below} or {above}" if below else f"width {above}"
-        raise SpecError(
-            f"{heads} heads do not divide width {width}; nearest that do: {fits} heads, or {widths}",
+        fitting = [h for h in range(1, width + 1) if width % h == 0]
+        nearest_heads = [*[h for h in fitting if h < heads][-1:], *[h for h in fitting if h > heads][:1]]
+        nearest_widths = [w for w in (width // heads * heads, (width // heads + 1) * heads) if w]
+        raise IncompatibleError(
+            f"{heads} heads do not divide width {width}; nearest that do: {' or '.join(map(str, nearest_heads))} "
+            f"heads, or width {' or '.join(map(str, nearest_widths))}",
             ("heads",),
         )
     return width // heads
 
 
 class HeadsSpec(AttentionSpec, kind="heads"):
-    """q, k, v = W_Q x, W_K y, W_V y cut into H heads of size K = D/H; heads joined and projected by W_O
+    """q, k, v = W_Q x, W_K y, W_V y split into H heads of size K = D/H; heads concatenated and projected by W_O
 
     Vaswani et al. 2017, section 3.2.2: 4D² weights. Fewer key heads than query heads are grouped-query attention
     (Ainslie et al. 2023), one key head is multi-query attention (Shazeer 2019).
@@ -90,8 +92,10 @@ class HeadsSpec(AttentionSpec, kind="heads"):
     def head_size(self, width: int) -> int:
         if self.heads % self.key_heads():
             fits = ", ".join(str(g) for g in range(1, self.heads + 1) if self.heads % g == 0)
-            raise SpecError(f"{self.groups} key heads cannot be shared evenly by {self.heads} query heads; possible: {fits}", ("groups",))
-        return self.size or divided(width, self.heads)
+            raise IncompatibleError(
+                f"{self.groups} key heads do not divide {self.heads} query heads; possible: {fits}", ("groups",)
+            )
+        return self.size or split_width(width, self.heads)
 
     def key_heads(self) -> int:
         return self.groups or self.heads
@@ -108,20 +112,20 @@ class WideSpec(AttentionSpec, kind="wide"):
 
 
 class ChunkedSpec(AttentionSpec, kind="chunked"):
-    """x is cut into H chunks, each with its own (D/H)² matrices for q, k and v: 3D²/H + D² weights
+    """x is split into H chunks, each with its own (D/H)² matrices for q, k and v: 3D²/H + D² weights
 
-    A head sees only its chunk of the input, until W_O mixes them.
+    A head reads only its chunk of the input; W_O mixes them.
     """
 
     def head_size(self, width: int) -> int:
-        return divided(width, self.heads)
+        return split_width(width, self.heads)
 
     def projection(self, width: int, heads: int, size: int) -> nn.Module:
-        return ChunksLinear(heads, divided(width, heads), size, bias=self.bias)
+        return ChunksLinear(heads, split_width(width, heads), size, bias=self.bias)
 
 
 class HeadsLinear(nn.Linear):
-    """W x + b, cut into heads: B×L×D → B×H×L×K."""
+    """W x + b, split into heads: B×L×D → B×H×L×K."""
 
     def __init__(self, width: int, heads: int, size: int, *, bias: bool) -> None:
         super().__init__(width, heads * size, bias=bias)
@@ -132,7 +136,7 @@ class HeadsLinear(nn.Linear):
 
 
 class ChunksLinear(nn.Module):
-    """Each chunk of x through its own small matrix: B×L×D → B×H×L×K."""
+    """One matrix per chunk of x: B×L×D → B×H×L×K."""
 
     def __init__(self, heads: int, chunk: int, size: int, *, bias: bool) -> None:
         super().__init__()
@@ -152,14 +156,14 @@ class ChunksLinear(nn.Module):
 
 
 class RawHead(nn.Module):
-    """The memory itself as one head that all queries share."""
+    """The memory itself as one key head that all query heads share."""
 
     def forward(self, x_BLD: Tensor) -> Tensor:
         return x_BLD[:, None]
 
 
 class EmptyHeads(nn.Module):
-    """Queries or keys of size 0, for cores that ask for none: they still say how many heads and places there are."""
+    """Queries or keys of size 0, for cores that use none: their shape still gives the heads and the length."""
 
     def __init__(self, heads: int) -> None:
         super().__init__()
@@ -178,55 +182,55 @@ class KeyValue:
 
 
 @dataclass(frozen=True)
-class Scene:
-    """The circumstances of one attention: positions and the mask, worked out once and shared by all layers alike."""
+class AttentionContext:
+    """Positions and mask of one attention call, computed once and shared by all layers that have the same."""
 
-    position: Position
-    plan: Any
+    position: AttentionPosition
+    position_data: Any
     mask: Mask
-    places: Places
+    positions: Positions
 
 
 class Attention(nn.Module):
-    """Projections, a core, a projection back. Self-attention is this with the memory made from x itself."""
+    """Projections, a core, and the output projection. In self-attention the keys and values are those of x itself."""
 
     def __init__(
         self, *, query: nn.Module, key: nn.Module, value: nn.Module, core: Core, output: nn.Linear,
         query_norm: nn.Module, key_norm: nn.Module,
     ) -> None:  # fmt: skip
         super().__init__()
-        self.query, self.key, self.value, self.core = marked(query, "query"), key, value, core
-        self.output = marked(output, "stream")
+        self.query, self.key, self.value, self.core = with_role(query, "query"), key, value, core
+        self.output = with_role(output, "residual")
         self.query_norm, self.key_norm = query_norm, key_norm
 
-    def memory(self, y_BMD: Tensor, scene: Scene) -> KeyValue:
-        """Keys and values of y: made once a source for cross-attention, once a token for a cache."""
-        key = scene.position.rotate_key(self.key_norm(self.key(y_BMD)), scene.plan)
+    def key_value(self, y_BMD: Tensor, context: AttentionContext) -> KeyValue:
+        """Keys and values of y: computed once per source in cross-attention, once per token with a cache."""
+        key = context.position.rotate_key(self.key_norm(self.key(y_BMD)), context.position_data)
         return KeyValue(self.core.key(key), self.value(y_BMD))
 
-    def forward(self, x_BLD: Tensor, memory: KeyValue, scene: Scene) -> Tensor:
-        q = scene.position.rotate_query(self.query_norm(self.query(x_BLD)), scene.plan)
-        bias = scene.position.bias(q, scene.plan, self.core.scale)
-        heads_BHLK = self.core(q, memory.key, memory.value, mask=scene.mask, places=scene.places, bias=bias)
+    def forward(self, x_BLD: Tensor, memory: KeyValue, context: AttentionContext) -> Tensor:
+        q = context.position.rotate_query(self.query_norm(self.query(x_BLD)), context.position_data)
+        bias = context.position.bias(q, context.position_data, self.core.scale)
+        heads_BHLK = self.core(q, memory.key, memory.value, mask=context.mask, positions=context.positions, bias=bias)
         return self.output(heads_BHLK.transpose(1, 2).flatten(2))
 
 
-# ------------------------------------------------------------------------------- one query–key matrix for two, and back
+# ------------------------------------------------------------------- from two projections to one fused matrix, and back
 
 
 def fused_weight(query: Tensor, key: Tensor, heads: int) -> Tensor:
-    """W̃[h] = W_Q[h]ᵀ W_K[h] / √K for each head, as the weight of a fused query projection: (H·J)×J from two (H·K)×J."""
+    """W̃[h] = W_Q[h]ᵀ W_K[h] / √K per head, as the weight of a fused query projection: (H·J)×J from two of (H·K)×J."""
     q_HKJ, k_HKJ = (weight.unflatten(0, (heads, -1)) for weight in (query, key))
     return (k_HKJ.transpose(1, 2) @ q_HKJ * inverse_root(q_HKJ.shape[1])).flatten(0, 1)
 
 
 def split_weight(fused: Tensor, heads: int, size: int) -> tuple[Tensor, Tensor]:
-    """W_Q and W_K with W_Qᵀ W_K / √K = W̃, by singular values; an error where W̃ has a rank above K."""
+    """W_Q and W_K with W_Qᵀ W_K / √K = W̃, by singular value decomposition; an error if the rank of W̃ is above K."""
     w_HJJ = fused.unflatten(0, (heads, -1)).transpose(1, 2)
     left, values, right = torch.linalg.svd(w_HJJ)
     rank = int(torch.linalg.matrix_rank(w_HJJ).max())
     if rank > size:
-        raise ValueError(f"a fused matrix of rank {rank} cannot be split into heads of size {size}; {rank} or more would hold it")
+        raise UnsupportedError(f"a fused matrix of rank {rank} needs heads of size {rank} or more, given {size}")
     root = (values[:, :size] / inverse_root(size)).sqrt()[:, :, None]
     query, key = root * left.transpose(1, 2)[:, :size], root * right[:, :size]
     return query.flatten(0, 1), key.flatten(0, 1)

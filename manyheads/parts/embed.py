@@ -1,4 +1,4 @@
-"""From a batch to vectors: token tables, patches of pictures, and what is restored around them."""
+"""Embeddings: from a batch of tokens or image patches to the vectors that the first layer reads."""
 
 from __future__ import annotations
 
@@ -11,34 +11,37 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from manyheads.parts.batch import Inputs, Memory, positions_of
+from manyheads.errors import IncompatibleError, InputError, InputShapeError
+from manyheads.parts.inputs import INTEGERS, Inputs, Memory, input_positions
 from manyheads.parts.norm import NoNormSpec, NormSpec
-from manyheads.parts.position import Places, PositionSpec, check_length
-from manyheads.spec import Part, SpecError, field
+from manyheads.parts.position import Positions, PositionSpec, check_positions
+from manyheads.spec import Part, field
+
+Source = Literal["tokens", "patches", "memory"]
 
 
 @dataclass(frozen=True)
-class Rows:
-    """The token table as a head sees it: rows of `size`, standing first within vectors of `within`."""
+class TableShape:
+    """The token table as a tied head uses it: its rows are the first `size` entries of vectors of `vector_size`."""
 
     size: int
-    within: int
+    vector_size: int
 
 
 class EmbedSpec(Part, slot="embed", default="tokens"):
     """What the first layer reads."""
 
-    reads: ClassVar[Literal["tokens", "patches", "memory"]] = "tokens"  # ids, pictures, or what an encoder has seen
-    borrows: ClassVar[bool] = False  # whether its table is the encoder's
+    reads: ClassVar[Source] = "tokens"  # token ids, image patches, or the output of the encoder
+    shares_table: ClassVar[bool] = False  # whether its token table is the encoder's
 
-    dropout: float = field(0.0, "share dropped in training", ge=0, lt=1)
+    dropout: float = field(0.0, "dropout probability of the embeddings", ge=0, lt=1)
 
     def table_width(self, width: int) -> int:
-        """The size of the vectors that are joined with their positions, in a tower of this width."""
+        """The width of the vectors that are joined with their positions, in a tower of this width."""
         return width
 
-    def patch(self) -> int | None:
-        """Numbers in a patch, where it reads pictures."""
+    def patch_pixels(self) -> int | None:
+        """Numbers per patch, if it reads images."""
         return None
 
     @abstractmethod
@@ -47,36 +50,34 @@ class EmbedSpec(Part, slot="embed", default="tokens"):
 
 
 class Embed(nn.Module):
-    """Vectors for a batch. `lay_out` may change the length first; `table` is another tower's token table, where shared."""
+    """Vectors for a batch. In `forward`, `table` is the token table of another tower, for those that share it."""
 
     table: nn.Embedding | None
+    table_shape: TableShape | None  # of the token table, its own or shared; None if it reads no tokens
 
     def __init__(self) -> None:
         super().__init__()
-        self.table = None
+        self.table = self.table_shape = None
 
-    def rows(self) -> Rows | None:
-        """The shape of the token table, its own or shared; None where there are no tokens."""
-        return None
-
-    def lay_out(self, inputs: Inputs) -> Inputs:
+    def prepare_inputs(self, inputs: Inputs) -> Inputs:
+        """The batch as the layers read it; an embedding that adds a vector makes it longer."""
         return inputs
 
-    def forward(self, inputs: Inputs, places: Places, *, table: Tensor | None, memory: Memory | None) -> Tensor:
+    def forward(self, inputs: Inputs, positions: Positions, *, table: Tensor | None, memory: Memory | None) -> Tensor:
         raise NotImplementedError
 
 
 class TokensSpec(EmbedSpec, kind="tokens"):
-    """E[token] (·√D) + T[type] + S[task], joined with its position, normalised, dropped; E, T and S are learned
+    """E[token] (·√D) + T[type] + S[task], joined with its position, normalised, dropped out; E, T and S are learned
 
     With `size`, the table is narrower than the model and a projection follows: Lan et al. 2020, arXiv 1909.11942.
     """
 
-    types: int = field(0, "how many token types have a vector of their own", ge=0)
-    tasks: int = field(0, "how many task types have a vector of their own", ge=0)
+    types: int = field(0, "how many token types have an embedding", ge=0)
+    tasks: int = field(0, "how many task types have an embedding", ge=0)
     scale: bool = field(False, "multiply by √D, as in section 3.4 of Vaswani et al. 2017")
     norm: NormSpec = field(NoNormSpec(), "after everything is added")
-    size: int | None = field(None, "the width of the tables, where it is not D", ge=1, le=65536)
+    size: int | None = field(None, "the width of the tables, if it is not D", ge=1, le=65536)
 
     def table_width(self, width: int) -> int:
         return self.size or width
@@ -86,12 +87,12 @@ class TokensSpec(EmbedSpec, kind="tokens"):
 
 
 class Tokens(Embed):
-    def __init__(self, spec: TokensSpec, vocab: int, width: int, position: PositionSpec, *, own: bool = True) -> None:
+    def __init__(self, spec: TokensSpec, vocab: int, width: int, position: PositionSpec) -> None:
         super().__init__()
         size = spec.table_width(width)
         token_width = position.token_width(size)
-        self.shape = Rows(token_width, size if size == width else token_width)
-        self.table = nn.Embedding(vocab, token_width) if own else None
+        self.table_shape = TableShape(token_width, size if size == width else token_width)
+        self.table = None if spec.shares_table else nn.Embedding(vocab, token_width)
         self.types = nn.Embedding(spec.types, token_width) if spec.types else None
         self.tasks = nn.Embedding(spec.tasks, token_width) if spec.tasks else None
         self.scale = size**0.5 if spec.scale else 1.0
@@ -100,101 +101,97 @@ class Tokens(Embed):
         self.dropout = nn.Dropout(spec.dropout)
         self.project: nn.Module = nn.Linear(size, width) if size != width else nn.Identity()
 
-    def rows(self) -> Rows:
-        return self.shape
-
-    def forward(self, inputs: Inputs, places: Places, *, table: Tensor | None, memory: Memory | None) -> Tensor:
-        rows = self.table or table
-        assert rows is not None
-        x_BLD = look_up(inputs.tokens, rows)
+    def forward(self, inputs: Inputs, positions: Positions, *, table: Tensor | None, memory: Memory | None) -> Tensor:
+        token_table = self.table or table
+        assert token_table is not None
+        x_BLD = embed_ids(inputs.tokens, token_table)
         if self.scale != 1.0:
             x_BLD = x_BLD * self.scale
-        for kind, sorts, given in (("type", self.types, inputs.types), ("task", self.tasks, inputs.tasks)):
-            if sorts is not None:
-                x_BLD = x_BLD + look_up(torch.zeros_like(inputs.tokens) if given is None else given, sorts, kind, f"{kind}s")
-            elif given is not None:
-                raise ValueError(f"token {kind}s were given, but the embedding has none; set embed.{kind}s")
-        return self.project(self.dropout(self.norm(self.position(x_BLD, places))))
+        for name, type_table, ids in (("type", self.types, inputs.types), ("task", self.tasks, inputs.tasks)):
+            if type_table is not None:
+                x_BLD = x_BLD + embed_ids(torch.zeros_like(inputs.tokens) if ids is None else ids, type_table, name)
+            elif ids is not None:
+                raise InputError(f"token {name}s were given, but the embedding has none; set embed.{name}s")
+        return self.project(self.dropout(self.norm(self.position(x_BLD, positions))))
 
 
-def look_up(ids: Tensor, table: nn.Embedding | Tensor, one: str = "token", many: str = "vocabulary") -> Tensor:
-    """Rows of the table; one that it does not have is named."""
-    if ids.dim() != 2:
-        raise ValueError(f"{one}s have shape {tuple(ids.shape)}, expected batch × length")
-    if ids.dtype not in (torch.int64, torch.int32):
-        raise ValueError(f"{one}s are {ids.dtype}, expected whole numbers, the places of rows in a table")
-    weight = table if isinstance(table, Tensor) else table.weight
+def embed_ids(ids: Tensor, table: nn.Embedding | Tensor, name: str = "token") -> Tensor:
+    """The rows of the table, or an error that names the first id outside it."""
+    if ids.dim() != 2 or ids.dtype not in INTEGERS:
+        raise InputShapeError(
+            f"{name}s are {ids.dtype} of shape {tuple(ids.shape)}, expected integers of batch × length"
+        )
+    count = len(table if isinstance(table, Tensor) else table.weight)
     try:
-        if ids.device.type not in ("cpu", "meta") and not 0 <= int(ids.min()) <= int(ids.max()) < len(weight):
-            raise IndexError  # which a CPU raises by itself, and other devices only with the death of the process
+        if ids.device.type not in ("cpu", "meta") and not 0 <= int(ids.min()) <= int(ids.max()) < count:
+            raise IndexError  # a CPU raises it by itself; on other devices the process would end
         return F.embedding(ids, table) if isinstance(table, Tensor) else table(ids)
     except IndexError:
         wrong = int(ids.max()) if int(ids.min()) >= 0 else int(ids.min())
-        raise ValueError(f"{one} {wrong} is not in the {many} of {len(weight)} (0 to {len(weight) - 1})") from None
+        raise InputError(f"{name} {wrong} is outside the {count} {name}s of the model (0 to {count - 1})") from None
 
 
 class SharedTokensSpec(TokensSpec, kind="shared"):
     """as tokens, with the encoder's E; types, position and norm are its own"""
 
-    borrows: ClassVar[bool] = True
-
-    def build(self, vocab: int, width: int, position: PositionSpec, memory_width: int | None) -> Embed:
-        if memory_width is None:
-            raise SpecError("only a decoder beside an encoder can share the encoder's table")
-        return Tokens(self, vocab, width, position, own=False)
+    shares_table: ClassVar[bool] = True
 
 
 class PatchesSpec(EmbedSpec, kind="patches"):
-    """W·patch + b, joined with its position; optionally a learned vector before them all
+    """W·patch + b, joined with its position; optionally a class token before them
 
-    Dosovitskiy et al. 2021, arXiv 2010.11929. A patch is a token: the batch holds B×L×pixels.
+    Dosovitskiy et al. 2021, arXiv 2010.11929. A patch is a token: the batch is B×L×pixels.
     """
 
-    reads: ClassVar[Literal["tokens", "patches", "memory"]] = "patches"
+    reads: ClassVar[Source] = "patches"
 
-    pixels: int = field(4, "numbers in a patch: side × side × channels", ge=1, le=1 << 20)
-    channels: int = field(3, "numbers in a point of the picture, for those who cut it: a patch holds one channel after the other", ge=1)
-    first: bool = field(False, "a learned vector at position 0, the patches after it")
+    pixels: int = field(4, "numbers per patch: side × side × channels", ge=1, le=1 << 20)
+    channels: int = field(3, "channels of the image; a patch holds one channel after the other", ge=1)
+    class_token: bool = field(False, "a learned vector at position 0, before the patches")
     norm: NormSpec = field(NoNormSpec(), "after the position is joined")
 
-    def patch(self) -> int | None:
+    def patch_pixels(self) -> int | None:
         return self.pixels
 
     @property
     def side(self) -> int:
-        """How many points a patch has in a row, and as many rows."""
+        """The height and width of a patch in pixels."""
         side = isqrt(self.pixels // self.channels)
         if side**2 * self.channels != self.pixels:
-            raise SpecError(f"only square patches are cut, not {self.pixels} numbers in {self.channels} channels", ("pixels",))
+            raise IncompatibleError(f"patches are square, not {self.pixels} / {self.channels} channels", ("pixels",))
         return side
 
-    def cut(self, pictures: Tensor) -> Tensor:
-        """Pictures, batch × colours × height × width, as patches, B×L×pixels, one row of them after the other.
+    def patchify(self, images: Tensor) -> Tensor:
+        """Images, batch × channels × height × width, as patches, B×L×pixels, row by row.
 
-        In a patch, colours come before rows before columns, as a convolution reads them.
+        In a patch, channels come before rows before columns, as in a convolution.
         """
-        _, colours, height, width = pictures.shape
-        if colours != self.channels or height % self.side or width % self.side:
-            size = f"{height} × {width} points of {colours} numbers"
-            raise SpecError(f"pictures of {size} cannot be cut into patches of {self.side} × {self.side} points of {self.channels}")
-        cut = pictures.unflatten(3, (-1, self.side)).unflatten(2, (-1, self.side))  # batch, colour, down, row, across, column
-        return cut.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
+        _, channels, height, width = images.shape
+        if channels != self.channels or height % self.side or width % self.side:
+            raise IncompatibleError(
+                f"images of {channels} × {height} × {width} cannot be split into patches of "
+                f"{self.channels} × {self.side} × {self.side}"
+            )
+        # batch, channel, patch row, row, patch column, column
+        patches = images.unflatten(3, (-1, self.side)).unflatten(2, (-1, self.side))
+        return patches.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
 
-    def joined(self, patches_BLP: Tensor, height: int, width: int) -> Tensor:
-        """The pictures of which `cut` made these."""
-        parts = patches_BLP.unflatten(2, (self.channels, self.side, -1)).unflatten(1, (height // self.side, width // self.side))
-        return parts.permute(0, 3, 1, 4, 2, 5).flatten(4).flatten(2, 3)
+    def unpatchify(self, patches_BLP: Tensor, height: int, width: int) -> Tensor:
+        """The inverse of `patchify`."""
+        patches = patches_BLP.unflatten(2, (self.channels, self.side, -1))
+        patches = patches.unflatten(1, (height // self.side, width // self.side))
+        return patches.permute(0, 3, 1, 4, 2, 5).flatten(4).flatten(2, 3)
 
     def build(self, vocab: int, width: int, position: PositionSpec, memory_width: int | None) -> Embed:
-        return Patches(self, width, position, self.pixels)
+        return Patches(self, width, position)
 
 
 class Patches(Embed):
-    def __init__(self, spec: PatchesSpec, width: int, position: PositionSpec, pixels: int) -> None:
+    def __init__(self, spec: PatchesSpec, width: int, position: PositionSpec) -> None:
         super().__init__()
         size = position.token_width(width)
-        self.project = nn.Linear(pixels, size)
-        self.first = nn.Parameter(torch.zeros(1, 1, size)) if spec.first else None
+        self.project = nn.Linear(spec.pixels, size)
+        self.first = nn.Parameter(torch.zeros(1, 1, size)) if spec.class_token else None
         self.position = position.build_embed(width)
         self.norm = spec.norm.build(width)
         self.dropout = nn.Dropout(spec.dropout)
@@ -203,59 +200,55 @@ class Patches(Embed):
         if self.first is not None:
             nn.init.normal_(self.first, std=0.02)
 
-    def lay_out(self, inputs: Inputs) -> Inputs:
+    def prepare_inputs(self, inputs: Inputs) -> Inputs:
         if self.first is None:
             return inputs
         if inputs.segments is not None or inputs.prefix is not None:
-            raise ValueError("pictures behind a first vector take neither segments nor a prefix")
-        positions = positions_of(inputs) + 1
-        padding = inputs.padding
+            raise InputError("an embedding with a class token takes neither segments nor a prefix")
         return replace(
             inputs,
             tokens=F.pad(inputs.tokens, (0, 0, 1, 0)),
-            positions=F.pad(positions, (1, 0)),
-            padding=None if padding is None else F.pad(padding, (1, 0)),
+            positions=F.pad(input_positions(inputs) + 1, (1, 0)),
+            padding=None if inputs.padding is None else F.pad(inputs.padding, (1, 0)),
         )
 
-    def forward(self, inputs: Inputs, places: Places, *, table: Tensor | None, memory: Memory | None) -> Tensor:
-        pixels = self.project.in_features
+    def forward(self, inputs: Inputs, positions: Positions, *, table: Tensor | None, memory: Memory | None) -> Tensor:
+        pixels, dtype, tokens = self.project.in_features, self.project.weight.dtype, inputs.tokens
         if inputs.types is not None or inputs.tasks is not None:
-            raise ValueError("token types were given, and patches have none")
-        if inputs.tokens.dim() != 3 or inputs.tokens.shape[-1] != pixels:
-            raise ValueError(f"patches have shape {tuple(inputs.tokens.shape)}, expected batch × length × {pixels} pixels")
-        if inputs.tokens.dtype != self.project.weight.dtype:
-            raise ValueError(f"patches are {inputs.tokens.dtype}, the model is {self.project.weight.dtype}; give numbers of that sort")
-        # what stands at padded places must not matter, whatever it is
-        tokens = inputs.tokens if inputs.padding is None else inputs.tokens.masked_fill(inputs.padding[..., None], 0.0)
+            raise InputError("token types were given, but patches have none")
+        if tokens.dim() != 3 or tokens.shape[-1] != pixels or tokens.dtype != dtype:
+            expected = f"{dtype} of batch × length × {pixels}"
+            raise InputShapeError(f"patches are {tokens.dtype} of shape {tuple(tokens.shape)}, expected {expected}")
+        if inputs.padding is not None:  # values at padding must not matter, not even NaN
+            tokens = tokens.masked_fill(inputs.padding[..., None], 0.0)
         x_BLD = self.project(tokens)
         if self.first is not None:
             x_BLD = torch.cat((self.first.expand(x_BLD.shape[0], -1, -1), x_BLD[:, 1:]), dim=1)
-        return self.dropout(self.norm(self.position(x_BLD, places)))
+        return self.dropout(self.norm(self.position(x_BLD, positions)))
 
 
-class RestoredSpec(EmbedSpec, kind="restored"):
-    """W·memory at the places the encoder saw, a learned vector at those it did not, joined with the position
+class MaskTokensSpec(EmbedSpec, kind="mask-tokens"):
+    """W·memory at the patches that the encoder read, a learned mask token elsewhere, joined with the position
 
     He et al. 2022, arXiv 2111.06377: the decoder of a masked autoencoder. Of the batch only the shape is read.
     """
 
-    reads: ClassVar[Literal["tokens", "patches", "memory"]] = "memory"
+    reads: ClassVar[Source] = "memory"
 
-    first: bool = field(False, "place 0 is that of the encoder's first vector, the patches stand after it")
+    class_token: bool = field(False, "position 0 is the encoder's class token, before the patches")
 
     def build(self, vocab: int, width: int, position: PositionSpec, memory_width: int | None) -> Embed:
-        if memory_width is None:
-            raise SpecError("only a decoder beside an encoder can restore what the encoder did not see")
-        return Restored(self, width, position, memory_width)
+        assert memory_width is not None, "ModelSpec checks that there is an encoder"
+        return MaskTokens(self, width, position, memory_width)
 
 
-class Restored(Embed):
-    def __init__(self, spec: RestoredSpec, width: int, position: PositionSpec, memory_width: int) -> None:
+class MaskTokens(Embed):
+    def __init__(self, spec: MaskTokensSpec, width: int, position: PositionSpec, memory_width: int) -> None:
         super().__init__()
         size = position.token_width(width)
         self.project = nn.Linear(memory_width, size)
-        self.first = spec.first
-        self.hidden = nn.Parameter(torch.zeros(1, 1, size))
+        self.class_token = spec.class_token
+        self.hidden = nn.Parameter(torch.zeros(1, 1, size))  # the mask token
         self.position = position.build_embed(width)
         self.dropout = nn.Dropout(spec.dropout)
         self.reset_parameters()
@@ -263,23 +256,23 @@ class Restored(Embed):
     def reset_parameters(self) -> None:
         nn.init.normal_(self.hidden, std=0.02)
 
-    def lay_out(self, inputs: Inputs) -> Inputs:
-        if not self.first:
-            return inputs
-        tokens = inputs.tokens
-        return replace(inputs, tokens=torch.cat((tokens[:, :1], tokens), dim=1))  # only the shape is read
+    def prepare_inputs(self, inputs: Inputs) -> Inputs:
+        tokens = inputs.tokens  # only the shape is read
+        return replace(inputs, tokens=torch.cat((tokens[:, :1], tokens), dim=1)) if self.class_token else inputs
 
-    def forward(self, inputs: Inputs, places: Places, *, table: Tensor | None, memory: Memory | None) -> Tensor:
+    def forward(self, inputs: Inputs, positions: Positions, *, table: Tensor | None, memory: Memory | None) -> Tensor:
         assert memory is not None
-        if any(given is not None for given in (inputs.padding, inputs.positions, inputs.segments, inputs.types, inputs.prefix)):
-            raise ValueError("what is restored is whole, and of the batch only the shape is read: give neither padding nor anything else")
-        if memory.states.shape[0] != inputs.batch:
-            raise ValueError(f"{inputs.batch} targets for {len(memory.states)} sources; each target needs its own")
-        check_length(Places(memory.places(), memory.places()), inputs.length, "the text to restore", queries=False)
-        seen = self.project(memory.states)
-        where = memory.places().expand(inputs.batch, -1)
+        batch, length = inputs.batch, inputs.length
+        unused = (inputs.padding, inputs.positions, inputs.segments, inputs.types, inputs.prefix)
+        if any(tensor is not None for tensor in unused):
+            raise InputError("mask tokens fill a whole sequence: give tokens alone, without padding or positions")
+        if memory.states.shape[0] != batch:
+            raise InputShapeError(f"{batch} targets for {len(memory.states)} sources; each target needs its own")
+        index = memory.key_positions()
+        check_positions(Positions(index, index), length, "the target", queries=False)
+        index, states = index.expand(batch, -1), self.project(memory.states)
         if memory.padding is not None:
-            where = where.masked_fill(memory.padding, inputs.length)  # padding goes to a place of its own, cut off below
-        hidden = self.hidden.expand(inputs.batch, inputs.length + 1, -1).to(seen.dtype)
-        x_BLD = hidden.scatter(1, where[..., None].expand_as(seen), seen)[:, : inputs.length]
-        return self.dropout(self.position(x_BLD, places))
+            index = index.masked_fill(memory.padding, length)  # an extra position for padding, removed below
+        mask_tokens = self.hidden.expand(batch, length + 1, -1).to(states.dtype)
+        x_BLD = mask_tokens.scatter(1, index[..., None].expand_as(states), states)[:, :length]
+        return self.dropout(self.position(x_BLD, positions))

@@ -1,4 +1,4 @@
-"""The feed-forward network, applied to every position on its own."""
+"""Feed-forward networks, applied to every position on its own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from manyheads.parts.role import marked
+from manyheads.parts.role import with_role
 from manyheads.spec import Part, field
 
 Activation = Literal["relu", "gelu", "gelu-tanh", "gelu-quick", "silu", "relu-squared", "tanh", "sigmoid", "identity"]
@@ -29,10 +29,10 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class FeedForwardSpec(Part, slot="feedforward", default="mlp"):
-    """What happens to each vector between two attentions."""
+    """The network applied to each vector after attention."""
 
     def hidden_size(self, width: int) -> int | None:
-        """F, in a tower of this width; None where there is nothing in between."""
+        """F, in a tower of this width; None if there is no hidden layer."""
         return None
 
     @abstractmethod
@@ -46,10 +46,10 @@ class MlpSpec(FeedForwardSpec, kind="mlp"):
     Vaswani et al. 2017, section 3.3.
     """
 
-    hidden: int | None = field(None, "F, the size in between; 4·D if not given", ge=1, le=1 << 20)
+    hidden: int | None = field(None, "F, the size of the hidden layer; 4·D if not given", ge=1, le=1 << 20)
     activation: Activation = field("gelu", "f")
     bias: bool = field(True, "b₁ and b₂")
-    dropout: float = field(0.0, "share of the hidden units dropped in training", ge=0, lt=1)
+    dropout: float = field(0.0, "dropout probability of the hidden units", ge=0, lt=1)
 
     def hidden_size(self, width: int) -> int:
         return self.hidden or 4 * width
@@ -65,22 +65,24 @@ class Mlp(nn.Module):
         self.up = nn.Linear(width, hidden, bias=spec.bias)
         self.activation = ACTIVATIONS[spec.activation]
         self.dropout = nn.Dropout(spec.dropout)
-        self.down = marked(nn.Linear(hidden, width, bias=spec.bias), "stream")
+        self.down = with_role(nn.Linear(hidden, width, bias=spec.bias), "residual")
 
     def forward(self, x_BLD: Tensor) -> Tensor:
         return self.down(self.dropout(self.activation(self.up(x_BLD))))
 
 
 class GatedSpec(FeedForwardSpec, kind="gated"):
-    """W₂ (f(W_g x) ∘ W₁ x): with f = silu SwiGLU, gelu GEGLU, relu ReGLU, sigmoid GLU, identity the bilinear one
+    """W₂ (f(W_g x) ∘ W₁ x): f = silu is SwiGLU, gelu GEGLU, relu ReGLU, sigmoid GLU, identity bilinear
 
     Shazeer 2020, arXiv 2002.05202.
     """
 
-    hidden: int | None = field(None, "F, the size in between; 8/3·D, rounded up to a multiple of 8, if not given", ge=1, le=1 << 20)
+    hidden: int | None = field(
+        None, "F, the size of the hidden layer; 8/3·D, rounded up to a multiple of 8, if not given", ge=1, le=1 << 20
+    )
     activation: Activation = field("silu", "f, on the gate")
-    bias: bool = field(False, "biases on all three")
-    dropout: float = field(0.0, "share of the hidden units dropped in training", ge=0, lt=1)
+    bias: bool = field(False, "biases on all three matrices")
+    dropout: float = field(0.0, "dropout probability of the hidden units", ge=0, lt=1)
 
     def hidden_size(self, width: int) -> int:
         return self.hidden or -(-width // 3) * 8
@@ -97,7 +99,7 @@ class Gated(nn.Module):
         self.up = nn.Linear(width, hidden, bias=spec.bias)
         self.activation = ACTIVATIONS[spec.activation]
         self.dropout = nn.Dropout(spec.dropout)
-        self.down = marked(nn.Linear(hidden, width, bias=spec.bias), "stream")
+        self.down = with_role(nn.Linear(hidden, width, bias=spec.bias), "residual")
 
     def forward(self, x_BLD: Tensor) -> Tensor:
         return self.down(self.dropout(self.activation(self.gate(x_BLD)) * self.up(x_BLD)))

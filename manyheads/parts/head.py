@@ -1,4 +1,4 @@
-"""From the last layer's vectors to what is asked for: next tokens, masked tokens, classes, one vector, pixels."""
+"""Heads: from the last layer's vectors to logits of tokens, classes, one vector per sequence, or pixels."""
 
 from __future__ import annotations
 
@@ -11,31 +11,33 @@ import torch.nn.functional as F
 from pydantic import field_validator, model_validator
 from torch import Tensor, nn
 
-from manyheads.parts.attend import inverse_root
-from manyheads.parts.batch import numberless, real_first
-from manyheads.parts.embed import Rows
+from manyheads.errors import ConfigError, IncompatibleError, InputLengthError, OutOfRangeError
+from manyheads.parts.core import inverse_root
+from manyheads.parts.embed import TableShape
 from manyheads.parts.feedforward import ACTIVATIONS, Activation
+from manyheads.parts.inputs import has_no_data, real_tokens_first
 from manyheads.parts.norm import LayerNormSpec, NormSpec
-from manyheads.parts.role import marked
-from manyheads.spec import LARGEST, Part, SpecError, field, quoted
+from manyheads.parts.role import with_role
+from manyheads.spec import LARGEST, Part, field, quoted
 
-Pool = Callable[[Tensor, Tensor | None], Tensor]  # one vector of many, B×D of B×L×D and of where padding is
+Pool = Callable[[Tensor, Tensor | None], Tensor]  # B×D from the vectors B×L×D and their padding B×L
 
 
 class HeadSpec(Part, slot="head", default="tied"):
-    """What is made of the last layer."""
+    """What is computed from the last layer's vectors."""
 
-    scores_tokens: ClassVar[bool] = False  # whether it needs to know how many tokens there are
-    a_token: ClassVar[bool] = True  # whether it says something of each token, rather than one thing of the whole text
+    # logits of tokens, logits of classes, one vector per sequence, pixels, or the hidden states themselves
+    output: ClassVar[Literal["tokens", "classes", "vector", "pixels", "states"]] = "states"
+    per_token: ClassVar[bool] = True  # whether it gives an output per token, rather than one per sequence
 
     @abstractmethod
-    def build(self, width: int, vocab: int, rows: Rows | None) -> Head:
-        """`rows` is the shape of the token table, None where there is none."""
+    def build(self, width: int, vocab: int, table_shape: TableShape | None) -> Head:
+        """`table_shape` is the shape of the token table, None if there is none."""
         raise NotImplementedError
 
 
 class Head(nn.Module):
-    """Reads B×L×D. `table` is the token table V×E of the tower below, borrowed and never owned, so it cannot come untied."""
+    """Reads B×L×D. `table` is the token table V×E of the tower below: passed, never owned, so that it stays tied."""
 
     def forward(self, x_BLD: Tensor, *, table: Tensor | None, padding: Tensor | None) -> Tensor:
         raise NotImplementedError
@@ -44,7 +46,7 @@ class Head(nn.Module):
 class NoHeadSpec(HeadSpec, kind="none"):
     """h: the vectors themselves"""
 
-    def build(self, width: int, vocab: int, rows: Rows | None) -> Head:
+    def build(self, width: int, vocab: int, table_shape: TableShape | None) -> Head:
         return NoHead()
 
 
@@ -53,17 +55,17 @@ class NoHead(Head):
         return x_BLD
 
 
-# ------------------------------------------------------------------------------------------------------- tokens
+# ------------------------------------------------------------------------------------------------------ one per token
 
 
 class TokenHeadSpec(HeadSpec):
-    """What the token heads have in common: logits = β · score(h, e) + b."""
+    """Fields of every token head: logits = β · score(h, e) + b."""
 
-    scores_tokens: ClassVar[bool] = True
+    output = "tokens"
 
-    bias: bool = field(False, "b, one a token")
+    bias: bool = field(False, "b, one per token of the vocabulary")
     temperature: Literal["one", "root"] = field("one", "β = 1, or β = 1/√I with I the size of the inner product")
-    learned: bool = field(False, "whether β is learned from there")
+    learned: bool = field(False, "whether β is learned, starting at that value")
 
 
 class TokenHead(Head):
@@ -72,19 +74,20 @@ class TokenHead(Head):
     def __init__(self, spec: TokenHeadSpec, size: int, vocab: int) -> None:
         super().__init__()
         self.size = size
-        self.start = 1.0 if spec.temperature == "one" else inverse_root(size)
-        self.beta = nn.Parameter(torch.full((1,), self.start)) if spec.learned else None
+        self.initial_beta = 1.0 if spec.temperature == "one" else inverse_root(size)
+        self.beta = nn.Parameter(torch.full((1,), self.initial_beta)) if spec.learned else None
         self.bias = nn.Parameter(torch.zeros(vocab)) if spec.bias else None
 
     def reset_parameters(self) -> None:
         if self.beta is not None:
-            nn.init.constant_(self.beta, self.start)
+            nn.init.constant_(self.beta, self.initial_beta)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
     def logits(self, h_BLI: Tensor, rows_VI: Tensor) -> Tensor:
-        beta = self.start if self.beta is None else self.beta
-        return F.linear(h_BLI if self.beta is None and beta == 1.0 else h_BLI * beta, rows_VI, self.bias)
+        if self.beta is not None or self.initial_beta != 1.0:
+            h_BLI = h_BLI * (self.initial_beta if self.beta is None else self.beta)
+        return F.linear(h_BLI, rows_VI, self.bias)
 
 
 class TiedSpec(TokenHeadSpec, kind="tied"):
@@ -93,39 +96,40 @@ class TiedSpec(TokenHeadSpec, kind="tied"):
     Press and Wolf 2017, arXiv 1608.05859.
     """
 
-    def build(self, width: int, vocab: int, rows: Rows | None) -> Head:
-        rows = needed(rows)
-        if rows.within != width:
-            raise SpecError(
-                f"h·e needs one size: h has {width}, e {rows.within}; 'bilinear' and 'masked' bridge the two, 'free' has rows of its own"
+    def build(self, width: int, vocab: int, table_shape: TableShape | None) -> Head:
+        shape = require_table(table_shape)
+        if shape.vector_size != width:
+            raise IncompatibleError(
+                f"h·e needs one size: h has {width}, e {shape.vector_size}; 'bilinear' and 'masked' project h to the "
+                f"size of e, 'untied' has its own rows"
             )
-        return Tied(self, rows.size, vocab)
+        return Tied(self, shape.size, vocab)
 
 
-def needed(rows: Rows | None) -> Rows:
-    if rows is None:
-        raise SpecError("there is no token table here to score against; 'free' has rows of its own")
-    return rows
+def require_table(table_shape: TableShape | None) -> TableShape:
+    if table_shape is None:
+        raise IncompatibleError("the model has no token table to tie the head to; 'untied' has its own rows")
+    return table_shape
 
 
 class Tied(TokenHead):
     def forward(self, x_BLD: Tensor, *, table: Tensor | None, padding: Tensor | None) -> Tensor:
         assert table is not None
-        # where positions are concatenated, the token's row is the first share of the vector
+        # if positions are concatenated, the token's part of the vector comes first
         return self.logits(x_BLD if self.size == x_BLD.shape[-1] else x_BLD[..., : self.size], table)
 
 
-class FreeSpec(TokenHeadSpec, kind="free"):
+class UntiedSpec(TokenHeadSpec, kind="untied"):
     """β · h·u + b, with rows u of its own"""
 
-    def build(self, width: int, vocab: int, rows: Rows | None) -> Head:
-        return Free(self, width, vocab)
+    def build(self, width: int, vocab: int, table_shape: TableShape | None) -> Head:
+        return Untied(self, width, vocab)
 
 
-class Free(TokenHead):
-    def __init__(self, spec: FreeSpec, width: int, vocab: int) -> None:
+class Untied(TokenHead):
+    def __init__(self, spec: UntiedSpec, width: int, vocab: int) -> None:
         super().__init__(spec, width, vocab)
-        self.output = marked(nn.Linear(width, vocab, bias=False), "rows")
+        self.output = with_role(nn.Linear(width, vocab, bias=False), "token_head")
 
     def forward(self, x_BLD: Tensor, *, table: Tensor | None, padding: Tensor | None) -> Tensor:
         return self.logits(x_BLD, self.output.weight)
@@ -134,8 +138,8 @@ class Free(TokenHead):
 class BilinearHeadSpec(TokenHeadSpec, kind="bilinear"):
     """β · hᵀWe + b: a parametrised inner product with the token's embedding"""
 
-    def build(self, width: int, vocab: int, rows: Rows | None) -> Head:
-        return BilinearHead(self, width, needed(rows).size, vocab)
+    def build(self, width: int, vocab: int, table_shape: TableShape | None) -> Head:
+        return BilinearHead(self, width, require_table(table_shape).size, vocab)
 
 
 class BilinearHead(TokenHead):
@@ -149,46 +153,46 @@ class BilinearHead(TokenHead):
 
 
 class MaskedSpec(HeadSpec, kind="masked"):
-    """scores of norm(f(Wh + b)): a transform before the token head, for masked tokens
+    """logits of norm(f(Wh + b)): a transform before the token head, for masked language models
 
     Devlin et al. 2019, arXiv 1810.04805, as published in code.
     """
 
-    scores_tokens: ClassVar[bool] = True
+    output = "tokens"
 
     activation: Activation = field("gelu", "f")
     norm: NormSpec = field(LayerNormSpec(), "after f")
-    scores: HeadSpec = field(TiedSpec(bias=True), "the token head behind the transform")
+    scores: HeadSpec = field(TiedSpec(bias=True), "the token head after the transform")
 
     @model_validator(mode="after")
-    def _scores_tokens(self) -> Self:
+    def _needs_token_head(self) -> Self:
         if not isinstance(self.scores, TokenHeadSpec):
             kinds = [kind for kind, part in HeadSpec.kinds.items() if issubclass(part, TokenHeadSpec)]
-            raise SpecError(f"given '{self.scores.kind}', expected a head that scores every token: {', '.join(kinds)}", ("scores",))
+            raise IncompatibleError(f"given '{self.scores.kind}', expected one of {', '.join(kinds)}", ("scores",))
         return self
 
-    def build(self, width: int, vocab: int, rows: Rows | None) -> Head:
-        return Masked(self, width, vocab, rows)
+    def build(self, width: int, vocab: int, table_shape: TableShape | None) -> Head:
+        return Masked(self, width, vocab, table_shape)
 
 
 class Masked(Head):
-    def __init__(self, spec: MaskedSpec, width: int, vocab: int, rows: Rows | None) -> None:
+    def __init__(self, spec: MaskedSpec, width: int, vocab: int, table_shape: TableShape | None) -> None:
         super().__init__()
-        size = rows.size if rows else width
+        size = table_shape.size if table_shape else width
         self.project = nn.Linear(width, size)
         self.activation = ACTIVATIONS[spec.activation]
         self.norm = spec.norm.build(size)
-        self.scores = spec.scores.build(size, vocab, rows and Rows(size, size))
+        self.scores = spec.scores.build(size, vocab, table_shape and TableShape(size, size))
 
     def forward(self, x_BLD: Tensor, *, table: Tensor | None, padding: Tensor | None) -> Tensor:
         return self.scores(self.norm(self.activation(self.project(x_BLD))), table=table, padding=padding)
 
 
-# ------------------------------------------------------------------------------------------------------- pooled
+# --------------------------------------------------------------------------------------------------- one per sequence
 
 
 class PoolSpec(Part, slot="pool", default="first"):
-    """Which of the output vectors speaks for the sequence."""
+    """How the output vectors of a sequence become one."""
 
     @abstractmethod
     def pool(self, x_BLD: Tensor, padding: Tensor | None) -> Tensor:
@@ -220,41 +224,41 @@ class MeanSpec(PoolSpec, kind="mean"):
 
 
 class AtSpec(PoolSpec, kind="at"):
-    """the vector at a given place, counted over the real tokens; from the end where negative"""
+    """the vector at an index, counted over the real tokens; from the end if negative"""
 
-    index: int = field(0, "the place: 0 is the first real token, −1 the last", ge=-LARGEST)
+    index: int = field(0, "0 is the first real token, −1 the last", ge=-LARGEST)
 
     def pool(self, x_BLD: Tensor, padding: Tensor | None) -> Tensor:
         return real_token(x_BLD, padding, self.index)
 
 
 def real_token(x_BLD: Tensor, padding: Tensor | None, index: int) -> Tensor:
-    """The vector of one real token of each sequence, counted from its end where negative."""
+    """The vector of one real token of each sequence, counted from its end if negative."""
     length = x_BLD.shape[1]
     if padding is None:
         if not -length <= index < length:
-            raise ValueError(f"there is no token at place {index} of a sequence of {length}")
+            raise InputLengthError(f"a sequence of {length} tokens has no token at index {index}")
         return x_BLD[:, index]
     counts = (~padding).sum(dim=1)
-    wanted = counts + index if index < 0 else torch.full_like(counts, index)
-    if not numberless(counts) and bool(((wanted < 0) | (wanted >= counts)).any()):
-        raise ValueError(f"there is no token at place {index} of a sequence of {int(counts.min())} (padded to {length})")
-    place = real_first(padding).gather(1, wanted[:, None])
-    return x_BLD.gather(1, place[..., None].expand(-1, -1, x_BLD.shape[-1])).squeeze(1)
+    rank = counts + index if index < 0 else torch.full_like(counts, index)
+    if not has_no_data(counts) and bool(((rank < 0) | (rank >= counts)).any()):
+        raise InputLengthError(f"a sequence of {int(counts.min())} tokens has no token at index {index}")
+    position = real_tokens_first(padding).gather(1, rank[:, None])
+    return x_BLD.gather(1, position[..., None].expand(-1, -1, x_BLD.shape[-1])).squeeze(1)
 
 
 class PooledHeadSpec(HeadSpec):
-    """What the pooled heads have in common."""
+    """Fields of every pooled head, which gives one output per sequence."""
 
-    a_token: ClassVar[bool] = False
+    per_token: ClassVar[bool] = False
 
-    pool: PoolSpec = field(FirstSpec(), "which vector speaks for the sequence")
-    dense: bool = field(False, "a layer f(Wh + b) behind the pool")
+    pool: PoolSpec = field(FirstSpec(), "which vector represents the sequence")
+    dense: bool = field(False, "a layer f(Wh + b) after the pool")
     activation: Activation = field("tanh", "f")
-    dropout: float = field(0.0, "share dropped in training", ge=0, lt=1)
+    dropout: float = field(0.0, "dropout probability of the pooled vector", ge=0, lt=1)
 
 
-class Pooled(Head):
+class PooledHead(Head):
     def __init__(self, spec: PooledHeadSpec, width: int) -> None:
         super().__init__()
         self.pool = spec.pool
@@ -262,7 +266,7 @@ class Pooled(Head):
         self.activation = ACTIVATIONS[spec.activation]
         self.dropout = nn.Dropout(spec.dropout)
 
-    def pooled(self, x_BLD: Tensor, padding: Tensor | None) -> Tensor:
+    def pool_states(self, x_BLD: Tensor, padding: Tensor | None) -> Tensor:
         h_BD = self.pool.pool(x_BLD, padding)
         if self.dense is not None:
             h_BD = self.activation(self.dense(h_BD))
@@ -270,59 +274,68 @@ class Pooled(Head):
 
 
 class ClassesSpec(PooledHeadSpec, kind="classes"):
-    """U·pool(h) + b: a score a class"""
+    """U·pool(h) + b: a logit per class"""
 
-    classes: int | Literal["data"] = field(2, "how many; 'data' until the data says")
+    output = "classes"
+
+    classes: int | Literal["data"] = field(2, "how many; 'data': as many as the training data has")
     bias: bool = field(True, "b")
 
     @field_validator("classes", mode="before")
     @classmethod
-    def _bounded(cls, value: Any) -> Any:
+    def _in_range(cls, value: Any) -> Any:
         if value != "data" and not (type(value) is int and 1 <= value <= LARGEST):
-            raise ValueError(f"given {quoted(value)}, expected a number of classes from 1 to {LARGEST}, or 'data'")
+            raise OutOfRangeError(f"given {quoted(value)}, expected a number of classes from 1 to {LARGEST}, or 'data'")
         return value
 
-    def build(self, width: int, vocab: int, rows: Rows | None) -> Head:
+    def build(self, width: int, vocab: int, table_shape: TableShape | None) -> Head:
         return Classes(self, width)
 
 
-class Classes(Pooled):
+class Classes(PooledHead):
     def __init__(self, spec: ClassesSpec, width: int) -> None:
         super().__init__(spec, width)
         if spec.classes == "data":
-            raise SpecError("is 'data': the number of classes is known only with the data; give a number to build without", ("classes",))
+            raise ConfigError("'data' needs training data; give a number of classes to build without", ("classes",))
         self.output = nn.Linear(width, spec.classes, bias=spec.bias)
 
     def forward(self, x_BLD: Tensor, *, table: Tensor | None, padding: Tensor | None) -> Tensor:
-        return self.output(self.pooled(x_BLD, padding))
+        return self.output(self.pool_states(x_BLD, padding))
 
 
 class VectorSpec(PooledHeadSpec, kind="vector"):
-    """pool(h), one vector a sequence; of length one where `unit`"""
+    """pool(h), one vector per sequence; of length one with `unit`"""
 
-    unit: bool = field(False, "divide by its length")
+    output = "vector"
 
-    def build(self, width: int, vocab: int, rows: Rows | None) -> Head:
+    unit: bool = field(False, "divide the vector by its length")
+
+    def build(self, width: int, vocab: int, table_shape: TableShape | None) -> Head:
         return Vector(self, width)
 
 
-class Vector(Pooled):
+class Vector(PooledHead):
     def __init__(self, spec: VectorSpec, width: int) -> None:
         super().__init__(spec, width)
         self.unit = spec.unit
 
     def forward(self, x_BLD: Tensor, *, table: Tensor | None, padding: Tensor | None) -> Tensor:
-        h_BD = self.pooled(x_BLD, padding)
+        h_BD = self.pool_states(x_BLD, padding)
         return F.normalize(h_BD, dim=-1) if self.unit else h_BD
+
+
+# ------------------------------------------------------------------------------------------------------ one per patch
 
 
 class PixelsSpec(HeadSpec, kind="pixels"):
     """U·h + b: the pixels of each patch"""
 
-    pixels: int = field(4, "numbers in a patch", ge=1)
-    skip: int = field(0, "vectors before the first patch, of which nothing is said", ge=0)
+    output = "pixels"
 
-    def build(self, width: int, vocab: int, rows: Rows | None) -> Head:
+    pixels: int = field(4, "numbers per patch", ge=1)
+    skip: int = field(0, "vectors before the first patch, which have no pixels", ge=0)
+
+    def build(self, width: int, vocab: int, table_shape: TableShape | None) -> Head:
         return Pixels(self, width)
 
 

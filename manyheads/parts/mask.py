@@ -1,6 +1,6 @@
-"""Masks as data: who may see whom, lowered once a forward to the kernel's causal flag, a dense mask or blocks of rows.
+"""Attention masks as data, turned once per forward into the kernel's causal flag, a dense mask, or blocks of rows.
 
-A mask is always added before the softmax. A query that may see nothing gets zeros.
+A mask is always applied before the softmax. A query that may attend to nothing gets zeros.
 """
 
 from __future__ import annotations
@@ -14,56 +14,60 @@ import torch
 from pydantic import model_validator
 from torch import Tensor
 
-from manyheads.spec import Spec, SpecError, field
+from manyheads.errors import IncompatibleError
+from manyheads.spec import Spec, field
 
-DENSE_LIMIT = 1 << 24  # cells; a larger mask is never made whole
+DENSE_LIMIT = 1 << 24  # cells of the largest dense mask
 
 
 class MaskSpec(Spec):
-    """Which keys a query may see by their order. Padding and segments come with the batch and always count."""
+    """Which keys a query may attend to, by their order. Padding and segments come with the batch and always apply."""
 
     causal: bool = field(False, "no key after the query")
-    window: int | None = field(None, "only keys nearer than this, the query's own place included", ge=1)
-    prefix: bool = field(False, "the first keys, as many as the batch says, are seen by all")
+    window: int | None = field(None, "only keys fewer than this many tokens away; 1 is the query's own position", ge=1)
+    prefix: bool = field(False, "every query may attend to the first keys, as many as `prefix` of the batch")
 
     @model_validator(mode="after")
-    def _prefix_of_something(self) -> Self:
+    def _prefix_needs_mask(self) -> Self:
         if self.prefix and not self.causal and self.window is None:
-            raise SpecError("opens a mask that hides nothing; give causal = true or a window with it", ("prefix",))
+            raise IncompatibleError("has no effect without causal = true or a window", ("prefix",))
         return self
 
 
 @dataclass(frozen=True)
 class Mask:
-    """May query i see key j? Queries and keys are counted from where they begin in the whole text."""
+    """Whether query i may attend to key j, for a part of the queries and keys of a sequence."""
 
-    queries: int
-    keys: int
+    num_queries: int
+    num_keys: int
     device: torch.device
-    offset: int = 0  # where the first query stands
-    first: int = 0  # where the first key stands
+    query_offset: int = 0  # index of the first query in the sequence
+    key_offset: int = 0  # index of the first key in the sequence
     causal: bool = False
     window: int | None = None
     prefix_B: Tensor | None = None
     padding_BM: Tensor | None = None
     segments: tuple[Tensor, Tensor] | None = None  # of the queries B×L, of the keys B×M
-    ranks: tuple[Tensor, Tensor] | None = None  # the same, counting real tokens only: a window and a prefix skip padding
+    real_indices: tuple[Tensor, Tensor] | None = None  # the same, counting real tokens: window and prefix skip padding
+    dense_limit: int = DENSE_LIMIT  # above as many cells it is used in blocks
 
     @cached_property
-    def form(self) -> Literal["open", "causal", "dense", "blocks"]:
-        """The cheapest form that says the same: nothing, the kernel's own flag, a boolean tensor, or rows in blocks."""
-        last, end = self.first + self.keys - 1, self.offset + self.queries - 1
-        behind, ahead = end - self.first, 0 if self.causal else last - self.offset  # how far a query is from a key, at most
-        windowed = self.window is not None and max(behind, ahead) >= self.window
-        by_order = (self.causal and self.offset < last) or windowed
-        others = self.prefix_B is not None or self.padding_BM is not None or self.segments is not None
-        if not by_order and not others:
-            return "open"
-        if not others and not windowed and self.queries == self.keys and self.offset == self.first:
+    def form(self) -> Literal["none", "causal", "dense", "blocks"]:
+        """The cheapest equivalent: no mask, the kernel's causal flag, a boolean tensor, or blocks of rows."""
+        last_key, last_query = self.key_offset + self.num_keys - 1, self.query_offset + self.num_queries - 1
+        ahead = 0 if self.causal else last_key - self.query_offset  # the farthest key after a query
+        windowed = self.window is not None and max(last_query - self.key_offset, ahead) >= self.window
+        by_order = (self.causal and self.query_offset < last_key) or windowed
+        by_batch = self.prefix_B is not None or self.padding_BM is not None or self.segments is not None
+        if not by_order and not by_batch:
+            return "none"
+        square = self.num_queries == self.num_keys and self.query_offset == self.key_offset
+        if square and not by_batch and not windowed:
             return "causal"
         by_row = by_order or self.prefix_B is not None or self.segments is not None
-        banded = self._reach is not None and 4 * self._reach < self.keys
-        return "blocks" if banded or (by_row and self.batch * self.queries * self.keys > DENSE_LIMIT) else "dense"
+        banded = self._reach is not None and 4 * self._reach < self.num_keys
+        too_large = self.batch * self.num_queries * self.num_keys > self.dense_limit
+        return "blocks" if banded or (by_row and too_large) else "dense"
 
     @property
     def batch(self) -> int:
@@ -72,83 +76,85 @@ class Mask:
 
     @property
     def _reach(self) -> int | None:
-        """How far a query sees by index; unknown where padding stands in between or a prefix is always seen."""
-        return self.window if self.ranks is None and self.prefix_B is None else None
+        """How many indices away a visible key can be; None if unlimited, or if padding or a prefix make it unknown."""
+        return self.window if self.real_indices is None and self.prefix_B is None else None
 
     @cached_property
     def dense(self) -> Tensor | None:
-        """True where the query may see the key: (B or 1)×1×(L or 1)×M; None where everybody sees everything."""
-        seen: Tensor | None = None
+        """True where the query may attend to the key: (B or 1)×1×(L or 1)×M; None for no mask."""
+        visible: Tensor | None = None
         if self.causal or self.window is not None:
-            seen = self._by_order()
-        if self.prefix_B is not None and seen is not None:
-            seen = seen | (self._ranks()[1] < self.prefix_B[:, None])[:, None]
+            visible = self._by_order()
+        if self.prefix_B is not None and visible is not None:
+            visible = visible | (self._real_indices()[1] < self.prefix_B[:, None])[:, None]
         if self.segments is not None:
             of_queries, of_keys = self.segments
             same = of_queries[:, :, None] == of_keys[:, None, :]
-            seen = same if seen is None else seen & same
+            visible = same if visible is None else visible & same
         if self.padding_BM is not None:
             real = ~self.padding_BM[:, None, :]
-            seen = real if seen is None else seen & real
-        return None if seen is None else seen[:, None]
+            visible = real if visible is None else visible & real
+        return None if visible is None else visible[:, None]
 
     def _indices(self) -> tuple[Tensor, Tensor]:
-        query = torch.arange(self.offset, self.offset + self.queries, device=self.device)[None]
-        return query, torch.arange(self.first, self.first + self.keys, device=self.device)[None]
+        query = torch.arange(self.query_offset, self.query_offset + self.num_queries, device=self.device)[None]
+        return query, torch.arange(self.key_offset, self.key_offset + self.num_keys, device=self.device)[None]
 
-    def _ranks(self) -> tuple[Tensor, Tensor]:
-        return self._indices() if self.ranks is None else self.ranks
+    def _real_indices(self) -> tuple[Tensor, Tensor]:
+        return self._indices() if self.real_indices is None else self.real_indices
 
     def _by_order(self) -> Tensor:
         query, key = self._indices()
         behind = query[:, :, None] - key[:, None, :]
-        seen = behind >= 0 if self.causal else torch.ones_like(behind, dtype=torch.bool)
+        visible = behind >= 0 if self.causal else torch.ones_like(behind, dtype=torch.bool)
         if self.window is None:
-            return seen
-        query, key = self._ranks()
-        return seen & ((query[:, :, None] - key[:, None, :]).abs() < self.window)
+            return visible
+        query, key = self._real_indices()
+        return visible & ((query[:, :, None] - key[:, None, :]).abs() < self.window)
 
-    def cut(self, rows: slice, columns: slice) -> Mask:
+    def submask(self, rows: slice, columns: slice) -> Mask:
         """The same mask for some of the queries and some of the keys."""
 
-        def both(pair: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor] | None:
+        def part(pair: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor] | None:
             return None if pair is None else (pair[0][:, rows], pair[1][:, columns])
 
-        start, stop, _ = rows.indices(self.queries)
-        first, last, _ = columns.indices(self.keys)
+        first_row, end_row, _ = rows.indices(self.num_queries)
+        first_column, end_column, _ = columns.indices(self.num_keys)
         return replace(
             self,
-            queries=stop - start,
-            keys=last - first,
-            offset=self.offset + start,
-            first=self.first + first,
+            num_queries=end_row - first_row,
+            num_keys=end_column - first_column,
+            query_offset=self.query_offset + first_row,
+            key_offset=self.key_offset + first_column,
             padding_BM=None if self.padding_BM is None else self.padding_BM[:, columns],
-            segments=both(self.segments),
-            ranks=both(self.ranks),
+            segments=part(self.segments),
+            real_indices=part(self.real_indices),
         )
 
     @cached_property
     def _blocks(self) -> dict[int | None, list[tuple[slice, slice, Mask]]]:
         return {}
 
-    def blocks(self, most: int | None = None) -> list[tuple[slice, slice, Mask]]:
-        """Rows in blocks, each with the keys it can reach and its mask: a window costs its width a query, not the whole length.
+    def blocks(self, max_rows: int | None = None) -> list[tuple[slice, slice, Mask]]:
+        """Blocks of rows, the columns each can attend to, and its mask: a window costs its width per query.
 
-        Made once for all layers that share this mask.
+        Computed once for all layers that share this mask.
         """
-        if most not in self._blocks:
-            size = max(1, DENSE_LIMIT // (4 * self.batch * self.keys)) if self._reach is None else max(64, self._reach)
-            spans = list(self._spans(min(size, most or size)))
-            self._blocks[most] = [(rows, columns, self.cut(rows, columns)) for rows, columns in spans]
-        return self._blocks[most]
+        if max_rows not in self._blocks:
+            by_memory = max(1, self.dense_limit // (4 * self.batch * self.num_keys))
+            size = by_memory if self._reach is None else max(64, self._reach)
+            spans = list(self._spans(min(size, max_rows or size)))
+            self._blocks[max_rows] = [(rows, columns, self.submask(rows, columns)) for rows, columns in spans]
+        return self._blocks[max_rows]
 
     def _spans(self, size: int) -> Iterator[tuple[slice, slice]]:
-        for start in range(0, self.queries, size):
-            stop = min(start + size, self.queries)
-            first, last = 0, self.keys
+        shift = self.query_offset - self.key_offset
+        for start in range(0, self.num_queries, size):
+            stop = min(start + size, self.num_queries)
+            first, end = 0, self.num_keys
             if self.causal and self.prefix_B is None:
-                last = min(last, self.offset - self.first + stop)
+                end = min(end, shift + stop)
             if self._reach is not None:
-                first = max(0, self.offset - self.first + start - self._reach + 1)
-                last = min(last, self.offset - self.first + stop + self._reach - 1)
-            yield slice(start, stop), slice(first, last)
+                first = max(0, shift + start - self._reach + 1)
+                end = min(end, shift + stop + self._reach - 1)
+            yield slice(start, stop), slice(first, end)

@@ -1,4 +1,4 @@
-"""Normalisation: what keeps each vector at a size the softmax can work with."""
+"""Normalisation layers, which keep the scale of each vector in a range the softmax can work with."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from manyheads.spec import Part, field
 
 
 class NormSpec(Part, slot="norm", default="layer"):
-    """Rescales every vector on its own."""
+    """Normalises every vector on its own."""
 
     @abstractmethod
     def build(self, width: int) -> nn.Module:
@@ -45,7 +45,7 @@ class RMSNormSpec(NormSpec, kind="rms"):
 
 
 class RMSOneSpec(NormSpec, kind="rms-one"):
-    """x / √(mean x² + ε) ∘ (1 + γ): as rms, with what is learned counted from one
+    """x / √(mean x² + ε) ∘ (1 + γ): as rms, with a gain of 1 + γ
 
     Mesnard et al. 2024, arXiv 2403.08295, as published in code.
     """

@@ -1,6 +1,5 @@
-"""Position has three doors: `embed` joins it to the embedding, `rotate` turns queries and keys, `bias` adds to the scores.
-
-Every door is the identity by default; a scheme opens one. (Rotation lives in rope.py.)
+"""Position schemes. Each uses one mechanism: `embed` joins positions to the token embeddings, `rotate` rotates queries
+and keys, `bias` adds to the attention scores. The other two mechanisms are the identity. (Rotation is in rope.py.)
 """
 
 from __future__ import annotations
@@ -13,20 +12,22 @@ import torch
 from pydantic import model_validator
 from torch import Tensor, nn
 
-from manyheads.parts.batch import numberless
-from manyheads.spec import Part, SpecError, field
+from manyheads.errors import IncompatibleError, InputLengthError
+from manyheads.parts.inputs import has_no_data
+from manyheads.spec import Part, field
 
 Join = Literal["add", "concat", "multiply"]
+Mechanism = Literal["none", "embed", "rotate", "bias"]
 
 
 @dataclass(frozen=True)
-class Places:
-    """Where queries and keys stand in their sequences: (B or 1)×L and (B or 1)×M, as positions counted from 0."""
+class Positions:
+    """The positions of queries, (B or 1)×L, and keys, (B or 1)×M, counted from 0."""
 
     query: Tensor
     key: Tensor
-    span: int | None = None  # how long the text will be, where that was said beforehand
-    bound: int | None = None  # no position is this high, where that is known without looking
+    final_length: int | None = None  # how long the sequence will be once generated, where that was given
+    bound: int | None = None  # every position is below it; None: known only by reading the tensors
 
     def offsets(self) -> Tensor:
         """j − i for query i and key j: (B or 1)×L×M."""
@@ -34,80 +35,85 @@ class Places:
 
 
 class PositionSpec(Part, slot="position", default="none"):
-    """How a token knows where it stands."""
+    """How the model represents the position of a token."""
 
-    door: ClassVar[Literal["none", "embed", "rotate", "bias"]] = "none"
-    needs: ClassVar[frozenset[str]] = frozenset()  # "query", "key": what the layer doors work on, so the core must have it
+    mechanism: ClassVar[Mechanism] = "none"
+    needs: ClassVar[frozenset[str]] = frozenset()  # "query", "key": what the scheme works on, so the core must have it
 
     @property
     def per_layer(self) -> bool:
-        """Whether every layer learns its own (rather than one module serving the whole stack)."""
+        """Whether every layer learns its own parameters, or one module serves the whole stack."""
         return False
 
     @property
-    def longest(self) -> int | None:
-        """The longest text it can place; None for any."""
+    def max_positions(self) -> int | None:
+        """The largest number of positions; None if unlimited."""
         return None
 
     @property
-    def asks_span(self) -> bool:
-        """Whether it depends on how long the text will be: a text written step by step must then say so at the start."""
+    def needs_final_length(self) -> bool:
+        """Whether it depends on the final length of the sequence, which generation must then give at the start."""
         return False
 
     def token_width(self, width: int) -> int:
-        """What is left of the embedding for the token itself; less than all of it when positions are concatenated."""
+        """The width of token embeddings; less than `width` if positions are concatenated to them."""
         return width
 
-    def build_embed(self, width: int) -> PositionEmbed:
-        return PositionEmbed()
+    def build_embed(self, width: int) -> PositionEmbedding:
+        return PositionEmbedding()
 
-    def build(self, heads: int, head_size: int) -> Position:
-        return Position()
+    def build(self, heads: int, head_size: int) -> AttentionPosition:
+        return AttentionPosition()
 
 
-class PositionEmbed(nn.Module):
-    """The embed door, closed."""
+class PositionEmbedding(nn.Module):
+    """The part of a scheme that acts on embeddings; here the identity."""
 
-    def forward(self, x_BLD: Tensor, places: Places) -> Tensor:
+    def forward(self, x_BLD: Tensor, positions: Positions) -> Tensor:
         return x_BLD
 
 
-class Position(nn.Module):
-    """The rotate and bias doors, closed. `plan` is computed once a forward and handed back to the others."""
+class AttentionPosition(nn.Module):
+    """The part of a scheme that acts inside attention; here the identity.
 
-    def plan(self, places: Places, dtype: torch.dtype) -> Any:
+    `precompute` runs once per forward; its result is passed to the other methods.
+    """
+
+    def precompute(self, positions: Positions, dtype: torch.dtype) -> Any:
         return None
 
-    def rotate_query(self, q_BHLK: Tensor, plan: Any) -> Tensor:
+    def rotate_query(self, q_BHLK: Tensor, position_data: Any) -> Tensor:
         return q_BHLK
 
-    def rotate_key(self, k_BGLK: Tensor, plan: Any) -> Tensor:
+    def rotate_key(self, k_BGLK: Tensor, position_data: Any) -> Tensor:
         return k_BGLK
 
-    def bias(self, q_BHLK: Tensor, plan: Any, scale: float) -> Tensor | None:
-        """What is added to the scores before the softmax, (B or 1)×H×L×M; `scale` is what the core multiplies q·k by."""
+    def bias(self, q_BHLK: Tensor, position_data: Any, scale: float) -> Tensor | None:
+        """What is added to the scores before the softmax, (B or 1)×H×L×M; the core multiplies q·k by `scale`."""
         return None
 
 
 class NoPositionSpec(PositionSpec, kind="none"):
-    """x: order is known only through the mask, if at all"""
+    """x: only the mask, if any, tells the order of tokens"""
 
 
-# ---------------------------------------------------------------------------------------------- the embed door
+# ---------------------------------------------------------------------------------------------------- mechanism: embed
 
 
 class JoinedSpec(PositionSpec):
-    """What the schemes of the embed door have in common: how the vector joins the token's."""
+    """Fields of every scheme that joins a position vector to the token embedding."""
 
-    door: ClassVar[Literal["none", "embed", "rotate", "bias"]] = "embed"
+    mechanism: ClassVar[Mechanism] = "embed"
 
     join: Join = field("add", "x + p, [x, p] or x ∘ p")
-    size: int | None = field(None, "with concat: how much of the width is position; half of it if not given", ge=1)
+    size: int | None = field(
+        None, "with concat: the width of the position vector; half of the width if not given", ge=1
+    )
 
     @model_validator(mode="after")
-    def _size_of_a_share(self) -> Self:
+    def _size_needs_concat(self) -> Self:
         if self.size is not None and self.join != "concat":
-            raise SpecError(f"a share of the width is for join = 'concat', given '{self.join}'", ("size",))
+            raise IncompatibleError(f"is only for join = 'concat', given join = '{self.join}'", ("size",))
         return self
 
     def position_width(self, width: int) -> int:
@@ -115,14 +121,14 @@ class JoinedSpec(PositionSpec):
             return width
         size = self.size or width // 2
         if not 1 <= size < width:
-            raise SpecError(f"{size} of width {width} for position leaves no room for {'the token' if size else 'it'}", ("size",))
+            raise IncompatibleError(f"given {size}, expected at least 1 and less than the width {width}", ("size",))
         return size
 
     def token_width(self, width: int) -> int:
         return width - self.position_width(width) if self.join == "concat" else width
 
 
-def joined(x_BLD: Tensor, p_BLD: Tensor, join: Join) -> Tensor:
+def join_position(x_BLD: Tensor, p_BLD: Tensor, join: Join) -> Tensor:
     if join == "concat":
         return torch.cat((x_BLD, p_BLD.expand(*x_BLD.shape[:2], -1)), dim=-1)
     return x_BLD + p_BLD if join == "add" else x_BLD * p_BLD
@@ -134,22 +140,22 @@ class SinusoidalSpec(JoinedSpec, kind="sinusoidal"):
     Vaswani et al. 2017, section 3.5. `halves` puts all sines before all cosines, as some published models do.
     """
 
-    theta: float = field(10000.0, "θ, which sets the longest wave", gt=1)
+    theta: float = field(10000.0, "θ, the base of the wavelengths", gt=1)
     layout: Literal["interleaved", "halves"] = field("interleaved", "sin, cos, sin, cos … or all sin, then all cos")
     offset: int = field(0, "the number of the first position", ge=0)
 
-    def build_embed(self, width: int) -> PositionEmbed:
+    def build_embed(self, width: int) -> PositionEmbedding:
         return Sinusoidal(self, self.position_width(width))
 
 
-class Sinusoidal(PositionEmbed):
+class Sinusoidal(PositionEmbedding):
     def __init__(self, spec: SinusoidalSpec, width: int) -> None:
         super().__init__()
         self.spec, self.width = spec, width
 
     def table(self, positions_BL: Tensor, dtype: torch.dtype) -> Tensor:
         # at position 10⁵ a float32 angle is off in the third digit
-        pairs = torch.arange((self.width + 1) // 2, device=positions_BL.device, dtype=precise(positions_BL.device))
+        pairs = torch.arange((self.width + 1) // 2, device=positions_BL.device, dtype=angle_dtype(positions_BL.device))
         angles = positions_BL.to(pairs.dtype)[..., None] * self.spec.theta ** (-2 * pairs / self.width)
         if self.spec.layout == "interleaved":
             table = torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)[..., : self.width]
@@ -157,8 +163,8 @@ class Sinusoidal(PositionEmbed):
             table = torch.cat((angles.sin(), angles[..., : self.width // 2].cos()), dim=-1)
         return table.to(dtype)
 
-    def forward(self, x_BLD: Tensor, places: Places) -> Tensor:
-        return joined(x_BLD, self.table(places.query + self.spec.offset, x_BLD.dtype), self.spec.join)
+    def forward(self, x_BLD: Tensor, positions: Positions) -> Tensor:
+        return join_position(x_BLD, self.table(positions.query + self.spec.offset, x_BLD.dtype), self.spec.join)
 
 
 class LearnedSpec(JoinedSpec, kind="learned"):
@@ -171,134 +177,141 @@ class LearnedSpec(JoinedSpec, kind="learned"):
     offset: int = field(0, "unused rows before position 0", ge=0)
 
     @property
-    def longest(self) -> int | None:
+    def max_positions(self) -> int | None:
         return self.length
 
-    def build_embed(self, width: int) -> PositionEmbed:
+    def build_embed(self, width: int) -> PositionEmbedding:
         return Learned(self, self.position_width(width))
 
 
-class Learned(PositionEmbed):
+class Learned(PositionEmbedding):
     def __init__(self, spec: LearnedSpec, width: int) -> None:
         super().__init__()
         self.spec = spec
         self.table = nn.Embedding(spec.length + spec.offset, width)
 
-    def forward(self, x_BLD: Tensor, places: Places) -> Tensor:
-        check_length(places, self.spec.length, "the learned position table", keys=False)
-        return joined(x_BLD, self.table(places.query + self.spec.offset), self.spec.join)
+    def forward(self, x_BLD: Tensor, positions: Positions) -> Tensor:
+        check_positions(positions, self.spec.length, "the learned position table", keys=False)
+        return join_position(x_BLD, self.table(positions.query + self.spec.offset), self.spec.join)
 
 
-def check_length(places: Places, length: int, what: str, *, queries: bool = True, keys: bool = True) -> None:
-    """Refuses a position past the end of a table; looks at the numbers only where it cannot know without."""
-    if places.bound is not None and places.bound <= length:
+def check_positions(positions: Positions, length: int, table: str, *, queries: bool = True, keys: bool = True) -> None:
+    """Raises an error for a position outside a table of `length` rows; reads the positions only if it must."""
+    if positions.bound is not None and positions.bound <= length:
         return
-    for positions in [places.query] * queries + [places.key] * keys:
-        # without memory there are no numbers to look at, but as many positions as there are places
-        empty = numberless(positions) or not positions.numel()
-        last, first = (positions.shape[-1] - 1, 0) if empty else (int(positions.max()), int(positions.min()))
-        if first < 0 or last >= length:
-            wrong = first if first < 0 else last
-            raise ValueError(f"position {wrong} is beyond {what}, which has {length} (0 to {length - 1}); shorten the text or raise length")
+    for indices in [positions.query] * queries + [positions.key] * keys:
+        # without data the length of the sequence stands in for its positions
+        unreadable = has_no_data(indices) or not indices.numel()
+        low, high = (0, indices.shape[-1] - 1) if unreadable else (int(indices.min()), int(indices.max()))
+        if low < 0 or high >= length:
+            raise InputLengthError(
+                f"position {low if low < 0 else high} is outside {table} of {length} positions (0 to {length - 1})",
+                hint="shorten the text or raise length",
+            )
 
 
-def precise(device: torch.device) -> torch.dtype:
-    """float64, in which angles stay true at high positions; float32 on devices that have no other."""
+def angle_dtype(device: torch.device) -> torch.dtype:
+    """float64, in which angles are exact enough at high positions; float32 on devices that do not have it."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
-# ---------------------------------------------------------------------------------------------- the bias door
+# ----------------------------------------------------------------------------------------------------- mechanism: bias
 
 
 class BiasSpec(PositionSpec):
-    """What the schemes of the bias door have in common."""
+    """The base of every scheme that adds to the attention scores; most learn a table per layer."""
 
-    door: ClassVar[Literal["none", "embed", "rotate", "bias"]] = "bias"
-
-
-class RelativeSpec(BiasSpec, kind="relative"):
-    """score(i, j) + π[j − i], one π per head and offset: (2(T − 1) + 1)·H parameters a layer
-
-    Shaw et al. 2018 in its scalar form. An offset of T or more is an error; `clipped` takes any length.
-    """
-
-    length: int = field(512, "T, the longest text", ge=1)
-
-    @property
-    def longest(self) -> int | None:
-        return self.length
+    mechanism: ClassVar[Mechanism] = "bias"
 
     @property
     def per_layer(self) -> bool:
         return True
 
-    def build(self, heads: int, head_size: int) -> Position:
+
+class PrecomputedBias(AttentionPosition):
+    """A bias that does not depend on the queries, so `precompute` gives all of it."""
+
+    def bias(self, q_BHLK: Tensor, position_data: Tensor, scale: float) -> Tensor:
+        return position_data
+
+
+class RelativeSpec(BiasSpec, kind="relative"):
+    """score(i, j) + π[j − i], one π per head and offset: (2(T − 1) + 1)·H parameters per layer
+
+    Shaw et al. 2018 in its scalar form. An offset of T or more is an error; `clipped` takes any length.
+    """
+
+    length: int = field(512, "T, the number of positions", ge=1)
+
+    @property
+    def max_positions(self) -> int | None:
+        return self.length
+
+    def build(self, heads: int, head_size: int) -> AttentionPosition:
         return Relative(heads, self.length - 1, clip=False)
 
 
 class ClippedSpec(BiasSpec, kind="clipped"):
-    """score(i, j) + π[clip(j − i, −k, k)]: (2k + 1)·H parameters a layer, any length
+    """score(i, j) + π[clip(j − i, −k, k)]: (2k + 1)·H parameters per layer, any length
 
     Shaw et al. 2018, section 3.2, in its scalar form.
     """
 
     clip: int = field(16, "k: offsets beyond it share the end value", ge=1)
 
-    @property
-    def per_layer(self) -> bool:
-        return True
-
-    def build(self, heads: int, head_size: int) -> Position:
+    def build(self, heads: int, head_size: int) -> AttentionPosition:
         return Relative(heads, self.clip, clip=True)
 
 
-class Relative(Position):
-    def __init__(self, heads: int, reach: int, *, clip: bool) -> None:
+class Relative(PrecomputedBias):
+    def __init__(self, heads: int, max_offset: int, *, clip: bool) -> None:
         super().__init__()
-        self.reach, self.clip = reach, clip
-        self.table = nn.Embedding(2 * reach + 1, heads)
+        self.max_offset, self.clip = max_offset, clip
+        self.table = nn.Embedding(2 * max_offset + 1, heads)
 
-    def plan(self, places: Places, dtype: torch.dtype) -> Tensor:
-        offsets = places.offsets()
-        if not self.clip and (places.bound is None or places.bound > self.reach + 1):
-            furthest = places.key.shape[-1] - 1 if numberless(offsets) else int(offsets.abs().max())
-            if furthest > self.reach:
-                raise ValueError(f"tokens {furthest} places apart are beyond the relative position table, which reaches {self.reach}; "
-                                 "shorten the text or raise length")  # fmt: skip
-        index = offsets.clamp(-self.reach, self.reach) + self.reach
+    def precompute(self, positions: Positions, dtype: torch.dtype) -> Tensor:
+        offsets = positions.offsets()
+        if not self.clip and (positions.bound is None or positions.bound > self.max_offset + 1):
+            largest = positions.key.shape[-1] - 1 if has_no_data(offsets) else int(offsets.abs().max())
+            if largest > self.max_offset:
+                raise InputLengthError(
+                    f"an offset of {largest} is outside the relative position table, which ends at {self.max_offset}",
+                    hint="shorten the text or raise length",
+                )
+        index = offsets.clamp(-self.max_offset, self.max_offset) + self.max_offset
         return self.table(index).permute(0, 3, 1, 2)
-
-    def bias(self, q_BHLK: Tensor, plan: Tensor, scale: float) -> Tensor:
-        return plan
 
 
 class BucketedSpec(BiasSpec, kind="bucketed"):
-    """score(i, j) + π[bucket(j − i)]: near offsets have a bucket each, far ones share logarithmic buckets
+    """score(i, j) + π[bucket(j − i)]: small offsets have a bucket each, large ones share logarithmic buckets
 
     Raffel et al. 2020, arXiv 1910.10683, section 2.1. One table serves all layers unless `shared` is off.
     """
 
     buckets: int = field(32, "how many π per head", ge=4)
-    distance: int = field(128, "the offset from which all share the last bucket", ge=2)
+    max_distance: int = field(128, "offsets from here on share the last bucket", ge=2)
     bidirectional: bool = field(True, "half of the buckets for keys to the right; off under a causal mask")
     shared: bool = field(True, "one table for all layers")
 
     @model_validator(mode="after")
-    def _far_enough(self) -> Self:
+    def _max_distance_beyond_exact(self) -> Self:
         exact = self.buckets // (4 if self.bidirectional else 2)
-        if self.distance <= exact:
-            raise SpecError(f"given {self.distance}, expected more than the {exact} offsets with buckets of their own", ("distance",))
+        if self.max_distance <= exact:
+            raise IncompatibleError(
+                f"given {self.max_distance}, expected more than the {exact} offsets that have a bucket each",
+                ("max_distance",),
+            )
         return self
 
     @property
     def per_layer(self) -> bool:
         return not self.shared
 
-    def build(self, heads: int, head_size: int) -> Position:
+    def build(self, heads: int, head_size: int) -> AttentionPosition:
         return Bucketed(self, heads)
 
 
-class Bucketed(Position):
+class Bucketed(PrecomputedBias):
     def __init__(self, spec: BucketedSpec, heads: int) -> None:
         super().__init__()
         self.spec = spec
@@ -313,16 +326,13 @@ class Bucketed(Position):
         else:
             distance = (-offsets).clamp(min=0)
         exact = buckets // 2
-        # float32 and this order of operations decide which side of a bucket's edge an offset falls
-        ratio = torch.log(distance.clamp(min=1).float() / exact) / math.log(self.spec.distance / exact)
+        # float32 and this order of operations decide on which side of a bucket's edge an offset falls
+        ratio = torch.log(distance.clamp(min=1).float() / exact) / math.log(self.spec.max_distance / exact)
         far = exact + (ratio * (buckets - exact)).long()
         return base + torch.where(distance < exact, distance, far.clamp(max=buckets - 1))
 
-    def plan(self, places: Places, dtype: torch.dtype) -> Tensor:
-        return self.table(self.bucket(places.offsets())).permute(0, 3, 1, 2)
-
-    def bias(self, q_BHLK: Tensor, plan: Tensor, scale: float) -> Tensor:
-        return plan
+    def precompute(self, positions: Positions, dtype: torch.dtype) -> Tensor:
+        return self.table(self.bucket(positions.offsets())).permute(0, 3, 1, 2)
 
 
 class ShawSpec(BiasSpec, kind="shaw"):
@@ -335,50 +345,47 @@ class ShawSpec(BiasSpec, kind="shaw"):
 
     clip: int = field(16, "k: offsets beyond it share the end vector", ge=1)
 
-    @property
-    def per_layer(self) -> bool:
-        return True
-
-    def build(self, heads: int, head_size: int) -> Position:
+    def build(self, heads: int, head_size: int) -> AttentionPosition:
         return Shaw(self.clip, head_size)
 
 
-class Shaw(Position):
+class Shaw(AttentionPosition):
     def __init__(self, clip: int, head_size: int) -> None:
         super().__init__()
         self.clip = clip
         self.table = nn.Embedding(2 * clip + 1, head_size)
 
-    def plan(self, places: Places, dtype: torch.dtype) -> Tensor:
-        return places.offsets().clamp(-self.clip, self.clip) + self.clip
+    def precompute(self, positions: Positions, dtype: torch.dtype) -> Tensor:
+        return positions.offsets().clamp(-self.clip, self.clip) + self.clip
 
-    def bias(self, q_BHLK: Tensor, plan: Tensor, scale: float) -> Tensor:
+    def bias(self, q_BHLK: Tensor, position_data: Tensor, scale: float) -> Tensor:
         by_offset = q_BHLK @ self.table.weight.transpose(0, 1) * scale
-        batch, heads, queries, _ = q_BHLK.shape
-        return by_offset.gather(-1, plan[:, None].expand(batch, heads, queries, plan.shape[-1]))
+        return by_offset.gather(-1, position_data[:, None].expand(*q_BHLK.shape[:3], position_data.shape[-1]))
 
 
 class AlibiSpec(BiasSpec, kind="alibi"):
     """score(i, j) − m_h · |i − j|, with slopes m_h = 2^(−8h/H); nothing is learned
 
-    Press, Smith and Lewis 2022, arXiv 2108.12409; with H not a power of two, every other slope of the next one fills up.
+    Press, Smith and Lewis 2022, arXiv 2108.12409. If H is not a power of two, every other slope of the next power of
+    two fills the rest.
     """
 
-    def build(self, heads: int, head_size: int) -> Position:
+    @property
+    def per_layer(self) -> bool:
+        return False
+
+    def build(self, heads: int, head_size: int) -> AttentionPosition:
         return Alibi(heads)
 
 
-class Alibi(Position):
+class Alibi(PrecomputedBias):
     def __init__(self, heads: int) -> None:
         super().__init__()
         power = 2 ** math.floor(math.log2(heads))
         slopes = [2 ** (-8 * h / power) for h in range(1, power + 1)]
         self.slopes = slopes + [2 ** (-4 * h / power) for h in range(1, 2 * (heads - power), 2)]
 
-    def plan(self, places: Places, dtype: torch.dtype) -> Tensor:
-        offsets = places.offsets()
-        slopes = torch.tensor(self.slopes, device=offsets.device, dtype=precise(offsets.device))
+    def precompute(self, positions: Positions, dtype: torch.dtype) -> Tensor:
+        offsets = positions.offsets()
+        slopes = torch.tensor(self.slopes, device=offsets.device, dtype=angle_dtype(offsets.device))
         return (-slopes[:, None, None] * offsets.abs()[:, None]).to(dtype)
-
-    def bias(self, q_BHLK: Tensor, plan: Tensor, scale: float) -> Tensor:
-        return plan

@@ -1,9 +1,9 @@
-"""The recurrent network's parts: cells, and how a state becomes a prediction."""
+"""Parts of the recurrent network: its cell, and the readout from its state to what the head reads."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -14,19 +14,16 @@ from manyheads.spec import Part, field
 class CellSpec(Part, slot="cell", default="gru"):
     """One step of a recurrent network."""
 
-    @property
-    @abstractmethod
-    def states(self) -> int:
-        """How many vectors of the hidden size a state holds; the first is the output."""
-        raise NotImplementedError
+    states: ClassVar[int]  # vectors of the hidden size in a state; the first is the output
+    encoder: ClassVar[type[nn.GRU | nn.LSTM | nn.RNN]]
+    decoder: ClassVar[type[nn.GRUCell | nn.LSTMCell | nn.RNNCell]]
 
-    @abstractmethod
-    def build_encoder(self, size: int, hidden: int, *, layers: int, two_way: bool, dropout: float) -> nn.RNNBase:
-        raise NotImplementedError
+    def build_encoder(self, size: int, hidden: int, *, layers: int, bidirectional: bool, dropout: float) -> nn.RNNBase:
+        between = dropout if layers > 1 else 0.0
+        return self.encoder(size, hidden, layers, batch_first=True, bidirectional=bidirectional, dropout=between)
 
-    @abstractmethod
     def build_cell(self, size: int, hidden: int) -> nn.RNNCellBase:
-        raise NotImplementedError
+        return self.decoder(size, hidden)
 
 
 class GruSpec(CellSpec, kind="gru"):
@@ -35,15 +32,7 @@ class GruSpec(CellSpec, kind="gru"):
     Cho et al. 2014, arXiv 1406.1078; r is applied after U, as in torch, where the paper applies it before.
     """
 
-    @property
-    def states(self) -> int:
-        return 1
-
-    def build_encoder(self, size: int, hidden: int, *, layers: int, two_way: bool, dropout: float) -> nn.RNNBase:
-        return nn.GRU(size, hidden, layers, batch_first=True, bidirectional=two_way, dropout=dropout if layers > 1 else 0.0)
-
-    def build_cell(self, size: int, hidden: int) -> nn.RNNCellBase:
-        return nn.GRUCell(size, hidden)
+    states, encoder, decoder = 1, nn.GRU, nn.GRUCell
 
 
 class LstmSpec(CellSpec, kind="lstm"):
@@ -52,19 +41,11 @@ class LstmSpec(CellSpec, kind="lstm"):
     Hochreiter and Schmidhuber 1997; Gers et al. 2000 for f.
     """
 
-    @property
-    def states(self) -> int:
-        return 2
-
-    def build_encoder(self, size: int, hidden: int, *, layers: int, two_way: bool, dropout: float) -> nn.RNNBase:
-        return nn.LSTM(size, hidden, layers, batch_first=True, bidirectional=two_way, dropout=dropout if layers > 1 else 0.0)
-
-    def build_cell(self, size: int, hidden: int) -> nn.RNNCellBase:
-        return nn.LSTMCell(size, hidden)
+    states, encoder, decoder = 2, nn.LSTM, nn.LSTMCell
 
 
 class Cell(nn.Module):
-    """A cell whose state is one tensor, B×(states·hidden), with the output first."""
+    """A cell whose state is one tensor, B×(states·hidden), the output first."""
 
     def __init__(self, spec: CellSpec, size: int, hidden: int) -> None:
         super().__init__()
@@ -73,12 +54,12 @@ class Cell(nn.Module):
 
     def forward(self, x_BD: Tensor, state_BS: Tensor) -> Tensor:
         vectors = state_BS.split(self.hidden, dim=-1)
-        after: Any = self.cell(x_BD, vectors if self.states > 1 else vectors[0])
-        return torch.cat(after, dim=-1) if self.states > 1 else after
+        new_state: Any = self.cell(x_BD, vectors if self.states > 1 else vectors[0])
+        return torch.cat(new_state, dim=-1) if self.states > 1 else new_state
 
 
 class ReadoutSpec(Part, slot="readout", default="state"):
-    """From the decoder's state s, that before it s′, the last token's embedding e and the context c to what the head reads."""
+    """What the head reads, from the decoder's state s and previous state s′, the token's embedding e and context c."""
 
     @abstractmethod
     def build(self, hidden: int, embedding: int, context: int) -> Readout:
@@ -88,7 +69,7 @@ class ReadoutSpec(Part, slot="readout", default="state"):
 class Readout(nn.Module):
     width: int
 
-    def forward(self, s: Tensor, before: Tensor, e: Tensor, c: Tensor) -> Tensor:
+    def forward(self, s: Tensor, previous: Tensor, e: Tensor, c: Tensor) -> Tensor:
         raise NotImplementedError
 
 
@@ -104,7 +85,7 @@ class StateReadout(Readout):
         super().__init__()
         self.width = hidden
 
-    def forward(self, s: Tensor, before: Tensor, e: Tensor, c: Tensor) -> Tensor:
+    def forward(self, s: Tensor, previous: Tensor, e: Tensor, c: Tensor) -> Tensor:
         return s
 
 
@@ -124,17 +105,17 @@ class TanhReadout(Readout):
         self.width = hidden
         self.project = nn.Linear(hidden + context, hidden, bias=False)
 
-    def forward(self, s: Tensor, before: Tensor, e: Tensor, c: Tensor) -> Tensor:
+    def forward(self, s: Tensor, previous: Tensor, e: Tensor, c: Tensor) -> Tensor:
         return torch.tanh(self.project(torch.cat((s, c), dim=-1)))
 
 
 class MaxoutReadoutSpec(ReadoutSpec, kind="maxout"):
-    """max over pairs of U s′ + V e + C c, with the state s′ that chose the context
+    """max over pairs of U s′ + V e + C c, with the state s′ that the context was computed from
 
     Bahdanau, Cho and Bengio 2015, arXiv 1409.0473, appendix A.2.2.
     """
 
-    size: int = field(32, "how many pairs", ge=1)
+    size: int = field(32, "the number of pairs", ge=1)
 
     def build(self, hidden: int, embedding: int, context: int) -> Readout:
         return MaxoutReadout(self.size, hidden, embedding, context)
@@ -146,6 +127,6 @@ class MaxoutReadout(Readout):
         self.width = size
         self.project = nn.Linear(hidden + embedding + context, 2 * size)
 
-    def forward(self, s: Tensor, before: Tensor, e: Tensor, c: Tensor) -> Tensor:
-        pairs: Tensor = self.project(torch.cat((before, e, c), dim=-1))
+    def forward(self, s: Tensor, previous: Tensor, e: Tensor, c: Tensor) -> Tensor:
+        pairs: Tensor = self.project(torch.cat((previous, e, c), dim=-1))
         return pairs.unflatten(-1, (-1, 2)).amax(dim=-1)

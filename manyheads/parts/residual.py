@@ -1,4 +1,4 @@
-"""How sublayers are joined to the stream: where the norms stand and what is added to what."""
+"""Residual connections: where the norms are, and what is added to the residual stream."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ Sublayer = Callable[[Tensor], Tensor]
 
 
 class ResidualSpec(Part, slot="residual", default="pre"):
-    """The arrangement of a layer: f₁ is attention, the last f the feed-forward network, between them cross-attention."""
+    """The residual connections of a layer: f₁ is attention, f₂ cross-attention if any, the last f the feed-forward."""
 
-    final_norm: ClassVar[bool] = True  # whether the stream leaves the last layer unnormalised, so that the stack must end in a norm
+    # whether the output of the last layer is not normalised, so that the stack must end in a norm
+    final_norm: ClassVar[bool] = True
 
-    dropout: float = field(0.0, "share of each sublayer's output dropped in training", ge=0, lt=1)
+    dropout: float = field(0.0, "dropout probability of each sublayer's output", ge=0, lt=1)
 
     @abstractmethod
     def build(self, norm: NormSpec, width: int, sublayers: int) -> Residual:
@@ -27,7 +28,7 @@ class ResidualSpec(Part, slot="residual", default="pre"):
 
 
 class Residual(nn.Module):
-    """Owns a layer's norms and joins its sublayers."""
+    """Owns the norms of a layer and runs its sublayers."""
 
     def __init__(self, spec: ResidualSpec, norm: NormSpec, width: int, norms: int) -> None:
         super().__init__()
@@ -109,17 +110,17 @@ class Parallel(Residual):
         return x_BLD
 
 
-class ParallelTwoSpec(ResidualSpec, kind="parallel-norms"):
+class ParallelNormsSpec(ResidualSpec, kind="parallel-norms"):
     """x + f₁(norm₁(x)) + f₂(norm₂(x)): all sublayers at once, each behind a norm of its own
 
     Black et al. 2022, arXiv 2204.06745, section 2.1.
     """
 
     def build(self, norm: NormSpec, width: int, sublayers: int) -> Residual:
-        return ParallelTwo(self, norm, width, sublayers)
+        return ParallelNorms(self, norm, width, sublayers)
 
 
-class ParallelTwo(Residual):
+class ParallelNorms(Residual):
     def forward(self, x_BLD: Tensor, sublayers: Sequence[Sublayer]) -> Tensor:
         start = x_BLD
         for norm, sublayer in zip(self.norms, sublayers, strict=True):
@@ -128,7 +129,7 @@ class ParallelTwo(Residual):
 
 
 class NoResidualSpec(ResidualSpec, kind="none"):
-    """f(norm(x)), for each sublayer in turn: what was there before is lost"""
+    """f(norm(x)), for each sublayer in turn: x itself is not added"""
 
     def build(self, norm: NormSpec, width: int, sublayers: int) -> Residual:
         return NoResidual(self, norm, width, sublayers)

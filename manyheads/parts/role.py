@@ -1,4 +1,4 @@
-"""What a matrix is for, said by the part that owns it, so that an init scheme need not guess by names."""
+"""What a weight matrix is used for, set by the part that owns it, so that an init scheme need not guess from names."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ from typing import Literal, TypeVar
 
 from torch import nn
 
-Role = Literal["matrix", "query", "stream", "rows"]  # any; makes queries; writes into the stream between layers; scores tokens
+# any projection; makes queries; its output is added to the residual stream; gives the logits of tokens
+Role = Literal["projection", "query", "residual", "token_head"]
 
 Module = TypeVar("Module", bound=nn.Module)
 
 
-def marked(module: Module, role: Role) -> Module:
+def with_role(module: Module, role: Role) -> Module:
     module.role = role  # type: ignore[assignment]
     return module
 
 
 def role_of(module: nn.Module) -> Role:
-    return getattr(module, "role", "matrix")
+    return getattr(module, "role", "projection")

@@ -1,4 +1,5 @@
-"""What attention does, without its matrix: entropy, distance and single weights of every row, with memory linear in the length.
+"""Attention statistics without the attention matrix: entropy, distance and single weights of every row, with memory
+linear in the length.
 
 With s the scale and E the expectation under the weights of row i,
 
@@ -6,8 +7,8 @@ With s the scale and E the expectation under the weights of row i,
     entropy of row i = lse_i − s·q_i·E[k]
     mean squared distance of row i = i² − 2i·E[j] + E[j²]
 
-so k, j and j² as the values of one fused call give them all; `lse` is what the kernel keeps for its backward. Scores that are no
-inner products, or have a bias, are computed literally, some rows at a time, and once more on the way back.
+so one fused call with the values k, j and j² gives them all; the kernel keeps `lse` for its backward. Scores that are
+not inner products, or have a bias, are computed literally in blocks of rows, and again in the backward.
 """
 
 from __future__ import annotations
@@ -21,220 +22,243 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from manyheads.parts.attend import Core, InnerProduct, cut, spread
+from manyheads.parts.core import Core, InnerProduct, block_arguments, repeat_kv
 from manyheads.parts.mask import Mask
-from manyheads.parts.position import Places
+from manyheads.parts.position import Positions
 
-ROWS = 1024  # in one fused call; positions are counted from their middle, so that in float32 a squared distance is true to 0.1
-COLUMNS = 8  # the kernels are fast where there is a multiple of these
+# rows per fused call; positions are counted from their middle, so that in float32 a squared distance is exact to 0.1
+ROWS = 1024
+COLUMNS = 8  # the kernels are fast if the number of columns is a multiple of it
 
-Cells = tuple[Tensor, Tensor, Tensor]  # of N cells: the text, the query, the key
-Span = tuple[slice, slice]  # rows, and the columns they can reach
+Cells = tuple[Tensor, Tensor, Tensor]  # N cells by their indices: row of the batch, query, key
+Span = tuple[slice, slice]  # rows, and the columns they can attend to
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """Of every row, B×H×L; 0 where a query may see nothing."""
+    """Statistics of every row, B×H×L; 0 where a query may attend to nothing."""
 
     entropy: Tensor  # −Σ_j α_ij ln α_ij, with 0·ln 0 = 0
     distance: Tensor  # Σ_j α_ij (i − j)², by positions
 
 
-def statistics(core: Core, q: Tensor, k: Tensor, *, mask: Mask, places: Places, bias: Tensor | None = None) -> Statistics:
-    """Entropy and distance of every row, of the weights before dropout."""
-    if isinstance(core, InnerProduct) and fusable(q, bias):
-        return Statistics(*fused(core, q, k, mask, places)[1:])
+def statistics(
+    core: Core, q: Tensor, k: Tensor, *, mask: Mask, positions: Positions, bias: Tensor | None = None
+) -> Statistics:
+    """Entropy and mean squared distance of every row of the weights before dropout."""
+    if isinstance(core, InnerProduct) and is_fusable(q, bias):
+        return Statistics(*fused_statistics(core, q, k, mask, positions)[1:])
 
-    def measured(weights: Tensor, rows: slice, columns: slice) -> tuple[Tensor, ...]:
+    def measure(weights: Tensor, rows: slice, columns: slice) -> tuple[Tensor, ...]:
         surprise = -torch.where(weights > 0, weights, 1.0).log()
-        offsets = cut(rows, columns, k=k, places=places, bias=None)["places"].offsets()
+        offsets = block_arguments(rows, columns, k=k, positions=positions, bias=None)["positions"].offsets()
         return (weights * surprise).sum(-1), (weights * offsets.square()[:, None]).sum(-1)
 
-    return Statistics(*literally(core, q, k, mask, places, bias, measured, dim=2))
+    return Statistics(*literal_blocks(core, q, k, mask, positions, bias, measure, dim=2))
 
 
 def log_weights(
-    core: Core, q: Tensor, k: Tensor, cells: Cells, *, mask: Mask, places: Places, bias: Tensor | None = None
+    core: Core, q: Tensor, k: Tensor, cells: Cells, *, mask: Mask, positions: Positions, bias: Tensor | None = None
 ) -> Tensor:  # fmt: skip
-    """ln α of chosen cells, each of which the query may see: H×N, before dropout.
+    """ln α of some cells, H×N, before dropout; the query of each cell must be allowed to attend to its key.
 
-    It is s·q_i·k_j − lse_i, or the logarithm of the literal weight; one that is exactly 0 counts as the smallest number there is.
+    It is s·q_i·k_j − lse_i, or the logarithm of the literal weight, where a weight of exactly 0 counts as the smallest
+    positive number.
     """
-    order = cells[1].argsort(stable=True)  # by query: the blocks come in their order
-    text, query, key = (index[order] for index in cells)
-    if isinstance(core, InnerProduct) and fusable(q, bias):
-        lse = fused(core, q, k, mask, places)[0]
-        ours, theirs = core.query(q)[text, :, query], spread(k, q)[text, :, key]
-        found = ((ours * theirs).sum(-1) * core.scale - lse[text, :, query]).mT
-        return found[:, order.argsort()]
+    order = cells[1].argsort(stable=True)  # by query, as the blocks are
+    row, query, key = (index[order] for index in cells)
+    if isinstance(core, InnerProduct) and is_fusable(q, bias):
+        lse = fused_statistics(core, q, k, mask, positions)[0]
+        q_cells, k_cells = core.query(q)[row, :, query], repeat_kv(k, q)[row, :, key]
+        logs = ((q_cells * k_cells).sum(-1) * core.scale - lse[row, :, query]).mT
+        return logs[:, order.argsort()]
 
-    def measured(weights: Tensor, rows: slice, columns: slice) -> tuple[Tensor, ...]:
+    def measure(weights: Tensor, rows: slice, columns: slice) -> tuple[Tensor, ...]:
         inside = (query >= rows.start) & (query < rows.stop)
-        found = weights[text[inside], :, query[inside] - rows.start, key[inside] - columns.start]
-        return (found.clamp(min=torch.finfo(found.dtype).tiny).log().mT,)
+        of_cells = weights[row[inside], :, query[inside] - rows.start, key[inside] - columns.start]
+        return (of_cells.clamp(min=torch.finfo(of_cells.dtype).tiny).log().mT,)
 
-    return literally(core, q, k, mask, places, bias, measured, dim=1)[0][:, order.argsort()]
+    return literal_blocks(core, q, k, mask, positions, bias, measure, dim=1)[0][:, order.argsort()]
 
 
-def fusable(q: Tensor, bias: Tensor | None) -> bool:
-    """Whether one fused call can do it: E of a bias is no column of values, and the kernel must hand out its lse."""
+def is_fusable(q: Tensor, bias: Tensor | None) -> bool:
+    """Whether fused calls suffice: E of a bias is not a column of values, and the kernel must return its lse."""
     return bias is None and q.device.type in KERNELS
 
 
-# --------------------------------------------------------------------------------------------------- the literal way
+# ---------------------------------------------------------------------------------------------------- the literal way
 
 
-def literally(
-    core: Core, q: Tensor, k: Tensor, mask: Mask, places: Places, bias: Tensor | None,
-    measured: Callable[[Tensor, slice, slice], tuple[Tensor, ...]], *, dim: int,
+def literal_blocks(
+    core: Core, q: Tensor, k: Tensor, mask: Mask, positions: Positions, bias: Tensor | None,
+    measure: Callable[[Tensor, slice, slice], tuple[Tensor, ...]], *, dim: int,
 ) -> list[Tensor]:  # fmt: skip
-    """What is `measured` of the weights in blocks of rows, joined; no block is kept, each is made again for its gradient."""
+    """`measure` of the weights in blocks of rows, concatenated; blocks are not kept but recomputed for the gradient."""
 
     def block(q_rows: Tensor, k: Tensor, bias: Tensor | None, rows: slice, columns: slice) -> tuple[Tensor, ...]:
-        weights = core.weights(q_rows, mask=mask.cut(rows, columns), **cut(rows, columns, k=k, places=places, bias=bias))
-        return measured(weights.to(widened(weights)), rows, columns)
+        arguments = block_arguments(rows, columns, k=k, positions=positions, bias=bias)
+        weights = core.weights(q_rows, mask=mask.submask(rows, columns), **arguments)
+        return measure(weights.to(at_least_float32(weights)), rows, columns)
 
-    parts = [
+    blocks = [
         checkpoint(block, q[:, :, rows], k, bias, rows, columns, use_reentrant=False, preserve_rng_state=False)
-        for rows, columns in whole(Core.blocks(core, q, k, mask), mask)
+        for rows, columns in spans_of(Core.blocks(core, q, k, mask), mask)
     ]
-    return [torch.cat(part, dim=dim) for part in zip(*parts, strict=True)]
+    return [torch.cat(part, dim=dim) for part in zip(*blocks, strict=True)]
 
 
-def whole(blocks: list[tuple[slice, slice, Mask]], mask: Mask) -> list[Span]:
-    """The spans of blocks, by their ends. Their masks are made anew where they are used, not kept: together they are a matrix."""
-    return [(slice(*rows.indices(mask.queries)[:2]), slice(*columns.indices(mask.keys)[:2])) for rows, columns, _ in blocks]
+def spans_of(blocks: list[tuple[slice, slice, Mask]], mask: Mask) -> list[Span]:
+    """The rows and columns of blocks, without their masks: all masks together would be as large as the matrix."""
+    return [
+        (slice(*rows.indices(mask.num_queries)[:2]), slice(*columns.indices(mask.num_keys)[:2]))
+        for rows, columns, _ in blocks
+    ]
 
 
-def widened(x: Tensor) -> torch.dtype:
+def at_least_float32(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 
-# ----------------------------------------------------------------------------------------------------- the fused way
+# ------------------------------------------------------------------------------------------------------ the fused way
 
 
-def fused(core: InnerProduct, q: Tensor, k: Tensor, mask: Mask, places: Places) -> tuple[Tensor, Tensor, Tensor]:
-    """lse, entropy and distance of every row, B×H×L. Half precision is widened: it cannot hold j²."""
+def fused_statistics(
+    core: InnerProduct, q: Tensor, k: Tensor, mask: Mask, positions: Positions
+) -> tuple[Tensor, Tensor, Tensor]:
+    """lse, entropy and distance of every row, B×H×L, in at least float32: half precision cannot represent j²."""
     q = core.query(q)
-    return Fused.apply(q.to(widened(q)), k.to(widened(k)), mask, places, core.scale)  # type: ignore[no-untyped-call]
+    q, k = q.to(at_least_float32(q)), k.to(at_least_float32(k))
+    return FusedStatistics.apply(q, k, mask, positions, core.scale)  # type: ignore[no-untyped-call]
 
 
-class Fused(torch.autograd.Function):
-    """One call of the kernel for every block of rows, and one of its own backward.
+class FusedStatistics(torch.autograd.Function):
+    """One call of the kernel per block of rows, and one of its own backward.
 
-    A kernel's backward knows the gradient of its output O alone: ∂L/∂S_ij = P_ij (∂L/∂O_i·v_j − Σ ∂L/∂O_i ∘ O_i). As ∂lse_i/∂S_ij = P_ij,
-    a column of v that is 0 is given ∂L/∂O = 1 and, in place of its output, O = −∂L/∂lse: the sum then carries that term too.
+    A kernel's backward has the gradient of its output O alone: ∂L/∂S_ij = P_ij (∂L/∂O_i·v_j − Σ ∂L/∂O_i ∘ O_i). As
+    ∂lse_i/∂S_ij = P_ij, a column of v that is 0 gets ∂L/∂O = 1 and, in place of its output, O = −∂L/∂lse: the sum then
+    contains that term too.
     """
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, mask: Mask, places: Places, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-        kept, found = [], []
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, mask: Mask, positions: Positions, scale: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        saved, results = [], []
         for rows, columns in spans(mask):
-            block = Block.of(q, k, mask, places, rows, columns)
-            out, lse = KERNELS[q.device.type][0](*block.given(), block.added, block.causal, scale)
+            block = Block.of(q, k, mask, positions, rows, columns)
+            out, lse = KERNELS[q.device.type][0](*block.query_key_value(), block.attn_mask, block.causal, scale)
             mean = out[..., : q.shape[-1] + 2]
-            kept.append((mean, lse))
-            found.append(block.emptied(lse, *block.measured(mean, lse, scale)))
-        ctx.circumstances = mask, places, scale
-        ctx.save_for_backward(q, k, *joined(kept))
-        lse, entropy, distance = joined(found)
+            saved.append((mean, lse))
+            results.append(block.zero_empty_rows(lse, *block.measure(mean, lse, scale)))
+        ctx.arguments = mask, positions, scale
+        ctx.save_for_backward(q, k, *concatenate(saved))
+        lse, entropy, distance = concatenate(results)
         return lse, entropy, distance
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         q, k, mean, lse = ctx.saved_tensors
-        mask, places, scale = ctx.circumstances
-        of_q, of_k, size = torch.zeros_like(q), torch.zeros_like(k), q.shape[-1]
+        mask, positions, scale = ctx.arguments
+        q_grad, k_grad, size = torch.zeros_like(q), torch.zeros_like(k), q.shape[-1]
         for rows, columns in spans(mask):
-            block = Block.of(q, k, mask, places, rows, columns)
-            here, (of_lse, of_entropy, of_distance) = mean[:, :, rows], block.emptied(*(one[:, :, rows] for one in gradients))
-            of_mean = (-scale * of_entropy[..., None] * block.q, -2 * block.i * of_distance, of_distance)
-            output = block.wide(here, -(of_lse + of_entropy))
-            of_output = block.wide(*of_mean, torch.ones_like(of_lse))
-            of_queries, of_keys, of_values = KERNELS[q.device.type][1](
-                of_output, *block.given(), output, lse[:, :, rows].contiguous(), block.added, block.causal, scale
-            )
-            of_q[:, :, rows] = of_queries[..., :size] - scale * of_entropy[..., None] * here[..., :size]
-            of_both = of_keys[..., :size] + of_values[..., :size]
-            of_k[:, :, columns] += of_both if k.shape[1] == q.shape[1] else of_both.unflatten(1, (k.shape[1], -1)).sum(2)
-        return of_q, of_k, None, None, None
+            block = Block.of(q, k, mask, positions, rows, columns)
+            block_mean = mean[:, :, rows]
+            lse_grad, entropy_grad, distance_grad = block.zero_empty_rows(*(grad[:, :, rows] for grad in gradients))
+            mean_grad = (-scale * entropy_grad[..., None] * block.q, -2 * block.i * distance_grad, distance_grad)
+            output = block.pad(block_mean, -(lse_grad + entropy_grad))
+            output_grad = block.pad(*mean_grad, torch.ones_like(lse_grad))
+            queries_grad, keys_grad, values_grad = KERNELS[q.device.type][1](
+                output_grad, *block.query_key_value(), output, lse[:, :, rows].contiguous(), block.attn_mask,
+                block.causal, scale,
+            )  # fmt: skip
+            q_grad[:, :, rows] = queries_grad[..., :size] - scale * entropy_grad[..., None] * block_mean[..., :size]
+            repeated = keys_grad[..., :size] + values_grad[..., :size]
+            shared = k.shape[1] != q.shape[1]
+            k_grad[:, :, columns] += repeated.unflatten(1, (k.shape[1], -1)).sum(2) if shared else repeated
+        return q_grad, k_grad, None, None, None
 
 
-def joined(blocks: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+def concatenate(blocks: Sequence[Sequence[Tensor]]) -> list[Tensor]:
     return [part[0] if len(part) == 1 else torch.cat(part, dim=2) for part in zip(*blocks, strict=True)]
 
 
 def spans(mask: Mask) -> list[Span]:
-    """The rows of one call: all of them, unless there are many or they see only their neighbourhood."""
-    if mask.form != "blocks" and mask.queries <= ROWS:
-        return [(slice(0, mask.queries), slice(0, mask.keys))]
-    return whole(mask.blocks(ROWS), mask)
+    """The rows of each fused call: all of them, unless there are many or the mask is banded."""
+    if mask.form != "blocks" and mask.num_queries <= ROWS:
+        return [(slice(0, mask.num_queries), slice(0, mask.num_keys))]
+    return spans_of(mask.blocks(ROWS), mask)
 
 
 @dataclass(frozen=True)
 class Block:
-    """Some rows and the keys they can reach, with positions counted from the middle of the rows."""
+    """Some rows and the keys they can attend to, with positions counted from the middle of the rows."""
 
     q: Tensor  # B×H×L×K
     k: Tensor  # B×H×M×K
     i: Tensor  # (B or 1)×1×L
     j: Tensor  # (B or 1)×1×M
     causal: bool
-    added: Tensor | None  # to the scores: 0 where a key is seen, −∞ where not
-    blind: Tensor | None  # True for rows that may see nothing: they pass open, and are emptied after
+    attn_mask: Tensor | None  # added to the scores: 0 where a key is visible, −∞ elsewhere
+    empty: Tensor | None  # True for rows without visible keys: unmasked in the kernel, then set to zero
 
     @staticmethod
-    def of(q: Tensor, k: Tensor, mask: Mask, places: Places, rows: slice, columns: slice) -> Block:
-        entire = (rows, columns) == (slice(0, mask.queries), slice(0, mask.keys))
-        mask = mask if entire else mask.cut(rows, columns)
-        here, keys = q[:, :, rows], spread(k[:, :, columns], q)
-        query, key = places.query[:, rows], places.key[:, columns]
+    def of(q: Tensor, k: Tensor, mask: Mask, positions: Positions, rows: slice, columns: slice) -> Block:
+        whole = (rows, columns) == (slice(0, mask.num_queries), slice(0, mask.num_keys))
+        mask = mask if whole else mask.submask(rows, columns)
+        queries, keys = q[:, :, rows], repeat_kv(k[:, :, columns], q)
+        query, key = positions.query[:, rows], positions.key[:, columns]
         middle = (query.amin(1, keepdim=True) + query.amax(1, keepdim=True)) // 2
-        i, j = ((one - middle).to(q.dtype)[:, None] for one in (query, key))
-        seen = None if mask.form in ("open", "causal") else mask.dense
-        if seen is None:
-            return Block(here, keys, i, j, mask.form == "causal", None, None)
-        blind = ~seen.any(dim=-1)
-        added = torch.zeros(seen.shape, dtype=q.dtype, device=q.device).masked_fill(~(seen | blind[..., None]), -torch.inf)
-        return Block(here, keys, i, j, False, added, blind)
+        i, j = ((indices - middle).to(q.dtype)[:, None] for indices in (query, key))
+        visible = None if mask.form in ("none", "causal") else mask.dense
+        if visible is None:
+            return Block(queries, keys, i, j, mask.form == "causal", None, None)
+        empty = ~visible.any(dim=-1)
+        zeros = torch.zeros(visible.shape, dtype=q.dtype, device=q.device)
+        attn_mask = zeros.masked_fill(~(visible | empty[..., None]), -torch.inf)
+        return Block(queries, keys, i, j, False, attn_mask, empty)
 
-    def given(self) -> tuple[Tensor, Tensor, Tensor]:
-        """q and k, filled up with zeros, and the values k, j, j² and 0."""
+    def query_key_value(self) -> tuple[Tensor, Tensor, Tensor]:
+        """q and k, padded with zeros, and the values k, j, j² and 0."""
         j = self.j.expand(*self.k.shape[:3])
-        return self.wide(self.q), self.wide(self.k), self.wide(self.k, j, j.square())
+        return self.pad(self.q), self.pad(self.k), self.pad(self.k, j, j.square())
 
-    def wide(self, *columns: Tensor) -> Tensor:
-        """Columns side by side, B×H×L×K or B×H×L each, filled up with zeros to the width of the call: one is always left."""
-        width = -(-(self.q.shape[-1] + 3) // COLUMNS) * COLUMNS
-        filled, place = columns[0].new_empty(*columns[0].shape[:3], width), 0
-        for column in columns:  # once each, and nothing joined before it is filled up: this is most of what is not the kernel
-            one = column if column.dim() == 4 else column[..., None]
-            filled[..., place : place + one.shape[-1]] = one
-            place += one.shape[-1]
-        filled[..., place:] = 0.0
-        return filled
+    def pad(self, *columns: Tensor) -> Tensor:
+        """Tensors of B×H×L×K or B×H×L as columns of one, padded with zeros to the width of the call."""
+        width = -(-(self.q.shape[-1] + 3) // COLUMNS) * COLUMNS  # at least one column of zeros is left
+        padded, start = columns[0].new_empty(*columns[0].shape[:3], width), 0
+        # written once each, without concatenating before: this is most of the time outside the kernel
+        for column in columns:
+            part = column if column.dim() == 4 else column[..., None]
+            padded[..., start : start + part.shape[-1]] = part
+            start += part.shape[-1]
+        padded[..., start:] = 0.0
+        return padded
 
-    def measured(self, mean: Tensor, lse: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    def measure(self, mean: Tensor, lse: Tensor, scale: float) -> tuple[Tensor, Tensor]:
         size = self.q.shape[-1]
         entropy = lse - scale * (self.q * mean[..., :size]).sum(-1)
         return entropy, self.i.square() - 2 * self.i * mean[..., size] + mean[..., size + 1]
 
-    def emptied(self, *rows: Tensor) -> list[Tensor]:
-        return [one if self.blind is None else one.masked_fill(self.blind, 0.0) for one in rows]
+    def zero_empty_rows(self, *rows: Tensor) -> list[Tensor]:
+        return [row if self.empty is None else row.masked_fill(self.empty, 0.0) for row in rows]
 
 
-def flash(q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
-    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, attn_mask=added, scale=scale)
+def flash(
+    q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None, causal: bool, scale: float
+) -> tuple[Tensor, Tensor]:
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    out, lse = kernel(q, k, v, 0.0, causal, attn_mask=attn_mask, scale=scale)
     return out, lse
 
 
 def flash_backward(
-    of_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, added: Tensor | None, causal: bool, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-    of_q, of_k, of_v = backward(of_out, q, k, v, out, lse, 0.0, causal, attn_mask=added, scale=scale)
-    return of_q, of_k, of_v
+    out_grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, attn_mask: Tensor | None,
+    causal: bool, scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+    q_grad, k_grad, v_grad = kernel(out_grad, q, k, v, out, lse, 0.0, causal, attn_mask=attn_mask, scale=scale)
+    return q_grad, k_grad, v_grad
 
 
-KERNELS = {"cpu": (flash, flash_backward)}  # by device: forward, which gives lse, and its backward
+KERNELS = {"cpu": (flash, flash_backward)}  # by device: the forward, which returns lse, and its backward

@@ -1,4 +1,4 @@
-"""Cores whose weights come from no comparison: proposed by each token alone, or learned for each pair of positions."""
+"""Synthesizer cores: attention weights predicted from each token alone, or learned for each pair of positions."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from manyheads.parts.attend import Core, CoreSpec, inverse_root
-from manyheads.parts.position import Places, check_length
+from manyheads.parts.core import Core, CoreSpec, inverse_root
+from manyheads.parts.position import Positions, check_positions
 from manyheads.spec import field
 
 
 class SynthesizerSpec(CoreSpec):
-    """What both Synthesizers have in common: scores without keys, up to a fixed length."""
+    """The base of both Synthesizers: scores without keys, up to a fixed length."""
 
     key: ClassVar[Literal["head", "raw", "none"]] = "none"
 
-    length: int = field(512, "T, the longest memory", ge=1, le=1 << 20)
+    length: int = field(512, "T, the largest number of keys", ge=1, le=1 << 20)
 
     @property
-    def longest(self) -> int | None:
+    def max_positions(self) -> int | None:
         return self.length
 
 
 class DenseSynthesizerSpec(SynthesizerSpec, kind="dense"):
-    """softmax(ReLU(XA + b₁) B + b₂) v: each token proposes its weights without looking at the others
+    """softmax(ReLU(XA + b₁) B + b₂) v: each token predicts its weights from itself alone
 
     Tay et al. 2021, arXiv 2005.00743. XA + b₁ is the query projection; B and b₂ are the head's own.
     """
@@ -46,11 +46,10 @@ class DenseSynthesizer(Core):
         nn.init.normal_(self.weight, std=inverse_root(self.weight.shape[1]))
         nn.init.zeros_(self.bias)
 
-    def scores(self, q_BHLK: Tensor, k_BHMK: Tensor, places: Places) -> Tensor:
-        check_length(places, self.bias.shape[-1], "the synthesizer's memory", queries=False)
-        proposed = F.relu(q_BHLK) @ self.weight + self.bias
-        columns = places.key[:, None, None].expand(*q_BHLK.shape[:3], -1)
-        return proposed.gather(-1, columns)
+    def scores(self, q_BHLK: Tensor, k_BHMK: Tensor, positions: Positions) -> Tensor:
+        check_positions(positions, self.bias.shape[-1], "the synthesizer's weights", queries=False)
+        by_position = F.relu(q_BHLK) @ self.weight + self.bias
+        return by_position.gather(-1, positions.key[:, None, None].expand(*q_BHLK.shape[:3], -1))
 
 
 class RandomSynthesizerSpec(SynthesizerSpec, kind="random"):
@@ -74,7 +73,7 @@ class RandomSynthesizer(Core):
     def reset_parameters(self) -> None:
         nn.init.normal_(self.table)
 
-    def scores(self, q_BHLK: Tensor, k_BHMK: Tensor, places: Places) -> Tensor:
-        check_length(places, self.table.shape[1], "the synthesizer's table")
-        scores = self.table[:, places.query[:, :, None], places.key[:, None, :]].transpose(0, 1)
+    def scores(self, q_BHLK: Tensor, k_BHMK: Tensor, positions: Positions) -> Tensor:
+        check_positions(positions, self.table.shape[1], "the synthesizer's table")
+        scores = self.table[:, positions.query[:, :, None], positions.key[:, None, :]].transpose(0, 1)
         return scores.expand(q_BHLK.shape[0], -1, -1, -1)

@@ -1,59 +1,66 @@
-"""What happens in a run, as the loop yields it: for the terminal, for metrics.jsonl, for whoever listens."""
+"""Everything that can happen in a run: the loop yields these events, and each is one line of metrics.jsonl."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from dataclasses import field as made
+from dataclasses import field as default
+from typing import Any, NamedTuple
 
-from manyheads.train.folder import Change
+
+class Change(NamedTuple):
+    """A field whose value is not the one that the folder's run had."""
+
+    field: str
+    old: Any
+    new: Any
 
 
 @dataclass(frozen=True)
-class Started:
-    """A run begins from a checkpoint: how many weights are taken, which are new, which of its own are left out, and more to know."""
+class Initialized:
+    """Weights were loaded from a checkpoint: how many, which are new, and which of the checkpoint are unused."""
 
     step: int
-    taken: int
+    loaded: int
     new: tuple[str, ...]
-    left: tuple[str, ...]
+    unused: tuple[str, ...]
     notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
-class Shortened:
-    """How many rows, to learn from and unseen, were longer than they may be, and were cut."""
+class Truncated:
+    """How many rows of each split were longer than train.max_length, or than the model, and were truncated."""
 
     step: int
-    rows: int
-    unseen: int
+    train_rows: int
+    validation_rows: int
 
 
 @dataclass(frozen=True)
 class Resumed:
-    """A run goes on; checkpoints that were not sound are named."""
+    """The run continues from a checkpoint; `warnings` says why newer ones were not used."""
 
     step: int
-    wrong: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
-class Stepped:
-    """One update, or one that was left out because its loss or gradient was NaN or infinite."""
+class Step:
+    """One optimizer step; `skipped` if the loss or a gradient was NaN or infinite, so that no weight changed."""
 
     step: int
     loss: float
-    rate: float
-    gradient: float
+    lr: float
+    grad_norm: float  # before clipping
     tokens: int
     seconds: float
     skipped: bool = False
-    terms: dict[str, float] = made(default_factory=dict)
-    rows: tuple[int, ...] = ()  # those of the update, where it was left out
+    terms: dict[str, float] = default(default_factory=dict)  # the mean of each shaping term
+    rows: tuple[int, ...] = ()  # indices of the training rows, of a skipped step only
 
 
 @dataclass(frozen=True)
 class Evaluated:
-    """A look at unseen rows."""
+    """Metrics on the validation set."""
 
     step: int
     metrics: dict[str, float]
@@ -61,7 +68,7 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint is in its place."""
+    """A checkpoint was written."""
 
     step: int
     path: str
@@ -69,35 +76,35 @@ class Saved:
 
 @dataclass(frozen=True)
 class SaveFailed:
-    """A checkpoint could not be written. Those before are untouched; the run goes on, and the next is tried in its turn."""
+    """A checkpoint could not be written. Earlier ones are untouched, and the run continues until the next save."""
 
     step: int
-    said: str
-    times: int  # in a row
+    message: str
+    failures: int  # in a row
 
 
 @dataclass(frozen=True)
-class Changed:
-    """A run goes on with fields that were others before: each with its old and new value."""
+class ConfigChanged:
+    """The run continues although these fields changed."""
 
     step: int
-    fields: tuple[Change, ...]
+    changes: tuple[Change, ...]
 
 
 @dataclass(frozen=True)
 class Warned:
-    """Something is not as it should be, and the run goes on."""
+    """Something is wrong that does not stop the run."""
 
     step: int
-    said: str
+    message: str
 
 
 @dataclass(frozen=True)
-class Ended:
-    """Why a run ended: its last step, its goal, its patience, or somebody asked."""
+class Finished:
+    """The run ended; the reason is a key of EXIT_STATUS: a field of [train] or train.best, or a signal."""
 
     step: int
     reason: str
 
 
-Event = Started | Shortened | Resumed | Stepped | Evaluated | Saved | SaveFailed | Changed | Warned | Ended
+Event = Initialized | Truncated | Resumed | Step | Evaluated | Saved | SaveFailed | ConfigChanged | Warned | Finished

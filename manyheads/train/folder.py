@@ -1,209 +1,389 @@
-"""The folder that explains a run: what it is and was, what it learns from, and what it ran on."""
+"""The folder of a run: its lock, its record of settings and data, and its log."""
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
 import json
+import math
 import os
 import platform
+import re
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
-from manyheads.data.prepared import Cut, Ids, Rows, fingerprint, read_index
-from manyheads.spec import SpecError, Tree, nearest, quoted, read_toml, to_toml, to_tree
-from manyheads.train.files import put, read_object, writing
-from manyheads.train.run import SAFE, Ready, RunError, RunSpec, read_run
+from manyheads.data.prepared import MappedRows, TokenRows, TruncatedRows, fingerprint, read_index
+from manyheads.errors import MissingExtraError, RunChangedError, RunError, RunLockedError, UsageError
+from manyheads.files.read import read_json_or_empty, read_toml
+from manyheads.files.write import append_atomic, explain_write_errors, write_atomic
+from manyheads.spec import Tree, nearest, quoted, to_toml, to_tree
+from manyheads.train.events import Change, Event
+from manyheads.train.prepare import PreparedRun
+from manyheads.train.run import SAFE_TO_CHANGE, RunSpec
 
-FIGURES = ("train.steps", "train.goal", "train.evaluate_every", "train.evaluate_rows")  # those on which a run's figures depend
-
-
-class Change(NamedTuple):
-    """A field that differs between a run and the one before."""
-
-    field: str
-    old: Any
-    new: Any
-
-
-class ChangedRunError(RunError):
-    """A folder that holds another run."""
-
-    def __init__(self, message: str, changes: Sequence[Change]) -> None:
-        super().__init__(message)
-        self.changes = tuple(changes)
+# fields that are safe to change when a run is resumed, but change its metrics
+METRIC_FIELDS = ("train.steps", "train.best", "train.eval_every", "train.eval_rows")
+DATA_FIELDS = ("data.train_rows", "data.validation_rows", "data.links", "data.labels", "tokenizer.hash")  # of data.json
+ROWS_PER_HASH_CALL = 4096  # one call per row would take longer than hashing its ids
+NEW_OUTPUT = "use another --output"
 
 
-def differences(ready: Ready, data: Tree, folder: Path, overridden: Sequence[str] = ()) -> list[Change]:
-    """What may differ from the run that is there, and does; refused where more does. Nothing is written."""
-    run, path = to_tree(ready.run), folder / "run.toml"
-    check_known(overridden, run)
-    check_own(folder)
-    if not path.exists():
-        if (folder / "checkpoints").exists():
-            raise RunError(f"{folder} has checkpoints and no run.toml that says of what run; take another --output")
-        return []
-    seen = read_object(folder / "data.json")
-    if not seen and "data" not in overridden and any((folder / "checkpoints").glob("*")):
-        raise RunError(f"{folder / 'data.json'} is gone, which says what this run learned from; --override-resume data goes on without")
-    found = [*changes(filled(read_toml(path)), run), *(changes(seen, as_written(seen, ready, data)) if seen else ())]
-    refuse(folder, [one for one in found if not within(one.field, (*SAFE, *overridden))])
-    if any(one.field == "optim.kind" for one in found):
-        raise RunError("optim.kind is another, and no optimiser goes on with the memory of another; take another --output")
-    return found
+def check_folder(folder: Path, resume: str = "auto") -> None:
+    """Refuses a folder that a run cannot use, before any data is read; writes nothing."""
+    with explain_write_errors(folder):
+        there = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
+        if not there.is_dir():
+            raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(there))
+        if not os.access(there, os.W_OK | os.X_OK):
+            code = errno.EROFS if os.statvfs(there).f_flag & os.ST_RDONLY else errno.EACCES
+            raise OSError(code, os.strerror(code), str(there))
+        if resume == "never" and any((folder / name).exists() for name in ("run.toml", "checkpoints")):
+            raise RunError(f"{folder} has a run already, and --resume never does not continue it", hint=NEW_OUTPUT)
+    check_unlocked(folder)
 
 
-def check_own(folder: Path) -> None:
-    """Refuses a folder in which files of somebody else have the names of a run's."""
-    if not isinstance(read_object(folder / "env.json").get("starts"), list) and not (folder / "checkpoints").exists():
-        for path in (folder / name for name in ("run.toml", "data.json", "env.json", "metrics.jsonl")):
-            if path.exists():
-                raise RunError(f"{path} is no file of a run, and would be written over; take another --output")
+# ----------------------------------------------------------------------------------------------------------- the lock
 
 
-def write_down(ready: Ready, data: Tree, folder: Path, device: torch.device) -> None:
-    """What the run is, what it learns from (its `contents`), and where it was started."""
-    with writing(folder):
-        starts = read_object(folder / "env.json").get("starts")  # the first to be written: by it a folder is known to be a run's
-        starts = [*(starts if isinstance(starts, list) else ()), environment(ready.run, device)]
-        put(folder / "env.json", json.dumps({"schema": 1, "starts": starts}, indent=1) + "\n")
-        put(folder / "run.toml", to_toml(to_tree(ready.run)))
-        put(folder / "data.json", json.dumps(data, indent=1) + "\n")
-        (folder / "checkpoints").mkdir(exist_ok=True)
+@contextmanager
+def lock_folder(folder: Path) -> Iterator[Callable[[], None]]:
+    """Locks the folder for this process and yields a check that it still is. A stale lock is replaced."""
+    path = folder / "lock.json"
+    own = {"pid": os.getpid(), "host": socket.gethostname(), "started": process_start(os.getpid())}
 
+    def check() -> None:
+        if read_json_or_empty(path) != own:  # its folder was removed, its disk unmounted, or another process has it
+            raise OSError(errno.ENOENT, "the run's folder is gone, or locked by another process", str(folder))
 
-def check_unchanged(folder: Path, run: RunSpec) -> None:
-    """Refuses a folder that holds another run, or what may change in a run and not among equals: a longer schedule, other looks."""
-    if (folder / "run.toml").exists():
-        found = changes(filled(read_toml(folder / "run.toml")), to_tree(run))
-        if unsafe := [one for one in found if within(one.field, FIGURES) or not within(one.field, SAFE)]:
-            raise ChangedRunError(f"{folder} holds another run: {spelled(unsafe)}. Take another --output, or put it back", unsafe)
-
-
-def filled(tree: Tree) -> Tree:
-    """A run as it was written down, with what later versions added to it."""
+    with explain_write_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with exclusive(folder):
+            check_unlocked(folder)
+            try:
+                path.write_text(json.dumps(own), encoding="utf-8")
+            except OSError:
+                path.unlink(missing_ok=True)
+                raise
     try:
-        return to_tree(read_run(tree))
-    except SpecError:  # they may have taken something away too
-        return tree
+        yield check
+    finally:
+        with suppress(OSError):
+            if read_json_or_empty(path) == own:
+                path.unlink()
 
 
-def within(field: str, names: Iterable[str]) -> bool:
-    """Whether a field is one of those named, or inside of one."""
-    return any(field == name or field.startswith(f"{name}.") for name in names)
+@contextmanager
+def exclusive(folder: Path) -> Iterator[None]:
+    """Between two processes that start at once, so that not both find the same lock stale."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # a file system without it
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
-def refuse(folder: Path, unsafe: Sequence[Change]) -> None:
+def check_unlocked(folder: Path) -> None:
+    path = folder / "lock.json"
+    if is_held(other := read_json_or_empty(path)):
+        raise RunLockedError(
+            f"{folder} is in use by process {other.get('pid')} on {other.get('host')}",
+            hint=f"stop it, or remove {path}",
+        )
+
+
+def is_held(lock: Tree) -> bool:
+    """Whether the process of a lock may be running: on another host that is unknown; here its number may be reused."""
+    pid = lock.get("pid")
+    if type(pid) is not int or pid < 1:
+        return False
+    if lock.get("host") != socket.gethostname():
+        return True
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    started = process_start(pid)
+    return started is None or (started != "ended" and lock.get("started") in (None, started))
+
+
+def process_start(pid: int) -> str | None:
+    """When a process started, in clock ticks since boot; None where the system does not tell."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        state, *rest = stat.rpartition(")")[2].split()
+    except (OSError, ValueError):
+        return None
+    return "ended" if state in "ZX" else rest[18]
+
+
+# ----------------------------------------------------------------------------------------- is it still the same run?
+
+
+def config_changes(run: PreparedRun, hashes: Tree, folder: Path, overridden: Sequence[str] = ()) -> list[Change]:
+    """The fields that changed since the last start; an error if one is neither safe nor overridden. Writes nothing."""
+    check_field_names(overridden, run.spec)
+    check_foreign_files(folder)
+    if not (folder / "run.toml").exists():
+        if (folder / "checkpoints").exists():
+            raise RunError(f"{folder} has checkpoints but no run.toml, which says of what run", hint=NEW_OUTPUT)
+        return []
+    old_hashes = read_json_or_empty(folder / "data.json")
+    if not old_hashes and "data" not in overridden and any((folder / "checkpoints").glob("*")):
+        raise RunError(
+            f"{folder / 'data.json'} is missing, which has the hashes of the run's data",
+            hint="--override-resume data resumes without it",
+        )
+    changes = [*spec_changes(folder, run.spec), *(tree_changes(old_hashes, hashes) if old_hashes else ())]
+    unsafe = [one for one in changes if not is_within(one.field, (*SAFE_TO_CHANGE, *overridden))]
     if unsafe:
-        advice = f"Take another --output, put it back, or say --override-resume {unsafe[0].field}"
-        raise ChangedRunError(f"{folder} holds another run: {spelled(unsafe)}. {advice}", unsafe)
+        raise changed_error(
+            folder, unsafe, f"{NEW_OUTPUT}, restore the old value, or pass --override-resume {unsafe[0].field}"
+        )
+    if any(one.field == "optim.kind" for one in changes):
+        raise RunError("optim.kind changed, and no optimizer can use the state of another one", hint=NEW_OUTPUT)
+    return changes
 
 
-def spelled(found: Sequence[Change]) -> str:
-    said = "; ".join(f"{field} was {quoted(old)} and is {quoted(new)}" for field, old, new in found[:3])
-    return said + (f" and {len(found) - 3} more" if len(found) > 3 else "")
+def check_same_run(folder: Path, spec: RunSpec) -> None:
+    """For `compare`: refuses a folder whose run differs, also in a safe field if the metrics depend on it."""
+    changes = spec_changes(folder, spec) if (folder / "run.toml").exists() else []
+    if unsafe := [
+        one for one in changes if is_within(one.field, METRIC_FIELDS) or not is_within(one.field, SAFE_TO_CHANGE)
+    ]:
+        raise changed_error(folder, unsafe, f"{NEW_OUTPUT}, or restore the old value")
 
 
-def check_known(overridden: Sequence[str], run: Tree) -> None:
-    """A field that is to be overridden must be one."""
-    known = {".".join(one.field.split(".")[:i]) for one in changes({}, run) for i in range(1, 9)} | set(flat(CONTENTS))
-    if wrong := [name for name in overridden if name not in known]:
-        raise SpecError(f"--override-resume: a run has no field {quoted(wrong[0])}{nearest(wrong[0], known)}")
+def changed_error(folder: Path, changes: Sequence[Change], hint: str) -> RunChangedError:
+    shown = "; ".join(f"{field} was {quoted(old)} and is {quoted(new)}" for field, old, new in changes[:3])
+    more = f" and {len(changes) - 3} more" if len(changes) > 3 else ""
+    return RunChangedError(f"{folder} has another run: {shown}{more}", changes, hint=hint)
 
 
-def changes(old: Tree, new: Tree) -> Iterator[Change]:
-    """Every field that differs between two runs: its path, and both values."""
-    before, after = flat(old), flat(new)
+def spec_changes(folder: Path, spec: RunSpec) -> list[Change]:
+    return list(tree_changes(read_toml(folder / "run.toml"), tomllib.loads(to_toml(to_tree(spec)))))
+
+
+def tree_changes(old: Tree, new: Tree) -> Iterator[Change]:
+    """Every field that differs between two trees."""
+    before, after = flatten(old), flatten(new)
     for name in sorted(before.keys() | after.keys()):
         if before.get(name) != after.get(name):
             yield Change(name, before.get(name), after.get(name))
 
 
-def flat(tree: Tree, path: str = "") -> Tree:
-    """Every leaf by its path."""
-    found: Tree = {}
+def flatten(tree: Tree, path: str = "") -> Tree:
+    """Every leaf under its dotted path."""
+    leaves: Tree = {}
     for name, value in tree.items():
-        found |= flat(value, f"{path}{name}.") if isinstance(value, dict) and value else {f"{path}{name}": value}
-    return found
+        leaves |= flatten(value, f"{path}{name}.") if isinstance(value, dict) and value else {f"{path}{name}": value}
+    return leaves
 
 
-CONTENTS: Tree = {"data": {"rows": "", "unseen": "", "links": "", "classes": ""}, "tokenizer": {"ids": ""}}
-DATA_SCHEMA = 2  # of data.json; the first had no number, and no hash of links, of classes, and of most rows
-LOOKED_AT = 4096  # rows that were hashed then, beside all lengths
-AT_ONCE = 4096  # arrays that are joined before they are hashed: one call a row would take longer than its ids
+def is_within(field: str, names: Iterable[str]) -> bool:
+    """Whether a field is one of those named, or inside one."""
+    return any(field == name or field.startswith(f"{name}.") for name in names)
 
 
-def contents(ready: Ready) -> Tree:
-    """Hashes of what a run learns from: a file may have been changed under the same name."""
-    links = [array for guide in sorted(ready.links) for array in (np.array([*map(len, ready.links[guide])]), *ready.links[guide])]
+def check_field_names(overridden: Sequence[str], spec: RunSpec) -> None:
+    leaves = [*flatten(to_tree(spec)), *DATA_FIELDS]
+    known = {".".join(leaf.split(".")[:depth]) for leaf in leaves for depth in range(1, 9)}
+    if unknown := [name for name in overridden if name not in known]:
+        raise UsageError(f"--override-resume: a run has no field {quoted(unknown[0])}{nearest(unknown[0], known)}")
+
+
+def check_foreign_files(folder: Path) -> None:
+    """Refuses a folder in which files that are not of a run have the names of a run's files."""
+    starts = read_json_or_empty(folder / "env.json").get("starts")
+    if not isinstance(starts, list) and not (folder / "checkpoints").exists():
+        for path in (folder / name for name in ("run.toml", "data.json", "env.json", "metrics.jsonl")):
+            if path.exists():
+                raise RunError(f"{path} is not from a run and would be overwritten", hint=NEW_OUTPUT)
+
+
+# ------------------------------------------------------------------------------------------------- the files of a run
+
+
+def write_run_files(run: PreparedRun, hashes: Tree, folder: Path, device: torch.device) -> None:
+    """run.toml, data.json with the `data_hashes`, and env.json with one entry per start."""
+    with explain_write_errors(folder):
+        starts = read_json_or_empty(folder / "env.json").get("starts")
+        starts = [*(starts if isinstance(starts, list) else ()), environment(run.spec, device)]
+        # first, because check_foreign_files knows a run's folder by it
+        write_atomic(folder / "env.json", json.dumps({"schema": 1, "starts": starts}, indent=1) + "\n")
+        write_atomic(folder / "run.toml", to_toml(to_tree(run.spec)))
+        write_atomic(folder / "data.json", json.dumps(hashes, indent=1) + "\n")
+        (folder / "checkpoints").mkdir(exist_ok=True)
+
+
+def data_hashes(run: PreparedRun) -> Tree:
+    """Hashes of everything the run learns from: a data file may have changed under the same name."""
+    guides = [run.links[name] for name in sorted(run.links)]
+    links = [array for rows in guides for array in (np.array([*map(len, rows)]), *rows)]
     data = {
-        "rows": hash_of(ready.rows),
-        "unseen": hash_of(ready.unseen),
-        "links": hashed(json.dumps(sorted(ready.links)), links) if links else "",
-        "classes": hashed(json.dumps(ready.labels)) if ready.labels else "",
+        "train_rows": hash_rows(run.train_rows),
+        "validation_rows": hash_rows(run.validation_rows),
+        "links": hash_arrays(json.dumps(sorted(run.links)), links) if links else "",
+        "labels": hash_arrays(json.dumps(run.labels)) if run.labels else "",
     }
-    return {"schema": DATA_SCHEMA, "data": data, "tokenizer": {"ids": fingerprint(ready.tokenizer)[:16] if ready.tokenizer else ""}}
+    return {"schema": 1, "data": data, "tokenizer": {"hash": fingerprint(run.tokenizer)[:16] if run.tokenizer else ""}}
 
 
-def hash_of(rows: Ids) -> str:
-    """Of every id; those of prepared rows are hashed already, and were compared with their files when these were opened."""
-    if isinstance(rows, Cut):
-        return hashed(json.dumps([rows.most, hash_of(rows.rows)]))
-    if isinstance(rows, Rows):
-        return hashed(json.dumps([rows.fields, read_index(rows.folder.parent)["splits"][rows.folder.name]], sort_keys=True))
-    lengths = (rows.lengths(name) for name in rows.fields)
-    return hashed(json.dumps([len(rows), rows.fields]), chain(lengths, chain.from_iterable(rows[i] for i in range(len(rows)))))
+def hash_rows(rows: TokenRows) -> str:
+    """Of every id. The index of prepared rows has hashes, which were checked when the files were opened."""
+    if isinstance(rows, TruncatedRows):
+        return hash_arrays(json.dumps([rows.max_lengths, hash_rows(rows.rows)]))
+    if isinstance(rows, MappedRows):
+        split = read_index(rows.folder.parent)["splits"][rows.folder.name]
+        return hash_arrays(json.dumps([rows.fields, split], sort_keys=True))
+    arrays = chain((rows.lengths(name) for name in rows.fields), chain.from_iterable(rows[i] for i in range(len(rows))))
+    return hash_arrays(json.dumps([len(rows), rows.fields]), arrays)
 
 
-def hashed(said: str, arrays: Iterable[np.ndarray] = ()) -> str:
-    digest, each = hashlib.sha256(said.encode()), iter(arrays)
-    while some := [array.tobytes() for array in islice(each, AT_ONCE)]:
+def hash_arrays(header: str, arrays: Iterable[np.ndarray] = ()) -> str:
+    digest, remaining = hashlib.sha256(header.encode()), iter(arrays)
+    while some := [array.tobytes() for array in islice(remaining, ROWS_PER_HASH_CALL)]:
         digest.update(b"".join(some))
     return digest.hexdigest()[:16]
 
 
-def as_written(seen: Tree, ready: Ready, data: Tree) -> Tree:
-    """What a run learns from, in the form that an earlier start of it wrote down."""
-    if seen.get("schema") == DATA_SCHEMA:
-        return data
-    if "schema" in seen:
-        raise RunError(f"data.json of this run has schema {quoted(seen['schema'])}, and this version knows {DATA_SCHEMA}")
-    return {"data": {"rows": hash_of_some(ready.rows), "unseen": hash_of_some(ready.unseen)}, "tokenizer": data["tokenizer"]}
-
-
-def hash_of_some(rows: Ids) -> str:
-    """As the first data.json has it: of all lengths, and of the ids of some rows."""
-    digest = hashlib.sha256(str(len(rows)).encode())
-    for name in rows.fields:
-        digest.update(np.ascontiguousarray(rows.lengths(name)).tobytes())
-    for i in range(0, len(rows), max(1, len(rows) // LOOKED_AT)):
-        for ids in rows[i]:
-            digest.update(np.ascontiguousarray(ids).tobytes())
-    return digest.hexdigest()[:16]
-
-
-def environment(run: RunSpec, device: torch.device) -> Tree:
-    """What a run ran on."""
+def environment(spec: RunSpec, device: torch.device) -> Tree:
+    """Versions, machine, command and commit of one start."""
     from manyheads import __version__
 
     return {
-        "manyheads": __version__, "torch": torch.__version__, "numpy": np.__version__, "python": platform.python_version(),
-        "platform": platform.platform(), "threads": torch.get_num_threads(), "device": str(device), "seed": run.seed,
-        "command": sys.argv, "folder": os.getcwd(), "git": commit(), "started": time.time(),
+        "manyheads": __version__, "torch": torch.__version__, "numpy": np.__version__,
+        "python": platform.python_version(), "platform": platform.platform(), "threads": torch.get_num_threads(),
+        "device": str(device), "seed": spec.seed,
+        "command": sys.argv, "folder": os.getcwd(), "git": git_commit(), "started": time.time(),
     }  # fmt: skip
 
 
-def commit() -> str | None:
-    """Which commit of the user's own repository the run was started in."""
+def git_commit() -> str | None:
+    """The commit of the repository that the run was started in, if it was in one."""
     try:
         done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=True)
     except (OSError, subprocess.SubprocessError):  # no git, or no repository here
         return None
     return done.stdout.strip() or None
+
+
+# ------------------------------------------------------------------------------------------------------------- the log
+
+
+@contextmanager
+def open_log(folder: Path, *, tensorboard: bool) -> Iterator[Log]:
+    writer = TensorBoardWriter(folder) if tensorboard else None
+    try:
+        yield Log(folder / "metrics.jsonl", also=writer)
+    finally:
+        if writer is not None:
+            writer.close()
+
+
+class Log:
+    """metrics.jsonl, one line per event. On a full disk lines wait in memory until they can be written."""
+
+    def __init__(self, path: Path, also: Callable[[Tree], None] | None = None) -> None:
+        self.path, self.also = path, also
+        self.waiting, self.failing, self.created = list[str](), False, False
+
+    def add(self, event: Event) -> str | None:
+        """Writes an event: its name in snake case and its fields. Returns the error of the first write that fails."""
+        line = {"event": re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()} | asdict(event)
+        self.waiting.append(json.dumps(to_json(line)) + "\n")
+        failed_before, self.failing = self.failing, True
+        try:
+            append_atomic(self.path, "".join(self.waiting).encode(), create=not self.created)
+            self.created = True
+            self.waiting.clear()
+            if self.also is not None:
+                self.also(line)
+        except OSError as error:
+            path = self.path if self.waiting else self.path.with_name("events.out.tfevents.*")
+            message = f"cannot write {path}: {error.strerror or error}; training continues, and so do attempts to write"
+            return None if failed_before else message
+        self.failing = False
+        return None
+
+    def drop_after(self, step: int, evaluated_step: int) -> None:
+        """Removes lines of steps and evaluations that will be repeated, and a line that a crash left incomplete."""
+
+        def known(line: str) -> bool:
+            try:
+                tree = json.loads(line)
+                return bool(tree["step"] <= (evaluated_step if tree["event"] == "evaluated" else step))
+            except (ValueError, TypeError, KeyError):
+                return False
+
+        if self.path.exists():
+            with explain_write_errors(self.path):
+                lines = self.path.read_text(encoding="utf-8", errors="replace").splitlines()
+                write_atomic(self.path, "".join(f"{line}\n" for line in lines if known(line)))
+
+
+def to_json(value: Any) -> Any:
+    """NaN and infinity, which JSON does not have, as null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, list | tuple):
+        return [to_json(inner) for inner in value]
+    return {name: to_json(inner) for name, inner in value.items()} if isinstance(value, dict) else value
+
+
+class TensorBoardWriter:
+    """One event file per start; its first record tells TensorBoard to drop later steps of earlier files.
+
+    tensorboardX's own writer has a thread, which a full disk kills with a traceback; here the caller gets the error.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from tensorboardX import event_file_writer, proto, summary  # noqa: F401
+            from tensorboardX.proto import event_pb2
+        except ImportError:
+            raise MissingExtraError(
+                "train.tensorboard needs tensorboardX", hint="pip install 'manyheads[log]'"
+            ) from None
+        self.file: Any = None
+        self.prefix, self.open = str(folder / "events"), event_file_writer.EventsWriter
+        self.event, self.session, self.scalar = event_pb2.Event, event_pb2.SessionLog, summary.scalar
+
+    def __call__(self, line: Tree) -> None:
+        if line["event"] == "evaluated":
+            scalars = {f"validation/{name}": value for name, value in line["metrics"].items()}
+        elif line["event"] == "step":
+            scalars = {f"train/{name}": line[name] for name in ("loss", "lr", "grad_norm")}
+            scalars["train/tokens_per_second"] = line["tokens"] / max(line["seconds"], 1e-9)
+        else:
+            return
+        if self.file is None:
+            self.file = self.open(self.prefix, filename_suffix=f".{os.getpid()}.{line['step']}")
+            self.write(line["step"], session_log=self.session(status=self.session.START))
+        for name, value in scalars.items():
+            self.write(line["step"], summary=self.scalar(name, value))
+        self.file.flush()
+
+    def write(self, step: int, **fields: Any) -> None:
+        self.file.write_event(self.event(wall_time=time.time(), step=step, **fields))
+
+    def close(self) -> None:
+        with suppress(OSError):
+            if self.file is not None:
+                self.file.close()

@@ -1,250 +1,412 @@
-"""The loop: batches in an order that the seed alone decides, updates, looks at unseen rows, checkpoints. It yields what happens."""
+"""The training loop: optimizer steps, evaluations and checkpoints, as a generator of events."""
 
 from __future__ import annotations
 
 import math
 import re
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
-from manyheads.convert.files import DiskFullError
-from manyheads.model.build import Model, usable
-from manyheads.objective.score import NOTHING, Batch
-from manyheads.objective.shaping import counts_of, shaped, total
-from manyheads.train.average import averaged, follow, taken_up
-from manyheads.train.board import following
-from manyheads.train.checkpoint import NotFiniteError, chosen, mend, newest, restore, set_aside, size_of, skipped, steps
-from manyheads.train.events import Changed, Ended, Evaluated, Event, Resumed, Saved, SaveFailed, Stepped, Warned
-from manyheads.train.files import free
-from manyheads.train.folder import contents, differences, write_down
-from manyheads.train.lock import check_place, locked
-from manyheads.train.log import Log
-from manyheads.train.look import Leaving, Wish, evaluate, lower_precision
-from manyheads.train.model import first_model, writer
-from manyheads.train.optim import gradient_length
-from manyheads.train.run import Ready, RunError
-from manyheads.train.start import digest
-from manyheads.train.state import State
-from manyheads.train.stream import Stream
+from manyheads.checkpoint.checkpoint import Checkpoint
+from manyheads.data.order import sample_indices
+from manyheads.errors import DivergedError, NonFiniteError, NotEnoughMemoryError, OutOfDiskError, RunChangedError
+from manyheads.files.write import free_bytes
+from manyheads.model.build import Model, check_device
+from manyheads.tasks.shaping import shaped_loss, term_counts, total_loss
+from manyheads.tasks.task import IGNORE_INDEX, Batch
+from manyheads.train.batches import BatchPlan, BatchStream
+from manyheads.train.events import (
+    Change,
+    ConfigChanged,
+    Evaluated,
+    Event,
+    Finished,
+    Resumed,
+    Saved,
+    SaveFailed,
+    Step,
+    Warned,
+)
+from manyheads.train.folder import check_folder, config_changes, data_hashes, lock_folder, open_log, write_run_files
+from manyheads.train.optim import ema_weights, restore_ema, total_grad_norm, update_ema
+from manyheads.train.prepare import PreparedRun, checkpoint_hash, initial_model
+from manyheads.train.run import RunSpec
+from manyheads.train.store import (
+    TrainState,
+    checkpoint_bytes,
+    checkpoint_writer,
+    find_checkpoint,
+    newest_finite,
+    newest_valid,
+    repair_best,
+    restore,
+    set_newer_aside,
+)
 
-MOST_SKIPPED = 10  # updates in a row that were NaN or infinite, after which a run stops
-MOST_FAILED = 3  # saves in a row that failed, after which it does too
+GENERATED_ROWS = 64  # per batch of an evaluation
+MAX_SKIPPED_STEPS = 10  # in a row, before the run stops
+MAX_FAILED_SAVES = 3  # in a row, before the run stops
 
+# by the reason for which a run finished: a field of the run file, or a signal; 75 is EX_TEMPFAIL, "run it again"
+EXIT_STATUS = {"steps": 0, "stop_at": 0, "patience": 0, "interrupted": 130, "terminated": 75}
 
-class MemoryFullError(RunError):
-    """A run that needs more memory than there is."""
-
-    exit_code = 5
-
-
-class DivergedError(RunError):
-    """A run whose loss, gradients or weights have become NaN or infinite."""
-
-    exit_code = 1
+ShouldStop = Callable[[], str | None]  # called between any two pieces of work: a reason to stop, or None
 
 
 def train(
-    ready: Ready, folder: Path, *, wish: Wish = lambda: None, device: torch.device | str = "cpu", resume: str = "auto",
+    run: PreparedRun,
+    folder: Path,
+    *,
+    should_stop: ShouldStop = lambda: None,
+    device: torch.device | str = "cpu",
+    resume: str = "auto",
     overridden: Sequence[str] = (),
-) -> Iterator[Event]:  # fmt: skip
-    """Trains, or goes on where the folder says it stopped.
+) -> Iterator[Event]:
+    """Trains a run in a folder, or resumes it there, and yields what happens.
 
-    `resume` is auto, never, or one of the run's checkpoints. A run that was changed is refused, but for fields in `overridden`.
+    `resume` is "auto", "never" or one of the run's checkpoints. A run whose settings or data changed is refused, except
+    for the fields in `overridden`.
     """
-    check_place(folder, resume)
-    with locked(folder) as still_ours, following(ready.run.train, folder) as log:
-        for event in run_in(ready, folder, log, wish, usable(device), resume, overridden, still_ours):
-            if said := log.add({"event": type(event).__name__.lower()} | asdict(event)):
-                yield Warned(event.step, said)
+    device, checkpoints = check_device(device), folder / "checkpoints"
+    check_folder(folder, resume)
+    with lock_folder(folder) as check_lock, open_log(folder, tensorboard=run.spec.train.tensorboard) as log:
+        hashes = data_hashes(run)
+        changes = config_changes(run, hashes, folder, overridden)
+        with explain_memory_errors("the model"):
+            model, events = initial_model(run, device)
+            optimizer = run.spec.optim.build(model)
+        state, resumed = restore_or_init(checkpoints, resume, run, model, optimizer)
+        write_run_files(run, hashes, folder, device)
+        log.drop_after(state.step if resumed else -1, state.evaluated_step if resumed else -1)
+        if resumed:
+            if any(one.field == "train.eval_rows" for one in changes):
+                state.reset_best()  # evaluations on other rows are not comparable
+            lost = repair_best(checkpoints, state, run.spec.train.best)
+            events = [resumed, *([Warned(state.step, lost)] if lost else [])]
+        if changes:
+            events.append(ConfigChanged(state.step, tuple(changes)))
+        events += check_free_space(folder, checkpoint_bytes(checkpoints, model), state.step)
+        write = checkpoint_writer(run, model, optimizer, checkpoints)
+        checkpointer = Checkpointer(write, checkpoints, check_lock, saved=replace(state))
+        loop = train_loop(run, model, optimizer, state=state, checkpointer=checkpointer, should_stop=should_stop)
+        for event in chain(events, loop):
+            if message := log.add(event):
+                yield Warned(event.step, message)
             yield event
 
 
-def run_in(
-    ready: Ready, folder: Path, log: Log, wish: Wish, device: torch.device, resume: str, overridden: Sequence[str],
-    still_ours: Callable[[], None],
-) -> Iterator[Event]:  # fmt: skip
-    data, places = contents(ready), folder / "checkpoints"
-    changed = differences(ready, data, folder, overridden)
-    with enough_memory("the model"):
-        model, begun = first_model(ready, device)
-        changer = ready.run.optim.build(model)
-    state, resumed = taken_from(places, resume, ready, model, changer)
-    write_down(ready, data, folder, device)
-    if resumed is None:
-        log.forget_after(-1, -1)  # of a start that came to no checkpoint
-        yield from begun
-    else:
-        log.forget_after(state.step, state.looked)
-        if any(one.field == "train.evaluate_rows" for one in changed):
-            state.forget_best()  # looks at other rows are not compared
-        lost = mend(places, state, ready.run.train.goal)
-        yield resumed
-        if lost:
-            yield Warned(state.step, lost)
-    if changed:
-        yield Changed(state.step, tuple(changed))
-    if (fits := free(folder) / size_of(places, model)) < 2:
-        said = f"the disk of {folder} has room for {fits:.1f} more checkpoints"
-        if fits < 1:
-            raise DiskFullError(f"{said}; make room, or take another --output")
-        yield Warned(state.step, f"{said}, and a run needs two at the least")
-    yield from learn(ready, model, changer, state, Keeper(writer(ready, model, changer, places), places, still_ours, replace(state)), wish)
-
-
-def taken_from(
-    places: Path, resume: str, ready: Ready, model: Model, changer: torch.optim.Optimizer
-) -> tuple[State, Resumed | None]:  # fmt: skip
-    """Where the run is: at its beginning, or at one of its checkpoints, whose weights and memory are taken."""
-    start = digest(ready.start) if ready.start else ""
-    named = None if resume in ("auto", "never") else chosen(places, Path(resume))
-    checkpoint, wrong = (named, []) if named else newest(places)
-    state = State(start=start) if checkpoint is None else restore(checkpoint, model, changer)
-    taken_up(changer, ready.run.optim.average)
-    if state.start != start:
-        raise RunError(f"this run began from {ready.run.start}, which is not what it was; put it back, or take another --output")
+def restore_or_init(
+    checkpoints: Path, resume: str, run: PreparedRun, model: Model, optimizer: torch.optim.Optimizer
+) -> tuple[TrainState, Resumed | None]:
+    """The state of the run: restored from a checkpoint, with weights and optimizer state, or that of a new run."""
+    init_hash = checkpoint_hash(run.init_checkpoint) if run.init_checkpoint else ""
+    named = None if resume in ("auto", "never") else find_checkpoint(checkpoints, Path(resume))
+    checkpoint, warnings = (named, []) if named else newest_valid(checkpoints)
+    state = (
+        restore(checkpoint, model, optimizer, lora=run.spec.lora is not None)
+        if checkpoint
+        else TrainState(init_hash=init_hash)
+    )
+    restore_ema(optimizer, run.spec.optim.ema_decay)
+    if state.init_hash != init_hash:
+        raise RunChangedError(
+            f"{run.spec.init_from} is not the checkpoint that this run was initialized from",
+            [Change("init_from", state.init_hash, init_hash)],
+            hint="restore it, or use another --output",
+        )
     if named:
-        wrong = set_aside(places, named)
-    return state, None if checkpoint is None else Resumed(state.step, tuple(wrong))
+        warnings = set_newer_aside(checkpoints, named)
+    return state, Resumed(state.step, tuple(warnings)) if checkpoint else None
 
 
-def learn(ready: Ready, model: Model, changer: torch.optim.Optimizer, state: State, keeper: Keeper, wish: Wish) -> Iterator[Event]:
-    """Updates, looks and checkpoints, until the last step, a goal, or a wish to stop."""
-    how, goal, stream = ready.run.train, ready.run.train.goal, Stream(ready, state)
+def check_free_space(folder: Path, checkpoint_size: int, step: int) -> list[Event]:
+    """An error if no checkpoint fits on the disk, a warning if one does."""
+    fits = free_bytes(folder) / checkpoint_size
+    message = f"the disk of {folder} has space for {fits:.1f} checkpoints"
+    if fits < 1:
+        raise OutOfDiskError(message, hint="free some space, or use another --output")
+    return [Warned(step, f"{message}, and a run needs at least 2")] if fits < 2 else []
 
-    def due() -> bool:
-        return state.looked != state.step and (state.step % how.evaluate_every == 0 or state.step == how.steps)
 
-    reason, better = state.verdict(goal) or wish(), False
-    while reason is None and (state.step < how.steps or due()):
-        better = False
-        if not due():  # otherwise a signal cut the last look short
-            with enough_memory(f"batches of {how.tokens:,} tokens"):
-                event = update(model, changer, stream, ready, state)
+def train_loop(
+    run: PreparedRun,
+    model: Model,
+    optimizer: torch.optim.Optimizer,
+    *,
+    state: TrainState,
+    checkpointer: Checkpointer,
+    should_stop: ShouldStop,
+) -> Iterator[Event]:
+    """Steps, evaluations and checkpoints until train.steps, train.best or a signal ends the run."""
+    settings, best, stream = run.spec.train, run.spec.train.best, BatchStream(run, state)
+
+    def evaluation_due() -> bool:
+        due = state.step % settings.eval_every == 0 or state.step == settings.steps
+        return due and state.evaluated_step != state.step
+
+    reason, improved = state.stop_reason(best) or should_stop(), False
+    while reason is None and (state.step < settings.steps or evaluation_due()):
+        improved = False
+        if not evaluation_due():  # it is at this point if a signal interrupted the last evaluation
+            with explain_memory_errors(f"batches of {settings.batch_tokens:,} tokens"):
+                event = train_step(model, optimizer, stream, run, state)
             yield event
-            check_numbers(state, keeper.places)
-        if due() and (metrics := one_look(model, changer, ready, wish)):
-            better = state.look(metrics, goal)
+            check_skipped_steps(state, checkpointer.folder)
+        if evaluation_due() and (metrics := interruptible_evaluation(model, optimizer, run, should_stop)):
+            improved = state.add_evaluation(metrics, best)
             yield Evaluated(state.step, metrics)
-        reason = state.verdict(goal) or wish()
-        if better or (state.step % how.save_every == 0 and not state.skipped):
-            yield keeper.keep(state, best=better)
-            keeper.check(MOST_FAILED)
-            reason = reason or wish()
-    if keeper.saved != state:
-        yield keeper.keep(state, best=better)
-        keeper.check(1)
-        if keeper.saved != state:
-            raise DivergedError(f"the weights at step {state.step:,} are NaN or infinite; what stands is of step {keeper.saved.step:,}")
-    yield Ended(state.step, reason or "steps")
+        reason = state.stop_reason(best) or should_stop()
+        if improved or (state.step % settings.save_every == 0 and not state.skipped):
+            yield checkpointer.save(state, best=improved)
+            checkpointer.check(MAX_FAILED_SAVES)
+            reason = reason or should_stop()
+    if checkpointer.saved != state:
+        yield checkpointer.save(state, best=improved)
+        checkpointer.check(1)
+        if checkpointer.saved != state:
+            raise DivergedError(
+                f"the weights at step {state.step:,} are NaN or infinite",
+                hint=f"the last checkpoint is of step {checkpointer.saved.step:,}",
+            )
+    yield Finished(state.step, reason or "steps")
 
 
 @dataclass
-class Keeper:
-    """Makes checkpoints, and knows which was the last and how many failed since."""
+class Checkpointer:
+    """Saves checkpoints; knows the state of the last one and how many saves failed since."""
 
-    write: Callable[..., Path]
-    places: Path
-    still_ours: Callable[[], None]
-    saved: State
+    write: Callable[..., Path]  # (state, best=…) → the checkpoint
+    folder: Path
+    check_lock: Callable[[], None]
+    saved: TrainState
     failures: int = 0
-    said: str = ""
+    message: str = ""
 
-    def keep(self, state: State, *, best: bool = False) -> Saved | SaveFailed | Warned:
-        """One more checkpoint. The state knows of a best one only when it is there: otherwise it would wait for a better than is kept."""
-        kept = state.as_best() if best else replace(state)
+    def save(self, state: TrainState, *, best: bool = False) -> Saved | SaveFailed | Warned:
+        """One checkpoint. It counts as the best only once it exists: a later one need not beat what was not saved."""
+        saved = state.as_best() if best else replace(state)
         try:
-            self.still_ours()
-            path = self.write(kept, best=best)
+            self.check_lock()
+            path = self.write(saved, best=best)
         except OSError as error:
-            self.failures, self.said = self.failures + 1, f"cannot save in {self.places}: {error.strerror or error}"
-            return SaveFailed(state.step, self.said, self.failures)
-        except NotFiniteError as error:
-            return Warned(state.step, f"no checkpoint is made of these weights: {error}")
-        self.saved, self.failures = kept, 0
-        state.best, state.best_step = kept.best, kept.best_step
+            self.failures += 1
+            self.message = f"cannot save in {self.folder}: {error.strerror or error}"
+            return SaveFailed(state.step, self.message, self.failures)
+        except NonFiniteError as error:
+            return Warned(state.step, f"no checkpoint is saved: {error}")
+        self.saved, self.failures = saved, 0
+        state.best, state.best_step = saved.best, saved.best_step
         return Saved(state.step, str(path))
 
-    def check(self, most: int) -> None:
-        """Ends a run that learns what it cannot keep."""
-        if self.failures >= most:
+    def check(self, max_failures: int) -> None:
+        """Ends a run that cannot be saved."""
+        if self.failures >= max_failures:
             times = f" ({self.failures} times in a row)" if self.failures > 1 else ""
-            raise DiskFullError(f"{self.said}{times}; what was learned after step {self.saved.step:,} is lost")
+            raise OutOfDiskError(f"{self.message}{times}; training after step {self.saved.step:,} is lost")
 
 
 @contextmanager
-def enough_memory(what: str) -> Iterator[None]:
-    """Says in one sentence that there is not."""
+def explain_memory_errors(what: str) -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        full = isinstance(error, MemoryError | torch.OutOfMemoryError)
-        if not full and not re.search("not enough memory|can't allocate memory|out of memory", str(error)):
+        known = isinstance(error, MemoryError | torch.OutOfMemoryError)
+        if not known and not re.search("not enough memory|can't allocate memory|out of memory", str(error)):
             raise
-        advice = "lower train.tokens and raise train.accumulate, which keeps updates as large, or make the model smaller"
-        raise MemoryFullError(f"the memory is not enough for {what}: {advice}") from None
+        hint = "lower train.batch_tokens and raise train.accumulate to keep the step size, or make the model smaller"
+        raise NotEnoughMemoryError(f"there is not enough memory for {what}", hint=hint) from None
 
 
-def one_look(model: Model, changer: torch.optim.Optimizer, ready: Ready, wish: Wish) -> dict[str, float] | None:
-    """A look at unseen rows; nothing if somebody asked for an end meanwhile."""
+def interruptible_evaluation(
+    model: Model, optimizer: torch.optim.Optimizer, run: PreparedRun, should_stop: ShouldStop
+) -> dict[str, float] | None:
+    """Metrics on the validation set; None if a signal interrupted it, so that the next start repeats it."""
     try:
-        with enough_memory("a look at unseen rows"), averaged(changer):
-            return evaluate(model, ready, wish)
-    except Leaving:
+        with explain_memory_errors("an evaluation"), ema_weights(optimizer):
+            return validate(model, run, should_stop)
+    except Interrupted:
         return None
 
 
-def check_numbers(state: State, places: Path) -> None:
-    """Stops a run whose updates are NaN or infinite and remain so; no checkpoint was made of it since."""
-    if state.skipped >= MOST_SKIPPED:
-        last = next((f"; the last good checkpoint is {path}" for path in steps(places) if not skipped(path)), "")
-        said = f"{state.skipped} updates in a row were NaN or infinite (the last at step {state.step})"
-        raise DivergedError(f"{said}: lower optim.rate or look at the rows that metrics.jsonl names{last}")
+def check_skipped_steps(state: TrainState, checkpoints: Path) -> None:
+    """Stops a run after too many skipped steps; no checkpoint was saved since the first of them."""
+    if state.skipped >= MAX_SKIPPED_STEPS:
+        path = newest_finite(checkpoints)
+        raise DivergedError(
+            f"{state.skipped} steps in a row, up to step {state.step}, had a NaN or infinite loss or gradient",
+            hint="lower optim.lr, or look at the rows in metrics.jsonl"
+            + (f"; the last good checkpoint is {path}" if path else ""),
+        )
 
 
-def update(model: Model, changer: torch.optim.Optimizer, stream: Stream, ready: Ready, state: State) -> Stepped:
-    """One change of the weights, from as many batches as it takes."""
-    begun, run, device = time.perf_counter(), ready.run, next(model.parameters()).device
+def train_step(
+    model: Model, optimizer: torch.optim.Optimizer, stream: BatchStream, run: PreparedRun, state: TrainState
+) -> Step:
+    """One optimizer step over train.accumulate batches; a loss or gradient that is NaN or infinite skips the update."""
+    start, spec, device = time.perf_counter(), run.spec, next(model.parameters()).device
     state.step += 1
-    step, batches, rows = state.step, list[Batch](), list[int]()
-    for _ in range(run.train.accumulate):
+    batches, rows = list[Batch](), list[int]()
+    for _ in range(spec.train.accumulate):
         batches.append(stream.next().to(device))
-        rows += stream.rows
-    count = sum(int((batch.wanted != NOTHING).sum()) for batch in batches)
-    rate = run.optim.rate * run.optim.schedule.share(step, run.train.steps)
-    for group in changer.param_groups:
-        group["lr"] = rate
+        rows += stream.row_indices
+    lr = spec.optim.lr * spec.optim.schedule.factor(state.step, spec.train.steps)
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    loss, terms = accumulate_gradients(model, batches, spec, state.step)
+    grad_norm = total_grad_norm(model)
+    finite = math.isfinite(loss) and bool(grad_norm.isfinite())
+    if finite:
+        if spec.optim.clip:
+            torch.nn.utils.clip_grads_with_norm_(model.parameters(), spec.optim.clip, grad_norm)
+        optimizer.step()
+        if spec.optim.ema_decay:
+            update_ema(optimizer, spec.optim.ema_decay, state.step)
+    optimizer.zero_grad(set_to_none=True)
+    tokens = sum(batch.tokens for batch in batches)
+    state.tokens += tokens
+    state.rows += len(rows)
+    state.skipped = 0 if finite else state.skipped + 1
+    return Step(
+        step=state.step,
+        loss=loss,
+        lr=lr,
+        grad_norm=float(grad_norm),
+        tokens=tokens,
+        seconds=time.perf_counter() - start,
+        skipped=not finite,
+        terms=terms,
+        rows=() if finite else tuple(rows),
+    )
+
+
+def accumulate_gradients(
+    model: Model, batches: Sequence[Batch], spec: RunSpec, step: int
+) -> tuple[float, dict[str, float]]:
+    """Gradients of the mean over the targets of all batches together; returns that mean, and those of shaping terms."""
+    target_count = sum(int((batch.targets != IGNORE_INDEX).sum()) for batch in batches)
     model.train()
-    loss, counts = 0.0, counts_of(run.shaping, model, batches)
+    loss_sum, counts = 0.0, term_counts(spec.shaping, model, batches) if spec.shaping else {}
     terms = dict.fromkeys(counts, 0.0)
     for i, batch in enumerate(batches):
-        torch.manual_seed(mixed(run.seed, step, i))  # so that dropout needs no memory of its own
-        with lower_precision(device):
-            score = shaped(run.objective, run.shaping, model, batch)
-        total(score, count, run.shaping, counts).backward()
-        loss += float(score.total.detach())
-        for name, term in score.terms.items():
-            terms[name] += float(term.total.detach()) / max(1, counts[name])
-    gradient = gradient_length(model.parameters())
-    finite = math.isfinite(loss) and bool(gradient.isfinite())
-    if finite:
-        if run.optim.clip:
-            torch.nn.utils.clip_grads_with_norm_(model.parameters(), run.optim.clip, gradient)
-        changer.step()
-        if run.optim.average:
-            follow(changer, run.optim.average, step)
-    changer.zero_grad(set_to_none=True)
-    tokens = sum(batch.tokens for batch in batches)
-    state.tokens, state.rows, state.skipped = state.tokens + tokens, state.rows + len(rows), 0 if finite else state.skipped + 1
-    spent, named = time.perf_counter() - begun, () if finite else tuple(rows)
-    return Stepped(step, loss / max(1, count), rate, float(gradient), tokens, spent, not finite, terms, named)
+        torch.manual_seed(mix_seed(spec.seed, step, i))  # so that resuming needs no random state
+        with autocast(batch.inputs.tokens.device):
+            loss = shaped_loss(spec.task, spec.shaping, model, batch) if spec.shaping else spec.task.loss(model, batch)
+        (total_loss(loss, target_count, spec.shaping, counts) if spec.shaping else loss.sum / target_count).backward()
+        loss_sum += float(loss.sum.detach())
+        for name, term in loss.terms.items():
+            terms[name] += float(term.sum.detach()) / max(1, counts[name])
+    return loss_sum / max(1, target_count), terms
 
 
-def mixed(*numbers: int) -> int:
+def mix_seed(*numbers: int) -> int:
     """One seed from several numbers."""
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> 1)
+
+
+# ----------------------------------------------------------------------------------------------------------- validation
+
+
+class Interrupted(Exception):  # noqa: N818
+    """A signal arrived during an evaluation, which the next start repeats."""
+
+
+@torch.no_grad()
+def validate(model: Model, run: PreparedRun, should_stop: ShouldStop = lambda: None) -> dict[str, float]:
+    """The task's validation metrics.
+
+    Runs that differ only in their seed are evaluated on the same rows. What is masked in a text, and which documents
+    are in a query's batch, also depends on the batches, and so on train.batch_tokens.
+    """
+    model.eval()
+    device, task = next(model.parameters()).device, run.spec.task.without_smoothing
+    total = count = 0.0
+    correct: list[int | None] = []
+    plan = BatchPlan(run, run.validation_rows, max_rows=run.spec.train.eval_rows)
+    for i in range(len(plan)):
+        if should_stop():
+            raise Interrupted
+        with autocast(device):
+            loss = task.loss(model, plan.batch(i).to(device))
+        total, count = total + float(loss.sum), count + loss.count
+        correct.append(loss.correct)
+    metrics = {"loss": total / max(1, count)}
+    if None not in correct:
+        metrics["accuracy"] = sum(filter(None, correct)) / max(1, count)
+    return metrics | generated_metrics(model, run, should_stop)
+
+
+def generated_metrics(model: Model, run: PreparedRun, should_stop: ShouldStop) -> dict[str, float]:
+    """Metrics of greedy decoding, if the task has some: of an in-memory checkpoint."""
+    task, rows, best = run.spec.task, run.validation_rows, run.spec.train.best
+    if not task.generates:
+        return {}
+    checkpoint, pairs = Checkpoint(model, run.tokenizer), []
+    index = sample_indices(len(rows), run.spec.train.eval_rows).tolist()
+    for start in range(0, len(index), GENERATED_ROWS):
+        if should_stop():
+            raise Interrupted
+        some = [rows[i] for i in index[start : start + GENERATED_ROWS]]
+        pairs += task.generate_targets(checkpoint, some, run.tokens)
+    return task.score_generated(checkpoint, pairs, run.tokens, also=best.metric if best else None)
+
+
+def autocast(device: torch.device) -> torch.autocast:
+    """bfloat16 matrix products on a GPU; float32 on a CPU."""
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda")
+
+
+# ------------------------------------------------------------------------------------------------------------- signals
+
+
+class StopSignal:
+    """Call it to ask whether a signal arrived: its reason, "interrupted" or "terminated", or None.
+
+    Before the first call there is nothing to finish or to save, so the first signal stops at once too; SIGTERM exits
+    with 75 then as well.
+    """
+
+    def __init__(self) -> None:
+        self.reason: str | None = None
+        self.polled = False
+
+    def __call__(self) -> str | None:
+        self.polled = True
+        return self.reason
+
+    def on_sigint(self, *_: Any) -> None:
+        if self.reason is not None or not self.polled:
+            raise KeyboardInterrupt
+        self.reason = "interrupted"
+
+    def on_sigterm(self, *_: Any) -> None:
+        if self.reason is not None or not self.polled:
+            raise SystemExit(143 if self.polled else EXIT_STATUS["terminated"])
+        self.reason = "terminated"
+
+
+@contextmanager
+def handle_signals() -> Iterator[StopSignal]:
+    """Catches both signals inside the block, and restores the handlers at its end.
+
+    A signal that is ignored at the start stays ignored, as `nohup` and `command &` in a script ask.
+    """
+    should_stop = StopSignal()
+    handlers = {signal.SIGINT: should_stop.on_sigint, signal.SIGTERM: should_stop.on_sigterm}
+    before = {number: signal.getsignal(number) for number in handlers}
+    before = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
+    for number in before:
+        signal.signal(number, handlers[number])
+    try:
+        yield should_stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,4 +1,4 @@
-"""LoRA: a frozen matrix and a learned one of low rank beside it, put around the linear maps of any model, and written as PEFT writes it."""
+"""LoRA: a low-rank update trained beside the frozen weights of linear layers, of any model; saved as PEFT reads it."""
 
 from __future__ import annotations
 
@@ -12,131 +12,143 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from manyheads.convert.families import NAMES
-from manyheads.convert.folder import give
-from manyheads.convert.match import fitting
-from manyheads.convert.weights import Same
-from manyheads.model.build import Model, outline
+from manyheads.convert.hf import assign_parameter
+from manyheads.convert.match import find_architecture
+from manyheads.errors import IncompatibleError
+from manyheads.model.build import Model, build_meta
 from manyheads.model.spec import ModelSpec
-from manyheads.spec import Spec, SpecError, Tree, field, nearest, quoted
+from manyheads.spec import Spec, Tree, field, nearest, quoted
 
-TRAINED = "trained.safetensors"  # what a run with low ranks goes on from, by our names
+TRAINED = "trained.safetensors"  # of a checkpoint: the trained parameters under our own names, to resume from
 
 
 class LoraSpec(Spec):
-    """y = Wx + (α/r)·BAx, where only A (r × in) and B (out × r) are learned: Hu et al. 2021, arXiv 2106.09685."""
+    """y = Wx + (α/r)·BAx, where only A (r × in) and B (out × r) are trained: Hu et al. 2021, arXiv 2106.09685."""
 
     rank: int = field(8, "r", ge=1, le=65536)
-    scale: float = field(16.0, "α: what is learned counts α/r", gt=0)
-    dropout: float = field(0.0, "share of x dropped before A in training", ge=0, lt=1)
-    where: tuple[str, ...] = field(
+    alpha: float = field(16.0, "α; the update is scaled by α/r", gt=0)
+    dropout: float = field(0.0, "dropout of x before A", ge=0, lt=1)
+    target_modules: tuple[str, ...] = field(
         ("query", "value"),
-        "which linear maps, by the end of their path: query, key, value, output, up, down",
+        "linear layers, by the end of their path: query, key, value, output, up, down",
         strict=False,
         min_length=1,
     )
 
 
 class Lora(nn.Module):
-    """A linear map with A and B beside it. B begins at 0, so at first nothing changes."""
+    """A linear layer with A and B beside it. B is 0 at first, so that the output is that of the layer alone."""
 
-    def __init__(self, inner: nn.Linear, spec: LoraSpec, chance: torch.Generator) -> None:
+    def __init__(self, inner: nn.Linear, spec: LoraSpec, rng: torch.Generator) -> None:
         super().__init__()
-        self.inner, self.share = inner, spec.scale / spec.rank
+        self.inner, self.scale = inner, spec.alpha / spec.rank
         self.dropout = nn.Dropout(spec.dropout)
         self.down = nn.Linear(inner.in_features, spec.rank, bias=False)
-        self.up = copy.deepcopy(inner)  # whatever it makes of Wx, cut into heads for one, it makes of BAx too
+        self.up = copy.deepcopy(inner)  # a subclass may reshape Wx, into heads for example, and must reshape BAx alike
         self.up.weight, self.up.bias = nn.Parameter(torch.zeros(inner.out_features, spec.rank)), None  # type: ignore[assignment]
         self.up.in_features = spec.rank
         with torch.no_grad():
-            self.down.weight.normal_(std=inner.in_features**-0.5, generator=chance)
+            self.down.weight.normal_(std=inner.in_features**-0.5, generator=rng)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x) + self.share * self.up(self.down(self.dropout(x)))
+        return self.inner(x) + self.scale * self.up(self.down(self.dropout(x)))
 
     @property
     def weight(self) -> Tensor:
         """W + (α/r)·BA"""
-        return self.inner.weight + self.share * self.up.weight @ self.down.weight
+        return self.inner.weight + self.scale * self.up.weight @ self.down.weight
 
 
-def adapt(model: Model, spec: LoraSpec, *, seed: int, new: Collection[str]) -> None:
-    """Puts A and B beside every linear map that is named; all else stays as it is, but for what is new."""
-    maps = {path: part for path, part in model.named_modules() if isinstance(part, nn.Linear) and not path.startswith("head.")}
-    for name in spec.where:
-        if not any(f".{path}".endswith(f".{name}") for path in maps):
-            known = {path.rpartition(".")[2] for path in maps}
-            raise SpecError(f"no linear map of this model is called {quoted(name)}{nearest(name, known)}", ("lora", "where"))
+def add_lora(model: Model, spec: LoraSpec, *, seed: int, new: Collection[str]) -> None:
+    """Wraps every target module; freezes all other weights but the `new` ones, which no checkpoint has trained."""
+    modules = ((path, part) for path, part in model.named_modules() if not path.startswith("head."))
+    layers = {path: part for path, part in modules if isinstance(part, nn.Linear)}
+    targets = set[str]()
+    for name in spec.target_modules:
+        named = {path for path in layers if f".{path}".endswith(f".{name}")}
+        if not named:
+            known = {path.rpartition(".")[2] for path in layers}
+            raise IncompatibleError(
+                f"the model has no linear layer {quoted(name)}{nearest(name, known)}", ("lora", "target_modules")
+            )
+        targets |= named
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in new)
-    chance = torch.Generator().manual_seed(seed)
-    for path, inner in maps.items():
-        if any(f".{path}".endswith(f".{name}") for name in spec.where):
+    rng = torch.Generator().manual_seed(seed)
+    for path, layer in layers.items():  # in the order of the model, on which the random values depend
+        if path in targets:
             parent, _, last = path.rpartition(".")
-            setattr(model.get_submodule(parent), last, Lora(inner, spec, chance))
+            setattr(model.get_submodule(parent), last, Lora(layer, spec, rng))
 
 
-def adapters(model: nn.Module) -> dict[str, Lora]:
+def lora_layers(model: nn.Module) -> dict[str, Lora]:
     return {path: part for path, part in model.named_modules() if isinstance(part, Lora)}
 
 
-def merged(model: Model) -> Model:
-    """The model with every BA added to its W, as if it had been trained whole; itself where there is none."""
-    found = adapters(model)
-    if not found:
+def merge_lora(model: Model) -> Model:
+    """A model with BA added to every W, as if trained whole; the model itself if it has no LoRA layers."""
+    layers = lora_layers(model)
+    if not layers:
         return model
-    plain, held = outline(model.spec), dict(model.named_parameters())
+    merged, weights = build_meta(model.spec), dict(model.named_parameters())
     with torch.no_grad():
-        for name, _ in list(plain.named_parameters()):
-            path, _, last = name.rpartition(".")
-            tensor = held[name] if path not in found else found[path].weight if last == "weight" else held[f"{path}.inner.{last}"]
-            give(plain, tensor.dtype, name, tensor.detach())
-    return plain.eval()
+        for path, layer in layers.items():
+            weights |= {f"{path}.{name}": weight for name, weight in layer.inner.named_parameters()}
+            weights[f"{path}.weight"] = nn.Parameter(layer.weight)
+        for name in [name for name, _ in merged.named_parameters()]:
+            assign_parameter(merged, name, weights[name].detach())
+    return merged.eval()
 
 
 # --------------------------------------------------------------------------------------------------------------- files
 
 
-def called(spec: ModelSpec, family: str | None) -> dict[str, str]:
-    """What transformers calls our linear maps, where it has them as they are here; or a sentence on why it does not."""
-    first = [family] if family in NAMES else []
-    known, architecture, _ = fitting(spec, (*first, *NAMES))
-    rows = [row for row in known.rows(spec, architecture) if isinstance(row, Same) and not row.transposed and row.shape is None]
-    return {row.ours.rpartition(".")[0]: row.theirs.rpartition(".")[0] for row in rows if row.ours.endswith(".weight")}
+def transformers_names(spec: ModelSpec, family: str | None) -> dict[str, str]:
+    """Our path → that of transformers, of linear layers that both store alike; an error if no family fits."""
+    families = (*([family] if family in NAMES else []), *NAMES)
+    known, architecture, _, _ = find_architecture(spec, families)
+    parameters = dict(build_meta(spec).named_parameters())
+    names = known.table(spec, architecture, parameters).renamed
+    return {ours.removesuffix(".weight"): theirs.removesuffix(".weight") for ours, theirs in names.items()}
 
 
-def naming(model: Model, family: str | None) -> tuple[dict[str, str], str]:
-    """The names that an adapter is written under, and, where they are our own, why."""
-    trained, found = [name for name, parameter in model.named_parameters() if parameter.requires_grad], adapters(model)
-    whole = {name.rpartition(".")[0] for name in trained if not name.startswith(tuple(f"{path}." for path in found))}
-    own = {path: path for path in sorted({*found, *whole})}
+def adapter_names(model: Model, family: str | None) -> tuple[dict[str, str], str]:
+    """The names under which the adapter is saved; if they cannot be those of transformers, a note that says why."""
+    layers = lora_layers(model)
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    whole = {name.rpartition(".")[0] for name in trained if not name.startswith(tuple(f"{path}." for path in layers))}
+    own = {path: path for path in sorted({*layers, *whole})}
     try:
-        theirs = called(model.spec, family)
+        theirs = transformers_names(model.spec, family)
+        missing = [path for path in own if path not in theirs]
+        reason = f"transformers stores {missing[0]} transposed or joined with others" if missing else ""
     except ValueError as error:
-        return own, f"adapter/ has our names, so peft cannot open it: {error}"
-    if missing := [path for path in own if path not in theirs]:
-        return own, f"adapter/ has our names, so peft cannot open it: transformers holds {missing[0]} turned round or in one with others"
+        reason = str(error)
+    if reason:
+        return own, f"adapter/ has our own names, so PEFT cannot open it: {reason}"
     return {path: theirs[path] for path in own}, ""
 
 
-def write_adapter(folder: Path, model: Model, spec: LoraSpec, start: str, names: dict[str, str]) -> None:
-    """`adapter/` as PEFT reads it, under these names, and what is learned under our own, to go on from."""
-    held = {name: parameter.detach() for name, parameter in model.named_parameters() if parameter.requires_grad}
-    save_file(held, folder / TRAINED)
-    found = adapters(model)
+def write_adapter(folder: Path, model: Model, spec: LoraSpec, *, base: str, names: dict[str, str]) -> None:
+    """adapter/ as PEFT reads it, under these names; and the trained parameters under our own, to resume from."""
+    trained = {name: parameter.detach() for name, parameter in model.named_parameters() if parameter.requires_grad}
+    save_file(trained, folder / TRAINED)
+    layers = lora_layers(model)
     tensors: dict[str, Tensor] = {}
-    for path, part in found.items():
-        tensors[f"base_model.model.{names[path]}.lora_A.weight"] = part.down.weight.detach()
-        tensors[f"base_model.model.{names[path]}.lora_B.weight"] = part.up.weight.detach()
-    whole = [path for path in names if path not in found]
-    for path in whole:
-        tensors |= {
-            f"base_model.model.{names[path]}.{name.rpartition('.')[2]}": held[name] for name in held if name.rpartition(".")[0] == path
-        }
+    for path, layer in layers.items():
+        tensors[f"base_model.model.{names[path]}.lora_A.weight"] = layer.down.weight.detach()
+        tensors[f"base_model.model.{names[path]}.lora_B.weight"] = layer.up.weight.detach()
+    whole = [path for path in names if path not in layers]
+    for name, tensor in trained.items():
+        path, _, last = name.rpartition(".")
+        if path in whole:
+            tensors[f"base_model.model.{names[path]}.{last}"] = tensor
     config: Tree = {
-        "peft_type": "LORA", "task_type": None, "base_model_name_or_path": start, "r": spec.rank,
-        "lora_alpha": int(spec.scale) if spec.scale.is_integer() else spec.scale,  # a whole number, where some readers want one
-        "lora_dropout": spec.dropout, "target_modules": sorted(names[path] for path in found), "bias": "none", "fan_in_fan_out": False,
-        "modules_to_save": sorted(names[path] for path in whole) or None, "inference_mode": True,
+        "peft_type": "LORA", "task_type": None, "base_model_name_or_path": base, "r": spec.rank,
+        "lora_alpha": int(spec.alpha) if spec.alpha.is_integer() else spec.alpha,  # some readers expect an int
+        "lora_dropout": spec.dropout, "target_modules": sorted(names[path] for path in layers), "bias": "none",
+        "fan_in_fan_out": False, "modules_to_save": sorted(names[path] for path in whole) or None,
+        "inference_mode": True,
     }  # fmt: skip
     (folder / "adapter").mkdir()
     (folder / "adapter" / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

@@ -1,10 +1,11 @@
-"""How weights change: the optimiser, which weights decay, and the rate at every step."""
+"""Optimizers, learning rate schedules, and the moving average of the weights (EMA)."""
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,90 +13,99 @@ from torch import Tensor, nn
 
 from manyheads.spec import Part, field
 
+# ----------------------------------------------------------------------------------------------------------- schedules
+
 
 class ScheduleSpec(Part, slot="schedule", default="cosine"):
-    """The rate at a step, as a share of the highest."""
+    """The learning rate over time, as a factor of optim.lr."""
 
-    warmup: int = field(100, "steps in which the rate rises from 0", ge=0)
+    warmup: int = field(100, "steps in which the learning rate rises linearly from 0", ge=0)
 
-    def share(self, step: int, steps: int) -> float:
-        """At step 1, 2, … of so many; at none of them is it 0, for that would be a step that learns nothing."""
-        return step / self.warmup if step <= self.warmup else self.after(step, steps)
+    def factor(self, step: int, steps: int) -> float:
+        """For step 1, 2, … of `steps`; never 0, because a step at rate 0 would learn nothing."""
+        return step / self.warmup if step <= self.warmup else self.after_warmup(step, steps)
 
     @abstractmethod
-    def after(self, step: int, steps: int) -> float: ...
+    def after_warmup(self, step: int, steps: int) -> float: ...
 
     def progress(self, step: int, steps: int) -> float:
-        """From 0 at the first step behind the warm-up to 1 behind the last, where nothing is learned any more."""
+        """0 at the first step after the warm-up, 1 at the step after the last one."""
         return min(1.0, (step - 1 - self.warmup) / max(1, steps - self.warmup))
 
 
-class InverseRootSpec(ScheduleSpec, kind="inverse-root"):
-    """√(w / t) behind the warm-up of w steps
+class InverseSqrtSpec(ScheduleSpec, kind="inverse-sqrt"):
+    """√(w / t) after the warm-up of w steps
 
-    Vaswani et al. 2017, arXiv 1706.03762, with the highest rate said outright.
+    Vaswani et al. 2017, arXiv 1706.03762; here the peak is optim.lr instead of a function of the width.
     """
 
-    def after(self, step: int, steps: int) -> float:
+    def after_warmup(self, step: int, steps: int) -> float:
         return math.sqrt(max(1, self.warmup) / max(1, step))
 
 
 class CosineSpec(ScheduleSpec, kind="cosine"):
-    """l + (1 − l)(1 + cos πp)/2 for progress p
+    """m + (1 − m)(1 + cos πp)/2 for progress p
 
     Loshchilov and Hutter 2016, arXiv 1608.03983.
     """
 
-    least: float = field(0.1, "l, the share that is left at the end", ge=0, le=1)
+    min_factor: float = field(0.1, "m, the factor at the end", ge=0, le=1)
 
-    def after(self, step: int, steps: int) -> float:
-        return self.least + (1 - self.least) * (1 + math.cos(math.pi * self.progress(step, steps))) / 2
+    def after_warmup(self, step: int, steps: int) -> float:
+        return self.min_factor + (1 - self.min_factor) * (1 + math.cos(math.pi * self.progress(step, steps))) / 2
 
 
 class LinearSpec(ScheduleSpec, kind="linear"):
-    """1 − (1 − l)p for progress p"""
+    """1 − (1 − m)p for progress p"""
 
-    least: float = field(0.0, "l, the share that is left at the end", ge=0, le=1)
+    min_factor: float = field(0.0, "m, the factor at the end", ge=0, le=1)
 
-    def after(self, step: int, steps: int) -> float:
-        return 1 - (1 - self.least) * self.progress(step, steps)
+    def after_warmup(self, step: int, steps: int) -> float:
+        return 1 - (1 - self.min_factor) * self.progress(step, steps)
 
 
-class StableSpec(ScheduleSpec, kind="stable"):
-    """1 until the last share of steps, then towards 0 in a straight line (warm-up, stable, decay)
+class WarmupStableDecaySpec(ScheduleSpec, kind="warmup-stable-decay"):
+    """1 until the last part of the steps, then linearly towards 0
 
     Hu et al. 2024, arXiv 2404.06395.
     """
 
-    decay: float = field(0.2, "the share of steps at the end in which the rate falls", ge=0, le=1)
+    decay: float = field(0.2, "fraction of all steps, at the end, in which the learning rate falls", ge=0, le=1)
 
-    def after(self, step: int, steps: int) -> float:
-        falling = self.decay * steps
-        return 1.0 if falling == 0 else min(1.0, max(0.0, (steps + 1 - step) / falling))
+    def after_warmup(self, step: int, steps: int) -> float:
+        decay_steps = self.decay * steps
+        return 1.0 if decay_steps == 0 else min(1.0, max(0.0, (steps + 1 - step) / decay_steps))
+
+
+# ---------------------------------------------------------------------------------------------------------- optimizers
 
 
 class OptimSpec(Part, slot="optim", default="adamw"):
-    """How weights change. Matrices decay; biases, gains and what else has one axis do not."""
+    """The optimizer. Weight decay applies to matrices only, not to biases, gains and other vectors."""
 
-    rate: float = field(1e-3, "the highest rate", gt=0, le=100)
-    schedule: ScheduleSpec = field(CosineSpec(), "the rate over time")
-    decay: float = field(0.01, "weight decay, of matrices alone", ge=0, le=1)
-    first: float = field(0.9, "β₁, the memory of gradients", ge=0, lt=1)
-    second: float = field(0.98, "β₂, the memory of their squares", ge=0, lt=1)
-    eps: float = field(1e-9, "ε under the fraction", gt=0)
-    clip: float = field(1.0, "the longest that all gradients together may be; 0 for any length", ge=0)
-    average: float = field(0.0, "the memory of a running mean of the weights, which is then looked at and saved; 0 for none", ge=0, lt=1)
+    lr: float = field(1e-3, "peak learning rate", gt=0, le=100)
+    schedule: ScheduleSpec = field(CosineSpec(), "learning rate schedule")
+    weight_decay: float = field(0.01, "weight decay of matrices", ge=0, le=1)
+    beta1: float = field(0.9, "β₁, decay rate of the mean of gradients", ge=0, lt=1)
+    beta2: float = field(0.98, "β₂, decay rate of the mean of squared gradients", ge=0, lt=1)
+    eps: float = field(1e-9, "ε, added to the denominator", gt=0)
+    clip: float = field(1.0, "maximum norm of all gradients together; 0 disables clipping", ge=0)
+    ema_decay: float = field(
+        0.0, "decay rate of a moving average of the weights, which is evaluated and saved; 0 for none", ge=0, lt=1
+    )
 
     @abstractmethod
     def build(self, model: nn.Module) -> torch.optim.Optimizer: ...
 
-    def groups(self, weights: Iterable[nn.Parameter]) -> list[dict[str, Any]]:
-        known = list(weights)
-        found = (([one for one in known if (one.dim() >= 2) == matrices], self.decay * matrices) for matrices in (True, False))
-        return [{"params": some, "weight_decay": decay} for some, decay in found if some]
-
-    def adamw(self, groups: list[dict[str, Any]]) -> torch.optim.AdamW:
-        return torch.optim.AdamW(groups, lr=self.rate, betas=(self.first, self.second), eps=self.eps, fused=True)
+    def adamw(self, parameters: Iterable[nn.Parameter]) -> torch.optim.AdamW:
+        """With one group for matrices and one for vectors; an empty group where there are no parameters at all."""
+        known = list(parameters)
+        split = (
+            ([one for one in known if (one.dim() >= 2) == decays], self.weight_decay * decays)
+            for decays in (True, False)
+        )
+        groups = [{"params": some, "weight_decay": decay} for some, decay in split if some] or [{"params": []}]
+        return torch.optim.AdamW(groups, lr=self.lr, betas=(self.beta1, self.beta2), eps=self.eps, fused=True)
 
 
 class AdamWSpec(OptimSpec, kind="adamw"):
@@ -105,31 +115,30 @@ class AdamWSpec(OptimSpec, kind="adamw"):
     """
 
     def build(self, model: nn.Module) -> torch.optim.Optimizer:
-        return self.adamw(self.groups(weights_of(model)))
+        return self.adamw(trainable(model))
 
 
 class MuonSpec(OptimSpec, kind="muon"):
-    """W ← W − η (0.2 √max(n, m) · UVᵀ + λW) for the matrices within layers, with UΣVᵀ their momentum; AdamW for everything else
+    """W ← W − η (0.2 √max(n, m) · UVᵀ + λW) for the matrices inside layers, with UΣVᵀ the momentum; AdamW for the rest
 
-    Jordan et al. 2024; scaled so that AdamW's rates fit: Liu et al. 2025, arXiv 2502.16982.
+    Jordan et al. 2024; scaled so that learning rates of AdamW fit: Liu et al. 2025, arXiv 2502.16982.
     """
 
-    momentum: float = field(0.95, "the memory of a matrix's gradients", ge=0, lt=1)
+    momentum: float = field(0.95, "decay rate of the mean of gradients of those matrices", ge=0, lt=1)
 
     def build(self, model: nn.Module) -> torch.optim.Optimizer:
-        inner = {id(weight) for weight in matrices_of(model)}
-        turned = [weight for weight in weights_of(model) if id(weight) in inner]
-        rest = self.groups(weight for weight in weights_of(model) if id(weight) not in inner)
-        # where only low ranks are learned nothing is left for AdamW, which must then be told so
-        return Muon(turned, self.adamw(rest or [{"params": []}]), rate=self.rate, decay=self.decay, momentum=self.momentum)
+        hidden = {id(weight) for weight in hidden_matrices(model)}
+        matrices = [weight for weight in trainable(model) if id(weight) in hidden]
+        adamw = self.adamw(weight for weight in trainable(model) if id(weight) not in hidden)
+        return Muon(matrices, adamw, lr=self.lr, weight_decay=self.weight_decay, momentum=self.momentum)
 
 
-def weights_of(model: nn.Module) -> list[nn.Parameter]:
+def trainable(model: nn.Module) -> list[nn.Parameter]:
     return [weight for weight in model.parameters() if weight.requires_grad]
 
 
-def matrices_of(model: nn.Module) -> Iterator[Tensor]:
-    """The matrices that every token passes through: no table of tokens or places, and nothing of the head."""
+def hidden_matrices(model: nn.Module) -> Iterator[Tensor]:
+    """The trainable weights of linear layers, but for the head; embeddings are not among them."""
     heads = {id(weight) for name, weight in model.named_parameters() if name.split(".")[0] == "head"}
     for module in model.modules():
         if isinstance(module, nn.Linear) and module.weight.requires_grad and id(module.weight) not in heads:
@@ -137,36 +146,45 @@ def matrices_of(model: nn.Module) -> Iterator[Tensor]:
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum made orthogonal, for some matrices; what remains is another optimiser's. To the caller both are one.
+    """Orthogonalized momentum for some matrices, and another optimizer for the other parameters, as one optimizer.
 
-    torch's own works in bfloat16, which a processor emulates: 10 × slower there than these float32 products.
+    torch's own Muon computes in bfloat16, which a CPU emulates: 10 × slower there than these float32 products.
     """
 
-    def __init__(self, turned: list[nn.Parameter], rest: torch.optim.Optimizer, *, rate: float, decay: float, momentum: float) -> None:
-        super().__init__([{"params": turned}], {"lr": rate, "weight_decay": decay, "momentum": momentum})
-        self.rest = rest
-        self.rest.state = self.state
-        self.param_groups += rest.param_groups  # the very same, so that a rate set here holds there
+    def __init__(
+        self,
+        matrices: list[nn.Parameter],
+        others: torch.optim.Optimizer,
+        *,
+        lr: float,
+        weight_decay: float,
+        momentum: float,
+    ) -> None:
+        super().__init__([{"params": matrices}], {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
+        self.others = others
+        self.others.state = self.state
+        self.param_groups += others.param_groups  # the same objects, so that a learning rate set here holds there
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         group = self.param_groups[0]
-        alike: dict[torch.Size, list[tuple[nn.Parameter, Tensor]]] = {}  # by shape, so that many are turned at once
+        by_shape: dict[torch.Size, list[tuple[nn.Parameter, Tensor]]] = {}  # orthogonalized together
         for weight in group["params"]:
             if weight.grad is not None:
-                held = self.state[weight].setdefault("momentum", torch.zeros_like(weight))
-                held.lerp_(weight.grad, 1 - group["momentum"])
-                ahead = weight.grad.lerp(held, group["momentum"])  # Nesterov's
-                alike.setdefault(weight.shape, []).append((weight, ahead))
-        for shape, pairs in alike.items():
-            reach = 0.2 * max(shape) ** 0.5
-            for (weight, _), turn in zip(pairs, orthogonal(torch.stack([ahead for _, ahead in pairs])), strict=True):
-                weight.mul_(1 - group["lr"] * group["weight_decay"]).sub_(turn, alpha=group["lr"] * reach)
-        self.rest.step()
+                mean = self.state[weight].setdefault("momentum", torch.zeros_like(weight))
+                mean.lerp_(weight.grad, 1 - group["momentum"])
+                nesterov = weight.grad.lerp(mean, group["momentum"])
+                by_shape.setdefault(weight.shape, []).append((weight, nesterov))
+        for shape, pairs in by_shape.items():
+            scale = 0.2 * max(shape) ** 0.5
+            updates = orthogonalize(torch.stack([momentum for _, momentum in pairs]))
+            for (weight, _), update in zip(pairs, updates, strict=True):
+                weight.mul_(1 - group["lr"] * group["weight_decay"]).sub_(update, alpha=group["lr"] * scale)
+        self.others.step()
 
 
-def orthogonal(matrices: Tensor) -> Tensor:
-    """About UVᵀ for each UΣVᵀ: five turns of Newton and Schulz, whose singular values end between 0.7 and 1.2.
+def orthogonalize(matrices: Tensor) -> Tensor:
+    """About UVᵀ for each UΣVᵀ, by five Newton–Schulz iterations; its singular values are between 0.7 and 1.2.
 
     x ← a x + b x³ + c x⁵ on every singular value, with the coefficients of Jordan et al. 2024.
     """
@@ -180,5 +198,53 @@ def orthogonal(matrices: Tensor) -> Tensor:
     return x.mT if tall else x
 
 
-def gradient_length(parameters: Iterable[nn.Parameter]) -> Tensor:
-    return torch.nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+def total_grad_norm(model: nn.Module) -> Tensor:
+    return torch.nn.utils.get_total_norm([weight.grad for weight in model.parameters() if weight.grad is not None])
+
+
+# ---------------------------------------------------------------------------------------------------------------- EMA
+
+# A key in the optimizer's state of each weight, and so in every checkpoint: the average while the model trains; the
+# trained weight while the model holds the average, as checkpoints do.
+SWAPPED = "swapped"
+
+
+@torch.no_grad()
+def update_ema(optimizer: torch.optim.Optimizer, decay: float, step: int) -> None:
+    """m ← βm + (1 − β)w, with β = min(decay, 1 − 1/step): at first the plain mean."""
+    for weight, state in states(optimizer):
+        if state:
+            state.setdefault(SWAPPED, weight.detach().clone()).lerp_(weight, 1 - min(decay, 1 - 1 / step))
+
+
+@contextmanager
+def ema_weights(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """The model holds the averages inside the block, if there are any."""
+    swap_ema(optimizer)
+    try:
+        yield
+    finally:
+        swap_ema(optimizer)
+
+
+def swap_ema(optimizer: torch.optim.Optimizer) -> None:
+    """Exchanges the weights of the model with those in the optimizer's state."""
+    for weight, state in states(optimizer):
+        if SWAPPED in state:
+            state[SWAPPED], weight.data = weight.data, state[SWAPPED]
+
+
+def restore_ema(optimizer: torch.optim.Optimizer, decay: float) -> None:
+    """After loading a checkpoint, whose model holds the averages.
+
+    Without a decay they are dropped: nothing would update them, and every later checkpoint would hold old averages.
+    """
+    swap_ema(optimizer)
+    for state in optimizer.state.values() if not decay else ():
+        state.pop(SWAPPED, None)
+
+
+def states(optimizer: torch.optim.Optimizer) -> Iterator[tuple[nn.Parameter, dict[str, Any]]]:
+    for group in optimizer.param_groups:
+        for weight in group["params"]:
+            yield weight, optimizer.state.get(weight, {})

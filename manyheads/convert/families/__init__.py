@@ -1,4 +1,4 @@
-"""The families, by the name their config gives them. A family is data: what its models share, its config keys, its table of weights."""
+"""The families, by the model_type in their configs. A family is data: what its models share, keys, weight names."""
 
 from __future__ import annotations
 
@@ -7,85 +7,93 @@ from dataclasses import KW_ONLY, dataclass, field
 from importlib import import_module
 
 from manyheads.convert.config import Config, ConfigRow, read_config, write_config
-from manyheads.convert.tables import Table, nothing
-from manyheads.convert.weights import Row
+from manyheads.convert.weights import Parameters, Rows, Spelling, Table, WeightTable, expand
+from manyheads.errors import CheckpointConfigError, UnknownArchitectureError
 from manyheads.model.spec import ModelSpec, read_model
-from manyheads.spec import Tree, copied, merged, nearest, quoted
+from manyheads.spec import Tree, copy_tree, nearest, quoted
 
-Spelling = tuple[
-    tuple[str, str], ...
-]  # how usual names begin or end, as a pattern, and what stands there instead; the first that fits counts
-
-
-# a description says nothing of special tokens; left out, they would be those of the published models
+# a description has no special tokens; a config without these keys would have those of the published models
 NO_TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
-    """What a checkpoint is for: the head it has, the keys that head reads, and its weights."""
+class Architecture:
+    """A class of transformers: the head, its config keys and weights, and the prefix of the other weights."""
 
-    head: Tree = field(default_factory=dict)  # where no key says it
-    table: Table = nothing  # of the head's weights
+    head: Tree = field(default_factory=dict)  # as far as no key sets it
+    weights: Rows = ()  # of the head
     keys: tuple[ConfigRow, ...] = ()
-    prefix: str = ""  # what stands before the names of the tower's weights
-    tower: Tree = field(default_factory=dict)  # what this task changes in the tower
+    prefix: str = ""  # before the names of the other weights
 
 
-BARE = Task(head={"kind": "none"})  # a tower without a head
+BARE = Architecture(head={"kind": "none"})  # without a head
 
 
 @dataclass(frozen=True)
 class Family:
-    """What all models of a family have, what their config says, and how their weights are called."""
+    """What all models of a family have, what their configs set, and the names of their weights."""
 
     model_type: str
     shape: Tree
     _: KW_ONLY
     keys: tuple[ConfigRow, ...]
-    table: Table  # of the tower's weights, behind a prefix
-    tasks: Mapping[str, Task]  # by the name of the architecture; the first is taken where a config names none
-    silent: tuple[str, ...] = ()  # keys of this family that say nothing about the numbers a forward gives
-    settle: Callable[[Config, Collection[str]], Config] = lambda config, names: config  # where only the stored names tell
-    spellings: tuple[Spelling, ...] = ()  # other ways in which published checkpoints write the names of the table
+    weights: Table  # without those of the head, and without prefix
+    architectures: Mapping[str, Architecture]  # a config that names none has the first
+    ignored: tuple[str, ...] = ()  # keys that do not change the output of a forward
+    resolve: Callable[[Config, Collection[str]], Config] = lambda config, names: config  # by the stored names
+    spellings: tuple[Spelling, ...] = ()  # other spellings of the weight names in published checkpoints
 
     def architecture(self, config: Config) -> str:
-        given = config.get("architectures") or [next(iter(self.tasks))]
-        name = given[0] if isinstance(given, list) and given else given
-        if not isinstance(name, str) or name not in self.tasks:
-            raise ValueError(f"no architecture {quoted(name)} of {self.model_type}{nearest(str(name), self.tasks)}")
+        names = config.get("architectures") or [next(iter(self.architectures))]
+        name = names[0] if isinstance(names, list) and names else names
+        if not isinstance(name, str) or name not in self.architectures:
+            raise UnknownArchitectureError(
+                f"{self.model_type} has no architecture {quoted(name)}{nearest(str(name), self.architectures)}"
+            )
         return name
 
     def spec_of(self, config: Config) -> ModelSpec:
-        task = self.tasks[self.architecture(config)]
-        tree = merged(copied(self.shape), copied(task.tower)) | {"head": copied(task.head)}
-        return read_model(read_config((*self.keys, *task.keys), config, tree, silent=self.silent))
+        own = self.architectures[self.architecture(config)]
+        tree = copy_tree(self.shape) | {"head": copy_tree(own.head)}
+        return read_model(read_config((*self.keys, *own.keys), config, tree, ignored=self.ignored))
 
     def config_of(self, spec: ModelSpec, architecture: str) -> Tree:
-        """A config that says the same as the spec, if the family can say it: `spec_of` of it tells."""
-        config = write_config((*self.keys, *self.tasks[architecture].keys), spec)
+        """A config for the spec; if `spec_of` gives another spec for it, the family cannot express this one."""
+        config = write_config((*self.keys, *self.architectures[architecture].keys), spec)
         return {"architectures": [architecture], "model_type": self.model_type} | NO_TOKENS | config
 
-    def rows(self, spec: ModelSpec, architecture: str) -> list[Row]:
-        task = self.tasks[architecture]
-        return [*self.table(spec, task.prefix), *task.table(spec, task.prefix)]
+    def table(self, spec: ModelSpec, architecture: str, parameters: Parameters) -> WeightTable:
+        """The names and layout of a model's parameters, which may be on the meta device."""
+        own = self.architectures[architecture]
+        rows = self.weights(spec) if callable(self.weights) else self.weights
+        prefixed = (row.renamed(lambda name: own.prefix + name) for row in rows)
+        towers = {"encoder": spec.encoder, "decoder": spec.decoder}
+        layers = {name: tower.layer_groups or tower.layers for name, tower in towers.items() if tower}
+        return WeightTable(tuple(expand((*prefixed, *own.weights), parameters, layers)))
+
+    def tables(self, spec: ModelSpec, architecture: str, parameters: Parameters) -> list[WeightTable]:
+        """The table under the usual names, and under those of other published checkpoints."""
+        table = self.table(spec, architecture, parameters)
+        if not table.covers(parameters):
+            raise CheckpointConfigError(f"no {self.model_type} model has the weights that this config implies")
+        return [table, *(table.respelled(spelling) for spelling in self.spellings)]
 
 
-# by the name in their configs: the module that holds them, the more general ones first
+# model_type → module; the more general families come first
 NAMES = {
-    "gpt2": "gpt2", "bert": "bert", "llama": "llama", "t5": "t5", "bart": "bart", "marian": "marian", "mistral": "mistral", "qwen2": "qwen",
-    "qwen3": "qwen", "gemma": "gemma", "phi3": "phi3", "phi": "phi", "gptj": "gptj", "gpt_neox": "gpt_neox", "roberta": "roberta",
-    "distilbert": "distilbert", "albert": "albert", "ernie": "ernie", "vit": "vit", "vit_mae": "vit_mae",
+    "gpt2": "gpt2", "bert": "bert", "llama": "llama", "t5": "t5", "bart": "bart", "marian": "marian",
+    "mistral": "mistral", "qwen2": "qwen", "qwen3": "qwen", "gemma": "gemma", "phi3": "phi3", "phi": "phi",
+    "gptj": "gptj", "gpt_neox": "gpt_neox", "roberta": "roberta", "distilbert": "distilbert", "albert": "albert",
+    "ernie": "ernie", "vit": "vit", "vit_mae": "vit_mae",
 }  # fmt: skip
-# of other files than folders of transformers
+# families that no Hugging Face folder has
 GGUF = tuple(f"gguf-{name}" for name in ("llama", "qwen2", "qwen3", "phi3", "gemma", "gpt2", "gptneox", "phi2"))
-ELSEWHERE = {"manyheads": "own", "fairseq": "fairseq"} | dict.fromkeys(GGUF, "gguf")
+OTHERS = {"fairseq": "fairseq"} | dict.fromkeys(GGUF, "gguf")
 
 
-def family(model_type: object) -> Family:
-    places = NAMES | ELSEWHERE
-    if not isinstance(model_type, str) or model_type not in places:
-        raise ValueError(f"no family {quoted(model_type)}{nearest(str(model_type), NAMES)}")
-    module = import_module(f"{__name__}.{places[model_type]}")
-    families: dict[str, Family] = module.FAMILIES
+def get_family(model_type: object) -> Family:
+    modules = NAMES | OTHERS
+    if not isinstance(model_type, str) or model_type not in modules:
+        raise UnknownArchitectureError(f"unknown model_type {quoted(model_type)}{nearest(str(model_type), NAMES)}")
+    families: dict[str, Family] = import_module(f"{__name__}.{modules[model_type]}").FAMILIES
     return families[model_type]

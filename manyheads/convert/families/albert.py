@@ -1,17 +1,22 @@
-"""ALBERT: Lan et al. 2020. A narrow token table with a projection, and layers that share their weights."""
+"""ALBERT: Lan et al. 2020. A narrow token embedding with a projection, and layers that share their weights."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from manyheads.convert.config import Fixed, Key
-from manyheads.convert.families import Family, Task
-from manyheads.convert.families.bert import CLASSES, KEYS, LENGTH, MASKED, MASKED_KEYS, SHAPE, dropout, embeddings
+from manyheads.convert.families import Architecture, Family
+from manyheads.convert.families.bert import (
+    CLASSES,
+    EMBEDDINGS,
+    KEYS,
+    LENGTH,
+    MASKED,
+    MASKED_KEYS,
+    SHAPE,
+    dropout,
+    masked,
+)
 from manyheads.convert.keys import Labels
-from manyheads.convert.tables import renamed
-from manyheads.convert.weights import Repeated, Row, Same, Unused, both
-from manyheads.model.spec import ModelSpec
-from manyheads.parts.embed import TokensSpec
+from manyheads.convert.weights import Rows, Unused, same
 
 LAYER = {
     "attention.query": "attention.query",
@@ -25,38 +30,11 @@ LAYER = {
 }
 
 
-def tower(spec: ModelSpec, prefix: str) -> Iterator[Row]:
-    assert spec.encoder is not None
-    assert isinstance(spec.encoder.embed, TokensSpec)
-    yield from embeddings(spec, prefix)
-    if spec.encoder.embed.size != spec.encoder.width:
-        yield from both("encoder.embed.project", f"{prefix}encoder.embedding_hidden_mapping_in")
-    for i in range(spec.encoder.distinct or spec.encoder.layers):
-        yield from renamed(f"encoder.layers.{i}", f"{prefix}encoder.albert_layer_groups.{i}.albert_layers.0", LAYER)
+def pooler(prefix: str = "") -> Rows:
+    return Unused(f"{prefix}pooler.weight"), Unused(f"{prefix}pooler.bias")
 
 
-def pooler(prefix: str) -> Iterator[Row]:
-    yield Unused(f"{prefix}pooler.weight")
-    yield Unused(f"{prefix}pooler.bias")
-
-
-def bare(spec: ModelSpec, prefix: str) -> Iterator[Row]:
-    yield from pooler(prefix)
-
-
-def masked_tokens(spec: ModelSpec, prefix: str) -> Iterator[Row]:
-    yield from both("head.project", "predictions.dense")
-    yield from both("head.norm", "predictions.LayerNorm")
-    yield Same("head.scores.bias", "predictions.bias")
-    yield Repeated("predictions.decoder.weight", same_as=f"{prefix}embeddings.word_embeddings.weight")
-    yield Repeated("predictions.decoder.bias", same_as="predictions.bias")
-    yield from pooler(prefix)
-
-
-def classes(spec: ModelSpec, prefix: str) -> Iterator[Row]:
-    yield from both("head.dense", f"{prefix}pooler")
-    yield from both("head.output", "classifier")
-
+HEAD = masked("predictions.dense", "predictions.LayerNorm", "predictions.bias", "predictions.decoder")
 
 FAMILIES = {
     "albert": Family(
@@ -67,18 +45,27 @@ FAMILIES = {
             LENGTH,
             *dropout(0.0),
             Key("embedding_size", "encoder.embed.size"),
-            Key("num_hidden_groups", "encoder.distinct", 1),
+            Key("num_hidden_groups", "encoder.layer_groups", 1),
             Fixed("inner_group_num", 1),
         ),
-        table=tower,
-        tasks={
-            "AlbertForMaskedLM": Task(head=MASKED, table=masked_tokens, keys=MASKED_KEYS, prefix="albert."),
-            "AlbertForSequenceClassification": Task(
-                head=CLASSES, table=classes, keys=(Labels(), Key("classifier_dropout_prob", "head.dropout", 0.1)), prefix="albert."
+        weights=(
+            *EMBEDDINGS,
+            *same({"encoder.embed.project": "encoder.embedding_hidden_mapping_in"}, optional=True),
+            *same(LAYER, "encoder.layers.*.", "encoder.albert_layer_groups.*.albert_layers.0."),
+        ),
+        architectures={
+            "AlbertForMaskedLM": Architecture(
+                head=MASKED, weights=(*HEAD, *pooler("albert.")), keys=MASKED_KEYS, prefix="albert."
             ),
-            "AlbertModel": Task(head={"kind": "none"}, table=bare),
+            "AlbertForSequenceClassification": Architecture(
+                head=CLASSES,
+                weights=same({"head.dense": "albert.pooler", "head.output": "classifier"}),
+                keys=(Labels(), Key("classifier_dropout_prob", "head.dropout", 0.1)),
+                prefix="albert.",
+            ),
+            "AlbertModel": Architecture(head={"kind": "none"}, weights=pooler()),
         },
-        silent=(
+        ignored=(
             "classifier_dropout_prob",
             "tie_word_embeddings",
             "down_scale_factor",

@@ -1,16 +1,11 @@
-"""BERT: Devlin et al. 2019. RoBERTa (Liu et al. 2019) and ERNIE (Sun et al. 2020; 3.0: 2021) share its tower."""
+"""BERT: Devlin et al. 2019. RoBERTa (Liu et al. 2019) and ERNIE (Sun et al. 2020; 3.0: 2021) share its layers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from manyheads.convert.config import ConfigRow, Fixed, Key
-from manyheads.convert.families import Family, Task
+from manyheads.convert.families import Architecture, Family
 from manyheads.convert.keys import FirstOf, Labels, activation
-from manyheads.convert.tables import renamed
-from manyheads.convert.weights import Repeated, Row, Same, Unused, both
-from manyheads.model.spec import ModelSpec
-from manyheads.parts.embed import TokensSpec
+from manyheads.convert.weights import Rows, Tied, Unused, same
 from manyheads.spec import Tree
 
 SHAPE: Tree = {
@@ -42,13 +37,23 @@ LENGTH = Key("max_position_embeddings", "encoder.position.length")
 
 
 def dropout(default: float) -> tuple[ConfigRow, ...]:
-    """The two keys for it."""
     return (
         Key("hidden_dropout_prob", ("encoder.residual.dropout", "encoder.embed.dropout"), default),
         Key("attention_probs_dropout_prob", "encoder.core.dropout", default),
     )
 
 
+EMBEDDINGS: Rows = (
+    *same({
+        "encoder.embed.table": "embeddings.word_embeddings",
+        "encoder.embed.position.table": "embeddings.position_embeddings",
+        "encoder.embed.types": "embeddings.token_type_embeddings",
+        "encoder.embed.norm": "embeddings.LayerNorm",
+    }),
+    *same({"encoder.embed.tasks": "embeddings.task_type_embeddings"}, optional=True),
+    Unused("embeddings.position_ids"),
+    Unused("embeddings.token_type_ids"),
+)  # fmt: skip
 LAYER = {
     "attention.query": "attention.self.query",
     "attention.key": "attention.self.key",
@@ -59,52 +64,11 @@ LAYER = {
     "feedforward.down": "output.dense",
     "residual.norms.1": "output.LayerNorm",
 }
+WEIGHTS: Rows = (*EMBEDDINGS, *same(LAYER, "encoder.layers.*.", "encoder.layer.*."))
 
 
-def embeddings(spec: ModelSpec, prefix: str) -> Iterator[Row]:
-    assert spec.encoder is not None
-    assert isinstance(spec.encoder.embed, TokensSpec)
-    theirs = f"{prefix}embeddings"
-    yield Same("encoder.embed.table.weight", f"{theirs}.word_embeddings.weight")
-    yield Same("encoder.embed.position.table.weight", f"{theirs}.position_embeddings.weight")
-    yield Same("encoder.embed.types.weight", f"{theirs}.token_type_embeddings.weight")
-    if spec.encoder.embed.tasks:
-        yield Same("encoder.embed.tasks.weight", f"{theirs}.task_type_embeddings.weight")
-    yield from both("encoder.embed.norm", f"{theirs}.LayerNorm")
-    yield Unused(f"{theirs}.position_ids")
-    yield Unused(f"{theirs}.token_type_ids")
-
-
-def tower(spec: ModelSpec, prefix: str) -> Iterator[Row]:
-    yield from embeddings(spec, prefix)
-    assert spec.encoder is not None
-    for i in range(spec.encoder.layers):
-        yield from renamed(f"encoder.layers.{i}", f"{prefix}encoder.layer.{i}", LAYER)
-
-
-def pooler(prefix: str) -> Iterator[Row]:
-    yield Unused(f"{prefix}pooler.dense.weight")
-    yield Unused(f"{prefix}pooler.dense.bias")
-
-
-def bare(spec: ModelSpec, prefix: str) -> Iterator[Row]:
-    yield from pooler(prefix)
-
-
-def masked_tokens(spec: ModelSpec, prefix: str) -> Iterator[Row]:
-    yield from both("head.project", "cls.predictions.transform.dense")
-    yield from both("head.norm", "cls.predictions.transform.LayerNorm")
-    yield Same("head.scores.bias", "cls.predictions.bias")
-    yield Repeated("cls.predictions.decoder.weight", same_as=f"{prefix}embeddings.word_embeddings.weight")
-    yield Repeated("cls.predictions.decoder.bias", same_as="cls.predictions.bias")
-    yield from pooler(prefix)
-    yield Unused("cls.seq_relationship.weight")
-    yield Unused("cls.seq_relationship.bias")
-
-
-def classes(spec: ModelSpec, prefix: str) -> Iterator[Row]:
-    yield from both("head.dense", f"{prefix}pooler.dense")
-    yield from both("head.output", "classifier")
+def pooler(prefix: str = "") -> Rows:
+    return Unused(f"{prefix}pooler.dense.weight"), Unused(f"{prefix}pooler.dense.bias")
 
 
 MASKED: Tree = {"kind": "masked", "norm": {"kind": "layer"}, "scores": {"kind": "tied", "bias": True}}
@@ -113,27 +77,56 @@ MASKED_KEYS: tuple[ConfigRow, ...] = (
     Key("layer_norm_eps", "head.norm.eps", 1e-12),
     Fixed("tie_word_embeddings", True),
 )
+
+
+def masked(dense: str, norm: str, bias: str, decoder: str) -> Rows:
+    """The weights of a head for masked tokens, whose matrix is tied to the token embedding."""
+    return (
+        *same({"head.project": dense, "head.norm": norm, "head.scores.bias": bias}),
+        Tied(f"{decoder}.weight", ("encoder.embed.table.weight",)),
+        Tied(f"{decoder}.bias", ("head.scores.bias",)),
+    )
+
+
 CLASSES: Tree = {"kind": "classes", "pool": "first", "dense": True, "activation": "tanh"}
-CLASSES_KEYS: tuple[ConfigRow, ...] = (Labels(), FirstOf(("classifier_dropout", "hidden_dropout_prob"), "head.dropout", 0.1))
+CLASSES_KEYS: tuple[ConfigRow, ...] = (
+    Labels(),
+    FirstOf(("classifier_dropout", "hidden_dropout_prob"), "head.dropout", 0.1),
+)
 
 
-def tasks(name: str, prefix: str) -> dict[str, Task]:
-    """The tasks of a tower of this kind, by the names of their classes."""
+def architectures(name: str, prefix: str) -> dict[str, Architecture]:
+    head = "cls.predictions"
+    rows = (
+        *masked(f"{head}.transform.dense", f"{head}.transform.LayerNorm", f"{head}.bias", f"{head}.decoder"),
+        *pooler(prefix),
+        Unused("cls.seq_relationship.weight"),
+        Unused("cls.seq_relationship.bias"),
+    )
+    classes = same({"head.dense": f"{prefix}pooler.dense", "head.output": "classifier"})
+    language = Architecture(head=MASKED, weights=rows, keys=MASKED_KEYS, prefix=prefix)
     return {
-        f"{name}ForMaskedLM": Task(head=MASKED, table=masked_tokens, keys=MASKED_KEYS, prefix=prefix),
-        f"{name}ForPreTraining": Task(head=MASKED, table=masked_tokens, keys=MASKED_KEYS, prefix=prefix),
-        f"{name}ForSequenceClassification": Task(head=CLASSES, table=classes, keys=CLASSES_KEYS, prefix=prefix),
-        f"{name}Model": Task(head={"kind": "none"}, table=bare),
+        f"{name}ForMaskedLM": language,
+        f"{name}ForPreTraining": language,
+        f"{name}ForSequenceClassification": Architecture(
+            head=CLASSES, weights=classes, keys=CLASSES_KEYS, prefix=prefix
+        ),
+        f"{name}Model": Architecture(head={"kind": "none"}, weights=pooler()),
     }
 
 
-SILENT = (
-    "classifier_dropout", "directionality", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head",
-    "pooler_type", "tie_word_embeddings",
+IGNORED = (
+    "classifier_dropout", "directionality", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers",
+    "pooler_size_per_head", "pooler_type", "tie_word_embeddings",
 )  # fmt: skip
-SPELLINGS = (((r"LayerNorm\.weight$", "LayerNorm.gamma"), (r"LayerNorm\.bias$", "LayerNorm.beta")),)
 FAMILIES = {
     "bert": Family(
-        "bert", SHAPE, keys=(*KEYS, LENGTH, *dropout(0.1)), table=tower, tasks=tasks("Bert", "bert."), silent=SILENT, spellings=SPELLINGS
+        "bert",
+        SHAPE,
+        keys=(*KEYS, LENGTH, *dropout(0.1)),
+        weights=WEIGHTS,
+        architectures=architectures("Bert", "bert."),
+        ignored=IGNORED,
+        spellings=(((r"LayerNorm\.weight$", "LayerNorm.gamma"), (r"LayerNorm\.bias$", "LayerNorm.beta")),),
     )
 }

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from manyheads.convert.config import Fixed, Key
-from manyheads.convert.families import BARE, Family, Task
+from manyheads.convert.families import BARE, Architecture, Family
 from manyheads.convert.families.bert import LENGTH, MASKED, SHAPE
 from manyheads.convert.keys import Labels, activation
-from manyheads.convert.tables import renamed
-from manyheads.convert.weights import Repeated, Row, Same, Unused, both
-from manyheads.model.spec import ModelSpec
-from manyheads.spec import merged
+from manyheads.convert.weights import Tied, Unused, same
+from manyheads.spec import merge_trees
 
+EMBEDDINGS = {
+    "encoder.embed.table": "embeddings.word_embeddings",
+    "encoder.embed.position.table": "embeddings.position_embeddings",
+    "encoder.embed.norm": "embeddings.LayerNorm",
+}
 LAYER = {
     "attention.query": "attention.q_lin",
     "attention.key": "attention.k_lin",
@@ -23,36 +24,17 @@ LAYER = {
     "feedforward.down": "ffn.lin2",
     "residual.norms.1": "output_layer_norm",
 }
-
-
-def tower(spec: ModelSpec, prefix: str) -> Iterator[Row]:
-    assert spec.encoder is not None
-    yield Same("encoder.embed.table.weight", f"{prefix}embeddings.word_embeddings.weight")
-    yield Same("encoder.embed.position.table.weight", f"{prefix}embeddings.position_embeddings.weight")
-    yield from both("encoder.embed.norm", f"{prefix}embeddings.LayerNorm")
-    yield Unused(f"{prefix}embeddings.position_ids")
-    for i in range(spec.encoder.layers):
-        yield from renamed(f"encoder.layers.{i}", f"{prefix}transformer.layer.{i}", LAYER)
-
-
-def masked_tokens(spec: ModelSpec, prefix: str) -> Iterator[Row]:
-    yield from both("head.project", "vocab_transform")
-    yield from both("head.norm", "vocab_layer_norm")
-    yield Same("head.scores.bias", "vocab_projector.bias")
-    yield Repeated("vocab_projector.weight", same_as=f"{prefix}embeddings.word_embeddings.weight")
-
-
-def classes(spec: ModelSpec, prefix: str) -> Iterator[Row]:
-    yield from both("head.dense", "pre_classifier")
-    yield from both("head.output", "classifier")
-
-
+HEAD = {
+    "head.project": "vocab_transform",
+    "head.norm": "vocab_layer_norm",
+    "head.scores.bias": "vocab_projector.bias",
+}
 EPS = {"kind": "layer", "eps": 1e-12}
 
 FAMILIES = {
     "distilbert": Family(
         "distilbert",
-        merged(SHAPE, {"encoder": {"norm": EPS, "embed": {"norm": EPS}}}),
+        merge_trees(SHAPE, {"encoder": {"norm": EPS, "embed": {"norm": EPS}}}),
         keys=(
             Key("vocab_size", "vocab"),
             Key("n_layers", "encoder.layers"),
@@ -64,22 +46,26 @@ FAMILIES = {
             Key("dropout", ("encoder.embed.dropout", "encoder.feedforward.dropout"), 0.1),
             Key("attention_dropout", "encoder.core.dropout", 0.1),
         ),
-        table=tower,
-        tasks={
-            "DistilBertForMaskedLM": Task(
+        weights=(
+            *same(EMBEDDINGS),
+            Unused("embeddings.position_ids"),
+            *same(LAYER, "encoder.layers.*.", "transformer.layer.*."),
+        ),
+        architectures={
+            "DistilBertForMaskedLM": Architecture(
                 head=MASKED | {"norm": EPS},
-                table=masked_tokens,
+                weights=(*same(HEAD), Tied("vocab_projector.weight", ("encoder.embed.table.weight",))),
                 keys=(activation("activation", "head.activation"), Fixed("tie_word_embeddings", True)),
                 prefix="distilbert.",
             ),
-            "DistilBertForSequenceClassification": Task(
+            "DistilBertForSequenceClassification": Architecture(
                 head={"kind": "classes", "pool": "first", "dense": True, "activation": "relu"},
-                table=classes,
+                weights=same({"head.dense": "pre_classifier", "head.output": "classifier"}),
                 keys=(Labels(), Key("seq_classif_dropout", "head.dropout", 0.2)),
                 prefix="distilbert.",
             ),
             "DistilBertModel": BARE,
         },
-        silent=("sinusoidal_pos_embds", "qa_dropout", "seq_classif_dropout", "tie_word_embeddings", "tie_weights_"),
+        ignored=("sinusoidal_pos_embds", "qa_dropout", "seq_classif_dropout", "tie_word_embeddings", "tie_weights_"),
     )
 }

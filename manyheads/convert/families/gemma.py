@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from manyheads.convert.config import Fixed, Key
 from manyheads.convert.families import Family
-from manyheads.convert.families.llama import BIASES, KEYS, SHAPE, SILENT, heads, tasks, tower
+from manyheads.convert.families.llama import BIASES, IGNORED, KEYS, SHAPE, WEIGHTS, architectures, heads
 from manyheads.convert.keys import Choice, Rope, read_activation, write_activation
-from manyheads.spec import merged
+from manyheads.spec import merge_trees
 
 # the first releases say "gelu" and mean the approximation by tanh
 ACTIVATION = Key(
@@ -14,16 +14,24 @@ ACTIVATION = Key(
     reads=lambda name: "gelu-tanh" if name == "gelu" else read_activation(name),
     writes=lambda ours: "gelu_pytorch_tanh" if ours == "gelu-tanh" else write_activation(ours),
 )  # fmt: skip
-
-AGAIN = Choice("hidden_activation", "decoder.feedforward", ((None, {}), ("gelu_pytorch_tanh", {})), None)  # which some say as well
+# a second key for the same function, which some configs have
+HIDDEN_ACTIVATION = Choice("hidden_activation", "decoder.feedforward", ((None, {}), ("gelu_pytorch_tanh", {})), None)
 
 FAMILIES = {
     "gemma": Family(
         "gemma",
-        merged(SHAPE, {"decoder": {"embed": {"scale": True}, "norm": {"kind": "rms-one"}}}),
-        keys=(*KEYS, *heads(groups=16, size=256), Rope(), BIASES, ACTIVATION, AGAIN, Fixed("use_bidirectional_attention", None)),
-        table=tower,
-        tasks=tasks("Gemma", tied=True),
-        silent=SILENT,
+        merge_trees(SHAPE, {"decoder": {"embed": {"scale": True}, "norm": {"kind": "rms-one"}}}),
+        keys=(
+            *KEYS,
+            *heads(groups=16, size=256),
+            Rope(),
+            BIASES,
+            ACTIVATION,
+            HIDDEN_ACTIVATION,
+            Fixed("use_bidirectional_attention", None),
+        ),
+        weights=WEIGHTS,
+        architectures=architectures("Gemma", tied=True),
+        ignored=IGNORED,
     )
 }

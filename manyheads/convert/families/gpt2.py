@@ -1,34 +1,12 @@
-"""GPT-2: Radford et al. 2019 (and the shape of GPT-3, Brown et al. 2020). Matrices are stored in×out, with q, k and v in one."""
+"""GPT-2: Radford et al. 2019 (and GPT-3, Brown et al. 2020). Matrices are stored in×out, with q, k and v fused."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from manyheads.convert.config import Fixed, Key
-from manyheads.convert.families import BARE, Family, Task
+from manyheads.convert.families import BARE, Architecture, Family
 from manyheads.convert.keys import Choice, Labels, LastToken, activation
-from manyheads.convert.tables import class_scores, joined, scores
-from manyheads.convert.weights import Row, Same, Unused, both
-from manyheads.model.spec import ModelSpec
+from manyheads.convert.weights import QKV, Unused, fused, same, token_scores
 from manyheads.spec import Tree
-
-
-def tower(spec: ModelSpec, prefix: str) -> Iterator[Row]:
-    assert spec.decoder is not None
-    yield Same("decoder.embed.table.weight", f"{prefix}wte.weight")
-    yield Same("decoder.embed.position.table.weight", f"{prefix}wpe.weight")
-    for i in range(spec.decoder.layers):
-        ours, theirs = f"decoder.layers.{i}", f"{prefix}h.{i}"
-        yield from both(f"{ours}.residual.norms.0", f"{theirs}.ln_1")
-        yield from joined(f"{ours}.attention", f"{theirs}.attn.c_attn", transposed=True)
-        yield from both(f"{ours}.attention.output", f"{theirs}.attn.c_proj", transposed=True)
-        yield from both(f"{ours}.residual.norms.1", f"{theirs}.ln_2")
-        yield from both(f"{ours}.feedforward.up", f"{theirs}.mlp.c_fc", transposed=True)
-        yield from both(f"{ours}.feedforward.down", f"{theirs}.mlp.c_proj", transposed=True)
-        yield Unused(f"{theirs}.attn.bias")  # the causal mask, which older checkpoints hold
-        yield Unused(f"{theirs}.attn.masked_bias")
-    yield from both("decoder.norm", f"{prefix}ln_f")
-
 
 SHAPE: Tree = {
     "decoder": {
@@ -42,6 +20,9 @@ SHAPE: Tree = {
         "residual": {"kind": "pre"},
     }
 }
+EMBEDDINGS = {"decoder.embed.table": "wte", "decoder.embed.position.table": "wpe", "decoder.norm": "ln_f"}
+NORMS = {"residual.norms.0": "ln_1", "residual.norms.1": "ln_2"}
+MATRICES = {"attention.output": "attn.c_proj", "feedforward.up": "mlp.c_fc", "feedforward.down": "mlp.c_proj"}
 
 FAMILIES = {
     "gpt2": Family(
@@ -63,25 +44,33 @@ FAMILIES = {
             Fixed("scale_attn_by_inverse_layer_idx", False),
             Fixed("add_cross_attention", False),
         ),
-        table=tower,
-        tasks={
-            "GPT2LMHeadModel": Task(
+        weights=(
+            *same(EMBEDDINGS),
+            *same(NORMS, "decoder.layers.*.", "h.*."),
+            *same(MATRICES, "decoder.layers.*.", "h.*.", transposed=True),
+            fused("h.*.attn.c_attn", "decoder.layers.*.attention.", QKV, transposed=True),
+            Unused("h.*.attn.bias"),  # the causal mask, which older checkpoints hold
+            Unused("h.*.attn.masked_bias"),
+        ),
+        architectures={
+            "GPT2LMHeadModel": Architecture(
                 head={"kind": "tied"},
-                table=scores("lm_head", "wte"),
+                weights=token_scores("lm_head", "decoder.embed.table"),
                 keys=(Fixed("tie_word_embeddings", True),),
                 prefix="transformer.",
             ),
-            "GPT2ForSequenceClassification": Task(
+            "GPT2ForSequenceClassification": Architecture(
                 head={"kind": "classes", "pool": "last", "bias": False},
-                table=class_scores,
+                weights=same({"head.output": "score"}),
                 keys=(Labels(), LastToken()),
                 prefix="transformer.",
             ),
             "GPT2Model": BARE,
         },
-        silent=(
-            "is_decoder", "n_ctx", "n_special", "predict_special_tokens", "reorder_and_upcast_attn", "summary_activation",
-            "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj", "tie_word_embeddings",
+        ignored=(
+            "is_decoder", "n_ctx", "n_special", "predict_special_tokens", "reorder_and_upcast_attn",
+            "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type",
+            "summary_use_proj", "tie_word_embeddings",
         ),
         spellings=(((r"^transformer\.", ""),),),
     )

@@ -1,41 +1,45 @@
-"""GPT-NeoX and Pythia: Black et al. 2022, Biderman et al. 2023. q, k and v lie side by side within each head."""
+"""GPT-NeoX and Pythia: Black et al. 2022, Biderman et al. 2023. q, k and v are side by side within each head."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from manyheads.convert.config import Key
-from manyheads.convert.families import BARE, Family, Task
+from manyheads.convert.families import BARE, Architecture, Family
 from manyheads.convert.families.gpt2 import SHAPE
 from manyheads.convert.keys import Choice, Rope, activation, tying
-from manyheads.convert.tables import joined, scores
-from manyheads.convert.weights import Row, Same, Unused, both
+from manyheads.convert.weights import QKV, Rows, Unused, fused, same, token_scores
 from manyheads.model.spec import ModelSpec
-from manyheads.spec import merged
+from manyheads.spec import merge_trees
+
+LAYER = {
+    "residual.norms.0": "input_layernorm",
+    "residual.norms.1": "post_attention_layernorm",
+    "attention.output": "attention.dense",
+    "feedforward.up": "mlp.dense_h_to_4h",
+    "feedforward.down": "mlp.dense_4h_to_h",
+}
 
 
-def tower(spec: ModelSpec, prefix: str) -> Iterator[Row]:
+def weights(spec: ModelSpec) -> Rows:
     assert spec.decoder is not None
-    attention = spec.decoder.attention
-    yield Same("decoder.embed.table.weight", f"{prefix}embed_in.weight")
-    for i in range(spec.decoder.layers):
-        ours, theirs = f"decoder.layers.{i}", f"{prefix}layers.{i}"
-        yield from both(f"{ours}.residual.norms.0", f"{theirs}.input_layernorm")
-        yield from both(f"{ours}.residual.norms.1", f"{theirs}.post_attention_layernorm")
-        kinds = ("weight", "bias") if attention.bias else ("weight",)
-        yield from joined(f"{ours}.attention", f"{theirs}.attention.query_key_value", kinds=kinds, heads=attention.heads)
-        yield from both(f"{ours}.attention.output", f"{theirs}.attention.dense", bias=attention.output_bias)
-        yield from both(f"{ours}.feedforward.up", f"{theirs}.mlp.dense_h_to_4h")
-        yield from both(f"{ours}.feedforward.down", f"{theirs}.mlp.dense_4h_to_h")
-        for buffer in ("bias", "masked_bias", "rotary_emb.inv_freq"):  # which older checkpoints hold
-            yield Unused(f"{theirs}.attention.{buffer}")
-    yield from both("decoder.norm", f"{prefix}final_layer_norm")
+    heads = spec.decoder.attention.heads
+    return (
+        *same({"decoder.embed.table": "embed_in", "decoder.norm": "final_layer_norm"}),
+        *same(LAYER, "decoder.layers.*.", "layers.*."),
+        fused("layers.*.attention.query_key_value", "decoder.layers.*.attention.", QKV, heads=heads),
+        Unused("layers.*.attention.bias"),  # buffers that older checkpoints hold
+        Unused("layers.*.attention.masked_bias"),
+        Unused("layers.*.attention.rotary_emb.inv_freq"),
+    )
 
+
+PARALLEL = Choice(
+    "use_parallel_residual", "decoder.residual", ((True, {"kind": "parallel-norms"}), (False, {"kind": "pre"})), True
+)
 
 FAMILIES = {
     "gpt_neox": Family(
         "gpt_neox",
-        merged(SHAPE, {"decoder": {"position": {"kind": "rope"}}}),
+        merge_trees(SHAPE, {"decoder": {"position": {"kind": "rope"}}}),
         keys=(
             Key("vocab_size", "vocab"),
             Key("num_hidden_layers", "decoder.layers"),
@@ -47,14 +51,26 @@ FAMILIES = {
             Key("hidden_dropout", ("decoder.residual.dropout", "decoder.embed.dropout"), 0.0),
             Key("attention_dropout", "decoder.core.dropout", 0.0),
             Key("attention_bias", ("decoder.attention.bias", "decoder.attention.output_bias"), True),
-            Choice("use_parallel_residual", "decoder.residual", ((True, {"kind": "parallel-norms"}), (False, {"kind": "pre"})), True),
-            Rope(partial=0.25, share="rotary_pct", old=("rope_theta", "rope_scaling", "rotary_pct", "rotary_emb_base")),
+            PARALLEL,
+            Rope(
+                partial=0.25,
+                fraction="rotary_pct",
+                old=("rope_theta", "rope_scaling", "rotary_pct", "rotary_emb_base"),
+            ),
         ),
-        table=tower,
-        tasks={
-            "GPTNeoXForCausalLM": Task(table=scores("embed_out", "embed_in"), keys=(tying(False),), prefix="gpt_neox."),
+        weights=weights,
+        architectures={
+            "GPTNeoXForCausalLM": Architecture(
+                weights=token_scores("embed_out", "decoder.embed.table"), keys=(tying(False),), prefix="gpt_neox."
+            ),
             "GPTNeoXModel": BARE,
         },
-        silent=("attention_probs_dropout_prob", "classifier_dropout", "hidden_dropout_prob", "is_decoder", "tie_word_embeddings"),
+        ignored=(
+            "attention_probs_dropout_prob",
+            "classifier_dropout",
+            "hidden_dropout_prob",
+            "is_decoder",
+            "tie_word_embeddings",
+        ),
     )
 }

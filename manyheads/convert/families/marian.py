@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from manyheads.convert.config import Config, ConfigRow, Fixed, Key, Look, Placed
-from manyheads.convert.families import Family, Task
-from manyheads.convert.keys import activation
-from manyheads.convert.weights import Repeated, Row, Same, Unused, both
-from manyheads.model.spec import ModelSpec
-from manyheads.spec import Tree, merged
+from manyheads.convert.config import Config, ConfigRow, Fields, Fixed, Getter, Key
+from manyheads.convert.families import Architecture, Family
+from manyheads.convert.keys import activation, in_both
+from manyheads.convert.weights import Rows, Same, Tied, Unused, same
+from manyheads.spec import Tree, merge_trees
 
 TOWER: Tree = {
     "embed": {"kind": "tokens"},
@@ -20,73 +18,77 @@ TOWER: Tree = {
     "norm": {"kind": "layer"},
     "residual": {"kind": "post"},
 }
-SHAPE: Tree = {"encoder": TOWER, "decoder": TOWER | {"embed": {"kind": "shared"}, "mask": {"causal": True}, "cross": True}}
+SHAPE: Tree = {
+    "encoder": TOWER,
+    "decoder": TOWER | {"embed": {"kind": "shared"}, "mask": {"causal": True}, "cross": True},
+}
 
 DROPOUT: tuple[ConfigRow, ...] = (
-    Key("dropout", ("encoder.residual.dropout", "decoder.residual.dropout", "encoder.embed.dropout", "decoder.embed.dropout"), 0.1),
-    Key("attention_dropout", ("encoder.core.dropout", "decoder.core.dropout"), 0.0),
-    Key("activation_dropout", ("encoder.feedforward.dropout", "decoder.feedforward.dropout"), 0.0),
+    Key("dropout", (*in_both("residual.dropout"), *in_both("embed.dropout")), 0.1),
+    Key("attention_dropout", in_both("core.dropout"), 0.0),
+    Key("activation_dropout", in_both("feedforward.dropout"), 0.0),
 )
 KEYS: tuple[ConfigRow, ...] = (
     Key("vocab_size", "vocab"),
-    Key("d_model", ("encoder.width", "decoder.width")),
+    Key("d_model", in_both("width")),
     Key("encoder_layers", "encoder.layers"),
     Key("decoder_layers", "decoder.layers"),
     Key("encoder_attention_heads", "encoder.attention.heads"),
     Key("decoder_attention_heads", "decoder.attention.heads"),
     Key("encoder_ffn_dim", "encoder.feedforward.hidden"),
     Key("decoder_ffn_dim", "decoder.feedforward.hidden"),
-    activation("activation_function", "encoder.feedforward.activation", "decoder.feedforward.activation"),
-    Key("scale_embedding", ("encoder.embed.scale", "decoder.embed.scale"), False),
+    activation("activation_function", *in_both("feedforward.activation")),
+    Key("scale_embedding", in_both("embed.scale"), False),
     *DROPOUT,
     Fixed("tie_word_embeddings", True),
     Fixed("is_encoder_decoder", True),
 )
-SILENT = ("classifier_dropout", "classif_dropout", "encoder_layerdrop", "decoder_layerdrop", "is_decoder", "num_hidden_layers")
+IGNORED = (
+    "classifier_dropout",
+    "classif_dropout",
+    "encoder_layerdrop",
+    "decoder_layerdrop",
+    "is_decoder",
+    "num_hidden_layers",
+)
 
-
-def layers(spec: ModelSpec, prefix: str) -> Iterator[Row]:
-    """The layers of both towers."""
-    assert spec.encoder is not None
-    assert spec.decoder is not None
-    for name, tower in (("encoder", spec.encoder), ("decoder", spec.decoder)):
-        for i in range(tower.layers):
-            ours, theirs = f"{name}.layers.{i}", f"{prefix}{name}.layers.{i}"
-            attentions = [("attention", "self_attn"), ("cross", "encoder_attn")][: 2 if tower.cross else 1]
-            for at, (part, called) in enumerate(attentions):
-                for projection, named in (("query", "q_proj"), ("key", "k_proj"), ("value", "v_proj"), ("output", "out_proj")):
-                    yield from both(f"{ours}.{part}.{projection}", f"{theirs}.{called}.{named}")
-                yield from both(f"{ours}.residual.norms.{at}", f"{theirs}.{called}_layer_norm")
-            yield from both(f"{ours}.feedforward.up", f"{theirs}.fc1")
-            yield from both(f"{ours}.feedforward.down", f"{theirs}.fc2")
-            yield from both(f"{ours}.residual.norms.{len(attentions)}", f"{theirs}.final_layer_norm")
-
-
-def tower(spec: ModelSpec, prefix: str) -> Iterator[Row]:
-    yield Same("encoder.embed.table.weight", f"{prefix}shared.weight")
-    for name in ("encoder", "decoder"):
-        yield Repeated(f"{prefix}{name}.embed_tokens.weight", same_as=f"{prefix}shared.weight")
-        yield Unused(f"{prefix}{name}.embed_positions.weight")  # the sinusoids, which the config implies
-    yield from layers(spec, prefix)
-
-
-def next_tokens(spec: ModelSpec, prefix: str) -> Iterator[Row]:
-    assert isinstance(spec.vocab, int)
-    yield Same("head.bias", "final_logits_bias", shape=(1, spec.vocab))
-    yield Repeated("lm_head.weight", same_as=f"{prefix}shared.weight")
+PROJECTIONS = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "out_proj"}
+FEEDFORWARD = {"feedforward.up": "fc1", "feedforward.down": "fc2"}
+ENCODER_NORMS = {"residual.norms.0": "self_attn_layer_norm", "residual.norms.1": "final_layer_norm"}
+DECODER_NORMS = {
+    "residual.norms.0": "self_attn_layer_norm",
+    "residual.norms.1": "encoder_attn_layer_norm",
+    "residual.norms.2": "final_layer_norm",
+}
+LAYERS: Rows = (
+    *same(PROJECTIONS, "encoder.layers.*.attention.", "encoder.layers.*.self_attn."),
+    *same(ENCODER_NORMS | FEEDFORWARD, "encoder.layers.*.", "encoder.layers.*."),
+    *same(PROJECTIONS, "decoder.layers.*.attention.", "decoder.layers.*.self_attn."),
+    *same(PROJECTIONS, "decoder.layers.*.cross.", "decoder.layers.*.encoder_attn."),
+    *same(DECODER_NORMS | FEEDFORWARD, "decoder.layers.*.", "decoder.layers.*."),
+)
+EMBEDDINGS: Rows = (
+    *same({"encoder.embed.table": "shared"}),
+    Tied("encoder.embed_tokens.weight", ("encoder.embed.table.weight",)),
+    Tied("decoder.embed_tokens.weight", ("encoder.embed.table.weight",)),
+)
+TOKEN_SCORES: Rows = (
+    Same("final_logits_bias", ("head.bias",), shape=(1, -1)),
+    Tied("lm_head.weight", ("encoder.embed.table.weight",)),
+)
 
 
 @dataclass(frozen=True)
-class Begins:
-    """The token that begins an answer and fills up a batch: the config must name one, though no number depends on it."""
+class PaddingToken:
+    """The token that starts a target and pads a batch: a config must name it, though no output depends on it."""
 
     keys: tuple[str, ...] = ("pad_token_id", "decoder_start_token_id")
 
-    def read(self, config: Config) -> Placed:
+    def read(self, config: Config) -> Fields:
         return {}
 
-    def write(self, look: Look) -> Tree:
-        return dict.fromkeys(self.keys, (look("vocab") or 1) - 1)
+    def write(self, get: Getter) -> Tree:
+        return dict.fromkeys(self.keys, (get("vocab") or 1) - 1)
 
 
 SINUSOIDS: Tree = {"position": {"kind": "sinusoidal", "layout": "halves"}}
@@ -94,11 +96,11 @@ SINUSOIDS: Tree = {"position": {"kind": "sinusoidal", "layout": "halves"}}
 FAMILIES = {
     "marian": Family(
         "marian",
-        merged(SHAPE, {"encoder": SINUSOIDS, "decoder": SINUSOIDS}),
+        merge_trees(SHAPE, {"encoder": SINUSOIDS, "decoder": SINUSOIDS}),
         keys=(
             *KEYS,
             Key("decoder_vocab_size", "vocab", None),
-            Begins(),
+            PaddingToken(),
             Fixed("share_encoder_decoder_embeddings", True),
             Fixed("normalize_before", False),
             Fixed("normalize_embedding", False),
@@ -106,8 +108,15 @@ FAMILIES = {
             Fixed("static_position_embeddings", True),
             Fixed("add_bias_logits", False),
         ),
-        table=tower,
-        tasks={"MarianMTModel": Task(head={"kind": "tied", "bias": True}, table=next_tokens, prefix="model.")},
-        silent=(*SILENT, "extra_pos_embeddings", "max_position_embeddings"),
+        weights=(
+            *EMBEDDINGS,
+            Unused("encoder.embed_positions.weight"),  # sinusoids, which the config implies
+            Unused("decoder.embed_positions.weight"),
+            *LAYERS,
+        ),
+        architectures={
+            "MarianMTModel": Architecture(head={"kind": "tied", "bias": True}, weights=TOKEN_SCORES, prefix="model.")
+        },
+        ignored=(*IGNORED, "extra_pos_embeddings", "max_position_embeddings"),
     )
 }

@@ -1,31 +1,31 @@
-"""Qwen 2 and 3: Yang et al. 2024 and 2025. Biases on q, k and v alone; from 3 on norms on queries and keys instead."""
+"""Qwen 2 and 3: Yang et al. 2024 and 2025. Biases on q, k and v alone; from 3 on, norms on queries and keys instead."""
 
 from __future__ import annotations
 
 from manyheads.convert.config import Fixed, Key
 from manyheads.convert.families import Family
-from manyheads.convert.families.llama import BIASES, KEYS, SHAPE, SILENT, heads, tasks, tower
+from manyheads.convert.families.llama import BIASES, IGNORED, KEYS, SHAPE, WEIGHTS, architectures, heads
 from manyheads.convert.keys import Rope, Windows
-from manyheads.spec import merged
+from manyheads.spec import merge_trees
 
-MROPE = Fixed("use_mrope", False)  # one position a token, as texts have
+MROPE = Fixed("use_mrope", False)  # one position per token, as in texts
 NORMS = Key("rms_norm_eps", "decoder.attention.query_key_norm.eps")
 
 FAMILIES = {
     "qwen2": Family(
         "qwen2",
-        merged(SHAPE, {"decoder": {"attention": {"bias": True}}}),
+        merge_trees(SHAPE, {"decoder": {"attention": {"bias": True}}}),
         keys=(*KEYS, heads(groups=32)[0], Rope(), Windows(), MROPE),
-        table=tower,
-        tasks=tasks("Qwen2"),
-        silent=(*SILENT, "seq_length"),
+        weights=WEIGHTS,
+        architectures=architectures("Qwen2"),
+        ignored=(*IGNORED, "seq_length"),
     ),
     "qwen3": Family(
         "qwen3",
-        merged(SHAPE, {"decoder": {"attention": {"query_key_norm": {"kind": "rms"}}}}),
+        merge_trees(SHAPE, {"decoder": {"attention": {"query_key_norm": {"kind": "rms"}}}}),
         keys=(*KEYS, *heads(groups=32, size=128), Rope(), Windows(), BIASES, NORMS),
-        table=tower,
-        tasks=tasks("Qwen3"),
-        silent=SILENT,
+        weights=WEIGHTS,
+        architectures=architectures("Qwen3"),
+        ignored=IGNORED,
     ),
 }

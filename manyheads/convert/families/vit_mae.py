@@ -1,41 +1,41 @@
-"""ViT-MAE: He et al. 2022. The encoder sees some patches, a narrower decoder restores the others."""
+"""ViT-MAE: He et al. 2022. The encoder reads some patches, a narrower decoder restores the others."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from manyheads.convert.config import Key
-from manyheads.convert.families import Family, Task
-from manyheads.convert.families.vit import KEYS, SHAPE, TOWER, Picture, layers
-from manyheads.convert.families.vit import tower as encoder
+from manyheads.convert.families import Architecture, Family
+from manyheads.convert.families.vit import KEYS, LAYER, SHAPE, TOWER, ImageSize
+from manyheads.convert.families.vit import weights as encoder_weights
 from manyheads.convert.keys import activation, in_both
-from manyheads.convert.weights import Row, Same, both
+from manyheads.convert.weights import Rows, Same, same
 from manyheads.model.spec import ModelSpec
 
+DECODER = {
+    "decoder.embed.hidden": "decoder.mask_token",
+    "decoder.embed.project": "decoder.decoder_embed",
+    "decoder.norm": "decoder.decoder_norm",
+    "head.output": "decoder.decoder_pred",
+}
 
-def tower(spec: ModelSpec, prefix: str) -> Iterator[Row]:
-    yield from encoder(spec, prefix)
+
+def weights(spec: ModelSpec) -> Rows:
     assert spec.decoder is not None
-    length, width = spec.decoder.position.longest, spec.decoder.width
-    assert length is not None
-    yield Same("decoder.embed.hidden", "decoder.mask_token")
-    yield Same("decoder.embed.position.table.weight", "decoder.decoder_pos_embed", shape=(1, length, width))
-    yield from both("decoder.embed.project", "decoder.decoder_embed")
-    yield from layers("decoder", spec.decoder, "decoder.decoder_layers")
-    yield from both("decoder.norm", "decoder.decoder_norm")
-
-
-def pixels(spec: ModelSpec, prefix: str) -> Iterator[Row]:
-    yield from both("head.output", "decoder.decoder_pred")
+    shape = (1, -1, spec.decoder.width)
+    return (
+        *(row.renamed(lambda name: f"vit.{name}") for row in encoder_weights(spec)),
+        *same(DECODER),
+        Same("decoder.decoder_pos_embed", ("decoder.embed.position.table.weight",), shape=shape),
+        *same(LAYER, "decoder.layers.*.", "decoder.decoder_layers.*."),
+    )
 
 
 FAMILIES = {
     "vit_mae": Family(
         "vit_mae",
-        SHAPE | {"decoder": TOWER | {"embed": {"kind": "restored", "first": True}, "mask": {"causal": False}}},
+        SHAPE | {"decoder": TOWER | {"embed": {"kind": "mask-tokens", "class_token": True}, "mask": {"causal": False}}},
         keys=(
             *KEYS,
-            Picture(in_both("position.length"), ("encoder.embed.pixels", "head.pixels")),
+            ImageSize(in_both("position.length"), ("encoder.embed.pixels", "head.pixels")),
             Key("decoder_num_hidden_layers", "decoder.layers"),
             Key("decoder_hidden_size", "decoder.width"),
             Key("decoder_num_attention_heads", "decoder.attention.heads"),
@@ -46,9 +46,9 @@ FAMILIES = {
             Key("attention_probs_dropout_prob", in_both("core.dropout"), 0.0),
             Key("qkv_bias", in_both("attention.bias"), True),
         ),
-        table=tower,
-        tasks={"ViTMAEForPreTraining": Task(head={"kind": "pixels", "skip": 1}, table=pixels, prefix="vit.")},
-        silent=("mask_ratio", "norm_pix_loss"),
+        weights=weights,
+        architectures={"ViTMAEForPreTraining": Architecture(head={"kind": "pixels", "skip": 1})},
+        ignored=("mask_ratio", "norm_pix_loss"),
         spellings=(((r"^decoder\.decoder_layers\.", "decoder.decoder_encoder.layer."),),),
     )
 }

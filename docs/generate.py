@@ -1,0 +1,475 @@
+"""Writes docs/reference/ from the code: `python docs/generate.py`. tests/docs/test_reference.py fails if a page is stale."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+import io
+import json
+import os
+import re
+import tempfile
+import tomllib
+import typing
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parent / "reference"
+MEANINGS = Path(__file__).parent / "json_keys.toml"
+RUN_TABLES = ("run", "train", "best", "lora", "data", "tokenizer", "task", "shaping", "optim", "schedule")
+NOTE = "<!-- Generated from the code by docs/generate.py; edit the code instead. -->"
+
+
+def pages() -> dict[str, str]:
+    """The text of every page, by its file name."""
+    return {
+        "command-line.md": command_line(),
+        "run-file.md": run_file(),
+        "parts.md": parts(),
+        "python.md": python_api(),
+        "json.md": json_outputs(),
+        "errors.md": errors(),
+    }
+
+
+def page(title: str, introduction: str, *blocks: str) -> str:
+    return "\n\n".join((NOTE, f"# {title}", introduction, *(block for block in blocks if block))) + "\n"
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    lines = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
+    lines += [f"| {' | '.join(cell(value) for value in row)} |" for row in rows]
+    return "\n".join(lines)
+
+
+def cell(value: Any) -> str:
+    """One line, in which a bar or an angle bracket is text."""
+    text = " ".join(str(value).split())
+    pieces = re.split(r"(`[^`]*`)", text.replace("|", "\\|"))
+    return "".join(one if one.startswith("`") else one.replace("<", "&lt;").replace("*", "\\*") for one in pieces)
+
+
+def code(value: Any) -> str:
+    return f"`{value}`" if str(value) else ""
+
+
+def paragraphs(text: str) -> str:
+    """A docstring as Markdown: paragraphs on one line each; lists, and lines such as `name: meaning`, as lists."""
+    blocks = inspect.cleandoc(text or "").split("\n\n")
+    return "\n\n".join(as_list(block) or " ".join(block.split()) for block in blocks)
+
+
+def as_list(block: str) -> str:
+    if block.startswith("- "):
+        return block
+    items = re.split(r"\n(?=[a-z_, ]+: )", block)
+    is_list = len(items) > 1 and all(re.match(r"[a-z_, ]+: ", item) for item in items)
+    return "\n".join(f"- {' '.join(item.split())}" for item in items) if is_list else ""
+
+
+# -------------------------------------------------------------------------------------------------------- command line
+
+
+def command_line() -> str:
+    import typer
+
+    from manyheads.cli import console
+
+    for verb in console.VERBS:
+        __import__(f"manyheads.cli.{verb}")
+    root: Any = typer.main.get_command(console.app)
+    introduction = (
+        "Results go to standard output; progress, notes and errors go to standard error. "
+        "`-h` and `--help` show this text for each verb. `--debug`, before or after the verb, shows the traceback of an error. "
+        "An error is one sentence; with `--json` it is one JSON object. [Exit statuses and codes](errors.md)."
+    )
+    blocks = [command_block(f"manyheads {name}", command) for name, command in all_commands(root)]
+    return page("Command line", introduction, *blocks)
+
+
+def all_commands(group: Any) -> Iterator[tuple[str, Any]]:
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from ((f"{name} {inner}", one) for inner, one in all_commands(command))
+        else:
+            yield name, command
+
+
+def command_block(name: str, command: Any) -> str:
+    arguments = [one for one in command.params if one.param_type_name == "argument"]
+    options = [one for one in command.params if one.param_type_name == "option" and one.name != "help"]
+    rows = [(code(argument_name(one)), one.help or "", default_of(one)) for one in arguments]
+    rows += [(", ".join(code(opt) for opt in one.opts) + metavar(one), one.help or "", default_of(one)) for one in options]
+    usage = " ".join((name, *map(argument_name, arguments), "[OPTIONS]"))
+    help_text = re.sub(r"\bExamples?: (.*)", examples, paragraphs(command.help))
+    return "\n\n".join((f"## {name}", f"```text\n{usage}\n```", help_text, table(("option", "meaning", "default"), rows)))
+
+
+def examples(match: re.Match[str]) -> str:
+    return "Examples: " + " · ".join(code(one) for one in match[1].split(" · "))
+
+
+def argument_name(argument: Any) -> str:
+    name = (argument.metavar or argument.name.upper()).strip("[]{}")
+    name += "…" if argument.nargs == -1 and not name.endswith("…") else ""
+    return name if argument.required else f"[{name}]"
+
+
+def metavar(option: Any) -> str:
+    if option.is_flag:
+        return ""
+    return f" `{option.metavar or 'NUMBER'}`"
+
+
+def default_of(parameter: Any) -> str:
+    if parameter.required:
+        return "required"
+    return "" if parameter.default is None or parameter.default is False else code(parameter.default)
+
+
+# ---------------------------------------------------------------------------------------------------- tables and slots
+
+
+def entries() -> list[dict[str, Any]]:
+    from manyheads.cli.show import list_parts
+
+    return list_parts()
+
+
+def run_file() -> str:
+    introduction = (
+        "A run file is TOML: model, data, tokenizer, task, and how to train. The keys at its top are those of `run`; "
+        "a field with a table, such as `train`, is a table of the file. A slot takes one kind: "
+        '`optim = "adamw"` or `optim = { kind = "adamw", lr = 1e-3 }`. '
+        "The model is described by [parts](parts.md). `manyheads show NAME` prints each table below."
+    )
+    by_name = {entry["slot"]: entry for entry in entries()}
+    return page("Run file", introduction, *(entry_block(by_name[name]) for name in RUN_TABLES))
+
+
+def parts() -> str:
+    from manyheads import metrics  # noqa: F401  (registers them)
+    from manyheads.metrics.metric import METRICS
+
+    introduction = (
+        "Every table of a model description, every slot with its kinds, and the metrics. A table has fields; a slot takes one "
+        'kind: `"rope"` or `{ kind = "rope", theta = 1e6 }`. `manyheads show parts` prints the same, with your own parts '
+        "if you name their file with `--parts`."
+    )
+    blocks = [entry_block(entry) for entry in entries() if entry["slot"] not in RUN_TABLES]
+    rows = [
+        (code(one.name), one.group, "higher" if one.higher_is_better else "lower", summary(one.function))
+        for one in METRICS.values()
+    ]
+    text = "`evaluate` reports the metrics of the task's group; `train.best.metric` names one that the task validates."
+    metric_block = "\n\n".join(("## metrics", text, table(("metric", "group", "better", "meaning"), rows)))
+    return page("Parts", introduction, *blocks, metric_block)
+
+
+def entry_block(entry: dict[str, Any]) -> str:
+    blocks = [f"## {entry['slot']}", cell(entry["meaning"])]
+    if entry.get("fields"):
+        blocks.append(field_table(entry["fields"]))
+    for kind in entry["kinds"]:
+        default = " (default)" if kind["default"] else ""
+        blocks.append(f"**`{kind['kind']}`**{default}: {cell(kind['formula'])}")
+        if kind["fields"]:
+            blocks.append(field_table(kind["fields"]))
+    return "\n\n".join(blocks)
+
+
+def field_table(fields: Sequence[dict[str, Any]]) -> str:
+    rows = [(code(one["field"]), one["type"], default_value(one["default"]), one["meaning"]) for one in fields]
+    return table(("field", "type", "default", "meaning"), rows)
+
+
+def default_value(value: Any) -> str:
+    return "" if value is None or value == [] else code(json.dumps(value, ensure_ascii=False))
+
+
+# -------------------------------------------------------------------------------------------------------------- Python
+
+
+def python_api() -> str:
+    import manyheads
+
+    introduction = (
+        "What `import manyheads` gives. Names are imported on first use. Every error is a `ManyheadsError`, "
+        "which is a `ValueError` with a `code`, an `exit_status` and a `hint`."
+    )
+    blocks = []
+    for name in sorted(manyheads.__all__, key=str.lower):
+        value = getattr(manyheads, name)
+        blocks.append(class_block(name, value) if inspect.isclass(value) else function_block(name, value))
+    return page("Python", introduction, *blocks)
+
+
+def function_block(name: str, function: Any) -> str:
+    signature = f"```text\nmanyheads.{name}{signature_of(function)}\n```"
+    return "\n\n".join((f"## {name}", signature, paragraphs(function.__doc__)))
+
+
+def class_block(name: str, value: type) -> str:
+    """A class with its own public attributes, properties and methods."""
+    rows: list[tuple[str, str]] = []
+    for attribute, member in vars(value).items():
+        function = getattr(member, "fget", None) or getattr(member, "func", None) or getattr(member, "__func__", member)
+        function = inspect.unwrap(function) if callable(function) else function
+        if attribute.startswith("_") or not (inspect.isfunction(function) and function.__doc__):
+            continue
+        is_value = isinstance(member, property) or hasattr(member, "func")
+        rows.append((code(attribute if is_value else f"{attribute}{signature_of(function)}"), summary(function)))
+    blocks = [f"## {name}", paragraphs(value.__doc__ or "")]
+    if dataclasses.is_dataclass(value):
+        fields = ", ".join(code(field.name) for field in dataclasses.fields(value))
+        blocks.append(f"Fields: {fields}.")
+    return "\n\n".join([*blocks, table(("member", "meaning"), rows)] if rows else blocks)
+
+
+def signature_of(function: Any) -> str:
+    """Parameters and result, with the modules of types left out."""
+    signature, names, starred = inspect.signature(function), list[str](), False
+    for one in signature.parameters.values():
+        if one.name in ("self", "cls"):
+            continue
+        if one.kind is one.KEYWORD_ONLY and not starred:
+            names.append("*")
+        starred = starred or one.kind in (one.KEYWORD_ONLY, one.VAR_POSITIONAL)
+        prefix = {one.VAR_POSITIONAL: "*", one.VAR_KEYWORD: "**"}.get(one.kind, "")
+        default = "" if one.default is one.empty else " = …" if callable(one.default) else f" = {one.default!r}"
+        names.append(f"{prefix}{one.name}: {one.annotation}{default}")
+    text = f"({', '.join(names)}) -> {signature.return_annotation}"
+    return re.sub(r"\b(?:[a-z_]+\.)+([A-Z]\w*)", r"\1", text)
+
+
+def summary(function: Any) -> str:
+    return paragraphs(function.__doc__ or "").split("\n\n", maxsplit=1)[0]
+
+
+# ---------------------------------------------------------------------------------------------------------------- JSON
+
+
+def json_outputs() -> str:
+    from manyheads.train import events
+
+    introduction = (
+        "What `--json` prints: one object on one line, on standard output, with `schema` = 1. The keys below are those of real "
+        "commands. `*` stands for any name, `[]` for each element of a list. `predict` with many texts prints one object per line. "
+        "An error is one object on standard error."
+    )
+    meanings = tomllib.loads(MEANINGS.read_text(encoding="utf-8"))
+    outputs = real_outputs()
+    assert set(outputs) == set(meanings), f"{MEANINGS.name} and the commands differ: {set(outputs) ^ set(meanings)}"
+    blocks = [output_block(name, outputs[name], meanings[name]) for name in meanings]
+    text = "Each line is one event: `event`, its name, and the fields of that event."
+    rows = [event_row(event) for event in typing.get_args(events.Event)]
+    event_block = "\n\n".join(("## metrics.jsonl", text, table(("event", "fields", "meaning"), rows)))
+    return page("JSON output", introduction, *blocks, event_block)
+
+
+def event_row(event: type) -> tuple[str, str, str]:
+    from manyheads.train.events import to_line
+
+    fields = [field.name for field in dataclasses.fields(event)]  # type: ignore[arg-type]
+    name = to_line(event(**dict.fromkeys(fields, 0)))["event"]
+    return code(name), ", ".join(map(code, fields)), paragraphs(event.__doc__ or "")
+
+
+def output_block(name: str, outputs: Sequence[Any], meanings: dict[str, str]) -> str:
+    """A row per path. A key without a meaning, or a meaning without a key, is an error."""
+    types: dict[str, set[str]] = {}
+    unknown: list[str] = []
+    for output in outputs:
+        for path, value in walk(output, meanings, unknown):
+            types.setdefault(path, set()).add(type_name(value))
+    assert not unknown, f"{MEANINGS.name}, [{json.dumps(name)}] has no {unknown}"
+    unused = set(meanings) - set(types)
+    assert not unused, f"{MEANINGS.name}, [{json.dumps(name)}]: no output has {unused}"
+    rows = [(code(path), " or ".join(sorted(types[path])), meaning) for path, meaning in meanings.items()]
+    return "\n\n".join((f"## {name}", table(("key", "type", "meaning"), rows)))
+
+
+def walk(value: Any, meanings: dict[str, str], unknown: list[str], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every described path with its value; a described path without described ones inside is not looked into."""
+    if isinstance(value, list):
+        items = [((f"{path}[]",), one) for one in value]
+    else:
+        items = [((f"{path}.{key}".lstrip("."), f"{path}.*".lstrip(".")), one) for key, one in value.items() if key != "schema"]
+    for names, inner in items:
+        inside = {name for name in names for one in meanings if one.startswith((f"{name}.", f"{name}["))}
+        known = next((name for name in names if name in meanings or name in inside), None)
+        if known is None:
+            unknown.append(names[0])
+            continue
+        if known in meanings:
+            yield known, inner
+        if known in inside and isinstance(inner, dict | list):
+            yield from walk(inner, meanings, unknown, known)
+
+
+def type_name(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "boolean"
+    names = {int: "number", float: "number", str: "text", dict: "object", list: "list"}
+    return names[type(value)]
+
+
+TINY = """
+[model]
+vocab = "tokenizer"
+[model.{tower}]
+layers = 1
+width = 8
+attention = {{ kind = "heads", heads = 2 }}
+feedforward = {{ kind = "mlp", hidden = 8 }}
+{more}
+[train]
+steps = 2
+eval_rows = 4
+"""
+SEQUENCE = """
+[model.decoder]
+like = "encoder"
+embed = "shared"
+cross = true
+[data]
+kind = "sequence"
+count = 200
+validation_count = 20
+[task]
+kind = "copy"
+"""
+TEXT = """
+[data]
+kind = "biographies"
+people = 60
+[task]
+kind = "{task}"
+"""
+LABELS = """
+[model.head]
+kind = "classes"
+classes = "data"
+[data]
+kind = "labels"
+path = "reviews.jsonl"
+[task]
+kind = "classify"
+"""
+VECTOR = """
+[data]
+kind = "sequence"
+count = 100
+validation_count = 20
+[task]
+kind = "retrieval"
+"""
+
+
+def real_outputs() -> dict[str, list[Any]]:
+    """The objects that each command prints for tiny models, trained in a temporary folder."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        runs = {
+            "copy": TINY.format(tower="encoder", more=SEQUENCE),
+            "causal": TINY.format(tower="decoder", more=TEXT.format(task="causal")),
+            "masked": TINY.format(tower="encoder", more=TEXT.format(task="masked")),
+            "classify": TINY.format(tower="encoder", more=LABELS),
+            "retrieval": TINY.format(tower="encoder", more=VECTOR).replace("[model]\n", '[model]\nhead = "none"\n', 1),
+        }
+        rows = [{"text": f"{word} film", "label": word} for word in ("good", "bad") for _ in range(20)]
+        Path("reviews.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        trained, predicted, evaluated = [], [], []
+        for name, text in runs.items():
+            Path(f"{name}.toml").write_text(text)
+            trained += call("train", f"{name}.toml", "--output", name)
+            predicted += call("predict", name, "a <mask> b" if name == "masked" else "a b", "--max-new-tokens", "2")
+            evaluated += call("evaluate", name, "--rows", "4", "--examples", "1", "--max-new-tokens", "2")
+        return {
+            "manyheads show": call("show"),
+            "manyheads show MODEL": [*call("show", "transformer-base"), *call("show", "bert-base")],
+            "manyheads show parts": call("show", "parts"),
+            "manyheads new": call("new", "copy", "--minutes", "0.001"),
+            "manyheads train": trained,
+            "manyheads train --dry-run": call("train", "copy.toml", "--dry-run"),
+            "manyheads compare": call("compare", "copy.toml", "position=none,rope", "--seeds", "2", "-o", "grid"),
+            "manyheads predict": predicted,
+            "manyheads evaluate": evaluated,
+            "manyheads export": call("export", "copy", "out", "--to", "manyheads"),
+            "manyheads audit": call("audit", "copy"),
+            "manyheads data show": [*call("data", "show", "copy.toml"), *call("data", "show", "classify.toml")],
+            "manyheads data prepare": call("data", "prepare", "copy.toml", "--output", "ids"),
+            "an error": [json.loads(error_line("show", "nosuch"))],
+        }
+
+
+def call(*arguments: str) -> list[Any]:
+    """What a verb prints with --json."""
+    output, errors = run_verb(*arguments)
+    assert output, f"manyheads {' '.join(arguments)} printed nothing: {errors}"
+    return [json.loads(line) for line in output.splitlines()]
+
+
+def error_line(*arguments: str) -> str:
+    return run_verb(*arguments)[1].splitlines()[-1]
+
+
+def run_verb(*arguments: str) -> tuple[str, str]:
+    import sys
+
+    from manyheads.cli.console import main
+
+    output, errors, argv = io.StringIO(), io.StringIO(), sys.argv
+    sys.argv = ["manyheads", *arguments, "--json"]
+    try:
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors), contextlib.suppress(SystemExit):
+            main()
+    finally:
+        sys.argv = argv
+    return output.getvalue(), errors.getvalue()
+
+
+# -------------------------------------------------------------------------------------------------------------- errors
+
+
+def errors() -> str:
+    from manyheads import errors as module
+    from manyheads.train.signals import EXIT_STATUS
+
+    introduction = (
+        "Every error has a class in `manyheads.errors`, a stable code and an exit status. All are `ManyheadsError`, which is a "
+        "`ValueError`. `str(error)` is one sentence; `error.hint` says what to do next. "
+        'With `--json`: `{"schema": 1, "error": {"code": …, "message": …, "hint": …}}` on standard error.'
+    )
+    classes = [one for one in vars(module).values() if inspect.isclass(one) and issubclass(one, module.ManyheadsError)]
+    rows = [(code(one.code), code(one.__name__), one.exit_status, paragraphs(one.__doc__ or "")) for one in classes[1:]]
+    statuses = table(("exit status", "meaning"), exit_statuses(EXIT_STATUS))
+    return page("Errors", introduction, "## Exit statuses", statuses, "## Codes", table(("code", "class", "exit", "meaning"), rows))
+
+
+def exit_statuses(signals: dict[str, int]) -> list[tuple[str, str]]:
+    return [
+        ("0", "success"),
+        ("1", "an unexpected error, a run that diverged, or a law that `audit` found broken"),
+        ("2", "a wrong argument, option or run file"),
+        ("3", "data that cannot be used"),
+        ("4", "a model file that is broken or must not be trusted"),
+        ("5", "not enough disk or memory"),
+        (str(signals["terminated"]), "stopped by SIGTERM, and saved if a step was made; the same command resumes"),
+        (str(signals["interrupted"]), "stopped by Ctrl-C"),
+        ("143", "stopped by a second SIGTERM, without saving"),
+    ]
+
+
+def main() -> None:
+    FOLDER.mkdir(exist_ok=True)
+    for name, text in pages().items():
+        (FOLDER / name).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    main()

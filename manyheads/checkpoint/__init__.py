@@ -1,0 +1,1 @@
+"""A checkpoint of any form: its model, its tokenizer and what belongs to them."""

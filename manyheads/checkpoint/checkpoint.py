@@ -1,0 +1,380 @@
+"""A checkpoint, from any path or made in memory: its model and tokenizer, asked with texts or token ids."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from manyheads.convert.fairseq.model import CHECKPOINT, read_fairseq
+from manyheads.convert.gguf.model import chat_template, read_gguf
+from manyheads.convert.hf import FLOATS, Origin, read_folder, read_tokenizer, read_tokenizer_config
+from manyheads.convert.hub import download, is_name
+from manyheads.convert.pooling import Pooling, read_pooling
+from manyheads.errors import (
+    CheckpointNotFoundError,
+    CheckpointTokenizerError,
+    HashMismatchError,
+    InputError,
+    InputLengthError,
+    InputShapeError,
+    UnsupportedError,
+    UsageError,
+)
+from manyheads.files.manifest import TRAINER, verify_manifest
+from manyheads.files.read import explain_read_errors, safe_join
+from manyheads.generate.decoding import GenerationConfig, generation_config, read_generation_config
+from manyheads.model.build import Model, check_device
+from manyheads.model.record import record_hidden_states
+from manyheads.model.spec import ModelSpec
+from manyheads.model.transformer import Transformer
+from manyheads.parts.inputs import Inputs
+from manyheads.spec import Tree, quoted
+
+BATCH_TOKENS = 2048  # per batch, padding included, one row per beam
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model, its tokenizer if it has one, and the files it came with. Nothing in it changes after it is made."""
+
+    model: Model
+    tokenizer: Any = None  # a tokenizers.Tokenizer
+    origin: Origin | None = None
+    pooling: Pooling | None = None
+    path: Path | None = None  # the folder with config.json, if it was read from one
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self.model.spec
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    @property
+    def config(self) -> Tree:
+        return self.origin.config if self.origin else {}
+
+    @property
+    def tokenizer_config(self) -> Tree:
+        return read_tokenizer_config(self.origin.extra_files) if self.origin else {}
+
+    @property
+    def task(self) -> str | None:
+        """The kind of the task it was trained for, if a run recorded it."""
+        kind = self.config.get("task")
+        return kind if isinstance(kind, str) else None
+
+    @cached_property
+    def generation_config(self) -> GenerationConfig:
+        """The checkpoint's own settings of generation."""
+        return read_generation_config(self.config, self.origin.extra_files) if self.origin else GenerationConfig()
+
+    @property
+    def chat_template(self) -> str | None:
+        """The Jinja template that turns a conversation into one text, if the checkpoint has one."""
+        return chat_template(self.origin.extra_files) if self.origin else None
+
+    @property
+    def max_positions(self) -> int | None:
+        """The maximum number of input tokens (of the source, if it has one); None if there is no limit."""
+        tower = self.spec.encoder or self.spec.decoder
+        return tower.max_positions if tower else None
+
+    @property
+    def max_target_positions(self) -> int | None:
+        """The maximum number of decoder tokens; None if there is no limit."""
+        return self.spec.decoder.max_positions if self.spec.decoder else None
+
+    @property
+    def has_source(self) -> bool:
+        """Whether it generates a target for a source, rather than continuing its input."""
+        return self.spec.shape == "encoder–decoder" or (self.spec.recurrent is not None and self.spec.recurrent.source)
+
+    @cached_property
+    def labels(self) -> dict[int, str]:
+        """The names of the classes by index, as the config gives them."""
+        return {int(index): str(name) for index, name in (self.config.get("id2label") or {}).items()}
+
+    # -------------------------------------------------------------------------------------------------------- tensors
+
+    @torch.no_grad()
+    def logits(
+        self, ids: Tensor, target: Tensor | None = None, padding: Tensor | None = None, **more: Tensor
+    ) -> Tensor:
+        """The head's output, B×L×V for tokens. With a source, `ids` and `padding` are the source's."""
+        inputs = Inputs(ids, padding=padding, **more).to(self.device)  # type: ignore[arg-type]
+        if not self.has_source:
+            if target is not None:
+                raise UsageError(f"a target was given, but this {self.spec.shape} has no source")
+            return self.model(inputs)
+        if target is None:
+            raise UsageError(f"this model is an {self.spec.shape}: give a source and a target")
+        return self.model(Inputs.of(target).to(self.device), inputs)
+
+    @torch.no_grad()
+    def hidden(
+        self, ids: Tensor, target: Tensor | None = None, padding: Tensor | None = None, **more: Tensor
+    ) -> list[Tensor]:
+        """The embeddings and the output of every layer, the last after the final norm; the encoder's come first."""
+        if not isinstance(self.model, Transformer):
+            raise UnsupportedError(f"only a transformer has layers to read; this model is {self.spec.shape}")
+        with record_hidden_states(self.model) as states:
+            self.logits(ids, target, padding, **more)
+        return states
+
+    @torch.no_grad()
+    def embed(self, texts: str | Sequence[str]) -> Tensor:
+        """One vector per text: the head's, the folder's pooling, or the mean over the tokens."""
+        self.check_reads_text()
+        return self.pool(
+            self.pad([encoding.ids for encoding in self.encode([texts] if isinstance(texts, str) else texts)])
+        )
+
+    def pool(self, inputs: Inputs) -> Tensor:
+        shapes = ("encoder", "decoder") if self.pooling else ("encoder",)
+        if not isinstance(self.model, Transformer) or self.spec.shape not in shapes:
+            raise UnsupportedError(
+                f"one vector per text needs an encoder, or a decoder with a pooling; this model is {self.spec.shape}"
+            )
+        return self.model.embed_sequences(inputs, self.pooling.pool if self.pooling else None)
+
+    def pad(self, rows: Sequence[Sequence[int]], *, left: bool = False) -> Inputs:
+        """Rows of ids as one batch, padded on the right or on the left."""
+        length = max(map(len, rows), default=0)
+        gaps = [[True] * (length - len(row)) for row in rows]
+        ids = [[*map(int, gap), *row] if left else [*row, *map(int, gap)] for gap, row in zip(gaps, rows, strict=True)]
+        masks = [[False] * len(row) for row in rows]
+        padding = [[*gap, *mask] if left else [*mask, *gap] for gap, mask in zip(gaps, masks, strict=True)]
+        return Inputs(torch.tensor(ids), padding=torch.tensor(padding) if any(gaps) else None).to(self.device)
+
+    # ---------------------------------------------------------------------------------------------------------- texts
+
+    def encode(self, texts: Sequence[str]) -> list[Any]:
+        """The tokenizer's encoding of each text; `overflowing` holds what a run's tokenizer truncated."""
+        if self.tokenizer is None:
+            raise CheckpointTokenizerError("this checkpoint has no tokenizer: give token ids")
+        check_texts(texts)
+        encodings: list[Any] = self.tokenizer.encode_batch(list(texts))
+        for index, encoding in enumerate(encodings):
+            self.check_length(len(encoding.ids), index)
+        return encodings
+
+    def encode_with_special(self, texts: Sequence[str], names: Sequence[str]) -> list[list[int]]:
+        """The ids of texts in which these special tokens are recognised, though the tokenizer takes them for text."""
+        check_texts(texts)
+        special = self._special_tokenizer
+        tokens = {name: special.encode(name, add_special_tokens=False) for name in names}
+        between = re.compile(f"({'|'.join(map(re.escape, names))})")
+        rows = []
+        for index, text in enumerate(texts):
+            pieces = [
+                tokens[piece] if piece in tokens else self.tokenizer.encode(piece, add_special_tokens=False)
+                for piece in between.split(text)
+            ]
+            rows.append(self.tokenizer.post_process(type(pieces[0]).merge(pieces)).ids)
+            self.check_length(len(rows[-1]), index)
+        return rows
+
+    @cached_property
+    def _special_tokenizer(self) -> Any:
+        """A copy of the tokenizer that recognises special tokens; the tokenizer itself is never changed."""
+        return copy_tokenizer(self.tokenizer, encode_special_tokens=False)
+
+    def truncated(self, max_length: int | None) -> Checkpoint:
+        """The same with a tokenizer that truncates texts, and takes the names of special tokens in a text for text."""
+        if self.tokenizer is None:
+            return self
+        tokenizer = copy_tokenizer(self.tokenizer, encode_special_tokens=True)
+        if max_length is not None:
+            tokenizer.enable_truncation(max_length)
+        return replace(self, tokenizer=tokenizer)
+
+    def decode(self, ids: Sequence[int]) -> Any:
+        """The text of ids; the ids themselves without a tokenizer."""
+        return list(ids) if self.tokenizer is None else self.tokenizer.decode(list(ids))
+
+    def check_length(self, count: int, index: int = 0) -> None:
+        if not count:
+            raise InputLengthError("the text is empty: give at least one token", index)
+        if self.max_positions is not None and count > self.max_positions:
+            raise InputLengthError(
+                f"the text has {count:,} tokens and the model has {self.max_positions:,} positions", index
+            )
+
+    def check_reads_text(self) -> None:
+        tower = self.spec.encoder or self.spec.decoder
+        if tower and tower.embed.reads == "patches":
+            raise UnsupportedError(
+                "this model reads images, not texts: use load(...).logits(patches), batch × patches × pixels"
+            )
+
+    # ----------------------------------------------------------------------------------------------------- generation
+
+    def generate(self, text: str | Sequence[int] | Sequence[str], **settings: Any) -> Any:
+        """Generates after a text, or for a source: a text for a text, ids for ids, a list for a list of texts.
+
+        Settings are those of `generation_config`: max_new_tokens, temperature, seed, num_beams, length_penalty, … Each
+        text of a list gives what it would give alone.
+        """
+        config = generation_config(self.generation_config, **settings)
+        self.check_reads_text()
+        if isinstance(text, str):
+            return self.generate([text], **settings)[0]
+        if isinstance(text, Sequence) and text and all(isinstance(one, str) for one in text):
+            rows = [encoding.ids for encoding in self.encode(text)]  # type: ignore[arg-type]
+            outputs = dict(self.generate_ids(rows, config))
+            return [self.tokenizer.decode(outputs[i]) for i in range(len(text))]
+        ((_, ids),) = self.generate_ids([checked_ids(text)], config)  # type: ignore[arg-type]
+        return ids
+
+    def generate_ids(self, rows: Sequence[list[int]], config: GenerationConfig) -> Iterator[tuple[int, list[int]]]:
+        """The new ids for each row, with its index, as they are ready; rows of similar length share a batch."""
+        start = config.decoder_start_token_id
+        if self.has_source and start is None:
+            raise UnsupportedError("the checkpoint has no decoder_start_token_id; pass decoder_start_token_id=ID")
+        first = [] if start is None else checked_ids([start])
+        groups: dict[tuple[int, int], list[int]] = {}
+        for i, row in enumerate(rows):
+            groups.setdefault(self.room(len(row), config.max_new_tokens), []).append(i)
+        for (max_new_tokens, _), group in groups.items():
+            limited = replace(config, max_new_tokens=max_new_tokens)
+            for batch in batches([len(rows[i]) for i in group], BATCH_TOKENS // config.decoding.beams):
+                index = [group[i] for i in batch]
+                inputs = self.pad([rows[i] for i in index], left=not self.has_source)
+                rng = [rng_for(config.seed, rows[i], self.device) for i in index]
+                prompt = self.pad([first] * len(index)) if self.has_source else inputs
+                source = inputs if self.has_source else None
+                outputs = config.decoding.generate(self.model, prompt, source, config=limited, rng=rng)
+                yield from ((i, config.without_eos(ids)) for i, ids in zip(index, outputs, strict=True))
+
+    def room(self, length: int, max_new_tokens: int) -> tuple[int, int]:
+        """How many tokens may follow, up to the last position; and what else must be equal within a batch."""
+        length = 1 if self.has_source else length
+        limit = self.max_target_positions
+        if limit is not None and length <= limit:
+            max_new_tokens = min(max_new_tokens, limit - length + 1)
+        tower = self.spec.decoder
+        by_span = tower is not None and any(layer.position.needs_final_length for layer in tower.expanded_layers())
+        return max_new_tokens, length if by_span else 0
+
+
+def copy_tokenizer(tokenizer: Any, *, encode_special_tokens: bool) -> Any:
+    from tokenizers import Tokenizer
+
+    copy = Tokenizer.from_str(tokenizer.to_str())
+    copy.encode_special_tokens = encode_special_tokens
+    return copy
+
+
+def check_texts(texts: Sequence[str]) -> None:
+    for index, text in enumerate(texts):
+        if not isinstance(text, str) or any("\ud800" <= c <= "\udfff" for c in text):
+            raise InputError(f"given {quoted(text)}, expected a text of Unicode characters", index)
+
+
+def checked_ids(ids: Sequence[int]) -> list[int]:
+    try:
+        row: list[int] = torch.tensor([list(ids)])[0].tolist()
+    except (TypeError, ValueError, RuntimeError):  # not iterable, nested, or too large
+        raise InputShapeError(f"given {quoted(ids)}, expected a text or a list of token ids") from None
+    return row
+
+
+def rng_for(seed: int, ids: Sequence[int], device: torch.device) -> torch.Generator:
+    """A generator for one text: a function of the seed and the text, whatever else is in its batch."""
+    digest = hashlib.blake2b(f"{seed} {ids}".encode(), digest_size=8).digest()
+    return torch.Generator(device).manual_seed(int.from_bytes(digest, "little") >> 1)
+
+
+def batches(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
+    """Rows that share a batch: of similar length, the longest first, up to `max_tokens` with padding."""
+    order, start = sorted(range(len(lengths)), key=lambda i: -lengths[i]), 0
+    while start < len(order):
+        end = start + max(1, max_tokens // max(1, lengths[order[start]]))
+        yield order[start:end]
+        start = end
+
+
+# -------------------------------------------------------------------------------------------------------------- loading
+
+
+def load(
+    path: str | Path,
+    *,
+    dtype: torch.dtype | None = None,
+    device: str | torch.device = "cpu",
+    allow_nonfinite: bool = False,
+    copy: bool = False,
+    verify: bool = False,
+) -> Checkpoint:
+    """Loads a Hugging Face folder, OWNER/NAME on the Hub, a GGUF file, a run or a fairseq folder. Nothing is executed.
+
+    Weights in safetensors are memory-mapped: the file must not change while the model is used, unless `copy` is set.
+    With `verify`, the files of a run's checkpoint are compared with the hashes that were saved with them.
+    """
+    if dtype not in (None, *FLOATS):
+        raise UsageError(
+            f"dtype is {quoted(dtype)}, expected {', '.join(map(str, FLOATS))}, or None for the stored one"
+        )
+    device = check_device(device)
+    path = check_path(path)
+    with explain_read_errors(path):
+        if verify and (fault := manifest_fault(path)):
+            raise HashMismatchError(f"{fault}: this checkpoint is not what its run saved")
+        checkpoint = read_checkpoint_at(path, dtype=dtype, allow_nonfinite=allow_nonfinite, copy=copy)
+    checkpoint.model.to(device)
+    return checkpoint
+
+
+def check_path(path: str | Path) -> Path:
+    if not isinstance(path, str | Path) or not str(path):
+        raise UsageError(f"given {quoted(path)}, expected the path of a folder or a file")
+    return Path(path)
+
+
+def read_checkpoint_at(path: Path, *, dtype: torch.dtype | None, allow_nonfinite: bool, copy: bool) -> Checkpoint:
+    """Any form, each by its own reader."""
+    if not os.path.exists(path):
+        if not is_name(str(path)) or os.path.isdir(path.parts[0]):  # a mistyped path is not a name on the Hub
+            raise CheckpointNotFoundError(f"no folder or file {path}")
+        path = download(str(path))
+    path = checkpoint_dir(path)
+    if path.suffix == ".gguf" and not path.is_dir():
+        model, origin, tokenizer = read_gguf(path, dtype=dtype, allow_nonfinite=allow_nonfinite)
+        return Checkpoint(model, tokenizer, origin)
+    if (path.suffix == ".pt" and not path.is_dir()) or path.joinpath(*CHECKPOINT).is_file():
+        model, origin, tokenizer = read_fairseq(path, dtype=dtype, allow_nonfinite=allow_nonfinite)
+        return Checkpoint(model, tokenizer, origin)
+    from_run = (path / TRAINER).is_file()
+    model, origin = read_folder(path, dtype=dtype, allow_nonfinite=allow_nonfinite, copy=copy)
+    tokenizer = read_tokenizer(path, origin.extra_files, keep_truncation=from_run)
+    pooling = read_pooling(origin.extra_files) if "modules.json" in origin.extra_files else None
+    return Checkpoint(model, tokenizer, origin, pooling, path)
+
+
+def manifest_fault(path: Path) -> str | None:
+    """What differs from the manifest of a run's checkpoint; None for any other path."""
+    folder = checkpoint_dir(path)
+    return verify_manifest(folder, optimizer=False) if (folder / TRAINER).is_file() else None
+
+
+def checkpoint_dir(folder: Path) -> Path:
+    """The best checkpoint of a run that selects one, else its latest; any other path as it is."""
+    checkpoints = folder / "checkpoints"
+    for pointer in (checkpoints / "best", checkpoints / "latest"):
+        if pointer.is_file():
+            with pointer.open(encoding="utf-8", errors="replace") as file:
+                return safe_join(checkpoints, file.read(100))
+    if (folder / "run.toml").is_file() and checkpoints.is_dir():
+        raise CheckpointNotFoundError(f"the run {folder} has saved no checkpoint yet")
+    return folder

@@ -1,0 +1,48 @@
+"""Writing a checkpoint for other libraries to open."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from manyheads.checkpoint.checkpoint import Checkpoint, check_path, load
+from manyheads.convert.gguf.model import write_gguf
+from manyheads.convert.hf import write_folder
+from manyheads.errors import OutputError, UsageError
+from manyheads.files.write import check_absent
+from manyheads.model.build import Model
+from manyheads.spec import quoted
+
+FORMATS = ("hf", "gguf", "onnx", "manyheads")
+
+
+def export(
+    checkpoint: Checkpoint | Model | str | Path, path: str | Path, to: str = "hf", form: str | None = None
+) -> None:
+    """Writes a folder for transformers (`hf`) or onnxruntime (`onnx`), a GGUF file, or our own form (`manyheads`).
+
+    `form` is how a GGUF file stores matrices: f32, f16 or q8_0.
+    """
+    if to not in FORMATS:
+        raise UsageError(f"given {to!r}, expected one of {', '.join(FORMATS)}")
+    if form is not None and to != "gguf":
+        raise UsageError(f"form is {quoted(form)}, and only a GGUF file has one")
+    path = check_path(path)
+    check_absent(path)
+    if isinstance(checkpoint, str | Path):
+        if Path(os.path.realpath(path)).is_relative_to(os.path.realpath(check_path(checkpoint))):
+            raise OutputError(f"{path} is inside {checkpoint}: name a path outside it")
+        checkpoint = load(checkpoint, verify=True)
+    if isinstance(checkpoint, Model):
+        checkpoint = Checkpoint(checkpoint)
+    if not isinstance(checkpoint, Checkpoint):
+        raise UsageError(f"given a {type(checkpoint).__name__}, expected a checkpoint, a model or a path")
+    model, origin, tokenizer = checkpoint.model, checkpoint.origin, checkpoint.tokenizer
+    if to == "gguf":
+        write_gguf(model, path, origin, tokenizer, "f32" if form is None else form)
+    elif to == "onnx":
+        from manyheads.convert.onnx import write_onnx
+
+        write_onnx(model, path, origin, tokenizer)
+    else:
+        write_folder(model, path, origin, tokenizer, own=to == "manyheads")

@@ -1,0 +1,138 @@
+"""`manyheads compare`: trains every combination of some changes to a run, with several seeds, and compares them."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from manyheads.cli.console import (
+    EXIT_FAILURE,
+    AsJson,
+    Device,
+    Parts,
+    Progress,
+    Quiet,
+    RunFile,
+    RunOverrides,
+    app,
+    integer,
+    new_table,
+    print_json,
+    print_note,
+    stdout,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from manyheads.spec import Tree
+
+
+@app.command()
+def compare(
+    run: RunFile,
+    axes: Annotated[
+        list[str],
+        typer.Argument(metavar="FIELD=A,B,…", help="A field and its values; a short name means that of every tower."),
+    ],
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", metavar="DIR", help="Folder of the runs. Run the same command again to resume."),
+    ],
+    seeds: Annotated[int, typer.Option(parser=integer, metavar="N", help="Random seeds per combination.")] = 3,
+    jobs: Annotated[int, typer.Option(parser=integer, metavar="N", help="Runs in parallel, with one thread each.")] = 1,
+    device: Device = "auto",
+    overrides: RunOverrides = None,
+    parts: Parts = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train every combination of some changes, and compare.
+
+    Each is trained with several seeds; prints means and standard deviations, and plots the learning curves.
+
+    Example: manyheads compare run.toml position=none,sinusoidal,rope residual=pre,post --output runs/positions
+    """
+    from manyheads.inspect.draw import draw_comparison
+    from manyheads.train.compare import compare as run_all
+    from manyheads.train.loop import EXIT_STATUS
+
+    with CompareProgress("reading the run", quiet=quiet or as_json) as progress:
+        report = run_all(
+            run,
+            axes,
+            output,
+            seeds=seeds,
+            jobs=jobs,
+            device=device,
+            overrides=overrides or [],
+            parts=parts or [],
+            progress=progress.show,
+        )
+    print_json(report) if as_json else print_comparison(report, stdout())
+    if any(cell["seeds"] for cell in report["cells"]):
+        try:
+            draw_comparison(report, output / "compare.png")
+            if not quiet and not as_json:
+                print_note(f"metrics are those of the validation set; curves are in {output / 'compare.png'}")
+        except ImportError:
+            print_note("compare.png was not drawn, because matplotlib is missing: pip install 'manyheads[plot]'")
+    if report["stopped"]:
+        print_note("stopped; run the same command again to resume")
+        raise typer.Exit(EXIT_STATUS[report["stopped"]])
+    if all(cell["error"] for cell in report["cells"]):
+        raise typer.Exit(EXIT_FAILURE)
+
+
+class CompareProgress(Progress):
+    """Shows which run is trained, and the metrics of each that finished."""
+
+    def __init__(self, text: str, *, quiet: bool) -> None:
+        super().__init__(text, quiet=quiet)
+        self.start, self.finished, self.steps = time.monotonic(), 0, 0
+
+    def show(self, event: Any) -> None:
+        from manyheads.metrics.metric import format_value
+        from manyheads.train import compare as c
+        from manyheads.train.estimate import format_seconds
+
+        match event:
+            case c.CellStarted():
+                self.steps = event.steps
+                self.update(
+                    f"run {event.number} of {event.runs} · {event.name}, seed {event.seed} · step", 0, event.steps
+                )
+            case c.CellStep(step=step):
+                self.update(self.name, step, self.steps)
+            case c.CellFinished(metrics=metrics):
+                self.finished += 1
+                left = (time.monotonic() - self.start) / self.finished * (event.runs - event.number)
+                result = event.error or " · ".join(f"{name} {format_value(name, metrics[name])}" for name in metrics)
+                more = f" · about {format_seconds(left)} left" if event.number < event.runs else ""
+                self.line(f"{event.number} of {event.runs} · {event.name}, seed {event.seed}: {result}{more}")
+
+
+def print_comparison(report: Tree, console: Console) -> None:
+    """One row per cell: its values, mean ± standard deviation of every metric, parameters and seconds."""
+    cells = report["cells"]
+    metrics = list(dict.fromkeys(name for cell in cells for name in cell["metrics"]))
+    has_errors = any(cell["error"] for cell in cells)
+    table = new_table(report["axes"], [*metrics, "parameters", "seconds", *(["error"] if has_errors else [])])
+    for cell in cells:
+        values = [format_mean(name, cell["metrics"][name]) if name in cell["metrics"] else "" for name in metrics]
+        parameters = "" if cell["parameters"] is None else f"{cell['parameters']:,}"
+        seconds = "" if cell["seconds"] is None else f"{cell['seconds']:.3g}"
+        table.add_row(
+            *cell["cell"].values(), *values, parameters, seconds, *([cell["error"] or ""] if has_errors else [])
+        )
+    console.print(table)
+
+
+def format_mean(name: str, summary: Tree) -> str:
+    from manyheads.metrics.metric import format_value
+
+    deviation = "" if summary["sd"] is None else f" ± {format_value(name, summary['sd'])}"
+    return f"{format_value(name, summary['mean'])}{deviation}"

@@ -1,0 +1,256 @@
+"""What all verbs share: options, standard output, progress on standard error, and errors.
+
+Results go to standard output, everything else to standard error. torch is imported by the verbs that need it.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import re
+import sys
+import time
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Self
+
+import typer
+
+from manyheads.errors import FileAccessError, InternalError, ManyheadsError, OutOfDiskError, UsageError, one_line
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+# one file each, in the order of `manyheads --help`
+VERBS = ("show", "new", "train", "compare", "predict", "evaluate", "export", "audit", "demo", "data")
+PROGRESS_SECONDS = 10.0  # between lines of progress if standard error is no terminal
+PIPED_WIDTH = 200  # columns of a table if standard output is no terminal
+EXIT_FAILURE, EXIT_INTERRUPTED = 1, 130
+
+app = typer.Typer(
+    name="manyheads",
+    help="One transformer, every part swappable, every claim testable.",
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+# ------------------------------------------------------------------------------------------------------------- options
+
+
+def print_version(requested: bool) -> None:
+    if requested:
+        import torch
+
+        from manyheads import __version__
+
+        device = f"cuda ({torch.cuda.get_device_name()})" if torch.cuda.is_available() else "cpu"
+        typer.echo(f"manyheads {__version__} · torch {torch.__version__} · {device}")
+        raise typer.Exit
+
+
+@app.callback()
+def global_options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=print_version, is_eager=True, help="Show version, torch and device.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """Options before the verb; `main` reads --debug itself, so that it may also follow the verb."""
+
+
+def printable(text: str) -> str:
+    return text if text.isprintable() else one_line(text)
+
+
+def integer(text: str | int) -> int:
+    """Parses a number on the command line."""
+    if not re.fullmatch("[+-]?[0-9]{1,30}", str(text)):
+        raise typer.BadParameter(f"given {str(text)[:40]!r}, expected an integer")
+    return int(text)
+
+
+def load_parts(context: typer.Context, paths: list[Path] | None) -> list[Path] | None:
+    if paths and not context.resilient_parsing:
+        from manyheads import spec
+
+        for path in paths:
+            spec.load_parts(path)
+    return paths
+
+
+def overrides_option(example: str) -> Any:
+    help = f"Override one field; may be repeated. Example: -s {example}"  # noqa: A001
+    return typer.Option("--set", "-s", metavar="PATH=VALUE", help=help)
+
+
+ModelOverrides = Annotated[list[str] | None, overrides_option("decoder.position=rope")]
+RunOverrides = Annotated[list[str] | None, overrides_option("model.decoder.position=rope")]
+Parts = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--parts",
+        metavar="FILE.py",
+        callback=load_parts,
+        help="A Python file with your own parts. It is executed; files that are only read never are.",
+    ),
+]
+Device = Annotated[
+    str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda, cuda:1 or mps; auto uses a GPU if there is one.")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress, only warnings and errors.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object; errors too, on standard error.")]
+RunFile = Annotated[
+    Path, typer.Argument(metavar="RUN.toml", help="A run file: model, data, tokenizer, task, training.")
+]
+CheckpointPath = Annotated[
+    str,
+    typer.Argument(
+        metavar="PATH",
+        help="A run folder, a Hugging Face folder, OWNER/NAME on the Hub, a .gguf file, or a fairseq folder.",
+    ),
+]
+
+# -------------------------------------------------------------------------------------------------------------- output
+
+
+def stdout() -> Console:
+    """A console for tables and text; its width is not guessed where the output is piped."""
+    from rich.console import Console
+
+    columns = os.environ.get("COLUMNS", "")
+    piped = int(columns) if re.fullmatch("[1-9][0-9]{1,3}", columns) else PIPED_WIDTH
+    return Console(width=None if sys.stdout.isatty() else piped, markup=False, highlight=False, emoji=False)
+
+
+def new_table(left: Iterable[str], right: Iterable[str] = (), *, title: str | None = None) -> Table:
+    """A table with left-aligned and then right-aligned columns; long cells are folded, never truncated."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(
+        title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False
+    )
+    for name in left:
+        table.add_column(name, overflow="fold")
+    for name in right:
+        table.add_column(name, justify="right", overflow="fold")
+    return table
+
+
+def print_json(data: Any) -> None:
+    typer.echo(json.dumps(data, ensure_ascii=False, allow_nan=False, default=str))
+
+
+def print_note(text: str) -> None:
+    """One line on standard error."""
+    print(printable(text), file=sys.stderr, flush=True)
+
+
+def shade(value: float) -> str:
+    """A character for a value from 0 to 1, the darker the higher."""
+    return " ░▒▓█"[min(4, max(0, int(5 * value)))]
+
+
+class Progress:
+    """Progress on standard error: a bar at a terminal, elsewhere one line every ten seconds; nothing if quiet.
+
+    `with Progress("loading") as progress: progress.update("row", 3, 100, "loss 0.5")`
+    """
+
+    def __init__(self, text: str, *, quiet: bool = False, first_line: float = PROGRESS_SECONDS) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bars
+
+        self.console = Console(stderr=True, markup=False, highlight=False, emoji=False)
+        self.is_live = sys.stderr.isatty() and not self.console.is_dumb_terminal and not quiet
+        self.quiet, self.next_line, self.name = quiet, time.monotonic() + first_line, ""
+        description, note = (TextColumn(f"{{task.{name}}}", markup=False) for name in ("description", "fields[note]"))
+        columns = (description, BarColumn(), note, TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+        self.bars = Bars(*columns, console=self.console, disable=not self.is_live, transient=True)
+        self.bar = self.bars.add_task(printable(text), total=None, note="")
+
+    def __enter__(self) -> Self:
+        if self.is_live:
+            self.bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.is_live:
+            self.bars.stop()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Takes the bar off the terminal while standard output is written."""
+        self.__exit__()
+        yield
+        self.__enter__()
+
+    def update(self, name: str, done: int, total: int | None = None, note: str = "") -> None:
+        """How many of the things of this name are done, and anything else worth seeing."""
+        if name != self.name:
+            self.name = name
+            self.bars.reset(self.bar)
+        text, note = printable(f"{name} {done:,}" + (f" of {total:,}" if total else "")), printable(note)
+        self.bars.update(self.bar, description=text, completed=done, total=total, note=note)
+        if not self.is_live and time.monotonic() >= self.next_line:
+            self.next_line = time.monotonic() + PROGRESS_SECONDS
+            self.line(f"{text} · {note}" if note else text)
+
+    def line(self, text: str, *, warning: bool = False) -> None:
+        """A line that stays, above the bar; warnings are shown even if quiet."""
+        if warning or not self.quiet:
+            self.console.print(printable(text), soft_wrap=True)
+
+
+# -------------------------------------------------------------------------------------------------------------- errors
+
+
+def main() -> None:
+    """Runs a verb. An error is one sentence on standard error; one JSON object (--json); a traceback (--debug)."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without a character still gets the rest
+    warnings.showwarning = lambda message, *_, **__: print_note(f"manyheads: {message}")
+    end = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+    options = sys.argv[1:end]
+    arguments = [option for option in options if option != "--debug"] + sys.argv[end:]
+    for verb in VERBS:
+        import_module(f"manyheads.cli.{verb}")
+    try:
+        sys.exit(app(arguments or ["--help"], standalone_mode=False))
+    except BrokenPipeError:  # the reader of our output went away
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(EXIT_FAILURE)
+    except (KeyboardInterrupt, typer.Abort):
+        sys.exit(EXIT_INTERRUPTED)
+    except Exception as exception:
+        if "--debug" in options:
+            raise
+        error = as_error(exception)
+        parts = {"code": error.code, "message": error.message, "hint": error.hint}
+        as_json = json.dumps({"schema": 1, "error": parts}, ensure_ascii=False)
+        print(as_json if "--json" in options else f"manyheads: {error}", file=sys.stderr)
+        sys.exit(error.exit_status)
+
+
+def as_error(exception: Exception) -> ManyheadsError:
+    """Any exception as an error with a code and an exit status."""
+    if isinstance(exception, ManyheadsError):
+        return exception
+    if format_message := getattr(exception, "format_message", None):  # typer's errors about the command line
+        context = getattr(exception, "ctx", None)
+        command = context.command_path if context else "manyheads"
+        return UsageError(format_message().rstrip("."), hint=f"see '{command} --help'")
+    if isinstance(exception, OSError) and exception.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return OutOfDiskError(f"cannot write {exception.filename or 'the output'}: {exception.strerror}")
+    if isinstance(exception, OSError) and exception.filename is not None:
+        return FileAccessError(f"cannot read or write {exception.filename}: {exception.strerror}")
+    return InternalError(f"{exception} ({type(exception).__name__})", hint="--debug shows the traceback")

@@ -1,0 +1,193 @@
+"""`manyheads data`: shows the data of a run, or prepares it once for many runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from manyheads.cli.console import (
+    AsJson,
+    Parts,
+    Progress,
+    RunFile,
+    RunOverrides,
+    app,
+    print_json,
+    print_note,
+    stdout,
+)
+from manyheads.errors import ConfigFileError, IncompatibleError, PreparedDataError, UsageError, one_line
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from rich.console import Console
+
+    from manyheads.data.prepared import TokenRows
+    from manyheads.data.source import Corpus
+    from manyheads.spec import Tree
+    from manyheads.train.run import RunSpec
+
+BINS = 10  # of a histogram
+SAMPLES = 3
+MAX_CLASSES = 12  # that are listed
+BAR_WIDTH = 48  # characters
+
+data_app = typer.Typer(help="Show data, or prepare it once for many runs.", rich_markup_mode=None, no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+
+@data_app.command("prepare")
+def data_prepare(
+    run: RunFile,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Folder to write; must not exist.")],
+    overrides: RunOverrides = None,
+    parts: Parts = None,
+    as_json: AsJson = False,
+) -> None:
+    """Tokenize a run's data once; runs then map the files: data = { kind = "prepared", path = "DIR" }.
+
+    Example: manyheads data prepare run.toml --output data/ids
+    """
+    from manyheads.train.run import read_run_file
+
+    prepare_run(read_run_file(run, overrides or []), output)
+    if as_json:
+        print_json({"schema": 1, "path": str(output)})
+    else:
+        path = json.dumps(str(output), ensure_ascii=False)
+        print_note(f'wrote {output}; in a run file: data = {{ kind = "prepared", path = {path} }}')
+
+
+def prepare_run(spec: RunSpec, folder: Path) -> None:
+    """Writes the token ids of a run's data; a signal leaves nothing behind."""
+    from manyheads.data.prepared import write_prepared
+    from manyheads.train.prepare import prepare_text
+    from manyheads.train.loop import EXIT_STATUS, handle_signals
+
+    if spec.data.prepared_folder:
+        raise IncompatibleError(f"{spec.data.prepared_folder} is prepared already", ("data",))
+    if folder.exists():
+        raise PreparedDataError(f"{folder} exists already", hint="remove it, or name another folder")
+    with handle_signals() as should_stop, Progress("reading the data") as progress:
+
+        def update(split: str, done: int, total: int) -> None:
+            progress.update(f"{split} row", done, total)
+            if reason := should_stop():
+                raise SystemExit(EXIT_STATUS[reason])
+
+        text = prepare_text(spec)
+        write_prepared(text.corpus, text.tokenizer, folder, tokenizer_spec=spec.tokenizer, progress=update)
+    print_note(f"{text.corpus.description}; a vocabulary of {text.tokenizer.get_vocab_size():,} tokens")
+
+
+@data_app.command("show")
+def data_show(
+    target: Annotated[
+        Path, typer.Argument(metavar="RUN.toml|DIR", help="A run file, a run folder, or a folder of prepared data.")
+    ],
+    overrides: RunOverrides = None,
+    parts: Parts = None,
+    as_json: AsJson = False,
+) -> None:
+    """Count rows, classes and tokens, and show a histogram of the lengths and a few rows.
+
+    Example: manyheads data show run.toml
+    """
+    with Progress(f"reading {target}"):
+        description = describe_data(target, overrides or [])
+    print_json(description) if as_json else print_data(description, stdout())
+
+
+def describe_data(target: Path, overrides: list[str]) -> Tree:
+    """Counts, lengths, padding and a few rows of a run's data, or of a folder of prepared data."""
+    from manyheads.data.prepared import MappedRows, PreparedSpec
+    from manyheads.train.estimate import estimate_epoch
+    from manyheads.train.prepare import prepare
+    from manyheads.train.run import read_run_file
+
+    if (target / "index.json").is_file():
+        if overrides:
+            raise UsageError(f"{target} is prepared data, which has no fields to override")
+        corpus = PreparedSpec(path=str(target)).load()
+        return describe_rows(corpus, MappedRows(target)) | {"batches": None, "padding": None, "batch_tokens": None}
+    path = target / "run.toml" if target.is_dir() else target
+    if not path.is_file():
+        raise ConfigFileError(f"{target} is no run file, no run folder and no folder of prepared data")
+    run = prepare(read_run_file(path, overrides))
+    epoch = estimate_epoch(run)
+    batches = {"batches": epoch.batches, "padding": epoch.padding, "batch_tokens": run.spec.train.batch_tokens}
+    return describe_rows(run.corpus, run.train_rows) | batches
+
+
+def describe_rows(corpus: Corpus, rows: TokenRows) -> Tree:
+    from collections import Counter
+
+    from manyheads.data.source import NON_TEXT_FIELDS
+
+    labels = [row[corpus.fields.index("label")] for row in corpus.train] if "label" in corpus.fields else []
+    texts = [name for name in rows.fields if name not in NON_TEXT_FIELDS]
+    return {
+        "schema": 1,
+        "description": corpus.description,
+        "fields": corpus.fields,
+        "rows": {name: len(split) for name, split in corpus.splits.items()},
+        "classes": dict(Counter(map(str, labels)).most_common()),
+        "lengths": {name: describe_lengths(rows.lengths(name)) for name in texts},
+        "samples": [dict(zip(corpus.fields, map(text_of, row), strict=True)) for row in corpus.train[:SAMPLES]],
+    }
+
+
+def text_of(value: Any) -> str:
+    """A text; or the size of an image."""
+    return f"{' × '.join(map(str, value.shape))} pixels" if hasattr(value, "shape") else str(value)
+
+
+def describe_lengths(lengths: NDArray[np.int64]) -> Tree:
+    """Statistics of the number of tokens per row; all bins of the histogram are equally wide."""
+    import numpy as np
+
+    minimum, maximum = int(lengths.min()), int(lengths.max())
+    width = -(-(maximum - minimum + 1) // BINS)
+    counts, edges = np.histogram(lengths, np.arange(minimum, maximum + width + 1, width))
+    median, percentile = np.quantile(lengths, (0.5, 0.95)).tolist()
+    return {
+        "tokens": int(lengths.sum()),
+        "min": minimum,
+        "median": median,
+        "mean": float(lengths.mean()),
+        "percentile_95": percentile,
+        "max": maximum,
+        "histogram": {"edges": edges.tolist(), "counts": counts.tolist()},
+    }
+
+
+def print_data(data: Tree, console: Console) -> None:
+    console.print(data["description"])
+    if data["padding"] is not None:
+        size = f"at most {data['batch_tokens']:,} tokens, {data['padding']:.1%} padding"
+        console.print(f"{data['batches']:,} batches per epoch, each {size}")
+    if classes := data["classes"]:
+        names = ", ".join(f"{name} {count:,}" for name, count in list(classes.items())[:MAX_CLASSES])
+        more = f" and {len(classes) - MAX_CLASSES:,} more" if len(classes) > MAX_CLASSES else ""
+        console.print(f"{len(classes):,} classes: {names}{more}")
+    for name, lengths in data["lengths"].items():
+        spread = f"median {lengths['median']:g}, mean {lengths['mean']:.3g}, 95 % at most {lengths['percentile_95']:g}"
+        per_row = f"{lengths['min']:,} to {lengths['max']:,} per row, {spread}"
+        console.print(f"\n{name}: {lengths['tokens']:,} training tokens; {per_row}")
+        print_histogram(lengths["histogram"], console)
+    for sample in data["samples"]:
+        console.print()
+        for name, text in sample.items():
+            console.print(f"{name}: {one_line(' '.join(text.split())[:400])}")
+
+
+def print_histogram(histogram: Tree, console: Console) -> None:
+    edges, counts = histogram["edges"], histogram["counts"]
+    for low, high, count in zip(edges, edges[1:], counts, strict=False):
+        label = f"{low:,}" if high - low == 1 else f"{low:,}–{high - 1:,}"
+        bar = "█" * round(BAR_WIDTH * count / max(counts)) or ("▏" if count else "")
+        console.print(f"  {label:>{2 * len(f'{edges[-1]:,}') + 1}} {bar} {count:,}")

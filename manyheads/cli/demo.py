@@ -1,0 +1,106 @@
+"""`manyheads demo`: trains a model that reads dates in twenty languages, and shows its cross-attention."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from manyheads.cli.console import app, shade, stdout
+from manyheads.cli.train import train_and_show
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from manyheads.checkpoint.checkpoint import Checkpoint
+
+TOWER: dict[str, Any] = {
+    "layers": 2,
+    "width": 64,
+    "attention": {"kind": "heads", "heads": 4},
+    "embed": {"kind": "tokens", "scale": True},
+    "position": "sinusoidal",
+    "feedforward": {"kind": "mlp", "hidden": 256, "activation": "relu"},
+    "residual": "pre",
+}
+RUN: dict[str, Any] = {
+    "seed": 1,
+    "model": {
+        "vocab": "tokenizer",
+        "init": "xavier",
+        "encoder": TOWER,
+        "decoder": {"like": "encoder", "embed": {"kind": "shared", "scale": True}, "cross": True},
+    },
+    "data": {"kind": "dates"},
+    "task": {"kind": "seq2seq"},
+    "optim": {"lr": 3e-3, "schedule": {"kind": "linear", "warmup": 100}},
+    "train": {"steps": 1200, "batch_tokens": 4096, "best": {"metric": "exact", "stop_at": 0.99}},
+}
+EXAMPLES = range(0, 240, 40)  # rows of the validation set
+
+
+@app.command()
+def demo(
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="DIR", help="Run folder. Run the same command again to resume.")
+    ] = Path("runs/dates"),
+) -> None:
+    """Train a model that reads dates in 20 languages (a minute).
+
+    A small encoder–decoder; shows some results and the cross-attention.
+
+    Example: manyheads demo
+    """
+    from manyheads.checkpoint.checkpoint import load
+    from manyheads.train.run import read_run
+    from manyheads.train.loop import EXIT_STATUS
+
+    console, spec = stdout(), read_run(RUN)
+    finished = train_and_show(spec, output)
+    if exit_status := EXIT_STATUS[finished.reason]:
+        raise typer.Exit(exit_status)
+    checkpoint, rows = load(output), spec.data.load().validation
+    for i in EXAMPLES:
+        source, target = rows[i]
+        generated = checkpoint.generate(source, max_new_tokens=16)
+        is_exact = generated.replace(" ", "") == target.replace(" ", "")
+        console.print(f"  {source:<38} → {generated:<12} {'' if is_exact else f'(target: {target})'}")
+    print_attention(checkpoint, rows[120][0], console)
+    console.print("\nNext:")
+    folder = shlex.quote(str(output))
+    for command in (f'predict {folder} "<en> 5/6/2031"', f"evaluate {folder} --examples 5", f"audit {folder}"):
+        console.print(f"  {program_name()} {command}")
+
+
+def program_name() -> str:
+    """What to type to run this program again."""
+    path = os.path.relpath(sys.argv[0])
+    return "manyheads" if shutil.which("manyheads") else "python -m manyheads" if path.endswith("__main__.py") else path
+
+
+def print_attention(checkpoint: Checkpoint, text: str, console: Console) -> None:
+    """The last layer's cross-attention, mean over heads: one row per generated token, one column per input token."""
+    import torch
+
+    from manyheads.model.record import record
+
+    encoding = checkpoint.tokenizer.encode(text)
+    generated = checkpoint.generate(encoding.ids, max_new_tokens=16)
+    target = torch.tensor([[checkpoint.generation_config.decoder_start_token_id, *generated]])
+    with record(checkpoint.model) as attentions:
+        checkpoint.logits(torch.tensor([encoding.ids]), target)
+    weights_LM = [one for one in attentions if "cross" in one.name][-1].weights()[0].mean(dim=0)
+    columns = [token.strip("▁") or " " for token in encoding.tokens]  # ▁ stands for a space
+    rows = [checkpoint.tokenizer.id_to_token(token).strip("▁") for token in generated] + ["</s>"]
+    console.print(f"\nCross-attention while generating {''.join(rows[:-1])} (last layer, mean over heads):\n")
+    width = max(map(len, rows))
+    for name, weights in zip(rows, weights_LM.tolist(), strict=True):
+        console.print(f"  {name:>{width}} {''.join(shade(weight) * 2 + ' ' for weight in weights)}")
+    for row in range(max(map(len, columns))):  # the names of the columns, top to bottom
+        letters = (name[row] if row < len(name) else " " for name in columns)
+        console.print(" " * (width + 3) + "".join(f"{letter}  " for letter in letters))

@@ -1,0 +1,197 @@
+"""`manyheads evaluate`: scores of a model next to those of baselines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from manyheads.cli.console import (
+    AsJson,
+    CheckpointPath,
+    Device,
+    Parts,
+    Progress,
+    Quiet,
+    RunOverrides,
+    app,
+    integer,
+    new_table,
+    print_json,
+    shade,
+    stdout,
+)
+from manyheads.cli.predict import LengthPenalty
+from manyheads.errors import MissingExtraError, OutputError, UsageError, one_line
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+    from manyheads.spec import Tree
+
+DEFAULT_IMAGES = 8  # in a .png if --examples is not given
+ARROWS = {"lower": "↓", "higher": "↑"}
+
+
+@app.command()
+def evaluate(
+    path: CheckpointPath,
+    data: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Evaluate on all rows of this file instead of the run's data.")
+    ] = None,
+    task: Annotated[
+        str | None, typer.Option(metavar="TASK", help="A kind of 'manyheads show task' [default: the checkpoint's].")
+    ] = None,
+    split: Annotated[str, typer.Option(metavar="SPLIT", help="validation, test or train.")] = "validation",
+    overrides: RunOverrides = None,
+    rows: Annotated[int | None, typer.Option(parser=integer, metavar="N", help="Only the first N rows.")] = None,
+    max_length: Annotated[
+        int | None, typer.Option(parser=integer, metavar="N", help="Truncate texts to this many tokens.")
+    ] = None,
+    num_beams: Annotated[
+        int, typer.Option(parser=integer, metavar="N", help="Beam width; 1 disables beam search.")
+    ] = 4,
+    length_penalty: LengthPenalty = 0.6,
+    max_new_tokens: Annotated[
+        int | None,
+        typer.Option(
+            parser=integer,
+            metavar="N",
+            help="Maximum tokens to generate [default: 8 more than twice the longest of 1,000 training targets].",
+        ),
+    ] = None,
+    examples: Annotated[
+        int, typer.Option(parser=integer, metavar="N", help="Show the first N outputs with their targets.")
+    ] = 0,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Write all outputs, one per line; of images, a .png."),
+    ] = None,
+    parts: Parts = None,
+    device: Device = "auto",
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Score a model on its validation set, next to baselines.
+
+    Examples: manyheads evaluate runs/dates · manyheads evaluate runs/reviews --split test --json ·
+    manyheads evaluate ./encoder --data queries.jsonl -s data.documents=docs.jsonl
+    """
+    from manyheads.tasks.evaluation import EvalOptions
+    from manyheads.train.evaluate import evaluate as run
+
+    check_output(output)
+    is_image = output is not None and output.suffix == ".png"
+    options = EvalOptions(
+        max_rows=rows,
+        max_length=max_length,
+        num_beams=num_beams,
+        length_penalty=length_penalty,
+        max_new_tokens=max_new_tokens,
+        examples=examples or (DEFAULT_IMAGES if is_image else 0),
+    )
+    with Progress(f"loading {path}", quiet=quiet or as_json) as progress:
+        report, outputs = run(
+            path,
+            data=data,
+            task=task,
+            split=split,
+            overrides=overrides or [],
+            options=options,
+            device=device,
+            progress=progress.update,
+        )
+    shown = report | {"examples": report["examples"][:examples]}
+    print_json(shown) if as_json else print_report(shown, stdout())
+    if output is not None:
+        write_outputs(output, outputs, report["examples"])
+
+
+def print_report(report: Tree, console: Console) -> None:
+    """A table with one row per metric and one column per model; the primary metrics are bold."""
+    from rich.table import Column, Table
+
+    from manyheads.metrics.metric import format_value
+
+    documents = f" among {report['documents']:,} documents" if "documents" in report else ""
+    console.print(
+        f"{report['task']} · {report['split']} · {report['rows']:,} rows{documents} · {report['seconds']:,.1f} s"
+    )
+    console.print(report["data"], style="dim")
+    table = new_table(["metric", ""], report["scores"])
+    for metric, better in report["better"].items():
+        values = [scores.get(metric) for scores in report["scores"].values()]
+        cells = ["–" if value is None else format_value(metric, value) for value in values]
+        table.add_row(metric, ARROWS[better], *cells, style="bold" if metric in report["primary"] else "dim")
+    console.print(table)
+    for line in (*report["notes"], *(f"{name}: {signature}" for name, signature in report["signatures"].items())):
+        console.print(line, style="dim")
+    for example in report["examples"]:
+        console.print()
+        if has_images(example):
+            images = Table(
+                *(Column(name, no_wrap=True) for name in example), box=None, show_edge=False, header_style="dim"
+            )
+            images.add_row(*(image_text(image, console) for image in example.values()))
+            console.print(images)
+        else:
+            for name, text in example.items():
+                console.print(f"  {name:>9}  {one_line(text)}")
+
+
+def has_images(example: Tree) -> bool:
+    return not any(isinstance(value, str) for value in example.values())
+
+
+def image_text(image: Any, console: Console) -> Text:
+    """An image as text: one character per two pixels, one above the other; without colours a shade of their mean."""
+    import numpy as np
+    from rich.text import Text
+
+    pixels = np.asarray(image, np.float64)
+    pixels = pixels[..., None].repeat(3, -1) if pixels.ndim == 2 else pixels
+    pixels = np.pad(pixels, ((0, len(pixels) % 2), (0, 0), (0, 0)))
+    lines = []
+    for upper_row, lower_row in zip(pixels[::2], pixels[1::2], strict=True):
+        line = Text()
+        for pair in zip(upper_row, lower_row, strict=True):
+            if console.color_system is None:
+                line.append(shade(float(np.mean(pair))))
+            else:
+                upper, lower = (f"rgb({','.join(str(round(255 * value)) for value in pixel)})" for pixel in pair)
+                line.append("▀", style=f"{upper} on {lower}")
+        lines.append(line)
+    return Text("\n").join(lines)
+
+
+def check_output(path: Path | None) -> None:
+    """Raises before any work is done if the output could not be written after it."""
+    from manyheads.files.write import check_absent
+
+    if path is None:
+        return
+    check_absent(path)
+    if not path.absolute().parent.is_dir():
+        raise OutputError(f"cannot write {path}: there is no folder {path.absolute().parent}")
+    if path.suffix == ".png" and find_spec("matplotlib") is None:
+        raise MissingExtraError(f"{path} needs matplotlib", hint="pip install 'manyheads[plot]'")
+
+
+def write_outputs(path: Path, outputs: Sequence[str], examples: Sequence[Tree]) -> None:
+    """Writes one output per line, line breaks in it as spaces; or the images of the examples."""
+    from manyheads.files.write import explain_write_errors, write_atomic
+    from manyheads.inspect.draw import draw_images
+
+    if examples and has_images(examples[0]):
+        draw_images(examples, path)
+    elif not outputs or path.suffix == ".png":
+        raise UsageError(
+            f"{path} was not written: this task has no {'texts' if path.suffix != '.png' else 'images'} to write"
+        )
+    else:
+        with explain_write_errors(path):
+            write_atomic(path, "".join(f"{' '.join(text.splitlines())}\n" for text in outputs))

@@ -1,0 +1,42 @@
+"""`manyheads export`: a checkpoint in the format of another library."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from manyheads.cli.console import AsJson, CheckpointPath, Parts, Progress, app, print_json, print_note
+
+
+@app.command()
+def export(
+    path: CheckpointPath,
+    target: Annotated[Path, typer.Argument(metavar="TARGET", help="Folder or file to write; must not exist.")],
+    to: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FORMAT",
+            help="hf (transformers), gguf (llama.cpp), onnx (onnxruntime) or manyheads (any model, this library only) "
+            "[default: gguf if TARGET ends in .gguf, otherwise hf].",
+        ),
+    ] = None,
+    form: Annotated[
+        str | None,
+        typer.Option(metavar="FORM", help="Storage of matrices in a GGUF file: f32, f16 or q8_0 [default: f32]."),
+    ] = None,
+    parts: Parts = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a checkpoint in the format of another library.
+
+    Examples: manyheads export ./model ./copy · manyheads export ./model model.gguf --form q8_0 ·
+    manyheads export ./model ./graph --to onnx
+    """
+    from manyheads.checkpoint.exporter import export as run
+
+    to = to or ("gguf" if target.suffix == ".gguf" else "hf")
+    with Progress(f"exporting {path} to {target}"):
+        run(path, target, to=to, form=form)
+    print_json({"schema": 1, "path": str(target), "format": to}) if as_json else print_note(f"wrote {target}")

@@ -1,0 +1,64 @@
+"""`manyheads new`: a run file for a task and the user's data."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from manyheads.cli.console import AsJson, Progress, app, print_json, print_note
+from manyheads.errors import OutputError, OutputExistsError
+
+
+@app.command()
+def new(
+    task: Annotated[str, typer.Argument(metavar="TASK", help="One of the kinds of 'manyheads show task'.")],
+    file: Annotated[
+        Path | None,
+        typer.Argument(metavar="[FILE]", help="Your data: .tsv, .jsonl or .txt [default: data that is included]."),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="RUN.toml", help="File to write [default: standard output]."),
+    ] = None,
+    shape: Annotated[
+        str | None, typer.Option(metavar="SHAPE", help="Shape of the model, such as recurrent [default: by the task].")
+    ] = None,
+    fields: Annotated[
+        str | None, typer.Option(metavar="A,B", help="Columns to read, by name or by number from 0.")
+    ] = None,
+    minutes: Annotated[float, typer.Option(metavar="N", help="Training time on this machine.")] = 30.0,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write a run file for a task and your data.
+
+    Shape, size, tokenizer, batch size and steps are chosen for the data and this machine, each with its reason.
+
+    Examples: manyheads new translate pairs.tsv --output run.toml · manyheads new copy ·
+    manyheads new classify reviews.jsonl --fields text,stars
+    """
+    from manyheads.files.write import explain_write_errors, write_atomic
+    from manyheads.train.suggest import suggest
+
+    if output is not None and output.is_dir():
+        raise OutputError(f"{output} is a folder; name a file")
+    if output is not None and output.exists() and not force:
+        raise OutputExistsError(f"{output} exists already", hint="--force overwrites it")
+    with Progress(f"reading {file or task} and timing this machine"):
+        text, reasons = suggest(task, file, shape=shape, fields=fields, minutes=minutes)
+    if output is not None:
+        with explain_write_errors(output):
+            write_atomic(output, text)
+    if as_json:
+        print_json({"schema": 1, "path": output, "toml": text, "reasons": reasons})
+        return
+    for reason in reasons:
+        print_note(reason)
+    if output is None:
+        typer.echo(text, nl=False)
+        return
+    command = shlex.join(("manyheads", "train", str(output), "--output", f"runs/{output.stem}"))
+    print_note(f"wrote {output}; next: {command}")

@@ -1,0 +1,178 @@
+"""`manyheads predict`: what a checkpoint is for, applied to one text or to many, one per line."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from manyheads.cli.console import AsJson, CheckpointPath, Device, Parts, Progress, app, integer, print_json, print_note
+from manyheads.errors import EmptyDataError, InputError, RowError, UsageError
+
+if TYPE_CHECKING:
+    from manyheads.checkpoint.checkpoint import Checkpoint
+    from manyheads.files.text import Lines
+    from manyheads.generate.decoding import GenerationConfig
+
+CHUNK = 1024  # texts that are read before any is answered, so that those of similar length share a batch
+MAX_CHUNK_LINES = 64 * CHUNK  # blank lines included
+MAX_LINE_LENGTH = 1 << 24  # characters
+
+LengthPenalty = Annotated[
+    float, typer.Option(help="α of beam search: log p / ((5 + length) / 6)^α. Higher gives longer texts.")
+]
+
+
+@app.command()
+def predict(
+    path: CheckpointPath,
+    text: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="TEXT", help="The input; token ids if there is no tokenizer. - or nothing: standard input."
+        ),
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", "-f", metavar="FILE", help="One text per line; may be gzipped.")
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(parser=integer, metavar="N", help="Maximum tokens to generate.")] = 64,
+    num_beams: Annotated[
+        int, typer.Option(parser=integer, metavar="N", help="Beam width; 1 disables beam search.")
+    ] = 1,
+    length_penalty: LengthPenalty = 0.6,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.")] = 0.0,
+    seed: Annotated[int, typer.Option(parser=integer, metavar="N", help="Random seed for sampling.")] = 0,
+    encoding_errors: Annotated[
+        str, typer.Option(metavar="strict|replace", help="What to do with a line that is not UTF-8.")
+    ] = "strict",
+    device: Device = "auto",
+    parts: Parts = None,
+    as_json: AsJson = False,
+) -> None:
+    """Continue, fill in, classify, embed or answer texts.
+
+    What is done is what the checkpoint was trained for.
+
+    Many texts, one per line, give one line each, in the same order: line breaks in a result become spaces, a blank line
+    stays blank. With --json each line is one object, null for a blank line.
+
+    Examples: manyheads predict ./gpt2 "The capital of France is" · manyheads predict ./bert "Paris is in [MASK]." ·
+    manyheads predict runs/de-en --file german.txt --num-beams 4 > english.txt
+    """
+    from manyheads.generate.decoding import generation_config
+
+    settings = {
+        "max_new_tokens": max_new_tokens,
+        "num_beams": num_beams,
+        "length_penalty": length_penalty,
+        "temperature": temperature,
+        "seed": seed,
+    }
+    generation_config(**settings)  # type: ignore[arg-type]  # refuses wrong settings before a model is loaded
+    if encoding_errors not in ("strict", "replace"):
+        raise UsageError(f"--encoding-errors is {encoding_errors!r}, expected strict or replace")
+    if text is not None and file is not None:
+        raise UsageError("TEXT and --file exclude each other")
+    if text is None and file is None and sys.stdin.isatty():
+        raise UsageError("there is no input", hint="give a TEXT, --file FILE, or one text per line on standard input")
+    if text is None or text == "-":
+        predict_lines(open_lines(file, encoding_errors), path, settings, device=device, as_json=as_json)
+    else:
+        predict_text(text, path, settings, device=device, as_json=as_json)
+
+
+def load_for(path: str, settings: dict[str, Any], device: str) -> tuple[Checkpoint, GenerationConfig]:
+    """The checkpoint, and its settings of generation with those of the command line."""
+    from manyheads.checkpoint.checkpoint import load
+    from manyheads.generate.decoding import generation_config
+    from manyheads.model.build import resolve_device
+
+    checkpoint = load(path, device=resolve_device(device))
+    checkpoint.check_reads_text()
+    return checkpoint, generation_config(checkpoint.generation_config, **settings)
+
+
+def predict_text(text: str, path: str, settings: dict[str, Any], *, device: str, as_json: bool) -> None:
+    from manyheads.tasks.task import task_of
+
+    with Progress(f"loading {path}"):
+        checkpoint, config = load_for(path, settings, device)
+        task = task_of(checkpoint)
+        ((_, result),) = task.predict(checkpoint, [text], config)
+    if "truncated" in result:
+        print_note(f"the text was truncated to its first {result['truncated']:,} tokens, the maximum in training")
+    if as_json:
+        print_json({"schema": 1} | result)
+    else:
+        typer.echo("\n".join(task.to_lines(result)))
+
+
+def predict_lines(lines: Lines, path: str, settings: dict[str, Any], *, device: str, as_json: bool) -> None:
+    from manyheads.tasks.task import task_of
+
+    chunks = read_chunks(lines)
+    first = next(chunks)  # before the model is loaded: what cannot be read is an error at once
+    truncated = count = 0
+    with Progress(f"loading {path}") as progress:
+        checkpoint, config = load_for(path, settings, device)
+        task, start = task_of(checkpoint), time.monotonic()
+        for chunk in chain([first], chunks):
+            results: list[Any] = [None] * len(chunk)
+            numbers = [number for number, text in chunk if text.strip()]
+            index = [i for i, (_, text) in enumerate(chunk) if text.strip()]
+            try:
+                for i, result in task.predict(checkpoint, [chunk[i][1] for i in index], config):
+                    results[index[i]] = result
+                    count += 1
+                    rate = count / (time.monotonic() - start)
+                    progress.update(f"{lines.path}: text", count, note=f"{rate:,.1f} per second")
+            except InputError as error:
+                raise RowError(f"{lines.path}, line {numbers[error.index]:,}: {error}") from None
+            truncated += sum("truncated" in result for result in results if result)
+            with progress.paused():
+                for result in results:
+                    if as_json:
+                        print_json({"schema": 1} | result if result else None)
+                    else:
+                        typer.echo(task.to_line(result) if result else "")
+    for warning, number in lines.warnings.items():
+        print_note(f"{lines.path}: {number:,} lines {warning}")
+    if truncated:
+        print_note(f"{lines.path}: {truncated:,} texts were truncated to the maximum length in training")
+
+
+def open_lines(file: Path | None, encoding_errors: str) -> Lines:
+    """The lines of a file, or of standard input."""
+    from manyheads.files.text import Lines
+
+    return Lines(
+        file or Path("standard input"),
+        encoding_errors,
+        MAX_LINE_LENGTH,
+        file=None if file else sys.stdin.buffer,  # type: ignore[arg-type]
+        length_hint="give one text per line",
+        encoding_hint="save it as UTF-8, or use --encoding-errors replace",
+    )
+
+
+def read_chunks(lines: Lines) -> Iterator[list[tuple[int, str]]]:
+    """Numbered lines, blank ones too, as many at a time as are answered together; an error if all are blank."""
+    chunk: list[tuple[int, str]] = []
+    texts = count = 0
+    for number, line in lines:
+        chunk.append((number, line))
+        texts, count = texts + bool(line.strip()), number
+        if (line.strip() and texts % CHUNK == 0) or len(chunk) == MAX_CHUNK_LINES:
+            yield chunk
+            chunk = []
+    if not texts:
+        raise EmptyDataError(
+            f"{lines.path} has no texts: {f'all {count:,} lines are blank' if count else 'it is empty'}"
+        )
+    if chunk:
+        yield chunk

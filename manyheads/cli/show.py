@@ -1,0 +1,234 @@
+"""`manyheads show`: a model in full, the presets, or the parts and fields there are to choose from."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from manyheads.cli.console import AsJson, ModelOverrides, Parts, app, integer, new_table, print_json, stdout
+from manyheads.errors import ConfigError, UsageError, one_line
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from manyheads.spec import Spec, Tree
+
+# written in a file and resolved before the description is read
+LIKE = ("like", "encoder or decoder", "copy the other tower, except for the fields given here")
+ABOUT = ("about", "a table", "title, source, and context: the length for which costs are shown")
+EXTRA_FIELDS = {"encoder": LIKE, "decoder": LIKE, "model": ABOUT}
+
+
+@app.command()
+def show(
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[NAME|FILE.toml|parts|SLOT]",
+            help="A preset, a file, 'parts', or one slot or table. Without it: list the presets.",
+        ),
+    ] = None,
+    overrides: ModelOverrides = None,
+    parts: Parts = None,
+    batch: Annotated[int, typer.Option(parser=integer, metavar="N", help="Texts per batch, for the costs.")] = 1,
+    length: Annotated[
+        int | None,
+        typer.Option(
+            parser=integer, metavar="N", help="Tokens per text, for the costs [default: the context, or 128]."
+        ),
+    ] = None,
+    source_length: Annotated[
+        int | None, typer.Option(parser=integer, metavar="N", help="Tokens per source [default: as --length].")
+    ] = None,
+    as_toml: Annotated[bool, typer.Option("--toml", help="Print the resolved description with all defaults.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show a model in full, or list what there is to choose from.
+
+    Examples: manyheads show gpt2 · manyheads show transformer-base -s encoder.position=rope -s decoder.core=argmax ·
+    manyheads show position · manyheads show parts --json
+    """
+    from manyheads.inspect.describe import SCHEMA, describe_model, list_presets
+    from manyheads.presets import is_path, names
+    from manyheads.spec import SLOTS, to_toml
+
+    console, entries = stdout(), list_parts()
+    if target is None or target == "parts" or target in {entry["slot"] for entry in entries}:
+        if overrides or as_toml or length is not None or source_length is not None or batch != 1:
+            raise UsageError("overrides, lengths and --toml need one model: name a preset or a file")
+        if target is None:
+            presets = list_presets()
+            print_json({"schema": SCHEMA, "presets": presets}) if as_json else print_presets(presets, console)
+        else:
+            entries = [entry for entry in entries if target in ("parts", entry["slot"])]
+            print_json({"schema": SCHEMA, "slots": entries}) if as_json else print_parts(entries, console)
+        return
+    if as_json and as_toml:
+        raise UsageError("--json and --toml exclude each other")
+    if not is_path(target) and target not in names():
+        raise unknown_target(target, [*SLOTS, *tables()])
+    model = describe_model(target, overrides or [], batch=batch, length=length, source_length=source_length)
+    if source_length and model["flops"]["source_length"] is None:
+        raise UsageError(f"--source-length needs a model with a source; {target} has none")
+    if as_json:
+        print_json(model)
+    elif as_toml:
+        typer.echo(to_toml(model["spec"] | ({"about": model["about"]} if model["about"] else {})), nl=False)
+    else:
+        print_model(model, console)
+
+
+def tables() -> dict[str, type[Spec]]:
+    """The tables of a run file that have no kinds; importing them also fills the slots."""
+    from manyheads.model.spec import CrossSpec, DecoderSpec, ModelSpec, NgramSpec, RecurrentSpec, TowerSpec
+    from manyheads.parts.mask import MaskSpec
+    from manyheads.train.lora import LoraSpec
+    from manyheads.train.run import BestSpec, RunSpec, TrainSpec
+
+    return {
+        "model": ModelSpec,
+        "encoder": TowerSpec,
+        "decoder": DecoderSpec,
+        "cross": CrossSpec,
+        "mask": MaskSpec,
+        "recurrent": RecurrentSpec,
+        "ngram": NgramSpec,
+        "run": RunSpec,
+        "train": TrainSpec,
+        "best": BestSpec,
+        "lora": LoraSpec,
+    }
+
+
+def list_parts() -> list[Tree]:
+    """Every table and slot of a run file, with its kinds and fields, as plain data."""
+    from manyheads.inspect.describe import list_slots, list_tables
+
+    entries = list_tables(tables())
+    for entry in entries:
+        if entry["slot"] in EXTRA_FIELDS:
+            name, kind, meaning = EXTRA_FIELDS[entry["slot"]]
+            entry["fields"].append({"field": name, "type": kind, "default": None, "meaning": meaning})
+    return entries + list_slots()
+
+
+def unknown_target(target: str, known: list[str]) -> ConfigError:
+    """An error for a name that is neither a preset nor a slot nor a table."""
+    from manyheads.errors import UnknownPresetError
+    from manyheads.presets import names
+    from manyheads.spec import SLOTS, nearest, quoted
+
+    if slots := [slot for slot, base in SLOTS.items() if target in base.kinds]:
+        return UnknownPresetError(
+            f"'{target}' is a kind of {' and of '.join(slots)}", hint=f"manyheads show {slots[0]}"
+        )
+    if target.endswith(".py"):
+        return UnknownPresetError(f"{quoted(target)} is a Python file", hint="name it with --parts and a model to show")
+    close, _, _ = nearest(target, (*names(), *known, "parts")).partition(" (")
+    hint = "'manyheads show' lists the presets, 'manyheads show parts' the slots; a file ends in .toml"
+    return UnknownPresetError(f"no preset, slot or table {quoted(target)}{close}", hint=hint)
+
+
+# ------------------------------------------------------------------------------------------------------------ printing
+
+
+def print_model(model: Tree, console: Console) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    about, bold = model["about"], "bold"
+    title = one_line(about.get("title", model["name"]))
+    console.print(
+        Text.assemble((title, bold), f" · {model['shape']} · ", (f"{model['parameters']:,}", bold), " parameters")
+    )
+    if about.get("source"):
+        console.print(one_line(about["source"]), style="dim")
+    if model["overrides"]:
+        console.print(f"overrides: {', '.join(model['overrides'])}")
+    for section in model["sections"]:
+        console.print(f"\n{section['title']}", style=bold)
+        table = Table(box=None, show_header=False, pad_edge=False)
+        table.add_column(style="cyan", no_wrap=True, width=15)
+        table.add_column(overflow="fold")
+        for row in section["rows"]:
+            formula = f"\n{row['formula']}" if row["formula"] else ""
+            table.add_row(row["slot"], Text.assemble(row["part"], (formula, "dim")))
+        console.print(table)
+    print_weights(model, console)
+    print_costs(model, console)
+
+
+def print_weights(model: Tree, console: Console) -> None:
+    from math import prod
+
+    table = new_table(["weight"], ["shape", "×", "parameters"], title="weights")
+    for weight in model["weights"]:
+        shape, count = weight["shape"], weight["count"]
+        table.add_row(weight["name"], "×".join(map(str, shape)), str(count), f"{count * prod(shape):,}")
+    console.print()
+    console.print(table)
+
+
+def print_costs(model: Tree, console: Console) -> None:
+    from manyheads.model.size import format_bytes
+
+    flops, parameters, memory = model["flops"], model["parameters_by_part"], model["memory"]
+    source = f", source {flops['source_length']}" if flops["source_length"] else ""
+    title = f"cost of {flops['batch']} × {flops['length']} tokens{source}: matrix products, ignoring masks"
+    columns = ["parameters", "share", "multiply–adds", "share"]
+    step = 1 if console.width >= 100 else 2  # without the shares
+    table = new_table(["part"], columns[::step], title=title)
+    products = flops["multiply_adds_by_part"]
+    for part in dict.fromkeys((*parameters, *products)):
+        cells = []
+        for count, total in (
+            (parameters.get(part, 0), model["parameters"]),
+            (products.get(part, 0), flops["multiply_adds"]),
+        ):
+            cells += [f"{count:,}", f"{count / total:.1%}" if count else ""]
+        table.add_row(part, *cells[::step])
+    table.add_row("all", *[f"{model['parameters']:,}", "", f"{flops['multiply_adds']:,}", ""][::step], style="bold")
+    console.print()
+    console.print(table)
+    weights, training = format_bytes(memory["weights"]), format_bytes(memory["training"])
+    text = f"{weights} of weights (float32) · about {training} to train with Adam"
+    if memory["cache"] is not None:
+        text += f" · {format_bytes(memory['cache'])} of cache after {flops['length']} tokens"
+    console.print(f"\n{flops['forward']:,} FLOPs per forward pass · {text}")
+
+
+def print_presets(presets: list[Tree], console: Console) -> None:
+    columns = ["name", "shape", "position", *(["source"] if console.width >= 120 else [])]
+    table = new_table(columns, ["parameters"])
+    for preset in presets:
+        table.add_row(*(preset[name] for name in columns), f"{preset['parameters']:,}")
+    console.print(table)
+
+
+def print_parts(entries: list[Tree], console: Console) -> None:
+    from rich.text import Text
+
+    for entry in entries:
+        console.print(Text.assemble("\n", (entry["slot"], "bold cyan"), f"  {entry['meaning']}"))
+        print_fields(entry.get("fields", []), console, indent=2)
+        for kind in entry["kinds"]:
+            default = " (default)" if kind["default"] else ""
+            print_indented(console, 2, (kind["kind"], "bold"), f"{default}  ", (kind["formula"], "dim"))
+            print_fields(kind["fields"], console, indent=6)
+
+
+def print_fields(fields: list[Tree], console: Console, *, indent: int) -> None:
+    from manyheads.inspect.describe import format_field
+
+    for field in fields:
+        value = "" if field["default"] in (None, []) else f" = {format_field(field['default'])}"
+        print_indented(console, indent, f"{field['field']}{value}  ", (f"{field['meaning']} ({field['type']})", "dim"))
+
+
+def print_indented(console: Console, indent: int, *pieces: Any) -> None:
+    """Pieces of text with their styles, wrapped within the indentation."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    console.print(Padding(Text.assemble(*pieces), (0, 0, 0, indent), expand=False))

@@ -1,0 +1,241 @@
+"""`manyheads train`: trains or resumes a run, and shows its events; with --dry-run, estimates its cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from manyheads.cli.console import (
+    AsJson,
+    Device,
+    Parts,
+    Progress,
+    Quiet,
+    RunFile,
+    RunOverrides,
+    app,
+    integer,
+    print_json,
+    print_note,
+    stdout,
+)
+from manyheads.errors import RunChangedError, UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from manyheads.spec import Tree
+    from manyheads.train.events import Change, Event, Finished, Initialized, Step
+    from manyheads.train.run import RunSpec
+
+MAX_NAMES = 8  # of weights in one line
+
+
+@app.command()
+def train(
+    run: RunFile,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="DIR", help="Run folder. Run the same command again to resume."),
+    ] = None,
+    overrides: RunOverrides = None,
+    parts: Parts = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Estimate memory, disk, epochs and time on this machine; write nothing.")
+    ] = False,
+    seed: Annotated[int | None, typer.Option(parser=integer, metavar="N", help="The same as -s seed=N.")] = None,
+    device: Device = "auto",
+    resume: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|never|PATH", help="Resume from the last checkpoint, never, or from this checkpoint."
+        ),
+    ] = "auto",
+    override_resume: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FIELD", help="Resume even though this field changed; may be repeated."),
+    ] = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train a model, or resume a run. Ctrl-C once finishes the step and saves; twice stops at once.
+
+    Examples: manyheads train run.toml --output runs/first -s train.steps=2000 · manyheads train run.toml --dry-run
+    """
+    from manyheads.train.estimate import estimate_run
+    from manyheads.train.prepare import prepare
+    from manyheads.train.run import read_run_file
+    from manyheads.train.loop import EXIT_STATUS
+
+    if output is None and not dry_run:
+        raise UsageError("--output is missing", hint="name the folder of the run")
+    spec = read_run_file(run, [*(overrides or []), *([] if seed is None else [f"seed={seed}"])])
+    options: dict[str, Any] = {"device": device, "resume": resume, "overridden": override_resume or ()}
+    if output is None or dry_run:
+        with Progress("preparing the data and timing some steps"):
+            estimate = estimate_run(prepare(spec), output, **options)
+        print_json(estimate) if as_json else print_estimate(estimate, stdout())
+        return
+    finished = train_and_show(spec, output, quiet=quiet or as_json, **options)
+    exit_status = EXIT_STATUS[finished.reason]
+    if as_json:
+        print_json({"schema": 1, "folder": str(output)} | asdict(finished))
+    elif not quiet and exit_status:
+        steps = f"{finished.step:,} of {spec.train.steps:,} steps"
+        print_note(f"stopped after {steps}, and saved; run the same command again to resume")
+    elif not quiet:
+        why = "" if finished.reason == "steps" else f" (train.best.{finished.reason})"
+        print_note(f"finished after {finished.step:,} steps{why}; next: manyheads evaluate {output}")
+    raise typer.Exit(exit_status)
+
+
+def train_and_show(
+    spec: RunSpec,
+    folder: Path,
+    *,
+    device: str = "auto",
+    quiet: bool = False,
+    resume: str = "auto",
+    overridden: Sequence[str] = (),
+) -> Finished:
+    """Prepares a run, trains it and shows its events on standard error."""
+    from manyheads.model.build import resolve_device
+    from manyheads.train.estimate import check_resources, estimate_resources
+    from manyheads.train.folder import check_folder
+    from manyheads.train.loop import train as train_events
+    from manyheads.train.prepare import prepare
+    from manyheads.train.loop import handle_signals
+
+    with handle_signals() as should_stop, TrainingProgress(spec.train.steps, quiet=quiet) as progress:
+        target = resolve_device(device)
+        check_folder(folder, resume)
+        run = prepare(spec)
+        progress.line(run.corpus.description)
+        progress.line(f"device: {target}" + (" (no GPU found)" if device == "auto" and target.type == "cpu" else ""))
+        check_resources(estimate_resources(run, folder, target))
+        events = train_events(run, folder, should_stop=should_stop, device=target, resume=resume, overridden=overridden)
+        try:
+            for event in events:
+                progress.show(event)
+        except RunChangedError as error:
+            progress.show_changes(error.changes)
+            raise
+    return event  # type: ignore[return-value]  # the last event is Finished
+
+
+def print_estimate(estimate: Tree, console: Console) -> None:
+    from manyheads.model.size import format_bytes
+    from manyheads.train.estimate import format_seconds
+
+    resources, epoch, speed = estimate["resources"], estimate["epoch"], estimate["speed"]
+    rows, length, source_length = resources["batch"]
+    sizes = {name: format_bytes(value) for name, value in resources.items() if isinstance(value, int)}
+    parts = (
+        f"{name.replace('_', ' ')} {sizes[name]}" for name in ("weights", "gradients", "optimizer_state", "activations")
+    )
+    free = {name: f", {sizes[name]} free" if name in sizes else "" for name in ("memory_free", "disk_free")}
+    counted = "" if epoch["counted_batches"] == epoch["batches"] else f" (from {epoch['counted_batches']:,} batches)"
+    lines = {
+        "data": estimate["data"],
+        "model": f"{estimate['shape']}, {resources['parameters']:,} parameters",
+        "memory": f"about {sizes['memory']}{free['memory_free']}: {', '.join(parts)}",
+        "batch": f"at most {rows:,} × {length:,} tokens" + (f", sources of {source_length:,}" if source_length else ""),
+        "disk": f"{sizes['checkpoint']} per checkpoint, {sizes['disk']} in total{free['disk_free']}",
+        "epoch": f"{epoch['rows']:,} rows, {epoch['batches']:,} batches, {epoch['tokens']:,} tokens, "
+        f"{epoch['padding']:.1%} padding{counted}",
+        "steps": f"{estimate['steps']:,}, or {estimate['epochs']:.3g} epochs",
+        "time": f"about {format_seconds(estimate['seconds'])} on this machine: {1000 * speed['step']:,.0f} ms per step "
+        f"(mean of {speed['timed_steps']}), {format_seconds(speed['evaluation'])} per evaluation",
+    }
+    if speed["compiled_step"]:
+        saved = estimate["steps"] * (speed["step"] - speed["compiled_step"]) - speed["compiling"]
+        advice = f"-s train.compile=true saves {format_seconds(saved)}" if saved > 0 else "not worth it"
+        compiling = f"after compiling for {format_seconds(speed['compiling'])}"
+        lines["compile"] = f"{1000 * speed['compiled_step']:,.0f} ms per step {compiling}: {advice}"
+    for name, text in lines.items():
+        console.print(f"{name:<8} {text}")
+
+
+class TrainingProgress(Progress):
+    """Shows the events of a run: a bar with loss, metrics, tokens per second and the time left."""
+
+    def __init__(self, steps: int, *, quiet: bool) -> None:
+        super().__init__("preparing", quiet=quiet, first_line=0)
+        self.steps = steps
+        self.means = dict[str, float]()  # of loss, shaping terms and speed, over about 20 steps
+        self.metrics = dict[str, float]()
+
+    def show(self, event: Event) -> None:
+        from manyheads.train import events as e
+
+        step = f"step {event.step:,}"
+        match event:
+            case e.Step():
+                self.show_step(event)
+            case e.Evaluated(metrics=metrics):
+                self.metrics = metrics
+                self.line(f"{step} · validation: {' · '.join(map(labelled, metrics, metrics.values()))}")
+            case e.Saved(path=path) if event.step == self.steps:
+                self.line(f"saved {path}")
+            case e.SaveFailed(message=message):
+                self.line(f"{step}: {message}; earlier checkpoints are untouched; will retry", warning=True)
+            case e.Warned(message=message):
+                self.line(f"{step}: {message}", warning=True)
+            case e.ConfigChanged(changes=changes):
+                self.show_changes(changes)
+            case e.Resumed(warnings=warnings):
+                for warning in warnings:
+                    self.line(warning, warning=True)
+                self.line(f"resuming from {step}")
+            case e.Truncated(train_rows=rows, validation_rows=others):
+                self.line(f"truncated {rows:,} training rows and {others:,} validation rows to max_length")
+            case e.Initialized():
+                self.show_initialized(event)
+            case e.Finished(reason=reason) if not self.means and reason not in ("interrupted", "terminated"):
+                self.line("nothing left to do; raise train.steps, or change train.best, to continue")
+
+    def show_step(self, event: Step) -> None:
+        speed = event.tokens / max(event.seconds, 1e-9)
+        values = {} if event.skipped else {"loss": event.loss} | event.terms
+        for name, value in (values | {"tokens/s": speed}).items():
+            self.means[name] = 0.95 * self.means[name] + 0.05 * value if name in self.means else value
+        losses = [f"{name} {mean:.3f}" for name, mean in self.means.items() if name != "tokens/s"]
+        metric = [labelled(name, value) for name, value in self.metrics.items() if name != "loss"][-1:]
+        note = " · ".join((*losses, *metric, f"{self.means['tokens/s']:,.0f} tokens/s"))
+        self.update("step", event.step, self.steps, note)
+        if event.skipped:
+            self.line(f"step {event.step:,}: skipped, the loss or gradients are NaN or infinite", warning=True)
+
+    def show_initialized(self, event: Initialized) -> None:
+        self.line(f"loaded {event.loaded} weights from the checkpoint")
+        for text, names in (
+            ("initialized, not in the checkpoint", event.new),
+            ("in the checkpoint, not used", event.unused),
+        ):
+            if names:
+                more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+                self.line(f"{text}: {', '.join(names[:MAX_NAMES])}{more}")
+        for note in event.notes:
+            self.line(note)
+
+    def show_changes(self, changes: Sequence[Change]) -> None:
+        """A table of the fields that differ from those of the run in the folder."""
+        from manyheads.spec import quoted
+
+        def text(value: Any) -> str:
+            return "–" if value is None else quoted(value)
+
+        rows = [("field", "was", "is"), *((one.field, text(one.old), text(one.new)) for one in changes)]
+        widths = [max(len(row[i]) for row in rows) for i in range(2)]
+        for name, old, new in rows:
+            self.line(f"  {name:<{widths[0]}}  {old:<{widths[1]}}  {new}")
+
+
+def labelled(name: str, value: float) -> str:
+    from manyheads.metrics.metric import format_value
+
+    return f"{name} {format_value(name, value)}"

@@ -1,0 +1,124 @@
+"""A fairseq folder: a pickle in checkpoints/, read without executing it, and dictionaries and BPE merges in data/."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from manyheads.convert.fairseq.safe_pickle import Stub, read_pickle
+from manyheads.convert.families.fairseq import TRAINER
+from manyheads.convert.hf import Origin, load_model
+from manyheads.errors import CheckpointConfigError, CheckpointTokenizerError, WeightsError
+from manyheads.files.read import read_text, safe_join
+from manyheads.files.tensors import InMemoryTensors
+from manyheads.model.build import Model
+from manyheads.spec import Tree
+
+SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")  # the first tokens of every dictionary
+PAD, EOS, UNKNOWN = 1, 2, 3
+MAX_DICTIONARY_BYTES = 16 << 20
+CHECKPOINT = ("checkpoints", "checkpoint_best.pt")
+
+
+def read_fairseq(
+    path: Path, *, dtype: torch.dtype | None = None, allow_nonfinite: bool = False
+) -> tuple[Model, Origin, Any]:
+    """A model, its origin and its tokenizer, from a folder or from the .pt file alone, which has no tokenizer."""
+    file = path.joinpath(*CHECKPOINT) if path.is_dir() else path
+    config, weights = read_checkpoint(file)
+    model, origin = load_model(file, config, weights, {}, dtype=dtype, allow_nonfinite=allow_nonfinite)
+    return model, origin, read_tokenizer(path, config) if path.is_dir() else None
+
+
+def read_checkpoint(path: Path) -> tuple[Tree, InMemoryTensors]:
+    """The options of the model, and the weights."""
+    content = read_pickle(path)
+    weights = content.get("model") if isinstance(content, dict) else None
+    if not isinstance(weights, dict) or not all(isinstance(tensor, Tensor) for tensor in weights.values()):
+        raise WeightsError(f"{path} has no weights under 'model'")
+    tables = {"source_tokens": "encoder.embed_tokens.weight", "target_tokens": "decoder.embed_tokens.weight"}
+    if missing := [name for name in tables.values() if name not in weights]:
+        raise WeightsError(f"{path} has no {missing[0]}")
+    config = {key: value for key, value in model_options(content, path).items() if key not in TRAINER}
+    config |= {"model_type": "fairseq", "architectures": ["TransformerModel"]}
+    config |= {key: len(weights[name]) for key, name in tables.items()}
+    config |= {"eos_token_id": EOS, "decoder_start_token_id": EOS, "pad_token_id": PAD}
+    return config, InMemoryTensors(weights)
+
+
+def model_options(content: Tree, path: Path) -> Tree:
+    """The options that the model was made with: under cfg.model in newer files, under args in older ones."""
+    config = content.get("cfg")
+    options: Any = config.get("model") if isinstance(config, dict) else content.get("args")
+    options = options.state if isinstance(options, Stub) else options
+    if not isinstance(options, dict):
+        raise CheckpointConfigError(f"{path} has no options of its model under cfg.model or args")
+    return options
+
+
+# ----------------------------------------------------------------------------------------------------------- tokenizer
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """The ids of a text."""
+
+    ids: list[int]
+
+
+class FairseqTokenizer:
+    """Words are split into pieces by BPE merges, looked up in the source dictionary, and decoded by the target's."""
+
+    def __init__(self, merges: Sequence[tuple[str, str]], source: Sequence[str], target: Sequence[str]) -> None:
+        from tokenizers import Tokenizer, models, pre_tokenizers
+
+        pieces = dict.fromkeys(piece for pair in merges for piece in (*pair, pair[0] + pair[1]))
+        for word in source:  # @@ marks a piece that another one follows, and merges mark the end of a word with </w>
+            pieces |= dict.fromkeys([word.removesuffix("@@") if word.endswith("@@") else f"{word}</w>"])
+        vocabulary = {piece: i for i, piece in enumerate((*pieces, "<unk>"))}
+        self.bpe = Tokenizer(models.BPE(vocabulary, list(merges), unk_token="<unk>", end_of_word_suffix="</w>"))
+        self.bpe.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        self.ids = {word: i for i, word in enumerate((*SPECIAL, *source))}
+        self.target = (*SPECIAL, *target)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[Encoding]:
+        encodings = self.bpe.encode_batch(list(texts))
+        return [Encoding([*map(self.id_of, encoding.tokens), EOS]) for encoding in encodings]
+
+    def id_of(self, piece: str) -> int:
+        return self.ids.get(piece.removesuffix("</w>") if piece.endswith("</w>") else f"{piece}@@", UNKNOWN)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        shown = (i for i in ids if i not in (0, PAD, EOS))
+        words = (self.target[i] if 0 <= i < len(self.target) else SPECIAL[UNKNOWN] for i in shown)
+        return f"{' '.join(words)} ".replace("@@ ", "").strip()
+
+    def get_vocab_size(self, *, with_added_tokens: bool = True) -> int:
+        return len(self.ids)
+
+
+def read_tokenizer(folder: Path, config: Tree) -> FairseqTokenizer | None:
+    """The merges and the two dictionaries in data/, which differ in size; None if there are none."""
+    data = safe_join(folder, "data")
+    merges_file = safe_join(data, "bpe.code") if data.is_dir() else data
+    if not merges_file.is_file():
+        return None
+    lines = {path.name: read_lines(safe_join(data, path.name)) for path in sorted(data.glob("dict.*.txt"))}
+    by_size = {len(words) + len(SPECIAL): [line.rpartition(" ")[0] for line in words] for words in lines.values()}
+    source, target = by_size.get(config["source_tokens"]), by_size.get(config["target_tokens"])
+    if source is None or target is None or source is target:
+        return None
+    pairs = (line.partition(" ") for line in read_lines(merges_file) if not line.startswith("#"))
+    try:
+        return FairseqTokenizer([(left, right) for left, _, right in pairs if right], source, target)
+    except Exception as error:
+        raise CheckpointTokenizerError(f"{merges_file} cannot be read: {error}") from None
+
+
+def read_lines(path: Path) -> list[str]:
+    return [line for line in read_text(path, MAX_DICTIONARY_BYTES).split("\n") if line]

@@ -1,0 +1,81 @@
+"""Models from and to GGUF files: weights, tokenizer and chat template in one."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from manyheads.convert.families import GGUF
+from manyheads.convert.families.gguf import HEAD, NEEDS_HEAD, resolve_sizes
+from manyheads.convert.gguf.container import FORMS, SPECIAL, GgufFile, config_of, write_container
+from manyheads.convert.gguf.vocabulary import read_vocabulary, write_vocabulary
+from manyheads.convert.hf import MAX_POSITION_KEYS, Origin, StoredWeights, load_model, read_tokenizer_config
+from manyheads.convert.match import find_architecture
+from manyheads.errors import CheckpointTokenizerError, ExportError, UsageError
+from manyheads.files.write import atomic_output
+from manyheads.model.build import Model
+from manyheads.spec import LARGEST
+
+TEMPLATE = "chat_template.jinja"
+MAX_TEMPLATE_LENGTH = 1 << 16
+
+
+def read_gguf(
+    path: Path, *, dtype: torch.dtype | None = None, allow_nonfinite: bool = False
+) -> tuple[Model, Origin, Any]:
+    """A model, its origin and its tokenizer."""
+    file = GgufFile(path)
+    template = file.metadata.get("tokenizer.chat_template")
+    tokens, rows = file.metadata.get("tokenizer.ggml.tokens"), file.shapes.get("token_embd.weight", (0,))[0]
+    if isinstance(tokens, list) and len(tokens) > rows:
+        raise CheckpointTokenizerError(f"{path} has {len(tokens):,} tokens, and embeddings for {rows:,}")
+    short = isinstance(template, str) and len(template) <= MAX_TEMPLATE_LENGTH
+    extra_files = {TEMPLATE: str(template).encode()} if short else {}
+    model, origin = load_model(path, config_of(file), file, extra_files, dtype=dtype, allow_nonfinite=allow_nonfinite)
+    return model, origin, read_vocabulary(file.metadata, path)
+
+
+def write_gguf(model: Model, path: Path, origin: Origin | None, tokenizer: Any, form: str = "f32") -> None:
+    """Writes a file that llama.cpp opens; the error names the part that none of its architectures has."""
+    if form not in FORMS:
+        raise UsageError(f"form is {form!r}, expected one of {', '.join(FORMS)}")
+    family, architecture, config, _ = find_architecture(resolve_sizes(model.spec), GGUF)
+    old = origin.config if origin else {}
+    if not config["block_count"]:
+        raise ExportError("a GGUF file needs a model with layers, and this one has none")
+    config |= special_tokens(old, config["vocab_size"])
+    lengths = (old[key] for key in MAX_POSITION_KEYS if type(old.get(key)) is int and 1 <= old[key] <= LARGEST)
+    config.setdefault("context_length", next(lengths, 2048))
+    if tokenizer is None:
+        warnings.warn("without a tokenizer llama.cpp opens the file, and cannot read texts", stacklevel=3)
+    vocabulary = write_vocabulary(tokenizer, config["vocab_size"], config)
+    if (template := chat_template(origin.extra_files if origin else {})) is not None:
+        vocabulary["tokenizer.chat_template"] = template
+    tied = frozenset({HEAD} if family.model_type in NEEDS_HEAD else ())
+    table = family.table(model.spec, architecture, dict(model.named_parameters()))
+    tensors = StoredWeights(table, tied=tied & set(table.tied)).tensors(model)
+    with atomic_output(path) as draft:
+        write_container(draft, config, tensors, vocabulary, form)
+
+
+def special_tokens(config: Mapping[str, Any], vocab_size: int) -> dict[str, int | None]:
+    """One id per special token: of several end tokens the first, and the second as the end of a turn."""
+    ids = {key: config.get(key) for key in SPECIAL}
+    ends = ids["eos_token_id"] if isinstance(ids["eos_token_id"], list) else [ids["eos_token_id"]]
+    ids |= {
+        "eos_token_id": ends[0] if ends else None,
+        "eot_token_id": ids["eot_token_id"] or (ends[1] if len(ends) > 1 else None),
+    }
+    return {key: token if type(token) is int and 0 <= token < vocab_size else None for key, token in ids.items()}
+
+
+def chat_template(extra_files: Mapping[str, bytes]) -> str | None:
+    """The template that writes a conversation as one text: a file of its own, or a key of tokenizer_config.json."""
+    if TEMPLATE in extra_files:
+        return extra_files[TEMPLATE].decode(errors="replace")
+    template = read_tokenizer_config(extra_files).get("chat_template")
+    return template if isinstance(template, str) else None

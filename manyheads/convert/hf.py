@@ -1,0 +1,395 @@
+"""Hugging Face folders, and our own of the same layout: config.json, safetensors, tokenizer.json and small files."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import warnings
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from manyheads.convert.config import Config
+from manyheads.convert.families import NAMES, NO_TOKENS, Family, get_family
+from manyheads.convert.match import find_architecture, same_model
+from manyheads.convert.weights import Parameters, Tensors, WeightTable
+from manyheads.errors import (
+    CheckpointConfigError,
+    CheckpointError,
+    CheckpointNotFoundError,
+    CheckpointTokenizerError,
+    ConfigError,
+    NonFiniteError,
+    WeightsError,
+)
+from manyheads.files.read import MAX_CONFIG_BYTES, MAX_TOKENIZER_BYTES, read_bytes, read_json, safe_join
+from manyheads.files.tensors import SafetensorsFolder, TensorStore
+from manyheads.files.write import atomic_output, check_absent
+from manyheads.model.build import Model, build_meta
+from manyheads.model.spec import ModelSpec, read_model
+from manyheads.spec import Tree, quoted, to_tree
+
+FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+SHARD_BYTES = 50_000_000_000  # as in transformers
+EXTRA_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt",
+    "vocab.json", "merges.txt", "spiece.model", "tokenizer.model", "source.spm", "target.spm",
+    "generation_config.json", "chat_template.jinja", "preprocessor_config.json", "modules.json",
+    "sentence_bert_config.json", "config_sentence_transformers.json",
+)  # fmt: skip
+MODULE_FOLDER = re.compile(r"[0-9]_[A-Za-z]+")  # one module of sentence-transformers, such as 1_Pooling
+
+
+@dataclass(frozen=True)
+class StoredWeights:
+    """How the weights of a checkpoint are stored, so that an export gives the same tensors."""
+
+    table: WeightTable | SameNames
+    unused: Tensors = field(default_factory=dict)  # tensors that no forward reads
+    tied: frozenset[str] = frozenset()  # second names of tied tensors
+    dtypes: dict[str, torch.dtype] = field(default_factory=dict)  # of each tensor, if they differ
+
+    def tensors(self, model: Model) -> Tensors:
+        """The model's weights as they are stored."""
+        tensors = self.table.write(dict(model.named_parameters())) | self.unused
+        tensors |= {name: tensors[self.table.tied[name]].clone() for name in self.tied}
+        return tensors | {name: in_dtype(tensors[name].detach(), dtype) for name, dtype in self.dtypes.items()}
+
+
+def in_dtype(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """The tensor in its stored dtype, unless training gave it values that this dtype cannot hold."""
+    stored = tensor.to(dtype)
+    return stored if ((stored.to(tensor.dtype) == tensor) | tensor.isnan()).all() else tensor
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a model was read from, so that it can be exported as it came."""
+
+    family: Family | OwnFormat
+    architecture: str
+    config: Tree
+    spec: ModelSpec
+    weights: StoredWeights
+    dtype: torch.dtype | None = None  # that holds every stored weight exactly
+    extra_files: dict[str, bytes] = field(default_factory=dict)  # the tokenizer and other small files
+
+
+# ------------------------------------------------------------------------------------------------------ our own format
+
+
+class SameNames:
+    """The weight table of a format that stores every parameter as it is, under its own name."""
+
+    tied: Mapping[str, str] = {}
+    unused: frozenset[str] = frozenset()
+
+    def shapes(self, parameters: Parameters) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(parameter.shape) for name, parameter in parameters.items()}
+
+    def read(self, stored: Callable[[str], Tensor], parameters: Parameters) -> Iterator[tuple[str, Tensor]]:
+        return ((name, stored(name)) for name in parameters)
+
+    def write(self, parameters: Parameters) -> Tensors:
+        return dict(parameters)
+
+
+class OwnFormat:
+    """The config holds the description of any model; a Family has configs of its own models."""
+
+    model_type = "manyheads"
+
+    def architecture(self, config: Config) -> str:
+        return "Model"
+
+    def resolve(self, config: Config, names: Collection[str]) -> Config:
+        return config
+
+    def spec_of(self, config: Config) -> ModelSpec:
+        tree = config.get("model")
+        if not isinstance(tree, dict):
+            raise CheckpointConfigError(f"model is {quoted(tree)}, expected a description")
+        return read_model(tree)
+
+    def config_of(self, spec: ModelSpec) -> Tree:
+        own = {"architectures": [self.architecture({})], "model_type": self.model_type, "model": to_tree(spec)}
+        return NO_TOKENS | own
+
+    def tables(self, spec: ModelSpec, architecture: str, parameters: Parameters) -> list[SameNames]:
+        return [SameNames()]
+
+
+OWN = OwnFormat()
+
+
+# ------------------------------------------------------------------------------------------------------------- reading
+
+
+def read_folder(
+    folder: Path, *, dtype: torch.dtype | None = None, allow_nonfinite: bool = False, copy: bool = False
+) -> tuple[Model, Origin]:
+    """A model with its weights, which are memory-mapped, or copied; everything is checked first."""
+    if not folder.is_dir():
+        raise CheckpointNotFoundError(f"{folder} is not a folder")
+    path = safe_join(folder, "config.json")
+    config = read_json(path, MAX_CONFIG_BYTES)
+    with name_in_errors(path):  # before the weights: a model that is not supported may have none that can be read
+        format_of(config).spec_of(config)
+    weights, extra_files = SafetensorsFolder(folder, copy=copy), read_extra_files(folder)
+    return load_model(folder, config, weights, extra_files, dtype=dtype, allow_nonfinite=allow_nonfinite)
+
+
+def format_of(config: Config) -> Family | OwnFormat:
+    model_type = config.get("model_type")
+    return OWN if model_type == OWN.model_type else get_family(model_type)
+
+
+@contextmanager
+def name_in_errors(path: Path) -> Iterator[None]:
+    """Puts the path before errors of a checkpoint that do not name it yet."""
+    try:
+        yield
+    except ConfigError as error:
+        raise CheckpointConfigError(f"{path}: {error.message}", hint=error.hint) from None
+    except CheckpointError as error:
+        if str(path) in error.message:
+            raise
+        raise type(error)(f"{path}: {error.message}", hint=error.hint) from None
+
+
+def load_model(
+    path: Path,
+    config: Tree,
+    weights: TensorStore,
+    extra_files: dict[str, bytes],
+    *,
+    dtype: torch.dtype | None = None,
+    allow_nonfinite: bool = False,
+) -> tuple[Model, Origin]:
+    """A model from its config and weights: names, shapes and dtypes are checked, then each weight is read once."""
+    with name_in_errors(path):
+        family = format_of(config)
+        architecture, spec = family.architecture(config), family.spec_of(family.resolve(config, weights))
+        model = build_meta(spec)
+        parameters = dict(model.named_parameters())
+        table = matching_table(family.tables(spec, architecture, parameters), parameters, weights)
+        dtypes = {name: stored for name, stored in weights.dtypes.items() if name not in table.unused}
+        if wrong := [name for name, stored in dtypes.items() if stored not in FLOATS]:
+            raise WeightsError(f"{wrong[0]} is stored as {dtypes[wrong[0]]}, expected floating-point weights")
+        widest = reduce(torch.promote_types, dtypes.values())
+
+        def read(name: str) -> Tensor:
+            return weights[name] if allow_nonfinite else check_finite(name, weights[name])
+
+        for name, tensor in table.read(read, parameters):
+            assign_parameter(model, name, tensor.to(dtype or widest))
+        tied = frozenset(name for name in table.tied if name in weights)
+        for name in tied:
+            check_tied(name, table.tied[name], weights)
+        unused = {name: weights[name] for name in table.unused if name in weights}
+    mixed = dtype in (None, widest) and len(set(dtypes.values())) > 1
+    stored = StoredWeights(table, unused, tied, dtypes if mixed else {})
+    return model.eval(), Origin(family, architecture, config, spec, stored, widest, extra_files)
+
+
+def matching_table(
+    tables: Iterable[WeightTable | SameNames], parameters: Parameters, weights: TensorStore
+) -> WeightTable | SameNames:
+    """The first spelling of the weight names that a checkpoint has; errors are about the usual one."""
+    errors = []
+    for table in tables:
+        try:
+            weights.check(table.shapes(parameters), {*table.tied, *table.unused})
+        except WeightsError as error:
+            errors.append(error)
+        else:
+            return table
+    raise errors[0]
+
+
+def check_finite(name: str, tensor: Tensor) -> Tensor:
+    # a sum is fast, and finite only if its terms are; only otherwise each term is checked
+    wide = torch.promote_types(tensor.dtype, torch.float32)
+    if not tensor.sum(dtype=wide).isfinite() and not tensor.isfinite().all():
+        raise NonFiniteError(f"{name} has a NaN or infinite weight")
+    return tensor
+
+
+def check_tied(name: str, other: str, weights: TensorStore) -> None:
+    dtype = torch.promote_types(weights.dtypes[name], weights.dtypes[other])
+    if not torch.equal(weights[name].to(dtype), weights[other].to(dtype)):
+        raise WeightsError(f"{name} should be tied to {other}, and has other values")
+
+
+def assign_parameter(model: nn.Module, name: str, tensor: Tensor) -> None:
+    """Sets one parameter of a model that is on the meta device."""
+    path, _, last = name.rpartition(".")
+    setattr(model.get_submodule(path), last, nn.Parameter(tensor.contiguous()))
+
+
+def read_extra_files(folder: Path) -> dict[str, bytes]:
+    """The small files next to the weights."""
+    modules = sorted(path.name for path in folder.iterdir() if MODULE_FOLDER.fullmatch(path.name) and path.is_dir())
+    paths = [safe_join(folder, name) for name in EXTRA_FILES]
+    paths += [safe_join(safe_join(folder, name), "config.json") for name in modules]
+    return {
+        path.relative_to(folder).as_posix(): read_bytes(path, MAX_TOKENIZER_BYTES) for path in paths if path.exists()
+    }
+
+
+def read_tokenizer(folder: Path, extra_files: Mapping[str, bytes], *, keep_truncation: bool = False) -> Any:
+    """The tokenizer of a folder, without padding and, unless `keep_truncation`, without truncation; None without one.
+
+    Others leave settings of truncation in their files that they seldom mean. If the tokenizer's config splits special
+    tokens, as ours do, their names in a text are text.
+    """
+    data = extra_files.get("tokenizer.json")
+    if data is None:
+        return None
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_buffer(data)
+    except BaseException as error:  # the library panics on some files, which is not an Exception
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise
+        raise CheckpointTokenizerError(f"{folder / 'tokenizer.json'} cannot be read: {error}") from None
+    tokenizer.no_padding()
+    if not keep_truncation:
+        tokenizer.no_truncation()
+    # tokenizer.json has no field for it
+    tokenizer.encode_special_tokens = read_tokenizer_config(extra_files).get("split_special_tokens") is True
+    return tokenizer
+
+
+def read_tokenizer_config(extra_files: Mapping[str, bytes]) -> Tree:
+    """tokenizer_config.json; empty if it is missing or cannot be read."""
+    try:
+        config = json.loads(extra_files.get("tokenizer_config.json", b"{}"))
+    except (ValueError, RecursionError):
+        return {}
+    return config if isinstance(config, dict) else {}
+
+
+# ------------------------------------------------------------------------------------------------------------- writing
+
+
+def write_folder(
+    model: Model,
+    folder: Path,
+    origin: Origin | None = None,
+    tokenizer: Any = None,
+    *,
+    own: bool = False,
+    shard_bytes: int = SHARD_BYTES,
+) -> None:
+    """Writes a folder that transformers opens; or, with `own`, one in our own format, which every model has."""
+    check_absent(folder)
+    origin = own_origin(model, origin) if own else export_origin(model, origin)
+    with atomic_output(folder) as draft:
+        draft.mkdir()
+        fill_folder(draft, model, origin, tokenizer, shard_bytes=shard_bytes)
+
+
+def fill_folder(
+    folder: Path, model: Model, origin: Origin, tokenizer: Any = None, *, shard_bytes: int = SHARD_BYTES
+) -> None:
+    write_extra_files(folder, origin, tokenizer)
+    config = json.dumps(origin.config, indent=2, ensure_ascii=False)
+    (folder / "config.json").write_text(f"{config}\n", encoding="utf-8")
+    write_shards(origin.weights.tensors(model), folder, shard_bytes)
+
+
+def write_extra_files(folder: Path, origin: Origin | None, tokenizer: Any) -> None:
+    """The small files next to the weights as they came, and a tokenizer that came in another format."""
+    own = {"tokenizer.json": tokenizer.to_str().encode()} if hasattr(tokenizer, "to_str") else {}
+    if tokenizer is not None and not own:
+        warnings.warn("this tokenizer cannot be written as tokenizer.json, and is left out", stacklevel=3)
+    for name, data in (own | (origin.extra_files if origin else {})).items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(data)
+
+
+def export_origin(model: Model, origin: Origin | None) -> Origin:
+    """As the model came, if its description has not changed; otherwise the first architecture that can express it."""
+    if origin is not None and origin.family.model_type in NAMES and same_model(model.spec, origin.spec):
+        if origin.dtype == dtype_of(model):
+            return origin
+        key = "torch_dtype" if "torch_dtype" in origin.config else "dtype"
+        config = origin.config | {key: dtype_name(model)}
+        return replace(origin, config=config, weights=replace(origin.weights, dtypes={}))
+    first = origin.config.get("family") if origin else None  # of the checkpoint that a run started from
+    names = (*([first] if first in NAMES else ()), *NAMES)
+    return new_origin(model, origin, *find_architecture(model.spec, names)[:3])
+
+
+def own_origin(model: Model, origin: Origin | None = None) -> Origin:
+    """For our own format."""
+    return new_origin(model, origin, OWN, OWN.architecture({}), OWN.config_of(model.spec))
+
+
+# keys that a description has not, and that an export keeps
+KEPT_KEYS = (
+    *NO_TOKENS, "decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id", "id2label", "label2id",
+    "problem_type", "task",
+)  # fmt: skip
+MAX_POSITION_KEYS = ("max_position_embeddings", "context_length", "n_positions")
+
+
+def new_origin(
+    model: Model, origin: Origin | None, family: Family | OwnFormat, architecture: str, config: Tree
+) -> Origin:
+    """A new config, with the keys of the old one that a description has not, and the small files that came with it."""
+    old = origin.config if origin else {}
+    config |= {"dtype": dtype_name(model)} | {key: old[key] for key in KEPT_KEYS if key in old}
+    max_positions = next((old[key] for key in MAX_POSITION_KEYS if type(old.get(key)) is int), None)
+    if max_positions and "max_position_embeddings" in config:
+        longer = config | {"max_position_embeddings": max_positions}
+        config = longer if family.spec_of(longer) == family.spec_of(config) else config
+    tables = family.tables(model.spec, architecture, dict(model.named_parameters()))
+    extra_files = origin.extra_files if origin else {}
+    return Origin(family, architecture, config, model.spec, StoredWeights(tables[0]), extra_files=extra_files)
+
+
+def dtype_of(model: Model) -> torch.dtype:
+    return next(model.parameters()).dtype
+
+
+def dtype_name(model: Model) -> str:
+    return str(dtype_of(model)).removeprefix("torch.")
+
+
+def write_shards(tensors: Tensors, folder: Path, shard_bytes: int) -> None:
+    shards: list[Tensors] = [{}]
+    for name, tensor in tensors.items():
+        if shards[-1] and sum(one.nbytes for one in shards[-1].values()) + tensor.nbytes > shard_bytes:
+            shards.append({})
+        shards[-1][name] = tensor.detach().contiguous()
+    if len(shards) == 1:
+        save_tensors(shards[0], folder / "model.safetensors")
+        return
+    weight_map: dict[str, str] = {}
+    for i, shard in enumerate(shards):
+        file = f"model-{i + 1:05}-of-{len(shards):05}.safetensors"
+        save_tensors(shard, folder / file)
+        weight_map |= dict.fromkeys(shard, file)
+    total = sum(tensor.nbytes for tensor in tensors.values())
+    index = json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=2)
+    (folder / "model.safetensors.index.json").write_text(f"{index}\n", encoding="utf-8")
+
+
+def save_tensors(tensors: Tensors, path: Path) -> None:
+    try:
+        save_file(tensors, path, metadata={"format": "pt"})
+    except SafetensorError as error:  # a full disk, for one
+        code = re.search(r"\(os error (\d+)\)", str(error))
+        raise (OSError(int(code[1]), os.strerror(int(code[1])), str(path)) if code else OSError(str(error))) from None

@@ -1,0 +1,121 @@
+"""Target attention between tokens, for guided attention: from word alignments or dependency arcs."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from manyheads.data.tokenizer import special_tokens_as_text
+from manyheads.errors import DataError, RowError
+from manyheads.spec import nearest, quoted
+
+AttentionTargets = NDArray[np.int64]  # N×2: a query token, and a key token it should attend to
+
+
+def tokens_per_word(texts: Sequence[str], tokenizer: Tokenizer) -> list[list[list[int]]]:
+    """The tokens of every word (separated by white space) of every text; a token is of the last word it overlaps."""
+    result = []
+    encodings = special_tokens_as_text(tokenizer).encode_batch(list(texts), add_special_tokens=False)
+    for text, encoding in zip(texts, encodings, strict=True):
+        spans = [match.span() for match in re.finditer(r"\S+", text)]
+        starts, tokens = [start for start, _ in spans], [list[int]() for _ in spans]
+        for token, (begin, end) in enumerate(encoding.offsets):
+            word = bisect_left(starts, end) - 1  # the last that begins before the token ends
+            if begin < end and word >= 0 and begin < spans[word][1]:
+                tokens[word].append(token)
+        result.append(tokens)
+    return result
+
+
+def truncate_targets(targets: AttentionTargets, max_query: int | None, max_key: int | None) -> AttentionTargets:
+    """The pairs whose tokens remain when texts are truncated to these lengths; None for a text that is not."""
+    keep = np.ones(len(targets), bool)
+    for column, max_length in enumerate((max_query, max_key)):
+        keep &= True if max_length is None else targets[:, column] < max_length
+    return targets[keep]
+
+
+def token_pairs(
+    word_pairs: Iterable[tuple[int, int]], query_tokens: list[list[int]], key_tokens: list[list[int]]
+) -> AttentionTargets:
+    """Pairs of words as pairs of tokens: each token of the one word with each token of the other."""
+    pairs = sorted({(i, j) for query, key in word_pairs for i in query_tokens[query] for j in key_tokens[key]})
+    return np.array(pairs, np.int64).reshape(-1, 2)
+
+
+def targets_from_alignments(
+    sources: Sequence[str], targets: Sequence[str], alignments: Sequence[str], tokenizer: Tokenizer
+) -> list[AttentionTargets]:
+    """Target tokens and the source tokens aligned with them, from word pairs "0-0 1-2": source-target, from 0."""
+    words = tokens_per_word(sources, tokenizer), tokens_per_word(targets, tokenizer)
+    return [
+        token_pairs(parse_alignment(alignment, len(source), len(target)), target, source)
+        for source, target, alignment in zip(*words, alignments, strict=True)
+    ]
+
+
+def parse_alignment(alignment: str, source_words: int, target_words: int) -> list[tuple[int, int]]:
+    """The pairs (target word, source word) of an alignment."""
+    pairs = []
+    for piece in alignment.split():
+        match = re.fullmatch(r"(\d{1,9})-(\d{1,9})", piece)
+        if match is None:
+            raise RowError(
+                f"{quoted(piece)} of the alignment {quoted(alignment)} is not a pair of words",
+                hint="write source-target, as in 0-0 1-2",
+            )
+        source, target = int(match[1]), int(match[2])
+        if source >= source_words or target >= target_words:
+            raise RowError(
+                f"{quoted(piece)} of the alignment {quoted(alignment)} is outside of {source_words} source and "
+                f"{target_words} target words, counted from 0"
+            )
+        pairs.append((target, source))
+    return pairs
+
+
+def targets_from_arcs(
+    texts: Sequence[str],
+    heads: Sequence[Sequence[int]],
+    relations: Sequence[Sequence[str]] | None,
+    tokenizer: Tokenizer,
+    *,
+    toward: str,
+    relation: str | None,
+) -> list[AttentionTargets]:
+    """Each word and its head (toward = "head"), or each head and its dependents; only arcs of `relation` if given.
+
+    The root, whose head is −1, attends to itself.
+    """
+    all_relations = {name for row in relations or () for name in row}
+    if relation is not None and relation not in all_relations:
+        raise DataError(f"no arc has the relation {quoted(relation)}{nearest(relation, all_relations)}")
+    result = []
+    for row, words in enumerate(tokens_per_word(texts, tokenizer)):
+        names = None if relations is None else relations[row]
+        check_arcs(texts[row], heads[row], names, row=row, words=len(words))
+        arcs = [
+            (i, int(head))
+            for i, head in enumerate(heads[row])
+            if relation is None or (names is not None and names[i] == relation)
+        ]
+        if toward == "head":
+            pairs = [(i, i if head < 0 else head) for i, head in arcs]
+        else:
+            pairs = [(head, i) for i, head in arcs if head >= 0]
+        result.append(token_pairs(pairs, words, words))
+    return result
+
+
+def check_arcs(text: str, heads: Sequence[int], names: Sequence[str] | None, *, row: int, words: int) -> None:
+    if len(heads) != words or (names is not None and len(names) != words):
+        raise RowError(
+            f"row {row:,} has {words} words and {len(heads)} arcs, expected one head per word: {quoted(text)}"
+        )
+    if outside := [int(head) for head in heads if not -1 <= head < words]:
+        raise RowError(f"row {row:,} has an arc to word {outside[0]}, expected 0 to {words - 1}, or -1 for the root")

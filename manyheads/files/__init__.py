@@ -1,0 +1,1 @@
+"""Bounded reading, atomic writing and hashing: the one room that touches untrusted or durable files."""

@@ -1,0 +1,31 @@
+"""The manifest of a run's checkpoint: size and hash of each of its files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from manyheads.files.read import MAX_INDEX_BYTES, read_text, sha256
+
+TRAINER, MANIFEST, OPTIMIZER = "trainer.json", "manifest.json", "optimizer.safetensors"
+REQUIRED = {"model.safetensors", OPTIMIZER, TRAINER}
+
+
+def verify_manifest(checkpoint: Path, *, optimizer: bool = True) -> str | None:
+    """What is wrong with the files of a checkpoint, or None; without `optimizer`, its state is not checked."""
+    manifest = checkpoint / MANIFEST
+    try:
+        files = json.loads(read_text(manifest, MAX_INDEX_BYTES))["files"]
+        if missing := sorted(REQUIRED - set(files)):
+            return f"{manifest} does not list {missing[0]}"
+        for name, entry in files.items():
+            path = checkpoint / name
+            if name == OPTIMIZER and not optimizer:
+                continue
+            if not path.is_file() or path.stat().st_size != entry["bytes"]:
+                return f"{path} should have {entry['bytes']:,} bytes"
+            if sha256(path) != entry["sha256"]:
+                return f"{path} is not the file that was saved"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return f"{manifest} is missing or broken"
+    return None

@@ -1,0 +1,192 @@
+"""Reading files that other people made: bounded in size and depth, inside their folder, never executed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tomllib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from manyheads.errors import (
+    CheckpointError,
+    CheckpointNotFoundError,
+    ConfigError,
+    ConfigFileError,
+    ConfigSyntaxError,
+    CorruptFileError,
+    ManyheadsError,
+    UnsafeFileError,
+)
+from manyheads.spec import TOO_DEEP, Tree, copy_tree, quoted
+
+MAX_CONFIG_BYTES = 1 << 20
+MAX_TOKENIZER_BYTES = 64 << 20
+MAX_INDEX_BYTES = 64 << 20
+MAX_TOML_BYTES = 1 << 20
+
+
+def safe_join(folder: Path, name: str) -> Path:
+    """The path of a file in a folder by its plain name; refuses a link out of the folder, a pipe and a device."""
+    if not name or name in (".", "..") or Path(name).name != name or not name.isprintable() or "\\" in name:
+        raise UnsafeFileError(f"{quoted(name)} is not the name of a file in {folder}")
+    path = folder / name
+    if path.is_symlink():
+        target, home = (Path(os.path.realpath(one)) for one in (path, folder))  # a link to itself stays as it is
+        # the Hub's cache stores files once, in blobs/, and links to them from snapshots/NAME/ and the folders in it
+        blobs = [one.parent.parent / "blobs" for one in (home, home.parent) if one.parent.name == "snapshots"]
+        if not target.is_relative_to(home) and target.parent not in blobs:
+            raise UnsafeFileError(f"{path} is a link that leads out of its folder")
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise UnsafeFileError(f"{path} is not a regular file")
+    return path
+
+
+@contextmanager
+def explain_read_errors(path: Path) -> Iterator[None]:
+    """Turns an OSError while a checkpoint is read into a CheckpointError."""
+    try:
+        yield
+    except OSError as error:
+        kind = CheckpointNotFoundError if isinstance(error, FileNotFoundError) else CheckpointError
+        raise kind(f"cannot read {error.filename or path}: {error.strerror or error}") from None
+
+
+def read_bytes(path: Path, max_bytes: int, *, error: type[ManyheadsError] = CorruptFileError) -> bytes:
+    """A whole file; a larger one is refused, and a device that never ends is not read to its end."""
+    with path.open("rb") as file:
+        data = file.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise error(f"{path} has more than {max_bytes:,} bytes")
+    return data
+
+
+def decode(data: bytes, path: Path, *, error: type[ManyheadsError] = CorruptFileError) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as fault:
+        raise error(f"{path} is not UTF-8 text: byte {fault.start} is {data[fault.start]:#04x}") from None
+
+
+def read_text(path: Path, max_bytes: int) -> str:
+    return decode(read_bytes(path, max_bytes), path)
+
+
+def read_json(path: Path, max_bytes: int) -> Tree:
+    """A table from a JSON file."""
+    return parse_json(read_bytes(path, max_bytes), path)
+
+
+def parse_json(data: bytes, path: Path) -> Tree:
+    """A table of bounded depth, without NaN and without duplicate keys."""
+    text = decode(data, path)
+    try:
+        table = copy_tree(json.loads(text, parse_constant=refuse_constant, object_pairs_hook=no_duplicate_keys))
+    except RecursionError:
+        raise CorruptFileError(f"{path}: {TOO_DEEP}") from None
+    except ValueError as error:
+        raise CorruptFileError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(table, dict):
+        raise CorruptFileError(f"{path} holds {quoted(table)}, expected a table")
+    return table
+
+
+def refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a number in JSON")
+
+
+def no_duplicate_keys(pairs: list[tuple[str, Any]]) -> Tree:
+    table = dict(pairs)
+    if len(table) != len(pairs):
+        raise ValueError("duplicate key")
+    return table
+
+
+def read_json_or_empty(path: Path) -> Tree:
+    """A table from a JSON file of ours; empty if the file is missing or was not written to its end."""
+    try:
+        table = json.loads(read_text(path, MAX_INDEX_BYTES))
+    except (OSError, ValueError):
+        return {}
+    return table if isinstance(table, dict) else {}
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# ---------------------------------------------------------------------------------------------------------------- TOML
+
+
+def read_toml(path: Path) -> Tree:
+    try:
+        text = decode(read_bytes(path, MAX_TOML_BYTES, error=ConfigFileError), path, error=ConfigFileError)
+    except ConfigFileError:
+        raise
+    except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+        raise ConfigFileError(f"cannot read {quoted(str(path))}: {getattr(error, 'strerror', None) or error}") from None
+    try:
+        return copy_tree(tomllib.loads(text.replace("\r\n", "\n")))
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: {TOO_DEEP}") from None
+    except ValueError as error:  # not TOML, or a number of more digits than Python reads
+        raise ConfigSyntaxError(f"{path} is not TOML: {error}") from None
+
+
+@contextmanager
+def locate_config_errors(path: Path, overrides: Iterable[str] = ()) -> Iterator[None]:
+    """Puts the file and line, or the override, that set a field before the ConfigError about this field."""
+    try:
+        yield
+    except ConfigError as error:
+        field = tuple(str(name) for name in (*error.path, *([error.key] if error.key else [])))
+        guilty = [one for one in overrides if field and is_prefix(one.partition("=")[0].strip().split("."), field)]
+        line = None if guilty else line_of_field(path, tuple(name for name in field if not name.isdigit()))
+        if not guilty and line is None:
+            raise
+        where = f"-s {guilty[-1]}" if guilty else f"{path}:{line}"
+        raise type(error)(f"{where}: {error.message}", key=error.key, hint=error.hint) from None
+
+
+def is_prefix(path: Iterable[str], field: tuple[str, ...]) -> bool:
+    start = tuple(path)
+    return field[: len(start)] == start
+
+
+def line_of_field(path: Path, field: tuple[str, ...]) -> int | None:
+    """The line of a TOML file that first sets a field, or opens a table."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError):
+        return None
+    table: tuple[str, ...] = ()
+    start = 0
+    for end in range(1, len(lines) + 1):
+        try:
+            statement = tomllib.loads("\n".join(lines[start:end]))  # one field or table header, on one or several lines
+        except (ValueError, RecursionError):
+            continue
+        names = list(field_paths(statement))
+        if lines[start].lstrip().startswith("["):
+            table, names = max(names, key=len), [()]
+        if field and any(is_prefix(field, (*table, *name)) for name in names):
+            return start + 1
+        start = end
+    return None
+
+
+def field_paths(value: Any) -> Iterator[tuple[str, ...]]:
+    """The path of every table and field in a tree, without the indexes of lists."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield (name,)
+            yield from ((name, *rest) for rest in field_paths(inner))
+    elif isinstance(value, list):
+        for inner in value:
+            yield from field_paths(inner)

@@ -1,0 +1,190 @@
+"""Tensors on disk: safetensors files, whose headers are checked before any weight is read, mapped or copied."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Container, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import torch
+from torch import Tensor
+
+from manyheads.errors import CorruptFileError, UnsafeFileError, WeightsError
+from manyheads.files.read import MAX_INDEX_BYTES, parse_json, read_json, safe_join
+from manyheads.spec import Tree, quoted
+
+MAX_HEADER_BYTES = 100 << 20  # as in the safetensors library
+
+DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
+    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "U16": torch.uint16,
+    "U32": torch.uint32, "U64": torch.uint64, "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+    "BOOL": torch.bool,
+}  # fmt: skip
+
+Shape = tuple[int, ...]
+
+
+class TensorStore(Mapping[str, Tensor]):
+    """Tensors by name, read on access; shapes and dtypes are known before."""
+
+    shapes: dict[str, Shape]
+    dtypes: dict[str, torch.dtype]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.shapes
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.shapes)
+
+    def __len__(self) -> int:
+        return len(self.shapes)
+
+    def check(self, required: Mapping[str, Shape], optional: Container[str]) -> None:
+        """Refuses missing and unexpected names, and a shape other than the required one."""
+        if unexpected := sorted(name for name in self if name not in required and name not in optional):
+            raise WeightsError(f"unexpected weight {unexpected[0]} ({len(unexpected)} in all)")
+        if missing := sorted(set(required) - set(self)):
+            raise WeightsError(f"missing weight {missing[0]} ({len(missing)} in all)")
+        for name, shape in required.items():
+            if self.shapes[name] != shape:
+                raise WeightsError(f"{name} has shape {self.shapes[name]}, the config implies {shape}")
+
+
+class InMemoryTensors(TensorStore):
+    """Tensors that are in memory already."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self.tensors = tensors
+        self.shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        self.dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.tensors[name]
+
+
+class Stamp(NamedTuple):
+    """Identifies one version of a file."""
+
+    inode: int
+    size: int
+    mtime_ns: int
+
+    @staticmethod
+    def of(file: BinaryIO) -> Stamp:
+        status = os.fstat(file.fileno())
+        return Stamp(status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+class SafetensorsFile(TensorStore):
+    """One safetensors file, its header checked against its size; tensors are memory-mapped, or copied one by one.
+
+    safetensors.safe_open would do, but it accepts two entries of one name, and a file that is truncated after its
+    header was read kills the process (SIGBUS). Both are errors here.
+    """
+
+    def __init__(self, path: Path, *, copy: bool = False) -> None:
+        self.path, self.copy = path, copy
+        with path.open("rb") as file:
+            self.stamp = Stamp.of(file)
+            length = int.from_bytes(file.read(8), "little")
+            if self.stamp.size < 8 or length > min(MAX_HEADER_BYTES, self.stamp.size - 8):
+                raise CorruptFileError(
+                    f"{path} is not a safetensors file: its header would have {length:,} of {self.stamp.size:,} bytes"
+                )
+            header = parse_json(file.read(length), path)
+        try:
+            self._check_entries({name: entry for name, entry in header.items() if name != "__metadata__"}, 8 + length)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise CorruptFileError(f"{path} has an invalid header: {type(error).__name__}: {error}") from None
+
+    def _check_entries(self, entries: Tree, end: int) -> None:
+        """Requires that the tensors fill the file, one after another."""
+        self.shapes, self.dtypes = dict[str, Shape](), dict[str, torch.dtype]()
+        self.ranges = dict[str, tuple[int, int]]()
+        base = end
+        for name, entry in sorted(entries.items(), key=lambda item: item[1]["data_offsets"]):
+            (start, stop), shape = entry["data_offsets"], tuple(entry["shape"])
+            if entry["dtype"] not in DTYPES:
+                raise ValueError(f"{quoted(name)} has the unknown dtype {quoted(entry['dtype'])}")
+            dtype = DTYPES[entry["dtype"]]
+            valid = all(type(count) is int and count >= 0 for count in (*shape, start, stop))
+            if not valid or base + start != end or stop - start != math.prod(shape) * dtype.itemsize:
+                raise ValueError(f"bytes {start} to {stop} cannot hold {quoted(name)}, {entry['dtype']} {shape}")
+            end = base + stop
+            self.shapes[name], self.dtypes[name], self.ranges[name] = shape, dtype, (base + start, end)
+        if end != self.stamp.size:
+            raise ValueError(f"its tensors end at byte {end:,} of {self.stamp.size:,}")
+
+    def __getitem__(self, name: str) -> Tensor:
+        (start, stop), dtype = self.ranges[name], self.dtypes[name]
+        if start == stop:
+            return torch.empty(self.shapes[name], dtype=dtype)
+        raw = self._copy(start, stop) if self.copy else self._mapped[start:stop]
+        # bytes that are not aligned for this dtype are copied to where they are
+        return (raw.clone() if raw.storage_offset() % dtype.itemsize else raw).view(dtype).reshape(self.shapes[name])
+
+    @cached_property
+    def _mapped(self) -> Tensor:
+        """The file mapped into memory, copy-on-write: a page that is never used is never read."""
+        with self._open():
+            return torch.from_file(str(self.path), shared=False, size=self.stamp.size, dtype=torch.uint8)
+
+    def _copy(self, start: int, stop: int) -> Tensor:
+        data = torch.empty(stop - start, dtype=torch.uint8)
+        with self._open() as file:
+            file.seek(start)
+            if file.readinto(data.numpy()) != stop - start:  # type: ignore[attr-defined]
+                raise CorruptFileError(f"{self.path} ends before its weights do")
+        return data
+
+    @contextmanager
+    def _open(self) -> Iterator[BinaryIO]:
+        """The file, if it is still the one whose header was read."""
+        with self.path.open("rb") as file:
+            if Stamp.of(file) != self.stamp:
+                raise CorruptFileError(f"{self.path} changed while it was read")
+            yield file
+
+
+class SafetensorsFolder(TensorStore):
+    """All tensors of a folder: one file, or several that an index lists."""
+
+    def __init__(self, folder: Path, *, copy: bool = False) -> None:
+        index, whole = (safe_join(folder, f"model.safetensors{end}") for end in (".index.json", ""))
+        weight_map = read_weight_map(index) if index.exists() else None
+        if weight_map is None and not whole.exists():
+            raise missing_weights(folder)
+        self.files: dict[str, SafetensorsFile] = {}
+        for file_name in sorted(set(weight_map.values())) if weight_map is not None else [whole.name]:
+            file = SafetensorsFile(safe_join(folder, file_name), copy=copy)
+            if twice := sorted(set(file) & set(self.files)):
+                raise CorruptFileError(f"{file.path} and {self.files[twice[0]].path.name} both hold {twice[0]}")
+            self.files |= dict.fromkeys(file, file)
+        if weight_map is not None and (wrong := sorted(set(self.files) ^ set(weight_map))):
+            raise CorruptFileError(f"{index} and the files that it lists differ in {wrong[0]}")
+        self.shapes = {name: file.shapes[name] for name, file in self.files.items()}
+        self.dtypes = {name: file.dtypes[name] for name, file in self.files.items()}
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.files[name][name]
+
+
+def read_weight_map(index: Path) -> dict[str, str]:
+    weight_map = read_json(index, MAX_INDEX_BYTES).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise CorruptFileError(f"{index} has no weight_map that names a file for each tensor")
+    return weight_map
+
+
+def missing_weights(folder: Path) -> WeightsError | UnsafeFileError:
+    pickles = sorted(path.name for path in folder.glob("*") if path.suffix in (".bin", ".pt", ".pth", ".ckpt", ".pkl"))
+    if pickles:
+        return UnsafeFileError(
+            f"{folder} has no model.safetensors, and {pickles[0]} is a pickle, which could run code when it is read"
+        )
+    return WeightsError(f"{folder} has no model.safetensors")

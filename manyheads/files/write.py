@@ -1,0 +1,100 @@
+"""Writing files: complete or not at all, and errors of the disk in one sentence."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from manyheads.errors import ManyheadsError, OutOfDiskError, OutputError, OutputExistsError
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the disk, the user's quota, the size of one file
+
+
+def write_error(target: Path, error: OSError) -> ManyheadsError:
+    kind = OutOfDiskError if error.errno in DISK_FULL else OutputError
+    return kind(f"cannot write {target}: {error.strerror or error}")
+
+
+@contextmanager
+def explain_write_errors(folder: Path) -> Iterator[None]:
+    """Turns an OSError into an OutputError or an OutOfDiskError."""
+    try:
+        yield
+    except OSError as error:
+        raise write_error(Path(error.filename) if isinstance(error.filename, str) else folder, error) from None
+
+
+@contextmanager
+def atomic_output(target: Path) -> Iterator[Path]:
+    """A path for a draft, a file or a folder, which is renamed to `target` once it is complete."""
+    check_absent(target)
+    new_folders = [folder for folder in target.parents if not os.path.exists(folder)]
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".draft-", dir=target.parent, ignore_cleanup_errors=True) as temporary:
+            draft = Path(temporary) / "draft"
+            yield draft
+            check_absent(target)  # another process may have been faster
+            draft.rename(target)
+    except OSError as error:
+        raise write_error(target, error) from None
+    finally:
+        for folder in new_folders:
+            with suppress(OSError):  # not empty: the output is in it
+                folder.rmdir()
+
+
+def check_absent(target: Path) -> None:
+    """Refuses a path that exists, even as a link to nothing, and one that no file can have."""
+    try:
+        target.lstat()
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError) as error:
+        raise OutputError(f"cannot write {target}: {getattr(error, 'strerror', error)}") from None
+    raise OutputExistsError(f"{target} already exists", hint="name a path that does not exist")
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Writes or replaces a small file, completely or not at all."""
+    draft = path.with_name(f"{path.name}.tmp")
+    try:
+        draft.write_text(text, encoding="utf-8")
+        fsync_path(draft)
+        draft.replace(path)
+        fsync_path(path.parent)
+    except OSError:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise
+
+
+def append_atomic(path: Path, data: bytes, *, create: bool) -> None:
+    """Appends to a file, all or nothing; without `create`, one that was deleted is not made again."""
+    handle = os.open(path, os.O_WRONLY | (os.O_CREAT if create else 0), 0o666)
+    try:
+        end = os.lseek(handle, 0, os.SEEK_END)
+        if os.write(handle, data) != len(data):
+            os.ftruncate(handle, end)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    finally:
+        os.close(handle)
+
+
+def free_bytes(folder: Path) -> int:
+    """Free space on the disk of a folder."""
+    return shutil.disk_usage(folder).free
+
+
+def fsync_path(path: Path) -> None:
+    """Waits until a file, or the names in a folder, are on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,228 @@
+"""Decoding: one `GenerationConfig`, and the slot of methods that choose the next tokens with it."""
+
+from __future__ import annotations
+
+import json
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from manyheads.errors import CheckpointConfigError, ConfigError, GenerationConfigError, UnsupportedError
+from manyheads.model.build import Model
+from manyheads.parts.inputs import Inputs, real_tokens_first
+from manyheads.spec import LARGEST, Part, Spec, Tree, parse, quoted
+
+# One generator per row, so that a row's samples do not depend on its neighbours.
+Generators = Sequence[torch.Generator]
+
+
+class MethodSpec(Part, slot="decoding", default="greedy"):
+    """How the next tokens are chosen."""
+
+    @property
+    def beams(self) -> int:
+        """Rows of the model's batch that one text takes."""
+        return 1
+
+    @abstractmethod
+    def generate(
+        self, model: Model, prompt: Inputs, source: Inputs | None, *, config: GenerationConfig, rng: Generators
+    ) -> list[list[int]]:
+        """The new tokens of each row of the prompt; they end with a token of `config.eos_token_id`, or at the limit."""
+
+
+@dataclass(frozen=True)
+class GenerationConfig:
+    """All settings of generation, a checkpoint's own overridden by the caller's, named as in transformers."""
+
+    max_new_tokens: int = 64
+    method: MethodSpec | None = None  # None: greedy
+    seed: int = 0  # for sampling
+    decoder_start_token_id: int | None = None
+    eos_token_id: tuple[int, ...] = ()
+    forced_bos_token_id: tuple[int, ...] = ()  # the only tokens that may follow a text of one token
+    forced_eos_token_id: tuple[int, ...] = ()  # the only tokens that may stand at the limit
+    bad_words_ids: tuple[tuple[int, ...], ...] = ()  # never generated: single tokens, or sequences
+
+    def __post_init__(self) -> None:
+        if type(self.max_new_tokens) is not int or not 1 <= self.max_new_tokens <= LARGEST:
+            expected = f"expected an integer from 1 to {LARGEST:,}"
+            raise GenerationConfigError(f"max_new_tokens is {quoted(self.max_new_tokens)}, {expected}")
+        if type(self.seed) is not int or not 0 <= self.seed < 1 << 63:
+            raise GenerationConfigError(f"seed is {quoted(self.seed)}, expected a non-negative integer")
+
+    @property
+    def decoding(self) -> MethodSpec:
+        return self.method or choose_method("greedy")
+
+    def filtered(self, logits_BV: Tensor, tokens_BL: Tensor, left: int) -> Tensor:
+        """The logits without forbidden tokens, `left` tokens before the limit; −1 pads the tokens on the left."""
+        logits_BV = logits_BV.clone() if self.bad_words_ids else logits_BV
+        for *before, token in self.bad_words_ids:
+            if token < logits_BV.shape[1] and len(before) < tokens_BL.shape[1]:
+                ending = tokens_BL[:, tokens_BL.shape[1] - len(before) :]
+                logits_BV[(ending == torch.tensor(before, device=ending.device)).all(dim=1), token] = -torch.inf
+        if self.forced_eos_token_id and left == 1:
+            return only(self.forced_eos_token_id, logits_BV)
+        if self.forced_bos_token_id and (first := (tokens_BL >= 0).sum(dim=1) == 1).any():
+            return torch.where(first[:, None], only(self.forced_bos_token_id, logits_BV), logits_BV)
+        return logits_BV
+
+    def without_eos(self, tokens: list[int]) -> list[int]:
+        """The tokens before the first that ends a text."""
+        return tokens[: next((i for i, token in enumerate(tokens) if token in self.eos_token_id), len(tokens))]
+
+
+def only(tokens: tuple[int, ...], logits_BV: Tensor) -> Tensor:
+    """Logits of 0 for these tokens and −∞ for all others."""
+    if max(tokens) >= logits_BV.shape[1]:
+        raise UnsupportedError(f"forced token {max(tokens)} is outside the vocabulary of {logits_BV.shape[1]}")
+    index = torch.tensor(tokens, device=logits_BV.device)
+    return torch.full_like(logits_BV, -torch.inf).index_fill(1, index, 0.0)
+
+
+# ------------------------------------------------------------------------------------------------------------ settings
+
+
+def generation_config(
+    base: GenerationConfig | None = None,
+    *,
+    max_new_tokens: int = 64,
+    temperature: float = 0.0,
+    seed: int = 0,
+    num_beams: int = 1,
+    length_penalty: float = 0.6,
+    decoder_start_token_id: int | None = None,
+    method: str | Tree | MethodSpec | None = None,
+) -> GenerationConfig:
+    """Settings in the form in which callers give them: the method follows from them, unless it is named."""
+    base = base or GenerationConfig()
+    if method is None:
+        method = method_for(temperature, num_beams, length_penalty)
+    elif (temperature, num_beams, length_penalty) != (0.0, 1, 0.6):
+        raise GenerationConfigError(
+            "method was given with temperature, num_beams or length_penalty: give them as fields of the method"
+        )
+    start = base.decoder_start_token_id if decoder_start_token_id is None else decoder_start_token_id
+    decoding = choose_method(method)
+    return replace(base, max_new_tokens=max_new_tokens, method=decoding, seed=seed, decoder_start_token_id=start)
+
+
+def method_for(temperature: float, num_beams: int, length_penalty: float) -> MethodSpec:
+    """Beam search for several beams, sampling for a temperature above 0, else greedy."""
+    beam = choose_method({"kind": "beam", "num_beams": num_beams, "length_penalty": length_penalty})
+    if type(temperature) in (int, float) and temperature == 0:
+        return beam if num_beams > 1 else choose_method("greedy")
+    sample = choose_method({"kind": "sample", "temperature": temperature})
+    if num_beams > 1:
+        raise GenerationConfigError(
+            f"{num_beams} beams search for the most probable text; a temperature samples: give one of them"
+        )
+    return sample
+
+
+class DecodingTable(Spec):
+    """A method by its kind and fields."""
+
+    method: MethodSpec
+
+
+def choose_method(method: str | Tree | MethodSpec) -> MethodSpec:
+    try:
+        return parse(DecodingTable, {"method": method}).method
+    except ConfigError as error:
+        field = ".".join(map(str, error.path[1:]))
+        raise GenerationConfigError(f"{field}: {error.reason}" if field else error.reason) from None
+
+
+def read_generation_config(config: Mapping[str, Any], extra_files: Mapping[str, bytes]) -> GenerationConfig:
+    """A checkpoint's settings: generation_config.json alone where there is one, as in transformers, else its config."""
+    if (data := extra_files.get("generation_config.json")) is not None:
+        try:
+            config = dict(json.loads(data))
+        except (ValueError, TypeError, RecursionError):
+            raise CheckpointConfigError("generation_config.json cannot be read: expected a JSON object") from None
+    starts = (config.get(key) for key in ("decoder_start_token_id", "bos_token_id", "pad_token_id"))
+    eos = (*token_ids(config.get("eos_token_id")), *token_ids(config.get("eot_token_id")))
+    words = config.get("bad_words_ids")
+    bad_words = [token_ids(word) for word in words if isinstance(word, list)] if isinstance(words, list) else []
+    return GenerationConfig(
+        decoder_start_token_id=next((start for start in starts if type(start) is int), None),
+        eos_token_id=eos,
+        forced_bos_token_id=token_ids(config.get("forced_bos_token_id")),
+        forced_eos_token_id=token_ids(config.get("forced_eos_token_id")),
+        bad_words_ids=tuple(word for word in bad_words if word and word not in [(end,) for end in eos]),
+    )
+
+
+def token_ids(value: Any) -> tuple[int, ...]:
+    """One id or a list of ids; anything else is left out."""
+    values = value if isinstance(value, list) else [value]
+    return tuple(token for token in values if type(token) is int and 0 <= token < 1 << 31)
+
+
+# --------------------------------------------------------------------------------------------------------------- steps
+
+
+class Hypotheses:
+    """Texts in the making, one per row: the tokens so far and the model's decoding state."""
+
+    def __init__(self, model: Model, prompt: Inputs, source: Inputs | Tensor | None, max_new_tokens: int) -> None:
+        self.model, self.inputs = model, prompt
+        self.state: Any = model.start(source, capacity=prompt.length + max_new_tokens)
+        self.tokens = prompt.tokens  # rows×length, aligned on the right, −1 on the left
+        if prompt.padding is not None:
+            self.tokens = prompt.tokens.masked_fill(prompt.padding, -1).gather(1, real_tokens_first(~prompt.padding))
+
+    def logits(self) -> Tensor:
+        """The logits of the next token of each row."""
+        logits, self.state = self.model.step(self.inputs, self.state)
+        return last_logits(logits, self.inputs.padding)
+
+    def extend(self, tokens: Tensor, rows: Tensor | None = None) -> None:
+        """Appends a token to each row; with `rows`, to these rows alone, which may be left out or repeated."""
+        if rows is not None:
+            self.state, self.tokens = self.state.select(rows), self.tokens.index_select(0, rows)
+        self.inputs, self.tokens = Inputs(tokens[:, None]), torch.cat((self.tokens, tokens[:, None]), dim=1)
+
+
+def last_logits(logits_BLV: Tensor, padding: Tensor | None) -> Tensor:
+    """The logits after each row's last real token."""
+    if padding is None:
+        return logits_BLV[:, -1]
+    last = logits_BLV.shape[1] - 1 - (~padding).flip(1).to(torch.int8).argmax(dim=1)
+    return logits_BLV[torch.arange(len(logits_BLV), device=last.device), last]
+
+
+@torch.no_grad()
+def token_by_token(
+    model: Model,
+    prompt: Inputs,
+    source: Inputs | None,
+    *,
+    config: GenerationConfig,
+    choose: Callable[[Tensor, list[int]], Tensor],
+) -> list[list[int]]:
+    """Appends the token that `choose(logits_BV, rows)` gives for each row; finished rows leave the batch."""
+    hypotheses, eos = Hypotheses(model, prompt, source, config.max_new_tokens), config.eos_token_id
+    alive = list(range(prompt.batch))
+    output: list[list[int]] = [[] for _ in alive]
+    for left in range(config.max_new_tokens, 0, -1):
+        tokens = choose(config.filtered(hypotheses.logits(), hypotheses.tokens, left), alive)
+        values = tokens.tolist()
+        for row, token in zip(alive, values, strict=True):
+            output[row].append(token)
+        going = [i for i, token in enumerate(values) if token not in eos]
+        if not going:
+            break
+        if len(going) < len(alive):
+            rows = torch.tensor(going, device=tokens.device)
+            alive = [alive[i] for i in going]
+            hypotheses.extend(tokens[rows], rows)
+        else:
+            hypotheses.extend(tokens)
+    return output

@@ -1,0 +1,94 @@
+"""Beam search."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from manyheads.generate.decoding import GenerationConfig, Generators, Hypotheses, MethodSpec
+from manyheads.model.build import Model
+from manyheads.parts.inputs import Inputs
+from manyheads.spec import field
+
+
+class BeamSpec(MethodSpec, kind="beam"):
+    """argmax_y log p(y | x) / lp(|y|) with lp(n) = ((5 + n) / 6)^α, over the texts that `num_beams` beams lead to
+
+    Wu et al. 2016, arXiv 1609.08144, equation 14, as in Tensor2Tensor and JoeyNMT; n counts the token that ends y, α
+    = 0.6 as in Vaswani et al. 2017. transformers and CTranslate2 divide by n^α: the same at α = 0, other scores
+    elsewhere. The paper's coverage term and its pruning are left out.
+
+    Each step takes the best (1 + number of eos tokens) · num_beams continuations. Those that end, if among the best
+    `num_beams`, are finished with their score; the best `num_beams` of the others go on. At the limit every text
+    ends. A row is done when `num_beams` of its texts have finished, or when no live one can pass the best: log p
+    only falls, so a live text ends with log p / lp(max_new_tokens) at best. One beam is greedy decoding.
+    """
+
+    num_beams: int = field(4, "beam width", ge=1, le=256)
+    length_penalty: float = field(0.6, "α; higher prefers longer texts", ge=0, le=10)
+
+    @property
+    def beams(self) -> int:
+        return self.num_beams
+
+    @torch.no_grad()
+    def generate(
+        self, model: Model, prompt: Inputs, source: Inputs | None, *, config: GenerationConfig, rng: Generators
+    ) -> list[list[int]]:
+        limit, width = config.max_new_tokens, self.num_beams
+        hypotheses, device = Hypotheses(model, prompt, source, limit), prompt.tokens.device
+        finished = Finished(prompt, width)
+        eos = torch.tensor(config.eos_token_id, device=device, dtype=torch.long)
+        live_BK = torch.zeros(prompt.batch, 1, device=device)  # log p of the live texts; one per row at first
+        for left in range(limit, 0, -1):
+            logits_RV = hypotheses.logits()  # R = B·K rows
+            wide = torch.promote_types(logits_RV.dtype, torch.float32)
+            logp_RV = config.filtered(logits_RV.log_softmax(dim=-1, dtype=wide), hypotheses.tokens, left)
+            vocab, beams = logp_RV.shape[1], live_BK.shape[1]
+            logp_BN = (logp_RV.unflatten(0, (-1, beams)) + live_BK[:, :, None]).flatten(1)
+            best_BC, index_BC = logp_BN.topk(min((1 + len(eos)) * width, logp_BN.shape[1]))
+            first_B1 = beams * torch.arange(len(index_BC), device=device)[:, None]
+            row_BC, token_BC = index_BC // vocab + first_B1, index_BC % vocab
+            ends_BC = torch.isin(token_BC, eos) | (left == 1)
+            score_BC = (best_BC / self.divisor(limit - left + 1)).masked_fill(~ends_BC, -torch.inf)
+            finished.add(hypotheses, row_BC, token_BC, score_BC)
+            live_BK, which_BK = best_BC.masked_fill(ends_BC, -torch.inf).topk(min(width, best_BC.shape[1]))
+            going = finished.unfinished(live_BK[:, 0] / self.divisor(limit))
+            if not len(going):
+                break
+            live_BK, which_BK = live_BK[going], which_BK[going]
+            hypotheses.extend(
+                token_BC[going].gather(1, which_BK).flatten(), row_BC[going].gather(1, which_BK).flatten()
+            )
+        return finished.tokens
+
+    def divisor(self, length: int) -> float:
+        """lp(n) = ((5 + n) / 6)^α"""
+        return float(((5 + length) / 6) ** self.length_penalty)
+
+
+class Finished:
+    """The finished texts: the best of each row, its score, and how many there are."""
+
+    def __init__(self, prompt: Inputs, num_beams: int) -> None:
+        self.tokens: list[list[int]] = [[] for _ in range(prompt.batch)]
+        self.prompt_length, self.num_beams = prompt.length, num_beams
+        self.rows = torch.arange(prompt.batch, device=prompt.tokens.device)  # those not done
+        self.score = torch.full((prompt.batch,), -torch.inf, device=prompt.tokens.device)
+        self.count = torch.zeros_like(self.rows)
+
+    def add(self, hypotheses: Hypotheses, row_BC: Tensor, token_BC: Tensor, score_BC: Tensor) -> None:
+        """Counts the candidates that end (those with a finite score) and keeps one that beats the row's best."""
+        score_BC = score_BC[:, : self.num_beams]
+        self.count = self.count + score_BC.isfinite().sum(dim=1)
+        score, index = score_BC.max(dim=1)
+        for i in (score > self.score).nonzero()[:, 0].tolist():
+            row, token = int(row_BC[i, index[i]]), int(token_BC[i, index[i]])
+            self.tokens[int(self.rows[i])] = [*hypotheses.tokens[row, self.prompt_length :].tolist(), token]
+        self.score = torch.maximum(score, self.score)
+
+    def unfinished(self, bound: Tensor) -> Tensor:
+        """The rows that go on, given the best score that each can still reach."""
+        going = ((bound > self.score) & (self.count < self.num_beams)).nonzero()[:, 0]
+        self.rows, self.score, self.count = self.rows[going], self.score[going], self.count[going]
+        return going

@@ -1,0 +1,18 @@
+"""Greedy decoding."""
+
+from __future__ import annotations
+
+from manyheads.generate.decoding import GenerationConfig, Generators, MethodSpec, token_by_token
+from manyheads.model.build import Model
+from manyheads.parts.inputs import Inputs
+
+
+class GreedySpec(MethodSpec, kind="greedy"):
+    """argmax_v p(v | x_<t), the most probable token at each step"""
+
+    def generate(
+        self, model: Model, prompt: Inputs, source: Inputs | None, *, config: GenerationConfig, rng: Generators
+    ) -> list[list[int]]:
+        return token_by_token(
+            model, prompt, source, config=config, choose=lambda logits_BV, rows: logits_BV.argmax(dim=-1)
+        )

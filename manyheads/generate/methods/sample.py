@@ -1,0 +1,30 @@
+"""Sampling with a temperature."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from manyheads.generate.decoding import GenerationConfig, Generators, MethodSpec, token_by_token
+from manyheads.model.build import Model
+from manyheads.parts.inputs import Inputs
+from manyheads.spec import field
+
+
+class SampleSpec(MethodSpec, kind="sample"):
+    """v ~ softmax(logits / T)
+
+    Each row draws with its own generator, so a text's samples do not depend on the batch it is in.
+    """
+
+    temperature: float = field(1.0, "T; towards 0 it becomes greedy", ge=1e-6, le=1e6)
+
+    def generate(
+        self, model: Model, prompt: Inputs, source: Inputs | None, *, config: GenerationConfig, rng: Generators
+    ) -> list[list[int]]:
+        def choose(logits_BV: Tensor, rows: list[int]) -> Tensor:
+            probabilities = torch.softmax(logits_BV.float() / self.temperature, dim=-1)
+            draws = [torch.multinomial(row, 1, generator=rng[i]) for row, i in zip(probabilities, rows, strict=True)]
+            return torch.cat(draws)
+
+        return token_by_token(model, prompt, source, config=config, choose=choose)

@@ -1,0 +1,233 @@
+"""Models and parts as plain data: layers, formulas, weights and costs of a model; kinds and fields of a slot."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic_core import PydanticUndefined
+
+from manyheads.model.build import build_meta
+from manyheads.model.size import size
+from manyheads.model.spec import LayerSpec, ModelSpec, TowerSpec, read_model
+from manyheads.presets import about, names, preset, read_description
+from manyheads.spec import SLOTS, Part, Spec, Tree, override, to_tree
+
+SCHEMA = 1
+DEFAULT_LENGTH = 128  # tokens, if the model names no context
+Row = tuple[str, str, str]  # slot, part, formula
+
+# ------------------------------------------------------------------------------------------------------------- a model
+
+
+def describe_model(
+    target: str, overrides: list[str], *, batch: int = 1, length: int | None = None, source_length: int | None = None
+) -> Tree:
+    """Everything about the model of a preset or a file; costs are those of one batch of this size."""
+    tree, description = read_description(target)
+    spec = read_model(override(tree, overrides))
+    if length is None:
+        length = min(description.get("context", DEFAULT_LENGTH), max_positions(spec))
+    if source_length is None and spec.decoder and spec.decoder.embed.reads == "memory":
+        source_length = max(1, length // 4)  # a masked autoencoder encodes a quarter of the patches, in He et al. 2022
+    cost = size(spec, batch=batch, length=length, source_length=source_length)
+    towers = {name: tower for name in ("encoder", "decoder") if (tower := getattr(spec, name))}
+    return {
+        "schema": SCHEMA,
+        "name": target,
+        "about": description,
+        "overrides": overrides,
+        "shape": spec.shape,
+        "parameters": cost.parameters,
+        "parameters_by_part": cost.parameters_by_part,
+        "flops": {
+            "batch": cost.batch,
+            "length": cost.length,
+            "source_length": cost.source_length,
+            "forward": 2 * cost.multiply_adds,
+            "multiply_adds": cost.multiply_adds,
+            "multiply_adds_by_part": cost.multiply_adds_by_part,
+        },
+        "memory": {
+            "weights": cost.weights_bytes,
+            "activations": cost.activation_bytes,
+            "training": cost.training_bytes,
+            "cache": cost.cache_bytes,
+        },
+        "weights": weights_of(spec),
+        "layers": {name: [to_tree(layer) for layer in tower.expanded_layers()] for name, tower in towers.items()},
+        "sections": [
+            {"title": title, "rows": [dict(zip(("slot", "part", "formula"), row, strict=True)) for row in rows]}
+            for title, rows in sections(spec)
+        ],
+        "spec": to_tree(spec),
+    }
+
+
+def max_positions(spec: ModelSpec) -> int:
+    """The longest input that every position table of the model covers."""
+    parts = (spec.encoder, spec.decoder, spec.recurrent and spec.recurrent.position)
+    limits = [part.max_positions for part in parts if part]
+    return min((limit for limit in limits if limit is not None), default=1 << 30)
+
+
+def weights_of(spec: ModelSpec) -> list[Tree]:
+    """Every weight by name, shape and number of layers that have it; `*` stands for the layer's number."""
+    parameters = build_meta(spec).named_parameters()
+    count = Counter((re.sub(r"(layers|positions)\.\d+\.", r"\1.*.", name), tuple(p.shape)) for name, p in parameters)
+    return [{"name": name, "shape": list(shape), "count": times} for (name, shape), times in count.items()]
+
+
+def sections(spec: ModelSpec) -> Iterator[tuple[str, list[Row]]]:
+    """A title and its parts: each tower, its layers (equal ones together), then the head and the initialisation."""
+    for name in ("encoder", "decoder"):
+        tower: TowerSpec | None = getattr(spec, name)
+        if tower is None:
+            continue
+        norm = tower.output_norm()
+        title = f"{name}: {tower.layers} layers of width {tower.width}"
+        yield title, [to_row("embed", tower.embed), *([to_row("final norm", norm)] if norm else [])]
+        shared = f" ({tower.layer_groups} layers have their own weights)" if tower.layer_groups else ""
+        for which, layer in group_layers(tower.expanded_layers()):
+            yield f"{name}, {which}{shared}", layer_rows(layer)
+    for name in ("recurrent", "ngram"):
+        if table := getattr(spec, name):
+            yield f"{name}: {first_line(table)}", [to_row(field, value) for field, value in table]
+    yield "output", [to_row("head", spec.head), to_row("init", spec.init)]
+
+
+def group_layers(layers: list[LayerSpec]) -> Iterator[tuple[str, LayerSpec]]:
+    """Each different layer with the numbers of those that equal it: 'layers 0–5', 'layers 0, 2, 4'."""
+    distinct = [layer for i, layer in enumerate(layers) if layer not in layers[:i]]
+    for layer in distinct:
+        first, *others = numbers = [i for i, other in enumerate(layers) if other == layer]
+        if not others:
+            yield f"layer {first}", layer
+        elif numbers == list(range(first, others[-1] + 1)):
+            yield f"layers {first}–{others[-1]}", layer
+        else:
+            yield f"layers {', '.join(map(str, numbers))}", layer
+
+
+def layer_rows(layer: LayerSpec) -> list[Row]:
+    rows = [to_row(name, getattr(layer, name)) for name in ("attention", "core", "position", "mask")]
+    if layer.cross is not None:
+        rows.append(to_row("cross attention", layer.cross.attention or layer.attention))
+        rows.append(to_row("cross core", layer.cross.core or layer.core))
+    return rows + [to_row(name, getattr(layer, name)) for name in ("feedforward", "norm", "residual")]
+
+
+def to_row(slot: str, value: Any) -> Row:
+    """A slot, its part with the fields that are not off, and the part's formula."""
+    if not isinstance(value, Spec):
+        return slot, format_field(value), ""
+    fields = {name: field for name, field in value if field not in (None, False, 0.0, ())}
+    shown = {name: field for name, field in fields.items() if getattr(field, "kind", "") != "none"}
+    inside = ", ".join(name if field is True else f"{name}={format_field(field)}" for name, field in shown.items())
+    if isinstance(value, Part):
+        return slot, f"{value.kind}({inside})" if inside else value.kind, value.formula()
+    return slot, inside or "no mask", ""
+
+
+def format_field(value: Any) -> str:
+    if isinstance(value, Part):
+        return to_row("", value)[1]
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name} = {format_field(inner)}" for name, inner in value.items()) + "}"
+    return "not set" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+# ------------------------------------------------------------------------------------------ presets, slots and fields
+
+
+def list_presets() -> list[Tree]:
+    """Every preset with its shape, position scheme, number of parameters and source."""
+    return [describe_preset(name) for name in names()]
+
+
+def describe_preset(name: str) -> Tree:
+    spec, description = read_model(preset(name)), about(name)
+    tower = spec.decoder or spec.encoder
+    return {
+        "name": name,
+        "title": description["title"],
+        "shape": spec.shape,
+        "position": tower.position.kind if tower else "none",
+        "parameters": sum(parameter.numel() for parameter in build_meta(spec).parameters()),
+        "source": description["source"],
+    }
+
+
+def list_slots() -> list[Tree]:
+    """Every slot with its kinds, each with its formula and fields."""
+    return [
+        {
+            "slot": name,
+            "meaning": base.formula(),
+            "kinds": [
+                {
+                    "kind": kind,
+                    "formula": part.formula(),
+                    "default": kind == base.default_kind,
+                    "fields": fields_of(part),
+                }
+                for kind, part in sorted(base.kinds.items())
+            ],
+        }
+        for name, base in sorted(SLOTS.items())
+    ]
+
+
+def list_tables(tables: Mapping[str, type[Spec]]) -> list[Tree]:
+    """Tables of a run file that have no kinds, in the form of `list_slots`."""
+    return [
+        {"slot": name, "meaning": first_line(spec), "kinds": [], "fields": fields_of(spec)}
+        for name, spec in tables.items()
+    ]
+
+
+def fields_of(spec: type[Spec]) -> list[Tree]:
+    """Every field with its type, default and meaning."""
+    return [
+        {
+            "field": name,
+            "type": type_name(field.annotation),
+            "default": plain_default(field.get_default()),
+            "meaning": field.description or "",
+        }
+        for name, field in spec.model_fields.items()
+    ]
+
+
+def first_line(spec: Spec | type[Spec]) -> str:
+    return (spec.__doc__ or "").strip().partition("\n")[0]
+
+
+def type_name(annotation: Any) -> str:
+    """A type in words: 'float', 'add, concat or multiply', 'a norm', 'a table'."""
+    if isinstance(annotation, type):
+        if issubclass(annotation, Part):
+            return f"{'an' if annotation.slot[0] in 'aeio' else 'a'} {annotation.slot}"
+        return "a table" if issubclass(annotation, Spec) else annotation.__name__
+    arguments = get_args(annotation)
+    if get_origin(annotation) is Literal:
+        *others, last = map(str, arguments)
+        return f"{', '.join(others)} or {last}" if others else last
+    if get_origin(annotation) in (tuple, list):
+        return "a list"
+    return " or ".join(type_name(argument) for argument in arguments if argument is not type(None))
+
+
+def plain_default(value: Any) -> Any:
+    """A default as JSON has it; None if there is none, or if the field is a table whose own fields have defaults."""
+    if value is PydanticUndefined:
+        return None
+    if isinstance(value, Part):
+        return value.kind
+    if isinstance(value, Spec):
+        return to_tree(value) if value != type(value)() else None
+    return list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,112 @@
+"""Generated texts against their targets: exact match, BLEU, chrF and ROUGE."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from manyheads.errors import MissingExtraError
+from manyheads.metrics.metric import register_metric
+
+
+@register_metric("exact", "text", percent=True)
+def exact(outputs: Sequence[str], targets: Sequence[str]) -> float:
+    """The share of outputs that equal their targets; the amount of white space does not matter."""
+    return sum(one.split() == other.split() for one, other in zip(outputs, targets, strict=True)) / len(targets)
+
+
+# -------------------------------------------------------------------------------------------------------- BLEU and chrF
+
+
+@register_metric("bleu", "text", decimals=2)
+def bleu(outputs: Sequence[str], targets: Sequence[str]) -> float:
+    """BLEU of the whole corpus, from 0 to 100 (Papineni et al. 2002), as sacrebleu computes it."""
+    return corpus_score("bleu", outputs, targets)
+
+
+@register_metric("chrf", "text", decimals=2)
+def chrf(outputs: Sequence[str], targets: Sequence[str]) -> float:
+    """The character n-gram F-score of the whole corpus, from 0 to 100 (Popović 2015), as sacrebleu computes it."""
+    return corpus_score("chrf", outputs, targets)
+
+
+def corpus_score(name: str, outputs: Sequence[str], targets: Sequence[str]) -> float:
+    return float(sacrebleu_metrics()[name].corpus_score(list(outputs), [list(targets)]).score)
+
+
+def sacrebleu_signatures() -> dict[str, str]:
+    """How BLEU and chrF are computed: Post 2018, arXiv 1804.08771, asks for the signature next to every score."""
+    metrics = sacrebleu_metrics()
+    for metric in metrics.values():
+        metric.corpus_score(["a"], [["a"]])  # a signature has the number of references, known after the first score
+    return {name: str(metric.get_signature()) for name, metric in metrics.items()}
+
+
+def sacrebleu_metrics() -> dict[str, Any]:
+    """BLEU and chrF with the default settings of sacrebleu: cased, one reference per text."""
+    try:
+        from sacrebleu.metrics.bleu import BLEU
+        from sacrebleu.metrics.chrf import CHRF
+    except ImportError:
+        raise MissingExtraError("BLEU and chrF need sacrebleu", hint="pip install 'manyheads[eval]'") from None
+    return {"bleu": BLEU(), "chrf": CHRF()}
+
+
+# ----------------------------------------------------------------------------------------------------- ROUGE (Lin 2004)
+
+
+@register_metric("rouge1", "text")
+def rouge1(outputs: Sequence[str], targets: Sequence[str]) -> float:
+    """The mean F₁ of words, from 0 to 1."""
+    return mean_rouge(outputs, targets, lambda output, target: ngram_f1(output, target, n=1))
+
+
+@register_metric("rouge2", "text")
+def rouge2(outputs: Sequence[str], targets: Sequence[str]) -> float:
+    """The mean F₁ of pairs of adjacent words, from 0 to 1."""
+    return mean_rouge(outputs, targets, lambda output, target: ngram_f1(output, target, n=2))
+
+
+@register_metric("rougeL", "text")
+def rouge_l(outputs: Sequence[str], targets: Sequence[str]) -> float:
+    """The mean F₁ of the longest common subsequence of words, from 0 to 1."""
+    return mean_rouge(outputs, targets, subsequence_f1)
+
+
+def mean_rouge(outputs: Sequence[str], targets: Sequence[str], score: Callable[[list[str], list[str]], float]) -> float:
+    pairs = zip(outputs, targets, strict=True)
+    return sum(score(rouge_words(output), rouge_words(target)) for output, target in pairs) / len(targets)
+
+
+def rouge_words(text: str) -> list[str]:
+    """Runs of a–z and 0–9 in lower case, without stemming, as in the rouge_score package; anything else separates."""
+    return re.findall("[a-z0-9]+", text.lower())
+
+
+def count_without_words(texts: Sequence[str]) -> int:
+    """How many texts, apart from blank ones, have no such word, so that their ROUGE is 0 for any output."""
+    return sum(bool(text.strip()) and not rouge_words(text) for text in texts)
+
+
+def ngram_f1(output: Sequence[str], target: Sequence[str], *, n: int) -> float:
+    """F₁ of the n-grams, each counted at most as often as the other text has it."""
+    ours, theirs = (Counter(tuple(text[i : i + n]) for i in range(len(text) - n + 1)) for text in (output, target))
+    return f1((ours & theirs).total(), ours.total(), theirs.total())
+
+
+def subsequence_f1(output: Sequence[str], target: Sequence[str]) -> float:
+    """F₁ of the longest common subsequence."""
+    previous = [0] * (len(target) + 1)  # its length for the words of the output so far and each prefix of the target
+    for word in output:
+        row = [0]
+        for j, other in enumerate(target):
+            row.append(previous[j] + 1 if word == other else max(previous[j + 1], row[j]))
+        previous = row
+    return f1(previous[-1], len(output), len(target))
+
+
+def f1(common: int, output_count: int, target_count: int) -> float:
+    """2PR / (P + R) = 2 · common / (output + target); 0 if nothing is common."""
+    return 2 * common / (output_count + target_count) if common else 0.0

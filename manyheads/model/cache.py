@@ -1,0 +1,167 @@
+"""What decoding carries from step to step: key/value caches and the state of a tower.
+
+`start` returns a state, `step` reads tokens and returns the logits and the next state, `select` keeps or repeats rows.
+A state is passed and returned, never stored on a module.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from manyheads.errors import InputError, InputLengthError, InputShapeError, UnsupportedError
+from manyheads.model.spec import ModelSpec
+from manyheads.parts.attention import KeyValue
+from manyheads.parts.inputs import INTEGERS
+from manyheads.spec import LARGEST
+
+
+def check_state(state: Any, expected: type, spec: ModelSpec) -> None:
+    if not isinstance(state, expected):
+        raise InputError(f"given a {type(state).__name__}, expected the state that start or the last step returned")
+    started = state.spec  # type: ignore[attr-defined]
+    if started is not spec and started != spec:
+        raise InputError("this state was started by another model")
+
+
+def check_can_generate(model: Any) -> None:
+    if not model.spec.head.per_token:
+        raise UnsupportedError("a pooled head cannot generate: it gives one output per sequence")
+    if not model.can_generate:
+        raise UnsupportedError("this model cannot generate: only a decoder with a causal mask can")
+
+
+def check_batch(stored: Tensor, batch: int) -> None:
+    if stored.shape[0] != batch:
+        raise InputShapeError(f"the state has {stored.shape[0]} rows, and the next tokens have {batch}")
+
+
+def check_capacity(capacity: int | None) -> None:
+    if capacity is not None and (type(capacity) is not int or not 1 <= capacity <= LARGEST):
+        raise InputLengthError(f"capacity is {capacity}, expected a number of tokens from 1 to {LARGEST}")
+
+
+class Cache:
+    """Keys and values of all tokens so far, growing by concatenation. `fork` before a step keeps older states valid."""
+
+    def __init__(self, key_value: KeyValue | None = None) -> None:
+        self.key_value = key_value
+
+    def fork(self) -> Cache:
+        return Cache(self.key_value)
+
+    def extend(self, new: KeyValue) -> KeyValue:
+        if (old := self.key_value) is not None:
+            new = KeyValue(torch.cat((old.key, new.key), dim=2), torch.cat((old.value, new.value), dim=2))
+        self.key_value = new
+        return new
+
+    def select(self, rows: Tensor) -> Cache:
+        return Cache(None if self.key_value is None else select(self.key_value, rows))
+
+
+class Buffer:
+    """Memory for the keys and values of `capacity` tokens, of which the first `length` are written."""
+
+    def __init__(self, like: KeyValue, capacity: int) -> None:
+        self.key, self.value = (
+            part.new_empty(part.shape[0], part.shape[1], capacity, part.shape[3]) for part in (like.key, like.value)
+        )
+        self.length = 0
+
+    def write(self, new: KeyValue) -> KeyValue:
+        start, self.length = self.length, self.length + new.key.shape[2]
+        self.key[:, :, start : self.length], self.value[:, :, start : self.length] = new.key, new.value
+        return KeyValue(self.key[:, :, : self.length], self.value[:, :, : self.length])
+
+
+class FixedCache(Cache):
+    """A cache of fixed capacity, written in place: copied only where a sequence branches. No gradients."""
+
+    def __init__(self, capacity: int, key_value: KeyValue | None = None, buffer: Buffer | None = None) -> None:
+        super().__init__(key_value)
+        self.capacity, self.buffer = capacity, buffer
+
+    def fork(self) -> Cache:
+        return FixedCache(self.capacity, self.key_value, self.buffer)
+
+    def extend(self, new: KeyValue) -> KeyValue:
+        length = 0 if self.key_value is None else self.key_value.key.shape[2]
+        new_length = length + new.key.shape[2]
+        if new_length > self.capacity:
+            raise InputLengthError(
+                f"the cache has a capacity of {self.capacity} tokens, needed {new_length}; start with a larger capacity"
+            )
+        if self.buffer is None or self.buffer.length != length:  # another branch has written after this prefix
+            self.buffer = Buffer(new, self.capacity)
+            if self.key_value is not None:
+                self.buffer.write(self.key_value)
+        self.key_value = self.buffer.write(new)
+        return self.key_value
+
+    def select(self, rows: Tensor) -> Cache:
+        cache = FixedCache(self.capacity)
+        if self.key_value is not None:
+            cache.extend(select(self.key_value, rows))
+        return cache
+
+
+class NoCache(Cache):
+    """Stores nothing: for a forward over the whole sequence."""
+
+    def extend(self, new: KeyValue) -> KeyValue:
+        return new
+
+    def fork(self) -> Cache:
+        return self
+
+
+def select(value: Any, rows: Tensor) -> Any:
+    """The same structure with some of its batch rows: every tensor of a state has the batch first; the rest stays."""
+    if not isinstance(rows, Tensor) or rows.dim() != 1 or rows.dtype not in INTEGERS:
+        raise InputShapeError("rows are selected by a vector of integers, such as torch.tensor([0, 0, 1])")
+    if isinstance(value, Tensor):
+        try:
+            return value.index_select(0, rows)
+        except IndexError:
+            raise InputShapeError(f"row {int(rows.max())} is outside the batch of {len(value)}") from None
+    if isinstance(value, Cache):
+        return value.select(rows)
+    if isinstance(value, tuple | list):
+        return type(value)(select(inner, rows) for inner in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{f.name: select(getattr(value, f.name), rows) for f in fields(value)})
+    return value
+
+
+def state_bytes(value: Any) -> int:
+    """The size of all tensors of a state in bytes."""
+    if isinstance(value, Tensor):
+        return value.numel() * value.element_size()
+    if isinstance(value, Cache):
+        return state_bytes(value.key_value)
+    if isinstance(value, tuple | list):
+        return sum(map(state_bytes, value))
+    if is_dataclass(value) and not isinstance(value, type):
+        return sum(state_bytes(getattr(value, f.name)) for f in fields(value))
+    return 0
+
+
+@dataclass(frozen=True)
+class TowerState:
+    """What a tower has read so far."""
+
+    caches: tuple[Cache, ...]
+    length: int = 0
+    positions: Tensor | None = None  # B×length; 0, 1, 2, … if None
+    padding: Tensor | None = None  # B×length
+    segments: Tensor | None = None  # B×length
+    prefix: Tensor | None = None  # B
+    counted_positions: bool = True  # not given by the caller but counted from tokens: each is below the length
+    final_length: int | None = None  # how long the sequence will be once generated, if known
+
+    def select(self, rows: Tensor) -> TowerState:
+        return select(self, rows)

@@ -1,0 +1,102 @@
+"""Recording a run: the inputs of every attention and the hidden states, kept by reference while the fast kernel runs.
+
+Nothing is computed until it is used, and a recorded run gives the same bits as any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from manyheads.errors import UsageError
+from manyheads.model.transformer import Transformer
+from manyheads.parts.core import Core
+from manyheads.parts.mask import Mask
+from manyheads.parts.position import Positions
+from manyheads.parts.statistics import Cells, Statistics, log_weights, statistics
+
+
+@dataclass(frozen=True)
+class RecordedAttention:
+    """The inputs of one attention of a run, and its weights and statistics computed from them."""
+
+    name: str  # 'decoder.layers.3.attention', 'decoder.layers.3.cross'
+    core: Core
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Mask
+    positions: Positions
+    bias: Tensor | None
+
+    def weights(self) -> Tensor:
+        """The distribution of every query over the keys, B×H×L×M."""
+        return self.core.weights(self.query, self.key, **self._context)
+
+    @cached_property
+    def statistics(self) -> Statistics:
+        """Entropy and mean squared distance of every row, without the matrix."""
+        return statistics(self.core, self.query, self.key, **self._context)
+
+    def log_weights(self, cells: Cells) -> Tensor:
+        """ln α of some cells, H×N, without the matrix."""
+        return log_weights(self.core, self.query, self.key, cells, **self._context)
+
+    def visible(self) -> Tensor | None:
+        """True where the query may attend to the key, (B or 1)×1×L×M; None for no mask."""
+        dense = self.mask.dense
+        return None if dense is None else dense.expand(-1, -1, self.mask.num_queries, -1)
+
+    @property
+    def _context(self) -> dict[str, Any]:
+        return {"mask": self.mask, "positions": self.positions, "bias": self.bias}
+
+
+@contextmanager
+def record(model: nn.Module) -> Iterator[list[RecordedAttention]]:
+    """`with record(model) as attentions: model(ids)`, then `attentions[0].weights()`; in the order they ran."""
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"given a {type(model).__name__}, expected a model, as build returns")
+    attentions: list[RecordedAttention] = []
+
+    def keep(name: str, core: Core, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        query, key, value = args
+        mask, positions, bias = kwargs["mask"], kwargs["positions"], kwargs.get("bias")
+        attentions.append(RecordedAttention(name, core, query, key, value, mask, positions, bias))
+
+    handles = [
+        module.register_forward_pre_hook(partial(keep, name.removesuffix(".core")), with_kwargs=True)
+        for name, module in model.named_modules()
+        if isinstance(module, Core)
+    ]
+    try:
+        yield attentions
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def record_hidden_states(model: Transformer) -> Iterator[list[Tensor]]:
+    """The embeddings and the output of every layer, the last after the final norm; tower after tower, as they ran."""
+    states: list[Tensor] = []
+
+    def append(_: nn.Module, __: Any, out: Tensor) -> None:
+        states.append(out)
+
+    def replace_last(_: nn.Module, __: Any, out: Tensor) -> None:
+        states[-1] = out
+
+    towers = [tower for tower in (model.encoder, model.decoder) if tower is not None]
+    handles = [module.register_forward_hook(append) for tower in towers for module in (tower.embed, *tower.layers)]
+    handles += [tower.norm.register_forward_hook(replace_last) for tower in towers]
+    try:
+        yield states
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,51 @@
+"""The base of models that read one token after the other: a forward over a sequence is one long step."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Generic, TypeVar
+
+from torch import Tensor, nn
+
+from manyheads.model.cache import check_can_generate, check_capacity
+from manyheads.model.spec import ModelSpec
+from manyheads.parts.inputs import Inputs
+
+State = TypeVar("State")
+
+
+class StepwiseModel(nn.Module, Generic[State]):
+    """A model whose state has a fixed size. Unlike `start` and `step`, `forward` also works with a pooled head."""
+
+    spec: ModelSpec
+
+    @property
+    def can_generate(self) -> bool:
+        """Whether it can generate token by token, which needs a head with an output per token."""
+        return self.spec.head.per_token
+
+    def forward(
+        self, inputs: Inputs | Tensor, source: Inputs | Tensor | None = None, *, logits_mask: Tensor | None = None
+    ) -> Tensor:
+        """Logits, B×L×V; with `logits_mask`, B×L, only those where it is True, N×V."""
+        logits = self.read(inputs, self.first_state(source))[0]
+        return logits if logits_mask is None else logits[logits_mask]
+
+    def start(self, source: Inputs | Tensor | None = None, *, capacity: int | None = None) -> State:
+        """The state before the first token; a capacity is not needed, as the state does not grow."""
+        check_capacity(capacity)
+        check_can_generate(self)
+        return self.first_state(source)
+
+    def step(self, inputs: Inputs | Tensor, state: State) -> tuple[Tensor, State]:
+        """Logits after each of the new tokens, one or many, and the next state."""
+        check_can_generate(self)
+        return self.read(inputs, state)
+
+    @abstractmethod
+    def first_state(self, source: Inputs | Tensor | None) -> State:
+        raise NotImplementedError
+
+    @abstractmethod
+    def read(self, inputs: Inputs | Tensor, state: State) -> tuple[Tensor, State]:
+        raise NotImplementedError

@@ -1,0 +1,137 @@
+"""What a model reads: a batch of sequences with padding, positions and segments, or the states of an encoder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from manyheads.errors import InputError, InputLengthError, InputShapeError
+
+INTEGERS = (torch.int64, torch.int32)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """One batch of sequences; only `tokens` is required.
+
+    tokens: ids, B×L; images as patches, B×L×pixels.
+    padding: B×L, True at padded positions, on either side.
+    positions: B×L or 1×L, the position of each token; the count of real tokens before it if not given.
+    segments: B×L, the number of the packed document a token belongs to; documents do not attend to each other.
+    types, tasks: B×L, the token types and task types of an embedding that has them; 0 if not given.
+    prefix: B, how many first tokens every token may attend to, for a mask with a prefix.
+    final_length: how long the sequences will be once generated, for rotations that depend on the length.
+    """
+
+    tokens: Tensor
+    padding: Tensor | None = None
+    positions: Tensor | None = None
+    segments: Tensor | None = None
+    types: Tensor | None = None
+    tasks: Tensor | None = None
+    prefix: Tensor | None = None
+    final_length: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.tokens, Tensor):
+            raise InputShapeError(f"tokens is a {type(self.tokens).__name__}, expected a tensor of batch × length")
+        if self.tokens.dim() < 2:
+            raise InputShapeError(f"tokens has shape {tuple(self.tokens.shape)}, expected batch × length")
+        batch, length = self.tokens.shape[:2]
+        if not batch or not length:
+            raise InputLengthError(f"tokens has shape {tuple(self.tokens.shape)}, expected at least one token")
+        for name in ("padding", "positions", "segments", "types", "tasks", "prefix"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if not isinstance(value, Tensor) or value.dtype not in ((torch.bool,) if name == "padding" else INTEGERS):
+                actual = value.dtype if isinstance(value, Tensor) else type(value).__name__
+                expected = "torch.bool, True at padded positions" if name == "padding" else "a tensor of torch.int64"
+                raise InputShapeError(f"{name} is {actual}, expected {expected}")
+            allowed = [(batch,)] if name == "prefix" else [(batch, length)]
+            if tuple(value.shape) not in allowed + [(1, length)] * (name == "positions"):
+                raise InputShapeError(f"{name} has shape {tuple(value.shape)}, expected {allowed[0]}")
+        if self.final_length is not None and (type(self.final_length) is not int or self.final_length < length):
+            raise InputLengthError(
+                f"final_length is {self.final_length}, expected an integer of at least the length {length}"
+            )
+
+    @staticmethod
+    def of(inputs: Inputs | Tensor) -> Inputs:
+        """A tensor of tokens as Inputs without padding, positions or segments; Inputs as they are."""
+        if not isinstance(inputs, Tensor | Inputs):
+            raise InputShapeError(f"given a {type(inputs).__name__}, expected a tensor of batch × length, or Inputs")
+        return Inputs(inputs) if isinstance(inputs, Tensor) else inputs
+
+    def to(self, device: torch.device | str) -> Inputs:
+        """The same batch on a device."""
+        moved: dict[str, Any] = {
+            name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)
+        }
+        return replace(self, **moved)
+
+    @property
+    def batch(self) -> int:
+        return self.tokens.shape[0]
+
+    @property
+    def length(self) -> int:
+        return self.tokens.shape[1]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The output of an encoder, which a decoder attends to."""
+
+    states: Tensor  # B×M×D
+    positions: Tensor | None = None  # B×M; 0, 1, 2, … if None
+    padding: Tensor | None = None  # B×M
+    segments: Tensor | None = None  # B×M
+    counted_positions: bool = True  # not given by the caller but counted from tokens: each is below the length
+
+    def key_positions(self) -> Tensor:
+        """The positions, (B or 1)×M."""
+        if self.positions is not None:
+            return self.positions
+        return torch.arange(self.states.shape[1], device=self.states.device)[None]
+
+
+def has_no_data(tensor: Tensor) -> bool:
+    """Whether values cannot be read: the tensor is on the meta device, or a graph for any values is being exported."""
+    return tensor.device.type == "meta" or torch.compiler.is_exporting()
+
+
+def check_not_packed(inputs: Inputs) -> None:
+    """Recurrent and n-gram networks have no attention mask that could keep packed documents apart."""
+    if inputs.segments is not None or inputs.prefix is not None:
+        raise InputError("segments and prefix need attention, which this network does not have; give one text per row")
+
+
+def next_position(positions_BL: Tensor, padding: Tensor | None) -> Tensor:
+    """The position of the next token, B×1: one past the last real token; 0 in a row without real tokens."""
+    if padding is None:
+        return positions_BL[:, -1:] + 1
+    last = (~padding).flip(1).to(torch.int8).argmax(dim=1, keepdim=True)
+    following = positions_BL.flip(1).gather(1, last) + 1
+    return following.masked_fill(padding.all(dim=1, keepdim=True), 0)
+
+
+def input_positions(inputs: Inputs, start: Tensor | int = 0) -> Tensor:
+    """The given positions, or `start` plus the number of real tokens before each, (B or 1)×L."""
+    if inputs.positions is not None:
+        if inputs.padding is None:
+            return inputs.positions
+        # positions at padding must not matter
+        return inputs.positions.expand(inputs.batch, -1).masked_fill(inputs.padding, 0)
+    if inputs.padding is not None:
+        return ((~inputs.padding).cumsum(dim=-1) - 1).clamp(min=0) + start
+    return torch.arange(inputs.length, device=inputs.tokens.device)[None] + start
+
+
+def real_tokens_first(padding: Tensor) -> Tensor:
+    """Indices, B×L, that move each row's real tokens to its start and keep their order."""
+    index = torch.arange(padding.shape[1], device=padding.device)
+    return torch.where(padding, index + padding.shape[1], index).argsort(dim=1)

@@ -1,0 +1,142 @@
+"""Classification: one class per text or image."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from manyheads.checkpoint.checkpoint import BATCH_TOKENS, Checkpoint, batches
+from manyheads.data.source import Row as TextRow
+from manyheads.errors import CheckpointConfigError, LabelError
+from manyheads.generate.decoding import GenerationConfig
+from manyheads.metrics import metric
+from manyheads.metrics.baselines import Majority, NaiveBayes
+from manyheads.parts.inputs import Inputs
+from manyheads.spec import Tree, quoted
+from manyheads.tasks.evaluation import EvalResult, Evaluation, class_names
+from manyheads.tasks.suggestion import Lines, Suggestion
+from manyheads.tasks.task import Batch, Row, SpecialTokens, TaskSpec, cut_patches, pad_rows
+
+REGRESSION, MULTI_LABEL, SINGLE_LABEL = "regression", "multi_label_classification", "single_label_classification"
+PROBLEM_TYPES = (REGRESSION, MULTI_LABEL, SINGLE_LABEL)  # of a Hugging Face config
+
+
+class ClassifySpec(TaskSpec, kind="classify"):
+    """−log p(class | x), with x a text or an image"""
+
+    fields: ClassVar[tuple[str, ...]] = ("text", "label")
+    shapes: ClassVar[tuple[str, ...]] = ("encoder", "decoder")
+    outputs: ClassVar[tuple[str, ...]] = ("classes",)
+    is_default: ClassVar[bool] = True
+    template: ClassVar[str] = "<s> $A </s>"
+    added_tokens: ClassVar[int] = 2
+    guides: ClassVar[tuple[str, ...]] = ("arcs",)
+    why: ClassVar[str] = "nothing is generated, so every token may attend to every other"
+    file_kind: ClassVar[str | None] = "labels"
+    default_data: ClassVar[Tree | None] = {"kind": "stdlib", "subset": "classify"}
+
+    def fields_in(self, available: Sequence[str]) -> tuple[str, ...]:
+        return ("image", "label") if "image" in available else self.fields
+
+    def batch(self, rows: Sequence[Row], tokens: SpecialTokens, rng: np.random.Generator) -> Batch:
+        targets = torch.from_numpy(np.array([int(label[0]) for _, label in rows]))
+        if rows[0][0].ndim > 1:
+            return Batch(Inputs(torch.from_numpy(np.stack([patches for patches, _ in rows]))), targets)
+        inputs = [tokens.add_special_tokens(text, self.template) for text, _ in rows]
+        return Batch(pad_rows(inputs, tokens.pad), targets)
+
+    def predict(
+        self,
+        checkpoint: Checkpoint,
+        texts: Sequence[str],
+        config: GenerationConfig,
+        *,
+        top_k: int = 5,
+        mask_token_id: int | None = None,
+    ) -> Iterator[tuple[int, Tree]]:
+        """Every class, the most probable first."""
+        rows, truncated = self.encode(checkpoint, texts, mask_token_id)
+        for batch in batches([len(row) for row in rows], BATCH_TOKENS):
+            with torch.no_grad():
+                logits = checkpoint.model(checkpoint.pad([rows[i] for i in batch]))
+            for i, logits_C in zip(batch, logits, strict=True):
+                result = {"task": self.kind, "text": texts[i], "classes": ranked_classes(checkpoint, logits_C)}
+                yield i, result | truncated.get(i, {})
+
+    def to_line(self, result: Tree) -> str:
+        best = result["classes"][0]
+        return " ".join(f"{best['class']}\t{best.get('probability', best.get('score')):.4f}".splitlines())
+
+    def to_lines(self, result: Tree) -> list[str]:
+        return [f"{row.get('probability', row.get('score')):8.4f}  {row['class']}" for row in result["classes"]]
+
+    def evaluate(self, evaluation: Evaluation) -> EvalResult:
+        """The predicted class, the most common one, and naive Bayes."""
+        data, names = evaluation.data, class_names(evaluation.checkpoint)
+        inputs, targets = [row[0] for row in data.rows], class_indices(data.rows, names)
+        probabilities, notes = class_probabilities(evaluation, inputs, len(names))
+        scores = {"model": metric.scores("classes", targets, probabilities)}
+        if data.train_rows:
+            labels = class_indices(data.train_rows, names)
+            majority = Majority(labels, len(names))
+            scores["majority"] = metric.scores("classes", targets, majority.probabilities(inputs))
+            if data.fields[0] == "text":
+                bayes = NaiveBayes((row[0] for row in data.train_rows), labels, len(names))
+                scores["naive Bayes"] = metric.scores("classes", targets, bayes.probabilities(inputs))
+        predicted = tuple(names[i] for i in probabilities.argmax(1))
+        notes = (*notes, *evaluation.baseline_note)
+        return EvalResult(scores, notes, outputs=predicted, extra={"classes": list(names)})
+
+    @classmethod
+    def suggest_head(cls, suggestion: Suggestion) -> Lines:
+        labels = suggestion.corpus.labels()
+        rows = sum(len(part) for part in suggestion.corpus.splits.values())
+        if not 2 <= len(labels) <= rows / 2:
+            raise LabelError(
+                f"{rows:,} rows have {len(labels):,} different classes, which cannot be learned",
+                hint="--fields says which column is the class",
+            )
+        pool = "last" if suggestion.shape == "decoder" else "mean"
+        head = {"kind": "classes", "classes": "data", "pool": pool}
+        return [("head", head, f"the number of classes in the data, which is {len(labels)}")]
+
+
+def ranked_classes(checkpoint: Checkpoint, logits_C: torch.Tensor) -> list[Tree]:
+    """Every class with its probability, or with its score for a regression, the highest first."""
+    kind = checkpoint.config.get("problem_type") or (REGRESSION if len(logits_C) == 1 else SINGLE_LABEL)
+    if kind not in PROBLEM_TYPES:
+        raise CheckpointConfigError(f"problem_type is {quoted(kind)}, expected {', '.join(PROBLEM_TYPES)}")
+    logits_C = logits_C.float()
+    values = {REGRESSION: logits_C, MULTI_LABEL: logits_C.sigmoid(), SINGLE_LABEL: logits_C.softmax(dim=-1)}[kind]
+    key, order = "score" if kind == REGRESSION else "probability", values.argsort(descending=True).tolist()
+    return [{"class": checkpoint.labels.get(i, str(i)), key: float(values[i])} for i in order]
+
+
+def class_probabilities(
+    evaluation: Evaluation, inputs: Sequence[Any], count: int
+) -> tuple[NDArray[np.float64], tuple[str, ...]]:
+    """The probability of every class for each text or image."""
+    checkpoint, probabilities = evaluation.checkpoint, np.zeros((len(inputs), count))
+    images, notes = evaluation.data.fields[0] == "image", tuple[str, ...]()
+    rows: list[Any]
+    if images:
+        rows = [patches for (patches,) in cut_patches([(image,) for image in inputs], ("image",), checkpoint.spec)]
+    else:
+        rows, notes = evaluation.encode(inputs)
+    for index in evaluation.batches([*map(len, rows)], "reading"):
+        some = [rows[i] for i in index]
+        batch = Inputs(torch.from_numpy(np.stack(some))).to(checkpoint.device) if images else checkpoint.pad(some)
+        probabilities[index] = checkpoint.model(batch).double().softmax(-1).numpy(force=True)
+    return probabilities, notes
+
+
+def class_indices(rows: Sequence[TextRow], names: Sequence[str]) -> list[int]:
+    index = {name: i for i, name in enumerate(names)}
+    if unknown := [label for _, label in rows if label not in index]:
+        known = quoted(", ".join(names))
+        raise LabelError(f"the label {quoted(unknown[0])} is not one of the model's {len(names)} classes: {known}")
+    return [index[label] for _, label in rows]

@@ -1,0 +1,147 @@
+"""What an evaluation is given and what it returns, and how rows are batched for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from manyheads.checkpoint.checkpoint import Checkpoint
+from manyheads.data.order import batch_by_length
+from manyheads.data.prepared import InMemoryRows
+from manyheads.data.source import Corpus, Row
+from manyheads.errors import UnsupportedError, UsageError
+from manyheads.generate.decoding import GenerationConfig, generation_config
+from manyheads.spec import LARGEST, Tree, quoted
+from manyheads.tasks.task import IGNORE_INDEX, SpecialTokens, TaskSpec, cut_patches
+
+WINDOW = 1024  # tokens of a long text that are read together if the model has no limit
+BATCH_TOKENS, BATCH_LOGITS = 8192, 1 << 25  # per batch
+
+Progress = Callable[[str, int, int], None]  # what, how many rows are done, of how many
+Scores = dict[str, float]
+
+
+@dataclass(frozen=True)
+class EvalOptions:
+    """How much is evaluated, and how text is generated."""
+
+    max_rows: int | None = None
+    max_length: int | None = None  # of a text, in tokens
+    num_beams: int = 4
+    length_penalty: float = 0.6
+    max_new_tokens: int | None = None
+    examples: int = 0
+
+    def __post_init__(self) -> None:
+        self.generation(GenerationConfig(), default_max_new_tokens=1)
+        for name, minimum in (("max_rows", 1), ("max_length", 3), ("examples", 0)):
+            value = getattr(self, name)
+            if value is not None and not (type(value) is int and minimum <= value <= LARGEST):
+                raise UsageError(f"{name} is {quoted(value)}, expected an integer from {minimum} to {LARGEST:,}")
+
+    def generation(self, base: GenerationConfig, *, default_max_new_tokens: int) -> GenerationConfig:
+        limit = default_max_new_tokens if self.max_new_tokens is None else self.max_new_tokens
+        return generation_config(
+            base, max_new_tokens=limit, num_beams=self.num_beams, length_penalty=self.length_penalty
+        )
+
+
+@dataclass(frozen=True)
+class EvalData:
+    """The evaluated rows, and the training rows that baselines are fitted on; columns are `fields`."""
+
+    corpus: Corpus
+    fields: tuple[str, ...]
+    rows: Sequence[Row]
+    train_rows: Sequence[Row]
+    labels: tuple[list[str], list[str]] | None = None  # of the rows and the training rows, if the data has labels
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A checkpoint, a task and data."""
+
+    checkpoint: Checkpoint
+    task: TaskSpec
+    tokens: SpecialTokens
+    data: EvalData
+    options: EvalOptions
+    max_length: int | None  # of a text with its special tokens
+    from_run: bool  # whether the checkpoint was trained for this task here
+    seed: int = 0
+    progress: Progress = lambda what, done, total: None
+
+    def encode(self, texts: Sequence[str]) -> tuple[list[list[int]], tuple[str, ...]]:
+        """The ids of each text, and a note if some were truncated."""
+        encodings = self.checkpoint.encode(texts)
+        count = sum(bool(one.overflowing) for one in encodings)
+        if not count:
+            return [one.ids for one in encodings], ()
+        note = f"{count:,} of {len(texts):,} texts were truncated to {self.max_length:,} tokens"
+        return [one.ids for one in encodings], (note,)
+
+    def batches(self, lengths: Sequence[int], what: str, *, logits: bool = False) -> Iterator[list[int]]:
+        """Rows of similar length that fit into memory together; without gradients while they are used."""
+        vocab, done = self.checkpoint.spec.vocab, 0
+        max_tokens = min(BATCH_TOKENS, BATCH_LOGITS // vocab) if logits and isinstance(vocab, int) else BATCH_TOKENS
+        with torch.no_grad():
+            for index in batch_by_length(np.array(lengths), 0, 0, max_tokens=max(max_tokens, *lengths, 1)):
+                self.progress(what, done, len(lengths))
+                yield index.tolist()
+                done += len(index)
+        self.progress(what, done, len(lengths))
+
+    @property
+    def baseline_note(self) -> tuple[str, ...]:
+        if self.data.train_rows:
+            return ()
+        return ("no baselines: there are no training rows to fit them on; -s data.path=... names a file",)
+
+
+@dataclass(frozen=True)
+class EvalResult:
+    """Scores of the model and of each baseline, the model's first."""
+
+    scores: dict[str, Scores]
+    notes: tuple[str, ...] = ()
+    primary: tuple[str, ...] = ()  # the metrics to read first; all if empty
+    signatures: dict[str, str] = field(default_factory=dict)
+    outputs: tuple[str, ...] = ()  # one per row: generated text, or the predicted class
+    images: tuple[Tree, ...] = ()  # examples of images: visible, restored, target
+    extra: Tree = field(default_factory=dict)  # further keys of the report
+
+
+def evaluate_loss(evaluation: Evaluation) -> tuple[EvalResult, NDArray[np.int64]]:
+    """Loss and accuracy as in training; and all targets that were predicted."""
+    task, data, checkpoint = evaluation.task, evaluation.data, evaluation.checkpoint
+    labels = class_names(checkpoint) if "label" in data.fields else ()
+    whole = cut_patches(list(data.rows), data.fields, checkpoint.spec)
+    rows = InMemoryRows(whole, checkpoint.tokenizer, data.fields, labels).rows
+    if task.windowed:
+        window = max(1, (evaluation.max_length or WINDOW) - task.added_tokens)
+        rows = [(ids[i : i + window],) for (ids,) in rows for i in range(0, len(ids), window)]
+    total, count, correct, targets = 0.0, 0, list[int | None](), list[NDArray[np.int64]]()
+    rng = np.random.default_rng(evaluation.seed)
+    lengths = [max(map(len, row)) + task.added_tokens for row in rows]
+    for index in evaluation.batches(lengths, "reading", logits=True):
+        batch = task.batch([rows[i] for i in index], evaluation.tokens, rng).to(checkpoint.device)
+        loss = task.loss(checkpoint.model, batch)
+        total, count = total + float(loss.sum), count + loss.count
+        correct.append(loss.correct)
+        targets.append(batch.targets[batch.targets != IGNORE_INDEX].numpy(force=True))
+    scores = {"loss": total / count}
+    if None not in correct:
+        scores["accuracy"] = sum(filter(None, correct)) / count
+    return EvalResult({"model": scores}, extra={"targets": count}), np.concatenate(targets)
+
+
+def class_names(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """The classes of a classifier, in order."""
+    count = getattr(checkpoint.spec.head, "classes", 0)
+    if count < 2:
+        raise UnsupportedError("this model has no classes to predict, so it cannot be evaluated as a classifier")
+    return tuple(checkpoint.labels.get(i, str(i)) for i in range(count))

@@ -1,0 +1,431 @@
+"""Tasks on text alone: the next token, masked tokens, or masked spans."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import model_validator
+
+from manyheads.checkpoint.checkpoint import BATCH_TOKENS, Checkpoint, batches, check_texts
+from manyheads.data.prepared import InMemoryRows
+from manyheads.data.source import Row as TextRow
+from manyheads.errors import (
+    IncompatibleError,
+    InputError,
+    OutOfRangeError,
+    TokenizerError,
+    UnsupportedError,
+    UsageError,
+)
+from manyheads.generate.decoding import GenerationConfig
+from manyheads.metrics import metric
+from manyheads.metrics.baselines import Bigram, Unigram
+from manyheads.metrics.likelihood import LogLikelihood
+from manyheads.model.spec import ModelSpec
+from manyheads.spec import Tree, field, quoted
+from manyheads.tasks.evaluation import WINDOW, EvalResult, Evaluation, evaluate_loss
+from manyheads.tasks.suggestion import Lines, Suggestion
+from manyheads.tasks.task import (
+    IGNORE_INDEX,
+    Batch,
+    PackableTask,
+    Row,
+    Slice,
+    SpecialTokens,
+    TaskSpec,
+    cross_entropy,
+    pad_rows,
+    pad_targets,
+    parse_ids,
+    seq2seq_batch,
+    token_text,
+)
+
+SENTINEL = re.compile(r"<extra_(id_)?\d+>")
+MASKS = ("[MASK]", "<mask>", "<MASK>")
+
+
+# -------------------------------------------------------------------------------------------------------------- causal
+
+
+class CausalSpec(PackableTask, kind="causal"):
+    """−Σ log p(x_t | x_<t), the end of a text included"""
+
+    shapes: ClassVar[tuple[str, ...]] = ("decoder", "recurrent", "ngram")
+    is_default: ClassVar[bool] = True
+    template: ClassVar[str] = "<s> $A"
+    lookahead: ClassVar[int] = 1
+    guides: ClassVar[tuple[str, ...]] = ("arcs",)
+    why: ClassVar[str] = "each token is predicted from those before it, and nothing else is read"
+    file_kind: ClassVar[str | None] = "text"
+    default_data: ClassVar[Tree | None] = {"kind": "stdlib", "subset": "language"}
+
+    def tokens_before(self, tokens: SpecialTokens) -> int:
+        return 1  # the first token of a text has a target too, so one token always stands before it
+
+    def batch_slices(self, slices: Sequence[Slice], tokens: SpecialTokens, rng: np.random.Generator) -> Batch:
+        rows = [
+            np.concatenate(([tokens.bos] * one.first, one.text, [tokens.eos] * one.last)).astype(np.int64)
+            for one in slices
+        ]
+        return Batch(pad_rows([ids[:-1] for ids in rows], tokens.pad), pad_targets([ids[1:] for ids in rows]))
+
+    def fits(self, checkpoint: Checkpoint) -> bool:
+        return super().fits(checkpoint) and checkpoint.model.can_generate  # else it would see the next token
+
+    def evaluate(self, evaluation: Evaluation) -> EvalResult:
+        """−ln p of every token, each predicted once; long texts are read in windows."""
+        tokens, data, checkpoint = evaluation.tokens, evaluation.data, evaluation.checkpoint
+        if tokens.bos < 0:
+            raise UnsupportedError("no token begins a text here, so a text's first token cannot be predicted")
+        texts, train_texts = (text_ids(evaluation, rows) for rows in (data.rows, data.train_rows))
+        window = evaluation.max_length or WINDOW
+        windows = [text[i : i + window + 1] for text in texts for i in range(0, len(text) - 1, window)]
+        nats = count = 0.0
+        for index in evaluation.batches([len(ids) for ids in windows], "reading", logits=True):
+            rows = [windows[i] for i in index]
+            inputs = pad_rows([ids[:-1] for ids in rows], tokens.pad).to(checkpoint.device)
+            targets = pad_targets([ids[1:] for ids in rows]).to(checkpoint.device)
+            mask = targets != IGNORE_INDEX
+            loss = cross_entropy(checkpoint.model(inputs, logits_mask=mask), targets[mask])
+            nats, count = nats + float(loss.sum), count + loss.count
+        lengths = [(len(text), len(text.encode())) for (text,) in data.rows]
+        sizes = int(count), sum(chars for chars, _ in lengths), sum(size for _, size in lengths)
+        scores = {"model": metric.scores("likelihood", LogLikelihood(nats, *sizes))}
+        if train_texts:
+            unigram = Unigram((text[1:] for text in train_texts), tokens.vocab_size)
+            bigram = Bigram(train_texts, tokens.vocab_size)
+            totals = {
+                "unigram": sum(unigram.nats(text[1:]).sum() for text in texts),
+                "bigram": sum(bigram.nats(text).sum() for text in texts),
+            }
+            for name, total in totals.items():
+                scores[name] = metric.scores("likelihood", LogLikelihood(float(total), *sizes))
+        unknown = sum(int((text == tokens.unk).sum()) for text in texts)
+        notes = [f"{unknown / sizes[0]:.1%} of the tokens are unknown, which makes them easy to predict"]
+        notes = notes if unknown else []
+        if any(len(text) - 1 > window for text in texts):
+            notes.append(f"texts were read in windows of {window:,} tokens")
+        extra = {"tokens": sizes[0], "bytes": sizes[2]}
+        return EvalResult(scores, (*notes, *evaluation.baseline_note), extra=extra)
+
+
+def text_ids(evaluation: Evaluation, rows: Sequence[TextRow]) -> list[NDArray[np.int64]]:
+    """Texts as ids after the bos token; with the eos token, if the model was trained to predict it."""
+    tokens = evaluation.tokens
+    end = [tokens.eos] if evaluation.from_run else []
+    encoded = InMemoryRows(rows, evaluation.checkpoint.tokenizer, ("text",))
+    return [np.concatenate(([tokens.bos], ids, end)).astype(np.int64) for (ids,) in encoded.rows if len(ids)]
+
+
+# -------------------------------------------------------------------------------------------------------------- masked
+
+
+class MaskingTask(TaskSpec):
+    """A task that replaces tokens by the mask token."""
+
+    def check_tokens(self, tokens: SpecialTokens, model: ModelSpec) -> None:
+        self.mask_token(tokens)
+
+    def mask_token(self, tokens: SpecialTokens) -> int:
+        if tokens.mask < 0:
+            raise IncompatibleError(
+                f"{self.kind} needs a mask token and this tokenizer has none; use one with <mask> or [MASK]",
+                ("tokenizer",),
+            )
+        return tokens.mask
+
+
+class MaskedSpec(MaskingTask, PackableTask, kind="masked"):
+    """−Σ log p(x_t | the rest), over a random share of the positions
+
+    Devlin et al. 2018, arXiv 1810.04805: of the selected tokens, most are replaced by <mask>, some by a random
+    token, and some stay. Every token keeps its position.
+    """
+
+    shapes: ClassVar[tuple[str, ...]] = ("encoder",)
+    is_default: ClassVar[bool] = True
+    template: ClassVar[str] = "<s> $A </s>"
+    added_tokens: ClassVar[int] = 2
+    guides: ClassVar[tuple[str, ...]] = ("arcs",)
+    why: ClassVar[str] = "a masked token may attend to all others, before and after it"
+    file_kind: ClassVar[str | None] = "text"
+    default_data: ClassVar[Tree | None] = {"kind": "stdlib", "subset": "language"}
+
+    share: float = field(0.15, "of the positions that are predicted", gt=0, lt=1)
+    masked: float = field(0.8, "of those, replaced by <mask>", ge=0, le=1)
+    random: float = field(0.1, "of those, replaced by a random token", ge=0, le=1)
+
+    @model_validator(mode="after")
+    def _at_most_one(self) -> Self:
+        if self.masked + self.random > 1 + 1e-9:
+            raise OutOfRangeError(
+                f"is {self.random:g} and masked is {self.masked:g}; their sum is at most 1", ("random",)
+            )
+        return self
+
+    def batch_slices(self, slices: Sequence[Slice], tokens: SpecialTokens, rng: np.random.Generator) -> Batch:
+        mask_token, inputs, targets = self.mask_token(tokens), [], []
+        for one in slices:
+            text, (before, after) = one.text, tokens.around(self.template)
+            before, after = before * one.first, after * one.last
+            selected = rng.random(len(text)) < self.share
+            if len(text) and not selected.any():
+                selected[rng.integers(len(text))] = True  # every text has a target
+            draw = rng.random(len(text))
+            ids = np.where(selected & (draw < self.masked), mask_token, text)
+            swapped = selected & (draw >= self.masked) & (draw < self.masked + self.random)
+            ids = np.where(swapped, tokens.ordinary[rng.integers(len(tokens.ordinary), size=len(text))], ids)
+            inputs.append(np.concatenate((before, ids, after)).astype(np.int64))
+            ignored = ([IGNORE_INDEX] * len(before), [IGNORE_INDEX] * len(after))
+            row = np.concatenate((ignored[0], np.where(selected, text, IGNORE_INDEX), ignored[1]))
+            targets.append(row.astype(np.int64))
+        return Batch(pad_rows(inputs, tokens.pad), pad_targets(targets))
+
+    def fits(self, checkpoint: Checkpoint) -> bool:
+        return super().fits(checkpoint) and not checkpoint.model.can_generate
+
+    @classmethod
+    def suggest_head(cls, suggestion: Suggestion) -> Lines:
+        return [("head", "masked", "the token behind each mask")]
+
+    def encode(
+        self, checkpoint: Checkpoint, texts: Sequence[str], mask_token_id: int | None
+    ) -> tuple[list[list[int]], dict[int, Tree]]:
+        if checkpoint.tokenizer is None or mask_token_id is not None or not checkpoint.tokenizer.encode_special_tokens:
+            return super().encode(checkpoint, texts, mask_token_id)[0], {}
+        return checkpoint.encode_with_special(texts, [mask_of(checkpoint, None)[0]]), {}
+
+    def predict(
+        self,
+        checkpoint: Checkpoint,
+        texts: Sequence[str],
+        config: GenerationConfig,
+        *,
+        top_k: int = 5,
+        mask_token_id: int | None = None,
+    ) -> Iterator[tuple[int, Tree]]:
+        """The most probable tokens for each mask."""
+        mask = mask_of(checkpoint, mask_token_id)
+        rows, _ = self.encode(checkpoint, texts, mask_token_id)
+        for batch in batches([len(row) for row in rows], BATCH_TOKENS):
+            with torch.no_grad():
+                logits_BLV = checkpoint.model(checkpoint.pad([rows[i] for i in batch]))
+            for i, logits_LV in zip(batch, logits_BLV, strict=True):
+                positions = [k for k, token in enumerate(rows[i]) if token == mask[1]]
+                if not positions:
+                    raise InputError(f"the text has no {mask[0]} to fill", i)
+                filled = [top_tokens(checkpoint, k, logits_LV[k], top_k) for k in positions]
+                yield i, {"task": self.kind, "text": texts[i], "filled": filled}
+
+    def to_line(self, result: Tree) -> str:
+        return " ".join("\t".join(one["tokens"][0]["token"] for one in result["filled"]).splitlines())
+
+    def to_lines(self, result: Tree) -> list[str]:
+        rows = [row for one in result["filled"] for row in one["tokens"]]
+        return [f"{row['probability']:8.4f}  {row['token']}" for row in rows]
+
+    def evaluate(self, evaluation: Evaluation) -> EvalResult:
+        result, targets = evaluate_loss(evaluation)
+        scores, train_rows = dict(result.scores), evaluation.data.train_rows
+        if train_rows:
+            encoded = InMemoryRows(train_rows, evaluation.checkpoint.tokenizer, ("text",)).rows
+            unigram = Unigram((ids for (ids,) in encoded), evaluation.tokens.vocab_size)
+            accuracy = float((targets == unigram.log_probs_V.argmax()).mean())
+            scores["unigram"] = {"loss": float(unigram.nats(targets).mean()), "accuracy": accuracy}
+        return EvalResult(scores, evaluation.baseline_note, extra=result.extra)
+
+
+def top_tokens(checkpoint: Checkpoint, position: int, logits_V: torch.Tensor, top_k: int) -> Tree:
+    top = torch.softmax(logits_V.float(), dim=-1).topk(min(top_k, logits_V.shape[-1]))
+    tokens = [{"token": token_text(checkpoint, int(i)), "probability": float(p)} for p, i in zip(*top, strict=True)]
+    return {"position": position, "tokens": tokens}
+
+
+def mask_of(checkpoint: Checkpoint, token_id: int | None) -> tuple[str, int]:
+    """The mask token as text and as id: as given, by the tokenizer's config, or by its usual names."""
+    if token_id is not None:
+        return token_text(checkpoint, token_id), token_id
+    if checkpoint.tokenizer is None:
+        value = checkpoint.config.get("mask_token_id")
+        if type(value) is not int:
+            raise UsageError("the checkpoint has no mask_token_id; pass mask_token_id=ID")
+        return str(value), value
+    value = checkpoint.tokenizer_config.get("mask_token")
+    name: Any = value.get("content") if isinstance(value, dict) else value
+    names = [name] if isinstance(name, str) and name.isprintable() else []
+    for candidate in (*names, *MASKS):
+        if (index := checkpoint.tokenizer.token_to_id(candidate)) is not None:
+            return candidate, int(index)
+    raise UnsupportedError("this tokenizer has no mask token")
+
+
+# --------------------------------------------------------------------------------------------------------------- spans
+
+
+class SpansSpec(TaskSpec, kind="spans"):
+    """−Σ log p(y_t | y_<t, x), with a sentinel <extra_i> per masked span in x, and y the spans after their sentinels
+
+    Raffel et al. 2020, arXiv 1910.10683, section 3.1.4: a b c d e f → a <0> d e <1> and <0> b c <1> f <2>, the last
+    one for the end. How much is masked is exact, where is random; no two spans touch. In the published code every
+    text begins with a visible token and ends with a span; here a span may stand anywhere.
+    """
+
+    fields: ClassVar[tuple[str, ...]] = ("text",)
+    shapes: ClassVar[tuple[str, ...]] = ("encoder–decoder", "recurrent")
+    has_source: ClassVar[bool] = True
+    template: ClassVar[str] = "$A </s>"
+    added_tokens: ClassVar[int] = 1  # besides sentinels, which `lengths` counts
+    windowed: ClassVar[bool] = True
+    why: ClassVar[str] = "the encoder reads the text with its gaps, and the decoder generates what is missing"
+    file_kind: ClassVar[str | None] = "text"
+    default_data: ClassVar[Tree | None] = {"kind": "stdlib", "subset": "language"}
+
+    share: float = field(0.15, "of the tokens that are masked", gt=0, lt=1)
+    mean: float = field(3.0, "mean tokens per span", ge=1)
+    sentinels: int = field(100, "number of <extra_i> tokens: one more than the spans of a text", ge=2, le=1 << 16)
+
+    def extra_tokens(self) -> tuple[str, ...]:
+        return tuple(f"<extra_{i}>" for i in range(self.sentinels))
+
+    def lengths(self, lengths: Sequence[np.ndarray]) -> np.ndarray:
+        """Of the source and of the target: visible or masked tokens, a sentinel per span, and special tokens."""
+        masked, spans = masked_counts(lengths[0], self.share, self.mean)
+        return np.stack((lengths[0] - masked + spans + 1, masked + spans + 2), axis=1)
+
+    def batch(self, rows: Sequence[Row], tokens: SpecialTokens, rng: np.random.Generator) -> Batch:
+        pairs = []
+        for text, *_ in rows:
+            spans = draw_spans(len(text), self.share, self.mean, rng)
+            if len(spans) >= len(tokens.sentinels):
+                count = f"{len(text):,} tokens has {len(spans)} masked spans"
+                raise TokenizerError(
+                    f"a text of {count} and there are {len(tokens.sentinels)} sentinels for them and the end",
+                    hint="raise task.sentinels, or truncate texts with train.max_length",
+                )
+            visible, masked = corrupt(text, spans, tokens.sentinels)
+            pairs.append((np.array(visible), np.array(masked)))
+        return seq2seq_batch(pairs, tokens, self.template)
+
+    def encode(
+        self, checkpoint: Checkpoint, texts: Sequence[str], mask_token_id: int | None
+    ) -> tuple[list[list[int]], dict[int, Tree]]:
+        tokenizer = checkpoint.tokenizer
+        if tokenizer is None or not tokenizer.encode_special_tokens:
+            return super().encode(checkpoint, texts, mask_token_id)
+        sentinels = [token for token in tokenizer.get_vocab() if SENTINEL.fullmatch(token)]
+        return checkpoint.encode_with_special(texts, sentinels), {}
+
+    @classmethod
+    def suggest_task(cls, suggestion: Suggestion) -> Lines:
+        spec = cls()
+        sentinels = 1 + int(masked_counts(np.array(suggestion.longest), spec.share, spec.mean)[1])
+        why = "one more than the masked spans of the longest text"
+        return [("sentinels", sentinels, why)] if sentinels > spec.sentinels else []
+
+
+def masked_counts(lengths: np.ndarray, share: float, mean: float) -> tuple[np.ndarray, np.ndarray]:
+    """Masked tokens per text, round(share · length), at least one and not all; and the number of spans."""
+    masked = np.maximum(1, np.minimum(np.rint(share * lengths), lengths - 1))
+    spans = np.maximum(1, np.minimum(np.rint(masked / mean), lengths - masked + 1))
+    return np.where(lengths > 0, masked, 0).astype(np.int64), np.where(lengths > 0, spans, 0).astype(np.int64)
+
+
+def draw_spans(length: int, share: float, mean: float, rng: np.random.Generator) -> list[tuple[int, int]]:
+    """Start and stop of each span."""
+    if not length:
+        return []
+    masked, count = (int(one) for one in masked_counts(np.array(length), share, mean))
+    visible = length - masked
+    ends = np.sort(rng.choice(masked - 1, count - 1, replace=False)) + 1 if count > 1 else np.empty(0, np.int64)
+    before = np.concatenate(([0], ends))  # masked tokens before each span
+    sizes = np.diff(np.concatenate((before, [masked])))
+    starts = np.sort(rng.choice(visible + 1, count, replace=False)) + before
+    return [(int(start), int(start + size)) for start, size in zip(starts, sizes, strict=True)]
+
+
+def corrupt(
+    text: np.ndarray, spans: Sequence[tuple[int, int]], sentinels: Sequence[int]
+) -> tuple[list[int], list[int]]:
+    """The visible tokens with a sentinel per span, and the spans, each after its sentinel, one more at the end."""
+    visible: list[int] = []
+    masked: list[int] = []
+    last = 0
+    for sentinel, (start, stop) in zip(sentinels, spans, strict=False):
+        visible += [*text[last:start].tolist(), sentinel]
+        masked += [sentinel, *text[start:stop].tolist()]
+        last = stop
+    return [*visible, *text[last:].tolist()], [*masked, sentinels[len(spans)]]
+
+
+# -------------------------------------------------------------------------------------------------------------- infill
+
+
+class InfillSpec(MaskingTask, kind="infill"):
+    """−Σ log p(x_t | x_<t), with x = prefix <mask> suffix <mask> content: what is missing is generated at the end
+
+    The causal form of span corruption, as in Stanford's CS224N, assignment 5. A text is truncated to a random length
+    from 4 to 7/8 of the block, and a quarter of that is missing on average. </s> ends it, where the assignment has
+    padding; padding is not in the loss.
+    """
+
+    fields: ClassVar[tuple[str, ...]] = ("text",)
+    shapes: ClassVar[tuple[str, ...]] = ("decoder", "recurrent")
+    template: ClassVar[str] = "<s> $A"
+    added_tokens: ClassVar[int] = 3
+    windowed: ClassVar[bool] = True
+    why: ClassVar[str] = "a decoder reads the text with its gap, and generates the content after it"
+    file_kind: ClassVar[str | None] = "text"
+    default_data: ClassVar[Tree | None] = {"kind": "stdlib", "subset": "language"}
+
+    block: int = field(128, "tokens; a text is truncated to at most 7/8 of this", ge=8)
+
+    @property
+    def max_text(self) -> int:
+        return self.block * 7 // 8
+
+    def lengths(self, lengths: Sequence[np.ndarray]) -> np.ndarray:
+        return np.minimum(super().lengths(lengths), self.max_text + self.added_tokens)
+
+    def batch(self, rows: Sequence[Row], tokens: SpecialTokens, rng: np.random.Generator) -> Batch:
+        inputs, targets, mask = [], [], self.mask_token(tokens)
+        for text, *_ in rows:
+            short = text[: rng.integers(4, self.max_text + 1)]
+            start, stop = draw_gap(len(short), rng)
+            row = [*short[:start].tolist(), mask, *short[stop:].tolist(), mask, *short[start:stop].tolist()]
+            inputs.append([tokens.bos, *row])
+            targets.append([*row, tokens.eos])
+        return Batch(pad_rows(inputs, tokens.pad), pad_targets(targets))
+
+    def fits(self, checkpoint: Checkpoint) -> bool:
+        return super().fits(checkpoint) and checkpoint.model.can_generate
+
+    def encode(
+        self, checkpoint: Checkpoint, texts: Sequence[str], mask_token_id: int | None
+    ) -> tuple[list[list[int]], dict[int, Tree]]:
+        """Texts with one mask each as <s> prefix <mask> suffix <mask>."""
+        if checkpoint.tokenizer is None:
+            return parse_ids(checkpoint, texts), {}
+        check_texts(texts)
+        name, mask = mask_of(checkpoint, None)
+        bos, rows = checkpoint.config["bos_token_id"], []
+        for index, text in enumerate(texts):
+            parts = [checkpoint.tokenizer.encode(part, add_special_tokens=False).ids for part in text.split(name)]
+            if len(parts) != 2:
+                raise InputError(f"the text has {len(parts) - 1} {name}, expected one: {quoted(text)}", index)
+            rows.append([bos, *parts[0], mask, *parts[1], mask])
+            checkpoint.check_length(len(rows[-1]), index)
+        return rows, {}
+
+
+def draw_gap(length: int, rng: np.random.Generator) -> tuple[int, int]:
+    """Start and stop of the missing part: uniform from 1 to twice the mean less 1, the mean a quarter of the length."""
+    mean = int(length / 4 + rng.random())  # rounded up as often as its fraction says
+    size = int(rng.integers(1, 2 * mean)) if mean else 0
+    start = int(rng.integers(length - size + 1))
+    return start, start + size

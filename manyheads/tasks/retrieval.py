@@ -1,0 +1,157 @@
+"""Retrieval: vectors by which a query finds its document."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from manyheads.checkpoint.checkpoint import BATCH_TOKENS, Checkpoint, batches
+from manyheads.errors import IncompatibleError, UnsupportedError
+from manyheads.generate.decoding import GenerationConfig
+from manyheads.metrics import metric
+from manyheads.metrics.baselines import BM25
+from manyheads.metrics.ranking import chance_level, rank_targets
+from manyheads.model.build import Model
+from manyheads.model.spec import ModelSpec
+from manyheads.model.transformer import Transformer
+from manyheads.parts.head import Pool
+from manyheads.parts.inputs import Inputs
+from manyheads.spec import Tree, field
+from manyheads.tasks.evaluation import EvalResult, Evaluation
+from manyheads.tasks.suggestion import Lines, Suggestion
+from manyheads.tasks.task import Batch, Loss, Row, SpecialTokens, TaskSpec, pad_rows
+
+
+class RetrievalSpec(TaskSpec, kind="retrieval"):
+    """−log softmax_j(cos(q_i, d_j) / τ) at j = i: a query's own document among all documents of the batch
+
+    van den Oord et al. 2018, arXiv 1807.03748. A document that is in the batch twice, and that of a repeated query,
+    counts for both and is no negative. The vectors are the head's; without a head, the mean over the tokens, or the
+    pooling of the folder that the run is initialised from. As the other rows are the negatives, a step over several
+    batches is not the same as one over a large batch. Pairs of source and target are read the same way.
+    """
+
+    fields: ClassVar[tuple[str, ...]] = ("query", "document")
+    shapes: ClassVar[tuple[str, ...]] = ("encoder",)
+    outputs: ClassVar[tuple[str, ...]] = ("vector", "states")
+    is_default: ClassVar[bool] = True
+    template: ClassVar[str] = "<s> $A </s>"
+    added_tokens: ClassVar[int] = 2
+    why: ClassVar[str] = "nothing is generated, so every token may attend to every other"
+    file_kind: ClassVar[str | None] = "queries"
+    default_data: ClassVar[Tree | None] = {"kind": "stdlib", "subset": "retrieval"}
+    batches_per_epoch: ClassVar[int] = 10  # more negatives per batch
+
+    temperature: float = field(0.05, "τ", gt=0)
+    symmetric: bool = field(False, "whether each document also looks for its query; the mean of both losses is taken")
+
+    def fields_in(self, available: Sequence[str]) -> tuple[str, ...]:
+        return ("source", "target") if "source" in available else self.fields
+
+    def check_tokens(self, tokens: SpecialTokens, model: ModelSpec) -> None:
+        if tokens.pool is None:
+            return
+        if model.head.output == "vector":
+            raise IncompatibleError("the checkpoint's files define a pooling; use none", ("model", "head"))
+        tokens.pool(torch.zeros(1, 1, 1), None)  # raises now if the files cannot be followed
+
+    def batch(self, rows: Sequence[Row], tokens: SpecialTokens, rng: np.random.Generator) -> Batch:
+        columns = zip(*rows, strict=True)
+        queries, documents = (
+            pad_rows([tokens.add_special_tokens(text, self.template) for text in texts], tokens.pad)
+            for texts in columns
+        )
+        return Batch(queries, torch.arange(len(rows)), source=documents, pool=tokens.pool)
+
+    def loss(self, model: Model, batch: Batch) -> Loss:
+        assert batch.source is not None
+        queries, documents = (unit_vectors(model, texts, batch.pool) for texts in (batch.inputs, batch.source))
+        logits = queries @ documents.T / self.temperature
+        same = equal_rows(batch.inputs.tokens) | equal_rows(batch.source.tokens)
+        logits = logits.masked_fill(same.fill_diagonal_(False), -torch.inf)
+        total = F.cross_entropy(logits, batch.targets, reduction="sum")
+        if self.symmetric:
+            total = (total + F.cross_entropy(logits.T, batch.targets, reduction="sum")) / 2
+        return Loss(total, len(batch.targets), int((logits.detach().argmax(dim=-1) == batch.targets).sum()))
+
+    def fits(self, checkpoint: Checkpoint) -> bool:
+        return super().fits(checkpoint) or checkpoint.spec.shape in self.shapes  # any encoder, by its mean output
+
+    def predict(
+        self,
+        checkpoint: Checkpoint,
+        texts: Sequence[str],
+        config: GenerationConfig,
+        *,
+        top_k: int = 5,
+        mask_token_id: int | None = None,
+    ) -> Iterator[tuple[int, Tree]]:
+        """A vector per text."""
+        if checkpoint.tokenizer is None:
+            raise UnsupportedError("the checkpoint has no tokenizer; load(...).hidden(ids) gives the vectors of tokens")
+        rows, truncated = self.encode(checkpoint, texts, mask_token_id)
+        for batch in batches([len(row) for row in rows], BATCH_TOKENS):
+            with torch.no_grad():
+                vectors = checkpoint.pool(checkpoint.pad([rows[i] for i in batch]))
+            for i, vector in zip(batch, vectors, strict=True):
+                result = {"task": self.kind, "text": texts[i], "vector": vector.tolist()}
+                yield i, result | truncated.get(i, {})
+
+    def to_line(self, result: Tree) -> str:
+        return " ".join(f"{number:.6g}" for number in result["vector"])
+
+    def to_lines(self, result: Tree) -> list[str]:
+        return [self.to_line(result)]
+
+    def evaluate(self, evaluation: Evaluation) -> EvalResult:
+        """The rank of each query's document among all, by the cosine of their vectors, by BM25, and at chance level."""
+        data = evaluation.data
+        documents = data.corpus.documents(data.fields[1])
+        index = {text: i for i, text in enumerate(documents)}
+        queries, targets = [row[0] for row in data.rows], [index[row[1]] for row in data.rows]
+        vectors, notes = embed_texts(evaluation, documents, "reading documents")
+        query_vectors, _ = embed_texts(evaluation, queries, "reading queries")
+        ranks = [
+            rank_targets((query_vectors[i : i + 64] @ vectors.T).numpy(), targets[i : i + 64])
+            for i in range(0, len(queries), 64)
+        ]
+        bm25 = BM25(documents)
+        bm25_ranks = [
+            rank_targets(bm25.scores(query)[None], [target]) for query, target in zip(queries, targets, strict=True)
+        ]
+        scores = {
+            "model": metric.scores("ranking", np.concatenate(ranks)),
+            "BM25": metric.scores("ranking", np.concatenate(bm25_ranks)),
+            "chance": chance_level(len(documents)),
+        }
+        return EvalResult(scores, notes, extra={"documents": len(documents)})
+
+    @classmethod
+    def suggest_head(cls, suggestion: Suggestion) -> Lines:
+        return [("head", {"kind": "vector", "pool": "mean"}, "the mean over the tokens of a text")]
+
+
+def unit_vectors(model: Model, inputs: Inputs, pool: Pool | None) -> Tensor:
+    """A vector of length one per text, B×D."""
+    assert isinstance(model, Transformer)
+    return F.normalize(model.embed_sequences(inputs, pool).float(), dim=-1)
+
+
+def equal_rows(tokens_BL: Tensor) -> Tensor:
+    """Which rows are equal, B×B."""
+    return (tokens_BL[:, None] == tokens_BL[None]).all(dim=-1)
+
+
+def embed_texts(evaluation: Evaluation, texts: Sequence[str], what: str) -> tuple[Tensor, tuple[str, ...]]:
+    rows, notes = evaluation.encode(texts)
+    checkpoint, vectors = evaluation.checkpoint, torch.empty(0)
+    for index in evaluation.batches([*map(len, rows)], what):
+        some = F.normalize(checkpoint.pool(checkpoint.pad([rows[i] for i in index])).float().cpu(), dim=-1)
+        vectors = vectors if len(vectors) else torch.empty(len(texts), some.shape[1])
+        vectors[index] = some
+    return vectors, notes

@@ -1,0 +1,181 @@
+"""Sequence to sequence: a target text for a source text. Translation, summarisation and copying are presets of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from manyheads.checkpoint.checkpoint import Checkpoint
+from manyheads.data.order import sample_indices
+from manyheads.generate.decoding import GenerationConfig
+from manyheads.metrics import metric
+from manyheads.metrics.baselines import lead
+from manyheads.metrics.text import count_without_words, sacrebleu_signatures
+from manyheads.parts.inputs import Inputs
+from manyheads.spec import LARGEST, Tree, field
+from manyheads.tasks.evaluation import EvalResult, Evaluation
+from manyheads.tasks.suggestion import Lines, Suggestion
+from manyheads.tasks.task import Batch, Row, SpecialTokens, TaskSpec, TokenPair, seq2seq_batch
+
+LEAD = 12  # words
+BLEU_ORDER = 4  # the longest n-gram that BLEU counts
+
+
+class Seq2SeqSpec(TaskSpec, kind="seq2seq"):
+    """−Σ log p(y_t | y_<t, x), the end of a target included
+
+    With label smoothing ε, 1 − ε of the weight is on y_t and ε is spread over all tokens: Szegedy et al. 2016,
+    arXiv 1512.00567.
+    """
+
+    fields: ClassVar[tuple[str, ...]] = ("source", "target")
+    shapes: ClassVar[tuple[str, ...]] = ("encoder–decoder", "recurrent")
+    has_source: ClassVar[bool] = True
+    is_default: ClassVar[bool] = True
+    template: ClassVar[str] = "$A </s>"
+    guides: ClassVar[tuple[str, ...]] = ("alignment",)
+    generates: ClassVar[bool] = True
+    why: ClassVar[str] = (
+        "the whole source is read before the first token is generated, and every token attends to all of it"
+    )
+    file_kind: ClassVar[str | None] = "pairs"
+    default_data: ClassVar[Tree | None] = {"kind": "dates"}
+
+    smoothing: float = field(0.0, "ε of label smoothing", ge=0, lt=1)
+
+    def batch(self, rows: Sequence[Row], tokens: SpecialTokens, rng: np.random.Generator) -> Batch:
+        return seq2seq_batch([(source, target) for source, target in rows], tokens, self.template)
+
+    @property
+    def label_smoothing(self) -> float:
+        return self.smoothing
+
+    @property
+    def without_smoothing(self) -> TaskSpec:
+        return self.changed(smoothing=0.0)
+
+    @property
+    def validation_metrics(self) -> tuple[str, ...]:
+        return ("loss", "accuracy", "exact")
+
+    @property
+    def all_validation_metrics(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((*self.validation_metrics, *metric.metric_names("text"))))
+
+    def generate_targets(self, checkpoint: Checkpoint, rows: Sequence[Row], tokens: SpecialTokens) -> list[TokenPair]:
+        """Greedy decoding of some rows, as far as their targets were not truncated."""
+        batch = self.batch(rows, tokens, np.random.default_rng(0)).to(checkpoint.device)
+        prompt = torch.tensor([tokens.decoder_prompt] * len(rows), device=checkpoint.device)
+        limit = checkpoint.max_target_positions
+        limit = LARGEST if limit is None else limit - prompt.shape[1] + 1
+        longest = max(len(target) for _, target in rows)
+        config = GenerationConfig(max_new_tokens=min(longest + 2, limit), eos_token_id=(tokens.eos,))
+        outputs = config.decoding.generate(checkpoint.model, Inputs(prompt), batch.source, config=config, rng=())
+        return [(config.without_eos(ids), target.tolist()) for ids, (_, target) in zip(outputs, rows, strict=True)]
+
+    def score_generated(
+        self, checkpoint: Checkpoint, pairs: Sequence[TokenPair], tokens: SpecialTokens, *, also: str | None
+    ) -> dict[str, float]:
+        """Exact match of ids, where a target with an unknown token never matches; and one more metric of the texts."""
+        exact = [output == target and tokens.unk not in target for output, target in pairs]
+        scores = {"exact": sum(exact) / max(1, len(exact))}
+        if also is not None and also not in self.validation_metrics:
+            outputs, targets = ([checkpoint.decode(ids) for ids in side] for side in zip(*pairs, strict=True))
+            scores[also] = metric.METRICS[also].function(outputs, targets)
+        return scores
+
+    def evaluate(self, evaluation: Evaluation) -> EvalResult:
+        """Generated texts, the copied source and its first words, against the targets."""
+        signatures = sacrebleu_signatures()  # before minutes are spent: raises if sacrebleu is missing
+        data, checkpoint = evaluation.data, evaluation.checkpoint
+        sources, targets = [row[0] for row in data.rows], [row[1] for row in data.rows]
+        outputs = [""] * len(sources)
+        rows, notes = evaluation.encode(sources)
+        config = evaluation.options.generation(
+            checkpoint.generation_config, default_max_new_tokens=max_target_tokens(evaluation)
+        )
+        for done, (i, ids) in enumerate(checkpoint.generate_ids(rows, config), 1):
+            outputs[i] = checkpoint.decode(ids)
+            evaluation.progress("generating", done, len(sources))
+        texts = {"model": outputs, "copy": sources, f"lead-{LEAD}": [lead(source, LEAD) for source in sources]}
+        if all(one.split() == other.split() for one, other in zip(sources, texts[f"lead-{LEAD}"], strict=True)):
+            del texts[f"lead-{LEAD}"]  # no source is longer
+        scores = {name: metric.scores("text", some, targets) for name, some in texts.items()}
+        if count := count_without_words(targets):
+            notes += (f"{count:,} of {len(targets):,} targets have no a–z or 0–9, so their ROUGE is 0",)
+        if not scores["model"]["bleu"] and max(len(text.split()) for text in targets) < BLEU_ORDER:
+            notes += (f"no target has {BLEU_ORDER} words, so BLEU, which counts {BLEU_ORDER}-grams, is 0",)
+        return EvalResult(
+            scores,
+            notes,
+            primary=self.primary_metrics(sources, targets),
+            signatures=signatures,
+            outputs=tuple(outputs),
+            extra={
+                "generation": {
+                    "max_new_tokens": config.max_new_tokens,
+                    "num_beams": evaluation.options.num_beams,
+                    "length_penalty": evaluation.options.length_penalty,
+                }
+            },
+        )
+
+    def primary_metrics(self, sources: Sequence[str], targets: Sequence[str]) -> tuple[str, ...]:
+        """Exact match for targets of one or two words, ROUGE for much shorter targets, else BLEU and chrF."""
+        source, target = (mean_words(texts) for texts in (sources, targets))
+        if target <= 2:
+            return ("exact",)
+        return ("rouge1", "rouge2", "rougeL") if target < source / 2 else ("bleu", "chrf")
+
+    @classmethod
+    def suggest_task(cls, suggestion: Suggestion) -> Lines:
+        natural = suggestion.data["kind"] in ("pairs", "stdlib")
+        return [("smoothing", 0.1, "label smoothing, against overconfidence")] if natural else []
+
+
+class TranslateSpec(Seq2SeqSpec, kind="translate"):
+    """−Σ log p(y_t | y_<t, x), judged by BLEU and chrF"""
+
+    is_default: ClassVar[bool] = False
+
+    def primary_metrics(self, sources: Sequence[str], targets: Sequence[str]) -> tuple[str, ...]:
+        return ("exact",) if mean_words(targets) <= 2 else ("bleu", "chrf")
+
+
+class SummariseSpec(Seq2SeqSpec, kind="summarise"):
+    """−Σ log p(y_t | y_<t, x) for a short y and a long x, judged by ROUGE"""
+
+    is_default: ClassVar[bool] = False
+
+    default_data: ClassVar[Tree | None] = {"kind": "stdlib", "subset": "summary"}
+    long_first: ClassVar[bool] = True
+
+    def primary_metrics(self, sources: Sequence[str], targets: Sequence[str]) -> tuple[str, ...]:
+        return ("rouge1", "rouge2", "rougeL")
+
+
+class CopySpec(Seq2SeqSpec, kind="copy"):
+    """−Σ log p(x_t | x_<t, x), the smallest task there is, judged by exact match"""
+
+    is_default: ClassVar[bool] = False
+
+    takes_file: ClassVar[bool] = False
+    default_data: ClassVar[Tree | None] = {"kind": "sequence", "function": "copy"}
+
+    def primary_metrics(self, sources: Sequence[str], targets: Sequence[str]) -> tuple[str, ...]:
+        return ("exact",)
+
+
+def mean_words(texts: Sequence[str]) -> float:
+    return sum(len(text.split()) for text in texts) / len(texts)
+
+
+def max_target_tokens(evaluation: Evaluation) -> int:
+    """Twice the longest of some training targets, so that a text without an end is noticed."""
+    rows = evaluation.data.train_rows
+    some = [rows[i][1] for i in sample_indices(len(rows), 1000).tolist()]
+    encodings = evaluation.checkpoint.tokenizer.encode_batch(some) if some else []
+    return 8 + 2 * max(len(one.ids) for one in encodings) if some else 256

@@ -1,0 +1,438 @@
+"""Tasks: what a model is trained and used for. A task makes batches, gives the loss, predicts and measures."""
+
+from __future__ import annotations
+
+import re
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from dataclasses import field as made
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from manyheads.checkpoint.checkpoint import Checkpoint, load
+from manyheads.errors import IncompatibleError, InputError, UnknownKindError, UnsupportedError, UsageError
+from manyheads.generate.decoding import GenerationConfig, generation_config
+from manyheads.model.build import Model
+from manyheads.model.spec import ModelSpec
+from manyheads.parts.head import Pool
+from manyheads.parts.inputs import Inputs
+from manyheads.spec import Part, Tree, located, quoted
+
+if TYPE_CHECKING:
+    from manyheads.tasks.evaluation import EvalResult, Evaluation
+    from manyheads.tasks.suggestion import Lines, Suggestion
+
+Row = tuple[np.ndarray, ...]  # by field: ids, the index of a class, or an image as patches, L×pixels
+TokenPair = tuple[list[int], list[int]]  # generated and target ids
+IGNORE_INDEX = -100  # a target that is not in the loss, as in torch
+
+
+@dataclass(frozen=True)
+class SpecialTokens:
+    """The ids that a task adds to a text."""
+
+    pad: int = 0
+    bos: int = 1
+    eos: int = 2
+    unk: int = 3
+    mask: int = 4
+    vocab_size: int = 5
+    special: tuple[int, ...] = (0, 1, 2, 3, 4)  # all ids that no text consists of
+    decoder_start: int | None = None  # if it is not `bos`
+    affixes: tuple[tuple[int, ...], tuple[int, ...]] | None = None  # what a checkpoint's tokenizer adds around a text
+    sentinels: tuple[int, ...] = ()  # the ids of `TaskSpec.extra_tokens`
+    pool: Pool | None = None  # the pooling that a checkpoint's files define
+
+    @cached_property
+    def ordinary(self) -> np.ndarray:
+        """The ids that texts consist of."""
+        return np.setdiff1d(np.arange(self.vocab_size), self.special)
+
+    def around(self, template: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The ids before and after a text: those of the checkpoint's tokenizer, or of the template."""
+        if self.affixes is not None:
+            return self.affixes
+        ids = {"<s>": self.bos, "</s>": self.eos}
+        before, after = (tuple(ids[name] for name in part.split()) for part in template.split("$A"))
+        return before, after
+
+    def add_special_tokens(self, text: np.ndarray, template: str) -> np.ndarray:
+        before, after = self.around(template)
+        ids = np.concatenate((before, text, after)).astype(np.int64)
+        return ids if len(ids) else np.array([self.bos])
+
+    def target(self, text: np.ndarray, template: str) -> np.ndarray:
+        """A text that is to be generated: with special tokens, and always with an end."""
+        ids = self.add_special_tokens(text, template)
+        return ids if ids[-1] == self.eos or self.affixes is None else np.append(ids, self.eos)
+
+    @property
+    def decoder_prompt(self) -> tuple[int, ...]:
+        """What a decoder reads before the first token of a target."""
+        start = self.bos if self.decoder_start is None else self.decoder_start
+        return (start, *(self.affixes[0] if self.affixes else ()))
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Inputs and targets: a class or token per position, IGNORE_INDEX where there is none.
+
+    `source` is what an encoder reads: the source of a target, the document of a query, the visible patches of an
+    image.
+    """
+
+    inputs: Inputs
+    targets: Tensor
+    source: Inputs | None = None
+    pool: Pool | None = None  # overrides the model's own pooling
+    links: dict[str, Tensor] = made(
+        default_factory=dict
+    )  # for guided attention, N×3: row, query position, key position
+
+    def to(self, device: torch.device) -> Batch:
+        moved: dict[str, Any] = {
+            name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor | Inputs)
+        }
+        return replace(self, **moved, links={name: value.to(device) for name, value in self.links.items()})
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens without padding."""
+        inputs = [self.inputs] if self.source is None else [self.inputs, self.source]
+        return sum(one.batch * one.length if one.padding is None else int((~one.padding).sum()) for one in inputs)
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A loss as a sum and a count, divided once at the end, so that accumulation and padding are exact.
+
+    `correct` counts argmax hits, None where there is no argmax; `terms` are the losses of shaping terms.
+    """
+
+    sum: Tensor
+    count: int
+    correct: int | None = 0
+    terms: dict[str, Loss] = made(default_factory=dict)
+
+    @property
+    def mean(self) -> float:
+        return float(self.sum.detach()) / max(1, self.count)
+
+
+def cross_entropy(logits_NV: Tensor, targets: Tensor, smoothing: float = 0.0) -> Loss:
+    total = F.cross_entropy(logits_NV.float(), targets, reduction="sum", label_smoothing=smoothing)
+    correct = int((logits_NV.detach().argmax(dim=-1) == targets).sum())
+    return Loss(total, targets.numel(), correct)
+
+
+def pad_rows(rows: Sequence[Sequence[int] | np.ndarray], pad: int) -> Inputs:
+    """Rows of ids as one batch, padded on the right."""
+    length = max(len(row) for row in rows)
+    ids = np.full((len(rows), length), pad, dtype=np.int64)
+    padding = np.ones((len(rows), length), dtype=bool)
+    for i, row in enumerate(rows):
+        ids[i, : len(row)], padding[i, : len(row)] = row, False
+    return Inputs(torch.from_numpy(ids), padding=torch.from_numpy(padding) if padding.any() else None)
+
+
+def pad_targets(rows: Sequence[Sequence[int] | np.ndarray]) -> Tensor:
+    return pad_rows(rows, IGNORE_INDEX).tokens
+
+
+def seq2seq_batch(pairs: Sequence[tuple[np.ndarray, np.ndarray]], tokens: SpecialTokens, template: str) -> Batch:
+    """Sources, and targets shifted right behind the decoder's start token."""
+    sources = [tokens.add_special_tokens(text, template) for text, _ in pairs]
+    targets = [tokens.target(text, template) for _, text in pairs]
+    shifted = [np.concatenate((tokens.decoder_prompt[:1], ids[:-1])) for ids in targets]
+    return Batch(pad_rows(shifted, tokens.pad), pad_targets(targets), source=pad_rows(sources, tokens.pad))
+
+
+class TaskSpec(Part, slot="task"):
+    """What a model is trained and used for.
+
+    A task of your own needs `fields`, `shapes`, `template` and `batch`; the loss is then the cross-entropy of its
+    targets, evaluation reports loss and accuracy, and prediction generates text. Override what differs.
+    """
+
+    fields: ClassVar[tuple[str, ...]]  # of the data
+    shapes: ClassVar[tuple[str, ...]]  # of the models that can learn it; `manyheads new` suggests the first
+    outputs: ClassVar[tuple[str, ...]] = ("tokens",)  # of the heads that can learn it
+    has_source: ClassVar[bool] = False  # whether the model generates a target for a source
+    is_default: ClassVar[bool] = False  # whether a fitting checkpoint without a recorded task is used for it
+    template: ClassVar[str]  # the special tokens around a text, $A
+    added_tokens: ClassVar[int] = 1  # by the template, or to a target
+    has_accuracy: ClassVar[bool] = True
+    packable: ClassVar[bool] = False  # whether several texts may share a row, see `PackableTask`
+    guides: ClassVar[tuple[str, ...]] = ()  # the kinds of links that may guide its attention
+    windowed: ClassVar[bool] = False  # whether evaluation reads a long text in windows instead of truncating it
+
+    # for `manyheads new`
+    why: ClassVar[str] = "the first shape that can learn it"
+    file_kind: ClassVar[str | None] = None  # the kind of data that a user's file is
+    takes_file: ClassVar[bool] = True  # whether `manyheads new` reads a user's file
+    default_data: ClassVar[Tree | None] = None  # without a file
+    long_first: ClassVar[bool] = False  # whether the longer column of two is the first field
+    batches_per_epoch: ClassVar[int] = 20  # which decides the size of a batch
+
+    # ------------------------------------------------------------------------------------------------------- training
+
+    def fields_in(self, available: Sequence[str]) -> tuple[str, ...]:
+        """Which of the data's fields it reads."""
+        return self.fields
+
+    def extra_tokens(self) -> tuple[str, ...]:
+        """Special tokens of its own that the tokenizer must have."""
+        return ()
+
+    def check_model(self, model: ModelSpec) -> None:
+        """Raises if the model has the wrong head or parts."""
+        if model.head.output not in self.outputs:
+            raise IncompatibleError(
+                f"{self.kind} needs a head that gives {' or '.join(self.outputs)}; '{model.head.kind}' gives "
+                f"{model.head.output}",
+                ("model", "head"),
+            )
+
+    def check_tokens(self, tokens: SpecialTokens, model: ModelSpec) -> None:
+        """Raises if the tokenizer lacks a token that it needs."""
+
+    @abstractmethod
+    def batch(self, rows: Sequence[Row], tokens: SpecialTokens, rng: np.random.Generator) -> Batch: ...
+
+    def lengths(self, lengths: Sequence[np.ndarray]) -> np.ndarray:
+        """The number of tokens of each row, rows × texts, from the lengths of its fields."""
+        return np.stack(lengths, axis=1) + self.added_tokens
+
+    def tokens_before(self, tokens: SpecialTokens) -> int:
+        """How many special tokens stand before a text."""
+        return len(tokens.around(self.template)[0])
+
+    def room(self, tokens: SpecialTokens) -> int:
+        """How many special tokens a text needs at most."""
+        affixes = len(tokens.affixes[0]) + max(1, len(tokens.affixes[1])) if tokens.affixes else 0
+        return max(self.added_tokens, affixes)
+
+    def loss(self, model: Model, batch: Batch) -> Loss:
+        """The cross-entropy of the targets."""
+        mask = batch.targets != IGNORE_INDEX
+        return cross_entropy(
+            model(batch.inputs, batch.source, logits_mask=mask), batch.targets[mask], self.label_smoothing
+        )
+
+    @property
+    def label_smoothing(self) -> float:
+        return 0.0
+
+    @property
+    def without_smoothing(self) -> TaskSpec:
+        """The task as the validation set is scored."""
+        return self
+
+    @property
+    def validation_metrics(self) -> tuple[str, ...]:
+        """What is measured on the validation set while training; `train.best` selects by one of them."""
+        return ("loss", "accuracy") if self.has_accuracy else ("loss",)
+
+    @property
+    def all_validation_metrics(self) -> tuple[str, ...]:
+        """`validation_metrics`, and those that are measured only if `train.best` names one."""
+        return self.validation_metrics
+
+    generates: ClassVar[bool] = False  # whether it is validated by generating its targets
+
+    def generate_targets(self, checkpoint: Checkpoint, rows: Sequence[Row], tokens: SpecialTokens) -> list[TokenPair]:
+        """Generated ids and target ids of some rows of the validation set."""
+        raise NotImplementedError
+
+    def score_generated(
+        self, checkpoint: Checkpoint, pairs: Sequence[TokenPair], tokens: SpecialTokens, *, also: str | None
+    ) -> dict[str, float]:
+        """The metrics of all pairs of generated and target ids; `also` names one more."""
+        raise NotImplementedError
+
+    # ------------------------------------------------------------------------------------------------------ prediction
+
+    def fits(self, checkpoint: Checkpoint) -> bool:
+        """Whether the model can be used and evaluated for this task, whatever it was trained for."""
+        return checkpoint.spec.head.output in self.outputs and checkpoint.has_source == self.has_source
+
+    def encode(
+        self, checkpoint: Checkpoint, texts: Sequence[str], mask_token_id: int | None
+    ) -> tuple[list[list[int]], dict[int, Tree]]:
+        """The input ids of each text; and for each truncated one, how many tokens were read."""
+        if checkpoint.tokenizer is None:
+            return parse_ids(checkpoint, texts), {}
+        encodings = checkpoint.encode(texts)
+        truncated = {i: {"truncated": len(one.ids)} for i, one in enumerate(encodings) if one.overflowing}
+        return [one.ids for one in encodings], truncated
+
+    def predict(
+        self,
+        checkpoint: Checkpoint,
+        texts: Sequence[str],
+        config: GenerationConfig,
+        *,
+        top_k: int = 5,
+        mask_token_id: int | None = None,
+    ) -> Iterator[tuple[int, Tree]]:
+        """The result for each text with its index, as it is ready: plain data with the keys task, text and more."""
+        rows, truncated = self.encode(checkpoint, texts, mask_token_id)
+        for i, ids in checkpoint.generate_ids(rows, config):
+            yield i, {"task": self.kind, "text": texts[i], "generated": checkpoint.decode(ids)} | truncated.get(i, {})
+
+    def to_line(self, result: Tree) -> str:
+        """A result as one line of text."""
+        generated = result["generated"]
+        text = generated if isinstance(generated, str) else " ".join(map(str, generated))
+        return " ".join(text.splitlines())
+
+    def to_lines(self, result: Tree) -> list[str]:
+        """A single result, as it is printed."""
+        return [result["generated"] if isinstance(result["generated"], str) else self.to_line(result)]
+
+    # ------------------------------------------------------------------------------------------------------ evaluation
+
+    def evaluate(self, evaluation: Evaluation) -> EvalResult:
+        """Scores on the evaluated rows, next to baselines fitted on the training rows."""
+        from manyheads.tasks.evaluation import evaluate_loss
+
+        return evaluate_loss(evaluation)[0]
+
+    # ------------------------------------------------------------------------------------------------ for manyheads new
+
+    @classmethod
+    def suggest_head(cls, suggestion: Suggestion) -> Lines:
+        """Lines of [model] beside the vocabulary: the head, if it is not the default."""
+        return []
+
+    @classmethod
+    def suggest_towers(cls, suggestion: Suggestion) -> Iterator[tuple[str, Lines]]:
+        """The tables of the towers, each with its lines."""
+        return suggestion.text_towers()
+
+    @classmethod
+    def suggest_task(cls, suggestion: Suggestion) -> Lines:
+        """Lines of [task] beside its kind."""
+        return []
+
+
+class PackableTask(TaskSpec):
+    """A task with a target at every position of a text, so that texts may share a row and long ones may be split."""
+
+    fields: ClassVar[tuple[str, ...]] = ("text",)
+    packable: ClassVar[bool] = True
+    windowed: ClassVar[bool] = True
+    lookahead: ClassVar[int] = 0  # tokens after a slice that are its targets
+
+    def batch(self, rows: Sequence[Row], tokens: SpecialTokens, rng: np.random.Generator) -> Batch:
+        return self.batch_slices([Slice(text) for text, *_ in rows], tokens, rng)
+
+    def slice(self, text: np.ndarray, start: int, stop: int) -> Slice:
+        """The positions from start to stop of a text with its special tokens."""
+        first, last = start == 0, stop == len(text) + self.added_tokens
+        return Slice(text[max(0, start - 1) : stop - 1 + self.lookahead], first, last)
+
+    @abstractmethod
+    def batch_slices(self, slices: Sequence[Slice], tokens: SpecialTokens, rng: np.random.Generator) -> Batch: ...
+
+
+@dataclass(frozen=True)
+class Slice:
+    """A text or a part of it; special tokens stand only at the text's own ends."""
+
+    text: np.ndarray
+    first: bool = True
+    last: bool = True
+
+
+def predict(
+    checkpoint: Checkpoint | str | Path,
+    text: str | Sequence[str],
+    *,
+    top_k: int = 5,
+    mask_token_id: int | None = None,
+    **settings: Any,
+) -> Any:
+    """What a checkpoint gives for a text, as plain data; a list for a list of texts. As `manyheads predict` does.
+
+    Settings are those of `generation_config`. Without a tokenizer, a text is token ids as numbers.
+    """
+    if isinstance(checkpoint, str | Path):
+        checkpoint = load(checkpoint)
+    if type(top_k) is not int or top_k < 1:
+        raise UsageError(f"top_k is {quoted(top_k)}, expected a positive integer")
+    if mask_token_id is not None and (type(mask_token_id) is not int or mask_token_id < 0):
+        raise UsageError(f"mask_token_id is {quoted(mask_token_id)}, expected a token id")
+    config = generation_config(checkpoint.generation_config, **settings)
+    checkpoint.check_reads_text()
+    texts = [text] if isinstance(text, str) else list(text)
+    task = task_of(checkpoint)
+    results = dict(task.predict(checkpoint, texts, config, top_k=top_k, mask_token_id=mask_token_id))
+    return results[0] if isinstance(text, str) else [results[i] for i in range(len(texts))]
+
+
+def task_of(checkpoint: Checkpoint) -> TaskSpec:
+    """The task that a checkpoint was trained for, as a run recorded it; otherwise by its shape and its head."""
+    kinds: dict[str, Any] = TaskSpec.kinds
+    origin, recorded = checkpoint.origin, checkpoint.task
+    if recorded in kinds and (task := kinds[recorded]()).fits(checkpoint):
+        return task
+    if recorded and recorded not in kinds and origin and origin.family.model_type == "manyheads":
+        raise UnknownKindError(
+            f"this checkpoint was trained for the task {quoted(recorded)}, which does not exist here",
+            hint="if it is your own, name its file with --parts",
+        )
+    for kind in kinds.values():
+        if kind.is_default and (task := kind()).fits(checkpoint):
+            return task
+    head = f"{checkpoint.spec.shape} with the head '{checkpoint.spec.head.kind}'"
+    raise UnsupportedError(f"no task fits this model ({head})")
+
+
+def parse_ids(checkpoint: Checkpoint, texts: Sequence[str]) -> list[list[int]]:
+    """Ids written as numbers, for a model without a tokenizer."""
+    rows, vocab = [], checkpoint.spec.source_vocab or checkpoint.spec.vocab
+    for index, text in enumerate(texts):
+        if not re.fullmatch(r"\s*\d{1,9}(\s+\d{1,9})*\s*", text):
+            raise InputError(
+                f"given {quoted(text)}, but the checkpoint has no tokenizer",
+                index,
+                hint="give token ids, such as '3 14 15'",
+            )
+        rows.append([int(word) for word in text.split()])
+        checkpoint.check_length(len(rows[-1]), index)
+        if isinstance(vocab, int) and (largest := max(rows[-1])) >= vocab:
+            raise InputError(f"token {largest} is outside the {vocab:,} tokens of the model", index)
+    return rows
+
+
+def token_text(checkpoint: Checkpoint, token: int) -> str:
+    """One token as text."""
+    if checkpoint.tokenizer is None:
+        return str(token)
+    text = checkpoint.tokenizer.decode([token]).strip()
+    return text or str(checkpoint.tokenizer.id_to_token(token))  # decoding drops special tokens
+
+
+def cut_patches(rows: list[Any], fields: Sequence[str], model: ModelSpec) -> list[Any]:
+    """Rows whose images are cut into the patches that the model reads."""
+    tower = model.encoder or model.decoder
+    embed: Any = tower.embed if tower and tower.embed.reads == "patches" else None
+    if "image" not in fields:
+        if embed is not None:
+            raise IncompatibleError(f"reads images and the data has {', '.join(fields)}", ("model",))
+        return rows
+    if embed is None:
+        raise IncompatibleError("reads tokens and the data has images; use embed = patches", ("model",))
+    index = fields.index("image")
+    images = torch.from_numpy(np.stack([row[index] for row in rows]))
+    with located("model", "encoder", "embed"):
+        patches = embed.patchify(images if images.dim() == 4 else images[:, None]).numpy()
+    return [(*row[:index], one, *row[index + 1 :]) for row, one in zip(rows, patches, strict=True)]

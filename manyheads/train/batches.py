@@ -1,0 +1,116 @@
+"""Which rows make which batch, as a function of the seed and the epoch: by similar length, or packed into rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from manyheads.data.order import batch_by_length, pack_documents, sample_indices
+from manyheads.data.prepared import TokenRows
+from manyheads.parts.inputs import Inputs
+from manyheads.tasks.shaping import add_links
+from manyheads.tasks.task import IGNORE_INDEX, Batch, PackableTask
+from manyheads.train.prepare import PreparedRun
+from manyheads.train.store import TrainState
+
+
+def row_lengths(run: PreparedRun, rows: TokenRows) -> np.ndarray:
+    """The number of tokens of each row, with special tokens, rows × texts."""
+    task = run.spec.task
+    lengths = task.lengths([rows.lengths(name) for name in rows.fields if name != "label"])
+    return lengths if task.packable else lengths + task.room(run.tokens) - task.added_tokens
+
+
+class BatchPlan:
+    """All batches of one epoch; or, with `max_rows`, of an evaluation, which has the same rows whatever the seed."""
+
+    def __init__(self, run: PreparedRun, rows: TokenRows, *, epoch: int = 0, max_rows: int | None = None) -> None:
+        self.run, self.rows, self.epoch, self.pack = run, rows, epoch, run.spec.train.pack
+        self.seed, self.lengths = run.spec.seed if max_rows is None else 0, row_lengths(run, rows)
+        batch_tokens = run.spec.train.batch_tokens
+        self.batches: Sequence[Any]  # arrays of row indices; with packing, lists of arrays of (row, start, stop)
+        if self.pack is None:
+            index = np.arange(len(rows)) if max_rows is None else sample_indices(len(rows), max_rows)
+            # a training row must fit into a batch, an evaluated row need not
+            max_tokens = max(batch_tokens, 0 if max_rows is None else int(self.lengths[index].sum(1).max()))
+            batches = batch_by_length(self.lengths[index], self.seed, epoch, max_tokens=max_tokens)
+            self.batches = [index[batch] for batch in batches]
+        else:
+            packed = pack_documents(self.lengths[:, 0], self.pack, self.seed, epoch)[:max_rows]
+            size = batch_tokens // self.pack
+            self.batches = [packed[i : i + size] for i in range(0, len(packed), size)]
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def row_indices(self, index: int) -> tuple[int, ...]:
+        rows = self.batches[index] if self.pack is None else np.concatenate(self.batches[index])[:, 0]
+        return tuple(int(i) for i in rows)
+
+    def shape(self, index: int) -> tuple[int, int]:
+        """Rows of a batch and their length, all texts of a row together."""
+        batch = self.batches[index]
+        return len(batch), int(self.lengths[batch].sum(1).max()) if self.pack is None else self.pack
+
+    def batch(self, index: int) -> Batch:
+        task, tokens = self.run.spec.task, self.run.tokens
+        rng = np.random.default_rng([self.seed, self.epoch, index])
+        if self.pack is None:
+            return task.batch([self.rows[i] for i in self.row_indices(index)], tokens, rng)
+        assert isinstance(task, PackableTask)
+        rows = self.batches[index]
+        slices = [task.slice(self.rows[i][0], start, stop) for row in rows for i, start, stop in row.tolist()]
+        return pack_batch(task.batch_slices(slices, tokens, rng), [len(row) for row in rows], self.pack, tokens.pad)
+
+
+def pack_batch(batch: Batch, counts: Sequence[int], length: int, pad: int) -> Batch:
+    """A batch whose texts share rows, `counts[i]` of them in row i: each is a segment with positions from 0."""
+    inputs = batch.inputs
+    sizes = [inputs.length] * inputs.batch if inputs.padding is None else (~inputs.padding).sum(1).tolist()
+    texts = zip(inputs.tokens, batch.targets, sizes, strict=True)
+    rows = [[next(texts) for _ in range(count)] for count in counts]
+
+    def join(rows: Iterable[Iterable[Tensor]], value: int) -> Tensor:
+        joined = [torch.cat([*segments]) for segments in rows]
+        return torch.stack([F.pad(row, (0, length - len(row)), value=value) for row in joined])
+
+    targets = join(((targets[:size] for _, targets, size in row) for row in rows), IGNORE_INDEX)
+    segments = join(((torch.full((row[i][2],), i) for i in range(len(row))) for row in rows), -1)
+    packed = Inputs(
+        join(((ids[:size] for ids, _, size in row) for row in rows), pad),
+        padding=segments < 0 if (segments < 0).any() else None,
+        positions=join(((torch.arange(size) for _, _, size in row) for row in rows), 0) if max(counts) > 1 else None,
+        segments=segments.clamp(min=0) if max(counts) > 1 else None,
+    )
+    return Batch(packed, targets)
+
+
+class BatchStream:
+    """Batch after batch, epoch after epoch; its position is in the training state."""
+
+    def __init__(self, run: PreparedRun, state: TrainState | None = None) -> None:
+        self.run, self.state = run, state or TrainState()
+        self.row_indices: tuple[int, ...] = ()  # of the last batch
+        self._plan: BatchPlan | None = None
+
+    def plan(self) -> BatchPlan:
+        """Of the current epoch."""
+        if self._plan is None or self._plan.epoch != self.state.epoch:
+            self._plan = BatchPlan(self.run, self.run.train_rows, epoch=self.state.epoch)
+        return self._plan
+
+    def next(self) -> Batch:
+        state = self.state
+        if state.batch >= len(self.plan()):
+            state.epoch, state.batch = state.epoch + 1, 0
+        plan, index = self.plan(), state.batch
+        state.batch += 1
+        self.row_indices = plan.row_indices(index)
+        links = {guide: [rows[i] for i in self.row_indices] for guide, rows in self.run.links.items()}
+        batch = plan.batch(index)
+        return add_links(batch, self.run.spec.task, self.run.tokens, links) if links else batch

@@ -1,0 +1,299 @@
+"""Trains a grid of runs, every cell with several seeds, and reports the mean and standard deviation of every metric."""
+
+from __future__ import annotations
+
+import json
+import math
+import multiprocessing
+import signal
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from manyheads.errors import RunChangedError, UsageError, one_line
+from manyheads.files.read import read_json_or_empty, read_toml
+from manyheads.files.write import explain_write_errors
+from manyheads.model.build import resolve_device
+from manyheads.spec import Tree, load_parts, override
+from manyheads.train.estimate import check_resources, estimate_resources
+from manyheads.train.events import Finished, Step
+from manyheads.train.folder import check_folder, check_same_run, data_hashes, tree_changes
+from manyheads.train.grid import MAX_RUNS, Axis, Cell, CellRun, make_grid, read_axes
+from manyheads.train.loop import handle_signals, train
+from manyheads.train.prepare import PreparedRun, prepare
+from manyheads.train.run import RunSpec, read_run, read_run_file
+from manyheads.train.store import read_pointer
+
+MAX_JOBS = 1024
+
+
+@dataclass(frozen=True)
+class CellStarted:
+    """A run of a cell starts, the `number`-th of `runs`; only if runs are trained one after the other."""
+
+    name: str
+    seed: int
+    number: int
+    runs: int
+    steps: int
+
+
+@dataclass(frozen=True)
+class CellStep:
+    """An optimizer step of the run that started last."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class CellFinished:
+    """A run of a cell ended, the `number`-th of `runs`, with metrics or an error."""
+
+    name: str
+    seed: int
+    number: int
+    runs: int
+    metrics: dict[str, float]
+    error: str | None
+
+
+Progress = Callable[[CellStarted | CellStep | CellFinished], None]
+
+
+def compare(
+    path: Path,
+    axes: Sequence[str],
+    folder: Path,
+    *,
+    seeds: int = 3,
+    jobs: int = 1,
+    device: str = "auto",
+    overrides: Sequence[str] = (),
+    parts: Sequence[Path] = (),
+    progress: Progress = lambda event: None,
+) -> Tree:
+    """Trains the runs of the grid that are not finished yet; starts none if a value is invalid. Returns a report."""
+    if not 1 <= seeds <= MAX_RUNS or not 1 <= jobs <= MAX_JOBS:
+        raise UsageError(f"--seeds is {seeds} and --jobs is {jobs}, expected 1 to {MAX_RUNS:,} and 1 to {MAX_JOBS:,}")
+    read_run_file(path, overrides)  # whose errors name the line
+    resolve_device(device)
+    tree = override(read_toml(path), overrides)
+    grid_axes = read_axes(axes, tree)
+    cells = make_grid(tree, grid_axes, seeds, folder)
+    runs = [(cell, run) for cell in cells for run in cell.runs]
+    check_folder(folder)
+    for _, run in runs:
+        check_same_run(run.folder, run.spec)
+    remaining = [(cell, run) for cell, run in runs if not read_result(run.folder, run.spec).finished]
+    queue = Queue(remaining, runs=len(runs), progress=progress)
+    stopped = queue.train_in_parallel(jobs, device, parts) if jobs > 1 else queue.train_in_turn(device)
+    report = make_report(cells, grid_axes, seeds, queue.errors) | {"stopped": stopped, "folder": str(folder)}
+    with explain_write_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "compare.json").write_text(json.dumps(report, indent=1, ensure_ascii=False), encoding="utf-8")
+    return report
+
+
+# ------------------------------------------------------------------------------------------------------------ training
+
+
+class Queue:
+    """The runs that are still to be trained, and the errors of those that failed, by folder."""
+
+    def __init__(self, remaining: Sequence[tuple[Cell, CellRun]], *, runs: int, progress: Progress) -> None:
+        self.remaining, self.runs, self.progress = list(remaining), runs, progress
+        self.done, self.errors = runs - len(remaining), dict[Path, str]()
+
+    def train_in_turn(self, device: str) -> str | None:
+        """One run after the other; returns the reason if a signal stops them."""
+        with handle_signals() as should_stop:
+            for cell, run in self.remaining:
+                number, steps = self.done + 1, run.spec.train.steps
+                self.progress(CellStarted(cell.name, run.spec.seed, number=number, runs=self.runs, steps=steps))
+                error = train_cell(run.spec, run.folder, device, should_stop, self.progress)
+                if reason := should_stop():
+                    return reason
+                self.finish(cell, run, error)
+        return None
+
+    def train_in_parallel(self, jobs: int, device: str, parts: Sequence[Path]) -> str | None:
+        """The same with one process per run, `jobs` at a time; a signal is passed on to all of them, once."""
+        context, terminated = multiprocessing.get_context("forkserver"), False
+        context.set_forkserver_preload(["manyheads.train.compare"])  # so that torch is imported once
+        processes = dict[Any, tuple[Cell, CellRun, Any]]()
+        with handle_signals() as should_stop, kill_on_error(processes):
+            while processes or (self.remaining and not should_stop()):
+                while self.remaining and len(processes) < jobs and not should_stop():
+                    (cell, run), (receiver, sender) = self.remaining.pop(0), context.Pipe(duplex=False)
+                    process = context.Process(
+                        target=train_in_process, args=(run.tree, run.folder, device, parts, sender)
+                    )
+                    process.start()
+                    sender.close()
+                    processes[process] = cell, run, receiver
+                wait([process.sentinel for process in processes], timeout=0.2)
+                for process in [process for process in processes if process.exitcode is not None]:
+                    cell, run, receiver = processes.pop(process)
+                    error: str | None = f"its process ended with code {process.exitcode}"
+                    with suppress(EOFError):  # it was killed before it sent anything
+                        error = receiver.recv()
+                    if not should_stop():
+                        self.finish(cell, run, error)
+                if should_stop() and not terminated:
+                    terminated = True
+                    for process in processes:
+                        process.terminate()
+        return should_stop()
+
+    def finish(self, cell: Cell, run: CellRun, error: str | None) -> None:
+        self.done += 1
+        if error:
+            self.errors[run.folder] = error
+        metrics = read_result(run.folder, run.spec).metrics
+        self.progress(CellFinished(cell.name, run.spec.seed, self.done, self.runs, metrics=metrics, error=error))
+
+
+def train_cell(
+    spec: RunSpec,
+    folder: Path,
+    device: str,
+    should_stop: Callable[[], str | None],
+    progress: Progress = lambda event: None,
+) -> str | None:
+    """Trains or resumes one run; returns the message of an error, or the signal that stopped it."""
+    try:
+        run, torch_device = prepare(spec), resolve_device(device)
+        check_same_data(run, folder)
+        check_resources(estimate_resources(run, folder, torch_device))
+        for event in train(run, folder, should_stop=should_stop, device=torch_device):
+            if isinstance(event, Step):
+                progress(CellStep(event.step))
+            elif isinstance(event, Finished) and event.reason in ("interrupted", "terminated"):
+                return event.reason
+    except Exception as error:  # of any class, since a user's own part may raise it: the other cells are still trained
+        return one_line(str(error) or type(error).__name__)
+    return None
+
+
+def check_same_data(run: PreparedRun, folder: Path) -> None:
+    """Refuses other data than that of the cell's other seeds: a file may have changed since."""
+    hashes = data_hashes(run)
+    for path in sorted(folder.parent.glob("seed-*/data.json")):
+        if (old := read_json_or_empty(path)) and (changes := list(tree_changes(old, hashes))):
+            raise RunChangedError(
+                f"{path.parent} was trained on other data of the same name", changes, hint="use another --output"
+            )
+
+
+def train_in_process(tree: Tree, folder: Path, device: str, parts: Sequence[Path], sender: Any) -> None:
+    """One of several parallel runs, with one thread. It ignores Ctrl-C, which the parent passes on as SIGTERM."""
+    torch.set_num_threads(1)
+    for path in parts:
+        load_parts(path)
+    with handle_signals() as should_stop:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        error = train_cell(read_run(tree), folder, device, should_stop)
+        with suppress(BrokenPipeError):  # the parent is gone
+            sender.send(error)
+
+
+@contextmanager
+def kill_on_error(processes: Iterable[Any]) -> Iterator[None]:
+    """So that a second Ctrl-C does not wait for processes that ignore it."""
+    try:
+        yield
+    except BaseException:
+        for process in processes:
+            process.kill()
+        raise
+
+
+# ------------------------------------------------------------------------------------------------------------- results
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a run's folder has: the metrics of the checkpoint that it loads, and the loss of every evaluation."""
+
+    folder: Path
+    seed: int
+    metrics: dict[str, float]  # without those that were NaN or infinite
+    curve: tuple[tuple[int, float], ...]
+    steps: int
+    seconds: float
+    finished: bool
+
+
+def read_result(folder: Path, spec: RunSpec) -> RunResult:
+    metrics, curve, seconds, step, reason = dict[str, float](), list[tuple[int, float]](), 0.0, 0, None
+    for line in read_lines(folder / "metrics.jsonl"):
+        step, reason = line["step"], None
+        if line["event"] == "step":
+            seconds += line["seconds"]
+        elif line["event"] == "evaluated":
+            evaluated = {name: value for name, value in line["metrics"].items() if value is not None}
+            if spec.train.best is None or spec.train.best.prefers(evaluated, metrics):
+                metrics = evaluated
+            curve += [(step, evaluated["loss"])] if "loss" in evaluated else []
+        elif line["event"] == "finished":
+            reason = line["reason"]
+    finished = reason in ("stop_at", "patience") or (reason == "steps" and step >= spec.train.steps)
+    return RunResult(
+        folder, spec.seed, metrics=metrics, curve=tuple(curve), steps=step, seconds=seconds, finished=finished
+    )
+
+
+def read_lines(path: Path) -> Iterator[Tree]:
+    """The events of metrics.jsonl, without a line that a crash left incomplete."""
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
+        with suppress(ValueError):
+            if isinstance(event := json.loads(line), dict) and {"event", "step"} <= event.keys():
+                yield event
+
+
+def make_report(cells: Sequence[Cell], axes: Sequence[Axis], seeds: int, errors: dict[Path, str]) -> Tree:
+    """Every cell with its finished runs, and the mean and standard deviation of every metric over the seeds."""
+    rows = []
+    for cell in cells:
+        results = [read_result(run.folder, run.spec) for run in cell.runs]
+        finished = [one for one in results if one.finished]
+        names = dict.fromkeys(name for one in finished for name in one.metrics)
+        error = cell.error or next((errors[run.folder] for run in cell.runs if run.folder in errors), None)
+        rows.append(
+            {
+                "cell": dict(cell.values),
+                "parameters": parameter_count(finished[0].folder) if finished else None,
+                "seconds": statistics.fmean(one.seconds for one in finished) if finished else None,
+                "metrics": {
+                    name: summarize([one.metrics[name] for one in finished if name in one.metrics]) for name in names
+                },
+                "seeds": [
+                    {name: getattr(one, name) for name in ("seed", "steps", "seconds", "metrics", "curve")}
+                    for one in finished
+                ],
+                "error": error,
+            }
+        )
+    return {"schema": 1, "axes": {axis.name: list(axis.values) for axis in axes}, "seeds": seeds, "cells": rows}
+
+
+def summarize(values: Sequence[float]) -> Tree:
+    """Mean and standard deviation (n − 1), which a single value does not have."""
+    deviation = statistics.stdev(values) if len(values) > 1 else None
+    return {"mean": statistics.fmean(values), "sd": deviation, "count": len(values)}
+
+
+def parameter_count(folder: Path) -> int | None:
+    """Of the run's latest checkpoint, if it has one."""
+    checkpoint = read_pointer(folder / "checkpoints", "latest")
+    if checkpoint is None:
+        return None
+    with safe_open(checkpoint / "model.safetensors", "pt") as file:
+        return sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118  (it is no dict)

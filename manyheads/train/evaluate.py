@@ -1,0 +1,217 @@
+"""Evaluating a run or any other checkpoint: the metrics of its task, next to baselines on the same rows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from manyheads.checkpoint.checkpoint import Checkpoint, load
+from manyheads.data.source import Corpus, DataSpec, Row, same_file
+from manyheads.errors import (
+    CheckpointTokenizerError,
+    ColumnError,
+    EmptyDataError,
+    MissingKeyError,
+    UnsupportedError,
+    UsageError,
+)
+from manyheads.metrics.metric import higher_is_better
+from manyheads.model.build import resolve_device
+from manyheads.spec import Spec, Tree, nearest, override, parse, quoted
+from manyheads.tasks.evaluation import EvalData, EvalOptions, EvalResult, Evaluation, Progress
+from manyheads.tasks.task import SpecialTokens, TaskSpec, task_of
+from manyheads.train.prepare import task_tokens
+from manyheads.train.run import RunSpec, read_run_file
+
+SPLITS = ("validation", "test", "train")
+
+
+def evaluate(
+    path: str | Path,
+    *,
+    data: str | None = None,
+    task: str | None = None,
+    split: str = "validation",
+    overrides: Sequence[str] = (),
+    options: EvalOptions | None = None,
+    device: str = "auto",
+    progress: Progress = lambda what, done, total: None,
+) -> tuple[Tree, tuple[str, ...]]:
+    """Scores of a checkpoint and of baselines as plain data, and the output for every row.
+
+    A run says what it was trained for, and on what data; for any other checkpoint the head tells the task, and
+    `data` names a file.
+    """
+    start = time.perf_counter()
+    options = options or EvalOptions()
+    if split not in SPLITS:
+        raise UsageError(f"split is {quoted(split)}, expected {', '.join(SPLITS)}")
+    if task is not None and task not in TaskSpec.kinds:
+        raise UsageError(f"no task {quoted(task)}{nearest(task, TaskSpec.kinds)}")
+    checkpoint = load(path, device=resolve_device(device), verify=True)
+    checkpoint.model.eval()
+    if checkpoint.tokenizer is None and checkpoint.spec.vocab is not None:
+        raise CheckpointTokenizerError(f"{path} has no tokenizer, so it cannot read texts")
+    run = find_run(Path(path), task, overrides)
+    chosen = run.task if run else find_task(checkpoint, task)
+    data_spec = run.data if run else read_data(chosen, data, overrides)
+    corpus, rows = load_rows(data_spec, chosen, data=data, split=split, from_run=run is not None)
+    evaluation = make_evaluation(checkpoint, chosen, run, corpus, rows, options=options, progress=progress)
+    if not evaluation.data.rows:
+        raise EmptyDataError(
+            f"the {split} split is empty ({corpus.description})", hint="choose another, or name a file with --data"
+        )
+    result = chosen.evaluate(evaluation)
+    notes = tuple(row_notes(run, split=split, data=data, overrides=overrides, corpus=corpus)) if run else ()
+    report = make_report(evaluation, result, notes)
+    seconds = round(time.perf_counter() - start, 3)
+    return {"schema": 1, "path": str(path)} | report | {
+        "split": "file" if data else split,
+        "seconds": seconds,
+    }, result.outputs
+
+
+def make_report(evaluation: Evaluation, result: EvalResult, notes: Sequence[str]) -> Tree:
+    names = list(next(iter(result.scores.values())))
+    examples = list(result.images) or example_texts(evaluation, result.outputs)
+    return {
+        "task": evaluation.task.kind,
+        "data": evaluation.data.corpus.description,
+        "rows": len(evaluation.data.rows),
+        "better": {name: "higher" if higher_is_better(name) else "lower" for name in names},
+        "primary": list(result.primary or names),
+        "scores": result.scores,
+        "signatures": result.signatures,
+        "notes": [*notes, *result.notes],
+        "examples": examples,
+    } | result.extra
+
+
+def example_texts(evaluation: Evaluation, outputs: Sequence[str]) -> list[Tree]:
+    data = evaluation.data
+    rows = data.rows[: evaluation.options.examples] if outputs and data.fields[0] != "image" else []
+    return [{"source": row[0], "generated": text, "target": row[1]} for row, text in zip(rows, outputs, strict=False)]
+
+
+# ------------------------------------------------------------------------------------------------- what is evaluated
+
+
+def find_run(path: Path, task: str | None, overrides: Sequence[str]) -> RunSpec | None:
+    """The run of a folder, if it is for the task."""
+    file = path / "run.toml"
+    if not file.is_file() or task not in (None, read_run_file(file).task.kind):
+        return None
+    return read_run_file(file, overrides)
+
+
+def find_task(checkpoint: Checkpoint, name: str | None) -> TaskSpec:
+    """The named task, if the model is made for it; without a name, the one that the model is made for."""
+    if name is None:
+        return task_of(checkpoint)
+    task: TaskSpec = TaskSpec.kinds[name]()  # type: ignore[assignment]
+    if not task.fits(checkpoint):
+        model = f"{checkpoint.spec.shape} with the head '{checkpoint.spec.head.kind}'"
+        own = task_of(checkpoint).kind
+        raise UnsupportedError(f"this model ({model}) is for {own} and cannot be evaluated as {name}")
+    return task
+
+
+class DataTable(Spec):
+    """What the command line says of data for a checkpoint that is not a run."""
+
+    data: DataSpec
+
+
+def read_data(task: TaskSpec, path: str | None, overrides: Sequence[str]) -> DataSpec:
+    tree = override({"data": {"kind": task.file_kind} | ({"path": path} if path else {})}, overrides)
+    if tree["data"] == {"kind": task.file_kind}:
+        raise MissingKeyError(
+            "this checkpoint is not a run for this task: name a file to evaluate on with --data FILE", ("data", "path")
+        )
+    return parse(DataTable, tree).data
+
+
+def load_rows(
+    spec: DataSpec, task: TaskSpec, *, data: str | None, split: str, from_run: bool
+) -> tuple[Corpus, Sequence[Row]]:
+    """All rows, and those to evaluate on: a split, or a file of the same form."""
+    if data is None:
+        corpus = spec.load()
+        return corpus, corpus.splits[split]
+    form = spec if spec.source_path is not None or task.file_kind is None else read_data(task, data, ())
+    other = form.load_file(data)
+    has_train = from_run or (spec.source_path is not None and not same_file(spec.source_path, data))
+    return (replace(other, train=spec.load().train) if has_train else other), other.validation
+
+
+def make_evaluation(
+    checkpoint: Checkpoint,
+    task: TaskSpec,
+    run: RunSpec | None,
+    corpus: Corpus,
+    rows: Sequence[Row],
+    *,
+    options: EvalOptions,
+    progress: Progress,
+) -> Evaluation:
+    fields = task.fields_in(corpus.fields)
+    if missing := [name for name in fields if name not in corpus.fields]:
+        raise ColumnError(
+            f"{task.kind} needs the field {missing[0]} and {corpus.description} has {', '.join(corpus.fields)}"
+        )
+    columns = [corpus.fields.index(name) for name in fields]
+    some = rows[: options.max_rows]
+    labels = None
+    if "label" in corpus.fields:
+        index = corpus.fields.index("label")
+        labels = [row[index] for row in some], [row[index] for row in corpus.train]
+    limits = (checkpoint.max_positions, options.max_length or trained_length(checkpoint, run))
+    max_length = min((limit for limit in limits if limit is not None), default=None)
+    data = EvalData(
+        corpus=corpus,
+        fields=fields,
+        rows=[tuple(row[i] for i in columns) for row in some],
+        train_rows=[tuple(row[i] for i in columns) for row in corpus.train],
+        labels=labels,
+    )
+    return Evaluation(
+        checkpoint=checkpoint if task.windowed else checkpoint.truncated(max_length),
+        task=task,
+        tokens=evaluation_tokens(checkpoint, task),
+        data=data,
+        options=options,
+        max_length=max_length,
+        from_run=run is not None,
+        seed=run.seed if run else 0,
+        progress=progress,
+    )
+
+
+def trained_length(checkpoint: Checkpoint, run: RunSpec | None) -> int | None:
+    """The length to which texts were truncated in training."""
+    if run is not None:
+        return run.train.pack or run.train.max_length
+    truncation: Tree = (checkpoint.tokenizer and checkpoint.tokenizer.truncation) or {}
+    return truncation.get("max_length")
+
+
+def evaluation_tokens(checkpoint: Checkpoint, task: TaskSpec) -> SpecialTokens:
+    """The special tokens as in training."""
+    if checkpoint.tokenizer is None:
+        return SpecialTokens(vocab_size=0)
+    return task_tokens(task, checkpoint.tokenizer, checkpoint if checkpoint.origin else None)
+
+
+def row_notes(run: RunSpec, *, split: str, data: str | None, overrides: Sequence[str], corpus: Corpus) -> Iterator[str]:
+    """What makes scores look better than they are."""
+    if data is not None and run.data.source_path is not None and same_file(run.data.source_path, data):
+        yield f"{data} is the training file of the run"
+    if any(one.startswith("data" if data is None else "data.path") for one in overrides):
+        yield "-s changed the data: the run may have been trained on some of these rows"
+    if data is None and run.train.best is not None and split == "validation":
+        other = "use --split test" if corpus.splits["test"] else "use --data FILE"
+        yield f"this checkpoint was selected on this split, so these scores are optimistic: {other}"
+    if data is None and run.data.prepared_folder and run.tokenizer is not None:
+        yield "texts are decoded from prepared ids: unknown tokens are missing in them"

@@ -1,0 +1,155 @@
+"""The grid of `compare`: axes, which are fields of a run and their values, and one cell per combination of values."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from manyheads.errors import ConfigError, UnknownKeyError, UsageError
+from manyheads.model.spec import ModelSpec, NgramSpec, RecurrentSpec, TowerSpec
+from manyheads.spec import Spec, Tree, nearest, override, quoted
+from manyheads.train.optim import OptimSpec
+from manyheads.train.run import RunSpec, TrainSpec, read_run
+
+MAX_RUNS = 10_000
+TOWERS: dict[str, type[Spec]] = {
+    "encoder": TowerSpec, "decoder": TowerSpec, "recurrent": RecurrentSpec, "ngram": NgramSpec
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A name as typed, the fields of the run that it sets, and its values."""
+
+    name: str
+    paths: tuple[str, ...]
+    values: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class CellRun:
+    """The run of a cell with one seed."""
+
+    tree: Tree  # for another process, which may have to load --parts before it can read it
+    spec: RunSpec
+    folder: Path
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One value of every axis, and a run per seed; or an error, if these values do not go together."""
+
+    values: tuple[tuple[str, str], ...]
+    runs: tuple[CellRun, ...] = ()
+    error: str | None = None
+
+    @property
+    def name(self) -> str:
+        return " ".join(f"{axis}={value}" for axis, value in self.values)
+
+
+def read_axes(texts: Sequence[str], tree: Tree) -> list[Axis]:
+    axes = [read_axis(text, tree) for text in texts]
+    if not axes:
+        raise UsageError("nothing to compare: give a field and its values, such as position=none,rope")
+    paths = [path for axis in axes for path in axis.paths]
+    if twice := [path for path in paths if paths.count(path) > 1]:
+        raise UsageError(f"two axes set the same field, {twice[0]}")
+    return axes
+
+
+def read_axis(text: str, tree: Tree) -> Axis:
+    """`position=none,rope`, and which fields of this run that means."""
+    name, equals, rest = text.partition("=")
+    values = tuple(split_values(rest))
+    if not equals or not name.strip() or not all(values):
+        raise UsageError(f"given {quoted(text)}, expected a field and its values, such as position=none,rope")
+    if len(set(values)) < len(values):
+        raise UsageError(f"{quoted(text)} has the same value twice")
+    return Axis(name.strip(), field_paths(name.strip(), tree), values)
+
+
+def split_values(text: str) -> Iterator[str]:
+    """Splits at commas that are not inside brackets or quotation marks."""
+    depth, quote, start = 0, "", 0
+    for i, letter in enumerate(text):
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "\"'":
+            quote = letter
+        elif letter in "[{":
+            depth += 1
+        elif letter in "]}":
+            depth -= 1
+        elif letter == "," and not depth:
+            yield text[start:i].strip()
+            start = i + 1
+    yield text[start:].strip()
+
+
+def field_paths(name: str, tree: Tree) -> tuple[str, ...]:
+    """A full path as it is; a short one in every tower of this run that has it, else in [model], [optim] or [train]."""
+    first = name.partition(".")[0]
+    if name == "seed":
+        raise UsageError("seed: every cell is trained with several seeds", hint="set their number with --seeds")
+    model = tree["model"] if isinstance(tree.get("model"), dict) else {}
+    towers = [shape for shape in TOWERS if isinstance(model.get(shape), dict) and first in TOWERS[shape].model_fields]
+    if first in RunSpec.model_fields:
+        return (name,)
+    if first in ModelSpec.model_fields:
+        return (f"model.{name}",)
+    if towers:
+        # a tower with `like` takes the other tower's value, unless it has its own
+        return tuple(f"model.{shape}.{name}" for shape in towers if "like" not in model[shape] or first in model[shape])
+    for table, spec in (("optim", OptimSpec), ("train", TrainSpec)):
+        if first in spec.model_fields:
+            return (f"{table}.{name}",)
+    if first in TowerSpec.model_fields:
+        raise UnknownKeyError(
+            f"{quoted(first)} is a field of a tower, and this run describes no tower that has it",
+            key=first,
+            hint=f"give the whole path, such as model.encoder.{first}",
+        )
+    specs: tuple[type[Spec], ...] = (RunSpec, ModelSpec, OptimSpec, TrainSpec, TowerSpec)
+    known = {field for spec in specs for field in spec.model_fields} - {"seed"}
+    raise UnknownKeyError(f"a run has no field {quoted(first)}{nearest(first, known)}", key=first)
+
+
+def make_grid(tree: Tree, axes: Sequence[Axis], seeds: int, folder: Path) -> list[Cell]:
+    """Every cell. A value that is invalid in all of its cells is an error; a single invalid cell keeps its error."""
+    if math.prod(len(axis.values) for axis in axes) * seeds > MAX_RUNS:
+        raise UsageError(f"these axes and seeds make more than {MAX_RUNS:,} runs")
+    cells = [make_cell(tree, axes, values, seeds, folder) for values in itertools.product(*(a.values for a in axes))]
+    for value in dict.fromkeys(value for cell in cells for value in cell.values):
+        errors = [cell.error for cell in cells if value in cell.values]
+        if all(errors):
+            raise ConfigError(f"{'='.join(value)}: {errors[0]}")
+    return cells
+
+
+def make_cell(tree: Tree, axes: Sequence[Axis], values: Sequence[str], seeds: int, folder: Path) -> Cell:
+    pairs = tuple((axis.name, value) for axis, value in zip(axes, values, strict=True))
+    overrides = [f"{path}={value}" for axis, value in zip(axes, values, strict=True) for path in axis.paths]
+    tree = override(tree, overrides)
+    try:
+        first = read_run(tree)
+    except ConfigError as error:
+        return Cell(pairs, error=str(error))
+    specs = (first.changed(seed=first.seed + i) for i in range(seeds))
+    runs = (
+        CellRun(tree | {"seed": spec.seed}, spec, folder / folder_name(pairs) / f"seed-{spec.seed}") for spec in specs
+    )
+    return Cell(pairs, tuple(runs))
+
+
+def folder_name(values: tuple[tuple[str, str], ...]) -> str:
+    """The values as typed, if every file system allows that; otherwise a part of them, and a hash."""
+    name = ",".join(f"{axis}={value}" for axis, value in values)
+    if re.fullmatch(r"[\w.=,+-]{1,120}", name, re.ASCII):
+        return name
+    return f"{re.sub(r'[^a-zA-Z0-9.=,+-]+', '-', name)[:60]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"

@@ -1,0 +1,425 @@
+"""Preparing a run: its data and the checkpoint it starts from are opened once, and rows become token ids."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from dataclasses import field as made
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from manyheads.checkpoint.checkpoint import Checkpoint, load
+from manyheads.data.attention_targets import AttentionTargets
+from manyheads.data.prepared import InMemoryRows, MappedRows, TokenRows, TruncatedRows, tokenizer_for
+from manyheads.data.source import NON_TEXT_FIELDS, Corpus
+from manyheads.data.tokenizer import TokenizerSpec, special_ids
+from manyheads.errors import IncompatibleError, OutOfRangeError, TokenizerError
+from manyheads.model.build import Model, build
+from manyheads.model.spec import ModelSpec, TowerSpec, read_model
+from manyheads.model.transformer import Transformer
+from manyheads.spec import Tree, located, merge_trees, nearest, quoted, to_tree
+from manyheads.tasks.task import SpecialTokens, TaskSpec, cut_patches
+from manyheads.train.events import Event, Initialized, Truncated
+from manyheads.train.lora import adapter_names, add_lora
+from manyheads.train.run import RunSpec
+
+COMPARED_TEXTS = 16  # that two tokenizers must split alike
+
+
+@dataclass(frozen=True)
+class PreparedRun:
+    """A run with everything that the loop needs."""
+
+    spec: RunSpec
+    model_spec: ModelSpec  # with the numbers of tokens and classes that the data has
+    corpus: Corpus
+    tokenizer: Any  # None without texts
+    tokens: SpecialTokens
+    labels: tuple[str, ...]
+    train_rows: TokenRows
+    validation_rows: TokenRows
+    truncated: tuple[int, int] = (0, 0)  # number of truncated training and validation rows
+    init_checkpoint: Checkpoint | None = None
+    links: dict[str, list[AttentionTargets]] = made(default_factory=dict)  # per guided term, those of each training row
+
+    @property
+    def family(self) -> str | None:
+        """The Hugging Face family of the initial checkpoint, through runs in between."""
+        origin = self.init_checkpoint.origin if self.init_checkpoint else None
+        if origin is None:
+            return None
+        return origin.config.get("family") if origin.family.model_type == "manyheads" else origin.family.model_type
+
+    @property
+    def max_length(self) -> int | None:
+        """Where a source or a single text is truncated, special tokens included."""
+        return max_length(self.spec, self.model_spec.encoder or self.model_spec.decoder)
+
+
+@dataclass(frozen=True)
+class PreparedText:
+    """The rows of a run as texts, with the tokenizer that is trained on them or taken from the checkpoint."""
+
+    corpus: Corpus
+    tokenizer: Any
+    tokens: SpecialTokens
+    init_checkpoint: Checkpoint | None
+    model_spec: ModelSpec
+
+
+def prepare(spec: RunSpec) -> PreparedRun:
+    """Opens the data and the checkpoint of a run."""
+    text = prepare_text(spec)
+    corpus, tokenizer, tokens = text.corpus, text.tokenizer, text.tokens
+    fields, folder = spec.task.fields_in(corpus.fields), spec.data.prepared_folder
+    columns = [corpus.fields.index(name) for name in fields]
+    labels = label_order(corpus.labels(), text.init_checkpoint) if "label" in fields else ()
+    model_spec = fill_sizes(text.model_spec, vocab_size=tokens.vocab_size, num_labels=len(labels))
+
+    def encode(split: str) -> TokenRows:
+        if folder:
+            return MappedRows(folder, split, tokenizer=tokenizer, fields=fields, labels=labels)
+        rows = [tuple(row[i] for i in columns) for row in corpus.splits[split]]
+        return InMemoryRows(cut_patches(rows, fields, model_spec), tokenizer, fields, labels)
+
+    limits = text_limits(spec, fields, model_spec, tokens)
+    train, validation = (TruncatedRows(encode(split), limits) for split in ("train", "validation"))
+    return PreparedRun(
+        spec=spec,
+        model_spec=model_spec,
+        corpus=corpus,
+        tokenizer=tokenizer,
+        tokens=tokens,
+        labels=labels,
+        train_rows=train if limits else train.rows,
+        validation_rows=validation if limits else validation.rows,
+        truncated=(train.num_truncated, validation.num_truncated),
+        init_checkpoint=text.init_checkpoint,
+        links=guided_links(spec, corpus, tokenizer, limits),
+    )
+
+
+def prepare_text(spec: RunSpec) -> PreparedText:
+    """The first half of `prepare`: the rows as texts, and the tokenizer."""
+    start = load(Path(spec.init_from), dtype=torch.float32, verify=True) if spec.init_from else None
+    model_spec = resolve_model(spec, start)
+    corpus = spec.data.load()
+    fields = spec.task.fields_in(corpus.fields)
+    if missing := [name for name in fields if name not in corpus.fields]:
+        raise IncompatibleError(
+            f"{spec.task.kind} needs the field {missing[0]} and {spec.data.kind} has {', '.join(corpus.fields)}",
+            ("task",),
+        )
+    columns = [corpus.fields.index(name) for name in fields if name not in NON_TEXT_FIELDS]
+    if not columns:
+        return PreparedText(corpus, None, SpecialTokens(vocab_size=0), start, model_spec)
+    folder, texts = spec.data.prepared_folder, (row[i] for row in corpus.train for i in columns)
+    tokenizer_spec = tokenizer_for(folder, spec.tokenizer) if folder else spec.tokenizer
+    tokenizer = checkpoint_tokenizer(start, tokenizer_spec, texts) if start else tokenizer_spec.make(texts)
+    if spec.tokenizer.adds_tokens:
+        tokenizer.add_special_tokens(list(spec.task.extra_tokens()))
+    tokens = task_tokens(spec.task, tokenizer, start)
+    spec.task.check_tokens(tokens, model_spec)
+    return PreparedText(corpus, tokenizer, tokens, start, model_spec)
+
+
+def resolve_model(spec: RunSpec, start: Checkpoint | None) -> ModelSpec:
+    """The model's description; with a checkpoint, that of the checkpoint with the run's overrides."""
+    if isinstance(spec.model, ModelSpec):
+        return spec.model
+    assert start is not None
+    with located("model"):
+        model = read_model(merge_trees(to_tree(start.spec), thaw(spec.model)))
+    spec.check_model(model)
+    return model
+
+
+def thaw(value: Any) -> Any:
+    """A frozen tree as plain dicts and lists."""
+    if isinstance(value, Mapping):
+        return {name: thaw(inner) for name, inner in value.items()}
+    return [thaw(inner) for inner in value] if isinstance(value, tuple) else value
+
+
+def fill_sizes(spec: ModelSpec, *, vocab_size: int, num_labels: int) -> ModelSpec:
+    """The model with the numbers of tokens and classes that the data has; raises if it gives others."""
+    if spec.vocab == "tokenizer":
+        if not vocab_size:
+            raise IncompatibleError("is 'tokenizer' and the data has no texts; leave it out", ("model", "vocab"))
+        spec = spec.changed(vocab=vocab_size)
+    elif spec.vocab is not None and spec.vocab < vocab_size:
+        raise IncompatibleError(
+            f'is {spec.vocab} and the tokenizer has {vocab_size} tokens; write "tokenizer"', ("model", "vocab")
+        )
+    classes = getattr(spec.head, "classes", None)
+    if classes == "data":
+        return spec.changed(head=spec.head.changed(classes=num_labels))
+    if num_labels and classes is not None and classes != num_labels:
+        raise IncompatibleError(
+            f'is {classes} and the data has {num_labels} classes; write "data"', ("model", "head", "classes")
+        )
+    return spec
+
+
+def label_order(labels: tuple[str, ...], start: Checkpoint | None) -> tuple[str, ...]:
+    """The classes in the order of the checkpoint, if it has the same ones."""
+    known = class_labels(start) if start else ()
+    return known if sorted(known) == sorted(labels) else labels
+
+
+def class_labels(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """The names of a checkpoint's classes; none if they are only numbered."""
+    names = tuple(checkpoint.labels[i] for i in sorted(checkpoint.labels))
+    return () if all(re.fullmatch(r"LABEL_\d+", name) for name in names) else names
+
+
+# -------------------------------------------------------------------------------------------------------------- lengths
+
+
+def max_length(spec: RunSpec, tower: TowerSpec | None) -> int | None:
+    """Where texts are truncated: at train.max_length, or at the model's last position."""
+    limits = (spec.train.max_length, tower.max_positions if tower else None)
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def text_limits(spec: RunSpec, fields: Sequence[str], model: ModelSpec, tokens: SpecialTokens) -> dict[str, int]:
+    """The maximum length of each text field, without special tokens."""
+    limits = {}
+    for name in () if spec.train.pack else fields:
+        tower = model.decoder if name == "target" and model.decoder else model.encoder or model.decoder
+        limit = max_length(spec, tower)
+        if limit is not None and name not in NON_TEXT_FIELDS:
+            limits[name] = limit - spec.task.room(tokens)
+            if limits[name] < 1:
+                raise OutOfRangeError(
+                    f"{limit} tokens leave no room for a text besides its special tokens", ("train", "max_length")
+                )
+    return limits
+
+
+def guided_links(
+    spec: RunSpec, corpus: Corpus, tokenizer: Any, limits: Mapping[str, int]
+) -> dict[str, list[AttentionTargets]]:
+    """The target links of each training row, for each shaping term that needs some."""
+    links: dict[str, list[AttentionTargets]] = {}
+    for i, term in enumerate(spec.shaping):
+        if term.fields and term.name not in links:
+            if missing := [name for name in term.fields if name not in corpus.fields]:
+                raise IncompatibleError(
+                    f"{term.kind} needs the field {missing[0]} and {spec.data.kind} has {', '.join(corpus.fields)}",
+                    ("shaping", i),
+                )
+            columns = {name: [row[corpus.fields.index(name)] for row in corpus.train] for name in term.fields}
+            links[term.name] = term.target_links(columns, tokenizer, limits)
+    return links
+
+
+# --------------------------------------------------------------------------------------------------------------- tokens
+
+
+def checkpoint_tokenizer(start: Checkpoint, spec: TokenizerSpec, texts: Iterable[str]) -> Any:
+    """The checkpoint's tokenizer, without truncation; one that the run describes must be equal to it."""
+    from tokenizers import Tokenizer
+
+    own = Tokenizer.from_str(start.tokenizer.to_str()) if hasattr(start.tokenizer, "to_str") else None
+    if own is not None:
+        own.no_truncation()  # where another run truncated is not where this one does
+    if spec.from_checkpoint:
+        if own is None:
+            raise IncompatibleError("the checkpoint has no tokenizer; describe one with its vocabulary", ("tokenizer",))
+        return own
+    texts = list(texts)
+    tokenizer = spec.make(texts)
+    if own is None:
+        return tokenizer
+    check_equal(own, tokenizer, texts[:COMPARED_TEXTS])
+    return own
+
+
+def check_equal(theirs: Any, ours: Any, texts: Sequence[str]) -> None:
+    """Raises for a tokenizer with another vocabulary, naming the first difference, or that splits texts differently."""
+    there, here = ({i: token for token, i in one.get_vocab(with_added_tokens=True).items()} for one in (theirs, ours))
+    for i in sorted({*there, *here}):
+        if there.get(i) != here.get(i):
+            one, other = (quoted(tokens[i]) if i in tokens else "nothing" for tokens in (there, here))
+            raise IncompatibleError(
+                f"the vocabulary differs at id {i}: {one} in the checkpoint, {other} here; leave [tokenizer] out",
+                ("tokenizer",),
+            )
+    for text in texts:
+        if theirs.encode(text, add_special_tokens=False).ids != ours.encode(text, add_special_tokens=False).ids:
+            raise IncompatibleError(
+                f"{quoted(text)} is split differently by the checkpoint's tokenizer; leave [tokenizer] out",
+                ("tokenizer",),
+            )
+
+
+def task_tokens(task: TaskSpec, tokenizer: Any, start: Checkpoint | None) -> SpecialTokens:
+    """The special tokens of a tokenizer with those of the task, which it must have."""
+    extra = task.extra_tokens()
+    spellings = [
+        [tokenizer.token_to_id(name.replace("<extra_", prefix)) for name in extra]
+        for prefix in ("<extra_", "<extra_id_")
+    ]
+    sentinels = max((tuple(takewhile(lambda one: one is not None, ids)) for ids in spellings), key=len)
+    if extra and not sentinels:
+        raise IncompatibleError(
+            f"{task.kind} needs the tokens {extra[0]} … or <extra_id_0> …, and this tokenizer has none", ("tokenizer",)
+        )
+    return replace(special_tokens(tokenizer, start), sentinels=sentinels)
+
+
+def special_tokens(tokenizer: Any, checkpoint: Checkpoint | None = None) -> SpecialTokens:
+    """The tokens that pad, begin, end and mask: by the checkpoint's configs, or by their usual names."""
+    vocab = tokenizer.get_vocab(with_added_tokens=True)
+    usual, vocab_size = special_ids(tokenizer), max(vocab.values()) + 1
+    config = checkpoint.config if checkpoint else {}
+    names = token_names(checkpoint) if checkpoint else {}
+
+    def find(default: int | None, *roles: str) -> int | None:
+        ids = [config.get(f"{role}_token_id") for role in roles]
+        ids = [one[0] if isinstance(one, list) and one else one for one in ids]
+        ids += [vocab.get(names[role]) for role in roles if role in names]
+        return next((one for one in ids if type(one) is int and 0 <= one < vocab_size), default)
+
+    bos, eos = find(usual.bos, "bos", "cls"), find(usual.eos, "eos", "sep")
+    pad, unk, mask = find(usual.pad, "pad"), find(usual.unk, "unk"), find(usual.mask, "mask")
+    eos = bos if eos is None else eos
+    bos = next((one for one in (bos, pad, eos) if one is not None), None)  # without one, padding begins a text
+    if bos is None or eos is None:
+        raise TokenizerError("this tokenizer has no token that begins or ends a text")
+    named = {i for i in (pad, bos, eos, unk, mask) if i is not None}
+    named |= {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+    own_form = checkpoint is None or checkpoint.tokenizer is None or trained_here(checkpoint)
+    return SpecialTokens(
+        pad=eos if pad is None else pad,
+        bos=bos,
+        eos=eos,
+        unk=-1 if unk is None else unk,
+        mask=-1 if mask is None else mask,
+        vocab_size=vocab_size,
+        special=tuple(sorted(named | (set(range(vocab_size)) - set(vocab.values())))),
+        decoder_start=checkpoint.generation_config.decoder_start_token_id if checkpoint else None,
+        affixes=None if own_form else affixes(tokenizer),
+        pool=checkpoint.pooling.pool if checkpoint and checkpoint.pooling else None,
+    )
+
+
+def token_names(checkpoint: Checkpoint) -> Tree:
+    """The special tokens as tokenizer_config.json spells them, by their role."""
+    config = checkpoint.tokenizer_config
+    values = {role: config.get(f"{role}_token") for role in ("bos", "eos", "cls", "sep", "pad", "unk", "mask")}
+    texts = {role: value.get("content") if isinstance(value, dict) else value for role, value in values.items()}
+    return {role: text for role, text in texts.items() if isinstance(text, str)}
+
+
+def trained_here(checkpoint: Checkpoint) -> bool:
+    """Whether the tokenizer was trained by a run here, so that each task adds its own special tokens."""
+    assert checkpoint.origin is not None
+    return checkpoint.origin.family.model_type == "manyheads" and "family" not in checkpoint.config
+
+
+def affixes(tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The ids that a tokenizer adds before and after every text."""
+    for text in ("a", *sorted(tokenizer.get_vocab())[:100]):
+        encoding = tokenizer.encode(text)
+        mask = encoding.special_tokens_mask
+        if 0 in mask:
+            first, last = mask.index(0), mask[::-1].index(0)
+            return tuple(encoding.ids[:first]), tuple(encoding.ids[len(encoding.ids) - last :])
+    return (), ()
+
+
+# -------------------------------------------------------------------------------------------------------------- weights
+
+
+def initial_model(run: PreparedRun, device: torch.device | str = "cpu") -> tuple[Model, list[Event]]:
+    """The model before the first step, and the events of its initialisation."""
+    spec, events = run.spec, list[Event]()
+    model = build(run.model_spec, seed=spec.seed)
+    if run.init_checkpoint:
+        report = copy_weights(model, run.init_checkpoint, run.labels)
+        notes: tuple[str, ...] = ()
+        if spec.lora:
+            add_lora(model, spec.lora, seed=spec.seed, new=report.new)
+            notes = tuple(filter(None, [adapter_names(model, run.family)[1]]))
+        events.append(Initialized(0, len(report.loaded), report.new, report.unused, notes))
+    freeze(model, spec.freeze or ())
+    if spec.train.compile:
+        compile_layers(model)
+    if any(run.truncated):
+        events.append(Truncated(0, *run.truncated))
+    return model.to(device), events
+
+
+def compile_layers(model: Model) -> None:
+    """Compiles every layer of a transformer, for batches of any size."""
+    for tower in (model.encoder, model.decoder) if isinstance(model, Transformer) else ():
+        for layer in tower.layers if tower else ():
+            layer.compile(dynamic=True)
+
+
+@dataclass(frozen=True)
+class InitReport:
+    """Names of weights: loaded from the checkpoint, new in the model, and of the checkpoint but unused."""
+
+    loaded: tuple[str, ...]
+    new: tuple[str, ...]
+    unused: tuple[str, ...]
+
+
+@torch.no_grad()
+def copy_weights(model: nn.Module, checkpoint: Checkpoint, labels: Sequence[str] = ()) -> InitReport:
+    """Copies every weight of the checkpoint that has the same name and shape.
+
+    Only a head may have another shape, or other classes; it is then new.
+    """
+    ours, theirs = dict(model.named_parameters()), dict(checkpoint.model.named_parameters())
+    same = {name for name in ours if name in theirs and ours[name].shape == theirs[name].shape}
+    if labels and (known := class_labels(checkpoint)) and sorted(known) != sorted(labels):
+        same -= {name for name in same if name.startswith("head.output.")}
+    for name in sorted(set(ours) & set(theirs) - same):
+        if not name.startswith("head."):
+            there, here = (" × ".join(map(str, side[name].shape)) for side in (theirs, ours))
+            raise IncompatibleError(f"{name} is {there} in the checkpoint and {here} by the description", ("model",))
+    if not same:
+        raise IncompatibleError("no weight of the checkpoint fits this model", ("init_from",))
+    for name in same:
+        ours[name].copy_(theirs[name])
+    assert checkpoint.origin is not None
+    return InitReport(
+        loaded=tuple(name for name in ours if name in same),
+        new=tuple(name for name in ours if name not in same),
+        unused=(*(name for name in theirs if name not in same), *checkpoint.origin.weights.unused),
+    )
+
+
+def freeze(model: nn.Module, prefixes: Sequence[str]) -> None:
+    """Excludes the weights under these paths from training."""
+    weights = dict(model.named_parameters())
+    for prefix in prefixes:
+        under = [name for name in weights if name == prefix or name.startswith(f"{prefix}.")]
+        if not under:
+            known = {".".join(name.split(".")[:depth]) for name in weights for depth in (1, 2)}
+            raise IncompatibleError(f"no weight is under {quoted(prefix)}{nearest(prefix, known)}", ("freeze",))
+        for name in under:
+            weights[name].requires_grad_(False)
+    if not any(weight.requires_grad for weight in weights.values()):
+        raise IncompatibleError("every weight is frozen: there is nothing to train", ("freeze",))
+
+
+def checkpoint_hash(checkpoint: Checkpoint) -> str:
+    """The hash of all weights and of the tokenizer, in whatever files they are stored."""
+    total = hashlib.sha256()
+    for name, tensor in checkpoint.model.named_parameters():
+        total.update(name.encode())
+        total.update(tensor.detach().contiguous().numpy().data)
+    tokenizer = checkpoint.tokenizer
+    total.update(tokenizer.to_str().encode() if hasattr(tokenizer, "to_str") else b"")
+    return total.hexdigest()

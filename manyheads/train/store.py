@@ -1,0 +1,408 @@
+"""The checkpoints of a run: written atomically, with hashes of their files; restored from the newest valid one."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import re
+import shutil
+import uuid
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from manyheads.convert.hf import Origin, fill_folder, own_origin, save_tensors
+from manyheads.errors import (
+    CheckpointConfigError,
+    CheckpointNotFoundError,
+    CorruptFileError,
+    NonFiniteError,
+    WeightsError,
+)
+from manyheads.files.manifest import MANIFEST, OPTIMIZER, TRAINER, verify_manifest
+from manyheads.files.read import sha256
+from manyheads.files.write import free_bytes, fsync_path, write_atomic
+from manyheads.model.build import Model
+from manyheads.spec import Tree, quoted
+from manyheads.train.lora import TRAINED, adapter_names, merge_lora, write_adapter
+from manyheads.train.optim import ema_weights
+from manyheads.train.prepare import PreparedRun
+from manyheads.train.run import BestSpec
+
+SCHEMA = 1  # of trainer.json
+NAME = re.compile(r"step-(\d{8})")
+DRAFT, REPLACED = "tmp", "old"  # in the name of a folder that is being written, or replaced by one of the same step
+DISK_MARGIN = 1.1  # the free space a checkpoint needs, relative to its size
+SMALL_FILES = 1 << 16  # bytes of the tokenizer, config and so on, as long as no checkpoint shows how many
+
+
+@dataclass
+class TrainState:
+    """Where a run is: everything a checkpoint holds besides weights and optimizer state. Counts are over the whole run.
+
+    The order of rows, dropout and masking are functions of this state and the seed, so no random state needs saving.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    batch: int = 0  # index of the next batch in the epoch
+    rows: int = 0
+    tokens: int = 0
+    skipped: int = 0  # steps in a row whose loss or gradients were NaN or infinite
+    evaluated_step: int = 0
+    metrics: dict[str, float | None] = field(default_factory=dict)  # of that evaluation; None for NaN and infinity
+    metric: str = ""  # the one by which evaluations are compared
+    best: float | None = None
+    best_step: int = 0
+    evaluations_since_best: int = 0
+    init_hash: str = ""  # of the checkpoint that the weights were initialized from
+
+    def add_evaluation(self, metrics: dict[str, float], best: BestSpec | None) -> bool:
+        """Stores the metrics; true if train.best is given and they are better than those of the best checkpoint."""
+        self.evaluated_step = self.step
+        self.metrics = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+        if best is None:
+            return False
+        if self.metric != best.metric:
+            self.reset_best(best.metric)
+        value = self.metrics[best.metric]
+        improved = value is not None and (self.best is None or best.better(value, self.best))
+        self.evaluations_since_best = 0 if improved else self.evaluations_since_best + 1
+        return improved
+
+    def as_best(self) -> TrainState:
+        return replace(self, best=self.metrics[self.metric], best_step=self.step)
+
+    def reset_best(self, metric: str = "") -> None:
+        self.metric, self.best, self.best_step, self.evaluations_since_best = metric, None, 0, 0
+
+    def stop_reason(self, best: BestSpec | None) -> str | None:
+        """Which field of train.best ends the run after this evaluation, if one does."""
+        if best is None or self.evaluated_step != self.step or self.metric != best.metric:
+            return None
+        value = self.metrics[best.metric]
+        if value is not None and best.reached(value):
+            return "stop_at"
+        return "patience" if best.patience is not None and self.evaluations_since_best >= best.patience else None
+
+    def to_tree(self) -> Tree:
+        return {"schema": SCHEMA} | asdict(self)
+
+    @classmethod
+    def from_tree(cls, tree: Tree) -> TrainState:
+        """The reverse; a missing field has its default."""
+        values = {name: value for name, value in tree.items() if name != "schema"}
+        unknown = sorted(values.keys() - {one.name for one in fields(cls)})
+        if tree.get("schema") != SCHEMA or unknown:
+            what = f"an unknown field {quoted(unknown[0])}" if unknown else f"schema {quoted(tree.get('schema'))}"
+            raise CheckpointConfigError(f"{TRAINER} has {what}; this version reads schema {SCHEMA}")
+        return cls(**values)
+
+
+# ------------------------------------------------------------------------------------------------------------- saving
+
+
+def save(
+    folder: Path,
+    state: TrainState,
+    *,
+    model: Model,
+    merged: Model,
+    optimizer: torch.optim.Optimizer,
+    origin: Origin,
+    tokenizer: Any,
+    keep_last: int,
+    best: bool = False,
+    add_files: Callable[[Path], None] = lambda draft: None,
+) -> Path:
+    """Writes a checkpoint into a draft folder, renames it, and only then removes old ones.
+
+    `merged` is the model with LoRA added to its weights. An error leaves every earlier checkpoint as it was. `add_files`
+    may write more files into the draft.
+    """
+    final = folder / f"step-{state.step:08}"
+    draft, old = (folder / f"{final.name}.{role}-{uuid.uuid4().hex[:8]}" for role in (DRAFT, REPLACED))
+    check_disk_space(folder, model)
+    check_finite(model)
+    try:
+        draft.mkdir()
+        fill_folder(draft, merged, origin, tokenizer)
+        add_files(draft)
+        save_tensors(optimizer_tensors(model, optimizer), draft / OPTIMIZER)
+        (draft / TRAINER).write_text(json.dumps(state.to_tree()), encoding="utf-8")
+        write_manifest(draft)
+        for path in (*draft.rglob("*"), draft):
+            fsync_path(path)
+        if final.exists():  # of this very step: it was invalid, or an evaluation was added
+            final.rename(old)
+        draft.rename(final)
+        fsync_path(folder)
+    except BaseException:
+        if old.exists() and not final.exists():
+            old.rename(final)
+        for path in (draft, old):
+            shutil.rmtree(path, ignore_errors=True)
+        raise
+    write_atomic(folder / "latest", final.name)
+    if best:
+        write_atomic(folder / "best", final.name)
+    purge(folder, keep_last)
+    return final
+
+
+def write_manifest(draft: Path) -> None:
+    paths = sorted(path for path in draft.rglob("*") if path.is_file())
+    files = {
+        path.relative_to(draft).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in paths
+    }
+    (draft / MANIFEST).write_text(json.dumps({"schema": 1, "files": files}, indent=1), encoding="utf-8")
+
+
+def check_disk_space(folder: Path, model: Model) -> None:
+    needed, there = int(DISK_MARGIN * checkpoint_bytes(folder, model)), free_bytes(folder)
+    if there < needed:
+        raise OSError(errno.ENOSPC, f"{there:,} bytes are free and a checkpoint needs {needed:,}", str(folder))
+
+
+def checkpoint_bytes(folder: Path, model: Model) -> int:
+    """The size of the last checkpoint; before there is one, three times the weights, for the moments of AdamW."""
+    for path in checkpoints(folder)[:1]:
+        return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    return SMALL_FILES + 3 * sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+
+
+def check_finite(model: Model) -> None:
+    for name, parameter in model.named_parameters():
+        if not parameter.isfinite().all():
+            raise NonFiniteError(f"{name} has NaN or infinite values")
+
+
+def optimizer_tensors(model: Model, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimizer state under PARAMETER/KEY."""
+    return {
+        f"{name}/{key}": value if isinstance(value, Tensor) else torch.tensor(value)
+        for name, parameter in model.named_parameters()
+        for key, value in optimizer.state.get(parameter, {}).items()
+    }
+
+
+def purge(folder: Path, keep_last: int) -> None:
+    """Removes all checkpoints but the newest ones, the best, and the newest after a finite step."""
+    remove_leftovers(folder)
+    old = checkpoints(folder)[keep_last:]
+    keep = {read_pointer(folder, "best"), newest_finite(folder)} if old else set()
+    for path in old:
+        if path not in keep:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def newest_finite(folder: Path) -> Path | None:
+    """The newest checkpoint whose last step was not skipped: its weights gave a finite loss and finite gradients."""
+
+    def skipped(checkpoint: Path) -> bool:
+        try:
+            return bool(json.loads((checkpoint / TRAINER).read_text(encoding="utf-8"))["skipped"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return True
+
+    return next((path for path in checkpoints(folder) if not skipped(path)), None)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Removes the draft of a killed save, and restores the checkpoint it was replacing. Needs the run's lock."""
+    for path in folder.glob(f"step-*.{REPLACED}-*"):
+        final = path.with_suffix("")
+        if final.exists():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.rename(final)
+    for path in folder.glob(f"step-*.{DRAFT}-*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+# ------------------------------------------------------------------------------------------------- finding checkpoints
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """All checkpoints of a run, newest step first."""
+    paths = folder.iterdir() if folder.is_dir() else ()
+    return sorted((path for path in paths if NAME.fullmatch(path.name) and path.is_dir()), reverse=True)
+
+
+def read_pointer(folder: Path, name: str) -> Path | None:
+    """The checkpoint that `latest` or `best` names, if it exists."""
+    try:
+        target = (folder / name).read_text(encoding="utf-8", errors="replace")[:100]
+    except OSError:
+        return None
+    return folder / target if NAME.fullmatch(target) and (folder / target).is_dir() else None
+
+
+def newest_valid(folder: Path) -> tuple[Path | None, list[str]]:
+    """The newest checkpoint whose files are as written, and why newer ones are not used; None for a run without any.
+
+    An error where there are, or were, checkpoints and none is valid: the run must not silently start again.
+    """
+    remove_leftovers(folder)
+    latest, warnings = folder / "latest", list[str]()
+    if latest.exists() and not read_pointer(folder, "latest"):
+        target = latest.read_text(encoding="utf-8", errors="replace")[:100]
+        warnings.append(f"{latest} names {quoted(target)}, which does not exist")
+    for path in checkpoints(folder):
+        fault = verify_manifest(path)
+        if fault is None:
+            write_atomic(folder / "latest", path.name)  # the run may have been killed between the two
+            return path, warnings
+        warnings.append(fault)
+    if warnings:
+        raise CorruptFileError(
+            f"{folder} has no valid checkpoint: {warnings[0]}", hint="the run does not start again over them"
+        )
+    return None, []
+
+
+def find_checkpoint(folder: Path, name: Path) -> Path:
+    """The checkpoint of this run that the user named, by its path or its name."""
+    remove_leftovers(folder)
+    path = next((path for path in (name, folder / name) if path.exists()), None)
+    match = next((one for one in checkpoints(folder) if path and one.samefile(path)), None)
+    if match is None:
+        known = ", ".join(one.name for one in checkpoints(folder)) or "none"
+        raise CheckpointNotFoundError(f"{name} is not a checkpoint of this run (it has: {known})")
+    if fault := verify_manifest(match):
+        raise CorruptFileError(fault)
+    return match
+
+
+def set_newer_aside(folder: Path, checkpoint: Path) -> list[str]:
+    """Renames all checkpoints that are newer than this one, and makes this one the latest; what was renamed."""
+    warnings = []
+    for newer in [path for path in checkpoints(folder) if path.name > checkpoint.name]:
+        aside = next(path for i in range(1, 10**6) if not (path := folder / f"aside-{i}-{newer.name}").exists())
+        newer.rename(aside)
+        warnings.append(f"{newer} is newer; it is kept as {aside.name}")
+    write_atomic(folder / "latest", checkpoint.name)
+    return warnings
+
+
+# ------------------------------------------------------------------------------------------ the form of a checkpoint
+
+
+def saved_tokenizer(run: PreparedRun) -> Any:
+    """The tokenizer as checkpoints hold it: it adds the task's special tokens, and truncates where the run did."""
+    if run.tokenizer is None:
+        return None
+    from tokenizers import Tokenizer, processors
+
+    tokenizer = Tokenizer.from_str(run.tokenizer.to_str())
+    if run.tokens.affixes is None:
+        special = [("<s>", run.tokens.bos), ("</s>", run.tokens.eos)]
+        tokenizer.post_processor = processors.TemplateProcessing(single=run.spec.task.template, special_tokens=special)
+    if run.max_length is not None and not run.spec.task.windowed:
+        tokenizer.enable_truncation(run.max_length)
+    return tokenizer
+
+
+def saved_origin(run: PreparedRun, model: Model) -> Origin:
+    """The config and files of checkpoints: special tokens, classes and task; what the initial checkpoint had stays."""
+    start = run.init_checkpoint
+    origin = own_origin(model, start.origin if start else None)
+    tokens, labels = run.tokens, {str(i): name for i, name in enumerate(run.labels)}
+    roles = {"pad": tokens.pad, "bos": tokens.bos, "eos": tokens.eos, "decoder_start": tokens.decoder_prompt[0]}
+    inherited = {key: value for key, value in origin.config.items() if key != "problem_type" or not labels}
+    config = dict(inherited)
+    if run.tokenizer is not None:
+        config |= {f"{role}_token_id": token for role, token in roles.items()}
+    if start:
+        config |= {key: value for key, value in inherited.items() if value is not None}
+    if labels:
+        config |= {"id2label": labels, "label2id": {name: i for i, name in enumerate(run.labels)}}
+    config |= {"task": run.spec.task.kind} | ({"family": run.family} if run.family else {})
+    return replace(origin, config=config, extra_files=saved_files(run, dict(origin.extra_files)))
+
+
+def saved_files(run: PreparedRun, files: dict[str, bytes]) -> dict[str, bytes]:
+    if run.tokens.affixes is None:  # a tokenizer of ours: of no family, and special tokens in a text are text
+        settings = {"tokenizer_class": "PreTrainedTokenizerFast", "split_special_tokens": True}
+        settings |= {} if run.max_length is None else {"model_max_length": run.max_length}
+        files["tokenizer_config.json"] = json.dumps(settings).encode() + b"\n"
+        files.pop("tokenizer.json", None)
+    elif "tokenizer.json" in files and (truncation := json.loads(saved_tokenizer(run).to_str())["truncation"]):
+        tokenizer = json.loads(files["tokenizer.json"]) | {"truncation": truncation}
+        files["tokenizer.json"] = json.dumps(tokenizer, ensure_ascii=False).encode()
+    return files
+
+
+def checkpoint_writer(
+    run: PreparedRun, model: Model, optimizer: torch.optim.Optimizer, folder: Path
+) -> Callable[..., Path]:
+    """A function that saves a checkpoint for a state, with the tokenizer and, for LoRA, an adapter that PEFT reads."""
+    spec, origin, tokenizer = run.spec, saved_origin(run, model), saved_tokenizer(run)
+    names = adapter_names(model, run.family)[0] if spec.lora else {}
+
+    def add_adapter(draft: Path) -> None:
+        if spec.lora:
+            write_adapter(draft, model, spec.lora, base=str(spec.init_from), names=names)
+
+    def write(state: TrainState, *, best: bool) -> Path:
+        with ema_weights(optimizer):
+            return save(
+                folder,
+                state,
+                model=model,
+                merged=merge_lora(model) if spec.lora else model,
+                optimizer=optimizer,
+                origin=origin,
+                tokenizer=tokenizer,
+                keep_last=spec.train.keep_last,
+                best=best,
+                add_files=add_adapter,
+            )
+
+    return write
+
+
+# ---------------------------------------------------------------------------------------------------------- restoring
+
+
+def restore(checkpoint: Path, model: Model, optimizer: torch.optim.Optimizer, *, lora: bool = False) -> TrainState:
+    """Loads weights and optimizer state into place, and returns where the run was."""
+    parameters = {name: one for name, one in model.named_parameters() if not lora or one.requires_grad}
+    weights = load_file(checkpoint / (TRAINED if lora else "model.safetensors"))
+    if unmatched := sorted(weights.keys() ^ parameters.keys()):
+        raise WeightsError(f"{checkpoint} has another model: {unmatched[0]} is only in one of the two")
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            if weights[name].shape != parameter.shape:
+                there, here = ("×".join(map(str, one.shape)) for one in (weights[name], parameter))
+                raise WeightsError(f"{checkpoint} has another model: {name} is {there} there and {here} here")
+            parameter.copy_(weights[name])
+    for name, value in load_file(checkpoint / OPTIMIZER).items():
+        parameter, key = parameters[name.rpartition("/")[0]], name.rpartition("/")[2]
+        optimizer.state[parameter][key] = value.to(parameter.device)
+    return TrainState.from_tree(json.loads((checkpoint / TRAINER).read_text(encoding="utf-8")))
+
+
+def repair_best(folder: Path, state: TrainState, best: BestSpec | None) -> str | None:
+    """Makes `best` name the best checkpoint of the restored state; why that is not possible, if so.
+
+    A run may have been killed before it wrote that file, or was resumed from a checkpoint before a better one.
+    """
+    if best is None or best.metric != state.metric:
+        state.reset_best()
+    checkpoint = folder / f"step-{state.best_step:08}"
+    fault = verify_manifest(checkpoint) if state.best_step else None
+    if state.best_step and not fault:
+        write_atomic(folder / "best", checkpoint.name)
+        return None
+    (folder / "best").unlink(missing_ok=True)
+    if fault:
+        state.reset_best(state.metric)
+        return f"{fault}: the best checkpoint is lost, and the next evaluation becomes the best"
+    return None

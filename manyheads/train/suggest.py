@@ -1,0 +1,359 @@
+"""`manyheads new`: a run file for a task and the user's data; sizes and steps are chosen, with reasons."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from manyheads.data.columns import choose_columns
+from manyheads.data.source import Corpus, DataSpec
+from manyheads.data.tokenizer import BPESpec
+from manyheads.errors import DataError, DataSizeError, UsageError, one_line
+from manyheads.model.build import build_meta, resolve_device
+from manyheads.model.size import format_bytes
+from manyheads.spec import SLOTS, Tree, nearest, parse, quoted
+from manyheads.tasks.suggestion import SIZES, Lines, ModelSize, Suggestion
+from manyheads.tasks.task import TaskSpec
+from manyheads.train.batches import row_lengths
+from manyheads.train.estimate import (
+    EpochEstimate,
+    SpeedEstimate,
+    estimate_epoch,
+    estimate_resources,
+    format_seconds,
+    measure_speed,
+    memory_free,
+    run_seconds,
+)
+from manyheads.train.prepare import PreparedRun, fill_sizes, prepare
+from manyheads.train.run import RunSpec, read_run
+
+MAX_MINUTES = 60 * 24 * 365
+EVALUATIONS = 10  # per run, at most
+PACKED = 512  # tokens per row of split texts
+USUAL_LENGTH, MAX_LENGTH = 2048, 8192  # tokens per row; longer ones are truncated if little is lost, or in any case
+MIN_STEPS = 400
+SAMPLE = 2_000_000  # characters that a tokenizer is tried on
+WORD_DATA = ("dates", "sequence")  # data with few different words
+VOCAB_SIZES = ((5e7, 16000), (5e6, 8000), (1e6, 4000), (3e5, 2000), (5e4, 1000), (0, 500))  # by characters in all
+EPOCHS = ((1e5, 40), (1e6, 20), (1e7, 10), (math.inf, 3))  # by tokens in all
+
+
+def suggest(
+    task: str, file: Path | None = None, *, shape: str | None = None, fields: str | None = None, minutes: float = 30.0
+) -> tuple[str, list[str]]:
+    """A run file as text, and the reasons as lines."""
+    if not 0 < minutes <= MAX_MINUTES:
+        raise UsageError(f"--minutes is {minutes:g}, expected more than 0 and at most a year")
+    if task not in TaskSpec.kinds:
+        raise UsageError(f"no task {quoted(task)}{nearest(task, TaskSpec.kinds)}")
+    kind: Any = TaskSpec.kinds[task]
+    data = suggest_data(kind, file, fields)
+    draft = Draft(kind, choose_shape(kind, shape), data, minutes)
+    draft = limit_lengths(choose_tokenizer(draft))
+    draft, steps, epoch = choose_size(draft)
+    timed = fit_time(draft, steps, epoch.batches)
+    reasons = timed.reasons()
+    header = [f"# {one_line(reason)}" for reason in reasons]
+    return "\n".join((*header, "", timed.draft.text())), reasons
+
+
+# ----------------------------------------------------------------------------------------------------------------- data
+
+
+@dataclass(frozen=True)
+class Data:
+    """The table [data], why its columns were chosen, and the rows."""
+
+    tree: Tree
+    why: str
+    corpus: Corpus
+
+
+def choose_shape(task: type[TaskSpec], name: str | None) -> str:
+    shape = (name or task.shapes[0]).replace("-", "–")
+    if shape not in task.shapes:
+        raise UsageError(f"--shape is {quoted(name)}, expected {' or '.join(task.shapes)} for {task.kind}")
+    return shape
+
+
+def suggest_data(task: type[TaskSpec], file: Path | None, fields: str | None) -> Data:
+    slot: Any = SLOTS["data"]
+    if file is None or not task.takes_file:
+        if file is not None or fields:
+            raise UsageError(
+                f"{task.kind} generates its data" if file is not None else "--fields are columns of a file: name one"
+            )
+        if task.default_data is None:
+            raise UsageError(f"{task.kind} has no built-in data: name a file")
+        return Data(task.default_data, "", slot.choose(task.default_data).load())
+    if task.file_kind is None:
+        raise UsageError(f"{task.kind} does not say of what kind a file is: write the run file yourself")
+    kind: type[DataSpec] = slot.kinds[task.file_kind]
+    columns = choose_columns(file, kind, fields=fields, long_first=task.long_first)
+    tree: Tree = {"path": str(file)} | ({"fields": list(columns.fields)} if columns.fields else {})
+    return Data({"kind": task.file_kind} | tree, columns.reason, parse(kind, tree).load())
+
+
+# ---------------------------------------------------------------------------------------------------------------- draft
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is chosen besides the model: tokenizer, batch and steps."""
+
+    vocab_size: int | None = None  # of the tokenizer; None: bytes, 0: words
+    batch_tokens: int = 2048
+    steps: int = 1000
+    evaluations: int = EVALUATIONS
+    pack: int | None = None
+    max_length: int | None = None
+    why_max_length: str = ""
+    longest: int = 0  # tokens of the longest row
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A run file in the making."""
+
+    task: type[TaskSpec]
+    shape: str
+    data: Data
+    minutes: float
+    size: ModelSize = SIZES[0]
+    epochs: float = 1.0
+    settings: Settings = Settings()
+    prepared: PreparedRun | None = None
+
+    @property
+    def run(self) -> PreparedRun:
+        assert self.prepared is not None
+        return self.prepared
+
+    @property
+    def suggestion(self) -> Suggestion:
+        return Suggestion(
+            task=self.task,
+            shape=self.shape,
+            corpus=self.data.corpus,
+            data=self.data.tree,
+            size=self.size,
+            epochs=self.epochs,
+            longest=self.settings.longest,
+        )
+
+    def changed(self, *, size: ModelSize | None = None, epochs: float | None = None, **settings: Any) -> Draft:
+        """A draft with its run prepared; rows are encoded once per tokenizer."""
+        draft = replace(
+            self,
+            size=size or self.size,
+            epochs=self.epochs if epochs is None else epochs,
+            settings=replace(self.settings, **settings),
+        )
+        spec, before = read_run(tomllib.loads(draft.text())), self.prepared
+        if before is None or encoding_of(spec) != encoding_of(before.spec):
+            return replace(draft, prepared=prepare(spec))
+        model = fill_sizes(spec.model, vocab_size=before.tokens.vocab_size, num_labels=len(before.labels))
+        return replace(draft, prepared=replace(before, spec=spec, model_spec=model))
+
+    def smaller(self) -> Draft | None:
+        index = SIZES.index(self.size)
+        return self.changed(size=SIZES[index - 1]) if index else None
+
+    def text(self) -> str:
+        """The run file, without the reasons at its top."""
+        lines = toml_line("seed", 1, "of the weights, the order of rows, dropout and masking")
+        for table, rows in self.tables():
+            lines += ["", f"[{table}]"]
+            for key, value, why in rows:
+                lines += toml_line(key, value, why)
+        return "\n".join(lines) + "\n"
+
+    def tables(self) -> Iterator[tuple[str, Lines]]:
+        suggestion = self.suggestion
+        yield "data", [(key, value, self.why_data(key)) for key, value in self.data.tree.items()]
+        if suggestion.text_fields and self.settings.vocab_size != 0:
+            yield "tokenizer", self.tokenizer()
+        yield "model", suggestion.model()
+        yield from self.task.suggest_towers(suggestion)
+        yield "task", [("kind", self.task.kind, self.task.formula()), *self.task.suggest_task(suggestion)]
+        yield "optim", self.optim()
+        yield "train", self.train()
+
+    def why_data(self, key: str) -> str:
+        if "path" in self.data.tree:
+            column = "fields" if "fields" in self.data.tree else "kind"
+            return {"path": "relative to where manyheads train is called", column: self.data.why}.get(key, "")
+        if key == "kind" and self.task.takes_file:
+            return f"nothing to download; for a file of your own: manyheads new {self.task.kind} FILE"
+        return ""
+
+    def tokenizer(self) -> Lines:
+        if self.settings.vocab_size is None:
+            return [("kind", "bytes", "there is too little text to learn subwords from")]
+        why = "subwords learned from the text; no token is ever unknown"
+        return [("kind", "bpe", why), ("vocab_size", self.settings.vocab_size, "")]
+
+    def optim(self) -> Lines:
+        width, warmup = self.size.width, max(1, min(200, self.settings.steps // 10))
+        why = "3e-3 at width 64, lower for wider models" if width > 64 else "usual for a model of this width"
+        return [
+            ("lr", float(f"{3e-3 * (64 / width) ** 0.75:.2g}"), why),
+            ("schedule", {"kind": "linear", "warmup": warmup}, "up in this many steps, then linearly down to 0"),
+        ]
+
+    def train(self) -> Lines:
+        settings, steps = self.settings, self.settings.steps
+        pack = "tokens per row: long texts are split, differently in every epoch, and short ones share a row"
+        return [
+            ("steps", steps, f"optimizer steps: {self.epochs:.3g} epochs"),
+            ("batch_tokens", settings.batch_tokens, "tokens per batch, padding included"),
+            *([("pack", settings.pack, pack)] if settings.pack else []),
+            *([("max_length", settings.max_length, settings.why_max_length)] if settings.max_length else []),
+            ("eval_every", max(1, steps // settings.evaluations), "steps between evaluations on the validation set"),
+            ("eval_rows", 256, "rows of the validation set, at most"),
+            ("save_every", max(1, steps // 4), "steps between checkpoints"),
+        ]
+
+
+def encoding_of(spec: RunSpec) -> tuple[Any, ...]:
+    """What decides how rows become ids."""
+    return spec.tokenizer, spec.task.extra_tokens(), spec.train.max_length, spec.train.pack
+
+
+def toml_line(key: str, value: Any, why: str) -> list[str]:
+    line = f"{key} = {inline(value)}"
+    return [f"{line:<48}  # {one_line(why)}" if why else line]
+
+
+def inline(value: Any) -> str:
+    """A value on one line of TOML."""
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {inline(one)}" for key, one in value.items()) + " }"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(inline, value)) + "]"
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+# -------------------------------------------------------------------------------------------------------------- choices
+
+
+def choose_tokenizer(draft: Draft) -> Draft:
+    """A large vocabulary for much text, and none that the text is too small for."""
+    if not draft.suggestion.text_fields:
+        return draft.changed()
+    if draft.data.tree["kind"] in WORD_DATA:
+        return draft.changed(vocab_size=0)
+    sample, characters = sample_texts(draft)
+    for min_characters, vocab_size in VOCAB_SIZES:
+        if characters >= min_characters:
+            try:
+                BPESpec(vocab_size=vocab_size).make(sample)
+                return draft.changed(vocab_size=vocab_size)
+            except DataError:  # too few different subwords
+                continue
+    return draft.changed(vocab_size=None)
+
+
+def sample_texts(draft: Draft) -> tuple[list[str], int]:
+    """The first texts, and the number of characters in all."""
+    columns = [draft.data.corpus.fields.index(name) for name in draft.suggestion.text_fields]
+    sample, characters = list[str](), 0
+    for row in draft.data.corpus.train:
+        if characters <= SAMPLE:
+            sample += [row[i][:SAMPLE] for i in columns]
+        characters += sum(len(row[i]) for i in columns)
+    return sample, characters
+
+
+def limit_lengths(draft: Draft) -> Draft:
+    """A few long rows would decide the batch size: they are truncated if little is lost; a single text is split."""
+    if not draft.suggestion.text_fields:
+        return draft
+    lengths = row_lengths(draft.run, draft.run.train_rows).max(1)
+    if draft.task.packable and draft.shape in ("decoder", "encoder") and lengths.max() > PACKED:
+        return draft.changed(pack=PACKED)
+    for limit, share in ((USUAL_LENGTH, 0.05), (MAX_LENGTH, 0.5)):
+        lost = 1 - np.minimum(lengths, limit).sum() / lengths.sum()
+        if 0 < lost <= share:
+            longer = int((lengths > limit).sum())
+            why = f"tokens; {longer:,} of {len(lengths):,} rows are longer and are truncated"
+            return draft.changed(max_length=limit, why_max_length=why, longest=limit)
+    if (longest := int(lengths.max())) > MAX_LENGTH:
+        raise DataSizeError(f"the longest row has {longest:,} tokens, more than {MAX_LENGTH:,}; split it into pieces")
+    rows = draft.run.train_rows, draft.run.validation_rows
+    return draft.changed(longest=max(int(row_lengths(draft.run, some).sum(1).max()) for some in rows))
+
+
+def choose_size(draft: Draft) -> tuple[Draft, int, EpochEstimate]:
+    """The model, the batch and the steps for the data; the model is made smaller until half of the memory holds it."""
+    lengths = row_lengths(draft.run, draft.run.train_rows).sum(1)
+    longest, total = draft.settings.pack or int(lengths.max()), int(lengths.sum())
+    share = total // draft.task.batches_per_epoch
+    power = 1 << max(0, share.bit_length() - 1) if share else 512
+    batch_tokens = max(512, min(4096, power), 64 * math.ceil(longest / 64))
+    size = next(size for size in SIZES if total <= size.max_tokens)
+    draft = draft.changed(size=size, batch_tokens=batch_tokens)
+    while True:
+        needs = estimate_resources(draft.run, device=resolve_device("auto"))
+        if needs.memory_free is None or needs.memory <= needs.memory_free / 2 or (lower := draft.smaller()) is None:
+            break
+        draft = lower
+    epoch = estimate_epoch(draft.run)
+    epochs = next(epochs for limit, epochs in EPOCHS if total <= limit)
+    return draft, two_digits(max(MIN_STEPS, epochs * epoch.batches)), epoch
+
+
+@dataclass(frozen=True)
+class TimedDraft:
+    """A finished draft with the measured speed; `cut` if the time decided the number of steps."""
+
+    draft: Draft
+    speed: SpeedEstimate
+    cut: bool
+
+    def reasons(self) -> list[str]:
+        draft, run, task = self.draft, self.draft.run, self.draft.task
+        parameters = sum(one.numel() for one in build_meta(run.model_spec).parameters())
+        epoch, first, device = estimate_epoch(run), task.shapes[0], resolve_device("auto")
+        shape = f"{draft.shape}: {task.why}" if draft.shape == first else f"{draft.shape}, as given; usual is {first}"
+        cores = f"{os.cpu_count()} cores, {torch.get_num_threads()} threads" if device.type == "cpu" else str(device)
+        machine = f"{cores}, {format_bytes(free)} of memory free" if (free := memory_free(device)) else cores
+        seconds = format_seconds(run_seconds(run, self.speed))
+        time = f"about {seconds} here ({machine}; a step took {1000 * self.speed.step:,.0f} ms)"
+        limit = f"; limited to {format_seconds(60 * draft.minutes)}, more steps may be better" if self.cut else ""
+        layers = "" if draft.shape in ("recurrent", "ngram") else f"{draft.size.layers} layers of "
+        return [
+            draft.data.corpus.description,
+            shape,
+            f"{layers}width {draft.size.width}, {parameters:,} parameters, for {epoch.tokens:,} training tokens",
+            f"{draft.settings.steps:,} steps, {draft.epochs:.3g} epochs of {epoch.rows:,} rows: {time}{limit}",
+        ]
+
+
+def fit_time(draft: Draft, steps: int, batches: int) -> TimedDraft:
+    """The steps, if the machine makes half of them in time; otherwise a smaller model, or the steps that it makes."""
+    speed, seconds = measure_speed(draft.run, resolve_device("auto"), seconds=1.5), 60 * draft.minutes
+    evaluations = max(1, min(EVALUATIONS, int(seconds / 5 / max(speed.evaluation, 1e-9))))  # in a fifth of the time
+    possible = two_digits(max(1.0, (seconds - evaluations * speed.evaluation) / speed.step))
+    lower = draft.smaller() if 2 * possible < steps else None
+    if lower is not None:
+        return fit_time(lower, steps, batches)
+    count = min(steps, possible)
+    draft = draft.changed(steps=count, epochs=count / batches, evaluations=evaluations)
+    return TimedDraft(draft, speed, cut=possible < steps)
+
+
+def two_digits(count: float) -> int:
+    """Rounded down to two digits."""
+    size: int = 10 ** max(0, len(str(int(count))) - 2)
+    return int(count) // size * size

@@ -1,0 +1,159 @@
+"""The console: help, errors as sentences and as JSON, progress with and without a terminal, broken pipes, encodings."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+
+import pytest
+from command import VERBS, error_of, run
+
+from manyheads.cli import console
+from manyheads.cli.console import Progress, as_error
+from manyheads.errors import DataError, ManyheadsError
+
+COMMANDS = [*([verb] for verb in VERBS if verb != "data"), ["data", "show"], ["data", "prepare"]]
+
+
+def test_every_verb_has_a_file():
+    assert set(console.VERBS) == set(VERBS)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_verb_has_help_with_an_example(command):
+    text = " ".join(run(*command, "--help").stdout.split())
+    assert re.search(rf"Examples?: manyheads {' '.join(command)}", text)
+
+
+def test_no_argument_shows_the_help():
+    assert "Usage:" in run().stdout
+    assert all(verb in run("-h").stdout for verb in VERBS)
+
+
+def test_the_version_names_torch():
+    assert re.match(r"manyheads 0\.\S+ · torch 2\.", run("--version").stdout)
+
+
+def test_an_error_is_one_sentence_on_standard_error():
+    done = run("show", "gtp2", check=2)
+    assert done.stdout == ""
+    assert re.fullmatch(r"manyheads: .*'gpt2'.*\n", done.stderr)
+
+
+def test_debug_shows_the_traceback_wherever_it_stands():
+    for arguments in (("--debug", "show", "gtp2"), ("show", "gtp2", "--debug")):
+        assert "Traceback" in run(*arguments, check=1).stderr
+
+
+@pytest.mark.parametrize(
+    "arguments", [["show", "--nonsense"], ["shw"], ["show", "--length"], ["predict"], ["train", "a"]]
+)
+def test_a_wrong_command_line_has_a_code(arguments):
+    error = error_of(*arguments, check=2)
+    assert error["code"] == "usage.argument"
+    assert error["hint"]
+
+
+def test_options_after_two_dashes_are_arguments():
+    assert run("show", "--", "--json", check=2).stderr.startswith("manyheads: ")
+    done = run("show", "--json", "--", "--debug", check=2)
+    assert "'--debug'" in json.loads(done.stderr)["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("exception", "code", "status"),
+    [
+        (DataError("no rows"), "data.invalid", 3),
+        (OSError(errno.ENOSPC, "No space left on device", "a.txt"), "resource.disk", 5),
+        (OSError(errno.ENOSPC, "No space left on device"), "resource.disk", 5),
+        (PermissionError(errno.EACCES, "Permission denied", "a.txt"), "file.access", 2),
+        (OSError("something else"), "internal", 1),
+        (ValueError("a mistake of ours"), "internal", 1),
+        (KeyError("x"), "internal", 1),
+    ],
+)
+def test_every_exception_has_a_code_and_a_status(exception, code, status):
+    error = as_error(exception)
+    assert isinstance(error, ManyheadsError)
+    assert (error.code, error.exit_status) == (code, status)
+    assert "\n" not in str(error)
+
+
+def test_a_full_disk_under_standard_output(tmp_path):
+    command = f"{sys.executable} -m manyheads show --json > /dev/full"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert done.returncode == 5
+    assert json.loads(done.stderr)["error"]["code"] == "resource.disk"
+
+
+def test_a_reader_that_stops_is_no_error():
+    command = f"{sys.executable} -m manyheads show parts | head -n 1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert done.stdout
+    assert done.stderr == ""
+
+
+def test_a_terminal_without_a_character_gets_the_rest():
+    assert "parameters" in run("show", "gpt2", env=os.environ | {"PYTHONIOENCODING": "ascii"}).stdout
+
+
+# ------------------------------------------------------------------------------------------------------------ progress
+
+
+def test_progress_without_a_terminal_is_a_line_every_ten_seconds(capsys):
+    with Progress("loading", first_line=0) as progress:
+        for i in range(3):
+            progress.update("row", i, 3000, "loss 0.5")
+        progress.line("a\x1b[31m line")
+    assert capsys.readouterr().err == "row 0 of 3,000 · loss 0.5\na\\x1b[31m line\n"
+    with Progress("loading") as progress:
+        progress.update("row", 1)
+    assert capsys.readouterr().err == ""
+
+
+def test_quiet_progress_shows_warnings_alone(capsys):
+    with Progress("loading", quiet=True, first_line=0) as progress:
+        progress.update("row", 3, 30)
+        progress.line("a line")
+        progress.line("a warning", warning=True)
+    assert capsys.readouterr().err == "a warning\n"
+
+
+AT_A_TERMINAL = """
+import sys
+from manyheads.cli.console import Progress
+with Progress("loading") as progress:
+    progress.update("row", 3, 30, "loss 0.5")
+    progress.line("a line")
+    with progress.paused():
+        print("a result", flush=True)
+"""
+
+
+def test_progress_at_a_terminal_is_a_bar_that_disappears():
+    parent, child = pty.openpty()
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "80"}
+    subprocess.run([sys.executable, "-c", AT_A_TERMINAL], stdout=child, stderr=child, env=environment, check=True)
+    os.close(child)
+    output = b""
+    while chunk := read(parent):
+        output += chunk
+    text = output.decode()
+    assert "row 3 of 30" in text
+    assert "loss 0.5" in text
+    assert "a line" in text
+    before, _, after = text.partition("a result")
+    assert "\x1b[2K" in before, "the bar is erased before standard output is written"
+    assert after.rstrip().endswith("\x1b[2K"), "and at the end"
+
+
+def read(parent):
+    try:
+        return os.read(parent, 1 << 16)
+    except OSError:  # the other end is closed
+        return b""

@@ -1,0 +1,137 @@
+"""A user's own part: it works in every verb when its file is named, and nothing is executed otherwise."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command import error_of, run, run_json
+
+from manyheads.spec import to_toml
+
+ROOT = Path(__file__).parents[2]
+GAUSSIAN = '''
+from manyheads.parts.core import Core, CoreSpec
+from manyheads.spec import field
+
+
+class GaussianSpec(CoreSpec, kind="gaussian"):
+    """softmax(−‖q − k‖² / 2σ²) v"""
+
+    sigma: float = field(1.0, "σ", gt=0)
+
+    def build(self, heads, query_size, key_size):
+        return Gaussian(self)
+
+
+class Gaussian(Core):
+    def __init__(self, spec):
+        super().__init__(spec)
+        self.sigma = spec.sigma
+
+    def scores(self, q, k, places):
+        distance = (q.unsqueeze(3) - k.unsqueeze(2)).square().sum(-1)  # B×H×L×M
+        return -distance / (2 * self.sigma**2)
+'''
+WRONG_FORWARD = "def forward(self, q, k, v, **rest):\n        return v.flip(2)[:, :, :q.shape[2]]\n\n    def scores"
+
+
+@pytest.fixture
+def own_parts(tmp_path):
+    path = tmp_path / "my_parts.py"
+    path.write_text(GAUSSIAN)
+    return path
+
+
+def test_an_own_part_takes_its_slot(own_parts, tmp_path):
+    core = "decoder.core={kind='gaussian', sigma=2.0}"
+    text = run("show", "gpt2", "--parts", own_parts, "-s", core, "-s", "decoder.residual=sandwich").stdout
+    assert "gaussian(sigma=2)" in text
+    assert "σ²" in text
+    assert "sandwich" in text
+    described = tmp_path / "saved.toml"
+    described.write_text(run("show", "gpt2", "--parts", own_parts, "-s", "decoder.core=gaussian", "--toml").stdout)
+    assert error_of("show", described, check=2)["code"] == "config.unknown-kind", "reading it executes nothing"
+    assert run_json("show", described, "--parts", own_parts)["parameters"] > 124_000_000
+
+
+def test_a_run_with_an_own_part_is_trained_predicted_audited_and_exported(own_parts, tmp_path):
+    tower = {
+        "layers": 1,
+        "width": 8,
+        "attention": {"kind": "heads", "heads": 2},
+        "core": "gaussian",
+        "feedforward": {"kind": "mlp", "hidden": 8},
+    }
+    tree = {
+        "model": {"vocab": "tokenizer", "decoder": tower},
+        "data": {"kind": "biographies", "people": 60},
+        "task": {"kind": "causal"},
+        "train": {"steps": 1, "eval_rows": 1},
+    }
+    (tmp_path / "run.toml").write_text(to_toml(tree))
+    run("train", tmp_path / "run.toml", "--output", tmp_path / "run", "--parts", own_parts)
+    error = error_of("predict", tmp_path / "run", "a", check=4)
+    assert "--parts" in error["message"] + error["hint"]
+    run("predict", tmp_path / "run", "a", "--max-new-tokens", "2", "--parts", own_parts)
+    run("audit", tmp_path / "run", "--parts", own_parts)
+    run("export", tmp_path / "run", tmp_path / "out", "--to", "manyheads", "--parts", own_parts)
+
+
+def test_the_laws_are_tested_with_an_own_part_and_find_a_wrong_one(own_parts):
+    laws = [sys.executable, "-m", "pytest", str(ROOT / "tests/model/test_laws.py"), "-n", "0", "-x"]
+    command = [
+        *laws,
+        "-p",
+        "no:cacheprovider",
+        "--parts",
+        str(own_parts),
+        "-k",
+        "gaussian and (test_decoder or float64)",
+    ]
+    right = subprocess.run(command, capture_output=True, text=True)
+    assert right.returncode == 0, right.stdout
+    assert " passed" in right.stdout
+    own_parts.write_text(GAUSSIAN.replace("def scores", WRONG_FORWARD))
+    wrong = subprocess.run(command, capture_output=True, text=True)
+    assert wrong.returncode == 1, "a core whose forward does not use its weights"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("x = = 3", "SyntaxError"),
+        ("import sys; sys.exit(0)", "SystemExit"),
+        ("import nowhere_at_all", "nowhere_at_all"),
+        ("from manyheads.parts.norm import NormSpec\nclass X(NormSpec, kind='x'): pass", "build"),
+        ("from manyheads.spec import Part\nclass Mine(Part, slot='core'): pass\n", "'core'"),
+    ],
+)
+def test_a_file_of_parts_that_cannot_be_used(tmp_path, text, value):
+    path = tmp_path / "mine.py"
+    path.write_text(text)
+    error = error_of("show", "gpt2", "--parts", path, check=2)
+    assert error["code"] == "usage.parts-file"
+    assert value in error["message"]
+
+
+def test_a_file_of_parts_ends_in_py(tmp_path):
+    (tmp_path / "mine.txt").write_text(GAUSSIAN)
+    assert error_of("show", "gpt2", "--parts", tmp_path / "mine.txt", check=2)["code"] == "usage.parts-file"
+
+
+def test_a_field_without_a_description_can_be_shown(tmp_path):
+    path = tmp_path / "plain.py"
+    path.write_text(GAUSSIAN.replace('field(1.0, "σ", gt=0)', "1.0"))
+    (slot,) = run_json("show", "core", "--parts", path)["slots"]
+    (kind,) = [kind for kind in slot["kinds"] if kind["kind"] == "gaussian"]
+    assert [field["field"] for field in kind["fields"]][-1:] == ["sigma"]
+
+
+def test_a_missing_run_is_not_a_name_on_the_hub(tmp_path):
+    (tmp_path / "runs").mkdir()
+    error = error_of("predict", "runs/nosuch", "a", cwd=tmp_path, check=4)
+    assert error["code"] == "checkpoint.not-found"
+    assert "runs/nosuch" in error["message"]

@@ -1,0 +1,273 @@
+"""`manyheads predict`: one text or many, one per line, of every task; errors with the number of the line."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+
+import pytest
+from command import error_of, run, run_json
+from data_files import refused
+from small_checkpoints import folder_of
+from small_runs import described, train_all
+from tokenizers import Tokenizer, decoders
+
+import manyheads
+from manyheads.cli.predict import CHUNK
+from manyheads.tasks.task import task_of
+from manyheads.train.prepare import prepare
+from manyheads.train.run import read_run
+
+TEXTS = ["word0 word4 word2", "word7", "", "word9 word3 word1 word2 word8", "word7", "   ", "word5 word5"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"num_beams": 3},
+        {"num_beams": 2, "length_penalty": 2},
+        {"temperature": 1.5, "seed": 4},
+    ],
+    ids=lambda options: "-".join(options) or "greedy",
+)
+def test_each_line_gives_what_the_text_gives_alone(options, tmp_path):
+    """From a file, a gzip file and standard input; in the same order, with blank lines."""
+    folder = folder_of("gpt2", tmp_path / "gpt2", eos_token_id=9, bos_token_id=None)
+    data = "\r\n".join(TEXTS).encode()
+    (tmp_path / "texts").write_bytes(b"\xef\xbb\xbf" + data)
+    (tmp_path / "texts.gz").write_bytes(gzip.compress(data))
+    ours, settings = manyheads.load(folder), {"max_new_tokens": 7} | options
+    expected = [ours.generate(text, **settings) if text.strip() else "" for text in TEXTS]
+    texts = [text for text in TEXTS if text.strip()]
+    assert ours.generate(texts, **settings) == [text for text in expected if text]
+    flags = [part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", value)]
+    common = ["predict", folder, *flags]
+    for done in (
+        run(*common, "--file", tmp_path / "texts"),
+        run(*common, "-f", tmp_path / "texts.gz"),
+        run(*common, stdin=data),
+    ):
+        assert done.stdout == "".join(f"{line}\n" for line in expected)
+        assert done.stderr == ""
+    rows = [json.loads(line) for line in run(*common, "-", "--json", stdin=data).stdout.splitlines()]
+    assert [row["generated"] if row else "" for row in rows] == expected
+    assert rows[2] is rows[5] is None
+    assert rows[0] == {"schema": 1, "task": "causal", "text": TEXTS[0], "generated": expected[0]}
+    assert run_json(*common, TEXTS[0]) == rows[0]
+
+
+TASKS = {
+    "bert": ("masked", ["word0 [MASK] word2", "[MASK]", "word1 [MASK] word3 [MASK] word5"]),
+    "bert-classes": ("classify", ["word0", "word1 word2 word3", "word4 word5"]),
+    "bert-bare": ("retrieval", ["word0", "word1 word2 word3", "word4 word5"]),
+    "marian": ("seq2seq", ["5 9 7", "8", "9 10 11 12"]),
+}
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_every_task_reads_many_texts(name, tmp_path):
+    (task, texts), folder = TASKS[name], folder_of(name, tmp_path / name, tokenizer=name != "marian")
+    lines = "\n".join(["", *texts]).encode()
+    rows = [json.loads(line) for line in run("predict", folder, "--json", stdin=lines).stdout.splitlines()]
+    ours = manyheads.load(folder)
+    alone = [manyheads.predict(ours, text) for text in texts]
+    assert rows[0] is None
+    assert [row["task"] for row in rows[1:]] == [task] * 3
+    for row, one in zip(rows[1:], alone, strict=True):
+        expected = {
+            key: pytest.approx(value, abs=1e-5) if isinstance(value, float) else value
+            for key, value in flatten(one).items()
+        }
+        assert flatten(row) == {"schema": 1} | expected
+    plain = run("predict", folder, stdin=lines).stdout.splitlines()
+    assert plain[0] == ""
+    assert len(plain) == 4
+    if task == "classify":
+        assert [line.split("\t")[0] for line in plain[1:]] == [one["classes"][0]["class"] for one in alone]
+    if task == "masked":
+        assert plain[3].split("\t") == [one["tokens"][0]["token"] for one in alone[2]["filled"]]
+
+
+def flatten(value, path=""):
+    """A tree as one table, to be compared number by number."""
+    if isinstance(value, dict | list):
+        inner = value.items() if isinstance(value, dict) else enumerate(value)
+        return {key: leaf for name, one in inner for key, leaf in flatten(one, f"{path}.{name}".strip(".")).items()}
+    return {path: value}
+
+
+BAD_LINES = {
+    "empty": (b"", "data.empty"),
+    "blank": (b"\n \n\r\n", "data.empty", "3 lines"),
+    "not UTF-8": (b"word0 [MASK]\n\xff\n", "data.encoding", "line 2", "0xff", "byte 13"),
+    "Latin-1": (b"word0 [MASK]\n\n[MASK] \xe9t\xe9", "data.encoding", "line 3", "0xe9", "byte 21"),
+    "UTF-16": ("word0".encode("utf-16"), "data.encoding", "line 1", "0xff", "byte 0"),
+    "NUL": (b"[MASK]\nword0 \0 [MASK]", "data.encoding", "line 2", "byte 13"),
+    "no mask": (b"[MASK]\n\nword0\n", "data.row", "line 3", "[MASK]"),
+    "too long": (b"[MASK]\n" + b"word0 " * 50, "data.row", "line 2", 52, 40),
+    "broken gzip": (gzip.compress(b"word0 [MASK]\n" * 100)[:-20], "data.file"),
+}
+
+
+def test_a_line_that_cannot_be_read_is_an_error_with_its_number(tmp_path):
+    folder = folder_of("bert", tmp_path / "bert")
+    for stdin, code, *values in BAD_LINES.values():
+        error = error_of("predict", folder, stdin=stdin, check=3)
+        assert error["code"] == code
+        assert all(str(value) in error["message"] for value in ("standard input", *values)), error
+        done = run("predict", folder, stdin=stdin, check=3)
+        assert (len(done.stderr.splitlines()), done.stdout) == (1, "")
+    for path in (tmp_path / "nowhere", tmp_path):
+        assert error_of("predict", folder, "--file", path, check=3)["code"] == "data.file"
+    replaced = run("predict", folder, "--encoding-errors", "replace", stdin=b"[MASK] \xe9t\xe9\n[MASK]\n")
+    assert len(replaced.stdout.splitlines()) == 2
+    assert replaced.stderr.startswith("standard input: 1 ")
+
+
+def test_a_line_of_token_ids_that_the_model_lacks_is_an_error_with_its_number(tmp_path):
+    folder = folder_of("bart", tmp_path / "bart", tokenizer=False)
+    for stdin, *values in ((b"5 9 7\n\n5 99\n", "line 3", 99, 61), (b"8\n" + b"5 " * 41, "line 2", 41, 40)):
+        error = error_of("predict", folder, stdin=stdin, check=3)
+        assert error["code"] == "data.row"
+        assert all(str(value) in error["message"] for value in values), error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "name"),
+    [
+        (["TEXT", "--file", "x"], "usage.argument", "--file"),
+        (["TEXT", "--num-beams", 0], "generate.config", "num_beams"),
+        (["TEXT", "--num-beams", 257], "generate.config", "num_beams"),
+        (["TEXT", "--num-beams", "x"], "usage.argument", "num-beams"),
+        (["TEXT", "--num-beams", 2, "--temperature", 1], "generate.config", "temperature"),
+        (["TEXT", "--temperature", -1], "generate.config", "temperature"),
+        (["TEXT", "--length-penalty", -1], "generate.config", "length_penalty"),
+        (["TEXT", "--length-penalty", "nan"], "generate.config", "length_penalty"),
+        (["TEXT", "--max-new-tokens", 0], "generate.config", "max_new_tokens"),
+        (["--encoding-errors", "skip"], "usage.argument", "encoding-errors"),
+    ],
+)
+def test_wrong_options_are_refused_before_anything_is_read(arguments, code, name, tmp_path):
+    error = error_of("predict", tmp_path / "nowhere", *arguments, check=2)
+    assert error["code"] == code
+    assert name in error["message"]
+
+
+def test_line_breaks_in_a_result_become_spaces(tmp_path):
+    folder = folder_of("gpt2", tmp_path / "gpt2", eos_token_id=None, bos_token_id=None)
+    own = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    own.decoder = decoders.Replace("word", "\n")
+    own.save(str(folder / "tokenizer.json"))
+    alone = run("predict", folder, "word0 word1").stdout
+    assert "\n" in alone.strip()
+    line = run("predict", folder, stdin=b"word0 word1\nword2\n").stdout.splitlines()[0]
+    assert line.split() == alone.split()
+    assert json.loads(run("predict", folder, "--json", stdin=b"word0 word1\n").stdout)["generated"] == alone[:-1]
+
+
+def test_ctrl_c_ends_it_and_the_results_so_far_are_there(tmp_path):
+    folder = folder_of("gpt2", tmp_path / "gpt2", eos_token_id=None, bos_token_id=None)
+    command = [sys.executable, "-m", "manyheads", "predict", str(folder), "--max-new-tokens", "1"]
+
+    def default_interrupt():  # a process started with & has SIGINT ignored, which its children inherit
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, preexec_fn=default_interrupt, **pipes) as process:  # noqa: PLW1509
+        process.stdin.write(b"word0 word1\n" * CHUNK)
+        process.stdin.flush()
+        lines = [process.stdout.readline() for _ in range(CHUNK)]  # now it waits for more
+        for _ in range(3):  # Python drops a signal that arrives while it shuts down; a user presses again
+            process.send_signal(signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(30)
+                break
+        assert process.returncode == 130
+        assert b"Traceback" not in process.stderr.read()
+    assert len(set(lines)) == 1
+
+
+# ---------------------------------------------------------------------------------------------- special tokens in texts
+
+
+def ids_of(checkpoint, text):
+    (encoding,) = checkpoint.encode([text])
+    return encoding.ids
+
+
+def test_a_run_reads_special_tokens_in_a_text_as_text_except_the_mask(tmp_path):
+    """As in training; and so does an export of it, here and in transformers."""
+    from transformers import PreTrainedTokenizerFast
+
+    for name in ("causal", "masked"):
+        tree = described(name, steps=1)
+        train_all(tree, tmp_path / name)
+        tokenizer = prepare(read_run(tree)).tokenizer
+        checkpoint = manyheads.load(tmp_path / name)
+        exported = tmp_path / f"{name}-exported"
+        manyheads.export(checkpoint, exported, to="manyheads")
+        text = "was </s> born <s> in"
+        expected = [1, *tokenizer.encode(text, add_special_tokens=False).ids, *[2] * (name == "masked")]
+        assert ids_of(checkpoint, text) == ids_of(manyheads.load(exported), text) == expected
+        assert {1, 2} & set(expected[1:-1]) == set()
+        assert PreTrainedTokenizerFast.from_pretrained(exported)(text)["input_ids"] == expected
+    text = "a <mask> b </s> <mask>"
+    before, between = (tokenizer.encode(piece, add_special_tokens=False).ids for piece in ("a ", " b </s> "))
+    assert checkpoint.encode_with_special([text], ["<mask>"]) == [[1, *before, 4, *between, 4, 2]]
+    done = run("predict", tmp_path / "masked", "--json", stdin=f"{text}\n<mask>".encode())
+    positions = [[one["position"] for one in json.loads(line)["filled"]] for line in done.stdout.splitlines()]
+    assert positions == [[1 + len(before), 2 + len(before) + len(between)], [1]]
+
+
+def test_infill_generates_what_is_missing(tmp_path):
+    """It reads prefix <mask> suffix <mask>, as in training; the user writes the text with one <mask>; so does an export."""
+    attention, position = {"kind": "heads", "heads": 2}, {"kind": "learned", "length": 40}
+    tower = {"layers": 1, "width": 32, "attention": attention, "position": position}
+    pairs = (("sky", "blue"), ("grass", "green"), ("rose", "red"), ("sun", "yellow"))
+    texts = [f"the {thing} is {colour} today" for thing, colour in pairs]
+    (tmp_path / "texts.txt").write_text("\n".join([*texts * 10, "the sky is blue"]))
+    tree = {
+        "model": {"vocab": "tokenizer", "decoder": tower, "init": "xavier"},
+        "data": {"kind": "text", "path": str(tmp_path / "texts.txt"), "document": "line"},
+        "task": {"kind": "infill", "block": 8},
+        "optim": {"lr": 1e-2, "schedule": {"kind": "linear", "warmup": 5}},
+        "train": {"steps": 200, "batch_tokens": 400, "eval_every": 200, "eval_rows": 1},
+    }
+    train_all(tree, tmp_path / "run")
+    asked = ["the grass is <mask> today", "<mask> rose is red today", "the sun is yellow <mask>"]
+    for to in ("run", "hf", "manyheads"):
+        if to != "run":
+            manyheads.export(tmp_path / "run", tmp_path / to, to=to)
+        checkpoint = manyheads.load(tmp_path / to)
+        results = [manyheads.predict(checkpoint, text) for text in asked]
+        assert [row["generated"] for row in results] == ["green", "the", "today"]
+        assert {row["task"] for row in results} == {"infill"}
+    rows, _ = task_of(checkpoint).encode(checkpoint, asked, None)
+    word = checkpoint.tokenizer.token_to_id
+    assert rows[0] == [1, word("▁the"), word("▁grass"), word("▁is"), 4, word("▁today"), 4]
+    for text, count in (("the grass", 0), ("<mask> is <mask>", 2)):
+        with refused("input.invalid", "<mask>", count):
+            manyheads.predict(checkpoint, text)
+    assert run("predict", tmp_path / "run", asked[0]).stdout == "green\n"
+
+
+def test_a_run_of_spans_reads_sentinels(tmp_path):
+    tree = described("spans", steps=1)
+    train_all(tree, tmp_path / "run")
+    tokens, checkpoint = prepare(read_run(tree)).tokens, manyheads.load(tmp_path / "run")
+    text = "was <extra_0> born </s> in <extra_1>"
+    (ids,), _ = task_of(checkpoint).encode(checkpoint, [text], None)
+    assert [token for token in ids if token in tokens.sentinels] == list(tokens.sentinels[:2])
+    assert ids.count(tokens.eos) == 1, "at the end; the one in the text is text"
+    assert run_json("predict", tmp_path / "run", text, "--max-new-tokens", 3)["task"] == "spans"
+
+
+def test_a_command_that_does_not_end_is_reported():
+    """By the helper of these tests, rather than waited for."""
+    with pytest.raises(AssertionError, match=r"show gpt2 .* 0\.001 seconds"):
+        run("show", "gpt2", check=None, timeout=0.001)

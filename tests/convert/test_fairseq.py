@@ -1,0 +1,204 @@
+"""Pickles of fairseq are read and never executed: real files of torch.save, with a trap inside."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pickle
+import zipfile
+
+import pytest
+import torch
+
+import manyheads
+from manyheads import build, build_meta
+from manyheads.convert.fairseq.safe_pickle import Stub, read_pickle
+from manyheads.convert.families import get_family
+from manyheads.errors import CheckpointError, ExportError
+
+CONFIG = {
+    "encoder_embed_dim": 16, "decoder_embed_dim": 16, "encoder_layers": 2, "decoder_layers": 1,
+    "encoder_attention_heads": 2, "decoder_attention_heads": 4, "encoder_ffn_embed_dim": 24,
+    "decoder_ffn_embed_dim": 20, "encoder_normalize_before": True, "decoder_normalize_before": True,
+    "activation_fn": "relu", "share_decoder_input_output_embed": True,
+}  # fmt: skip
+
+
+class Trap:
+    """An object that makes a folder when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+def save(path, trap, **changes):
+    """One of our models under fairseq's names, in a pickle with options and a trap; a change to None drops the option."""
+    family = get_family("fairseq")
+    model = build(family.spec_of(CONFIG | {"source_tokens": 13, "target_tokens": 11}), seed=3).eval()
+    parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    weights = family.table(model.spec, "TransformerModel", parameters).write(parameters)
+    weights |= {
+        "encoder.version": torch.tensor([3.0]),
+        "decoder.embed_positions._float_tensor": torch.tensor([float("nan")]),
+        "decoder.output_projection.weight": weights["decoder.embed_tokens.weight"],
+    }
+    options = {key: value for key, value in (CONFIG | changes).items() if value is not None}
+    options = argparse.Namespace(**options, lr=[0.1], optimizer_overrides="{}")
+    torch.save({"cfg": {"model": options}, "model": weights, "extra_state": {"trap": Trap(trap)}}, path)
+    return model
+
+
+def refused(path, code, *values, read=manyheads.load):
+    with pytest.raises(CheckpointError) as caught:
+        read(path)
+    assert caught.value.code == f"checkpoint.{code}", caught.value
+    assert all(value in str(caught.value) for value in (str(path), *values)), caught.value
+    assert "\n" not in str(caught.value)
+
+
+def test_a_checkpoint_is_read_and_nothing_runs(tmp_path):
+    model = save(tmp_path / "x.pt", tmp_path / "sprung")
+    ours = manyheads.load(tmp_path / "x.pt")
+    assert not (tmp_path / "sprung").exists()
+    source, target = torch.tensor([[5, 9, 2]]), torch.tensor([[2, 7]])
+    assert torch.equal(ours.logits(source, target), model(target, source))
+    with pytest.raises(ExportError):
+        manyheads.export(ours, tmp_path / "out")
+    torch.load(tmp_path / "x.pt", weights_only=False)  # the trap is a real one
+    assert (tmp_path / "sprung").exists()
+
+
+def test_exponents_of_the_sinusoids_run_to_the_end_of_the_range():
+    """θ^(−i/(h−1)), counted from 2."""
+    spec = get_family("fairseq").spec_of(CONFIG | {"source_tokens": 13, "target_tokens": 11})
+    table = spec.encoder.position.build_embed(16).table(torch.arange(2, 9)[None], torch.float64)[0]
+    for t in range(7):
+        for i in range(8):
+            angle = torch.tensor((t + 2) * 10000 ** (-i / 7), dtype=torch.float64)
+            torch.testing.assert_close(table[t, i], angle.sin())
+            torch.testing.assert_close(table[t, 8 + i], angle.cos())
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "value"),
+    [
+        ({"layernorm_embedding": True}, "config", "layernorm_embedding"),
+        ({"encoder_learned_pos": True}, "config", "encoder_learned_pos"),
+        ({"share_decoder_input_output_embed": False}, "config", "share_decoder_input_output_embed"),
+        ({"share_decoder_input_output_embed": None}, "config", "share_decoder_input_output_embed"),
+        ({"full_context_alignment": True}, "config", "full_context_alignment"),
+        ({"encoder_layers_to_keep": "0"}, "config", "encoder_layers_to_keep"),
+        ({"decoder_output_dim": 8}, "config", "decoder_output_dim"),
+        ({"encoder_embed_dim": 10**400}, "config", "encoder_embed_dim"),
+        ({"gated_heads": 2}, "config", "gated_heads"),
+        ({"encoder_attention_heads": 3}, "config", "encoder.attention"),
+        ({"activation_fn": "linear"}, "config", "'linear'"),
+        ({"encoder_layers": 3}, "weights", "encoder.layers.2"),
+    ],
+)
+def test_an_option_that_changes_the_computation_is_refused(tmp_path, changes, code, value):
+    save(tmp_path / "x.pt", tmp_path / "sprung", **changes)
+    refused(tmp_path / "x.pt", code, value)
+
+
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [
+        ({"cfg": {"model": {}}}, "weights"),
+        ({"model": {"a": 1}}, "weights"),
+        ([1], "weights"),
+        ({"model": {"encoder.embed_tokens.weight": torch.ones(2)}}, "weights"),
+        ({"model": {f"{name}coder.embed_tokens.weight": torch.ones(2) for name in ("en", "de")}}, "config"),
+    ],
+)
+def test_a_pickle_of_something_else_is_refused(tmp_path, content, code):
+    torch.save(content, tmp_path / "x.pt")
+    refused(tmp_path / "x.pt", code)
+
+
+def archive(path, data, compression=zipfile.ZIP_STORED, **storages):
+    with zipfile.ZipFile(path, "w", compression) as file:
+        file.writestr("archive/data.pkl", data)
+        for name, content in storages.items():
+            file.writestr(f"archive/data/{name.removeprefix('s')}", content)
+    return path
+
+
+def test_pickles_that_would_execute_something(tmp_path):
+    content = pickle.dumps({"trap": Trap(tmp_path / "sprung"), "options": argparse.Namespace(x=1)})
+    table = read_pickle(archive(tmp_path / "a", content))
+    assert isinstance(table["trap"], Stub)
+    assert table["options"].state == {"x": 1}
+    assert not (tmp_path / "sprung").exists()
+    for text in (
+        b"cos\nsystem\n(S'touch sprung'\ntR.",
+        b"cbuiltins\neval\n(S'1+1'\ntR.",
+        b"c__builtin__\nexec\n(S'x=1'\ntR.",
+    ):
+        assert isinstance(read_pickle(archive(tmp_path / "b", text)), Stub)
+
+
+def test_files_that_are_broken_or_compressed(tmp_path):
+    for data in (b"", b"garbage", b"\x80\x04\x95"):
+        refused(archive(tmp_path / "c", data), "corrupt", read=read_pickle)
+    refused(archive(tmp_path / "d", pickle.dumps({}), zipfile.ZIP_DEFLATED), "unsafe", read=read_pickle)
+    (tmp_path / "e").write_bytes(pickle.dumps({"model": {}}))  # not an archive
+    refused(tmp_path / "e", "corrupt", read=read_pickle)
+    with zipfile.ZipFile(tmp_path / "f", "w") as file:
+        file.writestr("other", "")
+    refused(tmp_path / "f", "corrupt", read=read_pickle)
+
+
+def test_tensors_that_do_not_fit_their_storage(tmp_path):
+    torch.save({"model": {"x": torch.arange(6.0)}}, tmp_path / "good")
+    with zipfile.ZipFile(tmp_path / "good") as file:
+        data = next(file.read(name) for name in file.namelist() if name.endswith("data.pkl"))
+    good = read_pickle(archive(tmp_path / "whole", data, s0=torch.arange(6.0).numpy().tobytes()))
+    assert torch.equal(good["model"]["x"], torch.arange(6.0))
+    refused(archive(tmp_path / "short", data, s0=b"\0" * 8), "corrupt", read=read_pickle)
+    refused(archive(tmp_path / "empty", data, s0=b""), "corrupt", read=read_pickle)
+    refused(archive(tmp_path / "none", data), "corrupt", read=read_pickle)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A fairseq folder with a tokenizer."""
+    folder = tmp_path / "folder"
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "data").mkdir()
+    save(folder / "checkpoints" / "checkpoint_best.pt", tmp_path / "sprung")
+    source, target = ("a", "b@@", "ab", "c", "ab@@", "d", "e", "f", "g"), ("x@@", "y", "z", "u", "v", "w", "t")
+    (folder / "data" / "dict.aa.txt").write_text("".join(f"{word} 5\n" for word in source))
+    (folder / "data" / "dict.bb.txt").write_text("".join(f"{word} 5\n" for word in target))
+    (folder / "data" / "bpe.code").write_text("#version: 0.2\na b</w>\na b\n")
+    return folder
+
+
+def test_words_are_split_and_joined(folder):
+    ours = manyheads.load(folder)
+    assert ours.tokenizer.encode_batch(["ab abc q"])[0].ids == [6, 8, 7, 3, 2]
+    assert ours.tokenizer.decode([4, 5, 6, 2]) == "xy z"
+    assert isinstance(ours.generate("ab abc", max_new_tokens=4), str)
+
+
+def test_dictionaries_that_cannot_be_read(folder, tmp_path):
+    path = folder / "data" / "dict.aa.txt"
+    path.write_bytes(b"\xff 5\n")
+    refused(folder, "corrupt", "dict.aa.txt")
+    path.unlink()
+    path.symlink_to(tmp_path / "outside")
+    refused(folder, "unsafe", "dict.aa.txt")
+    path.unlink()
+    assert manyheads.load(folder).tokenizer is None  # one dictionary is missing
+
+
+def test_every_parameter_has_a_row():
+    family = get_family("fairseq")
+    for before in (True, False):
+        changes = {"encoder_normalize_before": before, "decoder_normalize_before": before}
+        spec = family.spec_of(CONFIG | changes | {"source_tokens": 13, "target_tokens": 11})
+        parameters = dict(build_meta(spec).named_parameters())
+        assert family.table(spec, "TransformerModel", parameters).covers(parameters)

@@ -1,0 +1,208 @@
+"""ONNX files: onnxruntime gives the numbers of the exported model, for every batch size, length and side of padding."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from kinds import decoder, ngram, random_model, recurrent
+from small_checkpoints import assert_close, folder_of, patches, random_images
+
+import manyheads
+from manyheads import Checkpoint, Inputs, build, read
+from manyheads.convert import onnx
+from manyheads.errors import ExportError, MissingExtraError, OutputExistsError
+from manyheads.parts.core import CoreSpec, register_score
+
+ONE_LAYER = {"num_hidden_layers": 1}
+FAMILIES = {  # grouped keys and scaled RoPE; token types and no head; a pooled head; two towers and biases
+    "llama-llama3": ONE_LAYER,
+    "bert-bare": ONE_LAYER,
+    "roberta-classes": ONE_LAYER,
+    "t5": {"num_layers": 1, "num_decoder_layers": 1},
+}
+# batch, length, length of the target, side of the padding
+SHAPES = [(2, 17, 9, None), (1, 1, 1, None), (3, 11, 4, "left"), (3, 11, 4, "right"), (5, 2, 12, "left")]
+
+
+def open_session(folder):
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    return onnxruntime.InferenceSession(folder / "model.onnx", options)
+
+
+def export(checkpoint, folder):
+    manyheads.export(checkpoint, folder, to="onnx")
+    return open_session(folder)
+
+
+def run(session, **inputs):
+    """The output of onnxruntime, given the inputs that the graph names."""
+    (out,) = session.run(None, {one.name: inputs[one.name].numpy() for one in session.get_inputs()})
+    assert out.dtype == np.float32
+    return torch.from_numpy(out)
+
+
+def padding_mask(batch, length, side):
+    """No padding in the first row, and one more position of it in each of the others."""
+    padding = torch.zeros(batch, length, dtype=torch.bool)
+    for row in range(batch if side else 0):
+        count = min(row, length - 1)
+        padding[row, : count if side == "left" else 0] = True
+        padding[row, length - count if side == "right" else length :] = True
+    return padding
+
+
+def check_outputs(session, ours, vocab=60):
+    """The same numbers for every shape, at padded positions too."""
+    for batch, length, target_length, side in SHAPES:
+        ids, target = torch.randint(3, vocab, (batch, length)), torch.randint(3, vocab, (batch, target_length))
+        types, padding = torch.randint(0, 2, (batch, length)), padding_mask(batch, length, side)
+        mask = (~padding).long()
+        out = run(session, input_ids=ids, attention_mask=mask, decoder_input_ids=target, token_type_ids=types)
+        more = {"types": types} if "token_type_ids" in names(session)[0] else {}
+        logits = ours.logits(ids, target if ours.has_source else None, padding if side else None, **more)
+        assert_close(out, logits)
+
+
+def names(session):
+    return [one.name for one in session.get_inputs()], session.get_outputs()[0].name
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_outputs_are_ours_for_every_batch_length_and_side_of_padding(name, tmp_path):
+    ours = manyheads.load(folder_of(name, tmp_path / "theirs", tokenizer=False, **FAMILIES[name]))
+    session = export(ours, tmp_path / "onnx")
+    check_outputs(session, ours)
+    more = {"t5": ["decoder_input_ids"], "llama-llama3": []}.get(name, ["token_type_ids"])
+    output = "last_hidden_state" if name == "bert-bare" else "logits"
+    assert names(session) == (["input_ids", "attention_mask", *more], output)
+    assert session.get_inputs()[0].shape == ["batch", "length"]
+
+
+@torch.no_grad()
+def test_a_masked_autoencoder_takes_whole_images_and_the_positions_of_visible_patches(tmp_path):
+    one = {"num_hidden_layers": 1, "decoder_num_hidden_layers": 1}
+    ours = manyheads.load(folder_of("vit-mae", tmp_path / "mae", tokenizer=False, **one))
+    session = export(ours, tmp_path / "onnx")
+    assert names(session) == (["pixel_values", "visible_patches"], "logits")
+    for batch, count in ((2, 3), (1, 9), (3, 1)):
+        images, positions = random_images(batch=batch), torch.rand(batch, 9).argsort(dim=1)[:, :count]
+        whole = patches(images)
+        visible = whole.gather(1, positions[..., None].expand(-1, -1, whole.shape[-1]))
+        out = run(session, pixel_values=images, visible_patches=positions)
+        assert_close(out, ours.model(whole, Inputs(visible, positions=positions)))
+
+
+def test_parts_that_no_other_library_has_are_exported(tmp_path):
+    """ALiBi, relative keys, another core and a window, one per layer; and a neural n-gram model."""
+    shaw = {"position": {"kind": "shaw", "clip": 3}, "core": {"kind": "additive", "size": 5}, "mask": {"window": 3}}
+    spec = decoder(pattern=[{"position": "alibi"}, shaw], position="none")
+    for name, one in (("decoder", spec), ("ngram", ngram())):
+        ours = Checkpoint(random_model(one, torch.float32))
+        check_outputs(export(ours, tmp_path / name), ours, vocab=23)
+
+
+def test_the_command_writes_the_tokenizer_and_prints_one_line(tmp_path):
+    folder = folder_of("gpt2", tmp_path / "gpt2", n_layer=1)
+    command = [sys.executable, "-W", "error", "-m", "manyheads", "export", folder, tmp_path / "out", "--to", "onnx"]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert str(tmp_path / "out") in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    names_of_files = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names_of_files == {"model.onnx", "tokenizer.json", "generation_config.json"}
+    assert (tmp_path / "out" / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
+    content = (tmp_path / "out" / "model.onnx").read_bytes()
+    assert b"stack_trace" not in content, "a file holds no paths of the computer it was made on"
+    assert b"/manyheads/" not in content
+    check_outputs(open_session(tmp_path / "out"), manyheads.load(folder))
+
+
+class EmptyGraph:
+    """Stands for a graph where tracing one would only take time."""
+
+    def __init__(self, error=None):
+        self.error = error
+
+    def save(self, path):
+        assert path.parent.name != "out", "nothing is written under the final name"
+        path.write_bytes(b"half")
+        if self.error:
+            raise self.error
+
+
+SMALL = ["decoder.layers=1", "decoder.width=16", "decoder.attention.heads=2", "vocab=9"]
+
+
+def test_an_export_that_is_interrupted_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(onnx, "export_graph", lambda model: EmptyGraph(KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        manyheads.export(build(read("gpt2", *SMALL)), tmp_path / "out", to="onnx")
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "out").mkdir()
+    with pytest.raises(OutputExistsError):
+        manyheads.export(build(read("gpt2", *SMALL)), tmp_path / "out", to="onnx")
+
+
+def test_an_export_does_not_change_the_model(tmp_path, monkeypatch):
+    exported = []
+    monkeypatch.setattr(onnx, "export_graph", lambda model: exported.append(model.model) or EmptyGraph())
+    for dtype in (torch.float32, torch.bfloat16):
+        model = build(read("gpt2", *SMALL), dtype=dtype).train()
+        before = {name: (tensor, tensor.clone()) for name, tensor in model.named_parameters()}
+        manyheads.export(model, tmp_path / f"{dtype}", to="onnx")
+        assert model.training
+        for name, tensor in model.named_parameters():
+            assert tensor is before[name][0]
+            assert torch.equal(tensor, before[name][1])
+        copy = exported.pop()
+        assert not copy.training
+        assert {parameter.dtype for parameter in copy.parameters()} == {torch.float32}
+        shared = all(a.data_ptr() == b.data_ptr() for a, b in zip(copy.parameters(), model.parameters(), strict=True))
+        assert shared == (dtype is torch.float32), "weights are copied only if they must change"
+
+
+def test_a_tokenizer_that_came_in_another_format_is_written(tmp_path, monkeypatch):
+    from tokenizers import Tokenizer, models
+
+    monkeypatch.setattr(onnx, "export_graph", lambda model: EmptyGraph())
+    own = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
+    manyheads.export(Checkpoint(build(read("gpt2", *SMALL)), own), tmp_path / "out", to="onnx")
+    assert Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json")).encode("b").ids == [1]
+
+
+@pytest.mark.parametrize(
+    "model",
+    [lambda: build(recurrent()), lambda: build(decoder(core=data_dependent()))],
+    ids=["recurrent", "a part that depends on its values"],
+)
+def test_a_model_without_one_graph_for_every_length_is_refused(model, tmp_path):
+    try:
+        with pytest.raises(ExportError) as caught:
+            manyheads.export(model(), tmp_path / "out", to="onnx")
+    finally:
+        CoreSpec.kinds.pop("data-dependent", None)
+    assert caught.value.code == "export.unsupported"
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+def data_dependent():
+    """A core with a branch on its values, which no graph has."""
+    register_score("data-dependent", lambda q, k: q @ k.mT if float(q.sum()) > 0 else -(q @ k.mT))
+    return {"kind": "data-dependent"}
+
+
+def test_a_missing_package_is_named_with_the_command_that_installs_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(onnx, "find_spec", lambda name: None if name == "onnxscript" else name)
+    with pytest.raises(MissingExtraError) as caught:
+        manyheads.export(build(read("gpt2", *SMALL)), tmp_path / "out", to="onnx")
+    assert caught.value.code == "usage.missing-extra"
+    assert "onnxscript" in str(caught.value)
+    assert "manyheads[onnx]" in caught.value.hint
+    assert not list(tmp_path.iterdir())

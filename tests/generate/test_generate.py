@@ -1,0 +1,439 @@
+"""Decoding methods: beam search against all texts and against transformers, batches against single texts, sampling."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from data_files import refused
+from kinds import VOCAB, decoder, random_model, ngram, padded, pair, recurrent, tokens
+from small_checkpoints import CASES, folder_of, make, perturbed
+
+import manyheads
+from manyheads import Checkpoint, Inputs
+from manyheads.errors import ManyheadsError
+from manyheads.generate.decoding import GenerationConfig, MethodSpec, choose_method, generation_config, token_by_token
+from manyheads.generate.methods.beam import BeamSpec
+from manyheads.spec import field, to_tree
+
+SHAPES = {
+    "decoder": decoder(),
+    "windowed": decoder(mask={"causal": True, "window": 3}, position={"kind": "rope"}),
+    "pair": pair(position={"kind": "sinusoidal"}),
+    "recurrent": recurrent(),
+    "recurrent-language": recurrent(source=False),
+    "ngram": ngram(),
+}
+UNTIED = {"head": {"kind": "untied"}, "init": {"kind": "normal", "std": 1.0}}  # a tied head tends to repeat its input
+SHAPES = {name: manyheads.read_model(to_tree(spec) | UNTIED) for name, spec in SHAPES.items()}
+
+
+def settings(**fields):
+    return GenerationConfig(**{"max_new_tokens": 12} | fields)
+
+
+SEVERAL_EOS = settings(eos_token_id=(2, 6, 10, 14, 18))
+
+
+def has_source(name):
+    return name in ("pair", "recurrent")
+
+
+def prompt_and_source(name, batch=3, length=4):
+    """Random ids; the source is None if the shape has none."""
+    if has_source(name):
+        return torch.ones(batch, 1, dtype=torch.long), tokens(batch, length)
+    return tokens(batch, length), None
+
+
+def decode(method, model, prompt, source=None, *, config, rng=()):
+    source = None if source is None else Inputs.of(source)
+    return choose_method(method).generate(model, Inputs.of(prompt), source, config=config, rng=rng)
+
+
+def beam(model, prompt, source=None, *, num_beams=4, length_penalty=0.6, config):
+    method = {"kind": "beam", "num_beams": num_beams, "length_penalty": length_penalty}
+    return decode(method, model, prompt, source, config=config)
+
+
+def greedy(model, prompt, source=None, *, config):
+    return decode("greedy", model, prompt, source, config=config)
+
+
+def until_eos(rows, eos):
+    """Rows up to their first end token, which is kept."""
+    ends = [next((i + 1 for i, token in enumerate(row) if token in eos), len(row)) for row in rows]
+    return [row[:end] for row, end in zip(rows, ends, strict=True)]
+
+
+def with_varied_ends(model, prompt, source, config):
+    """The config with two end tokens, selected so that the texts end at different steps."""
+    texts = greedy(model, prompt, source, config=config)
+    pairs = itertools.combinations(range(VOCAB), 2)
+    return replace(config, eos_token_id=max(pairs, key=lambda eos: len(set(map(len, until_eos(texts, eos))))))
+
+
+# -------------------------------------------------------------------------------------------------------- beam search
+
+
+@torch.no_grad()
+def log_likelihoods(model, prompt, source, texts):
+    """log p of each text, by one forward pass over all whole texts."""
+    longest = max(map(len, texts))
+    targets = torch.tensor([[*text, *[-1] * (longest - len(text))] for text in texts])
+    whole = torch.cat((prompt.expand(len(texts), -1), targets.clamp(min=0)), dim=1)
+    logits = model(whole) if source is None else model(whole, source.expand(len(texts), -1))
+    log_probs = logits[:, -longest - 1 : -1].log_softmax(-1).gather(2, targets.clamp(min=0)[..., None])[..., 0]
+    return log_probs.masked_fill(targets < 0, 0.0).sum(dim=1).tolist()
+
+
+def every_text(vocab, max_length, eos):
+    """All texts that end in an end token, or at the limit."""
+    inside = [token for token in range(vocab) if token not in eos]
+    for length in range(1, max_length + 1):
+        last = range(vocab) if length == max_length else eos
+        yield from ([*before, end] for before in itertools.product(inside, repeat=length - 1) for end in last)
+
+
+def small(name, vocab=4):
+    flat = {"vocab": vocab, "init": {"kind": "normal", "std": 0.2}}  # many texts are about equally probable
+    return random_model(manyheads.read_model(to_tree(SHAPES[name]) | flat), seed=5)
+
+
+@pytest.mark.parametrize("length_penalty", [0.0, 1.0, 3.0])
+@pytest.mark.parametrize("eos", [(2,), (2, 3)])
+@pytest.mark.parametrize("name", SHAPES)
+def test_with_a_beam_per_text_the_best_of_all_texts_is_found(name, eos, length_penalty):
+    model, (prompt, source) = small(name), prompt_and_source(name)
+    prompt, source = prompt % 4, None if source is None else source % 4
+    config = settings(max_new_tokens=4, eos_token_id=eos)
+    outputs = beam(model, prompt, source, num_beams=4**4, length_penalty=length_penalty, config=config)
+    for i, output in enumerate(outputs):
+        own = prompt[i : i + 1], None if source is None else source[i : i + 1]
+        texts = list(every_text(4, 4, eos))
+        scores = [
+            log_p / ((5 + len(text)) / 6) ** length_penalty
+            for text, log_p in zip(texts, log_likelihoods(model, *own, texts), strict=True)
+        ]
+        assert output == texts[scores.index(max(scores))]
+
+
+def test_many_beams_find_more_probable_texts_than_one():
+    """Two beams need not: the text of one beam may fall out of two on its way (−29.5 in all against −28.6 here)."""
+    model, prompt = random_model(SHAPES["decoder"]), tokens(16, 3)
+    config = replace(SEVERAL_EOS, max_new_tokens=6)
+    outputs = [beam(model, prompt, num_beams=count, length_penalty=0.0, config=config) for count in (1, 16)]
+    one, many = (
+        [log_likelihoods(model, prompt[i : i + 1], None, [text])[0] for i, text in enumerate(texts)]
+        for texts in outputs
+    )
+    assert sum(many) > sum(one) + 1
+
+
+@pytest.mark.parametrize("length_penalty", [0.0, 8.0])
+@pytest.mark.parametrize("name", SHAPES)
+def test_one_beam_is_greedy(name, length_penalty):
+    model = random_model(SHAPES[name])
+    prompt, source = prompt_and_source(name, batch=8)
+    config = with_varied_ends(model, prompt, source, settings())
+    output = beam(model, prompt, source, num_beams=1, length_penalty=length_penalty, config=config)
+    assert output == greedy(model, prompt, source, config=config)
+    assert len({len(row) for row in output}) > 1, "some end before others, or nothing was tested"
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_batch_gives_what_each_text_gives_alone(name, side, num_beams):
+    """Prompts of many lengths, padded on either side, whose texts end at many steps and leave the batch."""
+    model, counts = random_model(SHAPES[name]), [6, 1, 4, 2, 5, 3]
+    ids = tokens(len(counts), 6)
+    batch, start = padded(ids, counts, side, filler=2), torch.ones(len(counts), 1, dtype=torch.long)
+    inputs = (start, batch) if has_source(name) else (batch, None)
+    config = with_varied_ends(model, *inputs, settings(bad_words_ids=((5,), (9, 4), (3, 3))))
+
+    def generate(prompt, source):
+        if num_beams == 1:
+            return greedy(model, prompt, source, config=config)
+        return beam(model, prompt, source, num_beams=num_beams, config=config)
+
+    together = generate(*inputs)
+    alone = [ids[i : i + 1, :count] for i, count in enumerate(counts)]
+    assert together == [generate(start[:1], one)[0] if has_source(name) else generate(one, None)[0] for one in alone]
+    assert len({len(row) for row in together}) > 1
+
+
+def test_finished_rows_leave_the_batch_and_a_source_is_encoded_once():
+    model, prompt, source = random_model(SHAPES["pair"]), torch.ones(8, 1, dtype=torch.long), tokens(8, 5)
+    decoded, encoded = [], []
+    model.decoder.register_forward_hook(lambda module, inputs, output: decoded.append(len(inputs[0].tokens)))
+    model.encoder.register_forward_hook(lambda module, inputs, output: encoded.append(len(inputs[0].tokens)))
+    config = replace(SEVERAL_EOS, max_new_tokens=20)
+    output = beam(model, prompt, source, num_beams=3, config=config)
+    assert decoded[0] == 8, "a prompt is read once, whatever the number of beams"
+    assert decoded == sorted(decoded[:1]) + sorted(decoded[1:], reverse=True)
+    assert decoded[-1] < 24
+    assert encoded == [8]
+    decoded.clear()
+    texts = greedy(model, prompt, source, config=config)
+    assert decoded == [sum(len(row) > step for row in texts) for step in range(max(map(len, texts)))]
+    assert len(output) == 8
+
+
+class Scripted:
+    """A language model of given probabilities: the next token depends on the length of the text alone."""
+
+    def __init__(self, steps):
+        self.steps = torch.tensor(steps).log()
+
+    def start(self, source=None, *, capacity=None):
+        return Counted(0)
+
+    def step(self, inputs, state):
+        logits = self.steps[min(state.length, len(self.steps) - 1)]
+        return logits.expand(inputs.batch, inputs.length, -1), Counted(state.length + 1)
+
+
+class Counted:
+    def __init__(self, length):
+        self.length = length
+
+    def select(self, rows):
+        return self
+
+
+def test_a_higher_length_penalty_gives_longer_texts():
+    """A text may end now, or go on at a price that falls: the higher α, the later it ends."""
+    model = Scripted([[0.0, 0.5, 0.5], [0.0, 0.45, 0.55], [0.0, 0.4, 0.6], [0.0, 0.35, 0.65], [0.0, 1.0, 0.0]])
+    config, lengths = settings(max_new_tokens=5, eos_token_id=(1,)), []
+    for length_penalty in (0.0, 0.5, 1.0, 2.0, 3.0, 4.0):
+        (text,) = beam(model, torch.tensor([[0]]), num_beams=8, length_penalty=length_penalty, config=config)
+        lengths.append(len(text))
+    assert lengths == sorted(lengths)
+    assert (lengths[0], lengths[-1]) == (1, 5)
+
+
+def test_a_search_ends_when_no_text_can_become_better():
+    model = Scripted([[0.01, 0.98, 0.01]])
+    steps = []
+    step = model.step
+    model.step = lambda inputs, state: steps.append(inputs.batch) or step(inputs, state)
+    config, prompt = settings(max_new_tokens=50, eos_token_id=(1,)), torch.tensor([[0]])
+    assert beam(model, prompt, num_beams=4, length_penalty=0.0, config=config) == [[1]]
+    assert len(steps) == 1, "0.01 is less than 0.98 already"
+    steps.clear()
+    beam(model, prompt, num_beams=4, length_penalty=5.0, config=config)
+    assert 1 < len(steps) < 10, "four have ended"
+
+
+# ----------------------------------------------------------------------------------------------------------- sampling
+
+
+def frequencies(model, method, count, vocab):
+    """How often each token is the first generated one, over rows with a generator each."""
+    rng = [torch.Generator().manual_seed(i) for i in range(count)]
+    config = settings(max_new_tokens=1)
+    output = decode(method, model, torch.zeros(count, 1, dtype=torch.long), config=config, rng=rng)
+    return torch.bincount(torch.tensor(output).flatten(), minlength=vocab) / count
+
+
+@pytest.mark.parametrize("temperature", [0.25, 0.5, 1.0, 2.0, 4.0])
+def test_samples_are_drawn_from_softmax_of_logits_over_t(temperature):
+    """Within five standard deviations; softmax(logits) and softmax(logits / √T) are far outside."""
+    count, probabilities = 20_000, [0.6, 0.25, 0.1, 0.04, 0.01]
+    model = Scripted([probabilities])
+    expected = (model.steps[0] / temperature).softmax(-1)
+    output = frequencies(model, {"kind": "sample", "temperature": temperature}, count, 5)
+    deviation = (expected * (1 - expected) / count).sqrt()
+    assert ((output - expected).abs() <= 5 * deviation + 1e-9).all(), (output, expected)
+    for other in (1.0, temperature**0.5) if temperature != 1 else ():
+        wrong = (model.steps[0] / other).softmax(-1)
+        assert ((output - wrong).abs() > 5 * deviation).any(), f"the test cannot tell {temperature} from {other}"
+
+
+def test_the_temperature_of_the_caller_is_that_of_the_method():
+    assert generation_config(temperature=0.3).decoding == choose_method({"kind": "sample", "temperature": 0.3})
+    assert generation_config(temperature=0.0).decoding == choose_method("greedy") == GenerationConfig().decoding
+    model, prompt = random_model(SHAPES["decoder"]), tokens(8, 3)
+    rng = [torch.Generator().manual_seed(i) for i in range(8)]
+    cold = decode({"kind": "sample", "temperature": 1e-6}, model, prompt, config=settings(), rng=rng)
+    assert cold == greedy(model, prompt, config=settings()), "towards 0 it becomes greedy"
+
+
+# ----------------------------------------------------------------------------------------------------------- settings
+
+
+@pytest.mark.parametrize("num_beams", [1, 4])
+def test_forced_and_forbidden_tokens(num_beams):
+    """First and last tokens that must be, tokens and pairs that must not; nothing follows the token that ends a text."""
+    model, (prompt, source) = random_model(pair()), prompt_and_source("pair", batch=6)
+    config = settings(
+        max_new_tokens=6,
+        eos_token_id=(2, 3),
+        forced_bos_token_id=(9,),
+        forced_eos_token_id=(2,),
+        bad_words_ids=((4,), (5,), (9, 6), (7, 7)),
+    )
+    for row in beam(model, prompt, source, num_beams=num_beams, config=config):
+        assert row[0] == 9
+        assert len(row) < 6 or row[-1] == 2
+        assert not {4, 5} & set(row)
+        assert not {(9, 6), (7, 7)} & set(itertools.pairwise(row))
+        assert not {2, 3} & set(row[:-1])
+    with refused("model.unsupported", VOCAB):
+        beam(model, prompt, source, num_beams=num_beams, config=settings(forced_bos_token_id=(VOCAB,)))
+
+
+def test_a_forced_first_token_is_for_texts_of_one_token_whatever_else_is_in_the_batch():
+    model, config = random_model(decoder()), settings(max_new_tokens=3, forced_bos_token_id=(9,))
+    batch = Inputs(torch.tensor([[0, 0, 5], [6, 7, 8]]), padding=torch.tensor([[True, True, False], [False] * 3]))
+    one, other = greedy(model, batch, config=config)
+    assert one == greedy(model, torch.tensor([[5]]), config=config)[0]
+    assert other == greedy(model, torch.tensor([[6, 7, 8]]), config=settings(max_new_tokens=3))[0]
+    assert one[0] == 9
+
+
+WRONG = {
+    "max_new_tokens": (True, 1.5, "3", 0, -1, 2**70, None),
+    "seed": (-1, 2**63, 2**70, 1.5, None, True),
+    "temperature": (-1, float("nan"), float("inf"), 1e-9, 1e9, "hot", "1", None, True, False),
+    "num_beams": (0, -1, 257, 1.5, "2", None, True),
+    "length_penalty": (-1, 11, float("nan"), "1", None, True),
+    "method": ("no-such-method", 3, {"kind": "beam", "beams": 2}, {"kind": "sample", "temperature": -1}),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_settings_are_refused_by_name(name):
+    for value in WRONG[name]:
+        with refused("generate.config", "" if name == "method" else name):
+            generation_config(**{name: value})
+
+
+def test_settings_that_exclude_each_other_are_refused():
+    for conflicting in (
+        {"num_beams": 2, "temperature": 1.0},
+        {"method": "greedy", "num_beams": 2},
+        {"method": "greedy", "temperature": 1.0},
+        {"method": {"kind": "beam"}, "length_penalty": 0.0},
+    ):
+        with refused("generate.config"):
+            generation_config(**conflicting)
+
+
+# ------------------------------------------------------------------------------------------------ methods of your own
+
+
+class PowerBeamSpec(BeamSpec, kind="test-power-beam"):
+    """argmax_y log p(y | x) / n^α, the length penalty of transformers"""
+
+    def divisor(self, length):
+        return float(length**self.length_penalty)
+
+
+EXTRA = [{}, {"forced_bos_token_id": 9, "forced_eos_token_id": 2}, {"bad_words_ids": [[5], [7, 8], [31]]}]
+
+
+@pytest.mark.parametrize("length_penalty", [0.0, 1.0, 3.0])
+@pytest.mark.parametrize("name", ["marian", "bart", "t5", "gpt2", "llama"])
+def test_four_beams_find_what_transformers_finds(name, length_penalty, tmp_path):
+    """With its length penalty, n^α, in place of ours; it stops when as many texts have ended as there are beams."""
+    torch.manual_seed(1)
+    architecture, config, options = CASES[name]
+    theirs = perturbed(make(architecture, config, **options)).eval()
+    theirs.save_pretrained(tmp_path / name)
+    same = {"num_beams": 4, "length_penalty": length_penalty}
+    method = {"kind": "test-power-beam"} | same
+    for extra in EXTRA:
+        generation = {"eos_token_id": [2, 11], "decoder_start_token_id": 3, "pad_token_id": 60, "bos_token_id": 1}
+        (tmp_path / name / "generation_config.json").write_text(json.dumps(generation | extra))
+        theirs.generation_config = type(theirs.generation_config)(**generation | extra)
+        ours = manyheads.load(tmp_path / name)
+        for ids in ([5], [5, 9, 7], [8, 20, 31, 44]):
+            output = theirs.generate(
+                torch.tensor([ids]), early_stopping=True, do_sample=False, max_new_tokens=9, **same
+            )
+            row = output[0, 1 if theirs.config.is_encoder_decoder else len(ids) :].tolist()
+            expected = [token for token in until_eos([row], (2, 11))[0] if token not in (2, 11)]
+            assert ours.generate(ids, method=method, max_new_tokens=9) == expected
+
+
+class LeastSpec(MethodSpec, kind="test-least"):
+    """argmin_v p(v | x_<t) among the `width` most probable tokens"""
+
+    width: int = field(2, "tokens to choose from", ge=1)
+
+    def generate(self, model, prompt, source, *, config, rng):
+        def choose(logits_BV, rows):
+            return logits_BV.topk(self.width).indices[:, -1]
+
+        return token_by_token(model, prompt, source, config=config, choose=choose)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_method_of_your_own_is_a_kind_of_the_slot(name):
+    checkpoint = Checkpoint(random_model(SHAPES[name]))
+    start = {"decoder_start_token_id": 1} if has_source(name) else {}
+    settings = {"max_new_tokens": 5} | start
+    assert MethodSpec.kinds["test-least"] is LeastSpec
+    one, two = (
+        checkpoint.generate([3, 4, 5], method={"kind": "test-least", "width": width}, **settings) for width in (1, 2)
+    )
+    assert one == checkpoint.generate([3, 4, 5], **settings), "the most probable of one is greedy"
+    assert checkpoint.generate([3, 4, 5], method=LeastSpec(), **settings) == two
+    assert checkpoint.generate([3, 4, 5], method="test-least", **settings) == two != one
+    with refused("generate.config", "width", 0):
+        checkpoint.generate([3, 4, 5], method={"kind": "test-least", "width": 0}, **settings)
+
+
+def test_every_method_is_documented_and_has_a_formula():
+    for kind, method in MethodSpec.kinds.items():
+        assert method.formula() != "no formula given", kind
+        assert all(one.description for one in method.model_fields.values()), kind
+
+
+# ------------------------------------------------------------------------------------------------------- checkpoints
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+@pytest.mark.parametrize("name", ["decoder", "pair"])
+def test_a_checkpoint_generates_for_each_text_as_if_alone(name, temperature):
+    """Positions that run out at different lengths, angles that depend on the length, and random draws are each text's own."""
+    learned = {"kind": "learned", "length": 12}
+    spec = pair(position=learned) if name == "pair" else decoder(position=learned)
+    rows = [[3, 4, 5, 6, 7, 8, 9, 10, 11, 12], [5], [6, 7], [5], [9, 8, 7, 6, 5]]
+    dynamic = decoder(
+        position={"kind": "rope", "scaling": {"kind": "longrope", "short_factor": [1.0], "long_factor": [50.0], "length": 12}}
+    )
+    dynamic = manyheads.read_model(to_tree(dynamic) | UNTIED)
+    for one in (spec, dynamic):
+        checkpoint = Checkpoint(random_model(one))
+        same = {"max_new_tokens": 9, "temperature": temperature, "seed": 3, "decoder_start_token_id": 1}
+        together = dict(checkpoint.generate_ids(rows, generation_config(**same)))
+        assert [together[i] for i in range(len(rows))] == [checkpoint.generate(row, **same) for row in rows]
+        assert together[1] == together[3]
+        hot = {"max_new_tokens": 9, "temperature": 1e6, "decoder_start_token_id": 1}
+        random = [checkpoint.generate([token], **hot) for token in (5, 6, 5)]
+        assert random[0] == random[2] != random[1], "random draws are a function of the text too"
+
+
+def test_settings_of_a_broken_checkpoint_have_a_code(tmp_path):
+    folder = folder_of("bart", tmp_path / "bart", tokenizer=False)
+    for text, code, values in (
+        ("[1]", "checkpoint.config", ["generation_config.json"]),
+        ('{"eos_token_id": 2}', "model.unsupported", ["decoder_start_token_id"]),
+        ('{"bos_token_id": 2, "forced_bos_token_id": 99}', "model.unsupported", [99, 61]),
+    ):
+        (folder / "generation_config.json").write_text(text)
+        with refused(code, *values):
+            manyheads.load(folder).generate([5, 6])
+    (folder / "generation_config.json").unlink()
+    checkpoint = manyheads.load(folder)
+    named = checkpoint.generate([5, 6], max_new_tokens=4, decoder_start_token_id=2)
+    assert named == checkpoint.generate([5, 6], max_new_tokens=4)
+    with pytest.raises(ManyheadsError) as caught:
+        checkpoint.generate([5, 6], decoder_start_token_id=2**70)
+    assert caught.value.code == "input.shape"

@@ -1,0 +1,87 @@
+"""The command line in real processes, each forked from one that has imported torch already."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+FORKS = multiprocessing.get_context("forkserver")
+# imported in advance, because a child may not be allowed to read files (tests limit that)
+LAZY_IMPORTS = ["pydantic.type_adapter", "typer._adapters", "typer._click.decorators"]
+VERBS = ("show", "new", "train", "compare", "predict", "evaluate", "export", "audit", "demo", "data")
+LIBRARY = ["inspect.describe", "inspect.audit", "train.loop", "train.estimate", "train.evaluate", "checkpoint.exporter"]
+FORKS.set_forkserver_preload(
+    [
+        "torch",
+        "torch._dynamo",
+        *(f"manyheads.cli.{verb}" for verb in VERBS),
+        *(f"manyheads.{module}" for module in LIBRARY),
+        *LAZY_IMPORTS,
+        "command",
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def child(arguments, stdin, stdout, stderr, cwd, env, before=None):
+    for path, number in ((stdin, 0), (stdout, 1), (stderr, 2)):
+        os.dup2(os.open(path, os.O_RDWR), number)
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(env)
+    encoding = env.get("PYTHONIOENCODING", "utf-8")
+    sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w", encoding=encoding), open(2, "w", encoding=encoding)  # noqa: SIM115
+    sys.argv = ["manyheads", *arguments]
+    if before is not None:
+        before()
+    from manyheads.cli.console import main
+
+    main()
+
+
+def run(*arguments, check=0, cwd=None, env=None, timeout=120, stdin=b"", before=None):
+    """What a command writes and its exit status; `before` is called first, in its process."""
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [Path(folder) / name for name in ("in", "out", "err")]
+        for path in paths:
+            path.write_bytes(stdin if path.name == "in" else b"")
+        process = FORKS.Process(
+            target=child,
+            args=([*map(str, arguments)], *paths, cwd or os.getcwd(), dict(env or os.environ), before),
+        )
+        process.start()
+        process.join(timeout)
+        if timed_out := process.exitcode is None:
+            process.kill()
+            process.join()
+        done = Done(process.exitcode, *(path.read_text(encoding="utf-8", errors="replace") for path in paths[1:]))
+    assert not timed_out, f"{' '.join(map(str, arguments))} did not end within {timeout} seconds"
+    assert check is None or done.returncode == check, done.stderr
+    return done
+
+
+def run_json(*arguments, **options):
+    """The JSON object that a command prints."""
+    return json.loads(run(*arguments, "--json", **options).stdout)
+
+
+def error_of(*arguments, check, **options):
+    """The error of a command: one JSON object on standard error with --json, and nothing on standard output."""
+    done = run(*arguments, "--json", check=check, **options)
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    report = json.loads(done.stderr)
+    assert report["schema"] == 1
+    assert set(report["error"]) == {"code", "message", "hint"}
+    return report["error"]

@@ -1,0 +1,164 @@
+"""A small run of every task: trained to its end, stopped at a step, or killed at a chosen moment in a process of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import re
+import signal
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from command import FORKS
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from manyheads.model.spec import ModelSpec
+from manyheads.train.events import Step
+from manyheads.train.loop import train
+from manyheads.train.prepare import prepare
+from manyheads.train.run import read_run
+
+TOWER = {"layers": 1, "width": 16, "attention": {"kind": "heads", "heads": 2}, "feedforward": {"kind": "mlp", "hidden": 32}, "position": "sinusoidal", "residual": {"kind": "pre", "dropout": 0.1}}  # fmt: skip
+PATCHES = {"embed": {"kind": "patches", "pixels": 4, "channels": 1}}
+RESTORED = {"embed": "mask-tokens", "mask": {"causal": False}}
+SEQUENCE = {"kind": "sequence", "function": "reverse", "count": 400}
+# as a file of one's own: scikit-learn takes seconds to import, and each of these processes would
+DIGITS = {
+    "kind": "images",
+    "path": str(Path(find_spec("sklearn").origin).parent / "datasets" / "data" / "digits.csv.gz"),
+}
+TASKS = {
+    "seq2seq": {
+        "model": {
+            "vocab": "tokenizer",
+            "encoder": TOWER,
+            "decoder": {"like": "encoder", "embed": "shared", "cross": True},
+        },
+        "data": SEQUENCE,
+    },
+    "recurrent": {"model": {"vocab": "tokenizer", "recurrent": {"width": 16}}, "data": SEQUENCE},
+    "causal": {"model": {"vocab": "tokenizer", "decoder": TOWER}, "data": {"kind": "biographies", "people": 60}},
+    "masked": {
+        "model": {"vocab": "tokenizer", "encoder": TOWER, "head": "masked"},
+        "data": {"kind": "biographies", "people": 60},
+    },
+    "packed": {"model": {"vocab": "tokenizer", "decoder": TOWER}, "data": {"kind": "biographies", "people": 60}},
+    "spans": {
+        "model": {
+            "vocab": "tokenizer",
+            "encoder": TOWER,
+            "decoder": {"like": "encoder", "embed": "shared", "cross": True},
+        },
+        "data": {"kind": "biographies", "people": 60},
+    },
+    "infill": {"model": {"vocab": "tokenizer", "decoder": TOWER}, "data": {"kind": "biographies", "people": 60}},
+    "retrieval": {
+        "model": {"vocab": "tokenizer", "encoder": TOWER, "head": {"kind": "vector", "pool": "mean"}},
+        "data": {"kind": "sequence", "function": "reverse", "count": 400},
+    },
+    "classify": {
+        "model": {"encoder": TOWER | PATCHES, "head": {"kind": "classes", "classes": 10, "pool": "mean"}},
+        "data": DIGITS,
+    },
+    "mae": {
+        "model": {"encoder": TOWER | PATCHES, "decoder": TOWER | RESTORED, "head": {"kind": "pixels", "pixels": 4}},
+        "data": DIGITS,
+    },
+    "shaped": {
+        "model": {
+            "vocab": "tokenizer",
+            "encoder": TOWER,
+            "decoder": {"like": "encoder", "embed": "shared", "cross": True},
+        },
+        "data": SEQUENCE,
+        "shaping": [{"kind": "focus"}, {"kind": "near", "max_cost": 9.0}],
+    },
+}
+
+
+def described(name, **train):
+    task = (
+        {"kind": "seq2seq", "smoothing": 0.1}
+        if name in ("seq2seq", "recurrent", "shaped")
+        else {"kind": {"packed": "causal"}.get(name, name)}
+    )
+    train = {"pack": 50} | train if name == "packed" else train
+    usual = {"steps": 6, "batch_tokens": 200, "accumulate": 2, "save_every": 2, "eval_every": 3, "eval_rows": 20}
+    optim = {"lr": 3e-3, "schedule": {"kind": "cosine", "warmup": 2}}
+    return TASKS[name] | {"seed": 5, "task": task, "optim": optim, "train": usual | train}
+
+
+def at_file(event, pattern, action, count=1):
+    """Calls an action in this process right before its count-th file operation that matches, an audit event of Python.
+
+    Of "open", "os.mkdir", "os.rename" and "shutil.rmtree", the pattern is searched in every path.
+    """
+    matches = []
+
+    def hook(name, arguments):
+        if name == event:
+            paths = [os.fsdecode(one) for one in arguments if isinstance(one, str | bytes | os.PathLike)]
+            if any(re.search(pattern, path) for path in paths):
+                matches.append(paths)
+                if len(matches) == count:
+                    action()
+
+    sys.addaudithook(hook)
+
+
+def at_forward(actions, *, training=True):
+    """Calls actions[n] in this process right before the n-th forward pass of a model in training, or in evaluation."""
+    count = itertools.count(1)
+
+    def hook(module, inputs):
+        if not isinstance(getattr(module, "spec", None), ModelSpec) or next(module.parameters()).is_meta:
+            return  # a layer, or a model that is only counted
+        if module.training is training:
+            actions.get(next(count), lambda: None)()
+
+    return register_module_forward_pre_hook(hook)
+
+
+def kill():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def train_until(tree, folder, step=None, moment=None, count=1):
+    """In a process of its own: trains, and is killed after a step, or at a file operation (event, pattern)."""
+    torch.set_num_threads(1)
+    if moment is not None:
+        at_file(*moment, kill, count=count)
+    for event in train(prepare(read_run(tree)), folder):
+        if isinstance(event, Step) and event.step == step:
+            kill()
+
+
+def in_a_process(*arguments, target=train_until, **options):
+    """The exit code of a process that trains, -SIGKILL if it was killed."""
+    process = FORKS.Process(target=target, args=arguments, kwargs=options)
+    process.start()
+    process.join(120)
+    return process.exitcode
+
+
+def train_all(tree, folder, **options):
+    return list(train(prepare(read_run(tree)), folder, **options))
+
+
+def stop_after(tree, folder, step):
+    """Trains until should_stop answers after a step; returns the events."""
+    events = []
+    should_stop = lambda: "terminated" if sum(isinstance(event, Step) for event in events) == step else None  # noqa: E731
+    for event in train(prepare(read_run(tree)), folder, should_stop=should_stop):
+        events.append(event)
+    return events
+
+
+def hashes(folder):
+    """Of the files of the latest checkpoint that must be equal, bit by bit, in two equal runs."""
+    checkpoint = folder / "checkpoints" / (folder / "checkpoints" / "latest").read_text()
+    names = ("model.safetensors", "optimizer.safetensors", "trainer.json")
+    return {name: hashlib.sha256((checkpoint / name).read_bytes()).hexdigest() for name in names}

@@ -1,0 +1,39 @@
+"""Losses of trivial predictions, which a trained model must be below."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from manyheads.tasks.task import IGNORE_INDEX
+from manyheads.train.batches import BatchPlan
+
+
+def batches(run, rows):
+    plan = BatchPlan(run, rows, max_rows=run.spec.train.eval_rows if rows is run.validation_rows else 2000)
+    return [plan.batch(i) for i in range(len(plan))]
+
+
+def targets(run, rows):
+    return torch.cat([batch.targets[batch.targets != IGNORE_INDEX] for batch in batches(run, rows)])
+
+
+def unigram_entropy(run):
+    """The loss on validation tokens, or classes, predicted with their frequency in training (add-one smoothing)."""
+    size = len(run.labels) or run.tokens.vocab_size
+    counts = 1 + torch.bincount(targets(run, run.train_rows), minlength=size).double()
+    return float(-(counts / counts.sum()).log()[targets(run, run.validation_rows)].mean())
+
+
+def mean_patch(run):
+    """The error of masked patches, each predicted as the mean of all training patches."""
+    mean = torch.cat([batch.inputs.tokens for batch in batches(run, run.train_rows)]).mean(dim=(0, 1))
+    validation = batches(run, run.validation_rows)
+    errors = [((batch.inputs.tokens - mean)[batch.targets != IGNORE_INDEX]).square() for batch in validation]
+    return float(torch.cat(errors).mean())
+
+
+def random_document(run):
+    """The loss of a document chosen at random among those of a batch."""
+    sizes = [len(batch.targets) for batch in batches(run, run.validation_rows)]
+    return float(np.average(np.log(sizes), weights=sizes))

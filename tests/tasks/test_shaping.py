@@ -1,0 +1,376 @@
+"""Loss shaping: every term is the mean of its formula, however the batch is split and padded, and can be learned."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import kinds
+import numpy as np
+import pytest
+import torch
+from command import error_of
+from command import run as command
+from data_files import refused
+from small_runs import TASKS, described
+from trees import SHE, conllu
+
+import manyheads
+from manyheads import Inputs
+from manyheads.data.source import Corpus, DataSpec
+from manyheads.model.record import record
+from manyheads.spec import override, to_toml
+from manyheads.tasks.shaping import add_links, shaped_loss, site_records, term_counts, total_loss
+from manyheads.tasks.task import Batch
+from manyheads.train.batches import BatchStream
+from manyheads.train.events import Evaluated, Step
+from manyheads.train.loop import train, train_step
+from manyheads.train.prepare import prepare
+from manyheads.train.run import read_run
+
+FOCUS, NEAR = {"kind": "focus", "weight": 0.5}, {"kind": "near", "where": "all", "max_cost": 20.0, "weight": 0.02}
+
+
+def shaped_run(name, *shaping, **train):
+    return read_run(described(name, **train) | {"shaping": list(shaping)})
+
+
+def to_double(batch):
+    """Images as precise as the model."""
+    inputs = {name: getattr(batch, name) for name in ("inputs", "source")}
+    images = {name: one for name, one in inputs.items() if one is not None and one.tokens.is_floating_point()}
+    return replace(batch, **{name: replace(one, tokens=one.tokens.double()) for name, one in images.items()})
+
+
+def double_model(run):
+    return manyheads.build(run.model_spec).double().eval()
+
+
+def real_positions(inputs):
+    none = torch.zeros(inputs.tokens.shape[:2], dtype=torch.bool)
+    return ~(none if inputs.padding is None else inputs.padding)
+
+
+def by_the_matrix(attention):
+    """Entropy and mean squared distance of the weights, by their formulas."""
+    weights, positions = attention.weights(), attention.positions
+    entropy = -(weights * torch.where(weights > 0, weights, 1.0).log()).sum(-1)
+    squared = (positions.key[:, None, :] - positions.query[:, :, None]).square()
+    return entropy, (weights * squared[:, None]).sum(-1)
+
+
+# ---------------------------------------------------------------------------------------------------- focus and near
+
+
+@pytest.mark.parametrize("name", [name for name in TASKS if name not in ("shaped", "packed")])
+def test_terms_are_means_over_heads_real_positions_and_layers(name):
+    run = prepare(shaped_run(name, FOCUS, NEAR))
+    model, batch = double_model(run), to_double(BatchStream(run).next())
+    with torch.no_grad():
+        for weight in model.parameters():  # otherwise all weights are alike, and a bound of each is one of their mean
+            weight.mul_(6 if weight.dim() > 1 else 1)
+    loss = shaped_loss(run.spec.task, run.spec.shaping, model, batch)
+    entropies, distances = [], []
+    with record(model) as attentions:
+        run.spec.task.loss(model, batch)
+    for i, attention in enumerate(attentions):
+        of_source = attention.name.startswith("encoder.") and batch.source is not None
+        real = real_positions(batch.source if of_source else batch.inputs)
+        real = real[:, i : i + 1] if name == "recurrent" else real
+        entropy, distance = by_the_matrix(attention)
+        entropies.append(entropy.transpose(1, 2)[real].flatten())
+        distances.append(distance.transpose(1, 2)[real].flatten().clamp(max=20.0))
+    assert loss.terms["focus"].mean == pytest.approx(float(torch.cat(entropies).mean().detach()), abs=1e-10)
+    assert loss.terms["near"].mean == pytest.approx(float(torch.cat(distances).mean().detach()), abs=1e-10)
+    assert loss.terms["focus"].count == torch.cat(entropies).numel()
+
+
+def terms_and_gradients(model, run, batches):
+    """Of the terms alone: the task's own loss is computed in float32."""
+    model.zero_grad()
+    counts, losses = term_counts(run.spec.shaping, model, batches), []
+    for batch in batches:
+        loss = shaped_loss(run.spec.task, run.spec.shaping, model, batch)
+        losses.append(total_loss(replace(loss, sum=torch.zeros(())), 1, run.spec.shaping, counts))
+    sum(losses).backward()
+    gradients = [torch.zeros_like(one) if one.grad is None else one.grad.clone() for one in model.parameters()]
+    return float(sum(losses).detach()), gradients
+
+
+@pytest.mark.parametrize("normalised", [True, False])
+@pytest.mark.parametrize("name", ["seq2seq", "recurrent", "causal"])
+def test_four_batches_give_what_one_gives_and_padding_changes_nothing(name, normalised):
+    run = prepare(shaped_run(name, FOCUS | {"normalised": normalised}, NEAR | {"normalised": normalised}))
+    task, model = run.spec.task, double_model(run)
+    rows = sorted((run.train_rows[i] for i in range(16)), key=lambda row: len(row[0]))  # batches of different lengths
+    parts = [task.batch(rows[i : i + 4], run.tokens, np.random.default_rng(0)) for i in range(0, 16, 4)]
+    whole = task.batch(rows, run.tokens, np.random.default_rng(0))
+    assert whole.inputs.padding is not None
+    one, other = (terms_and_gradients(model, run, batches) for batches in (parts, [whole]))
+    assert one[0] == pytest.approx(other[0], abs=1e-10)
+    torch.testing.assert_close(one[1], other[1], rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["seq2seq", "recurrent", "masked"])
+def test_a_term_of_weight_zero_is_logged_and_changes_no_bit(name):
+    results = []
+    for shaping in ((), (FOCUS | {"weight": 0.0}, NEAR | {"weight": 0.0})):
+        run = prepare(shaped_run(name, *shaping))
+        model = manyheads.build(run.model_spec, seed=1)
+        optimizer, stream = run.spec.optim.build(model), BatchStream(run)
+        steps = [train_step(model, optimizer, stream, run, stream.state) for _ in (1, 2)]
+        results.append((steps, [parameter.detach().clone() for parameter in model.parameters()]))
+    (plain, plain_weights), (logged, logged_weights) = results
+    assert all(torch.equal(one, other) for one, other in zip(plain_weights, logged_weights, strict=True))
+    assert [step.loss for step in plain] == [step.loss for step in logged]
+    assert plain[0].terms == {}
+    assert set(logged[0].terms) == {"focus", "near"}
+    assert all(value > 0 for step in logged for value in step.terms.values())
+
+
+def test_selected_layers_heads_and_towers_are_those_alone():
+    tree = described("seq2seq")
+    tree["model"] = tree["model"] | {"encoder": tree["model"]["encoder"] | {"layers": 3}}
+    selected = {"kind": "focus", "where": "self", "tower": "encoder", "layers": [0, 2], "heads": [1]}
+    run = prepare(read_run(tree | {"shaping": [selected, FOCUS]}))
+    model, batch = double_model(run), BatchStream(run).next()
+    loss = shaped_loss(run.spec.task, run.spec.shaping, model, batch)
+    with record(model) as attentions:
+        run.spec.task.loss(model, batch)
+    real = real_positions(batch.source)
+    expected = torch.stack([attentions[i].statistics.entropy[:, 1][real].sum() for i in (0, 2)]).sum()
+    assert list(loss.terms) == ["focus-1", "focus-2"]
+    torch.testing.assert_close(loss.terms["focus-1"].sum, expected)
+    assert loss.terms["focus-1"].count == 2 * int(real.sum())
+
+
+def test_layers_that_share_weights_are_different_sites():
+    tower = kinds.tower(layers=4, layer_groups=2, position="sinusoidal")
+    spec = manyheads.read_model({"vocab": 23, "encoder": tower, "head": "masked"})
+    model, ids = kinds.random_model(spec), kinds.tokens()
+    with record(model) as attentions:
+        model(ids)
+    records = site_records(model.spec, attentions, Batch(Inputs(ids), ids))
+    assert [one.site.layer for one in records] == [0, 1, 2, 3]
+
+
+WRONG = {
+    '{kind = "focus", layers = [1]}': ("config.out-of-range", "shaping.0.layers", 1, 0),
+    '{kind = "focus", heads = [0, 2]}': ("config.out-of-range", "shaping.0.heads", 2, 1),
+    '{kind = "focus", heads = [0, 0]}': ("config.invalid", "shaping.0.heads"),
+    '{kind = "near", where = "cross"}': ("config.incompatible", "shaping.0", "cross-attention"),
+    '{kind = "focus", tower = "encoder"}': ("config.incompatible", "shaping.0", "encoder"),
+    '{kind = "near", max_cost = 0}': ("config.out-of-range", "shaping.0.max_cost", 0, "1e-30"),
+    '{kind = "guided", by = "arcs", where = "cross"}': ("config.incompatible", "shaping.0.where", "self-attention"),
+    '{kind = "blur"}': ("config.unknown-kind", "shaping.0", "blur"),
+}
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_what_does_not_fit_is_refused_with_its_path(text):
+    import tomllib
+
+    code, path, *values = WRONG[text]
+    with refused(code, *values) as caught:
+        read_run(described("causal") | {"shaping": [tomllib.loads(f"x = {text}")["x"]]})
+    assert ".".join(map(str, caught.value.path)) == path
+
+
+def test_a_model_without_attention_cannot_be_shaped():
+    tree = described("causal") | {"model": {"vocab": "tokenizer", "ngram": {"width": 8}}, "shaping": [FOCUS]}
+    with refused("config.incompatible", "shaping.0", "focus"):
+        read_run(tree)
+
+
+def test_terms_are_in_the_events_the_file_and_the_progress(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text(to_toml(described("causal", steps=3) | {"shaping": [FOCUS, NEAR]}))
+    done = command("train", path, "--output", tmp_path / "run")
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if line["event"] == "step"]
+    assert steps
+    assert all(set(line["terms"]) == {"focus", "near"} for line in steps)
+    assert "focus" in done.stderr
+    assert "near" in done.stderr
+    changed = ["train", path, "--output", tmp_path / "run", "-s", "shaping.0.weight=0.7"]
+    assert error_of(*changed, check=2)["code"] == "run.changed"
+    assert "shaping" in command(*changed, check=2).stderr
+
+
+def minimise(run, batch, steps=40):
+    """The only term before and after some steps on it alone."""
+    model, values = manyheads.build(run.model_spec).train(), []
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.03)
+    for _ in range(steps):
+        (term,) = shaped_loss(run.spec.task, run.spec.shaping, model, batch).terms.values()
+        optimizer.zero_grad()
+        (term.sum / term.count).backward()
+        optimizer.step()
+        values.append(term.mean)
+    return values[0], values[-1]
+
+
+@pytest.mark.parametrize("term", [FOCUS, NEAR | {"max_cost": 1000.0}], ids=lambda term: term["kind"])
+def test_a_term_can_be_learned(term):
+    run = prepare(shaped_run("causal", term))
+    first, last = minimise(run, BatchStream(run).next())
+    assert last < 0.5 * first
+
+
+# --------------------------------------------------------------------------------------------------- guided attention
+
+
+class AlignedSpec(DataSpec, kind="test-aligned"):
+    """Words, the same words in reverse, and their alignment"""
+
+    def load(self):
+        def row(i):
+            words = np.random.default_rng(i).choice(list("abcdefgh"), size=4 + i % 3).tolist()
+            alignment = " ".join(f"{j}-{len(words) - 1 - j}" for j in range(len(words)))
+            return " ".join(words), " ".join(reversed(words)), alignment
+
+        rows = [row(i) for i in range(220)]
+        return Corpus(("source", "target", "alignment"), rows[20:], rows[:20], [], "words in reverse")
+
+
+class TreesSpec(DataSpec, kind="test-trees"):
+    """Sentences with a parse"""
+
+    def load(self):
+        rows = [
+            ("I prefer the morning flight", (1, -1, 4, 4, 1), ("nsubj", "root", "det", "nmod", "dobj")),
+            ("birds sing", (1, -1), ("nsubj", "root")),
+        ]
+        return Corpus(("text", "arcs", "relations"), rows * 30, rows, [], "two sentences")
+
+
+def guided_run(name, data, *shaping, **train):
+    return read_run(described(name, **train) | {"data": {"kind": data}, "shaping": list(shaping)})
+
+
+def linked_batch(run, rows):
+    """The batch of some training rows, with their links."""
+    task = run.spec.task
+    batch = task.batch([run.train_rows[i] for i in rows], run.tokens, np.random.default_rng(0))
+    return add_links(batch, task, run.tokens, {name: [links[i] for i in rows] for name, links in run.links.items()})
+
+
+def guided_term(run, model, batch):
+    """The guided term, and the attentions of the same pass."""
+    term = shaped_loss(run.spec.task, run.spec.shaping, model, batch).terms["guided"]
+    with record(model) as attentions:
+        run.spec.task.loss(model, batch)
+    return term, attentions
+
+
+@pytest.mark.parametrize("name", ["seq2seq", "recurrent"])
+def test_guided_attention_is_the_cross_entropy_of_the_alignment(name):
+    run = prepare(guided_run(name, "test-aligned", {"kind": "guided", "weight": 1.0}))
+    batch = BatchStream(run).next()
+    term, attentions = guided_term(run, double_model(run), batch)
+    cross = [one.weights() for one in attentions if not one.name.endswith("attention")]
+    alpha = torch.cat(cross, dim=2) if name == "recurrent" else cross[0]
+    costs = []
+    for row, (source, targets) in enumerate(zip(batch.source.tokens, batch.targets, strict=True)):
+        count = int((targets >= 5).sum())  # words, without </s>
+        for t in range(count):
+            assert targets[t] == source[count - 1 - t], "a generated word attends to the word it is aligned with"
+            costs.append(-alpha[row, :, t, count - 1 - t].log())
+    torch.testing.assert_close(term.sum, torch.cat(costs).sum(), rtol=1e-10, atol=1e-10)
+    assert term.count == torch.cat(costs).numel()
+
+
+@pytest.mark.parametrize("window", [None, 2, 3])
+@pytest.mark.parametrize("name", ["causal", "masked"])
+def test_a_row_whose_target_is_masked_is_not_in_the_loss(name, window):
+    guided = {"kind": "guided", "by": "arcs", "heads": [1]}
+    tree = described(name) | {"data": {"kind": "test-trees"}, "shaping": [guided]}
+    tower = "decoder" if name == "causal" else "encoder"
+    run = prepare(read_run(tree if window is None else override(tree, [f"model.{tower}.mask.window={window}"])))
+    term, attentions = guided_term(run, double_model(run), linked_batch(run, [0]))
+    heads = [1, 1, 4, 4, 1]  # of each word; the root is its own
+    limit = window or len(heads)
+    cells = [  # after <s>
+        (i + 1, j + 1) for i, j in enumerate(heads) if (name == "masked" or j <= i) and abs(i - j) < limit
+    ]
+    assert term.count == len(cells)
+    expected = -sum(attentions[0].weights()[0, 1, i, j].log() for i, j in cells)
+    torch.testing.assert_close(term.sum, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_a_relation_of_a_treebank_guides_its_own_arcs(tmp_path):
+    others = [[("1", f"bird{letter}", "2", "nsubj"), ("2", "sings", "0", "root")] for letter in "abcdefghijklmnopqrst"]
+    (tmp_path / "t.conllu").write_text(conllu(SHE, *others))
+    tree = described("masked") | {"data": {"kind": "conllu", "path": str(tmp_path / "t.conllu")}}
+    guided = {"kind": "guided", "by": "arcs", "relation": "nsubj"}
+    run = prepare(read_run(tree | {"shaping": [guided]}))
+    (links,) = run.links.values()
+    for row, pairs in zip(run.corpus.train, links, strict=True):
+        assert pairs.tolist() == [[row[2].index("nsubj"), row[1][row[2].index("nsubj")]]]
+    events = list(train(run, tmp_path / "run"))
+    terms = [event.terms["guided"] for event in events if isinstance(event, Step)]
+    assert terms
+    assert all(np.isfinite(term) and term > 0 for term in terms)
+    with refused("data.invalid", "nsbj", "nsubj"):
+        prepare(read_run(tree | {"shaping": [guided | {"relation": "nsbj"}]}))
+
+
+@pytest.mark.parametrize(
+    "shaping", [{"kind": "guided", "by": "arcs"}, {"kind": "focus"}, {"kind": "near"}], ids=lambda one: one["kind"]
+)
+@pytest.mark.parametrize("name", ["causal", "masked"])
+def test_packed_texts_are_not_shaped(name, shaping):
+    """A link is between positions of its own text, which are not those of a row that texts share."""
+    guided_run(name, "test-trees", shaping)
+    guided_run(name, "test-trees", pack=16)
+    with refused("config.incompatible", "train.pack", name):
+        guided_run(name, "test-trees", shaping, pack=16)
+
+
+def test_the_tokens_of_a_target_word_share_the_weight_and_its_row_counts_once():
+    tree = described("masked") | {
+        "data": {"kind": "test-trees"},
+        "tokenizer": {"kind": "bytes"},
+        "shaping": [{"kind": "guided", "by": "arcs"}],
+    }
+    run = prepare(read_run(tree))
+    term, attentions = guided_term(run, double_model(run), linked_batch(run, [1]))
+    rows = [*range(1, 6), *range(7, 11)]  # "birds" and "sing", after <s>, without the space
+    alpha = attentions[0].weights()[0]
+    expected = -sum(alpha[:, i, j].log().sum() / 4 for i in rows for j in range(7, 11))
+    torch.testing.assert_close(term.sum, expected, rtol=1e-10, atol=1e-10)
+    assert term.count == 2 * len(rows)
+
+
+def test_accumulated_guidance_is_that_of_one_batch():
+    run = prepare(guided_run("seq2seq", "test-aligned", {"kind": "guided", "weight": 2.0}))
+    model = double_model(run)
+    rows = sorted(range(16), key=lambda i: len(run.train_rows[i][0]))
+    parts = [linked_batch(run, rows[i : i + 4]) for i in range(0, 16, 4)]
+    one, other = (terms_and_gradients(model, run, batches) for batches in (parts, [linked_batch(run, rows)]))
+    assert one[0] == pytest.approx(other[0], abs=1e-10)
+    torch.testing.assert_close(one[1], other[1], rtol=0, atol=1e-9)
+
+
+def test_guided_attention_learns_its_targets():
+    run = prepare(guided_run("seq2seq", "test-aligned", {"kind": "guided", "heads": [0]}, batch_tokens=100))
+    first, last = minimise(run, BatchStream(run).next(), steps=80)
+    assert first > 1.2, "uniform attention costs about ln 5"
+    assert last < 0.3
+
+
+def test_pairs_with_a_third_column_have_an_alignment(tmp_path):
+    (tmp_path / "pairs.tsv").write_text("".join(f"a{i} b\tb a{i}\t0-1 1-0\n" for i in range(40)))
+    data = {"kind": "pairs", "path": str(tmp_path / "pairs.tsv"), "fields": ["source", "target", "alignment"]}
+    corpus = DataSpec.choose(data).load()
+    assert corpus.fields == ("source", "target", "alignment")
+    assert corpus.train[0][2] == "0-1 1-0"
+    assert DataSpec.choose(data | {"fields": ["source", "target"]}).load().fields == ("source", "target")
+    tree = described("seq2seq") | {"data": data, "shaping": [{"kind": "guided"}]}
+    events = list(train(prepare(read_run(tree)), tmp_path / "run"))
+    assert all(np.isfinite(event.terms["guided"]) for event in events if isinstance(event, Step))
+    assert any(isinstance(event, Evaluated) for event in events)
+    with refused("config.incompatible", "shaping.0", "alignment"):
+        prepare(read_run(tree | {"data": data | {"fields": ["source", "target"]}}))
+    with refused("config.incompatible", "shaping.0.by", "arcs", "seq2seq"):
+        read_run(tree | {"shaping": [{"kind": "guided", "by": "arcs"}]})

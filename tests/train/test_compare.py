@@ -1,0 +1,317 @@
+"""Grids of runs: what a short name means, runs that are not repeated, cells that fail, and metrics that are those of the runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from contextlib import suppress
+
+import pytest
+import torch
+from command import FORKS, child, error_of, run, run_json
+from small_runs import train_all
+
+from manyheads import build
+from manyheads.data.source import DataSpec
+from manyheads.errors import ConfigError, ManyheadsError, RunChangedError, UsageError
+from manyheads.inspect.draw import draw_comparison
+from manyheads.spec import to_toml
+from manyheads.train.compare import CellFinished, CellStarted, CellStep, compare
+from manyheads.train.events import Evaluated
+from manyheads.train.grid import field_paths, folder_name, read_axis, split_values
+from manyheads.train.prepare import prepare
+from manyheads.train.run import read_run
+
+TOWER = {"layers": 1, "width": 16, "attention": {"kind": "heads", "heads": 2}, "feedforward": {"kind": "mlp", "hidden": 16}}  # fmt: skip
+TREE = {
+    "seed": 4,
+    "model": {
+        "vocab": "tokenizer",
+        "encoder": TOWER | {"position": "sinusoidal"},
+        "decoder": {"like": "encoder", "embed": "shared", "cross": True},
+    },
+    "data": {"kind": "sequence", "function": "copy", "count": 60, "validation_count": 10, "max_length": 4},
+    "task": {"kind": "seq2seq"},
+    "train": {"steps": 3, "batch_tokens": 200, "eval_every": 2, "eval_rows": 8},
+}
+
+
+@pytest.fixture
+def path(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text(to_toml(TREE))
+    return file
+
+
+# ------------------------------------------------------------------------------------------------------------------ axes
+
+
+def test_a_short_name_means_every_tower_that_has_its_own_value():
+    own = TREE | {"model": TREE["model"] | {"decoder": TOWER | {"position": "rope", "embed": "shared", "cross": True}}}
+    assert field_paths("position", TREE) == ("model.encoder.position",)
+    assert field_paths("position", own) == ("model.encoder.position", "model.decoder.position")
+    assert field_paths("embed", TREE) == ("model.encoder.embed", "model.decoder.embed")
+    assert field_paths("attention.heads", TREE) == ("model.encoder.attention.heads",)
+    assert field_paths("decoder.position", TREE) == ("model.decoder.position",)
+    assert field_paths("model.decoder.position", TREE) == ("model.decoder.position",)
+    assert field_paths("head", TREE) == ("model.head",)
+    assert field_paths("lr", TREE) == ("optim.lr",)
+    assert field_paths("schedule.warmup", TREE) == ("optim.schedule.warmup",)
+    assert field_paths("steps", TREE) == ("train.steps",)
+    assert field_paths("data.count", TREE) == ("data.count",)
+    assert field_paths("cell", {"model": {"recurrent": {}}}) == ("model.recurrent.cell",)
+
+
+@pytest.mark.parametrize(
+    ("name", "tree", "code", "value"),
+    [
+        ("residual", {"init_from": "somewhere"}, "config.unknown-key", "model.encoder.residual"),
+        ("positoin", TREE, "config.unknown-key", "'position'"),
+        ("seed", TREE, "usage.argument", "--seeds"),
+    ],
+)
+def test_a_name_that_means_no_field_is_refused(name, tree, code, value):
+    with pytest.raises(ManyheadsError) as error:
+        field_paths(name, tree)
+    assert error.value.code == code
+    assert value in str(error.value)
+
+
+def test_values_are_split_at_commas_outside_brackets_and_quotes():
+    values = ["none", '{kind = "rope", theta = 1e4}', "[1,2]", '"a,b"']
+    assert list(split_values(", ".join(values))) == values
+    for wrong in ("position", "=a", "position=", "position=a,", "position=a,a"):
+        with pytest.raises(UsageError):
+            read_axis(wrong, TREE)
+
+
+def test_folder_names_are_distinct_and_valid_on_every_file_system():
+    values = ("rope", '{kind = "rope"}', '{kind="rope"}', "../rope", "x" * 300)
+    names = [folder_name((("position", value),)) for value in values]
+    assert len(set(names)) == len(names)
+    assert names[0] == "position=rope"
+    assert all("/" not in name and len(name) < 200 for name in names)
+
+
+@pytest.mark.parametrize(
+    ("axis", "value"),
+    [
+        ("positoin=none", "'position'"),
+        ("encoder.positoin=none", "'positoin'"),
+        ("position=none,ropee", "position=ropee"),
+        ("attention.heads=2,3", "attention.heads=3"),
+        ("train.steps=none", "steps"),
+        ("seed=1,2", "--seeds"),
+    ],
+)
+def test_a_wrong_axis_is_refused_before_anything_is_trained(path, tmp_path, axis, value):
+    with pytest.raises((ConfigError, UsageError)) as error:
+        compare(path, ["lr=1e-3", axis], tmp_path / "grid")
+    assert value in str(error.value)
+    assert not (tmp_path / "grid").exists()
+
+
+def test_two_axes_of_one_field_or_no_axis_or_no_seed_are_refused(path, tmp_path):
+    for axes in (["position=none", "encoder.position=rope"], []):
+        with pytest.raises(UsageError):
+            compare(path, axes, tmp_path / "grid")
+    for seeds, jobs in ((0, 1), (1, 0), (10_000, 1)):
+        with pytest.raises(UsageError):
+            compare(path, ["position=none,rope"], tmp_path / "grid", seeds=seeds, jobs=jobs)
+
+
+# --------------------------------------------------------------------------------------------------------------- results
+
+
+def test_the_report_has_the_metrics_of_the_runs_and_no_run_is_trained_twice(path, tmp_path):
+    grid = tmp_path / "grid"
+    command = ("compare", path, "position=none,rope", "lr=1e-2", "--seeds", "2", "--output", grid)
+    report = run_json(*command)
+    assert report["axes"] == {"position": ["none", "rope"], "lr": ["1e-2"]}
+    assert [cell["cell"] for cell in report["cells"]] == [{"position": name, "lr": "1e-2"} for name in ("none", "rope")]
+    for cell in report["cells"]:
+        losses = [one["metrics"]["loss"] for one in cell["seeds"]]
+        assert [one["seed"] for one in cell["seeds"]] == [4, 5]
+        assert len(set(losses)) == 2
+        assert cell["metrics"]["loss"]["mean"] == pytest.approx(statistics.fmean(losses))
+        assert cell["metrics"]["loss"]["sd"] == pytest.approx(statistics.stdev(losses))
+    torch.set_num_threads(1)
+    model = TREE["model"] | {"encoder": TOWER | {"position": "rope"}}
+    tree = TREE | {"seed": 5, "model": model, "optim": {"lr": 1e-2}}
+    alone = [event.metrics for event in train_all(tree, tmp_path / "alone") if isinstance(event, Evaluated)]
+    assert report["cells"][1]["seeds"][1]["metrics"] == alone[-1], "a run of a cell is the same as that run alone"
+    parameters = build(prepare(read_run(tree)).model_spec).parameters()
+    assert report["cells"][1]["parameters"] == sum(one.numel() for one in parameters)
+    assert (grid / "compare.png").read_bytes().startswith(b"\x89PNG")
+    assert json.loads((grid / "compare.json").read_text()) == report
+
+    files = {file: file.stat().st_mtime_ns for file in grid.glob("*/seed-*/**/*") if file.is_file()}
+    again = run(*command)
+    assert f"± {report['cells'][0]['metrics']['loss']['sd']:.4f}" in again.stdout
+    assert {file: file.stat().st_mtime_ns for file in files} == files
+    events = []
+    compare(path, ["position=none,rope,sinusoidal", "lr=1e-2"], grid, seeds=2, progress=events.append)
+    started = [event for event in events if isinstance(event, CellStarted)]
+    assert [(event.name, event.seed, event.number, event.runs) for event in started] == [
+        ("position=sinusoidal lr=1e-2", 4, 5, 6),
+        ("position=sinusoidal lr=1e-2", 5, 6, 6),
+    ], "one more value is one more cell"
+    assert [event.step for event in events if isinstance(event, CellStep)] == [1, 2, 3] * 2
+    assert all(event.metrics and not event.error for event in events if isinstance(event, CellFinished))
+    for override, field in (("train.steps=9", "train.steps"), ("model.encoder.layers=2", "model.decoder.layers")):
+        command = ("compare", path, "position=none", "lr=1e-2", "--output", grid, "-s", override)
+        error = error_of(*command, check=2)
+        assert error["code"] == "run.changed"
+        assert field in error["message"]
+
+
+def test_a_cell_that_fails_has_an_error_and_the_others_are_trained(path, tmp_path):
+    axes, wide = ("position=none,rope", "core=dot,random"), os.environ | {"COLUMNS": "200"}
+    command = ("compare", path, *axes, "--seeds", "1", "--output", tmp_path / "grid")
+    lines = run(*command, env=wide).stdout.splitlines()
+    rows = [line.split() for line in lines if line.startswith(("none", "rope"))]
+    assert [row[:2] for row in rows] == [[one, other] for one in ("none", "rope") for other in ("dot", "random")]
+    assert len(rows[3]) > len(rows[0]), "which has an error at its end"
+    there = tmp_path / "a.tsv"
+    there.write_text("".join(f"{word} b\tb {word}\n" for word in "abcdefgh"))
+    paths = f'data={{kind="pairs",path="{there}"}},{{kind="pairs",path="{tmp_path}/none.tsv"}}'
+    good, bad = run_json("compare", path, paths, "--seeds", "1", "--output", tmp_path / "files")["cells"]
+    assert (good["error"], bad["metrics"]) == (None, {})
+    assert good["metrics"]
+    assert f"{tmp_path}/none.tsv" in bad["error"]
+    only_bad = paths.partition(",{")[0].replace("a.tsv", "none.tsv")
+    run("compare", path, only_bad, "--seeds", "1", "--output", tmp_path / "all", check=1)
+
+
+def test_a_seed_that_fails_does_not_affect_the_others(path, tmp_path):
+    blocked = tmp_path / "grid" / "lr=1e-3" / "seed-4"
+    blocked.parent.mkdir(parents=True)
+    blocked.write_text("a file where the folder of a run should be")
+    (cell,) = compare(path, ["lr=1e-3"], tmp_path / "grid", seeds=2)["cells"]
+    assert str(blocked) in cell["error"]
+    assert [one["seed"] for one in cell["seeds"]] == [5]
+    assert cell["parameters"] > 0
+    assert (tmp_path / "grid" / "compare.json").is_file()
+
+
+class BrokenData(DataSpec, kind="test-broken"):
+    """A user's own part with a mistake."""
+
+    def load(self):
+        raise IndexError("index out of range in self")
+
+
+def test_any_exception_of_a_cell_is_its_error(path, tmp_path):
+    axis = f"data={{kind='test-broken'}},{to_inline(TREE['data'])}"
+    bad, good = compare(path, [axis], tmp_path / "grid", seeds=1)["cells"]
+    assert (bad["error"], len(bad["seeds"])) == ("index out of range in self", 0)
+    assert (good["error"], len(good["seeds"])) == (None, 1)
+
+
+def to_inline(tree):
+    return "{" + ", ".join(f"{name} = {json.dumps(value)}" for name, value in tree.items()) + "}"
+
+
+def test_the_metrics_of_a_run_with_train_best_are_those_of_its_best_checkpoint(path, tmp_path):
+    overrides = ["train.best={metric='loss',patience=2}", "train.eval_every=1", "train.steps=40", "optim.lr=0.3"]
+    (cell,) = compare(path, ["optim.clip=1.0"], tmp_path / "grid", seeds=1, overrides=overrides)["cells"]
+    curve = [loss for _, loss in cell["seeds"][0]["curve"]]
+    assert cell["metrics"]["loss"]["mean"] == min(curve) < curve[-1]
+
+
+def test_seeds_that_were_trained_on_other_data_are_not_compared(path, tmp_path):
+    pairs = tmp_path / "a.tsv"
+    axis = [f'data={{kind="pairs",path="{pairs}"}}']
+    pairs.write_text("".join(f"{word} b\tb {word}\n" for word in "abcdefgh"))
+    compare(path, axis, tmp_path / "grid", seeds=1)
+    pairs.write_text("".join(f"{word} b\tb {word}\n" for word in "abcdefgi"))
+    (cell,) = compare(path, axis, tmp_path / "grid", seeds=2)["cells"]
+    assert "seed-4" in cell["error"]
+    assert [one["seed"] for one in cell["seeds"]] == [4]
+
+
+@pytest.mark.parametrize(
+    "changed", ["task.smoothing=0.1", "train.eval_rows=4", "train.eval_every=3", "train.best={metric='loss'}"]
+)
+def test_what_would_change_the_metrics_of_a_finished_run_is_refused(path, tmp_path, changed):
+    compare(path, ["position=none"], tmp_path / "grid", seeds=1)
+    with pytest.raises(RunChangedError) as error:
+        compare(path, ["position=none"], tmp_path / "grid", seeds=2, overrides=[changed])
+    assert any(one.field.startswith(changed.partition("=")[0]) for one in error.value.changes)
+
+
+def test_the_plot_takes_many_cells_and_seeds_without_metrics(tmp_path):
+    seeds = [
+        {"seed": 1, "metrics": {"loss": 0.1}, "curve": [(1, 5.0), (2, 0.1)]},
+        {"seed": 2, "metrics": {}, "curve": []},
+    ]
+    cells = [{"cell": {"width": str(i)}, "metrics": {"loss": {}}, "seeds": seeds, "error": None} for i in range(30)]
+    failed = {"cell": {"width": "x"}, "metrics": {}, "seeds": [], "error": "no"}
+    draw_comparison({"cells": [*cells, failed]}, tmp_path / "many.png")
+    assert (tmp_path / "many.png").stat().st_size > 10_000
+
+
+# ------------------------------------------------------------------------------------------------- parallel, and signals
+
+
+def metrics_of(report):
+    return [
+        (cell["cell"], cell["error"], [(one["seed"], one["metrics"], one["curve"]) for one in cell["seeds"]])
+        for cell in report["cells"]
+    ]
+
+
+def test_parallel_runs_have_the_results_of_runs_in_turn(path, tmp_path):
+    torch.set_num_threads(1)
+    axes = ["position=none,rope", "core=dot,random"]
+    one, two = (compare(path, axes, tmp_path / str(jobs), seeds=1, jobs=jobs) for jobs in (1, 2))
+    assert metrics_of(one) == metrics_of(two)
+    assert one["stopped"] is two["stopped"] is None
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_an_interrupted_grid_is_resumed(path, tmp_path, jobs):
+    torch.set_num_threads(1)
+    axes, grid, stderr = ["position=none,rope"], tmp_path / "grid", tmp_path / "err"
+    command = ["compare", path, *axes, "--seeds", 2, "--jobs", jobs, "-s", "train.steps=20", "--quiet", "-o", grid]
+    stderr.touch()
+    environment = dict(os.environ) | {"OMP_NUM_THREADS": "1"}
+    arguments = ([*map(str, command)], os.devnull, os.devnull, stderr, str(tmp_path), environment)
+    process = FORKS.Process(target=child, args=arguments)
+    process.start()
+    while process.is_alive() and not list(grid.glob("*/*/metrics.jsonl")):
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGINT)
+    process.join(120)
+    assert process.exitcode == 130, stderr.read_text()
+    assert len(list(grid.glob("*/*/checkpoints/step-00000020"))) < 4
+    overrides = ["train.steps=20"]
+    resumed, whole = (compare(path, axes, tmp_path / name, seeds=2, overrides=overrides) for name in ("grid", "whole"))
+    assert all(len(cell["seeds"]) == 2 for cell in resumed["cells"])
+    assert metrics_of(resumed) == metrics_of(whole)
+
+
+def test_two_signals_end_parallel_runs_at_once(path, tmp_path):
+    command = [sys.executable, "-m", "manyheads", "compare", path, "position=none,rope", "--seeds", "1", "--jobs", "2"]
+    process = subprocess.Popen(
+        [*command, "-s", "train.steps=100000", "--output", tmp_path / "grid"],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        start_new_session=True,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        while len(list(tmp_path.glob("grid/*/*/metrics.jsonl"))) < 2:
+            time.sleep(0.05)
+        for _ in range(2):
+            os.killpg(process.pid, signal.SIGINT)
+            time.sleep(0.02)
+        _, stderr = process.communicate(timeout=60)  # not before the last of its processes ended
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 130, stderr

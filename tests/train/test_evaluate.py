@@ -1,0 +1,519 @@
+"""`manyheads evaluate` and `evaluate(...)`: models of every task next to their baselines."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from command import error_of, run, run_json
+from data_files import data_spec, refused
+from matplotlib.image import imread
+from small_runs import train_all
+
+import manyheads
+from manyheads import evaluate
+from manyheads.files.read import read_toml
+from manyheads.metrics import metric
+from manyheads.metrics.baselines import Majority, NaiveBayes, Unigram
+from manyheads.metrics.probe import linear_probe
+from manyheads.metrics.ranking import rank_targets
+from manyheads.parts.inputs import Inputs
+from manyheads.tasks import evaluation as batching
+from manyheads.tasks.evaluation import EvalOptions, evaluate_loss
+from manyheads.tasks.seq2seq import max_target_tokens
+from manyheads.train.evaluate import load_rows, make_evaluation
+from manyheads.train.loop import validate
+from manyheads.train.prepare import prepare
+from manyheads.train.run import read_run
+
+ATTENTION, MLP = {"kind": "heads", "heads": 2}, {"kind": "mlp", "hidden": 32}
+TOWER = {"layers": 1, "width": 16, "attention": ATTENTION, "feedforward": MLP, "position": "sinusoidal"}
+BIOGRAPHIES = {"kind": "biographies", "people": 60}
+ENCODER_DECODER = {
+    "vocab": "tokenizer",
+    "encoder": TOWER,
+    "decoder": {"like": "encoder", "embed": "shared", "cross": True},
+}
+ENCODER = {"vocab": "tokenizer", "encoder": TOWER}
+PATCHES = TOWER | {"embed": {"kind": "patches", "pixels": 4, "channels": 1}}
+AUTOENCODER = {
+    "encoder": PATCHES,
+    "decoder": TOWER | {"embed": "mask-tokens", "mask": {"causal": False}},
+    "head": {"kind": "pixels", "pixels": 4},
+}
+COLOURS = [
+    (f"the {colour} {thing} number {i}", colour)
+    for i in range(6)
+    for colour in ("red", "green")
+    for thing in ("car", "hat", "cup")
+]
+OPTIM = {"lr": 1e-2, "schedule": {"kind": "linear", "warmup": 5}}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A folder per run, each trained for a few steps."""
+    folder = tmp_path_factory.mktemp("runs")
+    labels, queries = folder / "labels.tsv", folder / "queries.tsv"
+    labels.write_text("".join(f"{text}\t{label}\n" for text, label in COLOURS))
+    queries.write_text("".join(f"{text}\tthis is about {text}\n" for text, _ in COLOURS))
+    trees = {
+        "causal": (BIOGRAPHIES, {"vocab": "tokenizer", "decoder": TOWER}),
+        "masked": (BIOGRAPHIES, ENCODER | {"head": "masked"}),
+        "spans": (BIOGRAPHIES, ENCODER_DECODER),
+        "mae": ({"kind": "digits"}, AUTOENCODER),
+        "seq2seq": (
+            {"kind": "sequence", "function": "reverse", "count": 300, "validation_count": 30},
+            ENCODER_DECODER,
+        ),
+        "classify": (
+            {"kind": "labels", "path": str(labels), "validation_fraction": 0.2},
+            ENCODER | {"head": {"kind": "classes", "classes": 2}},
+        ),
+        "retrieval": (
+            {"kind": "queries", "path": str(queries), "validation_fraction": 0.2},
+            ENCODER | {"head": {"kind": "vector", "pool": "mean"}},
+        ),
+    }
+    for kind, (data, model) in trees.items():
+        steps = 60 if kind in ("classify", "seq2seq") else 8
+        settings = {"steps": steps, "batch_tokens": 800, "eval_every": 100, "eval_rows": 1}
+        train_all({"model": model, "data": data, "task": kind, "optim": OPTIM, "train": settings}, folder / kind)
+    return folder
+
+
+def run_spec(folder):
+    return read_run(read_toml(folder / "run.toml"))
+
+
+METRICS = {
+    "causal": ({"loss", "perplexity", "bits_per_byte", "nats_per_character"}, {"model", "unigram", "bigram"}),
+    "masked": ({"loss", "accuracy"}, {"model", "unigram"}),
+    "spans": ({"loss", "accuracy"}, {"model"}),
+    "mae": ({"loss", "probe"}, {"model", "untrained", "pixels"}),
+    "seq2seq": ({"exact", "bleu", "chrf", "rouge1", "rouge2", "rougeL"}, {"model", "copy"}),
+    "classify": ({"accuracy", "macro_f1", "calibration_error"}, {"model", "majority", "naive Bayes"}),
+    "retrieval": ({"mrr", "mrr@10", "recall@1", "recall@10"}, {"model", "BM25", "chance"}),
+}
+ALWAYS = {"schema", "path", "task", "data", "split", "rows", "better", "primary", "scores", "signatures", "notes"}
+ALWAYS |= {"examples", "seconds"}
+
+
+@pytest.mark.parametrize("kind", METRICS)
+def test_every_task_is_scored_next_to_its_baselines(kind, runs):
+    report, (metrics, models) = run_json("evaluate", runs / kind, "--num-beams", 2), METRICS[kind]
+    assert report.keys() >= ALWAYS
+    assert (report["schema"], report["task"], report["split"]) == (1, kind, "validation")
+    assert report["scores"].keys() == models
+    assert all(
+        scores.keys() == ({"probe"} if name == "untrained" else metrics) for name, scores in report["scores"].items()
+    )
+    assert report["better"].keys() == metrics >= set(report["primary"])
+    assert all(math.isfinite(value) for scores in report["scores"].values() for value in scores.values())
+    assert report["rows"] == {"seq2seq": 30, "classify": 7, "retrieval": 7, "mae": 180}.get(kind, 60)
+    assert report["signatures"].keys() == ({"bleu", "chrf"} if kind == "seq2seq" else set())
+
+
+def test_the_table_names_the_model_its_baselines_and_the_better_direction(runs):
+    done = run("evaluate", runs / "seq2seq", "--examples", 2, "--rows", 5, "--num-beams", 1)
+    first, *lines = done.stdout.splitlines()
+    assert first.startswith("seq2seq · validation · 5 rows")
+    assert any(re.match(r"metric +model +copy", line) for line in lines)
+    assert any(re.match(r"bleu +↑ +[\d.]+ +[\d.]+$", line) for line in lines)
+    assert any("tok:13a" in line for line in lines)
+    assert sum(line.strip().startswith("target ") for line in lines) == 2
+
+
+def test_a_note_counts_the_targets_without_words_that_rouge_counts(runs, tmp_path):
+    for text, count in (("привет мир", 2), ("hello мир", 0)):
+        path = tmp_path / "pairs.tsv"
+        path.write_text(f"a b c\t{text} как дела\nb a c\t{text} тоже\n")
+        report, _ = evaluate(runs / "seq2seq", data=str(path), options=EvalOptions(num_beams=1, max_new_tokens=4))
+        notes = [note for note in report["notes"] if "ROUGE" in note]
+        assert [note.split()[0] for note in notes] == ([str(count)] if count else [])
+
+
+# ---------------------------------------------------------------------------------------------- the same as in training
+
+
+def test_the_loss_is_that_of_training(runs):
+    for kind, rows in (("causal", 60), ("masked", 64)):
+        spec = run_spec(runs / kind)
+        prepared = prepare(spec.changed(train=spec.train.changed(eval_rows=rows)))
+        model = manyheads.load(runs / kind).model
+        loss = evaluate(runs / kind)[0]["scores"]["model"]["loss"]
+        # masks are random, so the losses are only similar; over all tokens they are equal
+        assert loss == pytest.approx(validate(model, prepared)["loss"], rel=1e-5 if kind == "causal" else 0.1)
+
+
+def test_texts_are_read_as_in_training_however_long_they_are(tmp_path):
+    """A model that never saw position 9 gives anything there; sinusoids have no last position that would stop it."""
+    colour = {"a": "red", "b": "blue"}
+    rows = [
+        f"{' '.join(first for _ in range(8))} {' '.join('ab'[(i + j) % 2] for j in range(40))}\t{colour[first]}\n"
+        for i in range(40)
+        for first in "ab"
+    ]
+    (tmp_path / "long.tsv").write_text("".join(rows))
+    labels = {"kind": "labels", "path": str(tmp_path / "long.tsv"), "validation_fraction": 0.25}
+    settings = {"steps": 60, "batch_tokens": 800, "eval_every": 60, "max_length": 8}
+    model = ENCODER | {"head": {"kind": "classes", "classes": 2, "pool": "mean"}}
+    tree = {"model": model, "data": labels, "task": "classify", "optim": OPTIM, "train": settings}
+    train_all(tree, tmp_path / "labels")
+    assert validate(manyheads.load(tmp_path / "labels").model, prepare(read_run(tree)))["accuracy"] == 1
+    report = evaluate(tmp_path / "labels")[0]
+    assert report["scores"]["model"]["accuracy"] == 1
+    (note,) = report["notes"]
+    assert re.findall(r"\d+", note) == ["20", "20", "8"], "20 of 20 texts were truncated to 8 tokens"
+    text = rows[0].split("\t")[0]
+    done = run("predict", tmp_path / "labels", text)
+    assert re.findall(r"\d+", done.stderr) == ["8"], "its first 8 tokens were read"
+    assert done.stdout.split()[1] == "red"
+    assert run_json("predict", tmp_path / "labels", text)["truncated"] == 8
+    assert re.findall(r"\d+", run("predict", tmp_path / "labels", "-f", tmp_path / "long.tsv").stderr)[-1] == "80"
+    longer = {"data": labels, "task": "classify", "train": settings | {"max_length": 30}}
+    again = prepare(read_run({"init_from": str(tmp_path / "labels")} | longer))
+    assert max(len(again.train_rows[i][0]) for i in range(60)) > 8, "another run truncates where it says"
+
+    few = model | {"encoder": model["encoder"] | {"position": {"kind": "learned", "length": 8}}}
+    train_all(tree | {"model": few, "train": {"steps": 1, "batch_tokens": 800}}, tmp_path / "few")
+    done = run("predict", tmp_path / "few", text)  # the model has no more positions
+    assert re.findall(r"\d+", done.stderr) == ["8"]
+
+
+def test_packed_runs_are_evaluated_in_windows_of_their_rows(tmp_path):
+    (tmp_path / "long.txt").write_text("".join(f"{' '.join('ab'[(i + j) % 2] for j in range(40))}\n" for i in range(80)))
+    data = {"kind": "text", "path": str(tmp_path / "long.txt"), "validation_fraction": 0.25, "document": "file"}
+    model = {"vocab": "tokenizer", "decoder": TOWER}
+    settings = {"steps": 30, "batch_tokens": 800, "eval_every": 30, "pack": 16}
+    train_all({"model": model, "data": data, "task": "causal", "optim": OPTIM, "train": settings}, tmp_path / "packed")
+    report = evaluate(tmp_path / "packed")[0]
+    (note,) = report["notes"]
+    assert re.findall(r"\d+", note) == ["16"], "texts were read in windows of 16 tokens"
+    by_length = {
+        length: evaluate(tmp_path / "packed", options=EvalOptions(max_length=length))[0]["scores"]["model"]
+        for length in (16, 400)
+    }
+    assert report["scores"]["model"] == by_length[16] != by_length[400]
+
+
+def test_windows_predict_every_token_once(runs):
+    whole, windows = (evaluate(runs / "causal", options=EvalOptions(max_length=length))[0] for length in (None, 7))
+    assert whole["tokens"] == windows["tokens"]
+    assert whole["scores"]["model"] != windows["scores"]["model"]
+
+
+def test_scores_do_not_depend_on_the_size_of_batches(runs, monkeypatch):
+    for kind in ("causal", "classify", "retrieval"):
+        usual = evaluate(runs / kind)[0]["scores"]["model"]
+        monkeypatch.setattr(batching, "BATCH_TOKENS", 64)
+        assert evaluate(runs / kind)[0]["scores"]["model"] == pytest.approx(usual, rel=1e-5)
+        monkeypatch.undo()
+
+
+def test_each_row_gets_its_own_output(runs):
+    """Rows of a batch, in another order, give what they give one by one."""
+    checkpoint = manyheads.load(runs / "classify")
+    _, classes = evaluate(runs / "classify", split="train")
+    texts = [text for text, _ in run_spec(runs / "classify").data.load().train]
+    assert list(classes) == [manyheads.predict(checkpoint, text)["classes"][0]["class"] for text in texts]
+    assert len(set(classes)) == 2
+    checkpoint, settings = manyheads.load(runs / "seq2seq"), {"num_beams": 2, "length_penalty": 0.6, "max_new_tokens": 5}
+    report, texts = evaluate(runs / "seq2seq", options=EvalOptions(max_rows=8, examples=8, **settings))
+    assert list(texts) == [checkpoint.generate(row["source"], **settings) for row in report["examples"]]
+    assert len(set(texts)) > 1
+    assert report["generation"] == settings
+
+
+def test_outputs_are_written_one_per_line(runs, tmp_path):
+    path = tmp_path / "outputs.txt"
+    run("evaluate", runs / "seq2seq", "--rows", 6, "--num-beams", 1, "--output", path)
+    lines = path.read_text().split("\n")
+    assert len(lines) == 7
+    report, texts = evaluate(runs / "seq2seq", options=EvalOptions(max_rows=6, num_beams=1, examples=6))
+    assert lines[:-1] == list(texts) == [example["generated"] for example in report["examples"]]
+    error = error_of("evaluate", runs / "seq2seq", "--output", path, check=2)
+    assert error["code"] == "usage.output-exists"
+
+
+def test_an_output_that_cannot_be_written_loses_no_report(runs, tmp_path):
+    for kind, name in (("causal", "a.txt"), ("seq2seq", "a.png")):
+        options = ["--rows", "4", "--num-beams", "1", "--output", tmp_path / name, "--json"]
+        done = run("evaluate", runs / kind, *options, check=2)
+        assert json.loads(done.stdout)["scores"]["model"]
+        assert json.loads(done.stderr)["error"]["code"] == "usage.argument"
+    assert not list(tmp_path.iterdir())
+
+
+# ----------------------------------------------------------------------------------------------------------- baselines
+
+
+def test_baselines_are_fitted_on_the_training_rows_and_scored_on_the_evaluated_ones(runs):
+    corpus = run_spec(runs / "classify").data.load()
+    labels = corpus.labels()
+    (train_texts, train_labels), (texts, targets) = (
+        ([text for text, _ in rows], [labels.index(label) for _, label in rows])
+        for rows in (corpus.train, corpus.validation)
+    )
+    scores = evaluate(runs / "classify")[0]["scores"]
+    bayes, majority = NaiveBayes(train_texts, train_labels, 2), Majority(train_labels, 2)
+    assert scores["naive Bayes"] == metric.scores("classes", targets, bayes.probabilities(texts))
+    assert scores["majority"] == metric.scores("classes", targets, majority.probabilities(texts))
+
+
+def test_the_unigram_of_masked_tokens_is_fitted_on_texts_without_special_tokens(runs):
+    spec, checkpoint = run_spec(runs / "masked"), manyheads.load(runs / "masked")
+    corpus, rows = load_rows(spec.data, spec.task, data=None, split="validation", from_run=True)
+    options, progress = EvalOptions(), lambda what, done, total: None
+    evaluation = make_evaluation(checkpoint, spec.task, spec, corpus, rows, options=options, progress=progress)
+    _, targets = evaluate_loss(evaluation)
+    ids = [checkpoint.tokenizer.encode(text, add_special_tokens=False).ids for (text,) in corpus.train]
+    unigram = Unigram((np.array(row) for row in ids), checkpoint.spec.vocab)
+    common = np.bincount(np.concatenate(ids)).argmax()
+    expected = {"loss": unigram.nats(targets).mean(), "accuracy": (targets == common).mean()}
+    assert spec.task.evaluate(evaluation).scores["unigram"] == pytest.approx(expected)
+    assert evaluate(runs / "masked")[0]["scores"]["unigram"] == pytest.approx(expected)
+
+
+def test_outputs_may_be_twice_as_long_as_any_training_target_wherever_it_stands_in_the_file(runs):
+    checkpoint = manyheads.load(runs / "seq2seq")
+    rows = [("x", "1")] * 2500 + [("x", "1 2 3 4 5 6 7")] * 500
+    length = len(checkpoint.tokenizer.encode("1 2 3 4 5 6 7").ids)
+    evaluation = SimpleNamespace(checkpoint=checkpoint, data=SimpleNamespace(train_rows=rows))
+    assert max_target_tokens(evaluation) == 8 + 2 * length
+
+
+def test_a_collapsed_model_is_not_first(runs):
+    """Where every vector is the same, every document has the middle rank."""
+    checkpoint = manyheads.load(runs / "retrieval", copy=True)
+    with torch.no_grad():
+        for name, parameter in checkpoint.model.named_parameters():
+            parameter.fill_(1.0 if name.endswith("bias") else 0.0)
+    vectors = checkpoint.embed(["one", "another text"])
+    assert torch.equal(vectors[0], vectors[1])
+    assert rank_targets((vectors @ vectors.T).numpy(), [0, 1]).tolist() == [1.5, 1.5]
+
+
+# --------------------------------------------------------------------------------------- other files, other checkpoints
+
+
+def test_another_file_of_the_same_form(runs, tmp_path):
+    other = tmp_path / "other.tsv"
+    other.write_text("".join(f"{text}, it is\t{label}\n" for text, label in COLOURS[:10]))
+    report, _ = evaluate(runs / "classify", data=str(other))
+    assert (report["rows"], report["split"]) == (10, "file")
+    assert report["scores"]["naive Bayes"]["accuracy"] == 1  # fitted on the run's training rows
+    pairs = tmp_path / "pairs.tsv"
+    pairs.write_text("a b\tb a\nc d e\te d c\n")
+    report, _ = evaluate(runs / "seq2seq", data=str(pairs), options=EvalOptions(num_beams=1))
+    assert report["rows"] == 2  # though the data of the run are generated
+
+
+def test_a_checkpoint_without_its_run_is_evaluated_for_the_task_it_was_trained_for(runs, tmp_path):
+    (tmp_path / "a.txt").write_text("the cat sat\n" * 30)
+    for kind in ("causal", "masked", "spans"):
+        latest = runs / kind / "checkpoints" / (runs / kind / "checkpoints" / "latest").read_text()
+        report, _ = evaluate(latest, data=str(tmp_path / "a.txt"))
+        assert report["task"] == kind
+        assert math.isfinite(report["scores"]["model"]["loss"])
+
+
+def test_any_checkpoint_can_be_evaluated(runs, tmp_path):
+    """An encoder retrieves documents by its mean output; without training rows only baselines that need none are scored."""
+    texts = [data_spec("biographies", people=60).text(4 * i)[0] for i in range(30)]
+    files = {
+        "queries": [{"query": text, "doc_id": i} for i, text in enumerate(texts[:8])],
+        "docs": [{"id": i, "text": text} for i, text in enumerate(texts)],
+    }
+    for name, rows in files.items():
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    overrides = ["-s", f'data.documents="{tmp_path}/docs.jsonl"', "-s", 'data.fields=["query", "doc_id"]']
+    data = ["--data", tmp_path / "queries.jsonl"]
+    report = run_json("evaluate", runs / "masked", "--task", "retrieval", *data, *overrides)
+    assert (report["task"], report["rows"], report["documents"]) == ("retrieval", 8, 30)
+    assert report["scores"]["model"]["mrr"] == 1  # a document that equals the query has its vector
+    assert report["scores"]["BM25"]["recall@10"] == 1
+    text = tmp_path / "book.txt"
+    text.write_text("Somebody was born in the year 1850.\n\nSomebody was a smith.\n")
+    folder = next((runs / "causal" / "checkpoints").glob("step-*"))  # only a model, without its run
+    report = run_json("evaluate", folder, "--data", text)
+    assert (report["task"], report["rows"], list(report["scores"])) == ("causal", 2, ["model"])
+    assert any("data.path" in note for note in report["notes"])
+    train = tmp_path / "train.txt"
+    train.write_text("Somebody was born in the year 1851.\n")
+    report = run_json("evaluate", folder, "--data", text, "-s", f"data.path={train}")
+    assert (report["rows"], report["scores"].keys() > {"model"}) == (2, True)
+    assert not any("data.path" in note for note in report["notes"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "task"),
+    [
+        ("masked", "causal"),
+        ("causal", "masked"),
+        ("retrieval", "causal"),
+        ("classify", "masked"),
+        ("causal", "seq2seq"),
+        ("causal", "spans"),
+        ("seq2seq", "infill"),
+        ("seq2seq", "mae"),
+    ],
+)
+def test_a_model_is_not_evaluated_for_a_task_that_it_cannot_do(runs, tmp_path, kind, task):
+    (tmp_path / "a.txt").write_text("one two\tthree\n" * 9)
+    error = error_of("evaluate", runs / kind, "--task", task, "--data", tmp_path / "a.txt", check=2)
+    assert error["code"] == "model.unsupported"
+    assert {kind, task} <= set(re.findall(r"\w+", error["message"]))
+
+
+def test_a_recurrent_language_model_is_not_evaluated_as_seq2seq(tmp_path):
+    model = {"vocab": "tokenizer", "recurrent": {"width": 16, "source": False}}
+    settings = {"steps": 1, "batch_tokens": 800, "eval_rows": 1}
+    train_all({"model": model, "data": BIOGRAPHIES, "task": "causal", "train": settings}, tmp_path / "run")
+    (tmp_path / "a.tsv").write_text("one two\tthree\n" * 9)
+    with refused("model.unsupported", "seq2seq", "causal"):
+        evaluate(tmp_path / "run", task="seq2seq", data=str(tmp_path / "a.tsv"))
+
+
+FAULTS = {
+    "an empty split": (["causal", "--split", "test"], 3, "data.empty", "test"),
+    "no such split": (["causal", "--split", "dev"], 2, "usage.argument", "dev"),
+    "no such task": (["causal", "--task", "summarize"], 2, "usage.argument", "summarise"),
+    "a task without a file": (["masked", "--task", "retrieval"], 2, "config.missing-key", "--data"),
+    "a file that does not exist": (["classify", "--data", "nowhere.tsv"], 3, "data.file", "nowhere.tsv"),
+    "no rows": (["causal", "--rows", "0"], 2, "usage.argument", "rows"),
+    "no beams": (["seq2seq", "--num-beams", "0"], 2, "generate.config", "num_beams"),
+    "a short maximum": (["causal", "--max-length", "2"], 2, "usage.argument", "max_length"),
+    "an output nowhere": (["seq2seq", "--output", "nowhere/x.txt"], 2, "usage.output", "nowhere"),
+    "an unknown class": (["classify", "--data", "{folder}/blue.tsv"], 3, "data.label", "blue"),
+    "a blank file": (["classify", "--data", "{folder}/blank.tsv"], 3, "data.empty", "blank.tsv"),
+    "no classifier": (
+        ["causal", "--task", "classify", "--data", "{folder}/blue.tsv"],
+        2,
+        "model.unsupported",
+        "classif",
+    ),
+    "a misspelt field": (["classify", "-s", "data.held=1"], 2, "config.unknown-key", "held"),
+    "no folder": (["nothing-here"], 4, "checkpoint.not-found", "nothing-here"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_what_cannot_be_evaluated_has_a_code(name, runs, tmp_path):
+    (tmp_path / "blue.tsv").write_text("a hat\tblue\n")
+    (tmp_path / "blank.tsv").write_text("\n \n")
+    (kind, *options), status, code, value = FAULTS[name]
+    arguments = ["evaluate", runs / kind, *(one.format(folder=tmp_path) for one in options)]
+    error = error_of(*arguments, check=status)
+    assert error["code"] == code, error
+    assert value in error["message"] + error["hint"]
+    assert run(*arguments, check=status).stderr.count("\n") == 1
+
+
+# --------------------------------------------------------------------------------------------------------------- notes
+
+
+def notes_about(report, word):
+    return [note for note in report["notes"] if word in note]
+
+
+def test_a_note_tells_that_the_split_selected_the_checkpoint(runs, tmp_path):
+    tree = read_toml(runs / "causal" / "run.toml")
+    tree["train"] |= {"steps": 2, "eval_every": 1, "best": {"metric": "loss"}}
+    train_all(tree, tmp_path / "run")
+    (note,) = notes_about(evaluate(tmp_path / "run")[0], "selected")
+    assert "--data FILE" in note
+    assert not notes_about(evaluate(tmp_path / "run", split="train")[0], "selected")
+    assert not notes_about(evaluate(runs / "causal")[0], "selected")
+    with_test = read_toml(runs / "seq2seq" / "run.toml")
+    with_test["train"] |= tree["train"]
+    train_all(with_test, tmp_path / "with-test")
+    (note,) = notes_about(evaluate(tmp_path / "with-test")[0], "selected")
+    assert "--split test" in note
+
+
+def test_a_note_tells_that_rows_may_be_training_rows(runs):
+    path = read_toml(runs / "classify" / "run.toml")["data"]["path"]
+    assert path in evaluate(runs / "classify", data=path)[0]["notes"][0]
+    assert "-s" in evaluate(runs / "classify", overrides=["data.validation_fraction=0.4"])[0]["notes"][0]
+
+
+# -------------------------------------------------------------------------------------------------------------- images
+
+
+def digit_rows(split):
+    return data_spec("digits").load().splits[split]
+
+
+def test_images_have_classes_too(tmp_path):
+    model = {"encoder": PATCHES, "head": {"kind": "classes", "classes": 10}}
+    settings = {"steps": 2, "batch_tokens": 800, "eval_every": 100, "eval_rows": 1}
+    train_all({"model": model, "data": "digits", "task": "classify", "train": settings}, tmp_path / "run")
+    report, classes = evaluate(tmp_path / "run", options=EvalOptions(max_rows=20, examples=3))
+    assert report["scores"].keys() == {"model", "majority"}  # an image has no words
+    assert len(classes) == report["rows"] == 20
+    assert report["scores"]["model"].keys() == METRICS["classify"][0]
+
+
+def untrained_probe(folder):
+    """The probe of the encoder's output with the run's initial weights, by hand."""
+    prepared = prepare(run_spec(folder))
+    model = manyheads.build(prepared.model_spec, seed=prepared.spec.seed).eval()
+
+    def states(rows):
+        patches = [image.reshape(4, 2, 4, 2).swapaxes(1, 2).reshape(16, 4) for image, _ in rows]
+        with torch.no_grad():
+            return model.encode(Inputs(torch.tensor(np.stack(patches)))).states.mean(dim=1).numpy()
+
+    train, test = digit_rows("train"), digit_rows("test")
+    (train_states, train_labels), (test_states, test_labels) = (
+        (states(rows), [label for _, label in rows]) for rows in (train, test)
+    )
+    return linear_probe(train_states, train_labels, test_states, test_labels)
+
+
+def test_restored_images_are_scored_next_to_the_mean_image_and_probes(tmp_path):
+    model = AUTOENCODER | {
+        "encoder": PATCHES | {"position": {"kind": "learned", "length": 16}},
+        "decoder": {"like": "encoder", "embed": "mask-tokens", "mask": {"causal": False}},
+    }
+    settings = {"optim": {"lr": 0.1}, "train": {"steps": 2, "eval_every": 2, "eval_rows": 20}}
+    train_all({"model": model, "data": "digits", "task": "mae"} | settings, tmp_path / "run")
+    report, _ = evaluate(tmp_path / "run", split="test")
+    assert report["better"] == {"loss": "lower", "probe": "higher"}
+    mean = np.mean([image for image, _ in digit_rows("train")], axis=0)
+    error = np.mean([(image - mean) ** 2 for image, _ in digit_rows("test")])
+    assert report["scores"]["pixels"]["loss"] == pytest.approx(error, rel=1e-5)
+    assert 0.85 < report["scores"]["pixels"]["probe"] < 1
+    untrained = untrained_probe(tmp_path / "run")
+    assert report["scores"]["untrained"] == {"probe": untrained}
+    assert report["scores"]["model"]["probe"] != untrained
+
+
+def test_examples_of_images_are_the_visible_patches_the_restored_image_and_the_target(runs, tmp_path):
+    report, _ = evaluate(runs / "mae", split="test", options=EvalOptions(max_rows=9, examples=3))
+    assert len(report["examples"]) == 3
+    for example, (image, _) in zip(report["examples"], digit_rows("test"), strict=False):
+        visible, restored, target = (np.array(example[name]) for name in ("visible", "restored", "target"))
+        np.testing.assert_allclose(target, image, atol=1e-3)
+        masked = (visible == 0.5).reshape(4, 2, 4, 2).all(axis=(1, 3))  # patches of 2 × 2 pixels
+        assert masked.sum() >= 12
+        kept = ~masked.repeat(2, 0).repeat(2, 1)
+        np.testing.assert_array_equal(visible[kept], target[kept])
+        np.testing.assert_array_equal(restored[kept], target[kept])
+    common = ["evaluate", runs / "mae", "--rows", "9", "--split", "test"]
+    file = tmp_path / "some.png"
+    assert "▒" in run(*common, "--examples", "1").stdout
+    assert "▒" not in run(*common, "--output", file).stdout
+    drawn = imread(file)[..., 0]
+    points = drawn[  # 3 × 8 images with a line around each
+        len(drawn) // 60 :: len(drawn) // 30, drawn.shape[1] // 160 :: drawn.shape[1] // 80
+    ]
+    assert points.shape == (30, 80)
+    for i, (image, _) in enumerate(digit_rows("test")[:8]):
+        np.testing.assert_allclose(points[21:29, 10 * i + 1 : 10 * i + 9], image, atol=0.01)

@@ -1,0 +1,580 @@
+"""Runs under real faults: signals at every moment, full and lost disks, damaged checkpoints, NaN, little memory, bad data."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import resource
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import termios
+import time
+from fcntl import ioctl
+from functools import partial
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+from command import error_of, run
+from safetensors.torch import load_file, save_file
+from small_runs import at_file, at_forward, described, hashes, train_all
+
+import manyheads
+from manyheads.files.manifest import verify_manifest
+from manyheads.files.read import sha256
+from manyheads.spec import to_toml
+from manyheads.train.events import Finished, Resumed
+from manyheads.train.folder import data_hashes
+from manyheads.train.folder import Log
+from manyheads.train.loop import train
+from manyheads.train.prepare import prepare
+from manyheads.train.run import read_run
+from manyheads.train.store import checkpoints, newest_valid
+
+SETTINGS = {"steps": 8, "save_every": 2, "eval_every": 4, "accumulate": 1}
+FEW = {"kind": "sequence", "function": "reverse", "count": 120, "validation_count": 20}
+
+
+def tree(**changed):
+    return described("seq2seq", **SETTINGS) | {"data": FEW} | changed
+
+
+@pytest.fixture
+def run_file(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text(to_toml(tree()))
+    return path
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The folder of a run without faults."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    assert train_all(tree(), folder)[-1] == Finished(8, "steps")
+    return folder
+
+
+@pytest.fixture
+def copied(whole, tmp_path):
+    return Path(shutil.copytree(whole, tmp_path / "copied"))
+
+
+def log_lines(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def steps_of(folder, event):
+    return [line["step"] for line in log_lines(folder) if line["event"] == event]
+
+
+# ------------------------------------------- signals at every moment, which the process sends to itself, so that it is sure
+
+
+def send(*numbers):
+    for number in numbers:
+        os.kill(os.getpid(), number)
+
+
+def signal_at(moment, *numbers):
+    """In the process of a command: sends signals to itself at a moment of the run."""
+    action = partial(send, *numbers)
+    if moment in ("first step", "evaluation"):
+        at_forward({1: action}, training=moment == "first step")
+    else:
+        at_file(*MOMENTS[moment], action)
+
+
+MOMENTS = {
+    "preparation": ("open", r"/a\.tsv$"),
+    "first step": (),
+    "evaluation": (),
+    "state": ("open", r"\.tmp-\w+/trainer\.json$"),
+    "manifest": ("open", r"\.tmp-\w+/manifest\.json$"),
+    "rename": ("os.rename", r"step-\d+\.tmp-"),
+    "latest": ("os.rename", r"/latest\.tmp$"),
+}
+STATUS = {signal.SIGTERM: (75, 143), signal.SIGINT: (130, 130)}  # after the first signal, and after the second
+LAST_STEP = {"first step": 1, "evaluation": 4, "state": 2, "latest": 2}
+
+
+@pytest.mark.parametrize("moment", LAST_STEP)
+def test_a_signal_at_any_moment_finishes_the_step_and_saves(moment, run_file, tmp_path, whole):
+    folder, number = tmp_path / "run", (signal.SIGTERM, signal.SIGINT)[len(moment) % 2]
+    run("train", run_file, "--output", folder, check=STATUS[number][0], before=partial(signal_at, moment, number))
+    last = log_lines(folder)[-1]
+    assert (last["event"], last["step"]) == ("finished", LAST_STEP[moment])
+    assert verify_manifest(folder / "checkpoints" / f"step-{last['step']:08}") is None
+    assert not (folder / "lock.json").exists()
+    assert moment != "evaluation" or not steps_of(folder, "evaluated")  # the run did not wait for it
+    run("train", run_file, "--output", folder)
+    assert hashes(folder) == hashes(whole)
+    assert steps_of(folder, "evaluated") == [4, 8]
+
+
+@pytest.mark.parametrize("number", STATUS)
+def test_a_signal_while_data_is_read_stops_at_once(number, run_file, tmp_path):
+    data = pairs_file(tmp_path, "a.tsv", PAIRS.encode())
+    before = partial(signal_at, "preparation", number)
+    run("train", run_file, "--output", tmp_path / "run", *data, check=STATUS[number][0], before=before)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_second_signal_stops_at_once_and_leaves_nothing_half_written(run_file, tmp_path, whole):
+    folder = tmp_path / "run"
+    before = partial(signal_at, "evaluation", signal.SIGTERM)  # so that every later start repeats that evaluation
+    run("train", run_file, "--output", folder, check=75, before=before)
+    for number, moment in (
+        (signal.SIGTERM, "manifest"),
+        (signal.SIGINT, "evaluation"),
+        (signal.SIGINT, "rename"),
+        (signal.SIGTERM, "first step"),
+    ):
+        before = partial(signal_at, moment, number, number)
+        run("train", run_file, "--output", folder, check=STATUS[number][1], before=before)
+        assert not (folder / "lock.json").exists()
+        assert not list(folder.rglob("*.tmp*"))
+    run("train", run_file, "--output", folder)
+    assert hashes(folder) == hashes(whole)
+    assert steps_of(folder, "evaluated") == [4, 8]
+
+
+def test_signals_at_random_steps_change_no_bit(run_file, tmp_path, whole):
+    folder, rng, step = tmp_path / "run", Random(3), 0
+    for _ in range(3):
+        number, more = rng.choice([signal.SIGTERM, signal.SIGINT]), rng.randint(1, 2)
+        step += more
+        before = partial(at_forward, {more: partial(send, number)})
+        run("train", run_file, "--output", folder, check=STATUS[number][0], before=before)
+        assert (log_lines(folder)[-1]["event"], log_lines(folder)[-1]["step"]) == ("finished", step)
+        assert not (folder / "lock.json").exists()
+    run("train", run_file, "--output", folder)
+    assert hashes(folder) == hashes(whole)
+
+
+def test_ctrl_c_at_a_terminal(run_file, tmp_path):
+    """A real terminal: a bar that moves, and Ctrl-C typed once."""
+    master, slave = pty.openpty()
+    command = [sys.executable, "-m", "manyheads", "train", run_file, "--output", tmp_path / "run"]
+    process = subprocess.Popen(
+        [*map(str, command), "-s", "train.steps=100000"], stdin=slave, stdout=slave, stderr=slave,
+        start_new_session=True, preexec_fn=lambda: ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509
+        env=os.environ | {"TERM": "xterm", "NO_COLOR": "1"},
+    )  # fmt: skip
+    os.close(slave)
+    output, typed, deadline = b"", False, time.monotonic() + 100
+    while time.monotonic() < deadline:
+        if not select.select([master], [], [], 1)[0]:
+            continue
+        try:
+            output += os.read(master, 4096)
+        except OSError:  # the process is gone
+            break
+        if not typed and b"loss" in output:
+            os.write(master, b"\x03")
+            typed = True
+    os.close(master)
+    assert process.wait(60) == 130, output.decode()
+    assert b"left" in output
+    assert not re.search(rb"\x1b\[[0-9;]*3[0-9]m", output)  # NO_COLOR
+    assert log_lines(tmp_path / "run")[-1]["reason"] == "interrupted"
+
+
+def test_without_a_terminal_there_are_plain_lines_and_quiet_is_quiet(run_file, tmp_path):
+    done = run("train", run_file, "--output", tmp_path / "run", env=os.environ | {"TERM": "xterm-256color"})
+    assert "\x1b" not in done.stderr
+    assert "\r" not in done.stderr
+    loss = next(line["metrics"]["loss"] for line in log_lines(tmp_path / "run") if line["event"] == "evaluated")
+    assert f"{loss:.4f}" in done.stderr
+    assert run("train", run_file, "--output", tmp_path / "other", "--quiet").stderr == ""
+
+
+# --------------------------------------------------------------------------------- a disk that is full, read-only or gone
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """Mounts a small disk."""
+    folder, mounted = tmp_path / "disk", []
+    folder.mkdir()
+
+    def mount(size):
+        done = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder], capture_output=True, text=True
+        )
+        if done.returncode:
+            pytest.skip(f"NO REAL DISK WAS FILLED: this machine does not let us mount one ({done.stderr.strip()})")
+        mounted.append(folder)
+        return folder
+
+    yield mount
+    for one in mounted:
+        subprocess.run(["umount", "-l", one], capture_output=True)
+
+
+def fill(folder):
+    with (folder / "ballast").open("wb", buffering=0) as file:
+        try:
+            while file.write(b"0" * 4096):
+                pass
+        except OSError:
+            pass
+
+
+def checkpoint_size(folder):
+    return sum(path.stat().st_size for path in (folder / "checkpoints" / "step-00000008").iterdir())
+
+
+def test_a_full_disk_costs_neither_the_run_nor_a_line_of_its_log(run_file, disk, whole):
+    folder = disk(f"{8 * checkpoint_size(whole) // 1024}k")
+    before = partial(at_forward, {3: partial(fill, folder), 7: partial(os.unlink, folder / "ballast")})
+    done = run("train", run_file, "--output", folder / "run", before=before)
+    failed = [line for line in log_lines(folder / "run") if line["event"] == "save_failed"]
+    assert [(line["step"], line["failures"]) for line in failed] == [(4, 1), (6, 2)]
+    assert failed[0]["message"] in done.stderr
+    assert steps_of(folder / "run", "step") == list(range(1, 9))
+    assert hashes(folder / "run") == hashes(whole)
+
+
+def test_a_disk_that_stays_full_ends_the_run_with_its_last_checkpoint(run_file, disk, whole):
+    folder = disk(f"{8 * checkpoint_size(whole) // 1024}k")
+    before = partial(at_forward, {3: partial(fill, folder)})
+    done = run("train", run_file, "--output", folder / "run", "--json", check=5, before=before)
+    error = json.loads(done.stderr.splitlines()[-1])["error"]
+    assert error["code"] == "resource.disk"
+    assert "3 times" in error["message"]
+    assert "step 2 " in error["message"]
+    assert verify_manifest(folder / "run" / "checkpoints" / "step-00000002") is None
+    assert not list(folder.rglob("*.tmp*"))
+    assert error_of("train", run_file, "--output", folder / "other", check=5)["code"] == "resource.disk"
+    assert not (folder / "other" / "lock.json").exists()
+    (folder / "ballast").unlink()
+    run("train", run_file, "--output", folder / "run")
+    assert hashes(folder / "run") == hashes(whole)
+
+
+def test_too_little_disk_space_is_a_warning_at_the_start(run_file, disk, whole):
+    folder = disk(f"{21 * checkpoint_size(whole) // 10 // 1024}k")
+    run("train", run_file, "--output", folder / "run", check=5)
+    warning, *_ = [line for line in log_lines(folder / "run") if line["event"] == "warned"]
+    assert warning["step"] == 0
+    assert str(folder / "run") in warning["message"]
+    assert verify_manifest(folder / "run" / "checkpoints" / "step-00000002") is None
+    fill(folder)
+    assert error_of("train", run_file, "--output", folder / "run", check=5)["code"] == "resource.disk"
+
+
+def test_lines_that_cannot_be_written_are_written_later(tmp_path):
+    log = Log(Path("/dev/full"))
+    assert "/dev/full" in log.add({"event": "step", "step": 1, "loss": float("nan")})
+    assert log.add({"event": "step", "step": 2}) is None  # one warning is enough
+    log.path = tmp_path / "metrics.jsonl"
+    assert log.add({"event": "step", "step": 3}) is None
+    assert [line["step"] for line in log_lines(tmp_path)] == [1, 2, 3]
+    assert log_lines(tmp_path)[0]["loss"] is None
+    log.path.unlink()
+    assert str(log.path) in log.add({"event": "step", "step": 4})
+    assert not log.path.exists()  # a file that was removed is not created again
+
+
+def limit_file_size(limit):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+
+def test_a_limit_of_the_file_size_is_like_a_full_disk(run_file, tmp_path, whole):
+    before = partial(limit_file_size, 20_000)
+    done = run("train", run_file, "--output", tmp_path / "run", "--json", check=5, before=before)
+    assert json.loads(done.stderr.splitlines()[-1])["error"]["code"] == "resource.disk"
+    assert not checkpoints(tmp_path / "run" / "checkpoints")
+    run("train", run_file, "--output", tmp_path / "run")
+    assert hashes(tmp_path / "run") == hashes(whole)
+
+
+def remount(folder, mode):
+    subprocess.run(["mount", "-o", f"remount,{mode}", folder], check=True)
+
+
+def test_a_disk_that_becomes_read_only(run_file, disk, whole):
+    folder = disk("10m")
+    before = partial(at_forward, {3: partial(remount, folder, "ro")})
+    done = run("train", run_file, "--output", folder / "run", "--quiet", check=5, before=before)
+    assert "3 times" in done.stderr
+    for output in (folder / "run", folder / "new" / "run"):
+        assert error_of("train", run_file, "--output", output, check=2)["code"] == "usage.output"
+    remount(folder, "rw")
+    run("train", run_file, "--output", folder / "run")  # its lock was left, and is stale
+    assert hashes(folder / "run") == hashes(whole)
+
+
+def unmount(folder):
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+def test_nothing_is_written_where_a_lost_disk_was_mounted(run_file, disk):
+    folder = disk("10m")
+    before = partial(at_forward, {3: partial(unmount, folder)})
+    run("train", run_file, "--output", folder, "--quiet", check=5, before=before)
+    assert not list(folder.iterdir())
+
+
+def test_a_folder_that_is_removed_is_not_created_again(run_file, tmp_path):
+    before = partial(at_forward, {3: partial(shutil.rmtree, tmp_path / "run")})
+    run("train", run_file, "--output", tmp_path / "run", check=5, before=before)
+    assert not (tmp_path / "run").exists()
+
+
+def become_nobody():
+    os.setgid(65534)
+    os.setuid(65534)
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_data_is_read(run_file, tmp_path):
+    (tmp_path / "file").touch()
+    slow = ("-s", "data.count=1000000")
+    error = error_of("train", run_file, "--output", tmp_path / "file" / "run", *slow, check=2)
+    assert error["code"] == "usage.output"
+    with tempfile.TemporaryDirectory() as name:
+        shutil.copy(run_file, name)
+        os.chmod(name, 0o555)
+        before = become_nobody if os.getuid() == 0 else None  # root may write everywhere
+        error = error_of("train", f"{name}/run.toml", "--output", f"{name}/run", *slow, check=2, before=before)
+        assert error["code"] == "usage.output"
+        assert name in error["message"]
+
+
+# ------------------------------------------------------------------------------------------------- damaged checkpoints
+
+
+def overwrite(path, data):
+    path.write_bytes(data)
+    os.utime(path, (0, 0))
+
+
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "optimizer.safetensors", "trainer.json", "config.json", "manifest.json"]
+)
+def test_a_checkpoint_truncated_or_changed_anywhere_is_not_used(name, copied):
+    folder = copied / "checkpoints"
+    path = folder / "step-00000008" / name
+    data = path.read_bytes()
+    header = 8 + int.from_bytes(data[:8], "little") if name.endswith("safetensors") else len(data) // 3
+    lengths = {0, 1, 7, 8, 9, header - 1, header, header + 1, len(data) // 2, len(data) - 1}
+    damaged = [data[:length] for length in sorted(lengths)] + [data + b"\0"]
+    for offset in {0, 7, 8, header - 1, header, len(data) - 1}:
+        changed = bytearray(data)
+        changed[offset] ^= 1 << (offset % 8)
+        damaged.append(bytes(changed))
+    for content in damaged:
+        overwrite(path, content)
+        checkpoint, warnings = newest_valid(folder)
+        if name == "manifest.json" and checkpoint.name == "step-00000008":  # a changed space, for example
+            assert json.loads(content)["files"] == json.loads(data)["files"]
+            continue
+        assert checkpoint.name == "step-00000006"
+        assert str(path.parent if name == "manifest.json" else path) in warnings[0]
+    path.unlink()
+    assert newest_valid(folder)[0].name == "step-00000006"
+
+
+def test_a_damaged_checkpoint_is_a_warning_and_is_made_again(run_file, copied, whole):
+    path = copied / "checkpoints" / "step-00000008" / "optimizer.safetensors"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(data)
+    assert str(path) in run("train", run_file, "--output", copied, "--quiet").stderr
+    assert hashes(copied) == hashes(whole)
+    for path in (copied / "checkpoints").glob("step-*/manifest.json"):
+        path.write_text('{"files": {}}')
+    assert error_of("train", run_file, "--output", copied, check=4)["code"] == "checkpoint.corrupt"
+
+
+def test_the_newest_checkpoint_is_the_one_with_the_highest_step_whatever_the_clock(copied):
+    for number, path in enumerate(checkpoints(copied / "checkpoints")):
+        for file in (path, *path.iterdir()):
+            os.utime(file, (10**9 * number, 10**9 * number))  # the newest step has the oldest time
+    assert next(train(prepare(read_run(tree())), copied)) == Resumed(8)
+
+
+def test_a_start_removes_only_what_a_killed_save_left(copied):
+    folder = copied / "checkpoints"
+    (folder / "step-00000010.tmp-0a1b2c3d").mkdir()
+    (folder / "mine").mkdir()
+    (folder / "notes.txt").touch()
+    with (copied / "metrics.jsonl").open("a") as file:
+        file.write('{"event": "step", "st')  # a line that a crash left incomplete
+    train_all(tree(), copied)
+    names = {path.name for path in folder.iterdir()}
+    assert names == {"latest", "mine", "notes.txt", "step-00000006", "step-00000008"}
+    assert log_lines(copied)[-1]["event"] == "finished"
+
+
+def flip_bit(path):
+    data = bytearray(path.read_bytes())
+    data[-5] ^= 1
+    path.write_bytes(data)
+
+
+def test_weights_that_are_not_those_that_were_saved_are_not_used_by_any_command(copied, tmp_path):
+    latest = (copied / "checkpoints" / "latest").read_text()
+    flip_bit(copied / "checkpoints" / latest / "optimizer.safetensors")
+    assert run("predict", copied, "1 2").stdout  # which does not need the optimizer's state
+    for name, damage in (("model.safetensors", flip_bit), ("manifest.json", Path.unlink)):
+        folder = Path(shutil.copytree(copied, tmp_path / name.partition(".")[0]))
+        damage(folder / "checkpoints" / latest / name)
+        for command in (
+            ("predict", folder, "1 2"),
+            ("evaluate", folder),
+            ("export", folder, tmp_path / "out", "--to", "manyheads"),
+        ):
+            error = error_of(*command, check=4)
+            assert error["code"] == "checkpoint.hash-mismatch"
+            assert name in error["message"]
+    assert not (tmp_path / "out").exists()
+
+
+# ------------------------------------------------------------------------------------------------------ NaN and infinity
+
+
+def test_a_run_that_diverges_stops_with_its_rows_and_a_finite_checkpoint(run_file, tmp_path):
+    settings = {
+        "optim.lr": 5.0,
+        "optim.weight_decay": 1.0,
+        "optim.clip": 0.0,
+        "train.steps": 100,
+        "train.save_every": 5,
+    }
+    wild = [word for name, value in settings.items() for word in ("-s", f"{name}={value}")]
+    done = run("train", run_file, "--output", tmp_path / "run", "--json", *wild, check=1)
+    error = json.loads(done.stderr.splitlines()[-1])["error"]
+    assert error["code"] == "run.diverged"
+    skipped = [line for line in log_lines(tmp_path / "run") if line["event"] == "step" and line["skipped"]]
+    assert len(skipped) >= 10
+    for line in skipped[-5:]:  # which of the two is infinite first depends on the processor
+        assert line["rows"]
+        assert line["loss"] is None or line["grad_norm"] is None
+    last = Path(re.search(r"\S*/step-\d{8}", error["hint"])[0])
+    assert all(tensor.isfinite().all() for tensor in load_file(last / "model.safetensors").values())
+    assert json.loads((last / "trainer.json").read_text())["skipped"] == 0
+
+
+def test_a_nan_weight_does_not_replace_finite_checkpoints(run_file, copied):
+    last = copied / "checkpoints" / "step-00000008"
+    weights = load_file(last / "model.safetensors")
+    next(iter(weights.values())).view(-1)[0] = torch.nan
+    save_file(weights, last / "model.safetensors", metadata={"format": "pt"})
+    manifest = json.loads((last / "manifest.json").read_text())
+    size = (last / "model.safetensors").stat().st_size
+    manifest["files"]["model.safetensors"] = {"sha256": sha256(last / "model.safetensors"), "bytes": size}
+    (last / "manifest.json").write_text(json.dumps(manifest))
+    before = {path.name for path in checkpoints(copied / "checkpoints")}
+    for steps, stopped in ((10, 10), (40, 18)):  # it ends before ten steps are skipped, and after that
+        command = ("train", run_file, "--output", copied, "--json", "-s", f"train.steps={steps}")
+        error = json.loads(run(*command, check=1).stderr.splitlines()[-1])["error"]
+        assert error["code"] == "run.diverged"
+        assert f"step {stopped}" in error["message"]
+        assert {path.name for path in checkpoints(copied / "checkpoints")} == before
+    resume = ("--resume", copied / "checkpoints" / "step-00000006", "-s", "train.steps=10")
+    run("train", run_file, "--output", copied, "--quiet", *resume)
+    assert log_lines(copied)[-1]["step"] == 10
+
+
+# ---------------------------------------------------------------------------------------------------------------- memory
+
+
+def limit_memory(more):
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + more, used + more))
+
+
+def test_running_out_of_memory_is_one_error_with_a_hint(run_file, tmp_path):
+    large = ("-s", "train.batch_tokens=40000", "-s", "data.count=6000", "-s", "model.encoder.feedforward.hidden=8192")
+    before = partial(at_forward, {1: partial(limit_memory, 300 << 20)})  # after the check at the start
+    error = error_of("train", run_file, "--output", tmp_path / "run", *large, check=5, before=before)
+    assert error["code"] == "resource.memory"
+    assert "40,000" in error["message"]
+    assert "train.batch_tokens" in error["hint"]
+
+
+# ------------------------------------------------------------------------------------------ bad data, through the command
+
+
+def pairs_file(folder, name, data):
+    (folder / name).write_bytes(data)
+    return ("-s", f'data={{kind="pairs",path="{folder / name}"}}')
+
+
+PAIRS = "".join(f"wort {i % 17} {i}\tword {i % 17} {i}\n" for i in range(60))
+
+BAD_DATA = {
+    "latin-1": (PAIRS.encode() + b"caf\xe9\tcoffee\n", "data.encoding", "61"),
+    "UTF-16": (PAIRS.encode("utf-16"), "data.encoding", "1"),
+    "NUL": (PAIRS.encode() + b"a\0b\tc\n", "data.encoding", "61"),
+    "empty": (b"", "data.empty", "a.tsv"),
+    "blank": (b" \n\n", "data.empty", "a.tsv"),
+    "too short": (b"a\tb\n", "data.empty", "1"),
+    "a missing column": (b"source\ttargte\na\tb\n", "data.columns", "targte"),
+    "a missing cell": (PAIRS.encode() + b"alone\n", "data.row", "61"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_DATA)
+def test_bad_data_stops_the_command_and_the_line_is_named(name, run_file, tmp_path):
+    data, code, value = BAD_DATA[name]
+    command = ("train", run_file, "--output", tmp_path / "run", *pairs_file(tmp_path, "a.tsv", data))
+    error = error_of(*command, check=3)
+    assert error["code"] == code
+    assert value in error["message"]
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_line_of_a_gigabyte_is_refused_in_little_memory(run_file, tmp_path):
+    with (tmp_path / "a.tsv").open("wb") as file:
+        file.truncate(1 << 30)
+    data = ("-s", f'data={{kind="pairs",path="{tmp_path / "a.tsv"}"}}')
+    before = partial(limit_memory, 400 << 20)
+    error = error_of("train", run_file, "--output", tmp_path / "run", *data, check=3, before=before)
+    assert error["code"] == "data.too-large"
+
+
+def test_lines_that_are_not_utf_8_can_be_skipped_and_are_counted(run_file, tmp_path):
+    data = pairs_file(tmp_path, "a.tsv", PAIRS.encode() + b"caf\xe9\tcoffee\n")
+    options = ("-s", "data.encoding_errors=skip", "-s", "train.steps=1")
+    done = run("train", run_file, "--output", tmp_path / "run", *data, *options)
+    assert re.search(r"\b1\b.* skipped", done.stderr)
+
+
+def test_byte_order_marks_and_line_ends_make_no_difference(tmp_path):
+    forms = {"lf": PAIRS, "crlf": PAIRS.replace("\n", "\r\n"), "cr": PAIRS.replace("\n", "\r"), "bom": "\ufeff" + PAIRS}
+    forms["mixed"] = "\n".join(f"{line}\r" if i % 2 else line for i, line in enumerate(PAIRS.splitlines()))
+    found = []
+    for name, text in forms.items():
+        (tmp_path / f"{name}.tsv").write_bytes(text.encode())
+        prepared = prepare(read_run(tree(data={"kind": "pairs", "path": str(tmp_path / f"{name}.tsv")})))
+        rows = [[ids.tolist() for ids in prepared.train_rows[i]] for i in range(len(prepared.train_rows))]
+        found.append((data_hashes(prepared), rows))
+    assert all(one == found[0] for one in found)
+
+
+# --------------------------------------------------------------------------------------------------------------- devices
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_a_missing_gpu(run_file, tmp_path):
+    for name in ("cuda", "cuda:1", "gpu"):
+        for options in (("--output", tmp_path / "run"), ("--dry-run",)):
+            error = error_of("train", run_file, *options, "--device", name, check=2)
+            assert error["code"] == "usage.device"
+            assert name.partition(":")[0] in error["message"]
+    assert "GPU" in run("train", run_file, "--output", tmp_path / "auto").stderr
+    assert "GPU" not in run("train", run_file, "--output", tmp_path / "cpu", "--device", "cpu").stderr
+    assert hashes(tmp_path / "auto") == hashes(tmp_path / "cpu")
+    for verb, *more in (("evaluate",), ("predict", "a text")):
+        assert error_of(verb, tmp_path / "cpu", *more, "--device", "cuda", check=2)["code"] == "usage.device"
+    assert json.loads((tmp_path / "cpu" / "env.json").read_text())["starts"][0]["device"] == "cpu"
+    assert manyheads.load(tmp_path / "cpu").device.type == "cpu"

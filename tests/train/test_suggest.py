@@ -1,0 +1,274 @@
+"""`manyheads new`: the run file parses and trains, and its comments are true."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tomllib
+
+import numpy as np
+import pytest
+from command import run
+from raising import raises
+
+from manyheads import build
+from manyheads.data.source import DataSpec
+from manyheads.tasks.task import TaskSpec
+from manyheads.train.batches import BatchStream
+from manyheads.train.events import Finished
+from manyheads.train.loop import train
+from manyheads.train.prepare import prepare
+from manyheads.train.run import read_run
+from manyheads.train.suggest import inline, suggest
+
+WORDS = [
+    "the",
+    "a",
+    "red",
+    "blue",
+    "small",
+    "old",
+    "cat",
+    "dog",
+    "house",
+    "tree",
+    "sees",
+    "likes",
+    "finds",
+    "under",
+    "over",
+    "near",
+]
+
+
+def sentences(count, seed=0, words=(3, 9)):
+    rng = np.random.default_rng(seed)
+    return [" ".join(rng.choice(WORDS, rng.integers(*words))) + f" {i}." for i in range(count)]
+
+
+def table(path, rows, *header):
+    path.write_text("".join("\t".join(row) + "\n" for row in [header, *rows] if row))
+    return path
+
+
+def objects(path, rows, *names):
+    path.write_text("".join(json.dumps(dict(zip(names, row, strict=True))) + "\n" for row in rows))
+    return path
+
+
+def pairs(count=60):
+    return [(text, text.upper()) for text in sentences(count)]
+
+
+def labelled(count=60):
+    return [(text, "long" if len(text) > 35 else "short") for text in sentences(count)]
+
+
+def images(path):
+    rows = np.random.default_rng(0).integers(0, 255, (80, 16)).tolist()
+    path.write_text("".join(",".join(map(str, [*row, i % 3])) + "\n" for i, row in enumerate(rows)))
+    return path
+
+
+def book(path):
+    path.write_text("\n\n".join(sentences(80)))
+    return path
+
+
+FILES = {
+    "seq2seq": lambda folder: table(folder / "pairs.tsv", pairs()),
+    "translate": lambda folder: table(folder / "whatever.tsv", pairs()),
+    "summarise": lambda folder: objects(
+        folder / "docs.jsonl", [(short, long * 3) for long, short in pairs()], "abstract", "body"
+    ),
+    "classify": lambda folder: objects(folder / "reviews.jsonl", labelled(), "text", "label"),
+    "retrieval": lambda folder: table(folder / "pairs.tsv", pairs()),
+    "causal": lambda folder: book(folder / "book.txt"),
+    "masked": lambda folder: book(folder / "book.txt"),
+    "spans": lambda folder: book(folder / "book.txt"),
+    "infill": lambda folder: book(folder / "book.txt"),
+    "mae": lambda folder: images(folder / "small.csv"),
+    "copy": lambda folder: None,
+}
+
+
+def trained(text, folder, steps=2):
+    tree = tomllib.loads(text)
+    tree["train"] |= {"steps": steps, "eval_rows": 4}
+    run = prepare(read_run(tree))
+    assert list(train(run, folder))[-1] == Finished(steps, "steps")
+    return run
+
+
+@pytest.mark.parametrize("task", FILES)
+def test_the_suggested_run_trains_and_its_comments_are_true(task, tmp_path):
+    path = FILES[task](tmp_path)
+    text, reasons = suggest(task, path)
+    run = trained(text, tmp_path / "run")
+    whole = prepare(read_run(tomllib.loads(text)))
+    steps, epochs, rows = re.search(r"# ([\d,]+) steps, ([\d.e+]+) epochs of ([\d,]+) rows", text).groups()
+    assert int(steps.replace(",", "")) == whole.spec.train.steps
+    assert int(rows.replace(",", "")) == len(whole.train_rows)
+    assert float(epochs) == pytest.approx(whole.spec.train.steps / len(BatchStream(whole).plan()), rel=0.01)
+    assert f"{sum(one.numel() for one in build(run.model_spec).parameters()):,} parameters" in text
+    assert run.corpus.description == reasons[0]
+    assert f"# {reasons[0]}" in text
+    assert all(f"# {reason}" in text for reason in reasons)
+    assert max(map(len, text.splitlines())) < 250
+
+
+def built_in_tasks():
+    """Without those of other tests."""
+    return {kind: spec for kind, spec in TaskSpec.kinds.items() if spec.__module__.startswith("manyheads.")}
+
+
+def test_every_task_has_data_of_its_own_and_is_tried_on_a_file():
+    assert built_in_tasks().keys() == FILES.keys()
+    for kind, spec in built_in_tasks().items():
+        assert set(spec().fields) - {"label", "image"} or kind == "mae"
+        assert DataSpec.choose(spec.default_data), kind
+        assert spec.file_kind in DataSpec.kinds, kind
+
+
+@pytest.mark.parametrize("task", [k for k, spec in built_in_tasks().items() if spec.default_data["kind"] != "stdlib"])
+def test_without_a_file_the_suggested_run_reads_the_data_of_the_task(task):
+    """Those of the Python documentation, which several tasks share, take too long here."""
+    text, _ = suggest(task, minutes=0.01)
+    spec = read_run(tomllib.loads(text))
+    assert (spec.task.kind, spec.data) == (task, DataSpec.choose(TaskSpec.kinds[task].default_data))
+
+
+def test_spans_get_a_sentinel_per_span_of_the_longest_text(tmp_path):
+    path = tmp_path / "long.txt"
+    path.write_text("\n\n".join(" ".join(sentences(count)) for count in (60, 130, 90)))
+    text, _ = suggest("spans", path, minutes=0.01)
+    assert TaskSpec.kinds["spans"]().sentinels < tomllib.loads(text)["task"]["sentinels"] < 300
+    trained(text, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("task", "shape"),
+    [
+        ("causal", "recurrent"),
+        ("causal", "ngram"),
+        ("classify", "decoder"),
+        ("translate", "recurrent"),
+        ("spans", "recurrent"),
+        ("infill", "recurrent"),
+    ],
+)
+def test_another_shape_than_the_usual_trains_too(task, shape, tmp_path):
+    text, reasons = suggest(task, FILES[task](tmp_path), shape=shape)
+    assert trained(text, tmp_path / "run").model_spec.shape == shape
+    assert shape in reasons[1]
+    assert TaskSpec.kinds[task].shapes[0] in reasons[1]
+
+
+def test_two_commands_from_a_file_to_a_model(tmp_path):
+    table(tmp_path / "whatever.tsv", pairs(), "english", "shouted")
+    done = run("new", "translate", "whatever.tsv", "--output", "run.toml", cwd=tmp_path)
+    assert done.stdout == ""
+    assert "57" in done.stderr
+    assert tomllib.loads((tmp_path / "run.toml").read_text())["data"]["fields"] == ["english", "shouted"]
+    run("train", "run.toml", "--output", "runs/x", "-s", "train.steps=2", cwd=tmp_path)
+    assert (tmp_path / "runs" / "x" / "checkpoints" / "step-00000002").is_dir()
+    before = (tmp_path / "run.toml").read_text()
+    done = run("new", "copy", "--output", "run.toml", "--json", cwd=tmp_path, check=2)
+    assert json.loads(done.stderr)["error"]["code"] == "usage.output-exists"
+    assert (tmp_path / "run.toml").read_text() == before
+    printed = run("new", "translate", "whatever.tsv", "--fields", "shouted,english", "--minutes", "0.001", cwd=tmp_path)
+    assert tomllib.loads(printed.stdout)["data"]["fields"] == ["shouted", "english"]
+    assert tomllib.loads(printed.stdout)["train"]["steps"] < 400  # the time decides
+
+
+def test_a_value_that_is_no_text_is_an_error_with_its_line(tmp_path):
+    path = tmp_path / "a.jsonl"
+    rows = [
+        {"title": f"title {i}", "text": f"some words {i}", "label": None if i == 7 else "ab"[i % 2]} for i in range(60)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with raises("data.row", "line 8", "label"):
+        suggest("classify", path, minutes=0.05)
+
+
+def test_columns_given_by_number_leave_a_header_out(tmp_path):
+    path = tmp_path / "a.tsv"
+    path.write_text("id\tsentence\tlabel\n" + "".join(f"{i}\tsome words {i}\t{i % 3}\n" for i in range(60)))
+    text, _ = suggest("classify", path, fields="1,2", minutes=0.05)
+    assert tomllib.loads(text)["data"]["fields"] == ["sentence", "label"]
+    assert len(prepare(read_run(tomllib.loads(text))).labels) == 3
+    path.write_text("".join(f"{i}\tsome words {i}\t{i % 3}\n" for i in range(60)))
+    assert tomllib.loads(suggest("classify", path, fields="1,2", minutes=0.05)[0])["data"]["fields"] == [1, 2]
+
+
+def test_a_pipe_is_an_error(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with raises("data.file", "pipe"):
+        suggest("translate", tmp_path / "pipe")
+
+
+def test_ambiguous_columns_are_asked_for(tmp_path):
+    path = objects(tmp_path / "a.jsonl", [("a b", a, b) for a, b in pairs()], "id", "en", "loud")
+    with raises("data.columns", "id", "en", "loud"):
+        suggest("translate", path)
+    assert tomllib.loads(suggest("translate", path, fields="en,loud")[0])["data"]["fields"] == ["en", "loud"]
+
+
+def test_wrong_arguments_and_data_have_codes(tmp_path):
+    path = table(tmp_path / "a.tsv", pairs())
+    broken = tmp_path / "b.tsv"
+    broken.write_bytes(b"caf\xe9\tcoffee\n")
+    same = table(tmp_path / "c.tsv", [(text, text) for text, _ in pairs()])
+    for code, value, arguments, options in (
+        ("usage.argument", "'translate'", ("translatte",), {}),
+        ("usage.argument", "recurrent", ("translate", path), {"shape": "decoder"}),
+        ("usage.argument", "copy", ("copy", path), {}),
+        ("usage.argument", "--fields", ("copy",), {"fields": "a,b"}),
+        ("config.incompatible", "2 columns", ("translate", path), {"fields": "a"}),
+        ("data.label", "60", ("classify", same), {}),
+        ("data.encoding", "line 1", ("translate", broken), {}),
+        ("data.file", "none.tsv", ("translate", tmp_path / "none.tsv"), {}),
+        ("data.empty", "d.tsv", ("translate", table(tmp_path / "d.tsv", [])), {}),
+        ("data.empty", "e.tsv", ("translate", table(tmp_path / "e.tsv", pairs(1))), {}),
+        ("data.row", "f.tsv", ("translate", table(tmp_path / "f.tsv", [("one",), ("two",)])), {}),
+        ("usage.argument", "minutes", ("copy",), {"minutes": 0}),
+    ):
+        with raises(code, value):
+            suggest(*arguments, **options)
+    assert run("new", "translate", broken, check=3).stdout == ""
+
+
+@pytest.mark.parametrize(
+    "value", ['a"b\\c\n\x7f\x00é', 3e-3, True, {"kind": "x", "deep": {"y": [1, "z"]}}, ["a", 1], 12]
+)
+def test_a_value_comes_back_from_toml(value):
+    assert tomllib.loads(f"value = {inline(value)}")["value"] == value
+
+
+def test_a_long_text_is_split_into_rows(tmp_path):
+    path = tmp_path / "book.txt"
+    path.write_text(" ".join(sentences(1500)))
+    text, _ = suggest("causal", path)
+    assert tomllib.loads(text)["train"]["pack"] == 512
+    trained(text, tmp_path / "run")
+    path.write_text(" ".join(sentences(6000)))
+    with raises("data.too-large", "8,192"):
+        suggest("causal", path, shape="recurrent")
+
+
+def test_a_few_long_rows_are_truncated_and_counted(tmp_path):
+    long = " ".join(sentences(280))
+    text, _ = suggest("translate", table(tmp_path / "a.tsv", [*pairs(6000), (f"{long} a", long), (f"{long} b", long)]))
+    tree = tomllib.loads(text)
+    assert tree["train"]["max_length"] <= tree["train"]["batch_tokens"]
+    run = prepare(read_run(tree))
+    assert f"{run.truncated[0]:,} of {len(run.train_rows):,} rows" in text
+
+
+def test_more_data_gets_a_larger_model(tmp_path):
+    small, large = (
+        tomllib.loads(suggest("translate", table(tmp_path / f"{count}.tsv", pairs(count)))[0]) for count in (60, 12_000)
+    )
+    assert small["tokenizer"].get("vocab_size", 256) < large["tokenizer"]["vocab_size"]
+    assert small["train"]["batch_tokens"] <= large["train"]["batch_tokens"]
