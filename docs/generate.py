@@ -101,10 +101,14 @@ def command_block(name: str, command: Any) -> str:
     arguments = [one for one in command.params if one.param_type_name == "argument"]
     options = [one for one in command.params if one.param_type_name == "option" and one.name != "help"]
     rows = [(code(argument_name(one)), one.help or "", default_of(one)) for one in arguments]
-    rows += [(", ".join(code(opt) for opt in one.opts) + metavar(one), one.help or "", default_of(one)) for one in options]
+    rows += [
+        (", ".join(code(opt) for opt in one.opts) + metavar(one), one.help or "", default_of(one)) for one in options
+    ]
     usage = " ".join((name, *map(argument_name, arguments), "[OPTIONS]"))
     help_text = re.sub(r"\bExamples?: (.*)", examples, paragraphs(command.help))
-    return "\n\n".join((f"## {name}", f"```text\n{usage}\n```", help_text, table(("option", "meaning", "default"), rows)))
+    return "\n\n".join(
+        (f"## {name}", f"```text\n{usage}\n```", help_text, table(("option", "meaning", "default"), rows))
+    )
 
 
 def examples(match: re.Match[str]) -> str:
@@ -296,7 +300,11 @@ def walk(value: Any, meanings: dict[str, str], unknown: list[str], path: str = "
     if isinstance(value, list):
         items = [((f"{path}[]",), one) for one in value]
     else:
-        items = [((f"{path}.{key}".lstrip("."), f"{path}.*".lstrip(".")), one) for key, one in value.items() if key != "schema"]
+        items = [
+            ((f"{path}.{key}".lstrip("."), f"{path}.*".lstrip(".")), one)
+            for key, one in value.items()
+            if key != "schema"
+        ]
     for names, inner in items:
         inside = {name for name in names for one in meanings if one.startswith((f"{name}.", f"{name}["))}
         known = next((name for name in names if name in meanings or name in inside), None)
@@ -436,8 +444,9 @@ def run_verb(*arguments: str) -> tuple[str, str]:
 
 
 def errors() -> str:
-    from manyheads import errors as module
     from manyheads.train.signals import EXIT_STATUS
+
+    from manyheads import errors as module
 
     introduction = (
         "Every error has a class in `manyheads.errors`, a stable code and an exit status. All are `ManyheadsError`, which is a "
@@ -447,7 +456,14 @@ def errors() -> str:
     classes = [one for one in vars(module).values() if inspect.isclass(one) and issubclass(one, module.ManyheadsError)]
     rows = [(code(one.code), code(one.__name__), one.exit_status, paragraphs(one.__doc__ or "")) for one in classes[1:]]
     statuses = table(("exit status", "meaning"), exit_statuses(EXIT_STATUS))
-    return page("Errors", introduction, "## Exit statuses", statuses, "## Codes", table(("code", "class", "exit", "meaning"), rows))
+    return page(
+        "Errors",
+        introduction,
+        "## Exit statuses",
+        statuses,
+        "## Codes",
+        table(("code", "class", "exit", "meaning"), rows),
+    )
 
 
 def exit_statuses(signals: dict[str, int]) -> list[tuple[str, str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -156,6 +156,18 @@ class Checkpoint:
         masks = [[False] * len(row) for row in rows]
         padding = [[*gap, *mask] if left else [*mask, *gap] for gap, mask in zip(gaps, masks, strict=True)]
         return Inputs(torch.tensor(ids), padding=torch.tensor(padding) if any(gaps) else None).to(self.device)
+
+    def outputs(
+        self, rows: Sequence[Sequence[int]], function: Callable[[Inputs], Tensor] | None = None
+    ) -> Iterator[tuple[int, Tensor]]:
+        """The model's output for each row of ids with its index, as it is ready; rows of similar length share a batch.
+
+        An output per token is as long as the longest row of its batch. `function` replaces the model.
+        """
+        for batch in batches([len(row) for row in rows], BATCH_TOKENS):
+            with torch.no_grad():
+                outputs = (function or self.model)(self.pad([rows[i] for i in batch]))
+            yield from zip(batch, outputs, strict=True)
 
     # ---------------------------------------------------------------------------------------------------------- texts
 

@@ -65,8 +65,8 @@ def data_prepare(
 def prepare_run(spec: RunSpec, folder: Path) -> None:
     """Writes the token ids of a run's data; a signal leaves nothing behind."""
     from manyheads.data.prepared import write_prepared
-    from manyheads.train.prepare import prepare_text
     from manyheads.train.loop import EXIT_STATUS, handle_signals
+    from manyheads.train.prepare import prepare_text
 
     if spec.data.prepared_folder:
         raise IncompatibleError(f"{spec.data.prepared_folder} is prepared already", ("data",))

@@ -57,8 +57,8 @@ def demo(
     Example: manyheads demo
     """
     from manyheads.checkpoint.checkpoint import load
-    from manyheads.train.run import read_run
     from manyheads.train.loop import EXIT_STATUS
+    from manyheads.train.run import read_run
 
     console, spec = stdout(), read_run(RUN)
     finished = train_and_show(spec, output)

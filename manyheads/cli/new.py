@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from manyheads.cli.console import AsJson, Progress, app, print_json, print_note
+from manyheads.cli.console import AsJson, Parts, Progress, app, print_json, print_note
 from manyheads.errors import OutputError, OutputExistsError
 
 
@@ -31,6 +31,7 @@ def new(
     ] = None,
     minutes: Annotated[float, typer.Option(metavar="N", help="Training time on this machine.")] = 30.0,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
+    parts: Parts = None,
     as_json: AsJson = False,
 ) -> None:
     """Write a run file for a task and your data.

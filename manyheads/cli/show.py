@@ -113,7 +113,7 @@ def list_parts() -> list[Tree]:
     return entries + list_slots()
 
 
-def unknown_target(target: str, known: list[str]) -> ConfigError:
+def unknown_target(target: str, slots_and_tables: list[str]) -> ConfigError:
     """An error for a name that is neither a preset nor a slot nor a table."""
     from manyheads.errors import UnknownPresetError
     from manyheads.presets import names
@@ -125,7 +125,7 @@ def unknown_target(target: str, known: list[str]) -> ConfigError:
         )
     if target.endswith(".py"):
         return UnknownPresetError(f"{quoted(target)} is a Python file", hint="name it with --parts and a model to show")
-    close, _, _ = nearest(target, (*names(), *known, "parts")).partition(" (")
+    close, _, _ = nearest(target, (*names(), *slots_and_tables, "parts")).partition(" (")
     hint = "'manyheads show' lists the presets, 'manyheads show parts' the slots; a file ends in .toml"
     return UnknownPresetError(f"no preset, slot or table {quoted(target)}{close}", hint=hint)
 

@@ -67,9 +67,9 @@ def train(
     Examples: manyheads train run.toml --output runs/first -s train.steps=2000 · manyheads train run.toml --dry-run
     """
     from manyheads.train.estimate import estimate_run
+    from manyheads.train.loop import EXIT_STATUS
     from manyheads.train.prepare import prepare
     from manyheads.train.run import read_run_file
-    from manyheads.train.loop import EXIT_STATUS
 
     if output is None and not dry_run:
         raise UsageError("--output is missing", hint="name the folder of the run")
@@ -106,9 +106,9 @@ def train_and_show(
     from manyheads.model.build import resolve_device
     from manyheads.train.estimate import check_resources, estimate_resources
     from manyheads.train.folder import check_folder
+    from manyheads.train.loop import handle_signals
     from manyheads.train.loop import train as train_events
     from manyheads.train.prepare import prepare
-    from manyheads.train.loop import handle_signals
 
     with handle_signals() as should_stop, TrainingProgress(spec.train.steps, quiet=quiet) as progress:
         target = resolve_device(device)

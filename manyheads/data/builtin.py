@@ -14,7 +14,7 @@ from datetime import date
 from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import StrictStr
@@ -61,6 +61,8 @@ class DatesSpec(DataSpec, kind="dates"):
     before the date (<de> 03.05.2016), so that every text means one day. One day in twenty is for validation and one
     for test, in all languages.
     """
+
+    closed_vocabulary: ClassVar[bool] = True
 
     count: int = field(30_000, "number of training rows", ge=1)
     validation_count: int = field(1000, "number of validation rows, and of test rows", ge=1)
@@ -122,6 +124,8 @@ class SequenceSpec(DataSpec, kind="sequence"):
     a d b c a → d. dyck: brackets are opened (a) and some closed (A), and the target closes the rest: a b B c → C A.
     No source is in two splits.
     """
+
+    closed_vocabulary: ClassVar[bool] = True
 
     function: Literal["copy", "reverse", "sort", "lookup", "dyck"] = field(
         "copy", "what gives the target from the source"

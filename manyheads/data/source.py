@@ -68,6 +68,8 @@ class LazyRows(Sequence[Row]):
 class DataSpec(Part, slot="data"):
     """Where the rows come from. Only `load` and `load_file` open files."""
 
+    closed_vocabulary: ClassVar[bool] = False  # whether there are few different words, so that each is one token
+
     @property
     def source_path(self) -> str | None:
         """The user's file that training rows are read from; None for data that is generated, built in or prepared."""

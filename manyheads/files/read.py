@@ -162,7 +162,7 @@ def is_prefix(path: Iterable[str], field: tuple[str, ...]) -> bool:
 def line_of_field(path: Path, field: tuple[str, ...]) -> int | None:
     """The line of a TOML file that first sets a field, or opens a table."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_text(path, MAX_TOML_BYTES).splitlines()
     except (OSError, ValueError):
         return None
     table: tuple[str, ...] = ()

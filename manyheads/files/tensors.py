@@ -83,8 +83,8 @@ class Stamp(NamedTuple):
 class SafetensorsFile(TensorStore):
     """One safetensors file, its header checked against its size; tensors are memory-mapped, or copied one by one.
 
-    safetensors.safe_open would do, but it accepts two entries of one name, and a file that is truncated after its
-    header was read kills the process (SIGBUS). Both are errors here.
+    Not by safetensors.safe_open: it accepts two entries of one name, and maps a file when it opens it, so that one that
+    is truncated before its tensors are read, even if they are to be copied, kills the process (SIGBUS).
     """
 
     def __init__(self, path: Path, *, copy: bool = False) -> None:

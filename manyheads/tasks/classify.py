@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from manyheads.checkpoint.checkpoint import BATCH_TOKENS, Checkpoint, batches
+from manyheads.checkpoint.checkpoint import Checkpoint
 from manyheads.data.source import Row as TextRow
 from manyheads.errors import CheckpointConfigError, LabelError
 from manyheads.generate.decoding import GenerationConfig
@@ -60,12 +60,9 @@ class ClassifySpec(TaskSpec, kind="classify"):
     ) -> Iterator[tuple[int, Tree]]:
         """Every class, the most probable first."""
         rows, truncated = self.encode(checkpoint, texts, mask_token_id)
-        for batch in batches([len(row) for row in rows], BATCH_TOKENS):
-            with torch.no_grad():
-                logits = checkpoint.model(checkpoint.pad([rows[i] for i in batch]))
-            for i, logits_C in zip(batch, logits, strict=True):
-                result = {"task": self.kind, "text": texts[i], "classes": ranked_classes(checkpoint, logits_C)}
-                yield i, result | truncated.get(i, {})
+        for i, logits_C in checkpoint.outputs(rows):
+            result = {"task": self.kind, "text": texts[i], "classes": ranked_classes(checkpoint, logits_C)}
+            yield i, result | truncated.get(i, {})
 
     def to_line(self, result: Tree) -> str:
         best = result["classes"][0]

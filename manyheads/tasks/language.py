@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from pydantic import model_validator
 
-from manyheads.checkpoint.checkpoint import BATCH_TOKENS, Checkpoint, batches, check_texts
+from manyheads.checkpoint.checkpoint import Checkpoint, check_texts
 from manyheads.data.prepared import InMemoryRows
 from manyheads.data.source import Row as TextRow
 from manyheads.errors import (
@@ -213,15 +213,12 @@ class MaskedSpec(MaskingTask, PackableTask, kind="masked"):
         """The most probable tokens for each mask."""
         mask = mask_of(checkpoint, mask_token_id)
         rows, _ = self.encode(checkpoint, texts, mask_token_id)
-        for batch in batches([len(row) for row in rows], BATCH_TOKENS):
-            with torch.no_grad():
-                logits_BLV = checkpoint.model(checkpoint.pad([rows[i] for i in batch]))
-            for i, logits_LV in zip(batch, logits_BLV, strict=True):
-                positions = [k for k, token in enumerate(rows[i]) if token == mask[1]]
-                if not positions:
-                    raise InputError(f"the text has no {mask[0]} to fill", i)
-                filled = [top_tokens(checkpoint, k, logits_LV[k], top_k) for k in positions]
-                yield i, {"task": self.kind, "text": texts[i], "filled": filled}
+        for i, logits_LV in checkpoint.outputs(rows):
+            positions = [k for k, token in enumerate(rows[i]) if token == mask[1]]
+            if not positions:
+                raise InputError(f"the text has no {mask[0]} to fill", i)
+            filled = [top_tokens(checkpoint, k, logits_LV[k], top_k) for k in positions]
+            yield i, {"task": self.kind, "text": texts[i], "filled": filled}
 
     def to_line(self, result: Tree) -> str:
         return " ".join("\t".join(one["tokens"][0]["token"] for one in result["filled"]).splitlines())

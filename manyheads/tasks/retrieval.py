@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from manyheads.checkpoint.checkpoint import BATCH_TOKENS, Checkpoint, batches
+from manyheads.checkpoint.checkpoint import Checkpoint
 from manyheads.errors import IncompatibleError, UnsupportedError
 from manyheads.generate.decoding import GenerationConfig
 from manyheads.metrics import metric
@@ -95,12 +95,8 @@ class RetrievalSpec(TaskSpec, kind="retrieval"):
         if checkpoint.tokenizer is None:
             raise UnsupportedError("the checkpoint has no tokenizer; load(...).hidden(ids) gives the vectors of tokens")
         rows, truncated = self.encode(checkpoint, texts, mask_token_id)
-        for batch in batches([len(row) for row in rows], BATCH_TOKENS):
-            with torch.no_grad():
-                vectors = checkpoint.pool(checkpoint.pad([rows[i] for i in batch]))
-            for i, vector in zip(batch, vectors, strict=True):
-                result = {"task": self.kind, "text": texts[i], "vector": vector.tolist()}
-                yield i, result | truncated.get(i, {})
+        for i, vector in checkpoint.outputs(rows, checkpoint.pool):
+            yield i, {"task": self.kind, "text": texts[i], "vector": vector.tolist()} | truncated.get(i, {})
 
     def to_line(self, result: Tree) -> str:
         return " ".join(f"{number:.6g}" for number in result["vector"])

@@ -132,8 +132,8 @@ class Seq2SeqSpec(TaskSpec, kind="seq2seq"):
 
     @classmethod
     def suggest_task(cls, suggestion: Suggestion) -> Lines:
-        natural = suggestion.data["kind"] in ("pairs", "stdlib")
-        return [("smoothing", 0.1, "label smoothing, against overconfidence")] if natural else []
+        line = ("smoothing", 0.1, "label smoothing, against overconfidence")
+        return [] if suggestion.data.closed_vocabulary else [line]
 
 
 class TranslateSpec(Seq2SeqSpec, kind="translate"):

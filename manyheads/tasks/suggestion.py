@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from manyheads.data.source import NON_TEXT_FIELDS, Corpus
+from manyheads.data.source import NON_TEXT_FIELDS, Corpus, DataSpec
 from manyheads.spec import Tree
 from manyheads.tasks.task import TaskSpec
 
@@ -34,7 +34,7 @@ class Suggestion:
     task: type[TaskSpec]
     shape: str
     corpus: Corpus
-    data: Tree  # the table [data]
+    data: DataSpec
     size: ModelSize
     epochs: float
     longest: int = 0  # tokens of the longest row, 0 until it is known

@@ -178,6 +178,7 @@ class TaskSpec(Part, slot="task"):
     file_kind: ClassVar[str | None] = None  # the kind of data that a user's file is
     takes_file: ClassVar[bool] = True  # whether `manyheads new` reads a user's file
     default_data: ClassVar[Tree | None] = None  # without a file
+    word_tokens: ClassVar[bool] = False  # whether it needs one token per word
     long_first: ClassVar[bool] = False  # whether the longer column of two is the first field
     batches_per_epoch: ClassVar[int] = 20  # which decides the size of a batch
 

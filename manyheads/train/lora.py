@@ -45,8 +45,8 @@ class Lora(nn.Module):
         self.dropout = nn.Dropout(spec.dropout)
         self.down = nn.Linear(inner.in_features, spec.rank, bias=False)
         self.up = copy.deepcopy(inner)  # a subclass may reshape Wx, into heads for example, and must reshape BAx alike
-        self.up.weight, self.up.bias = nn.Parameter(torch.zeros(inner.out_features, spec.rank)), None  # type: ignore[assignment]
-        self.up.in_features = spec.rank
+        self.up.weight = nn.Parameter(torch.zeros(inner.out_features, spec.rank))
+        self.up.bias, self.up.in_features = None, spec.rank  # type: ignore[assignment]
         with torch.no_grad():
             self.down.weight.normal_(std=inner.in_features**-0.5, generator=rng)
 

@@ -43,7 +43,6 @@ PACKED = 512  # tokens per row of split texts
 USUAL_LENGTH, MAX_LENGTH = 2048, 8192  # tokens per row; longer ones are truncated if little is lost, or in any case
 MIN_STEPS = 400
 SAMPLE = 2_000_000  # characters that a tokenizer is tried on
-WORD_DATA = ("dates", "sequence")  # data with few different words
 VOCAB_SIZES = ((5e7, 16000), (5e6, 8000), (1e6, 4000), (3e5, 2000), (5e4, 1000), (0, 500))  # by characters in all
 EPOCHS = ((1e5, 40), (1e6, 20), (1e7, 10), (math.inf, 3))  # by tokens in all
 
@@ -74,6 +73,7 @@ def suggest(
 class Data:
     """The table [data], why its columns were chosen, and the rows."""
 
+    spec: DataSpec
     tree: Tree
     why: str
     corpus: Corpus
@@ -95,13 +95,15 @@ def suggest_data(task: type[TaskSpec], file: Path | None, fields: str | None) ->
             )
         if task.default_data is None:
             raise UsageError(f"{task.kind} has no built-in data: name a file")
-        return Data(task.default_data, "", slot.choose(task.default_data).load())
+        spec: DataSpec = slot.choose(task.default_data)
+        return Data(spec, task.default_data, "", spec.load())
     if task.file_kind is None:
         raise UsageError(f"{task.kind} does not say of what kind a file is: write the run file yourself")
     kind: type[DataSpec] = slot.kinds[task.file_kind]
     columns = choose_columns(file, kind, fields=fields, long_first=task.long_first)
     tree: Tree = {"path": str(file)} | ({"fields": list(columns.fields)} if columns.fields else {})
-    return Data({"kind": task.file_kind} | tree, columns.reason, parse(kind, tree).load())
+    spec = parse(kind, tree)
+    return Data(spec, {"kind": task.file_kind} | tree, columns.reason, spec.load())
 
 
 # ---------------------------------------------------------------------------------------------------------------- draft
@@ -145,7 +147,7 @@ class Draft:
             task=self.task,
             shape=self.shape,
             corpus=self.data.corpus,
-            data=self.data.tree,
+            data=self.data.spec,
             size=self.size,
             epochs=self.epochs,
             longest=self.settings.longest,
@@ -251,7 +253,7 @@ def choose_tokenizer(draft: Draft) -> Draft:
     """A large vocabulary for much text, and none that the text is too small for."""
     if not draft.suggestion.text_fields:
         return draft.changed()
-    if draft.data.tree["kind"] in WORD_DATA:
+    if draft.task.word_tokens or draft.data.spec.closed_vocabulary:
         return draft.changed(vocab_size=0)
     sample, characters = sample_texts(draft)
     for min_characters, vocab_size in VOCAB_SIZES:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 
 import numpy as np
+import json
+
 import pytest
-from data_files import refused, write_file
+from data_files import data_spec, refused, write_file
 
 from manyheads.data.columns import choose_columns, detect_columns
 from manyheads.data.source import TextSpec
@@ -170,3 +172,82 @@ def test_a_first_line_that_could_name_columns_is_a_row_and_the_reason_says_so(tm
     path.write_text("one,two\nthree,four\n")
     with refused("data.row", "tabs"):
         PairsSpec(path=str(path)).load()
+
+
+WORDS = ["the", "a", "red", "blue", "small", "old", "cat", "dog", "house", "tree", "sees", "likes"]
+PAIRS = [(f"the cat sees {i} trees", f"THE CAT SEES {i} TREES") for i in range(60)]
+LABELLED = [(f"the cat {'likes and ' * (i % 2)}sees {i} trees", "long" if i % 2 else "short") for i in range(60)]
+SWAPPED = [(label, text) for text, label in LABELLED]
+
+
+def objects(folder, rows, *names):
+    path = folder / "a.jsonl"
+    path.write_text("".join(json.dumps(dict(zip(names, row, strict=True))) + "\n" for row in rows))
+    return path
+
+
+FILES = {
+    "no header": (lambda folder: table(folder, *PAIRS), PairsSpec, None),
+    "another header": (lambda folder: table(folder, *PAIRS, header=("en", "loud")), PairsSpec, ("en", "loud")),
+    "the default header": (lambda folder: table(folder, *PAIRS, header=("source", "target")), PairsSpec, None),
+    "single words": (lambda folder: table(folder, *((word, word.upper()) for word in WORDS)), PairsSpec, None),
+    "objects": (lambda folder: objects(folder, PAIRS, "en", "loud"), PairsSpec, ("en", "loud")),
+    "a class first": (lambda folder: table(folder, *SWAPPED), LabelsSpec, (1, 0)),
+    "a class last": (lambda folder: table(folder, *LABELLED), LabelsSpec, None),
+    "a class in a header": (
+        lambda folder: table(folder, *SWAPPED, header=("stars", "review")),
+        LabelsSpec,
+        ("review", "stars"),
+    ),
+    "a class as a number": (
+        lambda folder: objects(folder, [(i % 2, text) for i, (text, _) in enumerate(PAIRS[:9])], "y", "x"),
+        LabelsSpec,
+        ("x", "y"),
+    ),
+    "a number before two texts": (
+        lambda folder: objects(folder, [("1", *pair) for pair in PAIRS], "id", "en", "loud"),
+        PairsSpec,
+        ("en", "loud"),
+    ),
+    "a list instead of objects": (
+        lambda folder: folder / write_file(folder, "a.jsonl", "[1]\n"),
+        PairsSpec,
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_columns_are_detected(name, tmp_path):
+    make, kind, fields = FILES[name]
+    assert choose_columns(make(tmp_path), kind).fields == fields
+
+
+def test_a_column_named_label_is_the_class_and_a_constant_one_never_is(tmp_path):
+    rows = [(f"some words {i}", str(i % 5), "here", str(i % 7)) for i in range(60)]
+    path = objects(tmp_path, [row[:3] for row in rows], "sentence", "stars", "source")
+    assert choose_columns(path, LabelsSpec).fields == ("sentence", "stars")
+    path = objects(tmp_path, rows, "sentence", "stars", "source", "label")
+    assert choose_columns(path, LabelsSpec).fields == ("sentence", "label")
+
+
+def test_a_class_is_detected_in_a_file_that_is_sorted_by_it(tmp_path):
+    rows = ((f"some words {i}", i % 4, i // 1500) for i in range(3000))
+    path = table(tmp_path, *rows, header=("review", "site", "stars"))
+    assert choose_columns(path, LabelsSpec).fields == ("review", "stars")
+
+
+def test_a_header_is_detected_where_reading_detects_it(tmp_path):
+    rows = ((i % 5, f"some words {i}" if i < 1000 or i % 4 else f"word{i}") for i in range(5000))
+    path = table(tmp_path, *rows, header=("stars", "review"))
+    fields = choose_columns(path, LabelsSpec).fields
+    assert fields == ("review", "stars")
+    assert data_spec("labels", path=str(path), fields=list(fields)).load().labels() == tuple("01234")
+
+
+def test_a_first_line_that_may_be_a_header_is_reported_as_a_row(tmp_path):
+    rows = ((f"some words {i}", f"other words {i}") for i in range(40))
+    path = table(tmp_path, *rows, header=("in words", "in digits"))
+    columns = choose_columns(path, PairsSpec)
+    assert columns.fields is None
+    assert "first line" in columns.reason

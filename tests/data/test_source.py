@@ -311,3 +311,12 @@ def test_every_error_of_the_room_has_a_code_of_its_own():
             codes = [error.code, *(one.code for one in error.__subclasses__())]
             assert len(set(codes)) == len(codes)
             assert all(code.startswith("data.") for code in codes)
+
+
+def test_what_is_odd_about_a_file_is_in_its_description(tmp_path):
+    path = write_file(tmp_path, "a.tsv", "".join(f"word {i}\tother {i}\n" for i in range(30)))
+    same = load_data("pairs", path=path, validation=str(tmp_path / "." / "a.tsv")).description
+    assert "validation and training file are the same" in same
+    assert "are the same" not in load_data("pairs", path=path).description
+    write_file(tmp_path, "a.tsv", "".join(f"word {i}\t{'' if i % 3 else 'other'}\n" for i in range(30)))
+    assert "20 lines" in load_data("pairs", path=path).description

@@ -6,10 +6,7 @@ import shutil
 
 import pytest
 from command import run
-from examples import FEWER, FEWER_DATES, PAGES, blocks_of, check_output, run_page, write_checkpoints, write_fixtures
-
-from manyheads.cli import demo
-from manyheads.spec import to_toml
+from examples import FEWER, FEWER_ROWS, PAGES, blocks_of, check_output, run_page, write_checkpoints, write_fixtures
 
 
 @pytest.fixture(scope="module")
@@ -18,8 +15,7 @@ def given(tmp_path_factory):
     folder = tmp_path_factory.mktemp("given")
     write_fixtures(folder)
     write_checkpoints(folder)
-    (folder / "demo.toml").write_text(to_toml(demo.RUN))
-    run("train", "demo.toml", "--output", "runs/dates", *FEWER["train"], *FEWER_DATES, cwd=folder)
+    run("train", "dates.toml", "--output", "runs/dates", *FEWER["train"], *FEWER_ROWS, cwd=folder)
     return folder
 
 

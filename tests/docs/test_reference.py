@@ -37,6 +37,10 @@ def test_a_key_without_a_meaning_and_a_meaning_without_a_key_are_found():
 def test_every_error_and_every_option_is_listed(generated):
     from manyheads import errors
 
-    codes = {one.code for one in vars(errors).values() if getattr(one, "code", None) and one is not errors.ManyheadsError}
+    codes = {
+        one.code for one in vars(errors).values() if getattr(one, "code", None) and one is not errors.ManyheadsError
+    }
     assert all(f"| `{code}` |" in generated["errors.md"] for code in codes)
-    assert all(f"`{option}`" in generated["command-line.md"] for option in ("--num-beams", "--override-resume", "--form"))
+    assert all(
+        f"`{option}`" in generated["command-line.md"] for option in ("--num-beams", "--override-resume", "--form")
+    )

@@ -94,12 +94,17 @@ def test_a_damaged_file_is_refused_or_has_the_same_tensors(data, tmp_path_factor
 
 
 @pytest.mark.parametrize("copy", [False, True])
-def test_a_file_that_changes_after_its_header_was_read_is_refused(tmp_path, copy):
+@pytest.mark.parametrize("change", ["truncated", "replaced by a file of the same size"])
+def test_a_file_that_changes_after_its_header_was_read_is_refused(tmp_path, copy, change):
     path = tmp_path / "x.safetensors"
     save_file({"a": torch.ones(100)}, path)
     file = SafetensorsFile(path, copy=copy)
-    with path.open("r+b") as raw:
-        raw.truncate(200)
+    if change == "truncated":
+        with path.open("r+b") as raw:
+            raw.truncate(200)
+    else:
+        save_file({"a": torch.zeros(100)}, tmp_path / "other")
+        (tmp_path / "other").replace(path)
     with pytest.raises(CorruptFileError) as caught:
         file["a"]
     assert str(path) in str(caught.value)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 from data_files import refused
-from kinds import VOCAB, decoder, random_model, ngram, padded, pair, recurrent, tokens
+from kinds import VOCAB, decoder, ngram, padded, pair, random_model, recurrent, tokens
 from small_checkpoints import CASES, folder_of, make, perturbed
 
 import manyheads
@@ -406,7 +406,10 @@ def test_a_checkpoint_generates_for_each_text_as_if_alone(name, temperature):
     spec = pair(position=learned) if name == "pair" else decoder(position=learned)
     rows = [[3, 4, 5, 6, 7, 8, 9, 10, 11, 12], [5], [6, 7], [5], [9, 8, 7, 6, 5]]
     dynamic = decoder(
-        position={"kind": "rope", "scaling": {"kind": "longrope", "short_factor": [1.0], "long_factor": [50.0], "length": 12}}
+        position={
+            "kind": "rope",
+            "scaling": {"kind": "longrope", "short_factor": [1.0], "long_factor": [50.0], "length": 12},
+        }
     )
     dynamic = manyheads.read_model(to_tree(dynamic) | UNTIED)
     for one in (spec, dynamic):

@@ -1,4 +1,4 @@
-"""A small run of every task: trained to its end, stopped at a step, or killed at a chosen moment in a process of its own."""
+"""A small run of every task: trained to its end, stopped at a step, or killed at a moment in a process of its own."""
 
 from __future__ import annotations
 
@@ -21,7 +21,14 @@ from manyheads.train.loop import train
 from manyheads.train.prepare import prepare
 from manyheads.train.run import read_run
 
-TOWER = {"layers": 1, "width": 16, "attention": {"kind": "heads", "heads": 2}, "feedforward": {"kind": "mlp", "hidden": 32}, "position": "sinusoidal", "residual": {"kind": "pre", "dropout": 0.1}}  # fmt: skip
+TOWER = {
+    "layers": 1,
+    "width": 16,
+    "attention": {"kind": "heads", "heads": 2},
+    "feedforward": {"kind": "mlp", "hidden": 32},
+    "position": "sinusoidal",
+    "residual": {"kind": "pre", "dropout": 0.1},
+}
 PATCHES = {"embed": {"kind": "patches", "pixels": 4, "channels": 1}}
 RESTORED = {"embed": "mask-tokens", "mask": {"causal": False}}
 SEQUENCE = {"kind": "sequence", "function": "reverse", "count": 400}
@@ -151,7 +158,10 @@ def train_all(tree, folder, **options):
 def stop_after(tree, folder, step):
     """Trains until should_stop answers after a step; returns the events."""
     events = []
-    should_stop = lambda: "terminated" if sum(isinstance(event, Step) for event in events) == step else None  # noqa: E731
+
+    def should_stop():
+        return "terminated" if sum(isinstance(event, Step) for event in events) == step else None
+
     for event in train(prepare(read_run(tree)), folder, should_stop=should_stop):
         events.append(event)
     return events

@@ -202,7 +202,7 @@ def test_the_command_prints_a_table_and_its_exit_status_says_if_a_law_is_broken(
 
 
 def row(target, law):
-    return next(found for found in manyheads.audit(target) if found.law == law)
+    return next(result for result in manyheads.audit(target) if result.law == law)
 
 
 def test_a_nan_is_a_fault():
@@ -212,9 +212,9 @@ def test_a_nan_is_a_fault():
     with torch.no_grad():
         own.decoder.norm.bias[:] = torch.nan
     for law in ("no dependence on later tokens", "right padding is ignored", "batch invariance"):
-        found = row(own, law)
-        assert (found.verdict, found.value) == ("fault", None), "JSON has no NaN"
-        assert "NaN" in found.message
+        result = row(own, law)
+        assert (result.verdict, result.value) == ("fault", None), "JSON has no NaN"
+        assert "NaN" in result.message
     with torch.no_grad():
         own.decoder.layers[0].attention.query.bias[:] = torch.nan
     assert row(own, "attention rows sum to one").verdict == "fault"
@@ -222,8 +222,8 @@ def test_a_nan_is_a_fault():
 
 @pytest.mark.parametrize("labels", [1, 16])
 def test_classes_are_not_taken_for_tokens(labels, tmp_path):
-    found, config, options = CASES["bert-classes"]
-    audited = perturbed(make(found, config, **options | {"num_labels": labels}))
+    architecture, config, options = CASES["bert-classes"]
+    audited = perturbed(make(architecture, config, **options | {"num_labels": labels}))
     audited.save_pretrained(tmp_path / "saved")
     assert faults(audited) == {"left padding is ignored"}, "it pools the first position"
     assert not faults(tmp_path / "saved")
@@ -247,16 +247,16 @@ def test_a_tower_alone_keeps_its_direction(name, verdict, monkeypatch):
 
 @pytest.mark.parametrize("name", ["gpt2-classes", "llama-classes"])
 def test_one_output_per_text_does_not_show_causality(name):
-    found = row(model(name), "no dependence on later tokens")
-    assert (found.verdict, found.value) == ("not checked", None)
+    result = row(model(name), "no dependence on later tokens")
+    assert (result.verdict, result.value) == ("not checked", None)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bert", "llama", "llama-multi-query-tied"])
 def test_one_tensor_is_not_compared_with_itself(name, tmp_path):
     model(name).save_pretrained(tmp_path / "saved")
-    found = row(tmp_path / "saved", "tied weights are equal")
+    result = row(tmp_path / "saved", "tied weights are equal")
     tied = name != "llama"
-    assert found.verdict == "not checked"
+    assert result.verdict == "not checked"
     assert row(model(name), "tied weights are equal").verdict == ("ok" if tied else "not checked")
 
 
@@ -270,9 +270,9 @@ def test_a_head_that_contributes_nothing_is_found(part, tmp_path):
             else:  # of the first key head, which two heads share
                 layer.self_attn.v_proj.weight[:8] = 0
     audited.save_pretrained(tmp_path / "saved")
-    for given in (audited, tmp_path / "saved"):
-        found = row(given, "no dead or duplicate heads")
-        assert (found.verdict, found.value) == ("fault", 3 if part == "outputs" else 6)
+    for target in (audited, tmp_path / "saved"):
+        result = row(target, "no dead or duplicate heads")
+        assert (result.verdict, result.value) == ("fault", 3 if part == "outputs" else 6)
 
 
 def test_a_decoder_with_fewer_positions_than_its_encoder():

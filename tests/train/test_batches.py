@@ -1,4 +1,4 @@
-"""Batches: every row once per epoch, within the token limit, the same for every seed in evaluations, and packed exactly."""
+"""Batches: every row once per epoch, within the token limit, the same in evaluations for every seed, exactly packed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Grids of runs: what a short name means, runs that are not repeated, cells that fail, and metrics that are those of the runs."""
+"""Grids of runs: axes, runs that are not repeated, cells that fail, and metrics that are those of the runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,12 @@ from manyheads.train.grid import field_paths, folder_name, read_axis, split_valu
 from manyheads.train.prepare import prepare
 from manyheads.train.run import read_run
 
-TOWER = {"layers": 1, "width": 16, "attention": {"kind": "heads", "heads": 2}, "feedforward": {"kind": "mlp", "hidden": 16}}  # fmt: skip
+TOWER = {
+    "layers": 1,
+    "width": 16,
+    "attention": {"kind": "heads", "heads": 2},
+    "feedforward": {"kind": "mlp", "hidden": 16},
+}
 TREE = {
     "seed": 4,
     "model": {
@@ -48,7 +53,7 @@ def path(tmp_path):
     return file
 
 
-# ------------------------------------------------------------------------------------------------------------------ axes
+# ----------------------------------------------------------------------------------------------------------------- axes
 
 
 def test_a_short_name_means_every_tower_that_has_its_own_value():
@@ -125,7 +130,7 @@ def test_two_axes_of_one_field_or_no_axis_or_no_seed_are_refused(path, tmp_path)
             compare(path, ["position=none,rope"], tmp_path / "grid", seeds=seeds, jobs=jobs)
 
 
-# --------------------------------------------------------------------------------------------------------------- results
+# -------------------------------------------------------------------------------------------------------------- results
 
 
 def test_the_report_has_the_metrics_of_the_runs_and_no_run_is_trained_twice(path, tmp_path):
@@ -256,7 +261,7 @@ def test_the_plot_takes_many_cells_and_seeds_without_metrics(tmp_path):
     assert (tmp_path / "many.png").stat().st_size > 10_000
 
 
-# ------------------------------------------------------------------------------------------------- parallel, and signals
+# ------------------------------------------------------------------------------------------------ parallel, and signals
 
 
 def metrics_of(report):

@@ -187,7 +187,9 @@ def test_texts_are_read_as_in_training_however_long_they_are(tmp_path):
 
 
 def test_packed_runs_are_evaluated_in_windows_of_their_rows(tmp_path):
-    (tmp_path / "long.txt").write_text("".join(f"{' '.join('ab'[(i + j) % 2] for j in range(40))}\n" for i in range(80)))
+    (tmp_path / "long.txt").write_text(
+        "".join(f"{' '.join('ab'[(i + j) % 2] for j in range(40))}\n" for i in range(80))
+    )
     data = {"kind": "text", "path": str(tmp_path / "long.txt"), "validation_fraction": 0.25, "document": "file"}
     model = {"vocab": "tokenizer", "decoder": TOWER}
     settings = {"steps": 30, "batch_tokens": 800, "eval_every": 30, "pack": 16}
@@ -223,7 +225,10 @@ def test_each_row_gets_its_own_output(runs):
     texts = [text for text, _ in run_spec(runs / "classify").data.load().train]
     assert list(classes) == [manyheads.predict(checkpoint, text)["classes"][0]["class"] for text in texts]
     assert len(set(classes)) == 2
-    checkpoint, settings = manyheads.load(runs / "seq2seq"), {"num_beams": 2, "length_penalty": 0.6, "max_new_tokens": 5}
+    checkpoint, settings = (
+        manyheads.load(runs / "seq2seq"),
+        {"num_beams": 2, "length_penalty": 0.6, "max_new_tokens": 5},
+    )
     report, texts = evaluate(runs / "seq2seq", options=EvalOptions(max_rows=8, examples=8, **settings))
     assert list(texts) == [checkpoint.generate(row["source"], **settings) for row in report["examples"]]
     assert len(set(texts)) > 1

@@ -1,4 +1,4 @@
-"""Runs under real faults: signals at every moment, full and lost disks, damaged checkpoints, NaN, little memory, bad data."""
+"""Real faults: signals at every moment, full and lost disks, damaged checkpoints, NaN, little memory, bad data."""
 
 from __future__ import annotations
 
@@ -30,9 +30,8 @@ import manyheads
 from manyheads.files.manifest import verify_manifest
 from manyheads.files.read import sha256
 from manyheads.spec import to_toml
-from manyheads.train.events import Finished, Resumed
-from manyheads.train.folder import data_hashes
-from manyheads.train.folder import Log
+from manyheads.train.events import Finished, Resumed, Step
+from manyheads.train.folder import Log, data_hashes
 from manyheads.train.loop import train
 from manyheads.train.prepare import prepare
 from manyheads.train.run import read_run
@@ -74,7 +73,7 @@ def steps_of(folder, event):
     return [line["step"] for line in log_lines(folder) if line["event"] == event]
 
 
-# ------------------------------------------- signals at every moment, which the process sends to itself, so that it is sure
+# ------------------------------------------- signals, which the process sends to itself at every moment
 
 
 def send(*numbers):
@@ -195,7 +194,7 @@ def test_without_a_terminal_there_are_plain_lines_and_quiet_is_quiet(run_file, t
     assert run("train", run_file, "--output", tmp_path / "other", "--quiet").stderr == ""
 
 
-# --------------------------------------------------------------------------------- a disk that is full, read-only or gone
+# ------------------------------------------------------------------------------- a disk that is full, read-only or gone
 
 
 @pytest.fixture
@@ -270,16 +269,20 @@ def test_too_little_disk_space_is_a_warning_at_the_start(run_file, disk, whole):
     assert error_of("train", run_file, "--output", folder / "run", check=5)["code"] == "resource.disk"
 
 
+def step_event(step, loss=1.0):
+    return Step(step=step, loss=loss, lr=0.1, grad_norm=1.0, tokens=10, seconds=0.1)
+
+
 def test_lines_that_cannot_be_written_are_written_later(tmp_path):
     log = Log(Path("/dev/full"))
-    assert "/dev/full" in log.add({"event": "step", "step": 1, "loss": float("nan")})
-    assert log.add({"event": "step", "step": 2}) is None  # one warning is enough
+    assert "/dev/full" in log.add(step_event(1, loss=float("nan")))
+    assert log.add(step_event(2)) is None  # one warning is enough
     log.path = tmp_path / "metrics.jsonl"
-    assert log.add({"event": "step", "step": 3}) is None
-    assert [line["step"] for line in log_lines(tmp_path)] == [1, 2, 3]
+    assert log.add(step_event(3)) is None
+    assert steps_of(tmp_path, "step") == [1, 2, 3]
     assert log_lines(tmp_path)[0]["loss"] is None
     log.path.unlink()
-    assert str(log.path) in log.add({"event": "step", "step": 4})
+    assert str(log.path) in log.add(step_event(4))
     assert not log.path.exists()  # a file that was removed is not created again
 
 
@@ -420,17 +423,19 @@ def flip_bit(path):
     path.write_bytes(data)
 
 
-def test_weights_that_are_not_those_that_were_saved_are_not_used_by_any_command(copied, tmp_path):
+def test_weights_that_are_not_those_that_were_saved_are_not_evaluated_exported_or_trained_further(copied, tmp_path):
     latest = (copied / "checkpoints" / "latest").read_text()
     flip_bit(copied / "checkpoints" / latest / "optimizer.safetensors")
-    assert run("predict", copied, "1 2").stdout  # which does not need the optimizer's state
+    run("export", copied, tmp_path / "good", "--to", "manyheads")  # which does not need the optimizer's state
     for name, damage in (("model.safetensors", flip_bit), ("manifest.json", Path.unlink)):
         folder = Path(shutil.copytree(copied, tmp_path / name.partition(".")[0]))
         damage(folder / "checkpoints" / latest / name)
+        start = tmp_path / "start.toml"
+        start.write_text(to_toml({**tree(), "model": {}, "init_from": str(folder)}))
         for command in (
-            ("predict", folder, "1 2"),
             ("evaluate", folder),
             ("export", folder, tmp_path / "out", "--to", "manyheads"),
+            ("train", start, "--output", tmp_path / "out"),
         ):
             error = error_of(*command, check=4)
             assert error["code"] == "checkpoint.hash-mismatch"
@@ -438,7 +443,7 @@ def test_weights_that_are_not_those_that_were_saved_are_not_used_by_any_command(
     assert not (tmp_path / "out").exists()
 
 
-# ------------------------------------------------------------------------------------------------------ NaN and infinity
+# ----------------------------------------------------------------------------------------------------- NaN and infinity
 
 
 def test_a_run_that_diverges_stops_with_its_rows_and_a_finite_checkpoint(run_file, tmp_path):
@@ -484,7 +489,7 @@ def test_a_nan_weight_does_not_replace_finite_checkpoints(run_file, copied):
     assert log_lines(copied)[-1]["step"] == 10
 
 
-# ---------------------------------------------------------------------------------------------------------------- memory
+# --------------------------------------------------------------------------------------------------------------- memory
 
 
 def limit_memory(more):
@@ -501,7 +506,7 @@ def test_running_out_of_memory_is_one_error_with_a_hint(run_file, tmp_path):
     assert "train.batch_tokens" in error["hint"]
 
 
-# ------------------------------------------------------------------------------------------ bad data, through the command
+# ---------------------------------------------------------------------------------------- bad data, through the command
 
 
 def pairs_file(folder, name, data):
@@ -561,7 +566,7 @@ def test_byte_order_marks_and_line_ends_make_no_difference(tmp_path):
     assert all(one == found[0] for one in found)
 
 
-# --------------------------------------------------------------------------------------------------------------- devices
+# -------------------------------------------------------------------------------------------------------------- devices
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")

@@ -1,4 +1,4 @@
-"""The folder of a run: what may change when it is resumed, hashes of its data, its lock, its best checkpoint and its log."""
+"""The folder of a run: changed settings, hashes of its data, its lock, its best checkpoint and its log."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def log_lines(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-# ------------------------------------------------------------------------------------------------------ changed settings
+# ----------------------------------------------------------------------------------------------------- changed settings
 
 
 def start(run, folder, overridden=()):
@@ -276,7 +276,7 @@ def test_links_and_class_names_are_part_of_the_data(tmp_path):
     assert {name for name in found[0] if found[0][name] != found[1][name]} == {"labels"}
 
 
-# ------------------------------------------------------------------------------------------- which checkpoint, and the best
+# --------------------------------------------------------------------------------------- which checkpoint, and the best
 
 
 def test_a_run_resumes_from_the_checkpoint_that_is_named(run_file, copied, tmp_path, whole):

@@ -1,4 +1,4 @@
-"""Training: equal bits through every kill and resume, events, folders, and models that learn and can be used elsewhere."""
+"""Training: equal bits through every kill and resume, events, folders, and models that learn and work elsewhere."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_kill_at_any_moment_of_a_save_loses_nothing(name, tmp_path):
 
 
 def test_a_kill_while_a_checkpoint_replaces_another_of_its_step_loses_neither(tmp_path):
-    """An interrupted evaluation is repeated by the next start, which then saves that step again: the only checkpoint."""
+    """The next start repeats an interrupted evaluation and then saves that step, the only checkpoint, again."""
     tree = described("seq2seq", steps=3, save_every=100)
     assert in_a_process(tree, tmp_path / "whole") == 0
     stop_after(tree, tmp_path / "broken", step=3)
@@ -283,14 +283,24 @@ def test_a_model_learns_to_half_its_untrained_loss(tmp_path):
 
 SMALL = TOWER | {"width": 32, "embed": {"kind": "tokens", "scale": True}, "residual": "pre"}
 LEARNED = {"position": {"kind": "learned", "length": 16}}
+CLASSES = {"kind": "classes", "classes": "data", "pool": "mean"}
 MODELS = {
-    "seq2seq": {"vocab": "tokenizer", "encoder": SMALL, "decoder": {"like": "encoder", "embed": {"kind": "shared", "scale": True}, "cross": True}},
+    "seq2seq": {
+        "vocab": "tokenizer",
+        "encoder": SMALL,
+        "decoder": {"like": "encoder", "embed": {"kind": "shared", "scale": True}, "cross": True},
+    },
     "causal": {"vocab": "tokenizer", "decoder": SMALL},
     "retrieval": {"vocab": "tokenizer", "encoder": SMALL, "head": {"kind": "vector", "pool": "mean"}},
-    "classify": {"vocab": "tokenizer", "encoder": SMALL, "head": {"kind": "classes", "classes": "data", "pool": "mean"}},
-    "classify images": {"encoder": SMALL | PATCHES | LEARNED, "head": {"kind": "classes", "classes": "data", "pool": "mean"}},
-    "mae": {"encoder": SMALL | PATCHES | LEARNED, "decoder": SMALL | RESTORED | LEARNED, "head": {"kind": "pixels", "pixels": 4}, "init": "fan-in"},
-}  # fmt: skip
+    "classify": {"vocab": "tokenizer", "encoder": SMALL, "head": CLASSES},
+    "classify images": {"encoder": SMALL | PATCHES | LEARNED, "head": CLASSES},
+    "mae": {
+        "encoder": SMALL | PATCHES | LEARNED,
+        "decoder": SMALL | RESTORED | LEARNED,
+        "head": {"kind": "pixels", "pixels": 4},
+        "init": "fan-in",
+    },
+}
 BUILTIN = {
     "dates": ("seq2seq", {"kind": "dates", "count": 1000, "validation_count": 64}),
     "stdlib language": ("causal", {"kind": "stdlib"}),
@@ -442,7 +452,7 @@ def test_transformers_gives_the_same_ids_with_a_tokenizer_trained_here(tokenizer
     assert len(ids[1]) == 12
 
 
-# ------------------------------------------------------------------------------------------ averages, and every optimizer
+# ---------------------------------------------------------------------------------------- averages, and every optimizer
 
 
 def test_the_moving_average_is_what_is_saved_and_training_is_as_without(tmp_path):

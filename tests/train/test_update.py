@@ -143,7 +143,7 @@ def test_a_step_that_is_infinite_anywhere_changes_nothing(where):
     assert all(torch.equal(one, other) for one, other in zip(before, model.parameters(), strict=True))
 
 
-# ------------------------------------------------------------------------------------------------------------ optimizers
+# ----------------------------------------------------------------------------------------------------------- optimizers
 
 
 def test_adamw_is_its_formula():
@@ -178,7 +178,7 @@ def test_muon_is_its_formula():
 
 
 def test_muon_changes_every_matrix_of_the_layers_by_the_same_amount():
-    """Whatever the singular values of the gradient, those of the update are about equal; AdamW updates embeddings and gains."""
+    """Its singular values are about equal, whatever those of the gradient; AdamW updates embeddings and gains."""
     run = prepare(read_run(described("seq2seq") | {"optim": {"kind": "muon", "lr": 1e-2, "weight_decay": 0.0}}))
     model = manyheads.build(run.model_spec, seed=1)
     before = {name: weight.detach().clone() for name, weight in model.named_parameters()}

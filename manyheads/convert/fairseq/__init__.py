@@ -1,0 +1,1 @@
+"""fairseq checkpoints: reading them without running their code."""

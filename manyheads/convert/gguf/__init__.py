@@ -1,0 +1,1 @@
+"""GGUF files: reading and writing models, weights and vocabularies."""

@@ -1,0 +1,237 @@
+"""A user's own task, decoding method and metric in a --parts file: used by every verb when the file is named."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tomllib
+
+import pytest
+from command import error_of, run, run_json
+from small_runs import described
+
+from manyheads.spec import to_toml
+
+TAGGING = '''
+"""Tagging: one tag per word of a text."""
+
+from dataclasses import replace
+
+from manyheads.spec import field
+from manyheads.tasks.task import Batch, TaskSpec, pad_rows, pad_targets
+
+
+class TagSpec(TaskSpec, kind="tag"):
+    """−Σ log p(tag_t | x), one tag per word"""
+
+    fields = ("source", "target")
+    shapes = ("encoder",)
+    template = "$A"
+    added_tokens = 0
+    file_kind = "pairs"
+    word_tokens = True
+    why = "a tag depends on the words before and after it"
+
+    weight: float = field(1.0, "of the loss", gt=0)
+
+    def batch(self, rows, tokens, rng):
+        words, tags = zip(*rows)
+        return Batch(pad_rows(words, tokens.pad), pad_targets(tags))
+
+    def loss(self, model, batch):
+        loss = super().loss(model, batch)
+        return replace(loss, sum=self.weight * loss.sum)
+
+    def predict(self, checkpoint, texts, config, *, top_k=5, mask_token_id=None):
+        rows, truncated = self.encode(checkpoint, texts, mask_token_id)
+        for i, logits_LV in checkpoint.outputs(rows):
+            tags = [checkpoint.decode([tag]) for tag in logits_LV[: len(rows[i])].argmax(-1).tolist()]
+            yield i, {"task": self.kind, "text": texts[i], "tags": tags} | truncated.get(i, {})
+
+    def to_line(self, result):
+        return " ".join(result["tags"])
+
+    def to_lines(self, result):
+        words = result["text"].split()
+        return [f"{word}\\t{tag}" for word, tag in zip(words, result["tags"], strict=True)]
+
+    @classmethod
+    def suggest_head(cls, suggestion):
+        return [("head", "untied", "words and tags have different vectors")]
+'''
+
+RULES = {"the": "DET", "a": "DET", "cat": "NOUN", "dog": "NOUN", "sees": "VERB", "likes": "VERB"}
+
+
+def tagged_rows(count):
+    """The word "can" is a noun after a determiner, else a verb: a tag depends on the words around it."""
+    words = list(RULES)
+    for i in range(count):
+        text = [words[(i * 7 + j * j + i // 3) % len(words)] for j in range(3 + i % 4)] + ["can"] * (i % 2)
+        tags = [RULES.get(word) or ("NOUN" if RULES.get(text[j - 1]) == "DET" else "VERB") for j, word in enumerate(text)]
+        yield " ".join(text), " ".join(tags)
+
+
+@pytest.fixture(scope="module")
+def tagging(tmp_path_factory):
+    """The parts file, and the folder of a trained run."""
+    folder = tmp_path_factory.mktemp("tagging")
+    (folder / "tag.py").write_text(TAGGING)
+    (folder / "tags.tsv").write_text("".join(f"{text}\t{tags}\n" for text, tags in tagged_rows(240)))
+    attention, mlp = {"kind": "heads", "heads": 2}, {"kind": "mlp", "hidden": 32}
+    tower = {"layers": 1, "width": 16, "attention": attention, "feedforward": mlp, "position": "sinusoidal"}
+    tree = {
+        "model": {"vocab": "tokenizer", "encoder": tower, "head": "untied", "init": "xavier"},
+        "data": {"kind": "pairs", "path": str(folder / "tags.tsv")},
+        "tokenizer": "words",
+        "task": {"kind": "tag", "weight": 2.0},
+        "optim": {"lr": 1e-2, "schedule": {"kind": "linear", "warmup": 5}},
+        "train": {"steps": 60, "batch_tokens": 400, "eval_every": 30, "save_every": 30, "best": {"metric": "accuracy"}},
+    }
+    (folder / "run.toml").write_text(to_toml(tree))
+    run("train", folder / "run.toml", "--output", folder / "run", "--parts", folder / "tag.py")
+    return folder
+
+
+def test_an_own_task_is_listed_by_show(tagging):
+    (slot,) = run_json("show", "task", "--parts", tagging / "tag.py")["slots"]
+    (kind,) = [kind for kind in slot["kinds"] if kind["kind"] == "tag"]
+    assert kind["formula"] == "−Σ log p(tag_t | x), one tag per word"
+    assert [(one["field"], one["default"]) for one in kind["fields"]] == [("weight", 1.0)]
+    assert "tag" not in [kind["kind"] for kind in run_json("show", "task")["slots"][0]["kinds"]]
+    assert "one tag per word" in run("show", "task", "--parts", tagging / "tag.py").stdout
+
+
+def test_an_own_task_is_trained_and_validated(tagging):
+    lines = [json.loads(line) for line in (tagging / "run" / "metrics.jsonl").read_text().splitlines()]
+    evaluations = [line["metrics"] for line in lines if line["event"] == "evaluated"]
+    assert [set(metrics) for metrics in evaluations] == [{"loss", "accuracy"}] * 2
+    assert evaluations[-1]["accuracy"] == 1
+    assert evaluations[-1]["loss"] < evaluations[0]["loss"]
+
+
+def test_an_own_task_is_evaluated(tagging):
+    report = run_json("evaluate", tagging / "run", "--parts", tagging / "tag.py")
+    assert report["task"] == "tag"
+    assert report["scores"]["model"]["accuracy"] == 1
+    assert report["better"] == {"loss": "lower", "accuracy": "higher"}
+    other = tagging / "other.tsv"
+    other.write_text("the cat\tDET NOUN\nthe dog\tVERB NOUN\n")
+    report = run_json("evaluate", tagging / "run", "--data", other, "--parts", tagging / "tag.py")
+    assert (report["rows"], report["targets"]) == (2, 4)
+    assert report["scores"]["model"]["accuracy"] == 0.75
+
+
+def test_an_own_task_predicts_one_text_and_many(tagging):
+    common = ["predict", tagging / "run", "--parts", tagging / "tag.py"]
+    texts = ["the cat sees a can", "can", "a dog likes the cat"]
+    tags = [["DET", "NOUN", "VERB", "DET", "NOUN"], ["VERB"], ["DET", "NOUN", "VERB", "DET", "NOUN"]]
+    assert run(*common, texts[0]).stdout.splitlines() == ["the\tDET", "cat\tNOUN", "sees\tVERB", "a\tDET", "can\tNOUN"]
+    assert run_json(*common, texts[0]) == {"schema": 1, "task": "tag", "text": texts[0], "tags": tags[0]}
+    lines = "\n".join([texts[0], "", *texts[1:]]).encode()
+    plain = run(*common, stdin=lines).stdout.splitlines()
+    assert plain == [" ".join(tags[0]), "", " ".join(tags[1]), " ".join(tags[2])]
+    rows = [json.loads(line) for line in run(*common, "--json", stdin=lines).stdout.splitlines()]
+    assert rows[1] is None
+    assert [row["tags"] for row in rows if row] == tags
+
+
+def test_an_own_task_has_a_suggested_run(tagging, tmp_path):
+    common = ["new", "tag", tagging / "tags.tsv", "--parts", tagging / "tag.py"]
+    run(*common, "--minutes", "0.01", "--output", tmp_path / "run.toml")
+    tree = tomllib.loads((tmp_path / "run.toml").read_text())
+    assert (tree["task"]["kind"], tree["model"]["head"]) == ("tag", "untied")
+    steps = ["-s", "train.steps=1", "-s", "train.eval_rows=2"]
+    run("train", tmp_path / "run.toml", "--output", tmp_path / "run", "--parts", tagging / "tag.py", *steps)
+
+
+@pytest.mark.parametrize("verb", ["train", "evaluate", "predict", "new"])
+def test_without_its_file_an_own_task_is_an_error_that_names_the_option(verb, tagging):
+    arguments = {
+        "train": [tagging / "run.toml", "--output", tagging / "other"],
+        "evaluate": [tagging / "run"],
+        "predict": [tagging / "run", "the cat"],
+        "new": ["tag"],
+    }[verb]
+    error = error_of(verb, *arguments, check=2)
+    assert error["code"] == ("usage.argument" if verb == "new" else "config.unknown-kind")
+    assert "tag" in error["message"]
+    assert verb == "new" or "--parts" in error["message"] + error["hint"]
+
+
+# ---------------------------------------------------------------------------------------------------- own metric, method
+
+SCORES = '''
+"""A metric and a decoding method."""
+
+from manyheads.generate.decoding import MethodSpec, token_by_token
+from manyheads.metrics.metric import register_metric
+
+
+@register_metric("length_error", "text", higher_is_better=False)
+def length_error(outputs, targets):
+    pairs = zip(outputs, targets, strict=True)
+    return sum(abs(len(output.split()) - len(target.split())) for output, target in pairs) / len(targets)
+
+
+class ConstantSpec(MethodSpec, kind="test-constant"):
+    """v = 7 at every step"""
+
+    def generate(self, model, prompt, source, *, config, rng):
+        def choose(logits_BV, rows):
+            return logits_BV.argmax(-1) * 0 + 7
+
+        return token_by_token(model, prompt, source, config=config, choose=choose)
+'''
+
+
+@pytest.fixture(scope="module")
+def scored(tmp_path_factory):
+    """The parts file, and the folder of a run whose best checkpoint is selected by the metric in it."""
+    folder = tmp_path_factory.mktemp("scored")
+    (folder / "scores.py").write_text(SCORES)
+    best = {"metric": "length_error"}
+    tree = described("seq2seq", steps=8, eval_every=2, save_every=2, best=best) | {"optim": {"lr": 1e-2}}
+    (folder / "run.toml").write_text(to_toml(tree))
+    run("train", folder / "run.toml", "--output", folder / "run", "--parts", folder / "scores.py")
+    return folder
+
+
+def test_an_own_metric_is_reported_by_evaluate(scored):
+    common = ["evaluate", scored / "run", "--num-beams", 1, "--examples", 20, "--rows", 20]
+    report = run_json(*common, "--parts", scored / "scores.py")
+    assert report["better"]["length_error"] == "lower"
+    examples = [(len(row["generated"].split()), len(row["target"].split())) for row in report["examples"]]
+    expected = sum(abs(output - target) for output, target in examples) / 20
+    assert report["scores"]["model"]["length_error"] == pytest.approx(expected)
+    assert report["scores"]["copy"]["length_error"] == 0, "a reversed text is as long as its source"
+    assert "length_error" in run(*common, "--parts", scored / "scores.py").stdout
+
+
+def test_an_own_metric_selects_the_best_checkpoint(scored):
+    lines = [json.loads(line) for line in (scored / "run" / "metrics.jsonl").read_text().splitlines()]
+    evaluations = {line["step"]: line["metrics"]["length_error"] for line in lines if line["event"] == "evaluated"}
+    assert len(evaluations) == 4
+    best = min(evaluations, key=lambda step: (evaluations[step], step))  # lower is better, the first of equals
+    assert (scored / "run" / "checkpoints" / "best").read_text().strip() == f"step-{best:08}"
+    error = error_of("train", scored / "run.toml", "--output", scored / "other", check=2)
+    assert (error["code"], "length_error" in error["message"]) == ("config.incompatible", True)
+
+
+def test_an_own_method_is_listed_and_used(scored):
+    (slot,) = run_json("show", "decoding", "--parts", scored / "scores.py")["slots"]
+    assert {"greedy", "sample", "beam", "test-constant"} == {kind["kind"] for kind in slot["kinds"]}
+    code = (
+        "import sys; from pathlib import Path; import manyheads; from manyheads.spec import load_parts\n"
+        "load_parts(Path(sys.argv[1])); checkpoint = manyheads.load(sys.argv[2])\n"
+        "ids = checkpoint.tokenizer.encode('a b').ids\n"
+        "print(checkpoint.generate(ids, method='test-constant', max_new_tokens=3))\n"
+        "print(manyheads.predict(checkpoint, 'a b', method={'kind': 'test-constant'}, max_new_tokens=2)['generated'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, scored / "scores.py", scored / "run"], capture_output=True, text=True, check=True
+    )
+    ids, text = done.stdout.splitlines()
+    assert ids == "[7, 7, 7]"
+    assert len(text.split()) == 2

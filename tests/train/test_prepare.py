@@ -1,0 +1,93 @@
+"""Reading a run file opens neither data nor checkpoints; preparing it opens each, once."""
+
+from __future__ import annotations
+
+import pytest
+from data_files import refused
+from small_checkpoints import folder_of
+from small_runs import described, train_all
+
+import manyheads
+from manyheads.model.spec import ModelSpec
+from manyheads.spec import to_toml, to_tree
+from manyheads.train.prepare import prepare
+from manyheads.train.run import read_run, read_run_file
+
+NOWHERE = "no/such/folder"
+PAIRS = {"kind": "pairs", "path": f"{NOWHERE}/pairs.tsv"}
+TOKENIZER = {"kind": "file", "path": f"{NOWHERE}/tokenizer.json"}
+
+
+def without(tree, *names):
+    return {name: value for name, value in tree.items() if name not in names}
+
+
+MISSING = {
+    "data": ({"data": PAIRS}, "data.file", "pairs.tsv"),
+    "tokenizer": ({"tokenizer": TOKENIZER}, "data.tokenizer", "tokenizer.json"),
+    "prepared data": ({"data": {"kind": "prepared", "path": NOWHERE}}, "data.prepared", NOWHERE),
+    "checkpoint": ({"init_from": NOWHERE, "model": {"encoder": {"layers": 2}}}, "checkpoint.not-found", NOWHERE),
+    "checkpoint for a whole model": ({"init_from": NOWHERE}, "checkpoint.not-found", NOWHERE),
+    "everything": ({"init_from": NOWHERE, "data": PAIRS, "tokenizer": TOKENIZER}, "checkpoint.not-found", NOWHERE),
+}
+
+
+@pytest.mark.parametrize("name", MISSING)
+def test_a_run_is_read_where_its_files_do_not_exist_and_preparing_it_is_an_error(name, tmp_path, monkeypatch):
+    changes, code, value = MISSING[name]
+    monkeypatch.chdir(tmp_path)
+    spec = read_run(described("seq2seq") | changes)
+    (tmp_path / "run.toml").write_text(to_toml(to_tree(spec)))
+    assert read_run_file(tmp_path / "run.toml") == spec, "what is written is read the same, without the files"
+    with refused(code, value):
+        prepare(spec)
+
+
+def test_with_init_from_the_model_stays_a_tree_of_overrides_until_the_checkpoint_is_opened(tmp_path):
+    train_all(described("seq2seq", steps=1), tmp_path / "first")
+    overrides = {"encoder": {"residual": {"dropout": 0.3}}, "head": {"kind": "untied"}}
+    tree = without(described("seq2seq"), "tokenizer") | {"init_from": str(tmp_path / "first"), "model": overrides}
+    spec = read_run(tree)
+    assert not isinstance(spec.model, ModelSpec)
+    assert spec.model == overrides == to_tree(spec)["model"]
+    assert spec.tokenizer.kind == "checkpoint"
+    with pytest.raises(TypeError):
+        spec.model["encoder"] = {}
+    run = prepare(spec)
+    theirs, ours = manyheads.load(tmp_path / "first").spec, run.model_spec
+    assert ours.head.kind == "untied" != theirs.head.kind
+    assert ours.encoder.residual.dropout == 0.3 != theirs.encoder.residual.dropout
+    assert ours.encoder.residual.kind == theirs.encoder.residual.kind, "a table without a kind refines the part"
+    assert ours.decoder == theirs.decoder
+    assert run.spec.model == overrides, "the spec is not changed"
+    assert run.init_checkpoint.spec == theirs
+
+
+def test_without_a_table_the_model_is_the_checkpoints(tmp_path):
+    folder = folder_of("gpt2", tmp_path / "gpt2")
+    spec = read_run(without(described("causal"), "model") | {"init_from": str(folder)})
+    assert to_tree(spec)["model"] == {}
+    assert prepare(spec).model_spec == manyheads.load(folder).spec
+
+
+@pytest.mark.parametrize(
+    ("overrides", "code", "path"),
+    [
+        ({"encodr": {"layers": 1}}, "config.unknown-key", "model"),
+        ({"encoder": {"layrs": 1}}, "config.unknown-key", "model.encoder"),
+        ({"encoder": {"width": "wide"}}, "config.wrong-type", "model.encoder.width"),
+        ({"head": {"kind": "classes", "classes": 3}}, "config.incompatible", "model.head"),
+    ],
+)
+def test_overrides_that_do_not_fit_the_checkpoint_are_refused_with_their_path(overrides, code, path, tmp_path):
+    train_all(described("seq2seq", steps=1), tmp_path / "first")
+    tree = without(described("seq2seq"), "tokenizer") | {"init_from": str(tmp_path / "first"), "model": overrides}
+    with refused(code) as caught:
+        prepare(read_run(tree))
+    assert ".".join(map(str, caught.value.path)) == path
+
+
+def test_a_run_without_a_model_and_without_a_checkpoint_is_refused():
+    for model in ({}, {"model": {}}, {"model": "gpt2"}):
+        with refused("config.missing-key", "model"):
+            read_run(without(described("causal"), "model") | model)
