@@ -23,7 +23,7 @@ from manyheads.errors import IncompatibleError, OutOfRangeError, TokenizerError
 from manyheads.model.build import Model, build
 from manyheads.model.spec import ModelSpec, TowerSpec, read_model
 from manyheads.model.transformer import Transformer
-from manyheads.spec import Tree, located, merge_trees, nearest, quoted, to_tree
+from manyheads.spec import Tree, copy_tree, located, merge_trees, nearest, quoted, to_tree
 from manyheads.tasks.task import SpecialTokens, TaskSpec, cut_patches
 from manyheads.train.events import Event, Initialized, Truncated
 from manyheads.train.lora import adapter_names, add_lora
@@ -135,16 +135,9 @@ def resolve_model(spec: RunSpec, start: Checkpoint | None) -> ModelSpec:
         return spec.model
     assert start is not None
     with located("model"):
-        model = read_model(merge_trees(to_tree(start.spec), thaw(spec.model)))
+        model = read_model(merge_trees(to_tree(start.spec), copy_tree(spec.model)))
     spec.check_model(model)
     return model
-
-
-def thaw(value: Any) -> Any:
-    """A frozen tree as plain dicts and lists."""
-    if isinstance(value, Mapping):
-        return {name: thaw(inner) for name, inner in value.items()}
-    return [thaw(inner) for inner in value] if isinstance(value, tuple) else value
 
 
 def fill_sizes(spec: ModelSpec, *, vocab_size: int, num_labels: int) -> ModelSpec:

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import field_validator
+
 from manyheads import tasks  # noqa: F401  (fills the slot)
 from manyheads.data import builtin, conllu, images, tables  # noqa: F401  (fill the slot)
 from manyheads.data.prepared import tokenizer_of
@@ -83,6 +85,11 @@ class RunSpec(Spec):
     optim: OptimSpec = field(AdamWSpec(), "optimizer and learning rate")
     train: TrainSpec = field(TrainSpec(), "steps, batches, evaluations and checkpoints")
 
+    @field_validator("model", mode="before")
+    @classmethod
+    def _freeze_overrides(cls, model: Any) -> Any:
+        return frozen(model) if isinstance(model, Mapping) else model
+
     def check_model(self, model: ModelSpec) -> None:
         """Raises if the model does not fit the task, or the run's other settings."""
         if model.shape not in self.task.shapes:
@@ -139,7 +146,7 @@ def read_run(tree: Tree) -> RunSpec:
     if init_from and not is_whole(model):
         with located("model"):
             check_names(ModelSpec, model)
-            tree = {"tokenizer": "checkpoint"} | tree | {"model": frozen(model)}
+            tree = {"tokenizer": "checkpoint"} | tree | {"model": model}
     else:
         with located("model"):
             tree = ({"tokenizer": "checkpoint"} if init_from else {}) | tree | {"model": read_model(model)}

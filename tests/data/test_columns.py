@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 
 import numpy as np
-import json
-
 import pytest
 from data_files import data_spec, refused, write_file
 

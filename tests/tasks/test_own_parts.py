@@ -69,7 +69,9 @@ def tagged_rows(count):
     words = list(RULES)
     for i in range(count):
         text = [words[(i * 7 + j * j + i // 3) % len(words)] for j in range(3 + i % 4)] + ["can"] * (i % 2)
-        tags = [RULES.get(word) or ("NOUN" if RULES.get(text[j - 1]) == "DET" else "VERB") for j, word in enumerate(text)]
+        tags = [
+            RULES.get(word) or ("NOUN" if RULES.get(text[j - 1]) == "DET" else "VERB") for j, word in enumerate(text)
+        ]
         yield " ".join(text), " ".join(tags)
 
 

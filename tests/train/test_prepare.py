@@ -24,8 +24,8 @@ def without(tree, *names):
 
 MISSING = {
     "data": ({"data": PAIRS}, "data.file", "pairs.tsv"),
-    "tokenizer": ({"tokenizer": TOKENIZER}, "data.tokenizer", "tokenizer.json"),
-    "prepared data": ({"data": {"kind": "prepared", "path": NOWHERE}}, "data.prepared", NOWHERE),
+    "tokenizer": ({"tokenizer": TOKENIZER}, "data.file", "tokenizer.json"),
+    "prepared data": ({"data": {"kind": "prepared", "path": NOWHERE}}, "data.file", NOWHERE),
     "checkpoint": ({"init_from": NOWHERE, "model": {"encoder": {"layers": 2}}}, "checkpoint.not-found", NOWHERE),
     "checkpoint for a whole model": ({"init_from": NOWHERE}, "checkpoint.not-found", NOWHERE),
     "everything": ({"init_from": NOWHERE, "data": PAIRS, "tokenizer": TOKENIZER}, "checkpoint.not-found", NOWHERE),
@@ -51,8 +51,9 @@ def test_with_init_from_the_model_stays_a_tree_of_overrides_until_the_checkpoint
     assert not isinstance(spec.model, ModelSpec)
     assert spec.model == overrides == to_tree(spec)["model"]
     assert spec.tokenizer.kind == "checkpoint"
-    with pytest.raises(TypeError):
-        spec.model["encoder"] = {}
+    for table in (spec.model, spec.model["encoder"], spec.changed(seed=2).model):
+        with pytest.raises(TypeError):
+            table["layers"] = 3
     run = prepare(spec)
     theirs, ours = manyheads.load(tmp_path / "first").spec, run.model_spec
     assert ours.head.kind == "untied" != theirs.head.kind
