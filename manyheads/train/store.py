@@ -123,8 +123,8 @@ def save(
 ) -> Path:
     """Writes a checkpoint into a draft folder, renames it, and only then removes old ones.
 
-    `merged` is the model with LoRA added to its weights. An error leaves every earlier checkpoint as it was. `add_files`
-    may write more files into the draft.
+    `merged` is the model with LoRA added to its weights. An error leaves every earlier checkpoint as it was.
+    `add_files` may write more files into the draft.
     """
     final = folder / f"step-{state.step:08}"
     draft, old = (folder / f"{final.name}.{role}-{uuid.uuid4().hex[:8]}" for role in (DRAFT, REPLACED))

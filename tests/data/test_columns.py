@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 
-import numpy as np
 import pytest
 from data_files import data_spec, refused, write_file
 
-from manyheads.data.columns import choose_columns, detect_columns
+from manyheads.data.columns import choose_columns
 from manyheads.data.source import TextSpec
 from manyheads.data.tables import LabelsSpec, PairsSpec
 
@@ -64,112 +63,6 @@ def test_columns_the_user_names_are_read_by_the_names_in_the_header(tmp_path):
 def test_a_wrong_number_of_columns_is_refused(kind, fields, tmp_path):
     with refused("config.incompatible", repr(fields)):
         choose_columns(table(tmp_path, *texts()), kind, fields=fields)
-
-
-# ------------------------------------------------------------------------------------------- columns of many files
-
-
-WORDS = [
-    "the",
-    "a",
-    "red",
-    "blue",
-    "small",
-    "old",
-    "cat",
-    "dog",
-    "house",
-    "tree",
-    "sees",
-    "likes",
-    "finds",
-    "under",
-    "over",
-    "near",
-]
-
-
-def sentences(count, seed=0, words=(3, 9)):
-    rng = np.random.default_rng(seed)
-    return [" ".join(rng.choice(WORDS, rng.integers(*words))) + f" {i}." for i in range(count)]
-
-
-def tsv(path, rows, *header):
-    path.write_text("".join("\t".join(row) + "\n" for row in [header, *rows] if row))
-    return path
-
-
-def objects(path, rows, *names):
-    path.write_text("".join(json.dumps(dict(zip(names, row, strict=True))) + "\n" for row in rows))
-    return path
-
-
-def pairs(count=60):
-    return [(text, text.upper()) for text in sentences(count)]
-
-
-def labelled(count=60):
-    return [(text, "long" if len(text) > 35 else "short") for text in sentences(count)]
-
-
-COLUMNS = {
-    "no header": (lambda path: tsv(path / "a.tsv", pairs()), PairsSpec, None),
-    "a header of its own": (lambda path: tsv(path / "a.tsv", pairs(), "en", "loud"), PairsSpec, ("en", "loud")),
-    "a usual header": (lambda path: tsv(path / "a.tsv", pairs(), "source", "target"), PairsSpec, None),
-    "single words": (lambda path: tsv(path / "a.tsv", [(a, a.upper()) for a in WORDS]), PairsSpec, None),
-    "objects": (lambda path: objects(path / "a.jsonl", pairs(), "en", "loud"), PairsSpec, ("en", "loud")),
-    "a class first": (lambda path: tsv(path / "a.tsv", [(b, a) for a, b in labelled()]), LabelsSpec, (1, 0)),
-    "a class last": (lambda path: tsv(path / "a.tsv", labelled()), LabelsSpec, None),
-    "a class in a header": (lambda path: tsv(path / "a.tsv", [(b, a) for a, b in labelled()], "stars", "review"), LabelsSpec, ("review", "stars")),
-    "a class as a number": (
-        lambda path: objects(path / "a.jsonl", [(i % 2, text) for i, text in enumerate(sentences(9))], "y", "x"), LabelsSpec, ("x", "y"),
-    ),
-    "a number before two texts": (
-        lambda path: objects(path / "a.jsonl", [("1", a, b) for a, b in pairs()], "id", "en", "loud"), PairsSpec, ("en", "loud"),
-    ),
-    "no objects": (lambda path: (path / "a.jsonl", (path / "a.jsonl").write_text("[1]\n"))[0], PairsSpec, None),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", COLUMNS)
-def test_columns_are_detected(name, tmp_path):
-    make, spec, fields = COLUMNS[name]
-    assert detect_columns(make(tmp_path), spec).fields == fields
-
-
-def test_a_label_is_detected_by_its_name_and_has_several_values(tmp_path):
-    path = tmp_path / "a.jsonl"
-    rows = [{"sentence": f"some words {i}", "stars": str(i % 5), "source": "here"} for i in range(60)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert detect_columns(path, LabelsSpec).fields == ("sentence", "stars")
-    path.write_text("".join(json.dumps(row | {"label": str(i % 7)}) + "\n" for i, row in enumerate(rows)))
-    assert detect_columns(path, LabelsSpec).fields == ("sentence", "label")
-
-
-def test_a_label_is_detected_in_a_file_sorted_by_it(tmp_path):
-    path = tmp_path / "a.tsv"
-    path.write_text("review\tsite\tstars\n" + "".join(f"some words {i}\t{i % 4}\t{i // 1500}\n" for i in range(3000)))
-    assert detect_columns(path, LabelsSpec).fields == ("review", "stars")
-
-
-def test_a_header_is_detected_as_the_reader_of_the_file_does(tmp_path):
-    path = tmp_path / "a.tsv"
-    rows = (f"{i % 5}\t{f'some words {i}' if i < 1000 or i % 4 else f'word{i}'}\n" for i in range(5000))
-    path.write_text("stars\treview\n" + "".join(rows))
-    found = detect_columns(path, LabelsSpec)
-    assert found.fields == ("review", "stars")
-    assert LabelsSpec(path=str(path), fields=found.fields).load().labels() == tuple("01234")
-
-
-def test_a_first_line_that_could_name_columns_is_a_row_and_the_reason_says_so(tmp_path):
-    path = tmp_path / "a.tsv"
-    path.write_text("in words\tin digits\n" + "".join(f"some words {i}\tother words {i}\n" for i in range(40)))
-    columns = choose_columns(path, PairsSpec)
-    assert columns.fields is None
-    assert "first line" in columns.reason
-    path.write_text("one,two\nthree,four\n")
-    with refused("data.row", "tabs"):
-        PairsSpec(path=str(path)).load()
 
 
 WORDS = ["the", "a", "red", "blue", "small", "old", "cat", "dog", "house", "tree", "sees", "likes"]
