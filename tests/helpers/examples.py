@@ -232,6 +232,7 @@ def write_fixtures(folder):
     write_rows("queries.jsonl", [{"query": one, "document": one.upper()} for one in pairs[:50]])
     write_rows("by-id.jsonl", [{"query": one, "doc_id": f"d{i}"} for i, one in enumerate(pairs[:20])])
     (folder / "dates.toml").write_text(to_toml(demo.RUN))
+    shutil.copytree(ROOT / "recipes", folder / "recipes")
     tags = [" ".join("VERB" if word in ("was", "saw") else "OTHER" for word in one.split()) for one in pairs]
     (folder / "tags.tsv").write_text("".join(f"{one}\t{other}\n" for one, other in zip(pairs, tags, strict=True)))
 

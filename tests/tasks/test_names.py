@@ -51,6 +51,11 @@ def test_a_kind_has_one_name_from_the_run_file_to_every_output(kind, tmp_path):
     for task in (None, kind):
         report, _ = evaluate(tmp_path / "run", task=task, options=options)
         assert report["task"] == kind
+    if kind in PRESETS:  # though its data may be generated, a file of pairs has the same form
+        (tmp_path / "pairs.tsv").write_text("a b\ta b\nc d\tc d\n")
+        for path in (tmp_path / "run", checkpoint.path):
+            report, _ = evaluate(path, data=str(tmp_path / "pairs.tsv"), options=options)
+            assert (report["task"], report["rows"]) == (kind, 2)
     if kind != "mae":  # which reads no text
         text = {"masked": "he <mask> it", "infill": "he <mask> it"}.get(kind, "a b c")
         assert manyheads.predict(checkpoint, text, max_new_tokens=2)["task"] == kind
