@@ -1,7 +1,11 @@
-"""Writes docs/reference/ from the code: `python docs/generate.py`. tests/docs/test_reference.py fails if a page is stale."""
+"""Writes docs/reference/ and the tree in docs/architecture.md from the code: `python docs/generate.py`.
+
+tests/docs/test_reference.py fails if one of them is stale.
+"""
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import dataclasses
 import inspect
@@ -17,6 +21,14 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parent / "reference"
+ARCHITECTURE = Path(__file__).parent / "architecture.md"
+PACKAGE = Path(__file__).parents[1] / "manyheads"
+# rooms in the order of the tree: each imports only rooms above it
+ROOMS = (
+    "__init__.py", "__main__.py", "errors.py", "spec.py", "files", "parts", "model", "data", "metrics", "presets",
+    "generate", "convert", "checkpoint", "tasks", "train", "inspect", "labs", "cli",
+)  # fmt: skip
+TREE = re.compile(r"```text\nmanyheads/\n.*?```", re.S)
 MEANINGS = Path(__file__).parent / "json_keys.toml"
 RUN_TABLES = ("run", "train", "best", "lora", "data", "tokenizer", "task", "shaping", "optim", "schedule")
 NOTE = "<!-- Generated from the code by docs/generate.py; edit the code instead. -->"
@@ -67,6 +79,40 @@ def as_list(block: str) -> str:
     items = re.split(r"\n(?=[a-z_, ]+: )", block)
     is_list = len(items) > 1 and all(re.match(r"[a-z_, ]+: ", item) for item in items)
     return "\n".join(f"- {' '.join(item.split())}" for item in items) if is_list else ""
+
+
+# ------------------------------------------------------------------------------------------------------------ the tree
+
+
+def architecture() -> str:
+    """docs/architecture.md with the tree as the package is now: one line per file, the first sentence of its docstring."""
+    tree = "\n".join(("manyheads/", *tree_lines(PACKAGE, 1)))
+    return TREE.sub(lambda _: f"```text\n{tree}\n```", ARCHITECTURE.read_text(encoding="utf-8"))
+
+
+def tree_lines(folder: Path, depth: int) -> Iterator[str]:
+    alike = {"presets": "*.toml", "families": "*.py"}.get(folder.name)
+    if alike:
+        yield tree_line(alike, depth, "one file each")
+        return
+    paths = [path for path in folder.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()]
+    paths = [path for path in paths if path.name != "__init__.py" or folder == PACKAGE]
+    order = {name: i for i, name in enumerate(ROOMS)} if folder == PACKAGE else {}
+    for path in sorted(paths, key=lambda path: (order.get(path.name, len(order)), path.name)):
+        if path.is_dir():
+            yield tree_line(f"{path.name}/", depth, first_sentence(path / "__init__.py"))
+            yield from tree_lines(path, depth + 1)
+        else:
+            yield tree_line(path.name, depth, first_sentence(path))
+
+
+def tree_line(name: str, depth: int, text: str) -> str:
+    return f"{'  ' * depth + name:<26} {text}"
+
+
+def first_sentence(path: Path) -> str:
+    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    return re.split(r"\.(?:\s|$)", " ".join(docstring.split("\n\n")[0].split()))[0]
 
 
 # -------------------------------------------------------------------------------------------------------- command line
@@ -444,9 +490,8 @@ def run_verb(*arguments: str) -> tuple[str, str]:
 
 
 def errors() -> str:
-    from manyheads.train.signals import EXIT_STATUS
-
     from manyheads import errors as module
+    from manyheads.train.loop import EXIT_STATUS
 
     introduction = (
         "Every error has a class in `manyheads.errors`, a stable code and an exit status. All are `ManyheadsError`, which is a "
@@ -484,6 +529,7 @@ def main() -> None:
     FOLDER.mkdir(exist_ok=True)
     for name, text in pages().items():
         (FOLDER / name).write_text(text, encoding="utf-8")
+    ARCHITECTURE.write_text(architecture(), encoding="utf-8")
 
 
 if __name__ == "__main__":

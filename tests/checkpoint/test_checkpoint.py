@@ -464,6 +464,7 @@ def tokenizer_state(checkpoint):
     return checkpoint.tokenizer.to_str(), checkpoint.tokenizer.encode_special_tokens
 
 
+@pytest.mark.usefixtures("frequent_switches")
 @pytest.mark.parametrize("name", ["masked", "spans", "infill", "causal", "retrieval"])
 def test_two_threads_ask_one_checkpoint_and_get_what_one_gets(name, small_runs):
     alone = questions(manyheads.load(small_runs / name), name)
@@ -479,6 +480,34 @@ def test_two_threads_ask_one_checkpoint_and_get_what_one_gets(name, small_runs):
         for results in pool.map(ask_all, orders):
             assert [results[i] for i in range(8)] == expected
     assert tokenizer_state(checkpoint) == before
+
+
+@pytest.fixture
+def frequent_switches():
+    """Threads take turns after a microsecond, rather than after five milliseconds."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)
+
+
+@pytest.mark.usefixtures("frequent_switches")
+def test_a_thread_that_reads_special_tokens_does_not_change_what_another_reads(small_runs):
+    checkpoint = manyheads.load(small_runs / "masked")
+    text = "was <mask> born </s> in <mask> <s>"
+
+    def encode(_):
+        return checkpoint.encode([text])[0].ids
+
+    def encode_mask(_):
+        return checkpoint.encode_with_special([text], ["<mask>"])[0]
+
+    plain, special = encode(0), encode_mask(0)
+    assert plain != special
+    with ThreadPoolExecutor(4) as pool:
+        rounds = [pool.map(function, range(1000)) for function in (encode, encode_mask) * 2]
+        results = [{tuple(ids) for ids in results} for results in rounds]
+    assert results == [{tuple(plain)}, {tuple(special)}] * 2
 
 
 @pytest.mark.parametrize("name", ["masked", "spans", "infill", "causal", "retrieval"])

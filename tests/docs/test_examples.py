@@ -6,7 +6,17 @@ import shutil
 
 import pytest
 from command import run
-from examples import FEWER, FEWER_ROWS, PAGES, ROOT, blocks_of, check_output, run_page, write_checkpoints, write_fixtures
+from examples import (
+    FEWER,
+    FEWER_ROWS,
+    PAGES,
+    ROOT,
+    blocks_of,
+    check_output,
+    run_page,
+    write_checkpoints,
+    write_fixtures,
+)
 
 from manyheads.train.run import read_run_file
 

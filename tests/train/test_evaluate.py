@@ -19,7 +19,7 @@ import manyheads
 from manyheads import evaluate
 from manyheads.files.read import read_toml
 from manyheads.metrics import metric
-from manyheads.metrics.baselines import Majority, NaiveBayes, Unigram
+from manyheads.metrics.baselines import Bigram, Majority, NaiveBayes, Unigram
 from manyheads.metrics.probe import linear_probe
 from manyheads.metrics.ranking import rank_targets
 from manyheads.parts.inputs import Inputs
@@ -269,6 +269,25 @@ def test_baselines_are_fitted_on_the_training_rows_and_scored_on_the_evaluated_o
     bayes, majority = NaiveBayes(train_texts, train_labels, 2), Majority(train_labels, 2)
     assert scores["naive Bayes"] == metric.scores("classes", targets, bayes.probabilities(texts))
     assert scores["majority"] == metric.scores("classes", targets, majority.probabilities(texts))
+
+
+def test_the_unigram_and_the_bigram_of_a_language_model_are_fitted_on_the_training_rows(runs):
+    corpus, tokenizer = run_spec(runs / "causal").data.load(), manyheads.load(runs / "causal").tokenizer
+    train, validation = (
+        [
+            np.array([1, *tokenizer.encode(text, add_special_tokens=False).ids, 2])
+            for (text,) in corpus.splits[split]
+        ]
+        for split in ("train", "validation")
+    )
+    size = manyheads.load(runs / "causal").spec.vocab
+    unigram, bigram = Unigram((ids[1:] for ids in train), size), Bigram(train, size)
+    scores, count = evaluate(runs / "causal")[0]["scores"], sum(len(ids) - 1 for ids in validation)
+    losses = {
+        "unigram": sum(unigram.nats(ids[1:]).sum() for ids in validation) / count,
+        "bigram": sum(bigram.nats(ids).sum() for ids in validation) / count,
+    }
+    assert {name: scores[name]["loss"] for name in losses} == pytest.approx(losses)
 
 
 def test_the_unigram_of_masked_tokens_is_fitted_on_texts_without_special_tokens(runs):
