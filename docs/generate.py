@@ -28,6 +28,7 @@ ROOMS = (
     "__init__.py", "__main__.py", "errors.py", "spec.py", "files", "parts", "model", "data", "metrics", "presets",
     "generate", "convert", "checkpoint", "tasks", "train", "inspect", "labs", "cli",
 )  # fmt: skip
+MAX_LINE = 115  # characters of a sentence in the tree; a longer one ends at its last comma within them
 TREE = re.compile(r"```text\nmanyheads/\n.*?```", re.S)
 MEANINGS = Path(__file__).parent / "json_keys.toml"
 RUN_TABLES = ("run", "train", "best", "lora", "data", "tokenizer", "task", "shaping", "optim", "schedule")
@@ -85,7 +86,7 @@ def as_list(block: str) -> str:
 
 
 def architecture() -> str:
-    """docs/architecture.md with the tree as the package is now: one line per file, the first sentence of its docstring."""
+    """docs/architecture.md with the tree as the package is now: one line per file, from its docstring."""
     tree = "\n".join(("manyheads/", *tree_lines(PACKAGE, 1)))
     return TREE.sub(lambda _: f"```text\n{tree}\n```", ARCHITECTURE.read_text(encoding="utf-8"))
 
@@ -112,7 +113,8 @@ def tree_line(name: str, depth: int, text: str) -> str:
 
 def first_sentence(path: Path) -> str:
     docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-    return re.split(r"\.(?:\s|$)", " ".join(docstring.split("\n\n")[0].split()))[0]
+    sentence = re.split(r"\.(?:\s|$)", " ".join(docstring.split("\n\n")[0].split()))[0]
+    return sentence if len(sentence) <= MAX_LINE else sentence[:MAX_LINE].rpartition(", ")[0]
 
 
 # -------------------------------------------------------------------------------------------------------- command line
@@ -320,10 +322,8 @@ def json_outputs() -> str:
 
 
 def event_row(event: type) -> tuple[str, str, str]:
-    from manyheads.train.events import to_line
-
     fields = [field.name for field in dataclasses.fields(event)]  # type: ignore[arg-type]
-    name = to_line(event(**dict.fromkeys(fields, 0)))["event"]
+    name = re.sub(r"(?<!^)(?=[A-Z])", "_", event.__name__).lower()
     return code(name), ", ".join(map(code, fields)), paragraphs(event.__doc__ or "")
 
 

@@ -274,10 +274,7 @@ def test_baselines_are_fitted_on_the_training_rows_and_scored_on_the_evaluated_o
 def test_the_unigram_and_the_bigram_of_a_language_model_are_fitted_on_the_training_rows(runs):
     corpus, tokenizer = run_spec(runs / "causal").data.load(), manyheads.load(runs / "causal").tokenizer
     train, validation = (
-        [
-            np.array([1, *tokenizer.encode(text, add_special_tokens=False).ids, 2])
-            for (text,) in corpus.splits[split]
-        ]
+        [np.array([1, *tokenizer.encode(text, add_special_tokens=False).ids, 2]) for (text,) in corpus.splits[split]]
         for split in ("train", "validation")
     )
     size = manyheads.load(runs / "causal").spec.vocab
