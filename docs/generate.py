@@ -1,4 +1,4 @@
-"""Writes docs/reference/ and the tree in docs/architecture.md from the code: `python docs/generate.py`.
+"""Writes docs/reference/ and the tree in docs/architecture.md from the code: `python docs/generate.py [FOLDER] [PAGE]`.
 
 tests/docs/test_reference.py fails if one of them is stale.
 """
@@ -13,6 +13,7 @@ import io
 import json
 import os
 import re
+import sys
 import tempfile
 import tomllib
 import typing
@@ -128,12 +129,13 @@ def command_line() -> str:
     for verb in console.VERBS:
         __import__(f"manyheads.cli.{verb}")
     root: Any = typer.main.get_command(console.app)
+    commands = sorted(all_commands(root), key=lambda one: console.VERBS.index(one[0].split()[0]))
     introduction = (
         "Results go to standard output; progress, notes and errors go to standard error. "
         "`-h` and `--help` show this text for each verb. `--debug`, before or after the verb, shows the traceback of an error. "
         "An error is one sentence; with `--json` it is one JSON object. [Exit statuses and codes](errors.md)."
     )
-    blocks = [command_block(f"manyheads {name}", command) for name, command in all_commands(root)]
+    blocks = [command_block(f"manyheads {name}", command) for name, command in commands]
     return page("Command line", introduction, *blocks)
 
 
@@ -525,13 +527,13 @@ def exit_statuses(signals: dict[str, int]) -> list[tuple[str, str]]:
     ]
 
 
-def main() -> None:
-    FOLDER.mkdir(exist_ok=True)
+def main(folder: Path = FOLDER, architecture_page: Path = ARCHITECTURE) -> None:
+    folder.mkdir(exist_ok=True)
     for name, text in pages().items():
-        (FOLDER / name).write_text(text, encoding="utf-8")
-    ARCHITECTURE.write_text(architecture(), encoding="utf-8")
+        (folder / name).write_text(text, encoding="utf-8")
+    architecture_page.write_text(architecture(), encoding="utf-8")
 
 
 if __name__ == "__main__":
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    main()
+    main(*map(Path, sys.argv[1:]))

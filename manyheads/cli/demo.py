@@ -69,12 +69,12 @@ def demo(
         source, target = rows[i]
         generated = checkpoint.generate(source, max_new_tokens=16)
         is_exact = generated.replace(" ", "") == target.replace(" ", "")
-        console.print(f"  {source:<38} → {generated:<12} {'' if is_exact else f'(target: {target})'}")
+        console.print(f"  {source:<38} → {generated:<12} {'' if is_exact else f'(target: {target})'}", soft_wrap=True)
     print_attention(checkpoint, rows[120][0], console)
     console.print("\nNext:")
     folder = shlex.quote(str(output))
     for command in (f'predict {folder} "<en> 5/6/2031"', f"evaluate {folder} --examples 5", f"audit {folder}"):
-        console.print(f"  {program_name()} {command}")
+        console.print(f"  {program_name()} {command}", soft_wrap=True)
 
 
 def program_name() -> str:

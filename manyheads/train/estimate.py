@@ -229,7 +229,7 @@ def measure_speed(run: PreparedRun, device: torch.device | str = "cpu", *, secon
 def measure_compiled(
     run: PreparedRun, speed: SpeedEstimate, device: torch.device | str = "cpu", *, seconds: float = 3.0
 ) -> SpeedEstimate:
-    """Adds the time of a step with compile_layers layers, and of compiling them."""
+    """Adds the time of a step with compiled layers, and of compiling them."""
     model, _ = initial_model(run, device)
     compile_layers(model)
     optimizer, stream, times = run.spec.optim.build(model), BatchStream(run), list[float]()

@@ -1,4 +1,4 @@
-"""A checkpoint from any path: asked with texts or token ids, by the library and by the command line, and exported."""
+"""A checkpoint from any path: used with texts or token ids, by the library and by the command line, and exported."""
 
 from __future__ import annotations
 
@@ -444,20 +444,20 @@ def small_runs(tmp_path_factory):
     return folder
 
 
-def questions(checkpoint, name):
-    """Everything that a checkpoint of this task can be asked, as functions of a number."""
+def calls_of(checkpoint, name):
+    """Everything that a checkpoint of this task can do, as functions of a number."""
     mask = {"masked": "was <mask> born </s> in <mask>", "infill": "was <mask> in"}.get(name, "was <extra_0> born <s>")
     special = ["<mask>"] if name in ("masked", "infill") else ["<extra_0>"] if name == "spans" else []
     texts = [f"{'he was born ' * (1 + i % 3)}{mask} 18{i:02}" for i in range(8)]
-    asked = [lambda i: manyheads.predict(checkpoint, texts[i], max_new_tokens=6, temperature=1.0 * (i % 2), seed=i)]
+    calls = [lambda i: manyheads.predict(checkpoint, texts[i], max_new_tokens=6, temperature=1.0 * (i % 2), seed=i)]
     if special:
-        asked.append(lambda i: checkpoint.encode_with_special(texts[: 1 + i], special))
+        calls.append(lambda i: checkpoint.encode_with_special(texts[: 1 + i], special))
     if name in ("masked", "retrieval"):
-        asked.append(lambda i: checkpoint.embed(texts[: 1 + i]).tolist())
+        calls.append(lambda i: checkpoint.embed(texts[: 1 + i]).tolist())
     if checkpoint.model.can_generate:
-        asked.append(lambda i: checkpoint.generate(texts[: 1 + i], max_new_tokens=6))
-    asked.append(lambda i: [one.ids for one in checkpoint.encode(texts[: 1 + i])])
-    return asked
+        calls.append(lambda i: checkpoint.generate(texts[: 1 + i], max_new_tokens=6))
+    calls.append(lambda i: [one.ids for one in checkpoint.encode(texts[: 1 + i])])
+    return calls
 
 
 def tokenizer_state(checkpoint):
@@ -467,17 +467,17 @@ def tokenizer_state(checkpoint):
 @pytest.mark.usefixtures("frequent_switches")
 @pytest.mark.parametrize("name", ["masked", "spans", "infill", "causal", "retrieval"])
 def test_two_threads_ask_one_checkpoint_and_get_what_one_gets(name, small_runs):
-    alone = questions(manyheads.load(small_runs / name), name)
-    expected = [[ask(i) for ask in alone] for i in range(8)]
+    alone = calls_of(manyheads.load(small_runs / name), name)
+    expected = [[call(i) for call in alone] for i in range(8)]
     checkpoint = manyheads.load(small_runs / name)
-    before, asked = tokenizer_state(checkpoint), questions(checkpoint, name)
+    before, calls = tokenizer_state(checkpoint), calls_of(checkpoint, name)
 
-    def ask_all(order):
-        return {i: [ask(i) for ask in asked] for i in order}
+    def call_all(order):
+        return {i: [call(i) for call in calls] for i in order}
 
     with ThreadPoolExecutor(4) as pool:
         orders = [range(8), range(7, -1, -1), (3, 1, 4, 0, 5, 2, 7, 6), range(8)]
-        for results in pool.map(ask_all, orders):
+        for results in pool.map(call_all, orders):
             assert [results[i] for i in range(8)] == expected
     assert tokenizer_state(checkpoint) == before
 
@@ -515,8 +515,8 @@ def test_a_tokenizer_never_changes_after_loading(name, small_runs):
     """Neither by a prediction nor by an evaluation, which truncates texts and reads special tokens as text."""
     checkpoint = manyheads.load(small_runs / name)
     before = tokenizer_state(checkpoint)
-    for ask in questions(checkpoint, name):
-        ask(3)
+    for call in calls_of(checkpoint, name):
+        call(3)
     spec = read_run_file(small_runs / name / "run.toml")
     corpus, rows = load_rows(spec.data, spec.task, data=None, split="validation", from_run=True)
     options = EvalOptions(max_rows=4, max_length=12, num_beams=1)

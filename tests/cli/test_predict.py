@@ -239,21 +239,21 @@ def test_infill_generates_what_is_missing(tmp_path):
         "train": {"steps": 200, "batch_tokens": 400, "eval_every": 200, "eval_rows": 1},
     }
     train_all(tree, tmp_path / "run")
-    asked = ["the grass is <mask> today", "<mask> rose is red today", "the sun is yellow <mask>"]
+    prompts = ["the grass is <mask> today", "<mask> rose is red today", "the sun is yellow <mask>"]
     for to in ("run", "hf", "manyheads"):
         if to != "run":
             manyheads.export(tmp_path / "run", tmp_path / to, to=to)
         checkpoint = manyheads.load(tmp_path / to)
-        results = [manyheads.predict(checkpoint, text) for text in asked]
+        results = [manyheads.predict(checkpoint, text) for text in prompts]
         assert [row["generated"] for row in results] == ["green", "the", "today"]
         assert {row["task"] for row in results} == {"infill"}
-    rows, _ = task_of(checkpoint).encode(checkpoint, asked, None)
+    rows, _ = task_of(checkpoint).encode(checkpoint, prompts, None)
     word = checkpoint.tokenizer.token_to_id
     assert rows[0] == [1, word("▁the"), word("▁grass"), word("▁is"), 4, word("▁today"), 4]
     for text, count in (("the grass", 0), ("<mask> is <mask>", 2)):
         with refused("input.invalid", "<mask>", count):
             manyheads.predict(checkpoint, text)
-    assert run("predict", tmp_path / "run", asked[0]).stdout == "green\n"
+    assert run("predict", tmp_path / "run", prompts[0]).stdout == "green\n"
 
 
 def test_a_run_of_spans_reads_sentinels(tmp_path):

@@ -52,13 +52,15 @@ def child(arguments, stdin, stdout, stderr, cwd, env, before=None):
 
 def run(*arguments, check=0, cwd=None, env=None, timeout=120, stdin=b"", before=None):
     """What a command writes and its exit status; `before` is called first, in its process."""
+    # readline, which pytest imports, puts COLUMNS into the environment of its workers
+    env = env or {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
     with tempfile.TemporaryDirectory() as folder:
         paths = [Path(folder) / name for name in ("in", "out", "err")]
         for path in paths:
             path.write_bytes(stdin if path.name == "in" else b"")
         process = FORKS.Process(
             target=child,
-            args=([*map(str, arguments)], *paths, cwd or os.getcwd(), dict(env or os.environ), before),
+            args=([*map(str, arguments)], *paths, cwd or os.getcwd(), dict(env), before),
         )
         process.start()
         process.join(timeout)

@@ -228,6 +228,7 @@ def write_fixtures(folder):
     (folder / "german.txt").write_text("\n".join(pairs[:3]) + "\n")
     (folder / "notes.txt").write_text("\n\n".join(pairs) + "\n")
     write_rows("reviews.jsonl", [{"text": one, "label": rng.choice(["positive", "negative"])} for one in pairs])
+    write_rows("packages.jsonl", [{"text": one, "label": rng.choice(["web", "games"])} for one in pairs])
     write_rows("docs.jsonl", [{"id": f"d{i}", "text": one} for i, one in enumerate(pairs[:50])])
     write_rows("queries.jsonl", [{"query": one, "document": one.upper()} for one in pairs[:50]])
     write_rows("by-id.jsonl", [{"query": one, "doc_id": f"d{i}"} for i, one in enumerate(pairs[:20])])
@@ -257,6 +258,7 @@ def write_checkpoints(folder):
     folder_of("bert-bare", make(folder / "encoder"))
     shutil.copytree(folder / "model", folder / "HuggingFaceTB" / "SmolLM2-135M")
     export(folder / "model", folder / "model.gguf", to="gguf")
+    shutil.copy(folder / "model.gguf", folder / "SmolLM2-135M-Instruct.Q4_1.gguf")
 
 
 def make(path):
