@@ -27,7 +27,7 @@ PACKAGE = Path(__file__).parents[1] / "manyheads"
 # rooms in the order of the tree: each imports only rooms above it
 ROOMS = (
     "__init__.py", "__main__.py", "errors.py", "spec.py", "files", "parts", "model", "data", "metrics", "presets",
-    "generate", "convert", "checkpoint", "tasks", "train", "inspect", "labs", "cli",
+    "generate", "convert", "checkpoint", "tasks", "training", "inspect", "labs", "cli",
 )  # fmt: skip
 MAX_LINE = 115  # characters of a sentence in the tree; a longer one ends at its last comma within them
 TREE = re.compile(r"```text\nmanyheads/\n.*?```", re.S)
@@ -132,8 +132,8 @@ def command_line() -> str:
     commands = sorted(all_commands(root), key=lambda one: console.VERBS.index(one[0].split()[0]))
     introduction = (
         "Results go to standard output; progress, notes and errors go to standard error. "
-        "`-h` and `--help` show this text for each verb. `--debug`, before or after the verb, shows the traceback of an error. "
-        "An error is one sentence; with `--json` it is one JSON object. [Exit statuses and codes](errors.md)."
+        "`-h` and `--help` show this text for each verb. `--debug`, before or after the verb, shows the traceback of "
+        "an error. An error is one sentence; with `--json` it is one JSON object. [Exit statuses and codes](errors.md)."
     )
     blocks = [command_block(f"manyheads {name}", command) for name, command in commands]
     return page("Command line", introduction, *blocks)
@@ -208,9 +208,9 @@ def parts() -> str:
     from manyheads.metrics.metric import METRICS
 
     introduction = (
-        "Every table of a model description, every slot with its kinds, and the metrics. A table has fields; a slot takes one "
-        'kind: `"rope"` or `{ kind = "rope", theta = 1e6 }`. `manyheads show parts` prints the same, with your own parts '
-        "if you name their file with `--parts`."
+        "Every table of a model description, every slot with its kinds, and the metrics. A table has fields; a slot "
+        'takes one kind: `"rope"` or `{ kind = "rope", theta = 1e6 }`. `manyheads show parts` prints the same, with '
+        "your own parts if you name their file with `--parts`."
     )
     blocks = [entry_block(entry) for entry in entries() if entry["slot"] not in RUN_TABLES]
     rows = [
@@ -306,12 +306,12 @@ def summary(function: Any) -> str:
 
 
 def json_outputs() -> str:
-    from manyheads.train import events
+    from manyheads.training import events
 
     introduction = (
-        "What `--json` prints: one object on one line, on standard output, with `schema` = 1. The keys below are those of real "
-        "commands. `*` stands for any name, `[]` for each element of a list. `predict` with many texts prints one object per line. "
-        "An error is one object on standard error."
+        "What `--json` prints: one object on one line, on standard output, with `schema` = 1. The keys below are those "
+        "of real commands. `*` stands for any name, `[]` for each element of a list. `predict` with many texts prints "
+        "one object per line. An error is one object on standard error."
     )
     meanings = tomllib.loads(MEANINGS.read_text(encoding="utf-8"))
     outputs = real_outputs()
@@ -493,11 +493,11 @@ def run_verb(*arguments: str) -> tuple[str, str]:
 
 def errors() -> str:
     from manyheads import errors as module
-    from manyheads.train.loop import EXIT_STATUS
+    from manyheads.training.loop import EXIT_STATUS
 
     introduction = (
-        "Every error has a class in `manyheads.errors`, a stable code and an exit status. All are `ManyheadsError`, which is a "
-        "`ValueError`. `str(error)` is one sentence; `error.hint` says what to do next. "
+        "Every error has a class in `manyheads.errors`, a stable code and an exit status. All are `ManyheadsError`, "
+        "which is a `ValueError`. `str(error)` is one sentence; `error.hint` says what to do next. "
         'With `--json`: `{"schema": 1, "error": {"code": …, "message": …, "hint": …}}` on standard error.'
     )
     classes = [one for one in vars(module).values() if inspect.isclass(one) and issubclass(one, module.ManyheadsError)]

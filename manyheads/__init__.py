@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from manyheads.parts.inputs import Inputs
     from manyheads.presets import preset, read
     from manyheads.tasks.task import predict
-    from manyheads.train.compare import compare
-    from manyheads.train.evaluate import evaluate
+    from manyheads.training.compare import compare
+    from manyheads.training.evaluate import evaluate
+    from manyheads.training.loop import train, train_events
 
 __version__ = "0.1.0"
 
@@ -33,8 +34,8 @@ _MODULES = {
     "audit": "manyheads.inspect.audit",
     "build": "manyheads.model.build",
     "build_meta": "manyheads.model.build",
-    "compare": "manyheads.train.compare",
-    "evaluate": "manyheads.train.evaluate",
+    "compare": "manyheads.training.compare",
+    "evaluate": "manyheads.training.evaluate",
     "export": "manyheads.checkpoint.exporter",
     "load": "manyheads.checkpoint.checkpoint",
     "predict": "manyheads.tasks.task",
@@ -43,6 +44,8 @@ _MODULES = {
     "read_model": "manyheads.model.spec",
     "record": "manyheads.model.record",
     "size": "manyheads.model.size",
+    "train": "manyheads.training.loop",
+    "train_events": "manyheads.training.loop",
 }
 
 __all__ = [
@@ -64,6 +67,8 @@ __all__ = [
     "read_model",
     "record",
     "size",
+    "train",
+    "train_events",
 ]
 
 

@@ -24,7 +24,7 @@ LAYERS = (
     ("presets", "generate", "convert"),
     ("checkpoint",),
     ("tasks",),
-    ("train", "inspect"),
+    ("training", "inspect"),
     ("labs",),
     ("cli",),
 )

@@ -57,8 +57,8 @@ def compare(
     Example: manyheads compare run.toml position=none,sinusoidal,rope residual=pre,post --output runs/positions
     """
     from manyheads.inspect.draw import draw_comparison
-    from manyheads.train.compare import compare as run_all
-    from manyheads.train.loop import EXIT_STATUS
+    from manyheads.training.compare import compare as run_all
+    from manyheads.training.loop import EXIT_STATUS
 
     with CompareProgress("reading the run", quiet=quiet or as_json) as progress:
         report = run_all(
@@ -96,8 +96,8 @@ class CompareProgress(Progress):
 
     def show(self, event: Any) -> None:
         from manyheads.metrics.metric import format_value
-        from manyheads.train import compare as c
-        from manyheads.train.estimate import format_seconds
+        from manyheads.training import compare as c
+        from manyheads.training.estimate import format_seconds
 
         match event:
             case c.CellStarted():

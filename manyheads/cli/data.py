@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from manyheads.data.prepared import TokenRows
     from manyheads.data.source import Corpus
     from manyheads.spec import Tree
-    from manyheads.train.run import RunSpec
+    from manyheads.training.run import RunSpec
 
 BINS = 10  # of a histogram
 SAMPLES = 3
@@ -52,7 +52,7 @@ def data_prepare(
 
     Example: manyheads data prepare run.toml --output data/ids
     """
-    from manyheads.train.run import read_run_file
+    from manyheads.training.run import read_run_file
 
     prepare_run(read_run_file(run, overrides or []), output)
     if as_json:
@@ -65,8 +65,8 @@ def data_prepare(
 def prepare_run(spec: RunSpec, folder: Path) -> None:
     """Writes the token ids of a run's data; a signal leaves nothing behind."""
     from manyheads.data.prepared import write_prepared
-    from manyheads.train.loop import EXIT_STATUS, handle_signals
-    from manyheads.train.prepare import prepare_text
+    from manyheads.training.loop import EXIT_STATUS, handle_signals
+    from manyheads.training.prepare import prepare_text
 
     if spec.data.prepared_folder:
         raise IncompatibleError(f"{spec.data.prepared_folder} is prepared already", ("data",))
@@ -105,9 +105,9 @@ def data_show(
 def describe_data(target: Path, overrides: list[str]) -> Tree:
     """Counts, lengths, padding and a few rows of a run's data, or of a folder of prepared data."""
     from manyheads.data.prepared import MappedRows, PreparedSpec
-    from manyheads.train.estimate import estimate_epoch
-    from manyheads.train.prepare import prepare
-    from manyheads.train.run import read_run_file
+    from manyheads.training.estimate import estimate_epoch
+    from manyheads.training.prepare import prepare
+    from manyheads.training.run import read_run_file
 
     if (target / "index.json").is_file():
         if overrides:

@@ -57,12 +57,11 @@ def demo(
     Example: manyheads demo
     """
     from manyheads.checkpoint.checkpoint import load
-    from manyheads.train.loop import EXIT_STATUS
-    from manyheads.train.run import read_run
+    from manyheads.training.run import read_run
 
     console, spec = stdout(), read_run(RUN)
-    finished = train_and_show(spec, output)
-    if exit_status := EXIT_STATUS[finished.reason]:
+    _, exit_status = train_and_show(spec, output)
+    if exit_status:
         raise typer.Exit(exit_status)
     checkpoint, rows = load(output), spec.data.load().validation
     for i in EXAMPLES:

@@ -82,7 +82,7 @@ def evaluate(
     manyheads evaluate ./encoder --data queries.jsonl -s data.documents=docs.jsonl
     """
     from manyheads.tasks.evaluation import EvalOptions
-    from manyheads.train.evaluate import evaluate as run
+    from manyheads.training.evaluate import evaluate as run
 
     check_output(output)
     is_image = output is not None and output.suffix == ".png"
@@ -95,7 +95,7 @@ def evaluate(
         examples=examples or (DEFAULT_IMAGES if is_image else 0),
     )
     with Progress(f"loading {path}", quiet=quiet or as_json) as progress:
-        report, outputs = run(
+        report = run(
             path,
             data=data,
             task=task,
@@ -105,6 +105,7 @@ def evaluate(
             device=device,
             progress=progress.update,
         )
+    outputs = report.pop("outputs")
     shown = report | {"examples": report["examples"][:examples]}
     print_json(shown) if as_json else print_report(shown, stdout())
     if output is not None:

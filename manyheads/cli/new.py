@@ -42,7 +42,7 @@ def new(
     manyheads new classify reviews.jsonl --fields text,stars
     """
     from manyheads.files.write import explain_write_errors, write_atomic
-    from manyheads.train.suggest import suggest
+    from manyheads.training.suggest import suggest
 
     if output is not None and output.is_dir():
         raise OutputError(f"{output} is a folder; name a file")

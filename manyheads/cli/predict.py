@@ -17,7 +17,7 @@ from manyheads.errors import EmptyDataError, InputError, RowError, UsageError
 if TYPE_CHECKING:
     from manyheads.checkpoint.checkpoint import Checkpoint
     from manyheads.files.text import Lines
-    from manyheads.generate.decoding import GenerationConfig
+    from manyheads.tasks.task import PredictOptions
 
 CHUNK = 1024  # texts that are read before any is answered, so that those of similar length share a batch
 MAX_CHUNK_LINES = 64 * CHUNK  # blank lines included
@@ -86,24 +86,25 @@ def predict(
         predict_text(text, path, settings, device=device, as_json=as_json)
 
 
-def load_for(path: str, settings: dict[str, Any], device: str) -> tuple[Checkpoint, GenerationConfig]:
+def load_for(path: str, settings: dict[str, Any], device: str) -> tuple[Checkpoint, PredictOptions]:
     """The checkpoint, and its settings of generation with those of the command line."""
     from manyheads.checkpoint.checkpoint import load
     from manyheads.generate.decoding import generation_config
     from manyheads.model.build import resolve_device
+    from manyheads.tasks.task import PredictOptions
 
     checkpoint = load(path, device=resolve_device(device))
     checkpoint.check_reads_text()
-    return checkpoint, generation_config(checkpoint.generation_config, **settings)
+    return checkpoint, PredictOptions(generation_config(checkpoint.generation_config, **settings))
 
 
 def predict_text(text: str, path: str, settings: dict[str, Any], *, device: str, as_json: bool) -> None:
     from manyheads.tasks.task import task_of
 
     with Progress(f"loading {path}"):
-        checkpoint, config = load_for(path, settings, device)
+        checkpoint, options = load_for(path, settings, device)
         task = task_of(checkpoint)
-        ((_, result),) = task.predict(checkpoint, [text], config)
+        ((_, result),) = task.predict(checkpoint, [text], options)
     if "truncated" in result:
         print_note(f"the text was truncated to its first {result['truncated']:,} tokens, the maximum in training")
     if as_json:
@@ -119,14 +120,14 @@ def predict_lines(lines: Lines, path: str, settings: dict[str, Any], *, device: 
     first = next(chunks)  # before the model is loaded: what cannot be read is an error at once
     truncated = count = 0
     with Progress(f"loading {path}") as progress:
-        checkpoint, config = load_for(path, settings, device)
+        checkpoint, options = load_for(path, settings, device)
         task, start = task_of(checkpoint), time.monotonic()
         for chunk in chain([first], chunks):
             results: list[Any] = [None] * len(chunk)
             numbers = [number for number, text in chunk if text.strip()]
             index = [i for i, (_, text) in enumerate(chunk) if text.strip()]
             try:
-                for i, result in task.predict(checkpoint, [chunk[i][1] for i in index], config):
+                for i, result in task.predict(checkpoint, [chunk[i][1] for i in index], options):
                     results[index[i]] = result
                     count += 1
                     rate = count / (time.monotonic() - start)

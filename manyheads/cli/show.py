@@ -83,8 +83,8 @@ def tables() -> dict[str, type[Spec]]:
     """The tables of a run file that have no kinds; importing them also fills the slots."""
     from manyheads.model.spec import CrossSpec, DecoderSpec, ModelSpec, NgramSpec, RecurrentSpec, TowerSpec
     from manyheads.parts.mask import MaskSpec
-    from manyheads.train.lora import LoraSpec
-    from manyheads.train.run import BestSpec, RunSpec, TrainSpec
+    from manyheads.training.lora import LoraSpec
+    from manyheads.training.run import BestSpec, RunSpec, TrainSpec
 
     return {
         "model": ModelSpec,

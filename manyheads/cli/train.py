@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,8 +28,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from manyheads.spec import Tree
-    from manyheads.train.events import Change, Event, Finished, Initialized, Step
-    from manyheads.train.run import RunSpec
+    from manyheads.training.events import Change, Event, Initialized, Step
+    from manyheads.training.run import RunSpec
 
 MAX_NAMES = 8  # of weights in one line
 
@@ -66,70 +65,52 @@ def train(
 
     Examples: manyheads train run.toml --output runs/first -s train.steps=2000 · manyheads train run.toml --dry-run
     """
-    from manyheads.train.estimate import estimate_run
-    from manyheads.train.loop import EXIT_STATUS
-    from manyheads.train.prepare import prepare
-    from manyheads.train.run import read_run_file
+    from manyheads.training.estimate import estimate_run
+    from manyheads.training.prepare import prepare
+    from manyheads.training.run import read_run_file
 
     if output is None and not dry_run:
         raise UsageError("--output is missing", hint="name the folder of the run")
     spec = read_run_file(run, [*(overrides or []), *([] if seed is None else [f"seed={seed}"])])
-    options: dict[str, Any] = {"device": device, "resume": resume, "overridden": override_resume or ()}
+    options: dict[str, Any] = {"device": device, "resume": resume, "override_resume": override_resume or ()}
     if output is None or dry_run:
         with Progress("preparing the data and timing some steps"):
             estimate = estimate_run(prepare(spec), output, **options)
         print_json(estimate) if as_json else print_estimate(estimate, stdout())
         return
-    finished = train_and_show(spec, output, quiet=quiet or as_json, **options)
-    exit_status = EXIT_STATUS[finished.reason]
+    report, exit_status = train_and_show(spec, output, quiet=quiet or as_json, **options)
+    step, reason = report["step"], report["reason"]
     if as_json:
-        print_json({"schema": 1, "folder": str(output)} | asdict(finished))
+        print_json(report)
     elif not quiet and exit_status:
-        steps = f"{finished.step:,} of {spec.train.steps:,} steps"
-        print_note(f"stopped after {steps}, and saved; run the same command again to resume")
+        print_note(
+            f"stopped after {step:,} of {spec.train.steps:,} steps, and saved; run the same command again to resume"
+        )
     elif not quiet:
-        why = "" if finished.reason == "steps" else f" (train.best.{finished.reason})"
-        print_note(f"finished after {finished.step:,} steps{why}; next: manyheads evaluate {output}")
+        why = "" if reason == "steps" else f" (train.best.{reason})"
+        print_note(f"finished after {step:,} steps{why}; next: manyheads evaluate {output}")
     raise typer.Exit(exit_status)
 
 
 def train_and_show(
-    spec: RunSpec,
-    folder: Path,
-    *,
-    device: str = "auto",
-    quiet: bool = False,
-    resume: str = "auto",
-    overridden: Sequence[str] = (),
-) -> Finished:
-    """Prepares a run, trains it and shows its events on standard error."""
-    from manyheads.model.build import resolve_device
-    from manyheads.train.estimate import check_resources, estimate_resources
-    from manyheads.train.folder import check_folder
-    from manyheads.train.loop import handle_signals
-    from manyheads.train.loop import train as train_events
-    from manyheads.train.prepare import prepare
+    spec: RunSpec, folder: Path, *, device: str = "auto", quiet: bool = False, **options: Any
+) -> tuple[Tree, int]:
+    """Trains a run and shows its events on standard error; how it ended, and the exit status."""
+    from manyheads.training.loop import EXIT_STATUS
+    from manyheads.training.loop import train as train_run
 
-    with handle_signals() as should_stop, TrainingProgress(spec.train.steps, quiet=quiet) as progress:
-        target = resolve_device(device)
-        check_folder(folder, resume)
-        run = prepare(spec)
-        progress.line(run.corpus.description)
-        progress.line(f"device: {target}" + (" (no GPU found)" if device == "auto" and target.type == "cpu" else ""))
-        check_resources(estimate_resources(run, folder, target))
-        events = train_events(run, folder, should_stop=should_stop, device=target, resume=resume, overridden=overridden)
+    with TrainingProgress(spec.train.steps, device, quiet=quiet) as progress:
         try:
-            for event in events:
-                progress.show(event)
+            report = train_run(spec, folder, device=device, progress=progress.show, **options)
         except RunChangedError as error:
             progress.show_changes(error.changes)
             raise
-    return event  # type: ignore[return-value]  # the last event is Finished
+    return report, EXIT_STATUS[report["reason"]]
 
 
 def print_estimate(estimate: Tree, console: Console) -> None:
     from manyheads.model.size import format_bytes
-    from manyheads.train.estimate import format_seconds
+    from manyheads.training.estimate import format_seconds
 
     resources, epoch, speed = estimate["resources"], estimate["epoch"], estimate["speed"]
     rows, length, source_length = resources["batch"]
@@ -163,19 +144,22 @@ def print_estimate(estimate: Tree, console: Console) -> None:
 class TrainingProgress(Progress):
     """Shows the events of a run: a bar with loss, metrics, tokens per second and the time left."""
 
-    def __init__(self, steps: int, *, quiet: bool) -> None:
+    def __init__(self, steps: int, device: str = "auto", *, quiet: bool) -> None:
         super().__init__("preparing", quiet=quiet, first_line=0)
-        self.steps = steps
+        self.steps, self.device = steps, device
         self.means = dict[str, float]()  # of loss, shaping terms and speed, over about 20 steps
         self.metrics = dict[str, float]()
 
     def show(self, event: Event) -> None:
-        from manyheads.train import events as e
+        from manyheads.training import events as e
 
         step = f"step {event.step:,}"
         match event:
             case e.Step():
                 self.show_step(event)
+            case e.Prepared(data=data, device=device):
+                self.line(data)
+                self.line(f"device: {device}{' (no GPU found)' if (self.device, device) == ('auto', 'cpu') else ''}")
             case e.Evaluated(metrics=metrics):
                 self.metrics = metrics
                 self.line(f"{step} · validation: {' · '.join(map(labelled, metrics, metrics.values()))}")

@@ -12,14 +12,13 @@ from numpy.typing import NDArray
 from manyheads.checkpoint.checkpoint import Checkpoint
 from manyheads.data.source import Row as TextRow
 from manyheads.errors import CheckpointConfigError, LabelError
-from manyheads.generate.decoding import GenerationConfig
 from manyheads.metrics import metric
 from manyheads.metrics.baselines import Majority, NaiveBayes
 from manyheads.parts.inputs import Inputs
 from manyheads.spec import Tree, quoted
 from manyheads.tasks.evaluation import EvalResult, Evaluation, class_names
 from manyheads.tasks.suggestion import Lines, Suggestion
-from manyheads.tasks.task import Batch, Row, SpecialTokens, TaskSpec, cut_patches, pad_rows
+from manyheads.tasks.task import Batch, PredictOptions, Row, SpecialTokens, TaskSpec, cut_patches, pad_rows
 
 REGRESSION, MULTI_LABEL, SINGLE_LABEL = "regression", "multi_label_classification", "single_label_classification"
 PROBLEM_TYPES = (REGRESSION, MULTI_LABEL, SINGLE_LABEL)  # of a Hugging Face config
@@ -49,20 +48,12 @@ class ClassifySpec(TaskSpec, kind="classify"):
         inputs = [tokens.add_special_tokens(text, self.template) for text, _ in rows]
         return Batch(pad_rows(inputs, tokens.pad), targets)
 
-    def predict(
-        self,
-        checkpoint: Checkpoint,
-        texts: Sequence[str],
-        config: GenerationConfig,
-        *,
-        top_k: int = 5,
-        mask_token_id: int | None = None,
+    def results(
+        self, checkpoint: Checkpoint, rows: Sequence[list[int]], options: PredictOptions
     ) -> Iterator[tuple[int, Tree]]:
         """Every class, the most probable first."""
-        rows, truncated = self.encode(checkpoint, texts, mask_token_id)
         for i, logits_C in checkpoint.outputs(rows):
-            result = {"task": self.kind, "text": texts[i], "classes": ranked_classes(checkpoint, logits_C)}
-            yield i, result | truncated.get(i, {})
+            yield i, {"classes": ranked_classes(checkpoint, logits_C)}
 
     def to_line(self, result: Tree) -> str:
         best = result["classes"][0]

@@ -20,7 +20,7 @@ from manyheads.parts.inputs import Inputs
 from manyheads.spec import Tree, field
 from manyheads.tasks.evaluation import EvalResult, Evaluation, evaluate_loss
 from manyheads.tasks.suggestion import Lines, Suggestion
-from manyheads.tasks.task import IGNORE_INDEX, Batch, Loss, Row, SpecialTokens, TaskSpec, cut_patches
+from manyheads.tasks.task import IGNORE_INDEX, Batch, Loss, PredictOptions, Row, SpecialTokens, TaskSpec, cut_patches
 
 
 class MaeSpec(TaskSpec, kind="mae"):
@@ -105,7 +105,7 @@ class MaeSpec(TaskSpec, kind="mae"):
         return torch.where((batch.targets != IGNORE_INDEX)[..., None], output, images)
 
     def encode(
-        self, checkpoint: Checkpoint, texts: Sequence[str], mask_token_id: int | None
+        self, checkpoint: Checkpoint, texts: Sequence[str], options: PredictOptions
     ) -> tuple[list[list[int]], dict[int, Tree]]:
         checkpoint.check_reads_text()
         raise AssertionError

@@ -22,7 +22,6 @@ from manyheads.errors import (
     UnsupportedError,
     UsageError,
 )
-from manyheads.generate.decoding import GenerationConfig
 from manyheads.metrics import metric
 from manyheads.metrics.baselines import Bigram, Unigram
 from manyheads.metrics.likelihood import LogLikelihood
@@ -34,6 +33,7 @@ from manyheads.tasks.task import (
     IGNORE_INDEX,
     Batch,
     PackableTask,
+    PredictOptions,
     Row,
     Slice,
     SpecialTokens,
@@ -195,30 +195,24 @@ class MaskedSpec(MaskingTask, PackableTask, kind="masked"):
         return [("head", "masked", "the token behind each mask")]
 
     def encode(
-        self, checkpoint: Checkpoint, texts: Sequence[str], mask_token_id: int | None
+        self, checkpoint: Checkpoint, texts: Sequence[str], options: PredictOptions
     ) -> tuple[list[list[int]], dict[int, Tree]]:
-        if checkpoint.tokenizer is None or mask_token_id is not None or not checkpoint.tokenizer.encode_special_tokens:
-            return super().encode(checkpoint, texts, mask_token_id)[0], {}
+        mask_of(checkpoint, options.mask_token_id)  # raises if it has none
+        tokenizer = checkpoint.tokenizer
+        if tokenizer is None or options.mask_token_id is not None or not tokenizer.encode_special_tokens:
+            return super().encode(checkpoint, texts, options)[0], {}
         return checkpoint.encode_with_special(texts, [mask_of(checkpoint, None)[0]]), {}
 
-    def predict(
-        self,
-        checkpoint: Checkpoint,
-        texts: Sequence[str],
-        config: GenerationConfig,
-        *,
-        top_k: int = 5,
-        mask_token_id: int | None = None,
+    def results(
+        self, checkpoint: Checkpoint, rows: Sequence[list[int]], options: PredictOptions
     ) -> Iterator[tuple[int, Tree]]:
         """The most probable tokens for each mask."""
-        mask = mask_of(checkpoint, mask_token_id)
-        rows, _ = self.encode(checkpoint, texts, mask_token_id)
+        name, mask = mask_of(checkpoint, options.mask_token_id)
         for i, logits_LV in checkpoint.outputs(rows):
-            positions = [k for k, token in enumerate(rows[i]) if token == mask[1]]
+            positions = [k for k, token in enumerate(rows[i]) if token == mask]
             if not positions:
-                raise InputError(f"the text has no {mask[0]} to fill", i)
-            filled = [top_tokens(checkpoint, k, logits_LV[k], top_k) for k in positions]
-            yield i, {"task": self.kind, "text": texts[i], "filled": filled}
+                raise InputError(f"the text has no {name} to fill", i)
+            yield i, {"filled": [top_tokens(checkpoint, k, logits_LV[k], options.top_k) for k in positions]}
 
     def to_line(self, result: Tree) -> str:
         return " ".join("\t".join(one["tokens"][0]["token"] for one in result["filled"]).splitlines())
@@ -310,11 +304,11 @@ class SpansSpec(TaskSpec, kind="spans"):
         return seq2seq_batch(pairs, tokens, self.template)
 
     def encode(
-        self, checkpoint: Checkpoint, texts: Sequence[str], mask_token_id: int | None
+        self, checkpoint: Checkpoint, texts: Sequence[str], options: PredictOptions
     ) -> tuple[list[list[int]], dict[int, Tree]]:
         tokenizer = checkpoint.tokenizer
         if tokenizer is None or not tokenizer.encode_special_tokens:
-            return super().encode(checkpoint, texts, mask_token_id)
+            return super().encode(checkpoint, texts, options)
         sentinels = [token for token in tokenizer.get_vocab() if SENTINEL.fullmatch(token)]
         return checkpoint.encode_with_special(texts, sentinels), {}
 
@@ -403,7 +397,7 @@ class InfillSpec(MaskingTask, kind="infill"):
         return super().fits(checkpoint) and checkpoint.model.can_generate
 
     def encode(
-        self, checkpoint: Checkpoint, texts: Sequence[str], mask_token_id: int | None
+        self, checkpoint: Checkpoint, texts: Sequence[str], options: PredictOptions
     ) -> tuple[list[list[int]], dict[int, Tree]]:
         """Texts with one mask each as <s> prefix <mask> suffix <mask>."""
         if checkpoint.tokenizer is None:

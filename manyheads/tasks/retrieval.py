@@ -12,7 +12,6 @@ from torch import Tensor
 
 from manyheads.checkpoint.checkpoint import Checkpoint
 from manyheads.errors import IncompatibleError, UnsupportedError
-from manyheads.generate.decoding import GenerationConfig
 from manyheads.metrics import metric
 from manyheads.metrics.baselines import BM25
 from manyheads.metrics.ranking import chance_level, rank_targets
@@ -24,7 +23,7 @@ from manyheads.parts.inputs import Inputs
 from manyheads.spec import Tree, field
 from manyheads.tasks.evaluation import EvalResult, Evaluation
 from manyheads.tasks.suggestion import Lines, Suggestion
-from manyheads.tasks.task import Batch, Loss, Row, SpecialTokens, TaskSpec, pad_rows
+from manyheads.tasks.task import Batch, Loss, PredictOptions, Row, SpecialTokens, TaskSpec, pad_rows
 
 
 class RetrievalSpec(TaskSpec, kind="retrieval"):
@@ -82,21 +81,19 @@ class RetrievalSpec(TaskSpec, kind="retrieval"):
     def fits(self, checkpoint: Checkpoint) -> bool:
         return super().fits(checkpoint) or checkpoint.spec.shape in self.shapes  # any encoder, by its mean output
 
-    def predict(
-        self,
-        checkpoint: Checkpoint,
-        texts: Sequence[str],
-        config: GenerationConfig,
-        *,
-        top_k: int = 5,
-        mask_token_id: int | None = None,
-    ) -> Iterator[tuple[int, Tree]]:
-        """A vector per text."""
+    def encode(
+        self, checkpoint: Checkpoint, texts: Sequence[str], options: PredictOptions
+    ) -> tuple[list[list[int]], dict[int, Tree]]:
         if checkpoint.tokenizer is None:
             raise UnsupportedError("the checkpoint has no tokenizer; load(...).hidden(ids) gives the vectors of tokens")
-        rows, truncated = self.encode(checkpoint, texts, mask_token_id)
+        return super().encode(checkpoint, texts, options)
+
+    def results(
+        self, checkpoint: Checkpoint, rows: Sequence[list[int]], options: PredictOptions
+    ) -> Iterator[tuple[int, Tree]]:
+        """A vector per text."""
         for i, vector in checkpoint.outputs(rows, checkpoint.pool):
-            yield i, {"task": self.kind, "text": texts[i], "vector": vector.tolist()} | truncated.get(i, {})
+            yield i, {"vector": vector.tolist()}
 
     def to_line(self, result: Tree) -> str:
         return " ".join(f"{number:.6g}" for number in result["vector"])

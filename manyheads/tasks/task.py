@@ -154,6 +154,15 @@ def seq2seq_batch(pairs: Sequence[tuple[np.ndarray, np.ndarray]], tokens: Specia
     return Batch(pad_rows(shifted, tokens.pad), pad_targets(targets), source=pad_rows(sources, tokens.pad))
 
 
+@dataclass(frozen=True)
+class PredictOptions:
+    """Settings of generation, the number of tokens shown for a mask, and the mask's id if the checkpoint has none."""
+
+    generation: GenerationConfig
+    top_k: int = 5
+    mask_token_id: int | None = None
+
+
 class TaskSpec(Part, slot="task"):
     """What a model is trained and used for.
 
@@ -265,7 +274,7 @@ class TaskSpec(Part, slot="task"):
         return checkpoint.spec.head.output in self.outputs and checkpoint.has_source == self.has_source
 
     def encode(
-        self, checkpoint: Checkpoint, texts: Sequence[str], mask_token_id: int | None
+        self, checkpoint: Checkpoint, texts: Sequence[str], options: PredictOptions
     ) -> tuple[list[list[int]], dict[int, Tree]]:
         """The input ids of each text; and for each truncated one, how many tokens were read."""
         if checkpoint.tokenizer is None:
@@ -274,19 +283,20 @@ class TaskSpec(Part, slot="task"):
         truncated = {i: {"truncated": len(one.ids)} for i, one in enumerate(encodings) if one.overflowing}
         return [one.ids for one in encodings], truncated
 
+    def results(
+        self, checkpoint: Checkpoint, rows: Sequence[list[int]], options: PredictOptions
+    ) -> Iterator[tuple[int, Tree]]:
+        """What the model gives for each row of ids with its index, as it is ready; plain data."""
+        for i, ids in checkpoint.generate_ids(rows, options.generation):
+            yield i, {"generated": checkpoint.decode(ids)}
+
     def predict(
-        self,
-        checkpoint: Checkpoint,
-        texts: Sequence[str],
-        config: GenerationConfig,
-        *,
-        top_k: int = 5,
-        mask_token_id: int | None = None,
+        self, checkpoint: Checkpoint, texts: Sequence[str], options: PredictOptions
     ) -> Iterator[tuple[int, Tree]]:
         """The result for each text with its index, as it is ready: plain data with the keys task, text and more."""
-        rows, truncated = self.encode(checkpoint, texts, mask_token_id)
-        for i, ids in checkpoint.generate_ids(rows, config):
-            yield i, {"task": self.kind, "text": texts[i], "generated": checkpoint.decode(ids)} | truncated.get(i, {})
+        rows, truncated = self.encode(checkpoint, texts, options)
+        for i, result in self.results(checkpoint, rows, options):
+            yield i, {"task": self.kind, "text": texts[i]} | result | truncated.get(i, {})
 
     def to_line(self, result: Tree) -> str:
         """A result as one line of text."""
@@ -371,11 +381,11 @@ def predict(
         raise UsageError(f"top_k is {quoted(top_k)}, expected a positive integer")
     if mask_token_id is not None and (type(mask_token_id) is not int or mask_token_id < 0):
         raise UsageError(f"mask_token_id is {quoted(mask_token_id)}, expected a token id")
-    config = generation_config(checkpoint.generation_config, **settings)
+    generation = generation_config(checkpoint.generation_config, **settings)
+    options = PredictOptions(generation, top_k=top_k, mask_token_id=mask_token_id)
     checkpoint.check_reads_text()
     texts = [text] if isinstance(text, str) else list(text)
-    task = task_of(checkpoint)
-    results = dict(task.predict(checkpoint, texts, config, top_k=top_k, mask_token_id=mask_token_id))
+    results = dict(task_of(checkpoint).predict(checkpoint, texts, options))
     return results[0] if isinstance(text, str) else [results[i] for i in range(len(texts))]
 
 

@@ -20,8 +20,8 @@ import manyheads
 from manyheads import Checkpoint, build, read
 from manyheads.tasks.evaluation import EvalOptions
 from manyheads.tasks.task import task_of
-from manyheads.train.evaluate import load_rows, make_evaluation
-from manyheads.train.run import read_run_file
+from manyheads.training.evaluate import load_rows, make_evaluation
+from manyheads.training.run import read_run_file
 
 
 def edit_config(folder, **values):

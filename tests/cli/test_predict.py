@@ -18,10 +18,12 @@ from tokenizers import Tokenizer, decoders
 
 import manyheads
 from manyheads.cli.predict import CHUNK
-from manyheads.tasks.task import task_of
-from manyheads.train.prepare import prepare
-from manyheads.train.run import read_run
+from manyheads.generate.decoding import GenerationConfig
+from manyheads.tasks.task import PredictOptions, task_of
+from manyheads.training.prepare import prepare
+from manyheads.training.run import read_run
 
+OPTIONS = PredictOptions(GenerationConfig())
 TEXTS = ["word0 word4 word2", "word7", "", "word9 word3 word1 word2 word8", "word7", "   ", "word5 word5"]
 
 
@@ -247,7 +249,7 @@ def test_infill_generates_what_is_missing(tmp_path):
         results = [manyheads.predict(checkpoint, text) for text in prompts]
         assert [row["generated"] for row in results] == ["green", "the", "today"]
         assert {row["task"] for row in results} == {"infill"}
-    rows, _ = task_of(checkpoint).encode(checkpoint, prompts, None)
+    rows, _ = task_of(checkpoint).encode(checkpoint, prompts, OPTIONS)
     word = checkpoint.tokenizer.token_to_id
     assert rows[0] == [1, word("▁the"), word("▁grass"), word("▁is"), 4, word("▁today"), 4]
     for text, count in (("the grass", 0), ("<mask> is <mask>", 2)):
@@ -261,7 +263,7 @@ def test_a_run_of_spans_reads_sentinels(tmp_path):
     train_all(tree, tmp_path / "run")
     tokens, checkpoint = prepare(read_run(tree)).tokens, manyheads.load(tmp_path / "run")
     text = "was <extra_0> born </s> in <extra_1>"
-    (ids,), _ = task_of(checkpoint).encode(checkpoint, [text], None)
+    (ids,), _ = task_of(checkpoint).encode(checkpoint, [text], OPTIONS)
     assert [token for token in ids if token in tokens.sentinels] == list(tokens.sentinels[:2])
     assert ids.count(tokens.eos) == 1, "at the end; the one in the text is text"
     assert run_json("predict", tmp_path / "run", text, "--max-new-tokens", 3)["task"] == "spans"

@@ -13,7 +13,7 @@ from rich.cells import cell_len
 from manyheads import presets, read_model
 from manyheads.inspect.describe import describe_model
 from manyheads.spec import SLOTS
-from manyheads.train import run as _run  # noqa: F401  (fills the slots)
+from manyheads.training import run as _run  # noqa: F401  (fills the slots)
 
 
 @pytest.mark.parametrize("name", [name for name, count in PARAMETERS.items() if count < 200_000_000])

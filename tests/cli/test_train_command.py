@@ -8,8 +8,8 @@ import pytest
 
 from manyheads.cli.compare import CompareProgress
 from manyheads.cli.train import TrainingProgress
-from manyheads.train import compare as c
-from manyheads.train import events as e
+from manyheads.training import compare as c
+from manyheads.training import events as e
 
 
 def step(number, **fields):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from kinds import choices, decoder, encoder, ngram, pair, recurrent
+from kinds import choices, decoder, encoder, ngram, pair, random_model, recurrent
 from published import PUBLISHED
 from safetensors.torch import load_file, save_file
 from small_checkpoints import CASES, assert_close, make, patches, perturbed, random_images
@@ -30,6 +30,8 @@ from manyheads.parts.feedforward import ACTIVATIONS
 from manyheads.spec import SLOTS, to_tree
 from manyheads.tasks.images import MaeSpec
 from manyheads.tasks.task import IGNORE_INDEX, SpecialTokens
+
+FIRST_CASES = {case[1]: name for name, case in reversed(CASES.items())}.values()  # the first one of each family
 
 
 @pytest.fixture(params=CASES)
@@ -158,7 +160,7 @@ def test_padding_changes_nothing_and_agrees_with_the_reference(saved, side):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", {case[1]: name for name, case in reversed(CASES.items())}.values())  # one per family
+@pytest.mark.parametrize("name", FIRST_CASES)
 def test_half_precision_is_kept(name, tmp_path):
     torch.manual_seed(1)
     model, config, options = CASES[name]
@@ -332,6 +334,46 @@ def descriptions():
         table = make(architecture, config, **options).config.to_dict() | {"architectures": [architecture]}
         specs.append(get_family(table["model_type"]).spec_of(table))
     return specs
+
+
+def with_one_part_changed(spec):
+    """The description with one part of one tower changed, for every kind of every part that can be built so."""
+    for slot in ("attention", "core", "embed", "feedforward", "norm", "position", "residual"):
+        for choice in choices(slot):
+            for tower in [name for name in ("encoder", "decoder") if name in to_tree(spec)]:
+                tree = to_tree(spec)
+                own = tree[tower].get(slot) or {}
+                tree[tower][slot] = own | choice if own.get("kind") == choice["kind"] else choice
+                try:
+                    other = read_model(tree)
+                except ConfigError:
+                    continue
+                if not same_model(other, spec):
+                    yield other
+
+
+@pytest.mark.parametrize("name", FIRST_CASES)
+@torch.no_grad()
+def test_a_model_with_one_part_changed_is_refused_or_has_the_references_logits(name, tmp_path):
+    """A config that expresses the other part is one with which transformers computes the same."""
+    architecture, config, options = CASES[name]
+    config = make(architecture, config, **options).config.to_dict() | {"architectures": [architecture]}
+    family, refused, exported = get_family(config["model_type"]), 0, 0
+    for spec in with_one_part_changed(family.spec_of(config)):
+        try:
+            fits = any(not one.differences for one in candidates(spec, [config["model_type"]]))
+        except ExportError:
+            fits = False
+        if not fits:
+            refused += 1
+            continue
+        folder, exported = tmp_path / str(exported), exported + 1
+        manyheads.export(Checkpoint(random_model(spec, torch.float32)), folder)
+        ours = manyheads.load(folder)
+        theirs = getattr(transformers, ours.origin.architecture).from_pretrained(folder).eval()
+        assert_close(*(restored(ours, theirs) if name == "vit-mae" else both(ours, theirs)))
+    assert refused > 20
+    assert exported or name == "t5"  # whose towers share their parts: a single one cannot differ
 
 
 @pytest.mark.parametrize("name", [*NAMES, *GGUF])

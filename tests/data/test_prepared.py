@@ -186,11 +186,11 @@ def run_tree(data, **tables):
 
 
 def losses(tree, folder):
-    from manyheads.train.loop import train
-    from manyheads.train.prepare import prepare
-    from manyheads.train.run import read_run
+    from manyheads.training.loop import train_events
+    from manyheads.training.prepare import prepare
+    from manyheads.training.run import read_run
 
-    events = train(prepare(read_run(tree)), folder)
+    events = train_events(prepare(read_run(tree)), folder)
     return [getattr(event, "loss", None) or getattr(event, "metrics", None) for event in events if is_measured(event)]
 
 
@@ -239,9 +239,9 @@ def test_batch_i_is_the_same_in_any_order_and_in_any_process():
 
 
 def batch_tokens(tree, indices):
-    from manyheads.train.batches import BatchPlan
-    from manyheads.train.prepare import prepare
-    from manyheads.train.run import read_run
+    from manyheads.training.batches import BatchPlan
+    from manyheads.training.prepare import prepare
+    from manyheads.training.run import read_run
 
     run = prepare(read_run(tree))
     plan = BatchPlan(run, run.train_rows)

@@ -18,7 +18,7 @@ from examples import (
     write_fixtures,
 )
 
-from manyheads.train.run import read_run_file
+from manyheads.training.run import read_run_file
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,14 @@ FORKS = multiprocessing.get_context("forkserver")
 # imported in advance, because a child may not be allowed to read files (tests limit that)
 LAZY_IMPORTS = ["pydantic.type_adapter", "typer._adapters", "typer._click.decorators"]
 VERBS = ("show", "new", "train", "compare", "predict", "evaluate", "export", "audit", "demo", "data")
-LIBRARY = ["inspect.describe", "inspect.audit", "train.loop", "train.estimate", "train.evaluate", "checkpoint.exporter"]
+LIBRARY = [
+    "inspect.describe",
+    "inspect.audit",
+    "training.loop",
+    "training.estimate",
+    "training.evaluate",
+    "checkpoint.exporter",
+]
 FORKS.set_forkserver_preload(
     [
         "torch",

@@ -22,7 +22,7 @@ from manyheads import read_model
 from manyheads.cli import demo
 from manyheads.errors import UnknownKindError
 from manyheads.spec import merge_trees, to_toml
-from manyheads.train.run import read_run
+from manyheads.training.run import read_run
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -16,10 +16,10 @@ from command import FORKS
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from manyheads.model.spec import ModelSpec
-from manyheads.train.events import Step
-from manyheads.train.loop import train
-from manyheads.train.prepare import prepare
-from manyheads.train.run import read_run
+from manyheads.training.events import Finished, Step
+from manyheads.training.loop import train_events
+from manyheads.training.prepare import prepare
+from manyheads.training.run import read_run
 
 TOWER = {
     "layers": 1,
@@ -138,7 +138,7 @@ def train_until(tree, folder, step=None, moment=None, count=1):
     torch.set_num_threads(1)
     if moment is not None:
         at_file(*moment, kill, count=count)
-    for event in train(prepare(read_run(tree)), folder):
+    for event in train_events(prepare(read_run(tree)), folder):
         if isinstance(event, Step) and event.step == step:
             kill()
 
@@ -152,7 +152,22 @@ def in_a_process(*arguments, target=train_until, **options):
 
 
 def train_all(tree, folder, **options):
-    return list(train(prepare(read_run(tree)), folder, **options))
+    return list(train_events(prepare(read_run(tree)), folder, **options))
+
+
+def end_of(events):
+    """The step and the reason of the last event."""
+    assert isinstance(events[-1], Finished)
+    return events[-1].step, events[-1].reason
+
+
+def resume(tree, folder):
+    """The second event of a start, after Prepared; the run goes no further."""
+    events = train_events(prepare(read_run(tree)), folder)
+    next(events)
+    resumed = next(events)
+    events.close()
+    return resumed
 
 
 def stop_after(tree, folder, step):
@@ -162,7 +177,7 @@ def stop_after(tree, folder, step):
     def should_stop():
         return "terminated" if sum(isinstance(event, Step) for event in events) == step else None
 
-    for event in train(prepare(read_run(tree)), folder, should_stop=should_stop):
+    for event in train_events(prepare(read_run(tree)), folder, should_stop=should_stop):
         events.append(event)
     return events
 

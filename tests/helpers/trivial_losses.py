@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from manyheads.tasks.task import IGNORE_INDEX
-from manyheads.train.batches import BatchPlan
+from manyheads.training.batches import BatchPlan
 
 
 def batches(run, rows):

@@ -65,12 +65,12 @@ from manyheads.tasks.images import MaeSpec
 from manyheads.tasks.language import CausalSpec, InfillSpec, MaskedSpec
 from manyheads.tasks.shaping import AttentionSite, ShapingSpec, SiteRecord, shaped_loss, total_loss
 from manyheads.tasks.task import IGNORE_INDEX, Batch, SpecialTokens, TaskSpec
-from manyheads.train.evaluate import evaluate
-from manyheads.train.events import Evaluated
-from manyheads.train.loop import train
-from manyheads.train.prepare import prepare
-from manyheads.train.run import read_run
-from manyheads.train.suggest import choose_shape
+from manyheads.training.evaluate import evaluate
+from manyheads.training.events import Evaluated
+from manyheads.training.loop import train_events
+from manyheads.training.prepare import prepare
+from manyheads.training.run import read_run
+from manyheads.training.suggest import choose_shape
 
 CPU = torch.device("cpu")
 sizes = st.integers(1, 6)
@@ -729,7 +729,7 @@ def trained(tree, folder, **fields):
     usual = {"steps": 40, "batch_tokens": 600, "eval_every": 1000, "save_every": 1000, "eval_rows": 100}
     optim = {"lr": 1e-2, "schedule": {"kind": "cosine", "warmup": 5}}
     run = prepare(read_run({"optim": optim, "train": usual | fields} | tree))
-    return run, [event for event in train(run, folder) if isinstance(event, Evaluated)][-1].metrics
+    return run, [event for event in train_events(run, folder) if isinstance(event, Evaluated)][-1].metrics
 
 
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
@@ -1295,8 +1295,8 @@ def scored(folder, data, task, head=None, steps=100, lr=5e-3):
         "tokenizer": {"kind": "words", "lowercase": True},
         "train": {"steps": steps, "batch_tokens": 1024, "eval_every": 1000, "eval_rows": 1},
     }
-    list(train(prepare(read_run(tree)), folder / "run"))
-    return evaluate(folder / "run", options=EvalOptions(num_beams=2, max_new_tokens=16))[0]
+    list(train_events(prepare(read_run(tree)), folder / "run"))
+    return evaluate(folder / "run", options=EvalOptions(num_beams=2, max_new_tokens=16))
 
 
 def functions(*files):

@@ -11,7 +11,7 @@ from manyheads import evaluate
 from manyheads.files.read import read_toml
 from manyheads.tasks.evaluation import EvalOptions
 from manyheads.tasks.task import TaskSpec
-from manyheads.train.run import read_run
+from manyheads.training.run import read_run
 
 KINDS = tuple(kind for kind, spec in TaskSpec.kinds.items() if spec.__module__.startswith("manyheads."))
 PRESETS = ("translate", "summarise", "copy")  # of seq2seq
@@ -49,12 +49,12 @@ def test_a_kind_has_one_name_from_the_run_file_to_every_output(kind, tmp_path):
     assert checkpoint.task == kind
     options = EvalOptions(max_rows=2, num_beams=1, max_new_tokens=2)
     for task in (None, kind):
-        report, _ = evaluate(tmp_path / "run", task=task, options=options)
+        report = evaluate(tmp_path / "run", task=task, options=options)
         assert report["task"] == kind
     if kind in PRESETS:  # though its data may be generated, a file of pairs has the same form
         (tmp_path / "pairs.tsv").write_text("a b\ta b\nc d\tc d\n")
         for path in (tmp_path / "run", checkpoint.path):
-            report, _ = evaluate(path, data=str(tmp_path / "pairs.tsv"), options=options)
+            report = evaluate(path, data=str(tmp_path / "pairs.tsv"), options=options)
             assert (report["task"], report["rows"]) == (kind, 2)
     if kind != "mae":  # which reads no text
         text = {"masked": "he <mask> it", "infill": "he <mask> it"}.get(kind, "a b c")

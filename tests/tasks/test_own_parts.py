@@ -43,11 +43,9 @@ class TagSpec(TaskSpec, kind="tag"):
         loss = super().loss(model, batch)
         return replace(loss, sum=self.weight * loss.sum)
 
-    def predict(self, checkpoint, texts, config, *, top_k=5, mask_token_id=None):
-        rows, truncated = self.encode(checkpoint, texts, mask_token_id)
+    def results(self, checkpoint, rows, options):
         for i, logits_LV in checkpoint.outputs(rows):
-            tags = [checkpoint.decode([tag]) for tag in logits_LV[: len(rows[i])].argmax(-1).tolist()]
-            yield i, {"task": self.kind, "text": texts[i], "tags": tags} | truncated.get(i, {})
+            yield i, {"tags": [checkpoint.decode([tag]) for tag in logits_LV[: len(rows[i])].argmax(-1).tolist()]}
 
     def to_line(self, result):
         return " ".join(result["tags"])

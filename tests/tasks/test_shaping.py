@@ -22,11 +22,11 @@ from manyheads.model.record import record
 from manyheads.spec import override, to_toml
 from manyheads.tasks.shaping import add_links, shaped_loss, site_records, term_counts, total_loss
 from manyheads.tasks.task import Batch
-from manyheads.train.batches import BatchStream
-from manyheads.train.events import Evaluated, Step
-from manyheads.train.loop import train, train_step
-from manyheads.train.prepare import prepare
-from manyheads.train.run import read_run
+from manyheads.training.batches import BatchStream
+from manyheads.training.events import Evaluated, Step
+from manyheads.training.loop import train_events, train_step
+from manyheads.training.prepare import prepare
+from manyheads.training.run import read_run
 
 FOCUS, NEAR = {"kind": "focus", "weight": 0.5}, {"kind": "near", "where": "all", "max_cost": 20.0, "weight": 0.02}
 
@@ -307,7 +307,7 @@ def test_a_relation_of_a_treebank_guides_its_own_arcs(tmp_path):
     (links,) = run.links.values()
     for row, pairs in zip(run.corpus.train, links, strict=True):
         assert pairs.tolist() == [[row[2].index("nsubj"), row[1][row[2].index("nsubj")]]]
-    events = list(train(run, tmp_path / "run"))
+    events = list(train_events(run, tmp_path / "run"))
     terms = [event.terms["guided"] for event in events if isinstance(event, Step)]
     assert terms
     assert all(np.isfinite(term) and term > 0 for term in terms)
@@ -367,7 +367,7 @@ def test_pairs_with_a_third_column_have_an_alignment(tmp_path):
     assert corpus.train[0][2] == "0-1 1-0"
     assert DataSpec.choose(data | {"fields": ["source", "target"]}).load().fields == ("source", "target")
     tree = described("seq2seq") | {"data": data, "shaping": [{"kind": "guided"}]}
-    events = list(train(prepare(read_run(tree)), tmp_path / "run"))
+    events = list(train_events(prepare(read_run(tree)), tmp_path / "run"))
     assert all(np.isfinite(event.terms["guided"]) for event in events if isinstance(event, Step))
     assert any(isinstance(event, Evaluated) for event in events)
     with refused("config.incompatible", "shaping.0", "alignment"):

@@ -25,9 +25,9 @@ from manyheads.tasks.language import InfillSpec, MaskedSpec, SpansSpec, draw_gap
 from manyheads.tasks.retrieval import RetrievalSpec
 from manyheads.tasks.seq2seq import Seq2SeqSpec
 from manyheads.tasks.task import IGNORE_INDEX, Batch, SpecialTokens, TaskSpec
-from manyheads.train.loop import validate
-from manyheads.train.prepare import prepare
-from manyheads.train.run import read_run
+from manyheads.training.loop import validate
+from manyheads.training.prepare import prepare
+from manyheads.training.run import read_run
 
 SENTINELS = tuple(range(900, 1000))
 TOKENS = SpecialTokens(vocab_size=1000, sentinels=SENTINELS)

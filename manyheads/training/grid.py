@@ -13,8 +13,8 @@ from pathlib import Path
 from manyheads.errors import ConfigError, UnknownKeyError, UsageError
 from manyheads.model.spec import ModelSpec, NgramSpec, RecurrentSpec, TowerSpec
 from manyheads.spec import Spec, Tree, nearest, override, quoted
-from manyheads.train.optim import OptimSpec
-from manyheads.train.run import RunSpec, TrainSpec, read_run
+from manyheads.training.optim import OptimSpec
+from manyheads.training.run import RunSpec, TrainSpec, read_run
 
 MAX_RUNS = 10_000
 TOWERS: dict[str, type[Spec]] = {

@@ -22,14 +22,14 @@ from manyheads.files.read import read_json_or_empty, read_toml
 from manyheads.files.write import explain_write_errors
 from manyheads.model.build import resolve_device
 from manyheads.spec import Tree, load_parts, override
-from manyheads.train.estimate import check_resources, estimate_resources
-from manyheads.train.events import Finished, Step
-from manyheads.train.folder import check_folder, check_same_run, data_hashes, tree_changes
-from manyheads.train.grid import MAX_RUNS, Axis, Cell, CellRun, make_grid, read_axes
-from manyheads.train.loop import handle_signals, train
-from manyheads.train.prepare import PreparedRun, prepare
-from manyheads.train.run import RunSpec, read_run, read_run_file
-from manyheads.train.store import read_pointer
+from manyheads.training.events import Finished, Step
+from manyheads.training.folder import check_folder, check_same_run, data_hashes, tree_changes
+from manyheads.training.grid import MAX_RUNS, Axis, Cell, CellRun, make_grid, read_axes
+from manyheads.training.loop import handle_signals, train_events
+from manyheads.training.prepare import PreparedRun, prepare
+from manyheads.training.resources import check_resources, estimate_resources
+from manyheads.training.run import RunSpec, read_run, read_run_file
+from manyheads.training.store import read_pointer
 
 MAX_JOBS = 1024
 
@@ -126,7 +126,7 @@ class Queue:
     def train_in_parallel(self, jobs: int, device: str, parts: Sequence[Path]) -> str | None:
         """The same with one process per run, `jobs` at a time; a signal is passed on to all of them, once."""
         context, terminated = multiprocessing.get_context("forkserver"), False
-        context.set_forkserver_preload(["manyheads.train.compare"])  # so that torch is imported once
+        context.set_forkserver_preload(["manyheads.training.compare"])  # so that torch is imported once
         processes = dict[Any, tuple[Cell, CellRun, Any]]()
         with handle_signals() as should_stop, kill_on_error(processes):
             while processes or (self.remaining and not should_stop()):
@@ -172,7 +172,7 @@ def train_cell(
         run, torch_device = prepare(spec), resolve_device(device)
         check_same_data(run, folder)
         check_resources(estimate_resources(run, folder, torch_device))
-        for event in train(run, folder, should_stop=should_stop, device=torch_device):
+        for event in train_events(run, folder, should_stop=should_stop, device=torch_device):
             if isinstance(event, Step):
                 progress(CellStep(event.step))
             elif isinstance(event, Finished) and event.reason in ("interrupted", "terminated"):

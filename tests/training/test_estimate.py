@@ -15,18 +15,12 @@ from small_runs import TOWER, described, in_a_process
 import manyheads
 from manyheads.errors import ManyheadsError, OutOfDiskError
 from manyheads.spec import to_toml
-from manyheads.train.batches import BatchPlan, BatchStream
-from manyheads.train.estimate import (
-    check_resources,
-    estimate_resources,
-    evaluation_shapes,
-    format_seconds,
-    measure_speed,
-    read_kibibytes,
-)
-from manyheads.train.loop import train
-from manyheads.train.prepare import prepare
-from manyheads.train.run import read_run
+from manyheads.training.batches import BatchPlan, BatchStream
+from manyheads.training.estimate import format_seconds, measure_speed
+from manyheads.training.loop import train_events
+from manyheads.training.prepare import prepare
+from manyheads.training.resources import check_resources, estimate_resources, evaluation_shapes, read_kibibytes
+from manyheads.training.run import read_run
 
 
 @pytest.fixture
@@ -67,7 +61,7 @@ def test_without_an_output_there_is_no_run(run_file):
 def test_a_checkpoint_has_about_the_estimated_size(tmp_path):
     run = prepare(read_run(described("seq2seq")))
     needs = estimate_resources(run, tmp_path / "run")
-    list(train(run, tmp_path / "run"))
+    list(train_events(run, tmp_path / "run"))
     newest = tmp_path / "run" / "checkpoints" / "step-00000006"
     size = sum((newest / name).stat().st_size for name in ("model.safetensors", "optimizer.safetensors"))
     assert needs.checkpoint <= size <= 1.2 * needs.checkpoint + 20_000  # headers and step counts

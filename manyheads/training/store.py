@@ -30,10 +30,10 @@ from manyheads.files.read import sha256
 from manyheads.files.write import free_bytes, fsync_path, write_atomic
 from manyheads.model.build import Model
 from manyheads.spec import Tree, quoted
-from manyheads.train.lora import TRAINED, adapter_names, merge_lora, write_adapter
-from manyheads.train.optim import ema_weights
-from manyheads.train.prepare import PreparedRun
-from manyheads.train.run import BestSpec
+from manyheads.training.lora import TRAINED, adapter_names, merge_lora, write_adapter
+from manyheads.training.optim import ema_weights
+from manyheads.training.prepare import PreparedRun
+from manyheads.training.run import BestSpec
 
 SCHEMA = 1  # of trainer.json
 NAME = re.compile(r"step-(\d{8})")

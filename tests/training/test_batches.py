@@ -14,11 +14,11 @@ import manyheads
 from manyheads.errors import ConfigError
 from manyheads.tasks.seq2seq import Seq2SeqSpec
 from manyheads.tasks.task import IGNORE_INDEX
-from manyheads.train.batches import BatchPlan, BatchStream, row_lengths
-from manyheads.train.estimate import batch_positions
-from manyheads.train.loop import validate
-from manyheads.train.prepare import prepare
-from manyheads.train.run import read_run
+from manyheads.training.batches import BatchPlan, BatchStream, row_lengths
+from manyheads.training.estimate import batch_positions
+from manyheads.training.loop import validate
+from manyheads.training.prepare import prepare
+from manyheads.training.run import read_run
 
 
 def batches(plan):

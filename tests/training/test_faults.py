@@ -24,18 +24,17 @@ import pytest
 import torch
 from command import error_of, run
 from safetensors.torch import load_file, save_file
-from small_runs import at_file, at_forward, described, hashes, train_all
+from small_runs import at_file, at_forward, described, end_of, hashes, resume, train_all
 
 import manyheads
 from manyheads.files.manifest import verify_manifest
 from manyheads.files.read import sha256
 from manyheads.spec import to_toml
-from manyheads.train.events import Finished, Resumed, Step
-from manyheads.train.folder import Log, data_hashes
-from manyheads.train.loop import train
-from manyheads.train.prepare import prepare
-from manyheads.train.run import read_run
-from manyheads.train.store import checkpoints, newest_valid
+from manyheads.training.events import Resumed, Step
+from manyheads.training.folder import Log, data_hashes
+from manyheads.training.prepare import prepare
+from manyheads.training.run import read_run
+from manyheads.training.store import checkpoints, newest_valid
 
 SETTINGS = {"steps": 8, "save_every": 2, "eval_every": 4, "accumulate": 1}
 FEW = {"kind": "sequence", "function": "reverse", "count": 120, "validation_count": 20}
@@ -56,7 +55,7 @@ def run_file(tmp_path):
 def whole(tmp_path_factory):
     """The folder of a run without faults."""
     folder = tmp_path_factory.mktemp("whole") / "run"
-    assert train_all(tree(), folder)[-1] == Finished(8, "steps")
+    assert end_of(train_all(tree(), folder)) == (8, "steps")
     return folder
 
 
@@ -142,6 +141,24 @@ def test_a_second_signal_stops_at_once_and_leaves_nothing_half_written(run_file,
     run("train", run_file, "--output", folder)
     assert hashes(folder) == hashes(whole)
     assert steps_of(folder, "evaluated") == [4, 8]
+
+
+def ignore_sigint_and_signal_at(moment, *numbers):
+    """As nohup starts a process, or a script one in the background."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal_at(moment, *numbers)
+
+
+@pytest.mark.parametrize("moment", ["preparation", "first step"])
+def test_sigint_that_is_ignored_at_the_start_stays_ignored_and_sigterm_saves(moment, run_file, tmp_path, whole):
+    data = pairs_file(tmp_path, "a.tsv", PAIRS.encode()) if moment == "preparation" else ()
+    before = partial(ignore_sigint_and_signal_at, moment, signal.SIGINT, signal.SIGINT)
+    run("train", run_file, "--output", tmp_path / "one", *data, before=before)
+    assert log_lines(tmp_path / "one")[-1]["reason"] == "steps"
+    assert data or hashes(tmp_path / "one") == hashes(whole)
+    before = partial(ignore_sigint_and_signal_at, "first step", signal.SIGINT, signal.SIGTERM)
+    run("train", run_file, "--output", tmp_path / "two", check=75, before=before)
+    assert log_lines(tmp_path / "two")[-1]["reason"] == "terminated"
 
 
 def test_signals_at_random_steps_change_no_bit(run_file, tmp_path, whole):
@@ -401,7 +418,7 @@ def test_the_newest_checkpoint_is_the_one_with_the_highest_step_whatever_the_clo
     for number, path in enumerate(checkpoints(copied / "checkpoints")):
         for file in (path, *path.iterdir()):
             os.utime(file, (10**9 * number, 10**9 * number))  # the newest step has the oldest time
-    assert next(train(prepare(read_run(tree())), copied)) == Resumed(8)
+    assert resume(tree(), copied) == Resumed(8)
 
 
 def test_a_start_removes_only_what_a_killed_save_left(copied):

@@ -16,15 +16,15 @@ from pathlib import Path
 import pytest
 import torch
 from command import FORKS, child, error_of, run
-from small_runs import TASKS, at_file, described, hashes, in_a_process, train_all
+from small_runs import TASKS, at_file, described, end_of, hashes, in_a_process, train_all
 
 import manyheads
 from manyheads.data.prepared import write_prepared
 from manyheads.errors import CheckpointConfigError, RunChangedError, RunError, RunLockedError
 from manyheads.files.read import read_toml
 from manyheads.spec import SLOTS, to_toml, to_tree
-from manyheads.train.events import ConfigChanged, Evaluated, Finished, Resumed, Step, Warned
-from manyheads.train.folder import (
+from manyheads.training.events import ConfigChanged, Evaluated, Finished, Prepared, Resumed, Step, Warned
+from manyheads.training.folder import (
     config_changes,
     data_hashes,
     flatten,
@@ -34,10 +34,10 @@ from manyheads.train.folder import (
     process_start,
     write_run_files,
 )
-from manyheads.train.loop import train
-from manyheads.train.prepare import prepare
-from manyheads.train.run import SAFE_TO_CHANGE, read_run
-from manyheads.train.store import TrainState, checkpoints
+from manyheads.training.loop import train_events
+from manyheads.training.prepare import prepare
+from manyheads.training.run import SAFE_TO_CHANGE, read_run
+from manyheads.training.store import TrainState, checkpoints
 
 SETTINGS = {"steps": 8, "save_every": 2, "eval_every": 4, "accumulate": 1}
 FEW = {"kind": "sequence", "function": "reverse", "count": 120, "validation_count": 20}
@@ -180,17 +180,17 @@ def test_a_dry_run_refuses_what_the_run_would(run_file, copied, tmp_path):
 def test_a_start_without_a_checkpoint_leaves_no_lines_in_the_log(tmp_path):
     prepared = prepare(read_run(tree()))
     for _ in range(2):
-        first = train(prepared, tmp_path / "run")
+        first = train_events(prepared, tmp_path / "run")
         next(event for event in first if isinstance(event, Step))
         (tmp_path / "run" / "lock.json").unlink()
         del first
-    list(train(prepared, tmp_path / "run"))
+    list(train_events(prepared, tmp_path / "run"))
     steps = [line["step"] for line in log_lines(tmp_path / "run") if line["event"] == "step"]
     assert steps == list(range(1, len(steps) + 1))
 
 
 def test_a_run_without_a_checkpoint_cannot_be_used(tmp_path):
-    first = train(prepare(read_run(tree())), tmp_path / "run")
+    first = train_events(prepare(read_run(tree())), tmp_path / "run")
     next(event for event in first if isinstance(event, Step))
     for command in (("predict", tmp_path / "run", "1 2"), ("evaluate", tmp_path / "run")):
         assert error_of(*command, check=4)["code"] == "checkpoint.not-found"
@@ -344,15 +344,17 @@ def with_best(**best):
 
 def test_patience_ends_a_run_and_the_best_checkpoint_is_kept_and_loaded(tmp_path):
     patient = with_best(metric="exact", patience=3)  # which stays 0, so the first evaluation is the best
-    assert train_all(patient, tmp_path / "run")[-1] == Finished(8, "patience")
+    assert end_of(train_all(patient, tmp_path / "run")) == (8, "patience")
     folder = tmp_path / "run" / "checkpoints"
     assert [(folder / name).read_text() for name in ("best", "latest")] == ["step-00000002", "step-00000008"]
     assert {path.name for path in checkpoints(folder)} == {"step-00000002", "step-00000005", "step-00000008"}
     assert manyheads.load(tmp_path / "run").path == folder / "step-00000002"
-    assert train_all(patient, tmp_path / "run") == [Resumed(8), Finished(8, "patience")]
+    events = train_all(patient, tmp_path / "run")
+    assert [type(event) for event in events] == [Prepared, Resumed, Finished]
+    assert end_of(events) == (8, "patience")
     longer = train_all(with_best(metric="exact", patience=5), tmp_path / "run")
-    assert isinstance(longer[1], ConfigChanged)
-    assert longer[-1] == Finished(12, "patience")
+    assert isinstance(longer[2], ConfigChanged)
+    assert end_of(longer) == (12, "patience")
 
 
 def test_the_best_checkpoint_survives_kills_with_the_same_bits(tmp_path):

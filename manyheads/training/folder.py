@@ -30,9 +30,9 @@ from manyheads.errors import MissingExtraError, RunChangedError, RunError, RunLo
 from manyheads.files.read import read_json_or_empty, read_toml
 from manyheads.files.write import append_atomic, explain_write_errors, write_atomic
 from manyheads.spec import Tree, nearest, quoted, to_toml, to_tree
-from manyheads.train.events import Change, Event
-from manyheads.train.prepare import PreparedRun
-from manyheads.train.run import SAFE_TO_CHANGE, RunSpec
+from manyheads.training.events import Change, Event
+from manyheads.training.prepare import PreparedRun
+from manyheads.training.run import SAFE_TO_CHANGE, RunSpec
 
 # fields that are safe to change when a run is resumed, but change its metrics
 METRIC_FIELDS = ("train.steps", "train.best", "train.eval_every", "train.eval_rows")

@@ -14,13 +14,13 @@ import torch
 from small_runs import SEQUENCE, TASKS, described
 
 import manyheads
-from manyheads.train.batches import BatchPlan, BatchStream
-from manyheads.train.events import Evaluated, Saved, SaveFailed
-from manyheads.train.loop import Checkpointer, train, train_step, validate
-from manyheads.train.optim import OptimSpec, ScheduleSpec, orthogonalize
-from manyheads.train.prepare import prepare
-from manyheads.train.run import BestSpec, read_run
-from manyheads.train.store import TrainState
+from manyheads.training.batches import BatchPlan, BatchStream
+from manyheads.training.events import Evaluated, Saved, SaveFailed
+from manyheads.training.loop import Checkpointer, train_events, train_step, validate
+from manyheads.training.optim import OptimSpec, ScheduleSpec, orthogonalize
+from manyheads.training.prepare import prepare
+from manyheads.training.run import BestSpec, read_run
+from manyheads.training.store import TrainState
 
 
 class Given:
@@ -283,7 +283,7 @@ def test_exact_is_the_whole_target_and_nothing_more():
 
 def test_a_run_with_a_moving_average_evaluates_the_average(tmp_path):
     run = prepare(read_run(described("seq2seq") | {"optim": {"lr": 0.05, "ema_decay": 0.9}}))
-    evaluated = [event for event in train(run, tmp_path / "run") if isinstance(event, Evaluated)][-1]
+    evaluated = [event for event in train_events(run, tmp_path / "run") if isinstance(event, Evaluated)][-1]
     assert validate(manyheads.load(tmp_path / "run").model, run) == pytest.approx(evaluated.metrics)
 
 

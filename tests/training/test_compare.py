@@ -21,11 +21,11 @@ from manyheads.data.source import DataSpec
 from manyheads.errors import ConfigError, ManyheadsError, RunChangedError, UsageError
 from manyheads.inspect.draw import draw_comparison
 from manyheads.spec import to_toml
-from manyheads.train.compare import CellFinished, CellStarted, CellStep, compare
-from manyheads.train.events import Evaluated
-from manyheads.train.grid import field_paths, folder_name, read_axis, split_values
-from manyheads.train.prepare import prepare
-from manyheads.train.run import read_run
+from manyheads.training.compare import CellFinished, CellStarted, CellStep, compare
+from manyheads.training.events import Evaluated
+from manyheads.training.grid import field_paths, folder_name, read_axis, split_values
+from manyheads.training.prepare import prepare
+from manyheads.training.run import read_run
 
 TOWER = {
     "layers": 1,

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 from command import run
 from raising import raises
+from small_runs import end_of
 
 from manyheads import build
 from manyheads.data.source import DataSpec
 from manyheads.tasks.task import TaskSpec
-from manyheads.train.batches import BatchStream
-from manyheads.train.events import Finished
-from manyheads.train.loop import train
-from manyheads.train.prepare import prepare
-from manyheads.train.run import read_run
-from manyheads.train.suggest import inline, suggest
+from manyheads.training.batches import BatchStream
+from manyheads.training.loop import train_events
+from manyheads.training.prepare import prepare
+from manyheads.training.run import read_run
+from manyheads.training.suggest import inline, suggest
 
 WORDS = [
     "the",
@@ -97,7 +97,7 @@ def trained(text, folder, steps=2):
     tree = tomllib.loads(text)
     tree["train"] |= {"steps": steps, "eval_rows": 4}
     run = prepare(read_run(tree))
-    assert list(train(run, folder))[-1] == Finished(steps, "steps")
+    assert end_of(list(train_events(run, folder))) == (steps, "steps")
     return run
 
 

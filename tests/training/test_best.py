@@ -11,10 +11,10 @@ from small_runs import described, train_all
 import manyheads
 from manyheads.metrics import metric
 from manyheads.tasks.seq2seq import Seq2SeqSpec
-from manyheads.train.events import Evaluated
-from manyheads.train.loop import validate
-from manyheads.train.prepare import prepare
-from manyheads.train.run import read_run
+from manyheads.training.events import Evaluated
+from manyheads.training.loop import validate
+from manyheads.training.prepare import prepare
+from manyheads.training.run import read_run
 
 
 def tree_with(name, **best):

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
 import numpy as np
@@ -25,8 +26,10 @@ from small_runs import (
     TASKS,
     TOWER,
     described,
+    end_of,
     hashes,
     in_a_process,
+    resume,
     stop_after,
     train_all,
 )
@@ -36,15 +39,16 @@ from trivial_losses import mean_patch, random_document, unigram_entropy
 import manyheads
 from manyheads.data import builtin
 from manyheads.errors import CorruptFileError, DivergedError, IncompatibleError, RunChangedError, RunLockedError
+from manyheads.files.read import read_toml
 from manyheads.model.transformer import Transformer
 from manyheads.presets import preset
 from manyheads.spec import override, to_toml
-from manyheads.train.events import Evaluated, Finished, Resumed, Saved, Step
-from manyheads.train.loop import train, validate
-from manyheads.train.optim import OptimSpec, ScheduleSpec
-from manyheads.train.prepare import initial_model, prepare
-from manyheads.train.run import read_run
-from manyheads.train.store import checkpoints
+from manyheads.training.events import Evaluated, Finished, Prepared, Resumed, Saved, Step
+from manyheads.training.loop import train_events, validate
+from manyheads.training.optim import OptimSpec, ScheduleSpec
+from manyheads.training.prepare import initial_model, prepare
+from manyheads.training.run import read_run
+from manyheads.training.store import checkpoints
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -87,7 +91,7 @@ def test_a_kill_while_a_checkpoint_replaces_another_of_its_step_loses_neither(tm
     folder = tmp_path / "broken" / "checkpoints"
     assert in_a_process(tree, tmp_path / "broken", moment=("os.rename", r"step-00000003\.tmp-")) == -signal.SIGKILL
     assert not checkpoints(folder)
-    assert next(train(prepare(read_run(tree)), tmp_path / "broken")) == Resumed(3)
+    assert resume(tree, tmp_path / "broken") == Resumed(3)
     assert in_a_process(tree, tmp_path / "broken") == 0
     assert hashes(tmp_path / "broken") == hashes(tmp_path / "whole")
     assert sorted(path.name for path in folder.iterdir()) == ["latest", "step-00000003"]
@@ -97,7 +101,7 @@ def test_a_missing_latest_checkpoint_is_a_warning_and_missing_all_is_an_error(tm
     tree, folder = described("seq2seq", steps=4), tmp_path / "run" / "checkpoints"
     train_all(tree, tmp_path / "run")
     shutil.rmtree(folder / "step-00000004")
-    resumed = next(train(prepare(read_run(tree)), tmp_path / "run"))
+    resumed = resume(tree, tmp_path / "run")
     assert resumed.step == 2
     assert str(folder / "latest") in resumed.warnings[0]
     assert "step-00000004" in resumed.warnings[0]
@@ -116,7 +120,7 @@ def test_events_say_what_happened_and_the_folder_has_it(tmp_path):
     kinds = [type(event) for event in events]
     assert (kinds.count(Step), kinds.count(Evaluated)) == (6, 2)
     assert [event.step for event in events if isinstance(event, Saved)] == [2, 4, 6]
-    assert events[-1] == Finished(6, "steps")
+    assert end_of(events) == (6, "steps")
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["event"] for line in lines] == [kind.__name__.lower() for kind in kinds]
     assert lines[0].keys() == {"event", *vars(events[0])}
@@ -124,12 +128,14 @@ def test_events_say_what_happened_and_the_folder_has_it(tmp_path):
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == names
     names = ["latest", "step-00000004", "step-00000006"]
     assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == names
-    assert train_all(described("seq2seq"), tmp_path / "run") == [Resumed(6), Finished(6, "steps")]
+    events = train_all(described("seq2seq"), tmp_path / "run")
+    assert [type(event) for event in events] == [Prepared, Resumed, Finished]
+    assert end_of(events) == (6, "steps")
 
 
 def test_a_run_is_loaded_like_any_model(tmp_path):
     run = prepare(read_run(described("seq2seq")))
-    list(train(run, tmp_path / "run"))
+    list(train_events(run, tmp_path / "run"))
     checkpoint = manyheads.load(tmp_path / "run")
     assert checkpoint.spec == run.model_spec
     assert isinstance(checkpoint.generate("a b c"), str)
@@ -138,7 +144,7 @@ def test_a_run_is_loaded_like_any_model(tmp_path):
 def test_a_loaded_run_has_what_its_task_needs(tmp_path):
     for name in ("mae", "classify", "spans", "retrieval"):
         run = prepare(read_run(described(name, steps=1)))
-        list(train(run, tmp_path / name))
+        list(train_events(run, tmp_path / name))
         checkpoint = manyheads.load(tmp_path / name)
         assert checkpoint.spec == run.model_spec
         assert checkpoint.task == name
@@ -157,7 +163,7 @@ def test_a_loaded_run_has_what_its_task_needs(tmp_path):
 def test_a_run_continues_with_more_steps_and_another_run_is_refused(tmp_path):
     train_all(described("seq2seq"), tmp_path / "run")
     longer = train_all(described("seq2seq", steps=8), tmp_path / "run")
-    assert (longer[0], longer[-1]) == (Resumed(6), Finished(8, "steps"))
+    assert (longer[1], end_of(longer)) == (Resumed(6), (8, "steps"))
     with pytest.raises(RunChangedError) as error:
         train_all(described("seq2seq", batch_tokens=100), tmp_path / "run")
     assert error.value.code == "run.changed"
@@ -166,10 +172,12 @@ def test_a_run_continues_with_more_steps_and_another_run_is_refused(tmp_path):
 
 def test_a_run_that_reached_stop_at_does_not_continue(tmp_path):
     tree = described("seq2seq", best={"metric": "loss", "stop_at": 100.0})
-    assert train_all(tree, tmp_path / "run")[-1] == Finished(3, "stop_at")
-    assert train_all(tree, tmp_path / "run") == [Resumed(3), Finished(3, "stop_at")]
+    assert end_of(train_all(tree, tmp_path / "run")) == (3, "stop_at")
+    events = train_all(tree, tmp_path / "run")
+    assert [type(event) for event in events] == [Prepared, Resumed, Finished]
+    assert end_of(events) == (3, "stop_at")
     further = described("seq2seq", best={"metric": "loss", "stop_at": 0.0})
-    assert train_all(further, tmp_path / "run")[-1] == Finished(6, "steps")
+    assert end_of(train_all(further, tmp_path / "run")) == (6, "steps")
 
 
 def test_an_invalid_checkpoint_is_not_used_and_no_valid_one_is_an_error(tmp_path):
@@ -182,7 +190,7 @@ def test_an_invalid_checkpoint_is_not_used_and_no_valid_one_is_an_error(tmp_path
     newest.write_bytes(data)
     events = train_all(tree, tmp_path / "run")
     assert events[0].step == 4
-    assert str(newest) in events[0].warnings[0]
+    assert str(newest) in events[1].warnings[0]
     assert hashes(tmp_path / "run") == expected
     for path in (tmp_path / "run" / "checkpoints").glob("step-*/manifest.json"):
         path.write_text("{}")
@@ -191,7 +199,7 @@ def test_an_invalid_checkpoint_is_not_used_and_no_valid_one_is_an_error(tmp_path
 
 
 def test_two_runs_cannot_share_a_folder(tmp_path):
-    first = train(prepare(read_run(described("seq2seq"))), tmp_path / "run")
+    first = train_events(prepare(read_run(described("seq2seq"))), tmp_path / "run")
     next(first)
     (tmp_path / "run" / "lock.json").write_text(json.dumps({"pid": os.getppid(), "host": socket.gethostname()}))
     with pytest.raises(RunLockedError) as error:
@@ -214,7 +222,7 @@ def test_steps_that_are_nan_are_skipped_and_ten_in_a_row_stop_the_run(tmp_path):
     handle = register_module_forward_hook(hook)
     try:
         with pytest.raises(DivergedError) as error:
-            events.extend(train(run, tmp_path / "run"))  # keeps what came before the error
+            events.extend(train_events(run, tmp_path / "run"))  # keeps what came before the error
     finally:
         handle.remove()
     assert error.value.code == "run.diverged"
@@ -225,9 +233,9 @@ def test_steps_that_are_nan_are_skipped_and_ten_in_a_row_stop_the_run(tmp_path):
 
 
 def test_should_stop_ends_a_run_after_the_step_with_a_checkpoint(tmp_path):
-    *_, saved, last = stop_after(described("seq2seq", save_every=100, eval_every=100), tmp_path / "run", step=3)
-    assert last == Finished(3, "terminated")
-    assert isinstance(saved, Saved)
+    events = stop_after(described("seq2seq", save_every=100, eval_every=100), tmp_path / "run", step=3)
+    assert end_of(events) == (3, "terminated")
+    assert isinstance(events[-2], Saved)
 
 
 # ----------------------------------------------------------------------------------------------------------- schedules
@@ -277,7 +285,7 @@ def test_a_model_learns_to_half_its_untrained_loss(tmp_path):
     tree = described("seq2seq", steps=200, batch_tokens=1000, accumulate=1, eval_every=200, save_every=200)
     run = prepare(read_run(tree | {"model": model, "data": SEQUENCE | {"function": "copy", "count": 2000}}))
     untrained = validate(manyheads.build(run.model_spec), run)["loss"]
-    *_, evaluated, _, _ = train(run, tmp_path / "run")
+    *_, evaluated, _, _ = train_events(run, tmp_path / "run")
     assert evaluated.metrics["loss"] < 0.5 * untrained
 
 
@@ -339,7 +347,7 @@ def test_every_builtin_data_set_is_learned_better_than_a_trivial_prediction(name
     run = prepare(read_run(tree | {"optim": {"lr": 1e-2, "schedule": {"kind": "cosine", "warmup": 5}}}))
     for rows in (run.train_rows, run.validation_rows):  # the beginning of each text is enough
         rows.rows = [tuple(values[:40] for values in row) for row in rows.rows]
-    *_, evaluated, _, _ = train(run, tmp_path / "run")
+    *_, evaluated, _, _ = train_events(run, tmp_path / "run")
     trivial = {"retrieval": random_document, "mae": mean_patch}.get(task, unigram_entropy)
     assert evaluated.metrics["loss"] < trivial(run)
 
@@ -374,7 +382,8 @@ def test_a_signal_saves_and_the_same_command_resumes(run_file, tmp_path, number,
     command = [sys.executable, "-m", "manyheads", "train", str(run_file), "--output", str(folder)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 100
-    while not (folder / "metrics.jsonl").is_file() and time.monotonic() < deadline:
+    log = folder / "metrics.jsonl"
+    while not (log.is_file() and '"event": "step"' in log.read_text()) and time.monotonic() < deadline:
         time.sleep(0.1)
     process.send_signal(number)
     _, stderr = process.communicate(timeout=60)
@@ -384,7 +393,8 @@ def test_a_signal_saves_and_the_same_command_resumes(run_file, tmp_path, number,
     assert (folder / "checkpoints" / f"step-{last['step']:08}" / "manifest.json").is_file()
     assert not (folder / "lock.json").exists()
     report = run_json("train", run_file, "--output", folder, "-s", f"train.steps={last['step'] + 2}")
-    assert report == {"schema": 1, "folder": str(folder), "step": last["step"] + 2, "reason": "steps"}
+    expected = {"schema": 1, "folder": str(folder), "step": last["step"] + 2, "reason": "steps"}
+    assert report == expected | {"metrics": report["metrics"]}
 
 
 @pytest.mark.parametrize(
@@ -473,7 +483,7 @@ def test_the_moving_average_is_what_is_saved_and_training_is_as_without(tmp_path
 def test_an_average_can_end_or_begin_when_a_run_is_resumed(before, after, tmp_path):
     old, new = (described("causal", keep_last=10) | {"optim": {"ema_decay": decay}} for decay in (before, after))
     stop_after(old, tmp_path / "changed", step=3)
-    train_all(new, tmp_path / "changed", overridden=["optim.ema_decay"])
+    train_all(new, tmp_path / "changed", override_resume=["optim.ema_decay"])
     train_all(new, tmp_path / "whole")
     if after == 0:
         assert hashes(tmp_path / "changed") == hashes(tmp_path / "whole")
@@ -490,3 +500,31 @@ def test_every_optimizer_resumes_with_the_same_bits(kind, decay, tmp_path):
     assert in_a_process(tree, tmp_path / "broken", step=3) == -signal.SIGKILL
     assert in_a_process(tree, tmp_path / "broken") == 0
     assert hashes(tmp_path / "broken") == hashes(tmp_path / "whole")
+
+
+# ---------------------------------------------------------------------------------------------------------- from Python
+
+
+def test_train_does_what_the_verb_does_and_returns_plain_data(run_file, tmp_path):
+    events = []
+    report = manyheads.train(run_file, tmp_path / "python", overrides=["train.steps=4"], progress=events.append)
+    verb = run_json("train", run_file, "--output", tmp_path / "verb", "-s", "train.steps=4")
+    assert hashes(tmp_path / "python") == hashes(tmp_path / "verb")
+    assert report == verb | {"folder": str(tmp_path / "python")}
+    assert [event.step for event in events if isinstance(event, Step)] == [1, 2, 3, 4]
+    assert report["metrics"] == [event.metrics for event in events if isinstance(event, Evaluated)][-1]
+    assert json.loads(json.dumps(report)) == report
+
+
+def test_train_takes_a_path_a_tree_and_a_spec_also_in_a_thread(run_file, tmp_path):
+    """Only the main thread can catch signals: a notebook or a server trains in another one."""
+    tree = read_toml(run_file)
+    runs = {"path": str(run_file), "tree": tree, "spec": read_run(tree)}
+    with ThreadPoolExecutor(1) as pool:
+        for name, one in runs.items():
+            report = pool.submit(manyheads.train, one, str(tmp_path / name), overrides=["train.steps=2"]).result()
+            assert (report["step"], report["reason"]) == (2, "steps")
+            assert hashes(tmp_path / name) == hashes(tmp_path / "path")
+    events = list(manyheads.train_events(runs["spec"].changed(train={"steps": 2}), tmp_path / "events"))
+    assert isinstance(events[0], Prepared)
+    assert end_of(events) == (2, "steps")

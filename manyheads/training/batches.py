@@ -15,8 +15,8 @@ from manyheads.data.prepared import TokenRows
 from manyheads.parts.inputs import Inputs
 from manyheads.tasks.shaping import add_links
 from manyheads.tasks.task import IGNORE_INDEX, Batch, PackableTask
-from manyheads.train.prepare import PreparedRun
-from manyheads.train.store import TrainState
+from manyheads.training.prepare import PreparedRun
+from manyheads.training.store import TrainState
 
 
 def row_lengths(run: PreparedRun, rows: TokenRows) -> np.ndarray:

@@ -23,19 +23,18 @@ from manyheads.model.size import format_bytes
 from manyheads.spec import SLOTS, Tree, nearest, parse, quoted
 from manyheads.tasks.suggestion import SIZES, Lines, ModelSize, Suggestion
 from manyheads.tasks.task import TaskSpec
-from manyheads.train.batches import row_lengths
-from manyheads.train.estimate import (
+from manyheads.training.batches import row_lengths
+from manyheads.training.estimate import (
     EpochEstimate,
     SpeedEstimate,
     estimate_epoch,
-    estimate_resources,
     format_seconds,
     measure_speed,
-    memory_free,
     run_seconds,
 )
-from manyheads.train.prepare import PreparedRun, fill_sizes, prepare
-from manyheads.train.run import RunSpec, read_run
+from manyheads.training.prepare import PreparedRun, fill_sizes, prepare
+from manyheads.training.resources import estimate_resources, memory_free
+from manyheads.training.run import RunSpec, read_run
 
 MAX_MINUTES = 60 * 24 * 365
 EVALUATIONS = 10  # per run, at most

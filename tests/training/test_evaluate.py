@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import sacrebleu
 import torch
 from command import error_of, run, run_json
 from data_files import data_spec, refused
@@ -26,10 +27,10 @@ from manyheads.parts.inputs import Inputs
 from manyheads.tasks import evaluation as batching
 from manyheads.tasks.evaluation import EvalOptions, evaluate_loss
 from manyheads.tasks.seq2seq import max_target_tokens
-from manyheads.train.evaluate import load_rows, make_evaluation
-from manyheads.train.loop import validate
-from manyheads.train.prepare import prepare
-from manyheads.train.run import read_run
+from manyheads.training.evaluate import load_rows, make_evaluation
+from manyheads.training.loop import validate
+from manyheads.training.prepare import prepare
+from manyheads.training.run import read_run
 
 ATTENTION, MLP = {"kind": "heads", "heads": 2}, {"kind": "mlp", "hidden": 32}
 TOWER = {"layers": 1, "width": 16, "attention": ATTENTION, "feedforward": MLP, "position": "sinusoidal"}
@@ -129,11 +130,24 @@ def test_the_table_names_the_model_its_baselines_and_the_better_direction(runs):
     assert sum(line.strip().startswith("target ") for line in lines) == 2
 
 
+def test_bleu_and_chrf_take_the_outputs_as_hypotheses_and_the_targets_as_references(runs, tmp_path):
+    """A short hypothesis has the precision 1 and a brevity penalty; swapped, it has neither."""
+    sources, targets = ["a b c d e", "b c d e f"], ["a b c d e f g", "b c d e f g a"]
+    path = tmp_path / "pairs.tsv"
+    path.write_text("".join(f"{source}\t{target}\n" for source, target in zip(sources, targets, strict=True)))
+    options = EvalOptions(num_beams=1, max_new_tokens=4)
+    report = evaluate(runs / "seq2seq", data=str(path), options=options)
+    assert report["scores"]["copy"]["bleu"] == pytest.approx(100 * math.exp(1 - 7 / 5))
+    for name, hypotheses in {"model": report["outputs"], "copy": sources}.items():
+        assert report["scores"][name]["bleu"] == sacrebleu.corpus_bleu(hypotheses, [targets]).score
+        assert report["scores"][name]["chrf"] == sacrebleu.corpus_chrf(hypotheses, [targets]).score
+
+
 def test_a_note_counts_the_targets_without_words_that_rouge_counts(runs, tmp_path):
     for text, count in (("привет мир", 2), ("hello мир", 0)):
         path = tmp_path / "pairs.tsv"
         path.write_text(f"a b c\t{text} как дела\nb a c\t{text} тоже\n")
-        report, _ = evaluate(runs / "seq2seq", data=str(path), options=EvalOptions(num_beams=1, max_new_tokens=4))
+        report = evaluate(runs / "seq2seq", data=str(path), options=EvalOptions(num_beams=1, max_new_tokens=4))
         notes = [note for note in report["notes"] if "ROUGE" in note]
         assert [note.split()[0] for note in notes] == ([str(count)] if count else [])
 
@@ -146,7 +160,7 @@ def test_the_loss_is_that_of_training(runs):
         spec = run_spec(runs / kind)
         prepared = prepare(spec.changed(train=spec.train.changed(eval_rows=rows)))
         model = manyheads.load(runs / kind).model
-        loss = evaluate(runs / kind)[0]["scores"]["model"]["loss"]
+        loss = evaluate(runs / kind)["scores"]["model"]["loss"]
         # masks are random, so the losses are only similar; over all tokens they are equal
         assert loss == pytest.approx(validate(model, prepared)["loss"], rel=1e-5 if kind == "causal" else 0.1)
 
@@ -166,7 +180,7 @@ def test_texts_are_read_as_in_training_however_long_they_are(tmp_path):
     tree = {"model": model, "data": labels, "task": "classify", "optim": OPTIM, "train": settings}
     train_all(tree, tmp_path / "labels")
     assert validate(manyheads.load(tmp_path / "labels").model, prepare(read_run(tree)))["accuracy"] == 1
-    report = evaluate(tmp_path / "labels")[0]
+    report = evaluate(tmp_path / "labels")
     assert report["scores"]["model"]["accuracy"] == 1
     (note,) = report["notes"]
     assert re.findall(r"\d+", note) == ["20", "20", "8"], "20 of 20 texts were truncated to 8 tokens"
@@ -194,34 +208,34 @@ def test_packed_runs_are_evaluated_in_windows_of_their_rows(tmp_path):
     model = {"vocab": "tokenizer", "decoder": TOWER}
     settings = {"steps": 30, "batch_tokens": 800, "eval_every": 30, "pack": 16}
     train_all({"model": model, "data": data, "task": "causal", "optim": OPTIM, "train": settings}, tmp_path / "packed")
-    report = evaluate(tmp_path / "packed")[0]
+    report = evaluate(tmp_path / "packed")
     (note,) = report["notes"]
     assert re.findall(r"\d+", note) == ["16"], "texts were read in windows of 16 tokens"
     by_length = {
-        length: evaluate(tmp_path / "packed", options=EvalOptions(max_length=length))[0]["scores"]["model"]
+        length: evaluate(tmp_path / "packed", options=EvalOptions(max_length=length))["scores"]["model"]
         for length in (16, 400)
     }
     assert report["scores"]["model"] == by_length[16] != by_length[400]
 
 
 def test_windows_predict_every_token_once(runs):
-    whole, windows = (evaluate(runs / "causal", options=EvalOptions(max_length=length))[0] for length in (None, 7))
+    whole, windows = (evaluate(runs / "causal", options=EvalOptions(max_length=length)) for length in (None, 7))
     assert whole["tokens"] == windows["tokens"]
     assert whole["scores"]["model"] != windows["scores"]["model"]
 
 
 def test_scores_do_not_depend_on_the_size_of_batches(runs, monkeypatch):
     for kind in ("causal", "classify", "retrieval"):
-        usual = evaluate(runs / kind)[0]["scores"]["model"]
+        usual = evaluate(runs / kind)["scores"]["model"]
         monkeypatch.setattr(batching, "BATCH_TOKENS", 64)
-        assert evaluate(runs / kind)[0]["scores"]["model"] == pytest.approx(usual, rel=1e-5)
+        assert evaluate(runs / kind)["scores"]["model"] == pytest.approx(usual, rel=1e-5)
         monkeypatch.undo()
 
 
 def test_each_row_gets_its_own_output(runs):
     """Rows of a batch, in another order, give what they give one by one."""
     checkpoint = manyheads.load(runs / "classify")
-    _, classes = evaluate(runs / "classify", split="train")
+    classes = evaluate(runs / "classify", split="train")["outputs"]
     texts = [text for text, _ in run_spec(runs / "classify").data.load().train]
     assert list(classes) == [manyheads.predict(checkpoint, text)["classes"][0]["class"] for text in texts]
     assert len(set(classes)) == 2
@@ -229,7 +243,8 @@ def test_each_row_gets_its_own_output(runs):
         manyheads.load(runs / "seq2seq"),
         {"num_beams": 2, "length_penalty": 0.6, "max_new_tokens": 5},
     )
-    report, texts = evaluate(runs / "seq2seq", options=EvalOptions(max_rows=8, examples=8, **settings))
+    report = evaluate(runs / "seq2seq", options=EvalOptions(max_rows=8, examples=8, **settings))
+    texts = report["outputs"]
     assert list(texts) == [checkpoint.generate(row["source"], **settings) for row in report["examples"]]
     assert len(set(texts)) > 1
     assert report["generation"] == settings
@@ -240,7 +255,8 @@ def test_outputs_are_written_one_per_line(runs, tmp_path):
     run("evaluate", runs / "seq2seq", "--rows", 6, "--num-beams", 1, "--output", path)
     lines = path.read_text().split("\n")
     assert len(lines) == 7
-    report, texts = evaluate(runs / "seq2seq", options=EvalOptions(max_rows=6, num_beams=1, examples=6))
+    report = evaluate(runs / "seq2seq", options=EvalOptions(max_rows=6, num_beams=1, examples=6))
+    texts = report["outputs"]
     assert lines[:-1] == list(texts) == [example["generated"] for example in report["examples"]]
     error = error_of("evaluate", runs / "seq2seq", "--output", path, check=2)
     assert error["code"] == "usage.output-exists"
@@ -265,7 +281,7 @@ def test_baselines_are_fitted_on_the_training_rows_and_scored_on_the_evaluated_o
         ([text for text, _ in rows], [labels.index(label) for _, label in rows])
         for rows in (corpus.train, corpus.validation)
     )
-    scores = evaluate(runs / "classify")[0]["scores"]
+    scores = evaluate(runs / "classify")["scores"]
     bayes, majority = NaiveBayes(train_texts, train_labels, 2), Majority(train_labels, 2)
     assert scores["naive Bayes"] == metric.scores("classes", targets, bayes.probabilities(texts))
     assert scores["majority"] == metric.scores("classes", targets, majority.probabilities(texts))
@@ -279,7 +295,7 @@ def test_the_unigram_and_the_bigram_of_a_language_model_are_fitted_on_the_traini
     )
     size = manyheads.load(runs / "causal").spec.vocab
     unigram, bigram = Unigram((ids[1:] for ids in train), size), Bigram(train, size)
-    scores, count = evaluate(runs / "causal")[0]["scores"], sum(len(ids) - 1 for ids in validation)
+    scores, count = evaluate(runs / "causal")["scores"], sum(len(ids) - 1 for ids in validation)
     losses = {
         "unigram": sum(unigram.nats(ids[1:]).sum() for ids in validation) / count,
         "bigram": sum(bigram.nats(ids).sum() for ids in validation) / count,
@@ -298,7 +314,7 @@ def test_the_unigram_of_masked_tokens_is_fitted_on_texts_without_special_tokens(
     common = np.bincount(np.concatenate(ids)).argmax()
     expected = {"loss": unigram.nats(targets).mean(), "accuracy": (targets == common).mean()}
     assert spec.task.evaluate(evaluation).scores["unigram"] == pytest.approx(expected)
-    assert evaluate(runs / "masked")[0]["scores"]["unigram"] == pytest.approx(expected)
+    assert evaluate(runs / "masked")["scores"]["unigram"] == pytest.approx(expected)
 
 
 def test_outputs_may_be_twice_as_long_as_any_training_target_wherever_it_stands_in_the_file(runs):
@@ -326,12 +342,12 @@ def test_a_collapsed_model_is_not_first(runs):
 def test_another_file_of_the_same_form(runs, tmp_path):
     other = tmp_path / "other.tsv"
     other.write_text("".join(f"{text}, it is\t{label}\n" for text, label in COLOURS[:10]))
-    report, _ = evaluate(runs / "classify", data=str(other))
+    report = evaluate(runs / "classify", data=str(other))
     assert (report["rows"], report["split"]) == (10, "file")
     assert report["scores"]["naive Bayes"]["accuracy"] == 1  # fitted on the run's training rows
     pairs = tmp_path / "pairs.tsv"
     pairs.write_text("a b\tb a\nc d e\te d c\n")
-    report, _ = evaluate(runs / "seq2seq", data=str(pairs), options=EvalOptions(num_beams=1))
+    report = evaluate(runs / "seq2seq", data=str(pairs), options=EvalOptions(num_beams=1))
     assert report["rows"] == 2  # though the data of the run are generated
 
 
@@ -339,7 +355,7 @@ def test_a_checkpoint_without_its_run_is_evaluated_for_the_task_it_was_trained_f
     (tmp_path / "a.txt").write_text("the cat sat\n" * 30)
     for kind in ("causal", "masked", "spans"):
         latest = runs / kind / "checkpoints" / (runs / kind / "checkpoints" / "latest").read_text()
-        report, _ = evaluate(latest, data=str(tmp_path / "a.txt"))
+        report = evaluate(latest, data=str(tmp_path / "a.txt"))
         assert report["task"] == kind
         assert math.isfinite(report["scores"]["model"]["loss"])
 
@@ -447,21 +463,21 @@ def test_a_note_tells_that_the_split_selected_the_checkpoint(runs, tmp_path):
     tree = read_toml(runs / "causal" / "run.toml")
     tree["train"] |= {"steps": 2, "eval_every": 1, "best": {"metric": "loss"}}
     train_all(tree, tmp_path / "run")
-    (note,) = notes_about(evaluate(tmp_path / "run")[0], "selected")
+    (note,) = notes_about(evaluate(tmp_path / "run"), "selected")
     assert "--data FILE" in note
-    assert not notes_about(evaluate(tmp_path / "run", split="train")[0], "selected")
-    assert not notes_about(evaluate(runs / "causal")[0], "selected")
+    assert not notes_about(evaluate(tmp_path / "run", split="train"), "selected")
+    assert not notes_about(evaluate(runs / "causal"), "selected")
     with_test = read_toml(runs / "seq2seq" / "run.toml")
     with_test["train"] |= tree["train"]
     train_all(with_test, tmp_path / "with-test")
-    (note,) = notes_about(evaluate(tmp_path / "with-test")[0], "selected")
+    (note,) = notes_about(evaluate(tmp_path / "with-test"), "selected")
     assert "--split test" in note
 
 
 def test_a_note_tells_that_rows_may_be_training_rows(runs):
     path = read_toml(runs / "classify" / "run.toml")["data"]["path"]
-    assert path in evaluate(runs / "classify", data=path)[0]["notes"][0]
-    assert "-s" in evaluate(runs / "classify", overrides=["data.validation_fraction=0.4"])[0]["notes"][0]
+    assert path in evaluate(runs / "classify", data=path)["notes"][0]
+    assert "-s" in evaluate(runs / "classify", overrides=["data.validation_fraction=0.4"])["notes"][0]
 
 
 # -------------------------------------------------------------------------------------------------------------- images
@@ -475,7 +491,8 @@ def test_images_have_classes_too(tmp_path):
     model = {"encoder": PATCHES, "head": {"kind": "classes", "classes": 10}}
     settings = {"steps": 2, "batch_tokens": 800, "eval_every": 100, "eval_rows": 1}
     train_all({"model": model, "data": "digits", "task": "classify", "train": settings}, tmp_path / "run")
-    report, classes = evaluate(tmp_path / "run", options=EvalOptions(max_rows=20, examples=3))
+    report = evaluate(tmp_path / "run", options=EvalOptions(max_rows=20, examples=3))
+    classes = report["outputs"]
     assert report["scores"].keys() == {"model", "majority"}  # an image has no words
     assert len(classes) == report["rows"] == 20
     assert report["scores"]["model"].keys() == METRICS["classify"][0]
@@ -505,7 +522,7 @@ def test_restored_images_are_scored_next_to_the_mean_image_and_probes(tmp_path):
     }
     settings = {"optim": {"lr": 0.1}, "train": {"steps": 2, "eval_every": 2, "eval_rows": 20}}
     train_all({"model": model, "data": "digits", "task": "mae"} | settings, tmp_path / "run")
-    report, _ = evaluate(tmp_path / "run", split="test")
+    report = evaluate(tmp_path / "run", split="test")
     assert report["better"] == {"loss": "lower", "probe": "higher"}
     mean = np.mean([image for image, _ in digit_rows("train")], axis=0)
     error = np.mean([(image - mean) ** 2 for image, _ in digit_rows("test")])
@@ -517,7 +534,7 @@ def test_restored_images_are_scored_next_to_the_mean_image_and_probes(tmp_path):
 
 
 def test_examples_of_images_are_the_visible_patches_the_restored_image_and_the_target(runs, tmp_path):
-    report, _ = evaluate(runs / "mae", split="test", options=EvalOptions(max_rows=9, examples=3))
+    report = evaluate(runs / "mae", split="test", options=EvalOptions(max_rows=9, examples=3))
     assert len(report["examples"]) == 3
     for example, (image, _) in zip(report["examples"], digit_rows("test"), strict=False):
         visible, restored, target = (np.array(example[name]) for name in ("visible", "restored", "target"))

@@ -16,6 +16,15 @@ class Change(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Prepared:
+    """A start of the run: what it is trained on, and on which device."""
+
+    step: int
+    data: str
+    device: str
+
+
+@dataclass(frozen=True)
 class Initialized:
     """Weights were loaded from a checkpoint: how many, which are new, and which of the checkpoint are unused."""
 
@@ -105,6 +114,10 @@ class Finished:
 
     step: int
     reason: str
+    metrics: dict[str, float | None] = default(default_factory=dict)  # of the last evaluation; None for NaN
 
 
-Event = Initialized | Truncated | Resumed | Step | Evaluated | Saved | SaveFailed | ConfigChanged | Warned | Finished
+Event = (
+    Prepared | Initialized | Truncated | Resumed | Step | Evaluated
+    | Saved | SaveFailed | ConfigChanged | Warned | Finished
+)  # fmt: skip

@@ -25,9 +25,9 @@ from manyheads.model.spec import ModelSpec, TowerSpec, read_model
 from manyheads.model.transformer import Transformer
 from manyheads.spec import Tree, copy_tree, located, merge_trees, nearest, quoted, to_tree
 from manyheads.tasks.task import SpecialTokens, TaskSpec, cut_patches
-from manyheads.train.events import Event, Initialized, Truncated
-from manyheads.train.lora import adapter_names, add_lora
-from manyheads.train.run import RunSpec
+from manyheads.training.events import Event, Initialized, Truncated
+from manyheads.training.lora import adapter_names, add_lora
+from manyheads.training.run import RunSpec
 
 COMPARED_TEXTS = 16  # that two tokenizers must split alike
 

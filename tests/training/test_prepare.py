@@ -10,8 +10,8 @@ from small_runs import described, train_all
 import manyheads
 from manyheads.model.spec import ModelSpec
 from manyheads.spec import to_toml, to_tree
-from manyheads.train.prepare import prepare
-from manyheads.train.run import read_run, read_run_file
+from manyheads.training.prepare import prepare
+from manyheads.training.run import read_run, read_run_file
 
 NOWHERE = "no/such/folder"
 PAIRS = {"kind": "pairs", "path": f"{NOWHERE}/pairs.tsv"}

@@ -22,8 +22,8 @@ from manyheads.model.build import resolve_device
 from manyheads.spec import Spec, Tree, nearest, override, parse, quoted
 from manyheads.tasks.evaluation import EvalData, EvalOptions, EvalResult, Evaluation, Progress
 from manyheads.tasks.task import SpecialTokens, TaskSpec, task_of
-from manyheads.train.prepare import task_tokens
-from manyheads.train.run import RunSpec, read_run_file
+from manyheads.training.prepare import task_tokens
+from manyheads.training.run import RunSpec, read_run_file
 
 SPLITS = ("validation", "test", "train")
 
@@ -38,8 +38,8 @@ def evaluate(
     options: EvalOptions | None = None,
     device: str = "auto",
     progress: Progress = lambda what, done, total: None,
-) -> tuple[Tree, tuple[str, ...]]:
-    """Scores of a checkpoint and of baselines as plain data, and the output for every row.
+) -> Tree:
+    """Scores of a checkpoint and of baselines, and the output for every row, as plain data.
 
     A run says what it was trained for, and on what data; for any other checkpoint the head tells the task, and
     `data` names a file.
@@ -66,11 +66,8 @@ def evaluate(
     result = chosen.evaluate(evaluation)
     notes = tuple(row_notes(run, split=split, data=data, overrides=overrides, corpus=corpus)) if run else ()
     report = make_report(evaluation, result, notes)
-    seconds = round(time.perf_counter() - start, 3)
-    return {"schema": 1, "path": str(path)} | report | {
-        "split": "file" if data else split,
-        "seconds": seconds,
-    }, result.outputs
+    report |= {"split": "file" if data else split, "seconds": round(time.perf_counter() - start, 3)}
+    return {"schema": 1, "path": str(path)} | report | {"outputs": list(result.outputs)}
 
 
 def make_report(evaluation: Evaluation, result: EvalResult, notes: Sequence[str]) -> Tree:

@@ -11,8 +11,8 @@ from small_runs import described
 
 from manyheads.errors import IncompatibleError, UnknownKeyError
 from manyheads.spec import to_toml
-from manyheads.train.prepare import prepare
-from manyheads.train.run import read_run, read_run_file
+from manyheads.training.prepare import prepare
+from manyheads.training.run import read_run, read_run_file
 
 FILE = """seed = 5
 [model]

@@ -17,11 +17,11 @@ from manyheads.errors import IncompatibleError, MissingKeyError
 from manyheads.files.read import locate_config_errors, read_toml
 from manyheads.metrics.metric import higher_is_better
 from manyheads.model.spec import SHAPES, ModelSpec, read_model
-from manyheads.spec import Spec, Tree, check_names, field, frozen, located, override, parse, quoted
+from manyheads.spec import Spec, Tree, check_names, field, frozen, located, override, parse, quoted, to_tree
 from manyheads.tasks.shaping import ShapingSpec
 from manyheads.tasks.task import TaskSpec
-from manyheads.train.lora import LoraSpec
-from manyheads.train.optim import AdamWSpec, OptimSpec
+from manyheads.training.lora import LoraSpec
+from manyheads.training.optim import AdamWSpec, OptimSpec
 
 
 class BestSpec(Spec):
@@ -166,6 +166,13 @@ def read_run_file(path: Path, overrides: Sequence[str] = ()) -> RunSpec:
     """A run file as a spec, with `path=value` overrides; an error names the line."""
     with locate_config_errors(path, overrides):
         return read_run(override(read_toml(path), overrides))
+
+
+def to_spec(run: RunSpec | Tree | str | Path, overrides: Sequence[str] = ()) -> RunSpec:
+    """A run as a spec: from the path of a run file, from its tree, or from a spec."""
+    if isinstance(run, str | Path):
+        return read_run_file(Path(run), overrides)
+    return read_run(override(to_tree(run) if isinstance(run, RunSpec) else run, overrides))
 
 
 # fields that may change when a run is resumed; every other change makes it a different run

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import re
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -20,27 +21,30 @@ from manyheads.checkpoint.checkpoint import Checkpoint
 from manyheads.data.order import sample_indices
 from manyheads.errors import DivergedError, NonFiniteError, NotEnoughMemoryError, OutOfDiskError, RunChangedError
 from manyheads.files.write import free_bytes
-from manyheads.model.build import Model, check_device
+from manyheads.model.build import Model, check_device, resolve_device
+from manyheads.spec import Tree
 from manyheads.tasks.shaping import shaped_loss, term_counts, total_loss
 from manyheads.tasks.task import IGNORE_INDEX, Batch
-from manyheads.train.batches import BatchPlan, BatchStream
-from manyheads.train.events import (
+from manyheads.training.batches import BatchPlan, BatchStream
+from manyheads.training.events import (
     Change,
     ConfigChanged,
     Evaluated,
     Event,
     Finished,
+    Prepared,
     Resumed,
     Saved,
     SaveFailed,
     Step,
     Warned,
 )
-from manyheads.train.folder import check_folder, config_changes, data_hashes, lock_folder, open_log, write_run_files
-from manyheads.train.optim import ema_weights, restore_ema, total_grad_norm, update_ema
-from manyheads.train.prepare import PreparedRun, checkpoint_hash, initial_model
-from manyheads.train.run import RunSpec
-from manyheads.train.store import (
+from manyheads.training.folder import check_folder, config_changes, data_hashes, lock_folder, open_log, write_run_files
+from manyheads.training.optim import ema_weights, restore_ema, total_grad_norm, update_ema
+from manyheads.training.prepare import PreparedRun, checkpoint_hash, initial_model, prepare
+from manyheads.training.resources import check_resources, estimate_resources
+from manyheads.training.run import RunSpec, to_spec
+from manyheads.training.store import (
     TrainState,
     checkpoint_bytes,
     checkpoint_writer,
@@ -63,24 +67,55 @@ ShouldStop = Callable[[], str | None]  # called between any two pieces of work: 
 
 
 def train(
-    run: PreparedRun,
-    folder: Path,
+    run: RunSpec | Tree | str | Path,
+    folder: str | Path,
+    *,
+    overrides: Sequence[str] = (),
+    device: str = "auto",
+    resume: str = "auto",
+    override_resume: Sequence[str] = (),
+    progress: Callable[[Event], None] = lambda event: None,
+) -> Tree:
+    """Trains or resumes a run, as `manyheads train` does, and returns how it ended as plain data.
+
+    `run` is a run file, its tree or a spec. `progress` is called with every event; `train_events` yields them instead.
+    """
+    spec, folder, event = to_spec(run, overrides), Path(folder), None
+    with handle_signals() as should_stop:
+        target = resolve_device(device)
+        check_folder(folder, resume)
+        prepared = prepare(spec)
+        check_resources(estimate_resources(prepared, folder, target))
+        events = train_events(
+            prepared, folder, should_stop=should_stop, device=target, resume=resume, override_resume=override_resume
+        )
+        for event in events:
+            progress(event)
+    assert isinstance(event, Finished)
+    return {"schema": 1, "folder": str(folder)} | asdict(event)
+
+
+def train_events(
+    run: PreparedRun | RunSpec | Tree | str | Path,
+    folder: str | Path,
     *,
     should_stop: ShouldStop = lambda: None,
     device: torch.device | str = "cpu",
     resume: str = "auto",
-    overridden: Sequence[str] = (),
+    override_resume: Sequence[str] = (),
 ) -> Iterator[Event]:
     """Trains a run in a folder, or resumes it there, and yields what happens.
 
     `resume` is "auto", "never" or one of the run's checkpoints. A run whose settings or data changed is refused, except
-    for the fields in `overridden`.
+    for the fields in `override_resume`.
     """
-    device, checkpoints = check_device(device), folder / "checkpoints"
+    run = run if isinstance(run, PreparedRun) else prepare(to_spec(run))
+    device, folder = check_device(device), Path(folder)
+    checkpoints = folder / "checkpoints"
     check_folder(folder, resume)
     with lock_folder(folder) as check_lock, open_log(folder, tensorboard=run.spec.train.tensorboard) as log:
         hashes = data_hashes(run)
-        changes = config_changes(run, hashes, folder, overridden)
+        changes = config_changes(run, hashes, folder, override_resume)
         with explain_memory_errors("the model"):
             model, events = initial_model(run, device)
             optimizer = run.spec.optim.build(model)
@@ -98,7 +133,7 @@ def train(
         write = checkpoint_writer(run, model, optimizer, checkpoints)
         checkpointer = Checkpointer(write, checkpoints, check_lock, saved=replace(state))
         loop = train_loop(run, model, optimizer, state=state, checkpointer=checkpointer, should_stop=should_stop)
-        for event in chain(events, loop):
+        for event in chain([Prepared(state.step, run.corpus.description, str(device))], events, loop):
             if message := log.add(event):
                 yield Warned(event.step, message)
             yield event
@@ -177,7 +212,7 @@ def train_loop(
                 f"the weights at step {state.step:,} are NaN or infinite",
                 hint=f"the last checkpoint is of step {checkpointer.saved.step:,}",
             )
-    yield Finished(state.step, reason or "steps")
+    yield Finished(state.step, reason or "steps", metrics=dict(state.metrics))
 
 
 @dataclass
@@ -397,12 +432,14 @@ class StopSignal:
 def handle_signals() -> Iterator[StopSignal]:
     """Catches both signals inside the block, and restores the handlers at its end.
 
-    A signal that is ignored at the start stays ignored, as `nohup` and `command &` in a script ask.
+    A signal that is ignored at the start stays ignored, as `nohup` and `command &` in a script ask. Only the main
+    thread of a program can catch signals.
     """
     should_stop = StopSignal()
     handlers = {signal.SIGINT: should_stop.on_sigint, signal.SIGTERM: should_stop.on_sigterm}
     before = {number: signal.getsignal(number) for number in handlers}
-    before = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
+    in_main = threading.current_thread() is threading.main_thread()
+    before = {number: handler for number, handler in before.items() if in_main and handler is not signal.SIG_IGN}
     for number in before:
         signal.signal(number, handlers[number])
     try:

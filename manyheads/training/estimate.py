@@ -1,0 +1,153 @@
+"""`manyheads train --dry-run`: what a run needs, how long an epoch is, and the time it takes on this machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+
+from manyheads.model.build import resolve_device
+from manyheads.spec import Tree, to_tree
+from manyheads.tasks.task import Batch
+from manyheads.training.batches import BatchStream
+from manyheads.training.folder import check_folder, config_changes, data_hashes
+from manyheads.training.loop import GENERATED_ROWS, handle_signals, train_step, validate
+from manyheads.training.prepare import PreparedRun, compile_layers, initial_model
+from manyheads.training.resources import check_resources, estimate_resources, evaluation_shapes
+
+MAX_COUNTED_BATCHES = 200
+COMPILING_STEPS = 3  # until layers are compiled, first for the shapes of the first batches and then for any
+LONG_RUN = 1200.0  # seconds; a longer run is worth trying torch.compile
+
+
+@dataclass(frozen=True)
+class EpochEstimate:
+    """One epoch; tokens and padding are extrapolated from `counted_batches`."""
+
+    rows: int
+    batches: int
+    tokens: int  # without padding
+    padding: float  # as a fraction
+    counted_batches: int
+
+
+@dataclass(frozen=True)
+class SpeedEstimate:
+    """Measured seconds."""
+
+    step: float
+    evaluation: float
+    timed_steps: int
+    compiled_step: float | None = None  # with train.compile, if that was tried
+    compiling: float = 0.0
+
+
+def estimate_run(
+    run: PreparedRun,
+    folder: Path | None,
+    *,
+    device: str = "auto",
+    resume: str = "auto",
+    override_resume: Sequence[str] = (),
+) -> Tree:
+    """All estimates as plain data, writing nothing; the same errors as the start of the run."""
+    if folder is not None:
+        check_folder(folder, resume)
+        config_changes(run, data_hashes(run), folder, override_resume)
+    torch_device, settings = resolve_device(device), run.spec.train
+    resources = estimate_resources(run, folder, torch_device)
+    check_resources(resources)
+    epoch = estimate_epoch(run)
+    with handle_signals() as should_stop:
+        speed = measure_speed(run, torch_device)
+        if run_seconds(run, speed) > LONG_RUN and not settings.compile and not should_stop():
+            speed = measure_compiled(run, speed, torch_device)
+    if should_stop():
+        raise KeyboardInterrupt
+    return {
+        "schema": 1,
+        "data": run.corpus.description,
+        "shape": run.model_spec.shape,
+        "resources": asdict(resources),
+        "epoch": asdict(epoch),
+        "steps": settings.steps,
+        "epochs": settings.steps * settings.accumulate / epoch.batches,
+        "speed": asdict(speed),
+        "seconds": run_seconds(run, speed),
+        "device": str(torch_device),
+        "run": to_tree(run.spec) | {"model": to_tree(run.model_spec)},
+    }
+
+
+# -------------------------------------------------------------------------------------------------------------- epochs
+
+
+def estimate_epoch(run: PreparedRun) -> EpochEstimate:
+    """Makes and counts the first batches of an epoch."""
+    stream = BatchStream(run)
+    count = len(stream.plan())
+    batches = (stream.next() for _ in range(min(count, MAX_COUNTED_BATCHES)))
+    counted = [(batch.tokens, batch_positions(batch)) for batch in batches]
+    tokens, positions = map(sum, zip(*counted, strict=True))
+    return EpochEstimate(
+        rows=len(run.train_rows),
+        batches=count,
+        tokens=round(tokens * count / len(counted)),
+        padding=1 - tokens / positions,
+        counted_batches=len(counted),
+    )
+
+
+def batch_positions(batch: Batch) -> int:
+    """Tokens of a batch, padding included."""
+    return sum(one.tokens.shape[0] * one.tokens.shape[1] for one in (batch.inputs, batch.source) if one is not None)
+
+
+# --------------------------------------------------------------------------------------------------------------- speed
+
+
+def measure_speed(run: PreparedRun, device: torch.device | str = "cpu", *, seconds: float = 3.0) -> SpeedEstimate:
+    """Times some steps of the real model, and an evaluation of some rows; keeps and writes nothing."""
+    model, _ = initial_model(run, device)
+    optimizer, stream = run.spec.optim.build(model), BatchStream(run)
+    train_step(model, optimizer, stream, run, stream.state)  # the first one takes longer
+    times = list[float]()
+    while not times or (sum(times) < seconds / 2 and len(times) < run.spec.train.steps):
+        times.append(train_step(model, optimizer, stream, run, stream.state).seconds)
+    step, all_rows = sum(times) / len(times), sum(rows for rows, _ in evaluation_shapes(run))
+    rows = min(all_rows, GENERATED_ROWS if step < seconds / 3 else 8)  # fewer rows take longer per row
+    start = time.perf_counter()
+    validate(model, replace(run, spec=run.spec.changed(train=run.spec.train.changed(eval_rows=rows))))
+    evaluation = (time.perf_counter() - start) * all_rows / rows
+    return SpeedEstimate(step=step, evaluation=evaluation, timed_steps=len(times))
+
+
+def measure_compiled(
+    run: PreparedRun, speed: SpeedEstimate, device: torch.device | str = "cpu", *, seconds: float = 3.0
+) -> SpeedEstimate:
+    """Adds the time of a step with compiled layers, and of compiling them."""
+    model, _ = initial_model(run, device)
+    compile_layers(model)
+    optimizer, stream, times = run.spec.optim.build(model), BatchStream(run), list[float]()
+    while len(times) < COMPILING_STEPS or sum(times[COMPILING_STEPS:]) < seconds:
+        times.append(train_step(model, optimizer, stream, run, stream.state).seconds)
+    step = sum(times[COMPILING_STEPS:]) / len(times[COMPILING_STEPS:])
+    compiling = max(0.0, sum(times[:COMPILING_STEPS]) - COMPILING_STEPS * step)
+    return replace(speed, compiled_step=step, compiling=compiling)
+
+
+def run_seconds(run: PreparedRun, speed: SpeedEstimate) -> float:
+    """How long the whole run takes."""
+    settings = run.spec.train
+    return settings.steps * speed.step + -(-settings.steps // settings.eval_every) * speed.evaluation
+
+
+def format_seconds(seconds: float) -> str:
+    """A duration in its largest fitting unit: '2.5 hours', '40 seconds'."""
+    for size, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")):
+        if seconds >= 1.5 * size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds:.2g} seconds"
