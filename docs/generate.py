@@ -126,10 +126,9 @@ def command_line() -> str:
 
     from manyheads.cli import console
 
-    for verb in console.VERBS:
-        __import__(f"manyheads.cli.{verb}")
+    console.load_verbs()
     root: Any = typer.main.get_command(console.app)
-    commands = sorted(all_commands(root), key=lambda one: console.VERBS.index(one[0].split()[0]))
+    commands = sorted(all_commands(root), key=lambda one: one[0])
     introduction = (
         "Results go to standard output; progress, notes and errors go to standard error. "
         "`-h` and `--help` show this text for each verb. `--debug`, before or after the verb, shows the traceback of "

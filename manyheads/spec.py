@@ -8,7 +8,9 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any, ClassVar, Self, TypeVar, cast
 
 from pydantic import (
@@ -192,7 +194,7 @@ class Part(Spec):
         return cls is not SLOTS.get(getattr(cls, "slot", ""), cls)
 
     @classmethod
-    def choose(cls, value: Any) -> Part:
+    def choose(cls, value: Any) -> Self:
         """The part described by `"rope"`, by `{kind = "rope", theta = 1e6}` or by itself."""
         if isinstance(value, cls):
             return value
@@ -214,7 +216,7 @@ class Part(Spec):
                 f"no kind {quoted(kind)} of {cls.slot}{nearest(str(kind), cls.kinds)}",
                 hint="if it is your own part, name its file with --parts; in Python, import it",
             )
-        return cls.kinds[kind].model_validate(fields)
+        return cast(Self, parse(cls.kinds[kind], fields))
 
     @model_serializer(mode="wrap")
     def _with_kind(self, serialize: SerializerFunctionWrapHandler) -> Tree:
@@ -369,6 +371,12 @@ def merge_trees(base: Tree, own: Tree) -> Tree:
         refines = isinstance(value, dict) and "kind" not in value and isinstance(below, dict)
         result[name] = merge_trees(cast(Tree, below), value) if refines else value
     return result
+
+
+def import_all(package: str) -> None:
+    """Imports every module of a package; a part, a metric or a verb registers itself when its file is imported."""
+    for module in iter_modules(import_module(package).__path__):
+        import_module(f"{package}.{module.name}")
 
 
 def load_parts(path: Path) -> None:

@@ -20,6 +20,7 @@ from manyheads.convert.hf import FLOATS, Origin, read_folder, read_tokenizer, re
 from manyheads.convert.hub import download, is_name
 from manyheads.convert.pooling import Pooling, read_pooling
 from manyheads.errors import (
+    CheckpointConfigError,
     CheckpointNotFoundError,
     CheckpointTokenizerError,
     HashMismatchError,
@@ -36,7 +37,7 @@ from manyheads.model.build import Model, check_device
 from manyheads.model.record import record_hidden_states
 from manyheads.model.spec import ModelSpec
 from manyheads.model.transformer import Transformer
-from manyheads.parts.inputs import Inputs
+from manyheads.parts.inputs import Inputs, pad_rows
 from manyheads.spec import Tree, quoted
 
 BATCH_TOKENS = 2048  # per batch, padding included, one row per beam
@@ -69,10 +70,10 @@ class Checkpoint:
         return read_tokenizer_config(self.origin.extra_files) if self.origin else {}
 
     @property
-    def task(self) -> str | None:
-        """The kind of the task it was trained for, if a run recorded it."""
-        kind = self.config.get("task")
-        return kind if isinstance(kind, str) else None
+    def task(self) -> Tree | None:
+        """The task it was trained for with its fields, if a run recorded it."""
+        task = self.config.get("task")
+        return task if isinstance(task, dict) and isinstance(task.get("kind"), str) else None
 
     @cached_property
     def generation_config(self) -> GenerationConfig:
@@ -103,7 +104,12 @@ class Checkpoint:
     @cached_property
     def labels(self) -> dict[int, str]:
         """The names of the classes by index, as the config gives them."""
-        return {int(index): str(name) for index, name in (self.config.get("id2label") or {}).items()}
+        try:
+            return {int(index): str(name) for index, name in (self.config.get("id2label") or {}).items()}
+        except (ValueError, AttributeError):
+            raise CheckpointConfigError(
+                f"id2label is {quoted(self.config['id2label'])}, expected names by index"
+            ) from None
 
     # -------------------------------------------------------------------------------------------------------- tensors
 
@@ -150,12 +156,7 @@ class Checkpoint:
 
     def pad(self, rows: Sequence[Sequence[int]], *, left: bool = False) -> Inputs:
         """Rows of ids as one batch, padded on the right or on the left."""
-        length = max(map(len, rows), default=0)
-        gaps = [[True] * (length - len(row)) for row in rows]
-        ids = [[*map(int, gap), *row] if left else [*row, *map(int, gap)] for gap, row in zip(gaps, rows, strict=True)]
-        masks = [[False] * len(row) for row in rows]
-        padding = [[*gap, *mask] if left else [*mask, *gap] for gap, mask in zip(gaps, masks, strict=True)]
-        return Inputs(torch.tensor(ids), padding=torch.tensor(padding) if any(gaps) else None).to(self.device)
+        return pad_rows(rows, left=left).to(self.device)
 
     def outputs(
         self, rows: Sequence[Sequence[int]], function: Callable[[Inputs], Tensor] | None = None
@@ -296,10 +297,14 @@ def check_texts(texts: Sequence[str]) -> None:
 
 def checked_ids(ids: Sequence[int]) -> list[int]:
     try:
-        row: list[int] = torch.tensor([list(ids)])[0].tolist()
+        tensor = torch.tensor([list(ids)])
     except (TypeError, ValueError, RuntimeError):  # not iterable, nested, or too large
         raise InputShapeError(f"given {quoted(ids)}, expected a text or a list of token ids") from None
-    return row
+    if tensor.numel() and (tensor.dim() != 2 or tensor.dtype is not torch.int64):
+        raise InputShapeError(
+            f"token ids are {tensor.dtype} of shape {tuple(tensor.shape)}, expected a list of integers"
+        )
+    return list(map(int, tensor[0].tolist()))
 
 
 def rng_for(seed: int, ids: Sequence[int], device: torch.device) -> torch.Generator:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from manyheads.spec import Tree
+    from manyheads.training.compare import CellProgress
 
 
 @app.command()
@@ -92,27 +93,21 @@ class CompareProgress(Progress):
 
     def __init__(self, text: str, *, quiet: bool) -> None:
         super().__init__(text, quiet=quiet)
-        self.start, self.finished, self.steps = time.monotonic(), 0, 0
+        self.start, self.finished = time.monotonic(), 0
 
-    def show(self, event: Any) -> None:
+    def show(self, event: CellProgress) -> None:
         from manyheads.metrics.metric import format_value
-        from manyheads.training import compare as c
         from manyheads.training.estimate import format_seconds
 
-        match event:
-            case c.CellStarted():
-                self.steps = event.steps
-                self.update(
-                    f"run {event.number} of {event.runs} · {event.name}, seed {event.seed} · step", 0, event.steps
-                )
-            case c.CellStep(step=step):
-                self.update(self.name, step, self.steps)
-            case c.CellFinished(metrics=metrics):
-                self.finished += 1
-                left = (time.monotonic() - self.start) / self.finished * (event.runs - event.number)
-                result = event.error or " · ".join(f"{name} {format_value(name, metrics[name])}" for name in metrics)
-                more = f" · about {format_seconds(left)} left" if event.number < event.runs else ""
-                self.line(f"{event.number} of {event.runs} · {event.name}, seed {event.seed}: {result}{more}")
+        run = f"{event.number} of {event.runs} · {event.name}, seed {event.seed}"
+        if event.metrics is None:
+            self.update(f"run {run} · step", event.step, event.steps)
+            return
+        self.finished += 1
+        left = (time.monotonic() - self.start) / self.finished * (event.runs - event.number)
+        result = event.error or " · ".join(f"{name} {format_value(name, one)}" for name, one in event.metrics.items())
+        more = f" · about {format_seconds(left)} left" if event.number < event.runs else ""
+        self.line(f"{run}: {result}{more}")
 
 
 def print_comparison(report: Tree, console: Console) -> None:

@@ -5,7 +5,6 @@ Results go to standard output, everything else to standard error. torch is impor
 
 from __future__ import annotations
 
-import errno
 import io
 import json
 import os
@@ -17,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
@@ -27,14 +27,21 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-# one file each, in the order of `manyheads --help`
-VERBS = ("show", "new", "train", "compare", "predict", "evaluate", "export", "audit", "demo", "data")
 PROGRESS_SECONDS = 10.0  # between lines of progress if standard error is no terminal
 PIPED_WIDTH = 200  # columns of a table if standard output is no terminal
 EXIT_FAILURE, EXIT_INTERRUPTED = 1, 130
 
+
+class SortedGroup(typer.core.TyperGroup):
+    """Lists the verbs in alphabetical order, whichever file is imported first."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return sorted(super().list_commands(ctx))
+
+
 app = typer.Typer(
     name="manyheads",
+    cls=SortedGroup,
     help="One transformer, every part swappable, every claim testable.",
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -63,10 +70,6 @@ def global_options(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     """Options before the verb; `main` reads --debug itself, so that it may also follow the verb."""
-
-
-def printable(text: str) -> str:
-    return text if text.isprintable() else one_line(text)
 
 
 def integer(text: str | int) -> int:
@@ -150,7 +153,7 @@ def print_json(data: Any) -> None:
 
 def print_note(text: str) -> None:
     """One line on standard error."""
-    print(printable(text), file=sys.stderr, flush=True)
+    print(one_line(text), file=sys.stderr, flush=True)
 
 
 def shade(value: float) -> str:
@@ -175,7 +178,7 @@ class Progress:
         description, note = (TextColumn(f"{{task.{name}}}", markup=False) for name in ("description", "fields[note]"))
         columns = (description, BarColumn(), note, TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
         self.bars = Bars(*columns, console=self.console, disable=not self.is_live, transient=True)
-        self.bar = self.bars.add_task(printable(text), total=None, note="")
+        self.bar = self.bars.add_task(one_line(text), total=None, note="")
 
     def __enter__(self) -> Self:
         if self.is_live:
@@ -198,7 +201,7 @@ class Progress:
         if name != self.name:
             self.name = name
             self.bars.reset(self.bar)
-        text, note = printable(f"{name} {done:,}" + (f" of {total:,}" if total else "")), printable(note)
+        text, note = one_line(f"{name} {done:,}" + (f" of {total:,}" if total else "")), one_line(note)
         self.bars.update(self.bar, description=text, completed=done, total=total, note=note)
         if not self.is_live and time.monotonic() >= self.next_line:
             self.next_line = time.monotonic() + PROGRESS_SECONDS
@@ -207,10 +210,16 @@ class Progress:
     def line(self, text: str, *, warning: bool = False) -> None:
         """A line that stays, above the bar; warnings are shown even if quiet."""
         if warning or not self.quiet:
-            self.console.print(printable(text), soft_wrap=True)
+            self.console.print(one_line(text), soft_wrap=True)
 
 
 # -------------------------------------------------------------------------------------------------------------- errors
+
+
+def load_verbs() -> None:
+    """Imports every verb, one file each."""
+    for module in iter_modules([str(Path(__file__).parent)]):
+        import_module(f"manyheads.cli.{module.name}")
 
 
 def main() -> None:
@@ -222,8 +231,7 @@ def main() -> None:
     end = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     options = sys.argv[1:end]
     arguments = [option for option in options if option != "--debug"] + sys.argv[end:]
-    for verb in VERBS:
-        import_module(f"manyheads.cli.{verb}")
+    load_verbs()
     try:
         sys.exit(app(arguments or ["--help"], standalone_mode=False))
     except BrokenPipeError:  # the reader of our output went away
@@ -243,13 +251,15 @@ def main() -> None:
 
 def as_error(exception: Exception) -> ManyheadsError:
     """Any exception as an error with a code and an exit status."""
+    from manyheads.files.write import DISK_FULL
+
     if isinstance(exception, ManyheadsError):
         return exception
     if format_message := getattr(exception, "format_message", None):  # typer's errors about the command line
         context = getattr(exception, "ctx", None)
         command = context.command_path if context else "manyheads"
         return UsageError(format_message().rstrip("."), hint=f"see '{command} --help'")
-    if isinstance(exception, OSError) and exception.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+    if isinstance(exception, OSError) and exception.errno in DISK_FULL:
         return OutOfDiskError(f"cannot write {exception.filename or 'the output'}: {exception.strerror}")
     if isinstance(exception, OSError) and exception.filename is not None:
         return FileAccessError(f"cannot read or write {exception.filename}: {exception.strerror}")

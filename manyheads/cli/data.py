@@ -19,7 +19,7 @@ from manyheads.cli.console import (
     print_note,
     stdout,
 )
-from manyheads.errors import ConfigFileError, IncompatibleError, PreparedDataError, UsageError, one_line
+from manyheads.errors import ConfigFileError, IncompatibleError, UsageError, one_line
 
 if TYPE_CHECKING:
     import numpy as np
@@ -65,13 +65,13 @@ def data_prepare(
 def prepare_run(spec: RunSpec, folder: Path) -> None:
     """Writes the token ids of a run's data; a signal leaves nothing behind."""
     from manyheads.data.prepared import write_prepared
+    from manyheads.files.write import check_absent
     from manyheads.training.loop import EXIT_STATUS, handle_signals
     from manyheads.training.prepare import prepare_text
 
     if spec.data.prepared_folder:
         raise IncompatibleError(f"{spec.data.prepared_folder} is prepared already", ("data",))
-    if folder.exists():
-        raise PreparedDataError(f"{folder} exists already", hint="remove it, or name another folder")
+    check_absent(folder)
     with handle_signals() as should_stop, Progress("reading the data") as progress:
 
         def update(split: str, done: int, total: int) -> None:

@@ -24,7 +24,7 @@ from manyheads.cli.console import (
     shade,
     stdout,
 )
-from manyheads.cli.predict import LengthPenalty
+from manyheads.cli.predict import LENGTH_PENALTY
 from manyheads.errors import MissingExtraError, OutputError, UsageError, one_line
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def evaluate(
     num_beams: Annotated[
         int, typer.Option(parser=integer, metavar="N", help="Beam width; 1 disables beam search.")
     ] = 4,
-    length_penalty: LengthPenalty = 0.6,
+    length_penalty: Annotated[float, LENGTH_PENALTY] = 0.6,
     max_new_tokens: Annotated[
         int | None,
         typer.Option(

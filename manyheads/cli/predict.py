@@ -23,9 +23,9 @@ CHUNK = 1024  # texts that are read before any is answered, so that those of sim
 MAX_CHUNK_LINES = 64 * CHUNK  # blank lines included
 MAX_LINE_LENGTH = 1 << 24  # characters
 
-LengthPenalty = Annotated[
-    float, typer.Option(help="α of beam search: log p / ((5 + length) / 6)^α. Higher gives longer texts.")
-]
+LENGTH_PENALTY = typer.Option(
+    metavar="ALPHA", help="α of beam search: log p / ((5 + length) / 6)^α. Higher gives longer texts."
+)
 
 
 @app.command()
@@ -42,10 +42,19 @@ def predict(
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(parser=integer, metavar="N", help="Maximum tokens to generate.")] = 64,
     num_beams: Annotated[
-        int, typer.Option(parser=integer, metavar="N", help="Beam width; 1 disables beam search.")
-    ] = 1,
-    length_penalty: LengthPenalty = 0.6,
-    temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.")] = 0.0,
+        int | None, typer.Option(parser=integer, metavar="N", help="Beam width; 1 disables beam search [default: 1].")
+    ] = None,
+    length_penalty: Annotated[float | None, LENGTH_PENALTY] = None,
+    temperature: Annotated[
+        float | None, typer.Option(metavar="T", help="Sampling temperature; 0 is greedy [default: 0].")
+    ] = None,
+    method: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KIND",
+            help="Decoding method, of those that 'manyheads show decoding' lists; or a table, {kind = ..., ...}.",
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(parser=integer, metavar="N", help="Random seed for sampling.")] = 0,
     encoding_errors: Annotated[
         str, typer.Option(metavar="strict|replace", help="What to do with a line that is not UTF-8.")
@@ -65,15 +74,12 @@ def predict(
     manyheads predict runs/de-en --file german.txt --num-beams 4 > english.txt
     """
     from manyheads.generate.decoding import generation_config
+    from manyheads.spec import override
 
-    settings = {
-        "max_new_tokens": max_new_tokens,
-        "num_beams": num_beams,
-        "length_penalty": length_penalty,
-        "temperature": temperature,
-        "seed": seed,
-    }
-    generation_config(**settings)  # type: ignore[arg-type]  # refuses wrong settings before a model is loaded
+    methods = {"num_beams": num_beams, "length_penalty": length_penalty, "temperature": temperature}
+    settings: dict[str, Any] = {name: value for name, value in methods.items() if value is not None}
+    settings |= {"max_new_tokens": max_new_tokens, "seed": seed} | override({}, [f"method={method}"] if method else [])
+    generation_config(**settings)  # refuses wrong settings before a model is loaded
     if encoding_errors not in ("strict", "replace"):
         raise UsageError(f"--encoding-errors is {encoding_errors!r}, expected strict or replace")
     if text is not None and file is not None:

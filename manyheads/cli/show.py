@@ -49,7 +49,7 @@ def show(
     Examples: manyheads show gpt2 · manyheads show transformer-base -s encoder.position=rope -s decoder.core=argmax ·
     manyheads show position · manyheads show parts --json
     """
-    from manyheads.inspect.describe import SCHEMA, describe_model, list_presets
+    from manyheads.inspect.describe import SCHEMA, describe_model, describe_preset
     from manyheads.presets import is_path, names
     from manyheads.spec import SLOTS, to_toml
 
@@ -58,7 +58,7 @@ def show(
         if overrides or as_toml or length is not None or source_length is not None or batch != 1:
             raise UsageError("overrides, lengths and --toml need one model: name a preset or a file")
         if target is None:
-            presets = list_presets()
+            presets = [describe_preset(name) for name in names()]
             print_json({"schema": SCHEMA, "presets": presets}) if as_json else print_presets(presets, console)
         else:
             entries = [entry for entry in entries if target in ("parts", entry["slot"])]

@@ -290,7 +290,7 @@ def write_folder(
     tokenizer: Any = None,
     *,
     own: bool = False,
-    shard_bytes: int = SHARD_BYTES,
+    shard_bytes: float = SHARD_BYTES,
 ) -> None:
     """Writes a folder that transformers opens; or, with `own`, one in our own format, which every model has."""
     check_absent(folder)
@@ -301,7 +301,7 @@ def write_folder(
 
 
 def fill_folder(
-    folder: Path, model: Model, origin: Origin, tokenizer: Any = None, *, shard_bytes: int = SHARD_BYTES
+    folder: Path, model: Model, origin: Origin, tokenizer: Any = None, *, shard_bytes: float = SHARD_BYTES
 ) -> None:
     write_extra_files(folder, origin, tokenizer)
     config = json.dumps(origin.config, indent=2, ensure_ascii=False)
@@ -368,7 +368,7 @@ def dtype_name(model: Model) -> str:
     return str(dtype_of(model)).removeprefix("torch.")
 
 
-def write_shards(tensors: Tensors, folder: Path, shard_bytes: int) -> None:
+def write_shards(tensors: Tensors, folder: Path, shard_bytes: float) -> None:
     shards: list[Tensors] = [{}]
     for name, tensor in tensors.items():
         if shards[-1] and sum(one.nbytes for one in shards[-1].values()) + tensor.nbytes > shard_bytes:

@@ -30,7 +30,7 @@ class Pooling:
     def pool(self, x_BLD: Tensor, padding: Tensor | None) -> Tensor:
         if self.unsupported:
             raise CheckpointConfigError(self.unsupported)
-        pooled: Tensor = PoolSpec.choose(self.kind).pool(x_BLD, padding)  # type: ignore[attr-defined]
+        pooled: Tensor = PoolSpec.choose(self.kind).pool(x_BLD, padding)
         return F.normalize(pooled, dim=-1) if self.unit else pooled
 
 

@@ -54,7 +54,8 @@ class Weight(Row, ABC):
         """Our parameters, given the stored tensor and our parameters as they are now."""
 
     @abstractmethod
-    def write(self, ours: Sequence[Tensor]) -> Tensor: ...
+    def write(self, ours: Sequence[Tensor]) -> Tensor:
+        """The stored tensor, given our parameters."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +15,8 @@ from tokenizers import Tokenizer
 
 from manyheads.data.source import Corpus, DataSpec, LazyRows, Row
 from manyheads.data.tokenizer import TokenizerFileSpec, TokenizerSpec, special_tokens_as_text, without_processing
-from manyheads.errors import ColumnError, LabelError, PreparedDataError
-from manyheads.files.read import sha256
+from manyheads.errors import ColumnError, CorruptFileError, LabelError, PreparedDataError
+from manyheads.files.read import read_json, sha256
 from manyheads.files.write import atomic_output, fsync_path
 from manyheads.spec import Tree, field, quoted, to_tree
 
@@ -24,11 +24,8 @@ SCHEMA = 1
 SHARD_TOKENS = 1 << 28  # per file, exceeded by at most one row
 ENCODE_ROWS = 1024  # per call of the tokenizer
 MAX_INDEX_BYTES = 16 << 20
-NOT_PREPARED = (
-    "image",
-    "arcs",
-    "alignment",
-)  # fields without token ids; a tokenizer may not know the digits of an alignment
+# fields without token ids; a tokenizer may not know the digits of an alignment
+NOT_PREPARED = ("image", "arcs", "alignment")
 
 
 def fingerprint(tokenizer: Tokenizer) -> str:
@@ -70,16 +67,6 @@ def encode_rows(
     progress(len(rows), len(rows))
 
 
-class TokenRows(Protocol):
-    """Rows as ids, in memory or on disk."""
-
-    @property
-    def fields(self) -> tuple[str, ...]: ...
-    def __len__(self) -> int: ...
-    def __getitem__(self, index: int) -> tuple[NDArray[Any], ...]: ...
-    def lengths(self, name: str) -> NDArray[np.int64]: ...
-
-
 class InMemoryRows:
     """Rows as ids in memory. Without a text field, no tokenizer is needed."""
 
@@ -104,7 +91,8 @@ class TruncatedRows:
     """Rows truncated to a maximum length per field; `num_truncated` of them were longer."""
 
     def __init__(self, rows: TokenRows, max_lengths: Mapping[str, int]) -> None:
-        self.rows, self.fields = rows, rows.fields
+        self.rows = rows
+        self.fields: tuple[str, ...] = rows.fields
         self.max_lengths = [max_lengths.get(name) for name in rows.fields]
         longer = [rows.lengths(name) > max_length for name, max_length in max_lengths.items()]
         self.num_truncated = int(np.logical_or.reduce(longer).sum()) if longer else 0
@@ -286,17 +274,19 @@ class MappedRows:
         return (ends[1:] - ends[:-1])[field_index(name, self.stored_fields) :: len(self.stored_fields)]
 
 
+TokenRows = InMemoryRows | MappedRows | TruncatedRows
+
+
 def read_index(folder: Path) -> Tree:
     """The index.json of a prepared folder."""
     path = folder / "index.json"
     try:
-        with path.open("rb") as file:
-            index = json.loads(file.read(MAX_INDEX_BYTES))  # a longer file is cut, which is not JSON then
+        index = read_json(path, MAX_INDEX_BYTES)
     except OSError as error:
         raise PreparedDataError(f"cannot read {path}: {error.strerror or error}") from None
-    except (ValueError, RecursionError) as error:
-        raise PreparedDataError(f"{path} is not JSON: {error}") from None
-    if not isinstance(index, dict) or index.get("schema") != SCHEMA:
+    except CorruptFileError as error:
+        raise PreparedDataError(error.message) from None
+    if index.get("schema") != SCHEMA:
         raise PreparedDataError(
             f"{path} is not an index of prepared data in schema {SCHEMA}, the one this version reads"
         )

@@ -87,7 +87,7 @@ class DataSpec(Part, slot="data"):
 
     @abstractmethod
     def load(self) -> Corpus:
-        raise NotImplementedError
+        """All rows, by split."""
 
     def load_file(self, path: str) -> Corpus:
         """Another file of the same form, all of it as the validation split."""
@@ -120,7 +120,6 @@ class FileSpec(DataSpec):
     @abstractmethod
     def read_rows(self, path: Path, warnings: Counter[str]) -> Iterator[Row]:
         """The rows of one file; `warnings` counts lines that were changed or left out."""
-        raise NotImplementedError
 
     def load(self) -> Corpus:
         warnings: Counter[str] = Counter()
@@ -199,7 +198,7 @@ def row_counts(train: Sequence[Row], validation: Sequence[Row], test: Sequence[R
 
 
 def messages(warnings: Counter[str]) -> list[str]:
-    return [f"{count:,} lines {warning}" for warning, count in warnings.items()]
+    return [f"{count:,} line{'s' * (count != 1)} {warning}" for warning, count in warnings.items()]
 
 
 def digest(text: str | bytes) -> bytes:

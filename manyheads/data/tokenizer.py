@@ -75,7 +75,6 @@ class TokenizerSpec(Part, slot="tokenizer", default="words"):
     @abstractmethod
     def make(self, texts: Iterable[str]) -> Tokenizer:
         """The tokenizer, trained on these texts if it is one that is trained."""
-        raise NotImplementedError
 
 
 def _with_special_tokens(tokenizer: Tokenizer) -> Tokenizer:

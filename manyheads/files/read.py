@@ -146,11 +146,11 @@ def locate_config_errors(path: Path, overrides: Iterable[str] = ()) -> Iterator[
         yield
     except ConfigError as error:
         field = tuple(str(name) for name in (*error.path, *([error.key] if error.key else [])))
-        guilty = [one for one in overrides if field and is_prefix(one.partition("=")[0].strip().split("."), field)]
-        line = None if guilty else line_of_field(path, tuple(name for name in field if not name.isdigit()))
-        if not guilty and line is None:
+        matching = [one for one in overrides if field and is_prefix(one.partition("=")[0].strip().split("."), field)]
+        line = None if matching else line_of_field(path, tuple(name for name in field if not name.isdigit()))
+        if not matching and line is None:
             raise
-        where = f"-s {guilty[-1]}" if guilty else f"{path}:{line}"
+        where = f"-s {matching[-1]}" if matching else f"{path}:{line}"
         raise type(error)(f"{where}: {error.message}", key=error.key, hint=error.hint) from None
 
 

@@ -8,7 +8,7 @@ from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 import torch
 from torch import Tensor
@@ -67,17 +67,10 @@ class InMemoryTensors(TensorStore):
         return self.tensors[name]
 
 
-class Stamp(NamedTuple):
-    """Identifies one version of a file."""
-
-    inode: int
-    size: int
-    mtime_ns: int
-
-    @staticmethod
-    def of(file: BinaryIO) -> Stamp:
-        status = os.fstat(file.fileno())
-        return Stamp(status.st_ino, status.st_size, status.st_mtime_ns)
+def stamp(file: BinaryIO) -> tuple[int, int, int]:
+    """Identifies one version of a file: inode, size and time."""
+    status = os.fstat(file.fileno())
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 class SafetensorsFile(TensorStore):
@@ -90,11 +83,12 @@ class SafetensorsFile(TensorStore):
     def __init__(self, path: Path, *, copy: bool = False) -> None:
         self.path, self.copy = path, copy
         with path.open("rb") as file:
-            self.stamp = Stamp.of(file)
+            self.stamp = stamp(file)
+            self.size = self.stamp[1]
             length = int.from_bytes(file.read(8), "little")
-            if self.stamp.size < 8 or length > min(MAX_HEADER_BYTES, self.stamp.size - 8):
+            if self.size < 8 or length > min(MAX_HEADER_BYTES, self.size - 8):
                 raise CorruptFileError(
-                    f"{path} is not a safetensors file: its header would have {length:,} of {self.stamp.size:,} bytes"
+                    f"{path} is not a safetensors file: its header would have {length:,} of {self.size:,} bytes"
                 )
             header = parse_json(file.read(length), path)
         try:
@@ -117,8 +111,8 @@ class SafetensorsFile(TensorStore):
                 raise ValueError(f"bytes {start} to {stop} cannot hold {quoted(name)}, {entry['dtype']} {shape}")
             end = base + stop
             self.shapes[name], self.dtypes[name], self.ranges[name] = shape, dtype, (base + start, end)
-        if end != self.stamp.size:
-            raise ValueError(f"its tensors end at byte {end:,} of {self.stamp.size:,}")
+        if end != self.size:
+            raise ValueError(f"its tensors end at byte {end:,} of {self.size:,}")
 
     def __getitem__(self, name: str) -> Tensor:
         (start, stop), dtype = self.ranges[name], self.dtypes[name]
@@ -132,7 +126,7 @@ class SafetensorsFile(TensorStore):
     def _mapped(self) -> Tensor:
         """The file mapped into memory, copy-on-write: a page that is never used is never read."""
         with self._open():
-            return torch.from_file(str(self.path), shared=False, size=self.stamp.size, dtype=torch.uint8)
+            return torch.from_file(str(self.path), shared=False, size=self.size, dtype=torch.uint8)
 
     def _copy(self, start: int, stop: int) -> Tensor:
         data = torch.empty(stop - start, dtype=torch.uint8)
@@ -146,7 +140,7 @@ class SafetensorsFile(TensorStore):
     def _open(self) -> Iterator[BinaryIO]:
         """The file, if it is still the one whose header was read."""
         with self.path.open("rb") as file:
-            if Stamp.of(file) != self.stamp:
+            if stamp(file) != self.stamp:
                 raise CorruptFileError(f"{self.path} changed while it was read")
             yield file
 

@@ -6,7 +6,7 @@ import json
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from torch import Tensor
 from manyheads.errors import CheckpointConfigError, ConfigError, GenerationConfigError, UnsupportedError
 from manyheads.model.build import Model
 from manyheads.parts.inputs import Inputs, real_tokens_first
-from manyheads.spec import LARGEST, Part, Spec, Tree, parse, quoted
+from manyheads.spec import LARGEST, Part, Tree, nearest, quoted
 
 # One generator per row, so that a row's samples do not depend on its neighbours.
 Generators = Sequence[torch.Generator]
@@ -22,6 +22,9 @@ Generators = Sequence[torch.Generator]
 
 class MethodSpec(Part, slot="decoding", default="greedy"):
     """How the next tokens are chosen."""
+
+    # a field that selects this method where a caller gives it, and the value with which it does not
+    selected_by: ClassVar[tuple[str, float] | None] = None
 
     @property
     def beams(self) -> int:
@@ -67,9 +70,9 @@ class GenerationConfig:
                 ending = tokens_BL[:, tokens_BL.shape[1] - len(before) :]
                 logits_BV[(ending == torch.tensor(before, device=ending.device)).all(dim=1), token] = -torch.inf
         if self.forced_eos_token_id and left == 1:
-            return only(self.forced_eos_token_id, logits_BV)
+            return force_tokens(self.forced_eos_token_id, logits_BV)
         if self.forced_bos_token_id and (first := (tokens_BL >= 0).sum(dim=1) == 1).any():
-            return torch.where(first[:, None], only(self.forced_bos_token_id, logits_BV), logits_BV)
+            return torch.where(first[:, None], force_tokens(self.forced_bos_token_id, logits_BV), logits_BV)
         return logits_BV
 
     def without_eos(self, tokens: list[int]) -> list[int]:
@@ -77,7 +80,7 @@ class GenerationConfig:
         return tokens[: next((i for i, token in enumerate(tokens) if token in self.eos_token_id), len(tokens))]
 
 
-def only(tokens: tuple[int, ...], logits_BV: Tensor) -> Tensor:
+def force_tokens(tokens: tuple[int, ...], logits_BV: Tensor) -> Tensor:
     """Logits of 0 for these tokens and −∞ for all others."""
     if max(tokens) >= logits_BV.shape[1]:
         raise UnsupportedError(f"forced token {max(tokens)} is outside the vocabulary of {logits_BV.shape[1]}")
@@ -92,51 +95,47 @@ def generation_config(
     base: GenerationConfig | None = None,
     *,
     max_new_tokens: int = 64,
-    temperature: float = 0.0,
     seed: int = 0,
-    num_beams: int = 1,
-    length_penalty: float = 0.6,
     decoder_start_token_id: int | None = None,
     method: str | Tree | MethodSpec | None = None,
+    **settings: Any,
 ) -> GenerationConfig:
-    """Settings in the form in which callers give them: the method follows from them, unless it is named."""
+    """Settings in the form in which callers give them. `method` is a kind of the slot, or a table with its fields.
+
+    Without it the other settings, such as temperature and num_beams, select a method and are its fields.
+    """
     base = base or GenerationConfig()
-    if method is None:
-        method = method_for(temperature, num_beams, length_penalty)
-    elif (temperature, num_beams, length_penalty) != (0.0, 1, 0.6):
-        raise GenerationConfigError(
-            "method was given with temperature, num_beams or length_penalty: give them as fields of the method"
-        )
+    if method is not None and settings:
+        raise GenerationConfigError(f"method and {next(iter(settings))} are given: give it as a field of the method")
+    decoding = method_for(settings) if method is None else choose_method(method)
     start = base.decoder_start_token_id if decoder_start_token_id is None else decoder_start_token_id
-    decoding = choose_method(method)
     return replace(base, max_new_tokens=max_new_tokens, method=decoding, seed=seed, decoder_start_token_id=start)
 
 
-def method_for(temperature: float, num_beams: int, length_penalty: float) -> MethodSpec:
-    """Beam search for several beams, sampling for a temperature above 0, else greedy."""
-    beam = choose_method({"kind": "beam", "num_beams": num_beams, "length_penalty": length_penalty})
-    if type(temperature) in (int, float) and temperature == 0:
-        return beam if num_beams > 1 else choose_method("greedy")
-    sample = choose_method({"kind": "sample", "temperature": temperature})
-    if num_beams > 1:
-        raise GenerationConfigError(
-            f"{num_beams} beams search for the most probable text; a temperature samples: give one of them"
-        )
-    return sample
-
-
-class DecodingTable(Spec):
-    """A method by its kind and fields."""
-
-    method: MethodSpec
+def method_for(settings: Tree) -> MethodSpec:
+    """The method that one of the settings selects, greedy decoding if none does; refuses wrong values of any method."""
+    kinds: dict[str, type[MethodSpec]] = MethodSpec.kinds  # type: ignore[assignment]
+    known = {name for kind in kinds.values() for name in kind.model_fields}
+    if unknown := [name for name in settings if name not in known]:
+        raise GenerationConfigError(f"no setting {quoted(unknown[0])}{nearest(unknown[0], known)}")
+    selected = dict[str, MethodSpec]()
+    for name, kind in kinds.items():
+        fields = {key: value for key, value in settings.items() if key in kind.model_fields}
+        setting, off = kind.selected_by or ("", None)
+        is_off = type(fields.get(setting)) in (int, float) and fields[setting] == off
+        if fields and not is_off:
+            method = choose_method({"kind": name} | fields)
+            selected |= {setting: method} if setting in fields else {}
+    if len(selected) > 1:
+        raise GenerationConfigError(f"{' and '.join(selected)} select different methods of decoding: give one of them")
+    return next(iter(selected.values()), choose_method("greedy"))
 
 
 def choose_method(method: str | Tree | MethodSpec) -> MethodSpec:
     try:
-        return parse(DecodingTable, {"method": method}).method
+        return MethodSpec.choose(method)
     except ConfigError as error:
-        field = ".".join(map(str, error.path[1:]))
-        raise GenerationConfigError(f"{field}: {error.reason}" if field else error.reason) from None
+        raise GenerationConfigError(error.message) from None
 
 
 def read_generation_config(config: Mapping[str, Any], extra_files: Mapping[str, bytes]) -> GenerationConfig:
@@ -169,7 +168,7 @@ def token_ids(value: Any) -> tuple[int, ...]:
 
 
 class Hypotheses:
-    """Texts in the making, one per row: the tokens so far and the model's decoding state."""
+    """Unfinished texts, one per row: the tokens so far and the model's decoding state."""
 
     def __init__(self, model: Model, prompt: Inputs, source: Inputs | Tensor | None, max_new_tokens: int) -> None:
         self.model, self.inputs = model, prompt
@@ -209,19 +208,19 @@ def token_by_token(
 ) -> list[list[int]]:
     """Appends the token that `choose(logits_BV, rows)` gives for each row; finished rows leave the batch."""
     hypotheses, eos = Hypotheses(model, prompt, source, config.max_new_tokens), config.eos_token_id
-    alive = list(range(prompt.batch))
-    output: list[list[int]] = [[] for _ in alive]
+    rows_left = list(range(prompt.batch))
+    output: list[list[int]] = [[] for _ in rows_left]
     for left in range(config.max_new_tokens, 0, -1):
-        tokens = choose(config.filtered(hypotheses.logits(), hypotheses.tokens, left), alive)
+        tokens = choose(config.filtered(hypotheses.logits(), hypotheses.tokens, left), rows_left)
         values = tokens.tolist()
-        for row, token in zip(alive, values, strict=True):
+        for row, token in zip(rows_left, values, strict=True):
             output[row].append(token)
-        going = [i for i, token in enumerate(values) if token not in eos]
-        if not going:
+        unfinished = [i for i, token in enumerate(values) if token not in eos]
+        if not unfinished:
             break
-        if len(going) < len(alive):
-            rows = torch.tensor(going, device=tokens.device)
-            alive = [alive[i] for i in going]
+        if len(unfinished) < len(rows_left):
+            rows = torch.tensor(unfinished, device=tokens.device)
+            rows_left = [rows_left[i] for i in unfinished]
             hypotheses.extend(tokens[rows], rows)
         else:
             hypotheses.extend(tokens)

@@ -12,7 +12,7 @@ from pydantic_core import PydanticUndefined
 from manyheads.model.build import build_meta
 from manyheads.model.size import size
 from manyheads.model.spec import LayerSpec, ModelSpec, TowerSpec, read_model
-from manyheads.presets import about, names, preset, read_description
+from manyheads.presets import about, preset, read_description
 from manyheads.spec import SLOTS, Part, Spec, Tree, override, to_tree
 
 SCHEMA = 1
@@ -144,12 +144,8 @@ def format_field(value: Any) -> str:
 # ------------------------------------------------------------------------------------------ presets, slots and fields
 
 
-def list_presets() -> list[Tree]:
-    """Every preset with its shape, position scheme, number of parameters and source."""
-    return [describe_preset(name) for name in names()]
-
-
 def describe_preset(name: str) -> Tree:
+    """A preset's shape, position scheme, number of parameters and source."""
     spec, description = read_model(preset(name)), about(name)
     tower = spec.decoder or spec.encoder
     return {

@@ -67,15 +67,11 @@ def higher_is_better(name: str) -> bool:
     return METRICS.get(name, UNREGISTERED).higher_is_better
 
 
-def is_percent(name: str) -> bool:
-    """Whether values are shares, shown in per cent; false for a name that is not registered."""
-    return METRICS.get(name, UNREGISTERED).percent
-
-
 def format_value(name: str, value: float) -> str:
     """A value as tables show it."""
-    if is_percent(name):
+    metric = METRICS.get(name, UNREGISTERED)
+    if metric.percent:
         return f"{value:.1%}"
     if abs(value) >= 1e6:
         return f"{value:.3g}"
-    return f"{value:,.{2 if abs(value) >= 10 else METRICS.get(name, UNREGISTERED).decimals}f}"
+    return f"{value:,.{2 if abs(value) >= 10 else metric.decimals}f}"

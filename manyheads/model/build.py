@@ -81,7 +81,7 @@ def check_device(device: str | torch.device) -> torch.device:
     return checked
 
 
-def resolve_device(name: str) -> torch.device:
+def resolve_device(name: str | torch.device) -> torch.device:
     """The device of this name; auto: a GPU if there is one."""
     if name != "auto":
         return check_device(name)

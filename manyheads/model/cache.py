@@ -7,7 +7,7 @@ A state is passed and returned, never stored on a module.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -150,8 +150,16 @@ def state_bytes(value: Any) -> int:
     return 0
 
 
+class State:
+    """What a model has read so far; every tensor has the batch first."""
+
+    def select(self, rows: Tensor) -> Self:
+        """The state of some rows, which may be left out or repeated."""
+        return select(self, rows)
+
+
 @dataclass(frozen=True)
-class TowerState:
+class TowerState(State):
     """What a tower has read so far."""
 
     caches: tuple[Cache, ...]
@@ -162,6 +170,3 @@ class TowerState:
     prefix: Tensor | None = None  # B
     counted_positions: bool = True  # not given by the caller but counted from tokens: each is below the length
     final_length: int | None = None  # how long the sequence will be once generated, if known
-
-    def select(self, rows: Tensor) -> TowerState:
-        return select(self, rows)

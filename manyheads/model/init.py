@@ -17,11 +17,10 @@ class InitSpec(Part, slot="init", default="normal"):
     @abstractmethod
     def matrix(self, weight: Tensor, module: nn.Module, *, inputs: int, outputs: int, residual_terms: int) -> None:
         """Sets a projection from `inputs` to `outputs`; `residual_terms`: sublayers that add to its residual stream."""
-        raise NotImplementedError
 
     @abstractmethod
     def table(self, weight: Tensor) -> None:
-        raise NotImplementedError
+        """Sets a table of embeddings."""
 
 
 class NormalInitSpec(InitSpec, kind="normal"):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.errors import InputError
-from manyheads.model.cache import check_batch, check_state, select
+from manyheads.model.cache import State, check_batch, check_state
 from manyheads.model.spec import ModelSpec
 from manyheads.model.stepwise import StepwiseModel
 from manyheads.parts.embed import TableShape, embed_ids
@@ -17,14 +17,11 @@ from manyheads.spec import located
 
 
 @dataclass(frozen=True)
-class NgramState:
+class NgramState(State):
     """The embeddings of the last n − 2 tokens, B×(n−2)×D, which with the next token are the whole context."""
 
     spec: ModelSpec
     last: Tensor | None = None  # None before the first token
-
-    def select(self, rows: Tensor) -> NgramState:
-        return select(self, rows)
 
 
 class Ngram(StepwiseModel[NgramState]):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from manyheads.errors import InputError
-from manyheads.model.cache import check_batch, check_state, select
+from manyheads.model.cache import State, check_batch, check_state
 from manyheads.model.spec import ModelSpec, RecurrentSpec
 from manyheads.model.stepwise import StepwiseModel
 from manyheads.parts.inputs import Inputs, Memory, check_not_packed, input_positions, next_position, real_tokens_first
@@ -20,7 +20,7 @@ from manyheads.spec import located
 
 
 @dataclass(frozen=True)
-class RecurrentState:
+class RecurrentState(State):
     """The states of the cells B×layers×S, the position of the next token B×1, and the source."""
 
     spec: ModelSpec
@@ -28,9 +28,6 @@ class RecurrentState:
     next: Tensor | None = None  # 0 if None
     memory: Memory | None = None
     keys: Tensor | None = None  # the memory as keys of the score function, computed once per source
-
-    def select(self, rows: Tensor) -> RecurrentState:
-        return select(self, rows)
 
 
 class Encoder(nn.Module):

@@ -44,8 +44,8 @@ class StepwiseModel(nn.Module, Generic[State]):
 
     @abstractmethod
     def first_state(self, source: Inputs | Tensor | None) -> State:
-        raise NotImplementedError
+        """The state before the first token."""
 
     @abstractmethod
     def read(self, inputs: Inputs | Tensor, state: State) -> tuple[Tensor, State]:
-        raise NotImplementedError
+        """Logits after each token, and the next state."""

@@ -10,11 +10,11 @@ from manyheads.errors import InputError, UnsupportedError
 from manyheads.model.cache import (
     Cache,
     FixedCache,
+    State,
     TowerState,
     check_can_generate,
     check_capacity,
     check_state,
-    select,
 )
 from manyheads.model.spec import ModelSpec
 from manyheads.model.stack import Stack
@@ -25,16 +25,13 @@ from manyheads.spec import located
 
 
 @dataclass(frozen=True)
-class TransformerState:
+class TransformerState(State):
     """What the decoder has read, and the source with its keys and values for each layer."""
 
     spec: ModelSpec
     decoder: TowerState
     memory: Memory | None = None
     cross_key_values: tuple[KeyValue | None, ...] | None = None
-
-    def select(self, rows: Tensor) -> TransformerState:
-        return select(self, rows)
 
 
 class Transformer(nn.Module):

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from manyheads.errors import IncompatibleError, UnsupportedError
-from manyheads.parts.core import Core, CoreSpec, inverse_root
+from manyheads.errors import IncompatibleError
+from manyheads.parts.core import Core, CoreSpec
 from manyheads.parts.mask import Mask
 from manyheads.parts.norm import NoNormSpec, NormSpec
 from manyheads.parts.position import AttentionPosition, Positions
@@ -29,7 +29,6 @@ class AttentionSpec(Part, slot="attention", default="heads"):
     @abstractmethod
     def head_size(self, width: int) -> int:
         """K, or an error that names widths and numbers of heads that fit."""
-        raise NotImplementedError
 
     def key_heads(self) -> int:
         """G, the number of key and value heads."""
@@ -213,24 +212,3 @@ class Attention(nn.Module):
         bias = context.position.bias(q, context.position_data, self.core.scale)
         heads_BHLK = self.core(q, memory.key, memory.value, mask=context.mask, positions=context.positions, bias=bias)
         return self.output(heads_BHLK.transpose(1, 2).flatten(2))
-
-
-# ------------------------------------------------------------------- from two projections to one fused matrix, and back
-
-
-def fused_weight(query: Tensor, key: Tensor, heads: int) -> Tensor:
-    """W̃[h] = W_Q[h]ᵀ W_K[h] / √K per head, as the weight of a fused query projection: (H·J)×J from two of (H·K)×J."""
-    q_HKJ, k_HKJ = (weight.unflatten(0, (heads, -1)) for weight in (query, key))
-    return (k_HKJ.transpose(1, 2) @ q_HKJ * inverse_root(q_HKJ.shape[1])).flatten(0, 1)
-
-
-def split_weight(fused: Tensor, heads: int, size: int) -> tuple[Tensor, Tensor]:
-    """W_Q and W_K with W_Qᵀ W_K / √K = W̃, by singular value decomposition; an error if the rank of W̃ is above K."""
-    w_HJJ = fused.unflatten(0, (heads, -1)).transpose(1, 2)
-    left, values, right = torch.linalg.svd(w_HJJ)
-    rank = int(torch.linalg.matrix_rank(w_HJJ).max())
-    if rank > size:
-        raise UnsupportedError(f"a fused matrix of rank {rank} needs heads of size {rank} or more, given {size}")
-    root = (values[:, :size] / inverse_root(size)).sqrt()[:, :, None]
-    query, key = root * left.transpose(1, 2)[:, :size], root * right[:, :size]
-    return query.flatten(0, 1), key.flatten(0, 1)

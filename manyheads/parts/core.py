@@ -41,7 +41,7 @@ class CoreSpec(Part, slot="core", default="dot"):
 
     @abstractmethod
     def build(self, heads: int, query_size: int, key_size: int) -> Core:
-        raise NotImplementedError
+        """The core of so many heads; sizes are those of one head."""
 
 
 class Core(nn.Module):

@@ -46,7 +46,7 @@ class EmbedSpec(Part, slot="embed", default="tokens"):
 
     @abstractmethod
     def build(self, vocab: int, width: int, position: PositionSpec, memory_width: int | None) -> Embed:
-        raise NotImplementedError
+        """The embedding of a tower of this width; `memory_width` is that of the encoder, for a decoder."""
 
 
 class Embed(nn.Module):

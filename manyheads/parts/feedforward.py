@@ -37,7 +37,7 @@ class FeedForwardSpec(Part, slot="feedforward", default="mlp"):
 
     @abstractmethod
     def build(self, width: int) -> nn.Module:
-        raise NotImplementedError
+        """The network for vectors of this width."""
 
 
 class MlpSpec(FeedForwardSpec, kind="mlp"):

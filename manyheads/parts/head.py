@@ -33,7 +33,6 @@ class HeadSpec(Part, slot="head", default="tied"):
     @abstractmethod
     def build(self, width: int, vocab: int, table_shape: TableShape | None) -> Head:
         """`table_shape` is the shape of the token table, None if there is none."""
-        raise NotImplementedError
 
 
 class Head(nn.Module):
@@ -196,7 +195,7 @@ class PoolSpec(Part, slot="pool", default="first"):
 
     @abstractmethod
     def pool(self, x_BLD: Tensor, padding: Tensor | None) -> Tensor:
-        raise NotImplementedError
+        """One vector per sequence, B×D."""
 
 
 class FirstSpec(PoolSpec, kind="first"):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -80,6 +82,17 @@ class Inputs:
     @property
     def length(self) -> int:
         return self.tokens.shape[1]
+
+
+def pad_rows(rows: Sequence[Sequence[int] | np.ndarray], pad: int = 0, *, left: bool = False) -> Inputs:
+    """Rows of ids as one batch, padded on the right or on the left."""
+    length = max(map(len, rows), default=0)
+    ids = np.full((len(rows), length), pad, dtype=np.int64)
+    padding = np.ones((len(rows), length), dtype=bool)
+    for i, row in enumerate(rows):
+        filled = slice(length - len(row), length) if left else slice(len(row))
+        ids[i, filled], padding[i, filled] = row, False
+    return Inputs(torch.from_numpy(ids), padding=torch.from_numpy(padding) if padding.any() else None)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ class NormSpec(Part, slot="norm", default="layer"):
 
     @abstractmethod
     def build(self, width: int) -> nn.Module:
-        raise NotImplementedError
+        """The norm of vectors of this width."""
 
 
 class LayerNormSpec(NormSpec, kind="layer"):

@@ -63,7 +63,7 @@ class ReadoutSpec(Part, slot="readout", default="state"):
 
     @abstractmethod
     def build(self, hidden: int, embedding: int, context: int) -> Readout:
-        raise NotImplementedError
+        """The readout of vectors of these sizes."""
 
 
 class Readout(nn.Module):

@@ -24,7 +24,7 @@ class ResidualSpec(Part, slot="residual", default="pre"):
 
     @abstractmethod
     def build(self, norm: NormSpec, width: int, sublayers: int) -> Residual:
-        raise NotImplementedError
+        """The residual connections of a layer with so many sublayers."""
 
 
 class Residual(nn.Module):

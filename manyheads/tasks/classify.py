@@ -14,11 +14,11 @@ from manyheads.data.source import Row as TextRow
 from manyheads.errors import CheckpointConfigError, LabelError
 from manyheads.metrics import metric
 from manyheads.metrics.baselines import Majority, NaiveBayes
-from manyheads.parts.inputs import Inputs
+from manyheads.parts.inputs import Inputs, pad_rows
 from manyheads.spec import Tree, quoted
 from manyheads.tasks.evaluation import EvalResult, Evaluation, class_names
 from manyheads.tasks.suggestion import Lines, Suggestion
-from manyheads.tasks.task import Batch, PredictOptions, Row, SpecialTokens, TaskSpec, cut_patches, pad_rows
+from manyheads.tasks.task import Batch, PredictOptions, Row, SpecialTokens, TaskSpec, cut_patches
 
 REGRESSION, MULTI_LABEL, SINGLE_LABEL = "regression", "multi_label_classification", "single_label_classification"
 PROBLEM_TYPES = (REGRESSION, MULTI_LABEL, SINGLE_LABEL)  # of a Hugging Face config

@@ -16,7 +16,7 @@ from manyheads.data.source import Corpus, Row
 from manyheads.errors import UnsupportedError, UsageError
 from manyheads.generate.decoding import GenerationConfig, generation_config
 from manyheads.spec import LARGEST, Tree, quoted
-from manyheads.tasks.task import IGNORE_INDEX, SpecialTokens, TaskSpec, cut_patches
+from manyheads.tasks.task import IGNORE_INDEX, LossSum, SpecialTokens, TaskSpec, cut_patches
 
 WINDOW = 1024  # tokens of a long text that are read together if the model has no limit
 BATCH_TOKENS, BATCH_LOGITS = 8192, 1 << 25  # per batch
@@ -124,19 +124,13 @@ def evaluate_loss(evaluation: Evaluation) -> tuple[EvalResult, NDArray[np.int64]
     if task.windowed:
         window = max(1, (evaluation.max_length or WINDOW) - task.added_tokens)
         rows = [(ids[i : i + window],) for (ids,) in rows for i in range(0, len(ids), window)]
-    total, count, correct, targets = 0.0, 0, list[int | None](), list[NDArray[np.int64]]()
-    rng = np.random.default_rng(evaluation.seed)
+    total, targets, rng = LossSum(), list[NDArray[np.int64]](), np.random.default_rng(evaluation.seed)
     lengths = [max(map(len, row)) + task.added_tokens for row in rows]
     for index in evaluation.batches(lengths, "reading", logits=True):
         batch = task.batch([rows[i] for i in index], evaluation.tokens, rng).to(checkpoint.device)
-        loss = task.loss(checkpoint.model, batch)
-        total, count = total + float(loss.sum), count + loss.count
-        correct.append(loss.correct)
+        total.add(task.loss(checkpoint.model, batch))
         targets.append(batch.targets[batch.targets != IGNORE_INDEX].numpy(force=True))
-    scores = {"loss": total / count}
-    if None not in correct:
-        scores["accuracy"] = sum(filter(None, correct)) / count
-    return EvalResult({"model": scores}, extra={"targets": count}), np.concatenate(targets)
+    return EvalResult({"model": total.metrics()}, extra={"targets": total.count}), np.concatenate(targets)
 
 
 def class_names(checkpoint: Checkpoint) -> tuple[str, ...]:

@@ -100,7 +100,7 @@ class MaeSpec(TaskSpec, kind="mae"):
     def restore(self, model: Model, batch: Batch) -> Tensor:
         """Images as patches, B×L×pixels: the visible ones, and the model's output for the others."""
         images = batch.inputs.tokens
-        mean, scale = self.moments(images)  # a model trained on normalised patches knows neither
+        mean, scale = self.moments(images)  # which a model of normalised patches does not predict
         output = model(batch.inputs, batch.source) * scale + mean
         return torch.where((batch.targets != IGNORE_INDEX)[..., None], output, images)
 

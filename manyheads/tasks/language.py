@@ -15,6 +15,7 @@ from manyheads.checkpoint.checkpoint import Checkpoint, check_texts
 from manyheads.data.prepared import InMemoryRows
 from manyheads.data.source import Row as TextRow
 from manyheads.errors import (
+    CheckpointConfigError,
     IncompatibleError,
     InputError,
     OutOfRangeError,
@@ -26,20 +27,21 @@ from manyheads.metrics import metric
 from manyheads.metrics.baselines import Bigram, Unigram
 from manyheads.metrics.likelihood import LogLikelihood
 from manyheads.model.spec import ModelSpec
+from manyheads.parts.inputs import pad_rows
 from manyheads.spec import Tree, field, quoted
 from manyheads.tasks.evaluation import WINDOW, EvalResult, Evaluation, evaluate_loss
 from manyheads.tasks.suggestion import Lines, Suggestion
 from manyheads.tasks.task import (
     IGNORE_INDEX,
     Batch,
+    LossSum,
     PackableTask,
     PredictOptions,
     Row,
     Slice,
     SpecialTokens,
-    TaskSpec,
+    TextTask,
     cross_entropy,
-    pad_rows,
     pad_targets,
     parse_ids,
     seq2seq_batch,
@@ -59,11 +61,10 @@ class CausalSpec(PackableTask, kind="causal"):
     shapes: ClassVar[tuple[str, ...]] = ("decoder", "recurrent", "ngram")
     is_default: ClassVar[bool] = True
     template: ClassVar[str] = "<s> $A"
+    generates_tokens: ClassVar[bool | None] = True  # a model that does not would see the next token
     lookahead: ClassVar[int] = 1
     guides: ClassVar[tuple[str, ...]] = ("arcs",)
     why: ClassVar[str] = "each token is predicted from those before it, and nothing else is read"
-    file_kind: ClassVar[str | None] = "text"
-    default_data: ClassVar[Tree | None] = {"kind": "stdlib", "subset": "language"}
 
     def tokens_before(self, tokens: SpecialTokens) -> int:
         return 1  # the first token of a text has a target too, so one token always stands before it
@@ -75,28 +76,24 @@ class CausalSpec(PackableTask, kind="causal"):
         ]
         return Batch(pad_rows([ids[:-1] for ids in rows], tokens.pad), pad_targets([ids[1:] for ids in rows]))
 
-    def fits(self, checkpoint: Checkpoint) -> bool:
-        return super().fits(checkpoint) and checkpoint.model.can_generate  # else it would see the next token
-
     def evaluate(self, evaluation: Evaluation) -> EvalResult:
         """−ln p of every token, each predicted once; long texts are read in windows."""
         tokens, data, checkpoint = evaluation.tokens, evaluation.data, evaluation.checkpoint
         if tokens.bos < 0:
-            raise UnsupportedError("no token begins a text here, so a text's first token cannot be predicted")
+            raise UnsupportedError("the tokenizer has no bos token, so a text's first token cannot be predicted")
         texts, train_texts = (text_ids(evaluation, rows) for rows in (data.rows, data.train_rows))
         window = evaluation.max_length or WINDOW
         windows = [text[i : i + window + 1] for text in texts for i in range(0, len(text) - 1, window)]
-        nats = count = 0.0
+        total = LossSum()
         for index in evaluation.batches([len(ids) for ids in windows], "reading", logits=True):
             rows = [windows[i] for i in index]
             inputs = pad_rows([ids[:-1] for ids in rows], tokens.pad).to(checkpoint.device)
             targets = pad_targets([ids[1:] for ids in rows]).to(checkpoint.device)
             mask = targets != IGNORE_INDEX
-            loss = cross_entropy(checkpoint.model(inputs, logits_mask=mask), targets[mask])
-            nats, count = nats + float(loss.sum), count + loss.count
+            total.add(cross_entropy(checkpoint.model(inputs, logits_mask=mask), targets[mask]))
         lengths = [(len(text), len(text.encode())) for (text,) in data.rows]
-        sizes = int(count), sum(chars for chars, _ in lengths), sum(size for _, size in lengths)
-        scores = {"model": metric.scores("likelihood", LogLikelihood(nats, *sizes))}
+        sizes = total.count, sum(chars for chars, _ in lengths), sum(size for _, size in lengths)
+        scores = {"model": metric.scores("likelihood", LogLikelihood(total.sum, *sizes))}
         if train_texts:
             unigram = Unigram((text[1:] for text in train_texts), tokens.vocab_size)
             bigram = Bigram(train_texts, tokens.vocab_size)
@@ -126,7 +123,7 @@ def text_ids(evaluation: Evaluation, rows: Sequence[TextRow]) -> list[NDArray[np
 # -------------------------------------------------------------------------------------------------------------- masked
 
 
-class MaskingTask(TaskSpec):
+class MaskingTask(TextTask):
     """A task that replaces tokens by the mask token."""
 
     def check_tokens(self, tokens: SpecialTokens, model: ModelSpec) -> None:
@@ -151,11 +148,10 @@ class MaskedSpec(MaskingTask, PackableTask, kind="masked"):
     shapes: ClassVar[tuple[str, ...]] = ("encoder",)
     is_default: ClassVar[bool] = True
     template: ClassVar[str] = "<s> $A </s>"
+    generates_tokens: ClassVar[bool | None] = False
     added_tokens: ClassVar[int] = 2
     guides: ClassVar[tuple[str, ...]] = ("arcs",)
     why: ClassVar[str] = "a masked token may attend to all others, before and after it"
-    file_kind: ClassVar[str | None] = "text"
-    default_data: ClassVar[Tree | None] = {"kind": "stdlib", "subset": "language"}
 
     share: float = field(0.15, "of the positions that are predicted", gt=0, lt=1)
     masked: float = field(0.8, "of those, replaced by <mask>", ge=0, le=1)
@@ -186,9 +182,6 @@ class MaskedSpec(MaskingTask, PackableTask, kind="masked"):
             row = np.concatenate((ignored[0], np.where(selected, text, IGNORE_INDEX), ignored[1]))
             targets.append(row.astype(np.int64))
         return Batch(pad_rows(inputs, tokens.pad), pad_targets(targets))
-
-    def fits(self, checkpoint: Checkpoint) -> bool:
-        return super().fits(checkpoint) and not checkpoint.model.can_generate
 
     @classmethod
     def suggest_head(cls, suggestion: Suggestion) -> Lines:
@@ -259,7 +252,7 @@ def mask_of(checkpoint: Checkpoint, token_id: int | None) -> tuple[str, int]:
 # --------------------------------------------------------------------------------------------------------------- spans
 
 
-class SpansSpec(TaskSpec, kind="spans"):
+class SpansSpec(TextTask, kind="spans"):
     """−Σ log p(y_t | y_<t, x), with a sentinel <extra_i> per masked span in x, and y the spans after their sentinels
 
     Raffel et al. 2020, arXiv 1910.10683, section 3.1.4: a b c d e f → a <0> d e <1> and <0> b c <1> f <2>, the last
@@ -267,15 +260,11 @@ class SpansSpec(TaskSpec, kind="spans"):
     text begins with a visible token and ends with a span; here a span may stand anywhere.
     """
 
-    fields: ClassVar[tuple[str, ...]] = ("text",)
     shapes: ClassVar[tuple[str, ...]] = ("encoder–decoder", "recurrent")
     has_source: ClassVar[bool] = True
     template: ClassVar[str] = "$A </s>"
     added_tokens: ClassVar[int] = 1  # besides sentinels, which `lengths` counts
-    windowed: ClassVar[bool] = True
     why: ClassVar[str] = "the encoder reads the text with its gaps, and the decoder generates what is missing"
-    file_kind: ClassVar[str | None] = "text"
-    default_data: ClassVar[Tree | None] = {"kind": "stdlib", "subset": "language"}
 
     share: float = field(0.15, "of the tokens that are masked", gt=0, lt=1)
     mean: float = field(3.0, "mean tokens per span", ge=1)
@@ -365,14 +354,11 @@ class InfillSpec(MaskingTask, kind="infill"):
     padding; padding is not in the loss.
     """
 
-    fields: ClassVar[tuple[str, ...]] = ("text",)
     shapes: ClassVar[tuple[str, ...]] = ("decoder", "recurrent")
     template: ClassVar[str] = "<s> $A"
+    generates_tokens: ClassVar[bool | None] = True
     added_tokens: ClassVar[int] = 3
-    windowed: ClassVar[bool] = True
     why: ClassVar[str] = "a decoder reads the text with its gap, and generates the content after it"
-    file_kind: ClassVar[str | None] = "text"
-    default_data: ClassVar[Tree | None] = {"kind": "stdlib", "subset": "language"}
 
     block: int = field(128, "tokens; a text is truncated to at most 7/8 of this", ge=8)
 
@@ -393,9 +379,6 @@ class InfillSpec(MaskingTask, kind="infill"):
             targets.append([*row, tokens.eos])
         return Batch(pad_rows(inputs, tokens.pad), pad_targets(targets))
 
-    def fits(self, checkpoint: Checkpoint) -> bool:
-        return super().fits(checkpoint) and checkpoint.model.can_generate
-
     def encode(
         self, checkpoint: Checkpoint, texts: Sequence[str], options: PredictOptions
     ) -> tuple[list[list[int]], dict[int, Tree]]:
@@ -403,8 +386,10 @@ class InfillSpec(MaskingTask, kind="infill"):
         if checkpoint.tokenizer is None:
             return parse_ids(checkpoint, texts), {}
         check_texts(texts)
-        name, mask = mask_of(checkpoint, None)
-        bos, rows = checkpoint.config["bos_token_id"], []
+        name, mask = mask_of(checkpoint, options.mask_token_id)
+        bos, rows = checkpoint.config.get("bos_token_id"), []
+        if type(bos) is not int:
+            raise CheckpointConfigError(f"bos_token_id is {quoted(bos)}, expected a token id")
         for index, text in enumerate(texts):
             parts = [checkpoint.tokenizer.encode(part, add_special_tokens=False).ids for part in text.split(name)]
             if len(parts) != 2:

@@ -19,11 +19,11 @@ from manyheads.model.build import Model
 from manyheads.model.spec import ModelSpec
 from manyheads.model.transformer import Transformer
 from manyheads.parts.head import Pool
-from manyheads.parts.inputs import Inputs
+from manyheads.parts.inputs import Inputs, pad_rows
 from manyheads.spec import Tree, field
 from manyheads.tasks.evaluation import EvalResult, Evaluation
 from manyheads.tasks.suggestion import Lines, Suggestion
-from manyheads.tasks.task import Batch, Loss, PredictOptions, Row, SpecialTokens, TaskSpec, pad_rows
+from manyheads.tasks.task import Batch, Loss, PredictOptions, Row, SpecialTokens, TaskSpec
 
 
 class RetrievalSpec(TaskSpec, kind="retrieval"):
@@ -47,7 +47,7 @@ class RetrievalSpec(TaskSpec, kind="retrieval"):
     batches_per_epoch: ClassVar[int] = 10  # more negatives per batch
 
     temperature: float = field(0.05, "τ", gt=0)
-    symmetric: bool = field(False, "whether each document also looks for its query; the mean of both losses is taken")
+    symmetric: bool = field(False, "also the loss of finding each document's query; the mean of both is taken")
 
     def fields_in(self, available: Sequence[str]) -> tuple[str, ...]:
         return ("source", "target") if "source" in available else self.fields
@@ -56,7 +56,7 @@ class RetrievalSpec(TaskSpec, kind="retrieval"):
         if tokens.pool is None:
             return
         if model.head.output == "vector":
-            raise IncompatibleError("the checkpoint's files define a pooling; use none", ("model", "head"))
+            raise IncompatibleError('the checkpoint\'s files define a pooling; use head = "none"', ("model", "head"))
         tokens.pool(torch.zeros(1, 1, 1), None)  # raises now if the files cannot be followed
 
     def batch(self, rows: Sequence[Row], tokens: SpecialTokens, rng: np.random.Generator) -> Batch:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -18,10 +18,13 @@ from manyheads.parts.inputs import Inputs
 from manyheads.spec import LARGEST, Tree, field
 from manyheads.tasks.evaluation import EvalResult, Evaluation
 from manyheads.tasks.suggestion import Lines, Suggestion
-from manyheads.tasks.task import Batch, Row, SpecialTokens, TaskSpec, TokenPair, seq2seq_batch
+from manyheads.tasks.task import Batch, Row, SpecialTokens, TaskSpec, seq2seq_batch
 
 LEAD = 12  # words
 BLEU_ORDER = 4  # the longest n-gram that BLEU counts
+
+
+ROUGE = ("rouge1", "rouge2", "rougeL")
 
 
 class Seq2SeqSpec(TaskSpec, kind="seq2seq"):
@@ -37,7 +40,8 @@ class Seq2SeqSpec(TaskSpec, kind="seq2seq"):
     is_default: ClassVar[bool] = True
     template: ClassVar[str] = "$A </s>"
     guides: ClassVar[tuple[str, ...]] = ("alignment",)
-    generates: ClassVar[bool] = True
+    primary: ClassVar[tuple[str, ...]] = ()  # the metrics to read first; if empty, the lengths of the texts decide
+    summary_metrics: ClassVar[tuple[str, ...]] = ROUGE  # if targets are much shorter than sources
     why: ClassVar[str] = (
         "the whole source is read before the first token is generated, and every token attends to all of it"
     )
@@ -54,10 +58,6 @@ class Seq2SeqSpec(TaskSpec, kind="seq2seq"):
         return self.smoothing
 
     @property
-    def without_smoothing(self) -> TaskSpec:
-        return self.changed(smoothing=0.0)
-
-    @property
     def validation_metrics(self) -> tuple[str, ...]:
         return ("loss", "accuracy", "exact")
 
@@ -65,8 +65,22 @@ class Seq2SeqSpec(TaskSpec, kind="seq2seq"):
     def all_validation_metrics(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys((*self.validation_metrics, *metric.metric_names("text"))))
 
-    def generate_targets(self, checkpoint: Checkpoint, rows: Sequence[Row], tokens: SpecialTokens) -> list[TokenPair]:
-        """Greedy decoding of some rows, as far as their targets were not truncated."""
+    def generated_metrics(
+        self, checkpoint: Checkpoint, groups: Iterable[Sequence[Row]], tokens: SpecialTokens, *, also: str | None
+    ) -> dict[str, float]:
+        """Exact match of ids, where a target with an unknown token never matches; and one more metric of the texts."""
+        pairs = [pair for rows in groups for pair in self.generate_targets(checkpoint, rows, tokens)]
+        exact = [output == target and tokens.unk not in target for output, target in pairs]
+        scores = {"exact": sum(exact) / max(1, len(exact))}
+        if also is not None and also not in self.validation_metrics:
+            outputs, targets = ([checkpoint.decode(ids) for ids in side] for side in zip(*pairs, strict=True))
+            scores[also] = metric.METRICS[also].function(outputs, targets)
+        return scores
+
+    def generate_targets(
+        self, checkpoint: Checkpoint, rows: Sequence[Row], tokens: SpecialTokens
+    ) -> list[tuple[list[int], list[int]]]:
+        """Generated and target ids. Greedy decoding of some rows, as far as their targets were not truncated."""
         batch = self.batch(rows, tokens, np.random.default_rng(0)).to(checkpoint.device)
         prompt = torch.tensor([tokens.decoder_prompt] * len(rows), device=checkpoint.device)
         limit = checkpoint.max_target_positions
@@ -75,17 +89,6 @@ class Seq2SeqSpec(TaskSpec, kind="seq2seq"):
         config = GenerationConfig(max_new_tokens=min(longest + 2, limit), eos_token_id=(tokens.eos,))
         outputs = config.decoding.generate(checkpoint.model, Inputs(prompt), batch.source, config=config, rng=())
         return [(config.without_eos(ids), target.tolist()) for ids, (_, target) in zip(outputs, rows, strict=True)]
-
-    def score_generated(
-        self, checkpoint: Checkpoint, pairs: Sequence[TokenPair], tokens: SpecialTokens, *, also: str | None
-    ) -> dict[str, float]:
-        """Exact match of ids, where a target with an unknown token never matches; and one more metric of the texts."""
-        exact = [output == target and tokens.unk not in target for output, target in pairs]
-        scores = {"exact": sum(exact) / max(1, len(exact))}
-        if also is not None and also not in self.validation_metrics:
-            outputs, targets = ([checkpoint.decode(ids) for ids in side] for side in zip(*pairs, strict=True))
-            scores[also] = metric.METRICS[also].function(outputs, targets)
-        return scores
 
     def evaluate(self, evaluation: Evaluation) -> EvalResult:
         """Generated texts, the copied source and its first words, against the targets."""
@@ -126,9 +129,9 @@ class Seq2SeqSpec(TaskSpec, kind="seq2seq"):
     def primary_metrics(self, sources: Sequence[str], targets: Sequence[str]) -> tuple[str, ...]:
         """Exact match for targets of one or two words, ROUGE for much shorter targets, else BLEU and chrF."""
         source, target = (mean_words(texts) for texts in (sources, targets))
-        if target <= 2:
-            return ("exact",)
-        return ("rouge1", "rouge2", "rougeL") if target < source / 2 else ("bleu", "chrf")
+        if self.primary or target <= 2:
+            return self.primary or ("exact",)
+        return self.summary_metrics if target < source / 2 else ("bleu", "chrf")
 
     @classmethod
     def suggest_task(cls, suggestion: Suggestion) -> Lines:
@@ -140,33 +143,25 @@ class TranslateSpec(Seq2SeqSpec, kind="translate"):
     """−Σ log p(y_t | y_<t, x), judged by BLEU and chrF"""
 
     is_default: ClassVar[bool] = False
-
-    def primary_metrics(self, sources: Sequence[str], targets: Sequence[str]) -> tuple[str, ...]:
-        return ("exact",) if mean_words(targets) <= 2 else ("bleu", "chrf")
+    summary_metrics: ClassVar[tuple[str, ...]] = ("bleu", "chrf")
 
 
 class SummariseSpec(Seq2SeqSpec, kind="summarise"):
     """−Σ log p(y_t | y_<t, x) for a short y and a long x, judged by ROUGE"""
 
     is_default: ClassVar[bool] = False
-
     default_data: ClassVar[Tree | None] = {"kind": "stdlib", "subset": "summary"}
     long_first: ClassVar[bool] = True
-
-    def primary_metrics(self, sources: Sequence[str], targets: Sequence[str]) -> tuple[str, ...]:
-        return ("rouge1", "rouge2", "rougeL")
+    primary: ClassVar[tuple[str, ...]] = ROUGE
 
 
 class CopySpec(Seq2SeqSpec, kind="copy"):
     """−Σ log p(x_t | x_<t, x), the smallest task there is, judged by exact match"""
 
     is_default: ClassVar[bool] = False
-
     takes_file: ClassVar[bool] = False
     default_data: ClassVar[Tree | None] = {"kind": "sequence", "function": "copy"}
-
-    def primary_metrics(self, sources: Sequence[str], targets: Sequence[str]) -> tuple[str, ...]:
-        return ("exact",)
+    primary: ClassVar[tuple[str, ...]] = ("exact",)
 
 
 def mean_words(texts: Sequence[str]) -> float:

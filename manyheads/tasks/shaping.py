@@ -136,7 +136,8 @@ class ShapingSpec(Part, slot="shaping"):
         return Loss(torch.stack(totals).sum(), self.count(model, batch))
 
     @abstractmethod
-    def total(self, record: SiteRecord, batch: Batch) -> Tensor: ...
+    def total(self, record: SiteRecord, batch: Batch) -> Tensor:
+        """The sum over the heads and positions of one attention."""
 
 
 class FocusSpec(ShapingSpec, kind="focus"):

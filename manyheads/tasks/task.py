@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from dataclasses import field as made
+from dataclasses import field as dataclass_field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -17,12 +18,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from manyheads.checkpoint.checkpoint import Checkpoint, load
-from manyheads.errors import IncompatibleError, InputError, UnknownKindError, UnsupportedError, UsageError
+from manyheads.errors import ConfigError, IncompatibleError, InputError, UnknownKindError, UnsupportedError, UsageError
 from manyheads.generate.decoding import GenerationConfig, generation_config
 from manyheads.model.build import Model
 from manyheads.model.spec import ModelSpec
 from manyheads.parts.head import Pool
-from manyheads.parts.inputs import Inputs
+from manyheads.parts.inputs import Inputs, pad_rows
 from manyheads.spec import Part, Tree, located, quoted
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from manyheads.tasks.suggestion import Lines, Suggestion
 
 Row = tuple[np.ndarray, ...]  # by field: ids, the index of a class, or an image as patches, L×pixels
-TokenPair = tuple[list[int], list[int]]  # generated and target ids
 IGNORE_INDEX = -100  # a target that is not in the loss, as in torch
 
 
@@ -92,7 +92,7 @@ class Batch:
     targets: Tensor
     source: Inputs | None = None
     pool: Pool | None = None  # overrides the model's own pooling
-    links: dict[str, Tensor] = made(
+    links: dict[str, Tensor] = dataclass_field(
         default_factory=dict
     )  # for guided attention, N×3: row, query position, key position
 
@@ -119,27 +119,34 @@ class Loss:
     sum: Tensor
     count: int
     correct: int | None = 0
-    terms: dict[str, Loss] = made(default_factory=dict)
+    terms: dict[str, Loss] = dataclass_field(default_factory=dict)
 
     @property
     def mean(self) -> float:
         return float(self.sum.detach()) / max(1, self.count)
 
 
+@dataclass
+class LossSum:
+    """The losses of several batches together."""
+
+    sum: float = 0.0
+    count: int = 0
+    correct: int | None = 0
+
+    def add(self, loss: Loss) -> None:
+        self.sum, self.count = self.sum + float(loss.sum), self.count + loss.count
+        self.correct = None if self.correct is None or loss.correct is None else self.correct + loss.correct
+
+    def metrics(self) -> dict[str, float]:
+        loss, count = {"loss": self.sum / max(1, self.count)}, max(1, self.count)
+        return loss if self.correct is None else loss | {"accuracy": self.correct / count}
+
+
 def cross_entropy(logits_NV: Tensor, targets: Tensor, smoothing: float = 0.0) -> Loss:
     total = F.cross_entropy(logits_NV.float(), targets, reduction="sum", label_smoothing=smoothing)
     correct = int((logits_NV.detach().argmax(dim=-1) == targets).sum())
     return Loss(total, targets.numel(), correct)
-
-
-def pad_rows(rows: Sequence[Sequence[int] | np.ndarray], pad: int) -> Inputs:
-    """Rows of ids as one batch, padded on the right."""
-    length = max(len(row) for row in rows)
-    ids = np.full((len(rows), length), pad, dtype=np.int64)
-    padding = np.ones((len(rows), length), dtype=bool)
-    for i, row in enumerate(rows):
-        ids[i, : len(row)], padding[i, : len(row)] = row, False
-    return Inputs(torch.from_numpy(ids), padding=torch.from_numpy(padding) if padding.any() else None)
 
 
 def pad_targets(rows: Sequence[Sequence[int] | np.ndarray]) -> Tensor:
@@ -174,6 +181,7 @@ class TaskSpec(Part, slot="task"):
     shapes: ClassVar[tuple[str, ...]]  # of the models that can learn it; `manyheads new` suggests the first
     outputs: ClassVar[tuple[str, ...]] = ("tokens",)  # of the heads that can learn it
     has_source: ClassVar[bool] = False  # whether the model generates a target for a source
+    generates_tokens: ClassVar[bool | None] = None  # whether the model must decode token by token, or must not
     is_default: ClassVar[bool] = False  # whether a fitting checkpoint without a recorded task is used for it
     template: ClassVar[str]  # the special tokens around a text, $A
     added_tokens: ClassVar[int] = 1  # by the template, or to a target
@@ -214,7 +222,8 @@ class TaskSpec(Part, slot="task"):
         """Raises if the tokenizer lacks a token that it needs."""
 
     @abstractmethod
-    def batch(self, rows: Sequence[Row], tokens: SpecialTokens, rng: np.random.Generator) -> Batch: ...
+    def batch(self, rows: Sequence[Row], tokens: SpecialTokens, rng: np.random.Generator) -> Batch:
+        """Inputs and targets of some rows; `rng` draws what is random, such as masks."""
 
     def lengths(self, lengths: Sequence[np.ndarray]) -> np.ndarray:
         """The number of tokens of each row, rows × texts, from the lengths of its fields."""
@@ -230,20 +239,14 @@ class TaskSpec(Part, slot="task"):
         return max(self.added_tokens, affixes)
 
     def loss(self, model: Model, batch: Batch) -> Loss:
-        """The cross-entropy of the targets."""
+        """The cross-entropy of the targets, with label smoothing in training alone."""
         mask = batch.targets != IGNORE_INDEX
-        return cross_entropy(
-            model(batch.inputs, batch.source, logits_mask=mask), batch.targets[mask], self.label_smoothing
-        )
+        logits = model(batch.inputs, batch.source, logits_mask=mask)
+        return cross_entropy(logits, batch.targets[mask], self.label_smoothing if model.training else 0.0)
 
     @property
     def label_smoothing(self) -> float:
         return 0.0
-
-    @property
-    def without_smoothing(self) -> TaskSpec:
-        """The task as the validation set is scored."""
-        return self
 
     @property
     def validation_metrics(self) -> tuple[str, ...]:
@@ -255,23 +258,19 @@ class TaskSpec(Part, slot="task"):
         """`validation_metrics`, and those that are measured only if `train.best` names one."""
         return self.validation_metrics
 
-    generates: ClassVar[bool] = False  # whether it is validated by generating its targets
-
-    def generate_targets(self, checkpoint: Checkpoint, rows: Sequence[Row], tokens: SpecialTokens) -> list[TokenPair]:
-        """Generated ids and target ids of some rows of the validation set."""
-        raise NotImplementedError
-
-    def score_generated(
-        self, checkpoint: Checkpoint, pairs: Sequence[TokenPair], tokens: SpecialTokens, *, also: str | None
+    def generated_metrics(
+        self, checkpoint: Checkpoint, groups: Iterable[Sequence[Row]], tokens: SpecialTokens, *, also: str | None
     ) -> dict[str, float]:
-        """The metrics of all pairs of generated and target ids; `also` names one more."""
-        raise NotImplementedError
+        """Metrics of generated targets for validation rows, which come in groups; `also` names one more metric."""
+        return {}
 
     # ------------------------------------------------------------------------------------------------------ prediction
 
     def fits(self, checkpoint: Checkpoint) -> bool:
         """Whether the model can be used and evaluated for this task, whatever it was trained for."""
-        return checkpoint.spec.head.output in self.outputs and checkpoint.has_source == self.has_source
+        generates = checkpoint.model.can_generate if self.generates_tokens is None else self.generates_tokens
+        same = (checkpoint.has_source, checkpoint.model.can_generate) == (self.has_source, generates)
+        return checkpoint.spec.head.output in self.outputs and same
 
     def encode(
         self, checkpoint: Checkpoint, texts: Sequence[str], options: PredictOptions
@@ -334,12 +333,19 @@ class TaskSpec(Part, slot="task"):
         return []
 
 
-class PackableTask(TaskSpec):
-    """A task with a target at every position of a text, so that texts may share a row and long ones may be split."""
+class TextTask(TaskSpec):
+    """A task whose targets are the text itself."""
 
     fields: ClassVar[tuple[str, ...]] = ("text",)
-    packable: ClassVar[bool] = True
     windowed: ClassVar[bool] = True
+    file_kind: ClassVar[str | None] = "text"
+    default_data: ClassVar[Tree | None] = {"kind": "stdlib", "subset": "language"}
+
+
+class PackableTask(TextTask):
+    """A task with a target at every position of a text, so that texts may share a row and long ones may be split."""
+
+    packable: ClassVar[bool] = True
     lookahead: ClassVar[int] = 0  # tokens after a slice that are its targets
 
     def batch(self, rows: Sequence[Row], tokens: SpecialTokens, rng: np.random.Generator) -> Batch:
@@ -351,7 +357,8 @@ class PackableTask(TaskSpec):
         return Slice(text[max(0, start - 1) : stop - 1 + self.lookahead], first, last)
 
     @abstractmethod
-    def batch_slices(self, slices: Sequence[Slice], tokens: SpecialTokens, rng: np.random.Generator) -> Batch: ...
+    def batch_slices(self, slices: Sequence[Slice], tokens: SpecialTokens, rng: np.random.Generator) -> Batch:
+        """A batch of slices, one per row."""
 
 
 @dataclass(frozen=True)
@@ -393,16 +400,18 @@ def task_of(checkpoint: Checkpoint) -> TaskSpec:
     """The task that a checkpoint was trained for, as a run recorded it; otherwise by its shape and its head."""
     kinds: dict[str, Any] = TaskSpec.kinds
     origin, recorded = checkpoint.origin, checkpoint.task
-    if recorded in kinds and (task := kinds[recorded]()).fits(checkpoint):
-        return task
-    if recorded and recorded not in kinds and origin and origin.family.model_type == "manyheads":
+    if recorded and recorded["kind"] in kinds:
+        with suppress(ConfigError):  # another version may have had other fields
+            if (task := TaskSpec.choose(recorded)).fits(checkpoint):
+                return task
+    elif recorded and origin and origin.family.model_type == "manyheads":
         raise UnknownKindError(
-            f"this checkpoint was trained for the task {quoted(recorded)}, which does not exist here",
+            f"this checkpoint was trained for the task {quoted(recorded['kind'])}, which does not exist here",
             hint="if it is your own, name its file with --parts",
         )
-    for kind in kinds.values():
-        if kind.is_default and (task := kind()).fits(checkpoint):
-            return task
+    fitting = [task for task in (kind() for kind in kinds.values() if kind.is_default) if task.fits(checkpoint)]
+    if fitting:  # one that needs this head before one that can do without
+        return min(fitting, key=lambda task: checkpoint.spec.head.output not in task.outputs)
     head = f"{checkpoint.spec.shape} with the head '{checkpoint.spec.head.kind}'"
     raise UnsupportedError(f"no task fits this model ({head})")
 

@@ -1,1 +1,1 @@
-"""From a run file to a trained model: the loop, what it keeps, and how it goes on where it stopped."""
+"""From a run file to a trained model: the loop, its checkpoints, resuming, evaluating and comparing runs."""

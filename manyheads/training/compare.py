@@ -9,7 +9,8 @@ import signal
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -35,42 +36,29 @@ MAX_JOBS = 1024
 
 
 @dataclass(frozen=True)
-class CellStarted:
-    """A run of a cell starts, the `number`-th of `runs`; only if runs are trained one after the other."""
+class CellProgress:
+    """A run of a cell, the `number`-th of `runs`: the step it is at, or the metrics or the error with which it ended.
+
+    Steps are known only if runs are trained one after the other.
+    """
 
     name: str
     seed: int
     number: int
     runs: int
     steps: int
+    step: int = 0
+    metrics: dict[str, float] | None = None  # None while it is trained
+    error: str | None = None
 
 
-@dataclass(frozen=True)
-class CellStep:
-    """An optimizer step of the run that started last."""
-
-    step: int
-
-
-@dataclass(frozen=True)
-class CellFinished:
-    """A run of a cell ended, the `number`-th of `runs`, with metrics or an error."""
-
-    name: str
-    seed: int
-    number: int
-    runs: int
-    metrics: dict[str, float]
-    error: str | None
-
-
-Progress = Callable[[CellStarted | CellStep | CellFinished], None]
+Progress = Callable[[CellProgress], None]
 
 
 def compare(
-    path: Path,
+    path: str | Path,
     axes: Sequence[str],
-    folder: Path,
+    folder: str | Path,
     *,
     seeds: int = 3,
     jobs: int = 1,
@@ -82,7 +70,8 @@ def compare(
     """Trains the runs of the grid that are not finished yet; starts none if a value is invalid. Returns a report."""
     if not 1 <= seeds <= MAX_RUNS or not 1 <= jobs <= MAX_JOBS:
         raise UsageError(f"--seeds is {seeds} and --jobs is {jobs}, expected 1 to {MAX_RUNS:,} and 1 to {MAX_JOBS:,}")
-    read_run_file(path, overrides)  # whose errors name the line
+    path, folder = Path(path), Path(folder)
+    read_run_file(path, overrides)  # for errors with the number of the line
     resolve_device(device)
     tree = override(read_toml(path), overrides)
     grid_axes = read_axes(axes, tree)
@@ -115,9 +104,9 @@ class Queue:
         """One run after the other; returns the reason if a signal stops them."""
         with handle_signals() as should_stop:
             for cell, run in self.remaining:
-                number, steps = self.done + 1, run.spec.train.steps
-                self.progress(CellStarted(cell.name, run.spec.seed, number=number, runs=self.runs, steps=steps))
-                error = train_cell(run.spec, run.folder, device, should_stop, self.progress)
+                event = self.event(cell, run, self.done + 1)
+                self.progress(event)
+                error = train_cell(run.spec, run.folder, device, should_stop, partial(self.show_step, event))
                 if reason := should_stop():
                     return reason
                 self.finish(cell, run, error)
@@ -152,12 +141,18 @@ class Queue:
                         process.terminate()
         return should_stop()
 
+    def show_step(self, event: CellProgress, step: int) -> None:
+        self.progress(replace(event, step=step))
+
+    def event(self, cell: Cell, run: CellRun, number: int) -> CellProgress:
+        return CellProgress(cell.name, run.spec.seed, number, self.runs, run.spec.train.steps)
+
     def finish(self, cell: Cell, run: CellRun, error: str | None) -> None:
         self.done += 1
         if error:
             self.errors[run.folder] = error
         metrics = read_result(run.folder, run.spec).metrics
-        self.progress(CellFinished(cell.name, run.spec.seed, self.done, self.runs, metrics=metrics, error=error))
+        self.progress(replace(self.event(cell, run, self.done), metrics=metrics, error=error))
 
 
 def train_cell(
@@ -165,7 +160,7 @@ def train_cell(
     folder: Path,
     device: str,
     should_stop: Callable[[], str | None],
-    progress: Progress = lambda event: None,
+    at_step: Callable[[int], None] = lambda step: None,
 ) -> str | None:
     """Trains or resumes one run; returns the message of an error, or the signal that stopped it."""
     try:
@@ -174,7 +169,7 @@ def train_cell(
         check_resources(estimate_resources(run, folder, torch_device))
         for event in train_events(run, folder, should_stop=should_stop, device=torch_device):
             if isinstance(event, Step):
-                progress(CellStep(event.step))
+                at_step(event.step)
             elif isinstance(event, Finished) and event.reason in ("interrupted", "terminated"):
                 return event.reason
     except Exception as error:  # of any class, since a user's own part may raise it: the other cells are still trained

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -9,12 +10,12 @@ from pathlib import Path
 
 import torch
 
-from manyheads.model.build import resolve_device
+from manyheads.model.build import Model, resolve_device
 from manyheads.spec import Tree, to_tree
 from manyheads.tasks.task import Batch
 from manyheads.training.batches import BatchStream
 from manyheads.training.folder import check_folder, config_changes, data_hashes
-from manyheads.training.loop import GENERATED_ROWS, handle_signals, train_step, validate
+from manyheads.training.loop import EXIT_STATUS, GENERATED_ROWS, handle_signals, train_step, validate
 from manyheads.training.prepare import PreparedRun, compile_layers, initial_model
 from manyheads.training.resources import check_resources, estimate_resources, evaluation_shapes
 
@@ -65,8 +66,8 @@ def estimate_run(
         speed = measure_speed(run, torch_device)
         if run_seconds(run, speed) > LONG_RUN and not settings.compile and not should_stop():
             speed = measure_compiled(run, speed, torch_device)
-    if should_stop():
-        raise KeyboardInterrupt
+    if reason := should_stop():
+        raise SystemExit(EXIT_STATUS[reason])
     return {
         "schema": 1,
         "data": run.corpus.description,
@@ -112,11 +113,7 @@ def batch_positions(batch: Batch) -> int:
 def measure_speed(run: PreparedRun, device: torch.device | str = "cpu", *, seconds: float = 3.0) -> SpeedEstimate:
     """Times some steps of the real model, and an evaluation of some rows; keeps and writes nothing."""
     model, _ = initial_model(run, device)
-    optimizer, stream = run.spec.optim.build(model), BatchStream(run)
-    train_step(model, optimizer, stream, run, stream.state)  # the first one takes longer
-    times = list[float]()
-    while not times or (sum(times) < seconds / 2 and len(times) < run.spec.train.steps):
-        times.append(train_step(model, optimizer, stream, run, stream.state).seconds)
+    _, times = time_steps(run, model, first=1, seconds=seconds / 2, max_steps=run.spec.train.steps)
     step, all_rows = sum(times) / len(times), sum(rows for rows, _ in evaluation_shapes(run))
     rows = min(all_rows, GENERATED_ROWS if step < seconds / 3 else 8)  # fewer rows take longer per row
     start = time.perf_counter()
@@ -125,17 +122,25 @@ def measure_speed(run: PreparedRun, device: torch.device | str = "cpu", *, secon
     return SpeedEstimate(step=step, evaluation=evaluation, timed_steps=len(times))
 
 
+def time_steps(
+    run: PreparedRun, model: Model, *, first: int, seconds: float, max_steps: float = math.inf
+) -> tuple[list[float], list[float]]:
+    """The seconds of the first steps, which take longer, and of those after them, at least one."""
+    optimizer, stream, times = run.spec.optim.build(model), BatchStream(run), list[float]()
+    while len(times) <= first or (sum(times[first:]) < seconds and len(times) < first + max_steps):
+        times.append(train_step(model, optimizer, stream, run, stream.state).seconds)
+    return times[:first], times[first:]
+
+
 def measure_compiled(
     run: PreparedRun, speed: SpeedEstimate, device: torch.device | str = "cpu", *, seconds: float = 3.0
 ) -> SpeedEstimate:
     """Adds the time of a step with compiled layers, and of compiling them."""
     model, _ = initial_model(run, device)
     compile_layers(model)
-    optimizer, stream, times = run.spec.optim.build(model), BatchStream(run), list[float]()
-    while len(times) < COMPILING_STEPS or sum(times[COMPILING_STEPS:]) < seconds:
-        times.append(train_step(model, optimizer, stream, run, stream.state).seconds)
-    step = sum(times[COMPILING_STEPS:]) / len(times[COMPILING_STEPS:])
-    compiling = max(0.0, sum(times[:COMPILING_STEPS]) - COMPILING_STEPS * step)
+    first, times = time_steps(run, model, first=COMPILING_STEPS, seconds=seconds)
+    step = sum(times) / len(times)
+    compiling = max(0.0, sum(first) - COMPILING_STEPS * step)
     return replace(speed, compiled_step=step, compiling=compiling)
 
 

@@ -19,7 +19,7 @@ from manyheads.errors import (
 )
 from manyheads.metrics.metric import higher_is_better
 from manyheads.model.build import resolve_device
-from manyheads.spec import Spec, Tree, nearest, override, parse, quoted
+from manyheads.spec import Tree, located, nearest, override, quoted
 from manyheads.tasks.evaluation import EvalData, EvalOptions, EvalResult, Evaluation, Progress
 from manyheads.tasks.task import SpecialTokens, TaskSpec, task_of
 from manyheads.training.prepare import task_tokens
@@ -55,15 +55,15 @@ def evaluate(
     if checkpoint.tokenizer is None and checkpoint.spec.vocab is not None:
         raise CheckpointTokenizerError(f"{path} has no tokenizer, so it cannot read texts")
     run = find_run(Path(path), task, overrides)
-    chosen = run.task if run else find_task(checkpoint, task)
-    data_spec = run.data if run else read_data(chosen, data, overrides)
-    corpus, rows = load_rows(data_spec, chosen, data=data, split=split, from_run=run is not None)
-    evaluation = make_evaluation(checkpoint, chosen, run, corpus, rows, options=options, progress=progress)
+    task_spec = run.task if run else find_task(checkpoint, task)
+    data_spec = run.data if run else read_data(task_spec, data, overrides)
+    corpus, rows = load_rows(data_spec, task_spec, data=data, split=split, from_run=run is not None)
+    evaluation = make_evaluation(checkpoint, task_spec, run, corpus, rows, options=options, progress=progress)
     if not evaluation.data.rows:
         raise EmptyDataError(
             f"the {split} split is empty ({corpus.description})", hint="choose another, or name a file with --data"
         )
-    result = chosen.evaluate(evaluation)
+    result = task_spec.evaluate(evaluation)
     notes = tuple(row_notes(run, split=split, data=data, overrides=overrides, corpus=corpus)) if run else ()
     report = make_report(evaluation, result, notes)
     report |= {"split": "file" if data else split, "seconds": round(time.perf_counter() - start, 3)}
@@ -115,19 +115,14 @@ def find_task(checkpoint: Checkpoint, name: str | None) -> TaskSpec:
     return task
 
 
-class DataTable(Spec):
-    """What the command line says of data for a checkpoint that is not a run."""
-
-    data: DataSpec
-
-
 def read_data(task: TaskSpec, path: str | None, overrides: Sequence[str]) -> DataSpec:
     tree = override({"data": {"kind": task.file_kind} | ({"path": path} if path else {})}, overrides)
     if tree["data"] == {"kind": task.file_kind}:
         raise MissingKeyError(
             "this checkpoint is not a run for this task: name a file to evaluate on with --data FILE", ("data", "path")
         )
-    return parse(DataTable, tree).data
+    with located("data"):
+        return DataSpec.choose(tree["data"])
 
 
 def load_rows(

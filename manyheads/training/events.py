@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from dataclasses import field as default
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 
@@ -63,7 +62,7 @@ class Step:
     tokens: int
     seconds: float
     skipped: bool = False
-    terms: dict[str, float] = default(default_factory=dict)  # the mean of each shaping term
+    terms: dict[str, float] = field(default_factory=dict)  # the mean of each shaping term
     rows: tuple[int, ...] = ()  # indices of the training rows, of a skipped step only
 
 
@@ -114,7 +113,7 @@ class Finished:
 
     step: int
     reason: str
-    metrics: dict[str, float | None] = default(default_factory=dict)  # of the last evaluation; None for NaN
+    metrics: dict[str, float | None] = field(default_factory=dict)  # of the last evaluation; None for NaN
 
 
 Event = (

@@ -21,10 +21,10 @@ from manyheads.checkpoint.checkpoint import Checkpoint
 from manyheads.data.order import sample_indices
 from manyheads.errors import DivergedError, NonFiniteError, NotEnoughMemoryError, OutOfDiskError, RunChangedError
 from manyheads.files.write import free_bytes
-from manyheads.model.build import Model, check_device, resolve_device
+from manyheads.model.build import Model, resolve_device
 from manyheads.spec import Tree
 from manyheads.tasks.shaping import shaped_loss, term_counts, total_loss
-from manyheads.tasks.task import IGNORE_INDEX, Batch
+from manyheads.tasks.task import IGNORE_INDEX, Batch, LossSum
 from manyheads.training.batches import BatchPlan, BatchStream
 from manyheads.training.events import (
     Change,
@@ -80,18 +80,16 @@ def train(
 
     `run` is a run file, its tree or a spec. `progress` is called with every event; `train_events` yields them instead.
     """
-    spec, folder, event = to_spec(run, overrides), Path(folder), None
+    spec, folder = to_spec(run, overrides), Path(folder)
+    event: Any = None  # the last one is Finished
     with handle_signals() as should_stop:
         target = resolve_device(device)
         check_folder(folder, resume)
         prepared = prepare(spec)
         check_resources(estimate_resources(prepared, folder, target))
-        events = train_events(
-            prepared, folder, should_stop=should_stop, device=target, resume=resume, override_resume=override_resume
-        )
-        for event in events:
+        options: Any = {"device": target, "resume": resume, "override_resume": override_resume}
+        for event in train_events(prepared, folder, should_stop=should_stop, **options):
             progress(event)
-    assert isinstance(event, Finished)
     return {"schema": 1, "folder": str(folder)} | asdict(event)
 
 
@@ -100,7 +98,7 @@ def train_events(
     folder: str | Path,
     *,
     should_stop: ShouldStop = lambda: None,
-    device: torch.device | str = "cpu",
+    device: torch.device | str = "auto",
     resume: str = "auto",
     override_resume: Sequence[str] = (),
 ) -> Iterator[Event]:
@@ -110,7 +108,7 @@ def train_events(
     for the fields in `override_resume`.
     """
     run = run if isinstance(run, PreparedRun) else prepare(to_spec(run))
-    device, folder = check_device(device), Path(folder)
+    device, folder = resolve_device(device), Path(folder)
     checkpoints = folder / "checkpoints"
     check_folder(folder, resume)
     with lock_folder(folder) as check_lock, open_log(folder, tensorboard=run.spec.train.tensorboard) as log:
@@ -191,7 +189,7 @@ def train_loop(
     reason, improved = state.stop_reason(best) or should_stop(), False
     while reason is None and (state.step < settings.steps or evaluation_due()):
         improved = False
-        if not evaluation_due():  # it is at this point if a signal interrupted the last evaluation
+        if not evaluation_due():  # one is due here if a signal interrupted it in the last start
             with explain_memory_errors(f"batches of {settings.batch_tokens:,} tokens"):
                 event = train_step(model, optimizer, stream, run, state)
             yield event
@@ -362,36 +360,29 @@ def validate(model: Model, run: PreparedRun, should_stop: ShouldStop = lambda: N
     are in a query's batch, also depends on the batches, and so on train.batch_tokens.
     """
     model.eval()
-    device, task = next(model.parameters()).device, run.spec.task.without_smoothing
-    total = count = 0.0
-    correct: list[int | None] = []
+    device, total = next(model.parameters()).device, LossSum()
     plan = BatchPlan(run, run.validation_rows, max_rows=run.spec.train.eval_rows)
     for i in range(len(plan)):
         if should_stop():
             raise Interrupted
         with autocast(device):
-            loss = task.loss(model, plan.batch(i).to(device))
-        total, count = total + float(loss.sum), count + loss.count
-        correct.append(loss.correct)
-    metrics = {"loss": total / max(1, count)}
-    if None not in correct:
-        metrics["accuracy"] = sum(filter(None, correct)) / max(1, count)
-    return metrics | generated_metrics(model, run, should_stop)
+            total.add(run.spec.task.loss(model, plan.batch(i).to(device)))
+    return total.metrics() | generated_metrics(model, run, should_stop)
 
 
 def generated_metrics(model: Model, run: PreparedRun, should_stop: ShouldStop) -> dict[str, float]:
     """Metrics of greedy decoding, if the task has some: of an in-memory checkpoint."""
-    task, rows, best = run.spec.task, run.validation_rows, run.spec.train.best
-    if not task.generates:
-        return {}
-    checkpoint, pairs = Checkpoint(model, run.tokenizer), []
-    index = sample_indices(len(rows), run.spec.train.eval_rows).tolist()
-    for start in range(0, len(index), GENERATED_ROWS):
-        if should_stop():
-            raise Interrupted
-        some = [rows[i] for i in index[start : start + GENERATED_ROWS]]
-        pairs += task.generate_targets(checkpoint, some, run.tokens)
-    return task.score_generated(checkpoint, pairs, run.tokens, also=best.metric if best else None)
+    rows, best = run.validation_rows, run.spec.train.best
+
+    def groups() -> Iterator[list[Any]]:
+        index = sample_indices(len(rows), run.spec.train.eval_rows).tolist()
+        for start in range(0, len(index), GENERATED_ROWS):
+            if should_stop():
+                raise Interrupted
+            yield [rows[i] for i in index[start : start + GENERATED_ROWS]]
+
+    checkpoint, also = Checkpoint(model, run.tokenizer), best.metric if best else None
+    return run.spec.task.generated_metrics(checkpoint, groups(), run.tokens, also=also)
 
 
 def autocast(device: torch.device) -> torch.autocast:

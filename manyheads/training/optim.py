@@ -26,7 +26,8 @@ class ScheduleSpec(Part, slot="schedule", default="cosine"):
         return step / self.warmup if step <= self.warmup else self.after_warmup(step, steps)
 
     @abstractmethod
-    def after_warmup(self, step: int, steps: int) -> float: ...
+    def after_warmup(self, step: int, steps: int) -> float:
+        """The factor of the learning rate after the warmup."""
 
     def progress(self, step: int, steps: int) -> float:
         """0 at the first step after the warm-up, 1 at the step after the last one."""
@@ -95,7 +96,8 @@ class OptimSpec(Part, slot="optim", default="adamw"):
     )
 
     @abstractmethod
-    def build(self, model: nn.Module) -> torch.optim.Optimizer: ...
+    def build(self, model: nn.Module) -> torch.optim.Optimizer:
+        """The optimizer of a model's trainable weights."""
 
     def adamw(self, parameters: Iterable[nn.Parameter]) -> torch.optim.AdamW:
         """With one group for matrices and one for vectors; an empty group where there are no parameters at all."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from dataclasses import field as made
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -46,7 +45,9 @@ class PreparedRun:
     validation_rows: TokenRows
     truncated: tuple[int, int] = (0, 0)  # number of truncated training and validation rows
     init_checkpoint: Checkpoint | None = None
-    links: dict[str, list[AttentionTargets]] = made(default_factory=dict)  # per guided term, those of each training row
+    links: dict[str, list[AttentionTargets]] = field(
+        default_factory=dict
+    )  # per guided term, those of each training row
 
     @property
     def family(self) -> str | None:
@@ -107,8 +108,8 @@ def prepare(spec: RunSpec) -> PreparedRun:
 
 def prepare_text(spec: RunSpec) -> PreparedText:
     """The first half of `prepare`: the rows as texts, and the tokenizer."""
-    start = load(Path(spec.init_from), dtype=torch.float32, verify=True) if spec.init_from else None
-    model_spec = resolve_model(spec, start)
+    initial = load(Path(spec.init_from), dtype=torch.float32, verify=True) if spec.init_from else None
+    model_spec = resolve_model(spec, initial)
     corpus = spec.data.load()
     fields = spec.task.fields_in(corpus.fields)
     if missing := [name for name in fields if name not in corpus.fields]:
@@ -118,24 +119,24 @@ def prepare_text(spec: RunSpec) -> PreparedText:
         )
     columns = [corpus.fields.index(name) for name in fields if name not in NON_TEXT_FIELDS]
     if not columns:
-        return PreparedText(corpus, None, SpecialTokens(vocab_size=0), start, model_spec)
+        return PreparedText(corpus, None, SpecialTokens(vocab_size=0), initial, model_spec)
     folder, texts = spec.data.prepared_folder, (row[i] for row in corpus.train for i in columns)
     tokenizer_spec = tokenizer_for(folder, spec.tokenizer) if folder else spec.tokenizer
-    tokenizer = checkpoint_tokenizer(start, tokenizer_spec, texts) if start else tokenizer_spec.make(texts)
+    tokenizer = checkpoint_tokenizer(initial, tokenizer_spec, texts) if initial else tokenizer_spec.make(texts)
     if spec.tokenizer.adds_tokens:
         tokenizer.add_special_tokens(list(spec.task.extra_tokens()))
-    tokens = task_tokens(spec.task, tokenizer, start)
+    tokens = task_tokens(spec.task, tokenizer, initial)
     spec.task.check_tokens(tokens, model_spec)
-    return PreparedText(corpus, tokenizer, tokens, start, model_spec)
+    return PreparedText(corpus, tokenizer, tokens, initial, model_spec)
 
 
-def resolve_model(spec: RunSpec, start: Checkpoint | None) -> ModelSpec:
+def resolve_model(spec: RunSpec, initial: Checkpoint | None) -> ModelSpec:
     """The model's description; with a checkpoint, that of the checkpoint with the run's overrides."""
     if isinstance(spec.model, ModelSpec):
         return spec.model
-    assert start is not None
+    assert initial is not None
     with located("model"):
-        model = read_model(merge_trees(to_tree(start.spec), copy_tree(spec.model)))
+        model = read_model(merge_trees(to_tree(initial.spec), copy_tree(spec.model)))
     spec.check_model(model)
     return model
 
@@ -160,10 +161,10 @@ def fill_sizes(spec: ModelSpec, *, vocab_size: int, num_labels: int) -> ModelSpe
     return spec
 
 
-def label_order(labels: tuple[str, ...], start: Checkpoint | None) -> tuple[str, ...]:
+def label_order(labels: tuple[str, ...], initial: Checkpoint | None) -> tuple[str, ...]:
     """The classes in the order of the checkpoint, if it has the same ones."""
-    known = class_labels(start) if start else ()
-    return known if sorted(known) == sorted(labels) else labels
+    names = class_labels(initial) if initial else ()
+    return names if sorted(names) == sorted(labels) else labels
 
 
 def class_labels(checkpoint: Checkpoint) -> tuple[str, ...]:
@@ -216,11 +217,11 @@ def guided_links(
 # --------------------------------------------------------------------------------------------------------------- tokens
 
 
-def checkpoint_tokenizer(start: Checkpoint, spec: TokenizerSpec, texts: Iterable[str]) -> Any:
+def checkpoint_tokenizer(initial: Checkpoint, spec: TokenizerSpec, texts: Iterable[str]) -> Any:
     """The checkpoint's tokenizer, without truncation; one that the run describes must be equal to it."""
     from tokenizers import Tokenizer
 
-    own = Tokenizer.from_str(start.tokenizer.to_str()) if hasattr(start.tokenizer, "to_str") else None
+    own = Tokenizer.from_str(initial.tokenizer.to_str()) if hasattr(initial.tokenizer, "to_str") else None
     if own is not None:
         own.no_truncation()  # where another run truncated is not where this one does
     if spec.from_checkpoint:
@@ -253,7 +254,7 @@ def check_equal(theirs: Any, ours: Any, texts: Sequence[str]) -> None:
             )
 
 
-def task_tokens(task: TaskSpec, tokenizer: Any, start: Checkpoint | None) -> SpecialTokens:
+def task_tokens(task: TaskSpec, tokenizer: Any, initial: Checkpoint | None) -> SpecialTokens:
     """The special tokens of a tokenizer with those of the task, which it must have."""
     extra = task.extra_tokens()
     spellings = [
@@ -265,7 +266,7 @@ def task_tokens(task: TaskSpec, tokenizer: Any, start: Checkpoint | None) -> Spe
         raise IncompatibleError(
             f"{task.kind} needs the tokens {extra[0]} … or <extra_id_0> …, and this tokenizer has none", ("tokenizer",)
         )
-    return replace(special_tokens(tokenizer, start), sentinels=sentinels)
+    return replace(special_tokens(tokenizer, initial), sentinels=sentinels)
 
 
 def special_tokens(tokenizer: Any, checkpoint: Checkpoint | None = None) -> SpecialTokens:
@@ -287,9 +288,9 @@ def special_tokens(tokenizer: Any, checkpoint: Checkpoint | None = None) -> Spec
     bos = next((one for one in (bos, pad, eos) if one is not None), None)  # without one, padding begins a text
     if bos is None or eos is None:
         raise TokenizerError("this tokenizer has no token that begins or ends a text")
-    named = {i for i in (pad, bos, eos, unk, mask) if i is not None}
-    named |= {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
-    own_form = checkpoint is None or checkpoint.tokenizer is None or trained_here(checkpoint)
+    special = {i for i in (pad, bos, eos, unk, mask) if i is not None}
+    special |= {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+    is_ours = checkpoint is None or checkpoint.tokenizer is None or trained_here(checkpoint)
     return SpecialTokens(
         pad=eos if pad is None else pad,
         bos=bos,
@@ -297,9 +298,9 @@ def special_tokens(tokenizer: Any, checkpoint: Checkpoint | None = None) -> Spec
         unk=-1 if unk is None else unk,
         mask=-1 if mask is None else mask,
         vocab_size=vocab_size,
-        special=tuple(sorted(named | (set(range(vocab_size)) - set(vocab.values())))),
+        special=tuple(sorted(special | (set(range(vocab_size)) - set(vocab.values())))),
         decoder_start=checkpoint.generation_config.decoder_start_token_id if checkpoint else None,
-        affixes=None if own_form else affixes(tokenizer),
+        affixes=None if is_ours else affixes(tokenizer),
         pool=checkpoint.pooling.pool if checkpoint and checkpoint.pooling else None,
     )
 
@@ -337,12 +338,11 @@ def initial_model(run: PreparedRun, device: torch.device | str = "cpu") -> tuple
     spec, events = run.spec, list[Event]()
     model = build(run.model_spec, seed=spec.seed)
     if run.init_checkpoint:
-        report = copy_weights(model, run.init_checkpoint, run.labels)
-        notes: tuple[str, ...] = ()
+        event = copy_weights(model, run.init_checkpoint, run.labels)
         if spec.lora:
-            add_lora(model, spec.lora, seed=spec.seed, new=report.new)
-            notes = tuple(filter(None, [adapter_names(model, run.family)[1]]))
-        events.append(Initialized(0, len(report.loaded), report.new, report.unused, notes))
+            add_lora(model, spec.lora, seed=spec.seed, new=event.new)
+            event = replace(event, notes=tuple(filter(None, [adapter_names(model, run.family)[1]])))
+        events.append(event)
     freeze(model, spec.freeze or ())
     if spec.train.compile:
         compile_layers(model)
@@ -358,24 +358,15 @@ def compile_layers(model: Model) -> None:
             layer.compile(dynamic=True)
 
 
-@dataclass(frozen=True)
-class InitReport:
-    """Names of weights: loaded from the checkpoint, new in the model, and of the checkpoint but unused."""
-
-    loaded: tuple[str, ...]
-    new: tuple[str, ...]
-    unused: tuple[str, ...]
-
-
 @torch.no_grad()
-def copy_weights(model: nn.Module, checkpoint: Checkpoint, labels: Sequence[str] = ()) -> InitReport:
+def copy_weights(model: nn.Module, checkpoint: Checkpoint, labels: Sequence[str] = ()) -> Initialized:
     """Copies every weight of the checkpoint that has the same name and shape.
 
     Only a head may have another shape, or other classes; it is then new.
     """
     ours, theirs = dict(model.named_parameters()), dict(checkpoint.model.named_parameters())
     same = {name for name in ours if name in theirs and ours[name].shape == theirs[name].shape}
-    if labels and (known := class_labels(checkpoint)) and sorted(known) != sorted(labels):
+    if labels and (names := class_labels(checkpoint)) and sorted(names) != sorted(labels):
         same -= {name for name in same if name.startswith("head.output.")}
     for name in sorted(set(ours) & set(theirs) - same):
         if not name.startswith("head."):
@@ -386,8 +377,9 @@ def copy_weights(model: nn.Module, checkpoint: Checkpoint, labels: Sequence[str]
     for name in same:
         ours[name].copy_(theirs[name])
     assert checkpoint.origin is not None
-    return InitReport(
-        loaded=tuple(name for name in ours if name in same),
+    return Initialized(
+        step=0,
+        loaded=len(same),
         new=tuple(name for name in ours if name not in same),
         unused=(*(name for name in theirs if name not in same), *checkpoint.origin.weights.unused),
     )

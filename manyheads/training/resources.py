@@ -53,7 +53,7 @@ def estimate_resources(
     model = build_meta(run.model_spec)
     activations, shape = max(activation_bytes(run, model, plan.batch(i)) for i in largest)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    weights, gradients = BYTES * parameters, BYTES * trainable_count(run)
+    weights, gradients = BYTES * parameters, BYTES * trainable_count(run, model)
     optimizer_state = (MOMENTS + bool(run.spec.optim.ema_decay)) * gradients
     evaluation = logits_bytes(run, max(rows * length for rows, length in evaluation_shapes(run)))
     checkpoint = weights + optimizer_state
@@ -74,11 +74,11 @@ def estimate_resources(
     )
 
 
-def trainable_count(run: PreparedRun) -> int:
-    model, spec = build_meta(run.model_spec), run.spec
-    if spec.lora:
-        add_lora(model, spec.lora, seed=0, new=())
-    freeze(model, spec.freeze or ())
+def trainable_count(run: PreparedRun, model: Model) -> int:
+    """The number of weights that are trained; adds LoRA to the model, and freezes what the run freezes."""
+    if run.spec.lora:
+        add_lora(model, run.spec.lora, seed=0, new=())
+    freeze(model, run.spec.freeze or ())
     return sum(parameter.numel() for parameter in trainable(model))
 
 

@@ -8,8 +8,6 @@ from typing import Any
 
 from pydantic import field_validator
 
-from manyheads import tasks  # noqa: F401  (fills the slot)
-from manyheads.data import builtin, conllu, images, tables  # noqa: F401  (fill the slot)
 from manyheads.data.prepared import tokenizer_of
 from manyheads.data.source import DataSpec
 from manyheads.data.tokenizer import TokenizerSpec, WordsSpec
@@ -17,11 +15,14 @@ from manyheads.errors import IncompatibleError, MissingKeyError
 from manyheads.files.read import locate_config_errors, read_toml
 from manyheads.metrics.metric import higher_is_better
 from manyheads.model.spec import SHAPES, ModelSpec, read_model
-from manyheads.spec import Spec, Tree, check_names, field, frozen, located, override, parse, quoted, to_tree
+from manyheads.spec import Spec, Tree, check_names, field, frozen, import_all, located, override, parse, quoted, to_tree
 from manyheads.tasks.shaping import ShapingSpec
 from manyheads.tasks.task import TaskSpec
 from manyheads.training.lora import LoraSpec
 from manyheads.training.optim import AdamWSpec, OptimSpec
+
+for _room in ("manyheads.data", "manyheads.tasks"):
+    import_all(_room)  # fills the slots
 
 
 class BestSpec(Spec):

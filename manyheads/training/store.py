@@ -26,10 +26,10 @@ from manyheads.errors import (
     WeightsError,
 )
 from manyheads.files.manifest import MANIFEST, OPTIMIZER, TRAINER, verify_manifest
-from manyheads.files.read import sha256
+from manyheads.files.read import read_json_or_empty, sha256
 from manyheads.files.write import free_bytes, fsync_path, write_atomic
 from manyheads.model.build import Model
-from manyheads.spec import Tree, quoted
+from manyheads.spec import Tree, quoted, to_tree
 from manyheads.training.lora import TRAINED, adapter_names, merge_lora, write_adapter
 from manyheads.training.optim import ema_weights
 from manyheads.training.prepare import PreparedRun
@@ -132,7 +132,7 @@ def save(
     check_finite(model)
     try:
         draft.mkdir()
-        fill_folder(draft, merged, origin, tokenizer)
+        fill_folder(draft, merged, origin, tokenizer, shard_bytes=math.inf)
         add_files(draft)
         save_tensors(optimizer_tensors(model, optimizer), draft / OPTIMIZER)
         (draft / TRAINER).write_text(json.dumps(state.to_tree()), encoding="utf-8")
@@ -204,14 +204,8 @@ def purge(folder: Path, keep_last: int) -> None:
 
 def newest_finite(folder: Path) -> Path | None:
     """The newest checkpoint whose last step was not skipped: its weights gave a finite loss and finite gradients."""
-
-    def skipped(checkpoint: Path) -> bool:
-        try:
-            return bool(json.loads((checkpoint / TRAINER).read_text(encoding="utf-8"))["skipped"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return True
-
-    return next((path for path in checkpoints(folder) if not skipped(path)), None)
+    finite = (path for path in checkpoints(folder) if read_json_or_empty(path / TRAINER).get("skipped") == 0)
+    return next(finite, None)
 
 
 def remove_leftovers(folder: Path) -> None:
@@ -262,7 +256,7 @@ def newest_valid(folder: Path) -> tuple[Path | None, list[str]]:
         warnings.append(fault)
     if warnings:
         raise CorruptFileError(
-            f"{folder} has no valid checkpoint: {warnings[0]}", hint="the run does not start again over them"
+            f"{folder} has no valid checkpoint: {warnings[0]}", hint="use another --output to start again"
         )
     return None, []
 
@@ -311,19 +305,19 @@ def saved_tokenizer(run: PreparedRun) -> Any:
 
 def saved_origin(run: PreparedRun, model: Model) -> Origin:
     """The config and files of checkpoints: special tokens, classes and task; what the initial checkpoint had stays."""
-    start = run.init_checkpoint
-    origin = own_origin(model, start.origin if start else None)
+    initial = run.init_checkpoint
+    origin = own_origin(model, initial.origin if initial else None)
     tokens, labels = run.tokens, {str(i): name for i, name in enumerate(run.labels)}
     roles = {"pad": tokens.pad, "bos": tokens.bos, "eos": tokens.eos, "decoder_start": tokens.decoder_prompt[0]}
     inherited = {key: value for key, value in origin.config.items() if key != "problem_type" or not labels}
     config = dict(inherited)
     if run.tokenizer is not None:
         config |= {f"{role}_token_id": token for role, token in roles.items()}
-    if start:
+    if initial:
         config |= {key: value for key, value in inherited.items() if value is not None}
     if labels:
         config |= {"id2label": labels, "label2id": {name: i for i, name in enumerate(run.labels)}}
-    config |= {"task": run.spec.task.kind} | ({"family": run.family} if run.family else {})
+    config |= {"task": to_tree(run.spec.task)} | ({"family": run.family} if run.family else {})
     return replace(origin, config=config, extra_files=saved_files(run, dict(origin.extra_files)))
 
 

@@ -59,10 +59,9 @@ def suggest(
     draft = Draft(kind, choose_shape(kind, shape), data, minutes)
     draft = limit_lengths(choose_tokenizer(draft))
     draft, steps, epoch = choose_size(draft)
-    timed = fit_time(draft, steps, epoch.batches)
-    reasons = timed.reasons()
-    header = [f"# {one_line(reason)}" for reason in reasons]
-    return "\n".join((*header, "", timed.draft.text())), reasons
+    draft, why = fit_time(draft, steps, epoch.batches)
+    header = [f"# {one_line(reason)}" for reason in why]
+    return "\n".join((*header, "", draft.text())), why
 
 
 # ----------------------------------------------------------------------------------------------------------------- data
@@ -90,7 +89,7 @@ def suggest_data(task: type[TaskSpec], file: Path | None, fields: str | None) ->
     if file is None or not task.takes_file:
         if file is not None or fields:
             raise UsageError(
-                f"{task.kind} generates its data" if file is not None else "--fields are columns of a file: name one"
+                f"{task.kind} generates its data" if file is not None else "--fields names columns of a file: give one"
             )
         if task.default_data is None:
             raise UsageError(f"{task.kind} has no built-in data: name a file")
@@ -314,34 +313,27 @@ def choose_size(draft: Draft) -> tuple[Draft, int, EpochEstimate]:
     return draft, two_digits(max(MIN_STEPS, epochs * epoch.batches)), epoch
 
 
-@dataclass(frozen=True)
-class TimedDraft:
-    """A finished draft with the measured speed; `cut` if the time decided the number of steps."""
-
-    draft: Draft
-    speed: SpeedEstimate
-    cut: bool
-
-    def reasons(self) -> list[str]:
-        draft, run, task = self.draft, self.draft.run, self.draft.task
-        parameters = sum(one.numel() for one in build_meta(run.model_spec).parameters())
-        epoch, first, device = estimate_epoch(run), task.shapes[0], resolve_device("auto")
-        shape = f"{draft.shape}: {task.why}" if draft.shape == first else f"{draft.shape}, as given; usual is {first}"
-        cores = f"{os.cpu_count()} cores, {torch.get_num_threads()} threads" if device.type == "cpu" else str(device)
-        machine = f"{cores}, {format_bytes(free)} of memory free" if (free := memory_free(device)) else cores
-        seconds = format_seconds(run_seconds(run, self.speed))
-        time = f"about {seconds} here ({machine}; a step took {1000 * self.speed.step:,.0f} ms)"
-        limit = f"; limited to {format_seconds(60 * draft.minutes)}, more steps may be better" if self.cut else ""
-        layers = "" if draft.shape in ("recurrent", "ngram") else f"{draft.size.layers} layers of "
-        return [
-            draft.data.corpus.description,
-            shape,
-            f"{layers}width {draft.size.width}, {parameters:,} parameters, for {epoch.tokens:,} training tokens",
-            f"{draft.settings.steps:,} steps, {draft.epochs:.3g} epochs of {epoch.rows:,} rows: {time}{limit}",
-        ]
+def reasons(draft: Draft, speed: SpeedEstimate, *, is_limited: bool) -> list[str]:
+    """Why the run file is as it is; `is_limited` if the time decided the number of steps."""
+    run, task = draft.run, draft.task
+    parameters = sum(one.numel() for one in build_meta(run.model_spec).parameters())
+    epoch, first, device = estimate_epoch(run), task.shapes[0], resolve_device("auto")
+    shape = f"{draft.shape}: {task.why}" if draft.shape == first else f"{draft.shape}, as given; usual is {first}"
+    cores = f"{os.cpu_count()} cores, {torch.get_num_threads()} threads" if device.type == "cpu" else str(device)
+    machine = f"{cores}, {format_bytes(free)} of memory free" if (free := memory_free(device)) else cores
+    seconds = format_seconds(run_seconds(run, speed))
+    time = f"about {seconds} here ({machine}; a step took {1000 * speed.step:,.0f} ms)"
+    limit = f"; limited to {format_seconds(60 * draft.minutes)}, more steps may be better" if is_limited else ""
+    layers = "" if draft.shape in ("recurrent", "ngram") else f"{draft.size.layers} layers of "
+    return [
+        draft.data.corpus.description,
+        shape,
+        f"{layers}width {draft.size.width}, {parameters:,} parameters, for {epoch.tokens:,} training tokens",
+        f"{draft.settings.steps:,} steps, {draft.epochs:.3g} epochs of {epoch.rows:,} rows: {time}{limit}",
+    ]
 
 
-def fit_time(draft: Draft, steps: int, batches: int) -> TimedDraft:
+def fit_time(draft: Draft, steps: int, batches: int) -> tuple[Draft, list[str]]:
     """The steps, if the machine makes half of them in time; otherwise a smaller model, or the steps that it makes."""
     speed, seconds = measure_speed(draft.run, resolve_device("auto"), seconds=1.5), 60 * draft.minutes
     evaluations = max(1, min(EVALUATIONS, int(seconds / 5 / max(speed.evaluation, 1e-9))))  # in a fifth of the time
@@ -351,7 +343,7 @@ def fit_time(draft: Draft, steps: int, batches: int) -> TimedDraft:
         return fit_time(lower, steps, batches)
     count = min(steps, possible)
     draft = draft.changed(steps=count, epochs=count / batches, evaluations=evaluations)
-    return TimedDraft(draft, speed, cut=possible < steps)
+    return draft, reasons(draft, speed, is_limited=possible < steps)
 
 
 def two_digits(count: float) -> int:

@@ -13,15 +13,15 @@ import sys
 import pytest
 from command import VERBS, error_of, run
 
-from manyheads.cli import console
 from manyheads.cli.console import Progress, as_error
 from manyheads.errors import DataError, ManyheadsError
 
 COMMANDS = [*([verb] for verb in VERBS if verb != "data"), ["data", "show"], ["data", "prepare"]]
 
 
-def test_every_verb_has_a_file():
-    assert set(console.VERBS) == set(VERBS)
+def test_every_file_of_the_command_line_is_a_verb_in_its_help():
+    commands = run("-h").stdout.partition("Commands:")[2]
+    assert set(re.findall(r"^  (\w+)", commands, re.M)) == set(VERBS)
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
@@ -31,8 +31,7 @@ def test_every_verb_has_help_with_an_example(command):
 
 
 def test_no_argument_shows_the_help():
-    assert "Usage:" in run().stdout
-    assert all(verb in run("-h").stdout for verb in VERBS)
+    assert run().stdout == run("-h").stdout
 
 
 def test_the_version_names_torch():
@@ -84,7 +83,7 @@ def test_every_exception_has_a_code_and_a_status(exception, code, status):
     assert "\n" not in str(error)
 
 
-def test_a_full_disk_under_standard_output(tmp_path):
+def test_a_full_disk_under_standard_output_has_a_code(tmp_path):
     command = f"{sys.executable} -m manyheads show --json > /dev/full"
     done = subprocess.run(command, shell=True, capture_output=True, text=True)
     assert done.returncode == 5

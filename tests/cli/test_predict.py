@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import pytest
 from command import error_of, run, run_json
-from data_files import refused
+from raising import raises
 from small_checkpoints import folder_of
 from small_runs import described, train_all
 from tokenizers import Tokenizer, decoders
@@ -253,7 +253,7 @@ def test_infill_generates_what_is_missing(tmp_path):
     word = checkpoint.tokenizer.token_to_id
     assert rows[0] == [1, word("▁the"), word("▁grass"), word("▁is"), 4, word("▁today"), 4]
     for text, count in (("the grass", 0), ("<mask> is <mask>", 2)):
-        with refused("input.invalid", "<mask>", count):
+        with raises("input.invalid", "<mask>", count):
             manyheads.predict(checkpoint, text)
     assert run("predict", tmp_path / "run", prompts[0]).stdout == "green\n"
 

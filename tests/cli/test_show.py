@@ -17,11 +17,11 @@ from manyheads.training import run as _run  # noqa: F401  (fills the slots)
 
 
 @pytest.mark.parametrize("name", [name for name, count in PARAMETERS.items() if count < 200_000_000])
-def test_the_parameters_of_published_presets(name):
+def test_presets_have_the_published_number_of_parameters(name):
     assert describe_model(name, [], length=8)["parameters"] == PARAMETERS[name]
 
 
-def test_json_of_a_preset():
+def test_the_json_of_a_preset_has_its_parameters_layers_and_weights():
     model = run_json("show", "gpt2")
     assert model["schema"] == 1
     assert model["parameters"] == sum(model["parameters_by_part"].values()) == 124439808
@@ -111,7 +111,7 @@ def test_tasks_are_one_slot():
     assert kinds >= {"retrieval", "mae"}
 
 
-def test_one_slot_and_the_brackets_of_a_formula():
+def test_show_prints_one_slot_and_keeps_the_brackets_of_its_formulas():
     text = run("show", "position").stdout
     assert "sinusoidal" in text
     assert "E[token]" not in text
@@ -156,7 +156,7 @@ def test_without_a_target_the_presets_are_listed():
         (["parts", "-s", "a=1"], "usage.argument", ""),
     ],
 )
-def test_a_wrong_target_or_value(arguments, code, value):
+def test_a_wrong_target_or_value_has_a_code_and_is_named(arguments, code, value):
     error = error_of("show", *arguments, check=2)
     assert error["code"] == code
     assert value in error["message"]

@@ -77,10 +77,9 @@ def test_a_run_with_nothing_left_to_do(capsys):
 
 def test_comparisons_show_every_run(capsys):
     with CompareProgress("reading", quiet=False) as progress:
-        progress.show(c.CellStarted("position=rope", 1, number=3, runs=12, steps=100))
-        progress.show(c.CellStep(50))
-        progress.show(c.CellFinished("position=rope", 1, 3, 12, metrics={"loss": 1.5}, error=None))
-        progress.show(c.CellFinished("position=none", 1, 12, 12, metrics={}, error="no memory"))
+        progress.show(c.CellProgress("position=rope", 1, number=3, runs=12, steps=100, step=50))
+        progress.show(c.CellProgress("position=rope", 1, 3, 12, 100, metrics={"loss": 1.5}))
+        progress.show(c.CellProgress("position=none", 1, 12, 12, 100, metrics={}, error="no memory"))
     first, last = capsys.readouterr().err.splitlines()
     assert first.startswith("3 of 12 · position=rope, seed 1: loss 1.5000 · about ")
     assert last == "12 of 12 · position=none, seed 1: no memory"

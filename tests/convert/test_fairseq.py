@@ -9,12 +9,13 @@ import zipfile
 
 import pytest
 import torch
+from raising import raises
 
 import manyheads
 from manyheads import build, build_meta
 from manyheads.convert.fairseq.safe_pickle import Stub, read_pickle
 from manyheads.convert.families import get_family
-from manyheads.errors import CheckpointError, ExportError
+from manyheads.errors import ExportError
 
 CONFIG = {
     "encoder_embed_dim": 16, "decoder_embed_dim": 16, "encoder_layers": 2, "decoder_layers": 1,
@@ -51,12 +52,9 @@ def save(path, trap, **changes):
     return model
 
 
-def refused(path, code, *values, read=manyheads.load):
-    with pytest.raises(CheckpointError) as caught:
+def load_fails(path, code, *values, read=manyheads.load):
+    with raises(f"checkpoint.{code}", path, *values):
         read(path)
-    assert caught.value.code == f"checkpoint.{code}", caught.value
-    assert all(value in str(caught.value) for value in (str(path), *values)), caught.value
-    assert "\n" not in str(caught.value)
 
 
 def test_a_checkpoint_is_read_and_nothing_runs(tmp_path):
@@ -101,7 +99,7 @@ def test_exponents_of_the_sinusoids_run_to_the_end_of_the_range():
 )
 def test_an_option_that_changes_the_computation_is_refused(tmp_path, changes, code, value):
     save(tmp_path / "x.pt", tmp_path / "sprung", **changes)
-    refused(tmp_path / "x.pt", code, value)
+    load_fails(tmp_path / "x.pt", code, value)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +114,7 @@ def test_an_option_that_changes_the_computation_is_refused(tmp_path, changes, co
 )
 def test_a_pickle_of_something_else_is_refused(tmp_path, content, code):
     torch.save(content, tmp_path / "x.pt")
-    refused(tmp_path / "x.pt", code)
+    load_fails(tmp_path / "x.pt", code)
 
 
 def archive(path, data, compression=zipfile.ZIP_STORED, **storages):
@@ -127,7 +125,7 @@ def archive(path, data, compression=zipfile.ZIP_STORED, **storages):
     return path
 
 
-def test_pickles_that_would_execute_something(tmp_path):
+def test_a_pickle_that_would_execute_something_gives_stubs(tmp_path):
     content = pickle.dumps({"trap": Trap(tmp_path / "sprung"), "options": argparse.Namespace(x=1)})
     table = read_pickle(archive(tmp_path / "a", content))
     assert isinstance(table["trap"], Stub)
@@ -143,13 +141,13 @@ def test_pickles_that_would_execute_something(tmp_path):
 
 def test_files_that_are_broken_or_compressed(tmp_path):
     for data in (b"", b"garbage", b"\x80\x04\x95"):
-        refused(archive(tmp_path / "c", data), "corrupt", read=read_pickle)
-    refused(archive(tmp_path / "d", pickle.dumps({}), zipfile.ZIP_DEFLATED), "unsafe", read=read_pickle)
+        load_fails(archive(tmp_path / "c", data), "corrupt", read=read_pickle)
+    load_fails(archive(tmp_path / "d", pickle.dumps({}), zipfile.ZIP_DEFLATED), "unsafe", read=read_pickle)
     (tmp_path / "e").write_bytes(pickle.dumps({"model": {}}))  # not an archive
-    refused(tmp_path / "e", "corrupt", read=read_pickle)
+    load_fails(tmp_path / "e", "corrupt", read=read_pickle)
     with zipfile.ZipFile(tmp_path / "f", "w") as file:
         file.writestr("other", "")
-    refused(tmp_path / "f", "corrupt", read=read_pickle)
+    load_fails(tmp_path / "f", "corrupt", read=read_pickle)
 
 
 def test_tensors_that_do_not_fit_their_storage(tmp_path):
@@ -158,9 +156,9 @@ def test_tensors_that_do_not_fit_their_storage(tmp_path):
         data = next(file.read(name) for name in file.namelist() if name.endswith("data.pkl"))
     good = read_pickle(archive(tmp_path / "whole", data, s0=torch.arange(6.0).numpy().tobytes()))
     assert torch.equal(good["model"]["x"], torch.arange(6.0))
-    refused(archive(tmp_path / "short", data, s0=b"\0" * 8), "corrupt", read=read_pickle)
-    refused(archive(tmp_path / "empty", data, s0=b""), "corrupt", read=read_pickle)
-    refused(archive(tmp_path / "none", data), "corrupt", read=read_pickle)
+    load_fails(archive(tmp_path / "short", data, s0=b"\0" * 8), "corrupt", read=read_pickle)
+    load_fails(archive(tmp_path / "empty", data, s0=b""), "corrupt", read=read_pickle)
+    load_fails(archive(tmp_path / "none", data), "corrupt", read=read_pickle)
 
 
 @pytest.fixture
@@ -187,10 +185,10 @@ def test_words_are_split_and_joined(folder):
 def test_dictionaries_that_cannot_be_read(folder, tmp_path):
     path = folder / "data" / "dict.aa.txt"
     path.write_bytes(b"\xff 5\n")
-    refused(folder, "corrupt", "dict.aa.txt")
+    load_fails(folder, "corrupt", "dict.aa.txt")
     path.unlink()
     path.symlink_to(tmp_path / "outside")
-    refused(folder, "unsafe", "dict.aa.txt")
+    load_fails(folder, "unsafe", "dict.aa.txt")
     path.unlink()
     assert manyheads.load(folder).tokenizer is None  # one dictionary is missing
 

@@ -177,7 +177,7 @@ def test_half_precision_is_kept(name, tmp_path):
     assert all(torch.equal(before[key], back[key]) and back[key].dtype is before[key].dtype for key in before)
 
 
-def test_activations_are_theirs():
+def test_activations_equal_those_of_transformers():
     from transformers.activations import ACT2FN
 
     x = torch.linspace(-4, 4, 81)

@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from raising import raises
 from small_checkpoints import assert_close, make, perturbed, rope
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
@@ -132,13 +133,9 @@ def test_a_file_has_its_tokenizer(tmp_path):
     assert isinstance(ours.generate("abc", max_new_tokens=3), str)
 
 
-def refused(path, code, *values):
-    """Loading fails with one line of this code that holds these values."""
-    with pytest.raises(CheckpointError) as caught:
+def load_fails(path, code, *values):
+    with raises(f"checkpoint.{code}", path, *values):
         manyheads.load(path)
-    assert caught.value.code == f"checkpoint.{code}", caught.value
-    assert all(value in str(caught.value) for value in (str(path), *values)), caught.value
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +163,7 @@ def test_a_key_that_changes_the_computation_is_refused(tmp_path, key, value, cod
         )
     else:
         write_reference(reference(), path, extra=[(key, value)])
-    refused(path, code, named)
+    load_fails(path, code, named)
 
 
 def key(name, kind, data):
@@ -205,7 +202,7 @@ HEADERS = {
 def test_an_invalid_header_is_refused(tmp_path, name):
     data, code = HEADERS[name]
     (tmp_path / "x.gguf").write_bytes(data)
-    refused(tmp_path / "x.gguf", code)
+    load_fails(tmp_path / "x.gguf", code)
 
 
 @pytest.fixture(scope="module")
@@ -232,7 +229,7 @@ def test_a_damaged_file_is_refused_in_one_line_or_read(data, sound, tmp_path_fac
 
 def test_the_last_byte_is_needed(tmp_path, sound):
     (tmp_path / "x.gguf").write_bytes(sound[:-1])
-    refused(tmp_path / "x.gguf", "corrupt")
+    load_fails(tmp_path / "x.gguf", "corrupt")
 
 
 # ------------------------------------------------------------------------------------------------------------ exporting
@@ -359,7 +356,7 @@ def test_llama_cpp_gives_the_same_numbers(tmp_path):
 
 @torch.no_grad()
 @pytest.mark.parametrize(("form", "tolerance"), [("f16", 1e-2), ("q8_0", 0.2)])
-def test_smaller_forms(tmp_path, form, tolerance):
+def test_half_and_quantized_files_are_smaller_and_give_nearly_the_same_logits(tmp_path, form, tolerance):
     theirs = reference()
     ours = loaded(theirs, tmp_path / "hf", by_bytes())
     manyheads.export(ours, tmp_path / "x.gguf", to="gguf", form=form)

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from raising import raises
 from safetensors.torch import load_file, save_file
 
 import manyheads
@@ -36,14 +37,10 @@ def folder(tmp_path):
     return tmp_path / "model"
 
 
-def refused(folder, code, *values, **options):
-    """Loading fails with one line of this code that holds these values."""
-    with pytest.raises(CheckpointError) as caught:
+def load_fails(folder, code, *values, **options):
+    with raises(f"checkpoint.{code}", *values) as caught:
         manyheads.load(folder, **options)
-    assert caught.value.code == f"checkpoint.{code}", caught.value
     assert caught.value.exit_status == 4
-    assert "\n" not in str(caught.value)
-    assert all(value in str(caught.value) for value in values), caught.value
 
 
 def change_config(folder, **keys):
@@ -62,29 +59,29 @@ def test_configs_that_cannot_be_read(folder):
     path, whole = folder / "config.json", (folder / "config.json").read_text()
     for text in ("{", "[]", whole[:-3] + ', "n_layer": 2}', '{"n_layer": NaN}', "[" * 100_000, " " * (1 << 20) + whole):
         path.write_text(text)
-        refused(folder, "corrupt", "config.json")
+        load_fails(folder, "corrupt", "config.json")
     path.write_bytes(b"\xff\xfe")
-    refused(folder, "corrupt", "config.json")
+    load_fails(folder, "corrupt", "config.json")
     path.unlink()
-    refused(folder, "not-found", "config.json")
-    refused(folder / "nothing", "not-found", "nothing")
+    load_fails(folder, "not-found", "config.json")
+    load_fails(folder / "nothing", "not-found", "nothing")
     (folder / "file").write_text("")
-    refused(folder / "file", "not-found", "file")
+    load_fails(folder / "file", "not-found", "file")
 
 
 def test_an_unknown_model_type_is_named_before_its_weights_are_looked_for(folder):
     (folder / "model.safetensors").unlink()
     for value in ("mamba", None, ["gpt2"], {}):
         change_config(folder, model_type=value)
-        refused(folder, "architecture", repr(value))
+        load_fails(folder, "architecture", repr(value))
     change_config(folder, model_type="gpt2", architectures=["GPT2DoubleHeadsModel"])
-    refused(folder, "architecture", "GPT2DoubleHeadsModel", "config.json")
+    load_fails(folder, "architecture", "GPT2DoubleHeadsModel", "config.json")
     change_config(folder, architectures=["GPT2LMHeadModel"], n_head=3)
-    refused(folder, "config", "decoder", "config.json")
+    load_fails(folder, "config", "decoder", "config.json")
     change_config(folder, n_head=2, activation_function=["relu"])
-    refused(folder, "config", "activation_function", "config.json")
+    load_fails(folder, "config", "activation_function", "config.json")
     change_config(folder, activation_function="relu")
-    refused(folder, "weights", "model.safetensors")
+    load_fails(folder, "weights", "model.safetensors")
 
 
 def test_a_description_of_our_own_format_is_checked_too(tmp_path):
@@ -93,14 +90,14 @@ def test_a_description_of_our_own_format_is_checked_too(tmp_path):
     model = json.loads((folder / "config.json").read_text())["model"]
     for value in (None, 3, {"encoder": 1}, model | {"vocab": "many"}, model | {"extra": 1}):
         change_config(folder, model=value)
-        refused(folder, "config", "config.json")
+        load_fails(folder, "config", "config.json")
     change_config(folder, model=model | {"vocab": 8})
-    refused(folder, "weights", "decoder.embed.table.weight", "(7, 8)", "(8, 8)")
+    load_fails(folder, "weights", "decoder.embed.table.weight", "(7, 8)", "(8, 8)")
 
 
 def test_a_config_that_implies_huge_weights_takes_no_memory(folder):
     change_config(folder, n_embd=65536, n_layer=1024, n_inner=1 << 20, n_head=2)
-    refused(folder, "weights", "h.1")
+    load_fails(folder, "weights", "h.1")
 
 
 def test_remote_code_is_not_run(folder, tmp_path):
@@ -126,9 +123,9 @@ def test_pickles_are_never_read(folder, name, tmp_path):
     weights = folder / "model.safetensors"
     weights.rename(tmp_path / "aside")
     (folder / name).write_bytes(pickle.dumps(Trap(tmp_path / "trap")))
-    refused(folder, "unsafe", name)
+    load_fails(folder, "unsafe", name)
     weights.write_bytes(pickle.dumps(Trap(tmp_path / "trap")))  # under a good name too
-    refused(folder, "corrupt", "model.safetensors")
+    load_fails(folder, "corrupt", "model.safetensors")
     assert not (tmp_path / "trap").exists()
 
 
@@ -136,16 +133,16 @@ def test_links_and_names_that_lead_out_of_the_folder(folder, tmp_path):
     outside = tmp_path / "outside.safetensors"
     (folder / "model.safetensors").rename(outside)
     (folder / "model.safetensors").symlink_to(outside)
-    refused(folder, "unsafe", "model.safetensors")
+    load_fails(folder, "unsafe", "model.safetensors")
     (folder / "model.safetensors").unlink()
     index = folder / "model.safetensors.index.json"
     for name in ("../outside.safetensors", str(outside), "..", "", "a/b.safetensors", "x\0y", "x\ud800"):
         index.write_text(json.dumps({"weight_map": {"wte.weight": name}}))
-        refused(folder, "unsafe", str(folder))
+        load_fails(folder, "unsafe", str(folder))
     index.write_text(json.dumps({"weight_map": {"wte.weight": "a" * 300}}))
-    refused(folder, "invalid", "a" * 300)
+    load_fails(folder, "invalid", "a" * 300)
     index.write_text(json.dumps({"weight_map": {"wte.weight": 3}}))
-    refused(folder, "corrupt", "weight_map")
+    load_fails(folder, "corrupt", "weight_map")
 
 
 def test_a_snapshot_of_the_hubs_cache_may_link_to_its_blobs_and_nowhere_else(folder, tmp_path):
@@ -167,7 +164,7 @@ def test_a_snapshot_of_the_hubs_cache_may_link_to_its_blobs_and_nowhere_else(fol
         (target / "config.json").write_bytes((blobs / "config.json").read_bytes())
         (snapshot / "config.json").unlink()
         (snapshot / "config.json").symlink_to(target / "config.json")
-        refused(snapshot, "unsafe", "config.json")
+        load_fails(snapshot, "unsafe", "config.json")
     (snapshot / "config.json").unlink()
     (snapshot / "config.json").symlink_to("../../blobs/config.json")
     snapshot.rename(tmp_path / "models--x" / "elsewhere")
@@ -180,7 +177,7 @@ def test_a_pipe_is_not_waited_for(folder):
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
         (folder / name).rename(folder / "aside")
         os.mkfifo(folder / name)
-        refused(folder, "unsafe", name)
+        load_fails(folder, "unsafe", name)
         (folder / name).unlink()
         (folder / "aside").rename(folder / name)
 
@@ -193,10 +190,10 @@ def test_a_folder_may_have_any_name(folder, tmp_path, name):
 def test_tokenizers_that_cannot_be_read(folder):
     for data in (b"", b"{}", b"\xff", b"[" * 100_000, json.dumps({"model": {"type": "BPE", "vocab": 3}}).encode()):
         (folder / "tokenizer.json").write_bytes(data)
-        refused(folder, "tokenizer", "tokenizer.json")
+        load_fails(folder, "tokenizer", "tokenizer.json")
     with (folder / "tokenizer.json").open("wb") as file:
         file.truncate((64 << 20) + 1)
-    refused(folder, "corrupt", "tokenizer.json")
+    load_fails(folder, "corrupt", "tokenizer.json")
 
 
 # -------------------------------------------------------------------------------------------------------------- weights
@@ -216,7 +213,7 @@ def test_weights_must_be_floating_point(folder):
         tensors = load_file(folder / "model.safetensors")
         tensors["transformer.wpe.weight"] = tensors["transformer.wpe.weight"].to(dtype)
         save_file(tensors, folder / "model.safetensors")
-        refused(folder, "weights", "transformer.wpe.weight", str(dtype))
+        load_fails(folder, "weights", "transformer.wpe.weight", str(dtype))
 
 
 def test_an_unused_tensor_may_have_any_dtype(folder):
@@ -225,7 +222,7 @@ def test_an_unused_tensor_may_have_any_dtype(folder):
     assert manyheads.load(folder).origin.weights.unused["transformer.h.0.attn.bias"].dtype == torch.uint16
 
 
-def test_names_and_shapes(folder):
+def test_weights_with_other_names_or_shapes_are_refused_by_name(folder):
     path = folder / "model.safetensors"
     tensors = load_file(path)
     without_bias = {name: tensor for name, tensor in tensors.items() if "ln_f.bias" not in name}
@@ -238,7 +235,7 @@ def test_names_and_shapes(folder):
         (tensors | {"lm_head.weight": torch.zeros(2)}, "lm_head.weight", "transformer.wte"),
     ):
         save_file(stored, path)
-        refused(folder, "weights", *values)
+        load_fails(folder, "weights", *values)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
@@ -246,11 +243,11 @@ def test_weights_that_are_not_finite(folder, value):
     tensors = load_file(folder / "model.safetensors")
     tensors["transformer.h.0.mlp.c_fc.weight"][2, 3] = value
     save_file(tensors, folder / "model.safetensors")
-    refused(folder, "non-finite", "transformer.h.0.mlp.c_fc.weight")
+    load_fails(folder, "non-finite", "transformer.h.0.mlp.c_fc.weight")
     manyheads.load(folder, allow_nonfinite=True)
 
 
-def test_shards(folder):
+def test_shards_are_read_as_one_file_and_an_index_that_does_not_fit_them_is_refused(folder):
     tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     keys = sorted(tensors)
@@ -263,12 +260,12 @@ def test_shards(folder):
     stored = manyheads.load(folder).origin.weights.tensors(manyheads.load(folder).model)
     assert all(torch.equal(tensor, stored[name]) for name, tensor in tensors.items())
     index.write_text(json.dumps({"weight_map": weight_map | {"more": "b.safetensors"}}))
-    refused(folder, "corrupt", "more")
+    load_fails(folder, "corrupt", "more")
     save_file({name: tensors[name] for name in keys[4:]}, folder / "b.safetensors")
     index.write_text(json.dumps({"weight_map": weight_map}))
-    refused(folder, "corrupt", "a.safetensors", "b.safetensors", keys[4])
+    load_fails(folder, "corrupt", "a.safetensors", "b.safetensors", keys[4])
     (folder / "b.safetensors").unlink()
-    refused(folder, "not-found", "b.safetensors")
+    load_fails(folder, "not-found", "b.safetensors")
 
 
 # -------------------------------------------------------------------------------------------------------------- exports

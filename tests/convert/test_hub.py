@@ -161,7 +161,7 @@ def test_what_is_not_a_name_on_the_hub(text):
     assert not is_name(text)
 
 
-def test_names_on_the_hub():
+def test_a_name_on_the_hub_is_an_owner_a_name_and_perhaps_a_revision():
     assert is_name("someone/small")
     assert is_name("someone/small@v1.0")
     assert is_name("someone/small@refs/pr/1")

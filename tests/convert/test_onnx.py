@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+from functools import partial
 
 import numpy as np
 import onnxruntime
 import pytest
 import torch
+from command import error_of
+from command import run as run_command
 from kinds import decoder, ngram, random_model, recurrent
+from raising import raises
 from small_checkpoints import assert_close, folder_of, patches, random_images
+from small_runs import at_file
+from tokenizers import Tokenizer, models
 
 import manyheads
 from manyheads import Checkpoint, Inputs, build, read
 from manyheads.convert import onnx
-from manyheads.errors import ExportError, MissingExtraError, OutputExistsError
+from manyheads.errors import ExportError
 from manyheads.parts.core import CoreSpec, register_score
 
+SMALL = ["decoder.layers=1", "decoder.width=16", "decoder.attention.heads=2", "vocab=9"]
 ONE_LAYER = {"num_hidden_layers": 1}
 FAMILIES = {  # grouped keys and scaled RoPE; token types and no head; a pooled head; two towers and biases
     "llama-llama3": ONE_LAYER,
@@ -99,12 +107,35 @@ def test_a_masked_autoencoder_takes_whole_images_and_the_positions_of_visible_pa
 
 
 def test_parts_that_no_other_library_has_are_exported(tmp_path):
-    """ALiBi, relative keys, another core and a window, one per layer; and a neural n-gram model."""
+    """ALiBi, relative keys, another core and a window, one per layer."""
     shaw = {"position": {"kind": "shaw", "clip": 3}, "core": {"kind": "additive", "size": 5}, "mask": {"window": 3}}
-    spec = decoder(pattern=[{"position": "alibi"}, shaw], position="none")
-    for name, one in (("decoder", spec), ("ngram", ngram())):
-        ours = Checkpoint(random_model(one, torch.float32))
-        check_outputs(export(ours, tmp_path / name), ours, vocab=23)
+    ours = Checkpoint(random_model(decoder(pattern=[{"position": "alibi"}, shaw], position="none"), torch.float32))
+    check_outputs(export(ours, tmp_path / "out"), ours, vocab=23)
+
+
+def test_an_ngram_network_is_exported_with_a_tokenizer_that_has_no_file_and_does_not_change(tmp_path):
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
+    ours = Checkpoint(random_model(ngram(), torch.float32).train(), tokenizer)
+    before = {name: (tensor, tensor.clone()) for name, tensor in ours.model.named_parameters()}
+    session = export(ours, tmp_path / "out")
+    assert ours.model.training
+    for name, tensor in ours.model.named_parameters():
+        assert tensor is before[name][0]
+        assert torch.equal(tensor, before[name][1])
+    ours.model.eval()
+    check_outputs(session, ours, vocab=23)
+    assert Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json")).encode("b").ids == [1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_exported_copy_is_in_float32_and_shares_weights_that_are(dtype):
+    model = build(read("gpt2", *SMALL), dtype=dtype).train()
+    copy = onnx.float32_copy(model)
+    assert model.training
+    assert not copy.training
+    assert {parameter.dtype for parameter in copy.parameters()} == {torch.float32}
+    shared = [a.data_ptr() == b.data_ptr() for a, b in zip(copy.parameters(), model.parameters(), strict=True)]
+    assert set(shared) == {dtype is torch.float32}
 
 
 def test_the_command_writes_the_tokenizer_and_prints_one_line(tmp_path):
@@ -123,57 +154,17 @@ def test_the_command_writes_the_tokenizer_and_prints_one_line(tmp_path):
     check_outputs(open_session(tmp_path / "out"), manyheads.load(folder))
 
 
-class EmptyGraph:
-    """Stands for a graph where tracing one would only take time."""
-
-    def __init__(self, error=None):
-        self.error = error
-
-    def save(self, path):
-        assert path.parent.name != "out", "nothing is written under the final name"
-        path.write_bytes(b"half")
-        if self.error:
-            raise self.error
+def test_an_export_that_is_interrupted_leaves_nothing(tmp_path):
+    folder, out = folder_of("gpt2", tmp_path / "gpt2", n_layer=1), tmp_path / "new" / "out"
+    interrupt = partial(signal.raise_signal, signal.SIGINT)
+    before = partial(at_file, "open", r"draft/tokenizer\.json$", interrupt)
+    run_command("export", folder, out, "--to", "onnx", check=130, before=before)
+    assert not out.parent.exists()
 
 
-SMALL = ["decoder.layers=1", "decoder.width=16", "decoder.attention.heads=2", "vocab=9"]
-
-
-def test_an_export_that_is_interrupted_leaves_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(onnx, "export_graph", lambda model: EmptyGraph(KeyboardInterrupt()))
-    with pytest.raises(KeyboardInterrupt):
-        manyheads.export(build(read("gpt2", *SMALL)), tmp_path / "out", to="onnx")
-    assert not list(tmp_path.iterdir())
-    (tmp_path / "out").mkdir()
-    with pytest.raises(OutputExistsError):
-        manyheads.export(build(read("gpt2", *SMALL)), tmp_path / "out", to="onnx")
-
-
-def test_an_export_does_not_change_the_model(tmp_path, monkeypatch):
-    exported = []
-    monkeypatch.setattr(onnx, "export_graph", lambda model: exported.append(model.model) or EmptyGraph())
-    for dtype in (torch.float32, torch.bfloat16):
-        model = build(read("gpt2", *SMALL), dtype=dtype).train()
-        before = {name: (tensor, tensor.clone()) for name, tensor in model.named_parameters()}
-        manyheads.export(model, tmp_path / f"{dtype}", to="onnx")
-        assert model.training
-        for name, tensor in model.named_parameters():
-            assert tensor is before[name][0]
-            assert torch.equal(tensor, before[name][1])
-        copy = exported.pop()
-        assert not copy.training
-        assert {parameter.dtype for parameter in copy.parameters()} == {torch.float32}
-        shared = all(a.data_ptr() == b.data_ptr() for a, b in zip(copy.parameters(), model.parameters(), strict=True))
-        assert shared == (dtype is torch.float32), "weights are copied only if they must change"
-
-
-def test_a_tokenizer_that_came_in_another_format_is_written(tmp_path, monkeypatch):
-    from tokenizers import Tokenizer, models
-
-    monkeypatch.setattr(onnx, "export_graph", lambda model: EmptyGraph())
-    own = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
-    manyheads.export(Checkpoint(build(read("gpt2", *SMALL)), own), tmp_path / "out", to="onnx")
-    assert Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json")).encode("b").ids == [1]
+def test_an_export_does_not_replace_what_exists(tmp_path):
+    with raises("usage.output-exists", tmp_path):
+        manyheads.export(build(read("gpt2", *SMALL)), tmp_path, to="onnx")
 
 
 @pytest.mark.parametrize(
@@ -198,11 +189,14 @@ def data_dependent():
     return {"kind": "data-dependent"}
 
 
-def test_a_missing_package_is_named_with_the_command_that_installs_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(onnx, "find_spec", lambda name: None if name == "onnxscript" else name)
-    with pytest.raises(MissingExtraError) as caught:
-        manyheads.export(build(read("gpt2", *SMALL)), tmp_path / "out", to="onnx")
-    assert caught.value.code == "usage.missing-extra"
-    assert "onnxscript" in str(caught.value)
-    assert "manyheads[onnx]" in caught.value.hint
-    assert not list(tmp_path.iterdir())
+def hide_onnxscript():
+    sys.modules["onnxscript"] = None
+
+
+def test_a_missing_package_is_named_with_the_command_that_installs_it(tmp_path):
+    folder = folder_of("gpt2", tmp_path / "gpt2", n_layer=1)
+    error = error_of("export", folder, tmp_path / "out", "--to", "onnx", check=2, before=hide_onnxscript)
+    assert error["code"] == "usage.missing-extra"
+    assert "onnxscript" in error["message"]
+    assert "manyheads[onnx]" in error["hint"]
+    assert not (tmp_path / "out").exists()

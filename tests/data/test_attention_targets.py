@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from data_files import make_tokenizer, refused
+from data_files import make_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
+from raising import raises
 
 from manyheads.data.attention_targets import targets_from_alignments, targets_from_arcs
 
@@ -21,13 +22,13 @@ def test_alignments_of_words_become_pairs_of_tokens():
     assert links.tolist() == [[2, 0], [2, 1], [3, 0], [3, 1]]
     assert targets_from_alignments(["a b"], ["c"], [""], words())[0].shape == (0, 2)
     for alignment, values in (("0:0", ["0:0"]), ("0-3", ["0-3", 2, 1])):
-        with refused("data.row", *values):
+        with raises("data.row", *values):
             targets_from_alignments(["a b"], ["c"], [alignment], words())
 
 
 def test_arcs_that_do_not_fit_their_text_are_refused():
     for heads, values in (((1, -1), ["row 0", 3, 2]), ((1, -1, 3), ["row 0", "word 3", "0 to 2"])):
-        with refused("data.row", *values):
+        with raises("data.row", *values):
             targets_from_arcs(["a b c"], [heads], None, words(), toward="head", relation=None)
 
 

@@ -9,7 +9,8 @@ from datetime import date
 
 import numpy as np
 import pytest
-from data_files import load_data, make_tokenizer, refused
+from data_files import load_data, make_tokenizer
+from raising import raises
 
 from manyheads.data.builtin import LANGUAGES, date_patterns, days_in, format_date
 from manyheads.data.tokenizer import special_ids
@@ -42,7 +43,7 @@ def test_dates_are_the_same_each_time_and_in_any_order():
     assert pickle.loads(pickle.dumps(one.train))[3] == one.train[3]
     with pytest.raises(IndexError):
         one.train[50]
-    with refused("data.invalid", "'xx'"):
+    with raises("data.invalid", "'xx'"):
         load_data("dates", languages=["de", "xx"])
 
 
@@ -87,11 +88,11 @@ def test_targets_of_sequences_follow_from_their_sources(function):
 
 
 def test_sequences_too_few_to_split_are_refused():
-    with refused("data.empty", "1 symbols", "max_length 2"):
+    with raises("data.empty", "1 symbols", "max_length 2"):
         load_data("sequence", symbols=1, max_length=2)
-    with refused("data.invalid", "lookup", "10", "3 symbols"):
+    with raises("data.invalid", "lookup", "10", "3 symbols"):
         load_data("sequence", function="lookup", symbols=3)
-    with refused("data.invalid", "min_length is 9", "max_length is 3"):
+    with raises("data.invalid", "min_length is 9", "max_length is 3"):
         load_data("sequence", min_length=9, max_length=3)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from data_files import data_spec, refused, write_file
+from data_files import data_spec, write_file
+from raising import raises
 
 from manyheads.data.columns import choose_columns
 from manyheads.data.source import TextSpec
@@ -46,7 +47,7 @@ def test_nothing_is_set_if_the_default_reads_the_file(tmp_path):
 
 def test_columns_that_cannot_be_told_apart_are_an_error_with_a_proposal(tmp_path):
     path = table(tmp_path, *((f"a b {i}", f"a b c {i}", f"a b c d {i}") for i in range(30)), header=("en", "de", "fr"))
-    with refused("data.columns", path, "en, de, fr", "--fields de,fr"):
+    with raises("data.columns", path, "en, de, fr", "--fields de,fr"):
         choose_columns(path, PairsSpec)
 
 
@@ -61,7 +62,7 @@ def test_columns_the_user_names_are_read_by_the_names_in_the_header(tmp_path):
     ("kind", "fields"), [(PairsSpec, "en"), (PairsSpec, "a,b,c,d"), (PairsSpec, "a,"), (TextSpec, "a")]
 )
 def test_a_wrong_number_of_columns_is_refused(kind, fields, tmp_path):
-    with refused("config.incompatible", repr(fields)):
+    with raises("config.incompatible", repr(fields)):
         choose_columns(table(tmp_path, *texts()), kind, fields=fields)
 
 
@@ -109,7 +110,7 @@ FILES = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_columns_are_detected(name, tmp_path):
+def test_the_columns_of_a_file_are_detected(name, tmp_path):
     make, kind, fields = FILES[name]
     assert choose_columns(make(tmp_path), kind).fields == fields
 

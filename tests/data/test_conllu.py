@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from data_files import load_data, make_tokenizer, refused, write_file
+from data_files import load_data, make_tokenizer, write_file
+from raising import raises
 from trees import SHE, conllu
 
 from manyheads.data.prepared import InMemoryRows
@@ -38,11 +39,11 @@ def test_a_tree_is_its_words_the_positions_of_their_heads_and_their_relations(tm
 )
 def test_a_fault_in_a_tree_is_refused_with_its_line(lines, values, tmp_path):
     path = write_file(tmp_path, "t.conllu", lines)
-    with refused("data.row", path, *values):
+    with raises("data.row", path, *values):
         load_data("conllu", path=path)
 
 
 def test_a_file_without_sentences_is_refused(tmp_path):
     path = write_file(tmp_path, "t.conllu", "# only a comment\n")
-    with refused("data.empty", path):
+    with raises("data.empty", path):
         load_data("conllu", path=path)

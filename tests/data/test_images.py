@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from data_files import data_spec, load_data, refused
+from data_files import data_spec, load_data
+from raising import raises
 
 
 def idx(numbers, dtype=0x08):
@@ -100,10 +101,10 @@ def test_another_idx_file_is_read_if_no_classes_are_needed(idx_files, tmp_path):
     assert np.array_equal(other.validation[0][0], scaled(images[0] // 2))
     labelled = data_spec("images", **paths)
     assert len(labelled.load_file(paths["path"]).validation) == 40
-    with refused("data.columns", tmp_path / "more", "test_labels"):
+    with raises("data.columns", tmp_path / "more", "test_labels"):
         labelled.load_file(str(tmp_path / "more"))
     (tmp_path / "wide").write_bytes(idx(np.zeros((5, 4, 7))))
-    with refused("data.row", tmp_path / "wide", "4 × 7", "4 × 6"):
+    with raises("data.row", tmp_path / "wide", "4 × 7", "4 × 6"):
         unlabelled.load_file(str(tmp_path / "wide"))
 
 
@@ -127,7 +128,7 @@ def test_a_broken_idx_file_is_refused(name, tmp_path):
     content, code, values = BROKEN[name]
     path = tmp_path / "images-idx3-ubyte"
     path.write_bytes(content)
-    with refused(code, path, *values):
+    with raises(code, path, *values):
         load_data("images", path=str(path))
 
 
@@ -151,5 +152,5 @@ def test_files_that_do_not_fit_together_are_refused(idx_files, tmp_path):
         ({"path": path["p.csv"], "labels": path["few"]}, "data.columns", [path["p.csv"], path["few"], "last"]),
         ({"path": path["empty.csv"]}, "data.empty", [path["empty.csv"]]),
     ):
-        with refused(code, *values):
+        with raises(code, *values):
             load_data("images", **settings)

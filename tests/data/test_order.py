@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from data_files import refused
 from hypothesis import given
 from hypothesis import strategies as st
+from raising import raises
 
 from manyheads.data.order import batch_by_length, pack_documents, shuffled_index
 
@@ -80,7 +80,7 @@ def test_batches_are_in_random_order_and_differ_between_epochs():
 
 
 def test_a_row_longer_than_a_batch_is_named():
-    with refused("data.too-large", "row 1 ", "900", "100"):
+    with raises("data.too-large", "row 1 ", "900", "100"):
         batch_by_length(np.array([3, 900, 4]), 0, 0, max_tokens=100)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from data_files import all_rows, data_spec, refused
+from data_files import all_rows, data_spec
+from raising import raises
 
 
 def write_jsonl(folder, **files):
@@ -37,6 +38,6 @@ def test_queries_name_documents_of_another_file(tmp_path):
 def test_documents_that_are_missing_or_ambiguous_are_named(tmp_path, docs, code, value):
     queries = [{"query": "q", "document": "a"}, {"query": "r", "document": "b"}]
     paths = write_jsonl(tmp_path, queries=queries, docs=docs)
-    with refused(code, value) as caught:
+    with raises(code, value) as caught:
         data_spec("queries", path=paths["queries"], documents=paths["docs"]).load()
     assert caught.value.exit_status == 3

@@ -10,7 +10,8 @@ import subprocess
 import sys
 
 import pytest
-from data_files import all_rows, data_spec, load_data, refused, write_file
+from data_files import all_rows, data_spec, load_data, write_file
+from raising import raises
 
 from manyheads.errors import ManyheadsError, OutOfRangeError
 from manyheads.spec import SLOTS, parse, to_tree
@@ -48,7 +49,7 @@ def test_validation_gets_its_fraction_of_the_rows_and_at_most_two_thousand():
         assert not set(train) & set(validation)
 
 
-def test_columns_by_name_by_number_and_by_default(tmp_path):
+def test_columns_are_given_by_name_or_number_or_found_by_default(tmp_path):
     tsv = write_file(tmp_path, "a.tsv", "id\ttarget\tsource\n1\tz\ta\n2\ty\tb\n3\tx\tc\n")
     assert all_rows(load_data("pairs", path=tsv)) == [("a", "z"), ("b", "y"), ("c", "x")]
     by_name = load_data("pairs", path=tsv, fields=["id", "source"])
@@ -174,19 +175,19 @@ FAULTS = {
 def test_every_fault_of_a_file_is_one_error_that_names_its_location(fault, tmp_path):
     kind, name, content, settings, code, values = FAULTS[fault]
     path = write_file(tmp_path, name, content)
-    with refused(code, path, *values) as caught:
+    with raises(code, path, *values) as caught:
         load_data(kind, path=path, **settings)
     assert caught.value.exit_status == 3
 
 
-def test_missing_files_and_folders(tmp_path):
-    with refused("data.file", tmp_path / "none.txt"):
+def test_missing_files_folders_and_pipes_are_refused_by_name(tmp_path):
+    with raises("data.file", tmp_path / "none.txt"):
         load_data("text", path=str(tmp_path / "none.txt"))
     for kind in ("text", "pairs", "conllu", "images"):
-        with refused("data.file", tmp_path):
+        with raises("data.file", tmp_path):
             load_data(kind, path=str(tmp_path))
     os.mkfifo(tmp_path / "pipe")
-    with refused("data.file", tmp_path / "pipe"):
+    with raises("data.file", tmp_path / "pipe"):
         load_data("text", path=str(tmp_path / "pipe"))
     with pytest.raises(OutOfRangeError) as caught:
         data_spec("text", path="x", validation_fraction=0.0)
@@ -205,7 +206,7 @@ def test_lines_that_are_not_text_are_repaired_or_skipped_and_counted(tmp_path):
     rows = [{"source": "\ud800x", "target": "b"}, {"source": "c", "target": "d"}, {"source": "😀", "target": "d"}]
     path = write_file(tmp_path, "a.jsonl", "\n".join(map(json.dumps, rows)))
     assert all_rows(load_data("pairs", path=path, encoding_errors="replace"))[-2:] == [("�x", "b"), ("😀", "d")]
-    assert "1 lines skipped" in load_data("pairs", path=path, encoding_errors="skip").description
+    assert "1 line skipped" in load_data("pairs", path=path, encoding_errors="skip").description
 
 
 def test_rows_are_the_same_whatever_ends_a_line(tmp_path):
@@ -240,10 +241,10 @@ def test_queries_are_joined_with_a_file_of_documents(tmp_path):
     assert all_rows(corpus) == sorted((f"query {i}", f"text {i}") for i in range(20))
     assert corpus.documents() == tuple(f"text {i}" for i in range(30))
     few = write_file(tmp_path, "few.tsv", "".join(f"d{i}\ttext {i}\n" for i in range(30) if i != 7))
-    with refused("data.row", path, few, "'d7'"):
+    with raises("data.row", path, few, "'d7'"):
         load_data("queries", path=path, documents=few)
     twice = write_file(tmp_path, "twice.tsv", "d0\tx\nd1\ty\nd1\tz\n")
-    with refused("data.row", twice, "'d1'"):
+    with raises("data.row", twice, "'d1'"):
         load_data("queries", path=path, documents=twice)
 
 
@@ -259,7 +260,7 @@ def test_a_spec_says_what_it_reads_and_reads_another_file_of_the_same_form(tmp_p
     assert data_spec("text", path=path).file_columns() == ((), ())
     for spec in (data_spec("dates"), data_spec("prepared", path="folder")):
         assert spec.source_path is None
-        with refused("config.incompatible", other):
+        with raises("config.incompatible", other):
             spec.load_file(other)
     assert str(data_spec("prepared", path="folder").prepared_folder) == "folder"
 

@@ -7,9 +7,10 @@ import subprocess
 import sys
 
 import pytest
-from data_files import make_tokenizer, refused, write_file
+from data_files import make_tokenizer, write_file
 from hypothesis import given
 from hypothesis import strategies as st
+from raising import raises
 from tokenizers import Tokenizer, processors
 
 from manyheads.data.prepared import fingerprint
@@ -67,13 +68,13 @@ def test_words_digits_and_punctuation_are_tokens_of_their_own():
 
 @pytest.mark.parametrize("kind", ["bpe", "wordpiece", "unigram"])
 def test_a_vocabulary_too_large_is_an_error_with_the_largest_possible(kind):
-    with refused("data.tokenizer", "50,000") as caught:
+    with raises("data.tokenizer", "50,000") as caught:
         make_tokenizer(kind, TEXTS, vocab_size=50_000)
     largest = next(int(word) for word in caught.value.hint.split() if word.isdecimal())
     assert make_tokenizer(kind, TEXTS, vocab_size=largest).get_vocab_size() == largest
-    with refused("data.tokenizer", "20"):
+    with raises("data.tokenizer", "20"):
         make_tokenizer(kind, TEXTS, vocab_size=20)
-    with refused("data.tokenizer"):
+    with raises("data.tokenizer"):
         make_tokenizer(kind, ["", ""])
 
 
@@ -113,15 +114,15 @@ def test_a_broken_tokenizer_file_is_refused(trained, tmp_path):
     )
     for content in broken:
         path = write_file(tmp_path, "broken.json", content)
-        with refused("data.tokenizer", path):
+        with raises("data.tokenizer", path):
             make_tokenizer("file", path=path)
     with (tmp_path / "huge.json").open("wb") as handle:
         handle.truncate((64 << 20) + 1)
-    with refused("data.too-large", tmp_path / "huge.json"):
+    with raises("data.too-large", tmp_path / "huge.json"):
         make_tokenizer("file", path=str(tmp_path / "huge.json"))
-    with refused("data.file", tmp_path / "none.json"):
+    with raises("data.file", tmp_path / "none.json"):
         make_tokenizer("file", path=str(tmp_path / "none.json"))
-    with refused("data.tokenizer", "init_from"):
+    with raises("data.tokenizer", "init_from"):
         make_tokenizer("checkpoint")
 
 

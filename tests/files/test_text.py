@@ -6,9 +6,9 @@ import gzip
 from collections import Counter
 
 import pytest
-from data_files import refused
 from hypothesis import given
 from hypothesis import strategies as st
+from raising import raises
 
 from manyheads.files.text import Lines, open_decompressed
 
@@ -34,7 +34,7 @@ def test_lines_are_the_same_compressed_or_not_and_whatever_ends_them(tmp_path_fa
 def test_invalid_bytes_are_an_error_replaced_or_skipped(tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes(b"one\ntw\xff\nthree\n")
-    with refused("data.encoding", path, "line 2 ", "0xff", "byte 6", "the hint"):
+    with raises("data.encoding", path, "line 2 ", "0xff", "byte 6", "the hint"):
         list(Lines(path, "strict", 100, encoding_hint="the hint"))
     for errors, expected in (("replace", ["one", "tw�", "three"]), ("skip", ["one", "three"])):
         warnings = Counter()
@@ -46,13 +46,13 @@ def test_a_line_longer_than_allowed_is_an_error_with_its_number(tmp_path):
     path = tmp_path / "a.txt"
     for length in (11, 100, 10_000):
         path.write_text("é" * 10 + "\n" + "é" * length)
-        with refused("data.too-large", path, "line 2 ", "10 characters", "the hint"):
+        with raises("data.too-large", path, "line 2 ", "10 characters", "the hint"):
             list(Lines(path, "strict", 10, length_hint="the hint"))
 
 
 def test_a_file_that_cannot_be_read_is_an_error(tmp_path):
-    with refused("data.file", tmp_path / "none"), open_decompressed(tmp_path / "none"):
+    with raises("data.file", tmp_path / "none"), open_decompressed(tmp_path / "none"):
         pytest.fail("it does not exist")
     (tmp_path / "broken.gz").write_bytes(gzip.compress(b"x" * 1000)[:-9])
-    with refused("data.file", "broken.gz"):
+    with raises("data.file", "broken.gz"):
         list(Lines(tmp_path / "broken.gz", "strict", 2000))

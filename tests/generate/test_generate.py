@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from data_files import refused
 from kinds import VOCAB, decoder, ngram, padded, pair, random_model, recurrent, tokens
+from raising import raises
 from small_checkpoints import CASES, folder_of, make, perturbed
 
 import manyheads
@@ -267,7 +267,7 @@ def test_the_temperature_of_the_caller_is_that_of_the_method():
 
 
 @pytest.mark.parametrize("num_beams", [1, 4])
-def test_forced_and_forbidden_tokens(num_beams):
+def test_forced_tokens_are_generated_and_forbidden_ones_never(num_beams):
     """First and last tokens that must be, tokens and pairs that must not; nothing follows the token that ends a text."""
     model, (prompt, source) = random_model(pair()), prompt_and_source("pair", batch=6)
     config = settings(
@@ -283,7 +283,7 @@ def test_forced_and_forbidden_tokens(num_beams):
         assert not {4, 5} & set(row)
         assert not {(9, 6), (7, 7)} & set(itertools.pairwise(row))
         assert not {2, 3} & set(row[:-1])
-    with refused("model.unsupported", VOCAB):
+    with raises("model.unsupported", VOCAB):
         beam(model, prompt, source, num_beams=num_beams, config=settings(forced_bos_token_id=(VOCAB,)))
 
 
@@ -309,7 +309,7 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_settings_are_refused_by_name(name):
     for value in WRONG[name]:
-        with refused("generate.config", "" if name == "method" else name):
+        with raises("generate.config", "" if name == "method" else name):
             generation_config(**{name: value})
 
 
@@ -320,7 +320,7 @@ def test_settings_that_exclude_each_other_are_refused():
         {"method": "greedy", "temperature": 1.0},
         {"method": {"kind": "beam"}, "length_penalty": 0.0},
     ):
-        with refused("generate.config"):
+        with raises("generate.config"):
             generation_config(**conflicting)
 
 
@@ -385,7 +385,7 @@ def test_a_method_of_your_own_is_a_kind_of_the_slot(name):
     assert one == checkpoint.generate([3, 4, 5], **settings), "the most probable of one is greedy"
     assert checkpoint.generate([3, 4, 5], method=LeastSpec(), **settings) == two
     assert checkpoint.generate([3, 4, 5], method="test-least", **settings) == two != one
-    with refused("generate.config", "width", 0):
+    with raises("generate.config", "width", 0):
         checkpoint.generate([3, 4, 5], method={"kind": "test-least", "width": 0}, **settings)
 
 
@@ -431,7 +431,7 @@ def test_settings_of_a_broken_checkpoint_have_a_code(tmp_path):
         ('{"bos_token_id": 2, "forced_bos_token_id": 99}', "model.unsupported", [99, 61]),
     ):
         (folder / "generation_config.json").write_text(text)
-        with refused(code, *values):
+        with raises(code, *values):
             manyheads.load(folder).generate([5, 6])
     (folder / "generation_config.json").unlink()
     checkpoint = manyheads.load(folder)

@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import pkgutil
 import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from manyheads import cli
+
 FORKS = multiprocessing.get_context("forkserver")
 # imported in advance, because a child may not be allowed to read files (tests limit that)
 LAZY_IMPORTS = ["pydantic.type_adapter", "typer._adapters", "typer._click.decorators"]
-VERBS = ("show", "new", "train", "compare", "predict", "evaluate", "export", "audit", "demo", "data")
+VERBS = [module.name for module in pkgutil.iter_modules(cli.__path__) if module.name != "console"]
 LIBRARY = [
     "inspect.describe",
     "inspect.audit",

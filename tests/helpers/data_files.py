@@ -1,13 +1,8 @@
-"""Data and tokenizers by their kind, files to read them from, and errors by their code."""
+"""Data and tokenizers by their kind, and files to read them from."""
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-
-import pytest
-
 from manyheads.data import builtin, conllu, images, prepared, tables  # noqa: F401  (fill the slots)
-from manyheads.errors import ManyheadsError
 from manyheads.spec import SLOTS, parse
 
 
@@ -32,14 +27,3 @@ def write_file(folder, name, content):
 def all_rows(corpus):
     """The rows of all splits, sorted."""
     return sorted(row for rows in corpus.splits.values() for row in rows)
-
-
-@contextmanager
-def refused(code, *values):
-    """Expects an error with this code, in one line, that contains these values."""
-    with pytest.raises(ManyheadsError) as caught:
-        yield caught
-    assert caught.value.code == code, caught.value
-    assert "\n" not in str(caught.value)
-    for value in values:
-        assert str(value) in str(caught.value)

@@ -16,7 +16,7 @@ from command import FORKS
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from manyheads.model.spec import ModelSpec
-from manyheads.training.events import Finished, Step
+from manyheads.training.events import Evaluated, Finished, Step
 from manyheads.training.loop import train_events
 from manyheads.training.prepare import prepare
 from manyheads.training.run import read_run
@@ -159,6 +159,19 @@ def end_of(events):
     """The step and the reason of the last event."""
     assert isinstance(events[-1], Finished)
     return events[-1].step, events[-1].reason
+
+
+def last_metrics(events):
+    """The metrics of the last evaluation."""
+    return [event.metrics for event in events if isinstance(event, Evaluated)][-1]
+
+
+def train_and_evaluate(tree, folder, **fields):
+    """A prepared run, trained to its end for seconds, and its metrics on the validation set."""
+    usual = {"steps": 40, "batch_tokens": 600, "eval_every": 1000, "save_every": 1000, "eval_rows": 100}
+    optim = {"lr": 1e-2, "schedule": {"kind": "cosine", "warmup": 5}}
+    run = prepare(read_run({"optim": optim, "train": usual | fields} | tree))
+    return run, last_metrics(train_events(run, folder))
 
 
 def resume(tree, folder):

@@ -275,7 +275,7 @@ def test_a_head_that_contributes_nothing_is_found(part, tmp_path):
         assert (result.verdict, result.value) == ("fault", 3 if part == "outputs" else 6)
 
 
-def test_a_decoder_with_fewer_positions_than_its_encoder():
+def test_a_decoder_with_fewer_positions_than_its_encoder_is_no_fault():
     towers = ["encoder.layers=1", "decoder.layers=1", "encoder.position=learned", "encoder.position.length=40"]
     own = manyheads.build(
         manyheads.read("transformer-base", "vocab=61", *towers, "decoder.position=learned", "decoder.position.length=5")

@@ -24,7 +24,7 @@ def check(composed, plain, weights, dtype):
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-def test_transformer_2017(dtype):
+def test_the_composed_transformer_of_2017_equals_the_plain_one(dtype):
     tower = {
         "layers": 3, "width": WIDTH, "embed": {"scale": True}, "position": "sinusoidal",
         "attention": {"heads": HEADS, "bias": False, "output_bias": False},
@@ -48,7 +48,7 @@ def test_transformer_2017(dtype):
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-def test_bidirectional_2018(dtype):
+def test_the_composed_bidirectional_encoder_of_2018_equals_the_plain_one(dtype):
     norm = {"kind": "layer", "eps": 1e-12}
     tower = {
         "layers": 3, "width": WIDTH, "embed": {"types": 2, "norm": norm}, "position": {"kind": "learned", "length": 9},
@@ -67,7 +67,7 @@ def test_bidirectional_2018(dtype):
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-def test_causal_2019(dtype):
+def test_the_composed_causal_decoder_of_2019_equals_the_plain_one(dtype):
     tower = {
         "layers": 3, "width": WIDTH, "position": {"kind": "learned", "length": 9}, "attention": {"heads": HEADS},
         "mask": {"causal": True}, "feedforward": {"hidden": 24, "activation": "gelu-tanh"}, "residual": "pre",

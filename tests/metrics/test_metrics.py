@@ -81,7 +81,7 @@ def test_the_direction_of_every_metric_is_that_of_its_function(group):
 
 
 def test_shares_are_shown_in_per_cent():
-    assert {name for name in METRICS if metric.is_percent(name)} == {
+    assert {name for name in METRICS if METRICS[name].percent} == {
         "accuracy",
         "exact",
         "probe",
@@ -110,7 +110,7 @@ def test_numbers_are_shown_with_decimals_that_fit_them(name, value, shown):
 
 def test_a_name_without_a_metric_is_better_higher_and_no_share():
     assert metric.higher_is_better("unknown")
-    assert not metric.is_percent("unknown")
+    assert metric.format_value("unknown", 0.5) == "0.5000"
 
 
 PARTS = """

@@ -356,7 +356,7 @@ DECODERS = (
         kind_id(v) if isinstance(v, dict) and "kind" in v else f"{k}={v}" for k, v in changes.items()
     ),
 )
-def test_decoder(changes):
+def test_any_decoder_is_causal_ignores_padding_and_decodes_alike_with_a_cache(changes):
     spec = kinds.decoder(**copy.deepcopy(changes))
     model = random_model(spec)
     check_causal(model, model, model.decoder.embed)
@@ -393,7 +393,7 @@ PAIRS = (
 
 
 @pytest.mark.parametrize("changes", PAIRS, ids=lambda changes: kind_id(next(iter(changes.values()))))
-def test_encoder_decoder(changes):
+def test_any_encoder_decoder_is_causal_ignores_padding_and_decodes_alike_with_a_cache(changes):
     spec = kinds.pair(**copy.deepcopy(changes))
     model = random_model(spec)
     source = source_of("left")
@@ -424,7 +424,7 @@ ENCODERS = (
     ENCODERS,
     ids=lambda changes: " ".join(f"{k}={kind_id(v) if 'kind' in v else v}" for k, v in changes.items()),
 )
-def test_encoder(changes):
+def test_any_encoder_ignores_padding_and_its_recorded_weights_are_those_of_its_forward(changes):
     spec = kinds.encoder(**copy.deepcopy(changes))
     model = random_model(spec)
     check_padding(model)
@@ -436,7 +436,7 @@ def test_encoder(changes):
 @pytest.mark.parametrize(
     "head", [*choices("head"), *({"kind": "vector", "pool": pool} for pool in choices("pool"))], ids=kind_id
 )
-def test_head(head):
+def test_every_head_ignores_padding_has_gradients_and_can_be_saved(head):
     spec = read_model(
         {"vocab": kinds.VOCAB, "encoder": kinds.tower(embed={"types": 2}), "head": head, "init": {"std": 0.3}}
     )
@@ -487,7 +487,7 @@ RECURRENT = (
         f"{k}={kind_id(v) if isinstance(v, dict) and 'kind' in v else v}" for k, v in changes.items()
     ),
 )
-def test_recurrent(changes):
+def test_any_recurrent_network_is_causal_ignores_padding_and_decodes_alike_step_by_step(changes):
     tied = "readout" not in changes and "embed" not in changes and changes.get("position", {}).get("join") != "concat"
     head = {"kind": "tied" if tied else "untied"}
     spec = kinds.recurrent(**copy.deepcopy(changes)).changed(head=head)
@@ -513,7 +513,7 @@ def test_recurrent(changes):
     ],
     ids=["gru", "lstm", "trigram", "bigram", "five-gram"],
 )
-def test_language_models_of_other_shapes(spec):
+def test_recurrent_and_ngram_language_models_are_causal_ignore_padding_and_decode_alike_step_by_step(spec):
     model = random_model(spec)
     check_causal(model, model, model.embed if spec.recurrent else model.embedding)
     check_padding(model)
@@ -655,7 +655,7 @@ def test_mask_tokens_put_every_encoder_state_at_its_position():
     assert not torch.allclose(model(Inputs(image), Inputs(visible, positions=moved))[0], out[0])
 
 
-def test_patches_after_a_class_token():
+def test_a_class_token_stands_before_the_patches_and_padded_patches_are_ignored():
     spec = read_model(
         {
             "encoder": {

@@ -64,7 +64,7 @@ def may_attend(i, j, *, causal, window, prefix, pad, segments, real_indices):
 @pytest.mark.parametrize("prefix", [None, 2])
 @pytest.mark.parametrize("pad", ["", "left", "right", "middle"])
 @pytest.mark.parametrize("packed", [False, True])
-def test_masks(causal, window, prefix, pad, packed):
+def test_a_mask_lets_through_what_its_fields_define(causal, window, prefix, pad, packed):
     if prefix is not None and not (causal or window):
         return
     mask = {"causal": causal, "prefix": prefix is not None} | ({"window": window} if window else {})
@@ -106,7 +106,7 @@ def softmax_rows(score, queries, keys):
 @pytest.mark.parametrize(
     "fields", [{}, {"temperature": 3.0}, {"scale": 0.7}, {"softcap": 2.0}, {"softcap": 1.5, "temperature": 0.5}]
 )
-def test_dot(fields):
+def test_dot_is_its_formula(fields):
     _, q, k, weights = core_weights(CoreSpec.choose({"kind": "dot", **fields}))
 
     def score(h, i, j):
@@ -118,7 +118,7 @@ def test_dot(fields):
 
 @formula("core", "bilinear", "projected", "additive")
 @pytest.mark.parametrize("scaled", [True, False])
-def test_scores_with_matrices(scaled):
+def test_bilinear_projected_and_additive_scores_are_their_formulas(scaled):
     core, q, k, weights = core_weights(
         CoreSpec.choose({"kind": "bilinear", "scaled": scaled}), query_size=3, key_size=4
     )
@@ -137,7 +137,7 @@ def test_scores_with_matrices(scaled):
 
 
 @formula("core", "fused", "argmax", "dense", "random")
-def test_the_other_cores():
+def test_fused_argmax_dense_and_random_cores_are_their_formulas():
     _, q, k, weights = core_weights(CoreSpec.choose("fused"))
     close(weights, softmax_rows(lambda h, i, j: float(q[h, i] @ k[h, j]), 5, 7))
     _, q, k, weights = core_weights(CoreSpec.choose("argmax"))
@@ -156,7 +156,7 @@ def test_the_other_cores():
 @pytest.mark.parametrize("theta", [10000.0, 100.0])
 @pytest.mark.parametrize("kind", ["sinusoidal", "learned"])
 @pytest.mark.parametrize("join", ["add", "concat", "multiply"])
-def test_positions_at_the_embedding(kind, join, theta):
+def test_sinusoids_and_learned_positions_join_the_embedding_by_their_formulas(kind, join, theta):
     """Claim D3: the formula of the sinusoids; and how a position vector p joins x."""
     fields = {"length": 9, "offset": 2} if kind == "learned" else {"theta": theta}
     spec = SLOTS["position"].choose({"kind": kind, "join": join} | fields)
@@ -183,11 +183,11 @@ def bias_of(position, queries=6, keys=6, heads=2, size=4, scale=0.5):
     return module, q[0], bias.expand(1, -1, -1, -1)[0]
 
 
-formula("position", "relative", "clipped")  # claims D10 and D11 in tests/labs/test_claims.py
+formula("position", "relative", "clipped")  # claims D10 and D11 in tests/labs
 
 
 @formula("position", "shaw", "alibi")
-def test_positions_in_the_scores():
+def test_position_biases_are_their_formulas():
     cells = list(itertools.product(range(2), range(6), range(6)))
     module, q, bias = bias_of({"kind": "shaw", "clip": 2}, scale=0.3)
     for h, i, j in cells:
@@ -197,7 +197,7 @@ def test_positions_in_the_scores():
 
 
 @pytest.mark.parametrize(("heads", "slopes"), [(8, range(1, 9)), (12, [*range(1, 9), 0.5, 1.5, 2.5, 3.5])])
-def test_alibi_slopes(heads, slopes):
+def test_alibi_slopes_are_those_published(heads, slopes):
     """As published: 2^−1 … 2^−8 for 8 heads, and every other slope of 16 heads for 4 more."""
     _, _, bias = bias_of("alibi", queries=2, keys=2, heads=heads)
     close(-bias[:, 0, 1], torch.tensor([2.0**-h for h in slopes], **FLOAT64))
@@ -217,7 +217,7 @@ def t5_bucket(offset, buckets, distance, *, bidirectional):
 @formula("position", "bucketed")
 @pytest.mark.parametrize("bidirectional", [True, False])
 @pytest.mark.parametrize(("buckets", "distance"), [(32, 128), (32, 100), (8, 16), (8, 6), (5, 7)])
-def test_t5_buckets_up_to_the_last_and_beyond_the_maximum_distance(buckets, distance, bidirectional):
+def test_bucketed_positions_are_those_of_t5_also_beyond_the_maximum_distance(buckets, distance, bidirectional):
     fields = {"buckets": buckets, "max_distance": distance, "bidirectional": bidirectional}
     spec = SLOTS["position"].choose({"kind": "bucketed", **fields})
     module, offsets = randomize(spec.build(2, 4)), range(-5 * distance, 5 * distance + 1)
@@ -252,7 +252,7 @@ def yarn(i, w, factor=4.0, trained=300, fast=32.0, slow=1.0):
     return ramp * w / factor + (1 - ramp) * w
 
 
-def test_amplitudes():
+def test_amplitudes_of_scaled_rope_are_their_formulas():
     of = lambda **fields: SLOTS["scaling"].choose(fields).amplitude()  # noqa: E731
     assert of(kind="yarn", factor=4.0) == pytest.approx(0.1 * math.log(4) + 1)
     assert of(kind="yarn", factor=4.0, attention_factor=1.7) == 1.7
@@ -285,7 +285,7 @@ LONGROPE = {"kind": "longrope", "attention_factor": 1.0}
         ({**LONGROPE, "short_factor": [7.0], "long_factor": [2.0], "length": 9}, lambda i, w: w / 7),
     ],
 )
-def test_rotation(layout, scaling, frequency):
+def test_rope_rotates_each_pair_by_position_times_frequency(layout, scaling, frequency):
     rope = SLOTS["position"].choose({"kind": "rope", "layout": layout, "scaling": scaling}).build(1, 8)
     x = torch.randn(1, 1, 6, 8, **FLOAT64)
     rotated = rope.rotate_query(x, rope.precompute(positions(6, 6), torch.float64))
@@ -300,7 +300,7 @@ def test_rotation(layout, scaling, frequency):
 
 
 @formula("residual", "pre", "post", "sandwich", "parallel", "parallel-norms", "none")
-def test_residuals():
+def test_residual_connections_are_their_formulas():
     x, f, g = torch.randn(1, 3, 4, **FLOAT64), torch.sin, torch.cos
     norm = SLOTS["norm"].choose("layer")
     built = {kind: randomize(SLOTS["residual"].choose(kind).build(norm, 4, 2)) for kind in SLOTS["residual"].kinds}
@@ -334,13 +334,13 @@ def test_residual_dropout_divides_the_rest_by_one_minus_p(kind, p):
     assert torch.equal(module.eval()(x, [lambda _: output]), output)
 
 
-formula("norm", "layer", "rms")  # claim F4 in tests/labs/test_claims.py
+formula("norm", "layer", "rms")  # claim F4 in tests/labs
 formula("feedforward", "mlp")  # claim F1
 
 
 @formula("norm", "rms-one", "none")
 @formula("feedforward", "gated", "none")
-def test_norms_and_feed_forward():
+def test_norms_and_feed_forward_networks_are_their_formulas():
     x = torch.randn(5, 6, **FLOAT64)
     rms_one, none = (randomize(SLOTS["norm"].choose(kind).build(6)) for kind in ("rms-one", "none"))
     close(rms_one(x), x / torch.sqrt((x * x).mean(-1, keepdim=True) + 1e-6) * (1 + rms_one.weight))
@@ -356,7 +356,7 @@ def test_norms_and_feed_forward():
     assert SLOTS["feedforward"].choose("gated").build(6).up.out_features == 16
 
 
-def test_activations():
+def test_activations_are_their_formulas():
     x = torch.linspace(-4, 4, 41, **FLOAT64)
     phi = 0.5 * (1 + torch.erf(x / math.sqrt(2)))
     expected = {
@@ -380,7 +380,7 @@ def test_activations():
 
 @formula("head", "none", "tied", "untied", "bilinear", "masked", "classes", "vector", "pixels")
 @formula("pool", "first", "last", "mean", "at")
-def test_heads():
+def test_heads_and_pools_are_their_formulas():
     def head(**fields):
         model = random_model(read_model({"vocab": 9, "encoder": kinds.tower(layers=1), "head": fields}))
         h, _ = model.hidden_states(tokens(vocab=9))
@@ -408,7 +408,7 @@ def test_heads():
 
 
 @formula("embed", "tokens", "shared", "patches", "mask-tokens")
-def test_embeddings():
+def test_token_embeddings_are_scaled_summed_normalised_and_projected():
     tower = kinds.tower(
         layers=0,
         embed={"scale": True, "types": 3, "norm": "layer", "size": 9},
@@ -430,7 +430,7 @@ def test_embeddings():
 @formula("readout", "state", "tanh", "maxout")
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
 @pytest.mark.parametrize("readout", ["state", "tanh", {"kind": "maxout", "size": 6}])
-def test_recurrent_step(cell, readout):
+def test_a_recurrent_step_is_context_cell_readout_and_head(cell, readout):
     """Step by step by the equations: context, cell, readout, head."""
     spec = read_model(
         {
@@ -467,7 +467,7 @@ def test_recurrent_step(cell, readout):
         close(logits, y @ model.head.output.weight.T)
 
 
-def test_ngram():
+def test_the_ngram_network_is_its_formula():
     model = random_model(read_model({"vocab": 9, "ngram": {"order": 3, "width": 4, "hidden": 5}, "head": "untied"}))
     ids = tokens(1, 4, vocab=9)
     e = torch.cat((torch.zeros(1, 4, **FLOAT64), model.embedding(ids[0])))
@@ -476,7 +476,7 @@ def test_ngram():
 
 
 @formula("attention", "heads", "wide", "chunked")
-def test_heads_and_chunks():
+def test_grouped_and_chunked_heads_read_their_own_part():
     """Grouped: query head h uses key head h·G/H. Chunked: head h projects its own part of x."""
     core, x = CoreSpec.choose({"kind": "dot", "scale": 1.0}), torch.randn(1, 5, 8, **FLOAT64)
     tower = kinds.tower(attention={"heads": 4, "groups": 2})
@@ -496,7 +496,7 @@ def test_heads_and_chunks():
 
 
 @formula("init", "normal", "xavier", "fan-in")
-def test_standard_deviations_of_initial_weights():
+def test_initial_weights_have_the_standard_deviation_of_their_scheme():
     tower = {"layers": 8, "width": 128, "attention": {"heads": 4}, "feedforward": {"hidden": 256}}
 
     def stds(init):
@@ -600,7 +600,7 @@ def test_source_and_target_have_their_own_vocabulary():
         assert model.table.shape[0] == 9
 
 
-def test_patches_and_mask_tokens():
+def test_patches_and_mask_tokens_are_embedded_by_their_formulas():
     plain = {"layers": 0, "final_norm": "none"}
     patches, learned = {"kind": "patches", "pixels": 3, "class_token": True}, {"kind": "learned", "length": 9}
     tower = kinds.tower(embed=patches, position=learned, **plain)
@@ -646,7 +646,7 @@ def test_a_document_that_starts_with_padding_starts_at_position_0():
     close(model(Inputs(ids, segments=segments, padding=padding))[:, 3:], model(ids[:, 3:]))
 
 
-def test_layers_with_a_prefix_and_without_in_one_tower():
+def test_layers_with_a_prefix_and_without_continue_from_one_state():
     model, ids, prefix = (
         random_model(kinds.decoder(pattern=[{"mask": {"prefix": True}}, {}])),
         tokens(),

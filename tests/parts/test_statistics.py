@@ -88,7 +88,7 @@ def test_statistics_of_every_core_are_those_of_its_weights(choice, mask, blocks,
 
 @pytest.mark.parametrize("blocks", [False, True], ids=["whole", "blocks"])
 @pytest.mark.parametrize("choice", [c for c in kinds.choices("core") if c["kind"] != "argmax"], ids=kinds.kind_id)
-def test_single_weights_of_every_core(choice, blocks, monkeypatch):
+def test_single_log_weights_of_every_core_are_those_of_its_weights(choice, blocks, monkeypatch):
     if blocks:
         in_small_blocks(monkeypatch, rows=5, scores=2 * 4 * LENGTH * 5)
     core, q, k = core_and_inputs(choice)

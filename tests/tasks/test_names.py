@@ -46,7 +46,7 @@ def test_a_kind_has_one_name_from_the_run_file_to_every_output(kind, tmp_path):
     train_all(tree_of(kind, tmp_path), tmp_path / "run")
     assert read_run(read_toml(tmp_path / "run" / "run.toml")).task.kind == kind
     checkpoint = manyheads.load(tmp_path / "run")
-    assert checkpoint.task == kind
+    assert checkpoint.task["kind"] == kind
     options = EvalOptions(max_rows=2, num_beams=1, max_new_tokens=2)
     for task in (None, kind):
         report = evaluate(tmp_path / "run", task=task, options=options)

@@ -235,3 +235,8 @@ def test_an_own_method_is_listed_and_used(scored):
     ids, text = done.stdout.splitlines()
     assert ids == "[7, 7, 7]"
     assert len(text.split()) == 2
+    command = ("predict", scored / "run", "a b", "--parts", scored / "scores.py", "--max-new-tokens", "2", "--method")
+    assert run(*command, "test-constant").stdout.strip() == text
+    assert run(*command, '{kind = "test-constant"}').stdout.strip() == text
+    assert error_of(*command, "no-such-method", check=2)["code"] == "generate.config"
+    assert error_of(*command, "test-constant", "--num-beams", "2", check=2)["code"] == "generate.config"

@@ -11,7 +11,7 @@ import pytest
 import torch
 from command import error_of
 from command import run as command
-from data_files import refused
+from raising import raises
 from small_runs import TASKS, described
 from trees import SHE, conllu
 
@@ -171,14 +171,14 @@ def test_what_does_not_fit_is_refused_with_its_path(text):
     import tomllib
 
     code, path, *values = WRONG[text]
-    with refused(code, *values) as caught:
+    with raises(code, *values) as caught:
         read_run(described("causal") | {"shaping": [tomllib.loads(f"x = {text}")["x"]]})
     assert ".".join(map(str, caught.value.path)) == path
 
 
 def test_a_model_without_attention_cannot_be_shaped():
     tree = described("causal") | {"model": {"vocab": "tokenizer", "ngram": {"width": 8}}, "shaping": [FOCUS]}
-    with refused("config.incompatible", "shaping.0", "focus"):
+    with raises("config.incompatible", "shaping.0", "focus"):
         read_run(tree)
 
 
@@ -311,7 +311,7 @@ def test_a_relation_of_a_treebank_guides_its_own_arcs(tmp_path):
     terms = [event.terms["guided"] for event in events if isinstance(event, Step)]
     assert terms
     assert all(np.isfinite(term) and term > 0 for term in terms)
-    with refused("data.invalid", "nsbj", "nsubj"):
+    with raises("data.invalid", "nsbj", "nsubj"):
         prepare(read_run(tree | {"shaping": [guided | {"relation": "nsbj"}]}))
 
 
@@ -323,7 +323,7 @@ def test_packed_texts_are_not_shaped(name, shaping):
     """A link is between positions of its own text, which are not those of a row that texts share."""
     guided_run(name, "test-trees", shaping)
     guided_run(name, "test-trees", pack=16)
-    with refused("config.incompatible", "train.pack", name):
+    with raises("config.incompatible", "train.pack", name):
         guided_run(name, "test-trees", shaping, pack=16)
 
 
@@ -370,7 +370,7 @@ def test_pairs_with_a_third_column_have_an_alignment(tmp_path):
     events = list(train_events(prepare(read_run(tree)), tmp_path / "run"))
     assert all(np.isfinite(event.terms["guided"]) for event in events if isinstance(event, Step))
     assert any(isinstance(event, Evaluated) for event in events)
-    with refused("config.incompatible", "shaping.0", "alignment"):
+    with raises("config.incompatible", "shaping.0", "alignment"):
         prepare(read_run(tree | {"data": data | {"fields": ["source", "target"]}}))
-    with refused("config.incompatible", "shaping.0.by", "arcs", "seq2seq"):
+    with raises("config.incompatible", "shaping.0.by", "arcs", "seq2seq"):
         read_run(tree | {"shaping": [{"kind": "guided", "by": "arcs"}]})

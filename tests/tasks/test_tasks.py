@@ -10,9 +10,9 @@ import kinds
 import numpy as np
 import pytest
 import torch
-from data_files import refused
 from hypothesis import given
 from hypothesis import strategies as st
+from raising import raises
 from tokenizers import Tokenizer, models
 
 import manyheads
@@ -76,7 +76,7 @@ def test_of_the_predicted_positions_most_are_masked_some_random_and_some_unchang
 def test_the_shares_of_masked_and_random_tokens_sum_to_at_most_one():
     for masked, random in ((0.8, 0.1), (0.0, 1.0), (0.7, 0.3), (0.9, 0.1)):
         read_run(small_run("masked", task={"kind": "masked", "masked": masked, "random": random}))
-    with refused("config.out-of-range", "task.random", 0.5, 0.8):
+    with raises("config.out-of-range", "task.random", 0.5, 0.8):
         read_run(small_run("masked", task={"kind": "masked", "masked": 0.8, "random": 0.5}))
 
 
@@ -91,8 +91,8 @@ def test_a_smoothed_loss_is_its_formula(smoothing):
     logs_NV = model(batch.inputs, batch.source)[mask].log_softmax(-1)
     nll = -logs_NV.gather(1, batch.targets[mask][:, None]).sum()
     expected = (1 - smoothing) * nll - smoothing * logs_NV.mean(-1).sum()
-    assert float(task.loss(model, batch).sum) == pytest.approx(float(expected), rel=1e-5)
-    assert float(task.without_smoothing.loss(model, batch).sum) == pytest.approx(float(nll), rel=1e-5)
+    assert float(task.loss(model.train(), batch).sum) == pytest.approx(float(expected), rel=1e-5)
+    assert float(task.loss(model.eval(), batch).sum) == pytest.approx(float(nll), rel=1e-5)
 
 
 # --------------------------------------------------------------------------------------------------------------- spans
@@ -167,7 +167,7 @@ def test_spans_get_the_special_tokens_of_any_pair(affixes):
 
 
 def test_a_text_with_more_spans_than_sentinels_is_refused():
-    with refused("data.tokenizer", 900, 45, 10, "task.sentinels"):
+    with raises("data.tokenizer", 900, 45, 10, "task.sentinels"):
         tokens = SpecialTokens(vocab_size=1000, sentinels=SENTINELS[:10])
         SpansSpec().batch([(np.full(900, 7),)], tokens, rng(0))
 
@@ -214,7 +214,7 @@ def test_a_tokenizer_from_a_file_must_have_sentinels(spelling, tmp_path):
     path.write_text(tokenizer.to_str())
     spec = read_run(small_run("spans", tokenizer={"kind": "file", "path": str(path)}))
     if spelling is None:
-        with refused("config.incompatible", "tokenizer", "<extra_0>", "<extra_id_0>"):
+        with raises("config.incompatible", "tokenizer", "<extra_0>", "<extra_id_0>"):
             prepare(spec)
         return
     run = prepare(spec)
@@ -436,7 +436,7 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_what_does_not_fit_is_refused_with_its_path(name):
     tree, values = WRONG[name]
-    with refused("config.incompatible", *values) as caught:
+    with raises("config.incompatible", *values) as caught:
         prepare(read_run(tree))
     assert ".".join(map(str, caught.value.path)) == values[0]
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 import pytest
 import torch
 from command import FORKS, child, error_of, run, run_json
-from small_runs import train_all
+from small_runs import last_metrics, train_all
 
 from manyheads import build
 from manyheads.data.source import DataSpec
@@ -22,7 +22,6 @@ from manyheads.errors import ConfigError, ManyheadsError, RunChangedError, Usage
 from manyheads.inspect.draw import draw_comparison
 from manyheads.spec import to_toml
 from manyheads.training.compare import CellFinished, CellStarted, CellStep, compare
-from manyheads.training.events import Evaluated
 from manyheads.training.grid import field_paths, folder_name, read_axis, split_values
 from manyheads.training.prepare import prepare
 from manyheads.training.run import read_run
@@ -148,8 +147,8 @@ def test_the_report_has_the_metrics_of_the_runs_and_no_run_is_trained_twice(path
     torch.set_num_threads(1)
     model = TREE["model"] | {"encoder": TOWER | {"position": "rope"}}
     tree = TREE | {"seed": 5, "model": model, "optim": {"lr": 1e-2}}
-    alone = [event.metrics for event in train_all(tree, tmp_path / "alone") if isinstance(event, Evaluated)]
-    assert report["cells"][1]["seeds"][1]["metrics"] == alone[-1], "a run of a cell is the same as that run alone"
+    alone = last_metrics(train_all(tree, tmp_path / "alone"))
+    assert report["cells"][1]["seeds"][1]["metrics"] == alone, "a run of a cell is the same as that run alone"
     parameters = build(prepare(read_run(tree)).model_spec).parameters()
     assert report["cells"][1]["parameters"] == sum(one.numel() for one in parameters)
     assert (grid / "compare.png").read_bytes().startswith(b"\x89PNG")

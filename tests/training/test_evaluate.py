@@ -12,8 +12,9 @@ import pytest
 import sacrebleu
 import torch
 from command import error_of, run, run_json
-from data_files import data_spec, refused
+from data_files import data_spec
 from matplotlib.image import imread
+from raising import raises
 from small_runs import train_all
 
 import manyheads
@@ -27,6 +28,7 @@ from manyheads.parts.inputs import Inputs
 from manyheads.tasks import evaluation as batching
 from manyheads.tasks.evaluation import EvalOptions, evaluate_loss
 from manyheads.tasks.seq2seq import max_target_tokens
+from manyheads.tasks.task import task_of
 from manyheads.training.evaluate import load_rows, make_evaluation
 from manyheads.training.loop import validate
 from manyheads.training.prepare import prepare
@@ -153,6 +155,16 @@ def test_a_note_counts_the_targets_without_words_that_rouge_counts(runs, tmp_pat
 
 
 # ---------------------------------------------------------------------------------------------- the same as in training
+
+
+def test_a_checkpoint_without_its_run_has_the_fields_of_its_task(tmp_path):
+    """A masked autoencoder of normalised patches has another loss."""
+    task = {"kind": "mae", "normalised": True, "share": 0.5}
+    tree = {"model": AUTOENCODER, "data": {"kind": "digits"}, "task": task, "train": {"steps": 1, "eval_rows": 1}}
+    train_all(tree, tmp_path / "run")
+    manyheads.export(tmp_path / "run", tmp_path / "alone", to="manyheads")
+    for path in (tmp_path / "run", tmp_path / "alone"):
+        assert task_of(manyheads.load(path)) == run_spec(tmp_path / "run").task
 
 
 def test_the_loss_is_that_of_training(runs):
@@ -339,7 +351,7 @@ def test_a_collapsed_model_is_not_first(runs):
 # --------------------------------------------------------------------------------------- other files, other checkpoints
 
 
-def test_another_file_of_the_same_form(runs, tmp_path):
+def test_another_file_of_the_same_form_is_evaluated_with_baselines_of_the_training_rows(runs, tmp_path):
     other = tmp_path / "other.tsv"
     other.write_text("".join(f"{text}, it is\t{label}\n" for text, label in COLOURS[:10]))
     report = evaluate(runs / "classify", data=str(other))
@@ -413,7 +425,7 @@ def test_a_recurrent_language_model_is_not_evaluated_as_seq2seq(tmp_path):
     settings = {"steps": 1, "batch_tokens": 800, "eval_rows": 1}
     train_all({"model": model, "data": BIOGRAPHIES, "task": "causal", "train": settings}, tmp_path / "run")
     (tmp_path / "a.tsv").write_text("one two\tthree\n" * 9)
-    with refused("model.unsupported", "seq2seq", "causal"):
+    with raises("model.unsupported", "seq2seq", "causal"):
         evaluate(tmp_path / "run", task="seq2seq", data=str(tmp_path / "a.tsv"))
 
 

@@ -174,7 +174,7 @@ def test_signals_at_random_steps_change_no_bit(run_file, tmp_path, whole):
     assert hashes(folder) == hashes(whole)
 
 
-def test_ctrl_c_at_a_terminal(run_file, tmp_path):
+def test_ctrl_c_at_a_terminal_saves_and_ends_the_run(run_file, tmp_path):
     """A real terminal: a bar that moves, and Ctrl-C typed once."""
     master, slave = pty.openpty()
     command = [sys.executable, "-m", "manyheads", "train", run_file, "--output", tmp_path / "run"]
@@ -587,7 +587,7 @@ def test_byte_order_marks_and_line_ends_make_no_difference(tmp_path):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
-def test_a_missing_gpu(run_file, tmp_path):
+def test_a_missing_gpu_is_refused_if_it_is_named_and_auto_trains_on_the_processor(run_file, tmp_path):
     for name in ("cuda", "cuda:1", "gpu"):
         for options in (("--output", tmp_path / "run"), ("--dry-run",)):
             error = error_of("train", run_file, *options, "--device", name, check=2)

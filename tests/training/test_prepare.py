@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from data_files import refused
+from raising import raises
 from small_checkpoints import folder_of
 from small_runs import described, train_all
 
@@ -39,7 +39,7 @@ def test_a_run_is_read_where_its_files_do_not_exist_and_preparing_it_is_an_error
     spec = read_run(described("seq2seq") | changes)
     (tmp_path / "run.toml").write_text(to_toml(to_tree(spec)))
     assert read_run_file(tmp_path / "run.toml") == spec, "what is written is read the same, without the files"
-    with refused(code, value):
+    with raises(code, value):
         prepare(spec)
 
 
@@ -83,12 +83,12 @@ def test_without_a_table_the_model_is_the_checkpoints(tmp_path):
 def test_overrides_that_do_not_fit_the_checkpoint_are_refused_with_their_path(overrides, code, path, tmp_path):
     train_all(described("seq2seq", steps=1), tmp_path / "first")
     tree = without(described("seq2seq"), "tokenizer") | {"init_from": str(tmp_path / "first"), "model": overrides}
-    with refused(code) as caught:
+    with raises(code) as caught:
         prepare(read_run(tree))
     assert ".".join(map(str, caught.value.path)) == path
 
 
 def test_a_run_without_a_model_and_without_a_checkpoint_is_refused():
     for model in ({}, {"model": {}}, {"model": "gpt2"}):
-        with refused("config.missing-key", "model"):
+        with raises("config.missing-key", "model"):
             read_run(without(described("causal"), "model") | model)

@@ -9,10 +9,10 @@ import pytest
 from command import error_of, run
 from small_runs import described
 
-from manyheads.errors import IncompatibleError, UnknownKeyError
+from manyheads.errors import UnknownKeyError
 from manyheads.spec import to_toml
 from manyheads.training.prepare import prepare
-from manyheads.training.run import read_run, read_run_file
+from manyheads.training.run import read_run_file
 
 FILE = """seed = 5
 [model]
@@ -107,13 +107,6 @@ def test_a_wrong_value_of_an_override_is_named_with_the_override(tmp_path):
     error = error_of("train", path, "--output", tmp_path / "run", "-s", "train.steps=0", check=2)
     assert error["code"] == "config.out-of-range"
     assert "-s train.steps=0" in error["message"]
-
-
-def test_a_metric_that_the_task_does_not_have_is_refused():
-    with pytest.raises(IncompatibleError) as error:
-        read_run(described("causal", best={"metric": "exact"}))
-    assert error.value.path == ("train", "best", "metric")
-    assert "accuracy" in str(error.value)
 
 
 def test_a_vocabulary_that_does_not_fit_the_tokenizer_is_refused(tmp_path):

@@ -164,7 +164,7 @@ def test_another_shape_than_the_usual_trains_too(task, shape, tmp_path):
     assert TaskSpec.kinds[task].shapes[0] in reasons[1]
 
 
-def test_two_commands_from_a_file_to_a_model(tmp_path):
+def test_new_and_train_make_a_model_of_a_file_and_new_replaces_no_run_file(tmp_path):
     table(tmp_path / "whatever.tsv", pairs(), "english", "shouted")
     done = run("new", "translate", "whatever.tsv", "--output", "run.toml", cwd=tmp_path)
     assert done.stdout == ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
@@ -24,6 +26,8 @@ class BeamSpec(MethodSpec, kind="beam"):
     only falls, so a live text ends with log p / lp(max_new_tokens) at best. One beam is greedy decoding.
     """
 
+    selected_by: ClassVar[tuple[str, float]] = ("num_beams", 1)
+
     num_beams: int = field(4, "beam width", ge=1, le=256)
     length_penalty: float = field(0.6, "α; higher prefers longer texts", ge=0, le=10)
 
@@ -37,7 +41,7 @@ class BeamSpec(MethodSpec, kind="beam"):
     ) -> list[list[int]]:
         limit, width = config.max_new_tokens, self.num_beams
         hypotheses, device = Hypotheses(model, prompt, source, limit), prompt.tokens.device
-        finished = Finished(prompt, width)
+        finished = FinishedTexts(prompt, width)
         eos = torch.tensor(config.eos_token_id, device=device, dtype=torch.long)
         live_BK = torch.zeros(prompt.batch, 1, device=device)  # log p of the live texts; one per row at first
         for left in range(limit, 0, -1):
@@ -53,12 +57,12 @@ class BeamSpec(MethodSpec, kind="beam"):
             score_BC = (best_BC / self.divisor(limit - left + 1)).masked_fill(~ends_BC, -torch.inf)
             finished.add(hypotheses, row_BC, token_BC, score_BC)
             live_BK, which_BK = best_BC.masked_fill(ends_BC, -torch.inf).topk(min(width, best_BC.shape[1]))
-            going = finished.unfinished(live_BK[:, 0] / self.divisor(limit))
-            if not len(going):
+            unfinished = finished.unfinished(live_BK[:, 0] / self.divisor(limit))
+            if not len(unfinished):
                 break
-            live_BK, which_BK = live_BK[going], which_BK[going]
+            live_BK, which_BK = live_BK[unfinished], which_BK[unfinished]
             hypotheses.extend(
-                token_BC[going].gather(1, which_BK).flatten(), row_BC[going].gather(1, which_BK).flatten()
+                token_BC[unfinished].gather(1, which_BK).flatten(), row_BC[unfinished].gather(1, which_BK).flatten()
             )
         return finished.tokens
 
@@ -67,7 +71,7 @@ class BeamSpec(MethodSpec, kind="beam"):
         return float(((5 + length) / 6) ** self.length_penalty)
 
 
-class Finished:
+class FinishedTexts:
     """The finished texts: the best of each row, its score, and how many there are."""
 
     def __init__(self, prompt: Inputs, num_beams: int) -> None:
@@ -89,6 +93,6 @@ class Finished:
 
     def unfinished(self, bound: Tensor) -> Tensor:
         """The rows that go on, given the best score that each can still reach."""
-        going = ((bound > self.score) & (self.count < self.num_beams)).nonzero()[:, 0]
-        self.rows, self.score, self.count = self.rows[going], self.score[going], self.count[going]
-        return going
+        unfinished = ((bound > self.score) & (self.count < self.num_beams)).nonzero()[:, 0]
+        self.rows, self.score, self.count = self.rows[unfinished], self.score[unfinished], self.count[unfinished]
+        return unfinished

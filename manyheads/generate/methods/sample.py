@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
@@ -16,6 +18,8 @@ class SampleSpec(MethodSpec, kind="sample"):
 
     Each row draws with its own generator, so a text's samples do not depend on the batch it is in.
     """
+
+    selected_by: ClassVar[tuple[str, float]] = ("temperature", 0)
 
     temperature: float = field(1.0, "T; towards 0 it becomes greedy", ge=1e-6, le=1e6)
 

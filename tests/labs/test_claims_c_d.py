@@ -1,0 +1,256 @@
+"""Claims C (many heads) and D (positions) of the source documents; every test is named for its row.
+
+Tolerances: float64 1e-10, float32 1e-5, unless the row says otherwise.
+"""
+
+from __future__ import annotations
+
+import kinds
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from kinds import choices, random_model, tokens
+from raising import raises
+from small_attention import attention_context, count, make_mask, positions, seeds
+from torch import nn
+
+from manyheads import build, read_model
+from manyheads.model.record import record
+from manyheads.parts.attention import ChunkedSpec, HeadsSpec, WideSpec
+from manyheads.parts.core import DotSpec
+from manyheads.parts.norm import LayerNormSpec
+from manyheads.parts.position import ClippedSpec, LearnedSpec, Positions, SinusoidalSpec
+from manyheads.parts.residual import PreSpec
+from manyheads.parts.rope import RopeSpec
+
+# ------------------------------------------------------------------------------------------------- C: many heads
+
+
+@given(heads=st.integers(1, 4), size=st.integers(1, 5), seed=seeds)
+def test_c1_split_heads_are_torch_multi_head_attention(heads, size, seed):
+    torch.manual_seed(seed)
+    width = heads * size
+    ours, theirs = HeadsSpec(heads=heads).build(width, DotSpec()), nn.MultiheadAttention(width, heads, batch_first=True)
+    assert count(ours) == 4 * width**2 + 4 * width == count(theirs)
+    with torch.no_grad():
+        nn.init.normal_(theirs.in_proj_bias)
+        for part, weight, bias in zip(
+            (ours.query, ours.key, ours.value),
+            theirs.in_proj_weight.chunk(3),
+            theirs.in_proj_bias.chunk(3),
+            strict=True,
+        ):
+            part.weight.copy_(weight)
+            part.bias.copy_(bias)
+        ours.output.load_state_dict(theirs.out_proj.state_dict())
+    x, memory, context = torch.randn(2, 4, width), torch.randn(2, 6, width), attention_context(4, 6)
+    expected, _ = theirs(x, memory, memory)
+    torch.testing.assert_close(ours(x, ours.key_value(memory, context), context), expected, rtol=1e-5, atol=1e-5)
+
+
+@given(heads=st.integers(1, 4), width=st.integers(1, 8))
+def test_c2_wide_heads_have_four_times_heads_times_width_squared_parameters(heads, width):
+    attention = WideSpec(heads=heads, bias=False, output_bias=False).build(width, DotSpec())
+    assert count(attention) == 4 * heads * width**2
+    x, context = torch.randn(1, 3, width), attention_context(3, 3)
+    assert attention(x, attention.key_value(x, context), context).shape == (1, 3, width)
+
+
+@given(heads=st.integers(1, 4), size=st.integers(1, 5))
+def test_c3_chunked_heads_read_their_own_chunk_and_have_fewer_parameters(heads, size):
+    width = heads * size
+    attention = ChunkedSpec(heads=heads, bias=False, output_bias=False).build(width, DotSpec())
+    assert count(attention) == 3 * width**2 // heads + width**2
+    x = torch.randn(1, 3, width)
+    changed = x.clone()
+    changed[..., -1] += 1
+    assert torch.equal(attention.query(x)[:, :-1], attention.query(changed)[:, :-1]), "a head reads its own chunk only"
+
+
+def test_c4_dropout_is_off_in_evaluation_and_keeps_the_mean_in_training():
+    core = DotSpec(dropout=0.1).build(1, 8, 8)
+    q, k, v = torch.randn(3, 1, 1, 16, 8).unbind(0)
+    context = {"mask": make_mask(16, 16), "positions": positions(16, 16)}
+    steady = core.eval()(q, k, v.abs(), **context)
+    assert torch.equal(steady, core(q, k, v.abs(), **context))
+    core.train()
+    mean = torch.stack([core(q, k, v.abs(), **context) for _ in range(3000)]).mean(dim=0)
+    torch.testing.assert_close(mean, steady, rtol=0.02, atol=0.02)
+    residual = PreSpec(dropout=0.1).build(LayerNormSpec(), 8, 1)
+    x = torch.ones(1, 4, 8)
+    mean = torch.stack([residual(x, [torch.ones_like]) for _ in range(5000)]).mean(dim=0)
+    torch.testing.assert_close(mean, 2 * x, rtol=0.02, atol=0)
+    assert torch.equal(residual.eval()(x, [torch.ones_like]), 2 * x)
+
+
+def test_c5_heads_that_do_not_divide_the_width_are_an_error_with_the_nearest_that_do():
+    with raises("config.incompatible", "encoder.attention.heads", "width 64", "8 or 16 heads", "width 60 or 70"):
+        read_model({"vocab": 5, "encoder": {"width": 64, "attention": {"heads": 10}}})
+    with raises("config.incompatible", "decoder.attention.groups", "3 key heads", "4 query heads"):
+        read_model({"vocab": 5, "decoder": {"width": 64, "attention": {"heads": 4, "groups": 3}}})
+
+
+# --------------------------------------------------------------------------------------------------- D: positions
+
+
+@given(
+    length=st.integers(2, 9),
+    seed=seeds,
+    core=st.sampled_from([c for c in choices("core") if c["kind"] not in ("dense", "random")]),
+)
+def test_d1_without_position_and_mask_the_model_is_equivariant_to_order(length, seed, core):
+    model = random_model(kinds.encoder(core=core), torch.float64, seed=seed)
+    ids, order = tokens(1, length, seed=seed), torch.randperm(length, generator=torch.Generator().manual_seed(seed))
+    torch.testing.assert_close(model(ids[:, order]), model(ids)[:, order], rtol=1e-5, atol=1e-5)
+
+
+def test_d1_the_two_same_words_get_the_same_attention():
+    model, ids = random_model(kinds.encoder(layers=1)), torch.tensor([[1, 2, 3, 4, 5, 1]])  # big … dog … big
+    with record(model) as attentions:
+        model(ids)
+    weights = attentions[0].weights()
+    assert torch.equal(weights[..., 2, 0], weights[..., 2, 5])
+
+
+def sinusoids(width, length, **options):
+    return SinusoidalSpec(**options).build_embed(width).table(torch.arange(length)[None], torch.float64)[0]
+
+
+def test_d3_sinusoids_never_repeat():
+    """Their formula is checked in tests/parts/test_formulas.py."""
+    table = sinusoids(8, 50)
+    assert table[0].tolist() == [0, 1] * 4
+    halves = sinusoids(8, 50, layout="halves")
+    torch.testing.assert_close(halves, torch.cat((table[:, ::2], table[:, 1::2]), dim=-1))
+    circle = sinusoids(2, 2000)
+    distances = (circle[1:] - circle[0]).norm(dim=-1)
+    assert distances.argmin().item() + 1 == 710
+    assert distances.min().item() == pytest.approx(6.03e-5, rel=1e-3)
+    wide = sinusoids(64, 2000)
+    assert (torch.cdist(wide, wide) + 9 * torch.eye(2000)).min().item() == pytest.approx(1.47, abs=0.005)
+
+
+def test_d4_the_product_of_two_sinusoids_depends_on_their_offset():
+    gram = sinusoids(64, 300) @ sinusoids(64, 300).T
+    for offset in range(300):
+        diagonal = gram.diagonal(offset)
+        assert (diagonal - diagonal[0]).abs().max() < 1e-9
+    near, far = gram[0, :5], gram[0, 5:]  # farther on it is not monotonic, but stays lower
+    assert (near.diff() < 0).all()
+    assert far.max() < near.min(), "near positions have the higher product"
+
+
+@pytest.mark.parametrize(("join", "terms"), [("add", 4), ("concat", 2)])
+def test_d5_d6_added_has_four_terms_and_concatenated_two(join, terms):
+    spec = SinusoidalSpec(join=join)
+    width = 16
+    w = torch.randn(1, 7, spec.token_width(width), dtype=torch.float64)
+    x = spec.build_embed(width)(w, positions(7, 7))[0]
+    p = sinusoids(spec.position_width(width), 7)
+    ww, wp, pw, pp = w[0] @ w[0].T, 0, 0, p @ p.T
+    if terms == 4:
+        wp, pw = w[0] @ p.T, p @ w[0].T
+    torch.testing.assert_close(x @ x.T, ww + wp + pw + pp, rtol=0, atol=1e-6)
+    only_words = torch.cat((w[0], torch.zeros_like(p)), -1) if join == "concat" else w[0]
+    only_positions = torch.cat((torch.zeros_like(w[0]), p), -1) if join == "concat" else p
+    cross = only_words @ only_positions.T
+    assert (cross == 0).all() if join == "concat" else (cross != 0).any()
+
+
+def test_d7_multiplied_positions_run_forward_backward_and_step_by_step():
+    model = random_model(kinds.decoder(position={"kind": "sinusoidal", "join": "multiply"}))
+    ids = tokens()
+    model(ids).sum().backward()
+    _, state = model.step(ids[:, :5], model.start())
+    torch.testing.assert_close(model.step(ids[:, 5:], state)[0], model(ids)[:, 5:])
+
+
+def test_d8_cross_terms_shrink_with_the_width_at_initialisation():
+    """With embeddings as large as the sinusoids (entries of variance 1/2): mean |w·p| over mean p·p of neighbours."""
+    ratios = []
+    for width in (32, 128, 512):
+        words, p = torch.randn(200, width, dtype=torch.float64) * 0.5**0.5, sinusoids(width, 200)
+        ratios.append(((words @ p.T).abs().mean() / (p[1:] * p[:-1]).sum(-1).mean()).item())
+    assert ratios[0] > ratios[1] > ratios[2]
+    assert ratios[0] / ratios[2] == pytest.approx(4, rel=0.3), "as 1/√d: 16 times the width, a fourth of the ratio"
+
+
+@given(length=st.integers(1, 20), width=st.integers(1, 8))
+def test_d9_learned_positions_have_t_rows_and_a_later_position_is_an_error(length, width):
+    embed = LearnedSpec(length=length).build_embed(width)
+    assert count(embed) == length * width
+    embed(torch.zeros(1, length, width), positions(length, length))
+    with raises("input.length", f"position {length} ", f"of {length} positions"):
+        embed(torch.zeros(1, length + 1, width), positions(length + 1, length + 1))
+
+
+@given(length=st.integers(1, 20), heads=st.integers(1, 6), layers=st.integers(1, 3))
+def test_d10_relative_biases_are_two_t_minus_one_per_head_and_layer(length, heads, layers):
+    tower = {"layers": layers, "width": 2 * heads, "attention": {"heads": heads}}
+    relative = {"kind": "relative", "length": length}
+    model = build(read_model({"vocab": 5, "decoder": tower | {"position": relative}}))
+    assert sum(count(layer.position) for layer in model.decoder.layers) == layers * (2 * (length - 1) + 1) * heads
+    position = model.decoder.layers[0].position
+    bias = position.precompute(positions(length, length), torch.float32)[0]
+    for offset in range(1 - length, length):
+        shared = position.table.weight[offset + length - 1]
+        assert (bias.diagonal(offset, dim1=1, dim2=2) == shared[:, None]).all()
+    with raises("input.length", f"offset of {length} ", f"ends at {length - 1}"):
+        position.precompute(positions(length + 1, length + 1), torch.float32)
+
+
+@given(clip=st.integers(1, 8), heads=st.integers(1, 4), length=st.integers(1, 40))
+def test_d11_clipped_biases_share_their_ends_at_any_length(clip, heads, length):
+    position = ClippedSpec(clip=clip).build(heads, 4)
+    assert count(position) == (2 * clip + 1) * heads
+    bias = position.precompute(positions(length, length), torch.float32)[0]
+    for offset in range(1 - length, length):
+        shared = position.table.weight[max(-clip, min(clip, offset)) + clip]
+        assert (bias.diagonal(offset, dim1=1, dim2=2) == shared[:, None]).all()
+
+
+def test_d12_a_bias_can_equal_concatenation_at_the_same_scale():
+    q, k, q_position, k_position = (torch.randn(1, 1, 6, size, dtype=torch.float64) for size in (8, 8, 4, 4))
+    scale = 12**-0.5
+    core = DotSpec(scale=scale).build(1, 8, 8)
+    joined = DotSpec(scale=scale).build(1, 12, 12)
+    context = {"mask": make_mask(6, 6), "positions": positions(6, 6)}
+    bias = scale * q_position @ k_position.transpose(-1, -2)
+    concatenated = joined.weights(torch.cat((q, q_position), -1), torch.cat((k, k_position), -1), **context)
+    torch.testing.assert_close(core.weights(q, k, bias=bias, **context), concatenated, rtol=0, atol=1e-6)
+    # erratum E5: with each at its own 1/√d they differ
+    own = DotSpec().build(1, 8, 8).weights(q, k, bias=bias, **context)
+    assert (own - concatenated).abs().max() > 1e-3
+
+
+@given(
+    m=st.integers(0, 500),
+    n=st.integers(0, 500),
+    shift=st.integers(1, 500),
+    layout=st.sampled_from(["halves", "interleaved"]),
+    fraction=st.sampled_from([1.0, 0.5, 0.25]),
+)
+def test_d14_rotation_depends_on_the_offset_alone_and_preserves_norms(m, n, shift, layout, fraction):
+    rope = RopeSpec(layout=layout, fraction=fraction).build(1, 16)
+    assert count(rope) == 0
+    q, k = torch.randn(2, 1, 1, 1, 16, dtype=torch.float64)
+
+    def rotated(x, position):
+        index = torch.tensor([[position]])
+        return rope.rotate_query(x, rope.precompute(Positions(index, index), torch.float64))
+
+    product = (rotated(q, m) * rotated(k, n)).sum()
+    torch.testing.assert_close((rotated(q, m + shift) * rotated(k, n + shift)).sum(), product, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(rotated(q, m).norm(), q.norm())
+    size = int(16 * fraction)
+    assert torch.equal(rotated(q, m)[..., size:], q[..., size:])
+
+
+def test_d14_the_two_layouts_are_one_rotation_of_reordered_coordinates():
+    q = torch.randn(1, 1, 9, 8, dtype=torch.float64)
+    index = positions(9, 9)
+    order = torch.tensor([0, 4, 1, 5, 2, 6, 3, 7])
+    halves, interleaved = (RopeSpec(layout=layout).build(1, 8) for layout in ("halves", "interleaved"))
+    rotated = interleaved.rotate_query(q[..., order], interleaved.precompute(index, torch.float64))
+    torch.testing.assert_close(rotated, halves.rotate_query(q, halves.precompute(index, torch.float64))[..., order])
