@@ -20,6 +20,11 @@ def pytest_addoption(parser):
     )
 
 
+def pytest_xdist_auto_num_workers():
+    """One more than there are cores: tests of signals and processes wait, and another can work meanwhile."""
+    return (os.cpu_count() or 1) + 1
+
+
 def pytest_configure(config):
     signal.signal(signal.SIGINT, signal.default_int_handler)  # `make test &` in a script starts with it ignored
     torch.set_num_threads(1)

@@ -21,7 +21,7 @@ from manyheads.data.source import DataSpec
 from manyheads.errors import ConfigError, ManyheadsError, RunChangedError, UsageError
 from manyheads.inspect.draw import draw_comparison
 from manyheads.spec import to_toml
-from manyheads.training.compare import CellFinished, CellStarted, CellStep, compare
+from manyheads.training.compare import compare
 from manyheads.training.grid import field_paths, folder_name, read_axis, split_values
 from manyheads.training.prepare import prepare
 from manyheads.training.run import read_run
@@ -160,13 +160,15 @@ def test_the_report_has_the_metrics_of_the_runs_and_no_run_is_trained_twice(path
     assert {file: file.stat().st_mtime_ns for file in files} == files
     events = []
     compare(path, ["position=none,rope,sinusoidal", "lr=1e-2"], grid, seeds=2, progress=events.append)
-    started = [event for event in events if isinstance(event, CellStarted)]
+    started = [event for event in events if event.metrics is None and not event.step]
     assert [(event.name, event.seed, event.number, event.runs) for event in started] == [
         ("position=sinusoidal lr=1e-2", 4, 5, 6),
         ("position=sinusoidal lr=1e-2", 5, 6, 6),
     ], "one more value is one more cell"
-    assert [event.step for event in events if isinstance(event, CellStep)] == [1, 2, 3] * 2
-    assert all(event.metrics and not event.error for event in events if isinstance(event, CellFinished))
+    assert [event.step for event in events if event.step] == [1, 2, 3] * 2
+    finished = [event for event in events if event.metrics is not None]
+    assert len(finished) == 2
+    assert all(event.metrics and not event.error for event in finished)
     for override, field in (("train.steps=9", "train.steps"), ("model.encoder.layers=2", "model.decoder.layers")):
         command = ("compare", path, "position=none", "lr=1e-2", "--output", grid, "-s", override)
         error = error_of(*command, check=2)
