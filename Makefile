@@ -40,7 +40,7 @@ check: lint test
 bench: setup
 	$(BIN)/python bench/compose.py
 	$(BIN)/python bench/load.py
-	$(BIN)/python bench/shaping.py
+	$(BIN)/python bench/auxiliary.py
 
 # the site, with search, in site/: it loads nothing from the network and opens from the file system
 $(VENV)/.docs: $(STAMP)

@@ -46,11 +46,11 @@ def fused(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None) -> Tensor:
 
 
 def decoder(width: int, length: int, batch: int) -> Case:
-    tower = {
+    stack = {
         "layers": 4, "width": width, "attention": {"heads": width // 32}, "mask": {"causal": True}, "residual": "pre",
         "position": {"kind": "learned", "length": length}, "feedforward": {"activation": "gelu-tanh"},
     }  # fmt: skip
-    model = build(read_model({"vocab": VOCAB, "decoder": tower}))
+    model = build(read_model({"vocab": VOCAB, "decoder": stack}))
     weights = dict(model.named_parameters())
     ids = torch.randint(0, VOCAB, (batch, length))
     return Case(
@@ -64,12 +64,12 @@ def decoder(width: int, length: int, batch: int) -> Case:
 
 
 def pair(width: int, length: int, batch: int) -> Case:
-    tower = {
+    stack = {
         "layers": 3, "width": width, "attention": {"heads": width // 32, "bias": False, "output_bias": False},
         "embed": {"scale": True}, "position": "sinusoidal", "feedforward": {"activation": "relu"}, "residual": "post",
     }  # fmt: skip
     other = {"like": "encoder", "embed": {"kind": "shared", "scale": True}, "mask": {"causal": True}, "cross": True}
-    model = build(read_model({"vocab": VOCAB, "encoder": tower, "decoder": other}))
+    model = build(read_model({"vocab": VOCAB, "encoder": stack, "decoder": other}))
     weights = dict(model.named_parameters())
     source, target = (torch.randint(0, VOCAB, (batch, size)) for size in (length, length - 8))
     return Case(

@@ -32,7 +32,7 @@ ROOMS = (
 MAX_LINE = 115  # characters of a sentence in the tree; a longer one ends at its last comma within them
 TREE = re.compile(r"```text\nmanyheads/\n.*?```", re.S)
 MEANINGS = Path(__file__).parent / "json_keys.toml"
-RUN_TABLES = ("run", "train", "best", "lora", "data", "tokenizer", "task", "shaping", "optim", "schedule")
+RUN_TABLES = ("run", "train", "best", "lora", "data", "tokenizer", "task", "auxiliary_loss", "optim", "schedule")
 NOTE = "<!-- Generated from the code by docs/generate.py; edit the code instead. -->"
 
 
@@ -376,7 +376,7 @@ def type_name(value: Any) -> str:
 TINY = """
 [model]
 vocab = "tokenizer"
-[model.{tower}]
+[model.{stack}]
 layers = 1
 width = 8
 attention = {{ kind = "heads", heads = 2 }}
@@ -429,11 +429,11 @@ def real_outputs() -> dict[str, list[Any]]:
     """The objects that each command prints for tiny models, trained in a temporary folder."""
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         runs = {
-            "copy": TINY.format(tower="encoder", more=SEQUENCE),
-            "causal": TINY.format(tower="decoder", more=TEXT.format(task="causal")),
-            "masked": TINY.format(tower="encoder", more=TEXT.format(task="masked")),
-            "classify": TINY.format(tower="encoder", more=LABELS),
-            "retrieval": TINY.format(tower="encoder", more=VECTOR).replace("[model]\n", '[model]\nhead = "none"\n', 1),
+            "copy": TINY.format(stack="encoder", more=SEQUENCE),
+            "causal": TINY.format(stack="decoder", more=TEXT.format(task="causal")),
+            "masked": TINY.format(stack="encoder", more=TEXT.format(task="masked")),
+            "classify": TINY.format(stack="encoder", more=LABELS),
+            "retrieval": TINY.format(stack="encoder", more=VECTOR).replace("[model]\n", '[model]\nhead = "none"\n', 1),
         }
         rows = [{"text": f"{word} film", "label": word} for word in ("good", "bad") for _ in range(20)]
         Path("reviews.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -515,7 +515,7 @@ def errors() -> str:
 def exit_statuses(signals: dict[str, int]) -> list[tuple[str, str]]:
     return [
         ("0", "success"),
-        ("1", "an unexpected error, a run that diverged, or a law that `audit` found broken"),
+        ("1", "an unexpected error, a run that diverged, or an audit with a failed check"),
         ("2", "a wrong argument, option or run file"),
         ("3", "data that cannot be used"),
         ("4", "a model file that is broken or must not be trusted"),

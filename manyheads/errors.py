@@ -262,5 +262,5 @@ class OutOfDiskError(ResourceError, code="resource.disk"):
     """The disk is full, or a checkpoint would not fit."""
 
 
-class NotEnoughMemoryError(ResourceError, code="resource.memory"):
+class OutOfMemoryError(ResourceError, code="resource.memory"):
     """The model or a batch does not fit into memory."""

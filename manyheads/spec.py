@@ -38,8 +38,8 @@ from manyheads.errors import (
 Tree = dict[str, Any]
 
 
-LARGEST = 1 << 24  # the upper bound of any count: 16,777,216
-HIGHEST, SMALLEST = 1e12, 1e-30  # the bounds of any number that must be positive
+MAX_COUNT = 1 << 24  # the upper bound of any count: 16,777,216
+MAX_VALUE, MIN_POSITIVE = 1e12, 1e-30  # the bounds of any number that must be positive
 MAX_DEPTH = 32  # of nested tables
 
 
@@ -68,14 +68,14 @@ def field(default: Any, meaning: str, **bounds: Any) -> Any:
     reported here, and not by a failed allocation or a NaN loss.
     """
     if {"ge", "gt"} & set(bounds) and not {"le", "lt"} & set(bounds):
-        bounds["le"] = LARGEST if "ge" in bounds else HIGHEST
+        bounds["le"] = MAX_COUNT if "ge" in bounds else MAX_VALUE
     if bounds.get("gt") == 0:
-        bounds["ge"] = SMALLEST
+        bounds["ge"] = MIN_POSITIVE
         del bounds["gt"]
     return Field(default, description=meaning, **bounds)
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def did_you_mean(word: str, known: Iterable[str]) -> str:
     """': did you mean …?' if a known name is similar, and the list of all known names."""
     names = sorted(known)
     close = difflib.get_close_matches(word[:80], names, n=1, cutoff=0.5)
@@ -84,7 +84,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def unknown_key(name: str, known: Iterable[str], path: Iterable[str | int] = ()) -> UnknownKeyError:
-    return UnknownKeyError(f"no field {quoted(name)}{nearest(name, known)}", path, name)
+    return UnknownKeyError(f"no field {quoted(name)}{did_you_mean(name, known)}", path, name)
 
 
 class Spec(BaseModel):
@@ -132,7 +132,7 @@ class Spec(BaseModel):
                 expected = f"{words} {limit:g}" if isinstance(limit, float) else f"{words} {limit}"
         return kind(f"given {quoted(value)}, expected {expected}", path)
 
-    def changed(self, **fields: Any) -> Self:
+    def replace(self, **fields: Any) -> Self:
         """A copy with some fields replaced, checked as strictly as the original."""
         return parse(type(self), {name: getattr(self, name) for name in type(self).model_fields} | fields)
 
@@ -202,7 +202,7 @@ class Part(Spec):
             value = {"kind": value}
         if not isinstance(value, Mapping):
             raise WrongTypeError(
-                f"given {quoted(value)}, expected a kind of {cls.slot} or a table with one{nearest('', cls.kinds)}"
+                f"given {quoted(value)}, expected a kind of {cls.slot} or a table with one{did_you_mean('', cls.kinds)}"
             )
         fields = dict(value)
         kind = fields.pop("kind", cls.default_kind)
@@ -213,7 +213,7 @@ class Part(Spec):
             )
         if not isinstance(kind, str) or kind not in cls.kinds:
             raise UnknownKindError(
-                f"no kind {quoted(kind)} of {cls.slot}{nearest(str(kind), cls.kinds)}",
+                f"no kind {quoted(kind)} of {cls.slot}{did_you_mean(str(kind), cls.kinds)}",
                 hint="if it is your own part, name its file with --parts; in Python, import it",
             )
         return cast(Self, parse(cls.kinds[kind], fields))

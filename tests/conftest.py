@@ -1,4 +1,4 @@
-"""What every test shares: one thread a worker, no time limits inside hypothesis, and `--parts` for laws on parts of your own."""
+"""What every test shares: one thread a worker, no time limits inside hypothesis, and `--parts` for invariants on parts of your own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ hypothesis.settings.load_profile("manyheads")
 
 def pytest_addoption(parser):
     parser.addoption(
-        "--parts", action="append", default=[], metavar="FILE.py", help="run the laws on your own parts too"
+        "--parts", action="append", default=[], metavar="FILE.py", help="run the invariants on your own parts too"
     )
 
 

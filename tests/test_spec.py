@@ -17,7 +17,7 @@ from raising import raises
 from manyheads import build, build_meta, presets, read_model, size
 from manyheads.cli.show import tables
 from manyheads.errors import ConfigError, ManyheadsError
-from manyheads.model.spec import CrossSpec, LayerSpec, TowerSpec
+from manyheads.model.spec import CrossSpec, LayerSpec, StackSpec
 from manyheads.parts.attention import HeadsSpec
 from manyheads.parts.core import DotSpec
 from manyheads.parts.mask import MaskSpec
@@ -48,7 +48,7 @@ def test_overrides_reach_into_shorthand_and_likeness():
     assert spec.encoder.position.theta == 10000.0
     assert spec.decoder.position.theta == 1e6
     assert read("encoder.position=rope").decoder.position.kind == "rope", (
-        "what is said of one tower holds for the other"
+        "what is said of one stack holds for the other"
     )
 
 
@@ -242,7 +242,7 @@ def test_a_place_in_a_list_is_a_plain_number():
 def test_a_spec_does_not_change_with_what_it_was_read_from():
     pattern = [{"mask": {"window": 2}}]
     spec = read(base=BASE | {"encoder": BASE["encoder"] | {"pattern": pattern}})
-    made = TowerSpec(attention=HeadsSpec(heads=2), pattern=tuple(pattern))
+    made = StackSpec(attention=HeadsSpec(heads=2), pattern=tuple(pattern))
     pattern[0]["mask"]["window"] = 7
     assert spec.encoder.expanded_layers()[0].mask.window == 2
     assert made.expanded_layers()[0].mask.window == 2
@@ -271,13 +271,13 @@ def test_what_a_spec_holds_does_not_change_either():
     assert listed.encoder.pattern[0]["core"]["heads"] == (1,)
     for spec in (listed, *twice):
         assert pickle.loads(pickle.dumps(spec)) == spec == copy.deepcopy(spec) == read_model(to_tree(spec))
-    TowerSpec(pattern=({"position": RopeSpec(scaling=YarnScalingSpec())}, {"cross": CrossSpec(core=DotSpec())}))
-    again = TowerSpec(pattern=({"position": RopeSpec(theta=5.0)},))
+    StackSpec(pattern=({"position": RopeSpec(scaling=YarnScalingSpec())}, {"cross": CrossSpec(core=DotSpec())}))
+    again = StackSpec(pattern=({"position": RopeSpec(theta=5.0)},))
     assert again.expanded_layers()[0].position.theta == 5.0
-    assert TowerSpec.model_validate(to_tree(again)) == again
+    assert StackSpec.model_validate(to_tree(again)) == again
 
 
-def test_a_pattern_refines_the_cross_attention_of_its_tower():
+def test_a_pattern_refines_the_cross_attention_of_its_stack():
     spec = read(
         "encoder.core={kind='additive', size=5}",
         "decoder.pattern=[{cross.core.dropout=0.1}, {cross.attention.bias=false}]",
@@ -305,9 +305,9 @@ def test_the_closing_norm_is_what_the_last_layer_needs():
 
 def test_a_changed_spec_is_refused_in_one_sentence():
     with raises("config.incompatible", "attention.heads", 17):
-        read().encoder.changed(width=17)
+        read().encoder.replace(width=17)
     with raises("config.out-of-range", "vocab", -1):
-        read().changed(vocab=-1)
+        read().replace(vocab=-1)
 
 
 def specs():
@@ -339,7 +339,7 @@ def test_every_misspelt_field_of_every_part_is_named_with_the_right_one():
 def test_every_part_says_what_it_computes_and_every_field_what_it_means():
     for base in SLOTS.values():
         assert base.formula()
-        assert base.default_kind in ({*base.kinds} if base.slot not in ("data", "task", "shaping") else {""}), (
+        assert base.default_kind in ({*base.kinds} if base.slot not in ("data", "task", "auxiliary_loss") else {""}), (
             "of these somebody must choose"
         )
         for part in base.kinds.values():
@@ -403,7 +403,7 @@ def test_a_decoder_is_causal_unless_it_says_otherwise():
     assert read("decoder.pattern=[{mask.window=3}, {}]").decoder.expanded_layers()[0].mask.causal
 
 
-def test_cross_attention_changes_single_fields_of_the_towers_own():
+def test_cross_attention_changes_single_fields_of_the_stacks_own():
     spec = read("encoder.attention={heads=4, bias=false}", "decoder.cross={attention={heads=2}}")
     assert (spec.decoder.cross.attention.heads, spec.decoder.cross.attention.bias) == (2, False)
     assert read("decoder.cross.core=argmax").decoder.cross.core.kind == "argmax"

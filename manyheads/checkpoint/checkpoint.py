@@ -16,7 +16,7 @@ from torch import Tensor
 
 from manyheads.convert.fairseq.model import CHECKPOINT, read_fairseq
 from manyheads.convert.gguf.model import chat_template, read_gguf
-from manyheads.convert.hf import FLOATS, Origin, read_folder, read_tokenizer, read_tokenizer_config
+from manyheads.convert.hf import FLOATS, CheckpointMetadata, read_folder, read_tokenizer, read_tokenizer_config
 from manyheads.convert.hub import download, is_name
 from manyheads.convert.pooling import Pooling, read_pooling
 from manyheads.errors import (
@@ -49,7 +49,7 @@ class Checkpoint:
 
     model: Model
     tokenizer: Any = None  # a tokenizers.Tokenizer
-    origin: Origin | None = None
+    metadata: CheckpointMetadata | None = None
     pooling: Pooling | None = None
     path: Path | None = None  # the folder with config.json, if it was read from one
 
@@ -63,11 +63,11 @@ class Checkpoint:
 
     @property
     def config(self) -> Tree:
-        return self.origin.config if self.origin else {}
+        return self.metadata.config if self.metadata else {}
 
     @property
     def tokenizer_config(self) -> Tree:
-        return read_tokenizer_config(self.origin.extra_files) if self.origin else {}
+        return read_tokenizer_config(self.metadata.extra_files) if self.metadata else {}
 
     @property
     def task(self) -> Tree | None:
@@ -78,18 +78,18 @@ class Checkpoint:
     @cached_property
     def generation_config(self) -> GenerationConfig:
         """The checkpoint's own settings of generation."""
-        return read_generation_config(self.config, self.origin.extra_files) if self.origin else GenerationConfig()
+        return read_generation_config(self.config, self.metadata.extra_files) if self.metadata else GenerationConfig()
 
     @property
     def chat_template(self) -> str | None:
         """The Jinja template that turns a conversation into one text, if the checkpoint has one."""
-        return chat_template(self.origin.extra_files) if self.origin else None
+        return chat_template(self.metadata.extra_files) if self.metadata else None
 
     @property
     def max_positions(self) -> int | None:
         """The maximum number of input tokens (of the source, if it has one); None if there is no limit."""
-        tower = self.spec.encoder or self.spec.decoder
-        return tower.max_positions if tower else None
+        stack = self.spec.encoder or self.spec.decoder
+        return stack.max_positions if stack else None
 
     @property
     def max_target_positions(self) -> int | None:
@@ -99,10 +99,10 @@ class Checkpoint:
     @property
     def has_source(self) -> bool:
         """Whether it generates a target for a source, rather than continuing its input."""
-        return self.spec.shape == "encoder–decoder" or (self.spec.recurrent is not None and self.spec.recurrent.source)
+        return self.spec.shape == "encoder-decoder" or (self.spec.recurrent is not None and self.spec.recurrent.source)
 
     @cached_property
-    def labels(self) -> dict[int, str]:
+    def id2label(self) -> dict[int, str]:
         """The names of the classes by index, as the config gives them."""
         try:
             return {int(index): str(name) for index, name in (self.config.get("id2label") or {}).items()}
@@ -115,10 +115,10 @@ class Checkpoint:
 
     @torch.no_grad()
     def logits(
-        self, ids: Tensor, target: Tensor | None = None, padding: Tensor | None = None, **more: Tensor
+        self, ids: Tensor, target: Tensor | None = None, padding_mask: Tensor | None = None, **more: Tensor
     ) -> Tensor:
         """The head's output, B×L×V for tokens. With a source, `ids` and `padding` are the source's."""
-        inputs = Inputs(ids, padding=padding, **more).to(self.device)  # type: ignore[arg-type]
+        inputs = Inputs(ids, padding_mask=padding_mask, **more).to(self.device)  # type: ignore[arg-type]
         if not self.has_source:
             if target is not None:
                 raise UsageError(f"a target was given, but this {self.spec.shape} has no source")
@@ -129,24 +129,24 @@ class Checkpoint:
 
     @torch.no_grad()
     def hidden(
-        self, ids: Tensor, target: Tensor | None = None, padding: Tensor | None = None, **more: Tensor
+        self, ids: Tensor, target: Tensor | None = None, padding_mask: Tensor | None = None, **more: Tensor
     ) -> list[Tensor]:
         """The embeddings and the output of every layer, the last after the final norm; the encoder's come first."""
         if not isinstance(self.model, Transformer):
             raise UnsupportedError(f"only a transformer has layers to read; this model is {self.spec.shape}")
         with record_hidden_states(self.model) as states:
-            self.logits(ids, target, padding, **more)
+            self.logits(ids, target, padding_mask, **more)
         return states
 
     @torch.no_grad()
     def embed(self, texts: str | Sequence[str]) -> Tensor:
         """One vector per text: the head's, the folder's pooling, or the mean over the tokens."""
         self.check_reads_text()
-        return self.pool(
+        return self.embed_inputs(
             self.pad([encoding.ids for encoding in self.encode([texts] if isinstance(texts, str) else texts)])
         )
 
-    def pool(self, inputs: Inputs) -> Tensor:
+    def embed_inputs(self, inputs: Inputs) -> Tensor:
         shapes = ("encoder", "decoder") if self.pooling else ("encoder",)
         if not isinstance(self.model, Transformer) or self.spec.shape not in shapes:
             raise UnsupportedError(
@@ -203,7 +203,7 @@ class Checkpoint:
         """A copy of the tokenizer that recognises special tokens; the tokenizer itself is never changed."""
         return copy_tokenizer(self.tokenizer, encode_special_tokens=False)
 
-    def truncated(self, max_length: int | None) -> Checkpoint:
+    def with_truncation(self, max_length: int | None) -> Checkpoint:
         """The same with a tokenizer that truncates texts, and takes the names of special tokens in a text for text."""
         if self.tokenizer is None:
             return self
@@ -225,8 +225,8 @@ class Checkpoint:
             )
 
     def check_reads_text(self) -> None:
-        tower = self.spec.encoder or self.spec.decoder
-        if tower and tower.embed.reads == "patches":
+        stack = self.spec.encoder or self.spec.decoder
+        if stack and stack.embed.reads == "patches":
             raise UnsupportedError(
                 "this model reads images, not texts: use load(...).logits(patches), batch × patches × pixels"
             )
@@ -258,7 +258,7 @@ class Checkpoint:
         first = [] if start is None else checked_ids([start])
         groups: dict[tuple[int, int], list[int]] = {}
         for i, row in enumerate(rows):
-            groups.setdefault(self.room(len(row), config.max_new_tokens), []).append(i)
+            groups.setdefault(self.generation_limit(len(row), config.max_new_tokens), []).append(i)
         for (max_new_tokens, _), group in groups.items():
             limited = replace(config, max_new_tokens=max_new_tokens)
             for batch in batches([len(rows[i]) for i in group], BATCH_TOKENS // config.decoding.beams):
@@ -270,15 +270,20 @@ class Checkpoint:
                 outputs = config.decoding.generate(self.model, prompt, source, config=limited, rng=rng)
                 yield from ((i, config.without_eos(ids)) for i, ids in zip(index, outputs, strict=True))
 
-    def room(self, length: int, max_new_tokens: int) -> tuple[int, int]:
-        """How many tokens may follow, up to the last position; and what else must be equal within a batch."""
+    def generation_limit(self, length: int, max_new_tokens: int) -> tuple[int, int]:
+        """`max_new_tokens` within the model's positions; and the length that all rows of a batch must share, or 0.
+
+        They must share it where the angles of RoPE depend on the final length.
+        """
         length = 1 if self.has_source else length
         limit = self.max_target_positions
         if limit is not None and length <= limit:
             max_new_tokens = min(max_new_tokens, limit - length + 1)
-        tower = self.spec.decoder
-        by_span = tower is not None and any(layer.position.needs_final_length for layer in tower.expanded_layers())
-        return max_new_tokens, length if by_span else 0
+        stack = self.spec.decoder
+        needs_equal_lengths = stack is not None and any(
+            layer.position.needs_final_length for layer in stack.expanded_layers()
+        )
+        return max_new_tokens, length if needs_equal_lengths else 0
 
 
 def copy_tokenizer(tokenizer: Any, *, encode_special_tokens: bool) -> Any:
@@ -367,16 +372,16 @@ def read_checkpoint_at(path: Path, *, dtype: torch.dtype | None, allow_nonfinite
         path = download(str(path))
     path = checkpoint_dir(path)
     if path.suffix == ".gguf" and not path.is_dir():
-        model, origin, tokenizer = read_gguf(path, dtype=dtype, allow_nonfinite=allow_nonfinite)
-        return Checkpoint(model, tokenizer, origin)
+        model, metadata, tokenizer = read_gguf(path, dtype=dtype, allow_nonfinite=allow_nonfinite)
+        return Checkpoint(model, tokenizer, metadata)
     if (path.suffix == ".pt" and not path.is_dir()) or path.joinpath(*CHECKPOINT).is_file():
-        model, origin, tokenizer = read_fairseq(path, dtype=dtype, allow_nonfinite=allow_nonfinite)
-        return Checkpoint(model, tokenizer, origin)
+        model, metadata, tokenizer = read_fairseq(path, dtype=dtype, allow_nonfinite=allow_nonfinite)
+        return Checkpoint(model, tokenizer, metadata)
     from_run = (path / TRAINER).is_file()
-    model, origin = read_folder(path, dtype=dtype, allow_nonfinite=allow_nonfinite, copy=copy)
-    tokenizer = read_tokenizer(path, origin.extra_files, keep_truncation=from_run)
-    pooling = read_pooling(origin.extra_files) if "modules.json" in origin.extra_files else None
-    return Checkpoint(model, tokenizer, origin, pooling, path)
+    model, metadata = read_folder(path, dtype=dtype, allow_nonfinite=allow_nonfinite, copy=copy)
+    tokenizer = read_tokenizer(path, metadata.extra_files, keep_truncation=from_run)
+    pooling = read_pooling(metadata.extra_files) if "modules.json" in metadata.extra_files else None
+    return Checkpoint(model, tokenizer, metadata, pooling, path)
 
 
 def manifest_fault(path: Path) -> str | None:

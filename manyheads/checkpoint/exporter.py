@@ -37,12 +37,12 @@ def export(
         checkpoint = Checkpoint(checkpoint)
     if not isinstance(checkpoint, Checkpoint):
         raise UsageError(f"given a {type(checkpoint).__name__}, expected a checkpoint, a model or a path")
-    model, origin, tokenizer = checkpoint.model, checkpoint.origin, checkpoint.tokenizer
+    model, metadata, tokenizer = checkpoint.model, checkpoint.metadata, checkpoint.tokenizer
     if to == "gguf":
-        write_gguf(model, path, origin, tokenizer, "f32" if form is None else form)
+        write_gguf(model, path, metadata, tokenizer, "f32" if form is None else form)
     elif to == "onnx":
         from manyheads.convert.onnx import write_onnx
 
-        write_onnx(model, path, origin, tokenizer)
+        write_onnx(model, path, metadata, tokenizer)
     else:
-        write_folder(model, path, origin, tokenizer, own=to == "manyheads")
+        write_folder(model, path, metadata, tokenizer, own=to == "manyheads")

@@ -1,4 +1,4 @@
-"""`manyheads audit`: checks a model against laws that every model must keep."""
+"""`manyheads audit`: checks a model for invariants that every model must keep."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from manyheads.cli.console import (
     stdout,
 )
 
-STYLES = {"ok": "green", "fault": "bold red", "not checked": "dim"}
+STYLES = {"passed": "green", "failed": "bold red", "skipped": "dim"}
 
 
 @app.command()
 def audit(path: CheckpointPath, parts: Parts = None, as_json: AsJson = False) -> None:
-    """Check that a model keeps the laws of its architecture.
+    """Check that a model keeps the invariants of its architecture.
 
-    Attention rows sum to one, outputs do not depend on later tokens, padding, caching and batching change nothing, and
-    transformers gives the same logits. Exit status 1 if a law is broken.
+    Attention rows sum to one, outputs do not depend on later tokens, padding, caching and batching do not change the
+    outputs, and transformers gives the same logits. Exit status 1 if a check fails.
 
     Example: manyheads audit ./model
     """
@@ -39,10 +39,10 @@ def audit(path: CheckpointPath, parts: Parts = None, as_json: AsJson = False) ->
     if as_json:
         print_json({"schema": 1, "rows": [asdict(row) for row in rows]})
     else:
-        table = new_table(["law", "verdict", "value", ""])
+        table = new_table(["check", "status", "value", ""])
         for row in rows:
             value = "" if row.value is None else f"{row.value:.3g}"
-            table.add_row(row.law, Text(row.verdict, STYLES[row.verdict]), value, row.message)
+            table.add_row(row.check, Text(row.status, STYLES[row.status]), value, row.message)
         stdout().print(table)
-    if any(row.verdict == "fault" for row in rows):
+    if any(row.status == "failed" for row in rows):
         raise typer.Exit(EXIT_FAILURE)

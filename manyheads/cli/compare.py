@@ -37,7 +37,7 @@ def compare(
     run: RunFile,
     axes: Annotated[
         list[str],
-        typer.Argument(metavar="FIELD=A,B,…", help="A field and its values; a short name means that of every tower."),
+        typer.Argument(metavar="FIELD=A,B,…", help="A field and its values; a short name means that of every stack."),
     ],
     output: Annotated[
         Path,
@@ -129,5 +129,5 @@ def print_comparison(report: Tree, console: Console) -> None:
 def format_mean(name: str, summary: Tree) -> str:
     from manyheads.metrics.metric import format_value
 
-    deviation = "" if summary["sd"] is None else f" ± {format_value(name, summary['sd'])}"
+    deviation = "" if summary["std"] is None else f" ± {format_value(name, summary['std'])}"
     return f"{format_value(name, summary['mean'])}{deviation}"

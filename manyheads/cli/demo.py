@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from manyheads.checkpoint.checkpoint import Checkpoint
 
-TOWER: dict[str, Any] = {
+STACK: dict[str, Any] = {
     "layers": 2,
     "width": 64,
     "attention": {"kind": "heads", "heads": 4},
@@ -33,13 +33,13 @@ RUN: dict[str, Any] = {
     "model": {
         "vocab": "tokenizer",
         "init": "xavier",
-        "encoder": TOWER,
+        "encoder": STACK,
         "decoder": {"like": "encoder", "embed": {"kind": "shared", "scale": True}, "cross": True},
     },
     "data": {"kind": "dates"},
     "task": {"kind": "seq2seq"},
-    "optim": {"lr": 3e-3, "schedule": {"kind": "linear", "warmup": 100}},
-    "train": {"steps": 1200, "batch_tokens": 4096, "best": {"metric": "exact", "stop_at": 0.99}},
+    "optim": {"lr": 3e-3, "schedule": {"kind": "linear", "warmup_steps": 100}},
+    "train": {"steps": 1200, "batch_tokens": 4096, "best": {"metric": "exact_match", "stop_at": 0.99}},
 }
 EXAMPLES = range(0, 240, 40)  # rows of the validation set
 

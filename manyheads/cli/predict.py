@@ -16,7 +16,7 @@ from manyheads.errors import EmptyDataError, InputError, RowError, UsageError
 
 if TYPE_CHECKING:
     from manyheads.checkpoint.checkpoint import Checkpoint
-    from manyheads.files.text import Lines
+    from manyheads.files.text import LineReader
     from manyheads.tasks.task import PredictOptions
 
 CHUNK = 1024  # texts that are read before any is answered, so that those of similar length share a batch
@@ -48,7 +48,7 @@ def predict(
     temperature: Annotated[
         float | None, typer.Option(metavar="T", help="Sampling temperature; 0 is greedy [default: 0].")
     ] = None,
-    method: Annotated[
+    decoding: Annotated[
         str | None,
         typer.Option(
             metavar="KIND",
@@ -78,7 +78,9 @@ def predict(
 
     methods = {"num_beams": num_beams, "length_penalty": length_penalty, "temperature": temperature}
     settings: dict[str, Any] = {name: value for name, value in methods.items() if value is not None}
-    settings |= {"max_new_tokens": max_new_tokens, "seed": seed} | override({}, [f"method={method}"] if method else [])
+    settings |= {"max_new_tokens": max_new_tokens, "seed": seed} | override(
+        {}, [f"decoding={decoding}"] if decoding else []
+    )
     generation_config(**settings)  # refuses wrong settings before a model is loaded
     if encoding_errors not in ("strict", "replace"):
         raise UsageError(f"--encoding-errors is {encoding_errors!r}, expected strict or replace")
@@ -116,10 +118,10 @@ def predict_text(text: str, path: str, settings: dict[str, Any], *, device: str,
     if as_json:
         print_json({"schema": 1} | result)
     else:
-        typer.echo("\n".join(task.to_lines(result)))
+        typer.echo("\n".join(task.format_result(result)))
 
 
-def predict_lines(lines: Lines, path: str, settings: dict[str, Any], *, device: str, as_json: bool) -> None:
+def predict_lines(lines: LineReader, path: str, settings: dict[str, Any], *, device: str, as_json: bool) -> None:
     from manyheads.tasks.task import task_of
 
     chunks = read_chunks(lines)
@@ -146,18 +148,18 @@ def predict_lines(lines: Lines, path: str, settings: dict[str, Any], *, device: 
                     if as_json:
                         print_json({"schema": 1} | result if result else None)
                     else:
-                        typer.echo(task.to_line(result) if result else "")
+                        typer.echo(task.format_line(result) if result else "")
     for warning, number in lines.warnings.items():
         print_note(f"{lines.path}: {number:,} lines {warning}")
     if truncated:
         print_note(f"{lines.path}: {truncated:,} texts were truncated to the maximum length in training")
 
 
-def open_lines(file: Path | None, encoding_errors: str) -> Lines:
+def open_lines(file: Path | None, encoding_errors: str) -> LineReader:
     """The lines of a file, or of standard input."""
-    from manyheads.files.text import Lines
+    from manyheads.files.text import LineReader
 
-    return Lines(
+    return LineReader(
         file or Path("standard input"),
         encoding_errors,
         MAX_LINE_LENGTH,
@@ -167,7 +169,7 @@ def open_lines(file: Path | None, encoding_errors: str) -> Lines:
     )
 
 
-def read_chunks(lines: Lines) -> Iterator[list[tuple[int, str]]]:
+def read_chunks(lines: LineReader) -> Iterator[list[tuple[int, str]]]:
     """Numbered lines, blank ones too, as many at a time as are answered together; an error if all are blank."""
     chunk: list[tuple[int, str]] = []
     texts = count = 0

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from manyheads.spec import Spec, Tree
 
 # written in a file and resolved before the description is read
-LIKE = ("like", "encoder or decoder", "copy the other tower, except for the fields given here")
+LIKE = ("like", "encoder or decoder", "copy the other stack, except for the fields given here")
 ABOUT = ("about", "a table", "title, source, and context: the length for which costs are shown")
 EXTRA_FIELDS = {"encoder": LIKE, "decoder": LIKE, "model": ABOUT}
 
@@ -81,14 +81,14 @@ def show(
 
 def tables() -> dict[str, type[Spec]]:
     """The tables of a run file that have no kinds; importing them also fills the slots."""
-    from manyheads.model.spec import CrossSpec, DecoderSpec, ModelSpec, NgramSpec, RecurrentSpec, TowerSpec
+    from manyheads.model.spec import CrossSpec, DecoderSpec, ModelSpec, NgramSpec, RecurrentSpec, StackSpec
     from manyheads.parts.mask import MaskSpec
     from manyheads.training.lora import LoraSpec
     from manyheads.training.run import BestSpec, RunSpec, TrainSpec
 
     return {
         "model": ModelSpec,
-        "encoder": TowerSpec,
+        "encoder": StackSpec,
         "decoder": DecoderSpec,
         "cross": CrossSpec,
         "mask": MaskSpec,
@@ -117,7 +117,7 @@ def unknown_target(target: str, slots_and_tables: list[str]) -> ConfigError:
     """An error for a name that is neither a preset nor a slot nor a table."""
     from manyheads.errors import UnknownPresetError
     from manyheads.presets import names
-    from manyheads.spec import SLOTS, nearest, quoted
+    from manyheads.spec import SLOTS, did_you_mean, quoted
 
     if slots := [slot for slot, base in SLOTS.items() if target in base.kinds]:
         return UnknownPresetError(
@@ -125,7 +125,7 @@ def unknown_target(target: str, slots_and_tables: list[str]) -> ConfigError:
         )
     if target.endswith(".py"):
         return UnknownPresetError(f"{quoted(target)} is a Python file", hint="name it with --parts and a model to show")
-    close, _, _ = nearest(target, (*names(), *slots_and_tables, "parts")).partition(" (")
+    close, _, _ = did_you_mean(target, (*names(), *slots_and_tables, "parts")).partition(" (")
     hint = "'manyheads show' lists the presets, 'manyheads show parts' the slots; a file ends in .toml"
     return UnknownPresetError(f"no preset, slot or table {quoted(target)}{close}", hint=hint)
 

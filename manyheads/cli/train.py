@@ -147,7 +147,7 @@ class TrainingProgress(Progress):
     def __init__(self, steps: int, device: str = "auto", *, quiet: bool) -> None:
         super().__init__("preparing", quiet=quiet, first_line=0)
         self.steps, self.device = steps, device
-        self.means = dict[str, float]()  # of loss, shaping terms and speed, over about 20 steps
+        self.means = dict[str, float]()  # of the loss, the auxiliary losses and the speed, over about 20 steps
         self.metrics = dict[str, float]()
 
     def show(self, event: Event) -> None:

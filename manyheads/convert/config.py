@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from manyheads.errors import CheckpointConfigError, ExportError
 from manyheads.model.spec import ModelSpec
-from manyheads.spec import Tree, nearest, quoted, to_tree
+from manyheads.spec import Tree, did_you_mean, quoted, to_tree
 
 Config = Mapping[str, Any]
 Fields = dict[str, Any]  # dotted path → value
@@ -116,7 +116,7 @@ def read_config(rows: Iterable[ConfigRow], config: Config, tree: Tree, *, ignore
     keys = {key for row in rows for key in row.keys}
     for key in config:
         if key not in keys and key not in IGNORED_KEYS and key not in ignored:
-            close, _, _ = nearest(key, keys).partition(" (")
+            close, _, _ = did_you_mean(key, keys).partition(" (")
             raise CheckpointConfigError(f"unknown key {quoted(key)}{close}: it may change the computation")
     for row in rows:
         try:
@@ -149,10 +149,10 @@ def set_field(tree: Tree, path: str, value: Any) -> None:
 
 
 def get_field(tree: Any, path: str) -> Any:
-    tower, *names = path.split(".")
-    if names and tower not in tree:
-        raise ExportError(f"the model has no {tower}")
-    tree = tree.get(tower)
+    stack, *names = path.split(".")
+    if names and stack not in tree:
+        raise ExportError(f"the model has no {stack}")
+    tree = tree.get(stack)
     for name in names:
         tree = tree.get(name) if isinstance(tree, dict) else None
     return tree

@@ -72,10 +72,10 @@ def in_dtype(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Origin:
+class CheckpointMetadata:
     """What a model was read from, so that it can be exported as it came."""
 
-    family: Family | OwnFormat
+    family: Family | NativeFormat
     architecture: str
     config: Tree
     spec: ModelSpec
@@ -103,7 +103,7 @@ class SameNames:
         return dict(parameters)
 
 
-class OwnFormat:
+class NativeFormat:
     """The config holds the description of any model; a Family has configs of its own models."""
 
     model_type = "manyheads"
@@ -128,7 +128,7 @@ class OwnFormat:
         return [SameNames()]
 
 
-OWN = OwnFormat()
+NATIVE = NativeFormat()
 
 
 # ------------------------------------------------------------------------------------------------------------- reading
@@ -136,7 +136,7 @@ OWN = OwnFormat()
 
 def read_folder(
     folder: Path, *, dtype: torch.dtype | None = None, allow_nonfinite: bool = False, copy: bool = False
-) -> tuple[Model, Origin]:
+) -> tuple[Model, CheckpointMetadata]:
     """A model with its weights, which are memory-mapped, or copied; everything is checked first."""
     if not folder.is_dir():
         raise CheckpointNotFoundError(f"{folder} is not a folder")
@@ -148,9 +148,9 @@ def read_folder(
     return load_model(folder, config, weights, extra_files, dtype=dtype, allow_nonfinite=allow_nonfinite)
 
 
-def format_of(config: Config) -> Family | OwnFormat:
+def format_of(config: Config) -> Family | NativeFormat:
     model_type = config.get("model_type")
-    return OWN if model_type == OWN.model_type else get_family(model_type)
+    return NATIVE if model_type == NATIVE.model_type else get_family(model_type)
 
 
 @contextmanager
@@ -174,7 +174,7 @@ def load_model(
     *,
     dtype: torch.dtype | None = None,
     allow_nonfinite: bool = False,
-) -> tuple[Model, Origin]:
+) -> tuple[Model, CheckpointMetadata]:
     """A model from its config and weights: names, shapes and dtypes are checked, then each weight is read once."""
     with name_in_errors(path):
         family = format_of(config)
@@ -198,7 +198,7 @@ def load_model(
         unused = {name: weights[name] for name in table.unused if name in weights}
     mixed = dtype in (None, widest) and len(set(dtypes.values())) > 1
     stored = StoredWeights(table, unused, tied, dtypes if mixed else {})
-    return model.eval(), Origin(family, architecture, config, spec, stored, widest, extra_files)
+    return model.eval(), CheckpointMetadata(family, architecture, config, spec, stored, widest, extra_files)
 
 
 def matching_table(
@@ -286,7 +286,7 @@ def read_tokenizer_config(extra_files: Mapping[str, bytes]) -> Tree:
 def write_folder(
     model: Model,
     folder: Path,
-    origin: Origin | None = None,
+    metadata: CheckpointMetadata | None = None,
     tokenizer: Any = None,
     *,
     own: bool = False,
@@ -294,47 +294,47 @@ def write_folder(
 ) -> None:
     """Writes a folder that transformers opens; or, with `own`, one in our own format, which every model has."""
     check_absent(folder)
-    origin = own_origin(model, origin) if own else export_origin(model, origin)
+    metadata = native_metadata(model, metadata) if own else export_metadata(model, metadata)
     with atomic_output(folder) as draft:
         draft.mkdir()
-        fill_folder(draft, model, origin, tokenizer, shard_bytes=shard_bytes)
+        fill_folder(draft, model, metadata, tokenizer, shard_bytes=shard_bytes)
 
 
 def fill_folder(
-    folder: Path, model: Model, origin: Origin, tokenizer: Any = None, *, shard_bytes: float = SHARD_BYTES
+    folder: Path, model: Model, metadata: CheckpointMetadata, tokenizer: Any = None, *, shard_bytes: float = SHARD_BYTES
 ) -> None:
-    write_extra_files(folder, origin, tokenizer)
-    config = json.dumps(origin.config, indent=2, ensure_ascii=False)
+    write_extra_files(folder, metadata, tokenizer)
+    config = json.dumps(metadata.config, indent=2, ensure_ascii=False)
     (folder / "config.json").write_text(f"{config}\n", encoding="utf-8")
-    write_shards(origin.weights.tensors(model), folder, shard_bytes)
+    write_shards(metadata.weights.tensors(model), folder, shard_bytes)
 
 
-def write_extra_files(folder: Path, origin: Origin | None, tokenizer: Any) -> None:
+def write_extra_files(folder: Path, metadata: CheckpointMetadata | None, tokenizer: Any) -> None:
     """The small files next to the weights as they came, and a tokenizer that came in another format."""
     own = {"tokenizer.json": tokenizer.to_str().encode()} if hasattr(tokenizer, "to_str") else {}
     if tokenizer is not None and not own:
         warnings.warn("this tokenizer cannot be written as tokenizer.json, and is left out", stacklevel=3)
-    for name, data in (own | (origin.extra_files if origin else {})).items():
+    for name, data in (own | (metadata.extra_files if metadata else {})).items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(data)
 
 
-def export_origin(model: Model, origin: Origin | None) -> Origin:
+def export_metadata(model: Model, metadata: CheckpointMetadata | None) -> CheckpointMetadata:
     """As the model came, if its description has not changed; otherwise the first architecture that can express it."""
-    if origin is not None and origin.family.model_type in NAMES and same_model(model.spec, origin.spec):
-        if origin.dtype == dtype_of(model):
-            return origin
-        key = "torch_dtype" if "torch_dtype" in origin.config else "dtype"
-        config = origin.config | {key: dtype_name(model)}
-        return replace(origin, config=config, weights=replace(origin.weights, dtypes={}))
-    first = origin.config.get("family") if origin else None  # of the checkpoint that a run started from
+    if metadata is not None and metadata.family.model_type in NAMES and same_model(model.spec, metadata.spec):
+        if metadata.dtype == dtype_of(model):
+            return metadata
+        key = "torch_dtype" if "torch_dtype" in metadata.config else "dtype"
+        config = metadata.config | {key: dtype_name(model)}
+        return replace(metadata, config=config, weights=replace(metadata.weights, dtypes={}))
+    first = metadata.config.get("family") if metadata else None  # of the checkpoint that a run started from
     names = (*([first] if first in NAMES else ()), *NAMES)
-    return new_origin(model, origin, *find_architecture(model.spec, names)[:3])
+    return new_metadata(model, metadata, *find_architecture(model.spec, names)[:3])
 
 
-def own_origin(model: Model, origin: Origin | None = None) -> Origin:
+def native_metadata(model: Model, metadata: CheckpointMetadata | None = None) -> CheckpointMetadata:
     """For our own format."""
-    return new_origin(model, origin, OWN, OWN.architecture({}), OWN.config_of(model.spec))
+    return new_metadata(model, metadata, NATIVE, NATIVE.architecture({}), NATIVE.config_of(model.spec))
 
 
 # keys that a description has not, and that an export keeps
@@ -345,19 +345,21 @@ KEPT_KEYS = (
 MAX_POSITION_KEYS = ("max_position_embeddings", "context_length", "n_positions")
 
 
-def new_origin(
-    model: Model, origin: Origin | None, family: Family | OwnFormat, architecture: str, config: Tree
-) -> Origin:
+def new_metadata(
+    model: Model, metadata: CheckpointMetadata | None, family: Family | NativeFormat, architecture: str, config: Tree
+) -> CheckpointMetadata:
     """A new config, with the keys of the old one that a description has not, and the small files that came with it."""
-    old = origin.config if origin else {}
+    old = metadata.config if metadata else {}
     config |= {"dtype": dtype_name(model)} | {key: old[key] for key in KEPT_KEYS if key in old}
     max_positions = next((old[key] for key in MAX_POSITION_KEYS if type(old.get(key)) is int), None)
     if max_positions and "max_position_embeddings" in config:
         longer = config | {"max_position_embeddings": max_positions}
         config = longer if family.spec_of(longer) == family.spec_of(config) else config
     tables = family.tables(model.spec, architecture, dict(model.named_parameters()))
-    extra_files = origin.extra_files if origin else {}
-    return Origin(family, architecture, config, model.spec, StoredWeights(tables[0]), extra_files=extra_files)
+    extra_files = metadata.extra_files if metadata else {}
+    return CheckpointMetadata(
+        family, architecture, config, model.spec, StoredWeights(tables[0]), extra_files=extra_files
+    )
 
 
 def dtype_of(model: Model) -> torch.dtype:

@@ -9,7 +9,7 @@ from typing import Any
 
 from manyheads.convert.config import REQUIRED, Config, Fields, Getter, Key, missing_key
 from manyheads.errors import CheckpointConfigError
-from manyheads.spec import Tree, nearest, quoted
+from manyheads.spec import Tree, did_you_mean, quoted
 
 # their names → ours; the first of several names for one function is the one written
 ACTIVATIONS = {
@@ -28,7 +28,7 @@ ACTIVATIONS = {
 
 def read_activation(name: str) -> str:
     if name not in ACTIVATIONS:
-        raise CheckpointConfigError(f"unknown activation {quoted(name)}{nearest(str(name), ACTIVATIONS)}")
+        raise CheckpointConfigError(f"unknown activation {quoted(name)}{did_you_mean(str(name), ACTIVATIONS)}")
     return ACTIVATIONS[name]
 
 
@@ -42,7 +42,7 @@ def activation(theirs: str, *ours: str, default: Any = REQUIRED) -> Key:
 
 
 def in_both(path: str) -> tuple[str, str]:
-    """One field of each tower."""
+    """One field of each stack."""
     return f"encoder.{path}", f"decoder.{path}"
 
 
@@ -76,7 +76,7 @@ class Rope:
         kind = rope.get("rope_type", rope.get("type", "default"))
         kind = next((now for before, now in self.former if before == kind), kind)
         if not isinstance(kind, str) or kind not in SCALINGS:
-            raise CheckpointConfigError(f"unknown RoPE scaling {quoted(kind)}{nearest(str(kind), SCALINGS)}")
+            raise CheckpointConfigError(f"unknown RoPE scaling {quoted(kind)}{did_you_mean(str(kind), SCALINGS)}")
         names = {"rope_theta", "rope_type", "type", "partial_rotary_factor"}
         names |= {stored_name(kind, field) for field in SCALINGS[kind][1]}
         if unknown := sorted(set(rope) - names - IMPLIED.get(kind, set())):

@@ -8,23 +8,23 @@ from typing import Any, NamedTuple
 from manyheads.convert.families import NAMES, Family, get_family
 from manyheads.errors import CheckpointConfigError, ConfigError, ExportError
 from manyheads.model.build import build_meta
-from manyheads.model.spec import LayerSpec, ModelSpec, TowerSpec
+from manyheads.model.spec import LayerSpec, ModelSpec, StackSpec
 from manyheads.parts.attention import AttentionSpec
 from manyheads.spec import Tree, to_tree
 
 
 def canonical(spec: ModelSpec) -> Tree:
-    """What a forward depends on, with every size written out: no dropout, no init, towers as explicit layers."""
+    """What a forward depends on, with every size written out: no dropout, no init, stacks as explicit layers."""
     tree: Tree = {"vocab": spec.vocab, "source_vocab": spec.source_vocab, "head": to_tree(spec.head)}
     for name in ("encoder", "decoder"):
-        tower: TowerSpec | None = getattr(spec, name)
-        if tower is not None:
-            final_norm = tower.output_norm()
+        stack: StackSpec | None = getattr(spec, name)
+        if stack is not None:
+            final_norm = stack.output_norm()
             tree[name] = {
-                "width": tower.width,
-                "embed": to_tree(tower.embed) | {"size": tower.embed.table_width(tower.width)},
-                "layer_groups": tower.layer_groups or tower.layers,
-                "layers": [canonical_layer(layer, tower.width) for layer in tower.expanded_layers()],
+                "width": stack.width,
+                "embed": to_tree(stack.embed) | {"size": stack.embed.table_width(stack.width)},
+                "layer_groups": stack.layer_groups or stack.layers,
+                "layers": [canonical_layer(layer, stack.width) for layer in stack.expanded_layers()],
                 "final_norm": to_tree(final_norm) if final_norm else {"kind": "none"},
             }
     for name in ("recurrent", "ngram"):
@@ -35,7 +35,7 @@ def canonical(spec: ModelSpec) -> Tree:
 
 def canonical_layer(layer: LayerSpec, width: int) -> Tree:
     def attention(spec: AttentionSpec) -> Tree:
-        return to_tree(spec) | {"size": spec.head_size(width), "groups": spec.key_heads()}
+        return to_tree(spec) | {"size": spec.head_size(width), "kv_heads": spec.num_kv_heads()}
 
     feedforward = to_tree(layer.feedforward) | {"hidden": layer.feedforward.hidden_size(width)}
     tree = to_tree(layer) | {"attention": attention(layer.attention), "feedforward": feedforward}
@@ -102,15 +102,15 @@ def candidates(spec: ModelSpec, names: Iterable[str]) -> Iterator[Candidate]:
 
 def find_architecture(spec: ModelSpec, names: Iterable[str] = NAMES) -> Candidate:
     """The first architecture of these families that can express a model; the error names the field that differs."""
-    names, nearest = list(names), None
+    names, did_you_mean = list(names), None
     for candidate in candidates(spec, names):
         if not candidate.differences:
             return candidate
-        if nearest is None or len(candidate.differences) < len(nearest.differences):
-            nearest = candidate
+        if did_you_mean is None or len(candidate.differences) < len(did_you_mean.differences):
+            did_you_mean = candidate
     library = "Hugging Face" if names[0] in NAMES else "llama.cpp"
     message = f"no supported {library} architecture can express this model"
-    if nearest is None:
+    if did_you_mean is None:
         raise ExportError(f"{message}, of shape {spec.shape}")
-    path, ours, theirs = nearest.differences[0]
-    raise ExportError(f"{message}: {path} is {ours}, and {theirs} in the nearest, {nearest.family.model_type}")
+    path, ours, theirs = did_you_mean.differences[0]
+    raise ExportError(f"{message}: {path} is {ours}, and {theirs} in the nearest, {did_you_mean.family.model_type}")

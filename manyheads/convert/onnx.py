@@ -17,23 +17,23 @@ from torch import Tensor, nn
 
 from manyheads.convert.config import write_config
 from manyheads.convert.families.vit import ImageSize
-from manyheads.convert.hf import Origin, write_extra_files
+from manyheads.convert.hf import CheckpointMetadata, write_extra_files
 from manyheads.errors import ExportError, ManyheadsError, MissingExtraError
 from manyheads.files.write import atomic_output, check_absent
 from manyheads.model.build import Model
-from manyheads.model.spec import ModelSpec, TowerSpec
+from manyheads.model.spec import ModelSpec, StackSpec
 from manyheads.parts.embed import PatchesSpec
 from manyheads.parts.inputs import Inputs
 
 
-def write_onnx(model: Model, folder: Path, origin: Origin | None = None, tokenizer: Any = None) -> None:
+def write_onnx(model: Model, folder: Path, metadata: CheckpointMetadata | None = None, tokenizer: Any = None) -> None:
     """Writes model.onnx and the tokenizer; weights over 1.5 GB go into a second file, as the format ends at 2 GB."""
     check_absent(folder)
     check_packages()
-    graph = OnnxModel(float32_copy(model), image_shape(model.spec, origin))
+    graph = OnnxModel(float32_copy(model), image_shape(model.spec, metadata))
     with atomic_output(folder) as draft:
         draft.mkdir()
-        write_extra_files(draft, origin, tokenizer)
+        write_extra_files(draft, metadata, tokenizer)
         with quiet():
             export_graph(graph).save(draft / "model.onnx")
 
@@ -77,25 +77,25 @@ PER_TOKEN = Input(("batch", "length"))
 ImageShape = tuple[int, int, int]  # channels, height and width
 
 
-def image_shape(spec: ModelSpec, origin: Origin | None) -> ImageShape | None:
+def image_shape(spec: ModelSpec, metadata: CheckpointMetadata | None) -> ImageShape | None:
     """The images of the family that a model came from; without one, the input is patches."""
-    if origin is None or spec.encoder is None or spec.encoder.embed.reads != "patches":
+    if metadata is None or spec.encoder is None or spec.encoder.embed.reads != "patches":
         return None
     image = write_config([ImageSize()], spec)
     return image["num_channels"], image["image_size"], image["image_size"]
 
 
-def first_inputs(tower: TowerSpec, image: ImageShape | None) -> dict[str, Input]:
-    """The inputs of the tower that reads first."""
-    if tower.embed.reads == "patches":
+def first_inputs(stack: StackSpec, image: ImageShape | None) -> dict[str, Input]:
+    """The inputs of the stack that reads first."""
+    if stack.embed.reads == "patches":
         if image is None:
-            return {"patches": Input(("batch", "length", tower.embed.patch_pixels() or 1), torch.float32)}
+            return {"patches": Input(("batch", "length", stack.embed.patch_pixels() or 1), torch.float32)}
         return {"pixel_values": Input(("batch", *image), torch.float32)}
     inputs = {"input_ids": PER_TOKEN, "attention_mask": PER_TOKEN}
-    for name, field in (("token_type_ids", "types"), ("task_type_ids", "tasks")):
-        if getattr(tower.embed, field, 0) > 1:
+    for name, field in (("token_type_ids", "type_vocab_size"), ("task_type_ids", "task_type_vocab_size")):
+        if getattr(stack.embed, field, 0) > 1:
             inputs[name] = PER_TOKEN
-    if any(layer.mask.prefix for layer in tower.expanded_layers()):
+    if any(layer.mask.prefix for layer in stack.expanded_layers()):
         inputs["prefix_lengths"] = Input(("batch",))
     return inputs
 
@@ -147,10 +147,10 @@ class OnnxModel(nn.Module):
             return Inputs(named["patches"])
         return Inputs(
             named["input_ids"],
-            padding=named["attention_mask"] == 0,
-            types=named.get("token_type_ids"),
-            tasks=named.get("task_type_ids"),
-            prefix=named.get("prefix_lengths"),
+            padding_mask=named["attention_mask"] == 0,
+            token_type_ids=named.get("token_type_ids"),
+            task_type_ids=named.get("task_type_ids"),
+            prefix_lengths=named.get("prefix_lengths"),
         )
 
 

@@ -27,10 +27,10 @@ class Pooling:
     unit: bool = False
     unsupported: str = ""  # why it cannot be done: an error only when a vector is needed
 
-    def pool(self, x_BLD: Tensor, padding: Tensor | None) -> Tensor:
+    def pool(self, x_BLD: Tensor, padding_mask: Tensor | None) -> Tensor:
         if self.unsupported:
             raise CheckpointConfigError(self.unsupported)
-        pooled: Tensor = PoolSpec.choose(self.kind).pool(x_BLD, padding)
+        pooled: Tensor = PoolSpec.choose(self.kind).pool(x_BLD, padding_mask)
         return F.normalize(pooled, dim=-1) if self.unit else pooled
 
 

@@ -146,11 +146,11 @@ def token_scores(theirs: str, embedding: str) -> Rows:
 
 
 def expand(rows: Iterable[Row], parameters: Container[str], layers: Mapping[str, int]) -> Iterator[Row]:
-    """The rows of every layer, weight and bias of a model; `layers` is their number in each tower."""
+    """The rows of every layer, weight and bias of a model; `layers` is their number in each stack."""
     stored = set[str]()
     for row in rows:
-        towers = [row.ours[0].partition(".")[0]] if row.ours else layers
-        for i in range(max((layers.get(tower, 0) for tower in towers), default=0)) if "*" in row.theirs else (0,):
+        stacks = [row.ours[0].partition(".")[0]] if row.ours else layers
+        for i in range(max((layers.get(stack, 0) for stack in stacks), default=0)) if "*" in row.theirs else (0,):
             for one in concrete(row, i, parameters):
                 if one.theirs not in stored:  # a second name of a tied matrix may be the name of one that is not tied
                     stored.add(one.theirs)

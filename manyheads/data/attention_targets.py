@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from manyheads.data.tokenizer import special_tokens_as_text
 from manyheads.errors import DataError, RowError
-from manyheads.spec import nearest, quoted
+from manyheads.spec import did_you_mean, quoted
 
 AttentionTargets = NDArray[np.int64]  # N×2: a query token, and a key token it should attend to
 
@@ -94,7 +94,7 @@ def targets_from_arcs(
     """
     all_relations = {name for row in relations or () for name in row}
     if relation is not None and relation not in all_relations:
-        raise DataError(f"no arc has the relation {quoted(relation)}{nearest(relation, all_relations)}")
+        raise DataError(f"no arc has the relation {quoted(relation)}{did_you_mean(relation, all_relations)}")
     result = []
     for row, words in enumerate(tokens_per_word(texts, tokenizer)):
         names = None if relations is None else relations[row]

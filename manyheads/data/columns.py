@@ -11,7 +11,7 @@ from random import Random
 from manyheads.data.source import DataSpec
 from manyheads.data.tables import HEADER_SAMPLE, is_jsonl, looks_like_header
 from manyheads.errors import ColumnError, IncompatibleError
-from manyheads.files.text import Lines, check_rereadable
+from manyheads.files.text import LineReader, check_rereadable
 from manyheads.spec import quoted
 
 MAX_LINE_LENGTH = 1 << 24
@@ -38,14 +38,16 @@ class Sample:
         return self.names[index] if self.named else index
 
 
-def choose_columns(path: Path, kind: type[DataSpec], *, fields: str | None = None, long_first: bool = False) -> Columns:
+def choose_columns(
+    path: Path, kind: type[DataSpec], *, fields: str | None = None, longer_column_first: bool = False
+) -> Columns:
     """The columns in `fields` (names or numbers, separated by commas), or those detected if it is None.
 
-    With `long_first`, the longer of two texts is the source, as a document is longer than its summary.
+    With `longer_column_first`, the longer of two texts is the source, as a document is longer than its summary.
     """
     required, optional = kind.file_columns()
     if fields is None:
-        return detect_columns(path, kind, long_first=long_first) if required else Columns(None, "")
+        return detect_columns(path, kind, longer_column_first=longer_column_first) if required else Columns(None, "")
     if not required:
         raise IncompatibleError(f"fields is {quoted(fields)}, and a file of kind {kind.kind} has no columns")
     names = [name.strip() for name in fields.split(",")]
@@ -64,7 +66,7 @@ def numbers_to_names(path: Path, fields: Sequence[str | int]) -> tuple[str | int
     return tuple(names[column] if isinstance(column, int) and column < len(names) else column for column in fields)
 
 
-def detect_columns(path: Path, kind: type[DataSpec], *, long_first: bool = False) -> Columns:
+def detect_columns(path: Path, kind: type[DataSpec], *, longer_column_first: bool = False) -> Columns:
     """The columns of a file whose rows look like the fields of `kind`."""
     required = kind.file_columns()[0]
     sample = None if path.is_dir() else read_sample(path, required)
@@ -75,7 +77,7 @@ def detect_columns(path: Path, kind: type[DataSpec], *, long_first: bool = False
     if "label" in required:
         fields, reason = label_columns(sample)
     else:
-        fields, reason = text_columns(path, sample, required, long_first=long_first)
+        fields, reason = text_columns(path, sample, required, longer_column_first=longer_column_first)
     default = fields == tuple(range(len(fields)))  # what is read if `fields` is not set
     return Columns(None if default else fields, reason)
 
@@ -103,7 +105,7 @@ def read_lines(path: Path) -> tuple[list[str], list[str]]:
     """The first lines; and the very first with a random sample of all others, since a file may be sorted."""
     check_rereadable(path)
     rng, first, sample = Random(0), list[str](), list[str]()
-    for i, line in enumerate(line for _, line in Lines(path, "strict", MAX_LINE_LENGTH) if line.strip()):
+    for i, line in enumerate(line for _, line in LineReader(path, "strict", MAX_LINE_LENGTH) if line.strip()):
         if i <= HEADER_SAMPLE:
             first.append(line)
             sample.append(line)
@@ -142,7 +144,7 @@ def label_columns(sample: Sample) -> tuple[tuple[str | int, ...], str]:
 
 
 def text_columns(
-    path: Path, sample: Sample, required: Sequence[str], *, long_first: bool
+    path: Path, sample: Sample, required: Sequence[str], *, longer_column_first: bool
 ) -> tuple[tuple[str | int, ...], str]:
     """Two columns of texts: the only two, the only two with more than one word, or the first two without names."""
     columns, sizes = range(len(sample.names)), column_sizes(sample)
@@ -159,7 +161,7 @@ def text_columns(
         )
     else:
         pair, reason = [0, 1], f"in the order of the file, the first two of {len(columns)}"
-    if long_first:
+    if longer_column_first:
         pair, reason = sorted(pair, key=lambda i: -sizes[i]), "the longer of the two is the source"
     first_line = (
         "; the first line is a header" if sample.header else "" if sample.named else "; the first line is a row"

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from manyheads.data.source import Corpus, FileSpec, Row
 from manyheads.errors import ColumnError, DataFileError, DataSizeError, RowError
-from manyheads.files.text import DecompressedFile, Lines, open_decompressed
+from manyheads.files.text import DecompressedFile, LineReader, open_decompressed
 from manyheads.spec import field, quoted
 
 IDX_DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
@@ -95,7 +95,7 @@ class ImagesSpec(FileSpec, kind="images"):
         else:
             yield from self._from_csv(self.lines(path, warnings))
 
-    def _from_csv(self, lines: Lines) -> Iterator[Row]:
+    def _from_csv(self, lines: LineReader) -> Iterator[Row]:
         columns, size = 0, 0
         for number, line in lines:
             if not line.strip():

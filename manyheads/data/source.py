@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from manyheads.errors import DataFileError, EmptyDataError, IncompatibleError, one_line
-from manyheads.files.text import Lines, check_rereadable
+from manyheads.files.text import LineReader, check_rereadable
 from manyheads.spec import Part, field
 
 # One value per field: a text or a label (str), an image (numpy array), arcs (positions), relations (names).
@@ -153,8 +153,8 @@ class FileSpec(DataSpec):
         """The rows joined with what other files hold."""
         return corpus
 
-    def lines(self, path: Path, warnings: Counter[str]) -> Lines:
-        return Lines(path, self.encoding_errors, self.max_line_length, warnings)
+    def lines(self, path: Path, warnings: Counter[str]) -> LineReader:
+        return LineReader(path, self.encoding_errors, self.max_line_length, warnings)
 
     def _read(self, path: str, warnings: Counter[str]) -> list[Row]:
         check_rereadable(Path(path))

@@ -14,8 +14,8 @@ from pydantic import Field, StrictInt, StrictStr
 
 from manyheads.data.source import Corpus, FileSpec, Row
 from manyheads.errors import ColumnError, DataFileError, RowError
-from manyheads.files.text import Lines
-from manyheads.spec import field, nearest, parse, quoted
+from manyheads.files.text import LineReader
+from manyheads.spec import did_you_mean, field, parse, quoted
 
 HEADER_SAMPLE = 1000  # rows read to decide whether the first line is a header
 
@@ -66,7 +66,7 @@ class TableSpec(FileSpec):
         if first:
             yield from (self._from_jsonl if is_jsonl(path, first[0][1]) else self._from_tsv)(nonblank, lines)
 
-    def _from_jsonl(self, nonblank: NumberedLines, lines: Lines) -> Iterator[Row]:
+    def _from_jsonl(self, nonblank: NumberedLines, lines: LineReader) -> Iterator[Row]:
         for number, line in nonblank:
             location = f"{lines.path}, line {number:,}"
             row = self._from_object(line, location)
@@ -76,7 +76,7 @@ class TableSpec(FileSpec):
                 row = tuple(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace") for text in row)
             yield row
 
-    def _from_tsv(self, nonblank: NumberedLines, lines: Lines) -> Iterator[Row]:
+    def _from_tsv(self, nonblank: NumberedLines, lines: LineReader) -> Iterator[Row]:
         ((number, line),), nonblank = peek(nonblank, 1)
         first = line.split("\t")
         indices = self._column_indices(first, f"{lines.path}, line {number:,}")
@@ -107,7 +107,7 @@ class TableSpec(FileSpec):
             return list(range(len(self.fields)))
         if missing := [name for name in self.fields if isinstance(name, str) and name not in first]:
             raise ColumnError(
-                f"{location} has no column {quoted(missing[0])}{nearest(missing[0], first)}",
+                f"{location} has no column {quoted(missing[0])}{did_you_mean(missing[0], first)}",
                 hint="columns can be given by number, from 0",
             )
         return [first.index(name) if isinstance(name, str) else name for name in self.fields]
@@ -121,7 +121,7 @@ class TableSpec(FileSpec):
             raise RowError(f"{location} has {quoted(record)}, expected one object per line")
         if missing := [name for name in self.fields if name not in record]:
             raise ColumnError(
-                f"{location} has no field {quoted(missing[0])}{nearest(str(missing[0]), record)}",
+                f"{location} has no field {quoted(missing[0])}{did_you_mean(str(missing[0]), record)}",
                 hint="set data.fields to the names in the file",
             )
         columns = zip(self.fields, self.corpus_fields(), strict=True)

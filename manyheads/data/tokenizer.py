@@ -29,7 +29,7 @@ SPECIAL_SPELLINGS = (
 )
 
 
-class SpecialIds(NamedTuple):
+class SpecialTokenIds(NamedTuple):
     """The ids of the special tokens; None if a tokenizer does not have one."""
 
     pad: int | None
@@ -39,10 +39,10 @@ class SpecialIds(NamedTuple):
     mask: int | None
 
 
-def special_ids(tokenizer: Tokenizer) -> SpecialIds:
+def special_ids(tokenizer: Tokenizer) -> SpecialTokenIds:
     """The special tokens of any tokenizer, by their usual spellings."""
     ids = ([tokenizer.token_to_id(name) for name in names] for names in SPECIAL_SPELLINGS)
-    return SpecialIds(*(next((id_ for id_ in candidates if id_ is not None), None) for candidates in ids))
+    return SpecialTokenIds(*(next((id_ for id_ in candidates if id_ is not None), None) for candidates in ids))
 
 
 def special_tokens_as_text(tokenizer: Tokenizer) -> Tokenizer:

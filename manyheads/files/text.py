@@ -56,7 +56,7 @@ class DecompressedFile:
 
 
 @dataclass
-class Lines:
+class LineReader:
     """The numbered lines of a file, from 1, in bounded memory.
 
     LF, CRLF and CR end a line; a byte order mark at the start is dropped. A byte that is not UTF-8, and a NUL, is an

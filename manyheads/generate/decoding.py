@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -13,17 +13,17 @@ from torch import Tensor
 
 from manyheads.errors import CheckpointConfigError, ConfigError, GenerationConfigError, UnsupportedError
 from manyheads.model.build import Model
-from manyheads.parts.inputs import Inputs, real_tokens_first
-from manyheads.spec import LARGEST, Part, Tree, nearest, quoted
+from manyheads.parts.inputs import Inputs, tokens_first
+from manyheads.spec import MAX_COUNT, Part, Tree, did_you_mean, quoted
 
 # One generator per row, so that a row's samples do not depend on its neighbours.
 Generators = Sequence[torch.Generator]
 
 
-class MethodSpec(Part, slot="decoding", default="greedy"):
+class DecodingSpec(Part, slot="decoding", default="greedy"):
     """How the next tokens are chosen."""
 
-    # a field that selects this method where a caller gives it, and the value with which it does not
+    # (setting, value): a caller who gives the setting selects this method, unless with this value
     selected_by: ClassVar[tuple[str, float] | None] = None
 
     @property
@@ -43,33 +43,29 @@ class GenerationConfig:
     """All settings of generation, a checkpoint's own overridden by the caller's, named as in transformers."""
 
     max_new_tokens: int = 64
-    method: MethodSpec | None = None  # None: greedy
+    decoding: DecodingSpec = field(default_factory=lambda: choose_decoding("greedy"))
     seed: int = 0  # for sampling
     decoder_start_token_id: int | None = None
     eos_token_id: tuple[int, ...] = ()
-    forced_bos_token_id: tuple[int, ...] = ()  # the only tokens that may follow a text of one token
-    forced_eos_token_id: tuple[int, ...] = ()  # the only tokens that may stand at the limit
+    forced_bos_token_id: tuple[int, ...] = ()  # forced after the first token
+    forced_eos_token_id: tuple[int, ...] = ()  # forced at max_new_tokens
     bad_words_ids: tuple[tuple[int, ...], ...] = ()  # never generated: single tokens, or sequences
 
     def __post_init__(self) -> None:
-        if type(self.max_new_tokens) is not int or not 1 <= self.max_new_tokens <= LARGEST:
-            expected = f"expected an integer from 1 to {LARGEST:,}"
+        if type(self.max_new_tokens) is not int or not 1 <= self.max_new_tokens <= MAX_COUNT:
+            expected = f"expected an integer from 1 to {MAX_COUNT:,}"
             raise GenerationConfigError(f"max_new_tokens is {quoted(self.max_new_tokens)}, {expected}")
         if type(self.seed) is not int or not 0 <= self.seed < 1 << 63:
             raise GenerationConfigError(f"seed is {quoted(self.seed)}, expected a non-negative integer")
 
-    @property
-    def decoding(self) -> MethodSpec:
-        return self.method or choose_method("greedy")
-
-    def filtered(self, logits_BV: Tensor, tokens_BL: Tensor, left: int) -> Tensor:
-        """The logits without forbidden tokens, `left` tokens before the limit; −1 pads the tokens on the left."""
+    def process_logits(self, logits_BV: Tensor, tokens_BL: Tensor, remaining: int) -> Tensor:
+        """Applies bad_words_ids and forced tokens. `remaining` tokens may follow; −1 pads `tokens_BL` on the left."""
         logits_BV = logits_BV.clone() if self.bad_words_ids else logits_BV
         for *before, token in self.bad_words_ids:
             if token < logits_BV.shape[1] and len(before) < tokens_BL.shape[1]:
                 ending = tokens_BL[:, tokens_BL.shape[1] - len(before) :]
                 logits_BV[(ending == torch.tensor(before, device=ending.device)).all(dim=1), token] = -torch.inf
-        if self.forced_eos_token_id and left == 1:
+        if self.forced_eos_token_id and remaining == 1:
             return force_tokens(self.forced_eos_token_id, logits_BV)
         if self.forced_bos_token_id and (first := (tokens_BL >= 0).sum(dim=1) == 1).any():
             return torch.where(first[:, None], force_tokens(self.forced_bos_token_id, logits_BV), logits_BV)
@@ -97,43 +93,45 @@ def generation_config(
     max_new_tokens: int = 64,
     seed: int = 0,
     decoder_start_token_id: int | None = None,
-    method: str | Tree | MethodSpec | None = None,
+    decoding: str | Tree | DecodingSpec | None = None,
     **settings: Any,
 ) -> GenerationConfig:
-    """Settings in the form in which callers give them. `method` is a kind of the slot, or a table with its fields.
+    """A GenerationConfig from keyword arguments, on top of a checkpoint's own.
 
-    Without it the other settings, such as temperature and num_beams, select a method and are its fields.
+    `decoding` is a kind, or a table with its fields. Without it the other settings, such as temperature and num_beams,
+    select a method and are its fields.
     """
     base = base or GenerationConfig()
-    if method is not None and settings:
-        raise GenerationConfigError(f"method and {next(iter(settings))} are given: give it as a field of the method")
-    decoding = method_for(settings) if method is None else choose_method(method)
+    if decoding is not None and settings:
+        name = next(iter(settings))
+        raise GenerationConfigError(f"decoding and {name} are given: give {name} as a field of decoding")
+    method = decoding_for(settings) if decoding is None else choose_decoding(decoding)
     start = base.decoder_start_token_id if decoder_start_token_id is None else decoder_start_token_id
-    return replace(base, max_new_tokens=max_new_tokens, method=decoding, seed=seed, decoder_start_token_id=start)
+    return replace(base, max_new_tokens=max_new_tokens, decoding=method, seed=seed, decoder_start_token_id=start)
 
 
-def method_for(settings: Tree) -> MethodSpec:
+def decoding_for(settings: Tree) -> DecodingSpec:
     """The method that one of the settings selects, greedy decoding if none does; refuses wrong values of any method."""
-    kinds: dict[str, type[MethodSpec]] = MethodSpec.kinds  # type: ignore[assignment]
+    kinds: dict[str, type[DecodingSpec]] = DecodingSpec.kinds  # type: ignore[assignment]
     known = {name for kind in kinds.values() for name in kind.model_fields}
     if unknown := [name for name in settings if name not in known]:
-        raise GenerationConfigError(f"no setting {quoted(unknown[0])}{nearest(unknown[0], known)}")
-    selected = dict[str, MethodSpec]()
+        raise GenerationConfigError(f"no setting {quoted(unknown[0])}{did_you_mean(unknown[0], known)}")
+    selected = dict[str, DecodingSpec]()
     for name, kind in kinds.items():
         fields = {key: value for key, value in settings.items() if key in kind.model_fields}
         setting, off = kind.selected_by or ("", None)
         is_off = type(fields.get(setting)) in (int, float) and fields[setting] == off
         if fields and not is_off:
-            method = choose_method({"kind": name} | fields)
+            method = choose_decoding({"kind": name} | fields)
             selected |= {setting: method} if setting in fields else {}
     if len(selected) > 1:
         raise GenerationConfigError(f"{' and '.join(selected)} select different methods of decoding: give one of them")
-    return next(iter(selected.values()), choose_method("greedy"))
+    return next(iter(selected.values()), choose_decoding("greedy"))
 
 
-def choose_method(method: str | Tree | MethodSpec) -> MethodSpec:
+def choose_decoding(decoding: str | Tree | DecodingSpec) -> DecodingSpec:
     try:
-        return MethodSpec.choose(method)
+        return DecodingSpec.choose(decoding)
     except ConfigError as error:
         raise GenerationConfigError(error.message) from None
 
@@ -174,13 +172,15 @@ class Hypotheses:
         self.model, self.inputs = model, prompt
         self.state: Any = model.start(source, capacity=prompt.length + max_new_tokens)
         self.tokens = prompt.tokens  # rows×length, aligned on the right, −1 on the left
-        if prompt.padding is not None:
-            self.tokens = prompt.tokens.masked_fill(prompt.padding, -1).gather(1, real_tokens_first(~prompt.padding))
+        if prompt.padding_mask is not None:
+            self.tokens = prompt.tokens.masked_fill(prompt.padding_mask, -1).gather(
+                1, tokens_first(~prompt.padding_mask)
+            )
 
     def logits(self) -> Tensor:
         """The logits of the next token of each row."""
         logits, self.state = self.model.step(self.inputs, self.state)
-        return last_logits(logits, self.inputs.padding)
+        return last_logits(logits, self.inputs.padding_mask)
 
     def extend(self, tokens: Tensor, rows: Tensor | None = None) -> None:
         """Appends a token to each row; with `rows`, to these rows alone, which may be left out or repeated."""
@@ -189,16 +189,16 @@ class Hypotheses:
         self.inputs, self.tokens = Inputs(tokens[:, None]), torch.cat((self.tokens, tokens[:, None]), dim=1)
 
 
-def last_logits(logits_BLV: Tensor, padding: Tensor | None) -> Tensor:
+def last_logits(logits_BLV: Tensor, padding_mask: Tensor | None) -> Tensor:
     """The logits after each row's last real token."""
-    if padding is None:
+    if padding_mask is None:
         return logits_BLV[:, -1]
-    last = logits_BLV.shape[1] - 1 - (~padding).flip(1).to(torch.int8).argmax(dim=1)
+    last = logits_BLV.shape[1] - 1 - (~padding_mask).flip(1).to(torch.int8).argmax(dim=1)
     return logits_BLV[torch.arange(len(logits_BLV), device=last.device), last]
 
 
 @torch.no_grad()
-def token_by_token(
+def generate_token_by_token(
     model: Model,
     prompt: Inputs,
     source: Inputs | None,
@@ -208,19 +208,19 @@ def token_by_token(
 ) -> list[list[int]]:
     """Appends the token that `choose(logits_BV, rows)` gives for each row; finished rows leave the batch."""
     hypotheses, eos = Hypotheses(model, prompt, source, config.max_new_tokens), config.eos_token_id
-    rows_left = list(range(prompt.batch))
-    output: list[list[int]] = [[] for _ in rows_left]
-    for left in range(config.max_new_tokens, 0, -1):
-        tokens = choose(config.filtered(hypotheses.logits(), hypotheses.tokens, left), rows_left)
+    active_rows = list(range(prompt.batch))
+    output: list[list[int]] = [[] for _ in active_rows]
+    for remaining in range(config.max_new_tokens, 0, -1):
+        tokens = choose(config.process_logits(hypotheses.logits(), hypotheses.tokens, remaining), active_rows)
         values = tokens.tolist()
-        for row, token in zip(rows_left, values, strict=True):
+        for row, token in zip(active_rows, values, strict=True):
             output[row].append(token)
         unfinished = [i for i, token in enumerate(values) if token not in eos]
         if not unfinished:
             break
-        if len(unfinished) < len(rows_left):
+        if len(unfinished) < len(active_rows):
             rows = torch.tensor(unfinished, device=tokens.device)
-            rows_left = [rows_left[i] for i in unfinished]
+            active_rows = [active_rows[i] for i in unfinished]
             hypotheses.extend(tokens[rows], rows)
         else:
             hypotheses.extend(tokens)

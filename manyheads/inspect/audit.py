@@ -1,4 +1,4 @@
-"""Audits a checkpoint, a model of ours or a live model of transformers: laws that hold whoever wrote the model."""
+"""Audits a model: invariants that every model must keep, such as causality, whoever wrote it."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ from manyheads.model.transformer import Transformer
 TOLERANCE = 1e-4  # the largest difference that rounding explains
 MAX_TABLE = 4096  # positions up to which an input that is too long is tried
 
-Verdict = Literal["ok", "fault", "not checked"]
-Result = tuple[Verdict, float | None, str]
+Status = Literal["passed", "failed", "skipped"]
+Result = tuple[Status, float | None, str]
 
 
 @dataclass(frozen=True)
 class AuditRow:
-    """One law: whether it holds, the measured value, and what that means."""
+    """The result of one check: its status, the measured value, and what that means."""
 
-    law: str
-    verdict: Verdict
+    check: str
+    status: Status
     value: float | None
     message: str
 
 
 def audit(target: Any) -> list[AuditRow]:
-    """Checks every law for a path, a checkpoint, one of our models or one of transformers'."""
+    """Runs every check on a path, a checkpoint, one of our models or one of transformers'."""
     if isinstance(target, str | Path):
         checkpoint = load(target, dtype=torch.float32)
-        return [*check_laws(OwnModel(checkpoint, checkpoint.path))]
+        return [*run_checks(OwnModel(checkpoint, checkpoint.path))]
     if isinstance(target, Checkpoint | Transformer):
-        return [*check_laws(OwnModel(target if isinstance(target, Checkpoint) else Checkpoint(target)))]
+        return [*run_checks(OwnModel(target if isinstance(target, Checkpoint) else Checkpoint(target)))]
     if hasattr(target, "config") and hasattr(target, "forward"):
         with evaluation_mode(target):
-            return [*check_laws(TransformersModel(target))]
+            return [*run_checks(TransformersModel(target))]
     raise UsageError(f"given a {type(target).__name__}, expected a path, a checkpoint or a model")
 
 
@@ -59,25 +59,25 @@ def evaluation_mode(model: Any) -> Iterator[None]:
 
 
 @torch.no_grad()
-def check_laws(model: AuditedModel) -> Iterator[AuditRow]:
-    """Every law in turn; a check that raises is a fault."""
-    for law, check in LAWS.items():
+def run_checks(model: AuditedModel) -> Iterator[AuditRow]:
+    """Every check in turn; one that raises has failed."""
+    for name, check in CHECKS.items():
         try:
-            yield AuditRow(law, *check(model))
+            yield AuditRow(name, *check(model))
         except Exception as error:
             message = f"could not be run: {type(error).__name__}: {' '.join(str(error).split())[:160]}"
-            yield AuditRow(law, "fault", None, message)
+            yield AuditRow(name, "failed", None, message)
 
 
-def not_checked(reason: str) -> Result:
-    return "not checked", None, reason
+def skipped(reason: str) -> Result:
+    return "skipped", None, reason
 
 
-def judge(worst: float, good: str, bad: str, tolerance: float = TOLERANCE) -> Result:
+def compare_with_tolerance(worst: float, good: str, bad: str, tolerance: float = TOLERANCE) -> Result:
     """A fault if the largest difference is above the tolerance, or is no finite number."""
     if not math.isfinite(worst):
-        return "fault", None, "the output is NaN or infinite"
-    return ("ok", worst, good) if worst <= tolerance else ("fault", worst, bad)
+        return "failed", None, "the output is NaN or infinite"
+    return ("passed", worst, good) if worst <= tolerance else ("failed", worst, bad)
 
 
 def difference(a: Tensor, b: Tensor) -> float:
@@ -95,53 +95,61 @@ def decoder_logits(model: AuditedModel, source: Tensor | None, ids: Tensor) -> T
     return model.logits(ids) if source is None else model.logits(source, target=ids)
 
 
-# ---------------------------------------------------------------------------------------------------------------- laws
+# -------------------------------------------------------------------------------------------------------------- checks
 
 
 def rows_sum_to_one(model: AuditedModel) -> Result:
     attention = model.attention(model.random_ids(), model.random_target())
     if not attention:
-        return not_checked("the model does not give its attention weights")
+        return skipped("the model does not give its attention weights")
     worst = largest((weights.float().sum(-1) - 1).abs().max() for weights in attention)
     count = sum(weights[..., 0].numel() for weights in attention)
-    return judge(worst, f"{count} rows", "rows do not sum to one: is a mask multiplied after the softmax?", 1e-3)
+    return compare_with_tolerance(
+        worst, f"{count} rows", "rows do not sum to one: is a mask multiplied after the softmax?", 1e-3
+    )
 
 
 def causality(model: AuditedModel) -> Result:
     if not model.causal:
-        return not_checked("the model is not causal")
+        return skipped("the model is not causal")
     if not model.per_token:
-        return not_checked("one output per text does not show which tokens it depends on")
+        return skipped("one output per text does not show which tokens it depends on")
     ids, source = model.random_ids(is_target=True), model.random_source()
     before, changes = decoder_logits(model, source, ids), [0.0]
     for position in range(1, ids.shape[1]):
         changed = ids.clone()
         changed[:, position] = (changed[:, position] + 1) % model.vocab
         changes.append(difference(before[:, :position], decoder_logits(model, source, changed)[:, :position]))
-    return judge(largest(changes), "changing a token changes no earlier output", "outputs depend on later tokens")
+    return compare_with_tolerance(
+        largest(changes), "changing a token changes no earlier output", "outputs depend on later tokens"
+    )
 
 
 def padding_is_ignored(model: AuditedModel, *, left: bool) -> Result:
     if model.image_size:
-        return not_checked("images are not padded")
+        return skipped("images are not padded")
     ids, padding, target = model.random_ids(1), model.random_ids(1, 4, seed=3), model.random_target(1)
     padded = torch.cat((padding, ids) if left else (ids, padding), dim=1)
     mask = torch.zeros_like(padded, dtype=torch.bool)
     mask[:, slice(0, 4) if left else slice(ids.shape[1], None)] = True
     alone = model.logits(ids, target=target)
-    among = model.logits(padded, padding=mask, target=target)
+    among = model.logits(padded, padding_mask=mask, target=target)
     if target is None and model.per_token:
         among = among[~mask][None]
-    return judge(difference(alone, among), "padding changes no output", "padding changes the outputs of real tokens")
+    return compare_with_tolerance(
+        difference(alone, among), "padding changes no output", "padding changes the outputs of real tokens"
+    )
 
 
 def cached_equals_full(model: AuditedModel) -> Result:
     ids, source = model.random_ids(is_target=True), model.random_source()
     steps = None if model.image_size else model.stepwise(ids, source)
     if steps is None:
-        return not_checked("the model does not generate token by token")
+        return skipped("the model does not generate token by token")
     worst = difference(decoder_logits(model, source, ids), steps)
-    return judge(worst, "token by token gives the logits of the full forward", "token by token gives other logits")
+    return compare_with_tolerance(
+        worst, "token by token gives the logits of the full forward", "token by token gives other logits"
+    )
 
 
 def batch_invariance(model: AuditedModel) -> Result:
@@ -149,24 +157,28 @@ def batch_invariance(model: AuditedModel) -> Result:
     together = model.logits(ids, target=target)
     alone = [model.logits(ids[i : i + 1], target=None if target is None else target[i : i + 1]) for i in range(3)]
     worst = difference(together, torch.cat(alone))
-    return judge(worst, "a text gives the same alone and in a batch", "texts of a batch change each other's outputs")
+    return compare_with_tolerance(
+        worst, "a text gives the same alone and in a batch", "texts of a batch change each other's outputs"
+    )
 
 
 def tied_weights(model: AuditedModel) -> Result:
     pair = model.tied()
     if isinstance(pair, str):
-        return not_checked(pair)
+        return skipped(pair)
     worst = float((pair[0] - pair[1]).abs().max())
-    return judge(worst, "head and embedding are equal", "the config ties head and embedding, but they differ", 0.0)
+    return compare_with_tolerance(
+        worst, "head and embedding are equal", "the config ties head and embedding, but they differ", 0.0
+    )
 
 
 def live_heads(model: AuditedModel) -> Result:
     ids, target = model.random_ids(), model.random_target()
     attention = model.attention(ids, target)
     if not attention:
-        return not_checked("the model does not give its attention weights")
+        return skipped("the model does not give its attention weights")
     if attention[0].shape[-1] == 1:
-        return not_checked("an input of one token does not show it")
+        return skipped("an input of one token does not show it")
     dead = model.count_dead_heads(ids, target) or 0
     duplicates = sum(
         int(torch.equal(weights[:, head], weights[:, other]))
@@ -175,43 +187,43 @@ def live_heads(model: AuditedModel) -> Result:
         for other in range(head)
     )
     if dead or duplicates:
-        return "fault", float(dead + duplicates), f"{duplicates} heads duplicate another, {dead} contribute nothing"
-    return "ok", 0.0, "every head differs from the others and contributes"
+        return "failed", float(dead + duplicates), f"{duplicates} heads duplicate another, {dead} contribute nothing"
+    return "passed", 0.0, "every head differs from the others and contributes"
 
 
 def too_long_is_refused(model: AuditedModel) -> Result:
     limit = model.max_positions
     if model.image_size:
-        return not_checked("all images have one size")
+        return skipped("all images have one size")
     if limit is None or limit > MAX_TABLE:
-        return not_checked(f"the number of positions is unlimited, or above {MAX_TABLE:,}")
+        return skipped(f"the number of positions is unlimited, or above {MAX_TABLE:,}")
     try:
         logits = model.logits(torch.zeros(1, limit + 1, dtype=torch.long), target=model.random_target(1))
     except (ValueError, IndexError, RuntimeError) as error:
-        return "ok", float(limit), f"refused past {limit}: {' '.join(str(error).split())[:80]}"
+        return "passed", float(limit), f"refused past {limit}: {' '.join(str(error).split())[:80]}"
     result = "an output" if logits.isfinite().all() else "NaN or infinity"
-    return "fault", float(limit), f"an input longer than {limit} tokens gives {result} instead of an error"
+    return "failed", float(limit), f"an input longer than {limit} tokens gives {result} instead of an error"
 
 
 def tokenizer_fits(model: AuditedModel) -> Result:
     count = model.count_tokens()
     if count is None:
-        return not_checked("there is no tokenizer")
-    verdict: Verdict = "ok" if count <= model.vocab else "fault"
-    return verdict, float(count - model.vocab), f"{count} tokens for a vocabulary of {model.vocab}"
+        return skipped("there is no tokenizer")
+    status: Status = "passed" if count <= model.vocab else "failed"
+    return status, float(count - model.vocab), f"{count} tokens for a vocabulary of {model.vocab}"
 
 
-def agrees_with_second(model: AuditedModel) -> Result:
-    second = model.second_implementation()
-    if second is None:
-        return not_checked("there is no second implementation to compare with")
-    name, logits = second
+def agrees_with_reference(model: AuditedModel) -> Result:
+    reference = model.reference_implementation()
+    if reference is None:
+        return skipped("there is no reference implementation to compare with")
+    name, logits = reference
     ids, target = model.random_ids(), model.random_target()
     worst = difference(model.logits(ids, target=target), logits(ids, target))
-    return judge(worst, f"the logits of {name}", f"the logits differ from those of {name}", 1e-3)
+    return compare_with_tolerance(worst, f"the logits of {name}", f"the logits differ from those of {name}", 1e-3)
 
 
-LAWS: dict[str, Callable[[AuditedModel], Result]] = {
+CHECKS: dict[str, Callable[[AuditedModel], Result]] = {
     "attention rows sum to one": rows_sum_to_one,
     "no dependence on later tokens": causality,
     "right padding is ignored": partial(padding_is_ignored, left=False),
@@ -222,5 +234,5 @@ LAWS: dict[str, Callable[[AuditedModel], Result]] = {
     "no dead or duplicate heads": live_heads,
     "inputs that are too long are refused": too_long_is_refused,
     "tokenizer fits vocabulary": tokenizer_fits,
-    "agrees with a second implementation": agrees_with_second,
+    "agrees with a reference implementation": agrees_with_reference,
 }

@@ -24,7 +24,7 @@ from manyheads.parts.head import MaskedSpec, TiedSpec
 LENGTH = 12  # tokens of a random input
 NOT_TIED = "the config ties no weights"
 
-SecondModel = Callable[[Tensor, Tensor | None], Tensor]  # logits for ids and a target
+ReferenceLogits = Callable[[Tensor, Tensor | None], Tensor]  # logits for ids and a target
 
 
 class RandomInputs:
@@ -46,16 +46,16 @@ class RandomInputs:
 
     def random_target(self, batch: int = 2) -> Tensor | None:
         """A target for an encoder–decoder of texts; None for other models."""
-        if self.shape != "encoder–decoder" or self.image_size:
+        if self.shape != "encoder-decoder" or self.image_size:
             return None
         return self.random_ids(batch, 7, seed=1, is_target=True)
 
     def random_source(self) -> Tensor | None:
-        return self.random_ids(seed=2) if self.shape == "encoder–decoder" else None
+        return self.random_ids(seed=2) if self.shape == "encoder-decoder" else None
 
 
 class OwnModel(RandomInputs):
-    """A model of ours; its second implementation is transformers, if that is installed and can read `folder`."""
+    """A model of ours; its reference implementation is transformers, if that is installed and can read `folder`."""
 
     def __init__(self, checkpoint: Checkpoint, folder: Path | None = None) -> None:
         if not isinstance(checkpoint.model, Transformer):
@@ -77,10 +77,10 @@ class OwnModel(RandomInputs):
             side = embed.side * (isqrt(self.max_positions - embed.class_token) if self.max_positions else 3)
             self.image_size = (embed.channels, side, side)
 
-    def logits(self, ids: Tensor, *, padding: Tensor | None = None, target: Tensor | None = None) -> Tensor:
+    def logits(self, ids: Tensor, *, padding_mask: Tensor | None = None, target: Tensor | None = None) -> Tensor:
         ids = ids.to(self.checkpoint.device)
         if not self.image_size:
-            return self.checkpoint.logits(ids, target, padding)
+            return self.checkpoint.logits(ids, target, padding_mask)
         patches = self.embed.patchify(ids)
         if not self.checkpoint.has_source:
             return self.checkpoint.logits(patches)
@@ -132,16 +132,16 @@ class OwnModel(RandomInputs):
         tokenizer = self.checkpoint.tokenizer
         return None if tokenizer is None else tokenizer.get_vocab_size(with_added_tokens=True)
 
-    def second_implementation(self) -> tuple[str, SecondModel] | None:
+    def reference_implementation(self) -> tuple[str, ReferenceLogits] | None:
         """The same model in another library, by name."""
         try:
             import transformers
         except ImportError:
             return None
-        origin = self.checkpoint.origin
-        if self.folder is None or origin is None or not hasattr(transformers, origin.architecture):
+        metadata = self.checkpoint.metadata
+        if self.folder is None or metadata is None or not hasattr(transformers, metadata.architecture):
             return None
-        architecture = getattr(transformers, origin.architecture)
+        architecture = getattr(transformers, metadata.architecture)
         with progress_bars_off(transformers.utils.logging):
             other = TransformersModel(architecture.from_pretrained(self.folder, dtype=torch.float32).eval())
         return "transformers", lambda ids, target: other.logits(ids, target=target)
@@ -160,16 +160,16 @@ def progress_bars_off(logging: Any) -> Iterator[None]:
 
 
 class TransformersModel(RandomInputs):
-    """A live model of transformers; its second implementation is ours, with its weights."""
+    """A model of transformers in memory; its reference implementation is ours, with its weights."""
 
     def __init__(self, model: Any) -> None:
         self.model, self.config = model, model.config
         self.arguments = inspect.signature(model.forward).parameters
         can_generate = bool(model.can_generate()) if hasattr(model, "can_generate") else False
-        # a tower without a head does not generate, but its attention says that it is causal
+        # a stack without a head does not generate, but its attention says that it is causal
         self.causal = can_generate or any(getattr(module, "is_causal", False) for module in model.modules())
         has_source = bool(getattr(self.config, "is_encoder_decoder", False))
-        self.shape = "encoder–decoder" if has_source else "decoder" if self.causal else "encoder"
+        self.shape = "encoder-decoder" if has_source else "decoder" if self.causal else "encoder"
         self.vocab = int(getattr(self.config, "vocab_size", 0))
         self.input_name = getattr(model, "main_input_name", "input_ids")
         if self.input_name not in ("input_ids", "pixel_values"):
@@ -201,13 +201,13 @@ class TransformersModel(RandomInputs):
             inputs["noise"] = torch.arange(patches, device=self.model.device).expand(len(ids), -1)
         return inputs
 
-    def logits(self, ids: Tensor, *, padding: Tensor | None = None, target: Tensor | None = None) -> Tensor:
+    def logits(self, ids: Tensor, *, padding_mask: Tensor | None = None, target: Tensor | None = None) -> Tensor:
         inputs = self.inputs(ids, target)
-        if padding is not None:
-            padding = padding.to(self.model.device)
+        if padding_mask is not None:
+            padding_mask = padding_mask.to(self.model.device)
             if isinstance(self.config.pad_token_id, int):
-                inputs["input_ids"] = inputs["input_ids"].masked_fill(padding, self.config.pad_token_id)
-            inputs["attention_mask"] = (~padding).long()
+                inputs["input_ids"] = inputs["input_ids"].masked_fill(padding_mask, self.config.pad_token_id)
+            inputs["attention_mask"] = (~padding_mask).long()
             if "position_ids" in self.arguments and not self.derives_positions:
                 inputs["position_ids"] = (inputs["attention_mask"].cumsum(-1) - 1).clamp(min=0)
         return output_of(self.model(**inputs))
@@ -256,7 +256,7 @@ class TransformersModel(RandomInputs):
     def count_tokens(self) -> int | None:
         return None
 
-    def second_implementation(self) -> tuple[str, SecondModel] | None:
+    def reference_implementation(self) -> tuple[str, ReferenceLogits] | None:
         own = self.own
         return None if own is None else ("manyheads", lambda ids, target: own.logits(ids, target=target))
 

@@ -11,7 +11,7 @@ from pydantic_core import PydanticUndefined
 
 from manyheads.model.build import build_meta
 from manyheads.model.size import size
-from manyheads.model.spec import LayerSpec, ModelSpec, TowerSpec, read_model
+from manyheads.model.spec import LayerSpec, ModelSpec, StackSpec, read_model
 from manyheads.presets import about, preset, read_description
 from manyheads.spec import SLOTS, Part, Spec, Tree, override, to_tree
 
@@ -33,7 +33,7 @@ def describe_model(
     if source_length is None and spec.decoder and spec.decoder.embed.reads == "memory":
         source_length = max(1, length // 4)  # a masked autoencoder encodes a quarter of the patches, in He et al. 2022
     cost = size(spec, batch=batch, length=length, source_length=source_length)
-    towers = {name: tower for name in ("encoder", "decoder") if (tower := getattr(spec, name))}
+    stacks = {name: stack for name in ("encoder", "decoder") if (stack := getattr(spec, name))}
     return {
         "schema": SCHEMA,
         "name": target,
@@ -57,7 +57,7 @@ def describe_model(
             "cache": cost.cache_bytes,
         },
         "weights": weights_of(spec),
-        "layers": {name: [to_tree(layer) for layer in tower.expanded_layers()] for name, tower in towers.items()},
+        "layers": {name: [to_tree(layer) for layer in stack.expanded_layers()] for name, stack in stacks.items()},
         "sections": [
             {"title": title, "rows": [dict(zip(("slot", "part", "formula"), row, strict=True)) for row in rows]}
             for title, rows in sections(spec)
@@ -81,16 +81,16 @@ def weights_of(spec: ModelSpec) -> list[Tree]:
 
 
 def sections(spec: ModelSpec) -> Iterator[tuple[str, list[Row]]]:
-    """A title and its parts: each tower, its layers (equal ones together), then the head and the initialisation."""
+    """A title and its parts: each stack, its layers (equal ones together), then the head and the initialisation."""
     for name in ("encoder", "decoder"):
-        tower: TowerSpec | None = getattr(spec, name)
-        if tower is None:
+        stack: StackSpec | None = getattr(spec, name)
+        if stack is None:
             continue
-        norm = tower.output_norm()
-        title = f"{name}: {tower.layers} layers of width {tower.width}"
-        yield title, [to_row("embed", tower.embed), *([to_row("final norm", norm)] if norm else [])]
-        shared = f" ({tower.layer_groups} layers have their own weights)" if tower.layer_groups else ""
-        for which, layer in group_layers(tower.expanded_layers()):
+        norm = stack.output_norm()
+        title = f"{name}: {stack.layers} layers of width {stack.width}"
+        yield title, [to_row("embed", stack.embed), *([to_row("final norm", norm)] if norm else [])]
+        shared = f" ({stack.layer_groups} layers have their own weights)" if stack.layer_groups else ""
+        for which, layer in group_layers(stack.expanded_layers()):
             yield f"{name}, {which}{shared}", layer_rows(layer)
     for name in ("recurrent", "ngram"):
         if table := getattr(spec, name):
@@ -147,12 +147,12 @@ def format_field(value: Any) -> str:
 def describe_preset(name: str) -> Tree:
     """A preset's shape, position scheme, number of parameters and source."""
     spec, description = read_model(preset(name)), about(name)
-    tower = spec.decoder or spec.encoder
+    stack = spec.decoder or spec.encoder
     return {
         "name": name,
         "title": description["title"],
         "shape": spec.shape,
-        "position": tower.position.kind if tower else "none",
+        "position": stack.position.kind if stack else "none",
         "parameters": sum(parameter.numel() for parameter in build_meta(spec).parameters()),
         "source": description["source"],
     }

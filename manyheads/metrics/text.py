@@ -11,8 +11,8 @@ from manyheads.errors import MissingExtraError
 from manyheads.metrics.metric import register_metric
 
 
-@register_metric("exact", "text", percent=True)
-def exact(outputs: Sequence[str], targets: Sequence[str]) -> float:
+@register_metric("exact_match", "text", percent=True)
+def exact_match(outputs: Sequence[str], targets: Sequence[str]) -> float:
     """The share of outputs that equal their targets; the amount of white space does not matter."""
     return sum(one.split() == other.split() for one, other in zip(outputs, targets, strict=True)) / len(targets)
 

@@ -1,4 +1,4 @@
-"""What decoding carries from step to step: key/value caches and the state of a tower.
+"""What decoding carries from step to step: key/value caches and the state of a stack.
 
 `start` returns a state, `step` reads tokens and returns the logits and the next state, `select` keeps or repeats rows.
 A state is passed and returned, never stored on a module.
@@ -16,7 +16,7 @@ from manyheads.errors import InputError, InputLengthError, InputShapeError, Unsu
 from manyheads.model.spec import ModelSpec
 from manyheads.parts.attention import KeyValue
 from manyheads.parts.inputs import INTEGERS
-from manyheads.spec import LARGEST
+from manyheads.spec import MAX_COUNT
 
 
 def check_state(state: Any, expected: type, spec: ModelSpec) -> None:
@@ -40,8 +40,8 @@ def check_batch(stored: Tensor, batch: int) -> None:
 
 
 def check_capacity(capacity: int | None) -> None:
-    if capacity is not None and (type(capacity) is not int or not 1 <= capacity <= LARGEST):
-        raise InputLengthError(f"capacity is {capacity}, expected a number of tokens from 1 to {LARGEST}")
+    if capacity is not None and (type(capacity) is not int or not 1 <= capacity <= MAX_COUNT):
+        raise InputLengthError(f"capacity is {capacity}, expected a number of tokens from 1 to {MAX_COUNT}")
 
 
 class Cache:
@@ -78,7 +78,7 @@ class Buffer:
         return KeyValue(self.key[:, :, : self.length], self.value[:, :, : self.length])
 
 
-class FixedCache(Cache):
+class StaticCache(Cache):
     """A cache of fixed capacity, written in place: copied only where a sequence branches. No gradients."""
 
     def __init__(self, capacity: int, key_value: KeyValue | None = None, buffer: Buffer | None = None) -> None:
@@ -86,7 +86,7 @@ class FixedCache(Cache):
         self.capacity, self.buffer = capacity, buffer
 
     def fork(self) -> Cache:
-        return FixedCache(self.capacity, self.key_value, self.buffer)
+        return StaticCache(self.capacity, self.key_value, self.buffer)
 
     def extend(self, new: KeyValue) -> KeyValue:
         length = 0 if self.key_value is None else self.key_value.key.shape[2]
@@ -103,7 +103,7 @@ class FixedCache(Cache):
         return self.key_value
 
     def select(self, rows: Tensor) -> Cache:
-        cache = FixedCache(self.capacity)
+        cache = StaticCache(self.capacity)
         if self.key_value is not None:
             cache.extend(select(self.key_value, rows))
         return cache
@@ -159,14 +159,14 @@ class State:
 
 
 @dataclass(frozen=True)
-class TowerState(State):
-    """What a tower has read so far."""
+class StackState(State):
+    """What a stack has read so far."""
 
     caches: tuple[Cache, ...]
     length: int = 0
     positions: Tensor | None = None  # B×length; 0, 1, 2, … if None
-    padding: Tensor | None = None  # B×length
-    segments: Tensor | None = None  # B×length
-    prefix: Tensor | None = None  # B
+    padding_mask: Tensor | None = None  # B×length
+    document_ids: Tensor | None = None  # B×length
+    prefix_lengths: Tensor | None = None  # B
     counted_positions: bool = True  # not given by the caller but counted from tokens: each is below the length
     final_length: int | None = None  # how long the sequence will be once generated, if known

@@ -12,7 +12,7 @@ from manyheads.model.cache import State, check_batch, check_state
 from manyheads.model.spec import ModelSpec
 from manyheads.model.stepwise import StepwiseModel
 from manyheads.parts.embed import TableShape, embed_ids
-from manyheads.parts.inputs import Inputs, check_not_packed, real_tokens_first
+from manyheads.parts.inputs import Inputs, check_not_packed, tokens_first
 from manyheads.spec import located
 
 
@@ -48,21 +48,21 @@ class Ngram(StepwiseModel[NgramState]):
         check_state(state, NgramState, self.spec)
         inputs = Inputs.of(inputs)
         check_not_packed(inputs)
-        if inputs.types is not None or inputs.positions is not None:
+        if inputs.token_type_ids is not None or inputs.positions is not None:
             raise InputError("an n-gram model has neither token types nor positions; give tokens and padding alone")
         batch, length = inputs.batch, inputs.length
         e_BLD, order = embed_ids(inputs.tokens, self.embedding), None
         last = e_BLD.new_zeros(batch, self.num_previous, e_BLD.shape[-1]) if state.last is None else state.last
         check_batch(last, batch)
         counts = torch.full((batch,), length, device=e_BLD.device)
-        if inputs.padding is not None:  # a window must not contain padding
-            order = real_tokens_first(inputs.padding)[..., None]
-            e_BLD, counts = e_BLD.gather(1, order.expand_as(e_BLD)), (~inputs.padding).sum(dim=1)
+        if inputs.padding_mask is not None:  # a window must not contain padding
+            order = tokens_first(inputs.padding_mask)[..., None]
+            e_BLD, counts = e_BLD.gather(1, order.expand_as(e_BLD)), (~inputs.padding_mask).sum(dim=1)
         context = torch.cat((last, e_BLD), dim=1)
         windows = context.unfold(1, self.num_previous + 1, 1).transpose(2, 3).flatten(2)
         h_BLD = self.dropout(torch.tanh(self.hidden(windows)))
         if order is not None:
             h_BLD = torch.zeros_like(h_BLD).scatter(1, order.expand_as(h_BLD), h_BLD)
-        logits = self.head(h_BLD, table=self.embedding.weight, padding=inputs.padding)
+        logits = self.head(h_BLD, table=self.embedding.weight, padding_mask=inputs.padding_mask)
         index = (counts[:, None] + torch.arange(self.num_previous, device=context.device))[..., None]
         return logits, NgramState(self.spec, context.gather(1, index.expand(-1, -1, context.shape[-1])))

@@ -18,7 +18,7 @@ from manyheads.model.transformer import Transformer
 from manyheads.parts.core import Core
 from manyheads.parts.mask import Mask
 from manyheads.parts.position import Positions
-from manyheads.parts.statistics import Cells, Statistics, log_weights, statistics
+from manyheads.parts.statistics import Statistics, WeightIndices, log_weights, statistics
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class RecordedAttention:
         """Entropy and mean squared distance of every row, without the matrix."""
         return statistics(self.core, self.query, self.key, **self._context)
 
-    def log_weights(self, cells: Cells) -> Tensor:
+    def log_weights(self, cells: WeightIndices) -> Tensor:
         """ln α of some cells, H×N, without the matrix."""
         return log_weights(self.core, self.query, self.key, cells, **self._context)
 
@@ -83,7 +83,7 @@ def record(model: nn.Module) -> Iterator[list[RecordedAttention]]:
 
 @contextmanager
 def record_hidden_states(model: Transformer) -> Iterator[list[Tensor]]:
-    """The embeddings and the output of every layer, the last after the final norm; tower after tower, as they ran."""
+    """The embeddings and the output of every layer, the last after the final norm; stack after stack, as they ran."""
     states: list[Tensor] = []
 
     def append(_: nn.Module, __: Any, out: Tensor) -> None:
@@ -92,9 +92,9 @@ def record_hidden_states(model: Transformer) -> Iterator[list[Tensor]]:
     def replace_last(_: nn.Module, __: Any, out: Tensor) -> None:
         states[-1] = out
 
-    towers = [tower for tower in (model.encoder, model.decoder) if tower is not None]
-    handles = [module.register_forward_hook(append) for tower in towers for module in (tower.embed, *tower.layers)]
-    handles += [tower.norm.register_forward_hook(replace_last) for tower in towers]
+    stacks = [stack for stack in (model.encoder, model.decoder) if stack is not None]
+    handles = [module.register_forward_hook(append) for stack in stacks for module in (stack.embed, *stack.layers)]
+    handles += [stack.norm.register_forward_hook(replace_last) for stack in stacks]
     try:
         yield states
     finally:

@@ -12,7 +12,7 @@ from manyheads.errors import InputError
 from manyheads.model.cache import State, check_batch, check_state
 from manyheads.model.spec import ModelSpec, RecurrentSpec
 from manyheads.model.stepwise import StepwiseModel
-from manyheads.parts.inputs import Inputs, Memory, check_not_packed, input_positions, next_position, real_tokens_first
+from manyheads.parts.inputs import Inputs, Memory, check_not_packed, input_positions, next_position, tokens_first
 from manyheads.parts.mask import Mask
 from manyheads.parts.position import Positions
 from manyheads.parts.recurrent import Cell
@@ -47,15 +47,15 @@ class Encoder(nn.Module):
         index, counted = input_positions(source), source.positions is None
         positions = Positions(index, index, bound=source.length if counted else None)
         x_BMD = self.embed(source, positions, table=None, memory=None)
-        memory_positions = None if source.padding is None and counted else index.expand(source.batch, -1)
-        if source.padding is None:
+        memory_positions = None if source.padding_mask is None and counted else index.expand(source.batch, -1)
+        if source.padding_mask is None:
             h_BMD, _ = self.reader(x_BMD)
             last = h_BMD[:, -1]
         else:
-            order = real_tokens_first(source.padding)[..., None]  # packing cuts the rest
+            order = tokens_first(source.padding_mask)[..., None]  # packing cuts the rest
             x_BMD = x_BMD.gather(1, order.expand_as(x_BMD))
             lengths = (
-                (~source.padding).sum(dim=1).clamp(min=1).cpu()
+                (~source.padding_mask).sum(dim=1).clamp(min=1).cpu()
             )  # a fully padded row reads one token; zeroed below
             packed = pack_padded_sequence(x_BMD, lengths, batch_first=True, enforce_sorted=False)
             h_BMD, _ = pad_packed_sequence(self.reader(packed)[0], batch_first=True, total_length=source.length)
@@ -64,10 +64,10 @@ class Encoder(nn.Module):
         if self.reader.bidirectional:
             width = h_BMD.shape[-1] // 2
             last = torch.cat((last[:, :width], h_BMD[:, 0, width:]), dim=-1)
-        if source.padding is not None:
+        if source.padding_mask is not None:
             h_BMD = torch.zeros_like(h_BMD).scatter(1, order.expand_as(h_BMD), h_BMD)
-            last = last.masked_fill(source.padding.all(dim=1)[:, None], 0.0)
-        return Memory(h_BMD, memory_positions, source.padding, counted_positions=counted), last
+            last = last.masked_fill(source.padding_mask.all(dim=1)[:, None], 0.0)
+        return Memory(h_BMD, memory_positions, source.padding_mask, counted_positions=counted), last
 
 
 class Recurrent(StepwiseModel[RecurrentState]):
@@ -123,7 +123,7 @@ class Recurrent(StepwiseModel[RecurrentState]):
         check_not_packed(inputs)
         index = input_positions(inputs, 0 if state.next is None else state.next).expand(inputs.batch, -1)
         e_BLD = self.embed(inputs, Positions(index, index), table=None, memory=None)
-        real = torch.ones_like(inputs.tokens, dtype=torch.bool) if inputs.padding is None else ~inputs.padding
+        real = torch.ones_like(inputs.tokens, dtype=torch.bool) if inputs.padding_mask is None else ~inputs.padding_mask
         cells, outputs = state.cells, []
         if cells is None:
             cells = e_BLD.new_zeros(len(e_BLD), self.layers, self.cell_states * self.width)
@@ -134,8 +134,8 @@ class Recurrent(StepwiseModel[RecurrentState]):
             previous, cells = cells, torch.where(real[:, i, None, None], new_cells, cells)  # padding is not read
             outputs.append(self.readout(self.output(cells), self.output(previous), e_BLD[:, i], context))
         h_BLD = self.dropout(torch.stack(outputs, dim=1))
-        logits = self.head(h_BLD, table=self.table, padding=inputs.padding)
-        following = next_position(index, inputs.padding)
+        logits = self.head(h_BLD, table=self.table, padding_mask=inputs.padding_mask)
+        following = next_position(index, inputs.padding_mask)
         if state.next is not None:
             following = torch.where(real.any(dim=1, keepdim=True), following, state.next)
         return logits, replace(state, cells=cells, next=following)
@@ -158,7 +158,7 @@ class Recurrent(StepwiseModel[RecurrentState]):
         if self.core is None or memory is None or state.keys is None:
             return cells.new_zeros(len(cells), 0)
         q, h = self.output(cells)[:, None, None], memory.states[:, None]
-        mask = Mask(1, h.shape[2], h.device, padding_BM=memory.padding)
+        mask = Mask(1, h.shape[2], h.device, padding_BM=memory.padding_mask)
         positions = Positions(position, memory.key_positions())
         context: Tensor = self.core(q, state.keys, h, mask=mask, positions=positions)
         return context[:, 0, 0]

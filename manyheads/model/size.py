@@ -18,9 +18,9 @@ from torch.utils.flop_counter import flop_registry
 from manyheads.errors import UsageError
 from manyheads.model.build import Model, build_meta, overflow_as_error
 from manyheads.model.cache import state_bytes
-from manyheads.model.spec import ModelSpec, TowerSpec
+from manyheads.model.spec import ModelSpec, StackSpec
 from manyheads.parts.inputs import Inputs
-from manyheads.spec import LARGEST, quoted
+from manyheads.spec import MAX_COUNT, quoted
 
 BYTES = 4  # of a float32
 MAX_RECURRENT_LENGTH = 1 << 10  # a recurrent network runs token by token, which takes time
@@ -47,8 +47,8 @@ def size(spec: ModelSpec, *, batch: int = 1, length: int = 128, source_length: i
     """Runs the model on the meta device and counts what every part multiplies and saves."""
     source_length = length if source_length is None else source_length
     for name, value in (("batch", batch), ("length", length), ("source_length", source_length)):
-        if type(value) is not int or not 1 <= value <= LARGEST:
-            raise UsageError(f"{name} is {quoted(value)}, expected an integer from 1 to {LARGEST}")
+        if type(value) is not int or not 1 <= value <= MAX_COUNT:
+            raise UsageError(f"{name} is {quoted(value)}, expected an integer from 1 to {MAX_COUNT}")
     model = build_meta(spec)
     if spec.recurrent and length > MAX_RECURRENT_LENGTH:
         raise UsageError(f"length is {length}, expected at most {MAX_RECURRENT_LENGTH} for a recurrent network")
@@ -86,8 +86,8 @@ def saved_bytes(model: Model, inputs: Inputs, source: Inputs | None) -> int:
 def dummy_inputs(spec: ModelSpec, batch: int, length: int, source_length: int) -> tuple[Inputs, Inputs | None]:
     """Inputs of the right shapes on the meta device, and a source if the model has one."""
 
-    def tokens(tower: TowerSpec | None, length: int) -> Tensor:
-        pixels = tower.embed.patch_pixels() if tower else None
+    def tokens(stack: StackSpec | None, length: int) -> Tensor:
+        pixels = stack.embed.patch_pixels() if stack else None
         shape = (batch, length, pixels) if pixels else (batch, length)
         return torch.zeros(shape, device="meta", dtype=torch.float32 if pixels else torch.long)
 
@@ -96,7 +96,7 @@ def dummy_inputs(spec: ModelSpec, batch: int, length: int, source_length: int) -
     prefix = torch.zeros(batch, device="meta", dtype=torch.long) if needs_prefix else None
     has_source = (spec.encoder and spec.decoder) or (spec.recurrent and spec.recurrent.source)
     source = Inputs(tokens(spec.encoder, source_length)) if has_source else None
-    return Inputs(tokens(last, length), prefix=prefix), source
+    return Inputs(tokens(last, length), prefix_lengths=prefix), source
 
 
 def format_bytes(count: int) -> str:

@@ -1,4 +1,4 @@
-"""A model as data: which towers exist is the shape."""
+"""A model as data: which stacks exist is the shape."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class CrossSpec(Spec):
 
 
 class LayerSpec(Spec):
-    """One layer of a tower."""
+    """One layer of a stack."""
 
     attention: AttentionSpec = field(HeadsSpec(), "the projections to q, k and v and back")
     core: CoreSpec = field(DotSpec(), "how q, k and v become the attention output")
@@ -48,7 +48,7 @@ class LayerSpec(Spec):
         return {True: CrossSpec(), False: None}[value] if isinstance(value, bool) else value
 
 
-class TowerSpec(LayerSpec):
+class StackSpec(LayerSpec):
     """A stack of layers: the fields of a layer apply to all of them, `pattern` sets those that differ by layer."""
 
     layers: int = field(2, "the number of layers; 0: the embeddings alone", ge=0, le=1024)
@@ -124,8 +124,8 @@ class TowerSpec(LayerSpec):
         return self.final_norm or (last.norm if last.residual.final_norm else None)
 
 
-class DecoderSpec(TowerSpec):
-    """A tower that generates: its mask is causal unless mask.causal = false."""
+class DecoderSpec(StackSpec):
+    """A stack that generates: its mask is causal unless mask.causal = false."""
 
     mask: MaskSpec = field(MaskSpec(causal=True), "which keys a query may attend to; causal unless mask.causal = false")
 
@@ -133,24 +133,24 @@ class DecoderSpec(TowerSpec):
     @classmethod
     def _causal(cls, value: Any) -> Any:
         if isinstance(value, MaskSpec) and "causal" not in value.model_fields_set:
-            return value.changed(causal=True)
+            return value.replace(causal=True)
         return {"causal": True} | value if isinstance(value, dict) else value
 
 
-def check_tower(tower: TowerSpec, *, has_memory: bool) -> None:
+def check_stack(stack: StackSpec, *, has_memory: bool) -> None:
     """Cross-attention needs an encoder, and positions that act on the embeddings are the same for all layers."""
-    for layer in tower.expanded_layers():
+    for layer in stack.expanded_layers():
         if layer.cross and not has_memory:
             raise IncompatibleError("needs an encoder to attend to; only the decoder of a pair has one", ("cross",))
-        if layer.position == tower.position:
+        if layer.position == stack.position:
             continue
         if layer.position.mechanism == "embed":
             raise IncompatibleError(
-                f"'{layer.position.kind}' acts on the embeddings: set it for the tower", ("pattern",)
+                f"'{layer.position.kind}' acts on the embeddings: set it for the stack", ("pattern",)
             )
-        if (tower.position.mechanism, layer.position.mechanism) == ("embed", "none"):
+        if (stack.position.mechanism, layer.position.mechanism) == ("embed", "none"):
             raise IncompatibleError(
-                f"'{tower.position.kind}' acts on the embeddings, so no layer can be without it", ("pattern",)
+                f"'{stack.position.kind}' acts on the embeddings, so no layer can be without it", ("pattern",)
             )
 
 
@@ -238,7 +238,7 @@ class ModelSpec(Spec):
         None, "the number of tokens; 'tokenizer': as many as the tokenizer has; not given for images"
     )
     source_vocab: int | None = field(None, "the number of tokens of the encoder, if it differs", ge=1, le=LARGEST_VOCAB)
-    encoder: TowerSpec | None = field(None, "reads the source of an encoder–decoder; alone, the input")
+    encoder: StackSpec | None = field(None, "reads the source of an encoder–decoder; alone, the input")
     decoder: DecoderSpec | None = field(None, "generates; with an encoder usually with cross = true")
     recurrent: RecurrentSpec | None = field(None, "a recurrent network, with or without attention")
     ngram: NgramSpec | None = field(None, "a neural n-gram model")
@@ -261,9 +261,9 @@ class ModelSpec(Spec):
             names = " and ".join(shape) or "none of them"
             raise IncompatibleError(f"a model is an encoder, a decoder, both, recurrent or ngram; given {names}")
         for name in ("encoder", "decoder"):
-            if tower := getattr(self, name):
+            if stack := getattr(self, name):
                 with located(name):
-                    check_tower(tower, has_memory=name == "decoder" and self.encoder is not None)
+                    check_stack(stack, has_memory=name == "decoder" and self.encoder is not None)
         self._check_encoder_use()
         has_source = len(shape) == 2 or (self.recurrent is not None and self.recurrent.source)
         if self.source_vocab is not None and not has_source:
@@ -276,9 +276,9 @@ class ModelSpec(Spec):
     def _check_encoder_use(self) -> None:
         """A decoder must use its encoder, and can use it only if there is one."""
         encoder, decoder = self.encoder, self.decoder
-        for name, tower in (("encoder", encoder), ("decoder", decoder if encoder is None else None)):
-            if tower is not None and (tower.embed.shares_table or tower.embed.reads == "memory"):
-                raise IncompatibleError(f"'{tower.embed.kind}' needs an encoder below the tower", (name, "embed"))
+        for name, stack in (("encoder", encoder), ("decoder", decoder if encoder is None else None)):
+            if stack is not None and (stack.embed.shares_table or stack.embed.reads == "memory"):
+                raise IncompatibleError(f"'{stack.embed.kind}' needs an encoder below the stack", (name, "embed"))
         if decoder is None:
             return
         if decoder.embed.reads == "patches" and getattr(decoder.embed, "class_token", False):
@@ -291,7 +291,7 @@ class ModelSpec(Spec):
         if decoder.layers and unused:
             raise IncompatibleError("no layer attends to the encoder; set cross = true", ("decoder", "cross"))
         if decoder.embed.shares_table:
-            widths = [tower.position.token_width(tower.embed.table_width(tower.width)) for tower in (encoder, decoder)]
+            widths = [stack.position.token_width(stack.embed.table_width(stack.width)) for stack in (encoder, decoder)]
             theirs, ours = (self.source_vocab or self.vocab, widths[0]), (self.vocab, widths[1])
             if encoder.embed.reads != "tokens" or theirs != ours:
                 raise IncompatibleError(
@@ -302,11 +302,11 @@ class ModelSpec(Spec):
 
     @property
     def shape(self) -> str:
-        return "–".join(name for name in SHAPES if getattr(self, name) is not None)
+        return "-".join(name for name in SHAPES if getattr(self, name) is not None)
 
 
 def read_model(tree: Tree) -> ModelSpec:
-    """A description as a spec; `like = "encoder"` copies the fields of the other tower first."""
+    """A description as a spec; `like = "encoder"` copies the fields of the other stack first."""
     if not isinstance(tree, Mapping):
         raise WrongTypeError(
             f"given a {type(tree).__name__}, expected a table that describes a model, as preset(name) is"
@@ -318,14 +318,14 @@ def read_model(tree: Tree) -> ModelSpec:
         if not isinstance(own, dict):
             continue
         with located(name):
-            check_names(TowerSpec, own, "like")
+            check_names(StackSpec, own, "like")
         if "like" in own:
             if own["like"] != other or not isinstance(tree.get(other), dict):
                 raise ConfigError(
-                    f"given {quoted(own['like'])}, expected the other tower of this model", (name, "like")
+                    f"given {quoted(own['like'])}, expected the other stack of this model", (name, "like")
                 )
             if "like" in tree[other]:
-                raise IncompatibleError("the towers cannot each be like the other", (name, "like"))
+                raise IncompatibleError("the stacks cannot each be like the other", (name, "like"))
             tree[name] = merge_trees(tree[other], {key: value for key, value in own.items() if key != "like"})
     for name in ("encoder", "decoder"):
         if isinstance(tree.get(name), dict):
@@ -333,10 +333,10 @@ def read_model(tree: Tree) -> ModelSpec:
     return parse(ModelSpec, tree)
 
 
-def with_cross(tower: Tree) -> Tree:
-    """The tower with fields of its self-attention filled into a cross-attention that changes only some of them."""
-    if not isinstance(tower.get("cross"), dict):
-        return tower
-    cross = {slot: value for slot, value in tower["cross"].items() if value is not None}
-    own = {slot: tower[slot] for slot in cross if slot in tower}
-    return tower | {"cross": merge_trees(own, cross)}
+def with_cross(stack: Tree) -> Tree:
+    """The stack with fields of its self-attention filled into a cross-attention that changes only some of them."""
+    if not isinstance(stack.get("cross"), dict):
+        return stack
+    cross = {slot: value for slot, value in stack["cross"].items() if value is not None}
+    own = {slot: stack[slot] for slot in cross if slot in stack}
+    return stack | {"cross": merge_trees(own, cross)}

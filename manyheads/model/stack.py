@@ -1,4 +1,4 @@
-"""A stack of transformer layers: an encoder, a decoder, or one of the two towers of an encoder–decoder."""
+"""A stack of transformer layers: an encoder, a decoder, or one of the two stacks of an encoder–decoder."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.errors import InputError, InputLengthError, InputShapeError
-from manyheads.model.cache import Cache, NoCache, TowerState, check_batch
-from manyheads.model.spec import LayerSpec, TowerSpec
+from manyheads.model.cache import Cache, NoCache, StackState, check_batch
+from manyheads.model.spec import LayerSpec, StackSpec
 from manyheads.parts.attention import AttentionContext, KeyValue
 from manyheads.parts.embed import Embed
 from manyheads.parts.inputs import Inputs, Memory, has_no_data, input_positions, next_position
@@ -31,7 +31,7 @@ class CrossContext:
 
 
 class Layer(nn.Module):
-    """Self-attention, cross-attention if the tower has it, and the feed-forward network."""
+    """Self-attention, cross-attention if the stack has it, and the feed-forward network."""
 
     def __init__(self, spec: LayerSpec, width: int, memory_width: int | None) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ def build_position(spec: LayerSpec, width: int) -> AttentionPosition:
 class Stack(nn.Module):
     """Embedding, layers, final norm. Reading a whole sequence and decoding one step are the same call."""
 
-    def __init__(self, spec: TowerSpec, vocab: int, memory_width: int | None = None) -> None:
+    def __init__(self, spec: StackSpec, vocab: int, memory_width: int | None = None) -> None:
         super().__init__()
         self.spec, self.layer_specs = spec, spec.expanded_layers()
         with located("embed"):
@@ -105,14 +105,14 @@ class Stack(nn.Module):
         assert isinstance(position, AttentionPosition)
         return position
 
-    def start(self, cache: Cache, final_length: int | None = None) -> TowerState:
+    def start(self, cache: Cache, final_length: int | None = None) -> StackState:
         """The state before the first token, with an empty cache like `cache` per layer."""
-        return TowerState(caches=tuple(cache.fork() for _ in range(self.spec.layers)), final_length=final_length)
+        return StackState(caches=tuple(cache.fork() for _ in range(self.spec.layers)), final_length=final_length)
 
     def forward(
-        self, inputs: Inputs, *, state: TowerState | None = None, memory: Memory | None = None,
+        self, inputs: Inputs, *, state: StackState | None = None, memory: Memory | None = None,
         cross_key_values: Sequence[KeyValue | None] | None = None, table: Tensor | None = None,
-    ) -> tuple[Tensor, TowerState]:  # fmt: skip
+    ) -> tuple[Tensor, StackState]:  # fmt: skip
         """The hidden states of `inputs`, which follow what `state` has read; and the next state.
 
         `cross_key_values` are the layers' keys and values of the memory, if computed before.
@@ -135,7 +135,7 @@ class Stack(nn.Module):
         return self.norm(x_BLD), new_state
 
     def _contexts(
-        self, inputs: Inputs, positions: Positions, state: TowerState, new_state: TowerState, dtype: torch.dtype
+        self, inputs: Inputs, positions: Positions, state: StackState, new_state: StackState, dtype: torch.dtype
     ) -> Iterator[AttentionContext]:
         """The context of each layer, computed when it runs, so that biases of other layers take no memory."""
         masks = [mask_for(spec, inputs, state, new_state) for spec in self.masks]
@@ -150,32 +150,32 @@ class Stack(nn.Module):
                 data = shared_data[shared] = position.precompute(positions, dtype)
             yield AttentionContext(position, data, masks[self.mask_of[i]], positions)
 
-    def _check(self, state: TowerState) -> None:
-        """Raises an error for inputs that are missing, or that this tower cannot use."""
+    def _check(self, state: StackState) -> None:
+        """Raises an error for inputs that are missing, or that this stack cannot use."""
         has_prefix = any(mask.prefix for mask in self.masks)
-        if has_prefix and state.prefix is None:
-            raise InputError("the mask has a prefix: give prefix, its length in each row")
-        if not has_prefix and state.prefix is not None:
-            raise InputError("prefix was given, but the mask has none; set mask.prefix = true")
-        if state.segments is None or state.final_length is not None:
+        if has_prefix and state.prefix_lengths is None:
+            raise InputError("mask.prefix is true: pass Inputs(prefix_lengths=…), one length per row")
+        if not has_prefix and state.prefix_lengths is not None:
+            raise InputError("prefix_lengths were given, but the mask has no prefix; set mask.prefix = true")
+        if state.document_ids is None or state.final_length is not None:
             return
         if any(layer.position.needs_final_length for layer in self.layer_specs):
             raise InputError(
-                "the positions of this model depend on the length of a text: give final_length with segments"
+                "the positions of this model depend on the length of a text: give final_length with document_ids"
             )
 
     def cross_key_values(self, memory: Memory) -> list[KeyValue | None]:
         """Keys and values of the memory for each layer, computed once per source; None without cross-attention."""
         positions = Positions(memory.key_positions(), memory.key_positions())
-        context = self._cross_attention_context(memory, positions, queries=0, segments=None)
+        context = self._cross_attention_context(memory, positions, queries=0, document_ids=None)
         crosses = (self.layer(i).cross for i in range(self.spec.layers))
         return [None if cross is None else cross.key_value(memory.states, context) for cross in crosses]
 
     def _cross_attention_context(
-        self, memory: Memory, positions: Positions, *, queries: int, segments: tuple[Tensor, Tensor] | None
+        self, memory: Memory, positions: Positions, *, queries: int, document_ids: tuple[Tensor, Tensor] | None
     ) -> AttentionContext:
         keys = memory.states.shape[1]
-        mask = Mask(queries, keys, memory.states.device, padding_BM=memory.padding, segments=segments)
+        mask = Mask(queries, keys, memory.states.device, padding_BM=memory.padding_mask, document_ids=document_ids)
         bound = max(positions.bound, keys) if positions.bound is not None and memory.counted_positions else None
         cross_positions = Positions(positions.query, memory.key_positions(), bound=bound)
         return AttentionContext(self.no_position, None, mask, cross_positions)
@@ -188,80 +188,84 @@ class Stack(nn.Module):
             return [None] * self.spec.layers
         if memory.states.shape[0] != inputs.batch:
             raise InputShapeError(f"{inputs.batch} targets for {len(memory.states)} sources; each target needs its own")
-        segments = None
-        if memory.segments is not None and inputs.segments is not None:
-            segments = (inputs.segments, memory.segments)
-        elif memory.segments is not None or inputs.segments is not None:
-            raise InputError("segments must be given for source and target, or for neither")
-        context = self._cross_attention_context(memory, positions, queries=inputs.length, segments=segments)
+        document_ids = None
+        if memory.document_ids is not None and inputs.document_ids is not None:
+            document_ids = (inputs.document_ids, memory.document_ids)
+        elif memory.document_ids is not None or inputs.document_ids is not None:
+            raise InputError("document_ids must be given for source and target, or for neither")
+        context = self._cross_attention_context(memory, positions, queries=inputs.length, document_ids=document_ids)
         return [CrossContext(memory, pair, context) for pair in key_values or [None] * self.spec.layers]
 
 
-def positions_after(state: TowerState, new_state: TowerState, device: torch.device) -> Positions:
+def positions_after(state: StackState, new_state: StackState, device: torch.device) -> Positions:
     """Positions of the new tokens as queries and of all tokens as keys."""
     bound = new_state.length if new_state.counted_positions else None
     key = torch.arange(new_state.length, device=device)[None] if new_state.positions is None else new_state.positions
     return Positions(key[:, state.length :], key, state.final_length, bound)
 
 
-def append_inputs(state: TowerState, inputs: Inputs) -> TowerState:
+def append_inputs(state: StackState, inputs: Inputs) -> StackState:
     """The state after `inputs`, with its caches forked for the step."""
     batch, device = inputs.batch, inputs.tokens.device
-    stored = [tensor for tensor in (state.padding, state.positions, state.segments) if tensor is not None]
+    stored = [tensor for tensor in (state.padding_mask, state.positions, state.document_ids) if tensor is not None]
     stored += [cache.key_value.key for cache in state.caches if cache.key_value is not None]
     if stored:
         check_batch(stored[0], batch)
-    padding, positions, segments = inputs.padding, None, inputs.segments
-    if any(part is not None for part in (state.positions, state.padding, inputs.positions, padding)):
-        start = state.length if state.positions is None else next_position(state.positions, state.padding)
+    padding_mask, positions, document_ids = inputs.padding_mask, None, inputs.document_ids
+    if any(part is not None for part in (state.positions, state.padding_mask, inputs.positions, padding_mask)):
+        start = state.length if state.positions is None else next_position(state.positions, state.padding_mask)
         old = torch.arange(state.length, device=device)[None] if state.positions is None else state.positions
         positions = torch.cat((old.expand(batch, -1), input_positions(inputs, start).expand(batch, -1)), dim=1)
-    if padding is not None or state.padding is not None:
+    if padding_mask is not None or state.padding_mask is not None:
         none = torch.zeros(batch, max(state.length, inputs.length), dtype=torch.bool, device=device)
-        old = none[:, : state.length] if state.padding is None else state.padding
-        padding = torch.cat((old, none[:, : inputs.length] if padding is None else padding), dim=1)
-    if state.length and (segments is None) != (state.segments is None):
-        raise InputError("segments must be given at every step or at none")
-    if segments is not None and state.segments is not None:
-        segments = torch.cat((state.segments, segments), dim=1)
-    if segments is not None and inputs.positions is None:
+        old = none[:, : state.length] if state.padding_mask is None else state.padding_mask
+        padding_mask = torch.cat((old, none[:, : inputs.length] if padding_mask is None else padding_mask), dim=1)
+    if state.length and (document_ids is None) != (state.document_ids is None):
+        raise InputError("document_ids must be given at every step or at none")
+    if document_ids is not None and state.document_ids is not None:
+        document_ids = torch.cat((state.document_ids, document_ids), dim=1)
+    if document_ids is not None and inputs.positions is None:
         if not state.counted_positions:
             raise InputError("positions were given for packed documents; give them at every step")
-        positions = positions_in_segments(segments, padding)
-    return TowerState(
+        positions = positions_in_documents(document_ids, padding_mask)
+    return StackState(
         caches=tuple(cache.fork() for cache in state.caches),
         length=state.length + inputs.length,
         positions=positions,
-        padding=padding,
-        segments=segments,
-        prefix=state.prefix if inputs.prefix is None else first_prefix(state, inputs, padding),
+        padding_mask=padding_mask,
+        document_ids=document_ids,
+        prefix_lengths=state.prefix_lengths
+        if inputs.prefix_lengths is None
+        else first_prefix(state, inputs, padding_mask),
         counted_positions=state.counted_positions and inputs.positions is None,
         final_length=state.final_length,
     )
 
 
-def positions_in_segments(segments: Tensor, padding: Tensor | None) -> Tensor:
+def positions_in_documents(document_ids: Tensor, padding_mask: Tensor | None) -> Tensor:
     """Positions that start at 0 in each packed document, counting its real tokens."""
-    if padding is not None:
-        segments = segments.masked_fill(padding, torch.iinfo(segments.dtype).max)  # segments of padding must not matter
-    order = segments.argsort(dim=1, stable=True)  # document by document, each in its order
-    by_document = segments.gather(1, order)
+    if padding_mask is not None:
+        document_ids = document_ids.masked_fill(
+            padding_mask, torch.iinfo(document_ids.dtype).max
+        )  # document_ids of padding must not matter
+    order = document_ids.argsort(dim=1, stable=True)  # document by document, each in its order
+    by_document = document_ids.gather(1, order)
     starts = torch.ones_like(by_document, dtype=torch.bool)
     starts[:, 1:] = by_document[:, 1:] != by_document[:, :-1]
     index = torch.arange(by_document.shape[1], device=by_document.device).expand_as(by_document)
     counts = index - torch.where(starts, index, 0).cummax(dim=1).values
     positions = torch.zeros_like(counts).scatter(1, order, counts)
-    return positions if padding is None else positions.masked_fill(padding, 0)
+    return positions if padding_mask is None else positions.masked_fill(padding_mask, 0)
 
 
-def first_prefix(state: TowerState, inputs: Inputs, padding: Tensor | None) -> Tensor:
+def first_prefix(state: StackState, inputs: Inputs, padding_mask: Tensor | None) -> Tensor:
     """The prefix lengths, given with the first step, which must contain the whole prefix."""
-    prefix = inputs.prefix
+    prefix = inputs.prefix_lengths
     assert prefix is not None
     if state.length:
-        raise InputError("prefix must be given with the first step")
+        raise InputError("prefix_lengths must be given with the first step")
     if not has_no_data(prefix):
-        lengths = torch.full_like(prefix, inputs.length) if padding is None else (~padding).sum(dim=1)
+        lengths = torch.full_like(prefix, inputs.length) if padding_mask is None else (~padding_mask).sum(dim=1)
         wrong = (prefix > lengths) | (prefix < 0)
         if wrong.any():
             row = int(wrong.nonzero()[0])
@@ -269,12 +273,16 @@ def first_prefix(state: TowerState, inputs: Inputs, padding: Tensor | None) -> T
     return prefix
 
 
-def mask_for(spec: MaskSpec, inputs: Inputs, state: TowerState, new_state: TowerState) -> Mask:
+def mask_for(spec: MaskSpec, inputs: Inputs, state: StackState, new_state: StackState) -> Mask:
     """The mask of the new tokens over all tokens."""
-    segments = None if inputs.segments is None or new_state.segments is None else (inputs.segments, new_state.segments)
+    document_ids = (
+        None
+        if inputs.document_ids is None or new_state.document_ids is None
+        else (inputs.document_ids, new_state.document_ids)
+    )
     real_indices = None
-    if new_state.padding is not None and (spec.window is not None or spec.prefix):
-        counts = (~new_state.padding).cumsum(dim=1) - 1
+    if new_state.padding_mask is not None and (spec.window is not None or spec.prefix):
+        counts = (~new_state.padding_mask).cumsum(dim=1) - 1
         real_indices = counts[:, state.length :], counts
     return Mask(
         num_queries=inputs.length,
@@ -283,8 +291,8 @@ def mask_for(spec: MaskSpec, inputs: Inputs, state: TowerState, new_state: Tower
         query_offset=state.length,
         causal=spec.causal,
         window=spec.window,
-        prefix_B=new_state.prefix if spec.prefix else None,
-        padding_BM=new_state.padding,
-        segments=segments,
+        prefix_B=new_state.prefix_lengths if spec.prefix else None,
+        padding_BM=new_state.padding_mask,
+        document_ids=document_ids,
         real_indices=real_indices,
     )

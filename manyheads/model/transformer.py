@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from manyheads.errors import InputError, UnsupportedError
 from manyheads.model.cache import (
     Cache,
-    FixedCache,
+    StackState,
     State,
-    TowerState,
+    StaticCache,
     check_can_generate,
     check_capacity,
     check_state,
@@ -29,13 +29,13 @@ class TransformerState(State):
     """What the decoder has read, and the source with its keys and values for each layer."""
 
     spec: ModelSpec
-    decoder: TowerState
+    decoder: StackState
     memory: Memory | None = None
     cross_key_values: tuple[KeyValue | None, ...] | None = None
 
 
 class Transformer(nn.Module):
-    """One or two towers and a head; which towers exist is the model's shape."""
+    """One or two stacks and a head; which stacks exist is the model's shape."""
 
     def __init__(self, spec: ModelSpec, vocab: int) -> None:
         super().__init__()
@@ -50,10 +50,10 @@ class Transformer(nn.Module):
 
     @property
     def last(self) -> Stack:
-        """The tower whose output the head reads."""
-        tower = self.decoder or self.encoder
-        assert tower is not None
-        return tower
+        """The stack whose output the head reads."""
+        stack = self.decoder or self.encoder
+        assert stack is not None
+        return stack
 
     @property
     def can_generate(self) -> bool:
@@ -64,10 +64,10 @@ class Transformer(nn.Module):
 
     @property
     def table(self) -> Tensor | None:
-        """The token table of the last tower, its own or the encoder's."""
-        for tower in (self.decoder, self.encoder):
-            if tower is not None and tower.embed.table is not None:
-                return tower.embed.table.weight
+        """The token table of the last stack, its own or the encoder's."""
+        for stack in (self.decoder, self.encoder):
+            if stack is not None and stack.embed.table is not None:
+                return stack.embed.table.weight
         return None
 
     def forward(
@@ -77,12 +77,12 @@ class Transformer(nn.Module):
 
         With `logits_mask`, B×L, only the outputs where it is True, N×V: logits elsewhere are not computed.
         """
-        if not self.spec.head.per_token and Inputs.of(inputs).segments is not None:
-            raise InputError("a pooled head gives one output per row: give one text per row, without segments")
-        states, padding = self.hidden_states(inputs, source)
+        if not self.spec.head.per_token and Inputs.of(inputs).document_ids is not None:
+            raise InputError("a pooled head gives one output per row: give one text per row, without document_ids")
+        states, padding_mask = self.hidden_states(inputs, source)
         if logits_mask is not None and self.spec.head.output == "tokens":
-            states, padding, logits_mask = states[logits_mask], None, None
-        out = self.head(states, table=self.table, padding=padding)
+            states, padding_mask, logits_mask = states[logits_mask], None, None
+        out = self.head(states, table=self.table, padding_mask=padding_mask)
         return out if logits_mask is None else out[logits_mask]
 
     def hidden_states(
@@ -90,7 +90,7 @@ class Transformer(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """The last layer's vectors, B×L×D, and their padding."""
         x_BLD, state = self.last(Inputs.of(inputs), memory=self.encode(source), table=self.table)
-        return x_BLD, state.padding
+        return x_BLD, state.padding_mask
 
     def embed_sequences(self, inputs: Inputs | Tensor, pool: Pool | None = None) -> Tensor:
         """One vector per sequence, B×D: its pooled hidden states; by default a vector head's output, or the mean."""
@@ -100,7 +100,7 @@ class Transformer(nn.Module):
         return (pool or MeanSpec().pool)(*self.hidden_states(inputs))
 
     def encode(self, source: Inputs | Tensor | None) -> Memory | None:
-        """What the decoder attends to; None if there is only one tower."""
+        """What the decoder attends to; None if there is only one stack."""
         if self.encoder is None or self.decoder is None:
             if source is not None:
                 raise InputError(f"a source was given, but the model is only {self.spec.shape}")
@@ -108,7 +108,7 @@ class Transformer(nn.Module):
         if source is None:
             raise InputError("an encoder–decoder needs a source")
         states, state = self.encoder(Inputs.of(source))
-        return Memory(states, state.positions, state.padding, state.segments, state.counted_positions)
+        return Memory(states, state.positions, state.padding_mask, state.document_ids, state.counted_positions)
 
     def start(self, source: Inputs | Tensor | None = None, *, capacity: int | None = None) -> TransformerState:
         """The state before the first token; with a capacity, the maximum length, caches are allocated once."""
@@ -118,7 +118,7 @@ class Transformer(nn.Module):
         if capacity is None and any(layer.position.needs_final_length for layer in self.decoder.layer_specs):
             raise UnsupportedError("the positions of this model depend on the final length: start with a capacity")
         memory = self.encode(source)
-        state = self.decoder.start(Cache() if capacity is None else FixedCache(capacity), capacity)
+        state = self.decoder.start(Cache() if capacity is None else StaticCache(capacity), capacity)
         key_values = tuple(self.decoder.cross_key_values(memory)) if memory else None
         return TransformerState(self.spec, state, memory, key_values)
 
@@ -131,5 +131,5 @@ class Transformer(nn.Module):
         x_BLD, decoder_state = self.decoder(
             inputs, state=state.decoder, memory=state.memory, cross_key_values=state.cross_key_values, table=self.table
         )
-        logits = self.head(x_BLD, table=self.table, padding=inputs.padding)
+        logits = self.head(x_BLD, table=self.table, padding_mask=inputs.padding_mask)
         return logits, replace(state, decoder=decoder_state)

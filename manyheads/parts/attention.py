@@ -24,13 +24,13 @@ class AttentionSpec(Part, slot="attention", default="heads"):
     heads: int = field(4, "H, the number of query heads", ge=1, le=65536)
     bias: bool = field(True, "biases on q, k and v")
     output_bias: bool = field(True, "a bias on the output projection")
-    query_key_norm: NormSpec = field(NoNormSpec(), "normalises each query and each key within its head")
+    qk_norm: NormSpec = field(NoNormSpec(), "normalises each query and each key within its head")
 
     @abstractmethod
     def head_size(self, width: int) -> int:
         """K, or an error that names widths and numbers of heads that fit."""
 
-    def key_heads(self) -> int:
+    def num_kv_heads(self) -> int:
         """G, the number of key and value heads."""
         return self.heads
 
@@ -49,8 +49,8 @@ class AttentionSpec(Part, slot="attention", default="heads"):
             query = self.projection(width, self.heads, query_size) if query_size else EmptyHeads(self.heads)
             key: nn.Module = RawHead() if key_size else EmptyHeads(1)
             if core.key == "head":
-                key = self.projection(memory_width, self.key_heads(), size)
-            value = self.projection(memory_width, self.key_heads(), size)
+                key = self.projection(memory_width, self.num_kv_heads(), size)
+            value = self.projection(memory_width, self.num_kv_heads(), size)
         with located("core"):
             built_core = core.build(self.heads, query_size, key_size)
         return Attention(
@@ -59,8 +59,8 @@ class AttentionSpec(Part, slot="attention", default="heads"):
             value=value,
             core=built_core,
             output=nn.Linear(self.heads * size, width, bias=self.output_bias),
-            query_norm=self.query_key_norm.build(query_size) if query_size else nn.Identity(),
-            key_norm=self.query_key_norm.build(key_size) if key_size else nn.Identity(),
+            query_norm=self.qk_norm.build(query_size) if query_size else nn.Identity(),
+            key_norm=self.qk_norm.build(key_size) if key_size else nn.Identity(),
         )
 
 
@@ -85,19 +85,19 @@ class HeadsSpec(AttentionSpec, kind="heads"):
     (Ainslie et al. 2023), one key head is multi-query attention (Shazeer 2019).
     """
 
-    groups: int | None = field(None, "G, the number of key and value heads; H if not given", ge=1, le=65536)
+    kv_heads: int | None = field(None, "G, the number of key and value heads; H if not given", ge=1, le=65536)
     size: int | None = field(None, "K, if it is not D/H", ge=1, le=65536)
 
     def head_size(self, width: int) -> int:
-        if self.heads % self.key_heads():
+        if self.heads % self.num_kv_heads():
             fits = ", ".join(str(g) for g in range(1, self.heads + 1) if self.heads % g == 0)
             raise IncompatibleError(
-                f"{self.groups} key heads do not divide {self.heads} query heads; possible: {fits}", ("groups",)
+                f"{self.kv_heads} key heads do not divide {self.heads} query heads; possible: {fits}", ("kv_heads",)
             )
         return self.size or split_width(width, self.heads)
 
-    def key_heads(self) -> int:
-        return self.groups or self.heads
+    def num_kv_heads(self) -> int:
+        return self.kv_heads or self.heads
 
 
 class WideSpec(AttentionSpec, kind="wide"):

@@ -1,7 +1,7 @@
 """Attention cores: what happens between queries, keys and values.
 
-Every core has two methods and one law. `forward` is fast and returns the attention output; `weights` is literal and
-returns the attention matrix; `weights @ v == forward` for every kind, mask and dtype, in evaluation and in training (on
+Every core has two methods. `forward` is fast and returns the attention output; `weights` follows the formula and
+returns the attention matrix. `weights @ v == forward` for every kind, mask and dtype, in evaluation and in training (on
 a CPU, with the same random state).
 """
 

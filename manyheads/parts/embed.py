@@ -37,7 +37,7 @@ class EmbedSpec(Part, slot="embed", default="tokens"):
     dropout: float = field(0.0, "dropout probability of the embeddings", ge=0, lt=1)
 
     def table_width(self, width: int) -> int:
-        """The width of the vectors that are joined with their positions, in a tower of this width."""
+        """The width of the vectors that are joined with their positions, in a stack of this width."""
         return width
 
     def patch_pixels(self) -> int | None:
@@ -46,11 +46,11 @@ class EmbedSpec(Part, slot="embed", default="tokens"):
 
     @abstractmethod
     def build(self, vocab: int, width: int, position: PositionSpec, memory_width: int | None) -> Embed:
-        """The embedding of a tower of this width; `memory_width` is that of the encoder, for a decoder."""
+        """The embedding of a stack of this width; `memory_width` is that of the encoder, for a decoder."""
 
 
 class Embed(nn.Module):
-    """Vectors for a batch. In `forward`, `table` is the token table of another tower, for those that share it."""
+    """Vectors for a batch. In `forward`, `table` is the token table of another stack, for those that share it."""
 
     table: nn.Embedding | None
     table_shape: TableShape | None  # of the token table, its own or shared; None if it reads no tokens
@@ -73,8 +73,8 @@ class TokensSpec(EmbedSpec, kind="tokens"):
     With `size`, the table is narrower than the model and a projection follows: Lan et al. 2020, arXiv 1909.11942.
     """
 
-    types: int = field(0, "how many token types have an embedding", ge=0)
-    tasks: int = field(0, "how many task types have an embedding", ge=0)
+    type_vocab_size: int = field(0, "how many token types have an embedding", ge=0)
+    task_type_vocab_size: int = field(0, "how many task types have an embedding", ge=0)
     scale: bool = field(False, "multiply by √D, as in section 3.4 of Vaswani et al. 2017")
     norm: NormSpec = field(NoNormSpec(), "after everything is added")
     size: int | None = field(None, "the width of the tables, if it is not D", ge=1, le=65536)
@@ -93,8 +93,8 @@ class Tokens(Embed):
         token_width = position.token_width(size)
         self.table_shape = TableShape(token_width, size if size == width else token_width)
         self.table = None if spec.shares_table else nn.Embedding(vocab, token_width)
-        self.types = nn.Embedding(spec.types, token_width) if spec.types else None
-        self.tasks = nn.Embedding(spec.tasks, token_width) if spec.tasks else None
+        self.types = nn.Embedding(spec.type_vocab_size, token_width) if spec.type_vocab_size else None
+        self.tasks = nn.Embedding(spec.task_type_vocab_size, token_width) if spec.task_type_vocab_size else None
         self.scale = size**0.5 if spec.scale else 1.0
         self.position = position.build_embed(size)
         self.norm = spec.norm.build(size)
@@ -107,11 +107,15 @@ class Tokens(Embed):
         x_BLD = embed_ids(inputs.tokens, token_table)
         if self.scale != 1.0:
             x_BLD = x_BLD * self.scale
-        for name, type_table, ids in (("type", self.types, inputs.types), ("task", self.tasks, inputs.tasks)):
+        for name, type_table, ids in (
+            ("token_type", self.types, inputs.token_type_ids),
+            ("task_type", self.tasks, inputs.task_type_ids),
+        ):
             if type_table is not None:
                 x_BLD = x_BLD + embed_ids(torch.zeros_like(inputs.tokens) if ids is None else ids, type_table, name)
             elif ids is not None:
-                raise InputError(f"token {name}s were given, but the embedding has none; set embed.{name}s")
+                field = f"{name}_vocab_size".removeprefix("token_")
+                raise InputError(f"{name}_ids were given, but the embedding has none; set embed.{field}")
         return self.project(self.dropout(self.norm(self.position(x_BLD, positions))))
 
 
@@ -203,24 +207,24 @@ class Patches(Embed):
     def prepare_inputs(self, inputs: Inputs) -> Inputs:
         if self.first is None:
             return inputs
-        if inputs.segments is not None or inputs.prefix is not None:
-            raise InputError("an embedding with a class token takes neither segments nor a prefix")
+        if inputs.document_ids is not None or inputs.prefix_lengths is not None:
+            raise InputError("an embedding with a class token takes neither document_ids nor a prefix")
         return replace(
             inputs,
             tokens=F.pad(inputs.tokens, (0, 0, 1, 0)),
             positions=F.pad(input_positions(inputs) + 1, (1, 0)),
-            padding=None if inputs.padding is None else F.pad(inputs.padding, (1, 0)),
+            padding_mask=None if inputs.padding_mask is None else F.pad(inputs.padding_mask, (1, 0)),
         )
 
     def forward(self, inputs: Inputs, positions: Positions, *, table: Tensor | None, memory: Memory | None) -> Tensor:
         pixels, dtype, tokens = self.project.in_features, self.project.weight.dtype, inputs.tokens
-        if inputs.types is not None or inputs.tasks is not None:
+        if inputs.token_type_ids is not None or inputs.task_type_ids is not None:
             raise InputError("token types were given, but patches have none")
         if tokens.dim() != 3 or tokens.shape[-1] != pixels or tokens.dtype != dtype:
             expected = f"{dtype} of batch × length × {pixels}"
             raise InputShapeError(f"patches are {tokens.dtype} of shape {tuple(tokens.shape)}, expected {expected}")
-        if inputs.padding is not None:  # values at padding must not matter, not even NaN
-            tokens = tokens.masked_fill(inputs.padding[..., None], 0.0)
+        if inputs.padding_mask is not None:  # values at padding must not matter, not even NaN
+            tokens = tokens.masked_fill(inputs.padding_mask[..., None], 0.0)
         x_BLD = self.project(tokens)
         if self.first is not None:
             x_BLD = torch.cat((self.first.expand(x_BLD.shape[0], -1, -1), x_BLD[:, 1:]), dim=1)
@@ -263,7 +267,13 @@ class MaskTokens(Embed):
     def forward(self, inputs: Inputs, positions: Positions, *, table: Tensor | None, memory: Memory | None) -> Tensor:
         assert memory is not None
         batch, length = inputs.batch, inputs.length
-        unused = (inputs.padding, inputs.positions, inputs.segments, inputs.types, inputs.prefix)
+        unused = (
+            inputs.padding_mask,
+            inputs.positions,
+            inputs.document_ids,
+            inputs.token_type_ids,
+            inputs.prefix_lengths,
+        )
         if any(tensor is not None for tensor in unused):
             raise InputError("mask tokens fill a whole sequence: give tokens alone, without padding or positions")
         if memory.states.shape[0] != batch:
@@ -271,8 +281,8 @@ class MaskTokens(Embed):
         index = memory.key_positions()
         check_positions(Positions(index, index), length, "the target", queries=False)
         index, states = index.expand(batch, -1), self.project(memory.states)
-        if memory.padding is not None:
-            index = index.masked_fill(memory.padding, length)  # an extra position for padding, removed below
+        if memory.padding_mask is not None:
+            index = index.masked_fill(memory.padding_mask, length)  # an extra position for padding, removed below
         mask_tokens = self.hidden.expand(batch, length + 1, -1).to(states.dtype)
         x_BLD = mask_tokens.scatter(1, index[..., None].expand_as(states), states)[:, :length]
         return self.dropout(self.position(x_BLD, positions))

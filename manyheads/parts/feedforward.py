@@ -32,7 +32,7 @@ class FeedForwardSpec(Part, slot="feedforward", default="mlp"):
     """The network applied to each vector after attention."""
 
     def hidden_size(self, width: int) -> int | None:
-        """F, in a tower of this width; None if there is no hidden layer."""
+        """F, in a stack of this width; None if there is no hidden layer."""
         return None
 
     @abstractmethod

@@ -15,10 +15,10 @@ from manyheads.errors import ConfigError, IncompatibleError, InputLengthError, O
 from manyheads.parts.core import inverse_root
 from manyheads.parts.embed import TableShape
 from manyheads.parts.feedforward import ACTIVATIONS, Activation
-from manyheads.parts.inputs import has_no_data, real_tokens_first
+from manyheads.parts.inputs import has_no_data, tokens_first
 from manyheads.parts.norm import LayerNormSpec, NormSpec
 from manyheads.parts.role import with_role
-from manyheads.spec import LARGEST, Part, field, quoted
+from manyheads.spec import MAX_COUNT, Part, field, quoted
 
 Pool = Callable[[Tensor, Tensor | None], Tensor]  # B×D from the vectors B×L×D and their padding B×L
 
@@ -36,9 +36,9 @@ class HeadSpec(Part, slot="head", default="tied"):
 
 
 class Head(nn.Module):
-    """Reads B×L×D. `table` is the token table V×E of the tower below: passed, never owned, so that it stays tied."""
+    """Reads B×L×D. `table` is the token table V×E of the stack below: passed, never owned, so that it stays tied."""
 
-    def forward(self, x_BLD: Tensor, *, table: Tensor | None, padding: Tensor | None) -> Tensor:
+    def forward(self, x_BLD: Tensor, *, table: Tensor | None, padding_mask: Tensor | None) -> Tensor:
         raise NotImplementedError
 
 
@@ -50,7 +50,7 @@ class NoHeadSpec(HeadSpec, kind="none"):
 
 
 class NoHead(Head):
-    def forward(self, x_BLD: Tensor, *, table: Tensor | None, padding: Tensor | None) -> Tensor:
+    def forward(self, x_BLD: Tensor, *, table: Tensor | None, padding_mask: Tensor | None) -> Tensor:
         return x_BLD
 
 
@@ -63,8 +63,8 @@ class TokenHeadSpec(HeadSpec):
     output = "tokens"
 
     bias: bool = field(False, "b, one per token of the vocabulary")
-    temperature: Literal["one", "root"] = field("one", "β = 1, or β = 1/√I with I the size of the inner product")
-    learned: bool = field(False, "whether β is learned, starting at that value")
+    logit_scale: Literal["one", "inverse-sqrt"] = field("one", "β = 1, or 1/√I with I the size of the inner product")
+    learn_logit_scale: bool = field(False, "whether β is learned, starting at that value")
 
 
 class TokenHead(Head):
@@ -73,8 +73,8 @@ class TokenHead(Head):
     def __init__(self, spec: TokenHeadSpec, size: int, vocab: int) -> None:
         super().__init__()
         self.size = size
-        self.initial_beta = 1.0 if spec.temperature == "one" else inverse_root(size)
-        self.beta = nn.Parameter(torch.full((1,), self.initial_beta)) if spec.learned else None
+        self.initial_beta = 1.0 if spec.logit_scale == "one" else inverse_root(size)
+        self.beta = nn.Parameter(torch.full((1,), self.initial_beta)) if spec.learn_logit_scale else None
         self.bias = nn.Parameter(torch.zeros(vocab)) if spec.bias else None
 
     def reset_parameters(self) -> None:
@@ -112,7 +112,7 @@ def require_table(table_shape: TableShape | None) -> TableShape:
 
 
 class Tied(TokenHead):
-    def forward(self, x_BLD: Tensor, *, table: Tensor | None, padding: Tensor | None) -> Tensor:
+    def forward(self, x_BLD: Tensor, *, table: Tensor | None, padding_mask: Tensor | None) -> Tensor:
         assert table is not None
         # if positions are concatenated, the token's part of the vector comes first
         return self.logits(x_BLD if self.size == x_BLD.shape[-1] else x_BLD[..., : self.size], table)
@@ -130,7 +130,7 @@ class Untied(TokenHead):
         super().__init__(spec, width, vocab)
         self.output = with_role(nn.Linear(width, vocab, bias=False), "token_head")
 
-    def forward(self, x_BLD: Tensor, *, table: Tensor | None, padding: Tensor | None) -> Tensor:
+    def forward(self, x_BLD: Tensor, *, table: Tensor | None, padding_mask: Tensor | None) -> Tensor:
         return self.logits(x_BLD, self.output.weight)
 
 
@@ -146,7 +146,7 @@ class BilinearHead(TokenHead):
         super().__init__(spec, size, vocab)
         self.project = nn.Linear(width, size, bias=False)
 
-    def forward(self, x_BLD: Tensor, *, table: Tensor | None, padding: Tensor | None) -> Tensor:
+    def forward(self, x_BLD: Tensor, *, table: Tensor | None, padding_mask: Tensor | None) -> Tensor:
         assert table is not None
         return self.logits(self.project(x_BLD), table)
 
@@ -183,8 +183,8 @@ class Masked(Head):
         self.norm = spec.norm.build(size)
         self.scores = spec.scores.build(size, vocab, table_shape and TableShape(size, size))
 
-    def forward(self, x_BLD: Tensor, *, table: Tensor | None, padding: Tensor | None) -> Tensor:
-        return self.scores(self.norm(self.activation(self.project(x_BLD))), table=table, padding=padding)
+    def forward(self, x_BLD: Tensor, *, table: Tensor | None, padding_mask: Tensor | None) -> Tensor:
+        return self.scores(self.norm(self.activation(self.project(x_BLD))), table=table, padding_mask=padding_mask)
 
 
 # --------------------------------------------------------------------------------------------------- one per sequence
@@ -194,55 +194,55 @@ class PoolSpec(Part, slot="pool", default="first"):
     """How the output vectors of a sequence become one."""
 
     @abstractmethod
-    def pool(self, x_BLD: Tensor, padding: Tensor | None) -> Tensor:
+    def pool(self, x_BLD: Tensor, padding_mask: Tensor | None) -> Tensor:
         """One vector per sequence, B×D."""
 
 
 class FirstSpec(PoolSpec, kind="first"):
     """the first real token's vector"""
 
-    def pool(self, x_BLD: Tensor, padding: Tensor | None) -> Tensor:
-        return real_token(x_BLD, padding, 0)
+    def pool(self, x_BLD: Tensor, padding_mask: Tensor | None) -> Tensor:
+        return real_token(x_BLD, padding_mask, 0)
 
 
 class LastSpec(PoolSpec, kind="last"):
     """the last real token's vector"""
 
-    def pool(self, x_BLD: Tensor, padding: Tensor | None) -> Tensor:
-        return real_token(x_BLD, padding, -1)
+    def pool(self, x_BLD: Tensor, padding_mask: Tensor | None) -> Tensor:
+        return real_token(x_BLD, padding_mask, -1)
 
 
 class MeanSpec(PoolSpec, kind="mean"):
     """the mean over the real tokens"""
 
-    def pool(self, x_BLD: Tensor, padding: Tensor | None) -> Tensor:
-        if padding is None:
+    def pool(self, x_BLD: Tensor, padding_mask: Tensor | None) -> Tensor:
+        if padding_mask is None:
             return x_BLD.mean(dim=1)
-        real = (~padding)[..., None]
+        real = (~padding_mask)[..., None]
         return x_BLD.masked_fill(~real, 0.0).sum(dim=1) / real.sum(dim=1).clamp(min=1)
 
 
 class AtSpec(PoolSpec, kind="at"):
     """the vector at an index, counted over the real tokens; from the end if negative"""
 
-    index: int = field(0, "0 is the first real token, −1 the last", ge=-LARGEST)
+    index: int = field(0, "0 is the first real token, −1 the last", ge=-MAX_COUNT)
 
-    def pool(self, x_BLD: Tensor, padding: Tensor | None) -> Tensor:
-        return real_token(x_BLD, padding, self.index)
+    def pool(self, x_BLD: Tensor, padding_mask: Tensor | None) -> Tensor:
+        return real_token(x_BLD, padding_mask, self.index)
 
 
-def real_token(x_BLD: Tensor, padding: Tensor | None, index: int) -> Tensor:
+def real_token(x_BLD: Tensor, padding_mask: Tensor | None, index: int) -> Tensor:
     """The vector of one real token of each sequence, counted from its end if negative."""
     length = x_BLD.shape[1]
-    if padding is None:
+    if padding_mask is None:
         if not -length <= index < length:
             raise InputLengthError(f"a sequence of {length} tokens has no token at index {index}")
         return x_BLD[:, index]
-    counts = (~padding).sum(dim=1)
+    counts = (~padding_mask).sum(dim=1)
     rank = counts + index if index < 0 else torch.full_like(counts, index)
     if not has_no_data(counts) and bool(((rank < 0) | (rank >= counts)).any()):
         raise InputLengthError(f"a sequence of {int(counts.min())} tokens has no token at index {index}")
-    position = real_tokens_first(padding).gather(1, rank[:, None])
+    position = tokens_first(padding_mask).gather(1, rank[:, None])
     return x_BLD.gather(1, position[..., None].expand(-1, -1, x_BLD.shape[-1])).squeeze(1)
 
 
@@ -265,8 +265,8 @@ class PooledHead(Head):
         self.activation = ACTIVATIONS[spec.activation]
         self.dropout = nn.Dropout(spec.dropout)
 
-    def pool_states(self, x_BLD: Tensor, padding: Tensor | None) -> Tensor:
-        h_BD = self.pool.pool(x_BLD, padding)
+    def pool_states(self, x_BLD: Tensor, padding_mask: Tensor | None) -> Tensor:
+        h_BD = self.pool.pool(x_BLD, padding_mask)
         if self.dense is not None:
             h_BD = self.activation(self.dense(h_BD))
         return self.dropout(h_BD)
@@ -283,8 +283,10 @@ class ClassesSpec(PooledHeadSpec, kind="classes"):
     @field_validator("classes", mode="before")
     @classmethod
     def _in_range(cls, value: Any) -> Any:
-        if value != "data" and not (type(value) is int and 1 <= value <= LARGEST):
-            raise OutOfRangeError(f"given {quoted(value)}, expected a number of classes from 1 to {LARGEST}, or 'data'")
+        if value != "data" and not (type(value) is int and 1 <= value <= MAX_COUNT):
+            raise OutOfRangeError(
+                f"given {quoted(value)}, expected a number of classes from 1 to {MAX_COUNT}, or 'data'"
+            )
         return value
 
     def build(self, width: int, vocab: int, table_shape: TableShape | None) -> Head:
@@ -298,8 +300,8 @@ class Classes(PooledHead):
             raise ConfigError("'data' needs training data; give a number of classes to build without", ("classes",))
         self.output = nn.Linear(width, spec.classes, bias=spec.bias)
 
-    def forward(self, x_BLD: Tensor, *, table: Tensor | None, padding: Tensor | None) -> Tensor:
-        return self.output(self.pool_states(x_BLD, padding))
+    def forward(self, x_BLD: Tensor, *, table: Tensor | None, padding_mask: Tensor | None) -> Tensor:
+        return self.output(self.pool_states(x_BLD, padding_mask))
 
 
 class VectorSpec(PooledHeadSpec, kind="vector"):
@@ -318,8 +320,8 @@ class Vector(PooledHead):
         super().__init__(spec, width)
         self.unit = spec.unit
 
-    def forward(self, x_BLD: Tensor, *, table: Tensor | None, padding: Tensor | None) -> Tensor:
-        h_BD = self.pool_states(x_BLD, padding)
+    def forward(self, x_BLD: Tensor, *, table: Tensor | None, padding_mask: Tensor | None) -> Tensor:
+        h_BD = self.pool_states(x_BLD, padding_mask)
         return F.normalize(h_BD, dim=-1) if self.unit else h_BD
 
 
@@ -344,5 +346,5 @@ class Pixels(Head):
         self.skip = spec.skip
         self.output = nn.Linear(width, spec.pixels)
 
-    def forward(self, x_BLD: Tensor, *, table: Tensor | None, padding: Tensor | None) -> Tensor:
+    def forward(self, x_BLD: Tensor, *, table: Tensor | None, padding_mask: Tensor | None) -> Tensor:
         return self.output(x_BLD[:, self.skip :])

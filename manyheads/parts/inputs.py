@@ -1,4 +1,4 @@
-"""What a model reads: a batch of sequences with padding, positions and segments, or the states of an encoder."""
+"""What a model reads: a batch of sequences with padding, positions and packed documents, or an encoder's output."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ class Inputs:
     """One batch of sequences; only `tokens` is required.
 
     tokens: ids, B×L; images as patches, B×L×pixels.
-    padding: B×L, True at padded positions, on either side.
+    padding_mask: B×L, True at padded positions, on either side.
     positions: B×L or 1×L, the position of each token; the count of real tokens before it if not given.
-    segments: B×L, the number of the packed document a token belongs to; documents do not attend to each other.
-    types, tasks: B×L, the token types and task types of an embedding that has them; 0 if not given.
-    prefix: B, how many first tokens every token may attend to, for a mask with a prefix.
+    document_ids: B×L, which of the documents packed into a row a token is of; documents do not attend to each other.
+    token_type_ids, task_type_ids: B×L, for an embedding that has token types or task types; 0 if not given.
+    prefix_lengths: B, how many first tokens every token may attend to, for a mask with a prefix.
     final_length: how long the sequences will be once generated, for rotations that depend on the length.
     """
 
     tokens: Tensor
-    padding: Tensor | None = None
+    padding_mask: Tensor | None = None
     positions: Tensor | None = None
-    segments: Tensor | None = None
-    types: Tensor | None = None
-    tasks: Tensor | None = None
-    prefix: Tensor | None = None
+    document_ids: Tensor | None = None
+    token_type_ids: Tensor | None = None
+    task_type_ids: Tensor | None = None
+    prefix_lengths: Tensor | None = None
     final_length: int | None = None
 
     def __post_init__(self) -> None:
@@ -45,15 +45,19 @@ class Inputs:
         batch, length = self.tokens.shape[:2]
         if not batch or not length:
             raise InputLengthError(f"tokens has shape {tuple(self.tokens.shape)}, expected at least one token")
-        for name in ("padding", "positions", "segments", "types", "tasks", "prefix"):
+        for name in ("padding_mask", "positions", "document_ids", "token_type_ids", "task_type_ids", "prefix_lengths"):
             value = getattr(self, name)
             if value is None:
                 continue
-            if not isinstance(value, Tensor) or value.dtype not in ((torch.bool,) if name == "padding" else INTEGERS):
+            if not isinstance(value, Tensor) or value.dtype not in (
+                (torch.bool,) if name == "padding_mask" else INTEGERS
+            ):
                 actual = value.dtype if isinstance(value, Tensor) else type(value).__name__
-                expected = "torch.bool, True at padded positions" if name == "padding" else "a tensor of torch.int64"
+                expected = (
+                    "torch.bool, True at padded positions" if name == "padding_mask" else "a tensor of torch.int64"
+                )
                 raise InputShapeError(f"{name} is {actual}, expected {expected}")
-            allowed = [(batch,)] if name == "prefix" else [(batch, length)]
+            allowed = [(batch,)] if name == "prefix_lengths" else [(batch, length)]
             if tuple(value.shape) not in allowed + [(1, length)] * (name == "positions"):
                 raise InputShapeError(f"{name} has shape {tuple(value.shape)}, expected {allowed[0]}")
         if self.final_length is not None and (type(self.final_length) is not int or self.final_length < length):
@@ -63,7 +67,7 @@ class Inputs:
 
     @staticmethod
     def of(inputs: Inputs | Tensor) -> Inputs:
-        """A tensor of tokens as Inputs without padding, positions or segments; Inputs as they are."""
+        """A tensor of tokens as Inputs without padding, positions or packed documents; Inputs as they are."""
         if not isinstance(inputs, Tensor | Inputs):
             raise InputShapeError(f"given a {type(inputs).__name__}, expected a tensor of batch × length, or Inputs")
         return Inputs(inputs) if isinstance(inputs, Tensor) else inputs
@@ -88,11 +92,11 @@ def pad_rows(rows: Sequence[Sequence[int] | np.ndarray], pad: int = 0, *, left: 
     """Rows of ids as one batch, padded on the right or on the left."""
     length = max(map(len, rows), default=0)
     ids = np.full((len(rows), length), pad, dtype=np.int64)
-    padding = np.ones((len(rows), length), dtype=bool)
+    padding_mask = np.ones((len(rows), length), dtype=bool)
     for i, row in enumerate(rows):
         filled = slice(length - len(row), length) if left else slice(len(row))
-        ids[i, filled], padding[i, filled] = row, False
-    return Inputs(torch.from_numpy(ids), padding=torch.from_numpy(padding) if padding.any() else None)
+        ids[i, filled], padding_mask[i, filled] = row, False
+    return Inputs(torch.from_numpy(ids), padding_mask=torch.from_numpy(padding_mask) if padding_mask.any() else None)
 
 
 @dataclass(frozen=True)
@@ -101,8 +105,8 @@ class Memory:
 
     states: Tensor  # B×M×D
     positions: Tensor | None = None  # B×M; 0, 1, 2, … if None
-    padding: Tensor | None = None  # B×M
-    segments: Tensor | None = None  # B×M
+    padding_mask: Tensor | None = None  # B×M
+    document_ids: Tensor | None = None  # B×M
     counted_positions: bool = True  # not given by the caller but counted from tokens: each is below the length
 
     def key_positions(self) -> Tensor:
@@ -119,32 +123,34 @@ def has_no_data(tensor: Tensor) -> bool:
 
 def check_not_packed(inputs: Inputs) -> None:
     """Recurrent and n-gram networks have no attention mask that could keep packed documents apart."""
-    if inputs.segments is not None or inputs.prefix is not None:
-        raise InputError("segments and prefix need attention, which this network does not have; give one text per row")
+    if inputs.document_ids is not None or inputs.prefix_lengths is not None:
+        raise InputError(
+            "document_ids and prefix_lengths need attention, which this network does not have; give one text per row"
+        )
 
 
-def next_position(positions_BL: Tensor, padding: Tensor | None) -> Tensor:
+def next_position(positions_BL: Tensor, padding_mask: Tensor | None) -> Tensor:
     """The position of the next token, B×1: one past the last real token; 0 in a row without real tokens."""
-    if padding is None:
+    if padding_mask is None:
         return positions_BL[:, -1:] + 1
-    last = (~padding).flip(1).to(torch.int8).argmax(dim=1, keepdim=True)
+    last = (~padding_mask).flip(1).to(torch.int8).argmax(dim=1, keepdim=True)
     following = positions_BL.flip(1).gather(1, last) + 1
-    return following.masked_fill(padding.all(dim=1, keepdim=True), 0)
+    return following.masked_fill(padding_mask.all(dim=1, keepdim=True), 0)
 
 
 def input_positions(inputs: Inputs, start: Tensor | int = 0) -> Tensor:
     """The given positions, or `start` plus the number of real tokens before each, (B or 1)×L."""
     if inputs.positions is not None:
-        if inputs.padding is None:
+        if inputs.padding_mask is None:
             return inputs.positions
         # positions at padding must not matter
-        return inputs.positions.expand(inputs.batch, -1).masked_fill(inputs.padding, 0)
-    if inputs.padding is not None:
-        return ((~inputs.padding).cumsum(dim=-1) - 1).clamp(min=0) + start
+        return inputs.positions.expand(inputs.batch, -1).masked_fill(inputs.padding_mask, 0)
+    if inputs.padding_mask is not None:
+        return ((~inputs.padding_mask).cumsum(dim=-1) - 1).clamp(min=0) + start
     return torch.arange(inputs.length, device=inputs.tokens.device)[None] + start
 
 
-def real_tokens_first(padding: Tensor) -> Tensor:
+def tokens_first(padding_mask: Tensor) -> Tensor:
     """Indices, B×L, that move each row's real tokens to its start and keep their order."""
-    index = torch.arange(padding.shape[1], device=padding.device)
-    return torch.where(padding, index + padding.shape[1], index).argsort(dim=1)
+    index = torch.arange(padding_mask.shape[1], device=padding_mask.device)
+    return torch.where(padding_mask, index + padding_mask.shape[1], index).argsort(dim=1)

@@ -21,7 +21,7 @@ DENSE_LIMIT = 1 << 24  # cells of the largest dense mask
 
 
 class MaskSpec(Spec):
-    """Which keys a query may attend to, by their order. Padding and segments come with the batch and always apply."""
+    """Which keys a query may attend to, by their order. Padding and packed documents come with the batch."""
 
     causal: bool = field(False, "no key after the query")
     window: int | None = field(None, "only keys fewer than this many tokens away; 1 is the query's own position", ge=1)
@@ -47,7 +47,7 @@ class Mask:
     window: int | None = None
     prefix_B: Tensor | None = None
     padding_BM: Tensor | None = None
-    segments: tuple[Tensor, Tensor] | None = None  # of the queries B×L, of the keys B×M
+    document_ids: tuple[Tensor, Tensor] | None = None  # of the queries B×L, of the keys B×M
     real_indices: tuple[Tensor, Tensor] | None = None  # the same, counting real tokens: window and prefix skip padding
     dense_limit: int = DENSE_LIMIT  # above as many cells it is used in blocks
 
@@ -58,20 +58,20 @@ class Mask:
         ahead = 0 if self.causal else last_key - self.query_offset  # the farthest key after a query
         windowed = self.window is not None and max(last_query - self.key_offset, ahead) >= self.window
         by_order = (self.causal and self.query_offset < last_key) or windowed
-        by_batch = self.prefix_B is not None or self.padding_BM is not None or self.segments is not None
+        by_batch = self.prefix_B is not None or self.padding_BM is not None or self.document_ids is not None
         if not by_order and not by_batch:
             return "none"
         square = self.num_queries == self.num_keys and self.query_offset == self.key_offset
         if square and not by_batch and not windowed:
             return "causal"
-        by_row = by_order or self.prefix_B is not None or self.segments is not None
+        by_row = by_order or self.prefix_B is not None or self.document_ids is not None
         banded = self._reach is not None and 4 * self._reach < self.num_keys
         too_large = self.batch * self.num_queries * self.num_keys > self.dense_limit
         return "blocks" if banded or (by_row and too_large) else "dense"
 
     @property
     def batch(self) -> int:
-        tensors = (self.padding_BM, self.prefix_B, self.segments and self.segments[0])
+        tensors = (self.padding_BM, self.prefix_B, self.document_ids and self.document_ids[0])
         return max((len(tensor) for tensor in tensors if tensor is not None), default=1)
 
     @property
@@ -87,8 +87,8 @@ class Mask:
             visible = self._by_order()
         if self.prefix_B is not None and visible is not None:
             visible = visible | (self._real_indices()[1] < self.prefix_B[:, None])[:, None]
-        if self.segments is not None:
-            of_queries, of_keys = self.segments
+        if self.document_ids is not None:
+            of_queries, of_keys = self.document_ids
             same = of_queries[:, :, None] == of_keys[:, None, :]
             visible = same if visible is None else visible & same
         if self.padding_BM is not None:
@@ -127,7 +127,7 @@ class Mask:
             query_offset=self.query_offset + first_row,
             key_offset=self.key_offset + first_column,
             padding_BM=None if self.padding_BM is None else self.padding_BM[:, columns],
-            segments=part(self.segments),
+            document_ids=part(self.document_ids),
             real_indices=part(self.real_indices),
         )
 

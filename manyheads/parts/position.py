@@ -100,7 +100,7 @@ class NoPositionSpec(PositionSpec, kind="none"):
 # ---------------------------------------------------------------------------------------------------- mechanism: embed
 
 
-class JoinedSpec(PositionSpec):
+class AbsoluteSpec(PositionSpec):
     """Fields of every scheme that joins a position vector to the token embedding."""
 
     mechanism: ClassVar[Mechanism] = "embed"
@@ -134,7 +134,7 @@ def join_position(x_BLD: Tensor, p_BLD: Tensor, join: Join) -> Tensor:
     return x_BLD + p_BLD if join == "add" else x_BLD * p_BLD
 
 
-class SinusoidalSpec(JoinedSpec, kind="sinusoidal"):
+class SinusoidalSpec(AbsoluteSpec, kind="sinusoidal"):
     """p[t, 2i] = sin(t / θ^(2i/d)), p[t, 2i+1] = cos(t / θ^(2i/d))
 
     Vaswani et al. 2017, section 3.5. `halves` puts all sines before all cosines, as some published models do.
@@ -167,7 +167,7 @@ class Sinusoidal(PositionEmbedding):
         return join_position(x_BLD, self.table(positions.query + self.spec.offset, x_BLD.dtype), self.spec.join)
 
 
-class LearnedSpec(JoinedSpec, kind="learned"):
+class LearnedSpec(AbsoluteSpec, kind="learned"):
     """p[t] = row t of a learned table of T rows; a position past T is an error
 
     Gehring et al. 2017, arXiv 1705.03122. `offset` skips rows that some published models reserve for padding.

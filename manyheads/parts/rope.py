@@ -13,7 +13,7 @@ from torch import Tensor
 
 from manyheads.errors import IncompatibleError
 from manyheads.parts.position import AttentionPosition, Mechanism, Positions, PositionSpec, angle_dtype
-from manyheads.spec import HIGHEST, SMALLEST, Part, field
+from manyheads.spec import MAX_VALUE, MIN_POSITIVE, Part, field
 
 
 class RopeScalingSpec(Part, slot="scaling", default="none"):
@@ -161,7 +161,7 @@ class BandedScalingSpec(RopeScalingSpec, kind="banded"):
         return plain / self.factor * (1 - ramp) + plain * ramp
 
 
-Factor = Annotated[float, Field(ge=SMALLEST, le=HIGHEST, strict=True)]
+Factor = Annotated[float, Field(ge=MIN_POSITIVE, le=MAX_VALUE, strict=True)]
 
 
 class LongRopeScalingSpec(RopeScalingSpec, kind="longrope"):

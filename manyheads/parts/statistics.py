@@ -30,7 +30,7 @@ from manyheads.parts.position import Positions
 ROWS = 1024
 COLUMNS = 8  # the kernels are fast if the number of columns is a multiple of it
 
-Cells = tuple[Tensor, Tensor, Tensor]  # N cells by their indices: row of the batch, query, key
+WeightIndices = tuple[Tensor, Tensor, Tensor]  # N cells by their indices: row of the batch, query, key
 Span = tuple[slice, slice]  # rows, and the columns they can attend to
 
 
@@ -58,7 +58,8 @@ def statistics(
 
 
 def log_weights(
-    core: Core, q: Tensor, k: Tensor, cells: Cells, *, mask: Mask, positions: Positions, bias: Tensor | None = None
+    core: Core, q: Tensor, k: Tensor, cells: WeightIndices, *, mask: Mask, positions: Positions,
+    bias: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """ln α of some cells, H×N, before dropout; the query of each cell must be allowed to attend to its key.
 

@@ -25,7 +25,7 @@ class SynthesizerSpec(CoreSpec):
         return self.length
 
 
-class DenseSynthesizerSpec(SynthesizerSpec, kind="dense"):
+class DenseSynthesizerSpec(SynthesizerSpec, kind="synthesizer-dense"):
     """softmax(ReLU(XA + b₁) B + b₂) v: each token predicts its weights from itself alone
 
     Tay et al. 2021, arXiv 2005.00743. XA + b₁ is the query projection; B and b₂ are the head's own.
@@ -52,7 +52,7 @@ class DenseSynthesizer(Core):
         return by_position.gather(-1, positions.key[:, None, None].expand(*q_BHLK.shape[:3], -1))
 
 
-class RandomSynthesizerSpec(SynthesizerSpec, kind="random"):
+class RandomSynthesizerSpec(SynthesizerSpec, kind="synthesizer-random"):
     """softmax(R) v, with R a learned H×T×T table: the weights depend on the positions alone
 
     Tay et al. 2021, arXiv 2005.00743.

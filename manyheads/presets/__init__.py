@@ -9,7 +9,7 @@ from pathlib import Path
 from manyheads.errors import OutOfRangeError, UnknownPresetError, WrongTypeError
 from manyheads.files.read import read_toml
 from manyheads.model.spec import ModelSpec, read_model
-from manyheads.spec import LARGEST, Tree, nearest, override, quoted
+from manyheads.spec import MAX_COUNT, Tree, did_you_mean, override, quoted
 
 
 @cache
@@ -49,8 +49,8 @@ def check_about(table: object, target: str) -> Tree:
     types = {"title": str, "source": str, "context": int}
     if not isinstance(table, dict) or any(type(value) is not types.get(name) for name, value in table.items()):
         raise WrongTypeError(f"[about] in {target} is {quoted(table)}, expected text title and source, integer context")
-    if not 1 <= table.get("context", 1) <= LARGEST:
-        raise OutOfRangeError(f"context is {table['context']}, expected 1 to {LARGEST} tokens", ("about",))
+    if not 1 <= table.get("context", 1) <= MAX_COUNT:
+        raise OutOfRangeError(f"context is {table['context']}, expected 1 to {MAX_COUNT} tokens", ("about",))
     return table
 
 
@@ -63,5 +63,7 @@ def read(target: str | Path, *overrides: str) -> ModelSpec:
 
 def _read(name: str) -> Tree:
     if name not in names():
-        raise UnknownPresetError(f"no preset {quoted(name)}{nearest(str(name), names())}; a file name ends in .toml")
+        raise UnknownPresetError(
+            f"no preset {quoted(name)}{did_you_mean(str(name), names())}; a file name ends in .toml"
+        )
     return read_toml(Path(str(files(__name__))) / f"{name}.toml")

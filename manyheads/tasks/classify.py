@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from manyheads.checkpoint.checkpoint import Checkpoint
-from manyheads.data.source import Row as TextRow
+from manyheads.data.source import Row
 from manyheads.errors import CheckpointConfigError, LabelError
 from manyheads.metrics import metric
 from manyheads.metrics.baselines import Majority, NaiveBayes
@@ -18,7 +18,7 @@ from manyheads.parts.inputs import Inputs, pad_rows
 from manyheads.spec import Tree, quoted
 from manyheads.tasks.evaluation import EvalResult, Evaluation, class_names
 from manyheads.tasks.suggestion import Lines, Suggestion
-from manyheads.tasks.task import Batch, PredictOptions, Row, SpecialTokens, TaskSpec, cut_patches
+from manyheads.tasks.task import Batch, EncodedRow, PredictOptions, SpecialTokens, TaskSpec, cut_patches
 
 REGRESSION, MULTI_LABEL, SINGLE_LABEL = "regression", "multi_label_classification", "single_label_classification"
 PROBLEM_TYPES = (REGRESSION, MULTI_LABEL, SINGLE_LABEL)  # of a Hugging Face config
@@ -29,24 +29,24 @@ class ClassifySpec(TaskSpec, kind="classify"):
 
     fields: ClassVar[tuple[str, ...]] = ("text", "label")
     shapes: ClassVar[tuple[str, ...]] = ("encoder", "decoder")
-    outputs: ClassVar[tuple[str, ...]] = ("classes",)
+    head_outputs: ClassVar[tuple[str, ...]] = ("classes",)
     is_default: ClassVar[bool] = True
     template: ClassVar[str] = "<s> $A </s>"
-    added_tokens: ClassVar[int] = 2
-    guides: ClassVar[tuple[str, ...]] = ("arcs",)
-    why: ClassVar[str] = "nothing is generated, so every token may attend to every other"
+    num_special_tokens: ClassVar[int] = 2
+    attention_target_fields: ClassVar[tuple[str, ...]] = ("arcs",)
+    shape_reason: ClassVar[str] = "nothing is generated, so every token may attend to every other"
     file_kind: ClassVar[str | None] = "labels"
     default_data: ClassVar[Tree | None] = {"kind": "stdlib", "subset": "classify"}
 
     def fields_in(self, available: Sequence[str]) -> tuple[str, ...]:
         return ("image", "label") if "image" in available else self.fields
 
-    def batch(self, rows: Sequence[Row], tokens: SpecialTokens, rng: np.random.Generator) -> Batch:
+    def batch(self, rows: Sequence[EncodedRow], special_tokens: SpecialTokens, rng: np.random.Generator) -> Batch:
         targets = torch.from_numpy(np.array([int(label[0]) for _, label in rows]))
         if rows[0][0].ndim > 1:
             return Batch(Inputs(torch.from_numpy(np.stack([patches for patches, _ in rows]))), targets)
-        inputs = [tokens.add_special_tokens(text, self.template) for text, _ in rows]
-        return Batch(pad_rows(inputs, tokens.pad), targets)
+        inputs = [special_tokens.add_special_tokens(text, self.template) for text, _ in rows]
+        return Batch(pad_rows(inputs, special_tokens.pad), targets)
 
     def results(
         self, checkpoint: Checkpoint, rows: Sequence[list[int]], options: PredictOptions
@@ -55,11 +55,11 @@ class ClassifySpec(TaskSpec, kind="classify"):
         for i, logits_C in checkpoint.outputs(rows):
             yield i, {"classes": ranked_classes(checkpoint, logits_C)}
 
-    def to_line(self, result: Tree) -> str:
+    def format_line(self, result: Tree) -> str:
         best = result["classes"][0]
         return " ".join(f"{best['class']}\t{best.get('probability', best.get('score')):.4f}".splitlines())
 
-    def to_lines(self, result: Tree) -> list[str]:
+    def format_result(self, result: Tree) -> list[str]:
         return [f"{row.get('probability', row.get('score')):8.4f}  {row['class']}" for row in result["classes"]]
 
     def evaluate(self, evaluation: Evaluation) -> EvalResult:
@@ -101,7 +101,7 @@ def ranked_classes(checkpoint: Checkpoint, logits_C: torch.Tensor) -> list[Tree]
     logits_C = logits_C.float()
     values = {REGRESSION: logits_C, MULTI_LABEL: logits_C.sigmoid(), SINGLE_LABEL: logits_C.softmax(dim=-1)}[kind]
     key, order = "score" if kind == REGRESSION else "probability", values.argsort(descending=True).tolist()
-    return [{"class": checkpoint.labels.get(i, str(i)), key: float(values[i])} for i in order]
+    return [{"class": checkpoint.id2label.get(i, str(i)), key: float(values[i])} for i in order]
 
 
 def class_probabilities(
@@ -122,7 +122,7 @@ def class_probabilities(
     return probabilities, notes
 
 
-def class_indices(rows: Sequence[TextRow], names: Sequence[str]) -> list[int]:
+def class_indices(rows: Sequence[Row], names: Sequence[str]) -> list[int]:
     index = {name: i for i, name in enumerate(names)}
     if unknown := [label for _, label in rows if label not in index]:
         known = quoted(", ".join(names))

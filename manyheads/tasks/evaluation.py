@@ -15,7 +15,7 @@ from manyheads.data.prepared import InMemoryRows
 from manyheads.data.source import Corpus, Row
 from manyheads.errors import UnsupportedError, UsageError
 from manyheads.generate.decoding import GenerationConfig, generation_config
-from manyheads.spec import LARGEST, Tree, quoted
+from manyheads.spec import MAX_COUNT, Tree, quoted
 from manyheads.tasks.task import IGNORE_INDEX, LossSum, SpecialTokens, TaskSpec, cut_patches
 
 WINDOW = 1024  # tokens of a long text that are read together if the model has no limit
@@ -40,8 +40,8 @@ class EvalOptions:
         self.generation(GenerationConfig(), default_max_new_tokens=1)
         for name, minimum in (("max_rows", 1), ("max_length", 3), ("examples", 0)):
             value = getattr(self, name)
-            if value is not None and not (type(value) is int and minimum <= value <= LARGEST):
-                raise UsageError(f"{name} is {quoted(value)}, expected an integer from {minimum} to {LARGEST:,}")
+            if value is not None and not (type(value) is int and minimum <= value <= MAX_COUNT):
+                raise UsageError(f"{name} is {quoted(value)}, expected an integer from {minimum} to {MAX_COUNT:,}")
 
     def generation(self, base: GenerationConfig, *, default_max_new_tokens: int) -> GenerationConfig:
         limit = default_max_new_tokens if self.max_new_tokens is None else self.max_new_tokens
@@ -67,7 +67,7 @@ class Evaluation:
 
     checkpoint: Checkpoint
     task: TaskSpec
-    tokens: SpecialTokens
+    special_tokens: SpecialTokens
     data: EvalData
     options: EvalOptions
     max_length: int | None  # of a text with its special tokens
@@ -121,13 +121,13 @@ def evaluate_loss(evaluation: Evaluation) -> tuple[EvalResult, NDArray[np.int64]
     labels = class_names(checkpoint) if "label" in data.fields else ()
     whole = cut_patches(list(data.rows), data.fields, checkpoint.spec)
     rows = InMemoryRows(whole, checkpoint.tokenizer, data.fields, labels).rows
-    if task.windowed:
-        window = max(1, (evaluation.max_length or WINDOW) - task.added_tokens)
+    if task.eval_in_windows:
+        window = max(1, (evaluation.max_length or WINDOW) - task.num_special_tokens)
         rows = [(ids[i : i + window],) for (ids,) in rows for i in range(0, len(ids), window)]
     total, targets, rng = LossSum(), list[NDArray[np.int64]](), np.random.default_rng(evaluation.seed)
-    lengths = [max(map(len, row)) + task.added_tokens for row in rows]
+    lengths = [max(map(len, row)) + task.num_special_tokens for row in rows]
     for index in evaluation.batches(lengths, "reading", logits=True):
-        batch = task.batch([rows[i] for i in index], evaluation.tokens, rng).to(checkpoint.device)
+        batch = task.batch([rows[i] for i in index], evaluation.special_tokens, rng).to(checkpoint.device)
         total.add(task.loss(checkpoint.model, batch))
         targets.append(batch.targets[batch.targets != IGNORE_INDEX].numpy(force=True))
     return EvalResult({"model": total.metrics()}, extra={"targets": total.count}), np.concatenate(targets)
@@ -138,4 +138,4 @@ def class_names(checkpoint: Checkpoint) -> tuple[str, ...]:
     count = getattr(checkpoint.spec.head, "classes", 0)
     if count < 2:
         raise UnsupportedError("this model has no classes to predict, so it cannot be evaluated as a classifier")
-    return tuple(checkpoint.labels.get(i, str(i)) for i in range(count))
+    return tuple(checkpoint.id2label.get(i, str(i)) for i in range(count))

@@ -20,7 +20,16 @@ from manyheads.parts.inputs import Inputs
 from manyheads.spec import Tree, field
 from manyheads.tasks.evaluation import EvalResult, Evaluation, evaluate_loss
 from manyheads.tasks.suggestion import Lines, Suggestion
-from manyheads.tasks.task import IGNORE_INDEX, Batch, Loss, PredictOptions, Row, SpecialTokens, TaskSpec, cut_patches
+from manyheads.tasks.task import (
+    IGNORE_INDEX,
+    Batch,
+    EncodedRow,
+    Loss,
+    PredictOptions,
+    SpecialTokens,
+    TaskSpec,
+    cut_patches,
+)
 
 
 class MaeSpec(TaskSpec, kind="mae"):
@@ -31,19 +40,19 @@ class MaeSpec(TaskSpec, kind="mae"):
     """
 
     fields: ClassVar[tuple[str, ...]] = ("image",)
-    shapes: ClassVar[tuple[str, ...]] = ("encoder–decoder",)
-    outputs: ClassVar[tuple[str, ...]] = ("pixels",)
+    shapes: ClassVar[tuple[str, ...]] = ("encoder-decoder",)
+    head_outputs: ClassVar[tuple[str, ...]] = ("pixels",)
     has_source: ClassVar[bool] = True
     is_default: ClassVar[bool] = True
     template: ClassVar[str] = "$A"
-    added_tokens: ClassVar[int] = 0
+    num_special_tokens: ClassVar[int] = 0
     has_accuracy: ClassVar[bool] = False
-    why: ClassVar[str] = "the encoder reads the visible patches, and a small decoder restores the masked ones"
+    shape_reason: ClassVar[str] = "the encoder reads the visible patches, and a small decoder restores the masked ones"
     file_kind: ClassVar[str | None] = "images"
     default_data: ClassVar[Tree | None] = {"kind": "digits"}
 
-    share: float = field(0.75, "of the patches that are masked", gt=0, lt=1)
-    normalised: bool = field(False, "whether each patch of x is normalised to mean 0 and variance 1")
+    mask_ratio: float = field(0.75, "fraction of the patches that are masked", gt=0, lt=1)
+    norm_pix_loss: bool = field(False, "whether each patch of x is normalised to mean 0 and variance 1")
 
     def check_model(self, model: ModelSpec) -> None:
         decoder = model.decoder
@@ -60,8 +69,8 @@ class MaeSpec(TaskSpec, kind="mae"):
                 f"predicts {predicted} pixels per patch and a patch has {pixels}; use pixels with that number",
                 ("model", "head"),
             )
-        if self.normalised and pixels == 1:
-            raise IncompatibleError("a patch of one pixel has no variance", ("task", "normalised"))
+        if self.norm_pix_loss and pixels == 1:
+            raise IncompatibleError("a patch of one pixel has no variance", ("task", "norm_pix_loss"))
 
     def lengths(self, lengths: Sequence[np.ndarray]) -> np.ndarray:
         """Of the image and of its visible patches."""
@@ -69,9 +78,9 @@ class MaeSpec(TaskSpec, kind="mae"):
 
     def visible(self, lengths: np.ndarray) -> np.ndarray:
         """How many patches of each image are visible: at least one and not all."""
-        return np.maximum(1, np.minimum(np.rint(lengths * (1 - self.share)), lengths - 1)).astype(np.int64)
+        return np.maximum(1, np.minimum(np.rint(lengths * (1 - self.mask_ratio)), lengths - 1)).astype(np.int64)
 
-    def batch(self, rows: Sequence[Row], tokens: SpecialTokens, rng: np.random.Generator) -> Batch:
+    def batch(self, rows: Sequence[EncodedRow], special_tokens: SpecialTokens, rng: np.random.Generator) -> Batch:
         images = torch.from_numpy(np.stack([row[0] for row in rows]))
         batch, length, pixels = images.shape
         count = int(self.visible(np.array(length)))
@@ -89,7 +98,7 @@ class MaeSpec(TaskSpec, kind="mae"):
 
     def moments(self, patches: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation by which each patch is normalised; 0 and 1 if it is not."""
-        if not self.normalised:
+        if not self.norm_pix_loss:
             return patches.new_zeros(()), patches.new_ones(())
         return patches.mean(-1, keepdim=True), (patches.var(-1, keepdim=True) + 1e-6).sqrt()
 
@@ -147,11 +156,11 @@ class MaeSpec(TaskSpec, kind="mae"):
         return [("head", {"kind": "pixels", "pixels": patch_size(suggestion)[0]}, "of every patch")]
 
     @classmethod
-    def suggest_towers(cls, suggestion: Suggestion) -> Iterator[tuple[str, Lines]]:
+    def suggest_stacks(cls, suggestion: Suggestion) -> Iterator[tuple[str, Lines]]:
         pixels, channels, count = patch_size(suggestion)
         embed = {"kind": "patches", "pixels": pixels, "channels": channels}
         position, why = {"kind": "learned", "length": count}, f"{count} patches per image"
-        yield "model.encoder", suggestion.tower(embed=embed, why_embed=why, position=position, activation="gelu")
+        yield "model.encoder", suggestion.stack(embed=embed, why_embed=why, position=position, activation="gelu")
         width, layers = suggestion.size.width // 2, max(1, suggestion.size.layers // 2)
         yield (
             "model.decoder",
@@ -184,7 +193,7 @@ def example_images(task: MaeSpec, evaluation: Evaluation) -> Iterator[Tree]:
     if not rows or encoder is None:
         return
     patches = cut_patches(list(rows), evaluation.data.fields, checkpoint.spec)
-    batch = task.batch(patches, evaluation.tokens, np.random.default_rng(evaluation.seed)).to(checkpoint.device)
+    batch = task.batch(patches, evaluation.special_tokens, np.random.default_rng(evaluation.seed)).to(checkpoint.device)
     with torch.no_grad():
         restored = task.restore(checkpoint.model, batch)
     visible = batch.inputs.tokens.masked_fill((batch.targets != IGNORE_INDEX)[..., None], 0.5)

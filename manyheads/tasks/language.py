@@ -13,7 +13,7 @@ from pydantic import model_validator
 
 from manyheads.checkpoint.checkpoint import Checkpoint, check_texts
 from manyheads.data.prepared import InMemoryRows
-from manyheads.data.source import Row as TextRow
+from manyheads.data.source import Row
 from manyheads.errors import (
     CheckpointConfigError,
     IncompatibleError,
@@ -34,10 +34,10 @@ from manyheads.tasks.suggestion import Lines, Suggestion
 from manyheads.tasks.task import (
     IGNORE_INDEX,
     Batch,
+    EncodedRow,
     LossSum,
     PackableTask,
     PredictOptions,
-    Row,
     Slice,
     SpecialTokens,
     TextTask,
@@ -63,23 +63,25 @@ class CausalSpec(PackableTask, kind="causal"):
     template: ClassVar[str] = "<s> $A"
     generates_tokens: ClassVar[bool | None] = True  # a model that does not would see the next token
     lookahead: ClassVar[int] = 1
-    guides: ClassVar[tuple[str, ...]] = ("arcs",)
-    why: ClassVar[str] = "each token is predicted from those before it, and nothing else is read"
+    attention_target_fields: ClassVar[tuple[str, ...]] = ("arcs",)
+    shape_reason: ClassVar[str] = "each token is predicted from those before it, and nothing else is read"
 
-    def tokens_before(self, tokens: SpecialTokens) -> int:
+    def num_prefix_tokens(self, special_tokens: SpecialTokens) -> int:
         return 1  # the first token of a text has a target too, so one token always stands before it
 
-    def batch_slices(self, slices: Sequence[Slice], tokens: SpecialTokens, rng: np.random.Generator) -> Batch:
+    def batch_slices(self, slices: Sequence[Slice], special_tokens: SpecialTokens, rng: np.random.Generator) -> Batch:
         rows = [
-            np.concatenate(([tokens.bos] * one.first, one.text, [tokens.eos] * one.last)).astype(np.int64)
+            np.concatenate(([special_tokens.bos] * one.first, one.text, [special_tokens.eos] * one.last)).astype(
+                np.int64
+            )
             for one in slices
         ]
-        return Batch(pad_rows([ids[:-1] for ids in rows], tokens.pad), pad_targets([ids[1:] for ids in rows]))
+        return Batch(pad_rows([ids[:-1] for ids in rows], special_tokens.pad), pad_targets([ids[1:] for ids in rows]))
 
     def evaluate(self, evaluation: Evaluation) -> EvalResult:
         """−ln p of every token, each predicted once; long texts are read in windows."""
-        tokens, data, checkpoint = evaluation.tokens, evaluation.data, evaluation.checkpoint
-        if tokens.bos < 0:
+        special_tokens, data, checkpoint = evaluation.special_tokens, evaluation.data, evaluation.checkpoint
+        if special_tokens.bos < 0:
             raise UnsupportedError("the tokenizer has no bos token, so a text's first token cannot be predicted")
         texts, train_texts = (text_ids(evaluation, rows) for rows in (data.rows, data.train_rows))
         window = evaluation.max_length or WINDOW
@@ -87,7 +89,7 @@ class CausalSpec(PackableTask, kind="causal"):
         total = LossSum()
         for index in evaluation.batches([len(ids) for ids in windows], "reading", logits=True):
             rows = [windows[i] for i in index]
-            inputs = pad_rows([ids[:-1] for ids in rows], tokens.pad).to(checkpoint.device)
+            inputs = pad_rows([ids[:-1] for ids in rows], special_tokens.pad).to(checkpoint.device)
             targets = pad_targets([ids[1:] for ids in rows]).to(checkpoint.device)
             mask = targets != IGNORE_INDEX
             total.add(cross_entropy(checkpoint.model(inputs, logits_mask=mask), targets[mask]))
@@ -95,15 +97,15 @@ class CausalSpec(PackableTask, kind="causal"):
         sizes = total.count, sum(chars for chars, _ in lengths), sum(size for _, size in lengths)
         scores = {"model": metric.scores("likelihood", LogLikelihood(total.sum, *sizes))}
         if train_texts:
-            unigram = Unigram((text[1:] for text in train_texts), tokens.vocab_size)
-            bigram = Bigram(train_texts, tokens.vocab_size)
+            unigram = Unigram((text[1:] for text in train_texts), special_tokens.vocab_size)
+            bigram = Bigram(train_texts, special_tokens.vocab_size)
             totals = {
                 "unigram": sum(unigram.nats(text[1:]).sum() for text in texts),
                 "bigram": sum(bigram.nats(text).sum() for text in texts),
             }
             for name, total in totals.items():
                 scores[name] = metric.scores("likelihood", LogLikelihood(float(total), *sizes))
-        unknown = sum(int((text == tokens.unk).sum()) for text in texts)
+        unknown = sum(int((text == special_tokens.unk).sum()) for text in texts)
         notes = [f"{unknown / sizes[0]:.1%} of the tokens are unknown, which makes them easy to predict"]
         notes = notes if unknown else []
         if any(len(text) - 1 > window for text in texts):
@@ -112,12 +114,12 @@ class CausalSpec(PackableTask, kind="causal"):
         return EvalResult(scores, (*notes, *evaluation.baseline_note), extra=extra)
 
 
-def text_ids(evaluation: Evaluation, rows: Sequence[TextRow]) -> list[NDArray[np.int64]]:
+def text_ids(evaluation: Evaluation, rows: Sequence[Row]) -> list[NDArray[np.int64]]:
     """Texts as ids after the bos token; with the eos token, if the model was trained to predict it."""
-    tokens = evaluation.tokens
-    end = [tokens.eos] if evaluation.from_run else []
+    special_tokens = evaluation.special_tokens
+    end = [special_tokens.eos] if evaluation.from_run else []
     encoded = InMemoryRows(rows, evaluation.checkpoint.tokenizer, ("text",))
-    return [np.concatenate(([tokens.bos], ids, end)).astype(np.int64) for (ids,) in encoded.rows if len(ids)]
+    return [np.concatenate(([special_tokens.bos], ids, end)).astype(np.int64) for (ids,) in encoded.rows if len(ids)]
 
 
 # -------------------------------------------------------------------------------------------------------------- masked
@@ -126,16 +128,16 @@ def text_ids(evaluation: Evaluation, rows: Sequence[TextRow]) -> list[NDArray[np
 class MaskingTask(TextTask):
     """A task that replaces tokens by the mask token."""
 
-    def check_tokens(self, tokens: SpecialTokens, model: ModelSpec) -> None:
-        self.mask_token(tokens)
+    def check_tokens(self, special_tokens: SpecialTokens, model: ModelSpec) -> None:
+        self.mask_token(special_tokens)
 
-    def mask_token(self, tokens: SpecialTokens) -> int:
-        if tokens.mask < 0:
+    def mask_token(self, special_tokens: SpecialTokens) -> int:
+        if special_tokens.mask < 0:
             raise IncompatibleError(
                 f"{self.kind} needs a mask token and this tokenizer has none; use one with <mask> or [MASK]",
                 ("tokenizer",),
             )
-        return tokens.mask
+        return special_tokens.mask
 
 
 class MaskedSpec(MaskingTask, PackableTask, kind="masked"):
@@ -149,39 +151,46 @@ class MaskedSpec(MaskingTask, PackableTask, kind="masked"):
     is_default: ClassVar[bool] = True
     template: ClassVar[str] = "<s> $A </s>"
     generates_tokens: ClassVar[bool | None] = False
-    added_tokens: ClassVar[int] = 2
-    guides: ClassVar[tuple[str, ...]] = ("arcs",)
-    why: ClassVar[str] = "a masked token may attend to all others, before and after it"
+    num_special_tokens: ClassVar[int] = 2
+    attention_target_fields: ClassVar[tuple[str, ...]] = ("arcs",)
+    shape_reason: ClassVar[str] = "a masked token may attend to all others, before and after it"
 
-    share: float = field(0.15, "of the positions that are predicted", gt=0, lt=1)
-    masked: float = field(0.8, "of those, replaced by <mask>", ge=0, le=1)
-    random: float = field(0.1, "of those, replaced by a random token", ge=0, le=1)
+    mlm_probability: float = field(0.15, "probability that a token is predicted", gt=0, lt=1)
+    mask_replace_prob: float = field(0.8, "fraction of those that <mask> replaces", ge=0, le=1)
+    random_replace_prob: float = field(0.1, "fraction of those that a random token replaces", ge=0, le=1)
 
     @model_validator(mode="after")
     def _at_most_one(self) -> Self:
-        if self.masked + self.random > 1 + 1e-9:
+        if self.mask_replace_prob + self.random_replace_prob > 1 + 1e-9:
             raise OutOfRangeError(
-                f"is {self.random:g} and masked is {self.masked:g}; their sum is at most 1", ("random",)
+                f"is {self.random_replace_prob:g} and mask_replace_prob is {self.mask_replace_prob:g}; their sum is at "
+                f"most 1",
+                ("random_replace_prob",),
             )
         return self
 
-    def batch_slices(self, slices: Sequence[Slice], tokens: SpecialTokens, rng: np.random.Generator) -> Batch:
-        mask_token, inputs, targets = self.mask_token(tokens), [], []
+    def batch_slices(self, slices: Sequence[Slice], special_tokens: SpecialTokens, rng: np.random.Generator) -> Batch:
+        mask_token, inputs, targets = self.mask_token(special_tokens), [], []
         for one in slices:
-            text, (before, after) = one.text, tokens.around(self.template)
+            text, (before, after) = one.text, special_tokens.prefix_and_suffix(self.template)
             before, after = before * one.first, after * one.last
-            selected = rng.random(len(text)) < self.share
+            selected = rng.random(len(text)) < self.mlm_probability
             if len(text) and not selected.any():
                 selected[rng.integers(len(text))] = True  # every text has a target
             draw = rng.random(len(text))
-            ids = np.where(selected & (draw < self.masked), mask_token, text)
-            swapped = selected & (draw >= self.masked) & (draw < self.masked + self.random)
-            ids = np.where(swapped, tokens.ordinary[rng.integers(len(tokens.ordinary), size=len(text))], ids)
+            masked = draw < self.mask_replace_prob
+            replaced = selected & ~masked & (draw < self.mask_replace_prob + self.random_replace_prob)
+            ids = np.where(selected & masked, mask_token, text)
+            ids = np.where(
+                replaced,
+                special_tokens.ordinary_ids[rng.integers(len(special_tokens.ordinary_ids), size=len(text))],
+                ids,
+            )
             inputs.append(np.concatenate((before, ids, after)).astype(np.int64))
             ignored = ([IGNORE_INDEX] * len(before), [IGNORE_INDEX] * len(after))
             row = np.concatenate((ignored[0], np.where(selected, text, IGNORE_INDEX), ignored[1]))
             targets.append(row.astype(np.int64))
-        return Batch(pad_rows(inputs, tokens.pad), pad_targets(targets))
+        return Batch(pad_rows(inputs, special_tokens.pad), pad_targets(targets))
 
     @classmethod
     def suggest_head(cls, suggestion: Suggestion) -> Lines:
@@ -207,10 +216,10 @@ class MaskedSpec(MaskingTask, PackableTask, kind="masked"):
                 raise InputError(f"the text has no {name} to fill", i)
             yield i, {"filled": [top_tokens(checkpoint, k, logits_LV[k], options.top_k) for k in positions]}
 
-    def to_line(self, result: Tree) -> str:
+    def format_line(self, result: Tree) -> str:
         return " ".join("\t".join(one["tokens"][0]["token"] for one in result["filled"]).splitlines())
 
-    def to_lines(self, result: Tree) -> list[str]:
+    def format_result(self, result: Tree) -> list[str]:
         rows = [row for one in result["filled"] for row in one["tokens"]]
         return [f"{row['probability']:8.4f}  {row['token']}" for row in rows]
 
@@ -219,7 +228,7 @@ class MaskedSpec(MaskingTask, PackableTask, kind="masked"):
         scores, train_rows = dict(result.scores), evaluation.data.train_rows
         if train_rows:
             encoded = InMemoryRows(train_rows, evaluation.checkpoint.tokenizer, ("text",)).rows
-            unigram = Unigram((ids for (ids,) in encoded), evaluation.tokens.vocab_size)
+            unigram = Unigram((ids for (ids,) in encoded), evaluation.special_tokens.vocab_size)
             accuracy = float((targets == unigram.log_probs_V.argmax()).mean())
             scores["unigram"] = {"loss": float(unigram.nats(targets).mean()), "accuracy": accuracy}
         return EvalResult(scores, evaluation.baseline_note, extra=result.extra)
@@ -260,37 +269,37 @@ class SpansSpec(TextTask, kind="spans"):
     text begins with a visible token and ends with a span; here a span may stand anywhere.
     """
 
-    shapes: ClassVar[tuple[str, ...]] = ("encoder–decoder", "recurrent")
+    shapes: ClassVar[tuple[str, ...]] = ("encoder-decoder", "recurrent")
     has_source: ClassVar[bool] = True
     template: ClassVar[str] = "$A </s>"
-    added_tokens: ClassVar[int] = 1  # besides sentinels, which `lengths` counts
-    why: ClassVar[str] = "the encoder reads the text with its gaps, and the decoder generates what is missing"
+    num_special_tokens: ClassVar[int] = 1  # besides sentinels, which `lengths` counts
+    shape_reason: ClassVar[str] = "the encoder reads the text with its gaps, and the decoder generates what is missing"
 
-    share: float = field(0.15, "of the tokens that are masked", gt=0, lt=1)
-    mean: float = field(3.0, "mean tokens per span", ge=1)
-    sentinels: int = field(100, "number of <extra_i> tokens: one more than the spans of a text", ge=2, le=1 << 16)
+    noise_density: float = field(0.15, "fraction of the tokens that are masked", gt=0, lt=1)
+    mean_span_length: float = field(3.0, "mean tokens per masked span", ge=1)
+    num_sentinels: int = field(100, "number of <extra_i> tokens: one more than the spans of a text", ge=2, le=1 << 16)
 
-    def extra_tokens(self) -> tuple[str, ...]:
-        return tuple(f"<extra_{i}>" for i in range(self.sentinels))
+    def additional_special_tokens(self) -> tuple[str, ...]:
+        return tuple(f"<extra_{i}>" for i in range(self.num_sentinels))
 
     def lengths(self, lengths: Sequence[np.ndarray]) -> np.ndarray:
         """Of the source and of the target: visible or masked tokens, a sentinel per span, and special tokens."""
-        masked, spans = masked_counts(lengths[0], self.share, self.mean)
+        masked, spans = masked_counts(lengths[0], self.noise_density, self.mean_span_length)
         return np.stack((lengths[0] - masked + spans + 1, masked + spans + 2), axis=1)
 
-    def batch(self, rows: Sequence[Row], tokens: SpecialTokens, rng: np.random.Generator) -> Batch:
+    def batch(self, rows: Sequence[EncodedRow], special_tokens: SpecialTokens, rng: np.random.Generator) -> Batch:
         pairs = []
         for text, *_ in rows:
-            spans = draw_spans(len(text), self.share, self.mean, rng)
-            if len(spans) >= len(tokens.sentinels):
+            spans = draw_spans(len(text), self.noise_density, self.mean_span_length, rng)
+            if len(spans) >= len(special_tokens.sentinels):
                 count = f"{len(text):,} tokens has {len(spans)} masked spans"
                 raise TokenizerError(
-                    f"a text of {count} and there are {len(tokens.sentinels)} sentinels for them and the end",
-                    hint="raise task.sentinels, or truncate texts with train.max_length",
+                    f"a text of {count} and there are {len(special_tokens.sentinels)} sentinels for them and the end",
+                    hint="raise task.num_sentinels, or truncate texts with train.max_length",
                 )
-            visible, masked = corrupt(text, spans, tokens.sentinels)
+            visible, masked = corrupt(text, spans, special_tokens.sentinels)
             pairs.append((np.array(visible), np.array(masked)))
-        return seq2seq_batch(pairs, tokens, self.template)
+        return seq2seq_batch(pairs, special_tokens, self.template)
 
     def encode(
         self, checkpoint: Checkpoint, texts: Sequence[str], options: PredictOptions
@@ -304,23 +313,25 @@ class SpansSpec(TextTask, kind="spans"):
     @classmethod
     def suggest_task(cls, suggestion: Suggestion) -> Lines:
         spec = cls()
-        sentinels = 1 + int(masked_counts(np.array(suggestion.longest), spec.share, spec.mean)[1])
+        sentinels = 1 + int(masked_counts(np.array(suggestion.longest), spec.noise_density, spec.mean_span_length)[1])
         why = "one more than the masked spans of the longest text"
-        return [("sentinels", sentinels, why)] if sentinels > spec.sentinels else []
+        return [("num_sentinels", sentinels, why)] if sentinels > spec.num_sentinels else []
 
 
-def masked_counts(lengths: np.ndarray, share: float, mean: float) -> tuple[np.ndarray, np.ndarray]:
-    """Masked tokens per text, round(share · length), at least one and not all; and the number of spans."""
-    masked = np.maximum(1, np.minimum(np.rint(share * lengths), lengths - 1))
-    spans = np.maximum(1, np.minimum(np.rint(masked / mean), lengths - masked + 1))
+def masked_counts(lengths: np.ndarray, noise_density: float, mean_span_length: float) -> tuple[np.ndarray, np.ndarray]:
+    """Masked tokens per text, round(noise_density · length), at least one and not all; and the number of spans."""
+    masked = np.maximum(1, np.minimum(np.rint(noise_density * lengths), lengths - 1))
+    spans = np.maximum(1, np.minimum(np.rint(masked / mean_span_length), lengths - masked + 1))
     return np.where(lengths > 0, masked, 0).astype(np.int64), np.where(lengths > 0, spans, 0).astype(np.int64)
 
 
-def draw_spans(length: int, share: float, mean: float, rng: np.random.Generator) -> list[tuple[int, int]]:
+def draw_spans(
+    length: int, noise_density: float, mean_span_length: float, rng: np.random.Generator
+) -> list[tuple[int, int]]:
     """Start and stop of each span."""
     if not length:
         return []
-    masked, count = (int(one) for one in masked_counts(np.array(length), share, mean))
+    masked, count = (int(one) for one in masked_counts(np.array(length), noise_density, mean_span_length))
     visible = length - masked
     ends = np.sort(rng.choice(masked - 1, count - 1, replace=False)) + 1 if count > 1 else np.empty(0, np.int64)
     before = np.concatenate(([0], ends))  # masked tokens before each span
@@ -357,27 +368,27 @@ class InfillSpec(MaskingTask, kind="infill"):
     shapes: ClassVar[tuple[str, ...]] = ("decoder", "recurrent")
     template: ClassVar[str] = "<s> $A"
     generates_tokens: ClassVar[bool | None] = True
-    added_tokens: ClassVar[int] = 3
-    why: ClassVar[str] = "a decoder reads the text with its gap, and generates the content after it"
+    num_special_tokens: ClassVar[int] = 3
+    shape_reason: ClassVar[str] = "a decoder reads the text with its gap, and generates the content after it"
 
-    block: int = field(128, "tokens; a text is truncated to at most 7/8 of this", ge=8)
+    block_size: int = field(128, "tokens; a text is truncated to at most 7/8 of this", ge=8)
 
     @property
     def max_text(self) -> int:
-        return self.block * 7 // 8
+        return self.block_size * 7 // 8
 
     def lengths(self, lengths: Sequence[np.ndarray]) -> np.ndarray:
-        return np.minimum(super().lengths(lengths), self.max_text + self.added_tokens)
+        return np.minimum(super().lengths(lengths), self.max_text + self.num_special_tokens)
 
-    def batch(self, rows: Sequence[Row], tokens: SpecialTokens, rng: np.random.Generator) -> Batch:
-        inputs, targets, mask = [], [], self.mask_token(tokens)
+    def batch(self, rows: Sequence[EncodedRow], special_tokens: SpecialTokens, rng: np.random.Generator) -> Batch:
+        inputs, targets, mask = [], [], self.mask_token(special_tokens)
         for text, *_ in rows:
             short = text[: rng.integers(4, self.max_text + 1)]
             start, stop = draw_gap(len(short), rng)
             row = [*short[:start].tolist(), mask, *short[stop:].tolist(), mask, *short[start:stop].tolist()]
-            inputs.append([tokens.bos, *row])
-            targets.append([*row, tokens.eos])
-        return Batch(pad_rows(inputs, tokens.pad), pad_targets(targets))
+            inputs.append([special_tokens.bos, *row])
+            targets.append([*row, special_tokens.eos])
+        return Batch(pad_rows(inputs, special_tokens.pad), pad_targets(targets))
 
     def encode(
         self, checkpoint: Checkpoint, texts: Sequence[str], options: PredictOptions

@@ -23,7 +23,7 @@ from manyheads.parts.inputs import Inputs, pad_rows
 from manyheads.spec import Tree, field
 from manyheads.tasks.evaluation import EvalResult, Evaluation
 from manyheads.tasks.suggestion import Lines, Suggestion
-from manyheads.tasks.task import Batch, Loss, PredictOptions, Row, SpecialTokens, TaskSpec
+from manyheads.tasks.task import Batch, EncodedRow, Loss, PredictOptions, SpecialTokens, TaskSpec
 
 
 class RetrievalSpec(TaskSpec, kind="retrieval"):
@@ -37,11 +37,11 @@ class RetrievalSpec(TaskSpec, kind="retrieval"):
 
     fields: ClassVar[tuple[str, ...]] = ("query", "document")
     shapes: ClassVar[tuple[str, ...]] = ("encoder",)
-    outputs: ClassVar[tuple[str, ...]] = ("vector", "states")
+    head_outputs: ClassVar[tuple[str, ...]] = ("vector", "states")
     is_default: ClassVar[bool] = True
     template: ClassVar[str] = "<s> $A </s>"
-    added_tokens: ClassVar[int] = 2
-    why: ClassVar[str] = "nothing is generated, so every token may attend to every other"
+    num_special_tokens: ClassVar[int] = 2
+    shape_reason: ClassVar[str] = "nothing is generated, so every token may attend to every other"
     file_kind: ClassVar[str | None] = "queries"
     default_data: ClassVar[Tree | None] = {"kind": "stdlib", "subset": "retrieval"}
     batches_per_epoch: ClassVar[int] = 10  # more negatives per batch
@@ -52,20 +52,20 @@ class RetrievalSpec(TaskSpec, kind="retrieval"):
     def fields_in(self, available: Sequence[str]) -> tuple[str, ...]:
         return ("source", "target") if "source" in available else self.fields
 
-    def check_tokens(self, tokens: SpecialTokens, model: ModelSpec) -> None:
-        if tokens.pool is None:
+    def check_tokens(self, special_tokens: SpecialTokens, model: ModelSpec) -> None:
+        if special_tokens.pool is None:
             return
         if model.head.output == "vector":
             raise IncompatibleError('the checkpoint\'s files define a pooling; use head = "none"', ("model", "head"))
-        tokens.pool(torch.zeros(1, 1, 1), None)  # raises now if the files cannot be followed
+        special_tokens.pool(torch.zeros(1, 1, 1), None)  # raises now if the files cannot be followed
 
-    def batch(self, rows: Sequence[Row], tokens: SpecialTokens, rng: np.random.Generator) -> Batch:
+    def batch(self, rows: Sequence[EncodedRow], special_tokens: SpecialTokens, rng: np.random.Generator) -> Batch:
         columns = zip(*rows, strict=True)
         queries, documents = (
-            pad_rows([tokens.add_special_tokens(text, self.template) for text in texts], tokens.pad)
+            pad_rows([special_tokens.add_special_tokens(text, self.template) for text in texts], special_tokens.pad)
             for texts in columns
         )
-        return Batch(queries, torch.arange(len(rows)), source=documents, pool=tokens.pool)
+        return Batch(queries, torch.arange(len(rows)), source=documents, pool=special_tokens.pool)
 
     def loss(self, model: Model, batch: Batch) -> Loss:
         assert batch.source is not None
@@ -78,8 +78,8 @@ class RetrievalSpec(TaskSpec, kind="retrieval"):
             total = (total + F.cross_entropy(logits.T, batch.targets, reduction="sum")) / 2
         return Loss(total, len(batch.targets), int((logits.detach().argmax(dim=-1) == batch.targets).sum()))
 
-    def fits(self, checkpoint: Checkpoint) -> bool:
-        return super().fits(checkpoint) or checkpoint.spec.shape in self.shapes  # any encoder, by its mean output
+    def supports(self, checkpoint: Checkpoint) -> bool:
+        return super().supports(checkpoint) or checkpoint.spec.shape in self.shapes  # any encoder, by its mean output
 
     def encode(
         self, checkpoint: Checkpoint, texts: Sequence[str], options: PredictOptions
@@ -92,14 +92,14 @@ class RetrievalSpec(TaskSpec, kind="retrieval"):
         self, checkpoint: Checkpoint, rows: Sequence[list[int]], options: PredictOptions
     ) -> Iterator[tuple[int, Tree]]:
         """A vector per text."""
-        for i, vector in checkpoint.outputs(rows, checkpoint.pool):
+        for i, vector in checkpoint.outputs(rows, checkpoint.embed_inputs):
             yield i, {"vector": vector.tolist()}
 
-    def to_line(self, result: Tree) -> str:
+    def format_line(self, result: Tree) -> str:
         return " ".join(f"{number:.6g}" for number in result["vector"])
 
-    def to_lines(self, result: Tree) -> list[str]:
-        return [self.to_line(result)]
+    def format_result(self, result: Tree) -> list[str]:
+        return [self.format_line(result)]
 
     def evaluate(self, evaluation: Evaluation) -> EvalResult:
         """The rank of each query's document among all, by the cosine of their vectors, by BM25, and at chance level."""
@@ -144,7 +144,7 @@ def embed_texts(evaluation: Evaluation, texts: Sequence[str], what: str) -> tupl
     rows, notes = evaluation.encode(texts)
     checkpoint, vectors = evaluation.checkpoint, torch.empty(0)
     for index in evaluation.batches([*map(len, rows)], what):
-        some = F.normalize(checkpoint.pool(checkpoint.pad([rows[i] for i in index])).float().cpu(), dim=-1)
+        some = F.normalize(checkpoint.embed_inputs(checkpoint.pad([rows[i] for i in index])).float().cpu(), dim=-1)
         vectors = vectors if len(vectors) else torch.empty(len(texts), some.shape[1])
         vectors[index] = some
     return vectors, notes

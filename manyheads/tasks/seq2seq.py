@@ -14,11 +14,12 @@ from manyheads.generate.decoding import GenerationConfig
 from manyheads.metrics import metric
 from manyheads.metrics.baselines import lead
 from manyheads.metrics.text import count_without_words, sacrebleu_signatures
+from manyheads.model.build import Model
 from manyheads.parts.inputs import Inputs
-from manyheads.spec import LARGEST, Tree, field
+from manyheads.spec import MAX_COUNT, Tree, field
 from manyheads.tasks.evaluation import EvalResult, Evaluation
 from manyheads.tasks.suggestion import Lines, Suggestion
-from manyheads.tasks.task import Batch, Row, SpecialTokens, TaskSpec, seq2seq_batch
+from manyheads.tasks.task import Batch, EncodedRow, Loss, SpecialTokens, TaskSpec, seq2seq_batch, target_loss
 
 LEAD = 12  # words
 BLEU_ORDER = 4  # the longest n-gram that BLEU counts
@@ -35,58 +36,62 @@ class Seq2SeqSpec(TaskSpec, kind="seq2seq"):
     """
 
     fields: ClassVar[tuple[str, ...]] = ("source", "target")
-    shapes: ClassVar[tuple[str, ...]] = ("encoder–decoder", "recurrent")
+    shapes: ClassVar[tuple[str, ...]] = ("encoder-decoder", "recurrent")
     has_source: ClassVar[bool] = True
     is_default: ClassVar[bool] = True
     template: ClassVar[str] = "$A </s>"
-    guides: ClassVar[tuple[str, ...]] = ("alignment",)
+    attention_target_fields: ClassVar[tuple[str, ...]] = ("alignment",)
     primary: ClassVar[tuple[str, ...]] = ()  # the metrics to read first; if empty, the lengths of the texts decide
     summary_metrics: ClassVar[tuple[str, ...]] = ROUGE  # if targets are much shorter than sources
-    why: ClassVar[str] = (
+    shape_reason: ClassVar[str] = (
         "the whole source is read before the first token is generated, and every token attends to all of it"
     )
     file_kind: ClassVar[str | None] = "pairs"
     default_data: ClassVar[Tree | None] = {"kind": "dates"}
 
-    smoothing: float = field(0.0, "ε of label smoothing", ge=0, lt=1)
+    label_smoothing: float = field(0.0, "ε of label smoothing", ge=0, lt=1)
 
-    def batch(self, rows: Sequence[Row], tokens: SpecialTokens, rng: np.random.Generator) -> Batch:
-        return seq2seq_batch([(source, target) for source, target in rows], tokens, self.template)
+    def batch(self, rows: Sequence[EncodedRow], special_tokens: SpecialTokens, rng: np.random.Generator) -> Batch:
+        return seq2seq_batch([(source, target) for source, target in rows], special_tokens, self.template)
 
-    @property
-    def label_smoothing(self) -> float:
-        return self.smoothing
+    def loss(self, model: Model, batch: Batch) -> Loss:
+        return target_loss(model, batch, self.label_smoothing)
 
     @property
     def validation_metrics(self) -> tuple[str, ...]:
-        return ("loss", "accuracy", "exact")
+        return ("loss", "accuracy", "exact_match")
 
     @property
     def all_validation_metrics(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys((*self.validation_metrics, *metric.metric_names("text"))))
 
-    def generated_metrics(
-        self, checkpoint: Checkpoint, groups: Iterable[Sequence[Row]], tokens: SpecialTokens, *, also: str | None
+    def generation_metrics(
+        self,
+        checkpoint: Checkpoint,
+        groups: Iterable[Sequence[EncodedRow]],
+        special_tokens: SpecialTokens,
+        *,
+        also: str | None,
     ) -> dict[str, float]:
         """Exact match of ids, where a target with an unknown token never matches; and one more metric of the texts."""
-        pairs = [pair for rows in groups for pair in self.generate_targets(checkpoint, rows, tokens)]
-        exact = [output == target and tokens.unk not in target for output, target in pairs]
-        scores = {"exact": sum(exact) / max(1, len(exact))}
+        pairs = [pair for rows in groups for pair in self.generate_targets(checkpoint, rows, special_tokens)]
+        exact = [output == target and special_tokens.unk not in target for output, target in pairs]
+        scores = {"exact_match": sum(exact) / max(1, len(exact))}
         if also is not None and also not in self.validation_metrics:
             outputs, targets = ([checkpoint.decode(ids) for ids in side] for side in zip(*pairs, strict=True))
             scores[also] = metric.METRICS[also].function(outputs, targets)
         return scores
 
     def generate_targets(
-        self, checkpoint: Checkpoint, rows: Sequence[Row], tokens: SpecialTokens
+        self, checkpoint: Checkpoint, rows: Sequence[EncodedRow], special_tokens: SpecialTokens
     ) -> list[tuple[list[int], list[int]]]:
         """Generated and target ids. Greedy decoding of some rows, as far as their targets were not truncated."""
-        batch = self.batch(rows, tokens, np.random.default_rng(0)).to(checkpoint.device)
-        prompt = torch.tensor([tokens.decoder_prompt] * len(rows), device=checkpoint.device)
+        batch = self.batch(rows, special_tokens, np.random.default_rng(0)).to(checkpoint.device)
+        prompt = torch.tensor([special_tokens.decoder_prompt_ids] * len(rows), device=checkpoint.device)
         limit = checkpoint.max_target_positions
-        limit = LARGEST if limit is None else limit - prompt.shape[1] + 1
+        limit = MAX_COUNT if limit is None else limit - prompt.shape[1] + 1
         longest = max(len(target) for _, target in rows)
-        config = GenerationConfig(max_new_tokens=min(longest + 2, limit), eos_token_id=(tokens.eos,))
+        config = GenerationConfig(max_new_tokens=min(longest + 2, limit), eos_token_id=(special_tokens.eos,))
         outputs = config.decoding.generate(checkpoint.model, Inputs(prompt), batch.source, config=config, rng=())
         return [(config.without_eos(ids), target.tolist()) for ids, (_, target) in zip(outputs, rows, strict=True)]
 
@@ -130,12 +135,12 @@ class Seq2SeqSpec(TaskSpec, kind="seq2seq"):
         """Exact match for targets of one or two words, ROUGE for much shorter targets, else BLEU and chrF."""
         source, target = (mean_words(texts) for texts in (sources, targets))
         if self.primary or target <= 2:
-            return self.primary or ("exact",)
+            return self.primary or ("exact_match",)
         return self.summary_metrics if target < source / 2 else ("bleu", "chrf")
 
     @classmethod
     def suggest_task(cls, suggestion: Suggestion) -> Lines:
-        line = ("smoothing", 0.1, "label smoothing, against overconfidence")
+        line = ("label_smoothing", 0.1, "label smoothing, against overconfidence")
         return [] if suggestion.data.closed_vocabulary else [line]
 
 
@@ -151,7 +156,7 @@ class SummariseSpec(Seq2SeqSpec, kind="summarise"):
 
     is_default: ClassVar[bool] = False
     default_data: ClassVar[Tree | None] = {"kind": "stdlib", "subset": "summary"}
-    long_first: ClassVar[bool] = True
+    longer_column_first: ClassVar[bool] = True
     primary: ClassVar[tuple[str, ...]] = ROUGE
 
 
@@ -161,7 +166,7 @@ class CopySpec(Seq2SeqSpec, kind="copy"):
     is_default: ClassVar[bool] = False
     takes_file: ClassVar[bool] = False
     default_data: ClassVar[Tree | None] = {"kind": "sequence", "function": "copy"}
-    primary: ClassVar[tuple[str, ...]] = ("exact",)
+    primary: ClassVar[tuple[str, ...]] = ("exact_match",)
 
 
 def mean_words(texts: Sequence[str]) -> float:

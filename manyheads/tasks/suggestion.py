@@ -58,7 +58,7 @@ class Suggestion:
             return "pre", ""
         return {"kind": "pre", "dropout": 0.1}, f"dropout, because each row is seen {self.epochs:.3g} times"
 
-    def text_towers(self) -> Iterator[tuple[str, Lines]]:
+    def text_stacks(self) -> Iterator[tuple[str, Lines]]:
         size = self.size
         if self.shape == "recurrent":
             source: Lines = [] if self.task.has_source else [("source", False, "there is no source to read")]
@@ -67,9 +67,9 @@ class Suggestion:
         if self.shape == "ngram":
             yield "model.ngram", [("order", 4, "it sees three tokens"), ("width", size.width, "for this much data")]
             return
-        first, _, second = self.shape.partition("–")
+        first, _, second = self.shape.partition("-")
         embed = {"kind": "tokens", "scale": True}
-        yield f"model.{first}", self.tower(embed=embed, why_embed="times √width", position=self.position)
+        yield f"model.{first}", self.stack(embed=embed, why_embed="times √width", position=self.position)
         if second:
             yield (
                 "model.decoder",
@@ -80,7 +80,7 @@ class Suggestion:
                 ],
             )
 
-    def tower(self, *, embed: Tree, why_embed: str, position: Any, activation: str = "relu") -> Lines:
+    def stack(self, *, embed: Tree, why_embed: str, position: Any, activation: str = "relu") -> Lines:
         size, sizes = self.size, ", ".join(str(one.width) for one in SIZES)
         return [
             ("layers", size.layers, ""),

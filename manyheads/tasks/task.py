@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from manyheads.tasks.evaluation import EvalResult, Evaluation
     from manyheads.tasks.suggestion import Lines, Suggestion
 
-Row = tuple[np.ndarray, ...]  # by field: ids, the index of a class, or an image as patches, L×pixels
+EncodedRow = tuple[np.ndarray, ...]  # by field: ids, the index of a class, or an image as patches, L×pixels
 IGNORE_INDEX = -100  # a target that is not in the loss, as in torch
 
 
@@ -44,40 +44,41 @@ class SpecialTokens:
     unk: int = 3
     mask: int = 4
     vocab_size: int = 5
-    special: tuple[int, ...] = (0, 1, 2, 3, 4)  # all ids that no text consists of
-    decoder_start: int | None = None  # if it is not `bos`
-    affixes: tuple[tuple[int, ...], tuple[int, ...]] | None = None  # what a checkpoint's tokenizer adds around a text
-    sentinels: tuple[int, ...] = ()  # the ids of `TaskSpec.extra_tokens`
+    all_ids: tuple[int, ...] = (0, 1, 2, 3, 4)  # every special token, and ids without a token
+    decoder_start_token_id: int | None = None  # if it is not `bos`
+    # the ids that a checkpoint's tokenizer adds before and after a text; None if the task's template says them
+    tokenizer_affixes: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    sentinels: tuple[int, ...] = ()  # the ids of `TaskSpec.additional_special_tokens`
     pool: Pool | None = None  # the pooling that a checkpoint's files define
 
     @cached_property
-    def ordinary(self) -> np.ndarray:
+    def ordinary_ids(self) -> np.ndarray:
         """The ids that texts consist of."""
-        return np.setdiff1d(np.arange(self.vocab_size), self.special)
+        return np.setdiff1d(np.arange(self.vocab_size), self.all_ids)
 
-    def around(self, template: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def prefix_and_suffix(self, template: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The ids before and after a text: those of the checkpoint's tokenizer, or of the template."""
-        if self.affixes is not None:
-            return self.affixes
+        if self.tokenizer_affixes is not None:
+            return self.tokenizer_affixes
         ids = {"<s>": self.bos, "</s>": self.eos}
         before, after = (tuple(ids[name] for name in part.split()) for part in template.split("$A"))
         return before, after
 
     def add_special_tokens(self, text: np.ndarray, template: str) -> np.ndarray:
-        before, after = self.around(template)
+        before, after = self.prefix_and_suffix(template)
         ids = np.concatenate((before, text, after)).astype(np.int64)
         return ids if len(ids) else np.array([self.bos])
 
-    def target(self, text: np.ndarray, template: str) -> np.ndarray:
-        """A text that is to be generated: with special tokens, and always with an end."""
+    def target_ids(self, text: np.ndarray, template: str) -> np.ndarray:
+        """The ids of a target: the text with its special tokens, always ending in eos."""
         ids = self.add_special_tokens(text, template)
-        return ids if ids[-1] == self.eos or self.affixes is None else np.append(ids, self.eos)
+        return ids if ids[-1] == self.eos or self.tokenizer_affixes is None else np.append(ids, self.eos)
 
     @property
-    def decoder_prompt(self) -> tuple[int, ...]:
-        """What a decoder reads before the first token of a target."""
-        start = self.bos if self.decoder_start is None else self.decoder_start
-        return (start, *(self.affixes[0] if self.affixes else ()))
+    def decoder_prompt_ids(self) -> tuple[int, ...]:
+        """The decoder's input ids before the first token of a target: its start token and the tokenizer's prefix."""
+        start = self.bos if self.decoder_start_token_id is None else self.decoder_start_token_id
+        return (start, *(self.tokenizer_affixes[0] if self.tokenizer_affixes else ()))
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class Batch:
     targets: Tensor
     source: Inputs | None = None
     pool: Pool | None = None  # overrides the model's own pooling
-    links: dict[str, Tensor] = dataclass_field(
+    attention_targets: dict[str, Tensor] = dataclass_field(
         default_factory=dict
     )  # for guided attention, N×3: row, query position, key position
 
@@ -100,20 +101,24 @@ class Batch:
         moved: dict[str, Any] = {
             name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor | Inputs)
         }
-        return replace(self, **moved, links={name: value.to(device) for name, value in self.links.items()})
+        return replace(
+            self, **moved, attention_targets={name: value.to(device) for name, value in self.attention_targets.items()}
+        )
 
     @property
     def tokens(self) -> int:
         """The number of tokens without padding."""
         inputs = [self.inputs] if self.source is None else [self.inputs, self.source]
-        return sum(one.batch * one.length if one.padding is None else int((~one.padding).sum()) for one in inputs)
+        return sum(
+            one.batch * one.length if one.padding_mask is None else int((~one.padding_mask).sum()) for one in inputs
+        )
 
 
 @dataclass(frozen=True)
 class Loss:
     """A loss as a sum and a count, divided once at the end, so that accumulation and padding are exact.
 
-    `correct` counts argmax hits, None where there is no argmax; `terms` are the losses of shaping terms.
+    `correct` counts argmax hits, None where there is no argmax; `terms` are the auxiliary losses.
     """
 
     sum: Tensor
@@ -149,16 +154,27 @@ def cross_entropy(logits_NV: Tensor, targets: Tensor, smoothing: float = 0.0) ->
     return Loss(total, targets.numel(), correct)
 
 
+def target_loss(model: Model, batch: Batch, smoothing: float = 0.0) -> Loss:
+    """The cross-entropy of a batch's targets, with label smoothing in training alone."""
+    mask = batch.targets != IGNORE_INDEX
+    logits = model(batch.inputs, batch.source, logits_mask=mask)
+    return cross_entropy(logits, batch.targets[mask], smoothing if model.training else 0.0)
+
+
 def pad_targets(rows: Sequence[Sequence[int] | np.ndarray]) -> Tensor:
     return pad_rows(rows, IGNORE_INDEX).tokens
 
 
-def seq2seq_batch(pairs: Sequence[tuple[np.ndarray, np.ndarray]], tokens: SpecialTokens, template: str) -> Batch:
+def seq2seq_batch(
+    pairs: Sequence[tuple[np.ndarray, np.ndarray]], special_tokens: SpecialTokens, template: str
+) -> Batch:
     """Sources, and targets shifted right behind the decoder's start token."""
-    sources = [tokens.add_special_tokens(text, template) for text, _ in pairs]
-    targets = [tokens.target(text, template) for _, text in pairs]
-    shifted = [np.concatenate((tokens.decoder_prompt[:1], ids[:-1])) for ids in targets]
-    return Batch(pad_rows(shifted, tokens.pad), pad_targets(targets), source=pad_rows(sources, tokens.pad))
+    sources = [special_tokens.add_special_tokens(text, template) for text, _ in pairs]
+    targets = [special_tokens.target_ids(text, template) for _, text in pairs]
+    shifted = [np.concatenate((special_tokens.decoder_prompt_ids[:1], ids[:-1])) for ids in targets]
+    return Batch(
+        pad_rows(shifted, special_tokens.pad), pad_targets(targets), source=pad_rows(sources, special_tokens.pad)
+    )
 
 
 @dataclass(frozen=True)
@@ -179,24 +195,24 @@ class TaskSpec(Part, slot="task"):
 
     fields: ClassVar[tuple[str, ...]]  # of the data
     shapes: ClassVar[tuple[str, ...]]  # of the models that can learn it; `manyheads new` suggests the first
-    outputs: ClassVar[tuple[str, ...]] = ("tokens",)  # of the heads that can learn it
+    head_outputs: ClassVar[tuple[str, ...]] = ("tokens",)  # of the heads that can learn it
     has_source: ClassVar[bool] = False  # whether the model generates a target for a source
     generates_tokens: ClassVar[bool | None] = None  # whether the model must decode token by token, or must not
     is_default: ClassVar[bool] = False  # whether a fitting checkpoint without a recorded task is used for it
     template: ClassVar[str]  # the special tokens around a text, $A
-    added_tokens: ClassVar[int] = 1  # by the template, or to a target
+    num_special_tokens: ClassVar[int] = 1  # by the template, or to a target
     has_accuracy: ClassVar[bool] = True
     packable: ClassVar[bool] = False  # whether several texts may share a row, see `PackableTask`
-    guides: ClassVar[tuple[str, ...]] = ()  # the kinds of links that may guide its attention
-    windowed: ClassVar[bool] = False  # whether evaluation reads a long text in windows instead of truncating it
+    attention_target_fields: ClassVar[tuple[str, ...]] = ()  # the data fields that may guide its attention
+    eval_in_windows: ClassVar[bool] = False  # whether evaluation reads a long text in windows instead of truncating it
 
     # for `manyheads new`
-    why: ClassVar[str] = "the first shape that can learn it"
+    shape_reason: ClassVar[str] = "the first shape that can learn it"
     file_kind: ClassVar[str | None] = None  # the kind of data that a user's file is
     takes_file: ClassVar[bool] = True  # whether `manyheads new` reads a user's file
     default_data: ClassVar[Tree | None] = None  # without a file
     word_tokens: ClassVar[bool] = False  # whether it needs one token per word
-    long_first: ClassVar[bool] = False  # whether the longer column of two is the first field
+    longer_column_first: ClassVar[bool] = False  # whether the longer column of two is the first field
     batches_per_epoch: ClassVar[int] = 20  # which decides the size of a batch
 
     # ------------------------------------------------------------------------------------------------------- training
@@ -205,48 +221,42 @@ class TaskSpec(Part, slot="task"):
         """Which of the data's fields it reads."""
         return self.fields
 
-    def extra_tokens(self) -> tuple[str, ...]:
+    def additional_special_tokens(self) -> tuple[str, ...]:
         """Special tokens of its own that the tokenizer must have."""
         return ()
 
     def check_model(self, model: ModelSpec) -> None:
         """Raises if the model has the wrong head or parts."""
-        if model.head.output not in self.outputs:
+        if model.head.output not in self.head_outputs:
             raise IncompatibleError(
-                f"{self.kind} needs a head that gives {' or '.join(self.outputs)}; '{model.head.kind}' gives "
+                f"{self.kind} needs a head that gives {' or '.join(self.head_outputs)}; '{model.head.kind}' gives "
                 f"{model.head.output}",
                 ("model", "head"),
             )
 
-    def check_tokens(self, tokens: SpecialTokens, model: ModelSpec) -> None:
+    def check_tokens(self, special_tokens: SpecialTokens, model: ModelSpec) -> None:
         """Raises if the tokenizer lacks a token that it needs."""
 
     @abstractmethod
-    def batch(self, rows: Sequence[Row], tokens: SpecialTokens, rng: np.random.Generator) -> Batch:
+    def batch(self, rows: Sequence[EncodedRow], special_tokens: SpecialTokens, rng: np.random.Generator) -> Batch:
         """Inputs and targets of some rows; `rng` draws what is random, such as masks."""
 
     def lengths(self, lengths: Sequence[np.ndarray]) -> np.ndarray:
         """The number of tokens of each row, rows × texts, from the lengths of its fields."""
-        return np.stack(lengths, axis=1) + self.added_tokens
+        return np.stack(lengths, axis=1) + self.num_special_tokens
 
-    def tokens_before(self, tokens: SpecialTokens) -> int:
+    def num_prefix_tokens(self, special_tokens: SpecialTokens) -> int:
         """How many special tokens stand before a text."""
-        return len(tokens.around(self.template)[0])
+        return len(special_tokens.prefix_and_suffix(self.template)[0])
 
-    def room(self, tokens: SpecialTokens) -> int:
-        """How many special tokens a text needs at most."""
-        affixes = len(tokens.affixes[0]) + max(1, len(tokens.affixes[1])) if tokens.affixes else 0
-        return max(self.added_tokens, affixes)
+    def max_special_tokens(self, special_tokens: SpecialTokens) -> int:
+        """The maximum number of special tokens that are added to a text."""
+        affixes = special_tokens.tokenizer_affixes
+        return max(self.num_special_tokens, len(affixes[0]) + max(1, len(affixes[1])) if affixes else 0)
 
     def loss(self, model: Model, batch: Batch) -> Loss:
-        """The cross-entropy of the targets, with label smoothing in training alone."""
-        mask = batch.targets != IGNORE_INDEX
-        logits = model(batch.inputs, batch.source, logits_mask=mask)
-        return cross_entropy(logits, batch.targets[mask], self.label_smoothing if model.training else 0.0)
-
-    @property
-    def label_smoothing(self) -> float:
-        return 0.0
+        """The cross-entropy of the targets."""
+        return target_loss(model, batch)
 
     @property
     def validation_metrics(self) -> tuple[str, ...]:
@@ -258,19 +268,24 @@ class TaskSpec(Part, slot="task"):
         """`validation_metrics`, and those that are measured only if `train.best` names one."""
         return self.validation_metrics
 
-    def generated_metrics(
-        self, checkpoint: Checkpoint, groups: Iterable[Sequence[Row]], tokens: SpecialTokens, *, also: str | None
+    def generation_metrics(
+        self,
+        checkpoint: Checkpoint,
+        groups: Iterable[Sequence[EncodedRow]],
+        special_tokens: SpecialTokens,
+        *,
+        also: str | None,
     ) -> dict[str, float]:
         """Metrics of generated targets for validation rows, which come in groups; `also` names one more metric."""
         return {}
 
     # ------------------------------------------------------------------------------------------------------ prediction
 
-    def fits(self, checkpoint: Checkpoint) -> bool:
+    def supports(self, checkpoint: Checkpoint) -> bool:
         """Whether the model can be used and evaluated for this task, whatever it was trained for."""
         generates = checkpoint.model.can_generate if self.generates_tokens is None else self.generates_tokens
         same = (checkpoint.has_source, checkpoint.model.can_generate) == (self.has_source, generates)
-        return checkpoint.spec.head.output in self.outputs and same
+        return checkpoint.spec.head.output in self.head_outputs and same
 
     def encode(
         self, checkpoint: Checkpoint, texts: Sequence[str], options: PredictOptions
@@ -297,15 +312,15 @@ class TaskSpec(Part, slot="task"):
         for i, result in self.results(checkpoint, rows, options):
             yield i, {"task": self.kind, "text": texts[i]} | result | truncated.get(i, {})
 
-    def to_line(self, result: Tree) -> str:
+    def format_line(self, result: Tree) -> str:
         """A result as one line of text."""
         generated = result["generated"]
         text = generated if isinstance(generated, str) else " ".join(map(str, generated))
         return " ".join(text.splitlines())
 
-    def to_lines(self, result: Tree) -> list[str]:
+    def format_result(self, result: Tree) -> list[str]:
         """A single result, as it is printed."""
-        return [result["generated"] if isinstance(result["generated"], str) else self.to_line(result)]
+        return [result["generated"] if isinstance(result["generated"], str) else self.format_line(result)]
 
     # ------------------------------------------------------------------------------------------------------ evaluation
 
@@ -323,9 +338,9 @@ class TaskSpec(Part, slot="task"):
         return []
 
     @classmethod
-    def suggest_towers(cls, suggestion: Suggestion) -> Iterator[tuple[str, Lines]]:
-        """The tables of the towers, each with its lines."""
-        return suggestion.text_towers()
+    def suggest_stacks(cls, suggestion: Suggestion) -> Iterator[tuple[str, Lines]]:
+        """The tables of the stacks, each with its lines."""
+        return suggestion.text_stacks()
 
     @classmethod
     def suggest_task(cls, suggestion: Suggestion) -> Lines:
@@ -337,7 +352,7 @@ class TextTask(TaskSpec):
     """A task whose targets are the text itself."""
 
     fields: ClassVar[tuple[str, ...]] = ("text",)
-    windowed: ClassVar[bool] = True
+    eval_in_windows: ClassVar[bool] = True
     file_kind: ClassVar[str | None] = "text"
     default_data: ClassVar[Tree | None] = {"kind": "stdlib", "subset": "language"}
 
@@ -348,16 +363,16 @@ class PackableTask(TextTask):
     packable: ClassVar[bool] = True
     lookahead: ClassVar[int] = 0  # tokens after a slice that are its targets
 
-    def batch(self, rows: Sequence[Row], tokens: SpecialTokens, rng: np.random.Generator) -> Batch:
-        return self.batch_slices([Slice(text) for text, *_ in rows], tokens, rng)
+    def batch(self, rows: Sequence[EncodedRow], special_tokens: SpecialTokens, rng: np.random.Generator) -> Batch:
+        return self.batch_slices([Slice(text) for text, *_ in rows], special_tokens, rng)
 
     def slice(self, text: np.ndarray, start: int, stop: int) -> Slice:
         """The positions from start to stop of a text with its special tokens."""
-        first, last = start == 0, stop == len(text) + self.added_tokens
+        first, last = start == 0, stop == len(text) + self.num_special_tokens
         return Slice(text[max(0, start - 1) : stop - 1 + self.lookahead], first, last)
 
     @abstractmethod
-    def batch_slices(self, slices: Sequence[Slice], tokens: SpecialTokens, rng: np.random.Generator) -> Batch:
+    def batch_slices(self, slices: Sequence[Slice], special_tokens: SpecialTokens, rng: np.random.Generator) -> Batch:
         """A batch of slices, one per row."""
 
 
@@ -399,19 +414,19 @@ def predict(
 def task_of(checkpoint: Checkpoint) -> TaskSpec:
     """The task that a checkpoint was trained for, as a run recorded it; otherwise by its shape and its head."""
     kinds: dict[str, Any] = TaskSpec.kinds
-    origin, recorded = checkpoint.origin, checkpoint.task
+    metadata, recorded = checkpoint.metadata, checkpoint.task
     if recorded and recorded["kind"] in kinds:
         with suppress(ConfigError):  # another version may have had other fields
-            if (task := TaskSpec.choose(recorded)).fits(checkpoint):
+            if (task := TaskSpec.choose(recorded)).supports(checkpoint):
                 return task
-    elif recorded and origin and origin.family.model_type == "manyheads":
+    elif recorded and metadata and metadata.family.model_type == "manyheads":
         raise UnknownKindError(
             f"this checkpoint was trained for the task {quoted(recorded['kind'])}, which does not exist here",
             hint="if it is your own, name its file with --parts",
         )
-    fitting = [task for task in (kind() for kind in kinds.values() if kind.is_default) if task.fits(checkpoint)]
+    fitting = [task for task in (kind() for kind in kinds.values() if kind.is_default) if task.supports(checkpoint)]
     if fitting:  # one that needs this head before one that can do without
-        return min(fitting, key=lambda task: checkpoint.spec.head.output not in task.outputs)
+        return min(fitting, key=lambda task: checkpoint.spec.head.output not in task.head_outputs)
     head = f"{checkpoint.spec.shape} with the head '{checkpoint.spec.head.kind}'"
     raise UnsupportedError(f"no task fits this model ({head})")
 
@@ -443,8 +458,8 @@ def token_text(checkpoint: Checkpoint, token: int) -> str:
 
 def cut_patches(rows: list[Any], fields: Sequence[str], model: ModelSpec) -> list[Any]:
     """Rows whose images are cut into the patches that the model reads."""
-    tower = model.encoder or model.decoder
-    embed: Any = tower.embed if tower and tower.embed.reads == "patches" else None
+    stack = model.encoder or model.decoder
+    embed: Any = stack.embed if stack and stack.embed.reads == "patches" else None
     if "image" not in fields:
         if embed is not None:
             raise IncompatibleError(f"reads images and the data has {', '.join(fields)}", ("model",))

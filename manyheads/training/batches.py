@@ -13,7 +13,7 @@ from torch import Tensor
 from manyheads.data.order import batch_by_length, pack_documents, sample_indices
 from manyheads.data.prepared import TokenRows
 from manyheads.parts.inputs import Inputs
-from manyheads.tasks.shaping import add_links
+from manyheads.tasks.auxiliary import add_attention_targets
 from manyheads.tasks.task import IGNORE_INDEX, Batch, PackableTask
 from manyheads.training.prepare import PreparedRun
 from manyheads.training.store import TrainState
@@ -23,7 +23,7 @@ def row_lengths(run: PreparedRun, rows: TokenRows) -> np.ndarray:
     """The number of tokens of each row, with special tokens, rows × texts."""
     task = run.spec.task
     lengths = task.lengths([rows.lengths(name) for name in rows.fields if name != "label"])
-    return lengths if task.packable else lengths + task.room(run.tokens) - task.added_tokens
+    return lengths if task.packable else lengths + task.max_special_tokens(run.special_tokens) - task.num_special_tokens
 
 
 class BatchPlan:
@@ -58,34 +58,36 @@ class BatchPlan:
         return len(batch), int(self.lengths[batch].sum(1).max()) if self.pack is None else self.pack
 
     def batch(self, index: int) -> Batch:
-        task, tokens = self.run.spec.task, self.run.tokens
+        task, special_tokens = self.run.spec.task, self.run.special_tokens
         rng = np.random.default_rng([self.seed, self.epoch, index])
         if self.pack is None:
-            return task.batch([self.rows[i] for i in self.row_indices(index)], tokens, rng)
+            return task.batch([self.rows[i] for i in self.row_indices(index)], special_tokens, rng)
         assert isinstance(task, PackableTask)
         rows = self.batches[index]
         slices = [task.slice(self.rows[i][0], start, stop) for row in rows for i, start, stop in row.tolist()]
-        return pack_batch(task.batch_slices(slices, tokens, rng), [len(row) for row in rows], self.pack, tokens.pad)
+        return pack_batch(
+            task.batch_slices(slices, special_tokens, rng), [len(row) for row in rows], self.pack, special_tokens.pad
+        )
 
 
 def pack_batch(batch: Batch, counts: Sequence[int], length: int, pad: int) -> Batch:
     """A batch whose texts share rows, `counts[i]` of them in row i: each is a segment with positions from 0."""
     inputs = batch.inputs
-    sizes = [inputs.length] * inputs.batch if inputs.padding is None else (~inputs.padding).sum(1).tolist()
+    sizes = [inputs.length] * inputs.batch if inputs.padding_mask is None else (~inputs.padding_mask).sum(1).tolist()
     texts = zip(inputs.tokens, batch.targets, sizes, strict=True)
     rows = [[next(texts) for _ in range(count)] for count in counts]
 
     def join(rows: Iterable[Iterable[Tensor]], value: int) -> Tensor:
-        joined = [torch.cat([*segments]) for segments in rows]
+        joined = [torch.cat([*pieces]) for pieces in rows]
         return torch.stack([F.pad(row, (0, length - len(row)), value=value) for row in joined])
 
     targets = join(((targets[:size] for _, targets, size in row) for row in rows), IGNORE_INDEX)
-    segments = join(((torch.full((row[i][2],), i) for i in range(len(row))) for row in rows), -1)
+    document_ids = join(((torch.full((row[i][2],), i) for i in range(len(row))) for row in rows), -1)
     packed = Inputs(
         join(((ids[:size] for ids, _, size in row) for row in rows), pad),
-        padding=segments < 0 if (segments < 0).any() else None,
+        padding_mask=document_ids < 0 if (document_ids < 0).any() else None,
         positions=join(((torch.arange(size) for _, _, size in row) for row in rows), 0) if max(counts) > 1 else None,
-        segments=segments.clamp(min=0) if max(counts) > 1 else None,
+        document_ids=document_ids.clamp(min=0) if max(counts) > 1 else None,
     )
     return Batch(packed, targets)
 
@@ -111,6 +113,6 @@ class BatchStream:
         plan, index = self.plan(), state.batch
         state.batch += 1
         self.row_indices = plan.row_indices(index)
-        links = {guide: [rows[i] for i in self.row_indices] for guide, rows in self.run.links.items()}
+        targets = {name: [rows[i] for i in self.row_indices] for name, rows in self.run.attention_targets.items()}
         batch = plan.batch(index)
-        return add_links(batch, self.run.spec.task, self.run.tokens, links) if links else batch
+        return add_attention_targets(batch, self.run.spec.task, self.run.special_tokens, targets) if targets else batch

@@ -282,7 +282,7 @@ def make_report(cells: Sequence[Cell], axes: Sequence[Axis], seeds: int, errors:
 def summarize(values: Sequence[float]) -> Tree:
     """Mean and standard deviation (n − 1), which a single value does not have."""
     deviation = statistics.stdev(values) if len(values) > 1 else None
-    return {"mean": statistics.fmean(values), "sd": deviation, "count": len(values)}
+    return {"mean": statistics.fmean(values), "std": deviation, "count": len(values)}
 
 
 def parameter_count(folder: Path) -> int | None:

@@ -117,7 +117,7 @@ def measure_speed(run: PreparedRun, device: torch.device | str = "cpu", *, secon
     step, all_rows = sum(times) / len(times), sum(rows for rows, _ in evaluation_shapes(run))
     rows = min(all_rows, GENERATED_ROWS if step < seconds / 3 else 8)  # fewer rows take longer per row
     start = time.perf_counter()
-    validate(model, replace(run, spec=run.spec.changed(train=run.spec.train.changed(eval_rows=rows))))
+    validate(model, replace(run, spec=run.spec.replace(train=run.spec.train.replace(eval_rows=rows))))
     evaluation = (time.perf_counter() - start) * all_rows / rows
     return SpeedEstimate(step=step, evaluation=evaluation, timed_steps=len(times))
 

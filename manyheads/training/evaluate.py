@@ -19,10 +19,10 @@ from manyheads.errors import (
 )
 from manyheads.metrics.metric import higher_is_better
 from manyheads.model.build import resolve_device
-from manyheads.spec import Tree, located, nearest, override, quoted
+from manyheads.spec import Tree, did_you_mean, located, override, quoted
 from manyheads.tasks.evaluation import EvalData, EvalOptions, EvalResult, Evaluation, Progress
 from manyheads.tasks.task import SpecialTokens, TaskSpec, task_of
-from manyheads.training.prepare import task_tokens
+from manyheads.training.prepare import task_special_tokens
 from manyheads.training.run import RunSpec, read_run_file
 
 SPLITS = ("validation", "test", "train")
@@ -49,7 +49,7 @@ def evaluate(
     if split not in SPLITS:
         raise UsageError(f"split is {quoted(split)}, expected {', '.join(SPLITS)}")
     if task is not None and task not in TaskSpec.kinds:
-        raise UsageError(f"no task {quoted(task)}{nearest(task, TaskSpec.kinds)}")
+        raise UsageError(f"no task {quoted(task)}{did_you_mean(task, TaskSpec.kinds)}")
     checkpoint = load(path, device=resolve_device(device), verify=True)
     checkpoint.model.eval()
     if checkpoint.tokenizer is None and checkpoint.spec.vocab is not None:
@@ -108,7 +108,7 @@ def find_task(checkpoint: Checkpoint, name: str | None) -> TaskSpec:
     if name is None:
         return task_of(checkpoint)
     task: TaskSpec = TaskSpec.kinds[name]()  # type: ignore[assignment]
-    if not task.fits(checkpoint):
+    if not task.supports(checkpoint):
         model = f"{checkpoint.spec.shape} with the head '{checkpoint.spec.head.kind}'"
         own = task_of(checkpoint).kind
         raise UnsupportedError(f"this model ({model}) is for {own} and cannot be evaluated as {name}")
@@ -169,9 +169,9 @@ def make_evaluation(
         labels=labels,
     )
     return Evaluation(
-        checkpoint=checkpoint if task.windowed else checkpoint.truncated(max_length),
+        checkpoint=checkpoint if task.eval_in_windows else checkpoint.with_truncation(max_length),
         task=task,
-        tokens=evaluation_tokens(checkpoint, task),
+        special_tokens=evaluation_special_tokens(checkpoint, task),
         data=data,
         options=options,
         max_length=max_length,
@@ -189,11 +189,11 @@ def trained_length(checkpoint: Checkpoint, run: RunSpec | None) -> int | None:
     return truncation.get("max_length")
 
 
-def evaluation_tokens(checkpoint: Checkpoint, task: TaskSpec) -> SpecialTokens:
+def evaluation_special_tokens(checkpoint: Checkpoint, task: TaskSpec) -> SpecialTokens:
     """The special tokens as in training."""
     if checkpoint.tokenizer is None:
         return SpecialTokens(vocab_size=0)
-    return task_tokens(task, checkpoint.tokenizer, checkpoint if checkpoint.origin else None)
+    return task_special_tokens(task, checkpoint.tokenizer, checkpoint if checkpoint.metadata else None)
 
 
 def row_notes(run: RunSpec, *, split: str, data: str | None, overrides: Sequence[str], corpus: Corpus) -> Iterator[str]:

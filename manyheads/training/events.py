@@ -62,7 +62,7 @@ class Step:
     tokens: int
     seconds: float
     skipped: bool = False
-    terms: dict[str, float] = field(default_factory=dict)  # the mean of each shaping term
+    terms: dict[str, float] = field(default_factory=dict)  # the mean of each auxiliary loss
     rows: tuple[int, ...] = ()  # indices of the training rows, of a skipped step only
 
 

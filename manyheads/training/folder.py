@@ -29,14 +29,20 @@ from manyheads.data.prepared import MappedRows, TokenRows, TruncatedRows, finger
 from manyheads.errors import MissingExtraError, RunChangedError, RunError, RunLockedError, UsageError
 from manyheads.files.read import read_json_or_empty, read_toml
 from manyheads.files.write import append_atomic, explain_write_errors, write_atomic
-from manyheads.spec import Tree, nearest, quoted, to_toml, to_tree
+from manyheads.spec import Tree, did_you_mean, quoted, to_toml, to_tree
 from manyheads.training.events import Change, Event
 from manyheads.training.prepare import PreparedRun
 from manyheads.training.run import SAFE_TO_CHANGE, RunSpec
 
 # fields that are safe to change when a run is resumed, but change its metrics
 METRIC_FIELDS = ("train.steps", "train.best", "train.eval_every", "train.eval_rows")
-DATA_FIELDS = ("data.train_rows", "data.validation_rows", "data.links", "data.labels", "tokenizer.hash")  # of data.json
+DATA_FIELDS = (
+    "data.train_rows",
+    "data.validation_rows",
+    "data.attention_targets",
+    "data.labels",
+    "tokenizer.hash",
+)  # of data.json
 ROWS_PER_HASH_CALL = 4096  # one call per row would take longer than hashing its ids
 NEW_OUTPUT = "use another --output"
 
@@ -205,7 +211,7 @@ def check_field_names(overridden: Sequence[str], spec: RunSpec) -> None:
     leaves = [*flatten(to_tree(spec)), *DATA_FIELDS]
     known = {".".join(leaf.split(".")[:depth]) for leaf in leaves for depth in range(1, 9)}
     if unknown := [name for name in overridden if name not in known]:
-        raise UsageError(f"--override-resume: a run has no field {quoted(unknown[0])}{nearest(unknown[0], known)}")
+        raise UsageError(f"--override-resume: a run has no field {quoted(unknown[0])}{did_you_mean(unknown[0], known)}")
 
 
 def check_foreign_files(folder: Path) -> None:
@@ -234,12 +240,12 @@ def write_run_files(run: PreparedRun, hashes: Tree, folder: Path, device: torch.
 
 def data_hashes(run: PreparedRun) -> Tree:
     """Hashes of everything the run learns from: a data file may have changed under the same name."""
-    guides = [run.links[name] for name in sorted(run.links)]
-    links = [array for rows in guides for array in (np.array([*map(len, rows)]), *rows)]
+    fields = [run.attention_targets[name] for name in sorted(run.attention_targets)]
+    targets = [array for rows in fields for array in (np.array([*map(len, rows)]), *rows)]
     data = {
         "train_rows": hash_rows(run.train_rows),
         "validation_rows": hash_rows(run.validation_rows),
-        "links": hash_arrays(json.dumps(sorted(run.links)), links) if links else "",
+        "attention_targets": hash_arrays(json.dumps(sorted(run.attention_targets)), targets) if targets else "",
         "labels": hash_arrays(json.dumps(run.labels)) if run.labels else "",
     }
     return {"schema": 1, "data": data, "tokenizer": {"hash": fingerprint(run.tokenizer)[:16] if run.tokenizer else ""}}

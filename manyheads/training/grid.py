@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from manyheads.errors import ConfigError, UnknownKeyError, UsageError
-from manyheads.model.spec import ModelSpec, NgramSpec, RecurrentSpec, TowerSpec
-from manyheads.spec import Spec, Tree, nearest, override, quoted
+from manyheads.model.spec import ModelSpec, NgramSpec, RecurrentSpec, StackSpec
+from manyheads.spec import Spec, Tree, did_you_mean, override, quoted
 from manyheads.training.optim import OptimSpec
 from manyheads.training.run import RunSpec, TrainSpec, read_run
 
 MAX_RUNS = 10_000
-TOWERS: dict[str, type[Spec]] = {
-    "encoder": TowerSpec, "decoder": TowerSpec, "recurrent": RecurrentSpec, "ngram": NgramSpec
+STACKS: dict[str, type[Spec]] = {
+    "encoder": StackSpec, "decoder": StackSpec, "recurrent": RecurrentSpec, "ngram": NgramSpec
 }  # fmt: skip
 
 
@@ -93,31 +93,31 @@ def split_values(text: str) -> Iterator[str]:
 
 
 def field_paths(name: str, tree: Tree) -> tuple[str, ...]:
-    """A full path as it is; a short one in every tower of this run that has it, else in [model], [optim] or [train]."""
+    """A full path as it is; a short one in every stack of this run that has it, else in [model], [optim] or [train]."""
     first = name.partition(".")[0]
     if name == "seed":
         raise UsageError("seed: every cell is trained with several seeds", hint="set their number with --seeds")
     model = tree["model"] if isinstance(tree.get("model"), dict) else {}
-    towers = [shape for shape in TOWERS if isinstance(model.get(shape), dict) and first in TOWERS[shape].model_fields]
+    stacks = [shape for shape in STACKS if isinstance(model.get(shape), dict) and first in STACKS[shape].model_fields]
     if first in RunSpec.model_fields:
         return (name,)
     if first in ModelSpec.model_fields:
         return (f"model.{name}",)
-    if towers:
-        # a tower with `like` takes the other tower's value, unless it has its own
-        return tuple(f"model.{shape}.{name}" for shape in towers if "like" not in model[shape] or first in model[shape])
+    if stacks:
+        # a stack with `like` takes the other stack's value, unless it has its own
+        return tuple(f"model.{shape}.{name}" for shape in stacks if "like" not in model[shape] or first in model[shape])
     for table, spec in (("optim", OptimSpec), ("train", TrainSpec)):
         if first in spec.model_fields:
             return (f"{table}.{name}",)
-    if first in TowerSpec.model_fields:
+    if first in StackSpec.model_fields:
         raise UnknownKeyError(
-            f"{quoted(first)} is a field of a tower, and this run describes no tower that has it",
+            f"{quoted(first)} is a field of a stack, and this run describes no stack that has it",
             key=first,
             hint=f"give the whole path, such as model.encoder.{first}",
         )
-    specs: tuple[type[Spec], ...] = (RunSpec, ModelSpec, OptimSpec, TrainSpec, TowerSpec)
+    specs: tuple[type[Spec], ...] = (RunSpec, ModelSpec, OptimSpec, TrainSpec, StackSpec)
     known = {field for spec in specs for field in spec.model_fields} - {"seed"}
-    raise UnknownKeyError(f"a run has no field {quoted(first)}{nearest(first, known)}", key=first)
+    raise UnknownKeyError(f"a run has no field {quoted(first)}{did_you_mean(first, known)}", key=first)
 
 
 def make_grid(tree: Tree, axes: Sequence[Axis], seeds: int, folder: Path) -> list[Cell]:
@@ -140,7 +140,7 @@ def make_cell(tree: Tree, axes: Sequence[Axis], values: Sequence[str], seeds: in
         first = read_run(tree)
     except ConfigError as error:
         return Cell(pairs, error=str(error))
-    specs = (first.changed(seed=first.seed + i) for i in range(seeds))
+    specs = (first.replace(seed=first.seed + i) for i in range(seeds))
     runs = (
         CellRun(tree | {"seed": spec.seed}, spec, folder / folder_name(pairs) / f"seed-{spec.seed}") for spec in specs
     )

@@ -19,11 +19,11 @@ import torch
 
 from manyheads.checkpoint.checkpoint import Checkpoint
 from manyheads.data.order import sample_indices
-from manyheads.errors import DivergedError, NonFiniteError, NotEnoughMemoryError, OutOfDiskError, RunChangedError
+from manyheads.errors import DivergedError, NonFiniteError, OutOfDiskError, OutOfMemoryError, RunChangedError
 from manyheads.files.write import free_bytes
 from manyheads.model.build import Model, resolve_device
 from manyheads.spec import Tree
-from manyheads.tasks.shaping import shaped_loss, term_counts, total_loss
+from manyheads.tasks.auxiliary import loss_with_auxiliary, term_counts, total_loss
 from manyheads.tasks.task import IGNORE_INDEX, Batch, LossSum
 from manyheads.training.batches import BatchPlan, BatchStream
 from manyheads.training.events import (
@@ -256,7 +256,7 @@ def explain_memory_errors(what: str) -> Iterator[None]:
         if not known and not re.search("not enough memory|can't allocate memory|out of memory", str(error)):
             raise
         hint = "lower train.batch_tokens and raise train.accumulate to keep the step size, or make the model smaller"
-        raise NotEnoughMemoryError(f"there is not enough memory for {what}", hint=hint) from None
+        raise OutOfMemoryError(f"there is not enough memory for {what}", hint=hint) from None
 
 
 def interruptible_evaluation(
@@ -324,16 +324,24 @@ def train_step(
 def accumulate_gradients(
     model: Model, batches: Sequence[Batch], spec: RunSpec, step: int
 ) -> tuple[float, dict[str, float]]:
-    """Gradients of the mean over the targets of all batches together; returns that mean, and those of shaping terms."""
+    """Gradients of the mean loss over all targets of the batches; returns that mean and the auxiliary losses."""
     target_count = sum(int((batch.targets != IGNORE_INDEX).sum()) for batch in batches)
     model.train()
-    loss_sum, counts = 0.0, term_counts(spec.shaping, model, batches) if spec.shaping else {}
+    loss_sum, counts = 0.0, term_counts(spec.auxiliary_losses, model, batches) if spec.auxiliary_losses else {}
     terms = dict.fromkeys(counts, 0.0)
     for i, batch in enumerate(batches):
         torch.manual_seed(mix_seed(spec.seed, step, i))  # so that resuming needs no random state
         with autocast(batch.inputs.tokens.device):
-            loss = shaped_loss(spec.task, spec.shaping, model, batch) if spec.shaping else spec.task.loss(model, batch)
-        (total_loss(loss, target_count, spec.shaping, counts) if spec.shaping else loss.sum / target_count).backward()
+            loss = (
+                loss_with_auxiliary(spec.task, spec.auxiliary_losses, model, batch)
+                if spec.auxiliary_losses
+                else spec.task.loss(model, batch)
+            )
+        (
+            total_loss(loss, target_count, spec.auxiliary_losses, counts)
+            if spec.auxiliary_losses
+            else loss.sum / target_count
+        ).backward()
         loss_sum += float(loss.sum.detach())
         for name, term in loss.terms.items():
             terms[name] += float(term.sum.detach()) / max(1, counts[name])
@@ -367,10 +375,10 @@ def validate(model: Model, run: PreparedRun, should_stop: ShouldStop = lambda: N
             raise Interrupted
         with autocast(device):
             total.add(run.spec.task.loss(model, plan.batch(i).to(device)))
-    return total.metrics() | generated_metrics(model, run, should_stop)
+    return total.metrics() | generation_metrics(model, run, should_stop)
 
 
-def generated_metrics(model: Model, run: PreparedRun, should_stop: ShouldStop) -> dict[str, float]:
+def generation_metrics(model: Model, run: PreparedRun, should_stop: ShouldStop) -> dict[str, float]:
     """Metrics of greedy decoding, if the task has some: of an in-memory checkpoint."""
     rows, best = run.validation_rows, run.spec.train.best
 
@@ -382,7 +390,7 @@ def generated_metrics(model: Model, run: PreparedRun, should_stop: ShouldStop) -
             yield [rows[i] for i in index[start : start + GENERATED_ROWS]]
 
     checkpoint, also = Checkpoint(model, run.tokenizer), best.metric if best else None
-    return run.spec.task.generated_metrics(checkpoint, groups(), run.tokens, also=also)
+    return run.spec.task.generation_metrics(checkpoint, groups(), run.special_tokens, also=also)
 
 
 def autocast(device: torch.device) -> torch.autocast:

@@ -19,11 +19,11 @@ from manyheads.spec import Part, field
 class ScheduleSpec(Part, slot="schedule", default="cosine"):
     """The learning rate over time, as a factor of optim.lr."""
 
-    warmup: int = field(100, "steps in which the learning rate rises linearly from 0", ge=0)
+    warmup_steps: int = field(100, "steps in which the learning rate rises linearly from 0", ge=0)
 
     def factor(self, step: int, steps: int) -> float:
         """For step 1, 2, … of `steps`; never 0, because a step at rate 0 would learn nothing."""
-        return step / self.warmup if step <= self.warmup else self.after_warmup(step, steps)
+        return step / self.warmup_steps if step <= self.warmup_steps else self.after_warmup(step, steps)
 
     @abstractmethod
     def after_warmup(self, step: int, steps: int) -> float:
@@ -31,7 +31,7 @@ class ScheduleSpec(Part, slot="schedule", default="cosine"):
 
     def progress(self, step: int, steps: int) -> float:
         """0 at the first step after the warm-up, 1 at the step after the last one."""
-        return min(1.0, (step - 1 - self.warmup) / max(1, steps - self.warmup))
+        return min(1.0, (step - 1 - self.warmup_steps) / max(1, steps - self.warmup_steps))
 
 
 class InverseSqrtSpec(ScheduleSpec, kind="inverse-sqrt"):
@@ -41,7 +41,7 @@ class InverseSqrtSpec(ScheduleSpec, kind="inverse-sqrt"):
     """
 
     def after_warmup(self, step: int, steps: int) -> float:
-        return math.sqrt(max(1, self.warmup) / max(1, step))
+        return math.sqrt(max(1, self.warmup_steps) / max(1, step))
 
 
 class CosineSpec(ScheduleSpec, kind="cosine"):
@@ -50,19 +50,19 @@ class CosineSpec(ScheduleSpec, kind="cosine"):
     Loshchilov and Hutter 2016, arXiv 1608.03983.
     """
 
-    min_factor: float = field(0.1, "m, the factor at the end", ge=0, le=1)
+    min_lr_ratio: float = field(0.1, "m, the last learning rate as a fraction of lr", ge=0, le=1)
 
     def after_warmup(self, step: int, steps: int) -> float:
-        return self.min_factor + (1 - self.min_factor) * (1 + math.cos(math.pi * self.progress(step, steps))) / 2
+        return self.min_lr_ratio + (1 - self.min_lr_ratio) * (1 + math.cos(math.pi * self.progress(step, steps))) / 2
 
 
 class LinearSpec(ScheduleSpec, kind="linear"):
     """1 − (1 − m)p for progress p"""
 
-    min_factor: float = field(0.0, "m, the factor at the end", ge=0, le=1)
+    min_lr_ratio: float = field(0.0, "m, the last learning rate as a fraction of lr", ge=0, le=1)
 
     def after_warmup(self, step: int, steps: int) -> float:
-        return 1 - (1 - self.min_factor) * self.progress(step, steps)
+        return 1 - (1 - self.min_lr_ratio) * self.progress(step, steps)
 
 
 class WarmupStableDecaySpec(ScheduleSpec, kind="warmup-stable-decay"):
@@ -71,10 +71,12 @@ class WarmupStableDecaySpec(ScheduleSpec, kind="warmup-stable-decay"):
     Hu et al. 2024, arXiv 2404.06395.
     """
 
-    decay: float = field(0.2, "fraction of all steps, at the end, in which the learning rate falls", ge=0, le=1)
+    decay_fraction: float = field(
+        0.2, "fraction of all steps, at the end, in which the learning rate falls", ge=0, le=1
+    )
 
     def after_warmup(self, step: int, steps: int) -> float:
-        decay_steps = self.decay * steps
+        decay_steps = self.decay_fraction * steps
         return 1.0 if decay_steps == 0 else min(1.0, max(0.0, (steps + 1 - step) / decay_steps))
 
 

@@ -20,9 +20,9 @@ from manyheads.data.source import NON_TEXT_FIELDS, Corpus
 from manyheads.data.tokenizer import TokenizerSpec, special_ids
 from manyheads.errors import IncompatibleError, OutOfRangeError, TokenizerError
 from manyheads.model.build import Model, build
-from manyheads.model.spec import ModelSpec, TowerSpec, read_model
+from manyheads.model.spec import ModelSpec, StackSpec, read_model
 from manyheads.model.transformer import Transformer
-from manyheads.spec import Tree, copy_tree, located, merge_trees, nearest, quoted, to_tree
+from manyheads.spec import Tree, copy_tree, did_you_mean, located, merge_trees, quoted, to_tree
 from manyheads.tasks.task import SpecialTokens, TaskSpec, cut_patches
 from manyheads.training.events import Event, Initialized, Truncated
 from manyheads.training.lora import adapter_names, add_lora
@@ -39,23 +39,25 @@ class PreparedRun:
     model_spec: ModelSpec  # with the numbers of tokens and classes that the data has
     corpus: Corpus
     tokenizer: Any  # None without texts
-    tokens: SpecialTokens
+    special_tokens: SpecialTokens
     labels: tuple[str, ...]
     train_rows: TokenRows
     validation_rows: TokenRows
     truncated: tuple[int, int] = (0, 0)  # number of truncated training and validation rows
     init_checkpoint: Checkpoint | None = None
-    links: dict[str, list[AttentionTargets]] = field(
+    attention_targets: dict[str, list[AttentionTargets]] = field(
         default_factory=dict
     )  # per guided term, those of each training row
 
     @property
     def family(self) -> str | None:
         """The Hugging Face family of the initial checkpoint, through runs in between."""
-        origin = self.init_checkpoint.origin if self.init_checkpoint else None
-        if origin is None:
+        metadata = self.init_checkpoint.metadata if self.init_checkpoint else None
+        if metadata is None:
             return None
-        return origin.config.get("family") if origin.family.model_type == "manyheads" else origin.family.model_type
+        return (
+            metadata.config.get("family") if metadata.family.model_type == "manyheads" else metadata.family.model_type
+        )
 
     @property
     def max_length(self) -> int | None:
@@ -69,7 +71,7 @@ class PreparedText:
 
     corpus: Corpus
     tokenizer: Any
-    tokens: SpecialTokens
+    special_tokens: SpecialTokens
     init_checkpoint: Checkpoint | None
     model_spec: ModelSpec
 
@@ -77,11 +79,11 @@ class PreparedText:
 def prepare(spec: RunSpec) -> PreparedRun:
     """Opens the data and the checkpoint of a run."""
     text = prepare_text(spec)
-    corpus, tokenizer, tokens = text.corpus, text.tokenizer, text.tokens
+    corpus, tokenizer, special_tokens = text.corpus, text.tokenizer, text.special_tokens
     fields, folder = spec.task.fields_in(corpus.fields), spec.data.prepared_folder
     columns = [corpus.fields.index(name) for name in fields]
     labels = label_order(corpus.labels(), text.init_checkpoint) if "label" in fields else ()
-    model_spec = fill_sizes(text.model_spec, vocab_size=tokens.vocab_size, num_labels=len(labels))
+    model_spec = fill_sizes(text.model_spec, vocab_size=special_tokens.vocab_size, num_labels=len(labels))
 
     def encode(split: str) -> TokenRows:
         if folder:
@@ -89,20 +91,20 @@ def prepare(spec: RunSpec) -> PreparedRun:
         rows = [tuple(row[i] for i in columns) for row in corpus.splits[split]]
         return InMemoryRows(cut_patches(rows, fields, model_spec), tokenizer, fields, labels)
 
-    limits = text_limits(spec, fields, model_spec, tokens)
+    limits = text_limits(spec, fields, model_spec, special_tokens)
     train, validation = (TruncatedRows(encode(split), limits) for split in ("train", "validation"))
     return PreparedRun(
         spec=spec,
         model_spec=model_spec,
         corpus=corpus,
         tokenizer=tokenizer,
-        tokens=tokens,
+        special_tokens=special_tokens,
         labels=labels,
         train_rows=train if limits else train.rows,
         validation_rows=validation if limits else validation.rows,
         truncated=(train.num_truncated, validation.num_truncated),
         init_checkpoint=text.init_checkpoint,
-        links=guided_links(spec, corpus, tokenizer, limits),
+        attention_targets=prepare_attention_targets(spec, corpus, tokenizer, limits),
     )
 
 
@@ -124,10 +126,10 @@ def prepare_text(spec: RunSpec) -> PreparedText:
     tokenizer_spec = tokenizer_for(folder, spec.tokenizer) if folder else spec.tokenizer
     tokenizer = checkpoint_tokenizer(initial, tokenizer_spec, texts) if initial else tokenizer_spec.make(texts)
     if spec.tokenizer.adds_tokens:
-        tokenizer.add_special_tokens(list(spec.task.extra_tokens()))
-    tokens = task_tokens(spec.task, tokenizer, initial)
-    spec.task.check_tokens(tokens, model_spec)
-    return PreparedText(corpus, tokenizer, tokens, initial, model_spec)
+        tokenizer.add_special_tokens(list(spec.task.additional_special_tokens()))
+    special_tokens = task_special_tokens(spec.task, tokenizer, initial)
+    spec.task.check_tokens(special_tokens, model_spec)
+    return PreparedText(corpus, tokenizer, special_tokens, initial, model_spec)
 
 
 def resolve_model(spec: RunSpec, initial: Checkpoint | None) -> ModelSpec:
@@ -146,14 +148,14 @@ def fill_sizes(spec: ModelSpec, *, vocab_size: int, num_labels: int) -> ModelSpe
     if spec.vocab == "tokenizer":
         if not vocab_size:
             raise IncompatibleError("is 'tokenizer' and the data has no texts; leave it out", ("model", "vocab"))
-        spec = spec.changed(vocab=vocab_size)
+        spec = spec.replace(vocab=vocab_size)
     elif spec.vocab is not None and spec.vocab < vocab_size:
         raise IncompatibleError(
             f'is {spec.vocab} and the tokenizer has {vocab_size} tokens; write "tokenizer"', ("model", "vocab")
         )
     classes = getattr(spec.head, "classes", None)
     if classes == "data":
-        return spec.changed(head=spec.head.changed(classes=num_labels))
+        return spec.replace(head=spec.head.replace(classes=num_labels))
     if num_labels and classes is not None and classes != num_labels:
         raise IncompatibleError(
             f'is {classes} and the data has {num_labels} classes; write "data"', ("model", "head", "classes")
@@ -169,27 +171,29 @@ def label_order(labels: tuple[str, ...], initial: Checkpoint | None) -> tuple[st
 
 def class_labels(checkpoint: Checkpoint) -> tuple[str, ...]:
     """The names of a checkpoint's classes; none if they are only numbered."""
-    names = tuple(checkpoint.labels[i] for i in sorted(checkpoint.labels))
+    names = tuple(checkpoint.id2label[i] for i in sorted(checkpoint.id2label))
     return () if all(re.fullmatch(r"LABEL_\d+", name) for name in names) else names
 
 
 # -------------------------------------------------------------------------------------------------------------- lengths
 
 
-def max_length(spec: RunSpec, tower: TowerSpec | None) -> int | None:
+def max_length(spec: RunSpec, stack: StackSpec | None) -> int | None:
     """Where texts are truncated: at train.max_length, or at the model's last position."""
-    limits = (spec.train.max_length, tower.max_positions if tower else None)
+    limits = (spec.train.max_length, stack.max_positions if stack else None)
     return min((limit for limit in limits if limit is not None), default=None)
 
 
-def text_limits(spec: RunSpec, fields: Sequence[str], model: ModelSpec, tokens: SpecialTokens) -> dict[str, int]:
+def text_limits(
+    spec: RunSpec, fields: Sequence[str], model: ModelSpec, special_tokens: SpecialTokens
+) -> dict[str, int]:
     """The maximum length of each text field, without special tokens."""
     limits = {}
     for name in () if spec.train.pack else fields:
-        tower = model.decoder if name == "target" and model.decoder else model.encoder or model.decoder
-        limit = max_length(spec, tower)
+        stack = model.decoder if name == "target" and model.decoder else model.encoder or model.decoder
+        limit = max_length(spec, stack)
         if limit is not None and name not in NON_TEXT_FIELDS:
-            limits[name] = limit - spec.task.room(tokens)
+            limits[name] = limit - spec.task.max_special_tokens(special_tokens)
             if limits[name] < 1:
                 raise OutOfRangeError(
                     f"{limit} tokens leave no room for a text besides its special tokens", ("train", "max_length")
@@ -197,21 +201,21 @@ def text_limits(spec: RunSpec, fields: Sequence[str], model: ModelSpec, tokens: 
     return limits
 
 
-def guided_links(
+def prepare_attention_targets(
     spec: RunSpec, corpus: Corpus, tokenizer: Any, limits: Mapping[str, int]
 ) -> dict[str, list[AttentionTargets]]:
-    """The target links of each training row, for each shaping term that needs some."""
-    links: dict[str, list[AttentionTargets]] = {}
-    for i, term in enumerate(spec.shaping):
-        if term.fields and term.name not in links:
+    """The attention targets of each training row, for each auxiliary loss that needs some."""
+    targets: dict[str, list[AttentionTargets]] = {}
+    for i, term in enumerate(spec.auxiliary_losses):
+        if term.fields and term.name not in targets:
             if missing := [name for name in term.fields if name not in corpus.fields]:
                 raise IncompatibleError(
                     f"{term.kind} needs the field {missing[0]} and {spec.data.kind} has {', '.join(corpus.fields)}",
-                    ("shaping", i),
+                    ("auxiliary_losses", i),
                 )
             columns = {name: [row[corpus.fields.index(name)] for row in corpus.train] for name in term.fields}
-            links[term.name] = term.target_links(columns, tokenizer, limits)
-    return links
+            targets[term.name] = term.attention_targets(columns, tokenizer, limits)
+    return targets
 
 
 # --------------------------------------------------------------------------------------------------------------- tokens
@@ -254,9 +258,9 @@ def check_equal(theirs: Any, ours: Any, texts: Sequence[str]) -> None:
             )
 
 
-def task_tokens(task: TaskSpec, tokenizer: Any, initial: Checkpoint | None) -> SpecialTokens:
+def task_special_tokens(task: TaskSpec, tokenizer: Any, initial: Checkpoint | None) -> SpecialTokens:
     """The special tokens of a tokenizer with those of the task, which it must have."""
-    extra = task.extra_tokens()
+    extra = task.additional_special_tokens()
     spellings = [
         [tokenizer.token_to_id(name.replace("<extra_", prefix)) for name in extra]
         for prefix in ("<extra_", "<extra_id_")
@@ -266,10 +270,10 @@ def task_tokens(task: TaskSpec, tokenizer: Any, initial: Checkpoint | None) -> S
         raise IncompatibleError(
             f"{task.kind} needs the tokens {extra[0]} … or <extra_id_0> …, and this tokenizer has none", ("tokenizer",)
         )
-    return replace(special_tokens(tokenizer, initial), sentinels=sentinels)
+    return replace(find_special_tokens(tokenizer, initial), sentinels=sentinels)
 
 
-def special_tokens(tokenizer: Any, checkpoint: Checkpoint | None = None) -> SpecialTokens:
+def find_special_tokens(tokenizer: Any, checkpoint: Checkpoint | None = None) -> SpecialTokens:
     """The tokens that pad, begin, end and mask: by the checkpoint's configs, or by their usual names."""
     vocab = tokenizer.get_vocab(with_added_tokens=True)
     usual, vocab_size = special_ids(tokenizer), max(vocab.values()) + 1
@@ -298,9 +302,9 @@ def special_tokens(tokenizer: Any, checkpoint: Checkpoint | None = None) -> Spec
         unk=-1 if unk is None else unk,
         mask=-1 if mask is None else mask,
         vocab_size=vocab_size,
-        special=tuple(sorted(special | (set(range(vocab_size)) - set(vocab.values())))),
-        decoder_start=checkpoint.generation_config.decoder_start_token_id if checkpoint else None,
-        affixes=None if is_ours else affixes(tokenizer),
+        all_ids=tuple(sorted(special | (set(range(vocab_size)) - set(vocab.values())))),
+        decoder_start_token_id=checkpoint.generation_config.decoder_start_token_id if checkpoint else None,
+        tokenizer_affixes=None if is_ours else tokenizer_affixes(tokenizer),
         pool=checkpoint.pooling.pool if checkpoint and checkpoint.pooling else None,
     )
 
@@ -315,11 +319,11 @@ def token_names(checkpoint: Checkpoint) -> Tree:
 
 def trained_here(checkpoint: Checkpoint) -> bool:
     """Whether the tokenizer was trained by a run here, so that each task adds its own special tokens."""
-    assert checkpoint.origin is not None
-    return checkpoint.origin.family.model_type == "manyheads" and "family" not in checkpoint.config
+    assert checkpoint.metadata is not None
+    return checkpoint.metadata.family.model_type == "manyheads" and "family" not in checkpoint.config
 
 
-def affixes(tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def tokenizer_affixes(tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The ids that a tokenizer adds before and after every text."""
     for text in ("a", *sorted(tokenizer.get_vocab())[:100]):
         encoding = tokenizer.encode(text)
@@ -353,8 +357,8 @@ def initial_model(run: PreparedRun, device: torch.device | str = "cpu") -> tuple
 
 def compile_layers(model: Model) -> None:
     """Compiles every layer of a transformer, for batches of any size."""
-    for tower in (model.encoder, model.decoder) if isinstance(model, Transformer) else ():
-        for layer in tower.layers if tower else ():
+    for stack in (model.encoder, model.decoder) if isinstance(model, Transformer) else ():
+        for layer in stack.layers if stack else ():
             layer.compile(dynamic=True)
 
 
@@ -376,12 +380,12 @@ def copy_weights(model: nn.Module, checkpoint: Checkpoint, labels: Sequence[str]
         raise IncompatibleError("no weight of the checkpoint fits this model", ("init_from",))
     for name in same:
         ours[name].copy_(theirs[name])
-    assert checkpoint.origin is not None
+    assert checkpoint.metadata is not None
     return Initialized(
         step=0,
         loaded=len(same),
         new=tuple(name for name in ours if name not in same),
-        unused=(*(name for name in theirs if name not in same), *checkpoint.origin.weights.unused),
+        unused=(*(name for name in theirs if name not in same), *checkpoint.metadata.weights.unused),
     )
 
 
@@ -392,7 +396,7 @@ def freeze(model: nn.Module, prefixes: Sequence[str]) -> None:
         under = [name for name in weights if name == prefix or name.startswith(f"{prefix}.")]
         if not under:
             known = {".".join(name.split(".")[:depth]) for name in weights for depth in (1, 2)}
-            raise IncompatibleError(f"no weight is under {quoted(prefix)}{nearest(prefix, known)}", ("freeze",))
+            raise IncompatibleError(f"no weight is under {quoted(prefix)}{did_you_mean(prefix, known)}", ("freeze",))
         for name in under:
             weights[name].requires_grad_(False)
     if not any(weight.requires_grad for weight in weights.values()):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from manyheads.errors import NotEnoughMemoryError, OutOfDiskError
+from manyheads.errors import OutOfDiskError, OutOfMemoryError
 from manyheads.model.build import Model, build_meta
 from manyheads.model.size import BYTES, MAX_RECURRENT_LENGTH, dummy_inputs, format_bytes, saved_bytes
 from manyheads.tasks.task import Batch
@@ -95,7 +95,11 @@ def activation_bytes(run: PreparedRun, model: Model, batch: Batch) -> tuple[int,
 
 
 def logits_bytes(run: PreparedRun, positions: int) -> int:
-    return LOGITS_TENSORS * BYTES * positions * run.tokens.vocab_size if run.model_spec.head.output == "tokens" else 0
+    return (
+        LOGITS_TENSORS * BYTES * positions * run.special_tokens.vocab_size
+        if run.model_spec.head.output == "tokens"
+        else 0
+    )
 
 
 def evaluation_shapes(run: PreparedRun) -> list[tuple[int, int]]:
@@ -107,7 +111,7 @@ def check_resources(needs: ResourceEstimate) -> None:
     """Refuses a run that does not fit into memory or on the disk."""
     if needs.memory_free is not None and needs.memory > needs.memory_free:
         rows, length, _ = needs.batch
-        raise NotEnoughMemoryError(
+        raise OutOfMemoryError(
             f"the run needs about {format_bytes(needs.memory)} of memory and {format_bytes(needs.memory_free)} are "
             f"free: {format_bytes(needs.memory - needs.activations)} for {needs.parameters:,} parameters, gradients "
             f"and optimizer state, {format_bytes(needs.activations)} for a batch of {rows:,} × {length:,}",

@@ -16,7 +16,7 @@ from manyheads.files.read import locate_config_errors, read_toml
 from manyheads.metrics.metric import higher_is_better
 from manyheads.model.spec import SHAPES, ModelSpec, read_model
 from manyheads.spec import Spec, Tree, check_names, field, frozen, import_all, located, override, parse, quoted, to_tree
-from manyheads.tasks.shaping import ShapingSpec
+from manyheads.tasks.auxiliary import AuxiliaryLossSpec
 from manyheads.tasks.task import TaskSpec
 from manyheads.training.lora import LoraSpec
 from manyheads.training.optim import AdamWSpec, OptimSpec
@@ -82,7 +82,9 @@ class RunSpec(Spec):
     data: DataSpec = field(..., "what it is trained on")
     tokenizer: TokenizerSpec = field(WordsSpec(), "how texts become tokens")
     task: TaskSpec = field(..., "what it is trained for")
-    shaping: tuple[ShapingSpec, ...] = field((), "terms added to the loss that shape the attention", strict=False)
+    auxiliary_losses: tuple[AuxiliaryLossSpec, ...] = field(
+        (), "terms added to the loss that shape the attention", strict=False
+    )
     optim: OptimSpec = field(AdamWSpec(), "optimizer and learning rate")
     train: TrainSpec = field(TrainSpec(), "steps, batches, evaluations and checkpoints")
 
@@ -99,20 +101,21 @@ class RunSpec(Spec):
                 f"{self.task.kind} needs a model that is {shapes}; this is {model.shape}", ("task",)
             )
         self.task.check_model(model)
-        for i, term in enumerate(self.shaping):
-            with located("shaping", i):
-                term.sites(model)
+        for i, term in enumerate(self.auxiliary_losses):
+            with located("auxiliary_losses", i):
+                term.select_layers(model)
                 term.check_task(self.task)
         if self.train.pack is not None:
             self.check_pack(self.train.pack, model)
 
     def check_pack(self, pack: int, model: ModelSpec) -> None:
-        at, tower = ("train", "pack"), model.encoder or model.decoder
-        if not self.task.packable or self.shaping:
+        at, stack = ("train", "pack"), model.encoder or model.decoder
+        if not self.task.packable or self.auxiliary_losses:
             raise IncompatibleError(
-                f"{self.task.kind}{' with shaping' if self.shaping else ''} cannot pack several texts into a row", at
+                f"{self.task.kind}{' with auxiliary losses' if self.auxiliary_losses else ''} cannot pack texts",
+                at,
             )
-        if tower is None:
+        if stack is None:
             raise IncompatibleError(f"packing needs an attention mask and a model that is {model.shape} has none", at)
         if self.train.max_length is not None:
             raise IncompatibleError(
@@ -120,8 +123,8 @@ class RunSpec(Spec):
             )
         if pack > self.train.batch_tokens:
             raise IncompatibleError(f"is {pack}, more than the {self.train.batch_tokens} tokens of a batch", at)
-        if tower.max_positions is not None and pack > tower.max_positions:
-            raise IncompatibleError(f"is {pack}, more than the {tower.max_positions} positions of the model", at)
+        if stack.max_positions is not None and pack > stack.max_positions:
+            raise IncompatibleError(f"is {pack}, more than the {stack.max_positions} positions of the model", at)
 
     def check(self) -> None:
         """Raises if settings do not fit each other; those that need the model are checked when it is known."""
@@ -153,7 +156,7 @@ def read_run(tree: Tree) -> RunSpec:
             tree = ({"tokenizer": "checkpoint"} if init_from else {}) | tree | {"model": read_model(model)}
     spec = parse(RunSpec, tree)
     if spec.data.prepared_folder and "tokenizer" not in tree:
-        spec = spec.changed(tokenizer=tokenizer_of(spec.data.prepared_folder))
+        spec = spec.replace(tokenizer=tokenizer_of(spec.data.prepared_folder))
     spec.check()
     return spec
 

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from manyheads.convert.hf import Origin, fill_folder, own_origin, save_tensors
+from manyheads.convert.hf import CheckpointMetadata, fill_folder, native_metadata, save_tensors
 from manyheads.errors import (
     CheckpointConfigError,
     CheckpointNotFoundError,
@@ -115,7 +115,7 @@ def save(
     model: Model,
     merged: Model,
     optimizer: torch.optim.Optimizer,
-    origin: Origin,
+    metadata: CheckpointMetadata,
     tokenizer: Any,
     keep_last: int,
     best: bool = False,
@@ -132,7 +132,7 @@ def save(
     check_finite(model)
     try:
         draft.mkdir()
-        fill_folder(draft, merged, origin, tokenizer, shard_bytes=math.inf)
+        fill_folder(draft, merged, metadata, tokenizer, shard_bytes=math.inf)
         add_files(draft)
         save_tensors(optimizer_tensors(model, optimizer), draft / OPTIMIZER)
         (draft / TRAINER).write_text(json.dumps(state.to_tree()), encoding="utf-8")
@@ -295,21 +295,26 @@ def saved_tokenizer(run: PreparedRun) -> Any:
     from tokenizers import Tokenizer, processors
 
     tokenizer = Tokenizer.from_str(run.tokenizer.to_str())
-    if run.tokens.affixes is None:
-        special = [("<s>", run.tokens.bos), ("</s>", run.tokens.eos)]
+    if run.special_tokens.tokenizer_affixes is None:
+        special = [("<s>", run.special_tokens.bos), ("</s>", run.special_tokens.eos)]
         tokenizer.post_processor = processors.TemplateProcessing(single=run.spec.task.template, special_tokens=special)
-    if run.max_length is not None and not run.spec.task.windowed:
+    if run.max_length is not None and not run.spec.task.eval_in_windows:
         tokenizer.enable_truncation(run.max_length)
     return tokenizer
 
 
-def saved_origin(run: PreparedRun, model: Model) -> Origin:
+def run_metadata(run: PreparedRun, model: Model) -> CheckpointMetadata:
     """The config and files of checkpoints: special tokens, classes and task; what the initial checkpoint had stays."""
     initial = run.init_checkpoint
-    origin = own_origin(model, initial.origin if initial else None)
-    tokens, labels = run.tokens, {str(i): name for i, name in enumerate(run.labels)}
-    roles = {"pad": tokens.pad, "bos": tokens.bos, "eos": tokens.eos, "decoder_start": tokens.decoder_prompt[0]}
-    inherited = {key: value for key, value in origin.config.items() if key != "problem_type" or not labels}
+    metadata = native_metadata(model, initial.metadata if initial else None)
+    special_tokens, labels = run.special_tokens, {str(i): name for i, name in enumerate(run.labels)}
+    roles = {
+        "pad": special_tokens.pad,
+        "bos": special_tokens.bos,
+        "eos": special_tokens.eos,
+        "decoder_start": special_tokens.decoder_prompt_ids[0],
+    }
+    inherited = {key: value for key, value in metadata.config.items() if key != "problem_type" or not labels}
     config = dict(inherited)
     if run.tokenizer is not None:
         config |= {f"{role}_token_id": token for role, token in roles.items()}
@@ -318,11 +323,13 @@ def saved_origin(run: PreparedRun, model: Model) -> Origin:
     if labels:
         config |= {"id2label": labels, "label2id": {name: i for i, name in enumerate(run.labels)}}
     config |= {"task": to_tree(run.spec.task)} | ({"family": run.family} if run.family else {})
-    return replace(origin, config=config, extra_files=saved_files(run, dict(origin.extra_files)))
+    return replace(metadata, config=config, extra_files=saved_files(run, dict(metadata.extra_files)))
 
 
 def saved_files(run: PreparedRun, files: dict[str, bytes]) -> dict[str, bytes]:
-    if run.tokens.affixes is None:  # a tokenizer of ours: of no family, and special tokens in a text are text
+    if (
+        run.special_tokens.tokenizer_affixes is None
+    ):  # a tokenizer of ours: of no family, and special tokens in a text are text
         settings = {"tokenizer_class": "PreTrainedTokenizerFast", "split_special_tokens": True}
         settings |= {} if run.max_length is None else {"model_max_length": run.max_length}
         files["tokenizer_config.json"] = json.dumps(settings).encode() + b"\n"
@@ -337,7 +344,7 @@ def checkpoint_writer(
     run: PreparedRun, model: Model, optimizer: torch.optim.Optimizer, folder: Path
 ) -> Callable[..., Path]:
     """A function that saves a checkpoint for a state, with the tokenizer and, for LoRA, an adapter that PEFT reads."""
-    spec, origin, tokenizer = run.spec, saved_origin(run, model), saved_tokenizer(run)
+    spec, metadata, tokenizer = run.spec, run_metadata(run, model), saved_tokenizer(run)
     names = adapter_names(model, run.family)[0] if spec.lora else {}
 
     def add_adapter(draft: Path) -> None:
@@ -352,7 +359,7 @@ def checkpoint_writer(
                 model=model,
                 merged=merge_lora(model) if spec.lora else model,
                 optimizer=optimizer,
-                origin=origin,
+                metadata=metadata,
                 tokenizer=tokenizer,
                 keep_last=spec.train.keep_last,
                 best=best,

@@ -20,7 +20,7 @@ from manyheads.data.tokenizer import BPESpec
 from manyheads.errors import DataError, DataSizeError, UsageError, one_line
 from manyheads.model.build import build_meta, resolve_device
 from manyheads.model.size import format_bytes
-from manyheads.spec import SLOTS, Tree, nearest, parse, quoted
+from manyheads.spec import SLOTS, Tree, did_you_mean, parse, quoted
 from manyheads.tasks.suggestion import SIZES, Lines, ModelSize, Suggestion
 from manyheads.tasks.task import TaskSpec
 from manyheads.training.batches import row_lengths
@@ -53,7 +53,7 @@ def suggest(
     if not 0 < minutes <= MAX_MINUTES:
         raise UsageError(f"--minutes is {minutes:g}, expected more than 0 and at most a year")
     if task not in TaskSpec.kinds:
-        raise UsageError(f"no task {quoted(task)}{nearest(task, TaskSpec.kinds)}")
+        raise UsageError(f"no task {quoted(task)}{did_you_mean(task, TaskSpec.kinds)}")
     kind: Any = TaskSpec.kinds[task]
     data = suggest_data(kind, file, fields)
     draft = Draft(kind, choose_shape(kind, shape), data, minutes)
@@ -78,7 +78,7 @@ class Data:
 
 
 def choose_shape(task: type[TaskSpec], name: str | None) -> str:
-    shape = (name or task.shapes[0]).replace("-", "–")
+    shape = name or task.shapes[0]
     if shape not in task.shapes:
         raise UsageError(f"--shape is {quoted(name)}, expected {' or '.join(task.shapes)} for {task.kind}")
     return shape
@@ -98,7 +98,7 @@ def suggest_data(task: type[TaskSpec], file: Path | None, fields: str | None) ->
     if task.file_kind is None:
         raise UsageError(f"{task.kind} does not say of what kind a file is: write the run file yourself")
     kind: type[DataSpec] = slot.kinds[task.file_kind]
-    columns = choose_columns(file, kind, fields=fields, long_first=task.long_first)
+    columns = choose_columns(file, kind, fields=fields, longer_column_first=task.longer_column_first)
     tree: Tree = {"path": str(file)} | ({"fields": list(columns.fields)} if columns.fields else {})
     spec = parse(kind, tree)
     return Data(spec, {"kind": task.file_kind} | tree, columns.reason, spec.load())
@@ -151,7 +151,7 @@ class Draft:
             longest=self.settings.longest,
         )
 
-    def changed(self, *, size: ModelSize | None = None, epochs: float | None = None, **settings: Any) -> Draft:
+    def replace(self, *, size: ModelSize | None = None, epochs: float | None = None, **settings: Any) -> Draft:
         """A draft with its run prepared; rows are encoded once per tokenizer."""
         draft = replace(
             self,
@@ -162,12 +162,12 @@ class Draft:
         spec, before = read_run(tomllib.loads(draft.text())), self.prepared
         if before is None or encoding_of(spec) != encoding_of(before.spec):
             return replace(draft, prepared=prepare(spec))
-        model = fill_sizes(spec.model, vocab_size=before.tokens.vocab_size, num_labels=len(before.labels))
+        model = fill_sizes(spec.model, vocab_size=before.special_tokens.vocab_size, num_labels=len(before.labels))
         return replace(draft, prepared=replace(before, spec=spec, model_spec=model))
 
     def smaller(self) -> Draft | None:
         index = SIZES.index(self.size)
-        return self.changed(size=SIZES[index - 1]) if index else None
+        return self.replace(size=SIZES[index - 1]) if index else None
 
     def text(self) -> str:
         """The run file, without the reasons at its top."""
@@ -184,7 +184,7 @@ class Draft:
         if suggestion.text_fields and self.settings.vocab_size != 0:
             yield "tokenizer", self.tokenizer()
         yield "model", suggestion.model()
-        yield from self.task.suggest_towers(suggestion)
+        yield from self.task.suggest_stacks(suggestion)
         yield "task", [("kind", self.task.kind, self.task.formula()), *self.task.suggest_task(suggestion)]
         yield "optim", self.optim()
         yield "train", self.train()
@@ -208,7 +208,7 @@ class Draft:
         why = "3e-3 at width 64, lower for wider models" if width > 64 else "usual for a model of this width"
         return [
             ("lr", float(f"{3e-3 * (64 / width) ** 0.75:.2g}"), why),
-            ("schedule", {"kind": "linear", "warmup": warmup}, "up in this many steps, then linearly down to 0"),
+            ("schedule", {"kind": "linear", "warmup_steps": warmup}, "up in this many steps, then linearly down to 0"),
         ]
 
     def train(self) -> Lines:
@@ -227,7 +227,7 @@ class Draft:
 
 def encoding_of(spec: RunSpec) -> tuple[Any, ...]:
     """What decides how rows become ids."""
-    return spec.tokenizer, spec.task.extra_tokens(), spec.train.max_length, spec.train.pack
+    return spec.tokenizer, spec.task.additional_special_tokens(), spec.train.max_length, spec.train.pack
 
 
 def toml_line(key: str, value: Any, why: str) -> list[str]:
@@ -250,18 +250,18 @@ def inline(value: Any) -> str:
 def choose_tokenizer(draft: Draft) -> Draft:
     """A large vocabulary for much text, and none that the text is too small for."""
     if not draft.suggestion.text_fields:
-        return draft.changed()
+        return draft.replace()
     if draft.task.word_tokens or draft.data.spec.closed_vocabulary:
-        return draft.changed(vocab_size=0)
+        return draft.replace(vocab_size=0)
     sample, characters = sample_texts(draft)
     for min_characters, vocab_size in VOCAB_SIZES:
         if characters >= min_characters:
             try:
                 BPESpec(vocab_size=vocab_size).make(sample)
-                return draft.changed(vocab_size=vocab_size)
+                return draft.replace(vocab_size=vocab_size)
             except DataError:  # too few different subwords
                 continue
-    return draft.changed(vocab_size=None)
+    return draft.replace(vocab_size=None)
 
 
 def sample_texts(draft: Draft) -> tuple[list[str], int]:
@@ -281,17 +281,17 @@ def limit_lengths(draft: Draft) -> Draft:
         return draft
     lengths = row_lengths(draft.run, draft.run.train_rows).max(1)
     if draft.task.packable and draft.shape in ("decoder", "encoder") and lengths.max() > PACKED:
-        return draft.changed(pack=PACKED)
+        return draft.replace(pack=PACKED)
     for limit, share in ((USUAL_LENGTH, 0.05), (MAX_LENGTH, 0.5)):
         lost = 1 - np.minimum(lengths, limit).sum() / lengths.sum()
         if 0 < lost <= share:
             longer = int((lengths > limit).sum())
             why = f"tokens; {longer:,} of {len(lengths):,} rows are longer and are truncated"
-            return draft.changed(max_length=limit, why_max_length=why, longest=limit)
+            return draft.replace(max_length=limit, why_max_length=why, longest=limit)
     if (longest := int(lengths.max())) > MAX_LENGTH:
         raise DataSizeError(f"the longest row has {longest:,} tokens, more than {MAX_LENGTH:,}; split it into pieces")
     rows = draft.run.train_rows, draft.run.validation_rows
-    return draft.changed(longest=max(int(row_lengths(draft.run, some).sum(1).max()) for some in rows))
+    return draft.replace(longest=max(int(row_lengths(draft.run, some).sum(1).max()) for some in rows))
 
 
 def choose_size(draft: Draft) -> tuple[Draft, int, EpochEstimate]:
@@ -302,7 +302,7 @@ def choose_size(draft: Draft) -> tuple[Draft, int, EpochEstimate]:
     power = 1 << max(0, share.bit_length() - 1) if share else 512
     batch_tokens = max(512, min(4096, power), 64 * math.ceil(longest / 64))
     size = next(size for size in SIZES if total <= size.max_tokens)
-    draft = draft.changed(size=size, batch_tokens=batch_tokens)
+    draft = draft.replace(size=size, batch_tokens=batch_tokens)
     while True:
         needs = estimate_resources(draft.run, device=resolve_device("auto"))
         if needs.memory_free is None or needs.memory <= needs.memory_free / 2 or (lower := draft.smaller()) is None:
@@ -318,7 +318,9 @@ def reasons(draft: Draft, speed: SpeedEstimate, *, is_limited: bool) -> list[str
     run, task = draft.run, draft.task
     parameters = sum(one.numel() for one in build_meta(run.model_spec).parameters())
     epoch, first, device = estimate_epoch(run), task.shapes[0], resolve_device("auto")
-    shape = f"{draft.shape}: {task.why}" if draft.shape == first else f"{draft.shape}, as given; usual is {first}"
+    shape = (
+        f"{draft.shape}: {task.shape_reason}" if draft.shape == first else f"{draft.shape}, as given; usual is {first}"
+    )
     cores = f"{os.cpu_count()} cores, {torch.get_num_threads()} threads" if device.type == "cpu" else str(device)
     machine = f"{cores}, {format_bytes(free)} of memory free" if (free := memory_free(device)) else cores
     seconds = format_seconds(run_seconds(run, speed))
@@ -342,7 +344,7 @@ def fit_time(draft: Draft, steps: int, batches: int) -> tuple[Draft, list[str]]:
     if lower is not None:
         return fit_time(lower, steps, batches)
     count = min(steps, possible)
-    draft = draft.changed(steps=count, epochs=count / batches, evaluations=evaluations)
+    draft = draft.replace(steps=count, epochs=count / batches, evaluations=evaluations)
     return draft, reasons(draft, speed, is_limited=possible < steps)
 
 

@@ -382,9 +382,9 @@ def test_generation_ends_at_the_last_position(tmp_path):
     assert len(ours.generate([3] * 40, max_new_tokens=100)) == 1
     with raises("input.length", 40):
         ours.generate([3] * 41)
-    towers = ["encoder.layers=1", "decoder.layers=1", "encoder.position=learned", "encoder.position.length=8"]
+    stacks = ["encoder.layers=1", "decoder.layers=1", "encoder.position=learned", "encoder.position.length=8"]
     pair = build(
-        read("transformer-base", "vocab=61", *towers, "decoder.position=learned", "decoder.position.length=64")
+        read("transformer-base", "vocab=61", *stacks, "decoder.position=learned", "decoder.position.length=64")
     )
     checkpoint = Checkpoint(pair.eval())
     assert len(checkpoint.generate([3] * 8, max_new_tokens=100, decoder_start_token_id=1)) == 64
@@ -428,9 +428,9 @@ def test_inputs_go_to_the_device_of_the_model(tmp_path):
     ours = manyheads.load(folder, device="cpu")
     assert ours.device == torch.device("cpu")
     ours.model.to("meta")
-    ids, padding = torch.tensor([[3, 4, 5]]), torch.tensor([[False, False, True]])
+    ids, padding_mask = torch.tensor([[3, 4, 5]]), torch.tensor([[False, False, True]])
     for output in (
-        ours.logits(ids, padding=padding),
+        ours.logits(ids, padding_mask=padding_mask),
         *ours.hidden(ids),
         ours.embed(["word0", "word1 word2"]),
         ours.pad([[1, 2]]).tokens,

@@ -58,7 +58,7 @@ def test_an_own_part_takes_its_slot(own_parts, tmp_path):
 
 
 def test_a_run_with_an_own_part_is_trained_predicted_audited_and_exported(own_parts, tmp_path):
-    tower = {
+    stack = {
         "layers": 1,
         "width": 8,
         "attention": {"kind": "heads", "heads": 2},
@@ -66,7 +66,7 @@ def test_a_run_with_an_own_part_is_trained_predicted_audited_and_exported(own_pa
         "feedforward": {"kind": "mlp", "hidden": 8},
     }
     tree = {
-        "model": {"vocab": "tokenizer", "decoder": tower},
+        "model": {"vocab": "tokenizer", "decoder": stack},
         "data": {"kind": "biographies", "people": 60},
         "task": {"kind": "causal"},
         "train": {"steps": 1, "eval_rows": 1},
@@ -80,10 +80,10 @@ def test_a_run_with_an_own_part_is_trained_predicted_audited_and_exported(own_pa
     run("export", tmp_path / "run", tmp_path / "out", "--to", "manyheads", "--parts", own_parts)
 
 
-def test_the_laws_are_tested_with_an_own_part_and_find_a_wrong_one(own_parts):
-    laws = [sys.executable, "-m", "pytest", str(ROOT / "tests/model/test_laws.py"), "-n", "0", "-x"]
+def test_the_invariants_are_tested_with_an_own_part_and_find_a_wrong_one(own_parts):
+    invariants = [sys.executable, "-m", "pytest", str(ROOT / "tests/model/test_invariants.py"), "-n", "0", "-x"]
     command = [
-        *laws,
+        *invariants,
         "-p",
         "no:cacheprovider",
         "--parts",

@@ -229,15 +229,15 @@ def test_a_run_reads_special_tokens_in_a_text_as_text_except_the_mask(tmp_path):
 def test_infill_generates_what_is_missing(tmp_path):
     """It reads prefix <mask> suffix <mask>, as in training; the user writes the text with one <mask>; so does an export."""
     attention, position = {"kind": "heads", "heads": 2}, {"kind": "learned", "length": 40}
-    tower = {"layers": 1, "width": 32, "attention": attention, "position": position}
+    stack = {"layers": 1, "width": 32, "attention": attention, "position": position}
     pairs = (("sky", "blue"), ("grass", "green"), ("rose", "red"), ("sun", "yellow"))
     texts = [f"the {thing} is {colour} today" for thing, colour in pairs]
     (tmp_path / "texts.txt").write_text("\n".join([*texts * 10, "the sky is blue"]))
     tree = {
-        "model": {"vocab": "tokenizer", "decoder": tower, "init": "xavier"},
+        "model": {"vocab": "tokenizer", "decoder": stack, "init": "xavier"},
         "data": {"kind": "text", "path": str(tmp_path / "texts.txt"), "document": "line"},
-        "task": {"kind": "infill", "block": 8},
-        "optim": {"lr": 1e-2, "schedule": {"kind": "linear", "warmup": 5}},
+        "task": {"kind": "infill", "block_size": 8},
+        "optim": {"lr": 1e-2, "schedule": {"kind": "linear", "warmup_steps": 5}},
         "train": {"steps": 200, "batch_tokens": 400, "eval_every": 200, "eval_rows": 1},
     }
     train_all(tree, tmp_path / "run")
@@ -261,7 +261,7 @@ def test_infill_generates_what_is_missing(tmp_path):
 def test_a_run_of_spans_reads_sentinels(tmp_path):
     tree = described("spans", steps=1)
     train_all(tree, tmp_path / "run")
-    tokens, checkpoint = prepare(read_run(tree)).tokens, manyheads.load(tmp_path / "run")
+    tokens, checkpoint = prepare(read_run(tree)).special_tokens, manyheads.load(tmp_path / "run")
     text = "was <extra_0> born </s> in <extra_1>"
     (ids,), _ = task_of(checkpoint).encode(checkpoint, [text], OPTIONS)
     assert [token for token in ids if token in tokens.sentinels] == list(tokens.sentinels[:2])

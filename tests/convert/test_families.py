@@ -50,7 +50,7 @@ def reads_images(theirs):
     return "pixel" in theirs.main_input_name
 
 
-def both(ours, theirs, *, padding=None, hidden=False):
+def both(ours, theirs, *, padding_mask=None, hidden=False):
     """The logits of both for the same ids; `hidden`: the states of every layer."""
     torch.manual_seed(3)
     ids, target = torch.randint(3, 60, (2, 17)), torch.randint(3, 60, (2, 9))
@@ -59,16 +59,18 @@ def both(ours, theirs, *, padding=None, hidden=False):
         images = random_images(theirs.config.image_size, theirs.config.num_channels).to(theirs.dtype)
         out, inputs = theirs(pixel_values=images, **options), (patches(images),)
     else:
-        if padding is not None:
-            options["attention_mask"] = (~padding).long()
+        if padding_mask is not None:
+            options["attention_mask"] = (~padding_mask).long()
         if ours.has_source:
-            out, inputs = theirs(input_ids=ids, decoder_input_ids=target, **options), (ids, target, padding)
+            out, inputs = theirs(input_ids=ids, decoder_input_ids=target, **options), (ids, target, padding_mask)
         else:
-            if padding is not None and ours.spec.shape == "decoder":
+            if padding_mask is not None and ours.spec.shape == "decoder":
                 options["position_ids"] = (options["attention_mask"].cumsum(-1) - 1).clamp(min=0)
             if ours.config["model_type"] == "roberta":  # which otherwise guesses the padding from the ids
-                options["position_ids"] = torch.arange(17)[None] + 2 if padding is None else roberta_positions(padding)
-            out, inputs = theirs(input_ids=ids, **options), (ids, None, padding)
+                options["position_ids"] = (
+                    torch.arange(17)[None] + 2 if padding_mask is None else roberta_positions(padding_mask)
+                )
+            out, inputs = theirs(input_ids=ids, **options), (ids, None, padding_mask)
     if not hidden:
         return ours.logits(*inputs), logits_of(out)
     if reads_images(theirs):  # their last state is before the final norm
@@ -78,8 +80,8 @@ def both(ours, theirs, *, padding=None, hidden=False):
     return ours.hidden(*inputs), states
 
 
-def roberta_positions(padding):
-    return torch.where(padding, 1, (~padding).cumsum(-1) + 1)
+def roberta_positions(padding_mask):
+    return torch.where(padding_mask, 1, (~padding_mask).cumsum(-1) + 1)
 
 
 def logits_of(out):
@@ -117,7 +119,7 @@ def test_a_masked_autoencoder_has_the_references_loss(normalised, tmp_path):
     theirs = perturbed(make("ViTMAEForPreTraining", "ViTMAEConfig", num_channels=1, norm_pix_loss=normalised))
     theirs.save_pretrained(tmp_path / "mae")
     ours, images = manyheads.load(tmp_path / "mae").model, random_images(channels=1)
-    task = MaeSpec(normalised=normalised, share=theirs.config.mask_ratio)
+    task = MaeSpec(norm_pix_loss=normalised, mask_ratio=theirs.config.mask_ratio)
     batch = task.batch([(one,) for one in patches(images).numpy()], SpecialTokens(), np.random.default_rng(3))
     noise = (batch.targets != IGNORE_INDEX).float()  # the reference shows the patches with the lowest noise
     loss = float(theirs(pixel_values=images, noise=noise).loss)
@@ -144,19 +146,19 @@ UNSTEADY = ("marian", "llama-dynamic-beyond", "roberta-classes")
 def test_padding_changes_nothing_and_agrees_with_the_reference(saved, side):
     name, theirs, folder = saved
     ours = manyheads.load(folder)
-    padding = torch.zeros(2, 17, dtype=torch.bool)
-    padding[1, slice(0, 5) if side == "left" else slice(12, 17)] = True
+    padding_mask = torch.zeros(2, 17, dtype=torch.bool)
+    padding_mask[1, slice(0, 5) if side == "left" else slice(12, 17)] = True
     torch.manual_seed(3)
     ids, target = torch.randint(3, 60, (2, 17)), torch.randint(3, 60, (2, 9))
-    logits = ours.logits(ids, target if ours.has_source else None, padding)
-    alone = ours.logits(ids[1:, ~padding[1]], target[1:] if ours.has_source else None)
+    logits = ours.logits(ids, target if ours.has_source else None, padding_mask)
+    alone = ours.logits(ids[1:, ~padding_mask[1]], target[1:] if ours.has_source else None)
     whole = ours.has_source or ours.spec.head.kind == "classes"
-    assert_close(logits[1:] if whole else logits[1:, ~padding[1]], alone)
+    assert_close(logits[1:] if whole else logits[1:, ~padding_mask[1]], alone)
     by_position = ours.spec.shape == "encoder" and side == "left" and ours.config["model_type"] != "roberta"
     pooled = ours.spec.head.kind == "classes"
     if not name.startswith(UNSTEADY) and not by_position and not pooled and not (ours.has_source and side == "left"):
-        logits, their_logits = both(ours, theirs, padding=padding)
-        assert_close(logits, their_logits, mask=None if ours.has_source else ~padding)
+        logits, their_logits = both(ours, theirs, padding_mask=padding_mask)
+        assert_close(logits, their_logits, mask=None if ours.has_source else ~padding_mask)
 
 
 @torch.no_grad()
@@ -198,8 +200,8 @@ def test_an_export_is_equal_to_what_was_loaded(saved, tmp_path):
     assert all(torch.equal(before[name], back[name]) and before[name].dtype == back[name].dtype for name in before)
     config, same = (json.loads((path / "config.json").read_text()) for path in (folder, tmp_path / "back"))
     assert config == same
-    family = ours.origin.family
-    again = family.spec_of(family.config_of(ours.spec, ours.origin.architecture))
+    family = ours.metadata.family
+    again = family.spec_of(family.config_of(ours.spec, ours.metadata.architecture))
     assert same_model(again, ours.spec)
     assert list(dropouts(to_tree(again))) == list(dropouts(to_tree(ours.spec)))
 
@@ -278,7 +280,7 @@ def test_the_number_of_rotated_coordinates_stays_exact(tmp_path):
     theirs.save_pretrained(tmp_path / "theirs")
     ours = manyheads.load(tmp_path / "theirs")
     assert_close(*both(ours, theirs))
-    assert ours.origin.family.config_of(ours.spec, "GPTJForCausalLM")["rotary_dim"] == 58
+    assert ours.metadata.family.config_of(ours.spec, "GPTJForCausalLM")["rotary_dim"] == 58
 
 
 # ----------------------------------------------------------------------------------------------------------- every table
@@ -337,13 +339,13 @@ def descriptions():
 
 
 def with_one_part_changed(spec):
-    """The description with one part of one tower changed, for every kind of every part that can be built so."""
+    """The description with one part of one stack changed, for every kind of every part that can be built so."""
     for slot in ("attention", "core", "embed", "feedforward", "norm", "position", "residual"):
         for choice in choices(slot):
-            for tower in [name for name in ("encoder", "decoder") if name in to_tree(spec)]:
+            for stack in [name for name in ("encoder", "decoder") if name in to_tree(spec)]:
                 tree = to_tree(spec)
-                own = tree[tower].get(slot) or {}
-                tree[tower][slot] = own | choice if own.get("kind") == choice["kind"] else choice
+                own = tree[stack].get(slot) or {}
+                tree[stack][slot] = own | choice if own.get("kind") == choice["kind"] else choice
                 try:
                     other = read_model(tree)
                 except ConfigError:
@@ -370,10 +372,10 @@ def test_a_model_with_one_part_changed_is_refused_or_has_the_references_logits(n
         folder, exported = tmp_path / str(exported), exported + 1
         manyheads.export(Checkpoint(random_model(spec, torch.float32)), folder)
         ours = manyheads.load(folder)
-        theirs = getattr(transformers, ours.origin.architecture).from_pretrained(folder).eval()
+        theirs = getattr(transformers, ours.metadata.architecture).from_pretrained(folder).eval()
         assert_close(*(restored(ours, theirs) if name == "vit-mae" else both(ours, theirs)))
     assert refused > 20
-    assert exported or name == "t5"  # whose towers share their parts: a single one cannot differ
+    assert exported or name == "t5"  # whose stacks share their parts: a single one cannot differ
 
 
 @pytest.mark.parametrize("name", [*NAMES, *GGUF])
@@ -456,8 +458,8 @@ def test_a_missing_key_has_the_references_default_or_is_required(name):
 
 
 def test_dropout_is_read_where_it_belongs():
-    def spec_of(name, config, tower):
-        return getattr(get_family(name).spec_of(config.to_dict()), tower)
+    def spec_of(name, config, stack):
+        return getattr(get_family(name).spec_of(config.to_dict()), stack)
 
     def rates(spec):
         return spec.embed.dropout, spec.core.dropout, spec.feedforward.dropout, spec.residual.dropout
@@ -598,9 +600,9 @@ def test_a_model_that_no_family_has_is_refused_with_the_first_part_that_differs(
 
 
 def test_patches_that_are_not_squares_are_refused(tmp_path):
-    tower = {"width": 16, "layers": 1, "attention": {"heads": 2}, "position": {"kind": "learned", "length": 10}}
+    stack = {"width": 16, "layers": 1, "attention": {"heads": 2}, "position": {"kind": "learned", "length": 10}}
     embed = {"kind": "patches", "pixels": 30, "class_token": True}
-    spec = read_model({"encoder": tower | {"embed": embed}, "head": {"kind": "classes"}})
+    spec = read_model({"encoder": stack | {"embed": embed}, "head": {"kind": "classes"}})
     with pytest.raises(ExportError) as caught:
         manyheads.export(build(spec), tmp_path / "out")
     assert all(value in str(caught.value) for value in ("encoder.embed.pixels", "30", "27", "vit"))

@@ -404,7 +404,7 @@ def test_a_chat_template_is_kept(tmp_path):
         "{{ messages }}",
         by_bytes().encode("abcab").ids,
     )
-    assert back.origin.config["eos_token_id"] == theirs.config.eos_token_id
+    assert back.metadata.config["eos_token_id"] == theirs.config.eos_token_id
 
 
 def export_fails(checkpoint, path, *values, **options):

@@ -156,7 +156,7 @@ def test_a_snapshot_of_the_hubs_cache_may_link_to_its_blobs_and_nowhere_else(fol
     (snapshot / "1_Pooling").mkdir()
     (blobs / "pooling").write_text("{}")
     (snapshot / "1_Pooling" / "config.json").symlink_to("../../../blobs/pooling")
-    assert manyheads.load(snapshot).origin.extra_files["1_Pooling/config.json"] == b"{}"
+    assert manyheads.load(snapshot).metadata.extra_files["1_Pooling/config.json"] == b"{}"
     other = tmp_path / "models--y" / "blobs"
     other.mkdir(parents=True)
     (blobs / "within").mkdir()
@@ -219,7 +219,7 @@ def test_weights_must_be_floating_point(folder):
 def test_an_unused_tensor_may_have_any_dtype(folder):
     mask = {"transformer.h.0.attn.bias": torch.ones(1, 1, 4, 4, dtype=torch.uint16)}
     save_file(load_file(folder / "model.safetensors") | mask, folder / "model.safetensors")
-    assert manyheads.load(folder).origin.weights.unused["transformer.h.0.attn.bias"].dtype == torch.uint16
+    assert manyheads.load(folder).metadata.weights.unused["transformer.h.0.attn.bias"].dtype == torch.uint16
 
 
 def test_weights_with_other_names_or_shapes_are_refused_by_name(folder):
@@ -257,7 +257,7 @@ def test_shards_are_read_as_one_file_and_an_index_that_does_not_fit_them_is_refu
     weight_map = {name: file for file, own in halves.items() for name in own}
     index = folder / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": weight_map}))
-    stored = manyheads.load(folder).origin.weights.tensors(manyheads.load(folder).model)
+    stored = manyheads.load(folder).metadata.weights.tensors(manyheads.load(folder).model)
     assert all(torch.equal(tensor, stored[name]) for name, tensor in tensors.items())
     index.write_text(json.dumps({"weight_map": weight_map | {"more": "b.safetensors"}}))
     load_fails(folder, "corrupt", "more")
@@ -280,7 +280,7 @@ def export_fails(code, *arguments, **options):
 
 def test_an_export_in_shards_can_be_loaded(folder, tmp_path):
     ours = manyheads.load(folder)
-    write_folder(ours.model, tmp_path / "shards", ours.origin, shard_bytes=500)
+    write_folder(ours.model, tmp_path / "shards", ours.metadata, shard_bytes=500)
     assert len(list((tmp_path / "shards").glob("model-*-of-*.safetensors"))) > 1
     again = manyheads.load(tmp_path / "shards").model
     assert all(

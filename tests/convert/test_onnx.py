@@ -27,7 +27,7 @@ from manyheads.parts.core import CoreSpec, register_score
 
 SMALL = ["decoder.layers=1", "decoder.width=16", "decoder.attention.heads=2", "vocab=9"]
 ONE_LAYER = {"num_hidden_layers": 1}
-FAMILIES = {  # grouped keys and scaled RoPE; token types and no head; a pooled head; two towers and biases
+FAMILIES = {  # grouped keys and scaled RoPE; token types and no head; a pooled head; two stacks and biases
     "llama-llama3": ONE_LAYER,
     "bert-bare": ONE_LAYER,
     "roberta-classes": ONE_LAYER,
@@ -57,12 +57,12 @@ def run(session, **inputs):
 
 def padding_mask(batch, length, side):
     """No padding in the first row, and one more position of it in each of the others."""
-    padding = torch.zeros(batch, length, dtype=torch.bool)
+    padding_mask = torch.zeros(batch, length, dtype=torch.bool)
     for row in range(batch if side else 0):
         count = min(row, length - 1)
-        padding[row, : count if side == "left" else 0] = True
-        padding[row, length - count if side == "right" else length :] = True
-    return padding
+        padding_mask[row, : count if side == "left" else 0] = True
+        padding_mask[row, length - count if side == "right" else length :] = True
+    return padding_mask
 
 
 def check_outputs(session, ours, vocab=60):
@@ -72,7 +72,7 @@ def check_outputs(session, ours, vocab=60):
         types, padding = torch.randint(0, 2, (batch, length)), padding_mask(batch, length, side)
         mask = (~padding).long()
         out = run(session, input_ids=ids, attention_mask=mask, decoder_input_ids=target, token_type_ids=types)
-        more = {"types": types} if "token_type_ids" in names(session)[0] else {}
+        more = {"token_type_ids": types} if "token_type_ids" in names(session)[0] else {}
         logits = ours.logits(ids, target if ours.has_source else None, padding if side else None, **more)
         assert_close(out, logits)
 

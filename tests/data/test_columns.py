@@ -28,7 +28,7 @@ def texts(count=30):
 def test_the_only_columns_with_several_words_are_the_texts(tmp_path):
     path = table(tmp_path, *texts(), header=("id", "en", "de"))
     assert choose_columns(path, PairsSpec).fields == ("en", "de")
-    assert choose_columns(path, PairsSpec, long_first=True).fields == ("de", "en")
+    assert choose_columns(path, PairsSpec, longer_column_first=True).fields == ("de", "en")
 
 
 def test_the_column_with_the_fewest_values_is_the_label(tmp_path):

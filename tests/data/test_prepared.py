@@ -176,10 +176,10 @@ def test_prepared_classes_and_texts_are_those_of_the_source(tmp_path):
 
 
 def run_tree(data, **tables):
-    tower = {"layers": 1, "width": 16, "attention": {"kind": "heads", "heads": 2}}
+    stack = {"layers": 1, "width": 16, "attention": {"kind": "heads", "heads": 2}}
     decoder = {"like": "encoder", "embed": "shared", "cross": True}
     return {
-        "model": {"vocab": "tokenizer", "encoder": tower, "decoder": decoder},
+        "model": {"vocab": "tokenizer", "encoder": stack, "decoder": decoder},
         "data": data,
         "task": {"kind": "seq2seq"},
         "train": {"steps": 3, "batch_tokens": 200, "eval_rows": 20},

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from raising import raises
 
-from manyheads.files.text import Lines, open_decompressed
+from manyheads.files.text import LineReader, open_decompressed
 
 
 def test_only_a_byte_order_mark_at_the_start_is_dropped(tmp_path):
     (tmp_path / "a.txt").write_text("\ufeffone\n\ufefftwo\n")
-    assert list(Lines(tmp_path / "a.txt", "strict", 100)) == [(1, "one"), (2, "\ufefftwo")]
+    assert list(LineReader(tmp_path / "a.txt", "strict", 100)) == [(1, "one"), (2, "\ufefftwo")]
 
 
 @given(st.lists(st.text(st.characters(exclude_characters="\r\n\0\ufeff", exclude_categories=["Cs"]), max_size=20)))
@@ -26,7 +26,7 @@ def test_lines_are_the_same_compressed_or_not_and_whatever_ends_them(tmp_path_fa
         for number, data in enumerate((content, gzip.compress(content))):
             path = folder / f"{number}.txt"
             path.write_bytes(data)
-            numbered = list(Lines(path, "strict", 100))
+            numbered = list(LineReader(path, "strict", 100))
             assert [line for _, line in numbered] == lines
             assert [i for i, _ in numbered] == list(range(1, len(lines) + 1))
 
@@ -35,10 +35,10 @@ def test_invalid_bytes_are_an_error_replaced_or_skipped(tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes(b"one\ntw\xff\nthree\n")
     with raises("data.encoding", path, "line 2 ", "0xff", "byte 6", "the hint"):
-        list(Lines(path, "strict", 100, encoding_hint="the hint"))
+        list(LineReader(path, "strict", 100, encoding_hint="the hint"))
     for errors, expected in (("replace", ["one", "tw�", "three"]), ("skip", ["one", "three"])):
         warnings = Counter()
-        assert [line for _, line in Lines(path, errors, 100, warnings)] == expected
+        assert [line for _, line in LineReader(path, errors, 100, warnings)] == expected
         assert warnings.total() == 1
 
 
@@ -47,7 +47,7 @@ def test_a_line_longer_than_allowed_is_an_error_with_its_number(tmp_path):
     for length in (11, 100, 10_000):
         path.write_text("é" * 10 + "\n" + "é" * length)
         with raises("data.too-large", path, "line 2 ", "10 characters", "the hint"):
-            list(Lines(path, "strict", 10, length_hint="the hint"))
+            list(LineReader(path, "strict", 10, length_hint="the hint"))
 
 
 def test_a_file_that_cannot_be_read_is_an_error(tmp_path):
@@ -55,4 +55,4 @@ def test_a_file_that_cannot_be_read_is_an_error(tmp_path):
         pytest.fail("it does not exist")
     (tmp_path / "broken.gz").write_bytes(gzip.compress(b"x" * 1000)[:-9])
     with raises("data.file", "broken.gz"):
-        list(Lines(tmp_path / "broken.gz", "strict", 2000))
+        list(LineReader(tmp_path / "broken.gz", "strict", 2000))

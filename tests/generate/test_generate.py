@@ -15,7 +15,13 @@ from small_checkpoints import CASES, folder_of, make, perturbed
 import manyheads
 from manyheads import Checkpoint, Inputs
 from manyheads.errors import ManyheadsError
-from manyheads.generate.decoding import GenerationConfig, MethodSpec, choose_method, generation_config, token_by_token
+from manyheads.generate.decoding import (
+    DecodingSpec,
+    GenerationConfig,
+    choose_decoding,
+    generate_token_by_token,
+    generation_config,
+)
 from manyheads.generate.methods.beam import BeamSpec
 from manyheads.spec import field, to_tree
 
@@ -51,7 +57,7 @@ def prompt_and_source(name, batch=3, length=4):
 
 def decode(method, model, prompt, source=None, *, config, rng=()):
     source = None if source is None else Inputs.of(source)
-    return choose_method(method).generate(model, Inputs.of(prompt), source, config=config, rng=rng)
+    return choose_decoding(method).generate(model, Inputs.of(prompt), source, config=config, rng=rng)
 
 
 def beam(model, prompt, source=None, *, num_beams=4, length_penalty=0.6, config):
@@ -255,8 +261,8 @@ def test_samples_are_drawn_from_softmax_of_logits_over_t(temperature):
 
 
 def test_the_temperature_of_the_caller_is_that_of_the_method():
-    assert generation_config(temperature=0.3).decoding == choose_method({"kind": "sample", "temperature": 0.3})
-    assert generation_config(temperature=0.0).decoding == choose_method("greedy") == GenerationConfig().decoding
+    assert generation_config(temperature=0.3).decoding == choose_decoding({"kind": "sample", "temperature": 0.3})
+    assert generation_config(temperature=0.0).decoding == choose_decoding("greedy") == GenerationConfig().decoding
     model, prompt = random_model(SHAPES["decoder"]), tokens(8, 3)
     rng = [torch.Generator().manual_seed(i) for i in range(8)]
     cold = decode({"kind": "sample", "temperature": 1e-6}, model, prompt, config=settings(), rng=rng)
@@ -289,7 +295,7 @@ def test_forced_tokens_are_generated_and_forbidden_ones_never(num_beams):
 
 def test_a_forced_first_token_is_for_texts_of_one_token_whatever_else_is_in_the_batch():
     model, config = random_model(decoder()), settings(max_new_tokens=3, forced_bos_token_id=(9,))
-    batch = Inputs(torch.tensor([[0, 0, 5], [6, 7, 8]]), padding=torch.tensor([[True, True, False], [False] * 3]))
+    batch = Inputs(torch.tensor([[0, 0, 5], [6, 7, 8]]), padding_mask=torch.tensor([[True, True, False], [False] * 3]))
     one, other = greedy(model, batch, config=config)
     assert one == greedy(model, torch.tensor([[5]]), config=config)[0]
     assert other == greedy(model, torch.tensor([[6, 7, 8]]), config=settings(max_new_tokens=3))[0]
@@ -302,23 +308,23 @@ WRONG = {
     "temperature": (-1, float("nan"), float("inf"), 1e-9, 1e9, "hot", "1", None, True, False),
     "num_beams": (0, -1, 257, 1.5, "2", None, True),
     "length_penalty": (-1, 11, float("nan"), "1", None, True),
-    "method": ("no-such-method", 3, {"kind": "beam", "beams": 2}, {"kind": "sample", "temperature": -1}),
+    "decoding": ("no-such-method", 3, {"kind": "beam", "beams": 2}, {"kind": "sample", "temperature": -1}),
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_settings_are_refused_by_name(name):
     for value in WRONG[name]:
-        with raises("generate.config", "" if name == "method" else name):
+        with raises("generate.config", "" if name == "decoding" else name):
             generation_config(**{name: value})
 
 
 def test_settings_that_exclude_each_other_are_refused():
     for conflicting in (
         {"num_beams": 2, "temperature": 1.0},
-        {"method": "greedy", "num_beams": 2},
-        {"method": "greedy", "temperature": 1.0},
-        {"method": {"kind": "beam"}, "length_penalty": 0.0},
+        {"decoding": "greedy", "num_beams": 2},
+        {"decoding": "greedy", "temperature": 1.0},
+        {"decoding": {"kind": "beam"}, "length_penalty": 0.0},
     ):
         with raises("generate.config"):
             generation_config(**conflicting)
@@ -358,10 +364,10 @@ def test_four_beams_find_what_transformers_finds(name, length_penalty, tmp_path)
             )
             row = output[0, 1 if theirs.config.is_encoder_decoder else len(ids) :].tolist()
             expected = [token for token in until_eos([row], (2, 11))[0] if token not in (2, 11)]
-            assert ours.generate(ids, method=method, max_new_tokens=9) == expected
+            assert ours.generate(ids, decoding=method, max_new_tokens=9) == expected
 
 
-class LeastSpec(MethodSpec, kind="test-least"):
+class LeastSpec(DecodingSpec, kind="test-least"):
     """argmin_v p(v | x_<t) among the `width` most probable tokens"""
 
     width: int = field(2, "tokens to choose from", ge=1)
@@ -370,7 +376,7 @@ class LeastSpec(MethodSpec, kind="test-least"):
         def choose(logits_BV, rows):
             return logits_BV.topk(self.width).indices[:, -1]
 
-        return token_by_token(model, prompt, source, config=config, choose=choose)
+        return generate_token_by_token(model, prompt, source, config=config, choose=choose)
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -378,19 +384,19 @@ def test_a_method_of_your_own_is_a_kind_of_the_slot(name):
     checkpoint = Checkpoint(random_model(SHAPES[name]))
     start = {"decoder_start_token_id": 1} if has_source(name) else {}
     settings = {"max_new_tokens": 5} | start
-    assert MethodSpec.kinds["test-least"] is LeastSpec
+    assert DecodingSpec.kinds["test-least"] is LeastSpec
     one, two = (
-        checkpoint.generate([3, 4, 5], method={"kind": "test-least", "width": width}, **settings) for width in (1, 2)
+        checkpoint.generate([3, 4, 5], decoding={"kind": "test-least", "width": width}, **settings) for width in (1, 2)
     )
     assert one == checkpoint.generate([3, 4, 5], **settings), "the most probable of one is greedy"
-    assert checkpoint.generate([3, 4, 5], method=LeastSpec(), **settings) == two
-    assert checkpoint.generate([3, 4, 5], method="test-least", **settings) == two != one
+    assert checkpoint.generate([3, 4, 5], decoding=LeastSpec(), **settings) == two
+    assert checkpoint.generate([3, 4, 5], decoding="test-least", **settings) == two != one
     with raises("generate.config", "width", 0):
-        checkpoint.generate([3, 4, 5], method={"kind": "test-least", "width": 0}, **settings)
+        checkpoint.generate([3, 4, 5], decoding={"kind": "test-least", "width": 0}, **settings)
 
 
 def test_every_method_is_documented_and_has_a_formula():
-    for kind, method in MethodSpec.kinds.items():
+    for kind, method in DecodingSpec.kinds.items():
         assert method.formula() != "no formula given", kind
         assert all(one.description for one in method.model_fields.values()), kind
 

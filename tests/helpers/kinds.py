@@ -1,4 +1,4 @@
-"""Every kind of every slot at small sizes, which the laws run over. A kind that is not listed has its defaults."""
+"""Every kind of every slot at small sizes, which the invariants run over. A kind that is not listed has its defaults."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ SETTINGS = {
         "bilinear": [{}, {"scaled": False}],
         "projected": [{"size": 5}, {"size": 3, "scaled": False}],
         "argmax": [{}, {"heads": [1]}],
-        "dense": [{"length": 64}],
-        "random": [{"length": 64}],
+        "synthesizer-dense": [{"length": 64}],
+        "synthesizer-random": [{"length": 64}],
     },
     "position": {
         "sinusoidal": [
@@ -62,11 +62,11 @@ SETTINGS = {
     "attention": {
         "heads": [
             {},
-            {"groups": 1},
-            {"heads": 4, "groups": 2},
+            {"kv_heads": 1},
+            {"heads": 4, "kv_heads": 2},
             {"size": 12},
             {"bias": False, "output_bias": False},
-            {"query_key_norm": "rms"},
+            {"qk_norm": "rms"},
         ],
     },
     "feedforward": {
@@ -76,7 +76,11 @@ SETTINGS = {
     "residual": {},
     "norm": {"layer": [{}, {"bias": False}]},
     "head": {
-        "tied": [{}, {"bias": True, "temperature": "root"}, {"temperature": "root", "learned": True}],
+        "tied": [
+            {},
+            {"bias": True, "logit_scale": "inverse-sqrt"},
+            {"logit_scale": "inverse-sqrt", "learn_logit_scale": True},
+        ],
         "masked": [{}, {"scores": "untied"}],
         "classes": [
             {"classes": 3},
@@ -106,7 +110,7 @@ def kind_id(choice):
     return f"{choice['kind']}({inside})" if inside else choice["kind"]
 
 
-def tower(**changes):
+def stack(**changes):
     base = {
         "layers": 2,
         "width": WIDTH,
@@ -125,14 +129,14 @@ def fits(position, core):
 
 
 def decoder(**changes):
-    return read_model({"vocab": VOCAB, "decoder": tower(**changes), "init": {"kind": "normal", "std": 0.3}})
+    return read_model({"vocab": VOCAB, "decoder": stack(**changes), "init": {"kind": "normal", "std": 0.3}})
 
 
 def encoder(**changes):
     return read_model(
         {
             "vocab": VOCAB,
-            "encoder": tower(**changes),
+            "encoder": stack(**changes),
             "head": {"kind": "untied"},
             "init": {"kind": "normal", "std": 0.3},
         }
@@ -145,7 +149,7 @@ def pair(**changes):
     if isinstance(position, dict) and position.get("kind") == "bucketed":
         other["position"] = {"bidirectional": False}
     return read_model(
-        {"vocab": VOCAB, "encoder": tower(**changes), "decoder": other, "init": {"kind": "normal", "std": 0.3}}
+        {"vocab": VOCAB, "encoder": stack(**changes), "decoder": other, "init": {"kind": "normal", "std": 0.3}}
     )
 
 
@@ -160,7 +164,7 @@ def ngram(**changes):
 
 
 def random_model(spec, dtype=torch.float64, seed=1):
-    """The model with noise added to every initial weight: a law must not hold because a bias is zero."""
+    """The model with noise added to every initial weight: an invariant must not hold because a bias is zero."""
     model = build(spec, seed=seed, dtype=dtype).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -176,8 +180,8 @@ def tokens(batch=2, length=LENGTH, seed=3, vocab=VOCAB):
 def padded(ids, counts, side, filler=0):
     """Rows truncated to their counts and padded on one side with a token that must not matter."""
     batch, length = ids.shape
-    tokens, padding = torch.full_like(ids, filler), torch.ones(batch, length, dtype=torch.bool)
+    tokens, padding_mask = torch.full_like(ids, filler), torch.ones(batch, length, dtype=torch.bool)
     for row, count in enumerate(counts):
         real = slice(length - count, length) if side == "left" else slice(0, count)
-        tokens[row, real], padding[row, real] = ids[row, :count], False
-    return Inputs(tokens, padding=padding)
+        tokens[row, real], padding_mask[row, real] = ids[row, :count], False
+    return Inputs(tokens, padding_mask=padding_mask)

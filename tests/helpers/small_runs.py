@@ -21,7 +21,7 @@ from manyheads.training.loop import train_events
 from manyheads.training.prepare import prepare
 from manyheads.training.run import read_run
 
-TOWER = {
+STACK = {
     "layers": 1,
     "width": 16,
     "attention": {"kind": "heads", "heads": 2},
@@ -41,60 +41,60 @@ TASKS = {
     "seq2seq": {
         "model": {
             "vocab": "tokenizer",
-            "encoder": TOWER,
+            "encoder": STACK,
             "decoder": {"like": "encoder", "embed": "shared", "cross": True},
         },
         "data": SEQUENCE,
     },
     "recurrent": {"model": {"vocab": "tokenizer", "recurrent": {"width": 16}}, "data": SEQUENCE},
-    "causal": {"model": {"vocab": "tokenizer", "decoder": TOWER}, "data": {"kind": "biographies", "people": 60}},
+    "causal": {"model": {"vocab": "tokenizer", "decoder": STACK}, "data": {"kind": "biographies", "people": 60}},
     "masked": {
-        "model": {"vocab": "tokenizer", "encoder": TOWER, "head": "masked"},
+        "model": {"vocab": "tokenizer", "encoder": STACK, "head": "masked"},
         "data": {"kind": "biographies", "people": 60},
     },
-    "packed": {"model": {"vocab": "tokenizer", "decoder": TOWER}, "data": {"kind": "biographies", "people": 60}},
+    "packed": {"model": {"vocab": "tokenizer", "decoder": STACK}, "data": {"kind": "biographies", "people": 60}},
     "spans": {
         "model": {
             "vocab": "tokenizer",
-            "encoder": TOWER,
+            "encoder": STACK,
             "decoder": {"like": "encoder", "embed": "shared", "cross": True},
         },
         "data": {"kind": "biographies", "people": 60},
     },
-    "infill": {"model": {"vocab": "tokenizer", "decoder": TOWER}, "data": {"kind": "biographies", "people": 60}},
+    "infill": {"model": {"vocab": "tokenizer", "decoder": STACK}, "data": {"kind": "biographies", "people": 60}},
     "retrieval": {
-        "model": {"vocab": "tokenizer", "encoder": TOWER, "head": {"kind": "vector", "pool": "mean"}},
+        "model": {"vocab": "tokenizer", "encoder": STACK, "head": {"kind": "vector", "pool": "mean"}},
         "data": {"kind": "sequence", "function": "reverse", "count": 400},
     },
     "classify": {
-        "model": {"encoder": TOWER | PATCHES, "head": {"kind": "classes", "classes": 10, "pool": "mean"}},
+        "model": {"encoder": STACK | PATCHES, "head": {"kind": "classes", "classes": 10, "pool": "mean"}},
         "data": DIGITS,
     },
     "mae": {
-        "model": {"encoder": TOWER | PATCHES, "decoder": TOWER | RESTORED, "head": {"kind": "pixels", "pixels": 4}},
+        "model": {"encoder": STACK | PATCHES, "decoder": STACK | RESTORED, "head": {"kind": "pixels", "pixels": 4}},
         "data": DIGITS,
     },
     "shaped": {
         "model": {
             "vocab": "tokenizer",
-            "encoder": TOWER,
+            "encoder": STACK,
             "decoder": {"like": "encoder", "embed": "shared", "cross": True},
         },
         "data": SEQUENCE,
-        "shaping": [{"kind": "focus"}, {"kind": "near", "max_cost": 9.0}],
+        "auxiliary_losses": [{"kind": "focus"}, {"kind": "near", "max_cost": 9.0}],
     },
 }
 
 
 def described(name, **train):
     task = (
-        {"kind": "seq2seq", "smoothing": 0.1}
+        {"kind": "seq2seq", "label_smoothing": 0.1}
         if name in ("seq2seq", "recurrent", "shaped")
         else {"kind": {"packed": "causal"}.get(name, name)}
     )
     train = {"pack": 50} | train if name == "packed" else train
     usual = {"steps": 6, "batch_tokens": 200, "accumulate": 2, "save_every": 2, "eval_every": 3, "eval_rows": 20}
-    optim = {"lr": 3e-3, "schedule": {"kind": "cosine", "warmup": 2}}
+    optim = {"lr": 3e-3, "schedule": {"kind": "cosine", "warmup_steps": 2}}
     return TASKS[name] | {"seed": 5, "task": task, "optim": optim, "train": usual | train}
 
 
@@ -169,7 +169,7 @@ def last_metrics(events):
 def train_and_evaluate(tree, folder, **fields):
     """A prepared run, trained to its end for seconds, and its metrics on the validation set."""
     usual = {"steps": 40, "batch_tokens": 600, "eval_every": 1000, "save_every": 1000, "eval_rows": 100}
-    optim = {"lr": 1e-2, "schedule": {"kind": "cosine", "warmup": 5}}
+    optim = {"lr": 1e-2, "schedule": {"kind": "cosine", "warmup_steps": 5}}
     run = prepare(read_run({"optim": optim, "train": usual | fields} | tree))
     return run, last_metrics(train_events(run, folder))
 

@@ -20,7 +20,7 @@ def targets(run, rows):
 
 def unigram_entropy(run):
     """The loss on validation tokens, or classes, predicted with their frequency in training (add-one smoothing)."""
-    size = len(run.labels) or run.tokens.vocab_size
+    size = len(run.labels) or run.special_tokens.vocab_size
     counts = 1 + torch.bincount(targets(run, run.train_rows), minlength=size).double()
     return float(-(counts / counts.sum()).log()[targets(run, run.validation_rows)].mean())
 

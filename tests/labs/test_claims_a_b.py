@@ -1,6 +1,6 @@
 """Claims A (attention) and B (masks) of the source documents; every test is named for its row.
 
-Rows B1, B3, B4 and B5 are laws of every kind, checked in tests/model/test_laws.py.
+Rows B1, B3, B4 and B5 are invariants of every kind, checked in tests/model/test_invariants.py.
 Tolerances: float64 1e-10, float32 1e-5, unless the row says otherwise.
 """
 
@@ -189,7 +189,7 @@ def test_a11_query_key_value_attention_can():
     assert loss.item() < 1e-2 * beta**2 * 1e-2
 
 
-class Cells(HTMLParser):
+class WeightIndices(HTMLParser):
     """The table of a page: headings, and the cells of each row with their classes."""
 
     def __init__(self):
@@ -213,7 +213,7 @@ class Cells(HTMLParser):
 def test_a12_the_printed_matrix_renders_and_aligns():
     words = torch.tensor([[0.91, 0.04, 0.05], [0.03, 0.10, 0.87], [0.09, 0.88, 0.03]])
     check_rows(words)
-    page = Cells()
+    page = WeightIndices()
     page.feed(attention_page(words, ["kediler", "fareleri", "kovalar"], ["cats", "chase", "mice"]))
     assert page.headings == ["cats", "chase", "mice", "kediler", "fareleri", "kovalar"]
     cells = [row for row in page.rows if row]
@@ -228,7 +228,7 @@ def test_a12_the_printed_matrix_renders_and_aligns():
 def test_b6_masked_cells_of_a_page_are_marked_and_its_texts_are_escaped():
     weights, visible = torch.tensor([[1.0, 0.0], [0.5, 0.5]]), torch.tensor([[True, False], [True, True]])
     text = attention_page(weights, ["<script>x</script>", "b"], ['"a', "b"], mask_LM=visible, title="<b>")
-    page = Cells()
+    page = WeightIndices()
     page.feed(text)
     assert [["hidden" in cell["class"] for cell in row] for row in page.rows if row] == [[False, True], [False, False]]
     assert "<script>" not in text

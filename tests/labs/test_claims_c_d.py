@@ -87,8 +87,8 @@ def test_c4_dropout_is_off_in_evaluation_and_keeps_the_mean_in_training():
 def test_c5_heads_that_do_not_divide_the_width_are_an_error_with_the_nearest_that_do():
     with raises("config.incompatible", "encoder.attention.heads", "width 64", "8 or 16 heads", "width 60 or 70"):
         read_model({"vocab": 5, "encoder": {"width": 64, "attention": {"heads": 10}}})
-    with raises("config.incompatible", "decoder.attention.groups", "3 key heads", "4 query heads"):
-        read_model({"vocab": 5, "decoder": {"width": 64, "attention": {"heads": 4, "groups": 3}}})
+    with raises("config.incompatible", "decoder.attention.kv_heads", "3 key heads", "4 query heads"):
+        read_model({"vocab": 5, "decoder": {"width": 64, "attention": {"heads": 4, "kv_heads": 3}}})
 
 
 # --------------------------------------------------------------------------------------------------- D: positions
@@ -97,7 +97,7 @@ def test_c5_heads_that_do_not_divide_the_width_are_an_error_with_the_nearest_tha
 @given(
     length=st.integers(2, 9),
     seed=seeds,
-    core=st.sampled_from([c for c in choices("core") if c["kind"] not in ("dense", "random")]),
+    core=st.sampled_from([c for c in choices("core") if c["kind"] not in ("synthesizer-dense", "synthesizer-random")]),
 )
 def test_d1_without_position_and_mask_the_model_is_equivariant_to_order(length, seed, core):
     model = random_model(kinds.encoder(core=core), torch.float64, seed=seed)
@@ -187,9 +187,9 @@ def test_d9_learned_positions_have_t_rows_and_a_later_position_is_an_error(lengt
 
 @given(length=st.integers(1, 20), heads=st.integers(1, 6), layers=st.integers(1, 3))
 def test_d10_relative_biases_are_two_t_minus_one_per_head_and_layer(length, heads, layers):
-    tower = {"layers": layers, "width": 2 * heads, "attention": {"heads": heads}}
+    stack = {"layers": layers, "width": 2 * heads, "attention": {"heads": heads}}
     relative = {"kind": "relative", "length": length}
-    model = build(read_model({"vocab": 5, "decoder": tower | {"position": relative}}))
+    model = build(read_model({"vocab": 5, "decoder": stack | {"position": relative}}))
     assert sum(count(layer.position) for layer in model.decoder.layers) == layers * (2 * (length - 1) + 1) * heads
     position = model.decoder.layers[0].position
     bias = position.precompute(positions(length, length), torch.float32)[0]

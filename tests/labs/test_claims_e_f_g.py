@@ -36,10 +36,10 @@ from manyheads.spec import SLOTS
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
 def test_e1_recurrent_pairs_without_attention_train_where_a_transformer_does(cell, tmp_path):
     """The data, the task and the rest of the run are the same: only the table of the model differs."""
-    tower = kinds.tower(layers=1, position="sinusoidal", residual="pre", embed={"kind": "tokens", "scale": True})
+    stack = kinds.stack(layers=1, position="sinusoidal", residual="pre", embed={"kind": "tokens", "scale": True})
     decoder = {"like": "encoder", "embed": {"kind": "shared", "scale": True}, "cross": True}
     models = {
-        "transformer": {"encoder": tower, "decoder": decoder},
+        "transformer": {"encoder": stack, "decoder": decoder},
         cell: {"recurrent": {"width": 24, "cell": cell, "attention": False}},
     }
     data = {
@@ -214,14 +214,14 @@ def test_f7_the_number_of_layers_is_a_field_and_0_is_the_embeddings_alone(layers
 
 def test_g1_three_shapes_are_one_code_path():
     models = [random_model(spec) for spec in (kinds.encoder(), kinds.decoder(), kinds.pair())]
-    towers = [tower for model in models for tower in (model.encoder, model.decoder) if tower]
+    stacks = [stack for model in models for stack in (model.encoder, model.decoder) if stack]
     assert len({type(model) for model in models}) == 1
-    assert len({type(layer) for tower in towers for layer in tower.layers}) == 1
+    assert len({type(layer) for stack in stacks for layer in stack.layers}) == 1
 
 
 def test_g2_decoder_only_is_an_encoder_with_a_causal_mask():
     source = random_model(
-        read_model({"vocab": kinds.VOCAB, "encoder": kinds.tower(mask={"causal": True}, position="rope")}),
+        read_model({"vocab": kinds.VOCAB, "encoder": kinds.stack(mask={"causal": True}, position="rope")}),
         torch.float32,
     )
     target = random_model(kinds.decoder(position="rope"), torch.float32, seed=5)
@@ -291,7 +291,7 @@ def test_g6_widths_may_differ(attention):
     model(tokens(vocab=9), tokens(vocab=9)).sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
     with raises("config.incompatible", "head", "16", "10"):
-        build(spec.changed(head="tied"))
+        build(spec.replace(head="tied"))
 
 
 def test_g6_widths_that_do_not_fit_are_an_error():
@@ -306,7 +306,7 @@ def test_g6_widths_that_do_not_fit_are_an_error():
 @pytest.mark.parametrize("pool", ["first", "last", "mean", {"kind": "at", "index": 2}, {"kind": "at", "index": -2}])
 def test_g7_predict_from_any_vector(pool):
     head = {"kind": "classes", "classes": 3, "pool": pool}
-    model, ids = random_model(read_model({"vocab": kinds.VOCAB, "encoder": kinds.tower(), "head": head})), tokens()
+    model, ids = random_model(read_model({"vocab": kinds.VOCAB, "encoder": kinds.stack(), "head": head})), tokens()
     states, _ = model.hidden_states(Inputs(ids))
     index = {"first": 0, "last": -1}.get(pool) if isinstance(pool, str) else pool["index"]
     vector = states.mean(1) if pool == "mean" else states[:, index]

@@ -29,10 +29,16 @@ from manyheads.model.record import RecordedAttention, record
 from manyheads.parts.core import DotSpec, inverse_root
 from manyheads.parts.mask import MaskSpec
 from manyheads.parts.statistics import statistics
+from manyheads.tasks.auxiliary import (
+    AttentionLayer,
+    AttentionRecord,
+    AuxiliaryLossSpec,
+    loss_with_auxiliary,
+    total_loss,
+)
 from manyheads.tasks.evaluation import EvalOptions
 from manyheads.tasks.images import MaeSpec
 from manyheads.tasks.language import CausalSpec, InfillSpec, MaskedSpec
-from manyheads.tasks.shaping import AttentionSite, ShapingSpec, SiteRecord, shaped_loss, total_loss
 from manyheads.tasks.task import IGNORE_INDEX, Batch, SpecialTokens, TaskSpec
 from manyheads.training.evaluate import evaluate
 from manyheads.training.loop import train_events
@@ -83,7 +89,9 @@ def test_h2_h3_masked_tokens_differ_by_their_positions_alone(position):
 @torch.no_grad()
 def test_h2_masked_language_modelling_masks_tokens_and_no_positions():
     text, special = np.arange(5, 5 + 18), SpecialTokens(vocab_size=23)
-    batch = MaskedSpec(share=0.5, masked=1.0, random=0.0).batch([(text,)], special, np.random.default_rng(0))
+    batch = MaskedSpec(mlm_probability=0.5, mask_replace_prob=1.0, random_replace_prob=0.0).batch(
+        [(text,)], special, np.random.default_rng(0)
+    )
     ids = batch.inputs.tokens[0, 1:-1].numpy()
     masked = ids == special.mask
     assert 2 < masked.sum() < 16
@@ -94,13 +102,13 @@ def test_h2_masked_language_modelling_masks_tokens_and_no_positions():
 
 @torch.no_grad()
 def test_h2_h3_masked_patches_differ_by_their_positions_alone():
-    tower = kinds.tower(embed={"kind": "patches", "pixels": 4, "channels": 1}, position="sinusoidal")
+    stack = kinds.stack(embed={"kind": "patches", "pixels": 4, "channels": 1}, position="sinusoidal")
     head, init = {"kind": "pixels", "pixels": 4}, {"kind": "normal", "std": 0.3}
     image = np.random.default_rng(1).random((16, 4))
     outputs = {}
     for position in ("sinusoidal", "none"):
-        decoder = kinds.tower(embed="mask-tokens", mask={"causal": False}, position=position)
-        model = random_model(read_model({"encoder": tower, "decoder": decoder, "head": head, "init": init}))
+        decoder = kinds.stack(embed="mask-tokens", mask={"causal": False}, position=position)
+        model = random_model(read_model({"encoder": stack, "decoder": decoder, "head": head, "init": init}))
         batch = MaeSpec().batch([(image,)], SpecialTokens(), np.random.default_rng(2))
         outputs[position] = model(batch.inputs, batch.source)[batch.targets != IGNORE_INDEX]
     assert (torch.pdist(outputs["sinusoidal"]) > 1e-3).all()
@@ -112,7 +120,7 @@ def test_h4_a_quarter_of_an_infilled_text_is_missing():
     rng, special, text = np.random.default_rng(0), SpecialTokens(vocab_size=1000), np.arange(5, 905)
     shares, lengths = [], []
     for _ in range(400):
-        batch = InfillSpec(block=128).batch([(text,)] * 8, special, rng)
+        batch = InfillSpec(block_size=128).batch([(text,)] * 8, special, rng)
         for row in batch.targets.tolist():
             real = [token for token in row if token != IGNORE_INDEX]
             _, second = (i for i, token in enumerate(real) if token == special.mask)
@@ -128,8 +136,8 @@ def test_h5_pretraining_needs_one_plain_text_file(tmp_path):
     path = tmp_path / "novel.txt"
     path.write_text("\n\n".join(text for (text,) in BiographiesSpec(people=60).load().train))
     embed = {"kind": "tokens", "scale": True}
-    tower = kinds.tower(layers=1, width=32, position="sinusoidal", residual="pre", embed=embed)
-    model = {"vocab": "tokenizer", "decoder": tower, "init": "xavier"}
+    stack = kinds.stack(layers=1, width=32, position="sinusoidal", residual="pre", embed=embed)
+    model = {"vocab": "tokenizer", "decoder": stack, "init": "xavier"}
     tree = {"model": model, "data": {"kind": "text", "path": str(path)}, "task": "causal"}
     run, metrics = train_and_evaluate(tree, tmp_path / "run")
     assert metrics["loss"] < unigram_entropy(run)
@@ -140,9 +148,11 @@ def test_h5_pretraining_needs_one_plain_text_file(tmp_path):
 
 def test_k1_k2_attention_and_the_head_have_one_temperature():
     assert DotSpec().build(1, 64, 64).scale == inverse_root(64) == 1 / 8
-    model = build(read_model({"vocab": 500, "decoder": {"width": 64}, "head": {"kind": "tied", "temperature": "root"}}))
+    model = build(
+        read_model({"vocab": 500, "decoder": {"width": 64}, "head": {"kind": "tied", "logit_scale": "inverse-sqrt"}})
+    )
     h, table = torch.randn(1, 400, 64), torch.randn(500, 64)
-    logits = model.head(h, table=table, padding=None)
+    logits = model.head(h, table=table, padding_mask=None)
     assert logits.mean().item() == pytest.approx(0, abs=0.05)
     assert logits.var().item() == pytest.approx(1, rel=0.05)
 
@@ -150,10 +160,15 @@ def test_k1_k2_attention_and_the_head_have_one_temperature():
 # --------------------------------------------------------------------------------------------------- J: loss shaping
 
 
-def loss_with(model, ids, *shaping, padding=None):
+def loss_with(model, ids, *auxiliary_losses, padding_mask=None):
     """L_LM of a causal model and its terms."""
-    batch = Batch(Inputs(ids, padding=padding), ids if padding is None else ids.masked_fill(padding, IGNORE_INDEX))
-    return shaped_loss(CausalSpec(), [ShapingSpec.choose(term) for term in shaping], model, batch)
+    batch = Batch(
+        Inputs(ids, padding_mask=padding_mask),
+        ids if padding_mask is None else ids.masked_fill(padding_mask, IGNORE_INDEX),
+    )
+    return loss_with_auxiliary(
+        CausalSpec(), [AuxiliaryLossSpec.choose(term) for term in auxiliary_losses], model, batch
+    )
 
 
 def decoder_with(query, **changes):
@@ -219,8 +234,8 @@ def test_j2_focus_is_the_mean_entropy():
 def test_j2_zero_times_its_logarithm_is_zero(core):
     """Weights that are exactly 0, by a mask or because another is 1, give no NaN, forward or backward."""
     model = decoder_with(1e5, core=core)
-    padding = torch.tensor([[True] * 3 + [False] * (LENGTH - 3), [False] * LENGTH])
-    terms = loss_with(model, tokens(), {"kind": "focus"}, {"kind": "near"}, padding=padding).terms
+    padding_mask = torch.tensor([[True] * 3 + [False] * (LENGTH - 3), [False] * LENGTH])
+    terms = loss_with(model, tokens(), {"kind": "focus"}, {"kind": "near"}, padding_mask=padding_mask).terms
     sum(term.sum for term in terms.values()).backward()
     assert all(term.sum.isfinite() and term.sum > -1e-4 for term in terms.values())
     assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in model.parameters())
@@ -232,9 +247,9 @@ def near_cost(core, q, k, *, max_cost, **mask):
     attention = RecordedAttention(
         "x", core, q, k, q, make_mask(length, length, **mask), positions(length, length), None
     )  # fmt: skip
-    site = AttentionSite("x", "self", "decoder", 0, 1, MaskSpec())
-    near = ShapingSpec.choose({"kind": "near", "max_cost": max_cost})
-    return float(near.total(SiteRecord(site, attention, None), None))
+    attention_layer = AttentionLayer("x", "self", "decoder", 0, 1, MaskSpec())
+    near = AuxiliaryLossSpec.choose({"kind": "near", "max_cost": max_cost})
+    return float(near.total(AttentionRecord(attention_layer, attention, None), None))
 
 
 @given(length=st.integers(1, 4096), max_cost=st.floats(0.5, 1e4), seed=seeds, sharp=st.sampled_from([0.0, 1.0, 30.0]))
@@ -262,7 +277,7 @@ def test_j4_the_total_is_the_loss_and_its_terms():
     term = {"kind": "focus", "weight": 0.3}
     loss = loss_with(model, ids, term)
     counts = {"focus": loss.terms["focus"].count}
-    total = total_loss(loss, loss.count, [ShapingSpec.choose(term)], counts)
+    total = total_loss(loss, loss.count, [AuxiliaryLossSpec.choose(term)], counts)
     torch.testing.assert_close(total, loss.sum / loss.count + 0.3 * loss.terms["focus"].sum / counts["focus"])
     assert loss.mean == pytest.approx(loss_with(model, ids).mean, abs=0), "the loss of the task is the same"
 
@@ -306,17 +321,17 @@ def test_j4_the_terms_come_from_the_fast_path():
 
 def train_and_score(folder, data, task, head=None, steps=100, lr=5e-3):
     """The report of a small model trained for seconds, with its baselines on the validation set."""
-    tower = {"width": 32, "embed": {"kind": "tokens", "scale": True}, "position": "sinusoidal", "residual": "pre"}
-    tower |= {"layers": 1, "attention": {"kind": "heads", "heads": 4}, "feedforward": {"kind": "mlp", "hidden": 64}}
+    stack = {"width": 32, "embed": {"kind": "tokens", "scale": True}, "position": "sinusoidal", "residual": "pre"}
+    stack |= {"layers": 1, "attention": {"kind": "heads", "heads": 4}, "feedforward": {"kind": "mlp", "hidden": 64}}
     decoder = {"like": "encoder", "embed": {"kind": "shared", "scale": True}, "cross": True}
-    shape = {"encoder": tower, "decoder": decoder}
+    shape = {"encoder": stack, "decoder": decoder}
     if head is not None:  # the mean of the word embeddings
-        shape = {"encoder": tower | {"layers": 0, "position": "none"}, "head": head | {"pool": "mean"}}
+        shape = {"encoder": stack | {"layers": 0, "position": "none"}, "head": head | {"pool": "mean"}}
     tree = {
         "model": {"vocab": "tokenizer", "init": "xavier"} | shape,
         "data": data,
         "task": task,
-        "optim": {"lr": lr, "schedule": {"kind": "linear", "warmup": 20}},
+        "optim": {"lr": lr, "schedule": {"kind": "linear", "warmup_steps": 20}},
         "tokenizer": {"kind": "words", "lowercase": True},
         "train": {"steps": steps, "batch_tokens": 1024, "eval_every": 1000, "eval_rows": 1},
     }
@@ -387,8 +402,8 @@ def test_o4_trained_vectors_retrieve_better_than_chance(tmp_path):
 @pytest.mark.parametrize(
     ("task", "shape"),
     [
-        ("summarise", "encoder–decoder"), ("translate", "encoder–decoder"), ("classify", "encoder"),
-        ("retrieval", "encoder"), ("causal", "decoder"), ("mae", "encoder–decoder"),
+        ("summarise", "encoder-decoder"), ("translate", "encoder-decoder"), ("classify", "encoder"),
+        ("retrieval", "encoder"), ("causal", "decoder"), ("mae", "encoder-decoder"),
     ],
 )  # fmt: skip
 def test_o5_a_task_has_a_default_shape(task, shape):

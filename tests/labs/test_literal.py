@@ -25,7 +25,7 @@ def check(composed, plain, weights, dtype):
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 def test_the_composed_transformer_of_2017_equals_the_plain_one(dtype):
-    tower = {
+    stack = {
         "layers": 3, "width": WIDTH, "embed": {"scale": True}, "position": "sinusoidal",
         "attention": {"heads": HEADS, "bias": False, "output_bias": False},
         "feedforward": {"hidden": 24, "activation": "relu"}, "residual": "post",
@@ -37,7 +37,7 @@ def test_the_composed_transformer_of_2017_equals_the_plain_one(dtype):
         "mask": {"causal": True},
         "cross": True,
     }
-    model = random_model(read_model({"vocab": VOCAB, "encoder": tower, "decoder": other}), dtype)
+    model = random_model(read_model({"vocab": VOCAB, "encoder": stack, "decoder": other}), dtype)
     weights, source, target = dict(model.named_parameters()), tokens(2, 7), tokens(2, 5, seed=4)
     check(
         lambda: model(target, source),
@@ -50,16 +50,16 @@ def test_the_composed_transformer_of_2017_equals_the_plain_one(dtype):
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 def test_the_composed_bidirectional_encoder_of_2018_equals_the_plain_one(dtype):
     norm = {"kind": "layer", "eps": 1e-12}
-    tower = {
-        "layers": 3, "width": WIDTH, "embed": {"types": 2, "norm": norm}, "position": {"kind": "learned", "length": 9},
+    stack = {
+        "layers": 3, "width": WIDTH, "embed": {"type_vocab_size": 2, "norm": norm}, "position": {"kind": "learned", "length": 9},
         "attention": {"heads": HEADS}, "feedforward": {"hidden": 24, "activation": "gelu"}, "norm": norm,
         "residual": "post",
     }  # fmt: skip
     head = {"kind": "masked", "norm": norm}
-    model = random_model(read_model({"vocab": VOCAB, "encoder": tower, "head": head}), dtype)
+    model = random_model(read_model({"vocab": VOCAB, "encoder": stack, "head": head}), dtype)
     weights, ids, types = dict(model.named_parameters()), tokens(2, 9), tokens(2, 9, seed=4, vocab=2)
     check(
-        lambda: model(Inputs(ids, types=types)),
+        lambda: model(Inputs(ids, token_type_ids=types)),
         lambda: bidirectional_2018(weights, ids, types, heads=HEADS, layers=3),
         weights,
         dtype,
@@ -68,10 +68,10 @@ def test_the_composed_bidirectional_encoder_of_2018_equals_the_plain_one(dtype):
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 def test_the_composed_causal_decoder_of_2019_equals_the_plain_one(dtype):
-    tower = {
+    stack = {
         "layers": 3, "width": WIDTH, "position": {"kind": "learned", "length": 9}, "attention": {"heads": HEADS},
         "mask": {"causal": True}, "feedforward": {"hidden": 24, "activation": "gelu-tanh"}, "residual": "pre",
     }  # fmt: skip
-    model = random_model(read_model({"vocab": VOCAB, "decoder": tower}), dtype)
+    model = random_model(read_model({"vocab": VOCAB, "decoder": stack}), dtype)
     weights, ids = dict(model.named_parameters()), tokens(2, 9)
     check(lambda: model(ids), lambda: causal_2019(weights, ids, heads=HEADS, layers=3), weights, dtype)

@@ -23,7 +23,7 @@ from manyheads.metrics.probe import linear_probe, ridge_regression
 from manyheads.metrics.ranking import chance_level, rank_targets
 from manyheads.metrics.text import (
     count_without_words,
-    exact,
+    exact_match,
     ngram_f1,
     rouge_words,
     sacrebleu_signatures,
@@ -38,7 +38,7 @@ TEXT = st.lists(st.sampled_from(["the", "cat", "sat", "on", "a", "mat", "Mat,", 
 # --- the registry ---
 
 GROUPS = {
-    "text": ("exact", "bleu", "chrf", "rouge1", "rouge2", "rougeL"),
+    "text": ("exact_match", "bleu", "chrf", "rouge1", "rouge2", "rougeL"),
     "classes": ("accuracy", "macro_f1", "calibration_error"),
     "ranking": ("mrr", "mrr@10", "recall@1", "recall@10"),
     "likelihood": ("loss", "perplexity", "bits_per_byte", "nats_per_character"),
@@ -83,12 +83,12 @@ def test_the_direction_of_every_metric_is_that_of_its_function(group):
 def test_shares_are_shown_in_per_cent():
     assert {name for name in METRICS if METRICS[name].percent} == {
         "accuracy",
-        "exact",
+        "exact_match",
         "probe",
         "recall@1",
         "recall@10",
     }
-    assert format_value("exact", 0.1234) == "12.3%"
+    assert format_value("exact_match", 0.1234) == "12.3%"
 
 
 @pytest.mark.parametrize(
@@ -138,8 +138,8 @@ def test_a_name_is_registered_once(registry, tmp_path):
         register_metric("bleu", "classes")(lambda targets, probabilities: 0.0)
     assert caught.value.code == "usage.parts-file"
     path = tmp_path / "mine.py"
-    path.write_text(PARTS.format(name="exact"))
-    with pytest.raises(ValueError, match="exact") as caught:
+    path.write_text(PARTS.format(name="exact_match"))
+    with pytest.raises(ValueError, match="exact_match") as caught:
         load_parts(path)
     assert caught.value.code == "usage.parts-file"
     assert {name: one.function for name, one in registry.items()} == {n: m.function for n, m in METRICS.items()}
@@ -157,7 +157,7 @@ def test_importing_metrics_needs_only_numpy():
 
 
 def test_exact_ignores_the_amount_of_white_space():
-    assert exact([" a  b", "a", "A"], ["a b", "a b", "a"]) == pytest.approx(1 / 3)
+    assert exact_match([" a  b", "a", "A"], ["a b", "a b", "a"]) == pytest.approx(1 / 3)
 
 
 def test_bleu_and_chrf_equal_those_of_sacrebleu():

@@ -1,4 +1,4 @@
-"""Inputs of a model: what it cannot take is an error with a code; padding, positions and segments are as documented."""
+"""Inputs of a model: what it cannot take is an error with a code; padding, positions and document_ids are as documented."""
 
 from __future__ import annotations
 
@@ -24,17 +24,21 @@ DYNAMIC = {"kind": "rope", "scaling": {"kind": "dynamic"}}
         ({"tokens": torch.zeros(9, dtype=torch.long)}, "input.shape", ["tokens", "(9,)"]),
         ({"tokens": [[1, 2]]}, "input.shape", ["tokens", "list"]),
         ({"tokens": tokens()[:, :0]}, "input.length", ["tokens", "(2, 0)"]),
-        ({"padding": FALSE[:, :5]}, "input.shape", ["padding", "(2, 5)", "(2, 9)"]),
-        ({"padding": FALSE.T}, "input.shape", ["padding", "(9, 2)", "(2, 9)"]),
-        ({"padding": FALSE.long()}, "input.shape", ["padding", "torch.int64", "torch.bool"]),
-        ({"padding": [[False]]}, "input.shape", ["padding", "list", "torch.bool"]),
+        ({"padding_mask": FALSE[:, :5]}, "input.shape", ["padding_mask", "(2, 5)", "(2, 9)"]),
+        ({"padding_mask": FALSE.T}, "input.shape", ["padding_mask", "(9, 2)", "(2, 9)"]),
+        ({"padding_mask": FALSE.long()}, "input.shape", ["padding_mask", "torch.int64", "torch.bool"]),
+        ({"padding_mask": [[False]]}, "input.shape", ["padding_mask", "list", "torch.bool"]),
         ({"positions": torch.zeros(3, 9, dtype=torch.long)}, "input.shape", ["positions", "(3, 9)", "(2, 9)"]),
         ({"positions": FALSE}, "input.shape", ["positions", "torch.bool", "torch.int64"]),
-        ({"segments": torch.zeros(2, 8, dtype=torch.long)}, "input.shape", ["segments", "(2, 8)"]),
-        ({"segments": torch.zeros(2, 9, dtype=torch.complex64)}, "input.shape", ["segments", "torch.complex64"]),
-        ({"types": torch.zeros(2, 8, dtype=torch.long)}, "input.shape", ["types", "(2, 8)"]),
-        ({"prefix": torch.zeros(2)}, "input.shape", ["prefix", "torch.float32"]),
-        ({"prefix": torch.zeros(2, 9, dtype=torch.long)}, "input.shape", ["prefix", "(2, 9)", "(2,)"]),
+        ({"document_ids": torch.zeros(2, 8, dtype=torch.long)}, "input.shape", ["document_ids", "(2, 8)"]),
+        (
+            {"document_ids": torch.zeros(2, 9, dtype=torch.complex64)},
+            "input.shape",
+            ["document_ids", "torch.complex64"],
+        ),
+        ({"token_type_ids": torch.zeros(2, 8, dtype=torch.long)}, "input.shape", ["token_type_ids", "(2, 8)"]),
+        ({"prefix_lengths": torch.zeros(2)}, "input.shape", ["prefix_lengths", "torch.float32"]),
+        ({"prefix_lengths": torch.zeros(2, 9, dtype=torch.long)}, "input.shape", ["prefix_lengths", "(2, 9)", "(2,)"]),
         ({"final_length": 3}, "input.length", ["final_length", "3", "9"]),
     ],
 )
@@ -48,7 +52,7 @@ def decoder(**changes):
 
 
 def with_head(spec, kind):
-    return random_model(spec.changed(head={"kind": kind}))
+    return random_model(spec.replace(head={"kind": kind}))
 
 
 def patches(batch, length):
@@ -60,8 +64,8 @@ def stepped(model, inputs=None):
     return model.step(tokens() if inputs is None else inputs, model.start())[1]
 
 
-PACKED = Inputs(tokens(), segments=tokens())
-PACKED_AT = Inputs(tokens(), segments=tokens(), positions=tokens())
+PACKED = Inputs(tokens(), document_ids=tokens())
+PACKED_AT = Inputs(tokens(), document_ids=tokens(), positions=tokens())
 
 # what is run, the code of its error, and what its message must contain
 REFUSED = {
@@ -80,23 +84,23 @@ REFUSED = {
     "no source for a recurrent pair": (lambda: random_model(kinds.recurrent())(tokens()), "input.invalid", "source"),
     "as many sources as targets": (lambda: random_model(kinds.pair())(tokens(), tokens(3)), "input.shape", "2 targets"),
     "prefix without a prefix mask": (
-        lambda: decoder()(Inputs(tokens(), prefix=torch.tensor([1, 2]))),
+        lambda: decoder()(Inputs(tokens(), prefix_lengths=torch.tensor([1, 2]))),
         "input.invalid",
         "mask.prefix",
     ),
     "a prefix mask without prefix": (lambda: decoder(mask={"prefix": True})(tokens()), "input.invalid", "prefix"),
     "types without a table": (
-        lambda: decoder()(Inputs(tokens(), types=tokens())),
+        lambda: decoder()(Inputs(tokens(), token_type_ids=tokens())),
         "input.invalid",
-        "embed.types",
+        "embed.type_vocab_size",
     ),
     "types for patches": (
-        lambda: autoencoder().encoder(Inputs(patches(2, 3), types=torch.zeros(2, 3, dtype=torch.long))),
+        lambda: autoencoder().encoder(Inputs(patches(2, 3), token_type_ids=torch.zeros(2, 3, dtype=torch.long))),
         "input.invalid",
         "types",
     ),
     "types for an n-gram model": (
-        lambda: random_model(kinds.ngram())(Inputs(tokens(), types=tokens())),
+        lambda: random_model(kinds.ngram())(Inputs(tokens(), token_type_ids=tokens())),
         "input.invalid",
         "types",
     ),
@@ -105,24 +109,32 @@ REFUSED = {
         "input.invalid",
         "positions",
     ),
-    "segments for an n-gram model": (lambda: random_model(kinds.ngram())(PACKED), "input.invalid", "segments"),
-    "segments for a recurrent model": (
+    "document_ids for an n-gram model": (lambda: random_model(kinds.ngram())(PACKED), "input.invalid", "document_ids"),
+    "document_ids for a recurrent model": (
         lambda: random_model(kinds.recurrent(source=False))(PACKED),
         "input.invalid",
-        "segments",
+        "document_ids",
     ),
-    "segments with angles that depend on the length": (
+    "document_ids with angles that depend on the length": (
         lambda: decoder(position=DYNAMIC)(PACKED),
         "input.invalid",
         "final_length",
     ),
-    "segments of the target alone": (
+    "document_ids of the target alone": (
         lambda: random_model(kinds.pair())(PACKED, tokens()),
         "input.invalid",
-        "segments",
+        "document_ids",
     ),
-    "segments at a later step": (lambda: (m := decoder()).step(PACKED, stepped(m)), "input.invalid", "segments"),
-    "segments for a pooled head": (lambda: with_head(kinds.encoder(), "classes")(PACKED), "input.invalid", "segments"),
+    "document_ids at a later step": (
+        lambda: (m := decoder()).step(PACKED, stepped(m)),
+        "input.invalid",
+        "document_ids",
+    ),
+    "document_ids for a pooled head": (
+        lambda: with_head(kinds.encoder(), "classes")(PACKED),
+        "input.invalid",
+        "document_ids",
+    ),
     "given positions of packed documents that stop": (
         lambda: (m := decoder()).step(PACKED, stepped(m, PACKED_AT)),
         "input.invalid",
@@ -131,7 +143,7 @@ REFUSED = {
     "a token past the vocabulary": (lambda: decoder()(tokens() * 0 + 23), "input.invalid", "23"),
     "a token below 0": (lambda: random_model(kinds.ngram())(tokens() * 0 - 1), "input.invalid", "-1"),
     "a type past the table": (
-        lambda: decoder(embed={"types": 2})(Inputs(tokens(), types=tokens() * 0 + 5)),
+        lambda: decoder(embed={"type_vocab_size": 2})(Inputs(tokens(), token_type_ids=tokens() * 0 + 5)),
         "input.invalid",
         "type 5",
     ),
@@ -237,7 +249,7 @@ REFUSED = {
         "pooled",
     ),
     "padding for mask tokens": (
-        lambda: autoencoder()(Inputs(patches(2, 6), padding=FALSE[:, :6]), patches(2, 3)),
+        lambda: autoencoder()(Inputs(patches(2, 6), padding_mask=FALSE[:, :6]), patches(2, 3)),
         "input.invalid",
         "padding",
     ),
@@ -251,7 +263,7 @@ REFUSED = {
     "an index before the start": (lambda: pooled_at(-20)(tokens()), "input.length", "-20"),
     "recording a number": (lambda: record(5).__enter__(), "usage.argument", "int"),
     "initial values beyond the dtype": (
-        lambda: build(kinds.decoder().changed(init={"std": 1e6}), dtype=torch.float16),
+        lambda: build(kinds.decoder().replace(init={"std": 1e6}), dtype=torch.float16),
         "config.out-of-range",
         "torch.float16",
     ),
@@ -267,7 +279,7 @@ def test_what_a_model_cannot_use_is_an_error(name):
 
 def pooled_at(index):
     head = {"kind": "vector", "pool": {"kind": "at", "index": index}}
-    return random_model(read_model({"vocab": kinds.VOCAB, "encoder": kinds.tower(), "head": head}))
+    return random_model(read_model({"vocab": kinds.VOCAB, "encoder": kinds.stack(), "head": head}))
 
 
 def test_keys_of_another_batch_size_are_an_error():
@@ -304,9 +316,9 @@ def test_the_next_step_continues_given_positions(position, capacity):
 def test_given_positions_continue_after_padding():
     model, ids = decoder(position="rope"), tokens()
     positions = torch.tensor([[10, 11, 12, 0, 0, 13, 14, 15, 16], [0, 5, 6, 7, 8, 9, 10, 11, 12]])
-    padding = torch.tensor([[0, 0, 0, 1, 1, 0, 0, 0, 0], [0] * 9], dtype=torch.bool)
-    full = model(Inputs(ids, positions=positions, padding=padding))
-    state = stepped(model, Inputs(ids[:, :5], positions=positions[:, :5], padding=padding[:, :5]))
+    padding_mask = torch.tensor([[0, 0, 0, 1, 1, 0, 0, 0, 0], [0] * 9], dtype=torch.bool)
+    full = model(Inputs(ids, positions=positions, padding_mask=padding_mask))
+    state = stepped(model, Inputs(ids[:, :5], positions=positions[:, :5], padding_mask=padding_mask[:, :5]))
     torch.testing.assert_close(model.step(ids[:, 5:], state)[0], full[:, 5:])
 
 
@@ -314,7 +326,7 @@ def test_a_recurrent_network_continues_given_positions():
     model, ids = random_model(kinds.recurrent(source=False, position="sinusoidal")), tokens()
     full = model(Inputs(ids, positions=GIVEN))
     state = stepped(model, Inputs(ids[:, :5], positions=GIVEN[:, :5]))
-    _, state = model.step(Inputs(ids[:, :2], padding=torch.ones(2, 2, dtype=torch.bool)), state)
+    _, state = model.step(Inputs(ids[:, :2], padding_mask=torch.ones(2, 2, dtype=torch.bool)), state)
     torch.testing.assert_close(model.step(ids[:, 5:], state)[0], full[:, 5:])
 
 
@@ -326,8 +338,8 @@ def test_negative_positions_are_continued():
 
 def test_positions_continue_over_a_step_with_padding():
     model, ids = decoder(position={"kind": "learned", "length": 20}), tokens()
-    padding = torch.tensor([[True, False, False], [True, False, False]])
-    more = Inputs(torch.cat((ids[:, :1], ids[:, 5:7]), dim=1), padding=padding)
+    padding_mask = torch.tensor([[True, False, False], [True, False, False]])
+    more = Inputs(torch.cat((ids[:, :1], ids[:, 5:7]), dim=1), padding_mask=padding_mask)
     logits, _ = model.step(more, stepped(model, ids[:, :5]))
     torch.testing.assert_close(logits[:, 1:], model(ids)[:, 5:7])
 
@@ -339,7 +351,7 @@ def test_relative_positions_depend_on_offsets_alone():
         model(tokens(length=10))
 
 
-# ------------------------------------------------------------------------------------------------- padding and segments
+# ------------------------------------------------------------------------------------------------- padding and document_ids
 
 
 @pytest.mark.parametrize("number", [-1, 0, 1])
@@ -347,40 +359,44 @@ def test_the_segment_number_of_padding_does_not_matter(number):
     """Between documents, and after a packed prompt that is continued: no position moves."""
     model = decoder(position={"kind": "learned", "length": 9})
     first, second = tokens(1, 2), tokens(1, 3, seed=5)
-    row, padding = torch.cat((first, tokens(1, 1), second), dim=1), torch.tensor([[0, 0, 1, 0, 0, 0]]).bool()
-    out = model(Inputs(row, padding=padding, segments=torch.tensor([[0, 0, number, 1, 1, 1]])))
+    row, padding_mask = torch.cat((first, tokens(1, 1), second), dim=1), torch.tensor([[0, 0, 1, 0, 0, 0]]).bool()
+    out = model(Inputs(row, padding_mask=padding_mask, document_ids=torch.tensor([[0, 0, number, 1, 1, 1]])))
     torch.testing.assert_close(out[:, 3:], model(second))
-    prompt = Inputs(row[:, :3], padding=padding[:, :3], segments=torch.tensor([[0, 0, number]]))
-    more, _ = model.step(Inputs(second, segments=torch.zeros(1, 3, dtype=torch.long)), stepped(model, prompt))
+    prompt = Inputs(row[:, :3], padding_mask=padding_mask[:, :3], document_ids=torch.tensor([[0, 0, number]]))
+    more, _ = model.step(Inputs(second, document_ids=torch.zeros(1, 3, dtype=torch.long)), stepped(model, prompt))
     torch.testing.assert_close(more, model(torch.cat((first, second), dim=1))[:, 2:])
 
 
 def test_the_position_of_padding_does_not_change_angles_that_depend_on_the_length():
     model = decoder(position={"kind": "rope", "scaling": {"kind": "longrope", "length": 4}})
-    inputs = Inputs(tokens(1, 3), positions=torch.tensor([[0, 1, 900]]), padding=torch.tensor([[False, False, True]]))
+    inputs = Inputs(
+        tokens(1, 3), positions=torch.tensor([[0, 1, 900]]), padding_mask=torch.tensor([[False, False, True]])
+    )
     torch.testing.assert_close(model(inputs)[:, :2], model(tokens(1, 3)[:, :2]))
 
 
 def test_padding_takes_no_position_in_a_packed_row():
     model, ids = decoder(position={"kind": "learned", "length": 4}), tokens(1, 10)
-    padding = torch.zeros(1, 10, dtype=torch.bool)
-    padding[0, 4:] = True
-    segments = torch.tensor([[0, 0, 1, 1] + [-1] * 6])
-    torch.testing.assert_close(model(Inputs(ids, padding=padding, segments=segments))[:, 2:4], model(ids[:, 2:4]))
+    padding_mask = torch.zeros(1, 10, dtype=torch.bool)
+    padding_mask[0, 4:] = True
+    document_ids = torch.tensor([[0, 0, 1, 1] + [-1] * 6])
+    torch.testing.assert_close(
+        model(Inputs(ids, padding_mask=padding_mask, document_ids=document_ids))[:, 2:4], model(ids[:, 2:4])
+    )
 
 
 def test_a_segment_number_that_comes_back_is_the_same_document():
     model, ids = decoder(position="sinusoidal"), tokens(1, 4)
-    out = model(Inputs(ids, segments=torch.tensor([[0, 1, 0, 1]])))
+    out = model(Inputs(ids, document_ids=torch.tensor([[0, 1, 0, 1]])))
     torch.testing.assert_close(out[:, [0, 2]], model(ids[:, [0, 2]]))
-    state = stepped(model, Inputs(ids[:, :3], segments=torch.tensor([[0, 1, 0]])))
-    torch.testing.assert_close(model.step(Inputs(ids[:, 3:], segments=torch.tensor([[1]])), state)[0], out[:, 3:])
+    state = stepped(model, Inputs(ids[:, :3], document_ids=torch.tensor([[0, 1, 0]])))
+    torch.testing.assert_close(model.step(Inputs(ids[:, 3:], document_ids=torch.tensor([[1]])), state)[0], out[:, 3:])
 
 
 def test_the_visible_cells_of_a_recorded_attention_have_the_shape_of_its_rows():
     model = random_model(kinds.encoder())
     with record(model) as attentions:
-        model(Inputs(tokens(), padding=torch.tensor([[False] * 9, [False] * 5 + [True] * 4])))
+        model(Inputs(tokens(), padding_mask=torch.tensor([[False] * 9, [False] * 5 + [True] * 4])))
     assert attentions[0].visible().shape == (2, 1, 9, 9)
 
 
@@ -388,9 +404,9 @@ def test_the_visible_cells_of_a_recorded_attention_have_the_shape_of_its_rows():
 
 
 def autoencoder(causal=False):
-    tower = {"layers": 1, "width": 16, "attention": {"heads": 2}, "position": {"kind": "learned", "length": 6}}
-    encoder = tower | {"embed": {"kind": "patches", "pixels": 3}}
-    decoder = tower | {"embed": "mask-tokens", "mask": {"causal": causal}}
+    stack = {"layers": 1, "width": 16, "attention": {"heads": 2}, "position": {"kind": "learned", "length": 6}}
+    encoder = stack | {"embed": {"kind": "patches", "pixels": 3}}
+    decoder = stack | {"embed": "mask-tokens", "mask": {"causal": causal}}
     return random_model(read_model({"encoder": encoder, "decoder": decoder, "head": {"kind": "pixels", "pixels": 3}}))
 
 
@@ -398,8 +414,8 @@ def test_padded_patches_do_not_replace_real_ones():
     model, target = autoencoder(), patches(2, 6)
     visible = torch.randn(2, 3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
     positions = torch.tensor([[1, 4, 1], [0, 2, 5]])
-    padding = torch.tensor([[False, False, True], [False, False, False]])
-    both = model(target, Inputs(visible, positions=positions, padding=padding))
+    padding_mask = torch.tensor([[False, False, True], [False, False, False]])
+    both = model(target, Inputs(visible, positions=positions, padding_mask=padding_mask))
     alone = model(target[:1], Inputs(visible[:1, :2], positions=positions[:1, :2]))
     torch.testing.assert_close(both[:1], alone)
     with raises("input.length", "position 6"):
@@ -413,6 +429,6 @@ def test_nan_at_padding_does_not_matter():
     visible = torch.randn(1, 3, 3, dtype=torch.float64)
     with_nan = visible.clone()
     with_nan[0, 2] = torch.nan
-    positions, padding = torch.tensor([[1, 4, 0]]), torch.tensor([[False, False, True]])
-    outputs = [model(target, Inputs(x, positions=positions, padding=padding)) for x in (visible, with_nan)]
+    positions, padding_mask = torch.tensor([[1, 4, 0]]), torch.tensor([[False, False, True]])
+    outputs = [model(target, Inputs(x, positions=positions, padding_mask=padding_mask)) for x in (visible, with_nan)]
     assert torch.equal(*outputs)

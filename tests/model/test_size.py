@@ -47,8 +47,8 @@ def test_parameter_counts_are_the_published_ones_and_nothing_is_allocated(name):
 @given(m=st.integers(1, 40), n=st.integers(1, 40), heads=st.integers(1, 4), k=st.integers(1, 6))
 def test_m1_attention_costs_two_m_squared_k_two_m_n_k_and_two_n_squared_k(m, n, heads, k):
     width = heads * k
-    tower = {"layers": 1, "width": width, "attention": {"heads": heads}}
-    spec = read_model({"vocab": 5, "encoder": tower, "decoder": tower | {"cross": True, "mask": {"causal": True}}})
+    stack = {"layers": 1, "width": width, "attention": {"heads": heads}}
+    spec = read_model({"vocab": 5, "encoder": stack, "decoder": stack | {"cross": True, "mask": {"causal": True}}})
 
     def attention(m, n):
         """Multiply–adds of the three attentions without their projections."""
@@ -83,7 +83,7 @@ def test_counted_multiply_adds_are_those_of_a_run(changes):
     "spec",
     [
         kinds.decoder(),
-        kinds.decoder(attention={"heads": 4, "groups": 1}),
+        kinds.decoder(attention={"heads": 4, "kv_heads": 1}),
         kinds.pair(),
         kinds.recurrent(),
         kinds.ngram(),
@@ -99,22 +99,22 @@ def test_cache_bytes_are_those_of_a_state(spec):
     assert cost.weights_bytes == 4 * cost.parameters == sum(p.numel() * 4 for p in model.parameters())
 
 
-TOWER = {"layers": 3, "width": 64, "attention": {"heads": 4}}
+STACK = {"layers": 3, "width": 64, "attention": {"heads": 4}}
 
 
 @pytest.mark.parametrize(
     "spec",
     [
         *(
-            {"decoder": TOWER | {"core": core, "position": "rope"}}
+            {"decoder": STACK | {"core": core, "position": "rope"}}
             for core in kinds.choices("core")
             if core["kind"] in ("dot", "argmax", "fused")
         ),
         *(
-            {"decoder": TOWER | {"position": position}}
+            {"decoder": STACK | {"position": position}}
             for position in ("alibi", {"kind": "bucketed", "bidirectional": False}, "learned")
         ),
-        {"encoder": TOWER, "decoder": TOWER | {"cross": True, "residual": {"dropout": 0.1}}},
+        {"encoder": STACK, "decoder": STACK | {"cross": True, "residual": {"dropout": 0.1}}},
         {"recurrent": {"width": 32}},
         {"ngram": {}},
     ],
@@ -144,7 +144,7 @@ def test_an_encoder_has_no_cache():
 
 
 def test_a_cache_has_a_key_and_a_value_per_layer_head_and_token():
-    spec = kinds.decoder(layers=3, attention={"heads": 4, "groups": 2, "size": 5})
+    spec = kinds.decoder(layers=3, attention={"heads": 4, "kv_heads": 2, "size": 5})
     assert size(spec, batch=2, length=9).cache_bytes == 2 * 3 * 2 * 2 * 9 * 5 * 4
 
 

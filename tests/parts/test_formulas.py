@@ -1,4 +1,4 @@
-"""Every part against its formula, written out here: test_laws.py checks that parts are consistent, this file what they
+"""Every part against its formula, written out here: test_invariants.py checks that parts are consistent, this file what they
 compute.
 
 Every kind of every slot must be listed with `formula`; a new kind that is not fails test_every_kind_has_a_formula.
@@ -50,9 +50,9 @@ def randomize(module):
 # ---------------------------------------------------------------------------------------------------------- masks
 
 
-def may_attend(i, j, *, causal, window, prefix, pad, segments, real_indices):
+def may_attend(i, j, *, causal, window, prefix, pad, document_ids, real_indices):
     """Whether query i may attend to key j, by the definition of each field."""
-    if pad[j] or segments[i] != segments[j]:
+    if pad[j] or document_ids[i] != document_ids[j]:
         return False
     if prefix is not None and real_indices[j] < prefix:
         return True
@@ -68,20 +68,20 @@ def test_a_mask_lets_through_what_its_fields_define(causal, window, prefix, pad,
     if prefix is not None and not (causal or window):
         return
     mask = {"causal": causal, "prefix": prefix is not None} | ({"window": window} if window else {})
-    model, length = build(read_model({"vocab": 9, "decoder": kinds.tower(mask=mask)})), 8
+    model, length = build(read_model({"vocab": 9, "decoder": kinds.stack(mask=mask)})), 8
     padded = [index in {"": (), "left": (0, 1), "right": (6, 7), "middle": (3, 4)}[pad] for index in range(length)]
-    segments = [int(packed and index > 3) for index in range(length)]
+    document_ids = [int(packed and index > 3) for index in range(length)]
     real_indices = [sum(not p for p in padded[: index + 1]) - 1 for index in range(length)]
     with record(model) as attentions:
         model(
             Inputs(
                 tokens(1, length, vocab=9),
-                padding=torch.tensor([padded]) if pad else None,
-                segments=torch.tensor([segments]) if packed else None,
-                prefix=None if prefix is None else torch.tensor([prefix]),
+                padding_mask=torch.tensor([padded]) if pad else None,
+                document_ids=torch.tensor([document_ids]) if packed else None,
+                prefix_lengths=None if prefix is None else torch.tensor([prefix]),
             )
         )
-    fields = {"causal": causal, "window": window, "prefix": prefix, "pad": padded, "segments": segments}
+    fields = {"causal": causal, "window": window, "prefix": prefix, "pad": padded, "document_ids": document_ids}
     expected = [[may_attend(i, j, **fields, real_indices=real_indices) for j in range(length)] for i in range(length)]
     assert (attentions[0].weights()[0, 0] > 0).tolist() == expected
 
@@ -136,16 +136,18 @@ def test_bilinear_projected_and_additive_scores_are_their_formulas(scaled):
     close(weights, softmax_rows(lambda h, i, j: float(core.score_weight[h, :, 0] @ hidden(h, i, j)), 5, 7))
 
 
-@formula("core", "fused", "argmax", "dense", "random")
+@formula("core", "fused", "argmax", "synthesizer-dense", "synthesizer-random")
 def test_fused_argmax_dense_and_random_cores_are_their_formulas():
     _, q, k, weights = core_weights(CoreSpec.choose("fused"))
     close(weights, softmax_rows(lambda h, i, j: float(q[h, i] @ k[h, j]), 5, 7))
     _, q, k, weights = core_weights(CoreSpec.choose("argmax"))
     close(weights, torch.nn.functional.one_hot((q @ k.transpose(1, 2)).argmax(-1), 7).double())
-    core, q, _, weights = core_weights(CoreSpec.choose({"kind": "dense", "length": 9}), key_size=0)
+    core, q, _, weights = core_weights(CoreSpec.choose({"kind": "synthesizer-dense", "length": 9}), key_size=0)
     score = lambda h, i, j: float(torch.relu(q[h, i]) @ core.weight[h, :, j] + core.bias[h, 0, j])  # noqa: E731
     close(weights, softmax_rows(score, 5, 7))
-    core, _, _, weights = core_weights(CoreSpec.choose({"kind": "random", "length": 9}), query_size=0, key_size=0)
+    core, _, _, weights = core_weights(
+        CoreSpec.choose({"kind": "synthesizer-random", "length": 9}), query_size=0, key_size=0
+    )
     close(weights, softmax_rows(lambda h, i, j: float(core.table[h, i, j]), 5, 7))
 
 
@@ -382,15 +384,15 @@ def test_activations_are_their_formulas():
 @formula("pool", "first", "last", "mean", "at")
 def test_heads_and_pools_are_their_formulas():
     def head(**fields):
-        model = random_model(read_model({"vocab": 9, "encoder": kinds.tower(layers=1), "head": fields}))
+        model = random_model(read_model({"vocab": 9, "encoder": kinds.stack(layers=1), "head": fields}))
         h, _ = model.hidden_states(tokens(vocab=9))
         return model.head, h, model.table, model(tokens(vocab=9))
 
-    own, h, e, out = head(kind="tied", bias=True, temperature="root")
+    own, h, e, out = head(kind="tied", bias=True, logit_scale="inverse-sqrt")
     close(out, h @ e.T / 4 + own.bias)
     own, h, _, out = head(kind="untied", bias=True)
     close(out, h @ own.output.weight.T + own.bias)
-    own, h, e, out = head(kind="bilinear", temperature="root", learned=True)
+    own, h, e, out = head(kind="bilinear", logit_scale="inverse-sqrt", learn_logit_scale=True)
     close(out, own.beta * (h @ own.project.weight.T @ e.T))
     own, h, e, out = head(kind="masked", activation="relu", norm="none")
     close(out, torch.relu(h @ own.project.weight.T + own.project.bias) @ e.T + own.scores.bias)
@@ -409,17 +411,17 @@ def test_heads_and_pools_are_their_formulas():
 
 @formula("embed", "tokens", "shared", "patches", "mask-tokens")
 def test_token_embeddings_are_scaled_summed_normalised_and_projected():
-    tower = kinds.tower(
+    stack = kinds.stack(
         layers=0,
-        embed={"scale": True, "types": 3, "norm": "layer", "size": 9},
+        embed={"scale": True, "type_vocab_size": 3, "norm": "layer", "size": 9},
         position={"kind": "learned", "length": 12},
         final_norm="none",
     )
-    model = random_model(read_model({"vocab": 9, "encoder": tower, "head": "none"}))
+    model = random_model(read_model({"vocab": 9, "encoder": stack, "head": "none"}))
     ids, types, own = tokens(vocab=9), tokens(vocab=3, seed=8), model.encoder.embed
     summed = own.table.weight[ids] * 3 + own.types.weight[types] + own.position.table.weight[: ids.shape[1]]
-    close(model(Inputs(ids, types=types)), own.project(own.norm(summed)))
-    pair = random_model(kinds.pair(layers=0, final_norm="none", embed={"scale": True}).changed(head="none"))
+    close(model(Inputs(ids, token_type_ids=types)), own.project(own.norm(summed)))
+    pair = random_model(kinds.pair(layers=0, final_norm="none", embed={"scale": True}).replace(head="none"))
     close(pair(tokens(), tokens()), pair.encoder.embed.table.weight[tokens()])
 
 
@@ -479,8 +481,8 @@ def test_the_ngram_network_is_its_formula():
 def test_grouped_and_chunked_heads_read_their_own_part():
     """Grouped: query head h uses key head h·G/H. Chunked: head h projects its own part of x."""
     core, x = CoreSpec.choose({"kind": "dot", "scale": 1.0}), torch.randn(1, 5, 8, **FLOAT64)
-    tower = kinds.tower(attention={"heads": 4, "groups": 2})
-    attention = random_model(read_model({"vocab": 9, "encoder": tower, "head": "none"})).encoder.layers[0].attention
+    stack = kinds.stack(attention={"heads": 4, "kv_heads": 2})
+    attention = random_model(read_model({"vocab": 9, "encoder": stack, "head": "none"})).encoder.layers[0].attention
     q, k = attention.query(torch.randn(1, 3, 16, **FLOAT64)), attention.key(torch.randn(1, 3, 16, **FLOAT64))
     weights = attention.core.weights(q, k, mask=Mask(3, 3, q.device), positions=positions(3, 3))
     for h in range(4):
@@ -497,10 +499,10 @@ def test_grouped_and_chunked_heads_read_their_own_part():
 
 @formula("init", "normal", "xavier", "fan-in")
 def test_initial_weights_have_the_standard_deviation_of_their_scheme():
-    tower = {"layers": 8, "width": 128, "attention": {"heads": 4}, "feedforward": {"hidden": 256}}
+    stack = {"layers": 8, "width": 128, "attention": {"heads": 4}, "feedforward": {"hidden": 256}}
 
     def stds(init):
-        model = build(read_model({"vocab": 500, "decoder": tower, "head": "untied", "init": init}))
+        model = build(read_model({"vocab": 500, "decoder": stack, "head": "untied", "init": init}))
         layer = model.decoder.layers[3]
         modules = {
             "query": layer.attention.query,
@@ -540,7 +542,7 @@ WITH_DROPOUT = [
     kinds.recurrent(source=False, dropout=0.5),
     kinds.recurrent(source=False, dropout=0.5, layers=2, cell="lstm"),
     kinds.ngram(dropout=0.5),
-    read_model({"vocab": kinds.VOCAB, "encoder": kinds.tower(), "head": {"kind": "classes", "dropout": 0.5}}),
+    read_model({"vocab": kinds.VOCAB, "encoder": kinds.stack(), "head": {"kind": "classes", "dropout": 0.5}}),
 ]
 
 
@@ -567,7 +569,7 @@ def test_position_tables_are_shared_or_per_layer():
 
 def test_query_and_key_norms_come_before_the_rotation():
     plain = {"residual": "none", "norm": "none", "feedforward": "none"}
-    model = random_model(kinds.decoder(layers=1, position="rope", attention={"query_key_norm": "rms"}, **plain))
+    model = random_model(kinds.decoder(layers=1, position="rope", attention={"qk_norm": "rms"}, **plain))
     attention, rope = model.decoder.layers[0].attention, model.decoder.position(0)
     with record(model) as attentions:
         model(tokens())
@@ -587,8 +589,8 @@ def test_layers_of_a_pattern_have_their_own_masks():
 
 
 def test_cross_attention_has_its_own_parts():
-    decoder = kinds.tower(cross={"attention": {"heads": 4, "size": 6}, "core": "argmax"})
-    cross = build(read_model({"vocab": 9, "encoder": kinds.tower(), "decoder": decoder})).decoder.layers[0].cross
+    decoder = kinds.stack(cross={"attention": {"heads": 4, "size": 6}, "core": "argmax"})
+    cross = build(read_model({"vocab": 9, "encoder": kinds.stack(), "decoder": decoder})).decoder.layers[0].cross
     assert cross.query.weight.shape == (24, 16)
     assert type(cross.core).__name__ == "Argmax"
 
@@ -603,32 +605,32 @@ def test_source_and_target_have_their_own_vocabulary():
 def test_patches_and_mask_tokens_are_embedded_by_their_formulas():
     plain = {"layers": 0, "final_norm": "none"}
     patches, learned = {"kind": "patches", "pixels": 3, "class_token": True}, {"kind": "learned", "length": 9}
-    tower = kinds.tower(embed=patches, position=learned, **plain)
-    model, image = random_model(read_model({"encoder": tower, "head": "none"})), torch.randn(1, 4, 3, **FLOAT64)
+    stack = kinds.stack(embed=patches, position=learned, **plain)
+    model, image = random_model(read_model({"encoder": stack, "head": "none"})), torch.randn(1, 4, 3, **FLOAT64)
     own = model.encoder.embed
     expected = torch.cat((own.first[0], own.project(image[0]))) + own.position.table.weight[:5]
     close(model(image)[0], expected)
-    tower = kinds.tower(embed={"kind": "patches", "pixels": 3}, **plain)
-    decoder = tower | {"embed": "mask-tokens", "mask": {"causal": False}}
-    model = random_model(read_model({"encoder": tower, "decoder": decoder, "head": "none"}))
+    stack = kinds.stack(embed={"kind": "patches", "pixels": 3}, **plain)
+    decoder = stack | {"embed": "mask-tokens", "mask": {"causal": False}}
+    model = random_model(read_model({"encoder": stack, "decoder": decoder, "head": "none"}))
     embed, visible = model.decoder.embed, torch.tensor([[2, 0]])
     out = model(Inputs(image), Inputs(image[:, :2], positions=visible))[0]
     states, mask_token = embed.project(model.encoder.embed.project(image[0, :2])), embed.hidden[0, 0]
     close(out, torch.stack((states[1], mask_token, states[0], mask_token)))
 
 
-def test_a_learned_temperature_starts_at_its_value():
-    head = {"kind": "untied", "temperature": "root", "learned": True}
-    model = build(read_model({"vocab": 9, "decoder": kinds.tower(), "head": head}))
+def test_a_learned_logit_scale_starts_at_its_value():
+    head = {"kind": "untied", "logit_scale": "inverse-sqrt", "learn_logit_scale": True}
+    model = build(read_model({"vocab": 9, "decoder": kinds.stack(), "head": head}))
     assert model.head.beta.item() == 0.25
 
 
 def test_initialisation_depends_on_the_role_of_a_matrix():
     """A transform in the head is a projection, as are chunked heads; with cross-attention a layer adds three terms."""
-    tower = {"layers": 4, "width": 128, "attention": {"kind": "chunked", "heads": 2}}
+    stack = {"layers": 4, "width": 128, "attention": {"kind": "chunked", "heads": 2}}
 
     def built(init, **fields):
-        return build(read_model({"vocab": 300, "encoder": tower, "init": init, **fields}))
+        return build(read_model({"vocab": 300, "encoder": stack, "init": init, **fields}))
 
     masked = built("fan-in", head={"kind": "masked", "scores": "untied"})
     assert masked.head.project.weight.std().item() == pytest.approx(128**-0.5, rel=0.05)
@@ -641,9 +643,9 @@ def test_initialisation_depends_on_the_role_of_a_matrix():
 
 def test_a_document_that_starts_with_padding_starts_at_position_0():
     model = random_model(kinds.decoder(position={"kind": "learned", "length": 5}))
-    ids, segments = tokens(1, 5), torch.tensor([[1, 1, 2, 2, 2]])
-    padding = torch.tensor([[False, False, True, False, False]])
-    close(model(Inputs(ids, segments=segments, padding=padding))[:, 3:], model(ids[:, 3:]))
+    ids, document_ids = tokens(1, 5), torch.tensor([[1, 1, 2, 2, 2]])
+    padding_mask = torch.tensor([[False, False, True, False, False]])
+    close(model(Inputs(ids, document_ids=document_ids, padding_mask=padding_mask))[:, 3:], model(ids[:, 3:]))
 
 
 def test_layers_with_a_prefix_and_without_continue_from_one_state():
@@ -652,8 +654,8 @@ def test_layers_with_a_prefix_and_without_continue_from_one_state():
         tokens(),
         torch.tensor([4, 2]),
     )
-    full = model(Inputs(ids, prefix=prefix))
-    _, state = model.step(Inputs(ids[:, :6], prefix=prefix), model.start())
+    full = model(Inputs(ids, prefix_lengths=prefix))
+    _, state = model.step(Inputs(ids[:, :6], prefix_lengths=prefix), model.start())
     close(model.step(ids[:, 6:], state)[0], full[:, 6:])
 
 
@@ -674,10 +676,10 @@ def test_the_form_of_a_mask_agrees_with_its_matrix():
 
 def test_segments_continue_over_steps():
     model = random_model(kinds.decoder(position={"kind": "learned", "length": 5}))
-    ids, segments = tokens(), torch.arange(kinds.LENGTH).div(4, rounding_mode="floor").expand(2, -1)
-    full = model(Inputs(ids, segments=segments))
-    _, state = model.step(Inputs(ids[:, :6], segments=segments[:, :6]), model.start())
-    close(model.step(Inputs(ids[:, 6:], segments=segments[:, 6:]), state)[0], full[:, 6:])
+    ids, document_ids = tokens(), torch.arange(kinds.LENGTH).div(4, rounding_mode="floor").expand(2, -1)
+    full = model(Inputs(ids, document_ids=document_ids))
+    _, state = model.step(Inputs(ids[:, :6], document_ids=document_ids[:, :6]), model.start())
+    close(model.step(Inputs(ids[:, 6:], document_ids=document_ids[:, 6:]), state)[0], full[:, 6:])
 
 
 def test_building_leaves_the_global_random_state():
@@ -715,8 +717,8 @@ def test_argmax_has_the_gradient_of_the_scaled_softmax():
 
 def test_blocks_stay_within_their_limits():
     """Every row of the batch counts, and every number that one score needs."""
-    segments = torch.zeros(4, 10, dtype=torch.long)
-    mask = Mask(10, 10, segments.device, segments=(segments, segments), dense_limit=200)
+    document_ids = torch.zeros(4, 10, dtype=torch.long)
+    mask = Mask(10, 10, document_ids.device, document_ids=(document_ids, document_ids), dense_limit=200)
     assert mask.form == "blocks"
     assert all(block.dense.numel() <= 200 for _, _, block in mask.blocks())
     core, q = CoreSpec.choose({"kind": "additive", "size": 5}).build(2, 4, 4), torch.randn(4, 2, 10, 4)
@@ -766,8 +768,8 @@ def test_the_gated_hidden_size_is_eight_thirds_rounded_up(width):
 
 
 def test_dropout_of_patches_is_active_in_training_only():
-    tower = kinds.tower(embed={"kind": "patches", "pixels": 3, "dropout": 0.5})
-    embed = random_model(read_model({"encoder": tower, "head": "none"})).encoder.embed
+    stack = kinds.stack(embed={"kind": "patches", "pixels": 3, "dropout": 0.5})
+    embed = random_model(read_model({"encoder": stack, "head": "none"})).encoder.embed
     inputs = Inputs(torch.randn(2, 4, 3, **FLOAT64))
     run = lambda: embed(inputs, positions(4, 4), table=None, memory=None)  # noqa: E731
     assert torch.equal(run(), run())
@@ -776,8 +778,8 @@ def test_dropout_of_patches_is_active_in_training_only():
 
 
 def test_class_token_and_mask_token_start_at_a_small_random_vector():
-    tower = {"width": 2048, "layers": 0}
-    encoder, decoder = tower | {"embed": {"kind": "patches", "class_token": True}}, tower | {"embed": "mask-tokens"}
+    stack = {"width": 2048, "layers": 0}
+    encoder, decoder = stack | {"embed": {"kind": "patches", "class_token": True}}, stack | {"embed": "mask-tokens"}
     model = build(read_model({"encoder": encoder, "decoder": decoder, "head": "pixels"}))
     for vector in (model.encoder.embed.first, model.decoder.embed.hidden):
         assert vector.std().item() == pytest.approx(0.02, rel=0.1)
@@ -798,7 +800,7 @@ def test_layers_of_a_group_share_weights_and_positions():
 
 def test_xavier_is_uniform_fan_in_has_a_factor_and_biases_start_at_zero():
     def built(init):
-        return build(kinds.decoder(layers=1, width=64).changed(init=init)).decoder.layers[0]
+        return build(kinds.decoder(layers=1, width=64).replace(init=init)).decoder.layers[0]
 
     up = built("xavier").feedforward.up.weight
     assert up.abs().max().item() <= math.sqrt(6 / sum(up.shape))

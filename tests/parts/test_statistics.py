@@ -27,13 +27,13 @@ MASKS = {
     "left padding": {"causal": True, "padding_BM": LEFT},
     "no visible key": {"padding_BM": EMPTY},
     "prefix": {"causal": True, "prefix_B": torch.tensor([3, 0])},
-    "documents": {"causal": True, "segments": (torch.arange(12)[None].expand(2, -1) // 5,) * 2},
+    "documents": {"causal": True, "document_ids": (torch.arange(12)[None].expand(2, -1) // 5,) * 2},
 }
 
 
 def context(mask):
-    padding = mask.get("padding_BM")
-    indices = torch.arange(LENGTH)[None] if padding is None else ((~padding).cumsum(1) - 1).clamp(min=0)
+    padding_mask = mask.get("padding_BM")
+    indices = torch.arange(LENGTH)[None] if padding_mask is None else ((~padding_mask).cumsum(1) - 1).clamp(min=0)
     return {"mask": Mask(LENGTH, LENGTH, CPU, **mask), "positions": Positions(indices, indices)}
 
 

@@ -101,7 +101,7 @@ def test_a_preset_has_the_context_and_the_initial_weights_of_its_published_confi
 
 def vaswani(width, heads, hidden, dropout):
     """Vaswani et al. 2017, table 3, and sections 3.1 to 3.5 and 5.4; about 37000 tokens, section 5.1."""
-    tower = {
+    stack = {
         "layers": 6,
         "width": width,
         "position": {"kind": "sinusoidal", "join": "add", "layout": "interleaved", "theta": 10000.0},
@@ -111,9 +111,9 @@ def vaswani(width, heads, hidden, dropout):
         "norm": {"kind": "layer"},
         "residual": {"kind": "post", "dropout": dropout},
     }
-    encoder = tower | {"embed": {"kind": "tokens", "scale": True, "dropout": dropout}, "mask": {"causal": False}}
+    encoder = stack | {"embed": {"kind": "tokens", "scale": True, "dropout": dropout}, "mask": {"causal": False}}
     embed = {"kind": "shared", "scale": True, "dropout": dropout}
-    decoder = tower | {"embed": embed, "mask": {"causal": True}, "cross": True}
+    decoder = stack | {"embed": embed, "mask": {"causal": True}, "cross": True}
     return {"vocab": 37000, "encoder": encoder, "decoder": decoder, "head": "tied", "init": "xavier"}
 
 

@@ -23,9 +23,9 @@ def tree_of(kind, folder):
         labels = folder / "labels.tsv"
         labels.write_text("".join(f"text number {i}\t{'even' if i % 2 else 'odd'}\n" for i in range(60)))
         tree["data"] = {"kind": "labels", "path": str(labels)}
-        tower = {name: value for name, value in tree["model"]["encoder"].items() if name != "embed"}
+        stack = {name: value for name, value in tree["model"]["encoder"].items() if name != "embed"}
         head = {"kind": "classes", "classes": "data", "pool": "mean"}
-        tree["model"] = {"vocab": "tokenizer", "encoder": tower, "head": head}
+        tree["model"] = {"vocab": "tokenizer", "encoder": stack, "head": head}
     return tree | {"task": {"kind": kind}}
 
 

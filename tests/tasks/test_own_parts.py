@@ -28,16 +28,16 @@ class TagSpec(TaskSpec, kind="tag"):
     fields = ("source", "target")
     shapes = ("encoder",)
     template = "$A"
-    added_tokens = 0
+    num_special_tokens = 0
     file_kind = "pairs"
     word_tokens = True
-    why = "a tag depends on the words before and after it"
+    shape_reason = "a tag depends on the words before and after it"
 
     weight: float = field(1.0, "of the loss", gt=0)
 
-    def batch(self, rows, tokens, rng):
+    def batch(self, rows, special_tokens, rng):
         words, tags = zip(*rows)
-        return Batch(pad_rows(words, tokens.pad), pad_targets(tags))
+        return Batch(pad_rows(words, special_tokens.pad), pad_targets(tags))
 
     def loss(self, model, batch):
         loss = super().loss(model, batch)
@@ -47,10 +47,10 @@ class TagSpec(TaskSpec, kind="tag"):
         for i, logits_LV in checkpoint.outputs(rows):
             yield i, {"tags": [checkpoint.decode([tag]) for tag in logits_LV[: len(rows[i])].argmax(-1).tolist()]}
 
-    def to_line(self, result):
+    def format_line(self, result):
         return " ".join(result["tags"])
 
-    def to_lines(self, result):
+    def format_result(self, result):
         words = result["text"].split()
         return [f"{word}\\t{tag}" for word, tag in zip(words, result["tags"], strict=True)]
 
@@ -80,13 +80,13 @@ def tagging(tmp_path_factory):
     (folder / "tag.py").write_text(TAGGING)
     (folder / "tags.tsv").write_text("".join(f"{text}\t{tags}\n" for text, tags in tagged_rows(240)))
     attention, mlp = {"kind": "heads", "heads": 2}, {"kind": "mlp", "hidden": 32}
-    tower = {"layers": 1, "width": 16, "attention": attention, "feedforward": mlp, "position": "sinusoidal"}
+    stack = {"layers": 1, "width": 16, "attention": attention, "feedforward": mlp, "position": "sinusoidal"}
     tree = {
-        "model": {"vocab": "tokenizer", "encoder": tower, "head": "untied", "init": "xavier"},
+        "model": {"vocab": "tokenizer", "encoder": stack, "head": "untied", "init": "xavier"},
         "data": {"kind": "pairs", "path": str(folder / "tags.tsv")},
         "tokenizer": "words",
         "task": {"kind": "tag", "weight": 2.0},
-        "optim": {"lr": 1e-2, "schedule": {"kind": "linear", "warmup": 5}},
+        "optim": {"lr": 1e-2, "schedule": {"kind": "linear", "warmup_steps": 5}},
         "train": {"steps": 60, "batch_tokens": 400, "eval_every": 30, "save_every": 30, "best": {"metric": "accuracy"}},
     }
     (folder / "run.toml").write_text(to_toml(tree))
@@ -165,7 +165,7 @@ def test_without_its_file_an_own_task_is_an_error_that_names_the_option(verb, ta
 SCORES = '''
 """A metric and a decoding method."""
 
-from manyheads.generate.decoding import MethodSpec, token_by_token
+from manyheads.generate.decoding import DecodingSpec, generate_token_by_token
 from manyheads.metrics.metric import register_metric
 
 
@@ -175,14 +175,14 @@ def length_error(outputs, targets):
     return sum(abs(len(output.split()) - len(target.split())) for output, target in pairs) / len(targets)
 
 
-class ConstantSpec(MethodSpec, kind="test-constant"):
+class ConstantSpec(DecodingSpec, kind="test-constant"):
     """v = 7 at every step"""
 
     def generate(self, model, prompt, source, *, config, rng):
         def choose(logits_BV, rows):
             return logits_BV.argmax(-1) * 0 + 7
 
-        return token_by_token(model, prompt, source, config=config, choose=choose)
+        return generate_token_by_token(model, prompt, source, config=config, choose=choose)
 '''
 
 
@@ -226,8 +226,8 @@ def test_an_own_method_is_listed_and_used(scored):
         "import sys; from pathlib import Path; import manyheads; from manyheads.spec import load_parts\n"
         "load_parts(Path(sys.argv[1])); checkpoint = manyheads.load(sys.argv[2])\n"
         "ids = checkpoint.tokenizer.encode('a b').ids\n"
-        "print(checkpoint.generate(ids, method='test-constant', max_new_tokens=3))\n"
-        "print(manyheads.predict(checkpoint, 'a b', method={'kind': 'test-constant'}, max_new_tokens=2)['generated'])"
+        "print(checkpoint.generate(ids, decoding='test-constant', max_new_tokens=3))\n"
+        "print(manyheads.predict(checkpoint, 'a b', decoding={'kind': 'test-constant'}, max_new_tokens=2)['generated'])"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, scored / "scores.py", scored / "run"], capture_output=True, text=True, check=True
@@ -235,7 +235,7 @@ def test_an_own_method_is_listed_and_used(scored):
     ids, text = done.stdout.splitlines()
     assert ids == "[7, 7, 7]"
     assert len(text.split()) == 2
-    command = ("predict", scored / "run", "a b", "--parts", scored / "scores.py", "--max-new-tokens", "2", "--method")
+    command = ("predict", scored / "run", "a b", "--parts", scored / "scores.py", "--max-new-tokens", "2", "--decoding")
     assert run(*command, "test-constant").stdout.strip() == text
     assert run(*command, '{kind = "test-constant"}').stdout.strip() == text
     assert error_of(*command, "no-such-method", check=2)["code"] == "generate.config"

@@ -1,4 +1,4 @@
-"""What each task masks, predicts and counts: laws over random texts and images, and the models and data that fit it."""
+"""What each task masks, predicts and counts: invariants over random texts and images, and the models and data that fit it."""
 
 from __future__ import annotations
 
@@ -37,8 +37,10 @@ seeds = st.integers(0, 10_000)
 
 def rows_of(inputs):
     """The tokens of each row without padding."""
-    padding = torch.zeros_like(inputs.tokens, dtype=torch.bool) if inputs.padding is None else inputs.padding
-    return [row[~mask].tolist() for row, mask in zip(inputs.tokens, padding, strict=True)]
+    padding_mask = (
+        torch.zeros_like(inputs.tokens, dtype=torch.bool) if inputs.padding_mask is None else inputs.padding_mask
+    )
+    return [row[~mask].tolist() for row, mask in zip(inputs.tokens, padding_mask, strict=True)]
 
 
 def targets_of(batch):
@@ -54,30 +56,32 @@ def rng(seed):
 
 def test_of_the_predicted_positions_most_are_masked_some_random_and_some_unchanged():
     """80, 10 and 10 per cent of them in Devlin et al. 2018, or as the fields say."""
-    tokens = SpecialTokens(vocab_size=100_000)
-    text = rng(1).integers(5, tokens.vocab_size, 400_000)
+    special_tokens = SpecialTokens(vocab_size=100_000)
+    text = rng(1).integers(5, special_tokens.vocab_size, 400_000)
     for spec, expected in (
         (MaskedSpec(), (0.15, 0.8, 0.1, 0.1)),
-        (MaskedSpec(share=0.3, masked=0.5, random=0.3), (0.3, 0.5, 0.3, 0.2)),
+        (MaskedSpec(mlm_probability=0.3, mask_replace_prob=0.5, random_replace_prob=0.3), (0.3, 0.5, 0.3, 0.2)),
     ):
-        batch = spec.batch([(text,)], tokens, rng(2))
+        batch = spec.batch([(text,)], special_tokens, rng(2))
         inputs, targets = (one[0, 1:-1].numpy() for one in (batch.inputs.tokens, batch.targets))
         mask = targets != IGNORE_INDEX
         assert (inputs[~mask] == text[~mask]).all()
         assert (targets[mask] == text[mask]).all()
-        masked, unchanged = (inputs == tokens.mask)[mask].mean(), (inputs == text)[mask].mean()
+        masked, unchanged = (inputs == special_tokens.mask)[mask].mean(), (inputs == text)[mask].mean()
         shares = mask.mean(), masked, 1 - masked - unchanged, unchanged
         assert shares == pytest.approx(expected, abs=0.01)  # of at least 60,000 positions: six standard deviations
-        random = inputs[mask & (inputs != text) & (inputs != tokens.mask)]
+        random = inputs[mask & (inputs != text) & (inputs != special_tokens.mask)]
         assert random.min() >= 5  # no special token
-        assert random.mean() == pytest.approx(tokens.vocab_size / 2, rel=0.03)
+        assert random.mean() == pytest.approx(special_tokens.vocab_size / 2, rel=0.03)
 
 
 def test_the_shares_of_masked_and_random_tokens_sum_to_at_most_one():
     for masked, random in ((0.8, 0.1), (0.0, 1.0), (0.7, 0.3), (0.9, 0.1)):
-        read_run(small_run("masked", task={"kind": "masked", "masked": masked, "random": random}))
-    with raises("config.out-of-range", "task.random", 0.5, 0.8):
-        read_run(small_run("masked", task={"kind": "masked", "masked": 0.8, "random": 0.5}))
+        read_run(
+            small_run("masked", task={"kind": "masked", "mask_replace_prob": masked, "random_replace_prob": random})
+        )
+    with raises("config.out-of-range", "task.random_replace_prob", 0.5, 0.8):
+        read_run(small_run("masked", task={"kind": "masked", "mask_replace_prob": 0.8, "random_replace_prob": 0.5}))
 
 
 @torch.no_grad()
@@ -85,7 +89,7 @@ def test_the_shares_of_masked_and_random_tokens_sum_to_at_most_one():
 def test_a_smoothed_loss_is_its_formula(smoothing):
     """(1 − ε)·nll + ε·the mean over all tokens of −log p."""
     rows = [(np.arange(5, 5 + i), np.arange(8, 8 + i)) for i in range(1, 6)]
-    model, task = kinds.random_model(kinds.pair()), Seq2SeqSpec(smoothing=smoothing)
+    model, task = kinds.random_model(kinds.pair()), Seq2SeqSpec(label_smoothing=smoothing)
     batch = task.batch(rows, SpecialTokens(vocab_size=kinds.VOCAB), rng(0))
     mask = batch.targets != IGNORE_INDEX
     logs_NV = model(batch.inputs, batch.source)[mask].log_softmax(-1)
@@ -140,7 +144,7 @@ def test_the_source_and_the_target_of_spans_give_the_text_back(rows, seed):
 
 @given(rows=texts, share=st.floats(0.01, 0.99), mean=st.floats(1, 9), seed=seeds)
 def test_the_lengths_of_source_and_target_are_known_before_spans_are_drawn(rows, share, mean, seed):
-    task = SpansSpec(share=share, mean=mean)
+    task = SpansSpec(noise_density=share, mean_span_length=mean)
     batch = task.batch([(text,) for text in rows], TOKENS, rng(seed))
     pairs = zip(rows_of(batch.source), rows_of(batch.inputs), strict=True)
     lengths = [[len(source), len(target)] for source, target in pairs]
@@ -150,7 +154,7 @@ def test_the_lengths_of_source_and_target_are_known_before_spans_are_drawn(rows,
 @pytest.mark.parametrize("affixes", [((), ()), ((801,), ()), ((), (2,)), ((801,), (802,)), None])
 def test_spans_get_the_special_tokens_of_any_pair(affixes):
     """Those of the tokenizer, and a decoder's start token that is not the one that begins a text."""
-    tokens = SpecialTokens(vocab_size=1000, sentinels=SENTINELS, affixes=affixes, decoder_start=803)
+    tokens = SpecialTokens(vocab_size=1000, sentinels=SENTINELS, tokenizer_affixes=affixes, decoder_start_token_id=803)
     batch = SpansSpec().batch([(np.arange(10, 30),)], tokens, rng(0))
     source, targets = batch.source.tokens[0], batch.targets[0]
     visible, masked = (
@@ -167,7 +171,7 @@ def test_spans_get_the_special_tokens_of_any_pair(affixes):
 
 
 def test_a_text_with_more_spans_than_sentinels_is_refused():
-    with raises("data.tokenizer", 900, 45, 10, "task.sentinels"):
+    with raises("data.tokenizer", 900, 45, 10, "task.num_sentinels"):
         tokens = SpecialTokens(vocab_size=1000, sentinels=SENTINELS[:10])
         SpansSpec().batch([(np.full(900, 7),)], tokens, rng(0))
 
@@ -175,17 +179,17 @@ def test_a_text_with_more_spans_than_sentinels_is_refused():
 def small_run(task_kind, data=None, head=None, /, **more):
     """A small run of a task."""
     shape = {
-        "spans": {"encoder": kinds.tower(), "decoder": {"like": "encoder", "cross": True, "embed": "shared"}},
-        "infill": {"decoder": kinds.tower()},
-        "masked": {"encoder": kinds.tower(), "head": "masked"},
-        "retrieval": {"encoder": kinds.tower(position="sinusoidal"), "head": "none"},
+        "spans": {"encoder": kinds.stack(), "decoder": {"like": "encoder", "cross": True, "embed": "shared"}},
+        "infill": {"decoder": kinds.stack()},
+        "masked": {"encoder": kinds.stack(), "head": "masked"},
+        "retrieval": {"encoder": kinds.stack(position="sinusoidal"), "head": "none"},
         "classify": {
-            "encoder": kinds.tower(embed={"kind": "patches", "pixels": 4, "channels": 1}),
+            "encoder": kinds.stack(embed={"kind": "patches", "pixels": 4, "channels": 1}),
             "head": {"kind": "classes", "classes": 10},
         },
         "mae": {
-            "encoder": kinds.tower(embed={"kind": "patches", "pixels": 4, "channels": 1}, position="sinusoidal"),
-            "decoder": kinds.tower(embed="mask-tokens", mask={"causal": False}, position="sinusoidal"),
+            "encoder": kinds.stack(embed={"kind": "patches", "pixels": 4, "channels": 1}, position="sinusoidal"),
+            "decoder": kinds.stack(embed="mask-tokens", mask={"causal": False}, position="sinusoidal"),
             "head": {"kind": "pixels", "pixels": 4},
         },
     }[task_kind]
@@ -196,12 +200,12 @@ def small_run(task_kind, data=None, head=None, /, **more):
 
 
 def test_a_tokenizer_trained_here_gets_the_sentinels():
-    run = prepare(read_run(small_run("spans", task={"kind": "spans", "sentinels": 12})))
-    assert [run.tokenizer.id_to_token(i) for i in run.tokens.sentinels] == [f"<extra_{i}>" for i in range(12)]
-    assert run.model_spec.vocab == run.tokens.vocab_size == max(run.tokens.sentinels) + 1
+    run = prepare(read_run(small_run("spans", task={"kind": "spans", "num_sentinels": 12})))
+    assert [run.tokenizer.id_to_token(i) for i in run.special_tokens.sentinels] == [f"<extra_{i}>" for i in range(12)]
+    assert run.model_spec.vocab == run.special_tokens.vocab_size == max(run.special_tokens.sentinels) + 1
     # the name of a sentinel in a text is text
     assert len(run.tokenizer.encode("was born <extra_0>", add_special_tokens=False).ids) > 3
-    assert not set(np.concatenate([row[0] for row in run.train_rows.rows]).tolist()) & set(run.tokens.sentinels)
+    assert not set(np.concatenate([row[0] for row in run.train_rows.rows]).tolist()) & set(run.special_tokens.sentinels)
 
 
 @pytest.mark.parametrize("spelling", ["<extra_{}>", "<extra_id_{}>", None])
@@ -218,7 +222,7 @@ def test_a_tokenizer_from_a_file_must_have_sentinels(spelling, tmp_path):
             prepare(spec)
         return
     run = prepare(spec)
-    assert run.tokens.sentinels == tuple(range(size, size + 50))
+    assert run.special_tokens.sentinels == tuple(range(size, size + 50))
     assert Tokenizer.from_file(str(path)).to_str() == tokenizer.to_str()
 
 
@@ -234,7 +238,7 @@ def test_a_tokenizer_from_a_file_has_its_own_special_tokens(tmp_path):
         path = tmp_path / "tokenizer.json"
         path.write_text(Tokenizer(models.WordLevel(vocab, unk_token="[UNK]" if "[UNK]" in vocab else "<unk>")).to_str())
         run = prepare(read_run(small_run("spans", tokenizer={"kind": "file", "path": str(path)})))
-        assert (run.tokens.pad, run.tokens.bos, run.tokens.eos) == expected
+        assert (run.special_tokens.pad, run.special_tokens.bos, run.special_tokens.eos) == expected
 
 
 # -------------------------------------------------------------------------------------------------------------- infill
@@ -242,7 +246,7 @@ def test_a_tokenizer_from_a_file_has_its_own_special_tokens(tmp_path):
 
 @given(rows=texts, block=st.integers(8, 200), seed=seeds)
 def test_infill_moves_a_part_to_the_end_of_its_text(rows, block, seed):
-    task = InfillSpec(block=block)
+    task = InfillSpec(block_size=block)
     batch = task.batch([(text,) for text in rows], TOKENS, rng(seed))
     for text, inputs, targets in zip(rows, rows_of(batch.inputs), targets_of(batch), strict=True):
         assert (inputs[0], inputs[1:]) == (TOKENS.bos, targets[:-1])  # shifted by one; padding has no target
@@ -270,7 +274,7 @@ def test_a_quarter_is_missing_on_average(length):
 
 def encoder(head="none"):
     init = {"kind": "normal", "std": 0.3}
-    tree = {"vocab": 40, "encoder": kinds.tower(position="sinusoidal"), "head": head, "init": init}
+    tree = {"vocab": 40, "encoder": kinds.stack(position="sinusoidal"), "head": head, "init": init}
     return kinds.random_model(read_model(tree))
 
 
@@ -341,7 +345,7 @@ def random_images(count=3, length=16):
 @given(length=st.integers(2, 40), share=st.floats(0.05, 0.95), seed=seeds)
 def test_visible_patches_keep_their_positions_and_the_others_are_targets(length, share, seed):
     rows = random_images(3, length)
-    batch = MaeSpec(share=share).batch(rows, TOKENS, rng(seed))
+    batch = MaeSpec(mask_ratio=share).batch(rows, TOKENS, rng(seed))
     count = max(1, min(round(length * (1 - share)), length - 1))
     assert batch.source.positions.shape == (3, count)
     columns = zip(rows, batch.source.positions, batch.source.tokens, batch.targets, strict=True)
@@ -370,7 +374,7 @@ def test_masked_patches_are_not_read_and_the_loss_is_their_error():
 @torch.no_grad()
 @pytest.mark.parametrize("normalised", [False, True])
 def test_restored_images_keep_their_visible_patches_and_have_the_error_of_the_loss(normalised):
-    model, task = autoencoder(), MaeSpec(normalised=normalised)
+    model, task = autoencoder(), MaeSpec(norm_pix_loss=normalised)
     batch = task.batch(random_images(), TOKENS, rng(1))
     masked, whole = batch.targets != IGNORE_INDEX, batch.inputs.tokens
     restored = task.restore(model, batch)
@@ -398,7 +402,7 @@ def test_an_image_is_classified_from_its_patches():
 
 
 def patches(pixels, **more):
-    return kinds.tower(embed={"kind": "patches", "pixels": pixels, "channels": 1}, **more)
+    return kinds.stack(embed={"kind": "patches", "pixels": pixels, "channels": 1}, **more)
 
 
 TEN_CLASSES = {"head": {"kind": "classes", "classes": 10}}
@@ -410,7 +414,7 @@ WRONG = {
     "no queries": (small_run("retrieval"), ["task", "query", "text"]),
     "no images": (small_run("mae", "biographies"), ["task", "image", "text"]),
     "images for tokens": (
-        small_run("classify") | {"model": {"vocab": 9, "encoder": kinds.tower()} | TEN_CLASSES},
+        small_run("classify") | {"model": {"vocab": 9, "encoder": kinds.stack()} | TEN_CLASSES},
         ["model"],
     ),
     "a vocabulary without texts": (
@@ -454,6 +458,6 @@ def test_the_validation_set_is_scored(kind):
 def test_every_task_has_a_formula_shapes_and_described_fields():
     for kind, spec in TaskSpec.kinds.items():
         assert spec.formula() != "no formula given", kind
-        assert set(spec.shapes) <= {"encoder", "decoder", "encoder–decoder", "recurrent", "ngram"}
+        assert set(spec.shapes) <= {"encoder", "decoder", "encoder-decoder", "recurrent", "ngram"}
         assert all(field.description for field in spec.model_fields.values()), kind
         assert spec().kind == kind, "a task is used by its name alone, so every field has a default"

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
-from small_runs import TASKS, TOWER, described
+from small_runs import STACK, TASKS, described
 
 import manyheads
 from manyheads.errors import ConfigError
@@ -40,7 +40,7 @@ def test_no_batch_has_more_than_batch_tokens(name, affixes):
     """With padding, special tokens and targets."""
     run = prepare(read_run(described(name)))
     if run.tokenizer is not None:
-        run = replace(run, tokens=replace(run.tokens, affixes=affixes))
+        run = replace(run, special_tokens=replace(run.special_tokens, tokenizer_affixes=affixes))
     longest = int(row_lengths(run, run.validation_rows).sum(1).max())  # an evaluated row may be longer than a batch
     for plan, limit in (
         (BatchPlan(run, run.train_rows), 200),
@@ -67,7 +67,7 @@ def test_an_evaluation_has_every_class_of_a_sorted_file_and_the_same_rows_for_ev
         lines = (f"{kind} text {i}\t{kind}\n" for kind in ("bad", "fair", "good", "great") for i in range(count // 4))
         (tmp_path / f"{name}.tsv").write_text("".join(lines))
     data = {"kind": "labels", "path": str(tmp_path / "train.tsv"), "validation": str(tmp_path / "validation.tsv")}
-    model = {"vocab": "tokenizer", "encoder": TOWER, "head": {"kind": "classes", "classes": 4, "pool": "mean"}}
+    model = {"vocab": "tokenizer", "encoder": STACK, "head": {"kind": "classes", "classes": 4, "pool": "mean"}}
     evaluated = []
     for seed in (1, 2):
         tree = described("classify", eval_rows=100) | {"model": model, "data": data, "seed": seed}
@@ -84,7 +84,7 @@ def test_the_validation_loss_is_that_of_the_tokens_whatever_the_label_smoothing(
     """So that runs with and without smoothing are comparable, and exp(loss) is a perplexity."""
     losses, tree = [], described("seq2seq")
     for smoothing in (0.0, 0.3):
-        run = prepare(read_run(tree | {"task": {"kind": "seq2seq", "smoothing": smoothing}}))
+        run = prepare(read_run(tree | {"task": {"kind": "seq2seq", "label_smoothing": smoothing}}))
         model = manyheads.build(run.model_spec, seed=1)
         losses.append(validate(model, run)["loss"])
     assert losses[0] == losses[1]
@@ -147,7 +147,7 @@ def test_packed_texts_have_the_loss_and_gradients_of_texts_in_rows_of_their_own(
     plan.batches = [whole]
     packed = plan.batch(0)
     rows = [run.train_rows[int(i)] for row in whole for i, _, _ in row]
-    alone = task.batch(rows, run.tokens, np.random.default_rng([run.spec.seed, 0, 0]))
+    alone = task.batch(rows, run.special_tokens, np.random.default_rng([run.spec.seed, 0, 0]))
     assert packed.inputs.batch < alone.inputs.batch
     results = []
     for batch in (packed, alone):
@@ -165,7 +165,7 @@ def test_packed_texts_have_the_loss_and_gradients_of_texts_in_rows_of_their_own(
 @pytest.mark.parametrize("pack", [7, 64])
 def test_every_token_is_in_one_slice_and_special_tokens_only_at_the_ends_of_a_text(name, pack):
     run = prepare(read_run(described(name, pack=pack, batch_tokens=pack * 3)))
-    task, tokens, slices = run.spec.task, run.tokens, {}
+    task, tokens, slices = run.spec.task, run.special_tokens, {}
     for row in (row for rows in BatchPlan(run, run.train_rows, epoch=1).batches for row in rows):
         assert sum(stop - start for _, start, stop in row) <= pack
         for i, start, stop in row.tolist():

@@ -19,7 +19,7 @@ from manyheads.training.run import read_run
 
 def tree_with(name, **best):
     tree = described("seq2seq", steps=12, eval_every=2, save_every=2, keep_last=2, best={"metric": name} | best)
-    return tree | {"optim": {"lr": 2e-2, "schedule": {"kind": "linear", "warmup": 2}}}
+    return tree | {"optim": {"lr": 2e-2, "schedule": {"kind": "linear", "warmup_steps": 2}}}
 
 
 def evaluations(events, name):
@@ -39,7 +39,7 @@ def test_a_metric_of_text_selects_the_best_checkpoint(name, tmp_path):
     assert validate(checkpoint.model, prepare(read_run(tree)))[name] == pytest.approx(values[best])
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     metrics = [line["metrics"] for line in lines if line["event"] == "evaluated"]
-    assert all(set(one) == {"loss", "accuracy", "exact", name} for one in metrics)
+    assert all(set(one) == {"loss", "accuracy", "exact_match", name} for one in metrics)
 
 
 def test_the_value_is_the_metric_of_greedy_texts_against_their_targets(tmp_path):
@@ -47,7 +47,7 @@ def test_the_value_is_the_metric_of_greedy_texts_against_their_targets(tmp_path)
     tree = tree_with("chrf")
     train_all(tree, tmp_path / "run")
     spec, checkpoint = read_run(tree), manyheads.load(tmp_path / "run")
-    run = prepare(spec.changed(train=spec.train.changed(eval_rows=1000)))
+    run = prepare(spec.replace(train=spec.train.replace(eval_rows=1000)))
     pairs = run.corpus.validation
     assert len(pairs) <= 1000
     outputs = checkpoint.generate([source for source, _ in pairs], max_new_tokens=20)
@@ -65,7 +65,7 @@ def test_a_metric_that_the_task_does_not_have_is_refused_with_those_that_it_has(
         ("seq2seq", "mrr", "chrf"),
         ("causal", "chrf", "accuracy"),
         ("mae", "accuracy", "loss"),
-        ("classify", "exact", "accuracy"),
+        ("classify", "exact_match", "accuracy"),
     ):
         with raises("config.incompatible", "train.best.metric", name, known):
             read_run(described(task, best={"metric": name}))

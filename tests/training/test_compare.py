@@ -26,7 +26,7 @@ from manyheads.training.grid import field_paths, folder_name, read_axis, split_v
 from manyheads.training.prepare import prepare
 from manyheads.training.run import read_run
 
-TOWER = {
+STACK = {
     "layers": 1,
     "width": 16,
     "attention": {"kind": "heads", "heads": 2},
@@ -36,7 +36,7 @@ TREE = {
     "seed": 4,
     "model": {
         "vocab": "tokenizer",
-        "encoder": TOWER | {"position": "sinusoidal"},
+        "encoder": STACK | {"position": "sinusoidal"},
         "decoder": {"like": "encoder", "embed": "shared", "cross": True},
     },
     "data": {"kind": "sequence", "function": "copy", "count": 60, "validation_count": 10, "max_length": 4},
@@ -55,8 +55,8 @@ def path(tmp_path):
 # ----------------------------------------------------------------------------------------------------------------- axes
 
 
-def test_a_short_name_means_every_tower_that_has_its_own_value():
-    own = TREE | {"model": TREE["model"] | {"decoder": TOWER | {"position": "rope", "embed": "shared", "cross": True}}}
+def test_a_short_name_means_every_stack_that_has_its_own_value():
+    own = TREE | {"model": TREE["model"] | {"decoder": STACK | {"position": "rope", "embed": "shared", "cross": True}}}
     assert field_paths("position", TREE) == ("model.encoder.position",)
     assert field_paths("position", own) == ("model.encoder.position", "model.decoder.position")
     assert field_paths("embed", TREE) == ("model.encoder.embed", "model.decoder.embed")
@@ -143,9 +143,9 @@ def test_the_report_has_the_metrics_of_the_runs_and_no_run_is_trained_twice(path
         assert [one["seed"] for one in cell["seeds"]] == [4, 5]
         assert len(set(losses)) == 2
         assert cell["metrics"]["loss"]["mean"] == pytest.approx(statistics.fmean(losses))
-        assert cell["metrics"]["loss"]["sd"] == pytest.approx(statistics.stdev(losses))
+        assert cell["metrics"]["loss"]["std"] == pytest.approx(statistics.stdev(losses))
     torch.set_num_threads(1)
-    model = TREE["model"] | {"encoder": TOWER | {"position": "rope"}}
+    model = TREE["model"] | {"encoder": STACK | {"position": "rope"}}
     tree = TREE | {"seed": 5, "model": model, "optim": {"lr": 1e-2}}
     alone = last_metrics(train_all(tree, tmp_path / "alone"))
     assert report["cells"][1]["seeds"][1]["metrics"] == alone, "a run of a cell is the same as that run alone"
@@ -156,7 +156,7 @@ def test_the_report_has_the_metrics_of_the_runs_and_no_run_is_trained_twice(path
 
     files = {file: file.stat().st_mtime_ns for file in grid.glob("*/seed-*/**/*") if file.is_file()}
     again = run(*command)
-    assert f"± {report['cells'][0]['metrics']['loss']['sd']:.4f}" in again.stdout
+    assert f"± {report['cells'][0]['metrics']['loss']['std']:.4f}" in again.stdout
     assert {file: file.stat().st_mtime_ns for file in files} == files
     events = []
     compare(path, ["position=none,rope,sinusoidal", "lr=1e-2"], grid, seeds=2, progress=events.append)
@@ -177,11 +177,13 @@ def test_the_report_has_the_metrics_of_the_runs_and_no_run_is_trained_twice(path
 
 
 def test_a_cell_that_fails_has_an_error_and_the_others_are_trained(path, tmp_path):
-    axes, wide = ("position=none,rope", "core=dot,random"), os.environ | {"COLUMNS": "200"}
+    axes, wide = ("position=none,rope", "core=dot,synthesizer-random"), os.environ | {"COLUMNS": "200"}
     command = ("compare", path, *axes, "--seeds", "1", "--output", tmp_path / "grid")
     lines = run(*command, env=wide).stdout.splitlines()
     rows = [line.split() for line in lines if line.startswith(("none", "rope"))]
-    assert [row[:2] for row in rows] == [[one, other] for one in ("none", "rope") for other in ("dot", "random")]
+    assert [row[:2] for row in rows] == [
+        [one, other] for one in ("none", "rope") for other in ("dot", "synthesizer-random")
+    ]
     assert len(rows[3]) > len(rows[0]), "which has an error at its end"
     there = tmp_path / "a.tsv"
     there.write_text("".join(f"{word} b\tb {word}\n" for word in "abcdefgh"))
@@ -242,7 +244,7 @@ def test_seeds_that_were_trained_on_other_data_are_not_compared(path, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "changed", ["task.smoothing=0.1", "train.eval_rows=4", "train.eval_every=3", "train.best={metric='loss'}"]
+    "changed", ["task.label_smoothing=0.1", "train.eval_rows=4", "train.eval_every=3", "train.best={metric='loss'}"]
 )
 def test_what_would_change_the_metrics_of_a_finished_run_is_refused(path, tmp_path, changed):
     compare(path, ["position=none"], tmp_path / "grid", seeds=1)
@@ -274,7 +276,7 @@ def metrics_of(report):
 
 def test_parallel_runs_have_the_results_of_runs_in_turn(path, tmp_path):
     torch.set_num_threads(1)
-    axes = ["position=none,rope", "core=dot,random"]
+    axes = ["position=none,rope", "core=dot,synthesizer-random"]
     one, two = (compare(path, axes, tmp_path / str(jobs), seeds=1, jobs=jobs) for jobs in (1, 2))
     assert metrics_of(one) == metrics_of(two)
     assert one["stopped"] is two["stopped"] is None

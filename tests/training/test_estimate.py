@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from command import error_of, run, run_json
-from small_runs import TOWER, described, in_a_process
+from small_runs import STACK, described, in_a_process
 
 import manyheads
 from manyheads.errors import ManyheadsError, OutOfDiskError
@@ -73,7 +73,7 @@ def test_a_checkpoint_has_about_the_estimated_size(tmp_path):
 def test_an_evaluation_of_packed_texts_is_timed_by_rows_not_by_texts(tmp_path):
     (tmp_path / "book.txt").write_text("a book of one text\n" * 400)
     data = {"kind": "text", "path": str(tmp_path / "book.txt"), "document": "file", "validation_fraction": 0.25}
-    tree = {"model": {"vocab": "tokenizer", "decoder": TOWER}, "data": data, "tokenizer": "bytes", "task": "causal"}
+    tree = {"model": {"vocab": "tokenizer", "decoder": STACK}, "data": data, "tokenizer": "bytes", "task": "causal"}
     run = prepare(read_run(tree | {"train": {"steps": 2, "batch_tokens": 64, "pack": 16, "eval_rows": 1000}}))
     rows = sum(len(batch) for batch in BatchPlan(run, run.validation_rows, max_rows=1000).batches)
     assert len(run.validation_rows) < 5 < 100 < rows

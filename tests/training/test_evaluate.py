@@ -35,18 +35,18 @@ from manyheads.training.prepare import prepare
 from manyheads.training.run import read_run
 
 ATTENTION, MLP = {"kind": "heads", "heads": 2}, {"kind": "mlp", "hidden": 32}
-TOWER = {"layers": 1, "width": 16, "attention": ATTENTION, "feedforward": MLP, "position": "sinusoidal"}
+STACK = {"layers": 1, "width": 16, "attention": ATTENTION, "feedforward": MLP, "position": "sinusoidal"}
 BIOGRAPHIES = {"kind": "biographies", "people": 60}
 ENCODER_DECODER = {
     "vocab": "tokenizer",
-    "encoder": TOWER,
+    "encoder": STACK,
     "decoder": {"like": "encoder", "embed": "shared", "cross": True},
 }
-ENCODER = {"vocab": "tokenizer", "encoder": TOWER}
-PATCHES = TOWER | {"embed": {"kind": "patches", "pixels": 4, "channels": 1}}
+ENCODER = {"vocab": "tokenizer", "encoder": STACK}
+PATCHES = STACK | {"embed": {"kind": "patches", "pixels": 4, "channels": 1}}
 AUTOENCODER = {
     "encoder": PATCHES,
-    "decoder": TOWER | {"embed": "mask-tokens", "mask": {"causal": False}},
+    "decoder": STACK | {"embed": "mask-tokens", "mask": {"causal": False}},
     "head": {"kind": "pixels", "pixels": 4},
 }
 COLOURS = [
@@ -55,7 +55,7 @@ COLOURS = [
     for colour in ("red", "green")
     for thing in ("car", "hat", "cup")
 ]
-OPTIM = {"lr": 1e-2, "schedule": {"kind": "linear", "warmup": 5}}
+OPTIM = {"lr": 1e-2, "schedule": {"kind": "linear", "warmup_steps": 5}}
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def runs(tmp_path_factory):
     labels.write_text("".join(f"{text}\t{label}\n" for text, label in COLOURS))
     queries.write_text("".join(f"{text}\tthis is about {text}\n" for text, _ in COLOURS))
     trees = {
-        "causal": (BIOGRAPHIES, {"vocab": "tokenizer", "decoder": TOWER}),
+        "causal": (BIOGRAPHIES, {"vocab": "tokenizer", "decoder": STACK}),
         "masked": (BIOGRAPHIES, ENCODER | {"head": "masked"}),
         "spans": (BIOGRAPHIES, ENCODER_DECODER),
         "mae": ({"kind": "digits"}, AUTOENCODER),
@@ -99,7 +99,7 @@ METRICS = {
     "masked": ({"loss", "accuracy"}, {"model", "unigram"}),
     "spans": ({"loss", "accuracy"}, {"model"}),
     "mae": ({"loss", "probe"}, {"model", "untrained", "pixels"}),
-    "seq2seq": ({"exact", "bleu", "chrf", "rouge1", "rouge2", "rougeL"}, {"model", "copy"}),
+    "seq2seq": ({"exact_match", "bleu", "chrf", "rouge1", "rouge2", "rougeL"}, {"model", "copy"}),
     "classify": ({"accuracy", "macro_f1", "calibration_error"}, {"model", "majority", "naive Bayes"}),
     "retrieval": ({"mrr", "mrr@10", "recall@1", "recall@10"}, {"model", "BM25", "chance"}),
 }
@@ -159,7 +159,7 @@ def test_a_note_counts_the_targets_without_words_that_rouge_counts(runs, tmp_pat
 
 def test_a_checkpoint_without_its_run_has_the_fields_of_its_task(tmp_path):
     """A masked autoencoder of normalised patches has another loss."""
-    task = {"kind": "mae", "normalised": True, "share": 0.5}
+    task = {"kind": "mae", "norm_pix_loss": True, "mask_ratio": 0.5}
     tree = {"model": AUTOENCODER, "data": {"kind": "digits"}, "task": task, "train": {"steps": 1, "eval_rows": 1}}
     train_all(tree, tmp_path / "run")
     manyheads.export(tmp_path / "run", tmp_path / "alone", to="manyheads")
@@ -170,7 +170,7 @@ def test_a_checkpoint_without_its_run_has_the_fields_of_its_task(tmp_path):
 def test_the_loss_is_that_of_training(runs):
     for kind, rows in (("causal", 60), ("masked", 64)):
         spec = run_spec(runs / kind)
-        prepared = prepare(spec.changed(train=spec.train.changed(eval_rows=rows)))
+        prepared = prepare(spec.replace(train=spec.train.replace(eval_rows=rows)))
         model = manyheads.load(runs / kind).model
         loss = evaluate(runs / kind)["scores"]["model"]["loss"]
         # masks are random, so the losses are only similar; over all tokens they are equal
@@ -217,7 +217,7 @@ def test_packed_runs_are_evaluated_in_windows_of_their_rows(tmp_path):
         "".join(f"{' '.join('ab'[(i + j) % 2] for j in range(40))}\n" for i in range(80))
     )
     data = {"kind": "text", "path": str(tmp_path / "long.txt"), "validation_fraction": 0.25, "document": "file"}
-    model = {"vocab": "tokenizer", "decoder": TOWER}
+    model = {"vocab": "tokenizer", "decoder": STACK}
     settings = {"steps": 30, "batch_tokens": 800, "eval_every": 30, "pack": 16}
     train_all({"model": model, "data": data, "task": "causal", "optim": OPTIM, "train": settings}, tmp_path / "packed")
     report = evaluate(tmp_path / "packed")

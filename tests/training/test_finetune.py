@@ -23,8 +23,8 @@ from manyheads.data.source import Corpus, DataSpec
 from manyheads.errors import CheckpointError, IncompatibleError, ManyheadsError, OutOfRangeError, RunChangedError
 from manyheads.files.read import read_toml
 from manyheads.spec import SLOTS, to_toml, to_tree
+from manyheads.tasks.auxiliary import loss_with_auxiliary
 from manyheads.tasks.retrieval import unit_vectors
-from manyheads.tasks.shaping import shaped_loss
 from manyheads.training.batches import BatchStream
 from manyheads.training.events import Initialized, Step, Truncated
 from manyheads.training.loop import train_events, validate
@@ -97,7 +97,7 @@ def described(init_from, data, task, *, train=None, **more):
     kind, file = KINDS[task]
     usual = {"steps": 6, "batch_tokens": 200, "accumulate": 2, "save_every": 2, "eval_every": 3, "eval_rows": 20}
     source = {"kind": kind, "path": str(data / file)} | ({"document": "line"} if kind == "text" else {})
-    optim = {"lr": 3e-3, "schedule": {"kind": "cosine", "warmup": 2}}
+    optim = {"lr": 3e-3, "schedule": {"kind": "cosine", "warmup_steps": 2}}
     tree = {"seed": 5, "data": source, "task": {"kind": task}, "optim": optim, "train": usual | (train or {})} | more
     return tree | ({"init_from": str(init_from)} if init_from else {})
 
@@ -128,7 +128,7 @@ def prepared(tree):
 def first_batch(run, count=None):
     """The first training rows, or all of them, as one batch."""
     rows = [run.train_rows[i] for i in range(len(run.train_rows) if count is None else count)]
-    return run.spec.task.batch(rows, run.tokens, np.random.default_rng(0))
+    return run.spec.task.batch(rows, run.special_tokens, np.random.default_rng(0))
 
 
 def ids_of(checkpoint, texts):
@@ -160,14 +160,14 @@ def test_the_loss_before_the_first_step_is_that_of_transformers(name, task, data
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = True
     ids = [run.validation_rows[i] for i in range(len(rows))]
-    batch = run.spec.task.batch(ids, run.tokens, np.random.default_rng(0))
+    batch = run.spec.task.batch(ids, run.special_tokens, np.random.default_rng(0))
     theirs = getattr(transformers, CASES[name][0]).from_pretrained(folder)
     read = batch.source or batch.inputs
     if task in ("classify", "seq2seq"):
-        unpadded = [row[row != run.tokens.pad].tolist() for row in read.tokens]
+        unpadded = [row[row != run.special_tokens.pad].tolist() for row in read.tokens]
         assert unpadded == [tokenizer.encode(row[0]).ids for row in rows]
-    padding = torch.zeros_like(read.tokens, dtype=torch.bool) if read.padding is None else read.padding
-    inputs = {"input_ids": read.tokens, "attention_mask": (~padding).long()}
+    padding_mask = torch.zeros_like(read.tokens, dtype=torch.bool) if read.padding_mask is None else read.padding_mask
+    inputs = {"input_ids": read.tokens, "attention_mask": (~padding_mask).long()}
     labels = batch.targets
     if task == "causal":  # transformers shifts the labels by one
         inputs = {name: torch.cat((value, value[:, -1:]), dim=1) for name, value in inputs.items()}
@@ -191,13 +191,13 @@ def test_the_loss_before_the_first_step_is_that_of_transformers(name, task, data
 )
 def test_special_tokens_are_those_of_the_checkpoint(name, ids, data, tmp_path):
     task = {"bert": "masked", "t5": "seq2seq", "bart": "seq2seq"}.get(name, "causal")
-    tokens = prepared(described(saved(name, tmp_path / "start"), data, task)).tokens
-    assert (tokens.pad, tokens.bos, tokens.eos, tokens.mask, tokens.decoder_prompt[0]) == ids
-    assert set(SPECIAL[name][0].values()) <= set(tokens.special)
+    tokens = prepared(described(saved(name, tmp_path / "start"), data, task)).special_tokens
+    assert (tokens.pad, tokens.bos, tokens.eos, tokens.mask, tokens.decoder_prompt_ids[0]) == ids
+    assert set(SPECIAL[name][0].values()) <= set(tokens.all_ids)
 
 
 def test_only_ordinary_tokens_replace_others_at_random(data, tmp_path):
-    random = {"task": {"kind": "masked", "share": 0.9, "masked": 0.0, "random": 1.0}}
+    random = {"task": {"kind": "masked", "mlm_probability": 0.9, "mask_replace_prob": 0.0, "random_replace_prob": 1.0}}
     batch = first_batch(prepared(described(saved("bert", tmp_path / "start"), data, "masked") | random))
     replaced = batch.inputs.tokens[batch.targets >= 0]
     assert set(replaced.tolist()) == {int(word[4:]) for word in WORDS}
@@ -328,7 +328,7 @@ def test_another_vocabulary_is_refused_with_the_first_difference(data, tmp_path)
     tokenizer, path = json.loads((folder / "tokenizer.json").read_text()), tmp_path / "tokenizer.json"
     path.write_text(json.dumps(tokenizer))
     own = {"kind": "file", "path": str(path)}
-    assert prepared(described(folder, data, "masked", tokenizer=own)).tokens.affixes == ((51,), (52,))
+    assert prepared(described(folder, data, "masked", tokenizer=own)).special_tokens.tokenizer_affixes == ((51,), (52,))
     vocab = tokenizer["model"]["vocab"]
     vocab["foo"] = vocab.pop("word17")
     path.write_text(json.dumps(tokenizer))
@@ -366,7 +366,7 @@ def test_long_texts_are_truncated_and_counted(name, positions, data, tmp_path):
 def test_targets_are_generated_up_to_the_last_position(data, tmp_path):
     run = prepared(described(saved("bart", tmp_path / "start", max_position_embeddings=6), data, "seq2seq"))
     assert run.truncated[0]
-    assert validate(initial_model(run)[0], run)["exact"] == 0
+    assert validate(initial_model(run)[0], run)["exact_match"] == 0
 
 
 def test_frozen_weights_do_not_change(data, tmp_path):
@@ -443,8 +443,8 @@ def test_a_run_is_exported_to_the_family_it_came_from(name, data, tmp_path):
 
 def test_a_run_can_start_from_another_run_and_keeps_its_tokenizer(data, tmp_path):
     """Pretrained on texts, then trained for classes; to a tokenizer of ours, each task adds its own special tokens."""
-    tower = {"layers": 1, "width": 16, "attention": {"kind": "heads", "heads": 2}, "position": "rope"}
-    model = {"vocab": "tokenizer", "head": "masked", "encoder": tower}
+    stack = {"layers": 1, "width": 16, "attention": {"kind": "heads", "heads": 2}, "position": "rope"}
+    model = {"vocab": "tokenizer", "head": "masked", "encoder": stack}
     train_all(described(None, data, "masked", tokenizer="words", model=model), tmp_path / "first")
     head = {"head": {"kind": "classes", "classes": "data"}}
     events = train_all(described(tmp_path / "first", data, "classify", model=head), tmp_path / "second")
@@ -461,7 +461,7 @@ def test_special_tokens_around_a_text_are_kept_through_two_runs(data, tmp_path):
     """The second starts from the first, which started from a folder of transformers."""
     train_all(case("masked", tmp_path, data), tmp_path / "first")
     run = prepared(described(tmp_path / "first", data, "classify", model=CLASSES))
-    assert run.tokens.affixes == ((51,), (52,))
+    assert run.special_tokens.tokenizer_affixes == ((51,), (52,))
     list(train_events(run, tmp_path / "second"))
     manyheads.export(tmp_path / "second", tmp_path / "out")
     config = json.loads((tmp_path / "out" / "config.json").read_text())
@@ -637,8 +637,8 @@ def test_retrieval_trains_the_vectors_that_embed_gives(kind, more, data, tmp_pat
     "head", ["none", "vector", {"kind": "vector", "pool": "mean", "unit": True}, {"kind": "vector", "pool": "last"}]
 )
 def test_retrieval_without_a_checkpoint_trains_the_vectors_that_embed_gives(head, data, tmp_path):
-    tower = {"layers": 1, "width": 16, "attention": {"kind": "heads", "heads": 2}, "position": "rope"}
-    run = prepared(retrieval(data, model={"vocab": "tokenizer", "encoder": tower, "head": head}))
+    stack = {"layers": 1, "width": 16, "attention": {"kind": "heads", "heads": 2}, "position": "rope"}
+    run = prepared(retrieval(data, model={"vocab": "tokenizer", "encoder": stack, "head": head}))
     list(train_events(run, tmp_path / "run"))
     assert_trains_what_embed_gives(run, manyheads.load(tmp_path / "run"))
 
@@ -696,10 +696,10 @@ def test_links_connect_the_right_words_whatever_special_tokens_a_text_has(model,
     tokenizer.save(str(folder / "tokenizer.json"))
     by = "alignment" if task == "seq2seq" else "arcs"
     tree = described(folder, tmp_path, task, train={"max_length": max_length} if max_length else {})
-    run = prepared(tree | {"data": {"kind": "test-linked"}, "shaping": [{"kind": "guided", "by": by}]})
+    run = prepared(tree | {"data": {"kind": "test-linked"}, "auxiliary_losses": [{"kind": "guided", "by": by}]})
     stream = BatchStream(run)
     batch = stream.next()
-    (links,) = batch.links.values()
+    (links,) = batch.attention_targets.values()
     tokens = batch.inputs.tokens
     tokens = torch.where(batch.targets >= 0, batch.targets, tokens) if task == "masked" else tokens
     queries, keys = (batch.targets, batch.source.tokens) if by == "alignment" else (tokens, tokens)
@@ -710,7 +710,11 @@ def test_links_connect_the_right_words_whatever_special_tokens_a_text_has(model,
         found = [(int(queries[text, i]), int(keys[text, j])) for row, i, j in links.tolist() if row == text]
         assert sorted(found) == sorted(expected), (words, queries[text], keys[text])
     assert len(links)
-    term = shaped_loss(run.spec.task, run.spec.shaping, initial_model(run)[0].eval(), batch).terms["guided"]
+    term = loss_with_auxiliary(run.spec.task, run.spec.auxiliary_losses, initial_model(run)[0].eval(), batch).terms[
+        "guided"
+    ]
     visible = [(row, i) for row, i, j in links.tolist() if task != "causal" or j <= i]
-    assert term.count == len(visible) * sum(site.heads for site in run.spec.shaping[0].sites(run.model_spec))
+    assert term.count == len(visible) * sum(
+        layer.heads for layer in run.spec.auxiliary_losses[0].select_layers(run.model_spec)
+    )
     assert torch.isfinite(term.sum)

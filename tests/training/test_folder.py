@@ -126,10 +126,10 @@ def table_rows(stderr):
 
 
 def test_changes_are_shown_as_a_table_and_overridden_on_request(run_file, copied):
-    change = ("-s", "optim.lr=0.001", "-s", "train.steps=10", "-s", "task.smoothing=0.2")
+    change = ("-s", "optim.lr=0.001", "-s", "train.steps=10", "-s", "task.label_smoothing=0.2")
     command = ("train", run_file, "--output", copied, *change)
     done = run(*command, check=2)
-    assert ["task.smoothing", "0.1", "0.2"] in table_rows(done.stderr)
+    assert ["task.label_smoothing", "0.1", "0.2"] in table_rows(done.stderr)
     assert ["optim.lr", "0.003", "0.001"] in table_rows(done.stderr)
     assert not any(row[:1] == ["train.steps"] for row in table_rows(done.stderr))  # which is safe to change
     done = run(*command, "--json", "--override-resume", "optim.lr", check=2)
@@ -264,9 +264,9 @@ def test_links_and_class_names_are_part_of_the_data(tmp_path):
         lines = [f"a {i}\tb {i}\t0-0 1-1\n" for i in range(50)]
         path.write_text("".join([*lines[:30], lines[30].replace("0-0 1-1", link), *lines[31:]]))
         data = {"kind": "pairs", "path": str(path), "fields": [0, 1, 2]}
-        guided = tree(shaping=[{"kind": "guided"}], task="seq2seq", data=data)
+        guided = tree(auxiliary_losses=[{"kind": "guided"}], task="seq2seq", data=data)
         found.append(data_hashes(prepare(read_run(guided)))["data"])
-    assert {name for name in found[0] if found[0][name] != found[1][name]} == {"links"}
+    assert {name for name in found[0] if found[0][name] != found[1][name]} == {"attention_targets"}
     encoder, found = TASKS["classify"]["model"]["encoder"] | {"embed": "tokens"}, []
     model = {"vocab": "tokenizer", "encoder": encoder, "head": {"kind": "classes", "classes": 2}}
     for name in ("good", "great"):
@@ -302,7 +302,7 @@ def worsening(tmp_path):
     (tmp_path / "validation.txt").write_text("b b b b b b b b\n" * 10)
     paths = {name: str(tmp_path / f"{name}.txt") for name in ("train", "validation")}
     data = {"kind": "text", "path": paths["train"], "validation": paths["validation"], "document": "line"}
-    optim = {"lr": 0.01, "schedule": {"kind": "linear", "warmup": 0}}
+    optim = {"lr": 0.01, "schedule": {"kind": "linear", "warmup_steps": 0}}
 
     def train_worsening(**settings):
         settings = {"eval_every": 2, "save_every": 2} | settings
@@ -343,7 +343,7 @@ def with_best(**best):
 
 
 def test_patience_ends_a_run_and_the_best_checkpoint_is_kept_and_loaded(tmp_path):
-    patient = with_best(metric="exact", patience=3)  # which stays 0, so the first evaluation is the best
+    patient = with_best(metric="exact_match", patience=3)  # which stays 0, so the first evaluation is the best
     assert end_of(train_all(patient, tmp_path / "run")) == (8, "patience")
     folder = tmp_path / "run" / "checkpoints"
     assert [(folder / name).read_text() for name in ("best", "latest")] == ["step-00000002", "step-00000008"]
@@ -352,7 +352,7 @@ def test_patience_ends_a_run_and_the_best_checkpoint_is_kept_and_loaded(tmp_path
     events = train_all(patient, tmp_path / "run")
     assert [type(event) for event in events] == [Prepared, Resumed, Finished]
     assert end_of(events) == (8, "patience")
-    longer = train_all(with_best(metric="exact", patience=5), tmp_path / "run")
+    longer = train_all(with_best(metric="exact_match", patience=5), tmp_path / "run")
     assert isinstance(longer[2], ConfigChanged)
     assert end_of(longer) == (12, "patience")
 
@@ -378,7 +378,7 @@ def test_the_training_state_goes_to_a_file_and_back():
     state = TrainState(
         step=4, epoch=1, batch=2, rows=9, tokens=88, evaluated_step=4, metric="loss", best=1.5, best_step=4
     )
-    state.metrics = {"loss": 1.5, "exact": None}
+    state.metrics = {"loss": 1.5, "exact_match": None}
     assert TrainState.from_tree(json.loads(json.dumps(state.to_tree()))) == state
     assert TrainState.from_tree({"schema": 1, "step": 3}) == TrainState(step=3)
     for wrong in ({"schema": 2}, {"schema": 1, "stepp": 3}):

@@ -51,7 +51,7 @@ def test_with_init_from_the_model_stays_a_tree_of_overrides_until_the_checkpoint
     assert not isinstance(spec.model, ModelSpec)
     assert spec.model == overrides == to_tree(spec)["model"]
     assert spec.tokenizer.kind == "checkpoint"
-    for table in (spec.model, spec.model["encoder"], spec.changed(seed=2).model):
+    for table in (spec.model, spec.model["encoder"], spec.replace(seed=2).model):
         with pytest.raises(TypeError):
             table["layers"] = 3
     run = prepare(spec)

@@ -29,7 +29,7 @@ pattern = [
   { mask = { window = 4 } },
 ]
 
-# the other tower
+# the other stack
 [model.decoder]
 like = "encoder"
 embed = "shared"
@@ -43,12 +43,12 @@ kind = "words"
 lowercase = true
 [task]
 kind = "seq2seq"
-smoothing = 0.1
+label_smoothing = 0.1
 [optim]
 lr = 0.001
 [optim.schedule]
 kind = "cosine"
-warmup = 2
+warmup_steps = 2
 [train]
 steps = 4
 best = { metric = "loss", stop_at = 0.5, patience = 3 }
@@ -90,7 +90,7 @@ def test_every_misspelt_key_is_named_with_its_line_and_the_nearest_key(tmp_path)
     [
         ("steps = 4", "steps = 0", "steps = 4", "config.out-of-range"),
         ('kind = "cosine"', 'kind = "cosinus"', "[optim.schedule]", "config.unknown-kind"),
-        ("warmup = 2", 'warmup = "2"', "warmup = 2", "config.wrong-type"),
+        ("warmup_steps = 2", 'warmup_steps = "2"', "warmup_steps = 2", "config.wrong-type"),
     ],
 )
 def test_a_wrong_value_is_named_with_its_line(old, new, line, code, tmp_path):
@@ -114,7 +114,7 @@ def test_a_vocabulary_that_does_not_fit_the_tokenizer_is_refused(tmp_path):
     path = tmp_path / "run.toml"
     path.write_text(to_toml(described("seq2seq", steps=1) | {"data": data}))
     prepared = prepare(read_run_file(path))
-    size = prepared.tokens.vocab_size
+    size = prepared.special_tokens.vocab_size
     error = error_of("train", path, "--output", tmp_path / "small", "-s", f"model.vocab={size - 1}", check=2)
     assert error["code"] == "config.incompatible"
     assert {str(size - 1), str(size)} <= set(re.findall(r"\d+", error["message"]))

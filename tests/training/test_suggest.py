@@ -142,7 +142,7 @@ def test_spans_get_a_sentinel_per_span_of_the_longest_text(tmp_path):
     path = tmp_path / "long.txt"
     path.write_text("\n\n".join(" ".join(sentences(count)) for count in (60, 130, 90)))
     text, _ = suggest("spans", path, minutes=0.01)
-    assert TaskSpec.kinds["spans"]().sentinels < tomllib.loads(text)["task"]["sentinels"] < 300
+    assert TaskSpec.kinds["spans"]().num_sentinels < tomllib.loads(text)["task"]["num_sentinels"] < 300
     trained(text, tmp_path / "run")
 
 

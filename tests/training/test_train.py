@@ -23,8 +23,8 @@ from small_runs import (
     PATCHES,
     RESTORED,
     SEQUENCE,
+    STACK,
     TASKS,
-    TOWER,
     described,
     end_of,
     hashes,
@@ -151,13 +151,13 @@ def test_a_loaded_run_has_what_its_task_needs(tmp_path):
         assert checkpoint.task["kind"] == name
         if name in ("mae", "classify"):
             assert checkpoint.tokenizer is None
-            assert bool(checkpoint.labels) == (name == "classify")
+            assert bool(checkpoint.id2label) == (name == "classify")
         elif name == "spans":
-            assert checkpoint.tokenizer.token_to_id("<extra_0>") == run.tokens.sentinels[0]
+            assert checkpoint.tokenizer.token_to_id("<extra_0>") == run.special_tokens.sentinels[0]
         else:
             texts = ["a b c", "d"]
             rows = [tuple(np.array(run.tokenizer.encode(text).ids) for _ in "qd") for text in texts]
-            batch = run.spec.task.batch(rows, run.tokens, None)
+            batch = run.spec.task.batch(rows, run.special_tokens, None)
             torch.testing.assert_close(checkpoint.embed(texts), checkpoint.model(batch.inputs))
 
 
@@ -244,7 +244,7 @@ def test_should_stop_ends_a_run_after_the_step_with_a_checkpoint(tmp_path):
 
 @pytest.mark.parametrize("kind", ScheduleSpec.kinds)
 def test_learning_rates_rise_to_their_peak_and_never_above(kind):
-    schedule = ScheduleSpec.choose({"kind": kind, "warmup": 10})
+    schedule = ScheduleSpec.choose({"kind": kind, "warmup_steps": 10})
     factors = [schedule.factor(step, 100) for step in range(1, 101)]
     assert factors[:9] == pytest.approx([step / 10 for step in range(1, 10)])
     assert max(factors) == pytest.approx(1.0)
@@ -253,9 +253,9 @@ def test_learning_rates_rise_to_their_peak_and_never_above(kind):
 
 @pytest.mark.parametrize("kind", ScheduleSpec.kinds)
 def test_no_step_has_a_learning_rate_of_0(kind):
-    lowest = {"min_factor": 0.0} if "min_factor" in ScheduleSpec.kinds[kind].model_fields else {}
+    lowest = {"min_lr_ratio": 0.0} if "min_lr_ratio" in ScheduleSpec.kinds[kind].model_fields else {}
     for warmup in (0, 1, 5, 30):
-        schedule = ScheduleSpec.choose({"kind": kind, "warmup": warmup} | lowest)
+        schedule = ScheduleSpec.choose({"kind": kind, "warmup_steps": warmup} | lowest)
         for steps in (1, 2, 6, 20):
             factors = [schedule.factor(step, steps) for step in range(1, steps + 1)]
             assert 0 < min(factors) <= max(factors) <= 1
@@ -264,7 +264,9 @@ def test_no_step_has_a_learning_rate_of_0(kind):
 
 def test_linear_decay_reaches_0_one_step_after_the_last():
     """As in Hugging Face's schedules: 1/N is left for the last of N steps after the warm-up."""
-    linear, stable = (ScheduleSpec.choose({"kind": kind, "warmup": 2}) for kind in ("linear", "warmup-stable-decay"))
+    linear, stable = (
+        ScheduleSpec.choose({"kind": kind, "warmup_steps": 2}) for kind in ("linear", "warmup-stable-decay")
+    )
     assert [linear.factor(step, 7) for step in range(1, 8)] == pytest.approx([1 / 2, 1, 1, 4 / 5, 3 / 5, 2 / 5, 1 / 5])
     assert [stable.factor(step, 20) for step in range(15, 21)] == pytest.approx([1, 1, 1, 3 / 4, 2 / 4, 1 / 4])
 
@@ -280,16 +282,16 @@ def test_a_task_that_the_model_cannot_learn_is_refused():
 
 
 def test_a_model_learns_to_half_its_untrained_loss(tmp_path):
-    tower = TOWER | {"width": 32, "embed": {"kind": "tokens", "scale": True}, "residual": "pre"}
+    stack = STACK | {"width": 32, "embed": {"kind": "tokens", "scale": True}, "residual": "pre"}
     decoder = {"like": "encoder", "embed": {"kind": "shared", "scale": True}, "cross": True}
-    model = {"vocab": "tokenizer", "init": "xavier", "encoder": tower, "decoder": decoder}
+    model = {"vocab": "tokenizer", "init": "xavier", "encoder": stack, "decoder": decoder}
     tree = described("seq2seq", steps=200, batch_tokens=1000, accumulate=1, eval_every=200, save_every=200)
     run = prepare(read_run(tree | {"model": model, "data": SEQUENCE | {"function": "copy", "count": 2000}}))
     untrained = validate(manyheads.build(run.model_spec), run)["loss"]
     assert last_metrics(train_events(run, tmp_path / "run"))["loss"] < 0.5 * untrained
 
 
-SMALL = TOWER | {"width": 32, "embed": {"kind": "tokens", "scale": True}, "residual": "pre"}
+SMALL = STACK | {"width": 32, "embed": {"kind": "tokens", "scale": True}, "residual": "pre"}
 LEARNED = {"position": {"kind": "learned", "length": 16}}
 CLASSES = {"kind": "classes", "classes": "data", "pool": "mean"}
 MODELS = {
@@ -346,7 +348,7 @@ def test_every_builtin_data_set_is_learned_better_than_a_trivial_prediction(name
     settings |= {} if task in ("classify images", "mae") else {"max_length": 40}
     tree = {"model": {"init": "xavier"} | MODELS[task], "data": data, "task": task.split()[0]}
     tree |= {"tokenizer": {"kind": "words", "vocab_size": 500}, "train": settings}
-    run = prepare(read_run(tree | {"optim": {"lr": 1e-2, "schedule": {"kind": "cosine", "warmup": 5}}}))
+    run = prepare(read_run(tree | {"optim": {"lr": 1e-2, "schedule": {"kind": "cosine", "warmup_steps": 5}}}))
     metrics = last_metrics(train_events(run, tmp_path / "run"))
     trivial = {"retrieval": random_document, "mae": mean_patch}.get(task, unigram_entropy)
     assert metrics["loss"] < trivial(run)
@@ -364,7 +366,7 @@ def test_compiled_layers_give_the_same_logits_and_their_weights_keep_their_names
         graphs.append(graph)
         return graph.forward
 
-    ids = torch.randint(0, run.tokens.vocab_size, (2, 7))
+    ids = torch.randint(0, run.special_tokens.vocab_size, (2, 7))
     with torch.compiler.set_stance(force_backend=backend):
         plain(ids)
         assert not graphs
@@ -435,10 +437,10 @@ def test_the_command_uses_a_run_that_was_trained(run_file, tmp_path):
 
 def test_transformers_gives_the_same_logits_for_an_exported_run(tmp_path):
     """In a process of its own."""
-    heads = {"kind": "heads", "heads": 4, "groups": 2, "bias": False, "output_bias": False}
+    heads = {"kind": "heads", "heads": 4, "kv_heads": 2, "bias": False, "output_bias": False}
     feedforward = {"kind": "gated", "hidden": 48, "activation": "silu", "bias": False}
-    tower = {"layers": 2, "width": 32, "attention": heads, "position": "rope", "feedforward": feedforward}
-    model = {"vocab": "tokenizer", "head": "untied", "decoder": tower | {"norm": "rms", "residual": "pre"}}
+    stack = {"layers": 2, "width": 32, "attention": heads, "position": "rope", "feedforward": feedforward}
+    model = {"vocab": "tokenizer", "head": "untied", "decoder": stack | {"norm": "rms", "residual": "pre"}}
     train_all(described("causal") | {"model": model}, tmp_path / "run")
     manyheads.export(tmp_path / "run", tmp_path / "out")
     code = (
@@ -534,6 +536,6 @@ def test_train_takes_a_path_a_tree_and_a_spec_also_in_a_thread(run_file, tmp_pat
             report = pool.submit(manyheads.train, one, str(tmp_path / name), overrides=["train.steps=2"]).result()
             assert (report["step"], report["reason"]) == (2, "steps")
             assert hashes(tmp_path / name) == hashes(tmp_path / "path")
-    events = list(manyheads.train_events(runs["spec"].changed(train={"steps": 2}), tmp_path / "events"))
+    events = list(manyheads.train_events(runs["spec"].replace(train={"steps": 2}), tmp_path / "events"))
     assert isinstance(events[0], Prepared)
     assert end_of(events) == (2, "steps")

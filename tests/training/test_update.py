@@ -43,7 +43,7 @@ def without_dropout(tree):
 def gradients_of_step(run, batches, **optim):
     """The gradients that a step passes to the optimizer, which changes nothing here; and the event of the step."""
     spec, kept = run.spec, []
-    spec = spec.changed(train=spec.train.changed(accumulate=len(batches)), optim=spec.optim.changed(**optim))
+    spec = spec.replace(train=spec.train.replace(accumulate=len(batches)), optim=spec.optim.replace(**optim))
     model = manyheads.build(run.model_spec, seed=1).double()
     optimizer = spec.optim.build(model)
     optimizer.step = lambda: kept.append([parameter.grad.clone() for parameter in model.parameters()])
@@ -62,8 +62,8 @@ def test_a_step_over_small_batches_is_that_over_one_large_batch(name):
         tuple(one.astype(float) if one.dtype == np.float32 else one for one in run.train_rows[i]) for i in range(16)
     ]
     rng, batch = np.random.default_rng(0), run.spec.task.batch
-    parts = [batch(rows[start:stop], run.tokens, rng) for start, stop in ((0, 1), (1, 3), (3, 8), (8, 16))]
-    whole = batch(rows, run.tokens, np.random.default_rng(0))
+    parts = [batch(rows[start:stop], run.special_tokens, rng) for start, stop in ((0, 1), (1, 3), (3, 8), (8, 16))]
+    whole = batch(rows, run.special_tokens, np.random.default_rng(0))
     (few, small), (many, large) = gradients_of_step(run, parts, clip=0.0), gradients_of_step(run, [whole], clip=0.0)
     for one, other in zip(few, many, strict=True):
         torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-6)
@@ -88,7 +88,7 @@ def test_gradients_are_clipped_to_their_maximum_norm_in_the_same_direction():
 @pytest.mark.parametrize("optimizer", OptimSpec.kinds)
 @pytest.mark.parametrize("schedule", ScheduleSpec.kinds)
 def test_every_step_has_the_learning_rate_of_the_schedule(schedule, optimizer):
-    optim = {"kind": optimizer, "lr": 0.02, "schedule": {"kind": schedule, "warmup": 2}}
+    optim = {"kind": optimizer, "lr": 0.02, "schedule": {"kind": schedule, "warmup_steps": 2}}
     run = prepare(read_run(described("seq2seq") | {"data": SEQUENCE | {"count": 100}, "optim": optim}))
     model, state = manyheads.build(run.model_spec), TrainState()
     optimizer, stream, used = run.spec.optim.build(model), BatchStream(run), []
@@ -204,7 +204,7 @@ def test_muon_changes_every_matrix_of_the_layers_by_the_same_amount():
 
 def test_muon_leaves_the_head_to_adamw():
     run = prepare(read_run(described("causal") | {"optim": {"kind": "muon"}}))
-    free = run.model_spec.changed(head={"kind": "untied"})
+    free = run.model_spec.replace(head={"kind": "untied"})
     model = manyheads.build(free)
     optimizer = run.spec.optim.build(model)
     turned = {id(weight) for weight in optimizer.param_groups[0]["params"]}
@@ -215,17 +215,17 @@ def test_muon_leaves_the_head_to_adamw():
 
 def test_schedules_are_their_formulas():
     def factor(kind, step, steps=11, **fields):
-        return ScheduleSpec.choose({"kind": kind, "warmup": 1, **fields}).factor(step, steps)
+        return ScheduleSpec.choose({"kind": kind, "warmup_steps": 1, **fields}).factor(step, steps)
 
-    assert factor("cosine", 7, min_factor=0.2) == pytest.approx(
+    assert factor("cosine", 7, min_lr_ratio=0.2) == pytest.approx(
         0.2 + 0.8 / 2
     )  # half of the ten steps after the warm-up are done
-    assert factor("cosine", 4, steps=13, min_factor=0.0) == pytest.approx((1 + math.cos(math.pi / 6)) / 2)
-    assert factor("linear", 7, min_factor=0.2) == pytest.approx(0.6)
+    assert factor("cosine", 4, steps=13, min_lr_ratio=0.0) == pytest.approx((1 + math.cos(math.pi / 6)) / 2)
+    assert factor("linear", 7, min_lr_ratio=0.2) == pytest.approx(0.6)
     assert factor("inverse-sqrt", 9) == pytest.approx(1 / 3)
-    assert [factor("warmup-stable-decay", step, steps=20, decay=0.2) for step in (16, 17, 18, 20)] == pytest.approx(
-        [1, 1, 0.75, 0.25]
-    )
+    assert [
+        factor("warmup-stable-decay", step, steps=20, decay_fraction=0.2) for step in (16, 17, 18, 20)
+    ] == pytest.approx([1, 1, 0.75, 0.25])
 
 
 # --------------------------------------------------------------------------------------------------------- evaluations
@@ -233,7 +233,7 @@ def test_schedules_are_their_formulas():
 
 @pytest.mark.parametrize(
     ("metric", "values"),
-    [("loss", (3.0, 2.0, 2.0, 4.0)), ("accuracy", (0.1, 0.4, 0.4, 0.2)), ("exact", (0.0, 1.0, 1.0, 0.5))],
+    [("loss", (3.0, 2.0, 2.0, 4.0)), ("accuracy", (0.1, 0.4, 0.4, 0.2)), ("exact_match", (0.0, 1.0, 1.0, 0.5))],
 )
 def test_the_best_evaluation_is_the_lowest_loss_or_the_highest_accuracy_and_the_first_of_equals(metric, values):
     state, best = TrainState(), BestSpec(metric=metric, stop_at=values[1], patience=2)
@@ -287,10 +287,10 @@ def test_exact_is_the_whole_target_and_nothing_more():
         ([7, 8, 9], target, 1.0),
         ([7, 8], target, 0.0),
         ([7, 8, 9, 7], target, 0.0),
-        ([7, run.tokens.unk], [7, run.tokens.unk], 0.0),
+        ([7, run.special_tokens.unk], [7, run.special_tokens.unk], 0.0),
     ):
         FixedOutputs.pairs = [(output, of)]
-        assert FixedOutputs().generated_metrics(None, [[]], run.tokens, also=None) == {"exact": exact}
+        assert FixedOutputs().generation_metrics(None, [[]], run.special_tokens, also=None) == {"exact_match": exact}
 
 
 def test_a_run_with_a_moving_average_evaluates_the_average(tmp_path):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from manyheads.convert.fairseq.safe_pickle import Stub, read_pickle
 from manyheads.convert.families.fairseq import TRAINER
-from manyheads.convert.hf import Origin, load_model
+from manyheads.convert.hf import CheckpointMetadata, load_model
 from manyheads.errors import CheckpointConfigError, CheckpointTokenizerError, WeightsError
 from manyheads.files.read import read_text, safe_join
 from manyheads.files.tensors import InMemoryTensors
@@ -27,12 +27,12 @@ CHECKPOINT = ("checkpoints", "checkpoint_best.pt")
 
 def read_fairseq(
     path: Path, *, dtype: torch.dtype | None = None, allow_nonfinite: bool = False
-) -> tuple[Model, Origin, Any]:
+) -> tuple[Model, CheckpointMetadata, Any]:
     """A model, its origin and its tokenizer, from a folder or from the .pt file alone, which has no tokenizer."""
     file = path.joinpath(*CHECKPOINT) if path.is_dir() else path
     config, weights = read_checkpoint(file)
-    model, origin = load_model(file, config, weights, {}, dtype=dtype, allow_nonfinite=allow_nonfinite)
-    return model, origin, read_tokenizer(path, config) if path.is_dir() else None
+    model, metadata = load_model(file, config, weights, {}, dtype=dtype, allow_nonfinite=allow_nonfinite)
+    return model, metadata, read_tokenizer(path, config) if path.is_dir() else None
 
 
 def read_checkpoint(path: Path) -> tuple[Tree, InMemoryTensors]:

@@ -10,7 +10,7 @@ from manyheads.convert.config import Config, ConfigRow, read_config, write_confi
 from manyheads.convert.weights import Parameters, Rows, Spelling, Table, WeightTable, expand
 from manyheads.errors import CheckpointConfigError, UnknownArchitectureError
 from manyheads.model.spec import ModelSpec, read_model
-from manyheads.spec import Tree, copy_tree, nearest, quoted
+from manyheads.spec import Tree, copy_tree, did_you_mean, quoted
 
 # a description has no special tokens; a config without these keys would have those of the published models
 NO_TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
@@ -48,7 +48,7 @@ class Family:
         name = names[0] if isinstance(names, list) and names else names
         if not isinstance(name, str) or name not in self.architectures:
             raise UnknownArchitectureError(
-                f"{self.model_type} has no architecture {quoted(name)}{nearest(str(name), self.architectures)}"
+                f"{self.model_type} has no architecture {quoted(name)}{did_you_mean(str(name), self.architectures)}"
             )
         return name
 
@@ -67,8 +67,8 @@ class Family:
         own = self.architectures[architecture]
         rows = self.weights(spec) if callable(self.weights) else self.weights
         prefixed = (row.renamed(lambda name: own.prefix + name) for row in rows)
-        towers = {"encoder": spec.encoder, "decoder": spec.decoder}
-        layers = {name: tower.layer_groups or tower.layers for name, tower in towers.items() if tower}
+        stacks = {"encoder": spec.encoder, "decoder": spec.decoder}
+        layers = {name: stack.layer_groups or stack.layers for name, stack in stacks.items() if stack}
         return WeightTable(tuple(expand((*prefixed, *own.weights), parameters, layers)))
 
     def tables(self, spec: ModelSpec, architecture: str, parameters: Parameters) -> list[WeightTable]:
@@ -94,6 +94,6 @@ OTHERS = {"fairseq": "fairseq"} | dict.fromkeys(GGUF, "gguf")
 def get_family(model_type: object) -> Family:
     modules = NAMES | OTHERS
     if not isinstance(model_type, str) or model_type not in modules:
-        raise UnknownArchitectureError(f"unknown model_type {quoted(model_type)}{nearest(str(model_type), NAMES)}")
+        raise UnknownArchitectureError(f"unknown model_type {quoted(model_type)}{did_you_mean(str(model_type), NAMES)}")
     families: dict[str, Family] = import_module(f"{__name__}.{modules[model_type]}").FAMILIES
     return families[model_type]

@@ -27,7 +27,7 @@ KEYS: tuple[ConfigRow, ...] = (
     Key("num_attention_heads", "encoder.attention.heads"),
     Key("intermediate_size", "encoder.feedforward.hidden"),
     activation("hidden_act", "encoder.feedforward.activation"),
-    Key("type_vocab_size", "encoder.embed.types"),
+    Key("type_vocab_size", "encoder.embed.type_vocab_size"),
     Key("layer_norm_eps", ("encoder.norm.eps", "encoder.embed.norm.eps"), 1e-12),
     Fixed("is_decoder", False),
     Fixed("add_cross_attention", False),

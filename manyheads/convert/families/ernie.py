@@ -17,10 +17,14 @@ class TaskTypes:
     keys: tuple[str, ...] = ("use_task_id", "task_type_vocab_size")
 
     def read(self, config: Config) -> Fields:
-        return {"encoder.embed.tasks": config.get("task_type_vocab_size", 3) if config.get("use_task_id", False) else 0}
+        return {
+            "encoder.embed.task_type_vocab_size": config.get("task_type_vocab_size", 3)
+            if config.get("use_task_id", False)
+            else 0
+        }
 
     def write(self, get: Getter) -> Tree:
-        count = get("encoder.embed.tasks")
+        count = get("encoder.embed.task_type_vocab_size")
         return {"use_task_id": True, "task_type_vocab_size": count} if count else {"use_task_id": False}
 
 

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from manyheads.convert.config import Config, Fields, Fixed, Getter, Key
 from manyheads.convert.families import Architecture, Family
-from manyheads.convert.families.marian import DROPOUT, LAYERS, TOWER
+from manyheads.convert.families.marian import DROPOUT, LAYERS, STACK
 from manyheads.convert.keys import Choice, activation, in_both, number
 from manyheads.convert.weights import Tied, Unused, same
 from manyheads.errors import CheckpointConfigError
 from manyheads.spec import Tree, merge_trees, quoted
 
-TOWERS = ("encoder", "decoder")
+STACKS = ("encoder", "decoder")
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Sinusoids:
 
     def read(self, config: Config) -> Fields:
         fields: Fields = {}
-        for name in TOWERS:
+        for name in STACKS:
             width = number(config.get(f"{name}_embed_dim"), f"{name}_embed_dim")
             theta = 10000.0 ** (width // 2 / max(width // 2 - 1, 1))
             fields |= {f"{name}.width": int(width), f"{name}.position.theta": theta}
@@ -33,7 +33,7 @@ class Sinusoids:
         return fields
 
     def write(self, get: Getter) -> Tree:
-        return {f"{name}_embed_dim": get(f"{name}.width") for name in TOWERS}
+        return {f"{name}_embed_dim": get(f"{name}.width") for name in STACKS}
 
 
 def normalize_before(name: str) -> Choice:
@@ -41,7 +41,7 @@ def normalize_before(name: str) -> Choice:
     return Choice(f"{name}_normalize_before", f"{name}.residual", kinds, False)
 
 
-SHAPE: Tree = {"encoder": TOWER, "decoder": TOWER | {"mask": {"causal": True}, "cross": True}}
+SHAPE: Tree = {"encoder": STACK, "decoder": STACK | {"mask": {"causal": True}, "cross": True}}
 SINUSOIDS: Tree = {
     "embed": {"kind": "tokens", "scale": True},
     "position": {"kind": "sinusoidal", "layout": "halves", "offset": 2},
@@ -113,10 +113,10 @@ FAMILIES = {
             Key("target_tokens", "vocab"),
             Key("source_tokens", "source_vocab"),
             Sinusoids(),
-            *(Key(f"{name}_layers", f"{name}.layers") for name in TOWERS),
-            *(Key(f"{name}_attention_heads", f"{name}.attention.heads") for name in TOWERS),
-            *(Key(f"{name}_ffn_embed_dim", f"{name}.feedforward.hidden") for name in TOWERS),
-            *(normalize_before(name) for name in TOWERS),
+            *(Key(f"{name}_layers", f"{name}.layers") for name in STACKS),
+            *(Key(f"{name}_attention_heads", f"{name}.attention.heads") for name in STACKS),
+            *(Key(f"{name}_ffn_embed_dim", f"{name}.feedforward.hidden") for name in STACKS),
+            *(normalize_before(name) for name in STACKS),
             activation("activation_fn", *in_both("feedforward.activation"), default="relu"),
             *(Fixed(key, False) for key in FIXED_FALSE),
             *(Fixed(key, None) for key in FIXED_NONE),
@@ -125,10 +125,10 @@ FAMILIES = {
             *DROPOUT,
         ),
         weights=(
-            *same({f"{name}.embed.table": f"{name}.embed_tokens" for name in TOWERS}),
-            *same({f"{name}.norm": f"{name}.layer_norm" for name in TOWERS}, optional=True),
-            *(Unused(f"{name}.version") for name in TOWERS),
-            *(Unused(f"{name}.embed_positions._float_tensor") for name in TOWERS),
+            *same({f"{name}.embed.table": f"{name}.embed_tokens" for name in STACKS}),
+            *same({f"{name}.norm": f"{name}.layer_norm" for name in STACKS}, optional=True),
+            *(Unused(f"{name}.version") for name in STACKS),
+            *(Unused(f"{name}.embed_positions._float_tensor") for name in STACKS),
             *LAYERS,
         ),
         architectures={

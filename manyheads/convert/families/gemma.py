@@ -23,7 +23,7 @@ FAMILIES = {
         merge_trees(SHAPE, {"decoder": {"embed": {"scale": True}, "norm": {"kind": "rms-one"}}}),
         keys=(
             *KEYS,
-            *heads(groups=16, size=256),
+            *heads(kv_heads=16, size=256),
             Rope(),
             BIASES,
             ACTIVATION,

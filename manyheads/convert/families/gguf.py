@@ -36,7 +36,7 @@ from manyheads.parts.rope import (
     RopeSpec,
     YarnScalingSpec,
 )
-from manyheads.spec import LARGEST, Part, Tree, merge_trees, quoted
+from manyheads.spec import MAX_COUNT, Part, Tree, merge_trees, quoted
 
 # keys that a file says by its tensors
 BY_NAME = {
@@ -86,7 +86,7 @@ class Rotation:
         if attention != 1 and not factors:
             raise CheckpointConfigError(f"rope.scaling.attn_factor = {quoted(attention)} is not supported")
         length = get("original_context_length", number(config.get("context_length", 2048), "context_length"))
-        if not 1 <= length <= LARGEST:
+        if not 1 <= length <= MAX_COUNT:
             raise CheckpointConfigError(f"rope.scaling.original_context_length is {quoted(length)}, expected tokens")
         if unknown := [name for name in FACTORS if name in config and name not in self.factors]:
             raise CheckpointConfigError(f"{unknown[0]}.weight is not supported in this family")
@@ -129,24 +129,24 @@ class Rotation:
 
 def resolve_sizes(spec: ModelSpec) -> ModelSpec:
     """The same model with every size written out, and RoPE scalings that GGUF has no key for as factors."""
-    tower = spec.decoder
-    if tower is None or spec.encoder is not None:
+    stack = spec.decoder
+    if stack is None or spec.encoder is not None:
         raise ExportError(f"a GGUF file holds a decoder; this model is {spec.shape}")
-    attention, position = tower.attention, tower.position
-    size = attention.head_size(tower.width)
+    attention, position = stack.attention, stack.position
+    size = attention.head_size(stack.width)
     if isinstance(position, RopeSpec):
-        position = position.changed(scaling=resolve_scaling(position, size))
+        position = position.replace(scaling=resolve_scaling(position, size))
     parts = {
-        "attention": with_sizes(attention, size=size, groups=attention.key_heads()),
-        "feedforward": with_sizes(tower.feedforward, hidden=tower.feedforward.hidden_size(tower.width)),
+        "attention": with_sizes(attention, size=size, kv_heads=attention.num_kv_heads()),
+        "feedforward": with_sizes(stack.feedforward, hidden=stack.feedforward.hidden_size(stack.width)),
         "position": position,
     }
-    return spec.changed(decoder=tower.changed(**parts))
+    return spec.replace(decoder=stack.replace(**parts))
 
 
 def with_sizes(part: Part, **sizes: int | None) -> Part:
     """A part with those of these fields that it has."""
-    return part.changed(**{name: size for name, size in sizes.items() if name in type(part).model_fields})
+    return part.replace(**{name: size for name, size in sizes.items() if name in type(part).model_fields})
 
 
 def resolve_scaling(position: RopeSpec, size: int) -> RopeScalingSpec:
@@ -160,9 +160,9 @@ def resolve_scaling(position: RopeSpec, size: int) -> RopeScalingSpec:
             short_factor=factors, long_factor=factors, length=scaling.length, factor=1.0, attention_factor=1.0
         )
     if isinstance(scaling, LongRopeScalingSpec):
-        return scaling.changed(factor=1.0, attention_factor=shortest_float32(scaling.amplitude()))
+        return scaling.replace(factor=1.0, attention_factor=shortest_float32(scaling.amplitude()))
     if isinstance(scaling, YarnScalingSpec):
-        usual = scaling.changed(attention_factor=None)
+        usual = scaling.replace(attention_factor=None)
         return usual if scaling.attention_factor == usual.amplitude() else scaling
     return scaling
 
@@ -229,7 +229,7 @@ def table(*, fuse: bool = False, interleaved: bool = False, shift: float = 0.0) 
             norms = tuple(Shifted(row.theirs, row.ours, by=shift, optional=True) for row in norms)
         projections: Rows = same({"query": "q", "key": "k"}, "decoder.layers.*.attention.", "blk.*.attn_")
         if interleaved:
-            heads = (spec.decoder.attention.heads, spec.decoder.attention.key_heads())
+            heads = (spec.decoder.attention.heads, spec.decoder.attention.num_kv_heads())
             pairs = zip(projections, heads, strict=True)
             projections = tuple(Interleaved(row.theirs, row.ours, heads=count) for row, count in pairs)
         if fuse:
@@ -249,7 +249,7 @@ SIZES: tuple[ConfigRow, ...] = (
     Key("embedding_length", "decoder.width"),
     Key("feed_forward_length", "decoder.feedforward.hidden"),
     Key("attention.head_count", "decoder.attention.heads"),
-    Key("attention.head_count_kv", "decoder.attention.groups", None),
+    Key("attention.head_count_kv", "decoder.attention.kv_heads", None),
     Fixed("attention.causal", True),
     Fixed("expert_count", 0),
     Fixed("expert_used_count", 0),
@@ -297,8 +297,8 @@ ALL = (
     gguf_family("qwen2", decoder(GATED, "silu", attention={"bias": True}), (RMS_EPS, Rotation()), table()),
     gguf_family(
         "qwen3",
-        decoder(GATED, "silu", attention={"query_key_norm": {"kind": "rms"}}),
-        (RMS_EPS, Key(RMS_EPS.theirs, "decoder.attention.query_key_norm.eps"), Rotation()),
+        decoder(GATED, "silu", attention={"qk_norm": {"kind": "rms"}}),
+        (RMS_EPS, Key(RMS_EPS.theirs, "decoder.attention.qk_norm.eps"), Rotation()),
         table(),
     ),
     gguf_family(

@@ -33,10 +33,10 @@ KEYS: tuple[ConfigRow, ...] = (
 )
 
 
-def heads(*, groups: int | None = None, size: int | None = None) -> tuple[ConfigRow, ...]:
+def heads(*, kv_heads: int | None = None, size: int | None = None) -> tuple[ConfigRow, ...]:
     """Number of key/value heads and head size; by default that of query heads, and width / heads."""
     return (
-        Key("num_key_value_heads", "decoder.attention.groups", groups),
+        Key("num_key_value_heads", "decoder.attention.kv_heads", kv_heads),
         Key("head_dim", "decoder.attention.size", size),
     )
 

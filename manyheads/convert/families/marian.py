@@ -10,7 +10,7 @@ from manyheads.convert.keys import activation, in_both
 from manyheads.convert.weights import Rows, Same, Tied, Unused, same
 from manyheads.spec import Tree, merge_trees
 
-TOWER: Tree = {
+STACK: Tree = {
     "embed": {"kind": "tokens"},
     "attention": {"kind": "heads"},
     "core": {"kind": "dot"},
@@ -19,8 +19,8 @@ TOWER: Tree = {
     "residual": {"kind": "post"},
 }
 SHAPE: Tree = {
-    "encoder": TOWER,
-    "decoder": TOWER | {"embed": {"kind": "shared"}, "mask": {"causal": True}, "cross": True},
+    "encoder": STACK,
+    "decoder": STACK | {"embed": {"kind": "shared"}, "mask": {"causal": True}, "cross": True},
 }
 
 DROPOUT: tuple[ConfigRow, ...] = (

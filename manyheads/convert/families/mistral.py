@@ -13,7 +13,7 @@ FAMILIES = {
     "mistral": Family(
         "mistral",
         SHAPE,
-        keys=(*KEYS, *heads(groups=8), Rope(), WINDOW),
+        keys=(*KEYS, *heads(kv_heads=8), Rope(), WINDOW),
         weights=WEIGHTS,
         architectures=architectures("Mistral"),
         ignored=IGNORED,

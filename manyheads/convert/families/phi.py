@@ -21,10 +21,10 @@ class QueryKeyNorm:
 
     def read(self, config: Config) -> Fields:
         norm = {"kind": "layer", "eps": config.get("layer_norm_eps", 1e-5)}
-        return {"decoder.attention.query_key_norm": norm if config.get("qk_layernorm", False) else {"kind": "none"}}
+        return {"decoder.attention.qk_norm": norm if config.get("qk_layernorm", False) else {"kind": "none"}}
 
     def write(self, get: Getter) -> Tree:
-        return {"qk_layernorm": get("decoder.attention.query_key_norm.kind") == "layer"}
+        return {"qk_layernorm": get("decoder.attention.qk_norm.kind") == "layer"}
 
 
 KEYS: tuple[ConfigRow, ...] = (
@@ -32,7 +32,7 @@ KEYS: tuple[ConfigRow, ...] = (
     Key("num_hidden_layers", "decoder.layers"),
     Key("hidden_size", "decoder.width"),
     Key("num_attention_heads", "decoder.attention.heads"),
-    Key("num_key_value_heads", "decoder.attention.groups", None),
+    Key("num_key_value_heads", "decoder.attention.kv_heads", None),
     Key("intermediate_size", "decoder.feedforward.hidden"),
     activation("hidden_act", "decoder.feedforward.activation"),
     Key("layer_norm_eps", "decoder.norm.eps"),

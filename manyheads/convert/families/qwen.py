@@ -9,21 +9,21 @@ from manyheads.convert.keys import Rope, Windows
 from manyheads.spec import merge_trees
 
 MROPE = Fixed("use_mrope", False)  # one position per token, as in texts
-NORMS = Key("rms_norm_eps", "decoder.attention.query_key_norm.eps")
+NORMS = Key("rms_norm_eps", "decoder.attention.qk_norm.eps")
 
 FAMILIES = {
     "qwen2": Family(
         "qwen2",
         merge_trees(SHAPE, {"decoder": {"attention": {"bias": True}}}),
-        keys=(*KEYS, heads(groups=32)[0], Rope(), Windows(), MROPE),
+        keys=(*KEYS, heads(kv_heads=32)[0], Rope(), Windows(), MROPE),
         weights=WEIGHTS,
         architectures=architectures("Qwen2"),
         ignored=(*IGNORED, "seq_length"),
     ),
     "qwen3": Family(
         "qwen3",
-        merge_trees(SHAPE, {"decoder": {"attention": {"query_key_norm": {"kind": "rms"}}}}),
-        keys=(*KEYS, *heads(groups=32, size=128), Rope(), Windows(), BIASES, NORMS),
+        merge_trees(SHAPE, {"decoder": {"attention": {"qk_norm": {"kind": "rms"}}}}),
+        keys=(*KEYS, *heads(kv_heads=32, size=128), Rope(), Windows(), BIASES, NORMS),
         weights=WEIGHTS,
         architectures=architectures("Qwen3"),
         ignored=IGNORED,

@@ -1,4 +1,4 @@
-"""T5, version 1.0 and 1.1: Raffel et al. 2020. Unscaled scores, and one table of relative biases per tower."""
+"""T5, version 1.0 and 1.1: Raffel et al. 2020. Unscaled scores, and one table of relative biases per stack."""
 
 from __future__ import annotations
 
@@ -50,12 +50,15 @@ class TiedHead:
     def read(self, config: Config) -> Fields:
         if not config.get("tie_word_embeddings", True):
             return {"head.kind": "untied"}
-        return {"head.kind": "tied", "head.temperature": "root" if config.get("scale_decoder_outputs", True) else "one"}
+        return {
+            "head.kind": "tied",
+            "head.logit_scale": "inverse-sqrt" if config.get("scale_decoder_outputs", True) else "one",
+        }
 
     def write(self, get: Getter) -> Tree:
         return {
             "tie_word_embeddings": get("head.kind") == "tied",
-            "scale_decoder_outputs": get("head.temperature") == "root",
+            "scale_decoder_outputs": get("head.logit_scale") == "inverse-sqrt",
         }
 
 
@@ -79,20 +82,20 @@ def weights(spec: ModelSpec) -> Rows:
         *same(PROJECTIONS, "decoder.layers.*.cross.", "decoder.block.*.layer.1.EncDecAttention."),
         Unused("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"),  # in the first checkpoints
     )
-    for tower, sublayers in (("encoder", 2), ("decoder", 3)):
-        ours, theirs = f"{tower}.layers.*.", f"{tower}.block.*.layer."
-        bias = f"{tower}.block.0.layer.0.SelfAttention.relative_attention_bias"
+    for stack, sublayers in (("encoder", 2), ("decoder", 3)):
+        ours, theirs = f"{stack}.layers.*.", f"{stack}.block.*.layer."
+        bias = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias"
         rows += (
-            *same({f"{tower}.positions.0.table": bias, f"{tower}.norm": f"{tower}.final_layer_norm"}),
+            *same({f"{stack}.positions.0.table": bias, f"{stack}.norm": f"{stack}.final_layer_norm"}),
             *same(PROJECTIONS, f"{ours}attention.", f"{theirs}0.SelfAttention."),
             *same(names, f"{ours}feedforward.", f"{theirs}{sublayers - 1}.DenseReluDense."),
             *same({f"residual.norms.{i}": f"{i}.layer_norm" for i in range(sublayers)}, ours, theirs),
-            Tied(f"{tower}.embed_tokens.weight", ("encoder.embed.table.weight",)),
+            Tied(f"{stack}.embed_tokens.weight", ("encoder.embed.table.weight",)),
         )
     return rows
 
 
-TOWER: Tree = {
+STACK: Tree = {
     "embed": {"kind": "tokens"},
     "position": {"kind": "bucketed"},
     "attention": {"kind": "heads", "bias": False, "output_bias": False},
@@ -112,7 +115,7 @@ DROPOUT = ("embed.dropout", "core.dropout", "feedforward.dropout", "residual.dro
 FAMILIES = {
     "t5": Family(
         "t5",
-        {"encoder": TOWER, "decoder": TOWER | DECODER, "init": "fan-in"},
+        {"encoder": STACK, "decoder": STACK | DECODER, "init": "fan-in"},
         keys=(
             Key("vocab_size", "vocab"),
             Key("d_model", in_both("width")),

@@ -67,7 +67,7 @@ def weights(spec: ModelSpec) -> Rows:
     )  # fmt: skip
 
 
-TOWER: Tree = {
+STACK: Tree = {
     "position": {"kind": "learned"},
     "attention": {"kind": "heads"},
     "core": {"kind": "dot"},
@@ -75,7 +75,7 @@ TOWER: Tree = {
     "norm": {"kind": "layer"},
     "residual": {"kind": "pre"},
 }
-SHAPE: Tree = {"encoder": TOWER | {"embed": {"kind": "patches", "class_token": True}}}
+SHAPE: Tree = {"encoder": STACK | {"embed": {"kind": "patches", "class_token": True}}}
 
 KEYS: tuple[ConfigRow, ...] = (
     Key("num_hidden_layers", "encoder.layers"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from manyheads.convert.config import Key
 from manyheads.convert.families import Architecture, Family
-from manyheads.convert.families.vit import KEYS, LAYER, SHAPE, TOWER, ImageSize
+from manyheads.convert.families.vit import KEYS, LAYER, SHAPE, STACK, ImageSize
 from manyheads.convert.families.vit import weights as encoder_weights
 from manyheads.convert.keys import activation, in_both
 from manyheads.convert.weights import Rows, Same, same
@@ -32,7 +32,7 @@ def weights(spec: ModelSpec) -> Rows:
 FAMILIES = {
     "vit_mae": Family(
         "vit_mae",
-        SHAPE | {"decoder": TOWER | {"embed": {"kind": "mask-tokens", "class_token": True}, "mask": {"causal": False}}},
+        SHAPE | {"decoder": STACK | {"embed": {"kind": "mask-tokens", "class_token": True}, "mask": {"causal": False}}},
         keys=(
             *KEYS,
             ImageSize(in_both("position.length"), ("encoder.embed.pixels", "head.pixels")),

@@ -13,12 +13,12 @@ from manyheads.convert.families import GGUF
 from manyheads.convert.families.gguf import HEAD, NEEDS_HEAD, resolve_sizes
 from manyheads.convert.gguf.container import FORMS, SPECIAL, GgufFile, config_of, write_container
 from manyheads.convert.gguf.vocabulary import read_vocabulary, write_vocabulary
-from manyheads.convert.hf import MAX_POSITION_KEYS, Origin, StoredWeights, load_model, read_tokenizer_config
+from manyheads.convert.hf import MAX_POSITION_KEYS, CheckpointMetadata, StoredWeights, load_model, read_tokenizer_config
 from manyheads.convert.match import find_architecture
 from manyheads.errors import CheckpointTokenizerError, ExportError, UsageError
 from manyheads.files.write import atomic_output
 from manyheads.model.build import Model
-from manyheads.spec import LARGEST
+from manyheads.spec import MAX_COUNT
 
 TEMPLATE = "chat_template.jinja"
 MAX_TEMPLATE_LENGTH = 1 << 16
@@ -26,7 +26,7 @@ MAX_TEMPLATE_LENGTH = 1 << 16
 
 def read_gguf(
     path: Path, *, dtype: torch.dtype | None = None, allow_nonfinite: bool = False
-) -> tuple[Model, Origin, Any]:
+) -> tuple[Model, CheckpointMetadata, Any]:
     """A model, its origin and its tokenizer."""
     file = GgufFile(path)
     template = file.metadata.get("tokenizer.chat_template")
@@ -35,25 +35,27 @@ def read_gguf(
         raise CheckpointTokenizerError(f"{path} has {len(tokens):,} tokens, and embeddings for {rows:,}")
     short = isinstance(template, str) and len(template) <= MAX_TEMPLATE_LENGTH
     extra_files = {TEMPLATE: str(template).encode()} if short else {}
-    model, origin = load_model(path, config_of(file), file, extra_files, dtype=dtype, allow_nonfinite=allow_nonfinite)
-    return model, origin, read_vocabulary(file.metadata, path)
+    model, metadata = load_model(path, config_of(file), file, extra_files, dtype=dtype, allow_nonfinite=allow_nonfinite)
+    return model, metadata, read_vocabulary(file.metadata, path)
 
 
-def write_gguf(model: Model, path: Path, origin: Origin | None, tokenizer: Any, form: str = "f32") -> None:
+def write_gguf(
+    model: Model, path: Path, metadata: CheckpointMetadata | None, tokenizer: Any, form: str = "f32"
+) -> None:
     """Writes a file that llama.cpp opens; the error names the part that none of its architectures has."""
     if form not in FORMS:
         raise UsageError(f"form is {form!r}, expected one of {', '.join(FORMS)}")
     family, architecture, config, _ = find_architecture(resolve_sizes(model.spec), GGUF)
-    old = origin.config if origin else {}
+    old = metadata.config if metadata else {}
     if not config["block_count"]:
         raise ExportError("a GGUF file needs a model with layers, and this one has none")
     config |= special_tokens(old, config["vocab_size"])
-    lengths = (old[key] for key in MAX_POSITION_KEYS if type(old.get(key)) is int and 1 <= old[key] <= LARGEST)
+    lengths = (old[key] for key in MAX_POSITION_KEYS if type(old.get(key)) is int and 1 <= old[key] <= MAX_COUNT)
     config.setdefault("context_length", next(lengths, 2048))
     if tokenizer is None:
         warnings.warn("without a tokenizer llama.cpp opens the file, and cannot read texts", stacklevel=3)
     vocabulary = write_vocabulary(tokenizer, config["vocab_size"], config)
-    if (template := chat_template(origin.extra_files if origin else {})) is not None:
+    if (template := chat_template(metadata.extra_files if metadata else {})) is not None:
         vocabulary["tokenizer.chat_template"] = template
     tied = frozenset({HEAD} if family.model_type in NEEDS_HEAD else ())
     table = family.table(model.spec, architecture, dict(model.named_parameters()))

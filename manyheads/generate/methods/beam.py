@@ -7,13 +7,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from manyheads.generate.decoding import GenerationConfig, Generators, Hypotheses, MethodSpec
+from manyheads.generate.decoding import DecodingSpec, GenerationConfig, Generators, Hypotheses
 from manyheads.model.build import Model
 from manyheads.parts.inputs import Inputs
 from manyheads.spec import field
 
 
-class BeamSpec(MethodSpec, kind="beam"):
+class BeamSpec(DecodingSpec, kind="beam"):
     """argmax_y log p(y | x) / lp(|y|) with lp(n) = ((5 + n) / 6)^α, over the texts that `num_beams` beams lead to
 
     Wu et al. 2016, arXiv 1609.08144, equation 14, as in Tensor2Tensor and JoeyNMT; n counts the token that ends y, α
@@ -44,17 +44,17 @@ class BeamSpec(MethodSpec, kind="beam"):
         finished = FinishedTexts(prompt, width)
         eos = torch.tensor(config.eos_token_id, device=device, dtype=torch.long)
         live_BK = torch.zeros(prompt.batch, 1, device=device)  # log p of the live texts; one per row at first
-        for left in range(limit, 0, -1):
+        for remaining in range(limit, 0, -1):
             logits_RV = hypotheses.logits()  # R = B·K rows
             wide = torch.promote_types(logits_RV.dtype, torch.float32)
-            logp_RV = config.filtered(logits_RV.log_softmax(dim=-1, dtype=wide), hypotheses.tokens, left)
+            logp_RV = config.process_logits(logits_RV.log_softmax(dim=-1, dtype=wide), hypotheses.tokens, remaining)
             vocab, beams = logp_RV.shape[1], live_BK.shape[1]
             logp_BN = (logp_RV.unflatten(0, (-1, beams)) + live_BK[:, :, None]).flatten(1)
             best_BC, index_BC = logp_BN.topk(min((1 + len(eos)) * width, logp_BN.shape[1]))
             first_B1 = beams * torch.arange(len(index_BC), device=device)[:, None]
             row_BC, token_BC = index_BC // vocab + first_B1, index_BC % vocab
-            ends_BC = torch.isin(token_BC, eos) | (left == 1)
-            score_BC = (best_BC / self.divisor(limit - left + 1)).masked_fill(~ends_BC, -torch.inf)
+            ends_BC = torch.isin(token_BC, eos) | (remaining == 1)
+            score_BC = (best_BC / self.divisor(limit - remaining + 1)).masked_fill(~ends_BC, -torch.inf)
             finished.add(hypotheses, row_BC, token_BC, score_BC)
             live_BK, which_BK = best_BC.masked_fill(ends_BC, -torch.inf).topk(min(width, best_BC.shape[1]))
             unfinished = finished.unfinished(live_BK[:, 0] / self.divisor(limit))

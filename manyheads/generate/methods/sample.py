@@ -7,13 +7,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from manyheads.generate.decoding import GenerationConfig, Generators, MethodSpec, token_by_token
+from manyheads.generate.decoding import DecodingSpec, GenerationConfig, Generators, generate_token_by_token
 from manyheads.model.build import Model
 from manyheads.parts.inputs import Inputs
 from manyheads.spec import field
 
 
-class SampleSpec(MethodSpec, kind="sample"):
+class SampleSpec(DecodingSpec, kind="sample"):
     """v ~ softmax(logits / T)
 
     Each row draws with its own generator, so a text's samples do not depend on the batch it is in.
@@ -31,4 +31,4 @@ class SampleSpec(MethodSpec, kind="sample"):
             draws = [torch.multinomial(row, 1, generator=rng[i]) for row, i in zip(probabilities, rows, strict=True)]
             return torch.cat(draws)
 
-        return token_by_token(model, prompt, source, config=config, choose=choose)
+        return generate_token_by_token(model, prompt, source, config=config, choose=choose)

@@ -1,4 +1,4 @@
-"""Loss shaping: every term is the mean of its formula, however the batch is split and padded, and can be learned."""
+"""Auxiliary losses: every term is the mean of its formula, however the batch is split and padded, and can be learned."""
 
 from __future__ import annotations
 
@@ -20,7 +20,13 @@ from manyheads import Inputs
 from manyheads.data.source import Corpus, DataSpec
 from manyheads.model.record import record
 from manyheads.spec import override, to_toml
-from manyheads.tasks.shaping import add_links, shaped_loss, site_records, term_counts, total_loss
+from manyheads.tasks.auxiliary import (
+    add_attention_targets,
+    attention_records,
+    loss_with_auxiliary,
+    term_counts,
+    total_loss,
+)
 from manyheads.tasks.task import Batch
 from manyheads.training.batches import BatchStream
 from manyheads.training.events import Evaluated, Step
@@ -31,8 +37,8 @@ from manyheads.training.run import read_run
 FOCUS, NEAR = {"kind": "focus", "weight": 0.5}, {"kind": "near", "where": "all", "max_cost": 20.0, "weight": 0.02}
 
 
-def shaped_run(name, *shaping, **train):
-    return read_run(described(name, **train) | {"shaping": list(shaping)})
+def shaped_run(name, *auxiliary_losses, **train):
+    return read_run(described(name, **train) | {"auxiliary_losses": list(auxiliary_losses)})
 
 
 def to_double(batch):
@@ -48,7 +54,7 @@ def double_model(run):
 
 def real_positions(inputs):
     none = torch.zeros(inputs.tokens.shape[:2], dtype=torch.bool)
-    return ~(none if inputs.padding is None else inputs.padding)
+    return ~(none if inputs.padding_mask is None else inputs.padding_mask)
 
 
 def by_the_matrix(attention):
@@ -69,7 +75,7 @@ def test_terms_are_means_over_heads_real_positions_and_layers(name):
     with torch.no_grad():
         for weight in model.parameters():  # otherwise all weights are alike, and a bound of each is one of their mean
             weight.mul_(6 if weight.dim() > 1 else 1)
-    loss = shaped_loss(run.spec.task, run.spec.shaping, model, batch)
+    loss = loss_with_auxiliary(run.spec.task, run.spec.auxiliary_losses, model, batch)
     entropies, distances = [], []
     with record(model) as attentions:
         run.spec.task.loss(model, batch)
@@ -88,10 +94,10 @@ def test_terms_are_means_over_heads_real_positions_and_layers(name):
 def terms_and_gradients(model, run, batches):
     """Of the terms alone: the task's own loss is computed in float32."""
     model.zero_grad()
-    counts, losses = term_counts(run.spec.shaping, model, batches), []
+    counts, losses = term_counts(run.spec.auxiliary_losses, model, batches), []
     for batch in batches:
-        loss = shaped_loss(run.spec.task, run.spec.shaping, model, batch)
-        losses.append(total_loss(replace(loss, sum=torch.zeros(())), 1, run.spec.shaping, counts))
+        loss = loss_with_auxiliary(run.spec.task, run.spec.auxiliary_losses, model, batch)
+        losses.append(total_loss(replace(loss, sum=torch.zeros(())), 1, run.spec.auxiliary_losses, counts))
     sum(losses).backward()
     gradients = [torch.zeros_like(one) if one.grad is None else one.grad.clone() for one in model.parameters()]
     return float(sum(losses).detach()), gradients
@@ -103,9 +109,9 @@ def test_four_batches_give_what_one_gives_and_padding_changes_nothing(name, norm
     run = prepare(shaped_run(name, FOCUS | {"normalised": normalised}, NEAR | {"normalised": normalised}))
     task, model = run.spec.task, double_model(run)
     rows = sorted((run.train_rows[i] for i in range(16)), key=lambda row: len(row[0]))  # batches of different lengths
-    parts = [task.batch(rows[i : i + 4], run.tokens, np.random.default_rng(0)) for i in range(0, 16, 4)]
-    whole = task.batch(rows, run.tokens, np.random.default_rng(0))
-    assert whole.inputs.padding is not None
+    parts = [task.batch(rows[i : i + 4], run.special_tokens, np.random.default_rng(0)) for i in range(0, 16, 4)]
+    whole = task.batch(rows, run.special_tokens, np.random.default_rng(0))
+    assert whole.inputs.padding_mask is not None
     one, other = (terms_and_gradients(model, run, batches) for batches in (parts, [whole]))
     assert one[0] == pytest.approx(other[0], abs=1e-10)
     torch.testing.assert_close(one[1], other[1], rtol=0, atol=1e-9)
@@ -114,8 +120,8 @@ def test_four_batches_give_what_one_gives_and_padding_changes_nothing(name, norm
 @pytest.mark.parametrize("name", ["seq2seq", "recurrent", "masked"])
 def test_a_term_of_weight_zero_is_logged_and_changes_no_bit(name):
     results = []
-    for shaping in ((), (FOCUS | {"weight": 0.0}, NEAR | {"weight": 0.0})):
-        run = prepare(shaped_run(name, *shaping))
+    for auxiliary_losses in ((), (FOCUS | {"weight": 0.0}, NEAR | {"weight": 0.0})):
+        run = prepare(shaped_run(name, *auxiliary_losses))
         model = manyheads.build(run.model_spec, seed=1)
         optimizer, stream = run.spec.optim.build(model), BatchStream(run)
         steps = [train_step(model, optimizer, stream, run, stream.state) for _ in (1, 2)]
@@ -128,13 +134,13 @@ def test_a_term_of_weight_zero_is_logged_and_changes_no_bit(name):
     assert all(value > 0 for step in logged for value in step.terms.values())
 
 
-def test_selected_layers_heads_and_towers_are_those_alone():
+def test_selected_layers_heads_and_stacks_are_those_alone():
     tree = described("seq2seq")
     tree["model"] = tree["model"] | {"encoder": tree["model"]["encoder"] | {"layers": 3}}
-    selected = {"kind": "focus", "where": "self", "tower": "encoder", "layers": [0, 2], "heads": [1]}
-    run = prepare(read_run(tree | {"shaping": [selected, FOCUS]}))
+    selected = {"kind": "focus", "where": "self", "stack": "encoder", "layers": [0, 2], "heads": [1]}
+    run = prepare(read_run(tree | {"auxiliary_losses": [selected, FOCUS]}))
     model, batch = double_model(run), BatchStream(run).next()
-    loss = shaped_loss(run.spec.task, run.spec.shaping, model, batch)
+    loss = loss_with_auxiliary(run.spec.task, run.spec.auxiliary_losses, model, batch)
     with record(model) as attentions:
         run.spec.task.loss(model, batch)
     real = real_positions(batch.source)
@@ -144,25 +150,29 @@ def test_selected_layers_heads_and_towers_are_those_alone():
     assert loss.terms["focus-1"].count == 2 * int(real.sum())
 
 
-def test_layers_that_share_weights_are_different_sites():
-    tower = kinds.tower(layers=4, layer_groups=2, position="sinusoidal")
-    spec = manyheads.read_model({"vocab": 23, "encoder": tower, "head": "masked"})
+def test_layers_that_share_weights_are_different():
+    stack = kinds.stack(layers=4, layer_groups=2, position="sinusoidal")
+    spec = manyheads.read_model({"vocab": 23, "encoder": stack, "head": "masked"})
     model, ids = kinds.random_model(spec), kinds.tokens()
     with record(model) as attentions:
         model(ids)
-    records = site_records(model.spec, attentions, Batch(Inputs(ids), ids))
-    assert [one.site.layer for one in records] == [0, 1, 2, 3]
+    records = attention_records(model.spec, attentions, Batch(Inputs(ids), ids))
+    assert [one.layer.index for one in records] == [0, 1, 2, 3]
 
 
 WRONG = {
-    '{kind = "focus", layers = [1]}': ("config.out-of-range", "shaping.0.layers", 1, 0),
-    '{kind = "focus", heads = [0, 2]}': ("config.out-of-range", "shaping.0.heads", 2, 1),
-    '{kind = "focus", heads = [0, 0]}': ("config.invalid", "shaping.0.heads"),
-    '{kind = "near", where = "cross"}': ("config.incompatible", "shaping.0", "cross-attention"),
-    '{kind = "focus", tower = "encoder"}': ("config.incompatible", "shaping.0", "encoder"),
-    '{kind = "near", max_cost = 0}': ("config.out-of-range", "shaping.0.max_cost", 0, "1e-30"),
-    '{kind = "guided", by = "arcs", where = "cross"}': ("config.incompatible", "shaping.0.where", "self-attention"),
-    '{kind = "blur"}': ("config.unknown-kind", "shaping.0", "blur"),
+    '{kind = "focus", layers = [1]}': ("config.out-of-range", "auxiliary_losses.0.layers", 1, 0),
+    '{kind = "focus", heads = [0, 2]}': ("config.out-of-range", "auxiliary_losses.0.heads", 2, 1),
+    '{kind = "focus", heads = [0, 0]}': ("config.invalid", "auxiliary_losses.0.heads"),
+    '{kind = "near", where = "cross"}': ("config.incompatible", "auxiliary_losses.0", "cross-attention"),
+    '{kind = "focus", stack = "encoder"}': ("config.incompatible", "auxiliary_losses.0", "encoder"),
+    '{kind = "near", max_cost = 0}': ("config.out-of-range", "auxiliary_losses.0.max_cost", 0, "1e-30"),
+    '{kind = "guided", by = "arcs", where = "cross"}': (
+        "config.incompatible",
+        "auxiliary_losses.0.where",
+        "self-attention",
+    ),
+    '{kind = "blur"}': ("config.unknown-kind", "auxiliary_losses.0", "blur"),
 }
 
 
@@ -172,19 +182,19 @@ def test_what_does_not_fit_is_refused_with_its_path(text):
 
     code, path, *values = WRONG[text]
     with raises(code, *values) as caught:
-        read_run(described("causal") | {"shaping": [tomllib.loads(f"x = {text}")["x"]]})
+        read_run(described("causal") | {"auxiliary_losses": [tomllib.loads(f"x = {text}")["x"]]})
     assert ".".join(map(str, caught.value.path)) == path
 
 
 def test_a_model_without_attention_cannot_be_shaped():
-    tree = described("causal") | {"model": {"vocab": "tokenizer", "ngram": {"width": 8}}, "shaping": [FOCUS]}
-    with raises("config.incompatible", "shaping.0", "focus"):
+    tree = described("causal") | {"model": {"vocab": "tokenizer", "ngram": {"width": 8}}, "auxiliary_losses": [FOCUS]}
+    with raises("config.incompatible", "auxiliary_losses.0", "focus"):
         read_run(tree)
 
 
 def test_terms_are_in_the_events_the_file_and_the_progress(tmp_path):
     path = tmp_path / "run.toml"
-    path.write_text(to_toml(described("causal", steps=3) | {"shaping": [FOCUS, NEAR]}))
+    path.write_text(to_toml(described("causal", steps=3) | {"auxiliary_losses": [FOCUS, NEAR]}))
     done = command("train", path, "--output", tmp_path / "run")
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if line["event"] == "step"]
@@ -192,9 +202,9 @@ def test_terms_are_in_the_events_the_file_and_the_progress(tmp_path):
     assert all(set(line["terms"]) == {"focus", "near"} for line in steps)
     assert "focus" in done.stderr
     assert "near" in done.stderr
-    changed = ["train", path, "--output", tmp_path / "run", "-s", "shaping.0.weight=0.7"]
+    changed = ["train", path, "--output", tmp_path / "run", "-s", "auxiliary_losses.0.weight=0.7"]
     assert error_of(*changed, check=2)["code"] == "run.changed"
-    assert "shaping" in command(*changed, check=2).stderr
+    assert "auxiliary_losses" in command(*changed, check=2).stderr
 
 
 def minimise(run, batch, steps=40):
@@ -202,7 +212,7 @@ def minimise(run, batch, steps=40):
     model, values = manyheads.build(run.model_spec).train(), []
     optimizer = torch.optim.Adam(model.parameters(), lr=0.03)
     for _ in range(steps):
-        (term,) = shaped_loss(run.spec.task, run.spec.shaping, model, batch).terms.values()
+        (term,) = loss_with_auxiliary(run.spec.task, run.spec.auxiliary_losses, model, batch).terms.values()
         optimizer.zero_grad()
         (term.sum / term.count).backward()
         optimizer.step()
@@ -244,20 +254,25 @@ class TreesSpec(DataSpec, kind="test-trees"):
         return Corpus(("text", "arcs", "relations"), rows * 30, rows, [], "two sentences")
 
 
-def guided_run(name, data, *shaping, **train):
-    return read_run(described(name, **train) | {"data": {"kind": data}, "shaping": list(shaping)})
+def guided_run(name, data, *auxiliary_losses, **train):
+    return read_run(described(name, **train) | {"data": {"kind": data}, "auxiliary_losses": list(auxiliary_losses)})
 
 
 def linked_batch(run, rows):
     """The batch of some training rows, with their links."""
     task = run.spec.task
-    batch = task.batch([run.train_rows[i] for i in rows], run.tokens, np.random.default_rng(0))
-    return add_links(batch, task, run.tokens, {name: [links[i] for i in rows] for name, links in run.links.items()})
+    batch = task.batch([run.train_rows[i] for i in rows], run.special_tokens, np.random.default_rng(0))
+    return add_attention_targets(
+        batch,
+        task,
+        run.special_tokens,
+        {name: [links[i] for i in rows] for name, links in run.attention_targets.items()},
+    )
 
 
 def guided_term(run, model, batch):
     """The guided term, and the attentions of the same pass."""
-    term = shaped_loss(run.spec.task, run.spec.shaping, model, batch).terms["guided"]
+    term = loss_with_auxiliary(run.spec.task, run.spec.auxiliary_losses, model, batch).terms["guided"]
     with record(model) as attentions:
         run.spec.task.loss(model, batch)
     return term, attentions
@@ -284,9 +299,9 @@ def test_guided_attention_is_the_cross_entropy_of_the_alignment(name):
 @pytest.mark.parametrize("name", ["causal", "masked"])
 def test_a_row_whose_target_is_masked_is_not_in_the_loss(name, window):
     guided = {"kind": "guided", "by": "arcs", "heads": [1]}
-    tree = described(name) | {"data": {"kind": "test-trees"}, "shaping": [guided]}
-    tower = "decoder" if name == "causal" else "encoder"
-    run = prepare(read_run(tree if window is None else override(tree, [f"model.{tower}.mask.window={window}"])))
+    tree = described(name) | {"data": {"kind": "test-trees"}, "auxiliary_losses": [guided]}
+    stack = "decoder" if name == "causal" else "encoder"
+    run = prepare(read_run(tree if window is None else override(tree, [f"model.{stack}.mask.window={window}"])))
     term, attentions = guided_term(run, double_model(run), linked_batch(run, [0]))
     heads = [1, 1, 4, 4, 1]  # of each word; the root is its own
     limit = window or len(heads)
@@ -303,8 +318,8 @@ def test_a_relation_of_a_treebank_guides_its_own_arcs(tmp_path):
     (tmp_path / "t.conllu").write_text(conllu(SHE, *others))
     tree = described("masked") | {"data": {"kind": "conllu", "path": str(tmp_path / "t.conllu")}}
     guided = {"kind": "guided", "by": "arcs", "relation": "nsubj"}
-    run = prepare(read_run(tree | {"shaping": [guided]}))
-    (links,) = run.links.values()
+    run = prepare(read_run(tree | {"auxiliary_losses": [guided]}))
+    (links,) = run.attention_targets.values()
     for row, pairs in zip(run.corpus.train, links, strict=True):
         assert pairs.tolist() == [[row[2].index("nsubj"), row[1][row[2].index("nsubj")]]]
     events = list(train_events(run, tmp_path / "run"))
@@ -312,26 +327,28 @@ def test_a_relation_of_a_treebank_guides_its_own_arcs(tmp_path):
     assert terms
     assert all(np.isfinite(term) and term > 0 for term in terms)
     with raises("data.invalid", "nsbj", "nsubj"):
-        prepare(read_run(tree | {"shaping": [guided | {"relation": "nsbj"}]}))
+        prepare(read_run(tree | {"auxiliary_losses": [guided | {"relation": "nsbj"}]}))
 
 
 @pytest.mark.parametrize(
-    "shaping", [{"kind": "guided", "by": "arcs"}, {"kind": "focus"}, {"kind": "near"}], ids=lambda one: one["kind"]
+    "auxiliary_losses",
+    [{"kind": "guided", "by": "arcs"}, {"kind": "focus"}, {"kind": "near"}],
+    ids=lambda one: one["kind"],
 )
 @pytest.mark.parametrize("name", ["causal", "masked"])
-def test_packed_texts_are_not_shaped(name, shaping):
+def test_packed_texts_are_not_shaped(name, auxiliary_losses):
     """A link is between positions of its own text, which are not those of a row that texts share."""
-    guided_run(name, "test-trees", shaping)
+    guided_run(name, "test-trees", auxiliary_losses)
     guided_run(name, "test-trees", pack=16)
     with raises("config.incompatible", "train.pack", name):
-        guided_run(name, "test-trees", shaping, pack=16)
+        guided_run(name, "test-trees", auxiliary_losses, pack=16)
 
 
 def test_the_tokens_of_a_target_word_share_the_weight_and_its_row_counts_once():
     tree = described("masked") | {
         "data": {"kind": "test-trees"},
         "tokenizer": {"kind": "bytes"},
-        "shaping": [{"kind": "guided", "by": "arcs"}],
+        "auxiliary_losses": [{"kind": "guided", "by": "arcs"}],
     }
     run = prepare(read_run(tree))
     term, attentions = guided_term(run, double_model(run), linked_batch(run, [1]))
@@ -366,11 +383,11 @@ def test_pairs_with_a_third_column_have_an_alignment(tmp_path):
     assert corpus.fields == ("source", "target", "alignment")
     assert corpus.train[0][2] == "0-1 1-0"
     assert DataSpec.choose(data | {"fields": ["source", "target"]}).load().fields == ("source", "target")
-    tree = described("seq2seq") | {"data": data, "shaping": [{"kind": "guided"}]}
+    tree = described("seq2seq") | {"data": data, "auxiliary_losses": [{"kind": "guided"}]}
     events = list(train_events(prepare(read_run(tree)), tmp_path / "run"))
     assert all(np.isfinite(event.terms["guided"]) for event in events if isinstance(event, Step))
     assert any(isinstance(event, Evaluated) for event in events)
-    with raises("config.incompatible", "shaping.0", "alignment"):
+    with raises("config.incompatible", "auxiliary_losses.0", "alignment"):
         prepare(read_run(tree | {"data": data | {"fields": ["source", "target"]}}))
-    with raises("config.incompatible", "shaping.0.by", "arcs", "seq2seq"):
-        read_run(tree | {"shaping": [{"kind": "guided", "by": "arcs"}]})
+    with raises("config.incompatible", "auxiliary_losses.0.by", "arcs", "seq2seq"):
+        read_run(tree | {"auxiliary_losses": [{"kind": "guided", "by": "arcs"}]})

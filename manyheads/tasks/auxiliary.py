@@ -1,6 +1,6 @@
-"""Loss shaping: terms added to any task's loss, L_total = L + Σ λ·L_term, that shape the attention weights.
+"""Auxiliary losses on the attention weights, added to any task's loss: L_total = L + Σ λ·L_term.
 
-They read the forward pass of the task's loss, through hooks that exist only for it, and never make the full matrix.
+Forward hooks record queries and keys during the task's own forward pass; the attention matrix is never computed whole.
 """
 
 from __future__ import annotations
@@ -33,68 +33,68 @@ from manyheads.parts.mask import MaskSpec
 from manyheads.spec import Part, field
 from manyheads.tasks.task import Batch, Loss, SpecialTokens, TaskSpec
 
-Tower = Literal["encoder", "decoder"]
+StackName = Literal["encoder", "decoder"]
 
 
 @dataclass(frozen=True)
-class AttentionSite:
+class AttentionLayer:
     """An attention of a model, before any forward pass."""
 
     name: str  # as `record` names it; layers with shared weights share it
     where: Literal["self", "cross"]
-    tower: Tower
-    layer: int
+    stack: StackName
+    index: int
     heads: int
     mask: MaskSpec
 
 
 @dataclass(frozen=True)
-class SiteRecord:
-    """A recorded attention, its site, which of its query rows are real (B×L), and the position of the first."""
+class AttentionRecord:
+    """A recorded attention: its layer, which of its queries are not padding (B×L), the position of the first."""
 
-    site: AttentionSite
+    layer: AttentionLayer
     attention: RecordedAttention
-    real: Tensor | None
-    first: int = 0
+    query_mask: Tensor | None
+    query_offset: int = 0
 
     def total(self, rows_BHL: Tensor, heads: Sequence[int] | None) -> Tensor:
-        """The sum over the heads and the real rows."""
+        """The sum over the heads and the queries that are not padding."""
         rows_BHL = rows_BHL if heads is None else rows_BHL[:, list(heads)]
-        return (rows_BHL if self.real is None else rows_BHL.masked_fill(~self.real[:, None], 0.0)).sum()
+        return (rows_BHL if self.query_mask is None else rows_BHL.masked_fill(~self.query_mask[:, None], 0.0)).sum()
 
 
-class ShapingSpec(Part, slot="shaping"):
-    """A term added to the task's loss that shapes the attention weights."""
+class AuxiliaryLossSpec(Part, slot="auxiliary_loss"):
+    """A loss on the attention weights that is added to the task's loss."""
 
     weight: float = field(0.1, "λ; at 0 the term is only logged", ge=0)
     where: Literal["self", "cross", "all"] = field("all", "self-attention, cross-attention or both")
-    tower: Tower | None = field(None, "the tower of the queries; both if not given")
+    stack: StackName | None = field(None, "the stack of the queries; both if not given")
     layers: tuple[StrictInt, ...] | None = field(None, "layers, from 0; all if not given", strict=False, min_length=1)
     heads: tuple[StrictInt, ...] | None = field(None, "heads, from 0; all if not given", strict=False, min_length=1)
     normalised: bool = field(
         True, "a mean over heads, positions and layers; otherwise their sum, and the mean over texts"
     )
 
-    def sites(self, model: ModelSpec) -> list[AttentionSite]:
+    def select_layers(self, model: ModelSpec) -> list[AttentionLayer]:
         """The attentions it applies to; raises if there are none."""
         fitting = [
-            site
-            for site in attention_sites(model)
-            if self.where in ("all", site.where) and self.tower in (None, site.tower)
+            layer
+            for layer in attention_layers(model)
+            if self.where in ("all", layer.where) and self.stack in (None, layer.stack)
         ]
         if not fitting:
             name = "attention" if self.where == "all" else f"{self.where}-attention"
-            tower = f" in the {self.tower}" if self.tower else ""
-            raise IncompatibleError(f"{self.kind} needs {name}{tower}, and this model has none")
+            stack = f" in the {self.stack}" if self.stack else ""
+            raise IncompatibleError(f"{self.kind} needs {name}{stack}, and this model has none")
         for name, indices, count in (
-            ("layers", self.layers, max(site.layer for site in fitting) + 1),
-            ("heads", self.heads, min(site.heads for site in fitting)),
+            ("layers", self.layers, max(layer.index for layer in fitting) + 1),
+            ("heads", self.heads, min(layer.heads for layer in fitting)),
         ):
             if wrong := [index for index in indices or () if not 0 <= index < count]:
                 raise OutOfRangeError(f"given {wrong[0]}, expected 0 to {count - 1}", (name,))
             if indices and len(set(indices)) < len(indices):
                 raise ConfigError("an index is repeated", (name,))
-        selected = [site for site in fitting if self.layers is None or site.layer in self.layers]
+        selected = [layer for layer in fitting if self.layers is None or layer.index in self.layers]
         if not selected:
             raise IncompatibleError(f"{self.kind} has no attention in these layers", ("layers",))
         return selected
@@ -104,64 +104,66 @@ class ShapingSpec(Part, slot="shaping"):
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The fields that the data must have, if it needs target links."""
+        """The fields that the data must have, if it needs attention targets."""
         return ()
 
     @property
     def name(self) -> str:
-        """The key of its target links in a batch."""
+        """The key of its attention targets in a batch."""
         return self.kind
 
-    def target_links(
+    def attention_targets(
         self, columns: Mapping[str, list[Any]], tokenizer: Any, limits: Mapping[str, int]
     ) -> list[AttentionTargets]:
-        """The target links of each training row, from its fields; texts are truncated to `limits`."""
+        """The attention targets of each training row, from its fields; texts are truncated to `limits`."""
         raise NotImplementedError
 
     def count(self, model: Model, batch: Batch) -> int:
         """The divisor, known before the forward pass: heads × real rows × layers, or the number of texts."""
         if not self.normalised:
             return batch.inputs.batch
-        sites = self.sites(model.spec)
-        return sum(self.rows(site, model, batch) * len(self.heads or range(site.heads)) for site in sites)
+        layers = self.select_layers(model.spec)
+        return sum(self.rows(layer, model, batch) * len(self.heads or range(layer.heads)) for layer in layers)
 
-    def rows(self, site: AttentionSite, model: Model, batch: Batch) -> int:
+    def rows(self, layer: AttentionLayer, model: Model, batch: Batch) -> int:
         """The number of query rows that count."""
-        inputs = tower_inputs(site, model, batch)
-        return sum(one.batch * one.length if one.padding is None else int((~one.padding).sum()) for one in inputs)
+        inputs = stack_inputs(layer, model, batch)
+        return sum(
+            one.batch * one.length if one.padding_mask is None else int((~one.padding_mask).sum()) for one in inputs
+        )
 
-    def loss(self, model: Model, records: Sequence[SiteRecord], batch: Batch) -> Loss:
-        sites = set(self.sites(model.spec))
-        totals = [self.total(one, batch) for one in records if one.site in sites]
+    def loss(self, model: Model, records: Sequence[AttentionRecord], batch: Batch) -> Loss:
+        layers = set(self.select_layers(model.spec))
+        totals = [self.total(one, batch) for one in records if one.layer in layers]
         return Loss(torch.stack(totals).sum(), self.count(model, batch))
 
     @abstractmethod
-    def total(self, record: SiteRecord, batch: Batch) -> Tensor:
+    def total(self, record: AttentionRecord, batch: Batch) -> Tensor:
         """The sum over the heads and positions of one attention."""
 
 
-class FocusSpec(ShapingSpec, kind="focus"):
+class FocusSpec(AuxiliaryLossSpec, kind="focus"):
     """L_focus = 1/KTL · Σ_lkt H(α[l, k, t, ·]), the mean entropy of attention"""
 
-    def total(self, record: SiteRecord, batch: Batch) -> Tensor:
+    def total(self, record: AttentionRecord, batch: Batch) -> Tensor:
         return record.total(record.attention.statistics.entropy, self.heads)
 
 
-class NearSpec(ShapingSpec, kind="near"):
+class NearSpec(AuxiliaryLossSpec, kind="near"):
     """L_near = 1/KTL · Σ_lkt₁ min(L_max, Σ_t₂ α[l, k, t₁, t₂] (t₁ − t₂)²)
 
-    However long the text, a row costs at most L_max, so long-range attention stays possible. In cross-attention the
+    The cost of a query is at most L_max, so long-range attention stays possible. In cross-attention the
     positions of both texts are compared as they are.
     """
 
     where: Literal["self", "cross", "all"] = field("self", "self-attention, cross-attention or both")
     max_cost: float = field(100.0, "L_max, the highest cost of a row", gt=0)
 
-    def total(self, record: SiteRecord, batch: Batch) -> Tensor:
+    def total(self, record: AttentionRecord, batch: Batch) -> Tensor:
         return record.total(record.attention.statistics.distance.clamp(0.0, self.max_cost), self.heads)
 
 
-class GuidedSpec(ShapingSpec, kind="guided"):
+class GuidedSpec(AuxiliaryLossSpec, kind="guided"):
     """−Σ_j t_ij ln α_ij, the mean over the rows i that have a target t
 
     Chen et al. 2016, arXiv 1607.01628: towards the source words aligned with the generated one. Strubell et al. 2018,
@@ -169,15 +171,15 @@ class GuidedSpec(ShapingSpec, kind="guided"):
     masked; the root of a sentence is its own head.
     """
 
-    by: Literal["alignment", "arcs"] = field("alignment", "the field of the data with the target links")
+    by: Literal["alignment", "arcs"] = field("alignment", "the field of the data with the attention targets")
     toward: Literal["head", "dependents"] = field("head", "with arcs: from a word to its head, or to its dependents")
     relation: str | None = field(None, "with arcs: only this relation, by the field 'relations'", min_length=1)
 
-    def sites(self, model: ModelSpec) -> list[AttentionSite]:
+    def select_layers(self, model: ModelSpec) -> list[AttentionLayer]:
         where: Literal["self", "cross"] = "cross" if self.by == "alignment" else "self"
         if self.where not in ("all", where):
             raise IncompatibleError(f"{self.by} guides {where}-attention, given '{self.where}'", ("where",))
-        return super().sites(model) if self.where == where else self.changed(where=where).sites(model)
+        return super().select_layers(model) if self.where == where else self.replace(where=where).select_layers(model)
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -190,10 +192,10 @@ class GuidedSpec(ShapingSpec, kind="guided"):
         return self.by if self.by == "alignment" else f"{self.toward} {self.relation or 'any'}"
 
     def check_task(self, task: TaskSpec) -> None:
-        if self.by not in task.guides:
+        if self.by not in task.attention_target_fields:
             raise IncompatibleError(f"'{self.by}' cannot guide the attention of the task {task.kind}", ("by",))
 
-    def target_links(
+    def attention_targets(
         self, columns: Mapping[str, list[Any]], tokenizer: Any, limits: Mapping[str, int]
     ) -> list[AttentionTargets]:
         if self.by == "alignment":
@@ -205,131 +207,140 @@ class GuidedSpec(ShapingSpec, kind="guided"):
             max_query = max_key = limits.get("text")
         return [truncate_targets(row, max_query, max_key) for row in rows]
 
-    def rows(self, site: AttentionSite, model: Model, batch: Batch) -> int:
-        row, query, _ = self.links(site, batch)
+    def rows(self, layer: AttentionLayer, model: Model, batch: Batch) -> int:
+        row, query, _ = self.visible_targets(layer, batch)
         return len(set(zip(row.tolist(), query.tolist(), strict=True)))
 
-    def links(self, site: AttentionSite, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """The links that the mask allows: (row, query, key)."""
-        row, query, key = batch.links[self.name].unbind(1)
+    def visible_targets(self, layer: AttentionLayer, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """The attention targets that the mask allows: (row, query, key)."""
+        row, query, key = batch.attention_targets[self.name].unbind(1)
         visible = torch.ones_like(key, dtype=torch.bool)
-        if site.mask.causal:
+        if layer.mask.causal:
             visible &= key <= query
-        if site.mask.window is not None:
-            visible &= (query - key).abs() < site.mask.window
-        if site.mask.prefix and batch.inputs.prefix is not None:
-            visible |= key < batch.inputs.prefix[row]
+        if layer.mask.window is not None:
+            visible &= (query - key).abs() < layer.mask.window
+        if layer.mask.prefix and batch.inputs.prefix_lengths is not None:
+            visible |= key < batch.inputs.prefix_lengths[row]
         return row[visible], query[visible], key[visible]
 
-    def total(self, record: SiteRecord, batch: Batch) -> Tensor:
-        row, query, key = self.links(record.site, batch)
-        here = (query >= record.first) & (query < record.first + record.attention.mask.num_queries)
-        row, query, key = row[here], query[here] - record.first, key[here]
+    def total(self, record: AttentionRecord, batch: Batch) -> Tensor:
+        row, query, key = self.visible_targets(record.layer, batch)
+        here = (query >= record.query_offset) & (query < record.query_offset + record.attention.mask.num_queries)
+        row, query, key = row[here], query[here] - record.query_offset, key[here]
         _, target, count = torch.stack((row, query)).unique(dim=1, return_inverse=True, return_counts=True)
         logs_HN = record.attention.log_weights((row, query, key))
         return -((logs_HN if self.heads is None else logs_HN[list(self.heads)]) / count[target]).sum()
 
 
-def add_links(batch: Batch, task: TaskSpec, tokens: SpecialTokens, links: dict[str, list[np.ndarray]]) -> Batch:
-    """The batch with the links of its rows, N×2 each, shifted by the special tokens before a text.
+def add_attention_targets(
+    batch: Batch, task: TaskSpec, special_tokens: SpecialTokens, targets: dict[str, list[np.ndarray]]
+) -> Batch:
+    """The batch with the attention targets of its rows, N×2 each, shifted by the special tokens before a text.
 
-    A target has the same special tokens as a source. Its words attend from the position whose output predicts them,
-    which is that of the token before.
+    A target has the same special tokens as a source. A target token's query is at the position that predicts it, one to
+    its left.
     """
-    shift = np.array((0, *[task.tokens_before(tokens)] * 2))
+    shift = np.array((0, *[task.num_prefix_tokens(special_tokens)] * 2))
     shifted = {}
-    for name, rows in links.items():
+    for name, rows in targets.items():
         numbered = [np.insert(row, 0, index, axis=1) + shift for index, row in enumerate(rows)]
         shifted[name] = torch.from_numpy(np.concatenate(numbered))
-    return replace(batch, links=shifted)
+    return replace(batch, attention_targets=shifted)
 
 
-# --------------------------------------------------------------------------------------------------------------- sites
+# --------------------------------------------------------------------------------------------------------------- layers
 
 
 @lru_cache(maxsize=16)
-def attention_sites(model: ModelSpec) -> tuple[AttentionSite, ...]:
+def attention_layers(model: ModelSpec) -> tuple[AttentionLayer, ...]:
     """Every attention of a model, in the order of its layers."""
-    sites = []
-    towers: tuple[Tower, ...] = ("encoder", "decoder")
-    for tower in towers:
-        stack = getattr(model, tower)
-        for i, layer in enumerate(stack.expanded_layers() if stack else ()):
-            name = f"{tower}.layers.{i // stack.group_size}"
-            sites.append(AttentionSite(f"{name}.attention", "self", tower, i, layer.attention.heads, layer.mask))
+    layers = []
+    names: tuple[StackName, ...] = ("encoder", "decoder")
+    for stack in names:
+        spec = getattr(model, stack)
+        for i, layer in enumerate(spec.expanded_layers() if spec else ()):
+            name = f"{stack}.layers.{i // spec.group_size}"
+            layers.append(AttentionLayer(f"{name}.attention", "self", stack, i, layer.attention.heads, layer.mask))
             if layer.cross is not None:
                 heads = (layer.cross.attention or layer.attention).heads
-                sites.append(AttentionSite(f"{name}.cross", "cross", tower, i, heads, MaskSpec()))
+                layers.append(AttentionLayer(f"{name}.cross", "cross", stack, i, heads, MaskSpec()))
     if model.recurrent is not None and model.recurrent.source and model.recurrent.attention:
-        sites.append(AttentionSite("core", "cross", "decoder", 0, 1, MaskSpec()))
-    return tuple(sites)
+        layers.append(AttentionLayer("core", "cross", "decoder", 0, 1, MaskSpec()))
+    return tuple(layers)
 
 
-def tower_inputs(site: AttentionSite, model: Model, batch: Batch) -> Iterator[Inputs]:
-    """What a tower reads, as it lays it out; a single tower also reads the second text of a pair."""
+def stack_inputs(layer: AttentionLayer, model: Model, batch: Batch) -> Iterator[Inputs]:
+    """The inputs of a stack after its embedding's `prepare_inputs`; a single stack also reads a pair's second text."""
     has_both = model.spec.encoder is not None and model.spec.decoder is not None
     inputs = [batch.inputs, batch.source]
     if has_both or model.spec.recurrent is not None:
-        inputs = [batch.source] if site.tower == "encoder" else [batch.inputs]
-    stack = getattr(model, site.tower, None)
+        inputs = [batch.source] if layer.stack == "encoder" else [batch.inputs]
+    stack = getattr(model, layer.stack, None)
     for one in inputs:
         if one is not None:
             yield stack.embed.prepare_inputs(one) if isinstance(stack, Stack) else one
 
 
-def site_records(model: ModelSpec, recorded: Sequence[RecordedAttention], batch: Batch) -> list[SiteRecord]:
-    """The recorded attentions with their sites. A recurrent network attends once per generated token."""
-    by_name: dict[str, list[AttentionSite]] = {}
-    for site in attention_sites(model):
-        by_name.setdefault(site.name, []).append(site)
-    records, calls, padding = [], Counter[str](), batch.inputs.padding
+def attention_records(model: ModelSpec, recorded: Sequence[RecordedAttention], batch: Batch) -> list[AttentionRecord]:
+    """The recorded attentions with their layers. A recurrent network attends once per generated token."""
+    by_name: dict[str, list[AttentionLayer]] = {}
+    for layer in attention_layers(model):
+        by_name.setdefault(layer.name, []).append(layer)
+    records, calls, padding_mask = [], Counter[str](), batch.inputs.padding_mask
     for attention in recorded:
         call = calls[attention.name]
         calls[attention.name] += 1
         if model.recurrent is not None:
-            site, first = by_name[attention.name][0], call
-            real = None if padding is None else ~padding[:, first : first + 1]
+            layer, first = by_name[attention.name][0], call
+            real = None if padding_mask is None else ~padding_mask[:, first : first + 1]
         else:
-            site, first = by_name[attention.name][call % len(by_name[attention.name])], 0
-            if site.where == "self":  # the cross-attention after it has the same queries
-                padding = attention.mask.padding_BM
-            real = None if padding is None else ~padding
-        records.append(SiteRecord(site, attention, real, first))
+            layer, first = by_name[attention.name][call % len(by_name[attention.name])], 0
+            if layer.where == "self":  # the cross-attention after it has the same queries
+                padding_mask = attention.mask.padding_BM
+            real = None if padding_mask is None else ~padding_mask
+        records.append(AttentionRecord(layer, attention, real, first))
     return records
 
 
 # ---------------------------------------------------------------------------------------------------------------- loss
 
 
-def term_names(shaping: Sequence[ShapingSpec]) -> list[str]:
+def term_names(auxiliary_losses: Sequence[AuxiliaryLossSpec]) -> list[str]:
     """The name of each term: its kind, with a number if there are several of it."""
-    kinds = [spec.kind for spec in shaping]
+    kinds = [spec.kind for spec in auxiliary_losses]
     return [kind if kinds.count(kind) == 1 else f"{kind}-{kinds[:i].count(kind) + 1}" for i, kind in enumerate(kinds)]
 
 
-def shaped_loss(task: TaskSpec, shaping: Sequence[ShapingSpec], model: Model, batch: Batch) -> Loss:
+def loss_with_auxiliary(
+    task: TaskSpec, auxiliary_losses: Sequence[AuxiliaryLossSpec], model: Model, batch: Batch
+) -> Loss:
     """The task's loss, with the terms of the same forward pass."""
-    if not shaping:
+    if not auxiliary_losses:
         return task.loss(model, batch)
     with record(model) as recorded:
         loss = task.loss(model, batch)
-    records = site_records(model.spec, recorded, batch)
-    terms = {name: spec.loss(model, records, batch) for name, spec in zip(term_names(shaping), shaping, strict=True)}
+    records = attention_records(model.spec, recorded, batch)
+    terms = {
+        name: spec.loss(model, records, batch)
+        for name, spec in zip(term_names(auxiliary_losses), auxiliary_losses, strict=True)
+    }
     return replace(loss, terms=terms)
 
 
-def term_counts(shaping: Sequence[ShapingSpec], model: Model, batches: Sequence[Batch]) -> dict[str, int]:
+def term_counts(
+    auxiliary_losses: Sequence[AuxiliaryLossSpec], model: Model, batches: Sequence[Batch]
+) -> dict[str, int]:
     """The divisor of each term over all batches of a step."""
     return {
         name: sum(spec.count(model, batch) for batch in batches)
-        for name, spec in zip(term_names(shaping), shaping, strict=True)
+        for name, spec in zip(term_names(auxiliary_losses), auxiliary_losses, strict=True)
     }
 
 
-def total_loss(loss: Loss, count: int, shaping: Sequence[ShapingSpec], counts: dict[str, int]) -> Tensor:
+def total_loss(loss: Loss, count: int, auxiliary_losses: Sequence[AuxiliaryLossSpec], counts: dict[str, int]) -> Tensor:
     """L + Σ λ·L_term, each sum divided by its own count. At λ = 0 nothing is added, not even zeros."""
     total = loss.sum / count
-    for spec, (name, term) in zip(shaping, loss.terms.items(), strict=True):
+    for spec, (name, term) in zip(auxiliary_losses, loss.terms.items(), strict=True):
         if spec.weight:
             total = total + spec.weight * term.sum / max(1, counts[name])
     return total

@@ -1,6 +1,6 @@
-"""What loss shaping costs: a training step with L_focus at 1,024 tokens, by the fused kernel and by explicit attention.
+"""What auxiliary losses cost: a training step with L_focus at 1,024 tokens, fused and with explicit attention.
 
-    python bench/shaping.py [--repeats 5] [--length 1024] [--json]
+    python bench/auxiliary.py [--repeats 5] [--length 1024] [--json]
 
 Both run in this process, in turn, with the same weights and tokens. The explicit step computes each attention matrix
 once and uses it twice, for the values and for the entropy; the fused one never computes it. Losses and gradients must
@@ -24,8 +24,8 @@ from torch import Tensor
 from manyheads import build, read_model
 from manyheads.parts.core import InnerProduct
 from manyheads.parts.inputs import Inputs
+from manyheads.tasks.auxiliary import FocusSpec, loss_with_auxiliary, term_counts, total_loss
 from manyheads.tasks.language import CausalSpec
-from manyheads.tasks.shaping import FocusSpec, shaped_loss, term_counts, total_loss
 from manyheads.tasks.task import Batch
 
 VOCAB = 512
@@ -38,7 +38,7 @@ def random_batch(length: int, rows: int) -> Batch:
 
 
 def fused(model: Any, batch: Batch) -> Tensor:
-    loss = shaped_loss(CausalSpec(), FOCUS, model, batch)
+    loss = loss_with_auxiliary(CausalSpec(), FOCUS, model, batch)
     return total_loss(loss, loss.count, FOCUS, term_counts(FOCUS, model, [batch]))
 
 
@@ -94,8 +94,8 @@ def check_equal(model: Any, batch: Batch) -> float:
 
 
 def compare(width: int, heads: int, length: int, rows: int, repeats: int) -> dict[str, Any]:
-    tower = {"layers": 4, "width": width, "attention": {"heads": heads}, "position": "rope", "residual": "pre"}
-    model, batch = build(read_model({"vocab": VOCAB, "decoder": tower})), random_batch(length, rows)
+    stack = {"layers": 4, "width": width, "attention": {"heads": heads}, "position": "rope", "residual": "pre"}
+    model, batch = build(read_model({"vocab": VOCAB, "decoder": stack})), random_batch(length, rows)
     difference = check_equal(model, batch)
     steps = (fused, explicit, plain)
     times: list[list[float]] = []

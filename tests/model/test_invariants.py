@@ -1,6 +1,6 @@
 """Laws that every kind of every slot obeys: attention, causality, padding, caches, saving, gradients.
 
-`pytest tests/model/test_laws.py --parts yours.py` also runs them on the kinds of your own file.
+`pytest tests/model/test_invariants.py --parts yours.py` also runs them on the kinds of your own file.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def masks(batch, queries, keys):
     left = right.flip(-1)
     all_padding = right.clone()
     all_padding[0] = True
-    segments = torch.arange(keys).div(4, rounding_mode="floor").expand(batch, -1)
-    of_queries = segments[:, keys - queries :]
+    document_ids = torch.arange(keys).div(4, rounding_mode="floor").expand(batch, -1)
+    of_queries = document_ids[:, keys - queries :]
     alone = of_queries.clone()
     alone[0, 0] = 99
     last = keys - queries
@@ -54,12 +54,12 @@ def masks(batch, queries, keys):
         "padding right": mask(padding_BM=right),
         "padding left": mask(padding_BM=left),
         "all padding": mask(padding_BM=all_padding),
-        "segments": mask(segments=(of_queries, segments)),
-        "alone": mask(segments=(alone, segments)),
+        "document_ids": mask(document_ids=(of_queries, document_ids)),
+        "alone": mask(document_ids=(alone, document_ids)),
         "causal": mask(causal=True, query_offset=last),
         "causal, padding left": mask(causal=True, query_offset=last, padding_BM=left),
-        "causal, segments, padding": mask(
-            causal=True, query_offset=last, segments=(of_queries, segments), padding_BM=right
+        "causal, document_ids, padding": mask(
+            causal=True, query_offset=last, document_ids=(of_queries, document_ids), padding_BM=right
         ),
         "window": mask(window=2, query_offset=last),
         "window, causal": mask(window=3, causal=True, query_offset=last),
@@ -134,10 +134,10 @@ def check_mask(weights, mask, *, dropout, dtype):
 @pytest.mark.parametrize("core", CORES, ids=kind_id)
 def test_a_fully_masked_query_gets_zeros_and_no_gradient(core, window, dtype):
     """Claim B5, in every backend: the fused kernel, literal scores, and blocks of rows."""
-    length = 60 if core["kind"] in ("dense", "random") else 120
+    length = 60 if core["kind"] in ("synthesizer-dense", "synthesizer-random") else 120
     module, inputs, positions = attention_inputs(core, length, length, dtype)
-    padding = torch.tensor([[True] * length, [False] * length])
-    mask = Mask(length, length, padding.device, padding_BM=padding, causal=True, window=window)
+    padding_mask = torch.tensor([[True] * length, [False] * length])
+    mask = Mask(length, length, padding_mask.device, padding_BM=padding_mask, causal=True, window=window)
     assert mask.form == ("blocks" if window else "dense")
     out = module(*inputs, mask=mask, positions=positions)
     assert (out[0] == 0).all()
@@ -152,21 +152,24 @@ def test_a_fully_masked_query_gets_zeros_and_no_gradient(core, window, dtype):
 def test_blocks_of_rows_give_the_same(core, training):
     """Long sequences are computed in blocks: by the width of the window, or by the number of scores that fit."""
     module, (q, k, v), positions = attention_inputs(
-        core | ({"length": 300} if core["kind"] in ("dense", "random") else {}), 200, 200, torch.float64
+        core | ({"length": 300} if core["kind"] in ("synthesizer-dense", "synthesizer-random") else {}),
+        200,
+        200,
+        torch.float64,
     )
     module.train(training)
-    device, padding = torch.device("cpu"), torch.arange(200).expand(2, -1) < 5
-    segments = torch.arange(200).div(60, rounding_mode="floor").expand(2, -1)
-    real_indices = ((~padding).cumsum(1) - 1,) * 2
+    device, padding_mask = torch.device("cpu"), torch.arange(200).expand(2, -1) < 5
+    document_ids = torch.arange(200).div(60, rounding_mode="floor").expand(2, -1)
+    real_indices = ((~padding_mask).cumsum(1) - 1,) * 2
     several = [
         (None, {"window": 7, "causal": True}),
         (None, {"window": 7}),
-        (None, {"window": 40, "causal": True, "segments": (segments, segments)}),
-        (1 << 14, {"causal": True, "padding_BM": padding}),
-        (1 << 14, {"causal": True, "window": 9, "padding_BM": padding, "real_indices": real_indices}),
+        (None, {"window": 40, "causal": True, "document_ids": (document_ids, document_ids)}),
+        (1 << 14, {"causal": True, "padding_BM": padding_mask}),
+        (1 << 14, {"causal": True, "window": 9, "padding_BM": padding_mask, "real_indices": real_indices}),
         (1 << 14, {"causal": True, "prefix_B": torch.tensor([30, 3])}),
         (1 << 14, {"causal": True, "window": 9, "prefix_B": torch.tensor([30, 3])}),
-        (1 << 14, {"segments": (segments, segments)}),
+        (1 << 14, {"document_ids": (document_ids, document_ids)}),
     ]
     bias = torch.randn(1, HEADS, 200, 200, dtype=torch.float64)
     for limit, options in several:
@@ -256,13 +259,13 @@ def check_padding(run, counts=(4, LENGTH)):
         inputs = padded(ids, counts, side, filler=7)
         out = run(inputs)
         for row, count in enumerate(counts):
-            equal(out[row][~inputs.padding[row]], run(Inputs(ids[row : row + 1, :count]))[0])
+            equal(out[row][~inputs.padding_mask[row]], run(Inputs(ids[row : row + 1, :count]))[0])
 
 
 def needs_final_length(model):
     """Whether positions depend on the final length, which decoding must then give at the start."""
-    tower = model.spec.decoder
-    return tower is not None and tower.position.needs_final_length
+    stack = model.spec.decoder
+    return stack is not None and stack.position.needs_final_length
 
 
 @torch.no_grad()
@@ -291,7 +294,7 @@ def check_cached(model, source=None):
     alone = (
         None
         if source is None
-        else Inputs(source.tokens[:1], padding=None if source.padding is None else source.padding[:1])
+        else Inputs(source.tokens[:1], padding_mask=None if source.padding_mask is None else source.padding_mask[:1])
     )
     _, state = model.step(ids[:1, :5], model.start(alone, capacity=max_length))
     logits, _ = model.step(
@@ -380,7 +383,7 @@ def check_padded_source(model):
         source = source_of(side)
         out = model(tokens(), source)
         for row in range(2):
-            real = source.tokens[row : row + 1, ~source.padding[row]]
+            real = source.tokens[row : row + 1, ~source.padding_mask[row]]
             equal(out[row], model(tokens()[row : row + 1], real)[0])
 
 
@@ -400,12 +403,12 @@ def test_any_encoder_decoder_is_causal_ignores_padding_and_decodes_alike_with_a_
     check_causal(model, lambda ids: model(ids, source), model.decoder.embed)
     for side in ("left", "right"):
         target = padded(tokens(), (4, LENGTH), side, filler=7)
-        alone = Inputs(source.tokens[:1], padding=source.padding[:1])
-        equal(model(target, source)[0, ~target.padding[0]], model(tokens()[:1, :4], alone)[0])
+        alone = Inputs(source.tokens[:1], padding_mask=source.padding_mask[:1])
+        equal(model(target, source)[0, ~target.padding_mask[0]], model(tokens()[:1, :4], alone)[0])
     check_padded_source(model)
     check_cached(model, source)
     # a random Synthesizer reads no query, so the norm before cross-attention is not used
-    if changes.get("core", {}).get("kind") != "random":
+    if changes.get("core", {}).get("kind") != "synthesizer-random":
         check_gradients(model, lambda: model(tokens(), source))
     check_weights(model, lambda: model(tokens(), source))
     check_saved(model, spec, lambda m: m(tokens(), source))
@@ -415,7 +418,7 @@ ENCODERS = (
     [{"position": position} for position in POSITIONS]
     + [{"core": core} for core in CORES]
     + [{slot: choice} for slot in ("attention", "norm", "residual", "feedforward") for choice in choices(slot)]
-    + [{"mask": {"window": 3}}, {"embed": {"types": 3, "size": 6, "norm": "layer"}}]
+    + [{"mask": {"window": 3}}, {"embed": {"type_vocab_size": 3, "size": 6, "norm": "layer"}}]
 )
 
 
@@ -438,7 +441,7 @@ def test_any_encoder_ignores_padding_and_its_recorded_weights_are_those_of_its_f
 )
 def test_every_head_ignores_padding_has_gradients_and_can_be_saved(head):
     spec = read_model(
-        {"vocab": kinds.VOCAB, "encoder": kinds.tower(embed={"types": 2}), "head": head, "init": {"std": 0.3}}
+        {"vocab": kinds.VOCAB, "encoder": kinds.stack(embed={"type_vocab_size": 2}), "head": head, "init": {"std": 0.3}}
     )
     model = random_model(spec)
     out = model(tokens())
@@ -448,7 +451,7 @@ def test_every_head_ignores_padding_has_gradients_and_can_be_saved(head):
     for side in ("left", "right"):
         inputs = padded(tokens(), (4, LENGTH), side, filler=7)
         first = model(inputs)[:1]
-        equal(first if first.dim() == 2 else first[:, ~inputs.padding[0]], model(tokens()[:1, :4]))
+        equal(first if first.dim() == 2 else first[:, ~inputs.padding_mask[0]], model(tokens()[:1, :4]))
 
 
 RECURRENT = (
@@ -490,7 +493,7 @@ RECURRENT = (
 def test_any_recurrent_network_is_causal_ignores_padding_and_decodes_alike_step_by_step(changes):
     tied = "readout" not in changes and "embed" not in changes and changes.get("position", {}).get("join") != "concat"
     head = {"kind": "tied" if tied else "untied"}
-    spec = kinds.recurrent(**copy.deepcopy(changes)).changed(head=head)
+    spec = kinds.recurrent(**copy.deepcopy(changes)).replace(head=head)
     model = random_model(spec)
     source = source_of("right")
     check_causal(model, lambda ids: model(ids, source), model.embed)
@@ -530,7 +533,7 @@ def test_every_weight_is_initialised_after_a_build_on_the_meta_device(shape, ini
     from manyheads.model.build import build
     from manyheads.model.init import init_weights
 
-    spec = getattr(kinds, shape)().changed(init=init)
+    spec = getattr(kinds, shape)().replace(init=init)
     model = build_meta(spec).to_empty(device="cpu")
     with torch.no_grad():
         for tensor in (*model.parameters(), *model.buffers()):
@@ -563,7 +566,7 @@ def test_every_shape_runs_in_float32_and_bfloat16(shape, dtype):
         padded(tokens(), (4, LENGTH), "left"),
         source_of("right") if shape in ("pair", "recurrent") else None,
     )
-    out, real = model(inputs, source), ~inputs.padding
+    out, real = model(inputs, source), ~inputs.padding_mask
     assert out.dtype == dtype
     near = {torch.float32: 1e-4, torch.bfloat16: 0.15}[dtype]
     torch.testing.assert_close(out.double()[real], exact(inputs, source)[real], rtol=near, atol=near)
@@ -571,7 +574,7 @@ def test_every_shape_runs_in_float32_and_bfloat16(shape, dtype):
     assert all(parameter.grad.dtype == dtype and parameter.grad.isfinite().all() for parameter in model.parameters())
     if shape != "encoder":
         with torch.no_grad():
-            first = Inputs(inputs.tokens[:, :5], padding=inputs.padding[:, :5])
+            first = Inputs(inputs.tokens[:, :5], padding_mask=inputs.padding_mask[:, :5])
             _, state = model.step(first, model.start(source))
             again, _ = model.step(inputs.tokens[:, 5:], state)
         torch.testing.assert_close(again, out[:, 5:], rtol=near, atol=near)
@@ -579,17 +582,17 @@ def test_every_shape_runs_in_float32_and_bfloat16(shape, dtype):
 
 @pytest.mark.parametrize("position", POSITIONS, ids=kind_id)
 def test_a_packed_row_equals_its_documents(position):
-    """Segments keep packed documents apart in both towers, and positions start at 0 in each."""
+    """Segments keep packed documents apart in both stacks, and positions start at 0 in each."""
     model = random_model(kinds.pair(position=position))
     if model.spec.encoder.position.needs_final_length:
         with raises("input.invalid", "final_length"):
-            model(*[Inputs(tokens(1), segments=torch.zeros(1, LENGTH, dtype=torch.long))] * 2)
+            model(*[Inputs(tokens(1), document_ids=torch.zeros(1, LENGTH, dtype=torch.long))] * 2)
         return
     first, second = tokens(1, 4), tokens(1, 5, seed=5)
-    segments = torch.tensor([[0] * 4 + [1] * 5])
+    document_ids = torch.tensor([[0] * 4 + [1] * 5])
     positions = torch.cat((torch.arange(4), torch.arange(5)))[None]
-    packed = Inputs(torch.cat((first, second), dim=1), segments=segments, positions=positions)
-    for inputs in (packed, Inputs(packed.tokens, segments=segments)):  # with and without given positions
+    packed = Inputs(torch.cat((first, second), dim=1), document_ids=document_ids, positions=positions)
+    for inputs in (packed, Inputs(packed.tokens, document_ids=document_ids)):  # with and without given positions
         out = model(inputs, inputs)
         equal(out[:, :4], model(first, first))
         equal(out[:, 4:], model(second, second))
@@ -601,7 +604,7 @@ def test_every_token_attends_to_the_prefix_and_the_rest_is_causal():
     for index in range(LENGTH):
         other = ids.clone()
         other[:, index] = (other[:, index] + 1) % kinds.VOCAB
-        changed = (model(Inputs(ids, prefix=prefix)) != model(Inputs(other, prefix=prefix))).any(dim=-1)
+        changed = (model(Inputs(ids, prefix_lengths=prefix)) != model(Inputs(other, prefix_lengths=prefix))).any(dim=-1)
         expected = torch.stack([torch.arange(LENGTH) >= (0 if index < count else index) for count in prefix.tolist()])
         assert torch.equal(changed, expected)
 
@@ -611,15 +614,15 @@ def test_every_token_attends_to_the_prefix_and_the_rest_is_causal():
 def test_a_prefix_is_part_of_the_state_and_does_not_count_padding(window):
     model = random_model(kinds.decoder(mask={"prefix": True} | ({"window": window} if window else {})))
     ids, prefix = tokens(), torch.tensor([3, 2])
-    full = model(Inputs(ids, prefix=prefix))
-    _, state = model.step(Inputs(ids[:, :5], prefix=prefix), model.start())
+    full = model(Inputs(ids, prefix_lengths=prefix))
+    _, state = model.step(Inputs(ids[:, :5], prefix_lengths=prefix), model.start())
     equal(model.step(ids[:, 5:], state)[0], full[:, 5:])
     for side in ("left", "right"):
         inputs = padded(ids, (5, LENGTH), side, filler=7)
-        out = model(Inputs(inputs.tokens, padding=inputs.padding, prefix=prefix))
-        equal(out[0, ~inputs.padding[0]], model(Inputs(ids[:1, :5], prefix=prefix[:1]))[0])
+        out = model(Inputs(inputs.tokens, padding_mask=inputs.padding_mask, prefix_lengths=prefix))
+        equal(out[0, ~inputs.padding_mask[0]], model(Inputs(ids[:1, :5], prefix_lengths=prefix[:1]))[0])
     with raises("input.length", "2 tokens", "prefix of 3") as caught:
-        model.step(Inputs(ids[:, :2], prefix=prefix), model.start())
+        model.step(Inputs(ids[:, :2], prefix_lengths=prefix), model.start())
     assert caught.value.index == 0
 
 
@@ -670,9 +673,9 @@ def test_a_class_token_stands_before_the_patches_and_padded_patches_are_ignored(
     image = torch.randn(2, 16, 4, dtype=torch.float64)
     out = model(image)
     assert out.shape == (2, 17, WIDTH)
-    padding = torch.zeros(2, 16, dtype=torch.bool)
-    padding[:, 10:] = True
-    equal(model(Inputs(image, padding=padding))[:, :11], model(image[:, :10]))
+    padding_mask = torch.zeros(2, 16, dtype=torch.bool)
+    padding_mask[:, 10:] = True
+    equal(model(Inputs(image, padding_mask=padding_mask))[:, :11], model(image[:, :10]))
     check_gradients(model, lambda: model(image))
 
 
@@ -680,7 +683,7 @@ def test_a_class_token_stands_before_the_patches_and_padded_patches_are_ignored(
 @pytest.mark.parametrize("shape", ["decoder", "encoder", "pair", "recurrent", "ngram", "masked", "pixels", "classes"])
 def test_logits_mask_gives_the_logits_where_it_is_true(shape):
     heads = ("masked", "pixels", "classes")
-    spec = read_model({"vocab": kinds.VOCAB, "encoder": kinds.tower(), "head": shape}) if shape in heads else None
+    spec = read_model({"vocab": kinds.VOCAB, "encoder": kinds.stack(), "head": shape}) if shape in heads else None
     model = random_model(spec or getattr(kinds, shape)())
     inputs = (tokens(), tokens()) if shape in ("pair", "recurrent") else (tokens(),)
     out = model(*inputs)
