@@ -442,7 +442,7 @@ def real_outputs() -> dict[str, list[Any]]:
             Path(f"{name}.toml").write_text(text)
             trained += call("train", f"{name}.toml", "--output", name)
             predicted += call("predict", name, "a <mask> b" if name == "masked" else "a b", "--max-new-tokens", "2")
-            evaluated += call("evaluate", name, "--rows", "4", "--examples", "1", "--max-new-tokens", "2")
+            evaluated += call("evaluate", name, "--max-rows", "4", "--examples", "1", "--max-new-tokens", "2")
         return {
             "manyheads show": call("show"),
             "manyheads show MODEL": [*call("show", "transformer-base"), *call("show", "bert-base")],

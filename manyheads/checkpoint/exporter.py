@@ -17,16 +17,16 @@ FORMATS = ("hf", "gguf", "onnx", "manyheads")
 
 
 def export(
-    checkpoint: Checkpoint | Model | str | Path, path: str | Path, to: str = "hf", form: str | None = None
+    checkpoint: Checkpoint | Model | str | Path, path: str | Path, to: str = "hf", outtype: str | None = None
 ) -> None:
-    """Writes a folder for transformers (`hf`) or onnxruntime (`onnx`), a GGUF file, or our own form (`manyheads`).
+    """Writes a folder for transformers (`hf`) or onnxruntime (`onnx`), a GGUF file, or our own format (`manyheads`).
 
-    `form` is how a GGUF file stores matrices: f32, f16 or q8_0.
+    `outtype` is how a GGUF file stores matrices: f32, f16 or q8_0.
     """
     if to not in FORMATS:
         raise UsageError(f"given {to!r}, expected one of {', '.join(FORMATS)}")
-    if form is not None and to != "gguf":
-        raise UsageError(f"form is {quoted(form)}, and only a GGUF file has one")
+    if outtype is not None and to != "gguf":
+        raise UsageError(f"outtype is {quoted(outtype)}, and only a GGUF file has one")
     path = check_path(path)
     check_absent(path)
     if isinstance(checkpoint, str | Path):
@@ -39,10 +39,10 @@ def export(
         raise UsageError(f"given a {type(checkpoint).__name__}, expected a checkpoint, a model or a path")
     model, metadata, tokenizer = checkpoint.model, checkpoint.metadata, checkpoint.tokenizer
     if to == "gguf":
-        write_gguf(model, path, metadata, tokenizer, "f32" if form is None else form)
+        write_gguf(model, path, metadata, tokenizer, "f32" if outtype is None else outtype)
     elif to == "onnx":
         from manyheads.convert.onnx import write_onnx
 
         write_onnx(model, path, metadata, tokenizer)
     else:
-        write_folder(model, path, metadata, tokenizer, own=to == "manyheads")
+        write_folder(model, path, metadata, tokenizer, native=to == "manyheads")

@@ -48,7 +48,7 @@ def evaluate(
     ] = None,
     split: Annotated[str, typer.Option(metavar="SPLIT", help="validation, test or train.")] = "validation",
     overrides: RunOverrides = None,
-    rows: Annotated[int | None, typer.Option(parser=integer, metavar="N", help="Only the first N rows.")] = None,
+    max_rows: Annotated[int | None, typer.Option(parser=integer, metavar="N", help="Only the first N rows.")] = None,
     max_length: Annotated[
         int | None, typer.Option(parser=integer, metavar="N", help="Truncate texts to this many tokens.")
     ] = None,
@@ -87,7 +87,7 @@ def evaluate(
     check_output(output)
     is_image = output is not None and output.suffix == ".png"
     options = EvalOptions(
-        max_rows=rows,
+        max_rows=max_rows,
         max_length=max_length,
         num_beams=num_beams,
         length_penalty=length_penalty,

@@ -22,7 +22,7 @@ def export(
             "[default: gguf if TARGET ends in .gguf, otherwise hf].",
         ),
     ] = None,
-    form: Annotated[
+    outtype: Annotated[
         str | None,
         typer.Option(metavar="FORM", help="Storage of matrices in a GGUF file: f32, f16 or q8_0 [default: f32]."),
     ] = None,
@@ -31,12 +31,12 @@ def export(
 ) -> None:
     """Write a checkpoint in the format of another library.
 
-    Examples: manyheads export ./model ./copy · manyheads export ./model model.gguf --form q8_0 ·
+    Examples: manyheads export ./model ./copy · manyheads export ./model model.gguf --outtype q8_0 ·
     manyheads export ./model ./graph --to onnx
     """
     from manyheads.checkpoint.exporter import export as run
 
     to = to or ("gguf" if target.suffix == ".gguf" else "hf")
     with Progress(f"exporting {path} to {target}"):
-        run(path, target, to=to, form=form)
+        run(path, target, to=to, outtype=outtype)
     print_json({"schema": 1, "path": str(target), "format": to}) if as_json else print_note(f"wrote {target}")

@@ -289,12 +289,12 @@ def write_folder(
     metadata: CheckpointMetadata | None = None,
     tokenizer: Any = None,
     *,
-    own: bool = False,
+    native: bool = False,
     shard_bytes: float = SHARD_BYTES,
 ) -> None:
-    """Writes a folder that transformers opens; or, with `own`, one in our own format, which every model has."""
+    """Writes a folder that transformers opens; or, with `native`, one in our own format, which every model has."""
     check_absent(folder)
-    metadata = native_metadata(model, metadata) if own else export_metadata(model, metadata)
+    metadata = native_metadata(model, metadata) if native else export_metadata(model, metadata)
     with atomic_output(folder) as draft:
         draft.mkdir()
         fill_folder(draft, model, metadata, tokenizer, shard_bytes=shard_bytes)

@@ -106,7 +106,7 @@ class Batch:
         )
 
     @property
-    def tokens(self) -> int:
+    def num_tokens(self) -> int:
         """The number of tokens without padding."""
         inputs = [self.inputs] if self.source is None else [self.inputs, self.source]
         return sum(

@@ -91,7 +91,7 @@ def estimate_epoch(run: PreparedRun) -> EpochEstimate:
     stream = BatchStream(run)
     count = len(stream.plan())
     batches = (stream.next() for _ in range(min(count, MAX_COUNTED_BATCHES)))
-    counted = [(batch.tokens, batch_positions(batch)) for batch in batches]
+    counted = [(batch.num_tokens, batch_positions(batch)) for batch in batches]
     tokens, positions = map(sum, zip(*counted, strict=True))
     return EpochEstimate(
         rows=len(run.train_rows),

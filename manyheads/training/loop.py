@@ -304,7 +304,7 @@ def train_step(
         if spec.optim.ema_decay:
             update_ema(optimizer, spec.optim.ema_decay, state.step)
     optimizer.zero_grad(set_to_none=True)
-    tokens = sum(batch.tokens for batch in batches)
+    tokens = sum(batch.num_tokens for batch in batches)
     state.tokens += tokens
     state.rows += len(rows)
     state.skipped = 0 if finite else state.skipped + 1

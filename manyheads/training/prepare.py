@@ -242,12 +242,12 @@ def checkpoint_tokenizer(initial: Checkpoint, spec: TokenizerSpec, texts: Iterab
 
 def check_equal(theirs: Any, ours: Any, texts: Sequence[str]) -> None:
     """Raises for a tokenizer with another vocabulary, naming the first difference, or that splits texts differently."""
-    there, here = ({i: token for token, i in one.get_vocab(with_added_tokens=True).items()} for one in (theirs, ours))
-    for i in sorted({*there, *here}):
-        if there.get(i) != here.get(i):
-            one, other = (quoted(tokens[i]) if i in tokens else "nothing" for tokens in (there, here))
+    vocabularies = [{i: token for token, i in one.get_vocab(with_added_tokens=True).items()} for one in (theirs, ours)]
+    for i in sorted({*vocabularies[0], *vocabularies[1]}):
+        one, other = (quoted(tokens[i]) if i in tokens else "nothing" for tokens in vocabularies)
+        if one != other:
             raise IncompatibleError(
-                f"the vocabulary differs at id {i}: {one} in the checkpoint, {other} here; leave [tokenizer] out",
+                f"the vocabulary differs at id {i}: {one} in the checkpoint, {other} in [tokenizer]; leave it out",
                 ("tokenizer",),
             )
     for text in texts:
@@ -374,8 +374,10 @@ def copy_weights(model: nn.Module, checkpoint: Checkpoint, labels: Sequence[str]
         same -= {name for name in same if name.startswith("head.output.")}
     for name in sorted(set(ours) & set(theirs) - same):
         if not name.startswith("head."):
-            there, here = (" × ".join(map(str, side[name].shape)) for side in (theirs, ours))
-            raise IncompatibleError(f"{name} is {there} in the checkpoint and {here} by the description", ("model",))
+            in_checkpoint, in_model = (" × ".join(map(str, side[name].shape)) for side in (theirs, ours))
+            raise IncompatibleError(
+                f"{name} has shape {in_checkpoint} in the checkpoint and {in_model} in [model]", ("model",)
+            )
     if not same:
         raise IncompatibleError("no weight of the checkpoint fits this model", ("init_from",))
     for name in same:

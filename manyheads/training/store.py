@@ -377,12 +377,14 @@ def restore(checkpoint: Path, model: Model, optimizer: torch.optim.Optimizer, *,
     parameters = {name: one for name, one in model.named_parameters() if not lora or one.requires_grad}
     weights = load_file(checkpoint / (TRAINED if lora else "model.safetensors"))
     if unmatched := sorted(weights.keys() ^ parameters.keys()):
-        raise WeightsError(f"{checkpoint} has another model: {unmatched[0]} is only in one of the two")
+        raise WeightsError(f"{checkpoint} does not match this model: {unmatched[0]} is in only one of them")
     with torch.no_grad():
         for name, parameter in parameters.items():
             if weights[name].shape != parameter.shape:
-                there, here = ("×".join(map(str, one.shape)) for one in (weights[name], parameter))
-                raise WeightsError(f"{checkpoint} has another model: {name} is {there} there and {here} here")
+                in_checkpoint, in_model = (" × ".join(map(str, one.shape)) for one in (weights[name], parameter))
+                raise WeightsError(
+                    f"{checkpoint} does not match: {name} has shape {in_checkpoint}, the model {in_model}"
+                )
             parameter.copy_(weights[name])
     for name, value in load_file(checkpoint / OPTIMIZER).items():
         parameter, key = parameters[name.rpartition("/")[0]], name.rpartition("/")[2]

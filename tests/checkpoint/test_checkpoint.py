@@ -362,13 +362,13 @@ def test_the_format_of_an_export_follows_from_its_name_and_what_is_missing_is_re
     assert "tokenizer" in done.stderr.splitlines()[0]
 
 
-def test_only_a_gguf_file_has_a_form(tmp_path):
+def test_only_a_gguf_file_has_an_outtype(tmp_path):
     own = build(decoder())
     for to in ("hf", "onnx", "manyheads"):
         with raises("usage.argument", "q8_0"):
-            manyheads.export(own, tmp_path / "out", to=to, form="q8_0")
+            manyheads.export(own, tmp_path / "out", to=to, outtype="q8_0")
     assert not (tmp_path / "out").exists()
-    assert error_of("export", tmp_path, tmp_path / "out", "--form", "f16", check=2)["code"] == "usage.argument"
+    assert error_of("export", tmp_path, tmp_path / "out", "--outtype", "f16", check=2)["code"] == "usage.argument"
 
 
 # ---------------------------------------------------------------------------------------------------------- generation

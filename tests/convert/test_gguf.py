@@ -53,7 +53,7 @@ def reference(**options):
     return perturbed(make("LlamaForCausalLM", "LlamaConfig", **usual | options))
 
 
-def write_reference(theirs, path, form=gguf.GGMLQuantizationType.F32, extra=()):
+def write_reference(theirs, path, outtype=gguf.GGMLQuantizationType.F32, extra=()):
     """Writes the reference with the format's own library."""
     config, weights = theirs.config, theirs.state_dict()
     writer = gguf.GGUFWriter(str(path), "llama")
@@ -79,8 +79,8 @@ def write_reference(theirs, path, form=gguf.GGMLQuantizationType.F32, extra=()):
 
     def add(name, tensor):
         data = tensor.numpy().astype(numpy.float32)
-        if form != gguf.GGMLQuantizationType.F32 and tensor.dim() == 2:
-            writer.add_tensor(name, gguf.quantize(data, form), raw_dtype=form)
+        if outtype != gguf.GGMLQuantizationType.F32 and tensor.dim() == 2:
+            writer.add_tensor(name, gguf.quantize(data, outtype), raw_dtype=outtype)
         else:
             writer.add_tensor(name, data)
 
@@ -114,10 +114,10 @@ def test_logits_equal_the_references(tmp_path, tied):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("form", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
-def test_quantized_weights_are_dequantized(tmp_path, form):
+@pytest.mark.parametrize("outtype", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
+def test_quantized_weights_are_dequantized(tmp_path, outtype):
     """As the format's own library does it."""
-    theirs, kind = reference(), gguf.GGMLQuantizationType[form]
+    theirs, kind = reference(), gguf.GGMLQuantizationType[outtype]
     file = GgufFile(write_reference(theirs, tmp_path / "x.gguf", kind))
     weight = theirs.state_dict()["model.layers.1.mlp.up_proj.weight"]
     expected = gguf.dequantize(gguf.quantize(weight.numpy(), kind), kind)
@@ -355,14 +355,14 @@ def test_llama_cpp_gives_the_same_numbers(tmp_path):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("form", "tolerance"), [("f16", 1e-2), ("q8_0", 0.2)])
-def test_half_and_quantized_files_are_smaller_and_give_nearly_the_same_logits(tmp_path, form, tolerance):
+@pytest.mark.parametrize(("outtype", "tolerance"), [("f16", 1e-2), ("q8_0", 0.2)])
+def test_half_and_quantized_files_are_smaller_and_give_nearly_the_same_logits(tmp_path, outtype, tolerance):
     theirs = reference()
     ours = loaded(theirs, tmp_path / "hf", by_bytes())
-    manyheads.export(ours, tmp_path / "x.gguf", to="gguf", form=form)
+    manyheads.export(ours, tmp_path / "x.gguf", to="gguf", outtype=outtype)
     again = manyheads.load(tmp_path / "x.gguf").logits(torch.tensor([PROMPT]))[0, -1]
     assert 0 < (again - ours.logits(torch.tensor([PROMPT]))[0, -1]).abs().max() < tolerance
-    assert (tmp_path / "x.gguf").stat().st_size < {"f16": 0.6, "q8_0": 0.4}[form] * (
+    assert (tmp_path / "x.gguf").stat().st_size < {"f16": 0.6, "q8_0": 0.4}[outtype] * (
         tmp_path / "hf" / "model.safetensors"
     ).stat().st_size
     logprobs = llama_cpp([tmp_path / "x.gguf"])[0]["logprobs"]
@@ -485,12 +485,12 @@ def test_values_too_large_for_a_form_are_refused(tmp_path):
     ours = loaded(reference(), tmp_path / "hf", by_bytes())
     with torch.no_grad():
         ours.model.decoder.embed.table.weight.mul_(1e7)
-    export_fails(ours, tmp_path / "x.gguf", "token_embd.weight", "f16", "65504", form="f16")
+    export_fails(ours, tmp_path / "x.gguf", "token_embd.weight", "f16", "65504", outtype="f16")
 
 
 def test_an_unknown_form_is_refused(tmp_path):
     with pytest.raises(UsageError) as caught:
-        manyheads.export(loaded(reference(), tmp_path / "hf"), tmp_path / "x.gguf", to="gguf", form="q2_k")
+        manyheads.export(loaded(reference(), tmp_path / "hf"), tmp_path / "x.gguf", to="gguf", outtype="q2_k")
     assert all(value in str(caught.value) for value in ("q2_k", "f32", "f16", "q8_0"))
 
 
@@ -534,18 +534,18 @@ def test_numbers_have_few_digits_and_special_tokens_are_kept(tmp_path):
     assert {key: again.config[key] for key in ids} == ids
 
 
-@pytest.mark.parametrize(("form", "number"), [("f32", 0), ("f16", 1), ("q8_0", 7)])
-def test_each_tensor_has_its_form(tmp_path, form, number):
+@pytest.mark.parametrize(("outtype", "number"), [("f32", 0), ("f16", 1), ("q8_0", 7)])
+def test_each_tensor_has_its_form(tmp_path, outtype, number):
     """Positions in float32, matrices in the form, and those whose rows are not whole blocks in float16."""
     torch.manual_seed(1)
     ours = loaded(perturbed(make("GPT2LMHeadModel", "GPT2Config", n_embd=64, n_inner=40)), tmp_path / "hf", by_bytes())
-    manyheads.export(ours, tmp_path / "x.gguf", to="gguf", form=form)
+    manyheads.export(ours, tmp_path / "x.gguf", to="gguf", outtype=outtype)
     file = GgufFile(tmp_path / "x.gguf")
     kinds = {name: gguf.GGMLQuantizationType(file.entries[name][0]).name.lower() for name in file}
     assert file.metadata["general.file_type"] == number
     assert kinds["position_embd.weight"] == kinds["output_norm.weight"] == "f32"
-    assert kinds["blk.0.ffn_up.weight"] == form
-    assert kinds["blk.0.ffn_down.weight"] == ("f16" if form == "q8_0" else form)  # rows of 40
+    assert kinds["blk.0.ffn_up.weight"] == outtype
+    assert kinds["blk.0.ffn_down.weight"] == ("f16" if outtype == "q8_0" else outtype)  # rows of 40
 
 
 def test_a_head_that_is_stored_twice_is_tied(tmp_path):

@@ -34,7 +34,7 @@ FEWER = {
     "compare": ("-s", "train.steps=2", "-s", "train.eval_rows=4", "--seeds", "1", "--jobs", "1"),
     "new": ("--minutes", "0.001"),
     "predict": ("--max-new-tokens", "3"),
-    "evaluate": ("--rows", "4"),
+    "evaluate": ("--max-rows", "4"),
 }
 
 

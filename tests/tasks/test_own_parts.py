@@ -199,7 +199,7 @@ def scored(tmp_path_factory):
 
 
 def test_an_own_metric_is_reported_by_evaluate(scored):
-    common = ["evaluate", scored / "run", "--num-beams", 1, "--examples", 20, "--rows", 20]
+    common = ["evaluate", scored / "run", "--num-beams", 1, "--examples", 20, "--max-rows", 20]
     report = run_json(*common, "--parts", scored / "scores.py")
     assert report["better"]["length_error"] == "lower"
     examples = [(len(row["generated"].split()), len(row["target"].split())) for row in report["examples"]]

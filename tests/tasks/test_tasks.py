@@ -395,7 +395,7 @@ def test_an_image_is_classified_from_its_patches():
     batch = ClassifySpec().batch(rows, TOKENS, rng(0))
     assert batch.inputs.tokens.shape == (3, 16, 4)
     assert batch.targets.tolist() == [0, 1, 2]
-    assert batch.tokens == 3 * 16
+    assert batch.num_tokens == 3 * 16
 
 
 # ----------------------------------------------------------------------------------------------- models, data and runs

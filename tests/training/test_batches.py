@@ -185,7 +185,7 @@ def test_every_token_is_in_one_slice_and_special_tokens_only_at_the_ends_of_a_te
 def test_packing_leaves_little_padding():
     run = prepare(read_run(described("causal", pack=256, batch_tokens=1024)))
     packed = batches(BatchPlan(run, run.train_rows))
-    tokens, positions = sum(batch.tokens for batch in packed), sum(batch.inputs.tokens.numel() for batch in packed)
+    tokens, positions = sum(batch.num_tokens for batch in packed), sum(batch.inputs.tokens.numel() for batch in packed)
     assert 1 - tokens / positions < 0.1
 
 

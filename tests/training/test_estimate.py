@@ -42,8 +42,8 @@ def test_a_dry_run_estimates_everything_and_writes_nothing(run_file, tmp_path):
         "rows": len(prepared.train_rows),
         "batches": len(batches),
         "counted_batches": len(batches),
-        "tokens": sum(batch.tokens for batch in batches),
-        "padding": pytest.approx(1 - sum(batch.tokens for batch in batches) / positions),
+        "tokens": sum(batch.num_tokens for batch in batches),
+        "padding": pytest.approx(1 - sum(batch.num_tokens for batch in batches) / positions),
     }
     assert report["epochs"] == pytest.approx(6 * 2 / len(batches))
     assert report["seconds"] > 0

@@ -123,7 +123,7 @@ def test_every_task_is_scored_next_to_its_baselines(kind, runs):
 
 
 def test_the_table_names_the_model_its_baselines_and_the_better_direction(runs):
-    done = run("evaluate", runs / "seq2seq", "--examples", 2, "--rows", 5, "--num-beams", 1)
+    done = run("evaluate", runs / "seq2seq", "--examples", 2, "--max-rows", 5, "--num-beams", 1)
     first, *lines = done.stdout.splitlines()
     assert first.startswith("seq2seq · validation · 5 rows")
     assert any(re.match(r"metric +model +copy", line) for line in lines)
@@ -264,7 +264,7 @@ def test_each_row_gets_its_own_output(runs):
 
 def test_outputs_are_written_one_per_line(runs, tmp_path):
     path = tmp_path / "outputs.txt"
-    run("evaluate", runs / "seq2seq", "--rows", 6, "--num-beams", 1, "--output", path)
+    run("evaluate", runs / "seq2seq", "--max-rows", 6, "--num-beams", 1, "--output", path)
     lines = path.read_text().split("\n")
     assert len(lines) == 7
     report = evaluate(runs / "seq2seq", options=EvalOptions(max_rows=6, num_beams=1, examples=6))
@@ -276,7 +276,7 @@ def test_outputs_are_written_one_per_line(runs, tmp_path):
 
 def test_an_output_that_cannot_be_written_loses_no_report(runs, tmp_path):
     for kind, name in (("causal", "a.txt"), ("seq2seq", "a.png")):
-        options = ["--rows", "4", "--num-beams", "1", "--output", tmp_path / name, "--json"]
+        options = ["--max-rows", "4", "--num-beams", "1", "--output", tmp_path / name, "--json"]
         done = run("evaluate", runs / kind, *options, check=2)
         assert json.loads(done.stdout)["scores"]["model"]
         assert json.loads(done.stderr)["error"]["code"] == "usage.argument"
@@ -435,7 +435,7 @@ FAULTS = {
     "no such task": (["causal", "--task", "summarize"], 2, "usage.argument", "summarise"),
     "a task without a file": (["masked", "--task", "retrieval"], 2, "config.missing-key", "--data"),
     "a file that does not exist": (["classify", "--data", "nowhere.tsv"], 3, "data.file", "nowhere.tsv"),
-    "no rows": (["causal", "--rows", "0"], 2, "usage.argument", "rows"),
+    "no rows": (["causal", "--max-rows", "0"], 2, "usage.argument", "rows"),
     "no beams": (["seq2seq", "--num-beams", "0"], 2, "generate.config", "num_beams"),
     "a short maximum": (["causal", "--max-length", "2"], 2, "usage.argument", "max_length"),
     "an output nowhere": (["seq2seq", "--output", "nowhere/x.txt"], 2, "usage.output", "nowhere"),
@@ -556,7 +556,7 @@ def test_examples_of_images_are_the_visible_patches_the_restored_image_and_the_t
         kept = ~masked.repeat(2, 0).repeat(2, 1)
         np.testing.assert_array_equal(visible[kept], target[kept])
         np.testing.assert_array_equal(restored[kept], target[kept])
-    common = ["evaluate", runs / "mae", "--rows", "9", "--split", "test"]
+    common = ["evaluate", runs / "mae", "--max-rows", "9", "--split", "test"]
     file = tmp_path / "some.png"
     assert "▒" in run(*common, "--examples", "1").stdout
     assert "▒" not in run(*common, "--output", file).stdout

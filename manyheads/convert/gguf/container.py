@@ -193,12 +193,12 @@ def config_of(file: GgufFile) -> Tree:
 
 # ------------------------------------------------------------------------------------------------------------- writing
 
-FORMS = {"f32": 0, "f16": 1, "q8_0": 7}  # how matrices are stored, with the number that files have for it
+OUTTYPES = {"f32": 0, "f16": 1, "q8_0": 7}  # how matrices are stored, with the number that files have for it
 MAX_VALUES = {"F32": 3.4028235e38, "F16": 65504.0, "Q8_0": 127 * 65504.0}
 
 
 def write_container(
-    path: Path, config: Tree, tensors: Mapping[str, Tensor], vocabulary: Mapping[str, Any], form: str
+    path: Path, config: Tree, tensors: Mapping[str, Tensor], vocabulary: Mapping[str, Any], outtype: str
 ) -> None:
     """Writes a file from a config of one of its architectures, tensors by its names, and metadata of the tokenizer."""
     import gguf
@@ -207,20 +207,21 @@ def write_container(
     architecture = str(config["model_type"]).removeprefix("gguf-")
     writer = gguf.GGUFWriter(str(path), architecture)
     metadata = {f"{architecture}.{key}": value for key, value in config.items() if key not in MADE_HERE}
-    metadata |= {"general.file_type": FORMS[form]} | dict(vocabulary)
+    metadata |= {"general.file_type": OUTTYPES[outtype]} | dict(vocabulary)
     metadata |= {f"tokenizer.ggml.{name}_token_id": config.get(key) for key, name in SPECIAL.items()}
     for key, value in metadata.items():
         add_value(writer, key, value)
     tensors = {**tensors, **{f"{name}.weight": torch.tensor(config[name]) for name in FACTORS if name in config}}
     kinds = {
-        name: gguf.GGMLQuantizationType[stored_as(name, tuple(tensor.shape), form)] for name, tensor in tensors.items()
+        name: gguf.GGMLQuantizationType[stored_as(name, tuple(tensor.shape), outtype)]
+        for name, tensor in tensors.items()
     }
     for name, tensor in tensors.items():
         kind, largest = kinds[name], float(tensor.detach().abs().max())
         if not largest <= MAX_VALUES[kind.name]:
             raise ExportError(
                 f"{name} has a value of {largest:g}, and {kind.name.lower()} goes up to {MAX_VALUES[kind.name]:g}",
-                hint="choose another form",
+                hint="choose another outtype",
             )
         size = stored_bytes(path, name, tuple(tensor.shape), kind)
         writer.add_tensor_info(name, tuple(tensor.shape), numpy.dtype(numpy.float32), size, raw_dtype=kind)
@@ -233,11 +234,11 @@ def write_container(
     writer.close()
 
 
-def stored_as(name: str, shape: Shape, form: str) -> str:
-    """Matrices in this form, if their rows are whole blocks; norms, biases and positions in float32."""
+def stored_as(name: str, shape: Shape, outtype: str) -> str:
+    """Matrices in this type, if their rows are whole blocks; norms, biases and positions in float32."""
     if len(shape) < 2 or name == "position_embd.weight":
         return "F32"
-    return "F16" if form == "q8_0" and shape[-1] % 32 else form.upper()
+    return "F16" if outtype == "q8_0" and shape[-1] % 32 else outtype.upper()
 
 
 def add_value(writer: Any, key: str, value: Any) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from manyheads.convert.families import GGUF
 from manyheads.convert.families.gguf import HEAD, NEEDS_HEAD, resolve_sizes
-from manyheads.convert.gguf.container import FORMS, SPECIAL, GgufFile, config_of, write_container
+from manyheads.convert.gguf.container import OUTTYPES, SPECIAL, GgufFile, config_of, write_container
 from manyheads.convert.gguf.vocabulary import read_vocabulary, write_vocabulary
 from manyheads.convert.hf import MAX_POSITION_KEYS, CheckpointMetadata, StoredWeights, load_model, read_tokenizer_config
 from manyheads.convert.match import find_architecture
@@ -40,11 +40,11 @@ def read_gguf(
 
 
 def write_gguf(
-    model: Model, path: Path, metadata: CheckpointMetadata | None, tokenizer: Any, form: str = "f32"
+    model: Model, path: Path, metadata: CheckpointMetadata | None, tokenizer: Any, outtype: str = "f32"
 ) -> None:
     """Writes a file that llama.cpp opens; the error names the part that none of its architectures has."""
-    if form not in FORMS:
-        raise UsageError(f"form is {form!r}, expected one of {', '.join(FORMS)}")
+    if outtype not in OUTTYPES:
+        raise UsageError(f"outtype is {outtype!r}, expected one of {', '.join(OUTTYPES)}")
     family, architecture, config, _ = find_architecture(resolve_sizes(model.spec), GGUF)
     old = metadata.config if metadata else {}
     if not config["block_count"]:
@@ -61,7 +61,7 @@ def write_gguf(
     table = family.table(model.spec, architecture, dict(model.named_parameters()))
     tensors = StoredWeights(table, tied=tied & set(table.tied)).tensors(model)
     with atomic_output(path) as draft:
-        write_container(draft, config, tensors, vocabulary, form)
+        write_container(draft, config, tensors, vocabulary, outtype)
 
 
 def special_tokens(config: Mapping[str, Any], vocab_size: int) -> dict[str, int | None]:
