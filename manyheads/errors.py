@@ -1,4 +1,4 @@
-"""Every error a user can meet: a class with a stable code, which programs may rely on, and an exit status."""
+"""Every error a user can meet, as a class with a stable code, which programs may rely on, and an exit status."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self
 
 
 def one_line(text: str) -> str:
-    """The text as one printable line, so that input in a message cannot send control codes to a terminal."""
+    """Returns the text as one printable line, so that a message cannot send control codes to a terminal."""
     return "".join(c if c.isprintable() else " " if c.isspace() else c.encode("unicode_escape").decode() for c in text)
 
 
@@ -57,7 +57,7 @@ class FileAccessError(UsageError, code="file.access"):
 
 
 class InternalError(ManyheadsError, code="internal", exit_status=1):
-    """An unexpected exception: a mistake of ours, or of code in a --parts file."""
+    """An unexpected exception: a bug in manyheads or in a --parts file."""
 
 
 # ------------------------------------------------------------------------------------------------------- config: exit 2
@@ -71,12 +71,12 @@ class ConfigError(ManyheadsError, code="config.invalid"):
         super().__init__(f"{'.'.join(map(str, self.path))}: {message}" if self.path else message, hint=hint)
 
     def below(self, *path: str | int) -> Self:
-        """The same error of a field further inside."""
+        """Returns the same error for a field that is inside `path`."""
         return type(self)(self.reason, (*path, *self.path), self.key, hint=self.hint)
 
 
 class UnknownKeyError(ConfigError, code="config.unknown-key"):
-    """A field that does not exist."""
+    """A field does not exist."""
 
 
 class MissingKeyError(ConfigError, code="config.missing-key"):
@@ -100,7 +100,7 @@ class UnknownPresetError(ConfigError, code="config.unknown-preset"):
 
 
 class IncompatibleError(ConfigError, code="config.incompatible"):
-    """Two fields are valid alone and do not fit together."""
+    """Two fields are valid alone and incompatible together."""
 
 
 class ConfigSyntaxError(ConfigError, code="config.syntax"):
@@ -115,7 +115,7 @@ class ConfigFileError(ConfigError, code="config.file"):
 
 
 class DataError(ManyheadsError, code="data.invalid", exit_status=3):
-    """Data that cannot be used."""
+    """The data cannot be used."""
 
 
 class DataFileError(DataError, code="data.file"):
@@ -158,7 +158,7 @@ class TokenizerError(DataError, code="data.tokenizer"):
 
 
 class InputError(ManyheadsError, code="input.invalid"):
-    """An input that the model cannot take; `index` is its number among those given."""
+    """The model cannot read an input; `index` is its number among those given."""
 
     def __init__(self, message: str, index: int = 0, *, hint: str = "") -> None:
         self.index = index
@@ -174,7 +174,7 @@ class InputShapeError(InputError, code="input.shape"):
 
 
 class UnsupportedError(ManyheadsError, code="model.unsupported"):
-    """The model cannot do what was asked of it."""
+    """The model cannot do what was requested."""
 
 
 class GenerationConfigError(ManyheadsError, code="generate.config"):
@@ -189,15 +189,15 @@ class CheckpointError(ManyheadsError, code="checkpoint.invalid", exit_status=4):
 
 
 class CheckpointNotFoundError(CheckpointError, code="checkpoint.not-found"):
-    """No checkpoint at this path."""
+    """There is no checkpoint at this path."""
 
 
 class UnsafeFileError(CheckpointError, code="checkpoint.unsafe"):
-    """A file that could run code, or a name or link that leads out of its folder."""
+    """A file could run code, or a name or link leads out of its folder."""
 
 
 class HashMismatchError(CheckpointError, code="checkpoint.hash-mismatch"):
-    """A file is not the one that the manifest lists."""
+    """The hash of a file is not the one in the manifest."""
 
 
 class CorruptFileError(CheckpointError, code="checkpoint.corrupt"):
@@ -239,7 +239,7 @@ class RunChangedError(RunError, code="run.changed"):
     """The folder holds a run with other settings or other data."""
 
     def __init__(self, message: str, changes: Iterable[Any] = (), *, hint: str = "") -> None:
-        self.changes = tuple(changes)  # field, old and new value of each
+        self.changes = tuple(changes)  # (field, old value, new value) of each
         super().__init__(message, hint=hint)
 
 
@@ -255,7 +255,7 @@ class DivergedError(RunError, code="run.diverged", exit_status=1):
 
 
 class ResourceError(ManyheadsError, code="resource.limit", exit_status=5):
-    """The machine has not enough of something."""
+    """The machine lacks memory or disk space."""
 
 
 class OutOfDiskError(ResourceError, code="resource.disk"):

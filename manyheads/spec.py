@@ -1,4 +1,4 @@
-"""Parts as data: strict frozen specs, kinds in slots, `path=value` overrides, and errors of one sentence."""
+"""Specs: strict frozen pydantic models, kinds registered in slots, `path=value` overrides, one-sentence errors."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from pydantic import (
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
+    SerializationInfo,
     SerializerFunctionWrapHandler,
     ValidationError,
     model_serializer,
@@ -40,11 +41,11 @@ Tree = dict[str, Any]
 
 MAX_COUNT = 1 << 24  # the upper bound of any count: 16,777,216
 MAX_VALUE, MIN_POSITIVE = 1e12, 1e-30  # the bounds of any number that must be positive
-MAX_DEPTH = 32  # of nested tables
+MAX_DEPTH = 32  # levels of nested tables
 
 
 def quoted(value: Any) -> str:
-    """The repr of a value for an error message, shortened."""
+    """Returns the repr of a value for an error message, shortened."""
     try:
         text = repr(value)
     except ValueError:  # an integer of more digits than Python will write
@@ -62,10 +63,10 @@ def located(*path: str | int) -> Iterator[None]:
 
 
 def field(default: Any, meaning: str, **bounds: Any) -> Any:
-    """A spec's field: its default, its meaning in one phrase (shown by `manyheads show parts`), its bounds.
+    """Declares a field of a spec: its default, its meaning (shown by `manyheads show parts`) and its bounds.
 
-    A field with a lower bound only also gets an upper one, and a positive field a smallest value: a typing mistake is
-    reported here, and not by a failed allocation or a NaN loss.
+    A field with only a lower bound also gets an upper bound, and a positive field a smallest value, so that a typo is
+    reported here and not by a failed allocation or a NaN loss.
     """
     if {"ge", "gt"} & set(bounds) and not {"le", "lt"} & set(bounds):
         bounds["le"] = MAX_COUNT if "ge" in bounds else MAX_VALUE
@@ -76,7 +77,7 @@ def field(default: Any, meaning: str, **bounds: Any) -> Any:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """': did you mean …?' if a known name is similar, and the list of all known names."""
+    """Returns ': did you mean …?' if a known name is similar, and the list of all known names."""
     names = sorted(known)
     close = difflib.get_close_matches(word[:80], names, n=1, cutoff=0.5)
     hint = f": did you mean '{close[0]}'?" if close else ""
@@ -88,7 +89,7 @@ def unknown_key(name: str, known: Iterable[str], path: Iterable[str | int] = ())
 
 
 class Spec(BaseModel):
-    """A frozen piece of a description. An unknown key is an error, never ignored."""
+    """A frozen table of a model or run file. An unknown key is an error, never ignored."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -98,7 +99,7 @@ class Spec(BaseModel):
 
     @classmethod
     def _validate_or_explain(cls, value: Any, validate: Callable[[Any], Self]) -> Self:
-        """Hands pydantic's first error, as a sentence with its path, to the spec around this one."""
+        """Passes pydantic's first error, as a sentence with its path, to the enclosing spec."""
         try:
             return validate(value)
         except ValidationError as error:
@@ -106,8 +107,8 @@ class Spec(BaseModel):
 
     @classmethod
     def _config_error(cls, error: ValidationError) -> ConfigError:
-        """pydantic's first error as one of ours: where, what was given, what was expected."""
-        # a misspelt field is reported before a missing one: it may be the same
+        """Converts pydantic's first error to a ConfigError: where, what was given, what was expected."""
+        # a misspelt field is reported before a missing one, because both may be the same field
         first = min(error.errors(), key=lambda one: {"extra_forbidden": 0, "missing": 2}.get(one["type"], 1))
         where, context, value = first["loc"], first.get("ctx", {}), first["input"]
         inner = context.get("error")
@@ -120,7 +121,7 @@ class Spec(BaseModel):
             return MissingKeyError("is required", where)
         if first["type"] == "value_error":
             return ConfigError(str(inner), where)
-        # pydantic appends the tried member of a union to the path: the reader's path ends at the field
+        # pydantic appends the tried member of a union to the path, which should end at the field
         path = tuple(step for i, step in enumerate(where) if i == 0 or isinstance(step, int))
         expected = EXPECTED.get(first["type"]) or first["msg"].removeprefix("Input should be ")
         kind: type[ConfigError] = WrongTypeError if first["type"] in EXPECTED else ConfigError
@@ -133,11 +134,11 @@ class Spec(BaseModel):
         return kind(f"given {quoted(value)}, expected {expected}", path)
 
     def replace(self, **fields: Any) -> Self:
-        """A copy with some fields replaced, checked as strictly as the original."""
+        """Returns a copy with some fields replaced, checked as strictly as the original."""
         return parse(type(self), {name: getattr(self, name) for name in type(self).model_fields} | fields)
 
 
-# pydantic's type errors, in the words of a TOML file
+# expected types by pydantic's type errors, as a TOML file calls them
 EXPECTED = {
     "model_type": "a table",
     "dataclass_type": "a table",
@@ -156,7 +157,7 @@ SLOTS: dict[str, type[Part]] = {}
 
 
 class Part(Spec):
-    """A spec that fills a slot. A subclass with `slot` opens one; a subclass of that with `kind` is a choice for it."""
+    """`class X(Part, slot=…)` defines a slot; `class Y(X, kind=…)` registers an implementation of it."""
 
     slot: ClassVar[str]
     kind: ClassVar[str]
@@ -185,8 +186,12 @@ class Part(Spec):
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         if cls.is_choice():
             return super().__get_pydantic_core_schema__(source, handler)
-        dump = core_schema.plain_serializer_function_ser_schema(lambda part: part.model_dump(mode="json"))
+        dump = core_schema.plain_serializer_function_ser_schema(cls._dump, info_arg=True)
         return core_schema.no_info_plain_validator_function(cls.choose, serialization=dump)
+
+    @staticmethod
+    def _dump(part: Part, info: SerializationInfo) -> Tree:
+        return part.model_dump(mode="json", exclude_none=info.exclude_none)
 
     @classmethod
     def is_choice(cls) -> bool:
@@ -195,7 +200,7 @@ class Part(Spec):
 
     @classmethod
     def choose(cls, value: Any) -> Self:
-        """The part described by `"rope"`, by `{kind = "rope", theta = 1e6}` or by itself."""
+        """Returns the part that `"rope"` or `{kind = "rope", theta = 1e6}` describes; a part is returned as it is."""
         if isinstance(value, cls):
             return value
         if isinstance(value, str):
@@ -224,7 +229,7 @@ class Part(Spec):
 
     @classmethod
     def formula(cls) -> str:
-        """The first line of the docstring: what the part computes."""
+        """Returns the first line of the docstring, which says what the part computes."""
         lines = (cls.__dict__.get("__doc__") or "").strip().splitlines()
         return lines[0] if lines else "no formula given"
 
@@ -233,7 +238,7 @@ SpecType = TypeVar("SpecType", bound=Spec)
 
 
 def parse(spec: type[SpecType], tree: Mapping[str, Any], *, at: str = "") -> SpecType:
-    """The tree as a spec; an error names the path of the field."""
+    """Parses a tree as a spec; an error names the path of the field."""
     tree = copy_tree(tree)
     try:
         return spec.model_validate(tree)
@@ -243,23 +248,15 @@ def parse(spec: type[SpecType], tree: Mapping[str, Any], *, at: str = "") -> Spe
 
 
 def check_names(spec: type[Spec], tree: Mapping[str, Any], *also: str) -> None:
-    """Raises for a field that the spec does not have, before the tree is used otherwise."""
+    """Raises if the tree has a field that the spec does not have."""
     known = (*spec.model_fields, *also)
     if unknown := [name for name in tree if name not in known]:
         raise unknown_key(unknown[0], known)
 
 
 def to_tree(spec: Spec) -> Tree:
-    """The resolved description with every default; None is left out."""
-    return _without_none(spec.model_dump(mode="json"))
-
-
-def _without_none(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _without_none(inner) for name, inner in value.items() if inner is not None}
-    if isinstance(value, list):
-        return [_without_none(inner) for inner in value]
-    return value
+    """Returns the spec as a tree with every default; None is left out."""
+    return spec.model_dump(mode="json", exclude_none=True)
 
 
 def to_toml(tree: Tree) -> str:
@@ -268,11 +265,11 @@ def to_toml(tree: Tree) -> str:
     return tomli_w.dumps(tree)
 
 
-BARE_WORD = re.compile(r"[./]*[A-Za-z_][\w.+/-]*")  # or a path
+BARE_WORD = re.compile(r"[./]*[A-Za-z_][\w.+/-]*")  # a word or a path, without quotes
 
 
 def override(tree: Tree, assignments: Iterable[str]) -> Tree:
-    """The tree with `path=value` applied in order; a value is TOML, or a bare word: `decoder.position.theta=1e6`."""
+    """Returns the tree with overrides such as `decoder.position.theta=1e6` applied; a value is TOML or a bare word."""
     tree = copy_tree(tree)
     for assignment in assignments:
         if not isinstance(assignment, str):
@@ -320,7 +317,7 @@ TOO_DEEP = f"tables are nested more than {MAX_DEPTH} deep"
 
 
 def copy_tree(value: Any, depth: int = 0) -> Any:
-    """A deep copy: a spec must not change with the tree it was read from."""
+    """Returns a deep copy, so that a spec does not change with the tree it was read from."""
     if depth > MAX_DEPTH:
         raise ConfigError(TOO_DEEP)
     if isinstance(value, Mapping):
@@ -334,7 +331,7 @@ class FrozenTable(dict[str, Any]):
     """A table within a spec, immutable like the spec."""
 
     def _raise(self, *_: Any, **__: Any) -> Any:
-        raise TypeError("a spec is frozen; make a copy with changed(...)")
+        raise TypeError("a spec is frozen; make a copy with replace(...)")
 
     __setitem__ = __delitem__ = __ior__ = update = pop = popitem = clear = setdefault = _raise
 
@@ -349,9 +346,9 @@ class FrozenTable(dict[str, Any]):
 
 
 def frozen(value: Any) -> Any:
-    """An immutable copy of a tree; a spec in it becomes the tree of the fields that were set."""
+    """Returns an immutable copy of a tree; a spec in it becomes the tree of the fields that were set."""
     if isinstance(value, Spec):
-        value = _without_none(value.model_dump(mode="json", exclude_unset=True))
+        value = value.model_dump(mode="json", exclude_unset=True, exclude_none=True)
     if value is None:
         raise WrongTypeError("given None, which TOML does not have; leave the field out")
     if isinstance(value, Mapping):
@@ -364,7 +361,7 @@ def frozen(value: Any) -> Any:
 
 
 def merge_trees(base: Tree, own: Tree) -> Tree:
-    """`base` with the values of `own`: a table without a kind changes a part's fields, one with a kind replaces it."""
+    """Merges `own` into `base`: a table without a kind changes a part's fields, one with a kind replaces the part."""
     result = dict(base)
     for name, value in own.items():
         below = {"kind": base[name]} if isinstance(base.get(name), str) else base.get(name)
@@ -374,13 +371,13 @@ def merge_trees(base: Tree, own: Tree) -> Tree:
 
 
 def import_all(package: str) -> None:
-    """Imports every module of a package; a part, a metric or a verb registers itself when its file is imported."""
+    """Imports every module of a package; importing a module registers its parts, metrics or verbs."""
     for module in iter_modules(import_module(package).__path__):
         import_module(f"{package}.{module.name}")
 
 
 def load_parts(path: Path) -> None:
-    """Executes a file of the user's own parts, which register themselves. Only for a path that the user typed."""
+    """Executes a file with the user's own parts, which registers them. Only call it with a path that the user typed."""
     import importlib.util
 
     if not path.is_file():
@@ -389,7 +386,7 @@ def load_parts(path: Path) -> None:
     if loader is None or loader.loader is None:
         raise PartsFileError(f"--parts: {path} is not a Python file; its name ends in .py")
     module = importlib.util.module_from_spec(loader)
-    sys.modules[module.__name__] = module  # annotations of the file's own specs are looked up there
+    sys.modules[module.__name__] = module  # pydantic looks up annotations of the file's specs there
     try:
         loader.loader.exec_module(module)
     except (Exception, SystemExit) as error:

@@ -1,1 +1,1 @@
-"""A checkpoint of any form: its model, its tokenizer and what belongs to them."""
+"""Loading, using and exporting checkpoints in any supported format."""

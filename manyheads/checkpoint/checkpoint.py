@@ -1,4 +1,4 @@
-"""A checkpoint, from any path or made in memory: its model and tokenizer, asked with texts or token ids."""
+"""A checkpoint, which is a model with its tokenizer: loading it, and running it on texts or token ids."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ from manyheads.model.transformer import Transformer
 from manyheads.parts.inputs import Inputs, pad_rows
 from manyheads.spec import Tree, quoted
 
-BATCH_TOKENS = 2048  # per batch, padding included, one row per beam
+BATCH_TOKENS = 2048  # tokens per batch, padding included, with one row per beam
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model, its tokenizer if it has one, and the files it came with. Nothing in it changes after it is made."""
+    """A model, its tokenizer if it has one, and the files it was read with. It is immutable."""
 
     model: Model
     tokenizer: Any = None  # a tokenizers.Tokenizer
@@ -71,23 +71,23 @@ class Checkpoint:
 
     @property
     def task(self) -> Tree | None:
-        """The task it was trained for with its fields, if a run recorded it."""
+        """The task of training with its fields, if a run recorded it."""
         task = self.config.get("task")
         return task if isinstance(task, dict) and isinstance(task.get("kind"), str) else None
 
     @cached_property
     def generation_config(self) -> GenerationConfig:
-        """The checkpoint's own settings of generation."""
+        """The generation settings of the checkpoint."""
         return read_generation_config(self.config, self.metadata.extra_files) if self.metadata else GenerationConfig()
 
     @property
     def chat_template(self) -> str | None:
-        """The Jinja template that turns a conversation into one text, if the checkpoint has one."""
+        """The Jinja template that formats a conversation as one text, if the checkpoint has one."""
         return chat_template(self.metadata.extra_files) if self.metadata else None
 
     @property
     def max_positions(self) -> int | None:
-        """The maximum number of input tokens (of the source, if it has one); None if there is no limit."""
+        """The maximum number of input tokens (of source tokens, if there is a source); None if there is no limit."""
         stack = self.spec.encoder or self.spec.decoder
         return stack.max_positions if stack else None
 
@@ -98,12 +98,12 @@ class Checkpoint:
 
     @property
     def has_source(self) -> bool:
-        """Whether it generates a target for a source, rather than continuing its input."""
+        """Whether the model reads a source and a target, as an encoder–decoder does."""
         return self.spec.shape == "encoder-decoder" or (self.spec.recurrent is not None and self.spec.recurrent.source)
 
     @cached_property
     def id2label(self) -> dict[int, str]:
-        """The names of the classes by index, as the config gives them."""
+        """The names of the classes by index, from the config."""
         try:
             return {int(index): str(name) for index, name in (self.config.get("id2label") or {}).items()}
         except (ValueError, AttributeError):
@@ -117,30 +117,30 @@ class Checkpoint:
     def logits(
         self, ids: Tensor, target: Tensor | None = None, padding_mask: Tensor | None = None, **more: Tensor
     ) -> Tensor:
-        """The head's output, B×L×V for tokens. With a source, `ids` and `padding` are the source's."""
+        """The output of the head, B×L×V for tokens. With a target, `ids` and `padding_mask` are those of the source."""
         inputs = Inputs(ids, padding_mask=padding_mask, **more).to(self.device)  # type: ignore[arg-type]
         if not self.has_source:
             if target is not None:
-                raise UsageError(f"a target was given, but this {self.spec.shape} has no source")
+                raise UsageError(f"a target was given, but this {self.spec.shape} model reads no source")
             return self.model(inputs)
         if target is None:
-            raise UsageError(f"this model is an {self.spec.shape}: give a source and a target")
+            raise UsageError(f"this {self.spec.shape} model needs a source and a target")
         return self.model(Inputs.of(target).to(self.device), inputs)
 
     @torch.no_grad()
     def hidden(
         self, ids: Tensor, target: Tensor | None = None, padding_mask: Tensor | None = None, **more: Tensor
     ) -> list[Tensor]:
-        """The embeddings and the output of every layer, the last after the final norm; the encoder's come first."""
+        """The embeddings and the output of every layer (the last after the final norm), first of the encoder."""
         if not isinstance(self.model, Transformer):
-            raise UnsupportedError(f"only a transformer has layers to read; this model is {self.spec.shape}")
+            raise UnsupportedError(f"hidden states are available for transformers; this model is {self.spec.shape}")
         with record_hidden_states(self.model) as states:
             self.logits(ids, target, padding_mask, **more)
         return states
 
     @torch.no_grad()
     def embed(self, texts: str | Sequence[str]) -> Tensor:
-        """One vector per text: the head's, the folder's pooling, or the mean over the tokens."""
+        """One vector per text, by a vector head, the pooling of sentence-transformers, or the mean over tokens."""
         self.check_reads_text()
         return self.embed_inputs(
             self.pad([encoding.ids for encoding in self.encode([texts] if isinstance(texts, str) else texts)])
@@ -150,20 +150,20 @@ class Checkpoint:
         shapes = ("encoder", "decoder") if self.pooling else ("encoder",)
         if not isinstance(self.model, Transformer) or self.spec.shape not in shapes:
             raise UnsupportedError(
-                f"one vector per text needs an encoder, or a decoder with a pooling; this model is {self.spec.shape}"
+                f"text embeddings need an encoder, or a decoder with a pooling config; this model is {self.spec.shape}"
             )
         return self.model.embed_sequences(inputs, self.pooling.pool if self.pooling else None)
 
     def pad(self, rows: Sequence[Sequence[int]], *, left: bool = False) -> Inputs:
-        """Rows of ids as one batch, padded on the right or on the left."""
+        """Pads rows of ids to one batch, on the right or on the left."""
         return pad_rows(rows, left=left).to(self.device)
 
     def outputs(
         self, rows: Sequence[Sequence[int]], function: Callable[[Inputs], Tensor] | None = None
     ) -> Iterator[tuple[int, Tensor]]:
-        """The model's output for each row of ids with its index, as it is ready; rows of similar length share a batch.
+        """Yields (index, output) for each row of ids, batch by batch. Rows of similar length share a batch.
 
-        An output per token is as long as the longest row of its batch. `function` replaces the model.
+        An output per token is as long as the longest row of its batch. `function` is called instead of the model.
         """
         for batch in batches([len(row) for row in rows], BATCH_TOKENS):
             with torch.no_grad():
@@ -173,9 +173,9 @@ class Checkpoint:
     # ---------------------------------------------------------------------------------------------------------- texts
 
     def encode(self, texts: Sequence[str]) -> list[Any]:
-        """The tokenizer's encoding of each text; `overflowing` holds what a run's tokenizer truncated."""
+        """The tokenizer's encoding of each text. Its `overflowing` holds the tokens that were truncated."""
         if self.tokenizer is None:
-            raise CheckpointTokenizerError("this checkpoint has no tokenizer: give token ids")
+            raise CheckpointTokenizerError("this checkpoint has no tokenizer; give token ids")
         check_texts(texts)
         encodings: list[Any] = self.tokenizer.encode_batch(list(texts))
         for index, encoding in enumerate(encodings):
@@ -183,7 +183,7 @@ class Checkpoint:
         return encodings
 
     def encode_with_special(self, texts: Sequence[str], names: Sequence[str]) -> list[list[int]]:
-        """The ids of texts in which these special tokens are recognised, though the tokenizer takes them for text."""
+        """The ids of texts in which these special tokens are recognised, even if the tokenizer reads them as text."""
         check_texts(texts)
         special = self._special_tokenizer
         tokens = {name: special.encode(name, add_special_tokens=False) for name in names}
@@ -200,11 +200,11 @@ class Checkpoint:
 
     @cached_property
     def _special_tokenizer(self) -> Any:
-        """A copy of the tokenizer that recognises special tokens; the tokenizer itself is never changed."""
+        """A copy of the tokenizer that recognises special tokens."""
         return copy_tokenizer(self.tokenizer, encode_special_tokens=False)
 
     def with_truncation(self, max_length: int | None) -> Checkpoint:
-        """The same with a tokenizer that truncates texts, and takes the names of special tokens in a text for text."""
+        """A copy whose tokenizer truncates texts, and reads the names of special tokens in a text as plain text."""
         if self.tokenizer is None:
             return self
         tokenizer = copy_tokenizer(self.tokenizer, encode_special_tokens=True)
@@ -213,31 +213,31 @@ class Checkpoint:
         return replace(self, tokenizer=tokenizer)
 
     def decode(self, ids: Sequence[int]) -> Any:
-        """The text of ids; the ids themselves without a tokenizer."""
+        """The text of ids; without a tokenizer, the ids."""
         return list(ids) if self.tokenizer is None else self.tokenizer.decode(list(ids))
 
     def check_length(self, count: int, index: int = 0) -> None:
         if not count:
-            raise InputLengthError("the text is empty: give at least one token", index)
+            raise InputLengthError("the text is empty; give at least one token", index)
         if self.max_positions is not None and count > self.max_positions:
             raise InputLengthError(
-                f"the text has {count:,} tokens and the model has {self.max_positions:,} positions", index
+                f"the text has {count:,} tokens, but the model has {self.max_positions:,} positions", index
             )
 
     def check_reads_text(self) -> None:
         stack = self.spec.encoder or self.spec.decoder
         if stack and stack.embed.reads == "patches":
             raise UnsupportedError(
-                "this model reads images, not texts: use load(...).logits(patches), batch × patches × pixels"
+                "this model reads images, not texts; use load(...).logits(patches), batch × patches × pixels"
             )
 
     # ----------------------------------------------------------------------------------------------------- generation
 
     def generate(self, text: str | Sequence[int] | Sequence[str], **settings: Any) -> Any:
-        """Generates after a text, or for a source: a text for a text, ids for ids, a list for a list of texts.
+        """Continues a text, or generates a target for a source. Returns a text, a list of texts, or ids, as given.
 
-        Settings are those of `generation_config`: max_new_tokens, temperature, seed, num_beams, length_penalty, … Each
-        text of a list gives what it would give alone.
+        Settings are those of `generation_config`, such as max_new_tokens, temperature, seed, num_beams, length_penalty.
+        The output for a text does not depend on the other texts of a list.
         """
         config = generation_config(self.generation_config, **settings)
         self.check_reads_text()
@@ -251,7 +251,7 @@ class Checkpoint:
         return ids
 
     def generate_ids(self, rows: Sequence[list[int]], config: GenerationConfig) -> Iterator[tuple[int, list[int]]]:
-        """The new ids for each row, with its index, as they are ready; rows of similar length share a batch."""
+        """Yields (index, new ids) for each row, batch by batch. Rows of similar length share a batch."""
         start = config.decoder_start_token_id
         if self.has_source and start is None:
             raise UnsupportedError("the checkpoint has no decoder_start_token_id; pass decoder_start_token_id=ID")
@@ -271,9 +271,9 @@ class Checkpoint:
                 yield from ((i, config.without_eos(ids)) for i, ids in zip(index, outputs, strict=True))
 
     def generation_limit(self, length: int, max_new_tokens: int) -> tuple[int, int]:
-        """`max_new_tokens` within the model's positions; and the length that all rows of a batch must share, or 0.
+        """`max_new_tokens` within the model's positions, and the length that all rows of a batch must share, or 0.
 
-        They must share it where the angles of RoPE depend on the final length.
+        Rows must share a length if the RoPE frequencies depend on the length after generation.
         """
         length = 1 if self.has_source else length
         limit = self.max_target_positions
@@ -313,13 +313,13 @@ def checked_ids(ids: Sequence[int]) -> list[int]:
 
 
 def rng_for(seed: int, ids: Sequence[int], device: torch.device) -> torch.Generator:
-    """A generator for one text: a function of the seed and the text, whatever else is in its batch."""
+    """A random generator for one text, which depends on the seed and the text but not on its batch."""
     digest = hashlib.blake2b(f"{seed} {ids}".encode(), digest_size=8).digest()
     return torch.Generator(device).manual_seed(int.from_bytes(digest, "little") >> 1)
 
 
 def batches(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
-    """Rows that share a batch: of similar length, the longest first, up to `max_tokens` with padding."""
+    """Yields the row indices of each batch of at most `max_tokens` with padding, the longest rows first."""
     order, start = sorted(range(len(lengths)), key=lambda i: -lengths[i]), 0
     while start < len(order):
         end = start + max(1, max_tokens // max(1, lengths[order[start]]))
@@ -339,10 +339,10 @@ def load(
     copy: bool = False,
     verify: bool = False,
 ) -> Checkpoint:
-    """Loads a Hugging Face folder, OWNER/NAME on the Hub, a GGUF file, a run or a fairseq folder. Nothing is executed.
+    """Loads a Hugging Face folder, OWNER/NAME on the Hub, a GGUF file, a run or a fairseq folder. Executes none of it.
 
-    Weights in safetensors are memory-mapped: the file must not change while the model is used, unless `copy` is set.
-    With `verify`, the files of a run's checkpoint are compared with the hashes that were saved with them.
+    Weights in safetensors are memory-mapped, so the file must not change while the model is used, unless `copy` is set.
+    With `verify`, the files of a run's checkpoint are compared with the hashes that the run saved.
     """
     if dtype not in (None, *FLOATS):
         raise UsageError(
@@ -352,7 +352,7 @@ def load(
     path = check_path(path)
     with explain_read_errors(path):
         if verify and (fault := manifest_fault(path)):
-            raise HashMismatchError(f"{fault}: this checkpoint is not what its run saved")
+            raise HashMismatchError(f"{fault}; this checkpoint differs from the one that its run saved")
         checkpoint = read_checkpoint_at(path, dtype=dtype, allow_nonfinite=allow_nonfinite, copy=copy)
     checkpoint.model.to(device)
     return checkpoint
@@ -365,9 +365,9 @@ def check_path(path: str | Path) -> Path:
 
 
 def read_checkpoint_at(path: Path, *, dtype: torch.dtype | None, allow_nonfinite: bool, copy: bool) -> Checkpoint:
-    """Any form, each by its own reader."""
+    """Reads a checkpoint in any supported format."""
     if not os.path.exists(path):
-        if not is_name(str(path)) or os.path.isdir(path.parts[0]):  # a mistyped path is not a name on the Hub
+        if not is_name(str(path)) or os.path.isdir(path.parts[0]):  # a mistyped path is not downloaded from the Hub
             raise CheckpointNotFoundError(f"no folder or file {path}")
         path = download(str(path))
     path = checkpoint_dir(path)
@@ -380,18 +380,17 @@ def read_checkpoint_at(path: Path, *, dtype: torch.dtype | None, allow_nonfinite
     from_run = (path / TRAINER).is_file()
     model, metadata = read_folder(path, dtype=dtype, allow_nonfinite=allow_nonfinite, copy=copy)
     tokenizer = read_tokenizer(path, metadata.extra_files, keep_truncation=from_run)
-    pooling = read_pooling(metadata.extra_files) if "modules.json" in metadata.extra_files else None
-    return Checkpoint(model, tokenizer, metadata, pooling, path)
+    return Checkpoint(model, tokenizer, metadata, read_pooling(metadata.extra_files), path)
 
 
 def manifest_fault(path: Path) -> str | None:
-    """What differs from the manifest of a run's checkpoint; None for any other path."""
+    """The first difference from the manifest of a run's checkpoint; None if there is none, or no manifest."""
     folder = checkpoint_dir(path)
     return verify_manifest(folder, optimizer=False) if (folder / TRAINER).is_file() else None
 
 
 def checkpoint_dir(folder: Path) -> Path:
-    """The best checkpoint of a run that selects one, else its latest; any other path as it is."""
+    """The best checkpoint of a run, or its latest if none was selected; other paths are returned unchanged."""
     checkpoints = folder / "checkpoints"
     for pointer in (checkpoints / "best", checkpoints / "latest"):
         if pointer.is_file():

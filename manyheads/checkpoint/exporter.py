@@ -1,4 +1,4 @@
-"""Writing a checkpoint for other libraries to open."""
+"""Exports a checkpoint to the formats of other libraries."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ FORMATS = ("hf", "gguf", "onnx", "manyheads")
 def export(
     checkpoint: Checkpoint | Model | str | Path, path: str | Path, to: str = "hf", outtype: str | None = None
 ) -> None:
-    """Writes a folder for transformers (`hf`) or onnxruntime (`onnx`), a GGUF file, or our own format (`manyheads`).
+    """Writes a folder for transformers (`hf`) or onnxruntime (`onnx`), a GGUF file, or the native format (`manyheads`).
 
-    `outtype` is how a GGUF file stores matrices: f32, f16 or q8_0.
+    `outtype` is the type of matrices in a GGUF file, which is f32, f16 or q8_0.
     """
     if to not in FORMATS:
         raise UsageError(f"given {to!r}, expected one of {', '.join(FORMATS)}")
     if outtype is not None and to != "gguf":
-        raise UsageError(f"outtype is {quoted(outtype)}, and only a GGUF file has one")
+        raise UsageError(f"outtype is {quoted(outtype)}, but only the export to GGUF has an outtype")
     path = check_path(path)
     check_absent(path)
     if isinstance(checkpoint, str | Path):
         if Path(os.path.realpath(path)).is_relative_to(os.path.realpath(check_path(checkpoint))):
-            raise OutputError(f"{path} is inside {checkpoint}: name a path outside it")
+            raise OutputError(f"{path} is inside {checkpoint}; give a path outside it")
         checkpoint = load(checkpoint, verify=True)
     if isinstance(checkpoint, Model):
         checkpoint = Checkpoint(checkpoint)

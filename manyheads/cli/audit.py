@@ -1,4 +1,4 @@
-"""`manyheads audit`: checks a model for invariants that every model must keep."""
+"""`manyheads audit`: checks that a model keeps the invariants of its architecture."""
 
 from __future__ import annotations
 

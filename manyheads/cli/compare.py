@@ -37,7 +37,9 @@ def compare(
     run: RunFile,
     axes: Annotated[
         list[str],
-        typer.Argument(metavar="FIELD=A,B,…", help="A field and its values; a short name means that of every stack."),
+        typer.Argument(
+            metavar="FIELD=A,B,…", help="A field and its values; a short name sets the field in every stack."
+        ),
     ],
     output: Annotated[
         Path,
@@ -89,7 +91,7 @@ def compare(
 
 
 class CompareProgress(Progress):
-    """Shows which run is trained, and the metrics of each that finished."""
+    """Shows which run is trained, and the metrics of each finished run."""
 
     def __init__(self, text: str, *, quiet: bool) -> None:
         super().__init__(text, quiet=quiet)
@@ -111,7 +113,7 @@ class CompareProgress(Progress):
 
 
 def print_comparison(report: Tree, console: Console) -> None:
-    """One row per cell: its values, mean ± standard deviation of every metric, parameters and seconds."""
+    """Prints one row per cell: its values, mean ± standard deviation of every metric, parameters and seconds."""
     cells = report["cells"]
     metrics = list(dict.fromkeys(name for cell in cells for name in cell["metrics"]))
     has_errors = any(cell["error"] for cell in cells)

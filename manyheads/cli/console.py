@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-PROGRESS_SECONDS = 10.0  # between lines of progress if standard error is no terminal
-PIPED_WIDTH = 200  # columns of a table if standard output is no terminal
+PROGRESS_SECONDS = 10.0  # between lines of progress if standard error is not a terminal
+PIPED_WIDTH = 200  # columns of a table if standard output is not a terminal
 EXIT_FAILURE, EXIT_INTERRUPTED = 1, 130
 
 
@@ -69,7 +69,7 @@ def global_options(
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
-    """Options before the verb; `main` reads --debug itself, so that it may also follow the verb."""
+    """Declares the options before the verb; `main` handles --debug, so that it may also follow the verb."""
 
 
 def integer(text: str | int) -> int:
@@ -124,7 +124,7 @@ CheckpointPath = Annotated[
 
 
 def stdout() -> Console:
-    """A console for tables and text; its width is not guessed where the output is piped."""
+    """Returns a console for tables and text, of fixed width if the output is piped."""
     from rich.console import Console
 
     columns = os.environ.get("COLUMNS", "")
@@ -133,7 +133,7 @@ def stdout() -> Console:
 
 
 def new_table(left: Iterable[str], right: Iterable[str] = (), *, title: str | None = None) -> Table:
-    """A table with left-aligned and then right-aligned columns; long cells are folded, never truncated."""
+    """Makes a table with left-aligned and then right-aligned columns; long cells are folded, never truncated."""
     from rich import box
     from rich.table import Table
 
@@ -152,17 +152,17 @@ def print_json(data: Any) -> None:
 
 
 def print_note(text: str) -> None:
-    """One line on standard error."""
+    """Prints one line on standard error."""
     print(one_line(text), file=sys.stderr, flush=True)
 
 
 def shade(value: float) -> str:
-    """A character for a value from 0 to 1, the darker the higher."""
+    """Returns a character for a value from 0 to 1, darker for higher values."""
     return " ░▒▓█"[min(4, max(0, int(5 * value)))]
 
 
 class Progress:
-    """Progress on standard error: a bar at a terminal, elsewhere one line every ten seconds; nothing if quiet.
+    """Progress on standard error: a bar in a terminal, otherwise one line every ten seconds; hidden if quiet.
 
     `with Progress("loading") as progress: progress.update("row", 3, 100, "loss 0.5")`
     """
@@ -197,7 +197,7 @@ class Progress:
         self.__enter__()
 
     def update(self, name: str, done: int, total: int | None = None, note: str = "") -> None:
-        """How many of the things of this name are done, and anything else worth seeing."""
+        """Shows that `done` of `total` items of this name are done, with a note such as the loss."""
         if name != self.name:
             self.name = name
             self.bars.reset(self.bar)
@@ -208,7 +208,7 @@ class Progress:
             self.line(f"{text} · {note}" if note else text)
 
     def line(self, text: str, *, warning: bool = False) -> None:
-        """A line that stays, above the bar; warnings are shown even if quiet."""
+        """Prints a line above the bar; warnings are shown even if quiet."""
         if warning or not self.quiet:
             self.console.print(one_line(text), soft_wrap=True)
 
@@ -223,10 +223,10 @@ def load_verbs() -> None:
 
 
 def main() -> None:
-    """Runs a verb. An error is one sentence on standard error; one JSON object (--json); a traceback (--debug)."""
+    """Runs a verb. Prints an error as one sentence, as a JSON object (--json) or with its traceback (--debug)."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal without a character still gets the rest
+            stream.reconfigure(errors="replace")  # a character that the terminal cannot show becomes ?
     warnings.showwarning = lambda message, *_, **__: print_note(f"manyheads: {message}")
     end = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     options = sys.argv[1:end]
@@ -234,7 +234,7 @@ def main() -> None:
     load_verbs()
     try:
         sys.exit(app(arguments or ["--help"], standalone_mode=False))
-    except BrokenPipeError:  # the reader of our output went away
+    except BrokenPipeError:  # the program that reads our output ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(EXIT_FAILURE)
     except (KeyboardInterrupt, typer.Abort):
@@ -250,7 +250,7 @@ def main() -> None:
 
 
 def as_error(exception: Exception) -> ManyheadsError:
-    """Any exception as an error with a code and an exit status."""
+    """Converts any exception to an error with a code and an exit status."""
     from manyheads.files.write import DISK_FULL
 
     if isinstance(exception, ManyheadsError):

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from manyheads.spec import Tree
     from manyheads.training.run import RunSpec
 
-BINS = 10  # of a histogram
-SAMPLES = 3
-MAX_CLASSES = 12  # that are listed
+BINS = 10  # bins of a histogram
+SAMPLES = 3  # rows that are shown
+MAX_CLASSES = 12  # classes that are listed
 BAR_WIDTH = 48  # characters
 
 data_app = typer.Typer(help="Show data, or prepare it once for many runs.", rich_markup_mode=None, no_args_is_help=True)
@@ -48,7 +48,7 @@ def data_prepare(
     parts: Parts = None,
     as_json: AsJson = False,
 ) -> None:
-    """Tokenize a run's data once; runs then map the files: data = { kind = "prepared", path = "DIR" }.
+    """Tokenize a run's data once; runs then read it with data = { kind = "prepared", path = "DIR" }.
 
     Example: manyheads data prepare run.toml --output data/ids
     """
@@ -103,7 +103,7 @@ def data_show(
 
 
 def describe_data(target: Path, overrides: list[str]) -> Tree:
-    """Counts, lengths, padding and a few rows of a run's data, or of a folder of prepared data."""
+    """Returns counts, lengths, padding and a few rows of a run's data, or of a folder of prepared data."""
     from manyheads.data.prepared import MappedRows, PreparedSpec
     from manyheads.training.estimate import estimate_epoch
     from manyheads.training.prepare import prepare
@@ -116,7 +116,7 @@ def describe_data(target: Path, overrides: list[str]) -> Tree:
         return describe_rows(corpus, MappedRows(target)) | {"batches": None, "padding": None, "batch_tokens": None}
     path = target / "run.toml" if target.is_dir() else target
     if not path.is_file():
-        raise ConfigFileError(f"{target} is no run file, no run folder and no folder of prepared data")
+        raise ConfigFileError(f"{target} is not a run file, a run folder or a folder of prepared data")
     run = prepare(read_run_file(path, overrides))
     epoch = estimate_epoch(run)
     batches = {"batches": epoch.batches, "padding": epoch.padding, "batch_tokens": run.spec.train.batch_tokens}
@@ -142,12 +142,12 @@ def describe_rows(corpus: Corpus, rows: TokenRows) -> Tree:
 
 
 def text_of(value: Any) -> str:
-    """A text; or the size of an image."""
+    """Returns a text as it is, and an image as its size."""
     return f"{' × '.join(map(str, value.shape))} pixels" if hasattr(value, "shape") else str(value)
 
 
 def describe_lengths(lengths: NDArray[np.int64]) -> Tree:
-    """Statistics of the number of tokens per row; all bins of the histogram are equally wide."""
+    """Returns statistics of the number of tokens per row; all bins of the histogram are equally wide."""
     import numpy as np
 
     minimum, maximum = int(lengths.min()), int(lengths.max())

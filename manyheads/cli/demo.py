@@ -77,13 +77,13 @@ def demo(
 
 
 def program_name() -> str:
-    """What to type to run this program again."""
+    """Returns the command that runs this program again."""
     path = os.path.relpath(sys.argv[0])
     return "manyheads" if shutil.which("manyheads") else "python -m manyheads" if path.endswith("__main__.py") else path
 
 
 def print_attention(checkpoint: Checkpoint, text: str, console: Console) -> None:
-    """The last layer's cross-attention, mean over heads: one row per generated token, one column per input token."""
+    """Prints the last cross-attention, averaged over heads, with a row per generated and a column per input token."""
     import torch
 
     from manyheads.model.record import record

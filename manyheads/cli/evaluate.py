@@ -69,7 +69,7 @@ def evaluate(
     ] = 0,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Write all outputs, one per line; of images, a .png."),
+        typer.Option("--output", "-o", metavar="FILE", help="Write all outputs, one per line, or images as a .png."),
     ] = None,
     parts: Parts = None,
     device: Device = "auto",
@@ -113,7 +113,7 @@ def evaluate(
 
 
 def print_report(report: Tree, console: Console) -> None:
-    """A table with one row per metric and one column per model; the primary metrics are bold."""
+    """Prints a table with one row per metric and one column per model; the primary metrics are bold."""
     from rich.table import Column, Table
 
     from manyheads.metrics.metric import format_value
@@ -149,7 +149,7 @@ def has_images(example: Tree) -> bool:
 
 
 def image_text(image: Any, console: Console) -> Text:
-    """An image as text: one character per two pixels, one above the other; without colours a shade of their mean."""
+    """Renders an image as text, with one character per two pixels, one above the other; without colours, as shades."""
     import numpy as np
     from rich.text import Text
 
@@ -170,7 +170,7 @@ def image_text(image: Any, console: Console) -> Text:
 
 
 def check_output(path: Path | None) -> None:
-    """Raises before any work is done if the output could not be written after it."""
+    """Raises, before any work is done, if the output could not be written."""
     from manyheads.files.write import check_absent
 
     if path is None:
@@ -183,7 +183,7 @@ def check_output(path: Path | None) -> None:
 
 
 def write_outputs(path: Path, outputs: Sequence[str], examples: Sequence[Tree]) -> None:
-    """Writes one output per line, line breaks in it as spaces; or the images of the examples."""
+    """Writes one output per line, with spaces for line breaks, or the images of the examples."""
     from manyheads.files.write import explain_write_errors, write_atomic
     from manyheads.inspect.draw import draw_images
 

@@ -1,4 +1,4 @@
-"""`manyheads export`: a checkpoint in the format of another library."""
+"""`manyheads export`: writes a checkpoint in the format of another library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`manyheads new`: a run file for a task and the user's data."""
+"""`manyheads new`: writes a run file for a task and the user's data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def new(
     task: Annotated[str, typer.Argument(metavar="TASK", help="One of the kinds of 'manyheads show task'.")],
     file: Annotated[
         Path | None,
-        typer.Argument(metavar="[FILE]", help="Your data: .tsv, .jsonl or .txt [default: data that is included]."),
+        typer.Argument(metavar="[FILE]", help="Your data: .tsv, .jsonl or .txt [default: built-in data]."),
     ] = None,
     output: Annotated[
         Path | None,

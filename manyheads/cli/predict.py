@@ -1,4 +1,4 @@
-"""`manyheads predict`: what a checkpoint is for, applied to one text or to many, one per line."""
+"""`manyheads predict`: applies a checkpoint's task to one text, or to many, one per line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from manyheads.files.text import LineReader
     from manyheads.tasks.task import PredictOptions
 
-CHUNK = 1024  # texts that are read before any is answered, so that those of similar length share a batch
+CHUNK = 1024  # texts that are read together, so that those of similar length share a batch
 MAX_CHUNK_LINES = 64 * CHUNK  # blank lines included
 MAX_LINE_LENGTH = 1 << 24  # characters
 
@@ -34,7 +34,8 @@ def predict(
     text: Annotated[
         str | None,
         typer.Argument(
-            metavar="TEXT", help="The input; token ids if there is no tokenizer. - or nothing: standard input."
+            metavar="TEXT",
+            help="The input; token ids if there is no tokenizer [default, or -: standard input].",
         ),
     ] = None,
     file: Annotated[
@@ -52,7 +53,7 @@ def predict(
         str | None,
         typer.Option(
             metavar="KIND",
-            help="Decoding method, of those that 'manyheads show decoding' lists; or a table, {kind = ..., ...}.",
+            help="Decoding method, one of 'manyheads show decoding', or a table, {kind = ..., ...}.",
         ),
     ] = None,
     seed: Annotated[int, typer.Option(parser=integer, metavar="N", help="Random seed for sampling.")] = 0,
@@ -65,10 +66,10 @@ def predict(
 ) -> None:
     """Continue, fill in, classify, embed or answer texts.
 
-    What is done is what the checkpoint was trained for.
+    The checkpoint's task decides the output.
 
-    Many texts, one per line, give one line each, in the same order: line breaks in a result become spaces, a blank line
-    stays blank. With --json each line is one object, null for a blank line.
+    Many texts, one per line, give one line each, in the same order. Line breaks in a result become spaces, and a blank
+    line stays blank. With --json each line is one object, null for a blank line.
 
     Examples: manyheads predict ./gpt2 "The capital of France is" · manyheads predict ./bert "Paris is in [MASK]." ·
     manyheads predict runs/de-en --file german.txt --num-beams 4 > english.txt
@@ -81,7 +82,7 @@ def predict(
     settings |= {"max_new_tokens": max_new_tokens, "seed": seed} | override(
         {}, [f"decoding={decoding}"] if decoding else []
     )
-    generation_config(**settings)  # refuses wrong settings before a model is loaded
+    generation_config(**settings)  # raises for wrong settings before a model is loaded
     if encoding_errors not in ("strict", "replace"):
         raise UsageError(f"--encoding-errors is {encoding_errors!r}, expected strict or replace")
     if text is not None and file is not None:
@@ -95,7 +96,7 @@ def predict(
 
 
 def load_for(path: str, settings: dict[str, Any], device: str) -> tuple[Checkpoint, PredictOptions]:
-    """The checkpoint, and its settings of generation with those of the command line."""
+    """Loads the checkpoint; options of the command line override its settings of generation."""
     from manyheads.checkpoint.checkpoint import load
     from manyheads.generate.decoding import generation_config
     from manyheads.model.build import resolve_device
@@ -125,7 +126,7 @@ def predict_lines(lines: LineReader, path: str, settings: dict[str, Any], *, dev
     from manyheads.tasks.task import task_of
 
     chunks = read_chunks(lines)
-    first = next(chunks)  # before the model is loaded: what cannot be read is an error at once
+    first = next(chunks)  # before the model is loaded, so that an unreadable file raises at once
     truncated = count = 0
     with Progress(f"loading {path}") as progress:
         checkpoint, options = load_for(path, settings, device)
@@ -156,7 +157,7 @@ def predict_lines(lines: LineReader, path: str, settings: dict[str, Any], *, dev
 
 
 def open_lines(file: Path | None, encoding_errors: str) -> LineReader:
-    """The lines of a file, or of standard input."""
+    """Opens the lines of a file, or of standard input."""
     from manyheads.files.text import LineReader
 
     return LineReader(
@@ -170,7 +171,7 @@ def open_lines(file: Path | None, encoding_errors: str) -> LineReader:
 
 
 def read_chunks(lines: LineReader) -> Iterator[list[tuple[int, str]]]:
-    """Numbered lines, blank ones too, as many at a time as are answered together; an error if all are blank."""
+    """Yields groups of numbered lines, blank ones included, that are processed together; raises if all are blank."""
     chunk: list[tuple[int, str]] = []
     texts = count = 0
     for number, line in lines:

@@ -1,4 +1,4 @@
-"""`manyheads show`: a model in full, the presets, or the parts and fields there are to choose from."""
+"""`manyheads show`: prints a model in full, the presets, or all parts and their fields."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
     from manyheads.spec import Spec, Tree
 
-# written in a file and resolved before the description is read
+# fields of a file that are resolved before the spec is read
 LIKE = ("like", "encoder or decoder", "copy the other stack, except for the fields given here")
-ABOUT = ("about", "a table", "title, source, and context: the length for which costs are shown")
+ABOUT = ("about", "a table", "title, source, and context, which is the length for which costs are shown")
 EXTRA_FIELDS = {"encoder": LIKE, "decoder": LIKE, "model": ABOUT}
 
 
@@ -26,7 +26,7 @@ def show(
         str | None,
         typer.Argument(
             metavar="[NAME|FILE.toml|parts|SLOT]",
-            help="A preset, a file, 'parts', or one slot or table. Without it: list the presets.",
+            help="A preset, a file, 'parts', or one slot or table [default: list the presets].",
         ),
     ] = None,
     overrides: ModelOverrides = None,
@@ -44,7 +44,7 @@ def show(
     as_toml: Annotated[bool, typer.Option("--toml", help="Print the resolved description with all defaults.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show a model in full, or list what there is to choose from.
+    """Show a model in full, or list presets and parts.
 
     Examples: manyheads show gpt2 · manyheads show transformer-base -s encoder.position=rope -s decoder.core=argmax ·
     manyheads show position · manyheads show parts --json
@@ -56,7 +56,7 @@ def show(
     console, entries = stdout(), list_parts()
     if target is None or target == "parts" or target in {entry["slot"] for entry in entries}:
         if overrides or as_toml or length is not None or source_length is not None or batch != 1:
-            raise UsageError("overrides, lengths and --toml need one model: name a preset or a file")
+            raise UsageError("overrides, lengths and --toml need one model; name a preset or a file")
         if target is None:
             presets = [describe_preset(name) for name in names()]
             print_json({"schema": SCHEMA, "presets": presets}) if as_json else print_presets(presets, console)
@@ -80,7 +80,7 @@ def show(
 
 
 def tables() -> dict[str, type[Spec]]:
-    """The tables of a run file that have no kinds; importing them also fills the slots."""
+    """Returns the tables of a run file that have no kinds; importing them also registers all kinds."""
     from manyheads.model.spec import CrossSpec, DecoderSpec, ModelSpec, NgramSpec, RecurrentSpec, StackSpec
     from manyheads.parts.mask import MaskSpec
     from manyheads.training.lora import LoraSpec
@@ -102,7 +102,7 @@ def tables() -> dict[str, type[Spec]]:
 
 
 def list_parts() -> list[Tree]:
-    """Every table and slot of a run file, with its kinds and fields, as plain data."""
+    """Returns every table and slot of a run file, with its kinds and fields, as plain data."""
     from manyheads.inspect.describe import list_slots, list_tables
 
     entries = list_tables(tables())
@@ -114,7 +114,7 @@ def list_parts() -> list[Tree]:
 
 
 def unknown_target(target: str, slots_and_tables: list[str]) -> ConfigError:
-    """An error for a name that is neither a preset nor a slot nor a table."""
+    """Returns the error for a name that is neither a preset nor a slot nor a table."""
     from manyheads.errors import UnknownPresetError
     from manyheads.presets import names
     from manyheads.spec import SLOTS, did_you_mean, quoted
@@ -177,7 +177,7 @@ def print_costs(model: Tree, console: Console) -> None:
     source = f", source {flops['source_length']}" if flops["source_length"] else ""
     title = f"cost of {flops['batch']} × {flops['length']} tokens{source}: matrix products, ignoring masks"
     columns = ["parameters", "share", "multiply–adds", "share"]
-    step = 1 if console.width >= 100 else 2  # without the shares
+    step = 1 if console.width >= 100 else 2  # a narrow table leaves out the shares
     table = new_table(["part"], columns[::step], title=title)
     products = flops["multiply_adds_by_part"]
     for part in dict.fromkeys((*parameters, *products)):
@@ -227,7 +227,7 @@ def print_fields(fields: list[Tree], console: Console, *, indent: int) -> None:
 
 
 def print_indented(console: Console, indent: int, *pieces: Any) -> None:
-    """Pieces of text with their styles, wrapped within the indentation."""
+    """Prints pieces of text with their styles, wrapped within the indentation."""
     from rich.padding import Padding
     from rich.text import Text
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from manyheads.training.events import Change, Event, Initialized, Step
     from manyheads.training.run import RunSpec
 
-MAX_NAMES = 8  # of weights in one line
+MAX_NAMES = 8  # names of weights in one line
 
 
 @app.command()
@@ -95,7 +95,7 @@ def train(
 def train_and_show(
     spec: RunSpec, folder: Path, *, device: str = "auto", quiet: bool = False, **options: Any
 ) -> tuple[Tree, int]:
-    """Trains a run and shows its events on standard error; how it ended, and the exit status."""
+    """Trains a run and shows its events on standard error; returns the report and the exit status."""
     from manyheads.training.loop import EXIT_STATUS
     from manyheads.training.loop import train as train_run
 
@@ -147,7 +147,7 @@ class TrainingProgress(Progress):
     def __init__(self, steps: int, device: str = "auto", *, quiet: bool) -> None:
         super().__init__("preparing", quiet=quiet, first_line=0)
         self.steps, self.device = steps, device
-        self.means = dict[str, float]()  # of the loss, the auxiliary losses and the speed, over about 20 steps
+        self.means = dict[str, float]()  # running means of losses and speed, over about 20 steps
         self.metrics = dict[str, float]()
 
     def show(self, event: Event) -> None:
@@ -180,7 +180,7 @@ class TrainingProgress(Progress):
             case e.Initialized():
                 self.show_initialized(event)
             case e.Finished(reason=reason) if not self.means and reason not in ("interrupted", "terminated"):
-                self.line("nothing left to do; raise train.steps, or change train.best, to continue")
+                self.line("the run is already finished; raise train.steps or change train.best to continue")
 
     def show_step(self, event: Step) -> None:
         speed = event.tokens / max(event.seconds, 1e-9)

@@ -1,4 +1,4 @@
-"""Config keys in both directions: which fields of a model's description a key sets, and how it is written from them."""
+"""Rows that convert keys of a Hugging Face config to fields of a model's description, and back."""
 
 from __future__ import annotations
 
@@ -12,41 +12,47 @@ from manyheads.spec import Tree, did_you_mean, quoted, to_tree
 
 Config = Mapping[str, Any]
 Fields = dict[str, Any]  # dotted path → value
-Getter = Callable[[str], Any]  # the value at a dotted path of a description; None if its part has no such field
+GetField = Callable[[str], Any]  # returns the value at a dotted path of a description; None if there is no such field
 
 
 class ConfigRow(Protocol):
-    """Some keys of a config and the fields of a description that they set."""
+    """Converts some keys of a config to fields of a description, and back."""
 
     @property
     def keys(self) -> tuple[str, ...]: ...
 
     def read(self, config: Config) -> Fields: ...
 
-    def write(self, get: Getter) -> Tree: ...
+    def write(self, get: GetField) -> Tree: ...
 
 
 class _Default:
-    """A default that no config can hold."""
+    """A default that differs from every value of a config."""
 
 
 REQUIRED = _Default()  # the key must be present
-SAME = _Default()  # the one supported value
+SAME = _Default()  # a missing key means the supported value
 
 
 @dataclass(frozen=True)
-class Key:
-    """One key for one value, in one or several fields."""
+class OneKey:
+    """The base of rows that convert one key."""
 
     theirs: str
-    ours: str | tuple[str, ...]
-    default: Any = REQUIRED  # the value of a config without the key
-    reads: Callable[[Any], Any] = lambda value: value
-    writes: Callable[[Any], Any] = lambda value: value
 
     @property
     def keys(self) -> tuple[str, ...]:
         return (self.theirs,)
+
+
+@dataclass(frozen=True)
+class Key(OneKey):
+    """A key whose value is stored in one or several fields."""
+
+    ours: str | tuple[str, ...]
+    default: Any = REQUIRED  # the value of a config without the key
+    reads: Callable[[Any], Any] = lambda value: value
+    writes: Callable[[Any], Any] = lambda value: value
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -58,33 +64,40 @@ class Key:
             raise missing_key(self.theirs)
         return dict.fromkeys(self.paths, self.reads(value))
 
-    def write(self, get: Getter) -> Tree:
+    def write(self, get: GetField) -> Tree:
         value = get(self.paths[0])
         return {self.theirs: None if value is None else self.writes(value)}
 
 
 @dataclass(frozen=True)
-class Fixed:
-    """A key with one supported value: any other changes the computation in a way that no part has."""
+class Fixed(OneKey):
+    """A key of which only one value is supported; others raise."""
 
-    theirs: str
     value: Any
     default: Any = SAME  # the value of a config without the key
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        return (self.theirs,)
 
     def read(self, config: Config) -> Fields:
         value = config.get(self.theirs, self.value if self.default is SAME else self.default)
         if value != self.value and not (value is None and not self.value):
-            raise CheckpointConfigError(
-                f"{self.theirs} = {quoted(value)} is not supported: it changes the computation; expected {self.value!r}"
-            )
+            raise CheckpointConfigError(f"{self.theirs} = {quoted(value)} is not supported, expected {self.value!r}")
         return {}
 
-    def write(self, get: Getter) -> Tree:
+    def write(self, get: GetField) -> Tree:
         return {self.theirs: self.value}
+
+
+@dataclass(frozen=True)
+class Written:
+    """Keys that are written with a computed value and ignored when a config is read."""
+
+    keys: tuple[str, ...]
+    value: Callable[[GetField], Any]
+
+    def read(self, config: Config) -> Fields:
+        return {}
+
+    def write(self, get: GetField) -> Tree:
+        return dict.fromkeys(self.keys, self.value(get))
 
 
 def missing_key(name: str) -> CheckpointConfigError:
@@ -111,13 +124,13 @@ IGNORED_KEYS = frozenset((
 
 
 def read_config(rows: Iterable[ConfigRow], config: Config, tree: Tree, *, ignored: Iterable[str] = ()) -> Tree:
-    """The description that a config implies: `tree`, which all models of the family share, and what the keys set."""
+    """The description for a config. `tree` holds the fields that all models of the family share."""
     rows = list(rows)
     keys = {key for row in rows for key in row.keys}
     for key in config:
         if key not in keys and key not in IGNORED_KEYS and key not in ignored:
             close, _, _ = did_you_mean(key, keys).partition(" (")
-            raise CheckpointConfigError(f"unknown key {quoted(key)}{close}: it may change the computation")
+            raise CheckpointConfigError(f"unknown key {quoted(key)}{close}, which may change the computation")
     for row in rows:
         try:
             fields = row.read(config)
@@ -130,7 +143,7 @@ def read_config(rows: Iterable[ConfigRow], config: Config, tree: Tree, *, ignore
 
 
 def write_config(rows: Iterable[ConfigRow], spec: ModelSpec) -> Tree:
-    """The config of a description, as far as the family's keys can express it."""
+    """The config of a description, with the keys of a family."""
     tree = to_tree(spec)
     config: Tree = {}
     for row in rows:
@@ -158,8 +171,8 @@ def get_field(tree: Any, path: str) -> Any:
     return tree
 
 
-def required(get: Getter, path: str) -> Any:
-    """The value at a path that a config cannot be written without."""
+def required(get: GetField, path: str) -> Any:
+    """The value at a path, which must be present."""
     value = get(path)
     if value is None:
         raise ExportError(f"the model has no {path}")

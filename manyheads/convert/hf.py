@@ -1,4 +1,4 @@
-"""Hugging Face folders, and our own of the same layout: config.json, safetensors, tokenizer.json and small files."""
+"""Reads and writes Hugging Face folders, and folders of the same layout whose config holds our own description."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -19,9 +19,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from manyheads.convert.config import Config
-from manyheads.convert.families import NAMES, NO_TOKENS, Family, get_family
+from manyheads.convert.families import BARE, NAMES, NO_TOKENS, Family, get_family
 from manyheads.convert.match import find_architecture, same_model
-from manyheads.convert.weights import Parameters, Tensors, WeightTable
+from manyheads.convert.weights import Parameters, Rename, Tensors, WeightTable
 from manyheads.errors import (
     CheckpointConfigError,
     CheckpointError,
@@ -46,73 +46,49 @@ EXTRA_FILES = (
     "generation_config.json", "chat_template.jinja", "preprocessor_config.json", "modules.json",
     "sentence_bert_config.json", "config_sentence_transformers.json",
 )  # fmt: skip
-MODULE_FOLDER = re.compile(r"[0-9]_[A-Za-z]+")  # one module of sentence-transformers, such as 1_Pooling
+MODULE_FOLDER = re.compile(r"[0-9]_[A-Za-z]+")  # a module of sentence-transformers, such as 1_Pooling
 
 
 @dataclass(frozen=True)
 class StoredWeights:
-    """How the weights of a checkpoint are stored, so that an export gives the same tensors."""
+    """How the weights of a checkpoint are stored, so that an export writes the same tensors."""
 
-    table: WeightTable | SameNames
+    table: WeightTable
     unused: Tensors = field(default_factory=dict)  # tensors that no forward reads
-    tied: frozenset[str] = frozenset()  # second names of tied tensors
-    dtypes: dict[str, torch.dtype] = field(default_factory=dict)  # of each tensor, if they differ
+    tied: frozenset[str] = frozenset()  # second names of tied tensors that are stored
+    dtypes: dict[str, torch.dtype] = field(default_factory=dict)  # the dtype of each tensor, if they differ
 
     def tensors(self, model: Model) -> Tensors:
-        """The model's weights as they are stored."""
+        """Converts the model's weights to the tensors of the checkpoint."""
         tensors = self.table.write(dict(model.named_parameters())) | self.unused
         tensors |= {name: tensors[self.table.tied[name]].clone() for name in self.tied}
         return tensors | {name: in_dtype(tensors[name].detach(), dtype) for name, dtype in self.dtypes.items()}
 
 
 def in_dtype(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """The tensor in its stored dtype, unless training gave it values that this dtype cannot hold."""
+    """Converts the tensor to its stored dtype, unless that would change a value."""
     stored = tensor.to(dtype)
     return stored if ((stored.to(tensor.dtype) == tensor) | tensor.isnan()).all() else tensor
 
 
 @dataclass(frozen=True)
 class CheckpointMetadata:
-    """What a model was read from, so that it can be exported as it came."""
+    """The origin of a model, which an unchanged export needs."""
 
-    family: Family | NativeFormat
+    family: Family
     architecture: str
     config: Tree
     spec: ModelSpec
     weights: StoredWeights
-    dtype: torch.dtype | None = None  # that holds every stored weight exactly
+    dtype: torch.dtype | None = None  # the smallest dtype that represents every stored weight exactly
     extra_files: dict[str, bytes] = field(default_factory=dict)  # the tokenizer and other small files
 
 
-# ------------------------------------------------------------------------------------------------------ our own format
+# ------------------------------------------------------------------------------------------------------- native format
 
 
-class SameNames:
-    """The weight table of a format that stores every parameter as it is, under its own name."""
-
-    tied: Mapping[str, str] = {}
-    unused: frozenset[str] = frozenset()
-
-    def shapes(self, parameters: Parameters) -> dict[str, tuple[int, ...]]:
-        return {name: tuple(parameter.shape) for name, parameter in parameters.items()}
-
-    def read(self, stored: Callable[[str], Tensor], parameters: Parameters) -> Iterator[tuple[str, Tensor]]:
-        return ((name, stored(name)) for name in parameters)
-
-    def write(self, parameters: Parameters) -> Tensors:
-        return dict(parameters)
-
-
-class NativeFormat:
-    """The config holds the description of any model; a Family has configs of its own models."""
-
-    model_type = "manyheads"
-
-    def architecture(self, config: Config) -> str:
-        return "Model"
-
-    def resolve(self, config: Config, names: Collection[str]) -> Config:
-        return config
+class NativeFormat(Family):
+    """The native format, whose config holds the description of any model and whose weights have our names."""
 
     def spec_of(self, config: Config) -> ModelSpec:
         tree = config.get("model")
@@ -120,15 +96,14 @@ class NativeFormat:
             raise CheckpointConfigError(f"model is {quoted(tree)}, expected a description")
         return read_model(tree)
 
-    def config_of(self, spec: ModelSpec) -> Tree:
-        own = {"architectures": [self.architecture({})], "model_type": self.model_type, "model": to_tree(spec)}
-        return NO_TOKENS | own
+    def config_of(self, spec: ModelSpec, architecture: str) -> Tree:
+        return super().config_of(spec, architecture) | {"model": to_tree(spec)}
 
-    def tables(self, spec: ModelSpec, architecture: str, parameters: Parameters) -> list[SameNames]:
-        return [SameNames()]
+    def table(self, spec: ModelSpec, architecture: str, parameters: Parameters) -> WeightTable:
+        return WeightTable(tuple(Rename(name, (name,)) for name in parameters))
 
 
-NATIVE = NativeFormat()
+NATIVE = NativeFormat("manyheads", {}, keys=(), weights=(), architectures={"Model": BARE})
 
 
 # ------------------------------------------------------------------------------------------------------------- reading
@@ -137,25 +112,25 @@ NATIVE = NativeFormat()
 def read_folder(
     folder: Path, *, dtype: torch.dtype | None = None, allow_nonfinite: bool = False, copy: bool = False
 ) -> tuple[Model, CheckpointMetadata]:
-    """A model with its weights, which are memory-mapped, or copied; everything is checked first."""
+    """Reads a model with its weights, which are memory-mapped unless `copy` is set, and checks all files first."""
     if not folder.is_dir():
         raise CheckpointNotFoundError(f"{folder} is not a folder")
     path = safe_join(folder, "config.json")
     config = read_json(path, MAX_CONFIG_BYTES)
-    with name_in_errors(path):  # before the weights: a model that is not supported may have none that can be read
+    with name_in_errors(path):  # checked before the weights, which may be unreadable if the model is not supported
         format_of(config).spec_of(config)
     weights, extra_files = SafetensorsFolder(folder, copy=copy), read_extra_files(folder)
     return load_model(folder, config, weights, extra_files, dtype=dtype, allow_nonfinite=allow_nonfinite)
 
 
-def format_of(config: Config) -> Family | NativeFormat:
+def format_of(config: Config) -> Family:
     model_type = config.get("model_type")
     return NATIVE if model_type == NATIVE.model_type else get_family(model_type)
 
 
 @contextmanager
 def name_in_errors(path: Path) -> Iterator[None]:
-    """Puts the path before errors of a checkpoint that do not name it yet."""
+    """Adds the path to errors of a checkpoint that do not contain it."""
     try:
         yield
     except ConfigError as error:
@@ -175,7 +150,7 @@ def load_model(
     dtype: torch.dtype | None = None,
     allow_nonfinite: bool = False,
 ) -> tuple[Model, CheckpointMetadata]:
-    """A model from its config and weights: names, shapes and dtypes are checked, then each weight is read once."""
+    """Builds a model from its config and weights. Names, shapes and dtypes are checked before weights are read."""
     with name_in_errors(path):
         family = format_of(config)
         architecture, spec = family.architecture(config), family.spec_of(family.resolve(config, weights))
@@ -201,10 +176,8 @@ def load_model(
     return model.eval(), CheckpointMetadata(family, architecture, config, spec, stored, widest, extra_files)
 
 
-def matching_table(
-    tables: Iterable[WeightTable | SameNames], parameters: Parameters, weights: TensorStore
-) -> WeightTable | SameNames:
-    """The first spelling of the weight names that a checkpoint has; errors are about the usual one."""
+def matching_table(tables: Iterable[WeightTable], parameters: Parameters, weights: TensorStore) -> WeightTable:
+    """The first table that matches the names of a checkpoint. If none does, the error is that of the first table."""
     errors = []
     for table in tables:
         try:
@@ -217,7 +190,7 @@ def matching_table(
 
 
 def check_finite(name: str, tensor: Tensor) -> Tensor:
-    # a sum is fast, and finite only if its terms are; only otherwise each term is checked
+    # a finite sum, which is fast, shows that all terms are finite; otherwise each term is checked
     wide = torch.promote_types(tensor.dtype, torch.float32)
     if not tensor.sum(dtype=wide).isfinite() and not tensor.isfinite().all():
         raise NonFiniteError(f"{name} has a NaN or infinite weight")
@@ -227,11 +200,11 @@ def check_finite(name: str, tensor: Tensor) -> Tensor:
 def check_tied(name: str, other: str, weights: TensorStore) -> None:
     dtype = torch.promote_types(weights.dtypes[name], weights.dtypes[other])
     if not torch.equal(weights[name].to(dtype), weights[other].to(dtype)):
-        raise WeightsError(f"{name} should be tied to {other}, and has other values")
+        raise WeightsError(f"{name} should be tied to {other}, but has other values")
 
 
 def assign_parameter(model: nn.Module, name: str, tensor: Tensor) -> None:
-    """Sets one parameter of a model that is on the meta device."""
+    """Replaces one parameter of a model on the meta device."""
     path, _, last = name.rpartition(".")
     setattr(model.get_submodule(path), last, nn.Parameter(tensor.contiguous()))
 
@@ -247,10 +220,10 @@ def read_extra_files(folder: Path) -> dict[str, bytes]:
 
 
 def read_tokenizer(folder: Path, extra_files: Mapping[str, bytes], *, keep_truncation: bool = False) -> Any:
-    """The tokenizer of a folder, without padding and, unless `keep_truncation`, without truncation; None without one.
+    """The tokenizer of a folder, without padding and by default without truncation; None if there is none.
 
-    Others leave settings of truncation in their files that they seldom mean. If the tokenizer's config splits special
-    tokens, as ours do, their names in a text are text.
+    Truncation in published files is often unintended. If tokenizer_config.json has split_special_tokens, as ours do,
+    names of special tokens in a text are encoded as plain text.
     """
     data = extra_files.get("tokenizer.json")
     if data is None:
@@ -259,20 +232,20 @@ def read_tokenizer(folder: Path, extra_files: Mapping[str, bytes], *, keep_trunc
 
     try:
         tokenizer = Tokenizer.from_buffer(data)
-    except BaseException as error:  # the library panics on some files, which is not an Exception
+    except BaseException as error:  # the library panics on some files, and a panic is not an Exception
         if isinstance(error, KeyboardInterrupt | SystemExit):
             raise
         raise CheckpointTokenizerError(f"{folder / 'tokenizer.json'} cannot be read: {error}") from None
     tokenizer.no_padding()
     if not keep_truncation:
         tokenizer.no_truncation()
-    # tokenizer.json has no field for it
+    # tokenizer.json has no field for this setting
     tokenizer.encode_special_tokens = read_tokenizer_config(extra_files).get("split_special_tokens") is True
     return tokenizer
 
 
 def read_tokenizer_config(extra_files: Mapping[str, bytes]) -> Tree:
-    """tokenizer_config.json; empty if it is missing or cannot be read."""
+    """Reads tokenizer_config.json. The result is empty if the file is missing or invalid."""
     try:
         config = json.loads(extra_files.get("tokenizer_config.json", b"{}"))
     except (ValueError, RecursionError):
@@ -292,7 +265,7 @@ def write_folder(
     native: bool = False,
     shard_bytes: float = SHARD_BYTES,
 ) -> None:
-    """Writes a folder that transformers opens; or, with `native`, one in our own format, which every model has."""
+    """Writes a folder for transformers, or with `native` one in the native format, which supports every model."""
     check_absent(folder)
     metadata = native_metadata(model, metadata) if native else export_metadata(model, metadata)
     with atomic_output(folder) as draft:
@@ -310,34 +283,35 @@ def fill_folder(
 
 
 def write_extra_files(folder: Path, metadata: CheckpointMetadata | None, tokenizer: Any) -> None:
-    """The small files next to the weights as they came, and a tokenizer that came in another format."""
+    """Writes the small files next to the weights unchanged, and a tokenizer that was read from another format."""
     own = {"tokenizer.json": tokenizer.to_str().encode()} if hasattr(tokenizer, "to_str") else {}
     if tokenizer is not None and not own:
-        warnings.warn("this tokenizer cannot be written as tokenizer.json, and is left out", stacklevel=3)
+        warnings.warn("this tokenizer cannot be written as tokenizer.json and was left out", stacklevel=3)
     for name, data in (own | (metadata.extra_files if metadata else {})).items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(data)
 
 
 def export_metadata(model: Model, metadata: CheckpointMetadata | None) -> CheckpointMetadata:
-    """As the model came, if its description has not changed; otherwise the first architecture that can express it."""
+    """Metadata for an export, unchanged if the spec is; otherwise for the first architecture that can express it."""
     if metadata is not None and metadata.family.model_type in NAMES and same_model(model.spec, metadata.spec):
         if metadata.dtype == dtype_of(model):
             return metadata
         key = "torch_dtype" if "torch_dtype" in metadata.config else "dtype"
         config = metadata.config | {key: dtype_name(model)}
         return replace(metadata, config=config, weights=replace(metadata.weights, dtypes={}))
-    first = metadata.config.get("family") if metadata else None  # of the checkpoint that a run started from
+    # the family of the checkpoint from which training started
+    first = metadata.config.get("family") if metadata else None
     names = (*([first] if first in NAMES else ()), *NAMES)
     return new_metadata(model, metadata, *find_architecture(model.spec, names)[:3])
 
 
 def native_metadata(model: Model, metadata: CheckpointMetadata | None = None) -> CheckpointMetadata:
-    """For our own format."""
-    return new_metadata(model, metadata, NATIVE, NATIVE.architecture({}), NATIVE.config_of(model.spec))
+    """Metadata for an export to the native format."""
+    return new_metadata(model, metadata, NATIVE, "Model", NATIVE.config_of(model.spec, "Model"))
 
 
-# keys that a description has not, and that an export keeps
+# keys without a field in a description, which an export copies from the old config
 KEPT_KEYS = (
     *NO_TOKENS, "decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id", "id2label", "label2id",
     "problem_type", "task",
@@ -346,9 +320,9 @@ MAX_POSITION_KEYS = ("max_position_embeddings", "context_length", "n_positions")
 
 
 def new_metadata(
-    model: Model, metadata: CheckpointMetadata | None, family: Family | NativeFormat, architecture: str, config: Tree
+    model: Model, metadata: CheckpointMetadata | None, family: Family, architecture: str, config: Tree
 ) -> CheckpointMetadata:
-    """A new config, with the keys of the old one that a description has not, and the small files that came with it."""
+    """Metadata with a new config, with KEPT_KEYS of the old config and the old small files."""
     old = metadata.config if metadata else {}
     config |= {"dtype": dtype_name(model)} | {key: old[key] for key in KEPT_KEYS if key in old}
     max_positions = next((old[key] for key in MAX_POSITION_KEYS if type(old.get(key)) is int), None)
@@ -392,6 +366,6 @@ def write_shards(tensors: Tensors, folder: Path, shard_bytes: float) -> None:
 def save_tensors(tensors: Tensors, path: Path) -> None:
     try:
         save_file(tensors, path, metadata={"format": "pt"})
-    except SafetensorError as error:  # a full disk, for one
+    except SafetensorError as error:  # for example if the disk is full
         code = re.search(r"\(os error (\d+)\)", str(error))
         raise (OSError(int(code[1]), os.strerror(int(code[1])), str(path)) if code else OSError(str(error))) from None

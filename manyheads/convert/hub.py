@@ -1,4 +1,4 @@
-"""Checkpoints by their name on the Hugging Face Hub: downloaded only for such a name, and only by huggingface_hub."""
+"""Downloads checkpoints from the Hugging Face Hub, by their name and with huggingface_hub."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from manyheads.errors import CheckpointNotFoundError
 
 WORD = r"[A-Za-z0-9](?:[\w.-]{0,94}[\w])?"  # starts with a letter or digit, and does not end with a dot
 NAME = re.compile(rf"{WORD}/{WORD}(@{WORD}(/{WORD}){{0,3}})?", re.ASCII)
-FILE_SUFFIXES = (".gguf", ".pt", ".safetensors", ".toml", ".bin", ".git")  # of a path that does not exist
-# what a folder is read from; weights in other formats, and code, are not downloaded
+# a name with such an ending is a missing file, not a repository
+FILE_SUFFIXES = (".gguf", ".pt", ".safetensors", ".toml", ".bin", ".git")
+# the files that are downloaded, without code and without weights in other formats
 DOWNLOADED = (
     "config.json", "model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json",
     "*_Pooling/config.json", *EXTRA_FILES,
@@ -19,13 +20,13 @@ DOWNLOADED = (
 
 
 def is_name(text: str) -> bool:
-    """Whether this is OWNER/NAME or OWNER/NAME@REVISION, and not a path."""
+    """Whether a text is OWNER/NAME or OWNER/NAME@REVISION, rather than a path."""
     allowed = ".." not in text and "--" not in text and not text.endswith(FILE_SUFFIXES)
     return allowed and NAME.fullmatch(text) is not None
 
 
 def download(name: str) -> Path:
-    """The folder of the Hub's own cache."""
+    """Downloads a repository and returns its folder in the cache of huggingface_hub."""
     try:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import (
@@ -37,12 +38,14 @@ def download(name: str) -> Path:
         )
     except ImportError:
         raise CheckpointNotFoundError(
-            f"no folder {name}", hint="to download it from the Hub, pip install 'manyheads[hf]'"
+            f"{name} is not a folder", hint="to download it from the Hub, pip install 'manyheads[hf]'"
         ) from None
     repository, _, revision = name.partition("@")
     try:
         return Path(snapshot_download(repository, revision=revision or None, allow_patterns=list(DOWNLOADED)))
     except (RepositoryNotFoundError, RevisionNotFoundError):
-        raise CheckpointNotFoundError(f"no folder {name}, and no public model of this name on the Hub") from None
+        raise CheckpointNotFoundError(f"{name} is neither a folder nor a public model on the Hub") from None
     except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as error:
-        raise CheckpointNotFoundError(f"no folder {name}, and the download from the Hub failed: {error}") from None
+        raise CheckpointNotFoundError(
+            f"{name} is not a folder, and its download from the Hub failed: {error}"
+        ) from None

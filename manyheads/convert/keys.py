@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from manyheads.convert.config import REQUIRED, Config, Fields, Getter, Key, missing_key
+from manyheads.convert.config import REQUIRED, Config, Fields, GetField, Key, OneKey, Written, missing_key
 from manyheads.errors import CheckpointConfigError
 from manyheads.spec import Tree, did_you_mean, quoted
 
-# their names → ours; the first of several names for one function is the one written
+# names in Hugging Face configs → our names; of several names for one function, the first is written
 ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_new": "gelu-tanh",
@@ -37,12 +37,12 @@ def write_activation(ours: str) -> str:
 
 
 def activation(theirs: str, *ours: str, default: Any = REQUIRED) -> Key:
-    """A key that names an activation function."""
+    """A row for a key that names an activation function."""
     return Key(theirs, ours, default, reads=read_activation, writes=write_activation)
 
 
 def in_both(path: str) -> tuple[str, str]:
-    """One field of each stack."""
+    """The paths of a field in the encoder and in the decoder."""
     return f"encoder.{path}", f"decoder.{path}"
 
 
@@ -57,15 +57,15 @@ def number(value: Any, name: str) -> float:
 
 @dataclass(frozen=True)
 class Rope:
-    """θ, the rotated fraction and the scaling: `rope_parameters` in newer configs, separate keys in older ones."""
+    """θ, the rotated fraction and the scaling, which newer configs have in `rope_parameters` and older ones in keys."""
 
     at: str = "decoder.position"
-    partial: float | None = None  # the default fraction, if a family rotates only some coordinates
-    fraction: str = "partial_rotary_factor"  # its key in older configs
+    partial: float | None = None  # the default fraction of rotated coordinates; None if a family always rotates all
+    fraction: str = "partial_rotary_factor"  # the key of the fraction in older configs
     old: tuple[str, ...] = ("rope_theta", "rope_scaling", "partial_rotary_factor")
     theta: float = 10000.0
-    trained: int | None = None  # the length of the training texts, if a family's configs may leave it out
-    former: tuple[tuple[str, str], ...] = ()  # former names of scalings, each with its present name
+    trained: int | None = None  # the default training length of a family whose configs may omit it
+    former: tuple[tuple[str, str], ...] = ()  # pairs of a former and the current name of a scaling
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -83,7 +83,9 @@ class Rope:
             raise CheckpointConfigError(f"the RoPE scaling '{kind}' has an unknown key {unknown[0]}")
         fraction = rope.get("partial_rotary_factor", config.get(self.fraction, self.partial))
         if self.partial is None and fraction not in (None, 1):
-            raise CheckpointConfigError(f"partial_rotary_factor is {quoted(fraction)}: this family rotates whole heads")
+            raise CheckpointConfigError(
+                f"partial_rotary_factor is {quoted(fraction)}, but this family rotates whole heads"
+            )
         lengths = {table.get("original_max_position_embeddings") for table in (rope, config)} - {None}
         if "length" in SCALINGS[kind][1] and kind != "dynamic" and len(lengths) > 1:
             raise CheckpointConfigError("the config has two different values of original_max_position_embeddings")
@@ -97,13 +99,13 @@ class Rope:
     def table(self, config: Config) -> Mapping[str, Any]:
         newer, older = config.get("rope_parameters"), config.get("rope_scaling")
         if newer and older and newer != older:
-            raise CheckpointConfigError("the config has both rope_parameters and rope_scaling, and they differ")
+            raise CheckpointConfigError("the config has different values of rope_parameters and rope_scaling")
         rope = newer or older or {}
         if not isinstance(rope, Mapping):
             raise CheckpointConfigError(f"rope_parameters is {quoted(rope)}, expected a table")
         return rope
 
-    def write(self, get: Getter) -> Tree:
+    def write(self, get: GetField) -> Tree:
         ours = get(f"{self.at}.scaling") or {}
         kind = next((theirs for theirs, (own, _) in SCALINGS.items() if own == ours.get("kind")), "default")
         rope = {"rope_type": kind, "rope_theta": get(f"{self.at}.theta")}
@@ -116,7 +118,7 @@ class Rope:
         return {"rope_parameters": rope, "max_position_embeddings": max_positions}
 
 
-# by their kind: our kind, and the fields of our scaling, which have their names there but for `length`
+# Hugging Face kind → our kind and its fields, which have the same names in both, except `length`
 SCALINGS: dict[str, tuple[str, tuple[str, ...]]] = {
     "default": ("none", ()),
     "linear": ("linear", ("factor",)),
@@ -126,7 +128,7 @@ SCALINGS: dict[str, tuple[str, tuple[str, ...]]] = {
     "longrope": ("longrope", ("short_factor", "long_factor", "length", "factor", "attention_factor")),
 }
 OPTIONAL = ("length", "beta_fast", "beta_slow", "attention_factor", "truncate")
-# keys that a config may repeat, and that do not count
+# keys that a config may repeat for a kind, and that are ignored
 IMPLIED = {"dynamic": {"original_max_position_embeddings"}, "linear": {"original_max_position_embeddings"}}
 
 
@@ -136,7 +138,7 @@ def stored_name(kind: str, field: str) -> str:
 
 
 def scaling(kind: str, rope: Mapping[str, Any], config: Config) -> Tree:
-    """Our scaling for one of theirs; what its table leaves out is taken from the config around it."""
+    """Converts a RoPE scaling. Values that its table omits are taken from the config."""
     ours, fields = SCALINGS[kind]
     tree: Tree = {"kind": ours}
     for field in fields:
@@ -158,8 +160,8 @@ def scaling(kind: str, rope: Mapping[str, Any], config: Config) -> Tree:
 
 
 @dataclass(frozen=True)
-class Windows:
-    """Which layers have windowed attention: all, none, or those that `layer_types` and its older forms name."""
+class SlidingWindow:
+    """The window of all layers, or of the layers that `layer_types` or `max_window_layers` name."""
 
     at: str = "decoder"
     layers: str = "num_hidden_layers"
@@ -176,7 +178,9 @@ class Windows:
         if types is None:
             first = config.get("max_window_layers", 28)
             if type(layers) is not int or type(first) is not int or layers > 1024:
-                raise CheckpointConfigError(f"max_window_layers is {quoted(first)}, of {quoted(layers)} layers")
+                raise CheckpointConfigError(
+                    f"max_window_layers is {quoted(first)} and {self.layers} is {quoted(layers)}, expected integers"
+                )
             types = ["full_attention" if i < first else "sliding_attention" for i in range(layers)]
         if set(types) == {"sliding_attention"}:
             return {f"{self.at}.mask.window": window}
@@ -185,7 +189,7 @@ class Windows:
         windowed = {"mask": {"window": window}}
         return {f"{self.at}.pattern": [windowed if kind == "sliding_attention" else {} for kind in types]}
 
-    def write(self, get: Getter) -> Tree:
+    def write(self, get: GetField) -> Tree:
         layers, pattern = get(f"{self.at}.layers"), get(f"{self.at}.pattern") or [{"mask": get(f"{self.at}.mask")}]
         windows = [(entry.get("mask") or {}).get("window") for entry in pattern]
         windows = [windows[i % len(windows)] for i in range(layers)]
@@ -201,7 +205,7 @@ class Windows:
 
 @dataclass(frozen=True)
 class Labels:
-    """The number of classes, which is the number of their names."""
+    """The number of classes, from the number of names in id2label or from num_labels."""
 
     at: str = "head.classes"
     keys: tuple[str, ...] = ("num_labels", "id2label", "label2id")
@@ -214,27 +218,18 @@ class Labels:
             raise CheckpointConfigError(f"id2label is {quoted(names)}, expected a table of names by their index")
         return {self.at: len(names)}
 
-    def write(self, get: Getter) -> Tree:
+    def write(self, get: GetField) -> Tree:
         names = {str(i): f"LABEL_{i}" for i in range(get(self.at) or 0)}
         return {"id2label": names, "label2id": {name: int(i) for i, name in names.items()}}
 
 
-@dataclass(frozen=True)
-class LastToken:
-    """For a head on the last token that is not padding: no token is, unless a config names one."""
-
-    keys: tuple[str, ...] = ("pad_token_id",)
-
-    def read(self, config: Config) -> Fields:
-        return {}
-
-    def write(self, get: Getter) -> Tree:
-        return {"pad_token_id": -1}
+# transformers pools the last token other than pad_token_id, so that −1 gives the last token
+PAD_TOKEN_FOR_LAST_POOLING = Written(("pad_token_id",), lambda get: -1)
 
 
 @dataclass(frozen=True)
 class FirstOf:
-    """A value under the first of several keys that is present."""
+    """A value that is stored under the first present key of several."""
 
     keys: tuple[str, ...]
     ours: str
@@ -246,22 +241,17 @@ class FirstOf:
             raise missing_key(self.keys[-1])
         return {self.ours: value}
 
-    def write(self, get: Getter) -> Tree:
+    def write(self, get: GetField) -> Tree:
         return {self.keys[0]: get(self.ours)}
 
 
 @dataclass(frozen=True)
-class Choice:
-    """A key that selects a part: one of our tables for each of its values."""
+class Choice(OneKey):
+    """A key each of whose values selects a table of fields."""
 
-    theirs: str
     ours: str
-    tables: tuple[tuple[Any, Tree], ...]  # their value, our table
+    tables: tuple[tuple[Any, Tree], ...]  # pairs of a value of the key and the fields it sets
     default: Any
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        return (self.theirs,)
 
     def read(self, config: Config) -> Fields:
         stored = config.get(self.theirs, self.default)
@@ -271,7 +261,7 @@ class Choice:
         expected = " or ".join(str(value) for value, _ in self.tables)
         raise CheckpointConfigError(f"{self.theirs} is {quoted(stored)}, expected {expected}")
 
-    def write(self, get: Getter) -> Tree:
+    def write(self, get: GetField) -> Tree:
         for value, table in self.tables:
             if all(get(f"{self.ours}.{field}") == inner for field, inner in table.items()):
                 return {self.theirs: value}
@@ -279,5 +269,5 @@ class Choice:
 
 
 def tying(default: bool) -> Choice:
-    """Whether the head is tied to the token embedding or has a matrix of its own."""
+    """A row for whether the head is tied to the token embedding."""
     return Choice("tie_word_embeddings", "head", ((True, {"kind": "tied"}), (False, {"kind": "untied"})), default)

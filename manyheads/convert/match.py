@@ -1,4 +1,4 @@
-"""Which family can express a model: its config is written, read again, and compared field by field."""
+"""Finds a family that can express a model, by writing its config, reading it again and comparing the fields."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from manyheads.spec import Tree, to_tree
 
 
 def canonical(spec: ModelSpec) -> Tree:
-    """What a forward depends on, with every size written out: no dropout, no init, stacks as explicit layers."""
+    """The fields that a forward depends on, with default sizes resolved and every layer listed."""
     tree: Tree = {"vocab": spec.vocab, "source_vocab": spec.source_vocab, "head": to_tree(spec.head)}
     for name in ("encoder", "decoder"):
         stack: StackSpec | None = getattr(spec, name)
@@ -52,7 +52,7 @@ def without_dropout(value: Any) -> Any:
 
 
 def differences(ours: Any, theirs: Any, path: str = "") -> Iterator[tuple[str, str, str]]:
-    """The path of each field in which two trees differ, and its value in each."""
+    """Yields the path of each field in which two trees differ, and both values."""
     if isinstance(ours, dict) and isinstance(theirs, dict) and ours.get("kind") == theirs.get("kind"):
         for name in sorted(set(ours) | set(theirs)):
             yield from differences(ours.get(name), theirs.get(name), f"{path}.{name}" if path else name)
@@ -64,7 +64,7 @@ def differences(ours: Any, theirs: Any, path: str = "") -> Iterator[tuple[str, s
 
 
 def same_model(spec: ModelSpec, other: ModelSpec) -> bool:
-    """Whether two descriptions give the same forward."""
+    """Whether two specs describe the same forward."""
     return not any(differences(canonical(spec), canonical(other)))
 
 
@@ -75,7 +75,7 @@ def short(value: Any) -> str:
 
 
 class Candidate(NamedTuple):
-    """A family and architecture, its config for a model, and the fields in which it has another model."""
+    """An architecture of a family, its config for a model, and the fields in which that config differs from it."""
 
     family: Family
     architecture: str
@@ -84,7 +84,7 @@ class Candidate(NamedTuple):
 
 
 def candidates(spec: ModelSpec, names: Iterable[str]) -> Iterator[Candidate]:
-    """Every architecture of these families that can write a config for a model."""
+    """Yields every architecture of these families that can write a config for a model."""
     ours = canonical(spec)
     for name in names:
         family = get_family(name)
@@ -96,12 +96,12 @@ def candidates(spec: ModelSpec, names: Iterable[str]) -> Iterator[Candidate]:
                 continue
             parameters = {} if different else dict(build_meta(spec).named_parameters())
             if not different and not family.table(spec, architecture, parameters).covers(parameters):
-                different = [("the layout of its weights", "ours", "another one")]
+                different = [("the layout of the weights", "ours", "different")]
             yield Candidate(family, architecture, config, different)
 
 
 def find_architecture(spec: ModelSpec, names: Iterable[str] = NAMES) -> Candidate:
-    """The first architecture of these families that can express a model; the error names the field that differs."""
+    """The first architecture of these families that can express a model. The error names a field that differs."""
     names, did_you_mean = list(names), None
     for candidate in candidates(spec, names):
         if not candidate.differences:
@@ -111,6 +111,6 @@ def find_architecture(spec: ModelSpec, names: Iterable[str] = NAMES) -> Candidat
     library = "Hugging Face" if names[0] in NAMES else "llama.cpp"
     message = f"no supported {library} architecture can express this model"
     if did_you_mean is None:
-        raise ExportError(f"{message}, of shape {spec.shape}")
+        raise ExportError(f"{message}, which is {spec.shape}")
     path, ours, theirs = did_you_mean.differences[0]
-    raise ExportError(f"{message}: {path} is {ours}, and {theirs} in the nearest, {did_you_mean.family.model_type}")
+    raise ExportError(f"{message}: {path} is {ours}, but {theirs} in {did_you_mean.family.model_type}, the nearest one")

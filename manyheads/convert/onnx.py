@@ -1,4 +1,4 @@
-"""ONNX export: one graph for every batch size and length, for other runtimes to open."""
+"""ONNX export as one graph for all batch sizes and lengths."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from manyheads.parts.inputs import Inputs
 
 
 def write_onnx(model: Model, folder: Path, metadata: CheckpointMetadata | None = None, tokenizer: Any = None) -> None:
-    """Writes model.onnx and the tokenizer; weights over 1.5 GB go into a second file, as the format ends at 2 GB."""
+    """Writes model.onnx and the tokenizer. Weights over 1.5 GB are in a second file, as ONNX files are at most 2 GB."""
     check_absent(folder)
     check_packages()
     graph = OnnxModel(float32_copy(model), image_shape(model.spec, metadata))
@@ -47,7 +47,7 @@ def check_packages() -> None:
 
 
 def float32_copy(model: Model) -> Model:
-    """The model in float32, in evaluation mode; if it is in float32 already, with the same weights."""
+    """A copy of the model in float32 and evaluation mode, which shares the weights if they are in float32."""
     tensors = [*model.parameters(), *model.buffers()]
     share = all(tensor.dtype is torch.float32 and tensor.device.type == "cpu" for tensor in tensors)
     copy = deepcopy(model, {id(tensor): tensor for tensor in tensors} if share else None)
@@ -59,13 +59,13 @@ def float32_copy(model: Model) -> Model:
 
 @dataclass(frozen=True)
 class Input:
-    """One input of the graph: its sizes, each a number or the name of a size that is known only at run time."""
+    """An input of the graph. Each of its sizes is a number, or the name of a dynamic size."""
 
     sizes: tuple[int | str, ...]
     dtype: torch.dtype = torch.int64
 
     def example(self) -> Tensor:
-        """Zeros to trace the graph with; sizes of 0 and 1 would be taken for constants."""
+        """Zeros for tracing the graph. Dynamic sizes are at least 2, because tracing takes 0 and 1 for constants."""
         usual = {"batch": 2, "length": 3, "target_length": 4, "visible_length": 2}
         return torch.zeros([usual[size] if isinstance(size, str) else size for size in self.sizes], dtype=self.dtype)
 
@@ -78,7 +78,7 @@ ImageShape = tuple[int, int, int]  # channels, height and width
 
 
 def image_shape(spec: ModelSpec, metadata: CheckpointMetadata | None) -> ImageShape | None:
-    """The images of the family that a model came from; without one, the input is patches."""
+    """The shape of input images; None if the model was not read from a checkpoint or reads no images."""
     if metadata is None or spec.encoder is None or spec.encoder.embed.reads != "patches":
         return None
     image = write_config([ImageSize()], spec)
@@ -101,9 +101,9 @@ def first_inputs(stack: StackSpec, image: ImageShape | None) -> dict[str, Input]
 
 
 def inputs_of(spec: ModelSpec, image: ImageShape | None) -> dict[str, Input]:
-    """All inputs of a model, by their usual names in ONNX files."""
+    """All inputs of a model, by the names that ONNX files usually have."""
     if spec.recurrent:
-        raise ExportError("a recurrent network reads token by token, which is not supported in ONNX")
+        raise ExportError("ONNX export does not support recurrent networks")
     first = spec.encoder or spec.decoder
     if first is None:
         return {"input_ids": PER_TOKEN, "attention_mask": PER_TOKEN}
@@ -114,12 +114,12 @@ def inputs_of(spec: ModelSpec, image: ImageShape | None) -> dict[str, Input]:
     if target == "memory":
         return inputs | {"visible_patches": Input(("batch", "visible_length"))}
     if target != "tokens" or any(layer.mask.prefix for layer in spec.decoder.expanded_layers()):
-        raise ExportError("in ONNX, a decoder with an encoder must read tokens, and have no prefix mask")
+        raise ExportError("ONNX export of an encoder–decoder needs a decoder that reads tokens and has no prefix mask")
     return inputs | {"decoder_input_ids": Input(("batch", "target_length"))}
 
 
 class OnnxModel(nn.Module):
-    """A model with plain tensors as inputs, in the order of `inputs`; the attention mask is 0 at padding and else 1."""
+    """A model whose arguments are tensors, in the order of `inputs`. The attention mask is 0 at padding, else 1."""
 
     def __init__(self, model: Model, image: ImageShape | None) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ class OnnxModel(nn.Module):
     def forward(self, *tensors: Tensor) -> Tensor:
         named = dict(zip(self.inputs, tensors, strict=True))
         source = self.source(named)
-        if "visible_patches" in named:  # of the target only the shape is read
+        if "visible_patches" in named:  # the model reads only the shape of the target
             positions = named["visible_patches"]
             visible = source.tokens.gather(1, positions[..., None].expand(-1, -1, source.tokens.shape[-1]))
             return self.model(source.tokens, Inputs(visible, positions=positions))
@@ -158,7 +158,7 @@ class OnnxModel(nn.Module):
 
 
 def export_graph(model: OnnxModel) -> torch.onnx.ONNXProgram:
-    """The graph of a model, with the names of its inputs and of the sizes that may change."""
+    """Exports the graph of a model, with names for its inputs and dynamic sizes."""
     from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 
     examples = tuple(one.example() for one in model.inputs.values())
@@ -181,13 +181,13 @@ def export_graph(model: OnnxModel) -> torch.onnx.ONNXProgram:
         reason = str(error.__cause__ or error).strip().partition("\n")[0]
         raise ExportError(f"this model cannot be traced as one graph for every length: {reason}") from error
     assert program is not None
-    ClearMetadataAndDocStringPass()(program.model)  # it holds paths of this computer
+    ClearMetadataAndDocStringPass()(program.model)  # the metadata contains paths of this computer
     return program
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without torch's warnings about packages that are not needed, and about its own future."""
+    """Hides torch's warnings about optional packages and deprecations."""
     log = logging.getLogger("torch.onnx")
     before = log.level
     log.setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""How a folder of sentence-transformers turns token vectors into one vector per text: modules.json and its modules."""
+"""The pooling of a sentence-transformers folder, which computes one vector per text, read from modules.json."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Pooling:
 
     kind: str = "mean"
     unit: bool = False
-    unsupported: str = ""  # why it cannot be done: an error only when a vector is needed
+    unsupported: str = ""  # why the config is not supported, which is an error only if a vector is computed
 
     def pool(self, x_BLD: Tensor, padding_mask: Tensor | None) -> Tensor:
         if self.unsupported:
@@ -35,7 +35,7 @@ class Pooling:
 
 
 def read_pooling(extra_files: Mapping[str, bytes]) -> Pooling | None:
-    """What modules.json describes; None without one."""
+    """The pooling that modules.json describes; None without this file."""
     if "modules.json" not in extra_files:
         return None
     try:
@@ -45,7 +45,7 @@ def read_pooling(extra_files: Mapping[str, bytes]) -> Pooling | None:
 
 
 def parse_modules(extra_files: Mapping[str, bytes]) -> Pooling:
-    """A transformer, a pooling and a normalisation, in this order."""
+    """Reads modules.json, which lists Transformer, Pooling and Normalize in this order; the last two are optional."""
     try:
         modules = json.loads(extra_files["modules.json"][:MAX_CONFIG_BYTES])
         names = [module["type"].rpartition(".")[2] for module in modules]

@@ -1,7 +1,7 @@
-"""Weight tables: each row says which parameters a stored tensor holds, and reads and writes it.
+"""Weight tables, whose rows convert stored tensors to parameters of a model, and back.
 
-A row names a parameter, or a module with its weight and bias; `*` stands for the index of a layer. What a checkpoint
-must hold follows from the rows and the model: biases and optional modules that the model does not have are left out.
+A row names a parameter, or a module with its weight and bias; `*` is the index of a layer. Rows of biases and optional
+modules that a model does not have are left out.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from torch import Tensor
 from manyheads.model.spec import ModelSpec
 
 Tensors = dict[str, Tensor]
-Parameters = Mapping[str, Tensor]  # of a model, by name
-Spelling = tuple[tuple[str, str], ...]  # patterns for the start or the end of a name, and their replacements
+Parameters = Mapping[str, Tensor]  # parameters of a model by name
+Spelling = tuple[tuple[str, str], ...]  # pairs of a regular expression for names and its replacement
 QKV = ("query", "key", "value")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One tensor of a checkpoint, and the names of our parameters for it."""
+    """A stored tensor (`theirs`) and the names of the parameters that it holds (`ours`)."""
 
     theirs: str
     ours: tuple[str, ...] = ()
@@ -35,32 +35,32 @@ class Row:
         return replace(self, theirs=rename(self.theirs))
 
 
-class Unused(Row):
-    """A tensor that no forward reads: kept, and exported as it came."""
+class Ignored(Row):
+    """A tensor that no forward reads. An export writes it unchanged."""
 
 
 class Tied(Row):
-    """A second name for a parameter, which a checkpoint may hold or leave out."""
+    """A second name of a parameter, which a checkpoint may omit."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Weight(Row, ABC):
-    """A tensor that a checkpoint must hold; `optional` if only some models of the family have it."""
+    """A tensor that a checkpoint must hold, unless it is `optional` and the model does not have it."""
 
     optional: bool = False
 
     @abstractmethod
     def read(self, stored: Tensor, ours: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Our parameters, given the stored tensor and our parameters as they are now."""
+        """Converts the stored tensor to our parameters. The shapes of `ours` are those of the result."""
 
     @abstractmethod
     def write(self, ours: Sequence[Tensor]) -> Tensor:
-        """The stored tensor, given our parameters."""
+        """Converts our parameters to the stored tensor."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Same(Weight):
-    """One parameter; `transposed` if matrices are stored in×out, `shape` if it is stored with other axes."""
+class Rename(Weight):
+    """One parameter under another name, stored `transposed` (in×out) or with another `shape` if these are given."""
 
     transposed: bool = False
     shape: tuple[int, ...] | None = None
@@ -75,8 +75,8 @@ class Same(Weight):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Interleaved(Weight):
-    """Queries or keys in which the two coordinates that rotate together are neighbours; ours are half a head apart."""
+class PermuteForRope(Weight):
+    """A query or key projection whose rotated pairs are stored as neighbours; ours are half a head apart."""
 
     heads: int = 1
 
@@ -88,8 +88,8 @@ class Interleaved(Weight):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shifted(Weight):
-    """A parameter that is stored with a constant added."""
+class AddConstant(Weight):
+    """A parameter that is stored with the constant `by` added."""
 
     by: float = 0.0
 
@@ -97,12 +97,12 @@ class Shifted(Weight):
         return (stored.float() - self.by,)
 
     def write(self, ours: Sequence[Tensor]) -> Tensor:
-        return ours[0].float() + self.by  # in half precision, a small parameter would be rounded away
+        return ours[0].float() + self.by  # half precision would round a small parameter to 0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fused(Weight):
-    """Several parameters in one tensor: one after the other or, with `heads`, side by side within each head."""
+class Concatenated(Weight):
+    """Several parameters in one tensor, concatenated as a whole or, with `heads`, within each head."""
 
     transposed: bool = False
     heads: int | None = None
@@ -122,43 +122,43 @@ class Fused(Weight):
 
 
 Rows = tuple[Row, ...]
-Table = Rows | Callable[[ModelSpec], Rows]  # a function where rows depend on more than the model's parameters
+Table = Rows | Callable[[ModelSpec], Rows]  # a function if the rows depend on the spec
 
 
 def same(
     names: Mapping[str, str], ours: str = "", theirs: str = "", *, transposed: bool = False, optional: bool = False
 ) -> Rows:
-    """A row for each pair of names, ours and theirs, each after its prefix."""
+    """A Rename row for each pair of our and their name, which follow the prefixes `ours` and `theirs`."""
     return tuple(
-        Same(theirs + stored, (ours + name,), transposed=transposed, optional=optional)
+        Rename(theirs + stored, (ours + name,), transposed=transposed, optional=optional)
         for name, stored in names.items()
     )
 
 
-def fused(theirs: str, ours: str, parts: Iterable[str], **options: Any) -> Fused:
-    return Fused(theirs, tuple(ours + part for part in parts), **options)
+def fused(theirs: str, ours: str, parts: Iterable[str], **options: Any) -> Concatenated:
+    return Concatenated(theirs, tuple(ours + part for part in parts), **options)
 
 
 def token_scores(theirs: str, embedding: str) -> Rows:
-    """The rows of a head over the vocabulary, which is tied to the token embedding or has a matrix of its own."""
+    """The rows of a token head, which is tied to the token embedding or has its own matrix."""
     output = same({"head.output": theirs, "head.bias": f"{theirs}.bias"}, optional=True)
     return *output, Tied(f"{theirs}.weight", (f"{embedding}.weight",))
 
 
 def expand(rows: Iterable[Row], parameters: Container[str], layers: Mapping[str, int]) -> Iterator[Row]:
-    """The rows of every layer, weight and bias of a model; `layers` is their number in each stack."""
+    """Expands rows to every layer, weight and bias of a model. `layers` is the number of layers of each stack."""
     stored = set[str]()
     for row in rows:
         stacks = [row.ours[0].partition(".")[0]] if row.ours else layers
         for i in range(max((layers.get(stack, 0) for stack in stacks), default=0)) if "*" in row.theirs else (0,):
             for one in concrete(row, i, parameters):
-                if one.theirs not in stored:  # a second name of a tied matrix may be the name of one that is not tied
+                if one.theirs not in stored:  # the name of an untied matrix is also the second name of a tied one
                     stored.add(one.theirs)
                     yield one
 
 
 def concrete(row: Row, layer: int, parameters: Container[str]) -> list[Row]:
-    """The row of one layer, for each parameter of its module that the model has."""
+    """The rows of one layer, one for each parameter of the module that the model has."""
     theirs, ours = row.theirs.replace("*", str(layer)), [name.replace("*", str(layer)) for name in row.ours]
     rows = [
         replace(row, theirs=theirs + ending, ours=tuple(name + ending for name in ours))
@@ -166,18 +166,18 @@ def concrete(row: Row, layer: int, parameters: Container[str]) -> list[Row]:
         if all(name + ending in parameters for name in ours)
     ]
     if isinstance(row, Weight) and not row.optional and not rows:
-        return [replace(row, theirs=theirs, ours=tuple(ours))]  # of no parameter: `covers` is false
+        return [replace(row, theirs=theirs, ours=tuple(ours))]  # names no parameter, so that `covers` is false
     return rows
 
 
 @dataclass(frozen=True)
 class WeightTable:
-    """The rows of one model."""
+    """The rows of one model, which convert all its weights."""
 
     rows: Rows
 
     def respelled(self, spelling: Spelling) -> WeightTable:
-        """The table of checkpoints that spell the stored names in another way."""
+        """The table for checkpoints that have other names for the same tensors."""
 
         def respell(name: str) -> str:
             return next((re.sub(usual, other, name) for usual, other in spelling if re.search(usual, name)), name)
@@ -192,34 +192,34 @@ class WeightTable:
 
     @cached_property
     def unused(self) -> frozenset[str]:
-        return frozenset(row.theirs for row in self.rows if isinstance(row, Unused))
+        return frozenset(row.theirs for row in self.rows if isinstance(row, Ignored))
 
     @cached_property
     def tied(self) -> dict[str, str]:
-        """Second names, each with the first name of the same tensor."""
+        """Maps second names of tied tensors to their first names."""
         first = {row.ours: row.theirs for row in self.weights}
         return {row.theirs: first[row.ours] for row in self.rows if isinstance(row, Tied)}
 
     @property
     def renamed(self) -> dict[str, str]:
-        """Our names and theirs of the parameters that are stored as they are."""
-        rows = [row for row in self.weights if type(row) is Same and not row.transposed and row.shape is None]
+        """Maps our names to theirs, for parameters that are stored unchanged."""
+        rows = [row for row in self.weights if type(row) is Rename and not row.transposed and row.shape is None]
         return {row.ours[0]: row.theirs for row in rows}
 
     def covers(self, parameters: Parameters) -> bool:
-        """Whether each parameter of a model is in exactly one row."""
+        """Whether each parameter of a model occurs in exactly one row."""
         return sorted(name for row in self.weights for name in row.ours) == sorted(parameters)
 
     def shapes(self, parameters: Parameters) -> dict[str, tuple[int, ...]]:
-        """The tensors that a checkpoint must hold; parameters may be on the meta device."""
+        """The names and shapes of the tensors that a checkpoint must hold. Parameters may be on the meta device."""
         return {name: tuple(tensor.shape) for name, tensor in self.write(parameters).items()}
 
     def read(self, stored: Callable[[str], Tensor], parameters: Parameters) -> Iterator[tuple[str, Tensor]]:
-        """Our parameters by name, from one stored tensor after the other; those given have the shapes."""
+        """Yields our parameters by name, reading one stored tensor at a time. `parameters` gives the shapes."""
         for row in self.weights:
             ours = [parameters[name] for name in row.ours]
             yield from zip(row.ours, row.read(stored(row.theirs), ours), strict=True)
 
     def write(self, parameters: Parameters) -> Tensors:
-        """Our parameters as they are stored."""
+        """Converts our parameters to the tensors of a checkpoint."""
         return {row.theirs: row.write([parameters[name] for name in row.ours]) for row in self.weights}

@@ -1,4 +1,4 @@
-"""Target attention between tokens, for guided attention: from word alignments or dependency arcs."""
+"""Reads targets for guided attention between tokens from word alignments or dependency arcs."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ AttentionTargets = NDArray[np.int64]  # N×2: a query token, and a key token it 
 
 
 def tokens_per_word(texts: Sequence[str], tokenizer: Tokenizer) -> list[list[list[int]]]:
-    """The tokens of every word (separated by white space) of every text; a token is of the last word it overlaps."""
+    """Returns the tokens of every word (by white space) of every text; a token belongs to the last word it overlaps."""
     result = []
     encodings = special_tokens_as_text(tokenizer).encode_batch(list(texts), add_special_tokens=False)
     for text, encoding in zip(texts, encodings, strict=True):
         spans = [match.span() for match in re.finditer(r"\S+", text)]
         starts, tokens = [start for start, _ in spans], [list[int]() for _ in spans]
         for token, (begin, end) in enumerate(encoding.offsets):
-            word = bisect_left(starts, end) - 1  # the last that begins before the token ends
+            word = bisect_left(starts, end) - 1  # the last word that begins before the token ends
             if begin < end and word >= 0 and begin < spans[word][1]:
                 tokens[word].append(token)
         result.append(tokens)
@@ -33,7 +33,7 @@ def tokens_per_word(texts: Sequence[str], tokenizer: Tokenizer) -> list[list[lis
 
 
 def truncate_targets(targets: AttentionTargets, max_query: int | None, max_key: int | None) -> AttentionTargets:
-    """The pairs whose tokens remain when texts are truncated to these lengths; None for a text that is not."""
+    """Keeps the pairs whose tokens remain when texts are truncated to these lengths; None means no truncation."""
     keep = np.ones(len(targets), bool)
     for column, max_length in enumerate((max_query, max_key)):
         keep &= True if max_length is None else targets[:, column] < max_length
@@ -43,7 +43,7 @@ def truncate_targets(targets: AttentionTargets, max_query: int | None, max_key: 
 def token_pairs(
     word_pairs: Iterable[tuple[int, int]], query_tokens: list[list[int]], key_tokens: list[list[int]]
 ) -> AttentionTargets:
-    """Pairs of words as pairs of tokens: each token of the one word with each token of the other."""
+    """Converts pairs of words to pairs of tokens, each token of one word with each token of the other."""
     pairs = sorted({(i, j) for query, key in word_pairs for i in query_tokens[query] for j in key_tokens[key]})
     return np.array(pairs, np.int64).reshape(-1, 2)
 
@@ -51,7 +51,7 @@ def token_pairs(
 def targets_from_alignments(
     sources: Sequence[str], targets: Sequence[str], alignments: Sequence[str], tokenizer: Tokenizer
 ) -> list[AttentionTargets]:
-    """Target tokens and the source tokens aligned with them, from word pairs "0-0 1-2": source-target, from 0."""
+    """Returns (target token, aligned source token) pairs from word pairs such as "0-0 1-2", source-target, from 0."""
     words = tokens_per_word(sources, tokenizer), tokens_per_word(targets, tokenizer)
     return [
         token_pairs(parse_alignment(alignment, len(source), len(target)), target, source)
@@ -60,7 +60,7 @@ def targets_from_alignments(
 
 
 def parse_alignment(alignment: str, source_words: int, target_words: int) -> list[tuple[int, int]]:
-    """The pairs (target word, source word) of an alignment."""
+    """Parses an alignment into pairs (target word, source word)."""
     pairs = []
     for piece in alignment.split():
         match = re.fullmatch(r"(\d{1,9})-(\d{1,9})", piece)
@@ -88,7 +88,7 @@ def targets_from_arcs(
     toward: str,
     relation: str | None,
 ) -> list[AttentionTargets]:
-    """Each word and its head (toward = "head"), or each head and its dependents; only arcs of `relation` if given.
+    """Pairs each word with its head (toward = "head"), or each head with its dependents; `relation` selects arcs.
 
     The root, whose head is −1, attends to itself.
     """

@@ -28,12 +28,12 @@ Splits = tuple[Sequence[Row], Sequence[Row], Sequence[Row]]  # train, validation
 
 
 def random_integers(count: int, *keys: str | int) -> list[int]:
-    """64-bit integers that are a function of the keys alone."""
+    """Returns 64-bit integers that depend on the keys alone."""
     return list(struct.unpack(f"<{count}Q", hashlib.shake_128("/".join(map(str, keys)).encode()).digest(8 * count)))
 
 
 def split_of(number: int) -> str:
-    """The split of a hash: one in twenty for validation, one in twenty for test."""
+    """Returns the split of a hash: one in twenty for validation, one in twenty for test."""
     return {0: "validation", 1: "test"}.get(number % 20, "train")
 
 
@@ -42,7 +42,7 @@ def split_of_text(text: str) -> str:
 
 
 def generated_splits(row: Callable[[str, int], Row], count: int, validation_count: int) -> Splits:
-    """Training, validation and test rows, of which row i of a split is `row(split, i)`."""
+    """Returns training, validation and test rows; row i of a split is `row(split, i)`."""
     validation, test = (LazyRows(partial(row, split), validation_count) for split in ("validation", "test"))
     return LazyRows(partial(row, "train"), count), validation, test
 
@@ -70,7 +70,7 @@ class DatesSpec(DataSpec, kind="dates"):
     seed: int = field(0, "random seed for days, languages and patterns", ge=0)
 
     def load(self) -> Corpus:
-        date_patterns(self.languages)  # refuses unknown languages now
+        date_patterns(self.languages)  # raises now for unknown languages
         splits = generated_splits(self.row, self.count, self.validation_count)
         description = f"dates in {len(self.languages)} languages, 1900 to 2100: {row_counts(*splits)}"
         return Corpus(("source", "target"), *splits, description)
@@ -92,7 +92,7 @@ def days_in(split: str) -> list[int]:
 
 @cache
 def date_patterns(languages: tuple[str, ...]) -> list[list[tuple[Any, Any, str]]]:
-    """For each language its date patterns: the pattern, the locale, and a prefix."""
+    """Returns the date patterns of each language: the pattern, the locale, and a prefix."""
     try:
         from babel import Locale, UnknownLocaleError
         from babel.dates import parse_pattern
@@ -128,7 +128,7 @@ class SequenceSpec(DataSpec, kind="sequence"):
     closed_vocabulary: ClassVar[bool] = True
 
     function: Literal["copy", "reverse", "sort", "lookup", "dyck"] = field(
-        "copy", "what gives the target from the source"
+        "copy", "function that maps a source to its target"
     )
     symbols: int = field(16, "number of distinct symbols; for dyck, of brackets", ge=1, le=1 << 16)
     max_length: int = field(10, "maximum number of symbols in a source; for lookup, of pairs", ge=1, le=1 << 16)
@@ -146,7 +146,7 @@ class SequenceSpec(DataSpec, kind="sequence"):
             )
         splits = generated_splits(self.row, self.count, self.validation_count)
         for rows in splits:
-            rows[0]  # refuses too few distinct sources now
+            rows[0]  # raises now if there are too few distinct sources
         description = f"sequences to {self.function}, {self.symbols} symbols: {row_counts(*splits)}"
         return Corpus(("source", "target"), *splits, description)
 
@@ -177,7 +177,7 @@ class SequenceSpec(DataSpec, kind="sequence"):
 
 
 def symbol(number: int) -> str:
-    """a, b, … z, ba, bb, …: letters only, so that every tokenizer reads a symbol as one word."""
+    """Names a symbol a, b, … z, ba, bb, … in letters only, so that every tokenizer reads it as one word."""
     letters = ""
     while not letters or number:
         number, rest = divmod(number, 26)
@@ -186,7 +186,7 @@ def symbol(number: int) -> str:
 
 
 def brackets(words: list[str], closes: list[bool]) -> tuple[list[str], list[str]]:
-    """Opened brackets, some of them closed, and what closes the rest."""
+    """Returns a sequence of brackets of which some are closed, and the sequence that closes the rest."""
     source: list[str] = []
     stack: list[str] = []
     for word, close in zip(words, closes, strict=False):
@@ -209,8 +209,10 @@ class StdlibSpec(DataSpec, kind="stdlib"):
     one function in twenty.
     """
 
-    subset: Literal["language", "summary", "retrieval", "classify"] = field("language", "which rows are made of it")
-    min_functions: int = field(100, "for classify: functions a module needs to be a class", ge=2)
+    subset: Literal["language", "summary", "retrieval", "classify"] = field(
+        "language", "which rows are made from the library"
+    )
+    min_functions: int = field(100, "for classify, number of functions that a module needs to be a class", ge=2)
 
     def load(self) -> Corpus:
         splits: Any = {"train": [], "validation": [], "test": []}
@@ -231,7 +233,7 @@ class StdlibSpec(DataSpec, kind="stdlib"):
         return Corpus(fields[self.subset], description=description, **splits)
 
     def _rows(self) -> Iterator[tuple[str, Row]]:
-        """Every row, with the text whose hash decides its split."""
+        """Yields every row, with the text whose hash decides its split."""
         if self.subset == "language":
             yield from ((str(path), (text,)) for path, text in read_sources(stdlib()))
             return
@@ -266,9 +268,9 @@ def all_functions(root: Path) -> list[tuple[Path, str, str]]:
 
 
 def functions_of(text: str) -> Iterator[tuple[str, str]]:
-    """Each function without its docstring, and the first line of that; functions with only a docstring are left out.
+    """Yields each function without its docstring, and the docstring's first line; skips those with only a docstring.
 
-    A nested function is part of the outer one: alone, it could be in another split.
+    A nested function is part of the outer one, because alone it could be in another split.
     """
     try:
         with warnings.catch_warnings(action="ignore"):
@@ -294,7 +296,7 @@ def functions_of(text: str) -> Iterator[tuple[str, str]]:
 
 
 def statements(node: ast.AST) -> Iterator[ast.AST]:
-    """All statements outside of functions, and no expressions: ten times fewer nodes than ast.walk."""
+    """Yields all statements outside of functions; without expressions, ten times fewer nodes than ast.walk."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.stmt | ast.ExceptHandler | ast.match_case):
             yield child
@@ -361,8 +363,8 @@ class BiographiesSpec(DataSpec, kind="biographies"):
     """Invented people: texts about them, and questions that only a model that has read the texts can answer
 
     language: texts about all people; for validation, other texts with the same facts. questions: a question → its
-    answer, 80 % of the people for training, 10 % for validation, 10 % for test. So a model first reads about all
-    people, then learns to answer questions about some, and is evaluated on others.
+    answer, 80 % of the people for training, 10 % for validation, 10 % for test. A model first reads about all
+    people, then is trained to answer questions about some, and is evaluated on the others.
     """
 
     subset: Literal["language", "questions"] = field("language", "texts, or questions with their answers")
@@ -386,7 +388,7 @@ class BiographiesSpec(DataSpec, kind="biographies"):
         return Corpus(("source", "target"), train, validation, test, f"{self.people:,} invented people: {counts}")
 
     def person(self, index: int) -> dict[str, str]:
-        """A unique name, and one value per question."""
+        """Returns a unique name, and one value per question."""
         one, two, three, four = random_integers(4, self.seed, index)
         name = f"{syllables(one % 128 * 128 + two % 128).capitalize()} {syllables(128 * 128 + index).capitalize()}"
         return {
@@ -411,7 +413,7 @@ class BiographiesSpec(DataSpec, kind="biographies"):
         return self._text(index // self.texts_per_person, index % self.texts_per_person)
 
     def validation_text(self, index: int) -> Row:
-        """The first text about a person that is not a training text."""
+        """Returns the first text about a person that is not a training text."""
         train = {self._text(index, version) for version in range(self.texts_per_person)}
         versions = (self._text(index, self.texts_per_person + i) for i in range(4096))
         return next(row for row in versions if row not in train)
@@ -423,7 +425,7 @@ class BiographiesSpec(DataSpec, kind="biographies"):
 
 
 def syllables(number: int) -> str:
-    """A number as a pronounceable word, a different one for each number."""
+    """Returns a pronounceable word, a different one for each number."""
     word = ""
     while not word or number:
         number, rest = divmod(number, len(CONSONANTS) * len(VOWELS))

@@ -1,4 +1,4 @@
-"""Which columns of a user's file hold the fields of a kind of data: detected from a sample of its rows."""
+"""Detects which columns of a user's file hold the fields of a kind of data, from a sample of its rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_LINE_LENGTH = 1 << 24
 
 @dataclass(frozen=True)
 class Columns:
-    """The value for `data.fields` and why; None if the default reads the file."""
+    """The value for `data.fields`, None if the default fits the file, and the reason."""
 
     fields: tuple[str | int, ...] | None
     reason: str
@@ -27,12 +27,12 @@ class Columns:
 
 @dataclass(frozen=True)
 class Sample:
-    """Rows of a file and the names of its columns; `names` are numbers as text if it names none."""
+    """Sampled rows of a file and the names of its columns, or their numbers if the columns have no names."""
 
     names: list[str]
     rows: list[list[str]]
     named: bool
-    header: bool  # the names are in the first line
+    header: bool  # whether the first line has the names
 
     def column(self, index: int) -> str | int:
         return self.names[index] if self.named else index
@@ -41,7 +41,7 @@ class Sample:
 def choose_columns(
     path: Path, kind: type[DataSpec], *, fields: str | None = None, longer_column_first: bool = False
 ) -> Columns:
-    """The columns in `fields` (names or numbers, separated by commas), or those detected if it is None.
+    """Returns the columns in `fields` (names or numbers, separated by commas), or detects them if it is None.
 
     With `longer_column_first`, the longer of two texts is the source, as a document is longer than its summary.
     """
@@ -58,7 +58,7 @@ def choose_columns(
 
 
 def numbers_to_names(path: Path, fields: Sequence[str | int]) -> tuple[str | int, ...]:
-    """Column numbers replaced by the names in the header, if the file has one: the header is then not read as a row."""
+    """Replaces column numbers by the names in the header, if there is one, so that it is not read as a row."""
     first = read_lines(path)[0] if path.is_file() else []
     if not first or is_jsonl(path, first[0]) or not has_header(first):
         return tuple(fields)
@@ -67,7 +67,7 @@ def numbers_to_names(path: Path, fields: Sequence[str | int]) -> tuple[str | int
 
 
 def detect_columns(path: Path, kind: type[DataSpec], *, longer_column_first: bool = False) -> Columns:
-    """The columns of a file whose rows look like the fields of `kind`."""
+    """Finds the columns of a file whose rows look like the fields of `kind`."""
     required = kind.file_columns()[0]
     sample = None if path.is_dir() else read_sample(path, required)
     if sample is not None and set(required) <= set(sample.names):
@@ -102,7 +102,7 @@ def has_header(lines: Sequence[str]) -> bool:
 
 
 def read_lines(path: Path) -> tuple[list[str], list[str]]:
-    """The first lines; and the very first with a random sample of all others, since a file may be sorted."""
+    """Returns the first lines; and the first line with a random sample of the others, because a file may be sorted."""
     check_rereadable(path)
     rng, first, sample = Random(0), list[str](), list[str]()
     for i, line in enumerate(line for _, line in LineReader(path, "strict", MAX_LINE_LENGTH) if line.strip()):
@@ -115,7 +115,7 @@ def read_lines(path: Path) -> tuple[list[str], list[str]]:
 
 
 def parse_objects(lines: Sequence[str], required: Sequence[str]) -> tuple[list[str], list[list[str]]]:
-    """The keys that are required or always hold a string or an integer, and their values; none without objects."""
+    """Returns the keys that are required or always have a string or integer and their values; empty without objects."""
     try:
         objects = [json.loads(line) for line in lines]
     except (ValueError, RecursionError):
@@ -131,7 +131,7 @@ def parse_objects(lines: Sequence[str], required: Sequence[str]) -> tuple[list[s
 
 
 def label_columns(sample: Sample) -> tuple[tuple[str | int, ...], str]:
-    """The longest column as the text, and the one named "label", or with the fewest distinct values, as the class."""
+    """Chooses the longest column as the text, and the one named "label", or with the fewest values, as the class."""
     columns = range(len(sample.names))
     distinct = [len({row[i] for row in sample.rows}) for i in columns]
     if "label" in sample.names:
@@ -146,7 +146,7 @@ def label_columns(sample: Sample) -> tuple[tuple[str | int, ...], str]:
 def text_columns(
     path: Path, sample: Sample, required: Sequence[str], *, longer_column_first: bool
 ) -> tuple[tuple[str | int, ...], str]:
-    """Two columns of texts: the only two, the only two with more than one word, or the first two without names."""
+    """Chooses two columns of texts: the only two, the only two with several words, or the first two without names."""
     columns, sizes = range(len(sample.names)), column_sizes(sample)
     texts = [i for i in columns if sum(len(row[i].split()) > 1 for row in sample.rows) > len(sample.rows) / 2]
     if len(columns) == len(required):
@@ -156,7 +156,7 @@ def text_columns(
     elif sample.named:
         longest = sorted(sorted(columns, key=lambda i: -sizes[i])[: len(required)])
         raise ColumnError(
-            f"{path} has {', '.join(sample.names)}: which are {' and '.join(required)} is not clear",
+            f"{path} has {', '.join(sample.names)}, and it is not clear which are {' and '.join(required)}",
             hint=f"choose with --fields, such as --fields {','.join(sample.names[i] for i in longest)}",
         )
     else:
@@ -170,5 +170,5 @@ def text_columns(
 
 
 def column_sizes(sample: Sample) -> list[int]:
-    """The number of characters in each column."""
+    """Returns the number of characters in each column."""
     return [sum(len(row[i]) for row in sample.rows) for i in range(len(sample.names))]

@@ -1,4 +1,4 @@
-"""Sentences and their dependency trees, from .conllu files."""
+"""Reads sentences and their dependency trees from .conllu files."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ConlluSpec(FileSpec, kind="conllu"):
 
 
 def parse_word(line: str, number: int, location: str) -> Iterator[Word]:
-    """Word `number` of a sentence from its line; nothing if the line is a multiword token or an empty node."""
+    """Yields word `number` of a sentence from its line; skips a multiword token and an empty node."""
     cells = line.split("\t")
     if len(cells) != 10:
         raise RowError(f"{location} has {len(cells)} columns, expected 10, separated by tabs: {quoted(line)}")
@@ -63,7 +63,7 @@ def parse_word(line: str, number: int, location: str) -> Iterator[Word]:
 
 
 def to_row(words: list[Word], location: str) -> Iterator[Row]:
-    """The row of a sentence that ends here, if it has words."""
+    """Yields the row of a sentence that ends here, if it has words."""
     if outside := [word.head for word in words if word.head >= len(words)]:
         raise RowError(
             f"{location} ends a sentence of {len(words)} words, and one of them has the head {outside[0] + 1}"

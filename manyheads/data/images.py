@@ -1,4 +1,4 @@
-"""Images of the user's own: idx files, as MNIST has them, and tables of pixels."""
+"""Reads a user's images from idx files, the format of MNIST, or from tables of pixels."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from manyheads.files.text import DecompressedFile, LineReader, open_decompressed
 from manyheads.spec import field, quoted
 
 IDX_DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
-MAX_BYTES = 1 << 33  # of images, which are held in memory
-READ_BYTES = 1 << 24  # at a time
+MAX_BYTES = 1 << 33  # bytes of images, which are held in memory
+READ_BYTES = 1 << 24  # bytes per read
 
 Array = NDArray[Any]
 
 
 class ImagesSpec(FileSpec, kind="images"):
-    """Images and their classes, from idx files as MNIST has them (-idx3-ubyte), or from a .csv with one image per line
+    """Images and their classes, from idx files, the format of MNIST, or from a .csv with one image per line
 
     An idx file holds count × height × width numbers, or count × channels × height × width; the classes are in a file
     of their own. A line of a .csv holds the pixels, row by row, and the class.
@@ -53,11 +53,11 @@ class ImagesSpec(FileSpec, kind="images"):
         return self._scale(corpus.train, corpus, paths)
 
     def load_file(self, path: str) -> Corpus:
-        """Another file of the same form, its pixels divided by the same number as those of the training images."""
+        """Reads another file in the same format; pixels are divided by the same number as in the training images."""
         return self._scale(super().load().train, super().load_file(path), {"validation": path})
 
     def _scale(self, train: Sequence[Row], corpus: Corpus, paths: Mapping[str, str]) -> Corpus:
-        """The images with pixels from 0 to 1; an error if a file has images of another form than the training file."""
+        """Scales pixels to 0 to 1; raises if a file has images of another shape than the training file."""
         image, *label = train[0]
         for path, rows in ((path, corpus.splits[name]) for name, path in paths.items()):
             other, *its_label = rows[0] if rows else train[0]
@@ -154,10 +154,10 @@ def read_idx_rows(path: Path, labels: str | None) -> Iterator[Row]:
 
 
 def read_idx(path: Path, ranks: tuple[int, ...]) -> Array:
-    """The array of an idx file; its header is checked before memory is allocated.
+    """Reads the array of an idx file; its header is checked before memory is allocated.
 
-    yann.lecun.com/exdb/mnist: two zero bytes, the dtype, the number of dimensions; the dimensions; the numbers,
-    big-endian.
+    The file has two zero bytes, the dtype, the number of dimensions, the dimensions, and the numbers, big-endian:
+    yann.lecun.com/exdb/mnist.
     """
     with open_decompressed(path) as source:
         head = source.file.read(4)
@@ -182,7 +182,7 @@ def read_idx(path: Path, ranks: tuple[int, ...]) -> Array:
 
 
 def read_exactly(source: DecompressedFile, size: int) -> bytes:
-    """Reads `size` bytes in pieces: a header may announce more than the file holds."""
+    """Reads `size` bytes in pieces, because a header may announce more than the file holds."""
     pieces: list[bytes] = []
     done = 0
     while done < size:

@@ -1,4 +1,4 @@
-"""The order of rows as pure functions of seed, epoch and index: there is no state to save or to replay."""
+"""The order of rows as pure functions of seed, epoch and index, so that there is no state to save."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ UINT64_MAX = (1 << 64) - 1
 
 
 def splitmix64(*keys: Any) -> NDArray[np.uint64]:
-    """A 64-bit hash of integers, or of each element of integer arrays (splitmix64: Steele, Lea and Flood 2014)."""
+    """Hashes integers, or each element of integer arrays, to 64 bits (Steele, Lea and Flood 2014)."""
     state = np.zeros(1, np.uint64)
     for key in keys:
         word = np.array([key & UINT64_MAX], np.uint64) if isinstance(key, int) else np.atleast_1d(key).astype(np.uint64)
@@ -28,7 +28,7 @@ def splitmix64(*keys: Any) -> NDArray[np.uint64]:
 
 
 def shuffled_index(seed: int, epoch: int, index: Any, count: int) -> IntArray:
-    """The position of `index` after shuffling 0 … count − 1: a Feistel network, repeated until it is below count.
+    """Returns the position of `index` after shuffling 0 … count − 1: a Feistel network, repeated while it is ≥ count.
 
     The domain a × b ≥ count is barely larger than count (Black and Rogaway 2002), so a second repetition is rare.
     """
@@ -44,7 +44,7 @@ def shuffled_index(seed: int, epoch: int, index: Any, count: int) -> IntArray:
 
 
 def sample_indices(count: int, max_count: int) -> IntArray:
-    """At most `max_count` of `count` rows, the same in every run: a random sample, since a file may be sorted."""
+    """Samples at most `max_count` of `count` rows, the same in every run; random, because a file may be sorted."""
     return shuffled_index(0, 0, np.arange(min(count, max_count)), count)
 
 
@@ -61,7 +61,7 @@ def _feistel(seed: int, epoch: int, x: IntArray, a: int, b: int) -> IntArray:
 def batch_by_length(
     lengths: NDArray[Any], seed: int, epoch: int, *, max_tokens: int, pool_size: int = POOL_SIZE
 ) -> list[IntArray]:
-    """The batches of one epoch, in random order, as arrays of row indices: every row once, similar lengths together.
+    """Returns the batches of one epoch, in random order, as arrays of row indices; rows of similar length are together.
 
     `lengths` has one number per row, or one per row and field. A batch, each field padded to its longest row, has at
     most `max_tokens` tokens. Rows are shuffled, sorted by length within pools and cut into batches; every other pool
@@ -84,11 +84,11 @@ def batch_by_length(
 
 
 def _sort_by_length(sizes: IntArray, max_tokens: int, pools: IntArray) -> IntArray:
-    """The order in which neighbours within a pool have similar lengths.
+    """Returns an order in which neighbours within a pool have similar lengths.
 
-    With several fields, the longest field decides first. Rows with about the same longest field, a strip, are sorted
-    by which field it is. A strip holds about √batches batches, so that batches tile the plane of two lengths; every
-    other strip is in descending order.
+    With several fields, rows are first sorted by their longest field. Rows with about the same longest field, a strip,
+    are then sorted by the difference of the fields. A strip holds about √batches batches, so that batches tile the
+    plane of two lengths; every other strip is in descending order.
     """
     longest, total = sizes.max(1), sizes.sum(1)
     order = np.lexsort((np.where(pools % 2, longest, -longest), pools))
@@ -103,7 +103,7 @@ def _sort_by_length(sizes: IntArray, max_tokens: int, pools: IntArray) -> IntArr
 
 
 def _batch_ends(sizes: IntArray, max_tokens: int) -> list[int]:
-    """Where each batch ends if rows are added one after another while they fit."""
+    """Returns where each batch ends if rows are added one after another while they fit."""
     ends, start, upper_bounds = [], 0, (max_tokens // sizes.sum(1)).tolist()
     counts = np.arange(1, max_tokens + 1)
     while start < len(sizes):
@@ -119,9 +119,9 @@ def _batch_ends(sizes: IntArray, max_tokens: int) -> list[int]:
 def pack_documents(
     lengths: NDArray[Any], row_length: int, seed: int, epoch: int, *, pool_size: int = POOL_SIZE
 ) -> list[IntArray]:
-    """Rows of `row_length` tokens, in random order, packed with documents: the pieces (document, start, stop) of each.
+    """Packs documents into rows of `row_length` tokens; returns the pieces (document, start, stop) of each row.
 
-    A document longer than a row is cut, at other positions in every epoch; every token is in exactly one piece.
+    A document longer than a row is split, at other positions in every epoch; every token is in exactly one piece.
     Within pools, longest piece first, each piece goes to the row where it leaves the least space (best-fit
     decreasing).
     """

@@ -21,15 +21,15 @@ from manyheads.files.write import atomic_output, fsync_path
 from manyheads.spec import Tree, field, quoted, to_tree
 
 SCHEMA = 1
-SHARD_TOKENS = 1 << 28  # per file, exceeded by at most one row
-ENCODE_ROWS = 1024  # per call of the tokenizer
+SHARD_TOKENS = 1 << 28  # tokens per file, exceeded by at most one row
+ENCODE_ROWS = 1024  # rows per call of the tokenizer
 MAX_INDEX_BYTES = 16 << 20
 # fields without token ids; a tokenizer may not know the digits of an alignment
 NOT_PREPARED = ("image", "arcs", "alignment")
 
 
 def fingerprint(tokenizer: Tokenizer) -> str:
-    """The hash of everything that a tokenizer.json holds."""
+    """Hashes everything that a tokenizer.json holds."""
     return hashlib.sha256(tokenizer.to_str().encode()).hexdigest()
 
 
@@ -41,7 +41,7 @@ def encode_rows(
     *,
     progress: Callable[[int, int], None] = lambda done, count: None,
 ) -> Iterator[list[NDArray[Any]]]:
-    """Each row as one array per field: token ids, a class index, positions of heads, relation names, or an image."""
+    """Yields rows as one array per field: token ids, a class index, positions of heads, relation names, or an image."""
     if tokenizer is not None:
         tokenizer = special_tokens_as_text(tokenizer)
     class_index = {label: i for i, label in enumerate(labels)}
@@ -125,15 +125,14 @@ def write_prepared(
 ) -> Path:
     """Writes every split as ids; the folder appears when it is complete.
 
-    `tokenizer_spec` is how the tokenizer was trained, so that a run with the same spec uses it without training it
-    again.
+    `tokenizer_spec` is the spec of the tokenizer; a run with the same spec uses it without training it again.
     """
     folder = Path(folder)
     if names := [name for name in NOT_PREPARED if name in corpus.fields]:
         raise PreparedDataError(f"the field {names[0]} has no token ids to prepare", hint="train on this data as it is")
     if corpus.candidates:
         raise PreparedDataError(
-            "data with a documents file is not prepared: queries would be evaluated against fewer documents",
+            "data with a documents file cannot be prepared, because queries would be evaluated against fewer documents",
             hint="train on this data as it is",
         )
     vocab, labels = tokenizer.get_vocab_size(), corpus.labels()
@@ -278,7 +277,7 @@ TokenRows = InMemoryRows | MappedRows | TruncatedRows
 
 
 def read_index(folder: Path) -> Tree:
-    """The index.json of a prepared folder."""
+    """Reads the index.json of a prepared folder."""
     path = folder / "index.json"
     try:
         index = read_json(path, MAX_INDEX_BYTES)
@@ -294,7 +293,7 @@ def read_index(folder: Path) -> Tree:
 
 
 class PreparedSpec(DataSpec, kind="prepared"):
-    """Rows as ids in a folder of `manyheads data prepare`: checked by hash when opened, then memory-mapped
+    """Rows as ids from `manyheads data prepare`, checked by hash when opened, then memory-mapped
 
     The run uses the tokenizer of that folder.
     """
@@ -316,12 +315,12 @@ class PreparedSpec(DataSpec, kind="prepared"):
 
 
 def tokenizer_of(folder: Path) -> TokenizerSpec:
-    """The tokenizer of a prepared folder; nothing is read yet."""
+    """Returns the spec of a prepared folder's tokenizer, without reading it."""
     return TokenizerFileSpec(path=str(folder / "tokenizer.json"))
 
 
 def tokenizer_for(folder: Path, spec: TokenizerSpec) -> TokenizerSpec:
-    """The tokenizer of a prepared folder if it was trained with this spec, otherwise the one of this spec."""
+    """Returns the tokenizer of a prepared folder if it was trained with this spec, otherwise this spec."""
     return tokenizer_of(folder) if read_index(folder).get("tokenizer_spec") == to_tree(spec) else spec
 
 

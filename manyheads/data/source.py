@@ -1,4 +1,4 @@
-"""Data sources: what every kind of data gives, and the rules that all files of a user's own share."""
+"""Data sources: the interface of every kind of data, and what all kinds read from a user's files share."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from manyheads.spec import Part, field
 
 # One value per field: a text or a label (str), an image (numpy array), arcs (positions), relations (names).
 Row = tuple[Any, ...]
-NON_TEXT_FIELDS = ("label", "image", "arcs", "relations")  # not tokenized
+NON_TEXT_FIELDS = ("label", "image", "arcs", "relations")  # fields that are not tokenized
 
-MAX_VALIDATION_ROWS = 2000  # when split from the training file
+MAX_VALIDATION_ROWS = 2000  # if they are split from the training file
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ class Corpus:
         return {"train": self.train, "validation": self.validation, "test": self.test}
 
     def labels(self) -> tuple[str, ...]:
-        """The classes of all splits, sorted by name; empty if there is no field "label"."""
+        """Returns the classes of all splits, sorted by name; empty if there is no field "label"."""
         return self.classes or (tuple(sorted(set(self._column("label")))) if "label" in self.fields else ())
 
     def documents(self, name: str = "document") -> tuple[str, ...]:
-        """All documents a query can retrieve, each once: the candidates, or this field of the rows of all splits."""
+        """Returns all documents a query can retrieve, each once: the candidates, or this field of all rows."""
         return tuple(dict.fromkeys(self.candidates or self._column(name)))
 
     def _column(self, name: str) -> Iterator[Any]:
@@ -68,7 +68,7 @@ class LazyRows(Sequence[Row]):
 class DataSpec(Part, slot="data"):
     """Where the rows come from. Only `load` and `load_file` open files."""
 
-    closed_vocabulary: ClassVar[bool] = False  # whether there are few different words, so that each is one token
+    closed_vocabulary: ClassVar[bool] = False  # whether there are few distinct words, so that each is one token
 
     @property
     def source_path(self) -> str | None:
@@ -82,23 +82,25 @@ class DataSpec(Part, slot="data"):
 
     @classmethod
     def file_columns(cls) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The required and the optional columns of a file of this kind; both empty if its files have no columns."""
+        """Returns the required and the optional columns of a file; both empty if files of this kind have no columns."""
         return (), ()
 
     @abstractmethod
     def load(self) -> Corpus:
-        """All rows, by split."""
+        """Reads all rows, by split."""
 
     def load_file(self, path: str) -> Corpus:
-        """Another file of the same form, all of it as the validation split."""
-        raise IncompatibleError(f"{self.kind} is not read from a file, so {path} cannot be read in its form", ("data",))
+        """Reads another file in the same format, with all rows as the validation split."""
+        raise IncompatibleError(
+            f"{self.kind} is not read from a file, so {path} cannot be read in its format", ("data",)
+        )
 
 
 class FileSpec(DataSpec):
     """What all kinds of data in a user's own file share."""
 
-    row_fields: ClassVar[tuple[str, ...]]  # all that a row can have
-    unit: ClassVar[str]  # what the rows are called, in plural
+    row_fields: ClassVar[tuple[str, ...]]  # all fields that a row can have
+    unit: ClassVar[str]  # plural noun for the rows
 
     path: str = field(..., "training file; .gz is decompressed as it is read", min_length=1)
     validation: str | None = field(
@@ -119,7 +121,7 @@ class FileSpec(DataSpec):
 
     @abstractmethod
     def read_rows(self, path: Path, warnings: Counter[str]) -> Iterator[Row]:
-        """The rows of one file; `warnings` counts lines that were changed or left out."""
+        """Yields the rows of one file; `warnings` counts lines that were changed or left out."""
 
     def load(self) -> Corpus:
         warnings: Counter[str] = Counter()
@@ -146,11 +148,11 @@ class FileSpec(DataSpec):
         return self.join(Corpus(self.corpus_fields(), train, validation, test, one_line("; ".join(description))))
 
     def corpus_fields(self) -> tuple[str, ...]:
-        """The fields of the rows that these settings give."""
+        """Returns the fields of the rows under these settings."""
         return self.row_fields
 
     def join(self, corpus: Corpus) -> Corpus:
-        """The rows joined with what other files hold."""
+        """Joins the rows with the contents of other files."""
         return corpus
 
     def lines(self, path: Path, warnings: Counter[str]) -> LineReader:
@@ -166,7 +168,7 @@ class FileSpec(DataSpec):
         return rows
 
     def split(self, rows: list[Row]) -> tuple[list[Row], list[Row]]:
-        """Training and validation rows, split by the hash of the input: in any order the same, repeats together."""
+        """Splits rows by the hash of their input, independently of their order; equal inputs stay together."""
         remaining = min(max(1, round(len(rows) * self.validation_fraction)), MAX_VALIDATION_ROWS)
         keys = [self.split_key(row) for row in rows]
         groups = Counter(keys)
@@ -188,7 +190,7 @@ class FileSpec(DataSpec):
         return [row for row, key in pairs if key not in held_out], [row for row, key in pairs if key in held_out]
 
     def split_key(self, row: Row) -> str | bytes:
-        """The input of a row: rows with the same input are in the same split."""
+        """Returns the input of a row; rows with the same input are in the same split."""
         text: str = row[0]
         return text
 
@@ -219,7 +221,7 @@ class TextSpec(FileSpec, kind="text"):
     unit: ClassVar[str] = "texts"
 
     document: Literal["paragraph", "line", "file"] = field(
-        "paragraph", "what one text is: a paragraph (lines between blank lines), a line, or a whole file"
+        "paragraph", "unit of text: a paragraph (lines between blank lines), a line, or a whole file"
     )
 
     def read_rows(self, path: Path, warnings: Counter[str]) -> Iterator[Row]:
@@ -252,7 +254,7 @@ class TextSpec(FileSpec, kind="text"):
 
 
 def join_lines(lines: list[str]) -> Iterator[Row]:
-    """The lines as one text, unless all are blank."""
+    """Yields the lines as one text, unless all are blank."""
     text = "\n".join(lines)
     if text.strip():
         yield (text,)

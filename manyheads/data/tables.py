@@ -1,4 +1,4 @@
-"""Files with columns: .tsv, or .jsonl with one object per line, read as pairs, labels or queries."""
+"""Reads files with columns, .tsv or .jsonl, as pairs, labels or queries."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ ColumnNames = tuple[StrictStr | Annotated[StrictInt, Field(ge=0)], ...]
 
 
 def is_jsonl(path: Path, first_line: str) -> bool:
-    """Whether a table is .jsonl rather than .tsv: by the suffix of its name, or else by its first line."""
+    """Whether a table is .jsonl rather than .tsv, by its suffix or else by its first line."""
     suffixes = path.suffixes[-2:]
     return ".tsv" not in suffixes and (".jsonl" in suffixes or first_line.lstrip().startswith("{"))
 
 
 def looks_like_header(first: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
-    """Whether the first line has column names: single words that no row repeats, above a column of longer texts."""
+    """Whether the first line has column names, which are single words that no row repeats, above longer texts."""
     rows = [row for row in rows if len(row) >= len(first)]
     if not rows or len(set(first)) < len(first) or any(len(cell.split()) != 1 or len(cell) > 40 for cell in first):
         return False
@@ -39,13 +39,13 @@ def looks_like_header(first: Sequence[str], rows: Sequence[Sequence[str]]) -> bo
 
 
 def peek(lines: NumberedLines, count: int) -> tuple[list[tuple[int, str]], NumberedLines]:
-    """The first lines, and an iterator over all of them, the first included."""
+    """Returns the first lines, and an iterator over all lines, including the first."""
     first = list(islice(lines, count))
     return first, chain(first, lines)
 
 
 class TableSpec(FileSpec):
-    """What files with columns share: .tsv, or .jsonl with one object per line; else the first line decides."""
+    """Base of files with columns: .tsv, or .jsonl with one object per line; without a suffix the first line decides."""
 
     fields: ColumnNames
 
@@ -102,7 +102,7 @@ class TableSpec(FileSpec):
         return self.fields == self.corpus_fields() and not set(self.fields) & set(first)
 
     def _column_indices(self, first: list[str], location: str) -> list[int]:
-        """The columns by the names of a header, by number, or the first ones by default."""
+        """Returns the columns by the names of a header, by number, or the first ones by default."""
         if self._uses_default_columns(first):
             return list(range(len(self.fields)))
         if missing := [name for name in self.fields if isinstance(name, str) and name not in first]:
@@ -135,7 +135,7 @@ class TableSpec(FileSpec):
         return value
 
     def _is_id(self, name: str) -> bool:
-        """Whether an integer is read as text, since it names something."""
+        """Whether the field is a label or an id, so that an integer is read as text."""
         return name in ("label", "id")
 
 
@@ -162,7 +162,7 @@ class LabelsSpec(TableSpec, kind="labels"):
 
 
 class DocumentsSpec(TableSpec):
-    """Documents by id, for queries that name one."""
+    """Documents by id, for queries that refer to one."""
 
     row_fields: ClassVar[tuple[str, ...]] = ("id", "text")
     unit: ClassVar[str] = "documents"
@@ -170,7 +170,7 @@ class DocumentsSpec(TableSpec):
 
 
 class QueriesSpec(TableSpec, kind="queries"):
-    """Queries and the document each should retrieve, from a .tsv or .jsonl file
+    """Queries and the document that each should retrieve, from a .tsv or .jsonl file
 
     With `documents`, the second column is the id of a document, and a query is evaluated against all documents of
     that file.
@@ -179,7 +179,7 @@ class QueriesSpec(TableSpec, kind="queries"):
     row_fields: ClassVar[tuple[str, ...]] = ("query", "document")
     unit: ClassVar[str] = "queries"
     fields: ColumnNames = _columns("query", "document")
-    documents: str | None = field(None, "file of all documents, if queries name theirs by id", min_length=1)
+    documents: str | None = field(None, "file of all documents, if queries refer to them by id", min_length=1)
     document_fields: ColumnNames = _columns("id", "text")
 
     def join(self, corpus: Corpus) -> Corpus:

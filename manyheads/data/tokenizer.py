@@ -1,4 +1,4 @@
-"""Tokenizers: from texts to ids and back, all as `tokenizers.Tokenizer`, with the same five special tokens first."""
+"""Tokenizers, all as `tokenizers.Tokenizer`; those trained here begin with the same five special tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from manyheads.spec import Part, field
 
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>", "<mask>")  # ids 0 … 4 of every tokenizer trained here
 
-# how other tokenizers spell them
+# spellings of the special tokens in other tokenizers
 SPECIAL_SPELLINGS = (
     ("<pad>", "[PAD]", "<|pad|>", "<|endoftext|>"),
     ("<s>", "[CLS]", "<|begin_of_text|>", "<bos>", "<|endoftext|>"),
@@ -40,13 +40,13 @@ class SpecialTokenIds(NamedTuple):
 
 
 def special_ids(tokenizer: Tokenizer) -> SpecialTokenIds:
-    """The special tokens of any tokenizer, by their usual spellings."""
+    """Finds the special tokens of any tokenizer by their usual spellings."""
     ids = ([tokenizer.token_to_id(name) for name in names] for names in SPECIAL_SPELLINGS)
     return SpecialTokenIds(*(next((id_ for id_ in candidates if id_ is not None), None) for candidates in ids))
 
 
 def special_tokens_as_text(tokenizer: Tokenizer) -> Tokenizer:
-    """A tokenizer for which "</s>" within a text is text, not the special token: this one, or a copy of it."""
+    """Returns this tokenizer, or a copy of it, that reads "</s>" within a text as text, not as the special token."""
     if tokenizer.encode_special_tokens:
         return tokenizer
     copy = Tokenizer.from_str(tokenizer.to_str())
@@ -55,7 +55,7 @@ def special_tokens_as_text(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def without_processing(tokenizer: Tokenizer) -> Tokenizer:
-    """A copy that encodes only the text itself: no padding, no truncation, no special tokens added."""
+    """Returns a copy that adds no special tokens, and neither pads nor truncates."""
     return _remove_processing(Tokenizer.from_str(tokenizer.to_str()))
 
 
@@ -69,12 +69,12 @@ def _remove_processing(tokenizer: Tokenizer) -> Tokenizer:
 class TokenizerSpec(Part, slot="tokenizer", default="words"):
     """Splits a text into tokens and joins them again. It adds no <s> and no </s>: the task does."""
 
-    adds_tokens: ClassVar[bool] = True  # a task may add special tokens; otherwise the tokenizer must have them
-    from_checkpoint: ClassVar[bool] = False  # it is the tokenizer of the checkpoint that the run is initialized from
+    adds_tokens: ClassVar[bool] = True  # whether a task may add special tokens to it
+    from_checkpoint: ClassVar[bool] = False  # whether it is the tokenizer of the initial checkpoint
 
     @abstractmethod
     def make(self, texts: Iterable[str]) -> Tokenizer:
-        """The tokenizer, trained on these texts if it is one that is trained."""
+        """Makes the tokenizer, trained on these texts if its kind is trained."""
 
 
 def _with_special_tokens(tokenizer: Tokenizer) -> Tokenizer:
@@ -88,7 +88,7 @@ def _vocab(tokens: Iterable[str]) -> dict[str, int]:
 
 
 def _nonempty(texts: Iterable[str]) -> Iterator[str]:
-    """The texts; an error at their end if all are empty."""
+    """Yields the texts; raises at their end if all are empty."""
     empty = True
     for text in texts:
         empty = empty and not text
@@ -99,7 +99,7 @@ def _nonempty(texts: Iterable[str]) -> Iterator[str]:
 
 @contextmanager
 def _panics_as_errors(message: str) -> Iterator[None]:
-    """Panics of the tokenizers library, which are not Exceptions, as errors of ours."""
+    """Turns panics of the tokenizers library, which are not Exceptions, into a TokenizerError."""
     try:
         yield
     except (TokenizerError, KeyboardInterrupt, SystemExit, GeneratorExit):
@@ -109,7 +109,7 @@ def _panics_as_errors(message: str) -> Iterator[None]:
 
 
 def _byte_characters() -> list[str]:
-    """The 256 characters that stand for bytes in byte-level tokenizers (GPT-2), in the order of the bytes."""
+    """Returns the 256 characters that stand for bytes in byte-level tokenizers (GPT-2), in the order of the bytes."""
     printable = [b for b in range(256) if 33 <= b <= 126 or 161 <= b <= 172 or b >= 174]
     others = [b for b in range(256) if b not in printable]
     characters = {b: chr(b) for b in printable} | {b: chr(256 + i) for i, b in enumerate(others)}
@@ -141,7 +141,7 @@ class CharactersSpec(TokenizerSpec, kind="characters"):
         return _with_special_tokens(tokenizer)
 
 
-# a word with the space before it, a digit, a punctuation mark, a further space
+# a word with the space before it, a digit, a punctuation mark, or another space
 WORD = Regex(r"▁?[\p{L}\p{M}]+|▁?\p{N}|▁?[^\s▁\p{L}\p{M}\p{N}]|▁|\s")
 
 
@@ -169,7 +169,7 @@ class WordsSpec(TokenizerSpec, kind="words"):
 
 
 class SubwordSpec(TokenizerSpec):
-    """What the subword tokenizers share."""
+    """Base of the subword tokenizers."""
 
     vocab_size: int = field(8000, "number of tokens; more than the texts allow is an error", ge=len(SPECIAL_TOKENS) + 1)
 
@@ -197,7 +197,7 @@ def _byte_level(tokenizer: Tokenizer) -> Tokenizer:
 
 
 class BPESpec(SubwordSpec, kind="bpe"):
-    """Byte-pair encoding: starting from bytes, the most frequent pair of tokens is merged, again and again
+    """Byte-pair encoding: starting from bytes, the most frequent pair of tokens is merged repeatedly
 
     Sennrich, Haddow and Birch 2016, arXiv 1508.07909.
     """

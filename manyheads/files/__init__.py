@@ -1,1 +1,1 @@
-"""Bounded reading, atomic writing and hashing: the one room that touches untrusted or durable files."""
+"""Bounded reading, atomic writing and hashing: the only package that touches untrusted or durable files."""

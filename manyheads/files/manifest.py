@@ -12,7 +12,7 @@ REQUIRED = {"model.safetensors", OPTIMIZER, TRAINER}
 
 
 def verify_manifest(checkpoint: Path, *, optimizer: bool = True) -> str | None:
-    """What is wrong with the files of a checkpoint, or None; without `optimizer`, its state is not checked."""
+    """Returns what is wrong with the files of a checkpoint, or None; without `optimizer`, its state is not checked."""
     manifest = checkpoint / MANIFEST
     try:
         files = json.loads(read_text(manifest, MAX_INDEX_BYTES))["files"]

@@ -1,4 +1,4 @@
-"""Reading files that other people made: bounded in size and depth, inside their folder, never executed."""
+"""Reads files from other people: bounded in size and depth, inside their folder, never executed."""
 
 from __future__ import annotations
 
@@ -30,12 +30,13 @@ MAX_TOML_BYTES = 1 << 20
 
 
 def safe_join(folder: Path, name: str) -> Path:
-    """The path of a file in a folder by its plain name; refuses a link out of the folder, a pipe and a device."""
+    """Returns the path of a file in a folder; raises for a path, a link out of the folder, a pipe or a device."""
     if not name or name in (".", "..") or Path(name).name != name or not name.isprintable() or "\\" in name:
         raise UnsafeFileError(f"{quoted(name)} is not the name of a file in {folder}")
     path = folder / name
     if path.is_symlink():
-        target, home = (Path(os.path.realpath(one)) for one in (path, folder))  # a link to itself stays as it is
+        # unlike Path.resolve, realpath does not raise for a link to itself
+        target, home = (Path(os.path.realpath(one)) for one in (path, folder))
         # the Hub's cache stores files once, in blobs/, and links to them from snapshots/NAME/ and the folders in it
         blobs = [one.parent.parent / "blobs" for one in (home, home.parent) if one.parent.name == "snapshots"]
         if not target.is_relative_to(home) and target.parent not in blobs:
@@ -56,7 +57,7 @@ def explain_read_errors(path: Path) -> Iterator[None]:
 
 
 def read_bytes(path: Path, max_bytes: int, *, error: type[ManyheadsError] = CorruptFileError) -> bytes:
-    """A whole file; a larger one is refused, and a device that never ends is not read to its end."""
+    """Reads a whole file; raises if it has more than `max_bytes`, without reading further."""
     with path.open("rb") as file:
         data = file.read(max_bytes + 1)
     if len(data) > max_bytes:
@@ -76,12 +77,12 @@ def read_text(path: Path, max_bytes: int) -> str:
 
 
 def read_json(path: Path, max_bytes: int) -> Tree:
-    """A table from a JSON file."""
+    """Reads a table from a JSON file."""
     return parse_json(read_bytes(path, max_bytes), path)
 
 
 def parse_json(data: bytes, path: Path) -> Tree:
-    """A table of bounded depth, without NaN and without duplicate keys."""
+    """Parses a table of bounded depth; raises for NaN and for duplicate keys."""
     text = decode(data, path)
     try:
         table = copy_tree(json.loads(text, parse_constant=refuse_constant, object_pairs_hook=no_duplicate_keys))
@@ -106,7 +107,7 @@ def no_duplicate_keys(pairs: list[tuple[str, Any]]) -> Tree:
 
 
 def read_json_or_empty(path: Path) -> Tree:
-    """A table from a JSON file of ours; empty if the file is missing or was not written to its end."""
+    """Reads a table from a JSON file that manyheads wrote; empty if the file is missing or incomplete."""
     try:
         table = json.loads(read_text(path, MAX_INDEX_BYTES))
     except (OSError, ValueError):
@@ -141,7 +142,7 @@ def read_toml(path: Path) -> Tree:
 
 @contextmanager
 def locate_config_errors(path: Path, overrides: Iterable[str] = ()) -> Iterator[None]:
-    """Puts the file and line, or the override, that set a field before the ConfigError about this field."""
+    """Prefixes a ConfigError with the file and line, or the override, that set its field."""
     try:
         yield
     except ConfigError as error:
@@ -160,7 +161,7 @@ def is_prefix(path: Iterable[str], field: tuple[str, ...]) -> bool:
 
 
 def line_of_field(path: Path, field: tuple[str, ...]) -> int | None:
-    """The line of a TOML file that first sets a field, or opens a table."""
+    """Returns the line of a TOML file that first sets a field or opens a table."""
     try:
         lines = read_text(path, MAX_TOML_BYTES).splitlines()
     except (OSError, ValueError):
@@ -182,7 +183,7 @@ def line_of_field(path: Path, field: tuple[str, ...]) -> int | None:
 
 
 def field_paths(value: Any) -> Iterator[tuple[str, ...]]:
-    """The path of every table and field in a tree, without the indexes of lists."""
+    """Yields the path of every table and field in a tree, without the indexes of lists."""
     if isinstance(value, dict):
         for name, inner in value.items():
             yield (name,)

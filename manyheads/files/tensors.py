@@ -1,4 +1,4 @@
-"""Tensors on disk: safetensors files, whose headers are checked before any weight is read, mapped or copied."""
+"""Reads safetensors files, whose headers are checked before any weight is mapped or copied."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Shape = tuple[int, ...]
 
 
 class TensorStore(Mapping[str, Tensor]):
-    """Tensors by name, read on access; shapes and dtypes are known before."""
+    """Tensors by name, read on access; shapes and dtypes are known without reading."""
 
     shapes: dict[str, Shape]
     dtypes: dict[str, torch.dtype]
@@ -45,7 +45,7 @@ class TensorStore(Mapping[str, Tensor]):
         return len(self.shapes)
 
     def check(self, required: Mapping[str, Shape], optional: Container[str]) -> None:
-        """Refuses missing and unexpected names, and a shape other than the required one."""
+        """Raises for missing and unexpected names, and for a shape other than the required one."""
         if unexpected := sorted(name for name in self if name not in required and name not in optional):
             raise WeightsError(f"unexpected weight {unexpected[0]} ({len(unexpected)} in all)")
         if missing := sorted(set(required) - set(self)):
@@ -56,7 +56,7 @@ class TensorStore(Mapping[str, Tensor]):
 
 
 class InMemoryTensors(TensorStore):
-    """Tensors that are in memory already."""
+    """Tensors that are already in memory."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self.tensors = tensors
@@ -76,8 +76,8 @@ def stamp(file: BinaryIO) -> tuple[int, int, int]:
 class SafetensorsFile(TensorStore):
     """One safetensors file, its header checked against its size; tensors are memory-mapped, or copied one by one.
 
-    Not by safetensors.safe_open: it accepts two entries of one name, and maps a file when it opens it, so that one that
-    is truncated before its tensors are read, even if they are to be copied, kills the process (SIGBUS).
+    safetensors.safe_open is not used, because it accepts two entries of one name. It also maps a file when it opens it,
+    so that a file that is truncated before its tensors are read or copied kills the process (SIGBUS).
     """
 
     def __init__(self, path: Path, *, copy: bool = False) -> None:
@@ -97,7 +97,7 @@ class SafetensorsFile(TensorStore):
             raise CorruptFileError(f"{path} has an invalid header: {type(error).__name__}: {error}") from None
 
     def _check_entries(self, entries: Tree, end: int) -> None:
-        """Requires that the tensors fill the file, one after another."""
+        """Raises unless the tensors fill the file, one after another."""
         self.shapes, self.dtypes = dict[str, Shape](), dict[str, torch.dtype]()
         self.ranges = dict[str, tuple[int, int]]()
         base = end
@@ -119,12 +119,12 @@ class SafetensorsFile(TensorStore):
         if start == stop:
             return torch.empty(self.shapes[name], dtype=dtype)
         raw = self._copy(start, stop) if self.copy else self._mapped[start:stop]
-        # bytes that are not aligned for this dtype are copied to where they are
+        # bytes that are not aligned for this dtype are copied to an aligned address
         return (raw.clone() if raw.storage_offset() % dtype.itemsize else raw).view(dtype).reshape(self.shapes[name])
 
     @cached_property
     def _mapped(self) -> Tensor:
-        """The file mapped into memory, copy-on-write: a page that is never used is never read."""
+        """The file mapped into memory, copy-on-write; a page that is never used is never read."""
         with self._open():
             return torch.from_file(str(self.path), shared=False, size=self.size, dtype=torch.uint8)
 
@@ -138,7 +138,7 @@ class SafetensorsFile(TensorStore):
 
     @contextmanager
     def _open(self) -> Iterator[BinaryIO]:
-        """The file, if it is still the one whose header was read."""
+        """Opens the file; raises if it is not the one whose header was read."""
         with self.path.open("rb") as file:
             if stamp(file) != self.stamp:
                 raise CorruptFileError(f"{self.path} changed while it was read")
@@ -146,7 +146,7 @@ class SafetensorsFile(TensorStore):
 
 
 class SafetensorsFolder(TensorStore):
-    """All tensors of a folder: one file, or several that an index lists."""
+    """All tensors of a folder, from one file or from several that an index lists."""
 
     def __init__(self, folder: Path, *, copy: bool = False) -> None:
         index, whole = (safe_join(folder, f"model.safetensors{end}") for end in (".index.json", ""))

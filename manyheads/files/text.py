@@ -1,4 +1,4 @@
-"""Bounded reading of a user's data files: decompressed as they are read, line by line, every invalid byte located."""
+"""Reads a user's data files line by line, in bounded memory; decompresses gzip and locates every invalid byte."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from typing import Any, cast
 
 from manyheads.errors import DataFileError, DataSizeError, EncodingError
 
-MAX_FILE_BYTES = 1 << 36  # after decompression
+MAX_FILE_BYTES = 1 << 36  # bytes after decompression
 MAX_COMPRESSION_RATIO = 200  # text compresses 3 to 20 times
 
 
 def check_rereadable(path: Path) -> None:
-    """Refuses a pipe, a socket and a device: data files are read more than once."""
+    """Raises for a pipe, a socket or a device, because data files are read more than once."""
     if path.is_fifo() or path.is_socket() or path.is_char_device():
         raise DataFileError(f"{path} is a stream, and data is read more than once", hint="save it as a file")
 
@@ -49,7 +49,7 @@ class DecompressedFile:
     compressed_size: int
 
     def check_size(self, size: int) -> None:
-        """Refuses to read more than a data file would hold: a small gzip file may decompress to terabytes."""
+        """Raises if `size` is implausible for a data file; a small gzip file may decompress to terabytes."""
         limit = MAX_COMPRESSION_RATIO * self.compressed_size
         if size > MAX_FILE_BYTES or (self.compressed_size and size > max(1 << 20, limit)):
             raise DataSizeError(f"{self.path} decompresses to more than {size:,} bytes, too many for a data file")
@@ -59,14 +59,14 @@ class DecompressedFile:
 class LineReader:
     """The numbered lines of a file, from 1, in bounded memory.
 
-    LF, CRLF and CR end a line; a byte order mark at the start is dropped. A byte that is not UTF-8, and a NUL, is an
+    LF, CRLF and CR end a line; a byte order mark at the start is dropped. An invalid UTF-8 byte or a NUL raises an
     error with its position in the decompressed file, unless `encoding_errors` is "replace" or "skip".
     """
 
     path: Path
     encoding_errors: str
     max_length: int  # characters
-    warnings: Counter[str] = field(default_factory=Counter)  # number of lines by what was done about them
+    warnings: Counter[str] = field(default_factory=Counter)  # number of lines by how they were handled
     file: BufferedReader | None = None  # open already, such as standard input; `path` is then only its name
     length_hint: str = "raise max_line_length to allow it"
     encoding_hint: str = "save the file as UTF-8, or set encoding_errors to 'replace' or 'skip'"
@@ -114,7 +114,7 @@ class LineReader:
         )
 
     def handle_invalid(self, message: str, *, replacement: str) -> str | None:
-        """What `encoding_errors` says about a line that is not text: an error, the replacement, or None to skip it."""
+        """Handles an invalid line by `encoding_errors`: raises, or returns the replacement, or None to skip it."""
         if self.encoding_errors == "strict":
             raise EncodingError(message, hint=self.encoding_hint)
         skip = self.encoding_errors == "skip"

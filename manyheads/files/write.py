@@ -1,4 +1,4 @@
-"""Writing files: complete or not at all, and errors of the disk in one sentence."""
+"""Writes files completely or not at all, and reports disk errors in one sentence."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from pathlib import Path
 
 from manyheads.errors import ManyheadsError, OutOfDiskError, OutputError, OutputExistsError
 
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the disk, the user's quota, the size of one file
+# the disk is full, the user's quota is reached, or the file is too large
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def write_error(target: Path, error: OSError) -> ManyheadsError:
@@ -31,7 +32,7 @@ def explain_write_errors(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def atomic_output(target: Path) -> Iterator[Path]:
-    """A path for a draft, a file or a folder, which is renamed to `target` once it is complete."""
+    """Yields a path for a draft file or folder, which is renamed to `target` at the end of the block."""
     check_absent(target)
     new_folders = [folder for folder in target.parents if not os.path.exists(folder)]
     try:
@@ -50,7 +51,7 @@ def atomic_output(target: Path) -> Iterator[Path]:
 
 
 def check_absent(target: Path) -> None:
-    """Refuses a path that exists, even as a link to nothing, and one that no file can have."""
+    """Raises if a path exists, even as a dangling link, or if no file can have this path."""
     try:
         target.lstat()
     except FileNotFoundError:
@@ -75,7 +76,7 @@ def write_atomic(path: Path, text: str) -> None:
 
 
 def append_atomic(path: Path, data: bytes, *, create: bool) -> None:
-    """Appends to a file, all or nothing; without `create`, one that was deleted is not made again."""
+    """Appends to a file, all or nothing; without `create`, a deleted file raises instead of being created."""
     handle = os.open(path, os.O_WRONLY | (os.O_CREAT if create else 0), 0o666)
     try:
         end = os.lseek(handle, 0, os.SEEK_END)
@@ -87,8 +88,8 @@ def append_atomic(path: Path, data: bytes, *, create: bool) -> None:
 
 
 def free_bytes(folder: Path) -> int:
-    """Free space on the disk of a folder."""
-    return shutil.disk_usage(folder).free
+    """Returns the free space on the disk where the folder is or will be."""
+    return shutil.disk_usage(next(path for path in (folder, *folder.absolute().parents) if path.exists())).free
 
 
 def fsync_path(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Generating text with any model that decodes. Importing this package fills the slot of decoding methods."""
+"""Text generation. Importing this package registers every decoding method."""
 
 from manyheads.generate import methods
 

@@ -1,4 +1,4 @@
-"""Decoding: one `GenerationConfig`, and the slot of methods that choose the next tokens with it."""
+"""Decoding: the settings of generation, and the base of the methods that choose the next tokens."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from manyheads.errors import CheckpointConfigError, ConfigError, GenerationConfigError, UnsupportedError
 from manyheads.model.build import Model
+from manyheads.parts.head import token_at
 from manyheads.parts.inputs import Inputs, tokens_first
 from manyheads.spec import MAX_COUNT, Part, Tree, did_you_mean, quoted
 
@@ -21,35 +22,35 @@ Generators = Sequence[torch.Generator]
 
 
 class DecodingSpec(Part, slot="decoding", default="greedy"):
-    """How the next tokens are chosen."""
+    """The decoding method, which chooses the next tokens."""
 
-    # (setting, value): a caller who gives the setting selects this method, unless with this value
+    # (setting, value) means that a caller who passes the setting with another value selects this method
     selected_by: ClassVar[tuple[str, float] | None] = None
 
     @property
     def beams(self) -> int:
-        """Rows of the model's batch that one text takes."""
+        """The number of batch rows per sequence."""
         return 1
 
     @abstractmethod
     def generate(
         self, model: Model, prompt: Inputs, source: Inputs | None, *, config: GenerationConfig, rng: Generators
     ) -> list[list[int]]:
-        """The new tokens of each row of the prompt; they end with a token of `config.eos_token_id`, or at the limit."""
+        """The new tokens of each row, up to an eos token (included) or `config.max_new_tokens`."""
 
 
 @dataclass(frozen=True)
 class GenerationConfig:
-    """All settings of generation, a checkpoint's own overridden by the caller's, named as in transformers."""
+    """All settings of generation, with the names of transformers. A caller's settings override a checkpoint's."""
 
     max_new_tokens: int = 64
     decoding: DecodingSpec = field(default_factory=lambda: choose_decoding("greedy"))
-    seed: int = 0  # for sampling
+    seed: int = 0  # random seed for sampling
     decoder_start_token_id: int | None = None
     eos_token_id: tuple[int, ...] = ()
     forced_bos_token_id: tuple[int, ...] = ()  # forced after the first token
     forced_eos_token_id: tuple[int, ...] = ()  # forced at max_new_tokens
-    bad_words_ids: tuple[tuple[int, ...], ...] = ()  # never generated: single tokens, or sequences
+    bad_words_ids: tuple[tuple[int, ...], ...] = ()  # token sequences that are never generated
 
     def __post_init__(self) -> None:
         if type(self.max_new_tokens) is not int or not 1 <= self.max_new_tokens <= MAX_COUNT:
@@ -59,7 +60,10 @@ class GenerationConfig:
             raise GenerationConfigError(f"seed is {quoted(self.seed)}, expected a non-negative integer")
 
     def process_logits(self, logits_BV: Tensor, tokens_BL: Tensor, remaining: int) -> Tensor:
-        """Applies bad_words_ids and forced tokens. `remaining` tokens may follow; −1 pads `tokens_BL` on the left."""
+        """Applies bad_words_ids and forced tokens. `remaining` counts the tokens up to max_new_tokens.
+
+        `tokens_BL` is padded with −1 on the left.
+        """
         logits_BV = logits_BV.clone() if self.bad_words_ids else logits_BV
         for *before, token in self.bad_words_ids:
             if token < logits_BV.shape[1] and len(before) < tokens_BL.shape[1]:
@@ -72,12 +76,12 @@ class GenerationConfig:
         return logits_BV
 
     def without_eos(self, tokens: list[int]) -> list[int]:
-        """The tokens before the first that ends a text."""
+        """The tokens before the first eos token."""
         return tokens[: next((i for i, token in enumerate(tokens) if token in self.eos_token_id), len(tokens))]
 
 
 def force_tokens(tokens: tuple[int, ...], logits_BV: Tensor) -> Tensor:
-    """Logits of 0 for these tokens and −∞ for all others."""
+    """Returns logits of 0 for these tokens and −∞ for all others."""
     if max(tokens) >= logits_BV.shape[1]:
         raise UnsupportedError(f"forced token {max(tokens)} is outside the vocabulary of {logits_BV.shape[1]}")
     index = torch.tensor(tokens, device=logits_BV.device)
@@ -98,24 +102,24 @@ def generation_config(
 ) -> GenerationConfig:
     """A GenerationConfig from keyword arguments, on top of a checkpoint's own.
 
-    `decoding` is a kind, or a table with its fields. Without it the other settings, such as temperature and num_beams,
-    select a method and are its fields.
+    `decoding` is a kind, or a table with its fields. Without it, the other settings, such as temperature or num_beams,
+    select a method and set its fields.
     """
     base = base or GenerationConfig()
     if decoding is not None and settings:
         name = next(iter(settings))
-        raise GenerationConfigError(f"decoding and {name} are given: give {name} as a field of decoding")
+        raise GenerationConfigError(f"given both decoding and {name}; give {name} as a field of decoding")
     method = decoding_for(settings) if decoding is None else choose_decoding(decoding)
     start = base.decoder_start_token_id if decoder_start_token_id is None else decoder_start_token_id
     return replace(base, max_new_tokens=max_new_tokens, decoding=method, seed=seed, decoder_start_token_id=start)
 
 
 def decoding_for(settings: Tree) -> DecodingSpec:
-    """The method that one of the settings selects, greedy decoding if none does; refuses wrong values of any method."""
+    """The method that the settings select, greedy by default. Raises an error for wrong values of any method."""
     kinds: dict[str, type[DecodingSpec]] = DecodingSpec.kinds  # type: ignore[assignment]
     known = {name for kind in kinds.values() for name in kind.model_fields}
     if unknown := [name for name in settings if name not in known]:
-        raise GenerationConfigError(f"no setting {quoted(unknown[0])}{did_you_mean(unknown[0], known)}")
+        raise GenerationConfigError(f"unknown setting {quoted(unknown[0])}{did_you_mean(unknown[0], known)}")
     selected = dict[str, DecodingSpec]()
     for name, kind in kinds.items():
         fields = {key: value for key, value in settings.items() if key in kind.model_fields}
@@ -125,7 +129,9 @@ def decoding_for(settings: Tree) -> DecodingSpec:
             method = choose_decoding({"kind": name} | fields)
             selected |= {setting: method} if setting in fields else {}
     if len(selected) > 1:
-        raise GenerationConfigError(f"{' and '.join(selected)} select different methods of decoding: give one of them")
+        raise GenerationConfigError(
+            f"{' and '.join(selected)} select different decoding methods; give only one of them"
+        )
     return next(iter(selected.values()), choose_decoding("greedy"))
 
 
@@ -137,7 +143,7 @@ def choose_decoding(decoding: str | Tree | DecodingSpec) -> DecodingSpec:
 
 
 def read_generation_config(config: Mapping[str, Any], extra_files: Mapping[str, bytes]) -> GenerationConfig:
-    """A checkpoint's settings: generation_config.json alone where there is one, as in transformers, else its config."""
+    """Settings from generation_config.json or, without one, from the checkpoint's config, as in transformers."""
     if (data := extra_files.get("generation_config.json")) is not None:
         try:
             config = dict(json.loads(data))
@@ -157,7 +163,7 @@ def read_generation_config(config: Mapping[str, Any], extra_files: Mapping[str, 
 
 
 def token_ids(value: Any) -> tuple[int, ...]:
-    """One id or a list of ids; anything else is left out."""
+    """Converts one id or a list of ids to a tuple, and leaves out other values."""
     values = value if isinstance(value, list) else [value]
     return tuple(token for token in values if type(token) is int and 0 <= token < 1 << 31)
 
@@ -166,12 +172,12 @@ def token_ids(value: Any) -> tuple[int, ...]:
 
 
 class Hypotheses:
-    """Unfinished texts, one per row: the tokens so far and the model's decoding state."""
+    """Unfinished sequences, one per row, with their tokens so far and the decoding state of the model."""
 
     def __init__(self, model: Model, prompt: Inputs, source: Inputs | Tensor | None, max_new_tokens: int) -> None:
         self.model, self.inputs = model, prompt
         self.state: Any = model.start(source, capacity=prompt.length + max_new_tokens)
-        self.tokens = prompt.tokens  # rows×length, aligned on the right, −1 on the left
+        self.tokens = prompt.tokens  # rows×length, padded with −1 on the left
         if prompt.padding_mask is not None:
             self.tokens = prompt.tokens.masked_fill(prompt.padding_mask, -1).gather(
                 1, tokens_first(~prompt.padding_mask)
@@ -180,21 +186,13 @@ class Hypotheses:
     def logits(self) -> Tensor:
         """The logits of the next token of each row."""
         logits, self.state = self.model.step(self.inputs, self.state)
-        return last_logits(logits, self.inputs.padding_mask)
+        return token_at(logits, self.inputs.padding_mask, -1)
 
     def extend(self, tokens: Tensor, rows: Tensor | None = None) -> None:
-        """Appends a token to each row; with `rows`, to these rows alone, which may be left out or repeated."""
+        """Appends a token to each row. With `rows`, selects these rows first; a row may be left out or repeated."""
         if rows is not None:
             self.state, self.tokens = self.state.select(rows), self.tokens.index_select(0, rows)
         self.inputs, self.tokens = Inputs(tokens[:, None]), torch.cat((self.tokens, tokens[:, None]), dim=1)
-
-
-def last_logits(logits_BLV: Tensor, padding_mask: Tensor | None) -> Tensor:
-    """The logits after each row's last real token."""
-    if padding_mask is None:
-        return logits_BLV[:, -1]
-    last = logits_BLV.shape[1] - 1 - (~padding_mask).flip(1).to(torch.int8).argmax(dim=1)
-    return logits_BLV[torch.arange(len(logits_BLV), device=last.device), last]
 
 
 @torch.no_grad()
@@ -206,7 +204,7 @@ def generate_token_by_token(
     config: GenerationConfig,
     choose: Callable[[Tensor, list[int]], Tensor],
 ) -> list[list[int]]:
-    """Appends the token that `choose(logits_BV, rows)` gives for each row; finished rows leave the batch."""
+    """Appends the token that `choose(logits_BV, rows)` returns for each row. Finished rows leave the batch."""
     hypotheses, eos = Hypotheses(model, prompt, source, config.max_new_tokens), config.eos_token_id
     active_rows = list(range(prompt.batch))
     output: list[list[int]] = [[] for _ in active_rows]

@@ -1,1 +1,1 @@
-"""Reading, describing, auditing and drawing models: the library behind the page, usable without it."""
+"""Describes, audits and draws models."""

@@ -1,4 +1,4 @@
-"""Audits a model: invariants that every model must keep, such as causality, whoever wrote it."""
+"""Audits a model for invariants such as causality, for models of this package and of transformers."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from torch import Tensor
 
 from manyheads.checkpoint.checkpoint import Checkpoint, load
 from manyheads.errors import UsageError
-from manyheads.inspect.audit_models import AuditedModel, OwnModel, TransformersModel
+from manyheads.inspect.audit_models import AuditedModel, ManyheadsModel, TransformersModel
 from manyheads.model.transformer import Transformer
 
-TOLERANCE = 1e-4  # the largest difference that rounding explains
-MAX_TABLE = 4096  # positions up to which an input that is too long is tried
+TOLERANCE = 1e-4  # largest difference that rounding can cause
+MAX_TABLE = 4096  # longest position table for which an input that is too long is tried
 
 Status = Literal["passed", "failed", "skipped"]
 Result = tuple[Status, float | None, str]
@@ -27,7 +27,7 @@ Result = tuple[Status, float | None, str]
 
 @dataclass(frozen=True)
 class AuditRow:
-    """The result of one check: its status, the measured value, and what that means."""
+    """The result of one check, with its status, the measured value, and an explanation."""
 
     check: str
     status: Status
@@ -36,12 +36,12 @@ class AuditRow:
 
 
 def audit(target: Any) -> list[AuditRow]:
-    """Runs every check on a path, a checkpoint, one of our models or one of transformers'."""
+    """Runs every check on a path, a checkpoint, a model of this package or a model of transformers."""
     if isinstance(target, str | Path):
         checkpoint = load(target, dtype=torch.float32)
-        return [*run_checks(OwnModel(checkpoint, checkpoint.path))]
+        return [*run_checks(ManyheadsModel(checkpoint, checkpoint.path))]
     if isinstance(target, Checkpoint | Transformer):
-        return [*run_checks(OwnModel(target if isinstance(target, Checkpoint) else Checkpoint(target)))]
+        return [*run_checks(ManyheadsModel(target if isinstance(target, Checkpoint) else Checkpoint(target)))]
     if hasattr(target, "config") and hasattr(target, "forward"):
         with evaluation_mode(target):
             return [*run_checks(TransformersModel(target))]
@@ -60,7 +60,7 @@ def evaluation_mode(model: Any) -> Iterator[None]:
 
 @torch.no_grad()
 def run_checks(model: AuditedModel) -> Iterator[AuditRow]:
-    """Every check in turn; one that raises has failed."""
+    """Runs every check. A check that raises has failed."""
     for name, check in CHECKS.items():
         try:
             yield AuditRow(name, *check(model))
@@ -74,20 +74,20 @@ def skipped(reason: str) -> Result:
 
 
 def compare_with_tolerance(worst: float, good: str, bad: str, tolerance: float = TOLERANCE) -> Result:
-    """A fault if the largest difference is above the tolerance, or is no finite number."""
+    """Fails if the largest difference is above the tolerance or not finite."""
     if not math.isfinite(worst):
         return "failed", None, "the output is NaN or infinite"
     return ("passed", worst, good) if worst <= tolerance else ("failed", worst, bad)
 
 
 def difference(a: Tensor, b: Tensor) -> float:
-    """The largest difference, in standard deviations of the values."""
+    """The largest difference, divided by the standard deviation of `a`."""
     a, b = a.float().cpu(), b.float().cpu()
     return float((a - b).abs().max() / (a.std() if a.numel() > 1 else a.abs().max()).clamp(min=1e-6))
 
 
 def largest(values: Iterable[Tensor | float]) -> float:
-    """The maximum; NaN if one value is NaN, which Python's `max` would lose."""
+    """The maximum, or NaN if one value is NaN, which Python's `max` may ignore."""
     return float(torch.tensor([float(value) for value in values]).max())
 
 
@@ -101,7 +101,7 @@ def decoder_logits(model: AuditedModel, source: Tensor | None, ids: Tensor) -> T
 def rows_sum_to_one(model: AuditedModel) -> Result:
     attention = model.attention(model.random_ids(), model.random_target())
     if not attention:
-        return skipped("the model does not give its attention weights")
+        return skipped("the model does not return its attention weights")
     worst = largest((weights.float().sum(-1) - 1).abs().max() for weights in attention)
     count = sum(weights[..., 0].numel() for weights in attention)
     return compare_with_tolerance(
@@ -113,7 +113,7 @@ def causality(model: AuditedModel) -> Result:
     if not model.causal:
         return skipped("the model is not causal")
     if not model.per_token:
-        return skipped("one output per text does not show which tokens it depends on")
+        return skipped("the model has one output per text, so causality cannot be observed")
     ids, source = model.random_ids(is_target=True), model.random_source()
     before, changes = decoder_logits(model, source, ids), [0.0]
     for position in range(1, ids.shape[1]):
@@ -137,7 +137,7 @@ def padding_is_ignored(model: AuditedModel, *, left: bool) -> Result:
     if target is None and model.per_token:
         among = among[~mask][None]
     return compare_with_tolerance(
-        difference(alone, among), "padding changes no output", "padding changes the outputs of real tokens"
+        difference(alone, among), "padding changes no output", "padding changes the outputs of non-padding tokens"
     )
 
 
@@ -145,10 +145,10 @@ def cached_equals_full(model: AuditedModel) -> Result:
     ids, source = model.random_ids(is_target=True), model.random_source()
     steps = None if model.image_size else model.stepwise(ids, source)
     if steps is None:
-        return skipped("the model does not generate token by token")
+        return skipped("the model does not generate")
     worst = difference(decoder_logits(model, source, ids), steps)
     return compare_with_tolerance(
-        worst, "token by token gives the logits of the full forward", "token by token gives other logits"
+        worst, "cached decoding gives the logits of the full forward", "cached decoding gives other logits"
     )
 
 
@@ -158,7 +158,7 @@ def batch_invariance(model: AuditedModel) -> Result:
     alone = [model.logits(ids[i : i + 1], target=None if target is None else target[i : i + 1]) for i in range(3)]
     worst = difference(together, torch.cat(alone))
     return compare_with_tolerance(
-        worst, "a text gives the same alone and in a batch", "texts of a batch change each other's outputs"
+        worst, "a text has the same output alone and in a batch", "texts of a batch change each other's outputs"
     )
 
 
@@ -178,7 +178,7 @@ def live_heads(model: AuditedModel) -> Result:
     if not attention:
         return skipped("the model does not give its attention weights")
     if attention[0].shape[-1] == 1:
-        return skipped("an input of one token does not show it")
+        return skipped("an input of one token does not distinguish heads")
     dead = model.count_dead_heads(ids, target) or 0
     duplicates = sum(
         int(torch.equal(weights[:, head], weights[:, other]))
@@ -194,7 +194,7 @@ def live_heads(model: AuditedModel) -> Result:
 def too_long_is_refused(model: AuditedModel) -> Result:
     limit = model.max_positions
     if model.image_size:
-        return skipped("all images have one size")
+        return skipped("all images have the same size")
     if limit is None or limit > MAX_TABLE:
         return skipped(f"the number of positions is unlimited, or above {MAX_TABLE:,}")
     try:

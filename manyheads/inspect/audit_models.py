@@ -1,4 +1,4 @@
-"""What an audit needs to know of a model, for models of ours and for those of transformers."""
+"""One interface for auditing models of this package and of transformers."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from manyheads.parts.head import MaskedSpec, TiedSpec
 LENGTH = 12  # tokens of a random input
 NOT_TIED = "the config ties no weights"
 
-ReferenceLogits = Callable[[Tensor, Tensor | None], Tensor]  # logits for ids and a target
+ReferenceLogits = Callable[[Tensor, Tensor | None], Tensor]  # (ids, target) → logits
 
 
 class RandomInputs:
     """Random inputs of the sizes that a model reads."""
 
-    shape: str  # encoder, decoder, encoder–decoder
+    shape: str  # "encoder", "decoder" or "encoder-decoder"
     vocab: int
-    max_positions: int | None  # of the input, or of the source if there is one; None if there is no limit
+    max_positions: int | None  # limit of the input, or of the source if there is one; None if there is no limit
     max_target_positions: int | None
     image_size: tuple[int, ...] | None  # channels, height and width, if it reads images
 
     def random_ids(self, batch: int = 2, length: int = LENGTH, *, seed: int = 0, is_target: bool = False) -> Tensor:
-        """Random tokens, at most as many as the model has positions for; or random images."""
+        """Random images, or random tokens within the number of positions."""
         rng = torch.Generator().manual_seed(seed)
         if self.image_size:
             return torch.randn(batch, *self.image_size, generator=rng)
@@ -45,7 +45,7 @@ class RandomInputs:
         return torch.randint(0, self.vocab, (batch, length if limit is None else min(length, limit)), generator=rng)
 
     def random_target(self, batch: int = 2) -> Tensor | None:
-        """A target for an encoder–decoder of texts; None for other models."""
+        """A random target for an encoder–decoder of texts; None for other models."""
         if self.shape != "encoder-decoder" or self.image_size:
             return None
         return self.random_ids(batch, 7, seed=1, is_target=True)
@@ -54,12 +54,12 @@ class RandomInputs:
         return self.random_ids(seed=2) if self.shape == "encoder-decoder" else None
 
 
-class OwnModel(RandomInputs):
-    """A model of ours; its reference implementation is transformers, if that is installed and can read `folder`."""
+class ManyheadsModel(RandomInputs):
+    """A model of this package. Its reference implementation is transformers, if installed and able to read `folder`."""
 
     def __init__(self, checkpoint: Checkpoint, folder: Path | None = None) -> None:
         if not isinstance(checkpoint.model, Transformer):
-            raise UnsupportedError(f"only transformers can be audited; this model is {checkpoint.spec.shape}")
+            raise UnsupportedError(f"audit supports transformers only; this model is {checkpoint.spec.shape}")
         self.checkpoint, self.model, self.folder = checkpoint, checkpoint.model.eval(), folder
         spec, decoder = checkpoint.spec, checkpoint.spec.decoder
         self.shape, self.per_token = spec.shape, spec.head.per_token
@@ -94,7 +94,7 @@ class OwnModel(RandomInputs):
         return attentions
 
     def attention(self, ids: Tensor, target: Tensor | None) -> list[Tensor]:
-        """The weights of every attention of one forward, B×H×L×M; empty if the model does not give them."""
+        """The weights of every attention of one forward, B×H×L×M; empty if the model does not return them."""
         return [recorded.weights() for recorded in self.recorded(ids, target)]
 
     def stepwise(self, ids: Tensor, source: Tensor | None) -> Tensor | None:
@@ -109,11 +109,11 @@ class OwnModel(RandomInputs):
         return torch.cat(steps, dim=1)
 
     def count_dead_heads(self, ids: Tensor, target: Tensor | None) -> int:
-        """How many heads contribute zero to every token."""
+        """The number of heads whose contribution is zero for every token."""
         return sum(map(self._dead_heads, self.recorded(ids, target)))
 
     def _dead_heads(self, recorded: RecordedAttention) -> int:
-        """How many heads of one attention have values that W_O maps to zero."""
+        """The number of heads of one attention whose values W_O maps to zero."""
         attention: Any = self.model.get_submodule(recorded.name)
         weight = attention.output.weight
         heads = weight.shape[1] // recorded.value.shape[-1]
@@ -122,7 +122,7 @@ class OwnModel(RandomInputs):
         return int((output_BHMD == 0).all(dim=3).all(dim=2).all(dim=0).sum())
 
     def tied(self) -> tuple[Tensor, Tensor] | str:
-        """Two weights that the config says are one, or why there is nothing to compare."""
+        """Two weights that should be equal by the config, or the reason why there are none."""
         head = self.checkpoint.spec.head
         is_tied = isinstance(head.scores if isinstance(head, MaskedSpec) else head, TiedSpec)
         return "head and embedding are one tensor by construction" if is_tied else NOT_TIED
@@ -133,7 +133,7 @@ class OwnModel(RandomInputs):
         return None if tokenizer is None else tokenizer.get_vocab_size(with_added_tokens=True)
 
     def reference_implementation(self) -> tuple[str, ReferenceLogits] | None:
-        """The same model in another library, by name."""
+        """The name of another library and a function that computes the logits of the same model with it."""
         try:
             import transformers
         except ImportError:
@@ -160,24 +160,24 @@ def progress_bars_off(logging: Any) -> Iterator[None]:
 
 
 class TransformersModel(RandomInputs):
-    """A model of transformers in memory; its reference implementation is ours, with its weights."""
+    """A model of transformers in memory. Its reference implementation is this package, with the same weights."""
 
     def __init__(self, model: Any) -> None:
         self.model, self.config = model, model.config
         self.arguments = inspect.signature(model.forward).parameters
         can_generate = bool(model.can_generate()) if hasattr(model, "can_generate") else False
-        # a stack without a head does not generate, but its attention says that it is causal
+        # a model without a head cannot generate, but its attention modules have is_causal
         self.causal = can_generate or any(getattr(module, "is_causal", False) for module in model.modules())
         has_source = bool(getattr(self.config, "is_encoder_decoder", False))
         self.shape = "encoder-decoder" if has_source else "decoder" if self.causal else "encoder"
         self.vocab = int(getattr(self.config, "vocab_size", 0))
         self.input_name = getattr(model, "main_input_name", "input_ids")
         if self.input_name not in ("input_ids", "pixel_values"):
-            raise UnsupportedError(f"only models of texts and images can be audited; this one reads {self.input_name}")
+            raise UnsupportedError(f"audit supports models of texts and images; this one reads {self.input_name}")
         self.image_size = None
         if self.input_name == "pixel_values":
             self.image_size = (self.config.num_channels, self.config.image_size, self.config.image_size)
-        # some derive positions from the padding token among the ids
+        # some models compute positions from the padding tokens among the ids
         self.derives_positions = any(hasattr(one, "create_position_ids_from_input_ids") for one in model.modules())
         self.max_positions = self.max_target_positions = self._max_positions()
 
@@ -186,7 +186,7 @@ class TransformersModel(RandomInputs):
         return self.logits(self.random_ids(1), target=self.random_target(1)).dim() == 3
 
     def _max_positions(self) -> int | None:
-        """The length of the position table, if there is one: a rotation has no limit."""
+        """The length of the position table; None without one, as RoPE has no limit."""
         if getattr(self.config, "rope_parameters", None) or not hasattr(self.config, "max_position_embeddings"):
             return None
         length = int(self.config.max_position_embeddings)
@@ -196,7 +196,7 @@ class TransformersModel(RandomInputs):
         inputs = {self.input_name: ids.to(self.model.device)}
         if target is not None:
             inputs["decoder_input_ids"] = target.to(self.model.device)
-        if "noise" in self.arguments:  # sets the patches that a masked autoencoder encodes: always the first
+        if "noise" in self.arguments:  # determines which patches a masked autoencoder encodes, here the first
             patches = (self.config.image_size // self.config.patch_size) ** 2
             inputs["noise"] = torch.arange(patches, device=self.model.device).expand(len(ids), -1)
         return inputs
@@ -235,12 +235,12 @@ class TransformersModel(RandomInputs):
         return torch.cat(steps, dim=1)
 
     @cached_property
-    def own(self) -> OwnModel | None:
-        """The same weights in a model of ours; None if the architecture is not supported."""
+    def own(self) -> ManyheadsModel | None:
+        """A model of this package with the same weights; None if the architecture is not supported."""
         with tempfile.TemporaryDirectory() as folder:
             self.model.save_pretrained(folder)
             try:
-                return OwnModel(load(folder, copy=True))
+                return ManyheadsModel(load(folder, copy=True))
             except ValueError:
                 return None
 
@@ -262,9 +262,9 @@ class TransformersModel(RandomInputs):
 
 
 def output_of(output: Any) -> Tensor:
-    """The output of a model of transformers, under the first of its names."""
+    """The logits or hidden states in the output of a transformers model."""
     names = ("logits", "prediction_logits", "last_hidden_state")
     return next(getattr(output, name) for name in names if getattr(output, name, None) is not None)
 
 
-AuditedModel = OwnModel | TransformersModel
+AuditedModel = ManyheadsModel | TransformersModel

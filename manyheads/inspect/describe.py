@@ -1,4 +1,4 @@
-"""Models and parts as plain data: layers, formulas, weights and costs of a model; kinds and fields of a slot."""
+"""Describes models (layers, formulas, weights, costs) and slots (kinds, fields) as plain data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from manyheads.presets import about, preset, read_description
 from manyheads.spec import SLOTS, Part, Spec, Tree, override, to_tree
 
 SCHEMA = 1
-DEFAULT_LENGTH = 128  # tokens, if the model names no context
+DEFAULT_LENGTH = 128  # tokens, for a model without a context length
 Row = tuple[str, str, str]  # slot, part, formula
 
 # ------------------------------------------------------------------------------------------------------------- a model
@@ -25,7 +25,7 @@ Row = tuple[str, str, str]  # slot, part, formula
 def describe_model(
     target: str, overrides: list[str], *, batch: int = 1, length: int | None = None, source_length: int | None = None
 ) -> Tree:
-    """Everything about the model of a preset or a file; costs are those of one batch of this size."""
+    """Describes the model of a preset or a file. Costs are for one batch of the given size."""
     tree, description = read_description(target)
     spec = read_model(override(tree, overrides))
     if length is None:
@@ -74,14 +74,14 @@ def max_positions(spec: ModelSpec) -> int:
 
 
 def weights_of(spec: ModelSpec) -> list[Tree]:
-    """Every weight by name, shape and number of layers that have it; `*` stands for the layer's number."""
+    """Every weight with its name, shape and number of occurrences; `*` is the index of a layer."""
     parameters = build_meta(spec).named_parameters()
     count = Counter((re.sub(r"(layers|positions)\.\d+\.", r"\1.*.", name), tuple(p.shape)) for name, p in parameters)
     return [{"name": name, "shape": list(shape), "count": times} for (name, shape), times in count.items()]
 
 
 def sections(spec: ModelSpec) -> Iterator[tuple[str, list[Row]]]:
-    """A title and its parts: each stack, its layers (equal ones together), then the head and the initialisation."""
+    """Yields titles with their parts: each stack, its layers (equal ones together), the head and the initialisation."""
     for name in ("encoder", "decoder"):
         stack: StackSpec | None = getattr(spec, name)
         if stack is None:
@@ -99,7 +99,7 @@ def sections(spec: ModelSpec) -> Iterator[tuple[str, list[Row]]]:
 
 
 def group_layers(layers: list[LayerSpec]) -> Iterator[tuple[str, LayerSpec]]:
-    """Each different layer with the numbers of those that equal it: 'layers 0–5', 'layers 0, 2, 4'."""
+    """Yields each different layer with the indices of equal layers, such as 'layers 0–5' or 'layers 0, 2, 4'."""
     distinct = [layer for i, layer in enumerate(layers) if layer not in layers[:i]]
     for layer in distinct:
         first, *others = numbers = [i for i, other in enumerate(layers) if other == layer]
@@ -120,7 +120,7 @@ def layer_rows(layer: LayerSpec) -> list[Row]:
 
 
 def to_row(slot: str, value: Any) -> Row:
-    """A slot, its part with the fields that are not off, and the part's formula."""
+    """A slot, its part with the fields that are set, and the formula of the part."""
     if not isinstance(value, Spec):
         return slot, format_field(value), ""
     fields = {name: field for name, field in value if field not in (None, False, 0.0, ())}
@@ -145,7 +145,7 @@ def format_field(value: Any) -> str:
 
 
 def describe_preset(name: str) -> Tree:
-    """A preset's shape, position scheme, number of parameters and source."""
+    """The shape, position scheme, number of parameters and source of a preset."""
     spec, description = read_model(preset(name)), about(name)
     stack = spec.decoder or spec.encoder
     return {
@@ -179,7 +179,7 @@ def list_slots() -> list[Tree]:
 
 
 def list_tables(tables: Mapping[str, type[Spec]]) -> list[Tree]:
-    """Tables of a run file that have no kinds, in the form of `list_slots`."""
+    """Tables of a run file that have no kinds, in the same form as `list_slots`."""
     return [
         {"slot": name, "meaning": first_line(spec), "kinds": [], "fields": fields_of(spec)}
         for name, spec in tables.items()
@@ -204,7 +204,7 @@ def first_line(spec: Spec | type[Spec]) -> str:
 
 
 def type_name(annotation: Any) -> str:
-    """A type in words: 'float', 'add, concat or multiply', 'a norm', 'a table'."""
+    """Describes a type in words, such as 'float', 'add, concat or multiply', 'a norm' or 'a table'."""
     if isinstance(annotation, type):
         if issubclass(annotation, Part):
             return f"{'an' if annotation.slot[0] in 'aeio' else 'a'} {annotation.slot}"
@@ -219,7 +219,7 @@ def type_name(annotation: Any) -> str:
 
 
 def plain_default(value: Any) -> Any:
-    """A default as JSON has it; None if there is none, or if the field is a table whose own fields have defaults."""
+    """A default as a JSON value; None if there is none, or if it is a table with only default fields."""
     if value is PydanticUndefined:
         return None
     if isinstance(value, Part):

@@ -1,4 +1,4 @@
-"""Figures with matplotlib: the learning curves of a comparison, and images next to their reconstructions."""
+"""Draws learning curves of a comparison, and images with their reconstructions, with matplotlib."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from manyheads.spec import Tree
 
-MIN_HEIGHT = 300  # pixels of a file of images; small ones are enlarged
+MIN_HEIGHT = 300  # pixels; smaller pictures are enlarged
 LINE_STYLES = ("-", "--", ":", "-.")
 
 
 def draw_comparison(report: Tree, path: Path) -> None:
-    """Validation loss by step, and the final metric of every seed, in one colour per cell of a `compare` report."""
+    """Plots validation loss by step, and the final metric of every seed, with one colour per cell of a comparison."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
@@ -54,7 +54,7 @@ def draw_comparison(report: Tree, path: Path) -> None:
 
 
 def plot_curves(axes: Any, cell: Tree, *, color: Any, linestyle: str, label: str) -> None:
-    """The loss of every seed as a thin line, and their mean at the steps that all of them have."""
+    """Plots the loss of every seed as a thin line, and the mean at the steps that all seeds have."""
     by_step = [dict(map(tuple, seed["curve"])) for seed in cell["seeds"]]
     for losses in by_step:
         axes.plot(list(losses), list(losses.values()), color=color, alpha=0.3, linewidth=0.8)
@@ -64,7 +64,7 @@ def plot_curves(axes: Any, cell: Tree, *, color: Any, linestyle: str, label: str
 
 
 def draw_images(examples: Sequence[Tree], path: Path) -> None:
-    """One column per example, one row for each of its images."""
+    """Draws one column per example, with one row for each of its images."""
     from matplotlib.image import imsave
 
     rows = [np.concatenate([add_border(example[name]) for example in examples], axis=1) for name in examples[0]]
@@ -74,6 +74,6 @@ def draw_images(examples: Sequence[Tree], path: Path) -> None:
 
 
 def add_border(image: Any) -> NDArray[np.float64]:
-    """The image with a white line around it."""
+    """Adds a white line around an image."""
     pixels = np.asarray(image, np.float64)
     return np.pad(pixels, ((1, 1), (1, 1), *((0, 0) for _ in pixels.shape[2:])), constant_values=1.0)

@@ -1,4 +1,4 @@
-"""An attention matrix as one page of HTML without scripts or network access."""
+"""Renders an attention matrix as an HTML page without scripts or network access."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def attention_page(
     mask_LM: Tensor | None = None,
     title: str = "attention",
 ) -> str:
-    """One row per query, one column per key; the highest weight of a row is outlined, masked cells are hatched.
+    """A table with a row per query and a column per key. The highest weight of a row is outlined, masked cells hatched.
 
     `mask_LM` is True where a query may attend to a key, as in torch.
     """
@@ -46,7 +46,7 @@ def attention_page(
         if tensor is not None and tensor.shape != shape:
             raise InputShapeError(f"{name} has shape {tuple(tensor.shape)}, expected queries × keys: {shape}")
     if not weights_LM.numel():
-        raise InputShapeError("the weights are empty: give at least one query and one key")
+        raise InputShapeError("the weights are empty; give at least one query and one key")
     if mask_LM is not None and mask_LM.dtype is not torch.bool:
         raise InputShapeError(f"mask is {mask_LM.dtype}, expected torch.bool, True where a query may attend to a key")
     check_rows(weights_LM, tolerance=0.02)

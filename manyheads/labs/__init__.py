@@ -1,1 +1,1 @@
-"""Experiments that test a claim, and plain models written from the formulas that composed models must match."""
+"""Experiments that test claims, and plain implementations of published models that composed models must match."""

@@ -1,7 +1,7 @@
-"""Plain models written from the formulas, to check the composed ones against: Transformer (2017), BERT, GPT-2.
+"""Plain implementations of Transformer (2017), BERT and GPT-2, written from the formulas to check composed models.
 
-They share nothing with the package but the names of the weights: each takes a dictionary of weights and follows its
-paper line by line. `attend` is the literal softmax unless another function of (q, k, v, visible) is given.
+They share only the names of the weights with the package. Each takes a dictionary of weights and follows its paper line
+by line. `attend` is explicit softmax attention unless another function of (q, k, v, visible) is given.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def layer_norm(w: Weights, name: str, x: Tensor, eps: float) -> Tensor:
 def multi_head(
     w: Weights, name: str, x: Tensor, memory: Tensor, visible: Tensor | None, heads: int, attend: Attend
 ) -> Tensor:
-    """Concat(head₁ … head_H) W_O, with head_i = attend(x W_Q, memory W_K, memory W_V) on its part of the columns"""
+    """Concat(head₁ … head_H) W_O, with head_i = attend(x W_Q, memory W_K, memory W_V) on its columns of the matrices"""
 
     def split(y: Tensor) -> Tensor:
         return y.unflatten(-1, (heads, -1)).transpose(1, 2)

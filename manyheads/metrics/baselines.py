@@ -14,12 +14,12 @@ Ids = NDArray[np.int64]
 
 
 def words(text: str) -> list[str]:
-    """Runs of letters and digits of any script, in lower case."""
+    """Returns the runs of letters and digits of any script, in lower case."""
     return re.findall(r"[^\W_]+", text.lower())
 
 
 def lead(source: str, count: int) -> str:
-    """The first words of the source, as its summary."""
+    """Returns the first words of the source, as its summary."""
     return " ".join(source.split()[:count])
 
 
@@ -27,7 +27,7 @@ def lead(source: str, count: int) -> str:
 
 
 class Majority:
-    """p(class) = its share of the training rows, for every text"""
+    """Predicts p(class) = its share of the training rows, for every text"""
 
     def __init__(self, labels: Sequence[int], classes: int) -> None:
         self.prior_C = np.bincount(labels, minlength=classes) / len(labels)
@@ -89,10 +89,10 @@ class BM25:
         idf = np.log(1 + (self.count - document_counts + 0.5) / (document_counts + 0.5))
         length = 1 - b + b * sizes / max(sizes.mean(), 1e-9)
         self.weights = idf[word] * frequency * (k1 + 1) / (frequency + k1 * length[self.documents])
-        self.offsets = np.concatenate(([0], np.cumsum(document_counts)))  # of each word's part of `documents`
+        self.offsets = np.concatenate(([0], np.cumsum(document_counts)))  # start of each word's part of `documents`
 
     def scores(self, query: str) -> Floats:
-        """The score of every document."""
+        """Returns the score of every document."""
         total = np.zeros(self.count)
         for word in words(query):
             if (index := self.index.get(word)) is not None:
@@ -114,7 +114,7 @@ class Unigram:
         self.log_probs_V = np.log(counts / counts.sum())
 
     def nats(self, text: Ids) -> Floats:
-        """−ln p of each token."""
+        """Returns −ln p of each token."""
         return -self.log_probs_V[text]
 
 
@@ -133,11 +133,11 @@ class Bigram:
         self.followers_V = np.bincount(first, minlength=vocab_size)
 
     def pair_ids(self, text: Ids) -> Ids:
-        """One number per pair of adjacent tokens."""
+        """Returns one number per pair of adjacent tokens."""
         return text[:-1] * self.vocab_size + text[1:]
 
     def nats(self, text: Ids) -> Floats:
-        """−ln p of each token but the first, which begins the text."""
+        """Returns −ln p of each token except the first, which is bos."""
         previous, pairs = text[:-1], self.pair_ids(text)
         index = np.minimum(np.searchsorted(self.pairs, pairs), len(self.pairs) - 1)
         pair_counts = np.where(self.pairs[index] == pairs, self.pair_counts[index], 0)

@@ -1,4 +1,4 @@
-"""Predicted classes and their probabilities against the targets: accuracy, macro-F₁ and calibration."""
+"""Metrics of predicted classes and their probabilities: accuracy, macro-F₁ and calibration."""
 
 from __future__ import annotations
 

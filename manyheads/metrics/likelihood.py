@@ -1,4 +1,4 @@
-"""How probable texts are to a language model: loss, perplexity and bits per byte."""
+"""Metrics of language models: loss, perplexity and bits per byte."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class LogLikelihood:
 
 @register_metric("loss", "likelihood", higher_is_better=False)
 def loss(texts: LogLikelihood) -> float:
-    """Nats per token. Depends on the tokenizer, as perplexity does; the two below do not."""
+    """Nats per token. Loss and perplexity depend on the tokenizer; bits per byte and nats per character do not."""
     return texts.nats / texts.tokens
 
 

@@ -13,18 +13,18 @@ Function = TypeVar("Function", bound=Callable[..., float])
 
 @dataclass(frozen=True)
 class Metric:
-    """A function that gives one number, and how that number is read."""
+    """A function that returns one number, and how that number is shown and compared."""
 
     name: str
     function: Callable[..., float]
     group: str
     higher_is_better: bool = True
-    percent: bool = False  # a share from 0 to 1, shown in per cent
-    decimals: int = 4  # of values below 10 where they are shown; larger ones have two
+    percent: bool = False  # whether it is a share from 0 to 1, shown in per cent
+    decimals: int = 4  # decimals shown for values below 10; larger values have two
 
 
 METRICS: dict[str, Metric] = {}
-UNREGISTERED = Metric("", float, "")  # how the values of a name without a metric are read
+UNREGISTERED = Metric("", float, "")  # how values of an unregistered name are shown and compared
 
 
 def register_metric(
@@ -53,12 +53,12 @@ def register_metric(
 
 
 def metric_names(group: str) -> tuple[str, ...]:
-    """The metrics of the group, in order of registration."""
+    """Returns the metrics of the group, in order of registration."""
     return tuple(name for name, metric in METRICS.items() if metric.group == group)
 
 
 def scores(group: str, *args: Any) -> dict[str, float]:
-    """The value of every metric of the group, in the same order."""
+    """Computes every metric of the group, in order of registration."""
     return {name: float(METRICS[name].function(*args)) for name in metric_names(group)}
 
 
@@ -68,7 +68,7 @@ def higher_is_better(name: str) -> bool:
 
 
 def format_value(name: str, value: float) -> str:
-    """A value as tables show it."""
+    """Formats a value for tables."""
     metric = METRICS.get(name, UNREGISTERED)
     if metric.percent:
         return f"{value:.1%}"

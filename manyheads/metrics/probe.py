@@ -28,7 +28,7 @@ def linear_probe(
     x, test_x = (np.concatenate(((part - mean) / scale, np.ones((len(part), 1))), 1) for part in (x, test_x))
     classes = np.unique(train_labels)
     y, targets = np.asarray(train_labels)[:, None] == classes, np.asarray(labels)
-    held_out = np.random.default_rng(0).random(len(x)) < 0.2  # random, as rows may be sorted by class
+    held_out = np.random.default_rng(0).random(len(x)) < 0.2  # random, because rows may be sorted by class
     fit = ridge_regression(x[~held_out], y[~held_out].astype(np.float64))
     held_out_labels = np.asarray(train_labels)[held_out]
     best = max(STRENGTHS, key=lambda strength: probe_accuracy(fit(strength), x[held_out], held_out_labels, classes))
@@ -36,7 +36,7 @@ def linear_probe(
 
 
 def ridge_regression(x: Floats, y: Floats) -> Callable[[float], Floats]:
-    """W by λ. Of the two equal forms (XᵀX + λN)⁻¹XᵀY and Xᵀ(XXᵀ + λN)⁻¹Y the one with the smaller matrix is used."""
+    """Returns W as a function of λ. Of the equal forms (XᵀX + λN)⁻¹XᵀY and Xᵀ(XXᵀ + λN)⁻¹Y, uses the smaller matrix."""
     count, size = x.shape
     if count < size:
         gram = x @ x.T

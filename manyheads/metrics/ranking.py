@@ -1,4 +1,4 @@
-"""The rank of each query's document among all documents: mean reciprocal rank and recall."""
+"""Metrics of the rank of each query's document among all documents: mean reciprocal rank and recall."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Ranks = NDArray[np.float64]
 
 
 def rank_targets(scores_NM: ArrayLike, targets: ArrayLike) -> Ranks:
-    """The rank of each query's target among all M documents, from 1.
+    """Returns the rank of each query's target among all M documents, from 1.
 
     Documents with equal scores share the mean of their ranks, so equal scores for all give the middle rank. NaN is
     below every number.
@@ -47,7 +47,7 @@ def recall_at_10(ranks: Ranks) -> float:
 
 
 def chance_level(documents: int) -> dict[str, float]:
-    """The expected scores of a random order: (1 + ½ + … + 1/N) / N and k / N."""
+    """Returns the expected scores of a random order: (1 + ½ + … + 1/N) / N and k / N."""
     shares = 1 / np.arange(1, documents + 1) / documents
     return {
         "mrr": float(shares.sum()),

@@ -1,4 +1,4 @@
-"""Generated texts against their targets: exact match, BLEU, chrF and ROUGE."""
+"""Metrics of generated texts: exact match, BLEU, chrF and ROUGE."""
 
 from __future__ import annotations
 
@@ -37,15 +37,16 @@ def corpus_score(name: str, outputs: Sequence[str], targets: Sequence[str]) -> f
 
 
 def sacrebleu_signatures() -> dict[str, str]:
-    """How BLEU and chrF are computed: Post 2018, arXiv 1804.08771, asks for the signature next to every score."""
+    """Returns the signatures of BLEU and chrF, which Post 2018, arXiv 1804.08771, asks for next to every score."""
     metrics = sacrebleu_metrics()
     for metric in metrics.values():
-        metric.corpus_score(["a"], [["a"]])  # a signature has the number of references, known after the first score
+        # the signature has the number of references, which is known after a first score
+        metric.corpus_score(["a"], [["a"]])
     return {name: str(metric.get_signature()) for name, metric in metrics.items()}
 
 
 def sacrebleu_metrics() -> dict[str, Any]:
-    """BLEU and chrF with the default settings of sacrebleu: cased, one reference per text."""
+    """Returns BLEU and chrF with the default settings of sacrebleu: cased, one reference per text."""
     try:
         from sacrebleu.metrics.bleu import BLEU
         from sacrebleu.metrics.chrf import CHRF
@@ -81,24 +82,24 @@ def mean_rouge(outputs: Sequence[str], targets: Sequence[str], score: Callable[[
 
 
 def rouge_words(text: str) -> list[str]:
-    """Runs of a–z and 0–9 in lower case, without stemming, as in the rouge_score package; anything else separates."""
+    """Returns runs of a–z and 0–9 in lower case, without stemming, as the rouge_score package does."""
     return re.findall("[a-z0-9]+", text.lower())
 
 
 def count_without_words(texts: Sequence[str]) -> int:
-    """How many texts, apart from blank ones, have no such word, so that their ROUGE is 0 for any output."""
+    """Counts the texts, except blank ones, without a–z or 0–9, whose ROUGE is 0 for any output."""
     return sum(bool(text.strip()) and not rouge_words(text) for text in texts)
 
 
 def ngram_f1(output: Sequence[str], target: Sequence[str], *, n: int) -> float:
-    """F₁ of the n-grams, each counted at most as often as the other text has it."""
+    """Returns F₁ of the n-grams, each counted at most as often as the other text has it."""
     ours, theirs = (Counter(tuple(text[i : i + n]) for i in range(len(text) - n + 1)) for text in (output, target))
     return f1((ours & theirs).total(), ours.total(), theirs.total())
 
 
 def subsequence_f1(output: Sequence[str], target: Sequence[str]) -> float:
-    """F₁ of the longest common subsequence."""
-    previous = [0] * (len(target) + 1)  # its length for the words of the output so far and each prefix of the target
+    """Returns F₁ of the longest common subsequence."""
+    previous = [0] * (len(target) + 1)  # its length for the output so far and each prefix of the target
     for word in output:
         row = [0]
         for j, other in enumerate(target):
@@ -108,5 +109,5 @@ def subsequence_f1(output: Sequence[str], target: Sequence[str]) -> float:
 
 
 def f1(common: int, output_count: int, target_count: int) -> float:
-    """2PR / (P + R) = 2 · common / (output + target); 0 if nothing is common."""
+    """Returns 2PR / (P + R) = 2 · common / (output + target), or 0 without common items."""
     return 2 * common / (output_count + target_count) if common else 0.0

@@ -1,4 +1,4 @@
-"""From a spec to a model: with weights, or on the meta device with shapes alone."""
+"""Builds a model from its spec, with initial weights or on the meta device."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 @contextmanager
 def overflow_as_error() -> Iterator[None]:
-    """Turns torch's error about a size past 2⁶³ into ours."""
+    """Raises OutOfRangeError for torch's error about a size above 2⁶³."""
     try:
         yield
     except RuntimeError as error:
@@ -34,9 +34,9 @@ def overflow_as_error() -> Iterator[None]:
 
 
 class SkipInit(TorchFunctionMode):
-    """Skips the initialisation that modules do when they are constructed: on the meta device there is nothing to set.
+    """Skips the initialisation in the constructors of modules, which has no effect on the meta device.
 
-    Drawing random numbers there also makes torch import its compiler, which takes longer than everything else.
+    Random numbers on the meta device also make torch import its compiler, which is slower than the rest of the build.
     """
 
     SKIPPED = frozenset(
@@ -56,18 +56,18 @@ class SkipInit(TorchFunctionMode):
 
 
 def build_meta(spec: ModelSpec) -> Model:
-    """The model on the meta device: every shape, no values, no memory."""
+    """Builds the model on the meta device, where tensors have shapes but no values and no memory."""
     if not isinstance(spec, ModelSpec):
-        raise WrongTypeError(f"given a {type(spec).__name__}, expected a ModelSpec, as read and read_model return")
+        raise WrongTypeError(f"given a {type(spec).__name__}, expected a ModelSpec, which read and read_model return")
     if spec.vocab == "tokenizer":
-        raise ConfigError("'tokenizer' needs a tokenizer; give a number of tokens to build without one", ("vocab",))
+        raise ConfigError("'tokenizer' needs a tokenizer; give a vocabulary size to build without one", ("vocab",))
     model = Recurrent if spec.recurrent else Ngram if spec.ngram else Transformer
     with overflow_as_error(), torch.device("meta"), SkipInit():
         return model(spec, spec.vocab or 0)
 
 
 def check_device(device: str | torch.device) -> torch.device:
-    """The device, or an error if this machine does not have it."""
+    """Checks that this machine has the device, and returns it."""
     try:
         checked = torch.device(device)
     except (RuntimeError, TypeError):
@@ -82,7 +82,7 @@ def check_device(device: str | torch.device) -> torch.device:
 
 
 def resolve_device(name: str | torch.device) -> torch.device:
-    """The device of this name; auto: a GPU if there is one."""
+    """The device of this name. 'auto' is a GPU if there is one, else the CPU."""
     if name != "auto":
         return check_device(name)
     return torch.device("cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu")
@@ -91,7 +91,7 @@ def resolve_device(name: str | torch.device) -> torch.device:
 def build(
     spec: ModelSpec, *, seed: int = 0, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
 ) -> Model:
-    """The model with initial weights: the same spec and seed give the same bits."""
+    """Builds the model with initial weights. The same spec and seed give the same bits."""
     if type(seed) is not int or not 0 <= seed < 1 << 63:
         raise UsageError(f"seed is {quoted(seed)}, expected an integer from 0 to 2⁶³ − 1")
     if dtype not in DTYPES:
@@ -100,17 +100,19 @@ def build(
     model = build_meta(spec).to(dtype).to_empty(device=device)
     for name, module in model.named_modules():
         if list(module.buffers(recurse=False)) and not hasattr(module, "reset_parameters"):
-            raise PartsFileError(f"{name} has a buffer that nothing initialises; set it in reset_parameters()")
+            raise PartsFileError(f"{name} has a buffer but no reset_parameters() that initialises it")
     buffers = {name: buffer for name, buffer in model.named_buffers() if buffer.is_floating_point()}
     tensors = dict(model.named_parameters()) | buffers
     with torch.no_grad(), torch.random.fork_rng():
         for tensor in tensors.values():
-            tensor.fill_(torch.nan)  # to find what is never initialised
+            tensor.fill_(torch.nan)  # a tensor that is still NaN below was not initialised
         torch.manual_seed(seed)
         init_weights(model, spec.init)
         for name, tensor in tensors.items():
             if tensor.isnan().any():
                 raise PartsFileError(f"{name} is uninitialised: its module needs reset_parameters()")
             if not tensor.isfinite().all():
-                raise OutOfRangeError(f"initial values of {name} are beyond {dtype}; lower init or use another dtype")
+                raise OutOfRangeError(
+                    f"initial values of {name} are outside the range of {dtype}; lower init or use another dtype"
+                )
     return model

@@ -1,7 +1,7 @@
-"""What decoding carries from step to step: key/value caches and the state of a stack.
+"""The state of decoding: key/value caches, and what a stack has read.
 
-`start` returns a state, `step` reads tokens and returns the logits and the next state, `select` keeps or repeats rows.
-A state is passed and returned, never stored on a module.
+`start` returns a state, `step` reads tokens and returns logits and the next state, `select` keeps or repeats rows. A
+state is an argument and a return value, not an attribute of a module.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from manyheads.spec import MAX_COUNT
 
 def check_state(state: Any, expected: type, spec: ModelSpec) -> None:
     if not isinstance(state, expected):
-        raise InputError(f"given a {type(state).__name__}, expected the state that start or the last step returned")
+        raise InputError(f"given a {type(state).__name__}, expected the state that start or step returned")
     started = state.spec  # type: ignore[attr-defined]
     if started is not spec and started != spec:
         raise InputError("this state was started by another model")
@@ -31,12 +31,12 @@ def check_can_generate(model: Any) -> None:
     if not model.spec.head.per_token:
         raise UnsupportedError("a pooled head cannot generate: it gives one output per sequence")
     if not model.can_generate:
-        raise UnsupportedError("this model cannot generate: only a decoder with a causal mask can")
+        raise UnsupportedError("this model cannot generate; only a decoder with a causal mask can")
 
 
 def check_batch(stored: Tensor, batch: int) -> None:
     if stored.shape[0] != batch:
-        raise InputShapeError(f"the state has {stored.shape[0]} rows, and the next tokens have {batch}")
+        raise InputShapeError(f"the state has {stored.shape[0]} rows, but the new tokens have {batch}")
 
 
 def check_capacity(capacity: int | None) -> None:
@@ -45,7 +45,10 @@ def check_capacity(capacity: int | None) -> None:
 
 
 class Cache:
-    """Keys and values of all tokens so far, growing by concatenation. `fork` before a step keeps older states valid."""
+    """Keys and values of all tokens so far, which grow by concatenation.
+
+    Each step works on a copy (`fork`), so an earlier state can be continued again.
+    """
 
     def __init__(self, key_value: KeyValue | None = None) -> None:
         self.key_value = key_value
@@ -64,7 +67,7 @@ class Cache:
 
 
 class Buffer:
-    """Memory for the keys and values of `capacity` tokens, of which the first `length` are written."""
+    """Memory for the keys and values of `capacity` tokens, of which the first `length` are in use."""
 
     def __init__(self, like: KeyValue, capacity: int) -> None:
         self.key, self.value = (
@@ -79,7 +82,7 @@ class Buffer:
 
 
 class StaticCache(Cache):
-    """A cache of fixed capacity, written in place: copied only where a sequence branches. No gradients."""
+    """A cache of fixed capacity without gradients, written in place and copied if an earlier state is continued."""
 
     def __init__(self, capacity: int, key_value: KeyValue | None = None, buffer: Buffer | None = None) -> None:
         super().__init__(key_value)
@@ -95,7 +98,7 @@ class StaticCache(Cache):
             raise InputLengthError(
                 f"the cache has a capacity of {self.capacity} tokens, needed {new_length}; start with a larger capacity"
             )
-        if self.buffer is None or self.buffer.length != length:  # another branch has written after this prefix
+        if self.buffer is None or self.buffer.length != length:  # another continuation was written after this prefix
             self.buffer = Buffer(new, self.capacity)
             if self.key_value is not None:
                 self.buffer.write(self.key_value)
@@ -110,7 +113,7 @@ class StaticCache(Cache):
 
 
 class NoCache(Cache):
-    """Stores nothing: for a forward over the whole sequence."""
+    """A cache that stores nothing, for a forward over the whole sequence."""
 
     def extend(self, new: KeyValue) -> KeyValue:
         return new
@@ -120,9 +123,9 @@ class NoCache(Cache):
 
 
 def select(value: Any, rows: Tensor) -> Any:
-    """The same structure with some of its batch rows: every tensor of a state has the batch first; the rest stays."""
+    """Selects batch rows of every tensor in a structure. The batch is the first axis of every tensor of a state."""
     if not isinstance(rows, Tensor) or rows.dim() != 1 or rows.dtype not in INTEGERS:
-        raise InputShapeError("rows are selected by a vector of integers, such as torch.tensor([0, 0, 1])")
+        raise InputShapeError("expected a vector of integers as row indices, such as torch.tensor([0, 0, 1])")
     if isinstance(value, Tensor):
         try:
             return value.index_select(0, rows)
@@ -151,22 +154,24 @@ def state_bytes(value: Any) -> int:
 
 
 class State:
-    """What a model has read so far; every tensor has the batch first."""
+    """The decoding state of a model. The batch is the first axis of every tensor."""
 
     def select(self, rows: Tensor) -> Self:
-        """The state of some rows, which may be left out or repeated."""
+        """The state of the selected rows; a row may be left out or repeated."""
         return select(self, rows)
 
 
 @dataclass(frozen=True)
 class StackState(State):
-    """What a stack has read so far."""
+    """The inputs that a stack has read so far, and its caches."""
 
     caches: tuple[Cache, ...]
     length: int = 0
-    positions: Tensor | None = None  # B×length; 0, 1, 2, … if None
+    positions: Tensor | None = None  # B×length; None means 0, 1, 2, …
     padding_mask: Tensor | None = None  # B×length
     document_ids: Tensor | None = None  # B×length
     prefix_lengths: Tensor | None = None  # B
-    counted_positions: bool = True  # not given by the caller but counted from tokens: each is below the length
-    final_length: int | None = None  # how long the sequence will be once generated, if known
+    counted_positions: bool = (
+        True  # whether positions were counted from tokens, not given; then each is below the length
+    )
+    final_length: int | None = None  # the length of the sequence after generation, if known

@@ -1,4 +1,4 @@
-"""How weights are initialised: every module resets its own parameters, then a scheme sets the matrices and tables."""
+"""Weight initialisation. Every module resets its own parameters, then a scheme sets matrices and embedding tables."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ class InitSpec(Part, slot="init", default="normal"):
 
     @abstractmethod
     def matrix(self, weight: Tensor, module: nn.Module, *, inputs: int, outputs: int, residual_terms: int) -> None:
-        """Sets a projection from `inputs` to `outputs`; `residual_terms`: sublayers that add to its residual stream."""
+        """Sets a projection from `inputs` to `outputs`. `residual_terms` sublayers add to the residual stream."""
 
     @abstractmethod
     def table(self, weight: Tensor) -> None:
-        """Sets a table of embeddings."""
+        """Sets an embedding table."""
 
 
 class NormalInitSpec(InitSpec, kind="normal"):
-    """N(0, σ²), and σ/√n for projections that add to the residual stream, n the number of sublayers that do
+    """N(0, σ²), with σ/√n for projections that add to the residual stream, where n is the number of sublayers
 
-    Radford et al. 2019: the residual stream is a sum of n terms (2 per layer), whose variance this keeps constant.
+    Radford et al. 2019. The residual stream is a sum of n terms (2 per layer), whose variance σ/√n keeps constant.
     """
 
     std: float = field(0.02, "σ", gt=0)
-    scaled: bool = field(True, "σ/√n for projections that add to the residual stream")
+    scaled: bool = field(True, "whether projections that add to the residual stream have σ/√n")
 
     def matrix(self, weight: Tensor, module: nn.Module, *, inputs: int, outputs: int, residual_terms: int) -> None:
         factor = residual_terms**-0.5 if self.scaled and role_of(module) == "residual" else 1.0
@@ -57,16 +57,16 @@ class XavierInitSpec(InitSpec, kind="xavier"):
 class FanInInitSpec(InitSpec, kind="fan-in"):
     """N(0, 1/in), queries N(0, 1/(in·K)) because the scores are not scaled; tables and untied heads N(0, 1)
 
-    Raffel et al. 2020, arXiv 1910.10683, as published in code, except for the relative biases: N(0, 1) too, there
-    N(0, 1/D).
+    Raffel et al. 2020, arXiv 1910.10683, as published in code, except for the relative biases, which are N(0, 1)
+    here and N(0, 1/D) there.
     """
 
-    factor: float = field(1.0, "multiplies every σ", gt=0)
+    factor: float = field(1.0, "factor of every σ", gt=0)
 
     def matrix(self, weight: Tensor, module: nn.Module, *, inputs: int, outputs: int, residual_terms: int) -> None:
         role = role_of(module)
         size = getattr(module, "size", 1) if role == "query" else 1
-        std = 1.0 if role == "token_head" else (inputs * size) ** -0.5  # an untied head starts like a table
+        std = 1.0 if role == "token_head" else (inputs * size) ** -0.5  # an untied head is initialised like a table
         nn.init.normal_(weight, std=self.factor * std)
 
     def table(self, weight: Tensor) -> None:
@@ -74,7 +74,7 @@ class FanInInitSpec(InitSpec, kind="fan-in"):
 
 
 def init_weights(model: nn.Module, init: InitSpec) -> None:
-    """Sets every parameter, also of a model that was built on the meta device and then moved to another."""
+    """Sets every parameter of a model, which may have been built on the meta device and moved by to_empty."""
     for path, module in model.named_modules():
         if reset := getattr(module, "reset_parameters", None):
             reset()

@@ -1,4 +1,4 @@
-"""The neural n-gram model: the next token from the last n − 1 tokens alone."""
+"""The neural n-gram model, which predicts the next token from the last n − 1 tokens."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from manyheads.spec import located
 
 @dataclass(frozen=True)
 class NgramState(State):
-    """The embeddings of the last n − 2 tokens, B×(n−2)×D, which with the next token are the whole context."""
+    """The embeddings of the last n − 2 tokens, B×(n−2)×D. Together with the next token they are the whole context."""
 
     spec: ModelSpec
     last: Tensor | None = None  # None before the first token
 
 
 class Ngram(StepwiseModel[NgramState]):
-    """Embeddings of the last n − 1 tokens, one hidden layer, a head."""
+    """A hidden layer on the embeddings of the last n − 1 tokens, and a head."""
 
     def __init__(self, spec: ModelSpec, vocab: int) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Ngram(StepwiseModel[NgramState]):
         inputs = Inputs.of(inputs)
         check_not_packed(inputs)
         if inputs.token_type_ids is not None or inputs.positions is not None:
-            raise InputError("an n-gram model has neither token types nor positions; give tokens and padding alone")
+            raise InputError("an n-gram model has neither token types nor positions; give only tokens and padding")
         batch, length = inputs.batch, inputs.length
         e_BLD, order = embed_ids(inputs.tokens, self.embedding), None
         last = e_BLD.new_zeros(batch, self.num_previous, e_BLD.shape[-1]) if state.last is None else state.last

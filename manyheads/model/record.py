@@ -1,6 +1,6 @@
-"""Recording a run: the inputs of every attention and the hidden states, kept by reference while the fast kernel runs.
+"""Records the inputs of every attention, and the hidden states, during a forward with the fused kernel.
 
-Nothing is computed until it is used, and a recorded run gives the same bits as any other.
+Attention weights are computed only when they are used, and a recorded forward gives the same bits as any other.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from manyheads.parts.statistics import Statistics, WeightIndices, log_weights, s
 
 @dataclass(frozen=True)
 class RecordedAttention:
-    """The inputs of one attention of a run, and its weights and statistics computed from them."""
+    """The inputs of one attention call. Its weights and statistics are computed from them."""
 
     name: str  # 'decoder.layers.3.attention', 'decoder.layers.3.cross'
     core: Core
@@ -40,11 +40,11 @@ class RecordedAttention:
 
     @cached_property
     def statistics(self) -> Statistics:
-        """Entropy and mean squared distance of every row, without the matrix."""
+        """Entropy and mean squared distance of every row, computed without the attention matrix."""
         return statistics(self.core, self.query, self.key, **self._context)
 
     def log_weights(self, cells: WeightIndices) -> Tensor:
-        """ln α of some cells, H×N, without the matrix."""
+        """ln α at N indices, H×N, computed without the attention matrix."""
         return log_weights(self.core, self.query, self.key, cells, **self._context)
 
     def visible(self) -> Tensor | None:
@@ -59,9 +59,12 @@ class RecordedAttention:
 
 @contextmanager
 def record(model: nn.Module) -> Iterator[list[RecordedAttention]]:
-    """`with record(model) as attentions: model(ids)`, then `attentions[0].weights()`; in the order they ran."""
+    """Records every attention of the forwards inside the block, in the order in which they run.
+
+    Example: `with record(model) as attentions: model(ids)`, then `attentions[0].weights()`.
+    """
     if not isinstance(model, nn.Module):
-        raise UsageError(f"given a {type(model).__name__}, expected a model, as build returns")
+        raise UsageError(f"given a {type(model).__name__}, expected a model, which build returns")
     attentions: list[RecordedAttention] = []
 
     def keep(name: str, core: Core, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -83,7 +86,7 @@ def record(model: nn.Module) -> Iterator[list[RecordedAttention]]:
 
 @contextmanager
 def record_hidden_states(model: Transformer) -> Iterator[list[Tensor]]:
-    """The embeddings and the output of every layer, the last after the final norm; stack after stack, as they ran."""
+    """Records the embeddings and every layer's output (the last after the final norm), first of the encoder."""
     states: list[Tensor] = []
 
     def append(_: nn.Module, __: Any, out: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""The recurrent network: encoder, decoder, and attention between them."""
+"""The recurrent network, with an encoder, a decoder, and attention between them."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from manyheads.spec import located
 
 @dataclass(frozen=True)
 class RecurrentState(State):
-    """The states of the cells B×layers×S, the position of the next token B×1, and the source."""
+    """The states of the cells, B×layers×S, the position of the next token, B×1, and the source."""
 
     spec: ModelSpec
     cells: Tensor | None = None  # None before the first token of a model without a source
-    next: Tensor | None = None  # 0 if None
+    next: Tensor | None = None  # None means 0
     memory: Memory | None = None
-    keys: Tensor | None = None  # the memory as keys of the score function, computed once per source
+    keys: Tensor | None = None  # the keys of the memory, computed once per source
 
 
 class Encoder(nn.Module):
-    """Reads the source in one or both directions; padding on either side changes nothing."""
+    """Reads the source in one or both directions. Padding on either side does not change the output."""
 
     def __init__(self, spec: RecurrentSpec, vocab: int) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Encoder(nn.Module):
         )
 
     def forward(self, source: Inputs) -> tuple[Memory, Tensor]:
-        """The memory, and the output at the end of reading (of the backward direction: at the first token)."""
+        """The memory, and the output at the last token (of the backward direction, at the first token)."""
         check_not_packed(source)
         index, counted = input_positions(source), source.positions is None
         positions = Positions(index, index, bound=source.length if counted else None)
@@ -52,11 +52,10 @@ class Encoder(nn.Module):
             h_BMD, _ = self.reader(x_BMD)
             last = h_BMD[:, -1]
         else:
-            order = tokens_first(source.padding_mask)[..., None]  # packing cuts the rest
+            order = tokens_first(source.padding_mask)[..., None]  # packing ignores the rest
             x_BMD = x_BMD.gather(1, order.expand_as(x_BMD))
-            lengths = (
-                (~source.padding_mask).sum(dim=1).clamp(min=1).cpu()
-            )  # a fully padded row reads one token; zeroed below
+            # packing needs at least one token; the output of a row of padding is set to zero below
+            lengths = (~source.padding_mask).sum(dim=1).clamp(min=1).cpu()
             packed = pack_padded_sequence(x_BMD, lengths, batch_first=True, enforce_sorted=False)
             h_BMD, _ = pad_packed_sequence(self.reader(packed)[0], batch_first=True, total_length=source.length)
             last_index = (lengths - 1).to(h_BMD.device)[:, None, None]
@@ -71,7 +70,7 @@ class Encoder(nn.Module):
 
 
 class Recurrent(StepwiseModel[RecurrentState]):
-    """Encoder, bridge, decoder cells, attention between them, readout and head; without a source, a language model."""
+    """A recurrent encoder-decoder, or without a source a recurrent language model."""
 
     def __init__(self, spec: ModelSpec, vocab: int) -> None:
         super().__init__()
@@ -102,8 +101,8 @@ class Recurrent(StepwiseModel[RecurrentState]):
     def first_state(self, source: Inputs | Tensor | None) -> RecurrentState:
         """s₀ = tanh(W h), or zeros without a source.
 
-        h is the encoder's output at the end of reading; with attention and a bidirectional encoder, that of the
-        backward direction.
+        h is the encoder's output at the last token. With attention and a bidirectional encoder, it is the output of the
+        backward direction at the first token.
         """
         if source is None and self.encoder is not None:
             raise InputError("this model needs a source")
@@ -131,7 +130,8 @@ class Recurrent(StepwiseModel[RecurrentState]):
         for i in range(inputs.length):
             context = self.attend(cells, index[:, i : i + 1], state)
             new_cells = self.run_cells(torch.cat((e_BLD[:, i], context), dim=-1), cells)
-            previous, cells = cells, torch.where(real[:, i, None, None], new_cells, cells)  # padding is not read
+            # padding does not change the state
+            previous, cells = cells, torch.where(real[:, i, None, None], new_cells, cells)
             outputs.append(self.readout(self.output(cells), self.output(previous), e_BLD[:, i], context))
         h_BLD = self.dropout(torch.stack(outputs, dim=1))
         logits = self.head(h_BLD, table=self.table, padding_mask=inputs.padding_mask)
@@ -145,7 +145,7 @@ class Recurrent(StepwiseModel[RecurrentState]):
         return cells[:, -1, : self.width]
 
     def run_cells(self, x_BD: Tensor, cells: Tensor) -> Tensor:
-        """One token through all layers of cells."""
+        """Runs all layers of cells on one token."""
         states = []
         for layer, cell in enumerate(self.cells):
             states.append(cell(x_BD, cells[:, layer]))
@@ -153,7 +153,7 @@ class Recurrent(StepwiseModel[RecurrentState]):
         return torch.stack(states, dim=1)
 
     def attend(self, cells: Tensor, position: Tensor, state: RecurrentState) -> Tensor:
-        """c_i = Σ_j α_ij h_j with α_i = softmax_j(score(s_{i−1}, h_j)); empty without attention."""
+        """c_i = Σ_j α_ij h_j with α_i = softmax_j(score(s_{i−1}, h_j)); of width 0 without attention."""
         memory = state.memory
         if self.core is None or memory is None or state.keys is None:
             return cells.new_zeros(len(cells), 0)

@@ -1,4 +1,4 @@
-"""What a model costs, from its spec alone: parameters, multiply–adds and memory. Nothing is allocated."""
+"""Parameters, multiply–adds and memory of a model, counted on the meta device without allocating its weights."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ from manyheads.model.spec import ModelSpec, StackSpec
 from manyheads.parts.inputs import Inputs
 from manyheads.spec import MAX_COUNT, quoted
 
-BYTES = 4  # of a float32
-MAX_RECURRENT_LENGTH = 1 << 10  # a recurrent network runs token by token, which takes time
+BYTES = 4  # bytes of a float32
+MAX_RECURRENT_LENGTH = 1 << 10  # a recurrent network runs token by token, which is slow
 
 
 @dataclass(frozen=True)
 class Size:
-    """Counts for one batch of texts of `length`; a multiply–add is two floating-point operations."""
+    """Costs of one batch of sequences of `length`. A multiply–add is two floating-point operations."""
 
     parameters: int
     parameters_by_part: dict[str, int]
     batch: int
     length: int
     source_length: int | None
-    multiply_adds: int  # of one forward
+    multiply_adds: int  # in one forward
     multiply_adds_by_part: dict[str, int]
     weights_bytes: int  # in float32
-    activation_bytes: int  # saved by a forward for its backward on a CPU, without masks; of an LSTM encoder, less
+    activation_bytes: int  # saved by a forward for its backward on a CPU, without masks; too low for an LSTM encoder
     training_bytes: int  # weights, gradients, Adam's two moments, activations
-    cache_bytes: int | None  # of decoding up to `length`; None if the model cannot generate
+    cache_bytes: int | None  # size of the decoding state at `length`; None if the model cannot generate
 
 
 def size(spec: ModelSpec, *, batch: int = 1, length: int = 128, source_length: int | None = None) -> Size:
-    """Runs the model on the meta device and counts what every part multiplies and saves."""
+    """Runs the model on the meta device, and counts the multiply–adds and the saved tensors of every part."""
     source_length = length if source_length is None else source_length
     for name, value in (("batch", batch), ("length", length), ("source_length", source_length)):
         if type(value) is not int or not 1 <= value <= MAX_COUNT:
@@ -84,7 +84,7 @@ def saved_bytes(model: Model, inputs: Inputs, source: Inputs | None) -> int:
 
 
 def dummy_inputs(spec: ModelSpec, batch: int, length: int, source_length: int) -> tuple[Inputs, Inputs | None]:
-    """Inputs of the right shapes on the meta device, and a source if the model has one."""
+    """Inputs of the given sizes on the meta device, and a source if the model has one."""
 
     def tokens(stack: StackSpec | None, length: int) -> Tensor:
         pixels = stack.embed.patch_pixels() if stack else None
@@ -100,7 +100,7 @@ def dummy_inputs(spec: ModelSpec, batch: int, length: int, source_length: int) -
 
 
 def format_bytes(count: int) -> str:
-    """A number of bytes with its unit, such as 1.5 GiB."""
+    """Formats a number of bytes with its unit, such as 1.5 GiB."""
     amount, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
     while amount >= 1024 and len(units) > 1:
         amount, units = amount / 1024, units[1:]
@@ -108,13 +108,16 @@ def format_bytes(count: int) -> str:
 
 
 def part_of(path: str) -> str:
-    """'decoder.layers.3.attention.query.weight' → 'decoder.layers.attention': the same part of all layers."""
+    """The part that a path belongs to, the same for all layers.
+
+    Example: 'decoder.layers.3.attention.query.weight' → 'decoder.layers.attention'.
+    """
     steps = [step for step in path.split(".") if not step.isdigit()]
     return ".".join(steps[: 3 if "layers" in steps else 2 if steps[0] in ("encoder", "decoder") else 1])
 
 
 class MultiplyAdds(TorchDispatchMode):
-    """Multiply–adds by part: every product counts for the innermost running module, by torch's own formulas."""
+    """Counts multiply–adds with torch's formulas. Each product counts for the part of the innermost running module."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -137,7 +140,7 @@ class MultiplyAdds(TorchDispatchMode):
 
 
 class SavedTensors(saved_tensors_hooks):
-    """The tensors that autograd saves during a forward, each storage once, without the weights."""
+    """Collects the tensors that autograd saves during a forward, each storage once, without the weights."""
 
     def __init__(self, model: nn.Module) -> None:
         self.weights = {storage_of(parameter) for parameter in model.parameters()}
@@ -159,7 +162,7 @@ def storage_of(tensor: Tensor) -> int:
 
 
 class FusedAttention(TorchFunctionMode):
-    """Calls the fused kernel that a CPU would use: on the meta device torch would compute the whole matrix."""
+    """Calls the fused kernel of the CPU, because on the meta device torch would compute the whole attention matrix."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

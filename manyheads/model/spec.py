@@ -1,4 +1,4 @@
-"""A model as data: which stacks exist is the shape."""
+"""A model as data. It is encoder-only, decoder-only or encoder-decoder, depending on which tables are present."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from manyheads.spec import Spec, Tree, check_names, copy_tree, field, frozen, lo
 
 
 class CrossSpec(Spec):
-    """Cross-attention to the encoder; what is not given is as in self-attention."""
+    """Cross-attention to the encoder. A field that is not given is the same as in self-attention."""
 
-    attention: AttentionSpec | None = field(None, "as in self-attention, if not given")
-    core: CoreSpec | None = field(None, "as in self-attention, if not given")
+    attention: AttentionSpec | None = field(None, "the projections; those of self-attention by default")
+    core: CoreSpec | None = field(None, "the core; that of self-attention by default")
 
 
 class LayerSpec(Spec):
     """One layer of a stack."""
 
-    attention: AttentionSpec = field(HeadsSpec(), "the projections to q, k and v and back")
+    attention: AttentionSpec = field(HeadsSpec(), "the projections to q, k and v, and the output projection")
     core: CoreSpec = field(DotSpec(), "how q, k and v become the attention output")
     position: PositionSpec = field(NoPositionSpec(), "how positions are represented")
     mask: MaskSpec = field(MaskSpec(), "which keys a query may attend to")
-    cross: CrossSpec | None = field(None, "cross-attention to the encoder; true: the same kind as self-attention")
-    feedforward: FeedForwardSpec = field(MlpSpec(), "the network applied to each vector")
+    cross: CrossSpec | None = field(None, "cross-attention to the encoder; true for the kinds of self-attention")
+    feedforward: FeedForwardSpec = field(MlpSpec(), "the feed-forward network")
     norm: NormSpec = field(LayerNormSpec(), "normalisation of the vectors")
     residual: ResidualSpec = field(PreSpec(), "how sublayers are added to the residual stream")
 
@@ -49,19 +49,21 @@ class LayerSpec(Spec):
 
 
 class StackSpec(LayerSpec):
-    """A stack of layers: the fields of a layer apply to all of them, `pattern` sets those that differ by layer."""
+    """A stack of layers. The fields of a layer apply to all layers, and `pattern` overrides them for some."""
 
-    layers: int = field(2, "the number of layers; 0: the embeddings alone", ge=0, le=1024)
+    layers: int = field(2, "the number of layers; with 0, the output is the embeddings", ge=0, le=1024)
     width: int = field(64, "D, the size of the vectors between layers", ge=1, le=65536)
-    embed: EmbedSpec = field(TokensSpec(), "what the first layer reads")
+    embed: EmbedSpec = field(TokensSpec(), "the embedding, whose output the first layer reads")
     final_norm: NormSpec | None = field(
-        None, "after the last layer; if not given, as `norm` where the residual connection needs one"
+        None, "the norm after the last layer; by default `norm`, if the residual connection needs one"
     )
     layer_groups: int | None = field(
-        None, "the number of groups of consecutive layers that share their weights; one per layer if not given",
+        None, "the number of groups of consecutive layers that share their weights; one per layer by default",
         ge=1, le=1024,
     )  # fmt: skip
-    pattern: tuple[Any, ...] = field((), "changes by layer, repeated in turn: [{mask.window = 8}, {}]", strict=False)
+    pattern: tuple[Any, ...] = field(
+        (), "overrides by layer, repeated cyclically, such as [{mask.window = 8}, {}]", strict=False
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -71,7 +73,10 @@ class StackSpec(LayerSpec):
         with located("position"):
             self.position.token_width(self.embed.table_width(self.width))
         if len(self.pattern) > max(self.layers, 1):
-            raise IncompatibleError(f"has {len(self.pattern)} entries for {self.layers} layers", ("pattern",))
+            raise IncompatibleError(
+                f"given {len(self.pattern)} entries for {self.layers} layers, expected at most one per layer",
+                ("pattern",),
+            )
         if self.layer_groups is not None and (self.layers % self.layer_groups or not self.layers):
             raise IncompatibleError(
                 f"given {self.layer_groups}, expected a divisor of {self.layers}", ("layer_groups",)
@@ -79,7 +84,7 @@ class StackSpec(LayerSpec):
         layers = self.expanded_layers()
         if any(layer != layers[i - i % self.group_size] for i, layer in enumerate(layers)):
             raise IncompatibleError(
-                "layers that share weights must be the same: remove it or layer_groups", ("pattern",)
+                "layers that share weights must have the same spec; remove pattern or layer_groups", ("pattern",)
             )
         return self
 
@@ -92,7 +97,7 @@ class StackSpec(LayerSpec):
         return tuple(frozen(copy_tree(changes)) for changes in value)
 
     def _pattern_layers(self) -> list[LayerSpec]:
-        """The layer of each entry of the pattern; without a pattern, the one that all layers are."""
+        """The spec of each entry of the pattern; without a pattern, the one spec of all layers."""
         base = LayerSpec.model_construct(**{name: getattr(self, name) for name in LayerSpec.model_fields})
         if not self.pattern:
             return [base]
@@ -119,15 +124,15 @@ class StackSpec(LayerSpec):
         return min((part.max_positions for part in parts if part.max_positions is not None), default=None)
 
     def output_norm(self) -> NormSpec | None:
-        """The norm after the last layer: the given one, or the layer's own where its residual connection needs one."""
+        """The norm after the last layer: `final_norm`, or `norm` if the residual connection needs one."""
         last = self.expanded_layers()[-1] if self.layers else self
         return self.final_norm or (last.norm if last.residual.final_norm else None)
 
 
 class DecoderSpec(StackSpec):
-    """A stack that generates: its mask is causal unless mask.causal = false."""
+    """A stack whose mask is causal unless mask.causal = false."""
 
-    mask: MaskSpec = field(MaskSpec(causal=True), "which keys a query may attend to; causal unless mask.causal = false")
+    mask: MaskSpec = field(MaskSpec(causal=True), "which keys a query may attend to; causal by default")
 
     @field_validator("mask", mode="before")
     @classmethod
@@ -138,24 +143,27 @@ class DecoderSpec(StackSpec):
 
 
 def check_stack(stack: StackSpec, *, has_memory: bool) -> None:
-    """Cross-attention needs an encoder, and positions that act on the embeddings are the same for all layers."""
+    """Checks that cross-attention has an encoder, and that all layers have the positions joined to the embeddings."""
     for layer in stack.expanded_layers():
         if layer.cross and not has_memory:
-            raise IncompatibleError("needs an encoder to attend to; only the decoder of a pair has one", ("cross",))
+            raise IncompatibleError(
+                "cross-attention needs an encoder, which only the decoder of an encoder-decoder has", ("cross",)
+            )
         if layer.position == stack.position:
             continue
         if layer.position.mechanism == "embed":
             raise IncompatibleError(
-                f"'{layer.position.kind}' acts on the embeddings: set it for the stack", ("pattern",)
+                f"'{layer.position.kind}' changes the embeddings, which all layers share; set it for the stack",
+                ("pattern",),
             )
         if (stack.position.mechanism, layer.position.mechanism) == ("embed", "none"):
             raise IncompatibleError(
-                f"'{stack.position.kind}' acts on the embeddings, so no layer can be without it", ("pattern",)
+                f"'{stack.position.kind}' changes the embeddings, so a layer cannot have position 'none'", ("pattern",)
             )
 
 
 def check_layer(layer: LayerSpec, width: int) -> None:
-    """Checks what the parts of a layer require of each other."""
+    """Checks that the parts of a layer fit together."""
     with located("attention"):
         layer.attention.head_size(width)
     if layer.cross and layer.cross.attention:
@@ -165,7 +173,7 @@ def check_layer(layer: LayerSpec, width: int) -> None:
         for part in sorted(layer.position.needs):
             if getattr(layer.core, part) == "none":
                 raise IncompatibleError(
-                    f"'{layer.position.kind}' needs a {part}, which core '{layer.core.kind}' has not"
+                    f"'{layer.position.kind}' needs a {part}, and core '{layer.core.kind}' has no {part}"
                 )
         if layer.position.mechanism == "rotate":
             layer.position.build(layer.attention.heads, layer.attention.query_size(width, layer.core))
@@ -174,20 +182,25 @@ def check_layer(layer: LayerSpec, width: int) -> None:
 class RecurrentSpec(Spec):
     """A recurrent encoder and decoder, with or without attention.
 
-    Sutskever et al. 2014 without, Bahdanau et al. 2015 with attention: s_i = cell([e(y_{i−1}), c_i], s_{i−1}) and
+    Sutskever et al. 2014 (without attention), Bahdanau et al. 2015 (with attention):
+    s_i = cell([e(y_{i−1}), c_i], s_{i−1}) and
     c_i = Σ_j softmax_j(score(s_{i−1}, h_j)) h_j.
     """
 
-    cell: CellSpec = field(GruSpec(), "one step of the network")
-    layers: int = field(1, "layers of cells, in encoder and decoder", ge=1, le=64)
+    cell: CellSpec = field(GruSpec(), "the cell of encoder and decoder")
+    layers: int = field(1, "the number of layers of cells in encoder and decoder", ge=1, le=64)
     width: int = field(64, "the size of a state", ge=1, le=65536)
-    embed: EmbedSpec = field(TokensSpec(), "what the first cell reads; embed.size sets its width")
-    position: PositionSpec = field(NoPositionSpec(), "joined to the embeddings of encoder and decoder")
-    source: bool = field(True, "whether there is an encoder; without it, the decoder is a language model")
+    embed: EmbedSpec = field(
+        TokensSpec(), "the embedding, whose output the first cell reads; embed.size sets its width"
+    )
+    position: PositionSpec = field(NoPositionSpec(), "how positions are represented, in encoder and decoder")
+    source: bool = field(True, "whether there is an encoder; without one, the decoder is a language model")
     bidirectional: bool = field(True, "whether the encoder reads in both directions")
-    attention: bool = field(True, "whether the decoder attends to all encoder states, or has only the last one")
+    attention: bool = field(
+        True, "whether the decoder attends to all encoder states; otherwise it starts from the last one"
+    )
     core: CoreSpec = field(AdditiveSpec(), "the score function of the attention")
-    readout: ReadoutSpec = field(StateReadoutSpec(), "what the head reads")
+    readout: ReadoutSpec = field(StateReadoutSpec(), "how the input of the head is computed")
     dropout: float = field(0.0, "dropout probability between layers and before the head", ge=0, lt=1)
 
     @property
@@ -198,13 +211,13 @@ class RecurrentSpec(Spec):
     def _compatible(self) -> Self:
         if self.position.mechanism not in ("none", "embed"):
             raise IncompatibleError(
-                f"'{self.position.kind}' acts inside self-attention, which a recurrent network has not; "
+                f"'{self.position.kind}' needs self-attention, and a recurrent network has no self-attention; "
                 f"use none, sinusoidal or learned",
                 ("position",),
             )
         if (self.core.query, self.core.key) != ("head", "head"):
             raise IncompatibleError(
-                f"'{self.core.kind}' replaces projections that a recurrent network has not; "
+                f"'{self.core.kind}' replaces projections, and a recurrent network has no projections; "
                 f"use additive, bilinear, projected or dot",
                 ("core",),
             )
@@ -216,14 +229,14 @@ class RecurrentSpec(Spec):
 
 
 class NgramSpec(Spec):
-    """A neural n-gram model: logits = U tanh(W [e(w_{t−n+2}) … e(w_t)] + b), with the tied or untied head as U.
+    """A neural n-gram model with logits = U tanh(W [e(w_{t−n+2}) … e(w_t)] + b), where U is the tied or untied head.
 
-    Bengio et al. 2003, without the direct connections. Before the first token, embeddings are zero.
+    Bengio et al. 2003, without the direct connections. Embeddings before the first token are zero.
     """
 
-    order: int = field(3, "n: a trigram model reads two tokens to predict the third", ge=2, le=64)
+    order: int = field(3, "n; with 3, a trigram model, two tokens predict the third", ge=2, le=64)
     width: int = field(64, "the size of the embeddings", ge=1, le=65536)
-    hidden: int | None = field(None, "the size of the hidden layer; the width if not given", ge=1, le=1 << 20)
+    hidden: int | None = field(None, "the size of the hidden layer; the width by default", ge=1, le=1 << 20)
     dropout: float = field(0.0, "dropout probability before the head", ge=0, lt=1)
 
 
@@ -232,17 +245,21 @@ LARGEST_VOCAB = 1 << 22
 
 
 class ModelSpec(Spec):
-    """A model: an encoder, a decoder or both, a recurrent network, or an n-gram network; and its head."""
+    """A model, which is an encoder, a decoder or both, a recurrent network, or an n-gram network, and its head."""
 
     vocab: int | Literal["tokenizer"] | None = field(
-        None, "the number of tokens; 'tokenizer': as many as the tokenizer has; not given for images"
+        None, "the vocabulary size; 'tokenizer' takes it from the tokenizer; not needed for images"
     )
-    source_vocab: int | None = field(None, "the number of tokens of the encoder, if it differs", ge=1, le=LARGEST_VOCAB)
-    encoder: StackSpec | None = field(None, "reads the source of an encoder–decoder; alone, the input")
-    decoder: DecoderSpec | None = field(None, "generates; with an encoder usually with cross = true")
+    source_vocab: int | None = field(
+        None, "the vocabulary size of the encoder; vocab by default", ge=1, le=LARGEST_VOCAB
+    )
+    encoder: StackSpec | None = field(
+        None, "a stack that reads the source of an encoder–decoder, or without a decoder the input"
+    )
+    decoder: DecoderSpec | None = field(None, "a causal stack; with an encoder it needs cross = true")
     recurrent: RecurrentSpec | None = field(None, "a recurrent network, with or without attention")
     ngram: NgramSpec | None = field(None, "a neural n-gram model")
-    head: HeadSpec = field(TiedSpec(), "what is computed from the last layer")
+    head: HeadSpec = field(TiedSpec(), "the head, which computes the output from the last layer")
     init: InitSpec = field(NormalInitSpec(), "how weights are initialised")
 
     @field_validator("vocab", mode="before")
@@ -259,7 +276,7 @@ class ModelSpec(Spec):
         shape = [name for name in SHAPES if getattr(self, name) is not None]
         if shape not in (["encoder"], ["decoder"], ["encoder", "decoder"], ["recurrent"], ["ngram"]):
             names = " and ".join(shape) or "none of them"
-            raise IncompatibleError(f"a model is an encoder, a decoder, both, recurrent or ngram; given {names}")
+            raise IncompatibleError(f"given {names}, expected [encoder], [decoder], both, [recurrent] or [ngram]")
         for name in ("encoder", "decoder"):
             if stack := getattr(self, name):
                 with located(name):
@@ -267,36 +284,43 @@ class ModelSpec(Spec):
         self._check_encoder_use()
         has_source = len(shape) == 2 or (self.recurrent is not None and self.recurrent.source)
         if self.source_vocab is not None and not has_source:
-            raise IncompatibleError(f"is for a model with a source; this is {self.shape} alone", ("source_vocab",))
+            raise IncompatibleError(
+                f"source_vocab needs a model with a source; this one is {self.shape}", ("source_vocab",)
+            )
         reads_tokens = any(own.embed.reads == "tokens" for own in (self.encoder, self.decoder, self.recurrent) if own)
         if self.vocab is None and (reads_tokens or self.ngram or self.head.output == "tokens"):
-            raise MissingKeyError("is required for a model of tokens", ("vocab",))
+            raise MissingKeyError("vocab is required for a model that reads or predicts tokens", ("vocab",))
         return self
 
     def _check_encoder_use(self) -> None:
-        """A decoder must use its encoder, and can use it only if there is one."""
+        """Checks that a decoder uses its encoder, and that there is an encoder if it needs one."""
         encoder, decoder = self.encoder, self.decoder
         for name, stack in (("encoder", encoder), ("decoder", decoder if encoder is None else None)):
             if stack is not None and (stack.embed.shares_table or stack.embed.reads == "memory"):
-                raise IncompatibleError(f"'{stack.embed.kind}' needs an encoder below the stack", (name, "embed"))
+                raise IncompatibleError(
+                    f"'{stack.embed.kind}' needs an [encoder] table and is for the decoder", (name, "embed")
+                )
         if decoder is None:
             return
         if decoder.embed.reads == "patches" and getattr(decoder.embed, "class_token", False):
             raise IncompatibleError(
-                "is for an encoder, which reads its image at once", ("decoder", "embed", "class_token")
+                "class_token is for an encoder; a decoder reads one patch at a time",
+                ("decoder", "embed", "class_token"),
             )
         if encoder is None:
             return
         unused = decoder.embed.reads != "memory" and not any(layer.cross for layer in decoder.expanded_layers())
         if decoder.layers and unused:
-            raise IncompatibleError("no layer attends to the encoder; set cross = true", ("decoder", "cross"))
+            raise IncompatibleError(
+                "no layer of the decoder attends to the encoder; set cross = true", ("decoder", "cross")
+            )
         if decoder.embed.shares_table:
             widths = [stack.position.token_width(stack.embed.table_width(stack.width)) for stack in (encoder, decoder)]
             theirs, ours = (self.source_vocab or self.vocab, widths[0]), (self.vocab, widths[1])
             if encoder.embed.reads != "tokens" or theirs != ours:
                 raise IncompatibleError(
-                    f"needs an encoder with a token table of {ours[0]} × {ours[1]}, given '{encoder.embed.kind}' of "
-                    f"{theirs[0]} × {theirs[1]}; 'tokens' has its own table",
+                    f"given an encoder with '{encoder.embed.kind}' of {theirs[0]} × {theirs[1]}, expected a token "
+                    f"table of {ours[0]} × {ours[1]} to share; use 'tokens' for a table of its own",
                     ("decoder", "embed"),
                 )
 
@@ -306,10 +330,10 @@ class ModelSpec(Spec):
 
 
 def read_model(tree: Tree) -> ModelSpec:
-    """A description as a spec; `like = "encoder"` copies the fields of the other stack first."""
+    """Converts a table to a ModelSpec. `like = "encoder"` in the decoder first copies the encoder's fields."""
     if not isinstance(tree, Mapping):
         raise WrongTypeError(
-            f"given a {type(tree).__name__}, expected a table that describes a model, as preset(name) is"
+            f"given a {type(tree).__name__}, expected a table that describes a model, such as preset(name)"
         )
     tree = copy_tree(tree)
     check_names(ModelSpec, tree)
@@ -321,11 +345,9 @@ def read_model(tree: Tree) -> ModelSpec:
             check_names(StackSpec, own, "like")
         if "like" in own:
             if own["like"] != other or not isinstance(tree.get(other), dict):
-                raise ConfigError(
-                    f"given {quoted(own['like'])}, expected the other stack of this model", (name, "like")
-                )
+                raise ConfigError(f"given {quoted(own['like'])}, expected the name of the other stack", (name, "like"))
             if "like" in tree[other]:
-                raise IncompatibleError("the stacks cannot each be like the other", (name, "like"))
+                raise IncompatibleError("only one stack can be like the other", (name, "like"))
             tree[name] = merge_trees(tree[other], {key: value for key, value in own.items() if key != "like"})
     for name in ("encoder", "decoder"):
         if isinstance(tree.get(name), dict):
@@ -334,7 +356,7 @@ def read_model(tree: Tree) -> ModelSpec:
 
 
 def with_cross(stack: Tree) -> Tree:
-    """The stack with fields of its self-attention filled into a cross-attention that changes only some of them."""
+    """Fills the fields of self-attention into a cross-attention that overrides only some of them."""
     if not isinstance(stack.get("cross"), dict):
         return stack
     cross = {slot: value for slot, value in stack["cross"].items() if value is not None}

@@ -23,7 +23,7 @@ from manyheads.spec import located
 
 @dataclass(frozen=True)
 class CrossContext:
-    """What cross-attention of one layer needs: the memory, its keys and values if computed before, and the mask."""
+    """Arguments of cross-attention in one layer: the memory, its keys and values if cached, and the mask."""
 
     memory: Memory
     key_value: KeyValue | None
@@ -66,7 +66,7 @@ def build_position(spec: LayerSpec, width: int) -> AttentionPosition:
 
 
 class Stack(nn.Module):
-    """Embedding, layers, final norm. Reading a whole sequence and decoding one step are the same call."""
+    """Embedding, layers and final norm. A forward over a whole sequence and a decoding step are the same call."""
 
     def __init__(self, spec: StackSpec, vocab: int, memory_width: int | None = None) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class Stack(nn.Module):
         self.norm = norm.build(spec.width) if norm else nn.Identity()
 
     def _shared_positions(self) -> tuple[nn.ModuleList, list[int | None]]:
-        """The position modules that layers share, and the index of each layer's; None if a layer has its own."""
+        """The position modules that layers share, and each layer's index among them; None if a layer has its own."""
         modules, keys, indices = nn.ModuleList(), list[object](), list[int | None]()
         for layer in self.layer_specs:
             key = (layer.position, layer.attention.heads, layer.attention.query_size(self.spec.width, layer.core))
@@ -106,23 +106,23 @@ class Stack(nn.Module):
         return position
 
     def start(self, cache: Cache, final_length: int | None = None) -> StackState:
-        """The state before the first token, with an empty cache like `cache` per layer."""
+        """The state before the first token, with a copy of the empty `cache` for each layer."""
         return StackState(caches=tuple(cache.fork() for _ in range(self.spec.layers)), final_length=final_length)
 
     def forward(
         self, inputs: Inputs, *, state: StackState | None = None, memory: Memory | None = None,
         cross_key_values: Sequence[KeyValue | None] | None = None, table: Tensor | None = None,
     ) -> tuple[Tensor, StackState]:  # fmt: skip
-        """The hidden states of `inputs`, which follow what `state` has read; and the next state.
+        """The hidden states of `inputs`, which continue the sequences of `state`, and the next state.
 
-        `cross_key_values` are the layers' keys and values of the memory, if computed before.
+        `cross_key_values` are the keys and values of the memory for each layer, if cached.
         """
         inputs = self.embed.prepare_inputs(inputs)
         if state is None:
             state = self.start(NoCache(), inputs.final_length)
         elif inputs.final_length not in (None, state.final_length):
             raise InputLengthError(
-                f"final_length is {inputs.final_length}, and decoding started with {state.final_length}"
+                f"final_length is {inputs.final_length}, but decoding started with {state.final_length}"
             )
         new_state = append_inputs(state, inputs)
         self._check(new_state)
@@ -137,7 +137,7 @@ class Stack(nn.Module):
     def _contexts(
         self, inputs: Inputs, positions: Positions, state: StackState, new_state: StackState, dtype: torch.dtype
     ) -> Iterator[AttentionContext]:
-        """The context of each layer, computed when it runs, so that biases of other layers take no memory."""
+        """Yields the context of each layer when the layer runs, so that biases of other layers take no memory."""
         masks = [mask_for(spec, inputs, state, new_state) for spec in self.masks]
         shared_data = dict[int, Any]()
         for i, shared in enumerate(self.position_of):
@@ -151,21 +151,23 @@ class Stack(nn.Module):
             yield AttentionContext(position, data, masks[self.mask_of[i]], positions)
 
     def _check(self, state: StackState) -> None:
-        """Raises an error for inputs that are missing, or that this stack cannot use."""
+        """Raises an error for inputs that are missing or that this stack cannot use."""
         has_prefix = any(mask.prefix for mask in self.masks)
         if has_prefix and state.prefix_lengths is None:
-            raise InputError("mask.prefix is true: pass Inputs(prefix_lengths=…), one length per row")
+            raise InputError(
+                "mask.prefix is true, so prefix_lengths are needed; pass Inputs(prefix_lengths=…), one length per row"
+            )
         if not has_prefix and state.prefix_lengths is not None:
             raise InputError("prefix_lengths were given, but the mask has no prefix; set mask.prefix = true")
         if state.document_ids is None or state.final_length is not None:
             return
         if any(layer.position.needs_final_length for layer in self.layer_specs):
             raise InputError(
-                "the positions of this model depend on the length of a text: give final_length with document_ids"
+                "the positions of this model depend on the length of a sequence; give final_length with document_ids"
             )
 
     def cross_key_values(self, memory: Memory) -> list[KeyValue | None]:
-        """Keys and values of the memory for each layer, computed once per source; None without cross-attention."""
+        """Keys and values of the memory for each layer; None for a layer without cross-attention."""
         positions = Positions(memory.key_positions(), memory.key_positions())
         context = self._cross_attention_context(memory, positions, queries=0, document_ids=None)
         crosses = (self.layer(i).cross for i in range(self.spec.layers))
@@ -187,7 +189,9 @@ class Stack(nn.Module):
         if memory is None or not any(layer.cross for layer in self.layer_specs):
             return [None] * self.spec.layers
         if memory.states.shape[0] != inputs.batch:
-            raise InputShapeError(f"{inputs.batch} targets for {len(memory.states)} sources; each target needs its own")
+            raise InputShapeError(
+                f"given {inputs.batch} targets and {len(memory.states)} sources, expected one source per target"
+            )
         document_ids = None
         if memory.document_ids is not None and inputs.document_ids is not None:
             document_ids = (inputs.document_ids, memory.document_ids)
@@ -198,14 +202,14 @@ class Stack(nn.Module):
 
 
 def positions_after(state: StackState, new_state: StackState, device: torch.device) -> Positions:
-    """Positions of the new tokens as queries and of all tokens as keys."""
+    """The positions of the queries, which are the new tokens, and of the keys, which are all tokens."""
     bound = new_state.length if new_state.counted_positions else None
     key = torch.arange(new_state.length, device=device)[None] if new_state.positions is None else new_state.positions
     return Positions(key[:, state.length :], key, state.final_length, bound)
 
 
 def append_inputs(state: StackState, inputs: Inputs) -> StackState:
-    """The state after `inputs`, with its caches forked for the step."""
+    """The state after `inputs`, with copies of the caches for this step to extend."""
     batch, device = inputs.batch, inputs.tokens.device
     stored = [tensor for tensor in (state.padding_mask, state.positions, state.document_ids) if tensor is not None]
     stored += [cache.key_value.key for cache in state.caches if cache.key_value is not None]
@@ -226,7 +230,7 @@ def append_inputs(state: StackState, inputs: Inputs) -> StackState:
         document_ids = torch.cat((state.document_ids, document_ids), dim=1)
     if document_ids is not None and inputs.positions is None:
         if not state.counted_positions:
-            raise InputError("positions were given for packed documents; give them at every step")
+            raise InputError("positions were given for earlier tokens of packed documents; give them at every step")
         positions = positions_in_documents(document_ids, padding_mask)
     return StackState(
         caches=tuple(cache.fork() for cache in state.caches),
@@ -243,12 +247,11 @@ def append_inputs(state: StackState, inputs: Inputs) -> StackState:
 
 
 def positions_in_documents(document_ids: Tensor, padding_mask: Tensor | None) -> Tensor:
-    """Positions that start at 0 in each packed document, counting its real tokens."""
+    """Positions that count the non-padding tokens of each packed document from 0."""
     if padding_mask is not None:
-        document_ids = document_ids.masked_fill(
-            padding_mask, torch.iinfo(document_ids.dtype).max
-        )  # document_ids of padding must not matter
-    order = document_ids.argsort(dim=1, stable=True)  # document by document, each in its order
+        # the output must not depend on document_ids of padding
+        document_ids = document_ids.masked_fill(padding_mask, torch.iinfo(document_ids.dtype).max)
+    order = document_ids.argsort(dim=1, stable=True)  # sorts by document and keeps the order within each
     by_document = document_ids.gather(1, order)
     starts = torch.ones_like(by_document, dtype=torch.bool)
     starts[:, 1:] = by_document[:, 1:] != by_document[:, :-1]
@@ -259,7 +262,7 @@ def positions_in_documents(document_ids: Tensor, padding_mask: Tensor | None) ->
 
 
 def first_prefix(state: StackState, inputs: Inputs, padding_mask: Tensor | None) -> Tensor:
-    """The prefix lengths, given with the first step, which must contain the whole prefix."""
+    """Checks prefix_lengths, which the first step must give and which it must contain entirely."""
     prefix = inputs.prefix_lengths
     assert prefix is not None
     if state.length:
@@ -269,12 +272,12 @@ def first_prefix(state: StackState, inputs: Inputs, padding_mask: Tensor | None)
         wrong = (prefix > lengths) | (prefix < 0)
         if wrong.any():
             row = int(wrong.nonzero()[0])
-            raise InputLengthError(f"row {row} has {int(lengths[row])} tokens and a prefix of {int(prefix[row])}", row)
+            raise InputLengthError(f"row {row} has {int(lengths[row])} tokens, but a prefix of {int(prefix[row])}", row)
     return prefix
 
 
 def mask_for(spec: MaskSpec, inputs: Inputs, state: StackState, new_state: StackState) -> Mask:
-    """The mask of the new tokens over all tokens."""
+    """The mask of the new tokens, as queries, over all tokens."""
     document_ids = (
         None
         if inputs.document_ids is None or new_state.document_ids is None

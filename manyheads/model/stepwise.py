@@ -1,4 +1,4 @@
-"""The base of models that read one token after the other: a forward over a sequence is one long step."""
+"""The base of models that read one token at a time, for which a forward over a sequence is one step."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ State = TypeVar("State")
 
 
 class StepwiseModel(nn.Module, Generic[State]):
-    """A model whose state has a fixed size. Unlike `start` and `step`, `forward` also works with a pooled head."""
+    """A model whose state has a fixed size. `forward` works with any head, `start` and `step` with one per token."""
 
     spec: ModelSpec
 
     @property
     def can_generate(self) -> bool:
-        """Whether it can generate token by token, which needs a head with an output per token."""
+        """Whether the model can generate, which needs a head with one output per token."""
         return self.spec.head.per_token
 
     def forward(
         self, inputs: Inputs | Tensor, source: Inputs | Tensor | None = None, *, logits_mask: Tensor | None = None
     ) -> Tensor:
-        """Logits, B×L×V; with `logits_mask`, B×L, only those where it is True, N×V."""
+        """Logits, B×L×V. With `logits_mask`, B×L, only those where it is True, N×V."""
         logits = self.read(inputs, self.first_state(source))[0]
         return logits if logits_mask is None else logits[logits_mask]
 
     def start(self, source: Inputs | Tensor | None = None, *, capacity: int | None = None) -> State:
-        """The state before the first token; a capacity is not needed, as the state does not grow."""
+        """The state before the first token. `capacity` has no effect, because the state has a fixed size."""
         check_capacity(capacity)
         check_can_generate(self)
         return self.first_state(source)

@@ -1,4 +1,4 @@
-"""The transformer: an encoder, a decoder or both, and a head."""
+"""The transformer model, which has an encoder, a decoder or both, and a head."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from manyheads.spec import located
 
 @dataclass(frozen=True)
 class TransformerState(State):
-    """What the decoder has read, and the source with its keys and values for each layer."""
+    """The state of the decoder, and the source with its keys and values for each layer."""
 
     spec: ModelSpec
     decoder: StackState
@@ -35,7 +35,7 @@ class TransformerState(State):
 
 
 class Transformer(nn.Module):
-    """One or two stacks and a head; which stacks exist is the model's shape."""
+    """One or two stacks and a head. The model is encoder-only, decoder-only or encoder-decoder."""
 
     def __init__(self, spec: ModelSpec, vocab: int) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Transformer(nn.Module):
 
     @property
     def can_generate(self) -> bool:
-        """Whether it can generate token by token: a causal decoder of its own inputs, with an output per token."""
+        """Whether the model can generate, which needs a causal decoder and a head with one output per token."""
         if self.decoder is None or self.decoder.spec.embed.reads == "memory":
             return False
         return self.spec.head.per_token and all(layer.mask.causal for layer in self.decoder.layer_specs)
@@ -73,12 +73,12 @@ class Transformer(nn.Module):
     def forward(
         self, inputs: Inputs | Tensor, source: Inputs | Tensor | None = None, *, logits_mask: Tensor | None = None
     ) -> Tensor:
-        """The output of the head (logits B×L×V for a token head); of an encoder–decoder, for a target given its source.
+        """The output of the head, such as logits B×L×V. For an encoder–decoder, `inputs` is the target.
 
-        With `logits_mask`, B×L, only the outputs where it is True, N×V: logits elsewhere are not computed.
+        With `logits_mask`, B×L, only the outputs where it is True, N×V; other logits are not computed.
         """
         if not self.spec.head.per_token and Inputs.of(inputs).document_ids is not None:
-            raise InputError("a pooled head gives one output per row: give one text per row, without document_ids")
+            raise InputError("a pooled head gives one output per row; give one sequence per row, without document_ids")
         states, padding_mask = self.hidden_states(inputs, source)
         if logits_mask is not None and self.spec.head.output == "tokens":
             states, padding_mask, logits_mask = states[logits_mask], None, None
@@ -88,22 +88,22 @@ class Transformer(nn.Module):
     def hidden_states(
         self, inputs: Inputs | Tensor, source: Inputs | Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """The last layer's vectors, B×L×D, and their padding."""
+        """The last hidden states, B×L×D, and their padding mask."""
         x_BLD, state = self.last(Inputs.of(inputs), memory=self.encode(source), table=self.table)
         return x_BLD, state.padding_mask
 
     def embed_sequences(self, inputs: Inputs | Tensor, pool: Pool | None = None) -> Tensor:
-        """One vector per sequence, B×D: its pooled hidden states; by default a vector head's output, or the mean."""
+        """One vector per sequence, B×D, by `pool`. The default is the output of a vector head, or the mean."""
         if self.spec.head.output == "vector" and pool is None:
             out: Tensor = self(inputs)
             return out
         return (pool or MeanSpec().pool)(*self.hidden_states(inputs))
 
     def encode(self, source: Inputs | Tensor | None) -> Memory | None:
-        """What the decoder attends to; None if there is only one stack."""
+        """The output of the encoder, which the decoder attends to; None if there is only one stack."""
         if self.encoder is None or self.decoder is None:
             if source is not None:
-                raise InputError(f"a source was given, but the model is only {self.spec.shape}")
+                raise InputError(f"a source was given, but this model is {self.spec.shape}, not an encoder–decoder")
             return None
         if source is None:
             raise InputError("an encoder–decoder needs a source")
@@ -111,12 +111,14 @@ class Transformer(nn.Module):
         return Memory(states, state.positions, state.padding_mask, state.document_ids, state.counted_positions)
 
     def start(self, source: Inputs | Tensor | None = None, *, capacity: int | None = None) -> TransformerState:
-        """The state before the first token; with a capacity, the maximum length, caches are allocated once."""
+        """The state before the first token. With a capacity, which is the maximum length, caches are allocated once."""
         check_can_generate(self)
         assert self.decoder is not None
         check_capacity(capacity)
         if capacity is None and any(layer.position.needs_final_length for layer in self.decoder.layer_specs):
-            raise UnsupportedError("the positions of this model depend on the final length: start with a capacity")
+            raise UnsupportedError(
+                "the positions of this model depend on the length after generation; call start with a capacity"
+            )
         memory = self.encode(source)
         state = self.decoder.start(Cache() if capacity is None else StaticCache(capacity), capacity)
         key_values = tuple(self.decoder.cross_key_values(memory)) if memory else None

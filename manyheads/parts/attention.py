@@ -19,16 +19,16 @@ from manyheads.spec import Part, field, located
 
 
 class AttentionSpec(Part, slot="attention", default="heads"):
-    """The projections around a core."""
+    """The projections to queries, keys and values, and from the heads back to the model width."""
 
     heads: int = field(4, "H, the number of query heads", ge=1, le=65536)
-    bias: bool = field(True, "biases on q, k and v")
-    output_bias: bool = field(True, "a bias on the output projection")
+    bias: bool = field(True, "whether the projections to q, k and v have biases")
+    output_bias: bool = field(True, "whether the output projection has a bias")
     qk_norm: NormSpec = field(NoNormSpec(), "normalises each query and each key within its head")
 
     @abstractmethod
     def head_size(self, width: int) -> int:
-        """K, or an error that names widths and numbers of heads that fit."""
+        """K, the size of a head. Raises an error that names widths and numbers of heads that fit."""
 
     def num_kv_heads(self) -> int:
         """G, the number of key and value heads."""
@@ -38,7 +38,7 @@ class AttentionSpec(Part, slot="attention", default="heads"):
         return HeadsLinear(width, heads, size, bias=self.bias)
 
     def query_size(self, width: int, core: CoreSpec, memory_width: int | None = None) -> int:
-        """The size of one query, for the core and the position scheme."""
+        """The size of one query as the core and the position scheme receive it; 0 if the core has no queries."""
         return {"head": self.head_size(width), "memory": memory_width or width, "none": 0}[core.query]
 
     def build(self, width: int, core: CoreSpec, memory_width: int | None = None) -> Attention:
@@ -65,14 +65,14 @@ class AttentionSpec(Part, slot="attention", default="heads"):
 
 
 def split_width(width: int, heads: int) -> int:
-    """width / heads, or an error that names the nearest numbers that divide."""
+    """Returns width / heads. Raises an error that names the nearest numbers that divide."""
     if width % heads:
         fitting = [h for h in range(1, width + 1) if width % h == 0]
         nearest_heads = [*[h for h in fitting if h < heads][-1:], *[h for h in fitting if h > heads][:1]]
         nearest_widths = [w for w in (width // heads * heads, (width // heads + 1) * heads) if w]
         raise IncompatibleError(
-            f"{heads} heads do not divide width {width}; nearest that do: {' or '.join(map(str, nearest_heads))} "
-            f"heads, or width {' or '.join(map(str, nearest_widths))}",
+            f"{heads} heads do not divide width {width}; use {' or '.join(map(str, nearest_heads))} "
+            f"heads or width {' or '.join(map(str, nearest_widths))}",
             ("heads",),
         )
     return width // heads
@@ -85,14 +85,14 @@ class HeadsSpec(AttentionSpec, kind="heads"):
     (Ainslie et al. 2023), one key head is multi-query attention (Shazeer 2019).
     """
 
-    kv_heads: int | None = field(None, "G, the number of key and value heads; H if not given", ge=1, le=65536)
-    size: int | None = field(None, "K, if it is not D/H", ge=1, le=65536)
+    kv_heads: int | None = field(None, "G, the number of key and value heads; equal to H by default", ge=1, le=65536)
+    size: int | None = field(None, "K, the size of a head; D/H by default", ge=1, le=65536)
 
     def head_size(self, width: int) -> int:
         if self.heads % self.num_kv_heads():
             fits = ", ".join(str(g) for g in range(1, self.heads + 1) if self.heads % g == 0)
             raise IncompatibleError(
-                f"{self.kv_heads} key heads do not divide {self.heads} query heads; possible: {fits}", ("kv_heads",)
+                f"{self.kv_heads} key heads do not divide {self.heads} query heads; use one of {fits}", ("kv_heads",)
             )
         return self.size or split_width(width, self.heads)
 
@@ -124,7 +124,7 @@ class ChunkedSpec(AttentionSpec, kind="chunked"):
 
 
 class HeadsLinear(nn.Linear):
-    """W x + b, split into heads: B×L×D → B×H×L×K."""
+    """Computes W x + b and splits the result into heads, B×L×D → B×H×L×K."""
 
     def __init__(self, width: int, heads: int, size: int, *, bias: bool) -> None:
         super().__init__(width, heads * size, bias=bias)
@@ -135,7 +135,7 @@ class HeadsLinear(nn.Linear):
 
 
 class ChunksLinear(nn.Module):
-    """One matrix per chunk of x: B×L×D → B×H×L×K."""
+    """Applies a separate matrix to each chunk of x, B×L×D → B×H×L×K."""
 
     def __init__(self, heads: int, chunk: int, size: int, *, bias: bool) -> None:
         super().__init__()
@@ -155,14 +155,14 @@ class ChunksLinear(nn.Module):
 
 
 class RawHead(nn.Module):
-    """The memory itself as one key head that all query heads share."""
+    """Uses the memory itself, without a projection, as one key head that all query heads share."""
 
     def forward(self, x_BLD: Tensor) -> Tensor:
         return x_BLD[:, None]
 
 
 class EmptyHeads(nn.Module):
-    """Queries or keys of size 0, for cores that use none: their shape still gives the heads and the length."""
+    """Returns queries or keys of size 0 for a core that uses none. Their shape still gives the heads and the length."""
 
     def __init__(self, heads: int) -> None:
         super().__init__()
@@ -182,7 +182,7 @@ class KeyValue:
 
 @dataclass(frozen=True)
 class AttentionContext:
-    """Positions and mask of one attention call, computed once and shared by all layers that have the same."""
+    """Positions and mask of one attention call, computed once for all layers with the same position scheme and mask."""
 
     position: AttentionPosition
     position_data: Any
@@ -191,7 +191,7 @@ class AttentionContext:
 
 
 class Attention(nn.Module):
-    """Projections, a core, and the output projection. In self-attention the keys and values are those of x itself."""
+    """Multi-head attention of x to a memory. In self-attention the memory is computed from x itself."""
 
     def __init__(
         self, *, query: nn.Module, key: nn.Module, value: nn.Module, core: Core, output: nn.Linear,
@@ -203,12 +203,12 @@ class Attention(nn.Module):
         self.query_norm, self.key_norm = query_norm, key_norm
 
     def key_value(self, y_BMD: Tensor, context: AttentionContext) -> KeyValue:
-        """Keys and values of y: computed once per source in cross-attention, once per token with a cache."""
-        key = context.position.rotate_key(self.key_norm(self.key(y_BMD)), context.position_data)
+        """Keys and values of y. Cross-attention computes them once per source, a cache once per token."""
+        key = context.position.rotate(self.key_norm(self.key(y_BMD)), context.position_data)
         return KeyValue(self.core.key(key), self.value(y_BMD))
 
     def forward(self, x_BLD: Tensor, memory: KeyValue, context: AttentionContext) -> Tensor:
-        q = context.position.rotate_query(self.query_norm(self.query(x_BLD)), context.position_data)
+        q = context.position.rotate(self.query_norm(self.query(x_BLD)), context.position_data)
         bias = context.position.bias(q, context.position_data, self.core.scale)
         heads_BHLK = self.core(q, memory.key, memory.value, mask=context.mask, positions=context.positions, bias=bias)
         return self.output(heads_BHLK.transpose(1, 2).flatten(2))

@@ -1,4 +1,4 @@
-"""Attention cores: what happens between queries, keys and values.
+"""Attention cores, which compute the attention output from queries, keys and values.
 
 Every core has two methods. `forward` is fast and returns the attention output; `weights` follows the formula and
 returns the attention matrix. `weights @ v == forward` for every kind, mask and dtype, in evaluation and in training (on
@@ -25,42 +25,43 @@ from manyheads.spec import Part, field
 
 
 class CoreSpec(Part, slot="core", default="dot"):
-    """From queries, keys and values to one vector per query: a distribution over the keys and the mean under it."""
+    """Computes a distribution over the keys for each query, and the mean of the values under it."""
 
-    # the size of a query: a head's, the memory's width, or no queries at all
+    # a query has the size of a head or the width of the memory; "none" means that the core uses no queries
     query: ClassVar[Literal["head", "memory", "none"]] = "head"
-    # keys: projected to a head's size, the memory as it is, or no keys at all
+    # keys are projected to the size of a head, or are the memory itself ("raw"); "none" means that it uses no keys
     key: ClassVar[Literal["head", "raw", "none"]] = "head"
 
     dropout: float = field(0.0, "dropout probability of the attention weights", ge=0, lt=1)
 
     @property
     def max_positions(self) -> int | None:
-        """The largest number of keys it can attend to; None if unlimited."""
+        """The largest number of keys that the core can attend to; None if unlimited."""
         return None
 
     @abstractmethod
     def build(self, heads: int, query_size: int, key_size: int) -> Core:
-        """The core of so many heads; sizes are those of one head."""
+        """Builds the core. `query_size` and `key_size` are sizes per head."""
 
 
 class Core(nn.Module):
-    """A core defined by its scores: `weights` normalises them, `forward` also averages the values, in blocks of rows.
+    """A core that is defined by its scores, q·k times `scale` unless a subclass has others.
 
+    `weights` normalises the scores and `forward` averages the values with them, both in blocks of rows.
     A core without queries or keys gets tensors whose last size is 0.
     """
 
-    scale = 1.0  # what q·k is multiplied by
-    floats_per_score = 1  # memory that one score needs while it is computed
+    scale = 1.0  # q·k is multiplied by it
+    floats_per_score = 1  # floats of memory that the computation of one score needs
     max_scores = 1 << 22  # scores computed at once where no fused kernel applies
 
     def __init__(self, spec: CoreSpec) -> None:
         super().__init__()
         self.dropout = spec.dropout
-        self.key: nn.Module = nn.Identity()  # applied to keys before they meet a query: once per token, then cached
+        self.key: nn.Module = nn.Identity()  # applied to keys before scoring; its output is cached
 
     def scores(self, q_BHLK: Tensor, k_BHMK: Tensor, positions: Positions) -> Tensor:
-        raise NotImplementedError
+        return q_BHLK @ k_BHMK.transpose(-1, -2) * self.scale
 
     def normalise(self, scores_BHLM: Tensor) -> Tensor:
         return torch.softmax(scores_BHLM, dim=-1)
@@ -69,9 +70,9 @@ class Core(nn.Module):
         self, q: Tensor, k: Tensor, *, mask: Mask, positions: Positions, bias: Tensor | None = None,
         dropout: bool = False,
     ) -> Tensor:  # fmt: skip
-        """The distribution of every query over the keys, B×H×L×M, before dropout; draws no random numbers.
+        """The distribution of every query over the keys, B×H×L×M, without dropout and without random numbers.
 
-        With `dropout`, the weights that training multiplies with v, drawn from the current random state.
+        With `dropout`, and in training mode, dropout is applied as in `forward`, from the current random state.
         """
         blocks = [] if has_no_data(q) else self.blocks(q, k, mask)  # without data there is no memory to save
         if len(blocks) <= 1:
@@ -97,7 +98,7 @@ class Core(nn.Module):
         return torch.cat(outputs, dim=2)
 
     def blocks(self, q: Tensor, k: Tensor, mask: Mask) -> list[tuple[slice, slice, Mask]]:
-        """The rows computed at once: all of them, unless the mask is banded or there are too many scores."""
+        """The rows that are computed at once: all rows, unless the mask is banded or there are too many scores."""
         batch, heads, queries, _ = q.shape
         max_rows = max(1, self.max_scores // (batch * heads * k.shape[2] * self.floats_per_score))
         if mask.form != "blocks" and queries <= max_rows:
@@ -116,7 +117,7 @@ class Core(nn.Module):
         if visible is None:
             weights = self.normalise(scores)
         else:
-            # a row without visible keys has no distribution: it goes unmasked through the softmax and is zeroed after
+            # a row without visible keys has no distribution; it is not masked in the softmax and set to zero afterwards
             empty = ~visible.any(dim=-1, keepdim=True)
             weights = self.normalise(scores.masked_fill(~(visible | empty), -torch.inf)).masked_fill(empty, 0.0)
         return F.dropout(weights.to(q.dtype), self.dropout, self.training and dropout)
@@ -128,7 +129,7 @@ class Core(nn.Module):
 def block_arguments(
     rows: slice, columns: slice, *, k: Tensor, positions: Positions, bias: Tensor | None
 ) -> dict[str, Any]:
-    """The keys, positions and bias of attention for a block of rows and columns."""
+    """Arguments of attention (keys, positions, bias) for a block of rows and columns."""
     return {
         "k": k[:, :, columns],
         "positions": replace(positions, query=positions.query[:, rows], key=positions.key[:, columns]),
@@ -137,7 +138,7 @@ def block_arguments(
 
 
 def check_rows(weights: Tensor, tolerance: float = 1e-4) -> None:
-    """Raises an error that names the first row that is no distribution: it sums to neither 1 nor (fully masked) 0.
+    """Raises an error that names the first row that is not a distribution. A fully masked row may sum to 0.
 
     The usual cause is a mask multiplied after the softmax instead of added before it.
     """
@@ -147,7 +148,7 @@ def check_rows(weights: Tensor, tolerance: float = 1e-4) -> None:
         row = tuple(wrong.nonzero()[0].tolist())
         raise InputError(
             f"row {row} of the attention weights sums to {float(sums[row]):.4g}, expected 1; "
-            f"{int(wrong.sum())} of {wrong.numel()} rows are no distribution",
+            f"{int(wrong.sum())} of {wrong.numel()} rows are not a distribution",
             hint="apply the mask before the softmax, not after it",
         )
 
@@ -177,16 +178,16 @@ class DotSpec(CoreSpec, kind="dot"):
     Vaswani et al. 2017, section 3.2.1. With τ = 1 the scores of unit-normal q and k have variance one.
     """
 
-    temperature: float = field(1.0, "τ: above 1 flattens the weights, below 1 sharpens them", gt=0)
-    scale: float | None = field(None, "what q·k is multiplied by instead of 1/√K", gt=0)
-    softcap: float | None = field(None, "c: scores become c·tanh(score/c)", gt=0)
+    temperature: float = field(1.0, "τ; a value above 1 flattens the weights, below 1 sharpens them", gt=0)
+    scale: float | None = field(None, "the factor of q·k; 1/√K by default", gt=0)
+    softcap: float | None = field(None, "c in c·tanh(score/c), which limits the scores; no limit by default", gt=0)
 
     def build(self, heads: int, query_size: int, key_size: int) -> Core:
         check_equal_sizes(query_size, key_size)
         return Dot(self, query_size) if self.softcap is None else Capped(self, query_size, self.softcap)
 
     def factor(self, query_size: int) -> float:
-        """What q·k is multiplied by."""
+        """The factor of q·k."""
         return (inverse_root(query_size) if self.scale is None else self.scale) / self.temperature
 
 
@@ -199,32 +200,32 @@ def check_equal_sizes(query_size: int, key_size: int) -> None:
     if query_size != key_size:
         raise IncompatibleError(
             f"a dot product needs queries and keys of the same size, given {query_size} and {key_size}; "
-            f"'bilinear', 'projected' and 'additive' take any two sizes"
+            f"use 'bilinear', 'projected' or 'additive' for different sizes"
         )
 
 
 class InnerProduct(Core):
-    """Any core whose score is an inner product of (transformed) queries and keys: runs on the fused kernel."""
+    """A core whose score is an inner product of (transformed) queries and keys, so torch's fused kernel computes it."""
 
     def query(self, q_BHLK: Tensor) -> Tensor:
-        """The queries as they enter the inner product."""
+        """The queries after the transformation that precedes the inner product."""
         return q_BHLK
 
     def scores(self, q_BHLK: Tensor, k_BHMK: Tensor, positions: Positions) -> Tensor:
-        return self.query(q_BHLK) @ k_BHMK.transpose(-1, -2) * self.scale
+        return super().scores(self.query(q_BHLK), k_BHMK, positions)
 
     def blocks(self, q: Tensor, k: Tensor, mask: Mask) -> list[tuple[slice, slice, Mask]]:
         return mask.blocks() if mask.form == "blocks" else [(slice(None), slice(None), mask)]
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, positions: Positions, bias: Tensor | None) -> Tensor:
-        # exported kernels of other libraries do not agree on the output of a fully masked row
+        # kernels of other libraries, to which a graph is exported, disagree on the output of a fully masked row
         if torch.compiler.is_exporting():
             return super()._attend(q, k, v, mask, positions, bias)
         q = self.query(q)
         if q.shape[-1] != k.shape[-1]:
             raise InputShapeError(
-                f"q·k needs one size: q of shape {tuple(q.shape)} has {q.shape[-1]}, "
-                f"k of shape {tuple(k.shape)} has {k.shape[-1]}"
+                f"q·k needs q and k of one size, given {q.shape[-1]} for q of shape {tuple(q.shape)} "
+                f"and {k.shape[-1]} for k of shape {tuple(k.shape)}"
             )
         is_causal = mask.form == "causal" and bias is None
         attn_mask = None if is_causal or mask.form == "none" else mask.dense
@@ -235,7 +236,7 @@ class InnerProduct(Core):
             k, v = repeat_kv(k, q), repeat_kv(v, q)  # some devices have no fused kernel for shared keys with a mask
         size = v.shape[-1]
         max_size = max(q.shape[-1], size)
-        # the kernel needs one size throughout; zeros change neither q·k nor the columns of v that are kept
+        # the kernel needs q, k and v of one size; zeros change neither q·k nor the columns of v that are kept
         q, k, v = (x if x.shape[-1] == max_size else F.pad(x, (0, max_size - x.shape[-1])) for x in (q, k, v))
         out = F.scaled_dot_product_attention(
             q, k, v, attn_mask=attn_mask, is_causal=is_causal, scale=self.scale,
@@ -258,7 +259,7 @@ class Capped(Core):
         self.scale, self.cap = spec.factor(query_size), cap
 
     def scores(self, q_BHLK: Tensor, k_BHMK: Tensor, positions: Positions) -> Tensor:
-        return self.cap * torch.tanh(q_BHLK @ k_BHMK.transpose(-1, -2) * self.scale / self.cap)
+        return self.cap * torch.tanh(super().scores(q_BHLK, k_BHMK, positions) / self.cap)
 
 
 class BilinearSpec(CoreSpec, kind="bilinear"):
@@ -293,7 +294,7 @@ class ProjectedSpec(CoreSpec, kind="projected"):
     A bilinear score with W = W₁ᵀW₂ of rank at most A.
     """
 
-    size: int = field(16, "A, the size both are projected to", ge=1, le=65536)
+    size: int = field(16, "A, the size to which q and k are projected", ge=1, le=65536)
     scaled: bool = field(True, "divide by √A")
 
     def build(self, heads: int, query_size: int, key_size: int) -> Core:
@@ -316,7 +317,7 @@ class Projected(InnerProduct):
 
 
 class PerHeadLinear(nn.Module):
-    """One matrix per query head, applied to the keys of the G heads they share: B×G×M×K → B×H×M×A."""
+    """Applies a matrix per query head to the keys of the G key heads that they share, B×G×M×K → B×H×M×A."""
 
     def __init__(self, heads: int, key_size: int, size: int) -> None:
         super().__init__()
@@ -350,7 +351,7 @@ class ArgmaxSpec(CoreSpec, kind="argmax"):
     """
 
     heads: tuple[StrictInt, ...] | None = field(
-        None, "indices of the heads that take the maximum; all heads if not given", strict=False, min_length=1
+        None, "indices of the heads that take the maximum; all heads by default", strict=False, min_length=1
     )
 
     def build(self, heads: int, query_size: int, key_size: int) -> Core:
@@ -367,9 +368,6 @@ class Argmax(Core):
         self.scale = inverse_root(query_size)
         self.hard = list(range(heads)) if spec.heads is None else sorted(set(spec.heads))
 
-    def scores(self, q_BHLK: Tensor, k_BHMK: Tensor, positions: Positions) -> Tensor:
-        return q_BHLK @ k_BHMK.transpose(-1, -2) * self.scale
-
     def normalise(self, scores_BHLM: Tensor) -> Tensor:
         soft = torch.softmax(scores_BHLM, dim=-1)
         if len(self.hard) == soft.shape[1]:
@@ -379,12 +377,12 @@ class Argmax(Core):
 
 
 def one_hot(soft: Tensor, scores: Tensor) -> Tensor:
-    """1 at the highest score and exactly 0 elsewhere, with the gradient of `soft`."""
+    """Returns 1 at the highest score and exactly 0 elsewhere, with the gradient of `soft`."""
     return StraightThrough.apply(soft, scores)  # type: ignore[no-untyped-call]
 
 
 class StraightThrough(torch.autograd.Function):
-    """Forward: exactly one-hot at the highest score. Backward: the gradient of the softmax."""
+    """Straight-through estimator. The forward is one-hot at the highest score, the backward is that of the softmax."""
 
     @staticmethod
     def forward(ctx: Any, soft: Tensor, scores: Tensor) -> Tensor:
@@ -428,11 +426,14 @@ class Additive(Core):
         return (hidden @ self.score_weight[:, None]).squeeze(-1)
 
 
-# ------------------------------------------------------------------------------------------- scores of the user's own
+# ------------------------------------------------------------------------------------------- scores from a function
 
 
 def register_score(kind: str, function: Callable[[Tensor, Tensor], Tensor]) -> None:
-    """Registers score(q, k) → B×H×L×M as a core: `register_score("distance", lambda q, k: -torch.cdist(q, k))`."""
+    """Registers a function score(q, k) → B×H×L×M as a core.
+
+    Example: `register_score("distance", lambda q, k: -torch.cdist(q, k))`.
+    """
 
     class FunctionSpec(CoreSpec, kind=kind):
         def build(self, heads: int, query_size: int, key_size: int) -> Core:

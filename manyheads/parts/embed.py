@@ -1,4 +1,4 @@
-"""Embeddings: from a batch of tokens or image patches to the vectors that the first layer reads."""
+"""Embeddings, which turn a batch of tokens or image patches into the vectors that the first layer reads."""
 
 from __future__ import annotations
 
@@ -22,49 +22,49 @@ Source = Literal["tokens", "patches", "memory"]
 
 @dataclass(frozen=True)
 class TableShape:
-    """The token table as a tied head uses it: its rows are the first `size` entries of vectors of `vector_size`."""
+    """Shape of the token embedding.
+
+    With concatenated positions a hidden vector has `vector_size` entries, of which the first `size` are the token's.
+    """
 
     size: int
     vector_size: int
 
 
 class EmbedSpec(Part, slot="embed", default="tokens"):
-    """What the first layer reads."""
+    """The embedding, whose output the first layer reads."""
 
-    reads: ClassVar[Source] = "tokens"  # token ids, image patches, or the output of the encoder
-    shares_table: ClassVar[bool] = False  # whether its token table is the encoder's
+    reads: ClassVar[Source] = "tokens"  # its input is token ids, image patches, or the output of the encoder
+    shares_table: ClassVar[bool] = False  # whether it uses the encoder's token table
 
     dropout: float = field(0.0, "dropout probability of the embeddings", ge=0, lt=1)
 
     def table_width(self, width: int) -> int:
-        """The width of the vectors that are joined with their positions, in a stack of this width."""
+        """The width of the embedding before its projection to the width of the stack."""
         return width
 
     def patch_pixels(self) -> int | None:
-        """Numbers per patch, if it reads images."""
+        """The number of pixel values per patch; None if it does not read images."""
         return None
 
     @abstractmethod
     def build(self, vocab: int, width: int, position: PositionSpec, memory_width: int | None) -> Embed:
-        """The embedding of a stack of this width; `memory_width` is that of the encoder, for a decoder."""
+        """Builds the embedding of a stack of this width. `memory_width` is the encoder's width, None without one."""
 
 
 class Embed(nn.Module):
-    """Vectors for a batch. In `forward`, `table` is the token table of another stack, for those that share it."""
+    """Computes vectors for a batch. `table` in `forward` is the encoder's token table, for a decoder that shares it."""
 
     table: nn.Embedding | None
-    table_shape: TableShape | None  # of the token table, its own or shared; None if it reads no tokens
+    table_shape: TableShape | None  # the shape of its own or the shared token table; None if it reads no tokens
 
     def __init__(self) -> None:
         super().__init__()
         self.table = self.table_shape = None
 
     def prepare_inputs(self, inputs: Inputs) -> Inputs:
-        """The batch as the layers read it; an embedding that adds a vector makes it longer."""
+        """Returns the batch as the layers read it, which is one longer if the embedding adds a class token."""
         return inputs
-
-    def forward(self, inputs: Inputs, positions: Positions, *, table: Tensor | None, memory: Memory | None) -> Tensor:
-        raise NotImplementedError
 
 
 class TokensSpec(EmbedSpec, kind="tokens"):
@@ -73,11 +73,11 @@ class TokensSpec(EmbedSpec, kind="tokens"):
     With `size`, the table is narrower than the model and a projection follows: Lan et al. 2020, arXiv 1909.11942.
     """
 
-    type_vocab_size: int = field(0, "how many token types have an embedding", ge=0)
-    task_type_vocab_size: int = field(0, "how many task types have an embedding", ge=0)
+    type_vocab_size: int = field(0, "the number of token types; 0 for no token type embedding", ge=0)
+    task_type_vocab_size: int = field(0, "the number of task types; 0 for no task type embedding", ge=0)
     scale: bool = field(False, "multiply by √D, as in section 3.4 of Vaswani et al. 2017")
-    norm: NormSpec = field(NoNormSpec(), "after everything is added")
-    size: int | None = field(None, "the width of the tables, if it is not D", ge=1, le=65536)
+    norm: NormSpec = field(NoNormSpec(), "the norm after all embeddings are added")
+    size: int | None = field(None, "the width of the tables; D by default", ge=1, le=65536)
 
     def table_width(self, width: int) -> int:
         return self.size or width
@@ -115,12 +115,12 @@ class Tokens(Embed):
                 x_BLD = x_BLD + embed_ids(torch.zeros_like(inputs.tokens) if ids is None else ids, type_table, name)
             elif ids is not None:
                 field = f"{name}_vocab_size".removeprefix("token_")
-                raise InputError(f"{name}_ids were given, but the embedding has none; set embed.{field}")
+                raise InputError(f"{name}_ids were given, but the embedding has no {name}s; set embed.{field}")
         return self.project(self.dropout(self.norm(self.position(x_BLD, positions))))
 
 
 def embed_ids(ids: Tensor, table: nn.Embedding | Tensor, name: str = "token") -> Tensor:
-    """The rows of the table, or an error that names the first id outside it."""
+    """Looks ids up in a table. Raises an error that names an id outside it."""
     if ids.dim() != 2 or ids.dtype not in INTEGERS:
         raise InputShapeError(
             f"{name}s are {ids.dtype} of shape {tuple(ids.shape)}, expected integers of batch × length"
@@ -128,7 +128,7 @@ def embed_ids(ids: Tensor, table: nn.Embedding | Tensor, name: str = "token") ->
     count = len(table if isinstance(table, Tensor) else table.weight)
     try:
         if ids.device.type not in ("cpu", "meta") and not 0 <= int(ids.min()) <= int(ids.max()) < count:
-            raise IndexError  # a CPU raises it by itself; on other devices the process would end
+            raise IndexError  # on a CPU torch raises it; on other devices the process would abort
         return F.embedding(ids, table) if isinstance(table, Tensor) else table(ids)
     except IndexError:
         wrong = int(ids.max()) if int(ids.min()) >= 0 else int(ids.min())
@@ -136,23 +136,23 @@ def embed_ids(ids: Tensor, table: nn.Embedding | Tensor, name: str = "token") ->
 
 
 class SharedTokensSpec(TokensSpec, kind="shared"):
-    """as tokens, with the encoder's E; types, position and norm are its own"""
+    """the same as tokens with the encoder's E; types, position and norm are not shared"""
 
     shares_table: ClassVar[bool] = True
 
 
 class PatchesSpec(EmbedSpec, kind="patches"):
-    """W·patch + b, joined with its position; optionally a class token before them
+    """W·patch + b, joined with its position; optionally a class token before the patches
 
-    Dosovitskiy et al. 2021, arXiv 2010.11929. A patch is a token: the batch is B×L×pixels.
+    Dosovitskiy et al. 2021, arXiv 2010.11929. Each patch is a token, so the batch is B×L×pixels.
     """
 
     reads: ClassVar[Source] = "patches"
 
-    pixels: int = field(4, "numbers per patch: side × side × channels", ge=1, le=1 << 20)
-    channels: int = field(3, "channels of the image; a patch holds one channel after the other", ge=1)
-    class_token: bool = field(False, "a learned vector at position 0, before the patches")
-    norm: NormSpec = field(NoNormSpec(), "after the position is joined")
+    pixels: int = field(4, "pixel values per patch, side × side × channels", ge=1, le=1 << 20)
+    channels: int = field(3, "channels of the image; within a patch, the values are ordered by channel", ge=1)
+    class_token: bool = field(False, "whether a learned vector precedes the patches, at position 0")
+    norm: NormSpec = field(NoNormSpec(), "the norm after the position is joined")
 
     def patch_pixels(self) -> int | None:
         return self.pixels
@@ -162,11 +162,13 @@ class PatchesSpec(EmbedSpec, kind="patches"):
         """The height and width of a patch in pixels."""
         side = isqrt(self.pixels // self.channels)
         if side**2 * self.channels != self.pixels:
-            raise IncompatibleError(f"patches are square, not {self.pixels} / {self.channels} channels", ("pixels",))
+            raise IncompatibleError(
+                f"{self.pixels} values in {self.channels} channels are not a square patch", ("pixels",)
+            )
         return side
 
     def patchify(self, images: Tensor) -> Tensor:
-        """Images, batch × channels × height × width, as patches, B×L×pixels, row by row.
+        """Splits images, batch × channels × height × width, into patches, B×L×pixels, row by row.
 
         In a patch, channels come before rows before columns, as in a convolution.
         """
@@ -176,7 +178,7 @@ class PatchesSpec(EmbedSpec, kind="patches"):
                 f"images of {channels} × {height} × {width} cannot be split into patches of "
                 f"{self.channels} × {self.side} × {self.side}"
             )
-        # batch, channel, patch row, row, patch column, column
+        # the axes are batch, channel, patch row, row in the patch, patch column, column in the patch
         patches = images.unflatten(3, (-1, self.side)).unflatten(2, (-1, self.side))
         return patches.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
 
@@ -219,7 +221,7 @@ class Patches(Embed):
     def forward(self, inputs: Inputs, positions: Positions, *, table: Tensor | None, memory: Memory | None) -> Tensor:
         pixels, dtype, tokens = self.project.in_features, self.project.weight.dtype, inputs.tokens
         if inputs.token_type_ids is not None or inputs.task_type_ids is not None:
-            raise InputError("token types were given, but patches have none")
+            raise InputError("token_type_ids or task_type_ids were given, but an embedding of patches has no types")
         if tokens.dim() != 3 or tokens.shape[-1] != pixels or tokens.dtype != dtype:
             expected = f"{dtype} of batch × length × {pixels}"
             raise InputShapeError(f"patches are {tokens.dtype} of shape {tuple(tokens.shape)}, expected {expected}")
@@ -234,12 +236,12 @@ class Patches(Embed):
 class MaskTokensSpec(EmbedSpec, kind="mask-tokens"):
     """W·memory at the patches that the encoder read, a learned mask token elsewhere, joined with the position
 
-    He et al. 2022, arXiv 2111.06377: the decoder of a masked autoencoder. Of the batch only the shape is read.
+    He et al. 2022, arXiv 2111.06377, the decoder of a masked autoencoder. It reads only the shape of the batch.
     """
 
     reads: ClassVar[Source] = "memory"
 
-    class_token: bool = field(False, "position 0 is the encoder's class token, before the patches")
+    class_token: bool = field(False, "whether the encoder has a class token, at position 0")
 
     def build(self, vocab: int, width: int, position: PositionSpec, memory_width: int | None) -> Embed:
         assert memory_width is not None, "ModelSpec checks that there is an encoder"
@@ -275,9 +277,13 @@ class MaskTokens(Embed):
             inputs.prefix_lengths,
         )
         if any(tensor is not None for tensor in unused):
-            raise InputError("mask tokens fill a whole sequence: give tokens alone, without padding or positions")
+            raise InputError(
+                "a decoder of mask tokens reconstructs whole sequences; give tokens without padding or positions"
+            )
         if memory.states.shape[0] != batch:
-            raise InputShapeError(f"{batch} targets for {len(memory.states)} sources; each target needs its own")
+            raise InputShapeError(
+                f"given {batch} targets and {len(memory.states)} sources, expected one source per target"
+            )
         index = memory.key_positions()
         check_positions(Positions(index, index), length, "the target", queries=False)
         index, states = index.expand(batch, -1), self.project(memory.states)

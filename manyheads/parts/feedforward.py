@@ -1,4 +1,4 @@
-"""Feed-forward networks, applied to every position on its own."""
+"""Feed-forward networks, applied to each position separately."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class FeedForwardSpec(Part, slot="feedforward", default="mlp"):
     """The network applied to each vector after attention."""
 
     def hidden_size(self, width: int) -> int | None:
-        """F, in a stack of this width; None if there is no hidden layer."""
+        """F, the size of the hidden layer in a stack of this width; None if there is none."""
         return None
 
     @abstractmethod
@@ -46,29 +46,16 @@ class MlpSpec(FeedForwardSpec, kind="mlp"):
     Vaswani et al. 2017, section 3.3.
     """
 
-    hidden: int | None = field(None, "F, the size of the hidden layer; 4·D if not given", ge=1, le=1 << 20)
-    activation: Activation = field("gelu", "f")
-    bias: bool = field(True, "b₁ and b₂")
+    hidden: int | None = field(None, "F, the size of the hidden layer; 4·D by default", ge=1, le=1 << 20)
+    activation: Activation = field("gelu", "f, the activation function")
+    bias: bool = field(True, "whether there are biases b₁ and b₂")
     dropout: float = field(0.0, "dropout probability of the hidden units", ge=0, lt=1)
 
     def hidden_size(self, width: int) -> int:
         return self.hidden or 4 * width
 
     def build(self, width: int) -> nn.Module:
-        return Mlp(self, width)
-
-
-class Mlp(nn.Module):
-    def __init__(self, spec: MlpSpec, width: int) -> None:
-        super().__init__()
-        hidden = spec.hidden_size(width)
-        self.up = nn.Linear(width, hidden, bias=spec.bias)
-        self.activation = ACTIVATIONS[spec.activation]
-        self.dropout = nn.Dropout(spec.dropout)
-        self.down = with_role(nn.Linear(hidden, width, bias=spec.bias), "residual")
-
-    def forward(self, x_BLD: Tensor) -> Tensor:
-        return self.down(self.dropout(self.activation(self.up(x_BLD))))
+        return FeedForward(self, width, gated=False)
 
 
 class GatedSpec(FeedForwardSpec, kind="gated"):
@@ -78,35 +65,39 @@ class GatedSpec(FeedForwardSpec, kind="gated"):
     """
 
     hidden: int | None = field(
-        None, "F, the size of the hidden layer; 8/3·D, rounded up to a multiple of 8, if not given", ge=1, le=1 << 20
+        None, "F, the size of the hidden layer; 8/3·D, rounded up to a multiple of 8, by default", ge=1, le=1 << 20
     )
-    activation: Activation = field("silu", "f, on the gate")
-    bias: bool = field(False, "biases on all three matrices")
+    activation: Activation = field("silu", "f, the activation function of the gate")
+    bias: bool = field(False, "whether all three matrices have biases")
     dropout: float = field(0.0, "dropout probability of the hidden units", ge=0, lt=1)
 
     def hidden_size(self, width: int) -> int:
         return self.hidden or -(-width // 3) * 8
 
     def build(self, width: int) -> nn.Module:
-        return Gated(self, width)
+        return FeedForward(self, width, gated=True)
 
 
-class Gated(nn.Module):
-    def __init__(self, spec: GatedSpec, width: int) -> None:
+class FeedForward(nn.Module):
+    """A network with one hidden layer, which a gate multiplies if `gated`."""
+
+    def __init__(self, spec: MlpSpec | GatedSpec, width: int, *, gated: bool) -> None:
         super().__init__()
         hidden = spec.hidden_size(width)
-        self.gate = nn.Linear(width, hidden, bias=spec.bias)
+        self.gate = nn.Linear(width, hidden, bias=spec.bias) if gated else None
         self.up = nn.Linear(width, hidden, bias=spec.bias)
         self.activation = ACTIVATIONS[spec.activation]
         self.dropout = nn.Dropout(spec.dropout)
         self.down = with_role(nn.Linear(hidden, width, bias=spec.bias), "residual")
 
     def forward(self, x_BLD: Tensor) -> Tensor:
+        if self.gate is None:
+            return self.down(self.dropout(self.activation(self.up(x_BLD))))
         return self.down(self.dropout(self.activation(self.gate(x_BLD)) * self.up(x_BLD)))
 
 
 class NoFeedForwardSpec(FeedForwardSpec, kind="none"):
-    """x: the layer is attention alone"""
+    """x; the layer has attention and no feed-forward network"""
 
     def build(self, width: int) -> nn.Module:
         return nn.Identity()

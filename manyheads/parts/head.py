@@ -1,4 +1,4 @@
-"""Heads: from the last layer's vectors to logits of tokens, classes, one vector per sequence, or pixels."""
+"""Heads, which compute token logits, class logits, one vector per sequence, or pixels from the last layer's output."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ from manyheads.parts.norm import LayerNormSpec, NormSpec
 from manyheads.parts.role import with_role
 from manyheads.spec import MAX_COUNT, Part, field, quoted
 
-Pool = Callable[[Tensor, Tensor | None], Tensor]  # B×D from the vectors B×L×D and their padding B×L
+Pool = Callable[[Tensor, Tensor | None], Tensor]  # (vectors B×L×D, padding mask B×L) → B×D
 
 
 class HeadSpec(Part, slot="head", default="tied"):
-    """What is computed from the last layer's vectors."""
+    """The computation that follows the last layer."""
 
-    # logits of tokens, logits of classes, one vector per sequence, pixels, or the hidden states themselves
+    # token logits, class logits, one vector per sequence, pixels, or the hidden states themselves
     output: ClassVar[Literal["tokens", "classes", "vector", "pixels", "states"]] = "states"
-    per_token: ClassVar[bool] = True  # whether it gives an output per token, rather than one per sequence
+    per_token: ClassVar[bool] = True  # whether the head gives one output per token, rather than one per sequence
 
     @abstractmethod
     def build(self, width: int, vocab: int, table_shape: TableShape | None) -> Head:
-        """`table_shape` is the shape of the token table, None if there is none."""
+        """Builds the head. `table_shape` is the shape of the token embedding; None if the model has none."""
 
 
 class Head(nn.Module):
-    """Reads B×L×D. `table` is the token table V×E of the stack below: passed, never owned, so that it stays tied."""
+    """Reads hidden states B×L×D and the token embedding V×E.
 
-    def forward(self, x_BLD: Tensor, *, table: Tensor | None, padding_mask: Tensor | None) -> Tensor:
-        raise NotImplementedError
+    The embedding matrix is an argument, not a parameter of the head, so the weights stay tied.
+    """
 
 
 class NoHeadSpec(HeadSpec, kind="none"):
-    """h: the vectors themselves"""
+    """h, the hidden states themselves"""
 
     def build(self, width: int, vocab: int, table_shape: TableShape | None) -> Head:
         return NoHead()
@@ -62,9 +62,11 @@ class TokenHeadSpec(HeadSpec):
 
     output = "tokens"
 
-    bias: bool = field(False, "b, one per token of the vocabulary")
-    logit_scale: Literal["one", "inverse-sqrt"] = field("one", "β = 1, or 1/√I with I the size of the inner product")
-    learn_logit_scale: bool = field(False, "whether β is learned, starting at that value")
+    bias: bool = field(False, "whether there is a bias b per token of the vocabulary")
+    logit_scale: Literal["one", "inverse-sqrt"] = field(
+        "one", "the factor β is 1, or 1/√I with I the size of the inner product"
+    )
+    learn_logit_scale: bool = field(False, "whether β is learned, starting from logit_scale")
 
 
 class TokenHead(Head):
@@ -99,27 +101,27 @@ class TiedSpec(TokenHeadSpec, kind="tied"):
         shape = require_table(table_shape)
         if shape.vector_size != width:
             raise IncompatibleError(
-                f"h·e needs one size: h has {width}, e {shape.vector_size}; 'bilinear' and 'masked' project h to the "
-                f"size of e, 'untied' has its own rows"
+                f"h·e needs h and e of one size, given {width} for h and {shape.vector_size} for e; use 'bilinear' or "
+                f"'masked', which project h to the size of e, or 'untied', which does not use e"
             )
         return Tied(self, shape.size, vocab)
 
 
 def require_table(table_shape: TableShape | None) -> TableShape:
     if table_shape is None:
-        raise IncompatibleError("the model has no token table to tie the head to; 'untied' has its own rows")
+        raise IncompatibleError("the model has no token embedding to tie the head to; use 'untied'")
     return table_shape
 
 
 class Tied(TokenHead):
     def forward(self, x_BLD: Tensor, *, table: Tensor | None, padding_mask: Tensor | None) -> Tensor:
         assert table is not None
-        # if positions are concatenated, the token's part of the vector comes first
+        # with concatenated positions, the token's part of the vector comes first
         return self.logits(x_BLD if self.size == x_BLD.shape[-1] else x_BLD[..., : self.size], table)
 
 
 class UntiedSpec(TokenHeadSpec, kind="untied"):
-    """β · h·u + b, with rows u of its own"""
+    """β · h·u + b, with a matrix of its own that has a row u per token"""
 
     def build(self, width: int, vocab: int, table_shape: TableShape | None) -> Head:
         return Untied(self, width, vocab)
@@ -135,7 +137,7 @@ class Untied(TokenHead):
 
 
 class BilinearHeadSpec(TokenHeadSpec, kind="bilinear"):
-    """β · hᵀWe + b: a parametrised inner product with the token's embedding"""
+    """β · hᵀWe + b, a parametrised inner product with the token's embedding e"""
 
     def build(self, width: int, vocab: int, table_shape: TableShape | None) -> Head:
         return BilinearHead(self, width, require_table(table_shape).size, vocab)
@@ -152,15 +154,15 @@ class BilinearHead(TokenHead):
 
 
 class MaskedSpec(HeadSpec, kind="masked"):
-    """logits of norm(f(Wh + b)): a transform before the token head, for masked language models
+    """logits of norm(f(Wh + b)), which puts a transform before the token head of a masked language model
 
     Devlin et al. 2019, arXiv 1810.04805, as published in code.
     """
 
     output = "tokens"
 
-    activation: Activation = field("gelu", "f")
-    norm: NormSpec = field(LayerNormSpec(), "after f")
+    activation: Activation = field("gelu", "f, the activation function")
+    norm: NormSpec = field(LayerNormSpec(), "the norm after f")
     scores: HeadSpec = field(TiedSpec(bias=True), "the token head after the transform")
 
     @model_validator(mode="after")
@@ -191,7 +193,7 @@ class Masked(Head):
 
 
 class PoolSpec(Part, slot="pool", default="first"):
-    """How the output vectors of a sequence become one."""
+    """How the hidden states of a sequence are reduced to one vector."""
 
     @abstractmethod
     def pool(self, x_BLD: Tensor, padding_mask: Tensor | None) -> Tensor:
@@ -199,40 +201,40 @@ class PoolSpec(Part, slot="pool", default="first"):
 
 
 class FirstSpec(PoolSpec, kind="first"):
-    """the first real token's vector"""
+    """the vector of the first non-padding token"""
 
     def pool(self, x_BLD: Tensor, padding_mask: Tensor | None) -> Tensor:
-        return real_token(x_BLD, padding_mask, 0)
+        return token_at(x_BLD, padding_mask, 0)
 
 
 class LastSpec(PoolSpec, kind="last"):
-    """the last real token's vector"""
+    """the vector of the last non-padding token"""
 
     def pool(self, x_BLD: Tensor, padding_mask: Tensor | None) -> Tensor:
-        return real_token(x_BLD, padding_mask, -1)
+        return token_at(x_BLD, padding_mask, -1)
 
 
 class MeanSpec(PoolSpec, kind="mean"):
-    """the mean over the real tokens"""
+    """the mean over the non-padding tokens"""
 
     def pool(self, x_BLD: Tensor, padding_mask: Tensor | None) -> Tensor:
         if padding_mask is None:
             return x_BLD.mean(dim=1)
-        real = (~padding_mask)[..., None]
-        return x_BLD.masked_fill(~real, 0.0).sum(dim=1) / real.sum(dim=1).clamp(min=1)
+        non_padding = (~padding_mask)[..., None]
+        return x_BLD.masked_fill(~non_padding, 0.0).sum(dim=1) / non_padding.sum(dim=1).clamp(min=1)
 
 
 class AtSpec(PoolSpec, kind="at"):
-    """the vector at an index, counted over the real tokens; from the end if negative"""
+    """the vector at an index, which counts non-padding tokens, from the end if negative"""
 
-    index: int = field(0, "0 is the first real token, −1 the last", ge=-MAX_COUNT)
+    index: int = field(0, "0 is the first non-padding token, −1 the last", ge=-MAX_COUNT)
 
     def pool(self, x_BLD: Tensor, padding_mask: Tensor | None) -> Tensor:
-        return real_token(x_BLD, padding_mask, self.index)
+        return token_at(x_BLD, padding_mask, self.index)
 
 
-def real_token(x_BLD: Tensor, padding_mask: Tensor | None, index: int) -> Tensor:
-    """The vector of one real token of each sequence, counted from its end if negative."""
+def token_at(x_BLD: Tensor, padding_mask: Tensor | None, index: int) -> Tensor:
+    """The vector of each sequence at an index that counts non-padding tokens, from the end if negative."""
     length = x_BLD.shape[1]
     if padding_mask is None:
         if not -length <= index < length:
@@ -251,9 +253,9 @@ class PooledHeadSpec(HeadSpec):
 
     per_token: ClassVar[bool] = False
 
-    pool: PoolSpec = field(FirstSpec(), "which vector represents the sequence")
-    dense: bool = field(False, "a layer f(Wh + b) after the pool")
-    activation: Activation = field("tanh", "f")
+    pool: PoolSpec = field(FirstSpec(), "how one vector per sequence is computed")
+    dense: bool = field(False, "whether a layer f(Wh + b) follows the pooling")
+    activation: Activation = field("tanh", "f, the activation function of that layer")
     dropout: float = field(0.0, "dropout probability of the pooled vector", ge=0, lt=1)
 
 
@@ -273,12 +275,12 @@ class PooledHead(Head):
 
 
 class ClassesSpec(PooledHeadSpec, kind="classes"):
-    """U·pool(h) + b: a logit per class"""
+    """U·pool(h) + b, one logit per class"""
 
     output = "classes"
 
-    classes: int | Literal["data"] = field(2, "how many; 'data': as many as the training data has")
-    bias: bool = field(True, "b")
+    classes: int | Literal["data"] = field(2, "the number of classes; 'data' takes it from the training data")
+    bias: bool = field(True, "whether there is a bias b")
 
     @field_validator("classes", mode="before")
     @classmethod
@@ -297,7 +299,9 @@ class Classes(PooledHead):
     def __init__(self, spec: ClassesSpec, width: int) -> None:
         super().__init__(spec, width)
         if spec.classes == "data":
-            raise ConfigError("'data' needs training data; give a number of classes to build without", ("classes",))
+            raise ConfigError(
+                "'data' needs training data; give a number of classes to build without data", ("classes",)
+            )
         self.output = nn.Linear(width, spec.classes, bias=spec.bias)
 
     def forward(self, x_BLD: Tensor, *, table: Tensor | None, padding_mask: Tensor | None) -> Tensor:
@@ -329,12 +333,12 @@ class Vector(PooledHead):
 
 
 class PixelsSpec(HeadSpec, kind="pixels"):
-    """U·h + b: the pixels of each patch"""
+    """U·h + b, the pixels of each patch"""
 
     output = "pixels"
 
-    pixels: int = field(4, "numbers per patch", ge=1)
-    skip: int = field(0, "vectors before the first patch, which have no pixels", ge=0)
+    pixels: int = field(4, "pixel values per patch", ge=1)
+    skip: int = field(0, "the number of vectors before the first patch, such as a class token, which are skipped", ge=0)
 
     def build(self, width: int, vocab: int, table_shape: TableShape | None) -> Head:
         return Pixels(self, width)

@@ -1,4 +1,4 @@
-"""What a model reads: a batch of sequences with padding, positions and packed documents, or an encoder's output."""
+"""The inputs of a model (a batch with its padding, positions and packed documents) and the output of an encoder."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ INTEGERS = (torch.int64, torch.int32)
 
 @dataclass(frozen=True)
 class Inputs:
-    """One batch of sequences; only `tokens` is required.
+    """A batch of sequences, of which only `tokens` is required.
 
-    tokens: ids, B×L; images as patches, B×L×pixels.
-    padding_mask: B×L, True at padded positions, on either side.
-    positions: B×L or 1×L, the position of each token; the count of real tokens before it if not given.
-    document_ids: B×L, which of the documents packed into a row a token is of; documents do not attend to each other.
-    token_type_ids, task_type_ids: B×L, for an embedding that has token types or task types; 0 if not given.
-    prefix_lengths: B, how many first tokens every token may attend to, for a mask with a prefix.
-    final_length: how long the sequences will be once generated, for rotations that depend on the length.
+    tokens: token ids, B×L, or image patches, B×L×pixels.
+    padding_mask: B×L, True at padding, which may be on either side.
+    positions: B×L or 1×L, the position of each token. By default, the number of non-padding tokens before it.
+    document_ids: B×L, the document of each token in a packed row. Documents do not attend to each other.
+    token_type_ids, task_type_ids: B×L, for an embedding that has token types or task types. 0 by default.
+    prefix_lengths: B, the number of first tokens that every token may attend to, for a mask with a prefix.
+    final_length: the length of the sequences after generation, for rotary embeddings that depend on it.
     """
 
     tokens: Tensor
@@ -67,13 +67,13 @@ class Inputs:
 
     @staticmethod
     def of(inputs: Inputs | Tensor) -> Inputs:
-        """A tensor of tokens as Inputs without padding, positions or packed documents; Inputs as they are."""
+        """Converts a tensor of tokens to Inputs without padding; Inputs are returned unchanged."""
         if not isinstance(inputs, Tensor | Inputs):
             raise InputShapeError(f"given a {type(inputs).__name__}, expected a tensor of batch × length, or Inputs")
         return Inputs(inputs) if isinstance(inputs, Tensor) else inputs
 
     def to(self, device: torch.device | str) -> Inputs:
-        """The same batch on a device."""
+        """Moves the batch to a device."""
         moved: dict[str, Any] = {
             name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)
         }
@@ -89,7 +89,7 @@ class Inputs:
 
 
 def pad_rows(rows: Sequence[Sequence[int] | np.ndarray], pad: int = 0, *, left: bool = False) -> Inputs:
-    """Rows of ids as one batch, padded on the right or on the left."""
+    """Pads rows of ids to one batch, on the right or on the left."""
     length = max(map(len, rows), default=0)
     ids = np.full((len(rows), length), pad, dtype=np.int64)
     padding_mask = np.ones((len(rows), length), dtype=bool)
@@ -104,10 +104,12 @@ class Memory:
     """The output of an encoder, which a decoder attends to."""
 
     states: Tensor  # B×M×D
-    positions: Tensor | None = None  # B×M; 0, 1, 2, … if None
+    positions: Tensor | None = None  # B×M; None means 0, 1, 2, …
     padding_mask: Tensor | None = None  # B×M
     document_ids: Tensor | None = None  # B×M
-    counted_positions: bool = True  # not given by the caller but counted from tokens: each is below the length
+    counted_positions: bool = (
+        True  # whether positions were counted from tokens, not given; then each is below the length
+    )
 
     def key_positions(self) -> Tensor:
         """The positions, (B or 1)×M."""
@@ -117,12 +119,12 @@ class Memory:
 
 
 def has_no_data(tensor: Tensor) -> bool:
-    """Whether values cannot be read: the tensor is on the meta device, or a graph for any values is being exported."""
+    """Whether values cannot be read because the tensor is on the meta device or a graph is being exported."""
     return tensor.device.type == "meta" or torch.compiler.is_exporting()
 
 
 def check_not_packed(inputs: Inputs) -> None:
-    """Recurrent and n-gram networks have no attention mask that could keep packed documents apart."""
+    """Raises an error for packed documents, which only an attention mask can separate."""
     if inputs.document_ids is not None or inputs.prefix_lengths is not None:
         raise InputError(
             "document_ids and prefix_lengths need attention, which this network does not have; give one text per row"
@@ -130,7 +132,7 @@ def check_not_packed(inputs: Inputs) -> None:
 
 
 def next_position(positions_BL: Tensor, padding_mask: Tensor | None) -> Tensor:
-    """The position of the next token, B×1: one past the last real token; 0 in a row without real tokens."""
+    """The position after the last non-padding token, B×1; 0 in a row of padding."""
     if padding_mask is None:
         return positions_BL[:, -1:] + 1
     last = (~padding_mask).flip(1).to(torch.int8).argmax(dim=1, keepdim=True)
@@ -139,11 +141,11 @@ def next_position(positions_BL: Tensor, padding_mask: Tensor | None) -> Tensor:
 
 
 def input_positions(inputs: Inputs, start: Tensor | int = 0) -> Tensor:
-    """The given positions, or `start` plus the number of real tokens before each, (B or 1)×L."""
+    """The given positions, or `start` plus the number of non-padding tokens before each, (B or 1)×L."""
     if inputs.positions is not None:
         if inputs.padding_mask is None:
             return inputs.positions
-        # positions at padding must not matter
+        # the output must not depend on the positions of padding
         return inputs.positions.expand(inputs.batch, -1).masked_fill(inputs.padding_mask, 0)
     if inputs.padding_mask is not None:
         return ((~inputs.padding_mask).cumsum(dim=-1) - 1).clamp(min=0) + start
@@ -151,6 +153,6 @@ def input_positions(inputs: Inputs, start: Tensor | int = 0) -> Tensor:
 
 
 def tokens_first(padding_mask: Tensor) -> Tensor:
-    """Indices, B×L, that move each row's real tokens to its start and keep their order."""
+    """Indices, B×L, that move the non-padding tokens of each row to its start and keep their order."""
     index = torch.arange(padding_mask.shape[1], device=padding_mask.device)
     return torch.where(padding_mask, index + padding_mask.shape[1], index).argsort(dim=1)

@@ -1,6 +1,6 @@
-"""Attention masks as data, turned once per forward into the kernel's causal flag, a dense mask, or blocks of rows.
+"""Attention masks, described as data and computed as the kernel's causal flag, a dense mask, or blocks of rows.
 
-A mask is always applied before the softmax. A query that may attend to nothing gets zeros.
+A mask is always applied before the softmax. A query without visible keys gets an output of zeros.
 """
 
 from __future__ import annotations
@@ -17,20 +17,22 @@ from torch import Tensor
 from manyheads.errors import IncompatibleError
 from manyheads.spec import Spec, field
 
-DENSE_LIMIT = 1 << 24  # cells of the largest dense mask
+DENSE_LIMIT = 1 << 24  # largest number of elements of a dense mask
 
 
 class MaskSpec(Spec):
-    """Which keys a query may attend to, by their order. Padding and packed documents come with the batch."""
+    """Which keys a query may attend to, by their order. Padding and packed documents are masked by the batch."""
 
-    causal: bool = field(False, "no key after the query")
-    window: int | None = field(None, "only keys fewer than this many tokens away; 1 is the query's own position", ge=1)
-    prefix: bool = field(False, "every query may attend to the first keys, as many as `prefix` of the batch")
+    causal: bool = field(False, "whether keys after the query are masked")
+    window: int | None = field(
+        None, "largest distance of a visible key, plus one; 1 leaves only the query's own position", ge=1
+    )
+    prefix: bool = field(False, "whether every query may attend to the first `prefix_lengths` keys of its row")
 
     @model_validator(mode="after")
     def _prefix_needs_mask(self) -> Self:
         if self.prefix and not self.causal and self.window is None:
-            raise IncompatibleError("has no effect without causal = true or a window", ("prefix",))
+            raise IncompatibleError("a prefix has no effect without causal = true or a window", ("prefix",))
         return self
 
 
@@ -47,13 +49,15 @@ class Mask:
     window: int | None = None
     prefix_B: Tensor | None = None
     padding_BM: Tensor | None = None
-    document_ids: tuple[Tensor, Tensor] | None = None  # of the queries B×L, of the keys B×M
-    real_indices: tuple[Tensor, Tensor] | None = None  # the same, counting real tokens: window and prefix skip padding
-    dense_limit: int = DENSE_LIMIT  # above as many cells it is used in blocks
+    document_ids: tuple[Tensor, Tensor] | None = None  # document ids of the queries, B×L, and of the keys, B×M
+    real_indices: tuple[Tensor, Tensor] | None = (
+        None  # (query, key) indices counted without padding; used by window and prefix
+    )
+    dense_limit: int = DENSE_LIMIT  # a mask with more elements is computed in blocks
 
     @cached_property
     def form(self) -> Literal["none", "causal", "dense", "blocks"]:
-        """The cheapest equivalent: no mask, the kernel's causal flag, a boolean tensor, or blocks of rows."""
+        """The cheapest equivalent form: no mask, the kernel's causal flag, a boolean tensor, or blocks of rows."""
         last_key, last_query = self.key_offset + self.num_keys - 1, self.query_offset + self.num_queries - 1
         ahead = 0 if self.causal else last_key - self.query_offset  # the farthest key after a query
         windowed = self.window is not None and max(last_query - self.key_offset, ahead) >= self.window
@@ -76,12 +80,12 @@ class Mask:
 
     @property
     def _reach(self) -> int | None:
-        """How many indices away a visible key can be; None if unlimited, or if padding or a prefix make it unknown."""
+        """The window in indices; None without a window, or if padding or a prefix allow larger distances."""
         return self.window if self.real_indices is None and self.prefix_B is None else None
 
     @cached_property
     def dense(self) -> Tensor | None:
-        """True where the query may attend to the key: (B or 1)×1×(L or 1)×M; None for no mask."""
+        """Boolean mask, True where the query may attend to the key, (B or 1)×1×(L or 1)×M; None for no mask."""
         visible: Tensor | None = None
         if self.causal or self.window is not None:
             visible = self._by_order()
@@ -92,8 +96,8 @@ class Mask:
             same = of_queries[:, :, None] == of_keys[:, None, :]
             visible = same if visible is None else visible & same
         if self.padding_BM is not None:
-            real = ~self.padding_BM[:, None, :]
-            visible = real if visible is None else visible & real
+            non_padding = ~self.padding_BM[:, None, :]
+            visible = non_padding if visible is None else visible & non_padding
         return None if visible is None else visible[:, None]
 
     def _indices(self) -> tuple[Tensor, Tensor]:
@@ -136,9 +140,9 @@ class Mask:
         return {}
 
     def blocks(self, max_rows: int | None = None) -> list[tuple[slice, slice, Mask]]:
-        """Blocks of rows, the columns each can attend to, and its mask: a window costs its width per query.
+        """Blocks of rows, each with the columns it can attend to and its mask. A window then costs its width per query.
 
-        Computed once for all layers that share this mask.
+        The blocks are computed once for all layers that share this mask.
         """
         if max_rows not in self._blocks:
             by_memory = max(1, self.dense_limit // (4 * self.batch * self.num_keys))

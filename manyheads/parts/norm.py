@@ -1,4 +1,4 @@
-"""Normalisation layers, which keep the scale of each vector in a range the softmax can work with."""
+"""Normalisation layers: LayerNorm and RMSNorm."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from manyheads.spec import Part, field
 
 
 class NormSpec(Part, slot="norm", default="layer"):
-    """Normalises every vector on its own."""
+    """The normalisation of each vector."""
 
     @abstractmethod
     def build(self, width: int) -> nn.Module:
-        """The norm of vectors of this width."""
+        """Builds the norm of vectors of this width."""
 
 
 class LayerNormSpec(NormSpec, kind="layer"):
@@ -45,7 +45,7 @@ class RMSNormSpec(NormSpec, kind="rms"):
 
 
 class RMSOneSpec(NormSpec, kind="rms-one"):
-    """x / √(mean x² + ε) ∘ (1 + γ): as rms, with a gain of 1 + γ
+    """x / √(mean x² + ε) ∘ (1 + γ), the same as rms with a gain of 1 + γ
 
     Mesnard et al. 2024, arXiv 2403.08295, as published in code.
     """
@@ -72,7 +72,7 @@ class RMSOne(nn.Module):
 
 
 class NoNormSpec(NormSpec, kind="none"):
-    """x"""
+    """x, without normalisation"""
 
     def build(self, width: int) -> nn.Module:
         return nn.Identity()

@@ -1,5 +1,5 @@
-"""Position schemes. Each uses one mechanism: `embed` joins positions to the token embeddings, `rotate` rotates queries
-and keys, `bias` adds to the attention scores. The other two mechanisms are the identity. (Rotation is in rope.py.)
+"""Position schemes. Each has one mechanism, which is `embed` (joins positions to the token embeddings), `rotate`
+(rotates queries and keys, in rope.py), or `bias` (adds to the attention scores).
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class Positions:
 
     query: Tensor
     key: Tensor
-    final_length: int | None = None  # how long the sequence will be once generated, where that was given
-    bound: int | None = None  # every position is below it; None: known only by reading the tensors
+    final_length: int | None = None  # the length of the sequence after generation, if known
+    bound: int | None = None  # every position is below it; None if only the tensors tell
 
     def offsets(self) -> Tensor:
-        """j − i for query i and key j: (B or 1)×L×M."""
+        """The offsets j − i of key j from query i, (B or 1)×L×M."""
         return self.key[:, None, :] - self.query[:, :, None]
 
 
@@ -38,11 +38,12 @@ class PositionSpec(Part, slot="position", default="none"):
     """How the model represents the position of a token."""
 
     mechanism: ClassVar[Mechanism] = "none"
-    needs: ClassVar[frozenset[str]] = frozenset()  # "query", "key": what the scheme works on, so the core must have it
+    # "query" or "key", if the scheme changes them and the core must have them
+    needs: ClassVar[frozenset[str]] = frozenset()
 
     @property
     def per_layer(self) -> bool:
-        """Whether every layer learns its own parameters, or one module serves the whole stack."""
+        """Whether every layer has its own parameters; otherwise the layers share one module."""
         return False
 
     @property
@@ -52,11 +53,11 @@ class PositionSpec(Part, slot="position", default="none"):
 
     @property
     def needs_final_length(self) -> bool:
-        """Whether it depends on the final length of the sequence, which generation must then give at the start."""
+        """Whether the scheme depends on the length after generation, which must then be known at the start."""
         return False
 
     def token_width(self, width: int) -> int:
-        """The width of token embeddings; less than `width` if positions are concatenated to them."""
+        """The width of token embeddings, which is less than `width` if positions are concatenated to them."""
         return width
 
     def build_embed(self, width: int) -> PositionEmbedding:
@@ -67,34 +68,32 @@ class PositionSpec(Part, slot="position", default="none"):
 
 
 class PositionEmbedding(nn.Module):
-    """The part of a scheme that acts on embeddings; here the identity."""
+    """Joins positions to the token embeddings. The base class returns the embeddings unchanged."""
 
     def forward(self, x_BLD: Tensor, positions: Positions) -> Tensor:
         return x_BLD
 
 
 class AttentionPosition(nn.Module):
-    """The part of a scheme that acts inside attention; here the identity.
+    """The methods of a scheme that attention calls. The base class changes nothing.
 
-    `precompute` runs once per forward; its result is passed to the other methods.
+    `precompute` runs once per forward, and its result is passed to the other methods.
     """
 
     def precompute(self, positions: Positions, dtype: torch.dtype) -> Any:
         return None
 
-    def rotate_query(self, q_BHLK: Tensor, position_data: Any) -> Tensor:
-        return q_BHLK
-
-    def rotate_key(self, k_BGLK: Tensor, position_data: Any) -> Tensor:
-        return k_BGLK
+    def rotate(self, x_BHLK: Tensor, position_data: Any) -> Tensor:
+        """Rotates queries or keys."""
+        return x_BHLK
 
     def bias(self, q_BHLK: Tensor, position_data: Any, scale: float) -> Tensor | None:
-        """What is added to the scores before the softmax, (B or 1)×H×L×M; the core multiplies q·k by `scale`."""
+        """A term added to the scores before the softmax, (B or 1)×H×L×M. `scale` is the core's factor of q·k."""
         return None
 
 
 class NoPositionSpec(PositionSpec, kind="none"):
-    """x: only the mask, if any, tells the order of tokens"""
+    """no position information; only a causal mask makes order visible"""
 
 
 # ---------------------------------------------------------------------------------------------------- mechanism: embed
@@ -105,15 +104,15 @@ class AbsoluteSpec(PositionSpec):
 
     mechanism: ClassVar[Mechanism] = "embed"
 
-    join: Join = field("add", "x + p, [x, p] or x ∘ p")
+    join: Join = field("add", "add computes x + p, concat [x, p], multiply x ∘ p")
     size: int | None = field(
-        None, "with concat: the width of the position vector; half of the width if not given", ge=1
+        None, "the width of the position vector with join = 'concat'; half of the width by default", ge=1
     )
 
     @model_validator(mode="after")
     def _size_needs_concat(self) -> Self:
         if self.size is not None and self.join != "concat":
-            raise IncompatibleError(f"is only for join = 'concat', given join = '{self.join}'", ("size",))
+            raise IncompatibleError(f"size needs join = 'concat', given join = '{self.join}'", ("size",))
         return self
 
     def position_width(self, width: int) -> int:
@@ -141,8 +140,10 @@ class SinusoidalSpec(AbsoluteSpec, kind="sinusoidal"):
     """
 
     theta: float = field(10000.0, "θ, the base of the wavelengths", gt=1)
-    layout: Literal["interleaved", "halves"] = field("interleaved", "sin, cos, sin, cos … or all sin, then all cos")
-    offset: int = field(0, "the number of the first position", ge=0)
+    layout: Literal["interleaved", "halves"] = field(
+        "interleaved", "interleaved is sin, cos, sin, cos …; halves is all sines, then all cosines"
+    )
+    offset: int = field(0, "the value of t at the first position", ge=0)
 
     def build_embed(self, width: int) -> PositionEmbedding:
         return Sinusoidal(self, self.position_width(width))
@@ -154,7 +155,7 @@ class Sinusoidal(PositionEmbedding):
         self.spec, self.width = spec, width
 
     def table(self, positions_BL: Tensor, dtype: torch.dtype) -> Tensor:
-        # at position 10⁵ a float32 angle is off in the third digit
+        # in float32, the third digit of an angle is wrong at position 10⁵
         pairs = torch.arange((self.width + 1) // 2, device=positions_BL.device, dtype=angle_dtype(positions_BL.device))
         angles = positions_BL.to(pairs.dtype)[..., None] * self.spec.theta ** (-2 * pairs / self.width)
         if self.spec.layout == "interleaved":
@@ -168,9 +169,10 @@ class Sinusoidal(PositionEmbedding):
 
 
 class LearnedSpec(AbsoluteSpec, kind="learned"):
-    """p[t] = row t of a learned table of T rows; a position past T is an error
+    """p[t] = row t of a learned table of T rows
 
-    Gehring et al. 2017, arXiv 1705.03122. `offset` skips rows that some published models reserve for padding.
+    Gehring et al. 2017, arXiv 1705.03122. A position of T or more is an error. `offset` skips rows
+    that some published models reserve for padding.
     """
 
     length: int = field(512, "T, the number of positions", ge=1)
@@ -196,11 +198,11 @@ class Learned(PositionEmbedding):
 
 
 def check_positions(positions: Positions, length: int, table: str, *, queries: bool = True, keys: bool = True) -> None:
-    """Raises an error for a position outside a table of `length` rows; reads the positions only if it must."""
+    """Raises an error for a position outside a table of `length` rows. Reads tensors only if `bound` is too large."""
     if positions.bound is not None and positions.bound <= length:
         return
     for indices in [positions.query] * queries + [positions.key] * keys:
-        # without data the length of the sequence stands in for its positions
+        # positions that cannot be read are assumed to count the sequence from 0
         unreadable = has_no_data(indices) or not indices.numel()
         low, high = (0, indices.shape[-1] - 1) if unreadable else (int(indices.min()), int(indices.max()))
         if low < 0 or high >= length:
@@ -211,7 +213,7 @@ def check_positions(positions: Positions, length: int, table: str, *, queries: b
 
 
 def angle_dtype(device: torch.device) -> torch.dtype:
-    """float64, in which angles are exact enough at high positions; float32 on devices that do not have it."""
+    """float64, because float32 angles are inexact at high positions; float32 on devices without float64."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
@@ -219,7 +221,7 @@ def angle_dtype(device: torch.device) -> torch.dtype:
 
 
 class BiasSpec(PositionSpec):
-    """The base of every scheme that adds to the attention scores; most learn a table per layer."""
+    """The base of every scheme that adds to the attention scores. Most learn a table per layer."""
 
     mechanism: ClassVar[Mechanism] = "bias"
 
@@ -229,16 +231,16 @@ class BiasSpec(PositionSpec):
 
 
 class PrecomputedBias(AttentionPosition):
-    """A bias that does not depend on the queries, so `precompute` gives all of it."""
+    """A bias that does not depend on the queries, so `precompute` computes it."""
 
     def bias(self, q_BHLK: Tensor, position_data: Tensor, scale: float) -> Tensor:
         return position_data
 
 
 class RelativeSpec(BiasSpec, kind="relative"):
-    """score(i, j) + π[j − i], one π per head and offset: (2(T − 1) + 1)·H parameters per layer
+    """score(i, j) + π[j − i] with one π per head and offset, (2(T − 1) + 1)·H parameters per layer
 
-    Shaw et al. 2018 in its scalar form. An offset of T or more is an error; `clipped` takes any length.
+    Shaw et al. 2018 in its scalar form. An offset of T or more is an error; use `clipped` for any length.
     """
 
     length: int = field(512, "T, the number of positions", ge=1)
@@ -252,12 +254,12 @@ class RelativeSpec(BiasSpec, kind="relative"):
 
 
 class ClippedSpec(BiasSpec, kind="clipped"):
-    """score(i, j) + π[clip(j − i, −k, k)]: (2k + 1)·H parameters per layer, any length
+    """score(i, j) + π[clip(j − i, −k, k)] for any length, (2k + 1)·H parameters per layer
 
     Shaw et al. 2018, section 3.2, in its scalar form.
     """
 
-    clip: int = field(16, "k: offsets beyond it share the end value", ge=1)
+    clip: int = field(16, "k, the largest offset with a value of its own; larger offsets share it", ge=1)
 
     def build(self, heads: int, head_size: int) -> AttentionPosition:
         return Relative(heads, self.clip, clip=True)
@@ -283,15 +285,15 @@ class Relative(PrecomputedBias):
 
 
 class BucketedSpec(BiasSpec, kind="bucketed"):
-    """score(i, j) + π[bucket(j − i)]: small offsets have a bucket each, large ones share logarithmic buckets
+    """score(i, j) + π[bucket(j − i)], where each small offset has a bucket and large ones share logarithmic buckets
 
-    Raffel et al. 2020, arXiv 1910.10683, section 2.1. One table serves all layers unless `shared` is off.
+    Raffel et al. 2020, arXiv 1910.10683, section 2.1. All layers use one table unless `shared` is false.
     """
 
-    buckets: int = field(32, "how many π per head", ge=4)
-    max_distance: int = field(128, "offsets from here on share the last bucket", ge=2)
-    bidirectional: bool = field(True, "half of the buckets for keys to the right; off under a causal mask")
-    shared: bool = field(True, "one table for all layers")
+    buckets: int = field(32, "the number of buckets, each with a π per head", ge=4)
+    max_distance: int = field(128, "offsets of at least this distance share the last bucket", ge=2)
+    bidirectional: bool = field(True, "use half of the buckets for keys after the query; set false with a causal mask")
+    shared: bool = field(True, "whether all layers share one table")
 
     @model_validator(mode="after")
     def _max_distance_beyond_exact(self) -> Self:
@@ -326,7 +328,7 @@ class Bucketed(PrecomputedBias):
         else:
             distance = (-offsets).clamp(min=0)
         exact = buckets // 2
-        # float32 and this order of operations decide on which side of a bucket's edge an offset falls
+        # float32 and this order of operations match T5 at the edges of buckets
         ratio = torch.log(distance.clamp(min=1).float() / exact) / math.log(self.spec.max_distance / exact)
         far = exact + (ratio * (buckets - exact)).long()
         return base + torch.where(distance < exact, distance, far.clamp(max=buckets - 1))
@@ -336,14 +338,14 @@ class Bucketed(PrecomputedBias):
 
 
 class ShawSpec(BiasSpec, kind="shaw"):
-    """q_i · (k_j + a[clip(j − i, −k, k)]), scaled as the core scales: relative keys, shared by the heads of a layer
+    """q_i · (k_j + a[clip(j − i, −k, k)]), times the core's scale, with vectors a that the heads of a layer share
 
-    Shaw et al. 2018, equation 5 (relative values are left out, as in their ablation they did not help).
+    Shaw et al. 2018, equation 5 (without relative values, which did not help in their ablation).
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"query"})
 
-    clip: int = field(16, "k: offsets beyond it share the end vector", ge=1)
+    clip: int = field(16, "k, the largest offset with a vector of its own; larger offsets share it", ge=1)
 
     def build(self, heads: int, head_size: int) -> AttentionPosition:
         return Shaw(self.clip, head_size)
@@ -364,7 +366,7 @@ class Shaw(AttentionPosition):
 
 
 class AlibiSpec(BiasSpec, kind="alibi"):
-    """score(i, j) − m_h · |i − j|, with slopes m_h = 2^(−8h/H); nothing is learned
+    """score(i, j) − m_h · |i − j|, with fixed slopes m_h = 2^(−8h/H)
 
     Press, Smith and Lewis 2022, arXiv 2108.12409. If H is not a power of two, every other slope of the next power of
     two fills the rest.

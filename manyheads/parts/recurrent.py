@@ -1,4 +1,4 @@
-"""Parts of the recurrent network: its cell, and the readout from its state to what the head reads."""
+"""Parts of the recurrent network: the cell, and the readout that computes the input of the head."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from manyheads.spec import Part, field
 
 
 class CellSpec(Part, slot="cell", default="gru"):
-    """One step of a recurrent network."""
+    """The cell of a recurrent network, which computes one step."""
 
-    states: ClassVar[int]  # vectors of the hidden size in a state; the first is the output
+    states: ClassVar[int]  # the number of vectors in a state; the first is the output
     encoder: ClassVar[type[nn.GRU | nn.LSTM | nn.RNN]]
     decoder: ClassVar[type[nn.GRUCell | nn.LSTMCell | nn.RNNCell]]
 
@@ -29,7 +29,7 @@ class CellSpec(Part, slot="cell", default="gru"):
 class GruSpec(CellSpec, kind="gru"):
     """h′ = (1 − z) ∘ tanh(Wx + r ∘ Uh) + z ∘ h, with gates r and z from x and h
 
-    Cho et al. 2014, arXiv 1406.1078; r is applied after U, as in torch, where the paper applies it before.
+    Cho et al. 2014, arXiv 1406.1078; r is applied after U, as in torch; the paper applies it before.
     """
 
     states, encoder, decoder = 1, nn.GRU, nn.GRUCell
@@ -45,7 +45,7 @@ class LstmSpec(CellSpec, kind="lstm"):
 
 
 class Cell(nn.Module):
-    """A cell whose state is one tensor, B×(states·hidden), the output first."""
+    """A cell whose state is one tensor, B×(states·hidden), that starts with the output."""
 
     def __init__(self, spec: CellSpec, size: int, hidden: int) -> None:
         super().__init__()
@@ -59,22 +59,19 @@ class Cell(nn.Module):
 
 
 class ReadoutSpec(Part, slot="readout", default="state"):
-    """What the head reads, from the decoder's state s and previous state s′, the token's embedding e and context c."""
+    """The input of the head, computed from the decoder's states s and s′ (previous), embedding e and context c."""
 
     @abstractmethod
     def build(self, hidden: int, embedding: int, context: int) -> Readout:
-        """The readout of vectors of these sizes."""
+        """Builds the readout for vectors of these sizes."""
 
 
 class Readout(nn.Module):
     width: int
 
-    def forward(self, s: Tensor, previous: Tensor, e: Tensor, c: Tensor) -> Tensor:
-        raise NotImplementedError
-
 
 class StateReadoutSpec(ReadoutSpec, kind="state"):
-    """s"""
+    """s, the state itself"""
 
     def build(self, hidden: int, embedding: int, context: int) -> Readout:
         return StateReadout(hidden)

@@ -1,4 +1,4 @@
-"""Residual connections: where the norms are, and what is added to the residual stream."""
+"""Residual connections, which determine where the norms are and what is added to the residual stream."""
 
 from __future__ import annotations
 
@@ -12,19 +12,27 @@ from manyheads.parts.norm import NormSpec
 from manyheads.spec import Part, field
 
 Sublayer = Callable[[Tensor], Tensor]
+Norms = Sequence[nn.Module]
 
 
 class ResidualSpec(Part, slot="residual", default="pre"):
-    """The residual connections of a layer: f₁ is attention, f₂ cross-attention if any, the last f the feed-forward."""
+    """The residual connections of a layer. Its sublayers f are attention, cross-attention if any, and feed-forward."""
 
-    # whether the output of the last layer is not normalised, so that the stack must end in a norm
+    # whether the stack needs a norm after the last layer, because the output of a layer is not normalised
     final_norm: ClassVar[bool] = True
 
     dropout: float = field(0.0, "dropout probability of each sublayer's output", ge=0, lt=1)
 
-    @abstractmethod
+    def num_norms(self, sublayers: int) -> int:
+        """The number of norms in a layer with this number of sublayers."""
+        return sublayers
+
     def build(self, norm: NormSpec, width: int, sublayers: int) -> Residual:
-        """The residual connections of a layer with so many sublayers."""
+        return Residual(self, norm, width, self.num_norms(sublayers))
+
+    @abstractmethod
+    def run(self, x_BLD: Tensor, sublayers: Sequence[Sublayer], norms: Norms, dropout: nn.Module) -> Tensor:
+        """Applies all sublayers of a layer to x."""
 
 
 class Residual(nn.Module):
@@ -32,11 +40,12 @@ class Residual(nn.Module):
 
     def __init__(self, spec: ResidualSpec, norm: NormSpec, width: int, norms: int) -> None:
         super().__init__()
+        self.spec = spec
         self.norms = nn.ModuleList(norm.build(width) for _ in range(norms))
         self.dropout = nn.Dropout(spec.dropout)
 
     def forward(self, x_BLD: Tensor, sublayers: Sequence[Sublayer]) -> Tensor:
-        raise NotImplementedError
+        return self.spec.run(x_BLD, sublayers, list(self.norms), self.dropout)
 
 
 class PreSpec(ResidualSpec, kind="pre"):
@@ -45,14 +54,9 @@ class PreSpec(ResidualSpec, kind="pre"):
     Xiong et al. 2020, arXiv 2002.04745.
     """
 
-    def build(self, norm: NormSpec, width: int, sublayers: int) -> Residual:
-        return Pre(self, norm, width, sublayers)
-
-
-class Pre(Residual):
-    def forward(self, x_BLD: Tensor, sublayers: Sequence[Sublayer]) -> Tensor:
-        for norm, sublayer in zip(self.norms, sublayers, strict=True):
-            x_BLD = x_BLD + self.dropout(sublayer(norm(x_BLD)))
+    def run(self, x_BLD: Tensor, sublayers: Sequence[Sublayer], norms: Norms, dropout: nn.Module) -> Tensor:
+        for norm, sublayer in zip(norms, sublayers, strict=True):
+            x_BLD = x_BLD + dropout(sublayer(norm(x_BLD)))
         return x_BLD
 
 
@@ -64,14 +68,9 @@ class PostSpec(ResidualSpec, kind="post"):
 
     final_norm: ClassVar[bool] = False
 
-    def build(self, norm: NormSpec, width: int, sublayers: int) -> Residual:
-        return Post(self, norm, width, sublayers)
-
-
-class Post(Residual):
-    def forward(self, x_BLD: Tensor, sublayers: Sequence[Sublayer]) -> Tensor:
-        for norm, sublayer in zip(self.norms, sublayers, strict=True):
-            x_BLD = norm(x_BLD + self.dropout(sublayer(x_BLD)))
+    def run(self, x_BLD: Tensor, sublayers: Sequence[Sublayer], norms: Norms, dropout: nn.Module) -> Tensor:
+        for norm, sublayer in zip(norms, sublayers, strict=True):
+            x_BLD = norm(x_BLD + dropout(sublayer(x_BLD)))
         return x_BLD
 
 
@@ -81,62 +80,48 @@ class SandwichSpec(ResidualSpec, kind="sandwich"):
     Ding et al. 2021 (CogView), arXiv 2105.13290.
     """
 
-    def build(self, norm: NormSpec, width: int, sublayers: int) -> Residual:
-        return Sandwich(self, norm, width, 2 * sublayers)
+    def num_norms(self, sublayers: int) -> int:
+        return 2 * sublayers
 
-
-class Sandwich(Residual):
-    def forward(self, x_BLD: Tensor, sublayers: Sequence[Sublayer]) -> Tensor:
-        for before, after, sublayer in zip(self.norms[::2], self.norms[1::2], sublayers, strict=True):
-            x_BLD = x_BLD + self.dropout(after(sublayer(before(x_BLD))))
+    def run(self, x_BLD: Tensor, sublayers: Sequence[Sublayer], norms: Norms, dropout: nn.Module) -> Tensor:
+        for before, after, sublayer in zip(norms[::2], norms[1::2], sublayers, strict=True):
+            x_BLD = x_BLD + dropout(after(sublayer(before(x_BLD))))
         return x_BLD
 
 
 class ParallelSpec(ResidualSpec, kind="parallel"):
-    """x + f₁(norm(x)) + f₂(norm(x)): all sublayers at once, behind one norm
+    """x + f₁(norm(x)) + f₂(norm(x)), with sublayers in parallel that share one norm
 
     Wang and Komatsuzaki 2021 (mesh-transformer-jax).
     """
 
-    def build(self, norm: NormSpec, width: int, sublayers: int) -> Residual:
-        return Parallel(self, norm, width, 1)
+    def num_norms(self, sublayers: int) -> int:
+        return 1
 
-
-class Parallel(Residual):
-    def forward(self, x_BLD: Tensor, sublayers: Sequence[Sublayer]) -> Tensor:
-        normed = self.norms[0](x_BLD)
+    def run(self, x_BLD: Tensor, sublayers: Sequence[Sublayer], norms: Norms, dropout: nn.Module) -> Tensor:
+        normed = norms[0](x_BLD)
         for sublayer in sublayers:
-            x_BLD = x_BLD + self.dropout(sublayer(normed))
+            x_BLD = x_BLD + dropout(sublayer(normed))
         return x_BLD
 
 
 class ParallelNormsSpec(ResidualSpec, kind="parallel-norms"):
-    """x + f₁(norm₁(x)) + f₂(norm₂(x)): all sublayers at once, each behind a norm of its own
+    """x + f₁(norm₁(x)) + f₂(norm₂(x)), with sublayers in parallel and a norm each
 
     Black et al. 2022, arXiv 2204.06745, section 2.1.
     """
 
-    def build(self, norm: NormSpec, width: int, sublayers: int) -> Residual:
-        return ParallelNorms(self, norm, width, sublayers)
-
-
-class ParallelNorms(Residual):
-    def forward(self, x_BLD: Tensor, sublayers: Sequence[Sublayer]) -> Tensor:
+    def run(self, x_BLD: Tensor, sublayers: Sequence[Sublayer], norms: Norms, dropout: nn.Module) -> Tensor:
         start = x_BLD
-        for norm, sublayer in zip(self.norms, sublayers, strict=True):
-            x_BLD = x_BLD + self.dropout(sublayer(norm(start)))
+        for norm, sublayer in zip(norms, sublayers, strict=True):
+            x_BLD = x_BLD + dropout(sublayer(norm(start)))
         return x_BLD
 
 
 class NoResidualSpec(ResidualSpec, kind="none"):
-    """f(norm(x)), for each sublayer in turn: x itself is not added"""
+    """f(norm(x)), for each sublayer in turn, without adding x"""
 
-    def build(self, norm: NormSpec, width: int, sublayers: int) -> Residual:
-        return NoResidual(self, norm, width, sublayers)
-
-
-class NoResidual(Residual):
-    def forward(self, x_BLD: Tensor, sublayers: Sequence[Sublayer]) -> Tensor:
-        for norm, sublayer in zip(self.norms, sublayers, strict=True):
-            x_BLD = self.dropout(sublayer(norm(x_BLD)))
+    def run(self, x_BLD: Tensor, sublayers: Sequence[Sublayer], norms: Norms, dropout: nn.Module) -> Tensor:
+        for norm, sublayer in zip(norms, sublayers, strict=True):
+            x_BLD = dropout(sublayer(norm(x_BLD)))
         return x_BLD

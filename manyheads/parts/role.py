@@ -1,4 +1,4 @@
-"""What a weight matrix is used for, set by the part that owns it, so that an init scheme need not guess from names."""
+"""The role of a weight matrix, set by the part that owns it, so that an init scheme does not depend on names."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Literal, TypeVar
 
 from torch import nn
 
-# any projection; makes queries; its output is added to the residual stream; gives the logits of tokens
+# "query" projects to queries, "residual" adds its output to the residual stream, "token_head" computes token logits
 Role = Literal["projection", "query", "residual", "token_head"]
 
 Module = TypeVar("Module", bound=nn.Module)

@@ -1,5 +1,5 @@
-"""Rotary positions (RoPE): queries and keys are rotated by an angle proportional to their position, so q·k depends on
-their offset.
+"""Rotary position embeddings (RoPE). Queries and keys are rotated by an angle proportional to their position, so q·k
+depends on their offset.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from manyheads.spec import MAX_VALUE, MIN_POSITIVE, Part, field
 
 
 class RopeScalingSpec(Part, slot="scaling", default="none"):
-    """How the angles θ^(−2i/d) change for texts longer than those trained on."""
+    """How the frequencies ω_i = θ^(−2i/d) change for sequences longer than those in training."""
 
     @property
     def depends_on_length(self) -> bool:
-        """Whether the angles depend on the length of the text."""
+        """Whether the frequencies depend on the length of the sequence."""
         return False
 
     def frequencies(self, theta: float, size: int, length: Tensor) -> Tensor:
@@ -29,11 +29,11 @@ class RopeScalingSpec(Part, slot="scaling", default="none"):
         return plain_frequencies(theta, size, length.device)
 
     def amplitude(self) -> float:
-        """What the rotated vectors are multiplied by."""
+        """The factor of the rotated vectors."""
         return 1.0
 
     def check(self, size: int) -> None:
-        """Raises an error if it cannot scale a rotation of `size` coordinates."""
+        """Raises an error if a rotation of `size` coordinates cannot be scaled."""
 
 
 def plain_frequencies(theta: float, size: int, device: torch.device) -> Tensor:
@@ -46,7 +46,7 @@ class NoScalingSpec(RopeScalingSpec, kind="none"):
 
 
 class LinearScalingSpec(RopeScalingSpec, kind="linear"):
-    """ω_i / s: positions are divided by s
+    """ω_i / s, which divides positions by s
 
     Chen et al. 2023, arXiv 2306.15595.
     """
@@ -58,7 +58,7 @@ class LinearScalingSpec(RopeScalingSpec, kind="linear"):
 
 
 class NtkScalingSpec(RopeScalingSpec, kind="ntk"):
-    """ω_i with θ·s^(d/(d−2)): the slow pairs are divided by s, the fast ones hardly
+    """ω_i with θ·s^(d/(d−2)), which divides low frequencies by s and leaves high ones almost unchanged
 
     bloc97 2023; Peng et al. 2023, section 3.1.
     """
@@ -81,7 +81,7 @@ class NtkScalingSpec(RopeScalingSpec, kind="ntk"):
 
 
 class DynamicScalingSpec(NtkScalingSpec, kind="dynamic"):
-    """as ntk, with s·L/T − (s − 1) for s once the length L of the text passes T
+    """the same as ntk with s·L/T − (s − 1) in place of s, once the length L of the sequence is above T
 
     emozilla 2023; Peng et al. 2023, section 3.3.
     """
@@ -98,17 +98,17 @@ class DynamicScalingSpec(NtkScalingSpec, kind="dynamic"):
 
 
 class YarnScalingSpec(RopeScalingSpec, kind="yarn"):
-    """ω_i blended between ω_i/s (slow pairs) and ω_i (fast pairs), rotated vectors multiplied by 0.1 ln s + 1
+    """a blend of ω_i/s (low frequencies) and ω_i (high frequencies), rotated vectors multiplied by 0.1 ln s + 1
 
-    Peng et al. 2023, arXiv 2309.00071, as published in code: the blend is linear in the pair's index, not in its
-    rotations.
+    Peng et al. 2023, arXiv 2309.00071, as published in code, where the blend is linear in the pair's index, not in
+    its rotations.
     """
 
     factor: float = field(2.0, "s", ge=1)
     length: int = field(2048, "T, the length trained on", ge=1)
-    beta_fast: float = field(32.0, "a pair with more rotations within T keeps its ω", gt=0)
-    beta_slow: float = field(1.0, "a pair with fewer rotations within T gets ω/s", gt=0)
-    attention_factor: float | None = field(None, "multiplies rotated q and k; 0.1 ln s + 1 if not given", gt=0)
+    beta_fast: float = field(32.0, "a pair with more rotations within T has ω", gt=0)
+    beta_slow: float = field(1.0, "a pair with fewer rotations within T has ω/s", gt=0)
+    attention_factor: float | None = field(None, "the factor of rotated q and k; 0.1 ln s + 1 by default", gt=0)
     truncate: bool = field(True, "whether the two borders are rounded to whole pairs")
 
     @model_validator(mode="after")
@@ -144,8 +144,8 @@ class BandedScalingSpec(RopeScalingSpec, kind="banded"):
 
     factor: float = field(8.0, "s", ge=1)
     length: int = field(8192, "T, the length trained on", ge=1)
-    low_freq_factor: float = field(1.0, "low: a wavelength above T/low gets ω/s", gt=0)
-    high_freq_factor: float = field(4.0, "high: a wavelength below T/high keeps its ω", gt=0)
+    low_freq_factor: float = field(1.0, "low; a wavelength above T/low has ω/s", gt=0)
+    high_freq_factor: float = field(4.0, "high; a wavelength below T/high has ω", gt=0)
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -165,16 +165,16 @@ Factor = Annotated[float, Field(ge=MIN_POSITIVE, le=MAX_VALUE, strict=True)]
 
 
 class LongRopeScalingSpec(RopeScalingSpec, kind="longrope"):
-    """ω_i / s_i, with one list of s_i up to the length trained on and another beyond it
+    """ω_i / s_i, with one list of s_i for sequences of at most T tokens and another for longer ones
 
     Ding et al. 2024, arXiv 2402.13753. Amplitude √(1 + ln s / ln T), with s = S/T for an extension from T to S.
     """
 
-    short_factor: tuple[Factor, ...] = field((1.0,), "s_i while the text has at most T tokens", strict=False)
-    long_factor: tuple[Factor, ...] = field((2.0,), "s_i for longer texts", strict=False)
+    short_factor: tuple[Factor, ...] = field((1.0,), "s_i for sequences of at most T tokens", strict=False)
+    long_factor: tuple[Factor, ...] = field((2.0,), "s_i for longer sequences", strict=False)
     length: int = field(2048, "T, the length trained on", ge=2)
-    factor: float = field(2.0, "s, for the amplitude", ge=1)
-    attention_factor: float | None = field(None, "the amplitude, if it is not the formula's", gt=0)
+    factor: float = field(2.0, "s in the amplitude", ge=1)
+    attention_factor: float | None = field(None, "the factor of rotated q and k; √(1 + ln s / ln T) by default", gt=0)
 
     @property
     def depends_on_length(self) -> bool:
@@ -199,7 +199,7 @@ class LongRopeScalingSpec(RopeScalingSpec, kind="longrope"):
 
 
 class RopeSpec(PositionSpec, kind="rope"):
-    """⟨R_m q, R_n k⟩ with R_t rotating pair i by t·θ^(−2i/d): no parameters, depends on m − n only
+    """⟨R_m q, R_n k⟩ with R_t rotating pair i by t·θ^(−2i/d), which depends on m − n only
 
     Su et al. 2021, arXiv 2104.09864. `interleaved` pairs neighbours (2i, 2i+1); `halves` pairs (i, i + d/2).
     """
@@ -208,9 +208,11 @@ class RopeSpec(PositionSpec, kind="rope"):
     needs: ClassVar[frozenset[str]] = frozenset({"query", "key"})
 
     theta: float = field(10000.0, "θ, the base of the angles", gt=1)
-    fraction: float = field(1.0, "the fraction of each head that is rotated; the rest has no position", gt=0, le=1)
+    fraction: float = field(1.0, "the fraction of each head that is rotated", gt=0, le=1)
     layout: Literal["halves", "interleaved"] = field("halves", "which coordinates form a pair")
-    scaling: RopeScalingSpec = field(NoScalingSpec(), "how angles change for texts longer than those trained on")
+    scaling: RopeScalingSpec = field(
+        NoScalingSpec(), "how frequencies change for sequences longer than those in training"
+    )
 
     @property
     def needs_final_length(self) -> bool:
@@ -219,11 +221,11 @@ class RopeSpec(PositionSpec, kind="rope"):
     def rotated_size(self, head_size: int) -> int:
         size = int(head_size * self.fraction)
         if size % 2:
-            size = int(head_size * self.fraction + 1e-6)  # 100 · (58 / 100) is a little less than 58
+            size = int(head_size * self.fraction + 1e-6)  # in floating point, 100 · (58 / 100) is below 58
         if size < 2 or size % 2:
             raise IncompatibleError(
-                f"rotation needs pairs of coordinates: {self.fraction} of a head of {head_size} is {size}, "
-                f"expected an even number"
+                f"{self.fraction} of a head of {head_size} is {size} coordinates, expected an even number, as RoPE "
+                f"rotates pairs"
             )
         self.scaling.check(size)
         return size
@@ -241,7 +243,7 @@ class Rope(AttentionPosition):
         self.spec, self.size = spec, size
 
     def precompute(self, positions: Positions, dtype: torch.dtype) -> CosSin:
-        # per row: texts padded to a common length must not change each other's angles
+        # the length is per row, because sequences of a batch must not change each other's angles
         length = positions.key.amax(dim=-1, keepdim=True)[..., None] + 1
         if positions.final_length is not None:
             length = torch.full_like(length, positions.final_length)
@@ -250,8 +252,8 @@ class Rope(AttentionPosition):
         amplitude = self.spec.scaling.amplitude()
         return (angles.cos() * amplitude).to(dtype), (angles.sin() * amplitude).to(dtype)
 
-    def rotate(self, x_BHLK: Tensor, cos_sin: CosSin) -> Tensor:
-        cos, sin = cos_sin
+    def rotate(self, x_BHLK: Tensor, position_data: CosSin) -> Tensor:
+        cos, sin = position_data
         rotated, rest = x_BHLK[..., : self.size], x_BHLK[..., self.size :]
         if self.spec.layout == "interleaved":
             a, b = rotated.unflatten(-1, (-1, 2)).unbind(-1)
@@ -260,9 +262,3 @@ class Rope(AttentionPosition):
             a, b = rotated.chunk(2, dim=-1)
             rotated = torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
         return torch.cat((rotated, rest), dim=-1) if rest.shape[-1] else rotated
-
-    def rotate_query(self, q_BHLK: Tensor, position_data: CosSin) -> Tensor:
-        return self.rotate(q_BHLK, position_data)
-
-    def rotate_key(self, k_BGLK: Tensor, position_data: CosSin) -> Tensor:
-        return self.rotate(k_BGLK, position_data)

@@ -1,5 +1,5 @@
-"""Attention statistics without the attention matrix: entropy, distance and single weights of every row, with memory
-linear in the length.
+"""Entropy, distance and single weights of attention, computed without the attention matrix in memory linear in the
+length.
 
 With s the scale and E the expectation under the weights of row i,
 
@@ -7,8 +7,8 @@ With s the scale and E the expectation under the weights of row i,
     entropy of row i = lse_i − s·q_i·E[k]
     mean squared distance of row i = i² − 2i·E[j] + E[j²]
 
-so one fused call with the values k, j and j² gives them all; the kernel keeps `lse` for its backward. Scores that are
-not inner products, or have a bias, are computed literally in blocks of rows, and again in the backward.
+so one fused call with the values k, j and j² computes them all; the kernel also returns `lse`. Explicit attention, in
+blocks of rows that the backward computes again, is used for scores that are not inner products or have a bias.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from manyheads.parts.core import Core, InnerProduct, block_arguments, repeat_kv
 from manyheads.parts.mask import Mask
 from manyheads.parts.position import Positions
 
-# rows per fused call; positions are counted from their middle, so that in float32 a squared distance is exact to 0.1
+# rows per fused call; positions are counted from the middle row, which makes squared distances exact to 0.1 in float32
 ROWS = 1024
-COLUMNS = 8  # the kernels are fast if the number of columns is a multiple of it
+COLUMNS = 8  # the kernel is fast if the number of columns is a multiple of this
 
-WeightIndices = tuple[Tensor, Tensor, Tensor]  # N cells by their indices: row of the batch, query, key
-Span = tuple[slice, slice]  # rows, and the columns they can attend to
+WeightIndices = tuple[Tensor, Tensor, Tensor]  # batch, query and key indices of N weights
+Span = tuple[slice, slice]  # queries, and the keys they can attend to
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """Statistics of every row, B×H×L; 0 where a query may attend to nothing."""
+    """Statistics of every row, B×H×L; 0 for a query without visible keys."""
 
     entropy: Tensor  # −Σ_j α_ij ln α_ij, with 0·ln 0 = 0
-    distance: Tensor  # Σ_j α_ij (i − j)², by positions
+    distance: Tensor  # Σ_j α_ij (i − j)², with i and j the positions
 
 
 def statistics(
@@ -61,10 +61,10 @@ def log_weights(
     core: Core, q: Tensor, k: Tensor, cells: WeightIndices, *, mask: Mask, positions: Positions,
     bias: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """ln α of some cells, H×N, before dropout; the query of each cell must be allowed to attend to its key.
+    """ln α at N indices, H×N, before dropout. Each index must be a key that its query may attend to.
 
-    It is s·q_i·k_j − lse_i, or the logarithm of the literal weight, where a weight of exactly 0 counts as the smallest
-    positive number.
+    Fused attention computes s·q_i·k_j − lse_i. Explicit attention computes the logarithm of the weight, and of the
+    smallest positive number for a weight of 0.
     """
     order = cells[1].argsort(stable=True)  # by query, as the blocks are
     row, query, key = (index[order] for index in cells)
@@ -83,18 +83,18 @@ def log_weights(
 
 
 def is_fusable(q: Tensor, bias: Tensor | None) -> bool:
-    """Whether fused calls suffice: E of a bias is not a column of values, and the kernel must return its lse."""
+    """Whether fused attention can be used, which needs scores without a bias and a kernel that returns lse."""
     return bias is None and q.device.type in KERNELS
 
 
-# ---------------------------------------------------------------------------------------------------- the literal way
+# ------------------------------------------------------------------------------------------------- explicit attention
 
 
 def literal_blocks(
     core: Core, q: Tensor, k: Tensor, mask: Mask, positions: Positions, bias: Tensor | None,
     measure: Callable[[Tensor, slice, slice], tuple[Tensor, ...]], *, dim: int,
 ) -> list[Tensor]:  # fmt: skip
-    """`measure` of the weights in blocks of rows, concatenated; blocks are not kept but recomputed for the gradient."""
+    """Applies `measure` to the weights in blocks of rows, and concatenates. The backward computes the blocks again."""
 
     def block(q_rows: Tensor, k: Tensor, bias: Tensor | None, rows: slice, columns: slice) -> tuple[Tensor, ...]:
         arguments = block_arguments(rows, columns, k=k, positions=positions, bias=bias)
@@ -109,7 +109,7 @@ def literal_blocks(
 
 
 def spans_of(blocks: list[tuple[slice, slice, Mask]], mask: Mask) -> list[Span]:
-    """The rows and columns of blocks, without their masks: all masks together would be as large as the matrix."""
+    """The rows and columns of blocks without their masks, which together would be as large as the matrix."""
     return [
         (slice(*rows.indices(mask.num_queries)[:2]), slice(*columns.indices(mask.num_keys)[:2]))
         for rows, columns, _ in blocks
@@ -120,24 +120,24 @@ def at_least_float32(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 
-# ------------------------------------------------------------------------------------------------------ the fused way
+# ---------------------------------------------------------------------------------------------------- fused attention
 
 
 def fused_statistics(
     core: InnerProduct, q: Tensor, k: Tensor, mask: Mask, positions: Positions
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """lse, entropy and distance of every row, B×H×L, in at least float32: half precision cannot represent j²."""
+    """lse, entropy and distance of every row, B×H×L, in at least float32, as half precision cannot represent j²."""
     q = core.query(q)
     q, k = q.to(at_least_float32(q)), k.to(at_least_float32(k))
     return FusedStatistics.apply(q, k, mask, positions, core.scale)  # type: ignore[no-untyped-call]
 
 
 class FusedStatistics(torch.autograd.Function):
-    """One call of the kernel per block of rows, and one of its own backward.
+    """Calls the kernel, and in the backward the kernel's backward, once per block of rows.
 
-    A kernel's backward has the gradient of its output O alone: ∂L/∂S_ij = P_ij (∂L/∂O_i·v_j − Σ ∂L/∂O_i ∘ O_i). As
-    ∂lse_i/∂S_ij = P_ij, a column of v that is 0 gets ∂L/∂O = 1 and, in place of its output, O = −∂L/∂lse: the sum then
-    contains that term too.
+    The kernel's backward takes only the gradient of its output O, ∂L/∂S_ij = P_ij (∂L/∂O_i·v_j − Σ ∂L/∂O_i ∘ O_i). The
+    gradient of lse adds P_ij ∂L/∂lse_i, because ∂lse_i/∂S_ij = P_ij. A column of zeros in v, for which ∂L/∂O = 1 and
+    O = −∂L/∂lse are passed, adds this term to the sum.
     """
 
     @staticmethod
@@ -185,7 +185,7 @@ def concatenate(blocks: Sequence[Sequence[Tensor]]) -> list[Tensor]:
 
 
 def spans(mask: Mask) -> list[Span]:
-    """The rows of each fused call: all of them, unless there are many or the mask is banded."""
+    """The rows of each fused call. That is all rows, unless there are many or the mask is banded."""
     if mask.form != "blocks" and mask.num_queries <= ROWS:
         return [(slice(0, mask.num_queries), slice(0, mask.num_keys))]
     return spans_of(mask.blocks(ROWS), mask)
@@ -200,8 +200,9 @@ class Block:
     i: Tensor  # (B or 1)×1×L
     j: Tensor  # (B or 1)×1×M
     causal: bool
-    attn_mask: Tensor | None  # added to the scores: 0 where a key is visible, −∞ elsewhere
-    empty: Tensor | None  # True for rows without visible keys: unmasked in the kernel, then set to zero
+    attn_mask: Tensor | None  # added to the scores; 0 where a key is visible, −∞ elsewhere
+    # True for rows without visible keys, which are not masked in the kernel and set to zero afterwards
+    empty: Tensor | None
 
     @staticmethod
     def of(q: Tensor, k: Tensor, mask: Mask, positions: Positions, rows: slice, columns: slice) -> Block:
@@ -220,15 +221,15 @@ class Block:
         return Block(queries, keys, i, j, False, attn_mask, empty)
 
     def query_key_value(self) -> tuple[Tensor, Tensor, Tensor]:
-        """q and k, padded with zeros, and the values k, j, j² and 0."""
+        """The kernel's arguments: q and k, padded with zeros, and the values k, j, j² and 0."""
         j = self.j.expand(*self.k.shape[:3])
         return self.pad(self.q), self.pad(self.k), self.pad(self.k, j, j.square())
 
     def pad(self, *columns: Tensor) -> Tensor:
-        """Tensors of B×H×L×K or B×H×L as columns of one, padded with zeros to the width of the call."""
+        """Concatenates tensors of B×H×L×K or B×H×L along the last axis, padded with zeros to the width of the call."""
         width = -(-(self.q.shape[-1] + 3) // COLUMNS) * COLUMNS  # at least one column of zeros is left
         padded, start = columns[0].new_empty(*columns[0].shape[:3], width), 0
-        # written once each, without concatenating before: this is most of the time outside the kernel
+        # each tensor is copied once, which takes most of the time outside the kernel
         for column in columns:
             part = column if column.dim() == 4 else column[..., None]
             padded[..., start : start + part.shape[-1]] = part
@@ -262,4 +263,4 @@ def flash_backward(
     return q_grad, k_grad, v_grad
 
 
-KERNELS = {"cpu": (flash, flash_backward)}  # by device: the forward, which returns lse, and its backward
+KERNELS = {"cpu": (flash, flash_backward)}  # forward, which also returns lse, and backward by device

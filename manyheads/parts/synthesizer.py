@@ -1,4 +1,4 @@
-"""Synthesizer cores: attention weights predicted from each token alone, or learned for each pair of positions."""
+"""Synthesizer cores, whose attention weights are predicted from each token or learned for each pair of positions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from manyheads.spec import field
 
 
 class SynthesizerSpec(CoreSpec):
-    """The base of both Synthesizers: scores without keys, up to a fixed length."""
+    """The base of both Synthesizers, which compute scores without keys for up to a fixed number of keys."""
 
     key: ClassVar[Literal["head", "raw", "none"]] = "none"
 
@@ -26,9 +26,9 @@ class SynthesizerSpec(CoreSpec):
 
 
 class DenseSynthesizerSpec(SynthesizerSpec, kind="synthesizer-dense"):
-    """softmax(ReLU(XA + b₁) B + b₂) v: each token predicts its weights from itself alone
+    """softmax(ReLU(XA + b₁) B + b₂) v, which predicts the weights of each token from the token alone
 
-    Tay et al. 2021, arXiv 2005.00743. XA + b₁ is the query projection; B and b₂ are the head's own.
+    Tay et al. 2021, arXiv 2005.00743. XA + b₁ is the query projection; each head has its own B and b₂.
     """
 
     def build(self, heads: int, query_size: int, key_size: int) -> Core:
@@ -53,7 +53,7 @@ class DenseSynthesizer(Core):
 
 
 class RandomSynthesizerSpec(SynthesizerSpec, kind="synthesizer-random"):
-    """softmax(R) v, with R a learned H×T×T table: the weights depend on the positions alone
+    """softmax(R) v, with R a learned H×T×T table, so that the weights depend on the positions alone
 
     Tay et al. 2021, arXiv 2005.00743.
     """

@@ -1,4 +1,4 @@
-"""Published models as data: one TOML file each, with the source of its numbers."""
+"""Published models as TOML files, each with the source of its numbers."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ def preset(name: str) -> Tree:
 
 
 def about(name: str) -> Tree:
-    """Title, source and context length of a preset."""
+    """The title, source and context length of a preset."""
     return dict(_read(name)["about"])
 
 
 def is_path(target: str) -> bool:
-    """Whether a name is meant as a path, rather than a preset."""
+    """Whether a target is a path, rather than the name of a preset."""
     return target.endswith(".toml") or "/" in target
 
 
 def read_description(target: str) -> tuple[Tree, Tree]:
-    """The model of a preset, a TOML file or the [model] table of a run file; and its [about] table."""
+    """The description of a model, from a preset, a TOML file or the [model] table of a run file; and [about]."""
     if not is_path(target):
         return preset(target), about(target)
     tree = read_toml(Path(target))
@@ -45,17 +45,19 @@ def read_description(target: str) -> tuple[Tree, Tree]:
 
 
 def check_about(table: object, target: str) -> Tree:
-    """The [about] table of a file: a title, a source and a context length."""
+    """Checks an [about] table, which may have a title, a source and a context length."""
     types = {"title": str, "source": str, "context": int}
     if not isinstance(table, dict) or any(type(value) is not types.get(name) for name, value in table.items()):
-        raise WrongTypeError(f"[about] in {target} is {quoted(table)}, expected text title and source, integer context")
+        raise WrongTypeError(
+            f"[about] in {target} is {quoted(table)}, expected strings title and source, and an integer context"
+        )
     if not 1 <= table.get("context", 1) <= MAX_COUNT:
         raise OutOfRangeError(f"context is {table['context']}, expected 1 to {MAX_COUNT} tokens", ("about",))
     return table
 
 
 def read(target: str | Path, *overrides: str) -> ModelSpec:
-    """A preset or a TOML file as a spec, with overrides: `read("model.toml", "decoder.layers=2")`."""
+    """Reads a preset or a TOML file as a spec, with overrides such as `read("model.toml", "decoder.layers=2")`."""
     if not isinstance(target, str | Path):
         raise WrongTypeError(f"given a {type(target).__name__}, expected a preset or a file; read_model reads a table")
     return read_model(override(read_description(str(target))[0], overrides))

@@ -1,4 +1,4 @@
-"""Tasks, one file each. Importing this package fills the slot."""
+"""Tasks, one file each. Importing this package registers every task."""
 
 from manyheads.spec import import_all
 

@@ -38,9 +38,9 @@ StackName = Literal["encoder", "decoder"]
 
 @dataclass(frozen=True)
 class AttentionLayer:
-    """An attention of a model, before any forward pass."""
+    """One self- or cross-attention of a model, as its spec describes it."""
 
-    name: str  # as `record` names it; layers with shared weights share it
+    name: str  # the name that `record` gives it; layers with shared weights share the name
     where: Literal["self", "cross"]
     stack: StackName
     index: int
@@ -50,7 +50,7 @@ class AttentionLayer:
 
 @dataclass(frozen=True)
 class AttentionRecord:
-    """A recorded attention: its layer, which of its queries are not padding (B×L), the position of the first."""
+    """A recorded attention with its layer, the mask of its non-padding queries (B×L), and the position of the first."""
 
     layer: AttentionLayer
     attention: RecordedAttention
@@ -58,7 +58,7 @@ class AttentionRecord:
     query_offset: int = 0
 
     def total(self, rows_BHL: Tensor, heads: Sequence[int] | None) -> Tensor:
-        """The sum over the heads and the queries that are not padding."""
+        """Returns the sum over the heads and the non-padding queries."""
         rows_BHL = rows_BHL if heads is None else rows_BHL[:, list(heads)]
         return (rows_BHL if self.query_mask is None else rows_BHL.masked_fill(~self.query_mask[:, None], 0.0)).sum()
 
@@ -68,15 +68,19 @@ class AuxiliaryLossSpec(Part, slot="auxiliary_loss"):
 
     weight: float = field(0.1, "λ; at 0 the term is only logged", ge=0)
     where: Literal["self", "cross", "all"] = field("all", "self-attention, cross-attention or both")
-    stack: StackName | None = field(None, "the stack of the queries; both if not given")
-    layers: tuple[StrictInt, ...] | None = field(None, "layers, from 0; all if not given", strict=False, min_length=1)
-    heads: tuple[StrictInt, ...] | None = field(None, "heads, from 0; all if not given", strict=False, min_length=1)
+    stack: StackName | None = field(None, "stack of the queries [default: both]")
+    layers: tuple[StrictInt, ...] | None = field(
+        None, "indices of layers, from 0 [default: all]", strict=False, min_length=1
+    )
+    heads: tuple[StrictInt, ...] | None = field(
+        None, "indices of heads, from 0 [default: all]", strict=False, min_length=1
+    )
     normalised: bool = field(
         True, "a mean over heads, positions and layers; otherwise their sum, and the mean over texts"
     )
 
     def select_layers(self, model: ModelSpec) -> list[AttentionLayer]:
-        """The attentions it applies to; raises if there are none."""
+        """Returns the attentions that the loss applies to; raises if there are none."""
         fitting = [
             layer
             for layer in attention_layers(model)
@@ -104,29 +108,29 @@ class AuxiliaryLossSpec(Part, slot="auxiliary_loss"):
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The fields that the data must have, if it needs attention targets."""
+        """The fields that the data must have for the attention targets; () if the loss needs none."""
         return ()
 
     @property
     def name(self) -> str:
-        """The key of its attention targets in a batch."""
+        """The key of the attention targets in a batch."""
         return self.kind
 
     def attention_targets(
         self, columns: Mapping[str, list[Any]], tokenizer: Any, limits: Mapping[str, int]
     ) -> list[AttentionTargets]:
-        """The attention targets of each training row, from its fields; texts are truncated to `limits`."""
+        """Returns the attention targets of each training row, from its fields; texts are truncated to `limits`."""
         raise NotImplementedError
 
     def count(self, model: Model, batch: Batch) -> int:
-        """The divisor, known before the forward pass: heads × real rows × layers, or the number of texts."""
+        """Returns the divisor before the forward pass: heads × non-padding queries × layers, or the number of texts."""
         if not self.normalised:
             return batch.inputs.batch
         layers = self.select_layers(model.spec)
         return sum(self.rows(layer, model, batch) * len(self.heads or range(layer.heads)) for layer in layers)
 
     def rows(self, layer: AttentionLayer, model: Model, batch: Batch) -> int:
-        """The number of query rows that count."""
+        """Returns the number of queries that the loss is a mean over."""
         inputs = stack_inputs(layer, model, batch)
         return sum(
             one.batch * one.length if one.padding_mask is None else int((~one.padding_mask).sum()) for one in inputs
@@ -139,11 +143,11 @@ class AuxiliaryLossSpec(Part, slot="auxiliary_loss"):
 
     @abstractmethod
     def total(self, record: AttentionRecord, batch: Batch) -> Tensor:
-        """The sum over the heads and positions of one attention."""
+        """Returns the sum of the loss over the heads and positions of one attention."""
 
 
 class FocusSpec(AuxiliaryLossSpec, kind="focus"):
-    """L_focus = 1/KTL · Σ_lkt H(α[l, k, t, ·]), the mean entropy of attention"""
+    """L_focus = 1/KTL · Σ_lkt H(α[l, k, t, ·]), the mean entropy"""
 
     def total(self, record: AttentionRecord, batch: Batch) -> Tensor:
         return record.total(record.attention.statistics.entropy, self.heads)
@@ -164,11 +168,11 @@ class NearSpec(AuxiliaryLossSpec, kind="near"):
 
 
 class GuidedSpec(AuxiliaryLossSpec, kind="guided"):
-    """−Σ_j t_ij ln α_ij, the mean over the rows i that have a target t
+    """Guided attention: −Σ_j t_ij ln α_ij, the mean over the queries i that have a target t
 
-    Chen et al. 2016, arXiv 1607.01628: towards the source words aligned with the generated one. Strubell et al. 2018,
-    arXiv 1804.08199: towards the head of each word. t is uniform over the tokens of the target words that are not
-    masked; the root of a sentence is its own head.
+    Chen et al. 2016, arXiv 1607.01628, guide attention to the source words aligned with the generated one. Strubell
+    et al. 2018, arXiv 1804.08199, guide it to the head of each word. t is uniform over the tokens of the target words
+    that are not masked; the root of a sentence is its own head.
     """
 
     by: Literal["alignment", "arcs"] = field("alignment", "the field of the data with the attention targets")
@@ -212,7 +216,7 @@ class GuidedSpec(AuxiliaryLossSpec, kind="guided"):
         return len(set(zip(row.tolist(), query.tolist(), strict=True)))
 
     def visible_targets(self, layer: AttentionLayer, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """The attention targets that the mask allows: (row, query, key)."""
+        """Returns the attention targets that the mask allows, as (row, query, key)."""
         row, query, key = batch.attention_targets[self.name].unbind(1)
         visible = torch.ones_like(key, dtype=torch.bool)
         if layer.mask.causal:
@@ -235,7 +239,7 @@ class GuidedSpec(AuxiliaryLossSpec, kind="guided"):
 def add_attention_targets(
     batch: Batch, task: TaskSpec, special_tokens: SpecialTokens, targets: dict[str, list[np.ndarray]]
 ) -> Batch:
-    """The batch with the attention targets of its rows, N×2 each, shifted by the special tokens before a text.
+    """Adds the attention targets of the rows, N×2 each, to the batch, shifted by the special tokens before a text.
 
     A target has the same special tokens as a source. A target token's query is at the position that predicts it, one to
     its left.
@@ -253,7 +257,7 @@ def add_attention_targets(
 
 @lru_cache(maxsize=16)
 def attention_layers(model: ModelSpec) -> tuple[AttentionLayer, ...]:
-    """Every attention of a model, in the order of its layers."""
+    """Returns every attention of a model, in the order of its layers."""
     layers = []
     names: tuple[StackName, ...] = ("encoder", "decoder")
     for stack in names:
@@ -270,7 +274,7 @@ def attention_layers(model: ModelSpec) -> tuple[AttentionLayer, ...]:
 
 
 def stack_inputs(layer: AttentionLayer, model: Model, batch: Batch) -> Iterator[Inputs]:
-    """The inputs of a stack after its embedding's `prepare_inputs`; a single stack also reads a pair's second text."""
+    """Yields the inputs of a stack after `embed.prepare_inputs`; a single stack also reads a pair's second text."""
     has_both = model.spec.encoder is not None and model.spec.decoder is not None
     inputs = [batch.inputs, batch.source]
     if has_both or model.spec.recurrent is not None:
@@ -282,7 +286,7 @@ def stack_inputs(layer: AttentionLayer, model: Model, batch: Batch) -> Iterator[
 
 
 def attention_records(model: ModelSpec, recorded: Sequence[RecordedAttention], batch: Batch) -> list[AttentionRecord]:
-    """The recorded attentions with their layers. A recurrent network attends once per generated token."""
+    """Pairs the recorded attentions with their layers. A recurrent network attends once per generated token."""
     by_name: dict[str, list[AttentionLayer]] = {}
     for layer in attention_layers(model):
         by_name.setdefault(layer.name, []).append(layer)
@@ -292,13 +296,13 @@ def attention_records(model: ModelSpec, recorded: Sequence[RecordedAttention], b
         calls[attention.name] += 1
         if model.recurrent is not None:
             layer, first = by_name[attention.name][0], call
-            real = None if padding_mask is None else ~padding_mask[:, first : first + 1]
+            query_mask = None if padding_mask is None else ~padding_mask[:, first : first + 1]
         else:
             layer, first = by_name[attention.name][call % len(by_name[attention.name])], 0
             if layer.where == "self":  # the cross-attention after it has the same queries
                 padding_mask = attention.mask.padding_BM
-            real = None if padding_mask is None else ~padding_mask
-        records.append(AttentionRecord(layer, attention, real, first))
+            query_mask = None if padding_mask is None else ~padding_mask
+        records.append(AttentionRecord(layer, attention, query_mask, first))
     return records
 
 
@@ -306,7 +310,7 @@ def attention_records(model: ModelSpec, recorded: Sequence[RecordedAttention], b
 
 
 def term_names(auxiliary_losses: Sequence[AuxiliaryLossSpec]) -> list[str]:
-    """The name of each term: its kind, with a number if there are several of it."""
+    """Returns the name of each term: its kind, with a number if several terms have this kind."""
     kinds = [spec.kind for spec in auxiliary_losses]
     return [kind if kinds.count(kind) == 1 else f"{kind}-{kinds[:i].count(kind) + 1}" for i, kind in enumerate(kinds)]
 
@@ -314,7 +318,7 @@ def term_names(auxiliary_losses: Sequence[AuxiliaryLossSpec]) -> list[str]:
 def loss_with_auxiliary(
     task: TaskSpec, auxiliary_losses: Sequence[AuxiliaryLossSpec], model: Model, batch: Batch
 ) -> Loss:
-    """The task's loss, with the terms of the same forward pass."""
+    """Returns the task's loss, with the auxiliary losses of the same forward pass."""
     if not auxiliary_losses:
         return task.loss(model, batch)
     with record(model) as recorded:
@@ -330,7 +334,7 @@ def loss_with_auxiliary(
 def term_counts(
     auxiliary_losses: Sequence[AuxiliaryLossSpec], model: Model, batches: Sequence[Batch]
 ) -> dict[str, int]:
-    """The divisor of each term over all batches of a step."""
+    """Returns the divisor of each term over all batches of a step."""
     return {
         name: sum(spec.count(model, batch) for batch in batches)
         for name, spec in zip(term_names(auxiliary_losses), auxiliary_losses, strict=True)
@@ -338,7 +342,7 @@ def term_counts(
 
 
 def total_loss(loss: Loss, count: int, auxiliary_losses: Sequence[AuxiliaryLossSpec], counts: dict[str, int]) -> Tensor:
-    """L + Σ λ·L_term, each sum divided by its own count. At λ = 0 nothing is added, not even zeros."""
+    """Returns L + Σ λ·L_term, each sum divided by its own count. A term with λ = 0 is not added."""
     total = loss.sum / count
     for spec, (name, term) in zip(auxiliary_losses, loss.terms.items(), strict=True):
         if spec.weight:

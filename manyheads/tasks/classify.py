@@ -21,11 +21,11 @@ from manyheads.tasks.suggestion import Lines, Suggestion
 from manyheads.tasks.task import Batch, EncodedRow, PredictOptions, SpecialTokens, TaskSpec, cut_patches
 
 REGRESSION, MULTI_LABEL, SINGLE_LABEL = "regression", "multi_label_classification", "single_label_classification"
-PROBLEM_TYPES = (REGRESSION, MULTI_LABEL, SINGLE_LABEL)  # of a Hugging Face config
+PROBLEM_TYPES = (REGRESSION, MULTI_LABEL, SINGLE_LABEL)  # values of problem_type in a Hugging Face config
 
 
 class ClassifySpec(TaskSpec, kind="classify"):
-    """−log p(class | x), with x a text or an image"""
+    """Classification: −log p(class | x), with x a text or an image"""
 
     fields: ClassVar[tuple[str, ...]] = ("text", "label")
     shapes: ClassVar[tuple[str, ...]] = ("encoder", "decoder")
@@ -34,7 +34,7 @@ class ClassifySpec(TaskSpec, kind="classify"):
     template: ClassVar[str] = "<s> $A </s>"
     num_special_tokens: ClassVar[int] = 2
     attention_target_fields: ClassVar[tuple[str, ...]] = ("arcs",)
-    shape_reason: ClassVar[str] = "nothing is generated, so every token may attend to every other"
+    shape_reason: ClassVar[str] = "no text is generated, so every token may attend to every other"
     file_kind: ClassVar[str | None] = "labels"
     default_data: ClassVar[Tree | None] = {"kind": "stdlib", "subset": "classify"}
 
@@ -51,7 +51,7 @@ class ClassifySpec(TaskSpec, kind="classify"):
     def results(
         self, checkpoint: Checkpoint, rows: Sequence[list[int]], options: PredictOptions
     ) -> Iterator[tuple[int, Tree]]:
-        """Every class, the most probable first."""
+        """Yields every class with its probability, the most probable first."""
         for i, logits_C in checkpoint.outputs(rows):
             yield i, {"classes": ranked_classes(checkpoint, logits_C)}
 
@@ -63,7 +63,7 @@ class ClassifySpec(TaskSpec, kind="classify"):
         return [f"{row.get('probability', row.get('score')):8.4f}  {row['class']}" for row in result["classes"]]
 
     def evaluate(self, evaluation: Evaluation) -> EvalResult:
-        """The predicted class, the most common one, and naive Bayes."""
+        """Scores the predicted classes, next to the most common class and naive Bayes."""
         data, names = evaluation.data, class_names(evaluation.checkpoint)
         inputs, targets = [row[0] for row in data.rows], class_indices(data.rows, names)
         probabilities, notes = class_probabilities(evaluation, inputs, len(names))
@@ -86,7 +86,7 @@ class ClassifySpec(TaskSpec, kind="classify"):
         if not 2 <= len(labels) <= rows / 2:
             raise LabelError(
                 f"{rows:,} rows have {len(labels):,} different classes, which cannot be learned",
-                hint="--fields says which column is the class",
+                hint="choose the column of the class with --fields",
             )
         pool = "last" if suggestion.shape == "decoder" else "mean"
         head = {"kind": "classes", "classes": "data", "pool": pool}
@@ -94,7 +94,7 @@ class ClassifySpec(TaskSpec, kind="classify"):
 
 
 def ranked_classes(checkpoint: Checkpoint, logits_C: torch.Tensor) -> list[Tree]:
-    """Every class with its probability, or with its score for a regression, the highest first."""
+    """Returns every class with its probability, or its score for a regression, the highest first."""
     kind = checkpoint.config.get("problem_type") or (REGRESSION if len(logits_C) == 1 else SINGLE_LABEL)
     if kind not in PROBLEM_TYPES:
         raise CheckpointConfigError(f"problem_type is {quoted(kind)}, expected {', '.join(PROBLEM_TYPES)}")
@@ -107,7 +107,7 @@ def ranked_classes(checkpoint: Checkpoint, logits_C: torch.Tensor) -> list[Tree]
 def class_probabilities(
     evaluation: Evaluation, inputs: Sequence[Any], count: int
 ) -> tuple[NDArray[np.float64], tuple[str, ...]]:
-    """The probability of every class for each text or image."""
+    """Returns the probability of every class for each text or image, and notes on truncated texts."""
     checkpoint, probabilities = evaluation.checkpoint, np.zeros((len(inputs), count))
     images, notes = evaluation.data.fields[0] == "image", tuple[str, ...]()
     rows: list[Any]

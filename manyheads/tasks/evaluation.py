@@ -1,4 +1,4 @@
-"""What an evaluation is given and what it returns, and how rows are batched for it."""
+"""The inputs and results of an evaluation, and the batches that it reads."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from manyheads.generate.decoding import GenerationConfig, generation_config
 from manyheads.spec import MAX_COUNT, Tree, quoted
 from manyheads.tasks.task import IGNORE_INDEX, LossSum, SpecialTokens, TaskSpec, cut_patches
 
-WINDOW = 1024  # tokens of a long text that are read together if the model has no limit
-BATCH_TOKENS, BATCH_LOGITS = 8192, 1 << 25  # per batch
+WINDOW = 1024  # tokens per window of a long text if the model has no limit
+BATCH_TOKENS, BATCH_LOGITS = 8192, 1 << 25  # maximum numbers of tokens and of logits per batch
 
-Progress = Callable[[str, int, int], None]  # what, how many rows are done, of how many
+Progress = Callable[[str, int, int], None]  # (what is done, rows done, rows in all)
 Scores = dict[str, float]
 
 
 @dataclass(frozen=True)
 class EvalOptions:
-    """How much is evaluated, and how text is generated."""
+    """Limits of an evaluation, and settings of generation."""
 
     max_rows: int | None = None
-    max_length: int | None = None  # of a text, in tokens
+    max_length: int | None = None  # tokens per text
     num_beams: int = 4
     length_penalty: float = 0.6
     max_new_tokens: int | None = None
@@ -58,25 +58,25 @@ class EvalData:
     fields: tuple[str, ...]
     rows: Sequence[Row]
     train_rows: Sequence[Row]
-    labels: tuple[list[str], list[str]] | None = None  # of the rows and the training rows, if the data has labels
+    labels: tuple[list[str], list[str]] | None = None  # labels of the rows and of the training rows
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A checkpoint, a task and data."""
+    """Everything a task needs to evaluate a checkpoint."""
 
     checkpoint: Checkpoint
     task: TaskSpec
     special_tokens: SpecialTokens
     data: EvalData
     options: EvalOptions
-    max_length: int | None  # of a text with its special tokens
-    from_run: bool  # whether the checkpoint was trained for this task here
+    max_length: int | None  # tokens per text, special tokens included
+    from_run: bool  # whether a run of manyheads trained the checkpoint for this task
     seed: int = 0
     progress: Progress = lambda what, done, total: None
 
     def encode(self, texts: Sequence[str]) -> tuple[list[list[int]], tuple[str, ...]]:
-        """The ids of each text, and a note if some were truncated."""
+        """Returns the ids of each text, and a note if some were truncated."""
         encodings = self.checkpoint.encode(texts)
         count = sum(bool(one.overflowing) for one in encodings)
         if not count:
@@ -85,7 +85,7 @@ class Evaluation:
         return [one.ids for one in encodings], (note,)
 
     def batches(self, lengths: Sequence[int], what: str, *, logits: bool = False) -> Iterator[list[int]]:
-        """Rows of similar length that fit into memory together; without gradients while they are used."""
+        """Yields batches of row indices with similar lengths; gradients are disabled in the loop over them."""
         vocab, done = self.checkpoint.spec.vocab, 0
         max_tokens = min(BATCH_TOKENS, BATCH_LOGITS // vocab) if logits and isinstance(vocab, int) else BATCH_TOKENS
         with torch.no_grad():
@@ -99,7 +99,7 @@ class Evaluation:
     def baseline_note(self) -> tuple[str, ...]:
         if self.data.train_rows:
             return ()
-        return ("no baselines: there are no training rows to fit them on; -s data.path=... names a file",)
+        return ("no baselines, because there are no training rows to fit them on; name a file with -s data.path=...",)
 
 
 @dataclass(frozen=True)
@@ -108,15 +108,15 @@ class EvalResult:
 
     scores: dict[str, Scores]
     notes: tuple[str, ...] = ()
-    primary: tuple[str, ...] = ()  # the metrics to read first; all if empty
+    primary: tuple[str, ...] = ()  # the metrics to show first; all if empty
     signatures: dict[str, str] = field(default_factory=dict)
     outputs: tuple[str, ...] = ()  # one per row: generated text, or the predicted class
-    images: tuple[Tree, ...] = ()  # examples of images: visible, restored, target
+    images: tuple[Tree, ...] = ()  # examples, each with the images visible, restored and target
     extra: Tree = field(default_factory=dict)  # further keys of the report
 
 
 def evaluate_loss(evaluation: Evaluation) -> tuple[EvalResult, NDArray[np.int64]]:
-    """Loss and accuracy as in training; and all targets that were predicted."""
+    """Computes loss and accuracy as in training; also returns all predicted targets."""
     task, data, checkpoint = evaluation.task, evaluation.data, evaluation.checkpoint
     labels = class_names(checkpoint) if "label" in data.fields else ()
     whole = cut_patches(list(data.rows), data.fields, checkpoint.spec)
@@ -134,7 +134,7 @@ def evaluate_loss(evaluation: Evaluation) -> tuple[EvalResult, NDArray[np.int64]
 
 
 def class_names(checkpoint: Checkpoint) -> tuple[str, ...]:
-    """The classes of a classifier, in order."""
+    """Returns the classes of a classifier, in order."""
     count = getattr(checkpoint.spec.head, "classes", 0)
     if count < 2:
         raise UnsupportedError("this model has no classes to predict, so it cannot be evaluated as a classifier")

@@ -1,4 +1,4 @@
-"""Masked autoencoding: an image from a few of its patches."""
+"""Masked autoencoding: restores an image from a few of its patches."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from manyheads.checkpoint.checkpoint import Checkpoint
 from manyheads.errors import DataError, IncompatibleError
 from manyheads.metrics.probe import linear_probe
 from manyheads.model.build import Model, build
@@ -25,7 +24,6 @@ from manyheads.tasks.task import (
     Batch,
     EncodedRow,
     Loss,
-    PredictOptions,
     SpecialTokens,
     TaskSpec,
     cut_patches,
@@ -33,9 +31,9 @@ from manyheads.tasks.task import (
 
 
 class MaeSpec(TaskSpec, kind="mae"):
-    """‖x̂ − x‖² / pixels, over the masked patches
+    """Masked autoencoding: ‖x̂ − x‖² / pixels, over the masked patches
 
-    He et al. 2022, arXiv 2111.06377: most patches are masked, the encoder reads the others, each with its position,
+    He et al. 2022, arXiv 2111.06377. Most patches are masked, the encoder reads the others, each with its position,
     and a decoder restores the masked ones.
     """
 
@@ -46,7 +44,7 @@ class MaeSpec(TaskSpec, kind="mae"):
     is_default: ClassVar[bool] = True
     template: ClassVar[str] = "$A"
     num_special_tokens: ClassVar[int] = 0
-    has_accuracy: ClassVar[bool] = False
+    validation_metrics: ClassVar[tuple[str, ...]] = ("loss",)
     shape_reason: ClassVar[str] = "the encoder reads the visible patches, and a small decoder restores the masked ones"
     file_kind: ClassVar[str | None] = "images"
     default_data: ClassVar[Tree | None] = {"kind": "digits"}
@@ -73,11 +71,11 @@ class MaeSpec(TaskSpec, kind="mae"):
             raise IncompatibleError("a patch of one pixel has no variance", ("task", "norm_pix_loss"))
 
     def lengths(self, lengths: Sequence[np.ndarray]) -> np.ndarray:
-        """Of the image and of its visible patches."""
+        """Returns the number of patches of each image, and of its visible ones."""
         return np.stack((lengths[0], self.visible(lengths[0])), axis=1)
 
     def visible(self, lengths: np.ndarray) -> np.ndarray:
-        """How many patches of each image are visible: at least one and not all."""
+        """Returns how many patches of each image are visible, at least one and not all."""
         return np.maximum(1, np.minimum(np.rint(lengths * (1 - self.mask_ratio)), lengths - 1)).astype(np.int64)
 
     def batch(self, rows: Sequence[EncodedRow], special_tokens: SpecialTokens, rng: np.random.Generator) -> Batch:
@@ -90,14 +88,14 @@ class MaeSpec(TaskSpec, kind="mae"):
         return Batch(Inputs(images), targets, source=source)
 
     def loss(self, model: Model, batch: Batch) -> Loss:
-        """The model is given only the shape of the images themselves."""
+        """Computes the mean squared error of masked patches; the decoder reads only the shape of the images."""
         masked = batch.targets != IGNORE_INDEX
         patches = batch.inputs.tokens[masked]
         restored = model(batch.inputs, batch.source)[masked]
         return Loss((restored - self.normalise(patches)).square().mean(dim=-1).sum(), len(patches), None)
 
     def moments(self, patches: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation by which each patch is normalised; 0 and 1 if it is not."""
+        """Returns mean and standard deviation by which each patch is normalised, or 0 and 1 without norm_pix_loss."""
         if not self.norm_pix_loss:
             return patches.new_zeros(()), patches.new_ones(())
         return patches.mean(-1, keepdim=True), (patches.var(-1, keepdim=True) + 1e-6).sqrt()
@@ -107,23 +105,17 @@ class MaeSpec(TaskSpec, kind="mae"):
         return (patches - mean) / scale
 
     def restore(self, model: Model, batch: Batch) -> Tensor:
-        """Images as patches, B×L×pixels: the visible ones, and the model's output for the others."""
+        """Returns images as patches, B×L×pixels, with the model's output in place of masked patches."""
         images = batch.inputs.tokens
-        mean, scale = self.moments(images)  # which a model of normalised patches does not predict
+        mean, scale = self.moments(images)  # a model trained with norm_pix_loss does not predict them
         output = model(batch.inputs, batch.source) * scale + mean
         return torch.where((batch.targets != IGNORE_INDEX)[..., None], output, images)
 
-    def encode(
-        self, checkpoint: Checkpoint, texts: Sequence[str], options: PredictOptions
-    ) -> tuple[list[list[int]], dict[int, Tree]]:
-        checkpoint.check_reads_text()
-        raise AssertionError
-
     def evaluate(self, evaluation: Evaluation) -> EvalResult:
-        """The error of masked patches and of the mean image; with labels, linear probes of the encoder's output.
+        """Computes the error of masked patches and of the mean image; with labels, also linear probes of the encoder.
 
-        Read position by position, the output of random weights has so many numbers that it probes as well as a
-        trained one's; so the mean over the positions is read, next to an untrained encoder's and the pixels.
+        The probe reads the mean over the positions. All positions together would have so many numbers that an untrained
+        encoder is probed as well as a trained one. Baselines are the probes of an untrained encoder and of the pixels.
         """
         result = replace(evaluate_loss(evaluation)[0], images=tuple(example_images(self, evaluation)))
         data, checkpoint = evaluation.data, evaluation.checkpoint
@@ -136,7 +128,7 @@ class MaeSpec(TaskSpec, kind="mae"):
         targets, train_targets = (self.normalise(part) for part in patches)
         mean_error = float((targets - train_targets.mean(0)).square().mean())
         scores = {"model": dict(result.scores["model"]), "pixels": {"loss": mean_error}}
-        notes = ["pixels: the mean image"]
+        notes = ["pixels is the error of the mean image"]
         if data.labels:
             untrained = build(checkpoint.spec, seed=evaluation.seed, device=checkpoint.device).eval()
             for name, encoder in {"model": checkpoint.model, "untrained": untrained, "pixels": None}.items():
@@ -146,14 +138,15 @@ class MaeSpec(TaskSpec, kind="mae"):
                 accuracy = linear_probe(train_x.numpy(), data.labels[1], x.numpy(), data.labels[0])
                 scores.setdefault(name, {})["probe"] = accuracy
             notes = [
-                "pixels: the mean image, and a probe of the image; the model's probe reads the encoder's mean output",
-                "untrained: the same for this encoder with random weights",
+                "pixels is the error of the mean image, and a probe of the pixels",
+                "the model's probe reads the encoder's mean output",
+                "untrained is the same probe for this encoder with random weights",
             ]
         return replace(result, scores=scores, notes=(*result.notes, *notes))
 
     @classmethod
     def suggest_head(cls, suggestion: Suggestion) -> Lines:
-        return [("head", {"kind": "pixels", "pixels": patch_size(suggestion)[0]}, "of every patch")]
+        return [("head", {"kind": "pixels", "pixels": patch_size(suggestion)[0]}, "pixels per patch")]
 
     @classmethod
     def suggest_stacks(cls, suggestion: Suggestion) -> Iterator[tuple[str, Lines]]:
@@ -165,7 +158,7 @@ class MaeSpec(TaskSpec, kind="mae"):
         yield (
             "model.decoder",
             [
-                ("like", "encoder", "but smaller: the encoder is what will be used"),
+                ("like", "encoder", "but smaller, because only the encoder is used later"),
                 ("layers", layers, ""),
                 ("width", width, ""),
                 ("embed", "mask-tokens", "the encoder's output at its positions, one vector for all masked patches"),
@@ -176,7 +169,7 @@ class MaeSpec(TaskSpec, kind="mae"):
 
 
 def patch_size(suggestion: Suggestion) -> tuple[int, int, int]:
-    """Numbers per patch, channels, and patches per image: squares of 2 or more, at most 64 of them."""
+    """Returns numbers per patch, channels, and patches per image, for at most 64 square patches of side 2 or more."""
     image = suggestion.corpus.train[0][0]
     channels, height, width = image.shape if image.ndim == 3 else (1, *image.shape)
     sides = [side for side in range(2, height + 1) if height % side == 0 and width % side == 0]
@@ -187,7 +180,7 @@ def patch_size(suggestion: Suggestion) -> tuple[int, int, int]:
 
 
 def example_images(task: MaeSpec, evaluation: Evaluation) -> Iterator[Tree]:
-    """The first images as the encoder saw them (masked patches are 0.5), as they were restored, and as they are."""
+    """Yields the first images with masked patches as 0.5, as restored by the model, and unchanged."""
     rows, checkpoint = evaluation.data.rows[: evaluation.options.examples], evaluation.checkpoint
     encoder = checkpoint.spec.encoder
     if not rows or encoder is None:
@@ -205,14 +198,14 @@ def example_images(task: MaeSpec, evaluation: Evaluation) -> Iterator[Tree]:
 
 
 def to_numbers(image: Tensor) -> list[Any]:
-    """Rows of grey values, or of colours."""
+    """Returns an image as rows of grey values, or of colours."""
     points = image[0] if len(image) == 1 else image.permute(1, 2, 0)
     numbers: list[Any] = points.double().mul(1000).round().div(1000).tolist()
     return numbers
 
 
 def mean_states(evaluation: Evaluation, model: Model, patches_NLP: Tensor) -> Tensor:
-    """The encoder's output for whole images, the mean over their positions, N×D."""
+    """Returns the encoder's output for whole images, averaged over positions, N×D."""
     states = list[Tensor]()
     assert isinstance(model, Transformer)
     with torch.no_grad():

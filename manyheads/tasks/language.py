@@ -1,4 +1,4 @@
-"""Tasks on text alone: the next token, masked tokens, or masked spans."""
+"""Tasks on text alone: causal and masked language modelling, span corruption and infilling."""
 
 from __future__ import annotations
 
@@ -56,18 +56,18 @@ MASKS = ("[MASK]", "<mask>", "<MASK>")
 
 
 class CausalSpec(PackableTask, kind="causal"):
-    """−Σ log p(x_t | x_<t), the end of a text included"""
+    """Causal language modelling: −Σ log p(x_t | x_<t), the end of a text included"""
 
     shapes: ClassVar[tuple[str, ...]] = ("decoder", "recurrent", "ngram")
     is_default: ClassVar[bool] = True
     template: ClassVar[str] = "<s> $A"
-    generates_tokens: ClassVar[bool | None] = True  # a model that does not would see the next token
+    generates_tokens: ClassVar[bool | None] = True  # a bidirectional model would see the next token
     lookahead: ClassVar[int] = 1
     attention_target_fields: ClassVar[tuple[str, ...]] = ("arcs",)
-    shape_reason: ClassVar[str] = "each token is predicted from those before it, and nothing else is read"
+    shape_reason: ClassVar[str] = "each token is predicted from the tokens before it"
 
     def num_prefix_tokens(self, special_tokens: SpecialTokens) -> int:
-        return 1  # the first token of a text has a target too, so one token always stands before it
+        return 1  # bos, which predicts the first token of a text
 
     def batch_slices(self, slices: Sequence[Slice], special_tokens: SpecialTokens, rng: np.random.Generator) -> Batch:
         rows = [
@@ -79,7 +79,7 @@ class CausalSpec(PackableTask, kind="causal"):
         return Batch(pad_rows([ids[:-1] for ids in rows], special_tokens.pad), pad_targets([ids[1:] for ids in rows]))
 
     def evaluate(self, evaluation: Evaluation) -> EvalResult:
-        """−ln p of every token, each predicted once; long texts are read in windows."""
+        """Computes −ln p of every token, each predicted once; long texts are read in windows."""
         special_tokens, data, checkpoint = evaluation.special_tokens, evaluation.data, evaluation.checkpoint
         if special_tokens.bos < 0:
             raise UnsupportedError("the tokenizer has no bos token, so a text's first token cannot be predicted")
@@ -115,7 +115,7 @@ class CausalSpec(PackableTask, kind="causal"):
 
 
 def text_ids(evaluation: Evaluation, rows: Sequence[Row]) -> list[NDArray[np.int64]]:
-    """Texts as ids after the bos token; with the eos token, if the model was trained to predict it."""
+    """Returns texts as ids after the bos token, and before the eos token if the model was trained to predict it."""
     special_tokens = evaluation.special_tokens
     end = [special_tokens.eos] if evaluation.from_run else []
     encoded = InMemoryRows(rows, evaluation.checkpoint.tokenizer, ("text",))
@@ -141,9 +141,9 @@ class MaskingTask(TextTask):
 
 
 class MaskedSpec(MaskingTask, PackableTask, kind="masked"):
-    """−Σ log p(x_t | the rest), over a random share of the positions
+    """Masked language modelling (BERT): −Σ log p(x_t | the other tokens), over a random share of the positions
 
-    Devlin et al. 2018, arXiv 1810.04805: of the selected tokens, most are replaced by <mask>, some by a random
+    Devlin et al. 2018, arXiv 1810.04805. Of the selected tokens, most are replaced by <mask>, some by a random
     token, and some stay. Every token keeps its position.
     """
 
@@ -156,8 +156,8 @@ class MaskedSpec(MaskingTask, PackableTask, kind="masked"):
     shape_reason: ClassVar[str] = "a masked token may attend to all others, before and after it"
 
     mlm_probability: float = field(0.15, "probability that a token is predicted", gt=0, lt=1)
-    mask_replace_prob: float = field(0.8, "fraction of those that <mask> replaces", ge=0, le=1)
-    random_replace_prob: float = field(0.1, "fraction of those that a random token replaces", ge=0, le=1)
+    mask_replace_prob: float = field(0.8, "fraction of predicted tokens that <mask> replaces", ge=0, le=1)
+    random_replace_prob: float = field(0.1, "fraction of predicted tokens that a random token replaces", ge=0, le=1)
 
     @model_validator(mode="after")
     def _at_most_one(self) -> Self:
@@ -194,12 +194,12 @@ class MaskedSpec(MaskingTask, PackableTask, kind="masked"):
 
     @classmethod
     def suggest_head(cls, suggestion: Suggestion) -> Lines:
-        return [("head", "masked", "the token behind each mask")]
+        return [("head", "masked", "predicts the token at each mask")]
 
     def encode(
         self, checkpoint: Checkpoint, texts: Sequence[str], options: PredictOptions
     ) -> tuple[list[list[int]], dict[int, Tree]]:
-        mask_of(checkpoint, options.mask_token_id)  # raises if it has none
+        mask_of(checkpoint, options.mask_token_id)  # raises if the checkpoint has no mask token
         tokenizer = checkpoint.tokenizer
         if tokenizer is None or options.mask_token_id is not None or not tokenizer.encode_special_tokens:
             return super().encode(checkpoint, texts, options)[0], {}
@@ -208,7 +208,7 @@ class MaskedSpec(MaskingTask, PackableTask, kind="masked"):
     def results(
         self, checkpoint: Checkpoint, rows: Sequence[list[int]], options: PredictOptions
     ) -> Iterator[tuple[int, Tree]]:
-        """The most probable tokens for each mask."""
+        """Yields the most probable tokens for each mask."""
         name, mask = mask_of(checkpoint, options.mask_token_id)
         for i, logits_LV in checkpoint.outputs(rows):
             positions = [k for k, token in enumerate(rows[i]) if token == mask]
@@ -241,7 +241,7 @@ def top_tokens(checkpoint: Checkpoint, position: int, logits_V: torch.Tensor, to
 
 
 def mask_of(checkpoint: Checkpoint, token_id: int | None) -> tuple[str, int]:
-    """The mask token as text and as id: as given, by the tokenizer's config, or by its usual names."""
+    """Returns the mask token as text and id: as given, by the tokenizer's config, or by its usual names."""
     if token_id is not None:
         return token_text(checkpoint, token_id), token_id
     if checkpoint.tokenizer is None:
@@ -262,28 +262,29 @@ def mask_of(checkpoint: Checkpoint, token_id: int | None) -> tuple[str, int]:
 
 
 class SpansSpec(TextTask, kind="spans"):
-    """−Σ log p(y_t | y_<t, x), with a sentinel <extra_i> per masked span in x, and y the spans after their sentinels
+    """Span corruption (T5): −Σ log p(y_t | y_<t, x), with x the text with <extra_i> for span i, and y the spans
 
-    Raffel et al. 2020, arXiv 1910.10683, section 3.1.4: a b c d e f → a <0> d e <1> and <0> b c <1> f <2>, the last
-    one for the end. How much is masked is exact, where is random; no two spans touch. In the published code every
-    text begins with a visible token and ends with a span; here a span may stand anywhere.
+    Raffel et al. 2020, arXiv 1910.10683, section 3.1.4: a b c d e f → a <0> d e <1> and <0> b c <1> f <2>, where
+    each span follows its sentinel and the last sentinel is the end. The number of masked tokens is fixed, their
+    positions are random, and no two spans touch. In the published code every text begins with a visible token and
+    ends with a span; here a span may be anywhere.
     """
 
     shapes: ClassVar[tuple[str, ...]] = ("encoder-decoder", "recurrent")
     has_source: ClassVar[bool] = True
     template: ClassVar[str] = "$A </s>"
-    num_special_tokens: ClassVar[int] = 1  # besides sentinels, which `lengths` counts
-    shape_reason: ClassVar[str] = "the encoder reads the text with its gaps, and the decoder generates what is missing"
+    num_special_tokens: ClassVar[int] = 1  # without sentinels, which `lengths` counts
+    shape_reason: ClassVar[str] = "the encoder reads the text with its gaps, and the decoder generates the masked spans"
 
     noise_density: float = field(0.15, "fraction of the tokens that are masked", gt=0, lt=1)
     mean_span_length: float = field(3.0, "mean tokens per masked span", ge=1)
-    num_sentinels: int = field(100, "number of <extra_i> tokens: one more than the spans of a text", ge=2, le=1 << 16)
+    num_sentinels: int = field(100, "number of <extra_i> tokens, one more than the spans of a text", ge=2, le=1 << 16)
 
     def additional_special_tokens(self) -> tuple[str, ...]:
         return tuple(f"<extra_{i}>" for i in range(self.num_sentinels))
 
     def lengths(self, lengths: Sequence[np.ndarray]) -> np.ndarray:
-        """Of the source and of the target: visible or masked tokens, a sentinel per span, and special tokens."""
+        """Returns the lengths of source and target: visible or masked tokens, one sentinel per span, special tokens."""
         masked, spans = masked_counts(lengths[0], self.noise_density, self.mean_span_length)
         return np.stack((lengths[0] - masked + spans + 1, masked + spans + 2), axis=1)
 
@@ -319,7 +320,7 @@ class SpansSpec(TextTask, kind="spans"):
 
 
 def masked_counts(lengths: np.ndarray, noise_density: float, mean_span_length: float) -> tuple[np.ndarray, np.ndarray]:
-    """Masked tokens per text, round(noise_density · length), at least one and not all; and the number of spans."""
+    """Returns the masked tokens per text, round(noise_density · length) but at least 1 and not all, and the spans."""
     masked = np.maximum(1, np.minimum(np.rint(noise_density * lengths), lengths - 1))
     spans = np.maximum(1, np.minimum(np.rint(masked / mean_span_length), lengths - masked + 1))
     return np.where(lengths > 0, masked, 0).astype(np.int64), np.where(lengths > 0, spans, 0).astype(np.int64)
@@ -328,7 +329,7 @@ def masked_counts(lengths: np.ndarray, noise_density: float, mean_span_length: f
 def draw_spans(
     length: int, noise_density: float, mean_span_length: float, rng: np.random.Generator
 ) -> list[tuple[int, int]]:
-    """Start and stop of each span."""
+    """Draws the start and stop of each span."""
     if not length:
         return []
     masked, count = (int(one) for one in masked_counts(np.array(length), noise_density, mean_span_length))
@@ -343,7 +344,7 @@ def draw_spans(
 def corrupt(
     text: np.ndarray, spans: Sequence[tuple[int, int]], sentinels: Sequence[int]
 ) -> tuple[list[int], list[int]]:
-    """The visible tokens with a sentinel per span, and the spans, each after its sentinel, one more at the end."""
+    """Returns the text with a sentinel per span, and the spans, each after its sentinel, with one more at the end."""
     visible: list[int] = []
     masked: list[int] = []
     last = 0
@@ -358,11 +359,11 @@ def corrupt(
 
 
 class InfillSpec(MaskingTask, kind="infill"):
-    """−Σ log p(x_t | x_<t), with x = prefix <mask> suffix <mask> content: what is missing is generated at the end
+    """Infilling: −Σ log p(x_t | x_<t), with x = prefix <mask> suffix <mask> content
 
     The causal form of span corruption, as in Stanford's CS224N, assignment 5. A text is truncated to a random length
-    from 4 to 7/8 of the block, and a quarter of that is missing on average. </s> ends it, where the assignment has
-    padding; padding is not in the loss.
+    from 4 to 7/8 of the block, and the content is a quarter of that on average. Here </s> ends the content, where
+    the assignment has padding, and padding is not in the loss.
     """
 
     shapes: ClassVar[tuple[str, ...]] = ("decoder", "recurrent")
@@ -371,7 +372,7 @@ class InfillSpec(MaskingTask, kind="infill"):
     num_special_tokens: ClassVar[int] = 3
     shape_reason: ClassVar[str] = "a decoder reads the text with its gap, and generates the content after it"
 
-    block_size: int = field(128, "tokens; a text is truncated to at most 7/8 of this", ge=8)
+    block_size: int = field(128, "tokens per block; a text is truncated to at most 7/8 of it", ge=8)
 
     @property
     def max_text(self) -> int:
@@ -393,7 +394,7 @@ class InfillSpec(MaskingTask, kind="infill"):
     def encode(
         self, checkpoint: Checkpoint, texts: Sequence[str], options: PredictOptions
     ) -> tuple[list[list[int]], dict[int, Tree]]:
-        """Texts with one mask each as <s> prefix <mask> suffix <mask>."""
+        """Encodes texts with one mask each as <s> prefix <mask> suffix <mask>."""
         if checkpoint.tokenizer is None:
             return parse_ids(checkpoint, texts), {}
         check_texts(texts)
@@ -411,8 +412,8 @@ class InfillSpec(MaskingTask, kind="infill"):
 
 
 def draw_gap(length: int, rng: np.random.Generator) -> tuple[int, int]:
-    """Start and stop of the missing part: uniform from 1 to twice the mean less 1, the mean a quarter of the length."""
-    mean = int(length / 4 + rng.random())  # rounded up as often as its fraction says
+    """Draws the start and stop of the gap: its size is uniform from 1 to 2m − 1, with m a quarter of the length."""
+    mean = int(length / 4 + rng.random())  # rounded at random, so that the expected value is length / 4
     size = int(rng.integers(1, 2 * mean)) if mean else 0
     start = int(rng.integers(length - size + 1))
     return start, start + size

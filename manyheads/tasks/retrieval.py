@@ -1,4 +1,4 @@
-"""Retrieval: vectors by which a query finds its document."""
+"""Retrieval: one vector per text, so that a query is near its document."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from manyheads.tasks.task import Batch, EncodedRow, Loss, PredictOptions, Specia
 
 
 class RetrievalSpec(TaskSpec, kind="retrieval"):
-    """−log softmax_j(cos(q_i, d_j) / τ) at j = i: a query's own document among all documents of the batch
+    """Contrastive retrieval with in-batch negatives (InfoNCE): −log softmax_j(cos(q_i, d_j) / τ) at j = i
 
-    van den Oord et al. 2018, arXiv 1807.03748. A document that is in the batch twice, and that of a repeated query,
-    counts for both and is no negative. The vectors are the head's; without a head, the mean over the tokens, or the
-    pooling of the folder that the run is initialised from. As the other rows are the negatives, a step over several
-    batches is not the same as one over a large batch. Pairs of source and target are read the same way.
+    van den Oord et al. 2018, arXiv 1807.03748. If a batch repeats a document or a query, rows with the same one are not
+    negatives of each other. The vectors are the head's output; without a head, the mean over the tokens, or the
+    pooling that the initial checkpoint defines. Negatives come from the same batch only, so a step over several
+    batches is not the same as a step over one large batch. Pairs of source and target are read the same way.
     """
 
     fields: ClassVar[tuple[str, ...]] = ("query", "document")
@@ -41,13 +41,13 @@ class RetrievalSpec(TaskSpec, kind="retrieval"):
     is_default: ClassVar[bool] = True
     template: ClassVar[str] = "<s> $A </s>"
     num_special_tokens: ClassVar[int] = 2
-    shape_reason: ClassVar[str] = "nothing is generated, so every token may attend to every other"
+    shape_reason: ClassVar[str] = "no text is generated, so every token may attend to every other"
     file_kind: ClassVar[str | None] = "queries"
     default_data: ClassVar[Tree | None] = {"kind": "stdlib", "subset": "retrieval"}
     batches_per_epoch: ClassVar[int] = 10  # more negatives per batch
 
-    temperature: float = field(0.05, "τ", gt=0)
-    symmetric: bool = field(False, "also the loss of finding each document's query; the mean of both is taken")
+    temperature: float = field(0.05, "τ, temperature of the softmax", gt=0)
+    symmetric: bool = field(False, "mean of this loss and that of finding each document's query")
 
     def fields_in(self, available: Sequence[str]) -> tuple[str, ...]:
         return ("source", "target") if "source" in available else self.fields
@@ -57,7 +57,7 @@ class RetrievalSpec(TaskSpec, kind="retrieval"):
             return
         if model.head.output == "vector":
             raise IncompatibleError('the checkpoint\'s files define a pooling; use head = "none"', ("model", "head"))
-        special_tokens.pool(torch.zeros(1, 1, 1), None)  # raises now if the files cannot be followed
+        special_tokens.pool(torch.zeros(1, 1, 1), None)  # raises now if the pooling is not supported
 
     def batch(self, rows: Sequence[EncodedRow], special_tokens: SpecialTokens, rng: np.random.Generator) -> Batch:
         columns = zip(*rows, strict=True)
@@ -79,7 +79,8 @@ class RetrievalSpec(TaskSpec, kind="retrieval"):
         return Loss(total, len(batch.targets), int((logits.detach().argmax(dim=-1) == batch.targets).sum()))
 
     def supports(self, checkpoint: Checkpoint) -> bool:
-        return super().supports(checkpoint) or checkpoint.spec.shape in self.shapes  # any encoder, by its mean output
+        # any encoder gives vectors, as its mean output
+        return super().supports(checkpoint) or checkpoint.spec.shape in self.shapes
 
     def encode(
         self, checkpoint: Checkpoint, texts: Sequence[str], options: PredictOptions
@@ -91,7 +92,7 @@ class RetrievalSpec(TaskSpec, kind="retrieval"):
     def results(
         self, checkpoint: Checkpoint, rows: Sequence[list[int]], options: PredictOptions
     ) -> Iterator[tuple[int, Tree]]:
-        """A vector per text."""
+        """Yields one vector per text."""
         for i, vector in checkpoint.outputs(rows, checkpoint.embed_inputs):
             yield i, {"vector": vector.tolist()}
 
@@ -102,7 +103,7 @@ class RetrievalSpec(TaskSpec, kind="retrieval"):
         return [self.format_line(result)]
 
     def evaluate(self, evaluation: Evaluation) -> EvalResult:
-        """The rank of each query's document among all, by the cosine of their vectors, by BM25, and at chance level."""
+        """Ranks each query's document among all by the cosine of their vectors, by BM25, and at chance level."""
         data = evaluation.data
         documents = data.corpus.documents(data.fields[1])
         index = {text: i for i, text in enumerate(documents)}
@@ -130,13 +131,13 @@ class RetrievalSpec(TaskSpec, kind="retrieval"):
 
 
 def unit_vectors(model: Model, inputs: Inputs, pool: Pool | None) -> Tensor:
-    """A vector of length one per text, B×D."""
+    """Returns one vector of length 1 per text, B×D."""
     assert isinstance(model, Transformer)
     return F.normalize(model.embed_sequences(inputs, pool).float(), dim=-1)
 
 
 def equal_rows(tokens_BL: Tensor) -> Tensor:
-    """Which rows are equal, B×B."""
+    """Returns which rows are equal, B×B."""
     return (tokens_BL[:, None] == tokens_BL[None]).all(dim=-1)
 
 

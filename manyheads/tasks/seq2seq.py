@@ -1,4 +1,4 @@
-"""Sequence to sequence: a target text for a source text. Translation, summarisation and copying are presets of it."""
+"""Sequence to sequence: a target text for a source text. Translation, summarisation and copying are subclasses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from manyheads.tasks.evaluation import EvalResult, Evaluation
 from manyheads.tasks.suggestion import Lines, Suggestion
 from manyheads.tasks.task import Batch, EncodedRow, Loss, SpecialTokens, TaskSpec, seq2seq_batch, target_loss
 
-LEAD = 12  # words
+LEAD = 12  # words of the source that the lead baseline copies
 BLEU_ORDER = 4  # the longest n-gram that BLEU counts
 
 
@@ -29,9 +29,9 @@ ROUGE = ("rouge1", "rouge2", "rougeL")
 
 
 class Seq2SeqSpec(TaskSpec, kind="seq2seq"):
-    """−Σ log p(y_t | y_<t, x), the end of a target included
+    """Sequence to sequence: −Σ log p(y_t | y_<t, x), the end of a target included
 
-    With label smoothing ε, 1 − ε of the weight is on y_t and ε is spread over all tokens: Szegedy et al. 2016,
+    With label smoothing ε, 1 − ε of the weight is on y_t and ε is spread over all tokens, as in Szegedy et al. 2016,
     arXiv 1512.00567.
     """
 
@@ -40,9 +40,10 @@ class Seq2SeqSpec(TaskSpec, kind="seq2seq"):
     has_source: ClassVar[bool] = True
     is_default: ClassVar[bool] = True
     template: ClassVar[str] = "$A </s>"
+    validation_metrics: ClassVar[tuple[str, ...]] = ("loss", "accuracy", "exact_match")
     attention_target_fields: ClassVar[tuple[str, ...]] = ("alignment",)
-    primary: ClassVar[tuple[str, ...]] = ()  # the metrics to read first; if empty, the lengths of the texts decide
-    summary_metrics: ClassVar[tuple[str, ...]] = ROUGE  # if targets are much shorter than sources
+    primary: ClassVar[tuple[str, ...]] = ()  # the metrics to show first; if empty, the lengths of the texts decide
+    summary_metrics: ClassVar[tuple[str, ...]] = ROUGE  # primary metrics if targets are much shorter than sources
     shape_reason: ClassVar[str] = (
         "the whole source is read before the first token is generated, and every token attends to all of it"
     )
@@ -58,10 +59,6 @@ class Seq2SeqSpec(TaskSpec, kind="seq2seq"):
         return target_loss(model, batch, self.label_smoothing)
 
     @property
-    def validation_metrics(self) -> tuple[str, ...]:
-        return ("loss", "accuracy", "exact_match")
-
-    @property
     def all_validation_metrics(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys((*self.validation_metrics, *metric.metric_names("text"))))
 
@@ -73,7 +70,7 @@ class Seq2SeqSpec(TaskSpec, kind="seq2seq"):
         *,
         also: str | None,
     ) -> dict[str, float]:
-        """Exact match of ids, where a target with an unknown token never matches; and one more metric of the texts."""
+        """Computes exact match of ids, where a target with an unknown token never matches, and `also` on the texts."""
         pairs = [pair for rows in groups for pair in self.generate_targets(checkpoint, rows, special_tokens)]
         exact = [output == target and special_tokens.unk not in target for output, target in pairs]
         scores = {"exact_match": sum(exact) / max(1, len(exact))}
@@ -85,7 +82,7 @@ class Seq2SeqSpec(TaskSpec, kind="seq2seq"):
     def generate_targets(
         self, checkpoint: Checkpoint, rows: Sequence[EncodedRow], special_tokens: SpecialTokens
     ) -> list[tuple[list[int], list[int]]]:
-        """Generated and target ids. Greedy decoding of some rows, as far as their targets were not truncated."""
+        """Decodes greedily up to the length of the targets, and returns generated and target ids."""
         batch = self.batch(rows, special_tokens, np.random.default_rng(0)).to(checkpoint.device)
         prompt = torch.tensor([special_tokens.decoder_prompt_ids] * len(rows), device=checkpoint.device)
         limit = checkpoint.max_target_positions
@@ -96,8 +93,8 @@ class Seq2SeqSpec(TaskSpec, kind="seq2seq"):
         return [(config.without_eos(ids), target.tolist()) for ids, (_, target) in zip(outputs, rows, strict=True)]
 
     def evaluate(self, evaluation: Evaluation) -> EvalResult:
-        """Generated texts, the copied source and its first words, against the targets."""
-        signatures = sacrebleu_signatures()  # before minutes are spent: raises if sacrebleu is missing
+        """Scores generated texts against the targets, next to the copied source and its first words."""
+        signatures = sacrebleu_signatures()  # raises now, before minutes are spent, if sacrebleu is missing
         data, checkpoint = evaluation.data, evaluation.checkpoint
         sources, targets = [row[0] for row in data.rows], [row[1] for row in data.rows]
         outputs = [""] * len(sources)
@@ -132,7 +129,7 @@ class Seq2SeqSpec(TaskSpec, kind="seq2seq"):
         )
 
     def primary_metrics(self, sources: Sequence[str], targets: Sequence[str]) -> tuple[str, ...]:
-        """Exact match for targets of one or two words, ROUGE for much shorter targets, else BLEU and chrF."""
+        """Returns exact match for targets of one or two words, ROUGE for much shorter targets, else BLEU and chrF."""
         source, target = (mean_words(texts) for texts in (sources, targets))
         if self.primary or target <= 2:
             return self.primary or ("exact_match",)
@@ -145,14 +142,14 @@ class Seq2SeqSpec(TaskSpec, kind="seq2seq"):
 
 
 class TranslateSpec(Seq2SeqSpec, kind="translate"):
-    """−Σ log p(y_t | y_<t, x), judged by BLEU and chrF"""
+    """Translation: −Σ log p(y_t | y_<t, x), evaluated by BLEU and chrF"""
 
     is_default: ClassVar[bool] = False
     summary_metrics: ClassVar[tuple[str, ...]] = ("bleu", "chrf")
 
 
 class SummariseSpec(Seq2SeqSpec, kind="summarise"):
-    """−Σ log p(y_t | y_<t, x) for a short y and a long x, judged by ROUGE"""
+    """Summarisation: −Σ log p(y_t | y_<t, x) for a short y and a long x, evaluated by ROUGE"""
 
     is_default: ClassVar[bool] = False
     default_data: ClassVar[Tree | None] = {"kind": "stdlib", "subset": "summary"}
@@ -161,7 +158,7 @@ class SummariseSpec(Seq2SeqSpec, kind="summarise"):
 
 
 class CopySpec(Seq2SeqSpec, kind="copy"):
-    """−Σ log p(x_t | x_<t, x), the smallest task there is, judged by exact match"""
+    """Copying: −Σ log p(x_t | x_<t, x), evaluated by exact match"""
 
     is_default: ClassVar[bool] = False
     takes_file: ClassVar[bool] = False
@@ -174,7 +171,7 @@ def mean_words(texts: Sequence[str]) -> float:
 
 
 def max_target_tokens(evaluation: Evaluation) -> int:
-    """Twice the longest of some training targets, so that a text without an end is noticed."""
+    """Returns twice the length of the longest of some training targets, so that endless generation is noticed."""
     rows = evaluation.data.train_rows
     some = [rows[i][1] for i in sample_indices(len(rows), 1000).tolist()]
     encodings = evaluation.checkpoint.tokenizer.encode_batch(some) if some else []

@@ -16,7 +16,7 @@ Lines = list[tuple[str, Any, str]]  # key, value, reason
 
 @dataclass(frozen=True)
 class ModelSize:
-    """A size of model, for data of at most so many tokens."""
+    """A model size, for training data of at most `max_tokens`."""
 
     layers: int
     width: int
@@ -27,17 +27,17 @@ class ModelSize:
 SIZES = (ModelSize(2, 64, 4, 3e5), ModelSize(3, 128, 4, 3e6), ModelSize(4, 256, 8, 3e7), ModelSize(6, 512, 8, math.inf))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Suggestion:
-    """What the lines depend on."""
+    """What `manyheads new` knows when it suggests the model and task tables."""
 
     task: type[TaskSpec]
     shape: str
     corpus: Corpus
     data: DataSpec
-    size: ModelSize
-    epochs: float
-    longest: int = 0  # tokens of the longest row, 0 until it is known
+    size: ModelSize = SIZES[0]
+    epochs: float = 1.0
+    longest: int = 0  # tokens of the longest row; 0 until it is known
 
     @property
     def text_fields(self) -> list[str]:
@@ -45,7 +45,11 @@ class Suggestion:
 
     def model(self) -> Lines:
         vocab: Lines = [("vocab", "tokenizer", "the tokenizer's number of tokens")] if self.text_fields else []
-        why = "smaller initial weights next to sinusoids learned much later" if self.position == "sinusoidal" else ""
+        why = (
+            "with smaller initial weights, models with sinusoids learn much later"
+            if self.position == "sinusoidal"
+            else ""
+        )
         return [*vocab, *self.task.suggest_head(self), ("init", "xavier", why)]
 
     @property
@@ -61,11 +65,14 @@ class Suggestion:
     def text_stacks(self) -> Iterator[tuple[str, Lines]]:
         size = self.size
         if self.shape == "recurrent":
-            source: Lines = [] if self.task.has_source else [("source", False, "there is no source to read")]
+            source: Lines = [] if self.task.has_source else [("source", False, "the task has no source")]
             yield "model.recurrent", [("width", size.width, "for this much data"), *source]
             return
         if self.shape == "ngram":
-            yield "model.ngram", [("order", 4, "it sees three tokens"), ("width", size.width, "for this much data")]
+            yield (
+                "model.ngram",
+                [("order", 4, "predicts from three tokens"), ("width", size.width, "for this much data")],
+            )
             return
         first, _, second = self.shape.partition("-")
         embed = {"kind": "tokens", "scale": True}
@@ -74,9 +81,9 @@ class Suggestion:
             yield (
                 "model.decoder",
                 [
-                    ("like", "encoder", "everything above, but:"),
-                    ("embed", {"kind": "shared", "scale": True}, "one token table for both"),
-                    ("cross", True, "it attends to the encoder's output"),
+                    ("like", "encoder", "everything above, except for"),
+                    ("embed", {"kind": "shared", "scale": True}, "one token embedding for both"),
+                    ("cross", True, "attends to the encoder's output"),
                 ],
             )
 

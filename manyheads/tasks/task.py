@@ -1,4 +1,4 @@
-"""Tasks: what a model is trained and used for. A task makes batches, gives the loss, predicts and measures."""
+"""Tasks: what a model is trained and used for. A task makes batches, computes the loss, predicts and evaluates."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from manyheads.tasks.evaluation import EvalResult, Evaluation
     from manyheads.tasks.suggestion import Lines, Suggestion
 
-EncodedRow = tuple[np.ndarray, ...]  # by field: ids, the index of a class, or an image as patches, L×pixels
-IGNORE_INDEX = -100  # a target that is not in the loss, as in torch
+EncodedRow = tuple[np.ndarray, ...]  # one array per field: ids, the index of a class, or patches, L×pixels
+IGNORE_INDEX = -100  # target of a position that is not in the loss, as in torch
 
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """The ids that a task adds to a text."""
+    """The special token ids of a tokenizer, and how texts are wrapped in them."""
 
     pad: int = 0
     bos: int = 1
@@ -44,20 +44,20 @@ class SpecialTokens:
     unk: int = 3
     mask: int = 4
     vocab_size: int = 5
-    all_ids: tuple[int, ...] = (0, 1, 2, 3, 4)  # every special token, and ids without a token
+    all_ids: tuple[int, ...] = (0, 1, 2, 3, 4)  # ids of all special tokens, and ids without a token
     decoder_start_token_id: int | None = None  # if it is not `bos`
-    # the ids that a checkpoint's tokenizer adds before and after a text; None if the task's template says them
+    # the ids that a checkpoint's tokenizer adds before and after a text; None to use the task's template
     tokenizer_affixes: tuple[tuple[int, ...], tuple[int, ...]] | None = None
     sentinels: tuple[int, ...] = ()  # the ids of `TaskSpec.additional_special_tokens`
     pool: Pool | None = None  # the pooling that a checkpoint's files define
 
     @cached_property
     def ordinary_ids(self) -> np.ndarray:
-        """The ids that texts consist of."""
+        """All ids that are not special tokens."""
         return np.setdiff1d(np.arange(self.vocab_size), self.all_ids)
 
     def prefix_and_suffix(self, template: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The ids before and after a text: those of the checkpoint's tokenizer, or of the template."""
+        """Returns the ids before and after a text, from the checkpoint's tokenizer or else from the template."""
         if self.tokenizer_affixes is not None:
             return self.tokenizer_affixes
         ids = {"<s>": self.bos, "</s>": self.eos}
@@ -70,32 +70,31 @@ class SpecialTokens:
         return ids if len(ids) else np.array([self.bos])
 
     def target_ids(self, text: np.ndarray, template: str) -> np.ndarray:
-        """The ids of a target: the text with its special tokens, always ending in eos."""
+        """Returns the ids of a target, which are the text with its special tokens and always end in eos."""
         ids = self.add_special_tokens(text, template)
         return ids if ids[-1] == self.eos or self.tokenizer_affixes is None else np.append(ids, self.eos)
 
     @property
     def decoder_prompt_ids(self) -> tuple[int, ...]:
-        """The decoder's input ids before the first token of a target: its start token and the tokenizer's prefix."""
+        """The decoder's input ids before the first target token: its start token and the tokenizer's prefix."""
         start = self.bos if self.decoder_start_token_id is None else self.decoder_start_token_id
         return (start, *(self.tokenizer_affixes[0] if self.tokenizer_affixes else ()))
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Inputs and targets: a class or token per position, IGNORE_INDEX where there is none.
+    """Inputs, and a target class or token per position, IGNORE_INDEX where there is none.
 
-    `source` is what an encoder reads: the source of a target, the document of a query, the visible patches of an
-    image.
+    `source` is the input of an encoder: the source of a target, the document of a query, or the visible patches of
+    an image.
     """
 
     inputs: Inputs
     targets: Tensor
     source: Inputs | None = None
     pool: Pool | None = None  # overrides the model's own pooling
-    attention_targets: dict[str, Tensor] = dataclass_field(
-        default_factory=dict
-    )  # for guided attention, N×3: row, query position, key position
+    # for guided attention, N×3: row, query position, key position
+    attention_targets: dict[str, Tensor] = dataclass_field(default_factory=dict)
 
     def to(self, device: torch.device) -> Batch:
         moved: dict[str, Any] = {
@@ -155,7 +154,7 @@ def cross_entropy(logits_NV: Tensor, targets: Tensor, smoothing: float = 0.0) ->
 
 
 def target_loss(model: Model, batch: Batch, smoothing: float = 0.0) -> Loss:
-    """The cross-entropy of a batch's targets, with label smoothing in training alone."""
+    """Returns the cross-entropy of a batch's targets, with label smoothing only in training."""
     mask = batch.targets != IGNORE_INDEX
     logits = model(batch.inputs, batch.source, logits_mask=mask)
     return cross_entropy(logits, batch.targets[mask], smoothing if model.training else 0.0)
@@ -168,7 +167,7 @@ def pad_targets(rows: Sequence[Sequence[int] | np.ndarray]) -> Tensor:
 def seq2seq_batch(
     pairs: Sequence[tuple[np.ndarray, np.ndarray]], special_tokens: SpecialTokens, template: str
 ) -> Batch:
-    """Sources, and targets shifted right behind the decoder's start token."""
+    """Makes a batch of sources, and of targets shifted right behind the decoder's start token."""
     sources = [special_tokens.add_special_tokens(text, template) for text, _ in pairs]
     targets = [special_tokens.target_ids(text, template) for _, text in pairs]
     shifted = [np.concatenate((special_tokens.decoder_prompt_ids[:1], ids[:-1])) for ids in targets]
@@ -179,7 +178,7 @@ def seq2seq_batch(
 
 @dataclass(frozen=True)
 class PredictOptions:
-    """Settings of generation, the number of tokens shown for a mask, and the mask's id if the checkpoint has none."""
+    """Settings of generation, the number of tokens per mask, and the mask's id if the checkpoint has none."""
 
     generation: GenerationConfig
     top_k: int = 5
@@ -193,15 +192,15 @@ class TaskSpec(Part, slot="task"):
     targets, evaluation reports loss and accuracy, and prediction generates text. Override what differs.
     """
 
-    fields: ClassVar[tuple[str, ...]]  # of the data
-    shapes: ClassVar[tuple[str, ...]]  # of the models that can learn it; `manyheads new` suggests the first
-    head_outputs: ClassVar[tuple[str, ...]] = ("tokens",)  # of the heads that can learn it
+    fields: ClassVar[tuple[str, ...]]  # fields of the data that the task reads
+    shapes: ClassVar[tuple[str, ...]]  # shapes of model that can learn it; `manyheads new` suggests the first
+    head_outputs: ClassVar[tuple[str, ...]] = ("tokens",)  # outputs of the heads that can learn it
     has_source: ClassVar[bool] = False  # whether the model generates a target for a source
     generates_tokens: ClassVar[bool | None] = None  # whether the model must decode token by token, or must not
     is_default: ClassVar[bool] = False  # whether a fitting checkpoint without a recorded task is used for it
     template: ClassVar[str]  # the special tokens around a text, $A
-    num_special_tokens: ClassVar[int] = 1  # by the template, or to a target
-    has_accuracy: ClassVar[bool] = True
+    num_special_tokens: ClassVar[int] = 1  # special tokens that the template, or a target, adds to a text
+    validation_metrics: ClassVar[tuple[str, ...]] = ("loss", "accuracy")  # measured while training, for `train.best`
     packable: ClassVar[bool] = False  # whether several texts may share a row, see `PackableTask`
     attention_target_fields: ClassVar[tuple[str, ...]] = ()  # the data fields that may guide its attention
     eval_in_windows: ClassVar[bool] = False  # whether evaluation reads a long text in windows instead of truncating it
@@ -210,19 +209,19 @@ class TaskSpec(Part, slot="task"):
     shape_reason: ClassVar[str] = "the first shape that can learn it"
     file_kind: ClassVar[str | None] = None  # the kind of data that a user's file is
     takes_file: ClassVar[bool] = True  # whether `manyheads new` reads a user's file
-    default_data: ClassVar[Tree | None] = None  # without a file
+    default_data: ClassVar[Tree | None] = None  # the [data] table if there is no file
     word_tokens: ClassVar[bool] = False  # whether it needs one token per word
     longer_column_first: ClassVar[bool] = False  # whether the longer column of two is the first field
-    batches_per_epoch: ClassVar[int] = 20  # which decides the size of a batch
+    batches_per_epoch: ClassVar[int] = 20  # `manyheads new` chooses the batch size for it
 
     # ------------------------------------------------------------------------------------------------------- training
 
     def fields_in(self, available: Sequence[str]) -> tuple[str, ...]:
-        """Which of the data's fields it reads."""
+        """Returns which of the data's fields the task reads."""
         return self.fields
 
     def additional_special_tokens(self) -> tuple[str, ...]:
-        """Special tokens of its own that the tokenizer must have."""
+        """Returns the special tokens that the task needs besides bos, eos and mask."""
         return ()
 
     def check_model(self, model: ModelSpec) -> None:
@@ -235,33 +234,28 @@ class TaskSpec(Part, slot="task"):
             )
 
     def check_tokens(self, special_tokens: SpecialTokens, model: ModelSpec) -> None:
-        """Raises if the tokenizer lacks a token that it needs."""
+        """Raises if the tokenizer lacks a token that the task needs."""
 
     @abstractmethod
     def batch(self, rows: Sequence[EncodedRow], special_tokens: SpecialTokens, rng: np.random.Generator) -> Batch:
-        """Inputs and targets of some rows; `rng` draws what is random, such as masks."""
+        """Makes the inputs and targets of some rows; `rng` draws what is random, such as masks."""
 
     def lengths(self, lengths: Sequence[np.ndarray]) -> np.ndarray:
-        """The number of tokens of each row, rows × texts, from the lengths of its fields."""
+        """Returns the number of tokens of each row, rows × texts, from the lengths of its fields."""
         return np.stack(lengths, axis=1) + self.num_special_tokens
 
     def num_prefix_tokens(self, special_tokens: SpecialTokens) -> int:
-        """How many special tokens stand before a text."""
+        """Returns how many special tokens are before a text."""
         return len(special_tokens.prefix_and_suffix(self.template)[0])
 
     def max_special_tokens(self, special_tokens: SpecialTokens) -> int:
-        """The maximum number of special tokens that are added to a text."""
+        """Returns the maximum number of special tokens that are added to a text."""
         affixes = special_tokens.tokenizer_affixes
         return max(self.num_special_tokens, len(affixes[0]) + max(1, len(affixes[1])) if affixes else 0)
 
     def loss(self, model: Model, batch: Batch) -> Loss:
-        """The cross-entropy of the targets."""
+        """Returns the cross-entropy of the targets."""
         return target_loss(model, batch)
-
-    @property
-    def validation_metrics(self) -> tuple[str, ...]:
-        """What is measured on the validation set while training; `train.best` selects by one of them."""
-        return ("loss", "accuracy") if self.has_accuracy else ("loss",)
 
     @property
     def all_validation_metrics(self) -> tuple[str, ...]:
@@ -276,7 +270,7 @@ class TaskSpec(Part, slot="task"):
         *,
         also: str | None,
     ) -> dict[str, float]:
-        """Metrics of generated targets for validation rows, which come in groups; `also` names one more metric."""
+        """Computes metrics of generated targets for groups of validation rows; `also` names one more metric."""
         return {}
 
     # ------------------------------------------------------------------------------------------------------ prediction
@@ -290,7 +284,7 @@ class TaskSpec(Part, slot="task"):
     def encode(
         self, checkpoint: Checkpoint, texts: Sequence[str], options: PredictOptions
     ) -> tuple[list[list[int]], dict[int, Tree]]:
-        """The input ids of each text; and for each truncated one, how many tokens were read."""
+        """Returns the input ids of each text, and how many tokens were read of each truncated one."""
         if checkpoint.tokenizer is None:
             return parse_ids(checkpoint, texts), {}
         encodings = checkpoint.encode(texts)
@@ -300,32 +294,32 @@ class TaskSpec(Part, slot="task"):
     def results(
         self, checkpoint: Checkpoint, rows: Sequence[list[int]], options: PredictOptions
     ) -> Iterator[tuple[int, Tree]]:
-        """What the model gives for each row of ids with its index, as it is ready; plain data."""
+        """Yields the index and the model's output for each row of ids, as soon as it is ready, as plain data."""
         for i, ids in checkpoint.generate_ids(rows, options.generation):
             yield i, {"generated": checkpoint.decode(ids)}
 
     def predict(
         self, checkpoint: Checkpoint, texts: Sequence[str], options: PredictOptions
     ) -> Iterator[tuple[int, Tree]]:
-        """The result for each text with its index, as it is ready: plain data with the keys task, text and more."""
+        """Yields the index and result for each text, as plain data with the keys task, text and those of `results`."""
         rows, truncated = self.encode(checkpoint, texts, options)
         for i, result in self.results(checkpoint, rows, options):
             yield i, {"task": self.kind, "text": texts[i]} | result | truncated.get(i, {})
 
     def format_line(self, result: Tree) -> str:
-        """A result as one line of text."""
+        """Formats a result as one line of text."""
         generated = result["generated"]
         text = generated if isinstance(generated, str) else " ".join(map(str, generated))
         return " ".join(text.splitlines())
 
     def format_result(self, result: Tree) -> list[str]:
-        """A single result, as it is printed."""
+        """Formats the result for a single text, as lines to print."""
         return [result["generated"] if isinstance(result["generated"], str) else self.format_line(result)]
 
     # ------------------------------------------------------------------------------------------------------ evaluation
 
     def evaluate(self, evaluation: Evaluation) -> EvalResult:
-        """Scores on the evaluated rows, next to baselines fitted on the training rows."""
+        """Scores the model on the evaluated rows, next to baselines fitted on the training rows."""
         from manyheads.tasks.evaluation import evaluate_loss
 
         return evaluate_loss(evaluation)[0]
@@ -334,17 +328,17 @@ class TaskSpec(Part, slot="task"):
 
     @classmethod
     def suggest_head(cls, suggestion: Suggestion) -> Lines:
-        """Lines of [model] beside the vocabulary: the head, if it is not the default."""
+        """Suggests lines of [model] besides the vocabulary: the head, if it is not the default."""
         return []
 
     @classmethod
     def suggest_stacks(cls, suggestion: Suggestion) -> Iterator[tuple[str, Lines]]:
-        """The tables of the stacks, each with its lines."""
+        """Suggests the tables of the stacks, each with its lines."""
         return suggestion.text_stacks()
 
     @classmethod
     def suggest_task(cls, suggestion: Suggestion) -> Lines:
-        """Lines of [task] beside its kind."""
+        """Suggests lines of [task] besides its kind."""
         return []
 
 
@@ -361,24 +355,24 @@ class PackableTask(TextTask):
     """A task with a target at every position of a text, so that texts may share a row and long ones may be split."""
 
     packable: ClassVar[bool] = True
-    lookahead: ClassVar[int] = 0  # tokens after a slice that are its targets
+    lookahead: ClassVar[int] = 0  # number of tokens after a slice that are among its targets
 
     def batch(self, rows: Sequence[EncodedRow], special_tokens: SpecialTokens, rng: np.random.Generator) -> Batch:
         return self.batch_slices([Slice(text) for text, *_ in rows], special_tokens, rng)
 
     def slice(self, text: np.ndarray, start: int, stop: int) -> Slice:
-        """The positions from start to stop of a text with its special tokens."""
+        """Returns the positions from start to stop of a text with its special tokens."""
         first, last = start == 0, stop == len(text) + self.num_special_tokens
         return Slice(text[max(0, start - 1) : stop - 1 + self.lookahead], first, last)
 
     @abstractmethod
     def batch_slices(self, slices: Sequence[Slice], special_tokens: SpecialTokens, rng: np.random.Generator) -> Batch:
-        """A batch of slices, one per row."""
+        """Makes a batch of slices, one per row."""
 
 
 @dataclass(frozen=True)
 class Slice:
-    """A text or a part of it; special tokens stand only at the text's own ends."""
+    """A text or a part of it; special tokens are added only at the ends of the text."""
 
     text: np.ndarray
     first: bool = True
@@ -393,9 +387,9 @@ def predict(
     mask_token_id: int | None = None,
     **settings: Any,
 ) -> Any:
-    """What a checkpoint gives for a text, as plain data; a list for a list of texts. As `manyheads predict` does.
+    """Applies a checkpoint to a text as `manyheads predict` does; returns plain data, or a list for a list of texts.
 
-    Settings are those of `generation_config`. Without a tokenizer, a text is token ids as numbers.
+    Settings are those of `generation_config`. Without a tokenizer, a text consists of token ids, such as "3 14 15".
     """
     if isinstance(checkpoint, str | Path):
         checkpoint = load(checkpoint)
@@ -412,7 +406,7 @@ def predict(
 
 
 def task_of(checkpoint: Checkpoint) -> TaskSpec:
-    """The task that a checkpoint was trained for, as a run recorded it; otherwise by its shape and its head."""
+    """Returns the task that a run recorded in the checkpoint, or else the task that fits its shape and head."""
     kinds: dict[str, Any] = TaskSpec.kinds
     metadata, recorded = checkpoint.metadata, checkpoint.task
     if recorded and recorded["kind"] in kinds:
@@ -425,14 +419,14 @@ def task_of(checkpoint: Checkpoint) -> TaskSpec:
             hint="if it is your own, name its file with --parts",
         )
     fitting = [task for task in (kind() for kind in kinds.values() if kind.is_default) if task.supports(checkpoint)]
-    if fitting:  # one that needs this head before one that can do without
+    if fitting:  # prefer a task that needs this head
         return min(fitting, key=lambda task: checkpoint.spec.head.output not in task.head_outputs)
     head = f"{checkpoint.spec.shape} with the head '{checkpoint.spec.head.kind}'"
     raise UnsupportedError(f"no task fits this model ({head})")
 
 
 def parse_ids(checkpoint: Checkpoint, texts: Sequence[str]) -> list[list[int]]:
-    """Ids written as numbers, for a model without a tokenizer."""
+    """Parses token ids, for a model without a tokenizer."""
     rows, vocab = [], checkpoint.spec.source_vocab or checkpoint.spec.vocab
     for index, text in enumerate(texts):
         if not re.fullmatch(r"\s*\d{1,9}(\s+\d{1,9})*\s*", text):
@@ -449,7 +443,7 @@ def parse_ids(checkpoint: Checkpoint, texts: Sequence[str]) -> list[list[int]]:
 
 
 def token_text(checkpoint: Checkpoint, token: int) -> str:
-    """One token as text."""
+    """Decodes one token as text."""
     if checkpoint.tokenizer is None:
         return str(token)
     text = checkpoint.tokenizer.decode([token]).strip()
@@ -457,7 +451,7 @@ def token_text(checkpoint: Checkpoint, token: int) -> str:
 
 
 def cut_patches(rows: list[Any], fields: Sequence[str], model: ModelSpec) -> list[Any]:
-    """Rows whose images are cut into the patches that the model reads."""
+    """Cuts the images of the rows into the patches that the model reads."""
     stack = model.encoder or model.decoder
     embed: Any = stack.embed if stack and stack.embed.reads == "patches" else None
     if "image" not in fields:

@@ -1,4 +1,4 @@
-"""Which rows make which batch, as a function of the seed and the epoch: by similar length, or packed into rows."""
+"""Groups rows into batches of similar length, or packs them, as a function of the seed and the epoch alone."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from manyheads.training.store import TrainState
 
 
 def row_lengths(run: PreparedRun, rows: TokenRows) -> np.ndarray:
-    """The number of tokens of each row, with special tokens, rows × texts."""
+    """Returns the number of tokens of each row, special tokens included, as rows × texts."""
     task = run.spec.task
     lengths = task.lengths([rows.lengths(name) for name in rows.fields if name != "label"])
     return lengths if task.packable else lengths + task.max_special_tokens(run.special_tokens) - task.num_special_tokens
 
 
 class BatchPlan:
-    """All batches of one epoch; or, with `max_rows`, of an evaluation, which has the same rows whatever the seed."""
+    """All batches of one epoch. With `max_rows`, the batches of an evaluation, whose rows do not depend on the seed."""
 
     def __init__(self, run: PreparedRun, rows: TokenRows, *, epoch: int = 0, max_rows: int | None = None) -> None:
         self.run, self.rows, self.epoch, self.pack = run, rows, epoch, run.spec.train.pack
@@ -53,7 +53,7 @@ class BatchPlan:
         return tuple(int(i) for i in rows)
 
     def shape(self, index: int) -> tuple[int, int]:
-        """Rows of a batch and their length, all texts of a row together."""
+        """Returns the number of rows of a batch and the length of the longest, summed over the texts of a row."""
         batch = self.batches[index]
         return len(batch), int(self.lengths[batch].sum(1).max()) if self.pack is None else self.pack
 
@@ -71,7 +71,7 @@ class BatchPlan:
 
 
 def pack_batch(batch: Batch, counts: Sequence[int], length: int, pad: int) -> Batch:
-    """A batch whose texts share rows, `counts[i]` of them in row i: each is a segment with positions from 0."""
+    """Packs the texts of a batch into shared rows, `counts[i]` texts into row i; positions start at 0 in each text."""
     inputs = batch.inputs
     sizes = [inputs.length] * inputs.batch if inputs.padding_mask is None else (~inputs.padding_mask).sum(1).tolist()
     texts = zip(inputs.tokens, batch.targets, sizes, strict=True)
@@ -93,15 +93,15 @@ def pack_batch(batch: Batch, counts: Sequence[int], length: int, pad: int) -> Ba
 
 
 class BatchStream:
-    """Batch after batch, epoch after epoch; its position is in the training state."""
+    """Gives batches without end, epoch after epoch; the training state stores its position."""
 
     def __init__(self, run: PreparedRun, state: TrainState | None = None) -> None:
         self.run, self.state = run, state or TrainState()
-        self.row_indices: tuple[int, ...] = ()  # of the last batch
+        self.row_indices: tuple[int, ...] = ()  # training rows of the last batch
         self._plan: BatchPlan | None = None
 
     def plan(self) -> BatchPlan:
-        """Of the current epoch."""
+        """Returns the batches of the current epoch."""
         if self._plan is None or self._plan.epoch != self.state.epoch:
             self._plan = BatchPlan(self.run, self.run.train_rows, epoch=self.state.epoch)
         return self._plan

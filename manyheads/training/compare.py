@@ -24,7 +24,7 @@ from manyheads.files.write import explain_write_errors
 from manyheads.model.build import resolve_device
 from manyheads.spec import Tree, load_parts, override
 from manyheads.training.events import Finished, Step
-from manyheads.training.folder import check_folder, check_same_run, data_hashes, tree_changes
+from manyheads.training.folder import check_folder, check_same_run, data_hashes, read_events, tree_changes
 from manyheads.training.grid import MAX_RUNS, Axis, Cell, CellRun, make_grid, read_axes
 from manyheads.training.loop import handle_signals, train_events
 from manyheads.training.prepare import PreparedRun, prepare
@@ -37,7 +37,7 @@ MAX_JOBS = 1024
 
 @dataclass(frozen=True)
 class CellProgress:
-    """A run of a cell, the `number`-th of `runs`: the step it is at, or the metrics or the error with which it ended.
+    """Progress of one run, the `number`-th of `runs`: its current step, or the metrics or error with which it ended.
 
     Steps are known only if runs are trained one after the other.
     """
@@ -48,7 +48,7 @@ class CellProgress:
     runs: int
     steps: int
     step: int = 0
-    metrics: dict[str, float] | None = None  # None while it is trained
+    metrics: dict[str, float] | None = None  # None until the run ends
     error: str | None = None
 
 
@@ -67,11 +67,11 @@ def compare(
     parts: Sequence[Path] = (),
     progress: Progress = lambda event: None,
 ) -> Tree:
-    """Trains the runs of the grid that are not finished yet; starts none if a value is invalid. Returns a report."""
+    """Trains the unfinished runs of the grid and returns a report. An invalid value raises before the first run."""
     if not 1 <= seeds <= MAX_RUNS or not 1 <= jobs <= MAX_JOBS:
         raise UsageError(f"--seeds is {seeds} and --jobs is {jobs}, expected 1 to {MAX_RUNS:,} and 1 to {MAX_JOBS:,}")
     path, folder = Path(path), Path(folder)
-    read_run_file(path, overrides)  # for errors with the number of the line
+    read_run_file(path, overrides)  # raises errors that name the line
     resolve_device(device)
     tree = override(read_toml(path), overrides)
     grid_axes = read_axes(axes, tree)
@@ -101,7 +101,7 @@ class Queue:
         self.done, self.errors = runs - len(remaining), dict[Path, str]()
 
     def train_in_turn(self, device: str) -> str | None:
-        """One run after the other; returns the reason if a signal stops them."""
+        """Trains one run after the other; returns the reason if a signal stops them."""
         with handle_signals() as should_stop:
             for cell, run in self.remaining:
                 event = self.event(cell, run, self.done + 1)
@@ -113,7 +113,7 @@ class Queue:
         return None
 
     def train_in_parallel(self, jobs: int, device: str, parts: Sequence[Path]) -> str | None:
-        """The same with one process per run, `jobs` at a time; a signal is passed on to all of them, once."""
+        """Trains each run in its own process, `jobs` at a time; forwards a signal to all processes once."""
         context, terminated = multiprocessing.get_context("forkserver"), False
         context.set_forkserver_preload(["manyheads.training.compare"])  # so that torch is imported once
         processes = dict[Any, tuple[Cell, CellRun, Any]]()
@@ -131,7 +131,7 @@ class Queue:
                 for process in [process for process in processes if process.exitcode is not None]:
                     cell, run, receiver = processes.pop(process)
                     error: str | None = f"its process ended with code {process.exitcode}"
-                    with suppress(EOFError):  # it was killed before it sent anything
+                    with suppress(EOFError):  # the process was killed before it sent anything
                         error = receiver.recv()
                     if not should_stop():
                         self.finish(cell, run, error)
@@ -172,23 +172,23 @@ def train_cell(
                 at_step(event.step)
             elif isinstance(event, Finished) and event.reason in ("interrupted", "terminated"):
                 return event.reason
-    except Exception as error:  # of any class, since a user's own part may raise it: the other cells are still trained
+    except Exception as error:  # a user's part may raise any class; the other cells are still trained
         return one_line(str(error) or type(error).__name__)
     return None
 
 
 def check_same_data(run: PreparedRun, folder: Path) -> None:
-    """Refuses other data than that of the cell's other seeds: a file may have changed since."""
+    """Raises if the cell's other seeds were trained on different data; a file may have changed since."""
     hashes = data_hashes(run)
     for path in sorted(folder.parent.glob("seed-*/data.json")):
         if (old := read_json_or_empty(path)) and (changes := list(tree_changes(old, hashes))):
             raise RunChangedError(
-                f"{path.parent} was trained on other data of the same name", changes, hint="use another --output"
+                f"{path.parent} was trained on different data of the same name", changes, hint="use another --output"
             )
 
 
 def train_in_process(tree: Tree, folder: Path, device: str, parts: Sequence[Path], sender: Any) -> None:
-    """One of several parallel runs, with one thread. It ignores Ctrl-C, which the parent passes on as SIGTERM."""
+    """Trains one of several parallel runs, with one thread. Ignores Ctrl-C, which the parent forwards as SIGTERM."""
     torch.set_num_threads(1)
     for path in parts:
         load_parts(path)
@@ -201,7 +201,7 @@ def train_in_process(tree: Tree, folder: Path, device: str, parts: Sequence[Path
 
 @contextmanager
 def kill_on_error(processes: Iterable[Any]) -> Iterator[None]:
-    """So that a second Ctrl-C does not wait for processes that ignore it."""
+    """Kills the processes if the block raises, so that a second Ctrl-C does not wait for them."""
     try:
         yield
     except BaseException:
@@ -215,11 +215,11 @@ def kill_on_error(processes: Iterable[Any]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class RunResult:
-    """What a run's folder has: the metrics of the checkpoint that it loads, and the loss of every evaluation."""
+    """Results read from a run's folder: metrics of its best or last checkpoint, and the loss of every evaluation."""
 
     folder: Path
     seed: int
-    metrics: dict[str, float]  # without those that were NaN or infinite
+    metrics: dict[str, float]  # NaN and infinite metrics are left out
     curve: tuple[tuple[int, float], ...]
     steps: int
     seconds: float
@@ -228,7 +228,7 @@ class RunResult:
 
 def read_result(folder: Path, spec: RunSpec) -> RunResult:
     metrics, curve, seconds, step, reason = dict[str, float](), list[tuple[int, float]](), 0.0, 0, None
-    for line in read_lines(folder / "metrics.jsonl"):
+    for line in read_events(folder / "metrics.jsonl"):
         step, reason = line["step"], None
         if line["event"] == "step":
             seconds += line["seconds"]
@@ -245,16 +245,8 @@ def read_result(folder: Path, spec: RunSpec) -> RunResult:
     )
 
 
-def read_lines(path: Path) -> Iterator[Tree]:
-    """The events of metrics.jsonl, without a line that a crash left incomplete."""
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
-        with suppress(ValueError):
-            if isinstance(event := json.loads(line), dict) and {"event", "step"} <= event.keys():
-                yield event
-
-
 def make_report(cells: Sequence[Cell], axes: Sequence[Axis], seeds: int, errors: dict[Path, str]) -> Tree:
-    """Every cell with its finished runs, and the mean and standard deviation of every metric over the seeds."""
+    """Returns every cell with its finished runs, and the mean and standard deviation of every metric over the seeds."""
     rows = []
     for cell in cells:
         results = [read_result(run.folder, run.spec) for run in cell.runs]
@@ -280,15 +272,15 @@ def make_report(cells: Sequence[Cell], axes: Sequence[Axis], seeds: int, errors:
 
 
 def summarize(values: Sequence[float]) -> Tree:
-    """Mean and standard deviation (n − 1), which a single value does not have."""
+    """Returns the mean and the sample standard deviation (n − 1), which is None for a single value."""
     deviation = statistics.stdev(values) if len(values) > 1 else None
     return {"mean": statistics.fmean(values), "std": deviation, "count": len(values)}
 
 
 def parameter_count(folder: Path) -> int | None:
-    """Of the run's latest checkpoint, if it has one."""
+    """Returns the number of parameters of the run's latest checkpoint, or None if it has none."""
     checkpoint = read_pointer(folder / "checkpoints", "latest")
     if checkpoint is None:
         return None
     with safe_open(checkpoint / "model.safetensors", "pt") as file:
-        return sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118  (it is no dict)
+        return sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118  (not a dict)

@@ -1,4 +1,4 @@
-"""`manyheads train --dry-run`: what a run needs, how long an epoch is, and the time it takes on this machine."""
+"""`manyheads train --dry-run`: estimates memory, disk space, the size of an epoch, and the time on this machine."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ from manyheads.training.prepare import PreparedRun, compile_layers, initial_mode
 from manyheads.training.resources import check_resources, estimate_resources, evaluation_shapes
 
 MAX_COUNTED_BATCHES = 200
-COMPILING_STEPS = 3  # until layers are compiled, first for the shapes of the first batches and then for any
+COMPILING_STEPS = 3  # first steps that compile: for the shapes of the first batches, then for dynamic shapes
 LONG_RUN = 1200.0  # seconds; a longer run is worth trying torch.compile
 
 
 @dataclass(frozen=True)
 class EpochEstimate:
-    """One epoch; tokens and padding are extrapolated from `counted_batches`."""
+    """The size of one epoch; tokens and padding are extrapolated from `counted_batches`."""
 
     rows: int
     batches: int
     tokens: int  # without padding
-    padding: float  # as a fraction
+    padding: float  # fraction of all positions
     counted_batches: int
 
 
 @dataclass(frozen=True)
 class SpeedEstimate:
-    """Measured seconds."""
+    """Measured times, in seconds."""
 
     step: float
     evaluation: float
     timed_steps: int
-    compiled_step: float | None = None  # with train.compile, if that was tried
+    compiled_step: float | None = None  # a step with train.compile, if that was measured
     compiling: float = 0.0
 
 
@@ -54,7 +54,7 @@ def estimate_run(
     resume: str = "auto",
     override_resume: Sequence[str] = (),
 ) -> Tree:
-    """All estimates as plain data, writing nothing; the same errors as the start of the run."""
+    """Returns all estimates as plain data. Writes nothing, and raises the same errors as the start of the run."""
     if folder is not None:
         check_folder(folder, resume)
         config_changes(run, data_hashes(run), folder, override_resume)
@@ -103,7 +103,7 @@ def estimate_epoch(run: PreparedRun) -> EpochEstimate:
 
 
 def batch_positions(batch: Batch) -> int:
-    """Tokens of a batch, padding included."""
+    """Returns the number of tokens of a batch, padding included."""
     return sum(one.tokens.shape[0] * one.tokens.shape[1] for one in (batch.inputs, batch.source) if one is not None)
 
 
@@ -111,7 +111,7 @@ def batch_positions(batch: Batch) -> int:
 
 
 def measure_speed(run: PreparedRun, device: torch.device | str = "cpu", *, seconds: float = 3.0) -> SpeedEstimate:
-    """Times some steps of the real model, and an evaluation of some rows; keeps and writes nothing."""
+    """Times some steps of the real model, and an evaluation of some rows; writes nothing."""
     model, _ = initial_model(run, device)
     _, times = time_steps(run, model, first=1, seconds=seconds / 2, max_steps=run.spec.train.steps)
     step, all_rows = sum(times) / len(times), sum(rows for rows, _ in evaluation_shapes(run))
@@ -125,7 +125,7 @@ def measure_speed(run: PreparedRun, device: torch.device | str = "cpu", *, secon
 def time_steps(
     run: PreparedRun, model: Model, *, first: int, seconds: float, max_steps: float = math.inf
 ) -> tuple[list[float], list[float]]:
-    """The seconds of the first steps, which take longer, and of those after them, at least one."""
+    """Returns the seconds of the first steps, which take longer, and of at least one step after them."""
     optimizer, stream, times = run.spec.optim.build(model), BatchStream(run), list[float]()
     while len(times) <= first or (sum(times[first:]) < seconds and len(times) < first + max_steps):
         times.append(train_step(model, optimizer, stream, run, stream.state).seconds)
@@ -145,13 +145,13 @@ def measure_compiled(
 
 
 def run_seconds(run: PreparedRun, speed: SpeedEstimate) -> float:
-    """How long the whole run takes."""
+    """Returns the estimated seconds of the whole run."""
     settings = run.spec.train
     return settings.steps * speed.step + -(-settings.steps // settings.eval_every) * speed.evaluation
 
 
 def format_seconds(seconds: float) -> str:
-    """A duration in its largest fitting unit: '2.5 hours', '40 seconds'."""
+    """Formats a duration in its largest fitting unit: '2.5 hours', '40 seconds'."""
     for size, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")):
         if seconds >= 1.5 * size:
             return f"{seconds / size:.3g} {unit}"

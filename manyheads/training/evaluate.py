@@ -1,4 +1,4 @@
-"""Evaluating a run or any other checkpoint: the metrics of its task, next to baselines on the same rows."""
+"""Evaluates a run or any other checkpoint with the metrics of its task, next to baselines on the same rows."""
 
 from __future__ import annotations
 
@@ -39,10 +39,9 @@ def evaluate(
     device: str = "auto",
     progress: Progress = lambda what, done, total: None,
 ) -> Tree:
-    """Scores of a checkpoint and of baselines, and the output for every row, as plain data.
+    """Returns the scores of a checkpoint and of baselines, and the output for every row, as plain data.
 
-    A run says what it was trained for, and on what data; for any other checkpoint the head tells the task, and
-    `data` names a file.
+    A run records its task and its data. For any other checkpoint the head decides the task, and `data` names a file.
     """
     start = time.perf_counter()
     options = options or EvalOptions()
@@ -92,11 +91,11 @@ def example_texts(evaluation: Evaluation, outputs: Sequence[str]) -> list[Tree]:
     return [{"source": row[0], "generated": text, "target": row[1]} for row, text in zip(rows, outputs, strict=False)]
 
 
-# ------------------------------------------------------------------------------------------------- what is evaluated
+# ----------------------------------------------------------------------------------------------------- task and rows
 
 
 def find_run(path: Path, task: str | None, overrides: Sequence[str]) -> RunSpec | None:
-    """The run of a folder, if it is for the task."""
+    """Returns the run of a folder, or None if the folder has no run for this task."""
     file = path / "run.toml"
     if not file.is_file() or task not in (None, read_run_file(file).task.kind):
         return None
@@ -104,7 +103,7 @@ def find_run(path: Path, task: str | None, overrides: Sequence[str]) -> RunSpec 
 
 
 def find_task(checkpoint: Checkpoint, name: str | None) -> TaskSpec:
-    """The named task, if the model is made for it; without a name, the one that the model is made for."""
+    """Returns the named task, or the model's own task without a name; raises if the model does not support it."""
     if name is None:
         return task_of(checkpoint)
     task: TaskSpec = TaskSpec.kinds[name]()  # type: ignore[assignment]
@@ -119,7 +118,7 @@ def read_data(task: TaskSpec, path: str | None, overrides: Sequence[str]) -> Dat
     tree = override({"data": {"kind": task.file_kind} | ({"path": path} if path else {})}, overrides)
     if tree["data"] == {"kind": task.file_kind}:
         raise MissingKeyError(
-            "this checkpoint is not a run for this task: name a file to evaluate on with --data FILE", ("data", "path")
+            "this checkpoint has no run for this task; name a file to evaluate on with --data FILE", ("data", "path")
         )
     with located("data"):
         return DataSpec.choose(tree["data"])
@@ -128,7 +127,7 @@ def read_data(task: TaskSpec, path: str | None, overrides: Sequence[str]) -> Dat
 def load_rows(
     spec: DataSpec, task: TaskSpec, *, data: str | None, split: str, from_run: bool
 ) -> tuple[Corpus, Sequence[Row]]:
-    """All rows, and those to evaluate on: a split, or a file of the same form."""
+    """Returns the corpus, and the rows to evaluate on: a split, or all rows of a file in the same format."""
     if data is None:
         corpus = spec.load()
         return corpus, corpus.splits[split]
@@ -182,7 +181,7 @@ def make_evaluation(
 
 
 def trained_length(checkpoint: Checkpoint, run: RunSpec | None) -> int | None:
-    """The length to which texts were truncated in training."""
+    """Returns the length to which texts were truncated in training."""
     if run is not None:
         return run.train.pack or run.train.max_length
     truncation: Tree = (checkpoint.tokenizer and checkpoint.tokenizer.truncation) or {}
@@ -190,20 +189,20 @@ def trained_length(checkpoint: Checkpoint, run: RunSpec | None) -> int | None:
 
 
 def evaluation_special_tokens(checkpoint: Checkpoint, task: TaskSpec) -> SpecialTokens:
-    """The special tokens as in training."""
+    """Returns the special tokens that were used in training."""
     if checkpoint.tokenizer is None:
         return SpecialTokens(vocab_size=0)
     return task_special_tokens(task, checkpoint.tokenizer, checkpoint if checkpoint.metadata else None)
 
 
 def row_notes(run: RunSpec, *, split: str, data: str | None, overrides: Sequence[str], corpus: Corpus) -> Iterator[str]:
-    """What makes scores look better than they are."""
+    """Yields a note for everything that makes the scores optimistic."""
     if data is not None and run.data.source_path is not None and same_file(run.data.source_path, data):
         yield f"{data} is the training file of the run"
     if any(one.startswith("data" if data is None else "data.path") for one in overrides):
-        yield "-s changed the data: the run may have been trained on some of these rows"
+        yield "-s changed the data, so the run may have been trained on some of these rows"
     if data is None and run.train.best is not None and split == "validation":
         other = "use --split test" if corpus.splits["test"] else "use --data FILE"
-        yield f"this checkpoint was selected on this split, so these scores are optimistic: {other}"
+        yield f"this checkpoint was selected on this split, so these scores are optimistic; {other}"
     if data is None and run.data.prepared_folder and run.tokenizer is not None:
-        yield "texts are decoded from prepared ids: unknown tokens are missing in them"
+        yield "texts are decoded from prepared ids, without their unknown tokens"

@@ -1,4 +1,4 @@
-"""Everything that can happen in a run: the loop yields these events, and each is one line of metrics.jsonl."""
+"""The events of a run. The loop yields them, and each is one line of metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 
 class Change(NamedTuple):
-    """A field whose value is not the one that the folder's run had."""
+    """A field of the run that changed since the folder's run was started."""
 
     field: str
     old: Any
@@ -15,19 +15,24 @@ class Change(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """A start of the run: what it is trained on, and on which device."""
+class Event:
+    """Something that happened in a run, after this many optimizer steps."""
 
     step: int
+
+
+@dataclass(frozen=True)
+class Prepared(Event):
+    """The data was prepared, and the run starts on this device."""
+
     data: str
     device: str
 
 
 @dataclass(frozen=True)
-class Initialized:
-    """Weights were loaded from a checkpoint: how many, which are new, and which of the checkpoint are unused."""
+class Initialized(Event):
+    """Weights were loaded from a checkpoint; `new` ones are not in it, `unused` ones are not in the model."""
 
-    step: int
     loaded: int
     new: tuple[str, ...]
     unused: tuple[str, ...]
@@ -35,88 +40,73 @@ class Initialized:
 
 
 @dataclass(frozen=True)
-class Truncated:
-    """How many rows of each split were longer than train.max_length, or than the model, and were truncated."""
+class Truncated(Event):
+    """Rows longer than train.max_length, or than the model's limit, were truncated."""
 
-    step: int
     train_rows: int
     validation_rows: int
 
 
 @dataclass(frozen=True)
-class Resumed:
+class Resumed(Event):
     """The run continues from a checkpoint; `warnings` says why newer ones were not used."""
 
-    step: int
     warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
-class Step:
+class Step(Event):
     """One optimizer step; `skipped` if the loss or a gradient was NaN or infinite, so that no weight changed."""
 
-    step: int
     loss: float
     lr: float
     grad_norm: float  # before clipping
     tokens: int
     seconds: float
     skipped: bool = False
-    terms: dict[str, float] = field(default_factory=dict)  # the mean of each auxiliary loss
-    rows: tuple[int, ...] = ()  # indices of the training rows, of a skipped step only
+    terms: dict[str, float] = field(default_factory=dict)  # mean of each auxiliary loss
+    rows: tuple[int, ...] = ()  # indices of the training rows, only of a skipped step
 
 
 @dataclass(frozen=True)
-class Evaluated:
+class Evaluated(Event):
     """Metrics on the validation set."""
 
-    step: int
     metrics: dict[str, float]
 
 
 @dataclass(frozen=True)
-class Saved:
+class Saved(Event):
     """A checkpoint was written."""
 
-    step: int
     path: str
 
 
 @dataclass(frozen=True)
-class SaveFailed:
+class SaveFailed(Event):
     """A checkpoint could not be written. Earlier ones are untouched, and the run continues until the next save."""
 
-    step: int
     message: str
-    failures: int  # in a row
+    failures: int  # consecutive failed saves
 
 
 @dataclass(frozen=True)
-class ConfigChanged:
+class ConfigChanged(Event):
     """The run continues although these fields changed."""
 
-    step: int
     changes: tuple[Change, ...]
 
 
 @dataclass(frozen=True)
-class Warned:
-    """Something is wrong that does not stop the run."""
+class Warned(Event):
+    """Something is wrong, but the run continues."""
 
-    step: int
     message: str
 
 
 @dataclass(frozen=True)
-class Finished:
-    """The run ended; the reason is a key of EXIT_STATUS: a field of [train] or train.best, or a signal."""
+class Finished(Event):
+    """The run ended; the reason is a key of EXIT_STATUS, which is a field of [train] or train.best, or a signal."""
 
-    step: int
     reason: str
-    metrics: dict[str, float | None] = field(default_factory=dict)  # of the last evaluation; None for NaN
-
-
-Event = (
-    Prepared | Initialized | Truncated | Resumed | Step | Evaluated
-    | Saved | SaveFailed | ConfigChanged | Warned | Finished
-)  # fmt: skip
+    metrics: dict[str, float | None] = field(default_factory=dict)  # metrics of the last evaluation; None for NaN

@@ -6,7 +6,6 @@ import errno
 import fcntl
 import hashlib
 import json
-import math
 import os
 import platform
 import re
@@ -24,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from pydantic_core import to_jsonable_python
 
 from manyheads.data.prepared import MappedRows, TokenRows, TruncatedRows, fingerprint, read_index
 from manyheads.errors import MissingExtraError, RunChangedError, RunError, RunLockedError, UsageError
@@ -42,13 +42,13 @@ DATA_FIELDS = (
     "data.attention_targets",
     "data.labels",
     "tokenizer.hash",
-)  # of data.json
+)  # fields of data.json
 ROWS_PER_HASH_CALL = 4096  # one call per row would take longer than hashing its ids
 NEW_OUTPUT = "use another --output"
 
 
 def check_folder(folder: Path, resume: str = "auto") -> None:
-    """Refuses a folder that a run cannot use, before any data is read; writes nothing."""
+    """Raises if a run cannot use the folder, before any data is read; writes nothing."""
     with explain_write_errors(folder):
         there = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
         if not there.is_dir():
@@ -57,7 +57,7 @@ def check_folder(folder: Path, resume: str = "auto") -> None:
             code = errno.EROFS if os.statvfs(there).f_flag & os.ST_RDONLY else errno.EACCES
             raise OSError(code, os.strerror(code), str(there))
         if resume == "never" and any((folder / name).exists() for name in ("run.toml", "checkpoints")):
-            raise RunError(f"{folder} has a run already, and --resume never does not continue it", hint=NEW_OUTPUT)
+            raise RunError(f"{folder} already has a run, which --resume never does not continue", hint=NEW_OUTPUT)
     check_unlocked(folder)
 
 
@@ -66,12 +66,12 @@ def check_folder(folder: Path, resume: str = "auto") -> None:
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[Callable[[], None]]:
-    """Locks the folder for this process and yields a check that it still is. A stale lock is replaced."""
+    """Locks the folder for this process, replacing a stale lock; yields a function that raises if the lock is lost."""
     path = folder / "lock.json"
     own = {"pid": os.getpid(), "host": socket.gethostname(), "started": process_start(os.getpid())}
 
     def check() -> None:
-        if read_json_or_empty(path) != own:  # its folder was removed, its disk unmounted, or another process has it
+        if read_json_or_empty(path) != own:  # the folder was removed, its disk unmounted, or another process locked it
             raise OSError(errno.ENOENT, "the run's folder is gone, or locked by another process", str(folder))
 
     with explain_write_errors(folder):
@@ -93,10 +93,10 @@ def lock_folder(folder: Path) -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def exclusive(folder: Path) -> Iterator[None]:
-    """Between two processes that start at once, so that not both find the same lock stale."""
+    """Holds a file lock, so that of two processes that start together only one replaces a stale lock."""
     handle = os.open(folder, os.O_RDONLY)
     try:
-        with suppress(OSError):  # a file system without it
+        with suppress(OSError):  # the file system has no file locks
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:
@@ -113,7 +113,7 @@ def check_unlocked(folder: Path) -> None:
 
 
 def is_held(lock: Tree) -> bool:
-    """Whether the process of a lock may be running: on another host that is unknown; here its number may be reused."""
+    """Whether the process of a lock may be running. On another host that is unknown; here its pid may be reused."""
     pid = lock.get("pid")
     if type(pid) is not int or pid < 1:
         return False
@@ -130,7 +130,7 @@ def is_held(lock: Tree) -> bool:
 
 
 def process_start(pid: int) -> str | None:
-    """When a process started, in clock ticks since boot; None where the system does not tell."""
+    """Returns when a process started, in clock ticks since boot, or None if the system does not report it."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
         state, *rest = stat.rpartition(")")[2].split()
@@ -139,21 +139,23 @@ def process_start(pid: int) -> str | None:
     return "ended" if state in "ZX" else rest[18]
 
 
-# ----------------------------------------------------------------------------------------- is it still the same run?
+# ---------------------------------------------------------------------------------------- changes since the last start
 
 
 def config_changes(run: PreparedRun, hashes: Tree, folder: Path, overridden: Sequence[str] = ()) -> list[Change]:
-    """The fields that changed since the last start; an error if one is neither safe nor overridden. Writes nothing."""
+    """Returns the fields that changed since the last start; raises if one is neither safe nor overridden."""
     check_field_names(overridden, run.spec)
     check_foreign_files(folder)
     if not (folder / "run.toml").exists():
         if (folder / "checkpoints").exists():
-            raise RunError(f"{folder} has checkpoints but no run.toml, which says of what run", hint=NEW_OUTPUT)
+            raise RunError(
+                f"{folder} has checkpoints but no run.toml, so the run cannot be identified", hint=NEW_OUTPUT
+            )
         return []
     old_hashes = read_json_or_empty(folder / "data.json")
     if not old_hashes and "data" not in overridden and any((folder / "checkpoints").glob("*")):
         raise RunError(
-            f"{folder / 'data.json'} is missing, which has the hashes of the run's data",
+            f"{folder / 'data.json'} with the hashes of the run's data is missing",
             hint="--override-resume data resumes without it",
         )
     changes = [*spec_changes(folder, run.spec), *(tree_changes(old_hashes, hashes) if old_hashes else ())]
@@ -168,7 +170,7 @@ def config_changes(run: PreparedRun, hashes: Tree, folder: Path, overridden: Seq
 
 
 def check_same_run(folder: Path, spec: RunSpec) -> None:
-    """For `compare`: refuses a folder whose run differs, also in a safe field if the metrics depend on it."""
+    """Raises if `compare` finds another run in the folder; a safe field counts too if the metrics depend on it."""
     changes = spec_changes(folder, spec) if (folder / "run.toml").exists() else []
     if unsafe := [
         one for one in changes if is_within(one.field, METRIC_FIELDS) or not is_within(one.field, SAFE_TO_CHANGE)
@@ -187,7 +189,7 @@ def spec_changes(folder: Path, spec: RunSpec) -> list[Change]:
 
 
 def tree_changes(old: Tree, new: Tree) -> Iterator[Change]:
-    """Every field that differs between two trees."""
+    """Yields every field that differs between two trees."""
     before, after = flatten(old), flatten(new)
     for name in sorted(before.keys() | after.keys()):
         if before.get(name) != after.get(name):
@@ -195,7 +197,7 @@ def tree_changes(old: Tree, new: Tree) -> Iterator[Change]:
 
 
 def flatten(tree: Tree, path: str = "") -> Tree:
-    """Every leaf under its dotted path."""
+    """Returns every leaf of a tree under its dotted path."""
     leaves: Tree = {}
     for name, value in tree.items():
         leaves |= flatten(value, f"{path}{name}.") if isinstance(value, dict) and value else {f"{path}{name}": value}
@@ -203,7 +205,7 @@ def flatten(tree: Tree, path: str = "") -> Tree:
 
 
 def is_within(field: str, names: Iterable[str]) -> bool:
-    """Whether a field is one of those named, or inside one."""
+    """Whether a field is one of `names`, or inside one of them."""
     return any(field == name or field.startswith(f"{name}.") for name in names)
 
 
@@ -215,7 +217,7 @@ def check_field_names(overridden: Sequence[str], spec: RunSpec) -> None:
 
 
 def check_foreign_files(folder: Path) -> None:
-    """Refuses a folder in which files that are not of a run have the names of a run's files."""
+    """Raises if files that no run wrote have the names of a run's files."""
     starts = read_json_or_empty(folder / "env.json").get("starts")
     if not isinstance(starts, list) and not (folder / "checkpoints").exists():
         for path in (folder / name for name in ("run.toml", "data.json", "env.json", "metrics.jsonl")):
@@ -227,11 +229,11 @@ def check_foreign_files(folder: Path) -> None:
 
 
 def write_run_files(run: PreparedRun, hashes: Tree, folder: Path, device: torch.device) -> None:
-    """run.toml, data.json with the `data_hashes`, and env.json with one entry per start."""
+    """Writes run.toml, data.json with the `data_hashes`, and env.json with one entry per start."""
     with explain_write_errors(folder):
         starts = read_json_or_empty(folder / "env.json").get("starts")
         starts = [*(starts if isinstance(starts, list) else ()), environment(run.spec, device)]
-        # first, because check_foreign_files knows a run's folder by it
+        # env.json comes first, because check_foreign_files recognizes a run's folder by it
         write_atomic(folder / "env.json", json.dumps({"schema": 1, "starts": starts}, indent=1) + "\n")
         write_atomic(folder / "run.toml", to_toml(to_tree(run.spec)))
         write_atomic(folder / "data.json", json.dumps(hashes, indent=1) + "\n")
@@ -239,7 +241,7 @@ def write_run_files(run: PreparedRun, hashes: Tree, folder: Path, device: torch.
 
 
 def data_hashes(run: PreparedRun) -> Tree:
-    """Hashes of everything the run learns from: a data file may have changed under the same name."""
+    """Returns hashes of all training data, because a file may change under the same name."""
     fields = [run.attention_targets[name] for name in sorted(run.attention_targets)]
     targets = [array for rows in fields for array in (np.array([*map(len, rows)]), *rows)]
     data = {
@@ -252,7 +254,7 @@ def data_hashes(run: PreparedRun) -> Tree:
 
 
 def hash_rows(rows: TokenRows) -> str:
-    """Of every id. The index of prepared rows has hashes, which were checked when the files were opened."""
+    """Hashes every id. The index of prepared rows has hashes, which were checked when the files were opened."""
     if isinstance(rows, TruncatedRows):
         return hash_arrays(json.dumps([rows.max_lengths, hash_rows(rows.rows)]))
     if isinstance(rows, MappedRows):
@@ -270,7 +272,7 @@ def hash_arrays(header: str, arrays: Iterable[np.ndarray] = ()) -> str:
 
 
 def environment(spec: RunSpec, device: torch.device) -> Tree:
-    """Versions, machine, command and commit of one start."""
+    """Returns the versions, machine, command and git commit of one start."""
     from manyheads import __version__
 
     return {
@@ -282,7 +284,7 @@ def environment(spec: RunSpec, device: torch.device) -> Tree:
 
 
 def git_commit() -> str | None:
-    """The commit of the repository that the run was started in, if it was in one."""
+    """Returns the commit of the repository that the run was started in, or None outside a repository."""
     try:
         done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=True)
     except (OSError, subprocess.SubprocessError):  # no git, or no repository here
@@ -304,7 +306,7 @@ def open_log(folder: Path, *, tensorboard: bool) -> Iterator[Log]:
 
 
 class Log:
-    """metrics.jsonl, one line per event. On a full disk lines wait in memory until they can be written."""
+    """Writes metrics.jsonl, one line per event. On a full disk, lines wait in memory until they can be written."""
 
     def __init__(self, path: Path, also: Callable[[Tree], None] | None = None) -> None:
         self.path, self.also = path, also
@@ -313,7 +315,7 @@ class Log:
     def add(self, event: Event) -> str | None:
         """Writes an event: its name in snake case and its fields. Returns the error of the first write that fails."""
         line = {"event": re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()} | asdict(event)
-        self.waiting.append(json.dumps(to_json(line)) + "\n")
+        self.waiting.append(json.dumps(to_jsonable_python(line, inf_nan_mode="null")) + "\n")
         failed_before, self.failing = self.failing, True
         try:
             append_atomic(self.path, "".join(self.waiting).encode(), create=not self.created)
@@ -323,38 +325,31 @@ class Log:
                 self.also(line)
         except OSError as error:
             path = self.path if self.waiting else self.path.with_name("events.out.tfevents.*")
-            message = f"cannot write {path}: {error.strerror or error}; training continues, and so do attempts to write"
+            message = f"cannot write {path}: {error.strerror or error}; training continues, and the write is retried"
             return None if failed_before else message
         self.failing = False
         return None
 
     def drop_after(self, step: int, evaluated_step: int) -> None:
         """Removes lines of steps and evaluations that will be repeated, and a line that a crash left incomplete."""
-
-        def known(line: str) -> bool:
-            try:
-                tree = json.loads(line)
-                return bool(tree["step"] <= (evaluated_step if tree["event"] == "evaluated" else step))
-            except (ValueError, TypeError, KeyError):
-                return False
-
         if self.path.exists():
             with explain_write_errors(self.path):
-                lines = self.path.read_text(encoding="utf-8", errors="replace").splitlines()
-                write_atomic(self.path, "".join(f"{line}\n" for line in lines if known(line)))
+                last_steps = {"evaluated": evaluated_step}
+                kept = (one for one in read_events(self.path) if one["step"] <= last_steps.get(one["event"], step))
+                write_atomic(self.path, "".join(f"{json.dumps(event)}\n" for event in kept))
 
 
-def to_json(value: Any) -> Any:
-    """NaN and infinity, which JSON does not have, as null."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, list | tuple):
-        return [to_json(inner) for inner in value]
-    return {name: to_json(inner) for name, inner in value.items()} if isinstance(value, dict) else value
+def read_events(path: Path) -> Iterator[Tree]:
+    """Yields the events of metrics.jsonl, without a line that a crash left incomplete."""
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
+        with suppress(ValueError):
+            event = json.loads(line)
+            if isinstance(event, dict) and "event" in event and type(event.get("step")) is int:
+                yield event
 
 
 class TensorBoardWriter:
-    """One event file per start; its first record tells TensorBoard to drop later steps of earlier files.
+    """Writes one event file per start; its first record makes TensorBoard drop later steps of earlier files.
 
     tensorboardX's own writer has a thread, which a full disk kills with a traceback; here the caller gets the error.
     """

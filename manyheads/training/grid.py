@@ -1,4 +1,4 @@
-"""The grid of `compare`: axes, which are fields of a run and their values, and one cell per combination of values."""
+"""The grid of `compare`: an axis is a field of the run with its values, a cell is one combination of values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STACKS: dict[str, type[Spec]] = {
 
 @dataclass(frozen=True)
 class Axis:
-    """A name as typed, the fields of the run that it sets, and its values."""
+    """One axis of the grid: its name as typed, the fields of the run that it sets, and its values."""
 
     name: str
     paths: tuple[str, ...]
@@ -35,14 +35,14 @@ class Axis:
 class CellRun:
     """The run of a cell with one seed."""
 
-    tree: Tree  # for another process, which may have to load --parts before it can read it
+    tree: Tree  # a worker process reads the tree after it has loaded --parts
     spec: RunSpec
     folder: Path
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One value of every axis, and a run per seed; or an error, if these values do not go together."""
+    """One value of every axis, with a run per seed, or with the error if these values are incompatible."""
 
     values: tuple[tuple[str, str], ...]
     runs: tuple[CellRun, ...] = ()
@@ -64,7 +64,7 @@ def read_axes(texts: Sequence[str], tree: Tree) -> list[Axis]:
 
 
 def read_axis(text: str, tree: Tree) -> Axis:
-    """`position=none,rope`, and which fields of this run that means."""
+    """Parses `position=none,rope`, and finds the fields of this run that it sets."""
     name, equals, rest = text.partition("=")
     values = tuple(split_values(rest))
     if not equals or not name.strip() or not all(values):
@@ -93,10 +93,13 @@ def split_values(text: str) -> Iterator[str]:
 
 
 def field_paths(name: str, tree: Tree) -> tuple[str, ...]:
-    """A full path as it is; a short one in every stack of this run that has it, else in [model], [optim] or [train]."""
+    """Resolves a field: a full path stays; a short one means every stack that has it, else a table of the run."""
     first = name.partition(".")[0]
     if name == "seed":
-        raise UsageError("seed: every cell is trained with several seeds", hint="set their number with --seeds")
+        raise UsageError(
+            "seed cannot be an axis, because every cell is trained with several seeds",
+            hint="set their number with --seeds",
+        )
     model = tree["model"] if isinstance(tree.get("model"), dict) else {}
     stacks = [shape for shape in STACKS if isinstance(model.get(shape), dict) and first in STACKS[shape].model_fields]
     if first in RunSpec.model_fields:
@@ -121,7 +124,7 @@ def field_paths(name: str, tree: Tree) -> tuple[str, ...]:
 
 
 def make_grid(tree: Tree, axes: Sequence[Axis], seeds: int, folder: Path) -> list[Cell]:
-    """Every cell. A value that is invalid in all of its cells is an error; a single invalid cell keeps its error."""
+    """Returns every cell. Raises if a value is invalid in all of its cells; a single invalid cell keeps its error."""
     if math.prod(len(axis.values) for axis in axes) * seeds > MAX_RUNS:
         raise UsageError(f"these axes and seeds make more than {MAX_RUNS:,} runs")
     cells = [make_cell(tree, axes, values, seeds, folder) for values in itertools.product(*(a.values for a in axes))]
@@ -148,7 +151,7 @@ def make_cell(tree: Tree, axes: Sequence[Axis], values: Sequence[str], seeds: in
 
 
 def folder_name(values: tuple[tuple[str, str], ...]) -> str:
-    """The values as typed, if every file system allows that; otherwise a part of them, and a hash."""
+    """Returns the values as typed if every file system allows that, otherwise a shortened form with a hash."""
     name = ",".join(f"{axis}={value}" for axis, value in values)
     if re.fullmatch(r"[\w.=,+-]{1,120}", name, re.ASCII):
         return name

@@ -56,14 +56,14 @@ from manyheads.training.store import (
     set_newer_aside,
 )
 
-GENERATED_ROWS = 64  # per batch of an evaluation
-MAX_SKIPPED_STEPS = 10  # in a row, before the run stops
-MAX_FAILED_SAVES = 3  # in a row, before the run stops
+GENERATED_ROWS = 64  # rows per batch of greedy decoding in an evaluation
+MAX_SKIPPED_STEPS = 10  # consecutive skipped steps before the run stops
+MAX_FAILED_SAVES = 3  # consecutive failed saves before the run stops
 
-# by the reason for which a run finished: a field of the run file, or a signal; 75 is EX_TEMPFAIL, "run it again"
+# exit status by the reason for which a run ended, a field of [train] or a signal; 75 is EX_TEMPFAIL, "run it again"
 EXIT_STATUS = {"steps": 0, "stop_at": 0, "patience": 0, "interrupted": 130, "terminated": 75}
 
-ShouldStop = Callable[[], str | None]  # called between any two pieces of work: a reason to stop, or None
+ShouldStop = Callable[[], str | None]  # polled between pieces of work; returns a reason to stop, or None
 
 
 def train(
@@ -81,7 +81,7 @@ def train(
     `run` is a run file, its tree or a spec. `progress` is called with every event; `train_events` yields them instead.
     """
     spec, folder = to_spec(run, overrides), Path(folder)
-    event: Any = None  # the last one is Finished
+    event: Any = None  # after the loop, this is Finished
     with handle_signals() as should_stop:
         target = resolve_device(device)
         check_folder(folder, resume)
@@ -140,7 +140,7 @@ def train_events(
 def restore_or_init(
     checkpoints: Path, resume: str, run: PreparedRun, model: Model, optimizer: torch.optim.Optimizer
 ) -> tuple[TrainState, Resumed | None]:
-    """The state of the run: restored from a checkpoint, with weights and optimizer state, or that of a new run."""
+    """Restores weights, optimizer and training state from a checkpoint; without one, returns the state of a new run."""
     init_hash = checkpoint_hash(run.init_checkpoint) if run.init_checkpoint else ""
     named = None if resume in ("auto", "never") else find_checkpoint(checkpoints, Path(resume))
     checkpoint, warnings = (named, []) if named else newest_valid(checkpoints)
@@ -162,7 +162,7 @@ def restore_or_init(
 
 
 def check_free_space(folder: Path, checkpoint_size: int, step: int) -> list[Event]:
-    """An error if no checkpoint fits on the disk, a warning if one does."""
+    """Raises if no checkpoint fits on the disk, and warns if only one does."""
     fits = free_bytes(folder) / checkpoint_size
     message = f"the disk of {folder} has space for {fits:.1f} checkpoints"
     if fits < 1:
@@ -179,7 +179,7 @@ def train_loop(
     checkpointer: Checkpointer,
     should_stop: ShouldStop,
 ) -> Iterator[Event]:
-    """Steps, evaluations and checkpoints until train.steps, train.best or a signal ends the run."""
+    """Trains, evaluates and saves until train.steps, train.best or a signal ends the run."""
     settings, best, stream = run.spec.train, run.spec.train.best, BatchStream(run, state)
 
     def evaluation_due() -> bool:
@@ -189,7 +189,7 @@ def train_loop(
     reason, improved = state.stop_reason(best) or should_stop(), False
     while reason is None and (state.step < settings.steps or evaluation_due()):
         improved = False
-        if not evaluation_due():  # one is due here if a signal interrupted it in the last start
+        if not evaluation_due():  # an evaluation is due here if a signal interrupted it in the previous start
             with explain_memory_errors(f"batches of {settings.batch_tokens:,} tokens"):
                 event = train_step(model, optimizer, stream, run, state)
             yield event
@@ -225,7 +225,7 @@ class Checkpointer:
     message: str = ""
 
     def save(self, state: TrainState, *, best: bool = False) -> Saved | SaveFailed | Warned:
-        """One checkpoint. It counts as the best only once it exists: a later one need not beat what was not saved."""
+        """Saves one checkpoint. It becomes the best only once it is written, so that a failed save never is."""
         saved = state.as_best() if best else replace(state)
         try:
             self.check_lock()
@@ -241,7 +241,7 @@ class Checkpointer:
         return Saved(state.step, str(path))
 
     def check(self, max_failures: int) -> None:
-        """Ends a run that cannot be saved."""
+        """Raises if the last `max_failures` saves failed."""
         if self.failures >= max_failures:
             times = f" ({self.failures} times in a row)" if self.failures > 1 else ""
             raise OutOfDiskError(f"{self.message}{times}; training after step {self.saved.step:,} is lost")
@@ -262,7 +262,7 @@ def explain_memory_errors(what: str) -> Iterator[None]:
 def interruptible_evaluation(
     model: Model, optimizer: torch.optim.Optimizer, run: PreparedRun, should_stop: ShouldStop
 ) -> dict[str, float] | None:
-    """Metrics on the validation set; None if a signal interrupted it, so that the next start repeats it."""
+    """Returns the metrics on the validation set, or None if a signal interrupted it; the next start repeats it."""
     try:
         with explain_memory_errors("an evaluation"), ema_weights(optimizer):
             return validate(model, run, should_stop)
@@ -271,12 +271,12 @@ def interruptible_evaluation(
 
 
 def check_skipped_steps(state: TrainState, checkpoints: Path) -> None:
-    """Stops a run after too many skipped steps; no checkpoint was saved since the first of them."""
+    """Raises after too many skipped steps in a row; no checkpoint was saved since the first of them."""
     if state.skipped >= MAX_SKIPPED_STEPS:
         path = newest_finite(checkpoints)
         raise DivergedError(
             f"{state.skipped} steps in a row, up to step {state.step}, had a NaN or infinite loss or gradient",
-            hint="lower optim.lr, or look at the rows in metrics.jsonl"
+            hint="lower optim.lr, or inspect the rows that metrics.jsonl lists"
             + (f"; the last good checkpoint is {path}" if path else ""),
         )
 
@@ -324,24 +324,16 @@ def train_step(
 def accumulate_gradients(
     model: Model, batches: Sequence[Batch], spec: RunSpec, step: int
 ) -> tuple[float, dict[str, float]]:
-    """Gradients of the mean loss over all targets of the batches; returns that mean and the auxiliary losses."""
+    """Accumulates gradients of the mean loss over all targets; returns that mean and the auxiliary losses."""
     target_count = sum(int((batch.targets != IGNORE_INDEX).sum()) for batch in batches)
     model.train()
-    loss_sum, counts = 0.0, term_counts(spec.auxiliary_losses, model, batches) if spec.auxiliary_losses else {}
+    loss_sum, counts = 0.0, term_counts(spec.auxiliary_losses, model, batches)
     terms = dict.fromkeys(counts, 0.0)
     for i, batch in enumerate(batches):
         torch.manual_seed(mix_seed(spec.seed, step, i))  # so that resuming needs no random state
         with autocast(batch.inputs.tokens.device):
-            loss = (
-                loss_with_auxiliary(spec.task, spec.auxiliary_losses, model, batch)
-                if spec.auxiliary_losses
-                else spec.task.loss(model, batch)
-            )
-        (
-            total_loss(loss, target_count, spec.auxiliary_losses, counts)
-            if spec.auxiliary_losses
-            else loss.sum / target_count
-        ).backward()
+            loss = loss_with_auxiliary(spec.task, spec.auxiliary_losses, model, batch)
+        total_loss(loss, target_count, spec.auxiliary_losses, counts).backward()
         loss_sum += float(loss.sum.detach())
         for name, term in loss.terms.items():
             terms[name] += float(term.sum.detach()) / max(1, counts[name])
@@ -349,7 +341,7 @@ def accumulate_gradients(
 
 
 def mix_seed(*numbers: int) -> int:
-    """One seed from several numbers."""
+    """Derives one seed from several numbers."""
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> 1)
 
 
@@ -362,10 +354,10 @@ class Interrupted(Exception):  # noqa: N818
 
 @torch.no_grad()
 def validate(model: Model, run: PreparedRun, should_stop: ShouldStop = lambda: None) -> dict[str, float]:
-    """The task's validation metrics.
+    """Returns the task's metrics on the validation set.
 
-    Runs that differ only in their seed are evaluated on the same rows. What is masked in a text, and which documents
-    are in a query's batch, also depends on the batches, and so on train.batch_tokens.
+    Runs that differ only in their seed are evaluated on the same rows. Masked positions and in-batch negatives
+    also depend on the batches, and so on train.batch_tokens.
     """
     model.eval()
     device, total = next(model.parameters()).device, LossSum()
@@ -379,7 +371,7 @@ def validate(model: Model, run: PreparedRun, should_stop: ShouldStop = lambda: N
 
 
 def generation_metrics(model: Model, run: PreparedRun, should_stop: ShouldStop) -> dict[str, float]:
-    """Metrics of greedy decoding, if the task has some: of an in-memory checkpoint."""
+    """Returns metrics of greedy decoding, if the task defines any."""
     rows, best = run.validation_rows, run.spec.train.best
 
     def groups() -> Iterator[list[Any]]:
@@ -394,7 +386,7 @@ def generation_metrics(model: Model, run: PreparedRun, should_stop: ShouldStop) 
 
 
 def autocast(device: torch.device) -> torch.autocast:
-    """bfloat16 matrix products on a GPU; float32 on a CPU."""
+    """Computes matrix products in bfloat16 on a GPU, and in float32 on a CPU."""
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda")
 
 
@@ -402,10 +394,9 @@ def autocast(device: torch.device) -> torch.autocast:
 
 
 class StopSignal:
-    """Call it to ask whether a signal arrived: its reason, "interrupted" or "terminated", or None.
+    """Records SIGINT and SIGTERM; calling it returns "interrupted", "terminated" or None.
 
-    Before the first call there is nothing to finish or to save, so the first signal stops at once too; SIGTERM exits
-    with 75 then as well.
+    Before the first call there is nothing to save, so the first signal stops at once; SIGTERM then also exits with 75.
     """
 
     def __init__(self) -> None:
@@ -431,8 +422,8 @@ class StopSignal:
 def handle_signals() -> Iterator[StopSignal]:
     """Catches both signals inside the block, and restores the handlers at its end.
 
-    A signal that is ignored at the start stays ignored, as `nohup` and `command &` in a script ask. Only the main
-    thread of a program can catch signals.
+    A signal that is ignored at the start stays ignored, as under `nohup` and for `command &` in a script. Only the
+    main thread of a program can catch signals.
     """
     should_stop = StopSignal()
     handlers = {signal.SIGINT: should_stop.on_sigint, signal.SIGTERM: should_stop.on_sigterm}

@@ -1,4 +1,4 @@
-"""LoRA: a low-rank update trained beside the frozen weights of linear layers, of any model; saved as PEFT reads it."""
+"""LoRA: trains a low-rank update next to frozen linear layers of any model, and saves it in the format of PEFT."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from manyheads.model.build import Model, build_meta
 from manyheads.model.spec import ModelSpec
 from manyheads.spec import Spec, Tree, did_you_mean, field, quoted
 
-TRAINED = "trained.safetensors"  # of a checkpoint: the trained parameters under our own names, to resume from
+TRAINED = "trained.safetensors"  # the trained parameters under our own names, to resume from
 
 
 class LoraSpec(Spec):
@@ -37,7 +37,7 @@ class LoraSpec(Spec):
 
 
 class Lora(nn.Module):
-    """A linear layer with A and B beside it. B is 0 at first, so that the output is that of the layer alone."""
+    """A frozen linear layer with its A and B. B starts at 0, so that the first output is that of the layer alone."""
 
     def __init__(self, inner: nn.Linear, spec: LoraSpec, rng: torch.Generator) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Lora(nn.Module):
 
 
 def add_lora(model: Model, spec: LoraSpec, *, seed: int, new: Collection[str]) -> None:
-    """Wraps every target module; freezes all other weights but the `new` ones, which no checkpoint has trained."""
+    """Wraps every target module; freezes all other weights except the `new` ones, which no checkpoint has trained."""
     modules = ((path, part) for path, part in model.named_modules() if not path.startswith("head."))
     layers = {path: part for path, part in modules if isinstance(part, nn.Linear)}
     targets = set[str]()
@@ -86,7 +86,7 @@ def lora_layers(model: nn.Module) -> dict[str, Lora]:
 
 
 def merge_lora(model: Model) -> Model:
-    """A model with BA added to every W, as if trained whole; the model itself if it has no LoRA layers."""
+    """Returns a model with (α/r)·BA added to every W, or the model itself if it has no LoRA layers."""
     layers = lora_layers(model)
     if not layers:
         return model
@@ -104,7 +104,7 @@ def merge_lora(model: Model) -> Model:
 
 
 def transformers_names(spec: ModelSpec, family: str | None) -> dict[str, str]:
-    """Our path → that of transformers, of linear layers that both store alike; an error if no family fits."""
+    """Maps our path of each linear layer that transformers stores alike to its path there; raises if no family fits."""
     families = (*([family] if family in NAMES else []), *NAMES)
     known, architecture, _, _ = find_architecture(spec, families)
     parameters = dict(build_meta(spec).named_parameters())
@@ -113,7 +113,7 @@ def transformers_names(spec: ModelSpec, family: str | None) -> dict[str, str]:
 
 
 def adapter_names(model: Model, family: str | None) -> tuple[dict[str, str], str]:
-    """The names under which the adapter is saved; if they cannot be those of transformers, a note that says why."""
+    """Returns the names under which the adapter is saved, and a note if they cannot be those of transformers."""
     layers = lora_layers(model)
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     whole = {name.rpartition(".")[0] for name in trained if not name.startswith(tuple(f"{path}." for path in layers))}
@@ -130,7 +130,7 @@ def adapter_names(model: Model, family: str | None) -> tuple[dict[str, str], str
 
 
 def write_adapter(folder: Path, model: Model, spec: LoraSpec, *, base: str, names: dict[str, str]) -> None:
-    """adapter/ as PEFT reads it, under these names; and the trained parameters under our own, to resume from."""
+    """Writes adapter/ in the format of PEFT under these names, and the trained parameters under our own, to resume."""
     trained = {name: parameter.detach() for name, parameter in model.named_parameters() if parameter.requires_grad}
     save_file(trained, folder / TRAINED)
     layers = lora_layers(model)

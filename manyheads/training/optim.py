@@ -22,15 +22,15 @@ class ScheduleSpec(Part, slot="schedule", default="cosine"):
     warmup_steps: int = field(100, "steps in which the learning rate rises linearly from 0", ge=0)
 
     def factor(self, step: int, steps: int) -> float:
-        """For step 1, 2, … of `steps`; never 0, because a step at rate 0 would learn nothing."""
+        """Returns the factor for step 1, 2, … of `steps`; it is never 0, because such a step would not train."""
         return step / self.warmup_steps if step <= self.warmup_steps else self.after_warmup(step, steps)
 
     @abstractmethod
     def after_warmup(self, step: int, steps: int) -> float:
-        """The factor of the learning rate after the warmup."""
+        """Returns the factor after the warm-up."""
 
     def progress(self, step: int, steps: int) -> float:
-        """0 at the first step after the warm-up, 1 at the step after the last one."""
+        """Returns 0 at the first step after the warm-up, and 1 at the step after the last one."""
         return min(1.0, (step - 1 - self.warmup_steps) / max(1, steps - self.warmup_steps))
 
 
@@ -94,15 +94,15 @@ class OptimSpec(Part, slot="optim", default="adamw"):
     eps: float = field(1e-9, "ε, added to the denominator", gt=0)
     clip: float = field(1.0, "maximum norm of all gradients together; 0 disables clipping", ge=0)
     ema_decay: float = field(
-        0.0, "decay rate of a moving average of the weights, which is evaluated and saved; 0 for none", ge=0, lt=1
+        0.0, "decay rate of a moving average of the weights, which is evaluated and saved; 0 disables it", ge=0, lt=1
     )
 
     @abstractmethod
     def build(self, model: nn.Module) -> torch.optim.Optimizer:
-        """The optimizer of a model's trainable weights."""
+        """Returns the optimizer of a model's trainable weights."""
 
     def adamw(self, parameters: Iterable[nn.Parameter]) -> torch.optim.AdamW:
-        """With one group for matrices and one for vectors; an empty group where there are no parameters at all."""
+        """Returns AdamW with a group for matrices and one for vectors, or an empty group without parameters."""
         known = list(parameters)
         split = (
             ([one for one in known if (one.dim() >= 2) == decays], self.weight_decay * decays)
@@ -142,7 +142,7 @@ def trainable(model: nn.Module) -> list[nn.Parameter]:
 
 
 def hidden_matrices(model: nn.Module) -> Iterator[Tensor]:
-    """The trainable weights of linear layers, but for the head; embeddings are not among them."""
+    """Yields the trainable weights of linear layers, except those of the head."""
     heads = {id(weight) for name, weight in model.named_parameters() if name.split(".")[0] == "head"}
     for module in model.modules():
         if isinstance(module, nn.Linear) and module.weight.requires_grad and id(module.weight) not in heads:
@@ -150,9 +150,9 @@ def hidden_matrices(model: nn.Module) -> Iterator[Tensor]:
 
 
 class Muon(torch.optim.Optimizer):
-    """Orthogonalized momentum for some matrices, and another optimizer for the other parameters, as one optimizer.
+    """Updates some matrices by orthogonalized momentum, and all other parameters by another optimizer.
 
-    torch's own Muon computes in bfloat16, which a CPU emulates: 10 × slower there than these float32 products.
+    torch's own Muon computes in bfloat16, which a CPU emulates; these float32 products are 10 × faster there.
     """
 
     def __init__(
@@ -188,9 +188,9 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:
-    """About UVᵀ for each UΣVᵀ, by five Newton–Schulz iterations; its singular values are between 0.7 and 1.2.
+    """Returns about UVᵀ for each UΣVᵀ, by five Newton–Schulz iterations; its singular values are between 0.7 and 1.2.
 
-    x ← a x + b x³ + c x⁵ on every singular value, with the coefficients of Jordan et al. 2024.
+    Each iteration maps every singular value x to a x + b x³ + c x⁵, with the coefficients of Jordan et al. 2024.
     """
     a, b, c = 3.4445, -4.7750, 2.0315
     tall = matrices.shape[-2] > matrices.shape[-1]
@@ -208,14 +208,14 @@ def total_grad_norm(model: nn.Module) -> Tensor:
 
 # ---------------------------------------------------------------------------------------------------------------- EMA
 
-# A key in the optimizer's state of each weight, and so in every checkpoint: the average while the model trains; the
-# trained weight while the model holds the average, as checkpoints do.
+# Key in the optimizer's state of each weight, which every checkpoint stores. It holds the average while the model
+# trains, and the trained weight while the model holds the average, as in a checkpoint.
 SWAPPED = "swapped"
 
 
 @torch.no_grad()
 def update_ema(optimizer: torch.optim.Optimizer, decay: float, step: int) -> None:
-    """m ← βm + (1 − β)w, with β = min(decay, 1 − 1/step): at first the plain mean."""
+    """m ← βm + (1 − β)w, with β = min(decay, 1 − 1/step), which is the plain mean at first."""
     for weight, state in states(optimizer):
         if state:
             state.setdefault(SWAPPED, weight.detach().clone()).lerp_(weight, 1 - min(decay, 1 - 1 / step))
@@ -223,7 +223,7 @@ def update_ema(optimizer: torch.optim.Optimizer, decay: float, step: int) -> Non
 
 @contextmanager
 def ema_weights(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """The model holds the averages inside the block, if there are any."""
+    """Puts the averages into the model inside the block, if there are any."""
     swap_ema(optimizer)
     try:
         yield
@@ -239,9 +239,9 @@ def swap_ema(optimizer: torch.optim.Optimizer) -> None:
 
 
 def restore_ema(optimizer: torch.optim.Optimizer, decay: float) -> None:
-    """After loading a checkpoint, whose model holds the averages.
+    """Swaps weights and averages back after a checkpoint is loaded, whose model holds the averages.
 
-    Without a decay they are dropped: nothing would update them, and every later checkpoint would hold old averages.
+    Without a decay the averages are dropped, because they are no longer updated.
     """
     swap_ema(optimizer)
     for state in optimizer.state.values() if not decay else ():

@@ -1,4 +1,4 @@
-"""Preparing a run: its data and the checkpoint it starts from are opened once, and rows become token ids."""
+"""Prepares a run: opens its data and its initial checkpoint once, and turns rows into token ids."""
 
 from __future__ import annotations
 
@@ -28,30 +28,35 @@ from manyheads.training.events import Event, Initialized, Truncated
 from manyheads.training.lora import adapter_names, add_lora
 from manyheads.training.run import RunSpec
 
-COMPARED_TEXTS = 16  # that two tokenizers must split alike
+COMPARED_TEXTS = 16  # number of texts on which two tokenizers are compared
 
 
 @dataclass(frozen=True)
-class PreparedRun:
-    """A run with everything that the loop needs."""
+class PreparedText:
+    """The rows of a run as texts, with the tokenizer that is trained on them or loaded from the checkpoint."""
+
+    model_spec: ModelSpec  # in a PreparedRun, with the numbers of tokens and classes of the data
+    corpus: Corpus
+    tokenizer: Any  # None if the data has no texts
+    special_tokens: SpecialTokens
+    init_checkpoint: Checkpoint | None
+
+
+@dataclass(frozen=True)
+class PreparedRun(PreparedText):
+    """A run with everything that the training loop needs."""
 
     spec: RunSpec
-    model_spec: ModelSpec  # with the numbers of tokens and classes that the data has
-    corpus: Corpus
-    tokenizer: Any  # None without texts
-    special_tokens: SpecialTokens
     labels: tuple[str, ...]
     train_rows: TokenRows
     validation_rows: TokenRows
     truncated: tuple[int, int] = (0, 0)  # number of truncated training and validation rows
-    init_checkpoint: Checkpoint | None = None
-    attention_targets: dict[str, list[AttentionTargets]] = field(
-        default_factory=dict
-    )  # per guided term, those of each training row
+    # by the name of a guided loss, the targets of each training row
+    attention_targets: dict[str, list[AttentionTargets]] = field(default_factory=dict)
 
     @property
     def family(self) -> str | None:
-        """The Hugging Face family of the initial checkpoint, through runs in between."""
+        """The Hugging Face family of the initial checkpoint, even if that is itself a fine-tuned run."""
         metadata = self.init_checkpoint.metadata if self.init_checkpoint else None
         if metadata is None:
             return None
@@ -61,23 +66,12 @@ class PreparedRun:
 
     @property
     def max_length(self) -> int | None:
-        """Where a source or a single text is truncated, special tokens included."""
+        """The length to which a source or a single text is truncated, special tokens included."""
         return max_length(self.spec, self.model_spec.encoder or self.model_spec.decoder)
 
 
-@dataclass(frozen=True)
-class PreparedText:
-    """The rows of a run as texts, with the tokenizer that is trained on them or taken from the checkpoint."""
-
-    corpus: Corpus
-    tokenizer: Any
-    special_tokens: SpecialTokens
-    init_checkpoint: Checkpoint | None
-    model_spec: ModelSpec
-
-
 def prepare(spec: RunSpec) -> PreparedRun:
-    """Opens the data and the checkpoint of a run."""
+    """Opens the data and the initial checkpoint of a run, and encodes the rows."""
     text = prepare_text(spec)
     corpus, tokenizer, special_tokens = text.corpus, text.tokenizer, text.special_tokens
     fields, folder = spec.task.fields_in(corpus.fields), spec.data.prepared_folder
@@ -94,22 +88,18 @@ def prepare(spec: RunSpec) -> PreparedRun:
     limits = text_limits(spec, fields, model_spec, special_tokens)
     train, validation = (TruncatedRows(encode(split), limits) for split in ("train", "validation"))
     return PreparedRun(
+        **vars(replace(text, model_spec=model_spec)),
         spec=spec,
-        model_spec=model_spec,
-        corpus=corpus,
-        tokenizer=tokenizer,
-        special_tokens=special_tokens,
         labels=labels,
         train_rows=train if limits else train.rows,
         validation_rows=validation if limits else validation.rows,
         truncated=(train.num_truncated, validation.num_truncated),
-        init_checkpoint=text.init_checkpoint,
         attention_targets=prepare_attention_targets(spec, corpus, tokenizer, limits),
     )
 
 
 def prepare_text(spec: RunSpec) -> PreparedText:
-    """The first half of `prepare`: the rows as texts, and the tokenizer."""
+    """Opens the data and the initial checkpoint of a run, and trains or loads the tokenizer."""
     initial = load(Path(spec.init_from), dtype=torch.float32, verify=True) if spec.init_from else None
     model_spec = resolve_model(spec, initial)
     corpus = spec.data.load()
@@ -121,7 +111,7 @@ def prepare_text(spec: RunSpec) -> PreparedText:
         )
     columns = [corpus.fields.index(name) for name in fields if name not in NON_TEXT_FIELDS]
     if not columns:
-        return PreparedText(corpus, None, SpecialTokens(vocab_size=0), initial, model_spec)
+        return PreparedText(model_spec, corpus, None, SpecialTokens(vocab_size=0), initial)
     folder, texts = spec.data.prepared_folder, (row[i] for row in corpus.train for i in columns)
     tokenizer_spec = tokenizer_for(folder, spec.tokenizer) if folder else spec.tokenizer
     tokenizer = checkpoint_tokenizer(initial, tokenizer_spec, texts) if initial else tokenizer_spec.make(texts)
@@ -129,11 +119,11 @@ def prepare_text(spec: RunSpec) -> PreparedText:
         tokenizer.add_special_tokens(list(spec.task.additional_special_tokens()))
     special_tokens = task_special_tokens(spec.task, tokenizer, initial)
     spec.task.check_tokens(special_tokens, model_spec)
-    return PreparedText(corpus, tokenizer, special_tokens, initial, model_spec)
+    return PreparedText(model_spec, corpus, tokenizer, special_tokens, initial)
 
 
 def resolve_model(spec: RunSpec, initial: Checkpoint | None) -> ModelSpec:
-    """The model's description; with a checkpoint, that of the checkpoint with the run's overrides."""
+    """Returns the run's model; with init_from, the checkpoint's model with the run's overrides."""
     if isinstance(spec.model, ModelSpec):
         return spec.model
     assert initial is not None
@@ -144,7 +134,7 @@ def resolve_model(spec: RunSpec, initial: Checkpoint | None) -> ModelSpec:
 
 
 def fill_sizes(spec: ModelSpec, *, vocab_size: int, num_labels: int) -> ModelSpec:
-    """The model with the numbers of tokens and classes that the data has; raises if it gives others."""
+    """Fills in the numbers of tokens and classes of the data; raises if the model specifies others."""
     if spec.vocab == "tokenizer":
         if not vocab_size:
             raise IncompatibleError("is 'tokenizer' and the data has no texts; leave it out", ("model", "vocab"))
@@ -164,13 +154,13 @@ def fill_sizes(spec: ModelSpec, *, vocab_size: int, num_labels: int) -> ModelSpe
 
 
 def label_order(labels: tuple[str, ...], initial: Checkpoint | None) -> tuple[str, ...]:
-    """The classes in the order of the checkpoint, if it has the same ones."""
+    """Returns the classes, in the order of the checkpoint if it has the same ones."""
     names = class_labels(initial) if initial else ()
     return names if sorted(names) == sorted(labels) else labels
 
 
 def class_labels(checkpoint: Checkpoint) -> tuple[str, ...]:
-    """The names of a checkpoint's classes; none if they are only numbered."""
+    """Returns the names of a checkpoint's classes, or () if they are only numbered."""
     names = tuple(checkpoint.id2label[i] for i in sorted(checkpoint.id2label))
     return () if all(re.fullmatch(r"LABEL_\d+", name) for name in names) else names
 
@@ -179,7 +169,7 @@ def class_labels(checkpoint: Checkpoint) -> tuple[str, ...]:
 
 
 def max_length(spec: RunSpec, stack: StackSpec | None) -> int | None:
-    """Where texts are truncated: at train.max_length, or at the model's last position."""
+    """Returns the length to which texts are truncated: train.max_length, or the model's number of positions."""
     limits = (spec.train.max_length, stack.max_positions if stack else None)
     return min((limit for limit in limits if limit is not None), default=None)
 
@@ -187,7 +177,7 @@ def max_length(spec: RunSpec, stack: StackSpec | None) -> int | None:
 def text_limits(
     spec: RunSpec, fields: Sequence[str], model: ModelSpec, special_tokens: SpecialTokens
 ) -> dict[str, int]:
-    """The maximum length of each text field, without special tokens."""
+    """Returns the maximum length of each text field, without special tokens."""
     limits = {}
     for name in () if spec.train.pack else fields:
         stack = model.decoder if name == "target" and model.decoder else model.encoder or model.decoder
@@ -204,7 +194,7 @@ def text_limits(
 def prepare_attention_targets(
     spec: RunSpec, corpus: Corpus, tokenizer: Any, limits: Mapping[str, int]
 ) -> dict[str, list[AttentionTargets]]:
-    """The attention targets of each training row, for each auxiliary loss that needs some."""
+    """Returns the attention targets of each training row, for each auxiliary loss that needs some."""
     targets: dict[str, list[AttentionTargets]] = {}
     for i, term in enumerate(spec.auxiliary_losses):
         if term.fields and term.name not in targets:
@@ -222,12 +212,12 @@ def prepare_attention_targets(
 
 
 def checkpoint_tokenizer(initial: Checkpoint, spec: TokenizerSpec, texts: Iterable[str]) -> Any:
-    """The checkpoint's tokenizer, without truncation; one that the run describes must be equal to it."""
+    """Returns the checkpoint's tokenizer without truncation; raises if the run describes a different one."""
     from tokenizers import Tokenizer
 
     own = Tokenizer.from_str(initial.tokenizer.to_str()) if hasattr(initial.tokenizer, "to_str") else None
     if own is not None:
-        own.no_truncation()  # where another run truncated is not where this one does
+        own.no_truncation()  # drop the truncation that the earlier run saved
     if spec.from_checkpoint:
         if own is None:
             raise IncompatibleError("the checkpoint has no tokenizer; describe one with its vocabulary", ("tokenizer",))
@@ -241,7 +231,7 @@ def checkpoint_tokenizer(initial: Checkpoint, spec: TokenizerSpec, texts: Iterab
 
 
 def check_equal(theirs: Any, ours: Any, texts: Sequence[str]) -> None:
-    """Raises for a tokenizer with another vocabulary, naming the first difference, or that splits texts differently."""
+    """Raises if two tokenizers have different vocabularies, or split one of the texts differently."""
     vocabularies = [{i: token for token, i in one.get_vocab(with_added_tokens=True).items()} for one in (theirs, ours)]
     for i in sorted({*vocabularies[0], *vocabularies[1]}):
         one, other = (quoted(tokens[i]) if i in tokens else "nothing" for tokens in vocabularies)
@@ -259,7 +249,7 @@ def check_equal(theirs: Any, ours: Any, texts: Sequence[str]) -> None:
 
 
 def task_special_tokens(task: TaskSpec, tokenizer: Any, initial: Checkpoint | None) -> SpecialTokens:
-    """The special tokens of a tokenizer with those of the task, which it must have."""
+    """Returns the special tokens of a tokenizer; raises if it lacks those of the task."""
     extra = task.additional_special_tokens()
     spellings = [
         [tokenizer.token_to_id(name.replace("<extra_", prefix)) for name in extra]
@@ -274,7 +264,7 @@ def task_special_tokens(task: TaskSpec, tokenizer: Any, initial: Checkpoint | No
 
 
 def find_special_tokens(tokenizer: Any, checkpoint: Checkpoint | None = None) -> SpecialTokens:
-    """The tokens that pad, begin, end and mask: by the checkpoint's configs, or by their usual names."""
+    """Finds the special tokens of a tokenizer by the checkpoint's configs, or by their usual names."""
     vocab = tokenizer.get_vocab(with_added_tokens=True)
     usual, vocab_size = special_ids(tokenizer), max(vocab.values()) + 1
     config = checkpoint.config if checkpoint else {}
@@ -310,7 +300,7 @@ def find_special_tokens(tokenizer: Any, checkpoint: Checkpoint | None = None) ->
 
 
 def token_names(checkpoint: Checkpoint) -> Tree:
-    """The special tokens as tokenizer_config.json spells them, by their role."""
+    """Returns the special tokens in tokenizer_config.json, by role."""
     config = checkpoint.tokenizer_config
     values = {role: config.get(f"{role}_token") for role in ("bos", "eos", "cls", "sep", "pad", "unk", "mask")}
     texts = {role: value.get("content") if isinstance(value, dict) else value for role, value in values.items()}
@@ -318,13 +308,13 @@ def token_names(checkpoint: Checkpoint) -> Tree:
 
 
 def trained_here(checkpoint: Checkpoint) -> bool:
-    """Whether the tokenizer was trained by a run here, so that each task adds its own special tokens."""
+    """Whether a run of manyheads trained the tokenizer, so that each task adds its own special tokens."""
     assert checkpoint.metadata is not None
     return checkpoint.metadata.family.model_type == "manyheads" and "family" not in checkpoint.config
 
 
 def tokenizer_affixes(tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The ids that a tokenizer adds before and after every text."""
+    """Returns the ids that a tokenizer adds before and after every text."""
     for text in ("a", *sorted(tokenizer.get_vocab())[:100]):
         encoding = tokenizer.encode(text)
         mask = encoding.special_tokens_mask
@@ -338,7 +328,7 @@ def tokenizer_affixes(tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def initial_model(run: PreparedRun, device: torch.device | str = "cpu") -> tuple[Model, list[Event]]:
-    """The model before the first step, and the events of its initialisation."""
+    """Builds the model before the first step; returns it with the events of its initialization."""
     spec, events = run.spec, list[Event]()
     model = build(run.model_spec, seed=spec.seed)
     if run.init_checkpoint:
@@ -366,7 +356,7 @@ def compile_layers(model: Model) -> None:
 def copy_weights(model: nn.Module, checkpoint: Checkpoint, labels: Sequence[str] = ()) -> Initialized:
     """Copies every weight of the checkpoint that has the same name and shape.
 
-    Only a head may have another shape, or other classes; it is then new.
+    Only a head may have another shape or other classes; it then keeps its random weights.
     """
     ours, theirs = dict(model.named_parameters()), dict(checkpoint.model.named_parameters())
     same = {name for name in ours if name in theirs and ours[name].shape == theirs[name].shape}
@@ -402,11 +392,11 @@ def freeze(model: nn.Module, prefixes: Sequence[str]) -> None:
         for name in under:
             weights[name].requires_grad_(False)
     if not any(weight.requires_grad for weight in weights.values()):
-        raise IncompatibleError("every weight is frozen: there is nothing to train", ("freeze",))
+        raise IncompatibleError("every weight is frozen, so there is nothing to train", ("freeze",))
 
 
 def checkpoint_hash(checkpoint: Checkpoint) -> str:
-    """The hash of all weights and of the tokenizer, in whatever files they are stored."""
+    """Hashes all weights and the tokenizer, independently of the files that store them."""
     total = hashlib.sha256()
     for name, tensor in checkpoint.model.named_parameters():
         total.update(name.encode())

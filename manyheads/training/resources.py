@@ -1,9 +1,8 @@
-"""What a run needs in memory and on the disk: counted without memory, before it starts."""
+"""Estimates the memory and disk space of a run before it starts, with a model on the meta device."""
 
 from __future__ import annotations
 
 import resource
-import shutil
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import torch
 
 from manyheads.errors import OutOfDiskError, OutOfMemoryError
+from manyheads.files.write import free_bytes
 from manyheads.model.build import Model, build_meta
 from manyheads.model.size import BYTES, MAX_RECURRENT_LENGTH, dummy_inputs, format_bytes, saved_bytes
 from manyheads.tasks.task import Batch
@@ -20,7 +20,7 @@ from manyheads.training.optim import trainable
 from manyheads.training.prepare import PreparedRun, freeze
 from manyheads.training.store import checkpoints
 
-LOGITS_TENSORS = 3  # of the size of all logits: themselves, their logarithms, their gradient
+LOGITS_TENSORS = 3  # tensors of the size of the logits: logits, log-softmax, gradient
 MOMENTS = 2  # numbers per weight in the optimizer's state
 
 
@@ -32,19 +32,19 @@ class ResourceEstimate:
     weights: int
     gradients: int
     optimizer_state: int
-    activations: int  # of the largest batch, with its logits
-    batch: tuple[int, int, int]  # its rows, their length, and the length of their sources or 0
+    activations: int  # for the largest batch, logits included
+    batch: tuple[int, int, int]  # rows of that batch, their length, and the length of their sources or 0
     memory: int
     memory_free: int | None
     checkpoint: int
-    disk: int  # for all checkpoints that are kept, the best too, and one that is being written
+    disk: int  # all checkpoints that are kept, the best included, and one that is being written
     disk_free: int | None
 
 
 def estimate_resources(
     run: PreparedRun, folder: Path | None = None, device: torch.device | str = "cpu"
 ) -> ResourceEstimate:
-    """Counts on the meta device; activations are those of the largest batch or of the one with the longest row."""
+    """Counts bytes on the meta device; activations are for the largest batch, or the batch with the longest row."""
     plan = BatchPlan(run, run.train_rows)
     shapes = [plan.shape(i) for i in range(len(plan))]
     largest = {
@@ -70,12 +70,12 @@ def estimate_resources(
         memory_free=memory_free(torch.device(device)),
         checkpoint=checkpoint,
         disk=(kept + 1 - existing) * checkpoint,
-        disk_free=disk_free(folder) if folder else None,
+        disk_free=free_bytes(folder) if folder else None,
     )
 
 
 def trainable_count(run: PreparedRun, model: Model) -> int:
-    """The number of weights that are trained; adds LoRA to the model, and freezes what the run freezes."""
+    """Adds LoRA to the model, freezes what the run freezes, and returns the number of trained weights."""
     if run.spec.lora:
         add_lora(model, run.spec.lora, seed=0, new=())
     freeze(model, run.spec.freeze or ())
@@ -83,13 +83,13 @@ def trainable_count(run: PreparedRun, model: Model) -> int:
 
 
 def activation_bytes(run: PreparedRun, model: Model, batch: Batch) -> tuple[int, tuple[int, int, int]]:
-    """What the forward pass of a batch keeps for the backward pass, and the batch's shape."""
+    """Returns the bytes that a forward pass saves for the backward pass, and the batch's shape."""
     rows, length = batch.inputs.tokens.shape[:2]
     source_length = batch.source.tokens.shape[1] if batch.source else 0
     counted_length = min(length, MAX_RECURRENT_LENGTH) if run.model_spec.recurrent else length
     inputs, source = dummy_inputs(run.model_spec, rows, counted_length, source_length)
     total = saved_bytes(model, inputs, source) * length // counted_length + logits_bytes(run, rows * length)
-    if source_length and source is None:  # a second text, read by the same model
+    if source_length and source is None:  # the same model also reads a second text
         total += saved_bytes(model, dummy_inputs(run.model_spec, rows, source_length, source_length)[0], None)
     return total, (rows, length, source_length)
 
@@ -108,7 +108,7 @@ def evaluation_shapes(run: PreparedRun) -> list[tuple[int, int]]:
 
 
 def check_resources(needs: ResourceEstimate) -> None:
-    """Refuses a run that does not fit into memory or on the disk."""
+    """Raises if a run does not fit into memory or on the disk."""
     if needs.memory_free is not None and needs.memory > needs.memory_free:
         rows, length, _ = needs.batch
         raise OutOfMemoryError(
@@ -117,7 +117,7 @@ def check_resources(needs: ResourceEstimate) -> None:
             f"and optimizer state, {format_bytes(needs.activations)} for a batch of {rows:,} × {length:,}",
             hint="make the model or train.batch_tokens smaller",
         )
-    if needs.disk_free is not None and needs.checkpoint > needs.disk_free:  # where two do not fit, the run warns
+    if needs.disk_free is not None and needs.checkpoint > needs.disk_free:  # the run warns if two do not fit
         raise OutOfDiskError(
             f"the run needs about {format_bytes(needs.disk)} on the disk and {format_bytes(needs.disk_free)} are free; "
             f"each checkpoint has {format_bytes(needs.checkpoint)}",
@@ -129,7 +129,7 @@ def check_resources(needs: ResourceEstimate) -> None:
 
 
 def memory_free(device: torch.device) -> int | None:
-    """Bytes that this process may still use: of a GPU; else by the machine, its control group or its own limit."""
+    """Returns the bytes that are free on the GPU, or that machine, control group and process limit leave free."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     limits = [read_kibibytes(Path("/proc/meminfo"), "MemAvailable")]
@@ -143,18 +143,9 @@ def memory_free(device: torch.device) -> int | None:
 
 
 def read_kibibytes(path: Path, name: str) -> int | None:
-    """A size in a file such as /proc/meminfo, in bytes."""
+    """Reads a size from a file such as /proc/meminfo, in bytes."""
     try:
         lines = dict(line.split(":", 1) for line in path.read_text(encoding="utf-8").splitlines())
         return int(lines[name].split()[0]) << 10
     except (OSError, ValueError, KeyError):
-        return None
-
-
-def disk_free(folder: Path) -> int | None:
-    """Bytes on the disk where the folder is, or will be."""
-    there = next((path for path in (folder.absolute(), *folder.absolute().parents) if path.exists()), None)
-    try:
-        return shutil.disk_usage(there).free if there else None
-    except OSError:
         return None

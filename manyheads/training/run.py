@@ -21,8 +21,8 @@ from manyheads.tasks.task import TaskSpec
 from manyheads.training.lora import LoraSpec
 from manyheads.training.optim import AdamWSpec, OptimSpec
 
-for _room in ("manyheads.data", "manyheads.tasks"):
-    import_all(_room)  # fills the slots
+for _package in ("manyheads.data", "manyheads.tasks"):
+    import_all(_package)  # registers every kind of data and task
 
 
 class BestSpec(Spec):
@@ -79,9 +79,9 @@ class RunSpec(Spec):
     )
     lora: LoraSpec | None = field(None, "train low-rank matrices next to the frozen weights of the checkpoint")
     model: Any = field(..., "the model; with init_from, only what differs from the checkpoint's")
-    data: DataSpec = field(..., "what it is trained on")
+    data: DataSpec = field(..., "training data")
     tokenizer: TokenizerSpec = field(WordsSpec(), "how texts become tokens")
-    task: TaskSpec = field(..., "what it is trained for")
+    task: TaskSpec = field(..., "what the model is trained for")
     auxiliary_losses: tuple[AuxiliaryLossSpec, ...] = field(
         (), "terms added to the loss that shape the attention", strict=False
     )
@@ -116,10 +116,10 @@ class RunSpec(Spec):
                 at,
             )
         if stack is None:
-            raise IncompatibleError(f"packing needs an attention mask and a model that is {model.shape} has none", at)
+            raise IncompatibleError(f"packing needs an attention mask, which the shape {model.shape} does not have", at)
         if self.train.max_length is not None:
             raise IncompatibleError(
-                "train.pack already limits the length of texts: leave one of the two out", ("train", "max_length")
+                "train.pack already limits the length of texts; leave one of the two out", ("train", "max_length")
             )
         if pack > self.train.batch_tokens:
             raise IncompatibleError(f"is {pack}, more than the {self.train.batch_tokens} tokens of a batch", at)
@@ -134,18 +134,19 @@ class RunSpec(Spec):
                 f"is {quoted(best.metric)}, expected one of {', '.join(names)}", ("train", "best", "metric")
             )
         if self.lora is not None and self.init_from is None:
-            raise IncompatibleError("needs trained weights: set init_from to a checkpoint", ("lora",))
+            raise IncompatibleError("needs trained weights; set init_from to a checkpoint", ("lora",))
         if isinstance(self.model, ModelSpec):
             self.check_model(self.model)
 
 
 def read_run(tree: Tree) -> RunSpec:
-    """A run file's tree as a spec. With `init_from`, [model] stays a tree of overrides until `prepare` opens it."""
+    """Reads a run's tree. With `init_from`, [model] stays a tree of overrides until `prepare` opens the checkpoint."""
     check_names(RunSpec, tree)
     model, init_from = tree.get("model", {}), tree.get("init_from")
     if not isinstance(model, dict) or not (model or init_from):
         raise MissingKeyError(
-            "is required: a description, as manyheads show --toml prints; or set init_from to a checkpoint", ("model",)
+            "is required; describe a model, as manyheads show --toml prints, or set init_from to a checkpoint",
+            ("model",),
         )
     if init_from and not is_whole(model):
         with located("model"):
@@ -162,18 +163,18 @@ def read_run(tree: Tree) -> RunSpec:
 
 
 def is_whole(model: Tree) -> bool:
-    """Whether a description stands for itself, rather than for changes to a checkpoint's."""
+    """Whether [model] describes a whole model rather than changes to a checkpoint's."""
     return "vocab" in model and any(isinstance(model.get(shape), dict) for shape in SHAPES)
 
 
 def read_run_file(path: Path, overrides: Sequence[str] = ()) -> RunSpec:
-    """A run file as a spec, with `path=value` overrides; an error names the line."""
+    """Reads a run file with `path=value` overrides; an error names the line."""
     with locate_config_errors(path, overrides):
         return read_run(override(read_toml(path), overrides))
 
 
 def to_spec(run: RunSpec | Tree | str | Path, overrides: Sequence[str] = ()) -> RunSpec:
-    """A run as a spec: from the path of a run file, from its tree, or from a spec."""
+    """Reads a run from the path of a run file, from its tree, or from a spec."""
     if isinstance(run, str | Path):
         return read_run_file(Path(run), overrides)
     return read_run(override(to_tree(run) if isinstance(run, RunSpec) else run, overrides))

@@ -1,4 +1,4 @@
-"""The checkpoints of a run: written atomically, with hashes of their files; restored from the newest valid one."""
+"""Saves the checkpoints of a run atomically, with hashes of their files, and restores the newest valid one."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import shutil
 import uuid
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +29,18 @@ from manyheads.errors import (
 from manyheads.files.manifest import MANIFEST, OPTIMIZER, TRAINER, verify_manifest
 from manyheads.files.read import read_json_or_empty, sha256
 from manyheads.files.write import free_bytes, fsync_path, write_atomic
-from manyheads.model.build import Model
+from manyheads.model.build import Model, build_meta
 from manyheads.spec import Tree, quoted, to_tree
 from manyheads.training.lora import TRAINED, adapter_names, merge_lora, write_adapter
 from manyheads.training.optim import ema_weights
 from manyheads.training.prepare import PreparedRun
 from manyheads.training.run import BestSpec
 
-SCHEMA = 1  # of trainer.json
+SCHEMA = 1  # version of trainer.json
 NAME = re.compile(r"step-(\d{8})")
 DRAFT, REPLACED = "tmp", "old"  # in the name of a folder that is being written, or replaced by one of the same step
 DISK_MARGIN = 1.1  # the free space a checkpoint needs, relative to its size
-SMALL_FILES = 1 << 16  # bytes of the tokenizer, config and so on, as long as no checkpoint shows how many
+SMALL_FILES = 1 << 16  # bytes of tokenizer, config and so on, assumed until a checkpoint exists
 
 
 @dataclass
@@ -56,15 +57,15 @@ class TrainState:
     tokens: int = 0
     skipped: int = 0  # steps in a row whose loss or gradients were NaN or infinite
     evaluated_step: int = 0
-    metrics: dict[str, float | None] = field(default_factory=dict)  # of that evaluation; None for NaN and infinity
-    metric: str = ""  # the one by which evaluations are compared
+    metrics: dict[str, float | None] = field(default_factory=dict)  # of that evaluation; None for NaN or infinity
+    metric: str = ""  # name of the metric by which evaluations are compared
     best: float | None = None
     best_step: int = 0
     evaluations_since_best: int = 0
-    init_hash: str = ""  # of the checkpoint that the weights were initialized from
+    init_hash: str = ""  # hash of the checkpoint that the weights were initialized from
 
     def add_evaluation(self, metrics: dict[str, float], best: BestSpec | None) -> bool:
-        """Stores the metrics; true if train.best is given and they are better than those of the best checkpoint."""
+        """Stores the metrics; returns whether they are better than the best checkpoint's, if train.best is given."""
         self.evaluated_step = self.step
         self.metrics = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
         if best is None:
@@ -83,7 +84,7 @@ class TrainState:
         self.metric, self.best, self.best_step, self.evaluations_since_best = metric, None, 0, 0
 
     def stop_reason(self, best: BestSpec | None) -> str | None:
-        """Which field of train.best ends the run after this evaluation, if one does."""
+        """Returns which field of train.best ends the run after this evaluation, or None."""
         if best is None or self.evaluated_step != self.step or self.metric != best.metric:
             return None
         value = self.metrics[best.metric]
@@ -96,7 +97,7 @@ class TrainState:
 
     @classmethod
     def from_tree(cls, tree: Tree) -> TrainState:
-        """The reverse; a missing field has its default."""
+        """Reads what `to_tree` gives; a missing field has its default."""
         values = {name: value for name, value in tree.items() if name != "schema"}
         unknown = sorted(values.keys() - {one.name for one in fields(cls)})
         if tree.get("schema") != SCHEMA or unknown:
@@ -112,34 +113,35 @@ def save(
     folder: Path,
     state: TrainState,
     *,
+    best: bool,
+    run: PreparedRun,
     model: Model,
-    merged: Model,
     optimizer: torch.optim.Optimizer,
     metadata: CheckpointMetadata,
     tokenizer: Any,
-    keep_last: int,
-    best: bool = False,
-    add_files: Callable[[Path], None] = lambda draft: None,
+    adapter: dict[str, str],
 ) -> Path:
     """Writes a checkpoint into a draft folder, renames it, and only then removes old ones.
 
-    `merged` is the model with LoRA added to its weights. An error leaves every earlier checkpoint as it was.
-    `add_files` may write more files into the draft.
+    An error leaves every earlier checkpoint as it was. For LoRA, the saved weights are merged, and `adapter` has the
+    names for PEFT.
     """
     final = folder / f"step-{state.step:08}"
     draft, old = (folder / f"{final.name}.{role}-{uuid.uuid4().hex[:8]}" for role in (DRAFT, REPLACED))
     check_disk_space(folder, model)
-    check_finite(model)
     try:
-        draft.mkdir()
-        fill_folder(draft, merged, metadata, tokenizer, shard_bytes=math.inf)
-        add_files(draft)
-        save_tensors(optimizer_tensors(model, optimizer), draft / OPTIMIZER)
+        with ema_weights(optimizer):
+            check_finite(model)
+            draft.mkdir()
+            fill_folder(draft, merge_lora(model), metadata, tokenizer, shard_bytes=math.inf)
+            if run.spec.lora:
+                write_adapter(draft, model, run.spec.lora, base=str(run.spec.init_from), names=adapter)
+            save_tensors(optimizer_tensors(model, optimizer), draft / OPTIMIZER)
         (draft / TRAINER).write_text(json.dumps(state.to_tree()), encoding="utf-8")
         write_manifest(draft)
         for path in (*draft.rglob("*"), draft):
             fsync_path(path)
-        if final.exists():  # of this very step: it was invalid, or an evaluation was added
+        if final.exists():  # a checkpoint of the same step was invalid, or lacked an evaluation
             final.rename(old)
         draft.rename(final)
         fsync_path(folder)
@@ -152,7 +154,7 @@ def save(
     write_atomic(folder / "latest", final.name)
     if best:
         write_atomic(folder / "best", final.name)
-    purge(folder, keep_last)
+    purge(folder, run.spec.train.keep_last)
     return final
 
 
@@ -171,7 +173,7 @@ def check_disk_space(folder: Path, model: Model) -> None:
 
 
 def checkpoint_bytes(folder: Path, model: Model) -> int:
-    """The size of the last checkpoint; before there is one, three times the weights, for the moments of AdamW."""
+    """Returns the size of the last checkpoint; before the first, of the weights and two moments of AdamW."""
     for path in checkpoints(folder)[:1]:
         return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
     return SMALL_FILES + 3 * sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
@@ -184,7 +186,7 @@ def check_finite(model: Model) -> None:
 
 
 def optimizer_tensors(model: Model, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimizer state under PARAMETER/KEY."""
+    """Returns the optimizer state by PARAMETER/KEY."""
     return {
         f"{name}/{key}": value if isinstance(value, Tensor) else torch.tensor(value)
         for name, parameter in model.named_parameters()
@@ -193,7 +195,7 @@ def optimizer_tensors(model: Model, optimizer: torch.optim.Optimizer) -> dict[st
 
 
 def purge(folder: Path, keep_last: int) -> None:
-    """Removes all checkpoints but the newest ones, the best, and the newest after a finite step."""
+    """Removes all checkpoints except the newest ones, the best, and the newest whose last step was finite."""
     remove_leftovers(folder)
     old = checkpoints(folder)[keep_last:]
     keep = {read_pointer(folder, "best"), newest_finite(folder)} if old else set()
@@ -203,7 +205,7 @@ def purge(folder: Path, keep_last: int) -> None:
 
 
 def newest_finite(folder: Path) -> Path | None:
-    """The newest checkpoint whose last step was not skipped: its weights gave a finite loss and finite gradients."""
+    """Returns the newest checkpoint whose last step was not skipped, so its weights gave finite loss and gradients."""
     finite = (path for path in checkpoints(folder) if read_json_or_empty(path / TRAINER).get("skipped") == 0)
     return next(finite, None)
 
@@ -224,13 +226,13 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """All checkpoints of a run, newest step first."""
+    """Returns all checkpoints of a run, newest step first."""
     paths = folder.iterdir() if folder.is_dir() else ()
     return sorted((path for path in paths if NAME.fullmatch(path.name) and path.is_dir()), reverse=True)
 
 
 def read_pointer(folder: Path, name: str) -> Path | None:
-    """The checkpoint that `latest` or `best` names, if it exists."""
+    """Returns the checkpoint that `latest` or `best` names, or None if it does not exist."""
     try:
         target = (folder / name).read_text(encoding="utf-8", errors="replace")[:100]
     except OSError:
@@ -239,9 +241,9 @@ def read_pointer(folder: Path, name: str) -> Path | None:
 
 
 def newest_valid(folder: Path) -> tuple[Path | None, list[str]]:
-    """The newest checkpoint whose files are as written, and why newer ones are not used; None for a run without any.
+    """Returns the newest checkpoint with intact files, or None for a new run, and why newer ones are not used.
 
-    An error where there are, or were, checkpoints and none is valid: the run must not silently start again.
+    Raises if there are, or were, checkpoints and none is valid, because a run must not silently start again.
     """
     remove_leftovers(folder)
     latest, warnings = folder / "latest", list[str]()
@@ -262,7 +264,7 @@ def newest_valid(folder: Path) -> tuple[Path | None, list[str]]:
 
 
 def find_checkpoint(folder: Path, name: Path) -> Path:
-    """The checkpoint of this run that the user named, by its path or its name."""
+    """Returns the checkpoint of this run that the user named, by its path or its name."""
     remove_leftovers(folder)
     path = next((path for path in (name, folder / name) if path.exists()), None)
     match = next((one for one in checkpoints(folder) if path and one.samefile(path)), None)
@@ -275,7 +277,7 @@ def find_checkpoint(folder: Path, name: Path) -> Path:
 
 
 def set_newer_aside(folder: Path, checkpoint: Path) -> list[str]:
-    """Renames all checkpoints that are newer than this one, and makes this one the latest; what was renamed."""
+    """Renames all checkpoints newer than this one, makes this one the latest, and returns what was renamed."""
     warnings = []
     for newer in [path for path in checkpoints(folder) if path.name > checkpoint.name]:
         aside = next(path for i in range(1, 10**6) if not (path := folder / f"aside-{i}-{newer.name}").exists())
@@ -285,11 +287,11 @@ def set_newer_aside(folder: Path, checkpoint: Path) -> list[str]:
     return warnings
 
 
-# ------------------------------------------------------------------------------------------ the form of a checkpoint
+# ---------------------------------------------------------------------------------------- the contents of a checkpoint
 
 
 def saved_tokenizer(run: PreparedRun) -> Any:
-    """The tokenizer as checkpoints hold it: it adds the task's special tokens, and truncates where the run did."""
+    """Returns the tokenizer of checkpoints, which adds the task's special tokens and truncates as the run does."""
     if run.tokenizer is None:
         return None
     from tokenizers import Tokenizer, processors
@@ -303,10 +305,11 @@ def saved_tokenizer(run: PreparedRun) -> Any:
     return tokenizer
 
 
-def run_metadata(run: PreparedRun, model: Model) -> CheckpointMetadata:
-    """The config and files of checkpoints: special tokens, classes and task; what the initial checkpoint had stays."""
+def run_metadata(run: PreparedRun) -> CheckpointMetadata:
+    """Adds special tokens, classes and task to the config of the initial checkpoint, and keeps its files."""
     initial = run.init_checkpoint
-    metadata = native_metadata(model, initial.metadata if initial else None)
+    # a new model, because one with LoRA has other parameters than the merged one that is saved
+    metadata = native_metadata(build_meta(run.model_spec), initial.metadata if initial else None)
     special_tokens, labels = run.special_tokens, {str(i): name for i, name in enumerate(run.labels)}
     roles = {
         "pad": special_tokens.pad,
@@ -327,9 +330,8 @@ def run_metadata(run: PreparedRun, model: Model) -> CheckpointMetadata:
 
 
 def saved_files(run: PreparedRun, files: dict[str, bytes]) -> dict[str, bytes]:
-    if (
-        run.special_tokens.tokenizer_affixes is None
-    ):  # a tokenizer of ours: of no family, and special tokens in a text are text
+    # a tokenizer that manyheads trained has no family, and reads special tokens in a text as plain text
+    if run.special_tokens.tokenizer_affixes is None:
         settings = {"tokenizer_class": "PreTrainedTokenizerFast", "split_special_tokens": True}
         settings |= {} if run.max_length is None else {"model_max_length": run.max_length}
         files["tokenizer_config.json"] = json.dumps(settings).encode() + b"\n"
@@ -343,37 +345,24 @@ def saved_files(run: PreparedRun, files: dict[str, bytes]) -> dict[str, bytes]:
 def checkpoint_writer(
     run: PreparedRun, model: Model, optimizer: torch.optim.Optimizer, folder: Path
 ) -> Callable[..., Path]:
-    """A function that saves a checkpoint for a state, with the tokenizer and, for LoRA, an adapter that PEFT reads."""
-    spec, metadata, tokenizer = run.spec, run_metadata(run, model), saved_tokenizer(run)
-    names = adapter_names(model, run.family)[0] if spec.lora else {}
-
-    def add_adapter(draft: Path) -> None:
-        if spec.lora:
-            write_adapter(draft, model, spec.lora, base=str(spec.init_from), names=names)
-
-    def write(state: TrainState, *, best: bool) -> Path:
-        with ema_weights(optimizer):
-            return save(
-                folder,
-                state,
-                model=model,
-                merged=merge_lora(model) if spec.lora else model,
-                optimizer=optimizer,
-                metadata=metadata,
-                tokenizer=tokenizer,
-                keep_last=spec.train.keep_last,
-                best=best,
-                add_files=add_adapter,
-            )
-
-    return write
+    """Returns a function (state, best=…) that saves a checkpoint of this run."""
+    return partial(
+        save,
+        folder,
+        run=run,
+        model=model,
+        optimizer=optimizer,
+        metadata=run_metadata(run),
+        tokenizer=saved_tokenizer(run),
+        adapter=adapter_names(model, run.family)[0] if run.spec.lora else {},
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------- restoring
 
 
 def restore(checkpoint: Path, model: Model, optimizer: torch.optim.Optimizer, *, lora: bool = False) -> TrainState:
-    """Loads weights and optimizer state into place, and returns where the run was."""
+    """Loads weights and optimizer state in place, and returns the training state."""
     parameters = {name: one for name, one in model.named_parameters() if not lora or one.requires_grad}
     weights = load_file(checkpoint / (TRAINED if lora else "model.safetensors"))
     if unmatched := sorted(weights.keys() ^ parameters.keys()):
@@ -393,7 +382,7 @@ def restore(checkpoint: Path, model: Model, optimizer: torch.optim.Optimizer, *,
 
 
 def repair_best(folder: Path, state: TrainState, best: BestSpec | None) -> str | None:
-    """Makes `best` name the best checkpoint of the restored state; why that is not possible, if so.
+    """Makes the file `best` name the best checkpoint of the restored state; returns a message if that is lost.
 
     A run may have been killed before it wrote that file, or was resumed from a checkpoint before a better one.
     """

@@ -1,4 +1,4 @@
-"""`manyheads new`: a run file for a task and the user's data; sizes and steps are chosen, with reasons."""
+"""`manyheads new`: writes a run file for a task and the user's data, with a reason for each choice."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ import numpy as np
 import torch
 
 from manyheads.data.columns import choose_columns
-from manyheads.data.source import Corpus, DataSpec
+from manyheads.data.source import DataSpec
 from manyheads.data.tokenizer import BPESpec
 from manyheads.errors import DataError, DataSizeError, UsageError, one_line
 from manyheads.model.build import build_meta, resolve_device
 from manyheads.model.size import format_bytes
-from manyheads.spec import SLOTS, Tree, did_you_mean, parse, quoted
-from manyheads.tasks.suggestion import SIZES, Lines, ModelSize, Suggestion
+from manyheads.spec import Tree, did_you_mean, quoted
+from manyheads.tasks.suggestion import SIZES, Lines, Suggestion
 from manyheads.tasks.task import TaskSpec
 from manyheads.training.batches import row_lengths
 from manyheads.training.estimate import (
@@ -37,26 +37,37 @@ from manyheads.training.resources import estimate_resources, memory_free
 from manyheads.training.run import RunSpec, read_run
 
 MAX_MINUTES = 60 * 24 * 365
-EVALUATIONS = 10  # per run, at most
-PACKED = 512  # tokens per row of split texts
-USUAL_LENGTH, MAX_LENGTH = 2048, 8192  # tokens per row; longer ones are truncated if little is lost, or in any case
+EVALUATIONS = 10  # maximum evaluations per run
+PACKED = 512  # tokens per row if texts are packed
+# tokens to which rows are truncated if that loses at most 5 %, or at most 50 %, of all tokens
+USUAL_LENGTH, MAX_LENGTH = 2048, 8192
 MIN_STEPS = 400
-SAMPLE = 2_000_000  # characters that a tokenizer is tried on
-VOCAB_SIZES = ((5e7, 16000), (5e6, 8000), (1e6, 4000), (3e5, 2000), (5e4, 1000), (0, 500))  # by characters in all
-EPOCHS = ((1e5, 40), (1e6, 20), (1e7, 10), (math.inf, 3))  # by tokens in all
+SAMPLE = 2_000_000  # characters on which a tokenizer is tried
+# (minimum characters of all texts, vocabulary size)
+VOCAB_SIZES = ((5e7, 16000), (5e6, 8000), (1e6, 4000), (3e5, 2000), (5e4, 1000), (0, 500))
+EPOCHS = ((1e5, 40), (1e6, 20), (1e7, 10), (math.inf, 3))  # (maximum training tokens, epochs)
 
 
 def suggest(
     task: str, file: Path | None = None, *, shape: str | None = None, fields: str | None = None, minutes: float = 30.0
 ) -> tuple[str, list[str]]:
-    """A run file as text, and the reasons as lines."""
+    """Returns a run file as text, and the reasons as lines."""
     if not 0 < minutes <= MAX_MINUTES:
         raise UsageError(f"--minutes is {minutes:g}, expected more than 0 and at most a year")
     if task not in TaskSpec.kinds:
         raise UsageError(f"no task {quoted(task)}{did_you_mean(task, TaskSpec.kinds)}")
     kind: Any = TaskSpec.kinds[task]
-    data = suggest_data(kind, file, fields)
-    draft = Draft(kind, choose_shape(kind, shape), data, minutes)
+    tree, why_columns = suggest_data(kind, file, fields)
+    data = DataSpec.choose(tree)
+    draft = Draft(
+        task=kind,
+        shape=choose_shape(kind, shape),
+        corpus=data.load(),
+        data=data,
+        data_tree=tree,
+        why_columns=why_columns,
+        minutes=minutes,
+    )
     draft = limit_lengths(choose_tokenizer(draft))
     draft, steps, epoch = choose_size(draft)
     draft, why = fit_time(draft, steps, epoch.batches)
@@ -67,16 +78,6 @@ def suggest(
 # ----------------------------------------------------------------------------------------------------------------- data
 
 
-@dataclass(frozen=True)
-class Data:
-    """The table [data], why its columns were chosen, and the rows."""
-
-    spec: DataSpec
-    tree: Tree
-    why: str
-    corpus: Corpus
-
-
 def choose_shape(task: type[TaskSpec], name: str | None) -> str:
     shape = name or task.shapes[0]
     if shape not in task.shapes:
@@ -84,54 +85,45 @@ def choose_shape(task: type[TaskSpec], name: str | None) -> str:
     return shape
 
 
-def suggest_data(task: type[TaskSpec], file: Path | None, fields: str | None) -> Data:
-    slot: Any = SLOTS["data"]
+def suggest_data(task: type[TaskSpec], file: Path | None, fields: str | None) -> tuple[Tree, str]:
+    """Returns the table [data], and why its columns were chosen."""
     if file is None or not task.takes_file:
         if file is not None or fields:
             raise UsageError(
-                f"{task.kind} generates its data" if file is not None else "--fields names columns of a file: give one"
+                f"{task.kind} generates its data"
+                if file is not None
+                else "--fields names columns of a file, and no file is given"
             )
         if task.default_data is None:
-            raise UsageError(f"{task.kind} has no built-in data: name a file")
-        spec: DataSpec = slot.choose(task.default_data)
-        return Data(spec, task.default_data, "", spec.load())
+            raise UsageError(f"{task.kind} has no built-in data; name a file")
+        return task.default_data, ""
     if task.file_kind is None:
-        raise UsageError(f"{task.kind} does not say of what kind a file is: write the run file yourself")
-    kind: type[DataSpec] = slot.kinds[task.file_kind]
+        raise UsageError(
+            f"{task.kind} has no file_kind, the kind of data of a file", hint="write the run file yourself"
+        )
+    kind: Any = DataSpec.kinds[task.file_kind]
     columns = choose_columns(file, kind, fields=fields, longer_column_first=task.longer_column_first)
-    tree: Tree = {"path": str(file)} | ({"fields": list(columns.fields)} if columns.fields else {})
-    spec = parse(kind, tree)
-    return Data(spec, {"kind": task.file_kind} | tree, columns.reason, spec.load())
+    tree: Tree = {"kind": task.file_kind, "path": str(file)}
+    return tree | ({"fields": list(columns.fields)} if columns.fields else {}), columns.reason
 
 
 # ---------------------------------------------------------------------------------------------------------------- draft
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What is chosen besides the model: tokenizer, batch and steps."""
+@dataclass(frozen=True, kw_only=True)
+class Draft(Suggestion):
+    """A run file while its settings are chosen."""
 
-    vocab_size: int | None = None  # of the tokenizer; None: bytes, 0: words
+    data_tree: Tree
+    why_columns: str
+    minutes: float
+    vocab_size: int | None = None  # vocabulary of the tokenizer; None for bytes, 0 for words
     batch_tokens: int = 2048
     steps: int = 1000
     evaluations: int = EVALUATIONS
     pack: int | None = None
     max_length: int | None = None
     why_max_length: str = ""
-    longest: int = 0  # tokens of the longest row
-
-
-@dataclass(frozen=True)
-class Draft:
-    """A run file in the making."""
-
-    task: type[TaskSpec]
-    shape: str
-    data: Data
-    minutes: float
-    size: ModelSize = SIZES[0]
-    epochs: float = 1.0
-    settings: Settings = Settings()
     prepared: PreparedRun | None = None
 
     @property
@@ -139,26 +131,9 @@ class Draft:
         assert self.prepared is not None
         return self.prepared
 
-    @property
-    def suggestion(self) -> Suggestion:
-        return Suggestion(
-            task=self.task,
-            shape=self.shape,
-            corpus=self.data.corpus,
-            data=self.data.spec,
-            size=self.size,
-            epochs=self.epochs,
-            longest=self.settings.longest,
-        )
-
-    def replace(self, *, size: ModelSize | None = None, epochs: float | None = None, **settings: Any) -> Draft:
-        """A draft with its run prepared; rows are encoded once per tokenizer."""
-        draft = replace(
-            self,
-            size=size or self.size,
-            epochs=self.epochs if epochs is None else epochs,
-            settings=replace(self.settings, **settings),
-        )
+    def replace(self, **settings: Any) -> Draft:
+        """Returns a draft with changed settings and its run prepared; rows are encoded once per tokenizer."""
+        draft = replace(self, **settings)
         spec, before = read_run(tomllib.loads(draft.text())), self.prepared
         if before is None or encoding_of(spec) != encoding_of(before.spec):
             return replace(draft, prepared=prepare(spec))
@@ -170,8 +145,8 @@ class Draft:
         return self.replace(size=SIZES[index - 1]) if index else None
 
     def text(self) -> str:
-        """The run file, without the reasons at its top."""
-        lines = toml_line("seed", 1, "of the weights, the order of rows, dropout and masking")
+        """Returns the run file, without the reasons at its top."""
+        lines = toml_line("seed", 1, "random seed of the weights, the order of rows, dropout and masking")
         for table, rows in self.tables():
             lines += ["", f"[{table}]"]
             for key, value, why in rows:
@@ -179,32 +154,31 @@ class Draft:
         return "\n".join(lines) + "\n"
 
     def tables(self) -> Iterator[tuple[str, Lines]]:
-        suggestion = self.suggestion
-        yield "data", [(key, value, self.why_data(key)) for key, value in self.data.tree.items()]
-        if suggestion.text_fields and self.settings.vocab_size != 0:
+        yield "data", [(key, value, self.why_data(key)) for key, value in self.data_tree.items()]
+        if self.text_fields and self.vocab_size != 0:
             yield "tokenizer", self.tokenizer()
-        yield "model", suggestion.model()
-        yield from self.task.suggest_stacks(suggestion)
-        yield "task", [("kind", self.task.kind, self.task.formula()), *self.task.suggest_task(suggestion)]
+        yield "model", self.model()
+        yield from self.task.suggest_stacks(self)
+        yield "task", [("kind", self.task.kind, self.task.formula()), *self.task.suggest_task(self)]
         yield "optim", self.optim()
         yield "train", self.train()
 
     def why_data(self, key: str) -> str:
-        if "path" in self.data.tree:
-            column = "fields" if "fields" in self.data.tree else "kind"
-            return {"path": "relative to where manyheads train is called", column: self.data.why}.get(key, "")
+        if "path" in self.data_tree:
+            column = "fields" if "fields" in self.data_tree else "kind"
+            return {"path": "relative to where manyheads train is called", column: self.why_columns}.get(key, "")
         if key == "kind" and self.task.takes_file:
-            return f"nothing to download; for a file of your own: manyheads new {self.task.kind} FILE"
+            return f"built-in data; for a file of your own, manyheads new {self.task.kind} FILE"
         return ""
 
     def tokenizer(self) -> Lines:
-        if self.settings.vocab_size is None:
+        if self.vocab_size is None:
             return [("kind", "bytes", "there is too little text to learn subwords from")]
         why = "subwords learned from the text; no token is ever unknown"
-        return [("kind", "bpe", why), ("vocab_size", self.settings.vocab_size, "")]
+        return [("kind", "bpe", why), ("vocab_size", self.vocab_size, "")]
 
     def optim(self) -> Lines:
-        width, warmup = self.size.width, max(1, min(200, self.settings.steps // 10))
+        width, warmup = self.size.width, max(1, min(200, self.steps // 10))
         why = "3e-3 at width 64, lower for wider models" if width > 64 else "usual for a model of this width"
         return [
             ("lr", float(f"{3e-3 * (64 / width) ** 0.75:.2g}"), why),
@@ -212,21 +186,20 @@ class Draft:
         ]
 
     def train(self) -> Lines:
-        settings, steps = self.settings, self.settings.steps
-        pack = "tokens per row: long texts are split, differently in every epoch, and short ones share a row"
+        pack = "tokens per row; long texts are split, differently in every epoch, and short ones share a row"
         return [
-            ("steps", steps, f"optimizer steps: {self.epochs:.3g} epochs"),
-            ("batch_tokens", settings.batch_tokens, "tokens per batch, padding included"),
-            *([("pack", settings.pack, pack)] if settings.pack else []),
-            *([("max_length", settings.max_length, settings.why_max_length)] if settings.max_length else []),
-            ("eval_every", max(1, steps // settings.evaluations), "steps between evaluations on the validation set"),
-            ("eval_rows", 256, "rows of the validation set, at most"),
-            ("save_every", max(1, steps // 4), "steps between checkpoints"),
+            ("steps", self.steps, f"optimizer steps, {self.epochs:.3g} epochs"),
+            ("batch_tokens", self.batch_tokens, "tokens per batch, padding included"),
+            *([("pack", self.pack, pack)] if self.pack else []),
+            *([("max_length", self.max_length, self.why_max_length)] if self.max_length else []),
+            ("eval_every", max(1, self.steps // self.evaluations), "steps between evaluations on the validation set"),
+            ("eval_rows", 256, "maximum rows of the validation set to evaluate on"),
+            ("save_every", max(1, self.steps // 4), "steps between checkpoints"),
         ]
 
 
 def encoding_of(spec: RunSpec) -> tuple[Any, ...]:
-    """What decides how rows become ids."""
+    """Returns the settings that decide how rows are encoded."""
     return spec.tokenizer, spec.task.additional_special_tokens(), spec.train.max_length, spec.train.pack
 
 
@@ -236,7 +209,7 @@ def toml_line(key: str, value: Any, why: str) -> list[str]:
 
 
 def inline(value: Any) -> str:
-    """A value on one line of TOML."""
+    """Formats a value on one line of TOML."""
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{key} = {inline(one)}" for key, one in value.items()) + " }"
     if isinstance(value, list | tuple):
@@ -248,10 +221,10 @@ def inline(value: Any) -> str:
 
 
 def choose_tokenizer(draft: Draft) -> Draft:
-    """A large vocabulary for much text, and none that the text is too small for."""
-    if not draft.suggestion.text_fields:
+    """Chooses the largest vocabulary size that the text supports."""
+    if not draft.text_fields:
         return draft.replace()
-    if draft.task.word_tokens or draft.data.spec.closed_vocabulary:
+    if draft.task.word_tokens or draft.data.closed_vocabulary:
         return draft.replace(vocab_size=0)
     sample, characters = sample_texts(draft)
     for min_characters, vocab_size in VOCAB_SIZES:
@@ -259,16 +232,16 @@ def choose_tokenizer(draft: Draft) -> Draft:
             try:
                 BPESpec(vocab_size=vocab_size).make(sample)
                 return draft.replace(vocab_size=vocab_size)
-            except DataError:  # too few different subwords
+            except DataError:  # the text has too few distinct subwords
                 continue
     return draft.replace(vocab_size=None)
 
 
 def sample_texts(draft: Draft) -> tuple[list[str], int]:
-    """The first texts, and the number of characters in all."""
-    columns = [draft.data.corpus.fields.index(name) for name in draft.suggestion.text_fields]
+    """Returns the first texts, and the number of characters of all texts."""
+    columns = [draft.corpus.fields.index(name) for name in draft.text_fields]
     sample, characters = list[str](), 0
-    for row in draft.data.corpus.train:
+    for row in draft.corpus.train:
         if characters <= SAMPLE:
             sample += [row[i][:SAMPLE] for i in columns]
         characters += sum(len(row[i]) for i in columns)
@@ -276,8 +249,8 @@ def sample_texts(draft: Draft) -> tuple[list[str], int]:
 
 
 def limit_lengths(draft: Draft) -> Draft:
-    """A few long rows would decide the batch size: they are truncated if little is lost; a single text is split."""
-    if not draft.suggestion.text_fields:
+    """Truncates long rows if little is lost, because they would decide the batch size; packs single texts."""
+    if not draft.text_fields:
         return draft
     lengths = row_lengths(draft.run, draft.run.train_rows).max(1)
     if draft.task.packable and draft.shape in ("decoder", "encoder") and lengths.max() > PACKED:
@@ -295,9 +268,9 @@ def limit_lengths(draft: Draft) -> Draft:
 
 
 def choose_size(draft: Draft) -> tuple[Draft, int, EpochEstimate]:
-    """The model, the batch and the steps for the data; the model is made smaller until half of the memory holds it."""
+    """Chooses model, batch size and steps for the data; takes a smaller model until it fits into half of the memory."""
     lengths = row_lengths(draft.run, draft.run.train_rows).sum(1)
-    longest, total = draft.settings.pack or int(lengths.max()), int(lengths.sum())
+    longest, total = draft.pack or int(lengths.max()), int(lengths.sum())
     share = total // draft.task.batches_per_epoch
     power = 1 << max(0, share.bit_length() - 1) if share else 512
     batch_tokens = max(512, min(4096, power), 64 * math.ceil(longest / 64))
@@ -314,7 +287,7 @@ def choose_size(draft: Draft) -> tuple[Draft, int, EpochEstimate]:
 
 
 def reasons(draft: Draft, speed: SpeedEstimate, *, is_limited: bool) -> list[str]:
-    """Why the run file is as it is; `is_limited` if the time decided the number of steps."""
+    """Returns the reasons for the run file; `is_limited` if the time decided the number of steps."""
     run, task = draft.run, draft.task
     parameters = sum(one.numel() for one in build_meta(run.model_spec).parameters())
     epoch, first, device = estimate_epoch(run), task.shapes[0], resolve_device("auto")
@@ -328,15 +301,15 @@ def reasons(draft: Draft, speed: SpeedEstimate, *, is_limited: bool) -> list[str
     limit = f"; limited to {format_seconds(60 * draft.minutes)}, more steps may be better" if is_limited else ""
     layers = "" if draft.shape in ("recurrent", "ngram") else f"{draft.size.layers} layers of "
     return [
-        draft.data.corpus.description,
+        draft.corpus.description,
         shape,
         f"{layers}width {draft.size.width}, {parameters:,} parameters, for {epoch.tokens:,} training tokens",
-        f"{draft.settings.steps:,} steps, {draft.epochs:.3g} epochs of {epoch.rows:,} rows: {time}{limit}",
+        f"{draft.steps:,} steps, {draft.epochs:.3g} epochs of {epoch.rows:,} rows, {time}{limit}",
     ]
 
 
 def fit_time(draft: Draft, steps: int, batches: int) -> tuple[Draft, list[str]]:
-    """The steps, if the machine makes half of them in time; otherwise a smaller model, or the steps that it makes."""
+    """Takes a smaller model if fewer than half of the steps fit into the time, and then as many steps as fit."""
     speed, seconds = measure_speed(draft.run, resolve_device("auto"), seconds=1.5), 60 * draft.minutes
     evaluations = max(1, min(EVALUATIONS, int(seconds / 5 / max(speed.evaluation, 1e-9))))  # in a fifth of the time
     possible = two_digits(max(1.0, (seconds - evaluations * speed.evaluation) / speed.step))
@@ -349,6 +322,6 @@ def fit_time(draft: Draft, steps: int, batches: int) -> tuple[Draft, list[str]]:
 
 
 def two_digits(count: float) -> int:
-    """Rounded down to two digits."""
+    """Rounds down to two significant digits."""
     size: int = 10 ** max(0, len(str(int(count))) - 2)
     return int(count) // size * size

@@ -24,7 +24,7 @@ from manyheads.convert.families import GGUF, NAMES, get_family
 from manyheads.convert.families.gguf import resolve_sizes
 from manyheads.convert.keys import ACTIVATIONS as THEIRS
 from manyheads.convert.match import candidates, canonical, differences, same_model
-from manyheads.convert.weights import Unused, WeightTable
+from manyheads.convert.weights import Ignored, WeightTable
 from manyheads.errors import CheckpointConfigError, ConfigError, ExportError, ManyheadsError, UnknownArchitectureError
 from manyheads.parts.feedforward import ACTIVATIONS
 from manyheads.spec import SLOTS, to_tree
@@ -317,7 +317,7 @@ def test_a_spelling_changes_only_the_start_or_the_end_of_a_name(name):
             names = [row.theirs for row in table.respelled(spelling).rows]
             assert len(set(names)) == len(names)
             assert names == [row.theirs for row in table.respelled(spelling[::-1]).rows], "rules in any order"
-            inner = WeightTable(tuple(Unused(f"before.{name}.after") for name in names))
+            inner = WeightTable(tuple(Ignored(f"before.{name}.after") for name in names))
             assert inner.respelled(spelling) == inner
 
 

@@ -238,7 +238,7 @@ def test_d14_rotation_depends_on_the_offset_alone_and_preserves_norms(m, n, shif
 
     def rotated(x, position):
         index = torch.tensor([[position]])
-        return rope.rotate_query(x, rope.precompute(Positions(index, index), torch.float64))
+        return rope.rotate(x, rope.precompute(Positions(index, index), torch.float64))
 
     product = (rotated(q, m) * rotated(k, n)).sum()
     torch.testing.assert_close((rotated(q, m + shift) * rotated(k, n + shift)).sum(), product, rtol=1e-9, atol=1e-9)
@@ -252,5 +252,5 @@ def test_d14_the_two_layouts_are_one_rotation_of_reordered_coordinates():
     index = positions(9, 9)
     order = torch.tensor([0, 4, 1, 5, 2, 6, 3, 7])
     halves, interleaved = (RopeSpec(layout=layout).build(1, 8) for layout in ("halves", "interleaved"))
-    rotated = interleaved.rotate_query(q[..., order], interleaved.precompute(index, torch.float64))
-    torch.testing.assert_close(rotated, halves.rotate_query(q, halves.precompute(index, torch.float64))[..., order])
+    rotated = interleaved.rotate(q[..., order], interleaved.precompute(index, torch.float64))
+    torch.testing.assert_close(rotated, halves.rotate(q, halves.precompute(index, torch.float64))[..., order])

@@ -290,7 +290,7 @@ LONGROPE = {"kind": "longrope", "attention_factor": 1.0}
 def test_rope_rotates_each_pair_by_position_times_frequency(layout, scaling, frequency):
     rope = SLOTS["position"].choose({"kind": "rope", "layout": layout, "scaling": scaling}).build(1, 8)
     x = torch.randn(1, 1, 6, 8, **FLOAT64)
-    rotated = rope.rotate_query(x, rope.precompute(positions(6, 6), torch.float64))
+    rotated = rope.rotate(x, rope.precompute(positions(6, 6), torch.float64))
     for t, i in itertools.product(range(6), range(4)):
         angle = t * frequency(i, 10000 ** (-2 * i / 8))
         a, b = (2 * i, 2 * i + 1) if layout == "interleaved" else (i, i + 4)
@@ -575,7 +575,7 @@ def test_query_and_key_norms_come_before_the_rotation():
         model(tokens())
     q = attention.query_norm(attention.query(model.decoder.embed.table(tokens())))
     index = positions(kinds.LENGTH, kinds.LENGTH)
-    close(attentions[0].query, rope.rotate_query(q, rope.precompute(index, torch.float64)))
+    close(attentions[0].query, rope.rotate(q, rope.precompute(index, torch.float64)))
 
 
 def test_layers_of_a_pattern_have_their_own_masks():

@@ -1,1 +1,1 @@
-"""fairseq checkpoints: reading them without running their code."""
+"""Reads fairseq checkpoints without executing code from them."""

@@ -1,4 +1,4 @@
-"""A fairseq folder: a pickle in checkpoints/, read without executing it, and dictionaries and BPE merges in data/."""
+"""Reads a fairseq folder, with a pickle in checkpoints/ that is not executed, and dictionaries and merges in data/."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CHECKPOINT = ("checkpoints", "checkpoint_best.pt")
 def read_fairseq(
     path: Path, *, dtype: torch.dtype | None = None, allow_nonfinite: bool = False
 ) -> tuple[Model, CheckpointMetadata, Any]:
-    """A model, its origin and its tokenizer, from a folder or from the .pt file alone, which has no tokenizer."""
+    """A model, its metadata and its tokenizer, from a folder or from a .pt file, which has no tokenizer."""
     file = path.joinpath(*CHECKPOINT) if path.is_dir() else path
     config, weights = read_checkpoint(file)
     model, metadata = load_model(file, config, weights, {}, dtype=dtype, allow_nonfinite=allow_nonfinite)
@@ -36,7 +36,7 @@ def read_fairseq(
 
 
 def read_checkpoint(path: Path) -> tuple[Tree, InMemoryTensors]:
-    """The options of the model, and the weights."""
+    """The config and the weights of a .pt file."""
     content = read_pickle(path)
     weights = content.get("model") if isinstance(content, dict) else None
     if not isinstance(weights, dict) or not all(isinstance(tensor, Tensor) for tensor in weights.values()):
@@ -52,12 +52,12 @@ def read_checkpoint(path: Path) -> tuple[Tree, InMemoryTensors]:
 
 
 def model_options(content: Tree, path: Path) -> Tree:
-    """The options that the model was made with: under cfg.model in newer files, under args in older ones."""
+    """The options of the model, which are under cfg.model in newer files and under args in older ones."""
     config = content.get("cfg")
     options: Any = config.get("model") if isinstance(config, dict) else content.get("args")
     options = options.state if isinstance(options, Stub) else options
     if not isinstance(options, dict):
-        raise CheckpointConfigError(f"{path} has no options of its model under cfg.model or args")
+        raise CheckpointConfigError(f"{path} has no model options under cfg.model or args")
     return options
 
 
@@ -66,19 +66,19 @@ def model_options(content: Tree, path: Path) -> Tree:
 
 @dataclass(frozen=True)
 class Encoding:
-    """The ids of a text."""
+    """The token ids of a text."""
 
     ids: list[int]
 
 
 class FairseqTokenizer:
-    """Words are split into pieces by BPE merges, looked up in the source dictionary, and decoded by the target's."""
+    """Encodes texts with BPE merges and the source dictionary, and decodes ids with the target dictionary."""
 
     def __init__(self, merges: Sequence[tuple[str, str]], source: Sequence[str], target: Sequence[str]) -> None:
         from tokenizers import Tokenizer, models, pre_tokenizers
 
         pieces = dict.fromkeys(piece for pair in merges for piece in (*pair, pair[0] + pair[1]))
-        for word in source:  # @@ marks a piece that another one follows, and merges mark the end of a word with </w>
+        for word in source:  # in dictionaries @@ marks a piece within a word; in merges </w> marks the end of a word
             pieces |= dict.fromkeys([word.removesuffix("@@") if word.endswith("@@") else f"{word}</w>"])
         vocabulary = {piece: i for i, piece in enumerate((*pieces, "<unk>"))}
         self.bpe = Tokenizer(models.BPE(vocabulary, list(merges), unk_token="<unk>", end_of_word_suffix="</w>"))
@@ -103,7 +103,7 @@ class FairseqTokenizer:
 
 
 def read_tokenizer(folder: Path, config: Tree) -> FairseqTokenizer | None:
-    """The merges and the two dictionaries in data/, which differ in size; None if there are none."""
+    """The tokenizer from the merges and dictionaries in data/, which are told apart by size; None if it is missing."""
     data = safe_join(folder, "data")
     merges_file = safe_join(data, "bpe.code") if data.is_dir() else data
     if not merges_file.is_file():

@@ -1,4 +1,4 @@
-"""Pickles without code: every name in a file becomes a stub, and tensors are rebuilt by us from their bytes."""
+"""Reads pickles without executing their code. Classes are replaced by stubs, and tensors are built from their bytes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STORAGES = {
 
 
 class Stub:
-    """Stands for an object of any other class: it keeps its state and does nothing."""
+    """Replaces an object of an unknown class, and stores only its state."""
 
     state: Any = None
 
@@ -41,7 +41,7 @@ class Stub:
 
 
 class SafeUnpickler(pickle.Unpickler):
-    """Reads a pickle; of all the callables that it may name, it finds only stubs and those written here."""
+    """An unpickler that resolves every global name to a stub or to one of the functions of this file."""
 
     def __init__(self, data: bytes, storage: Callable[[Any], tuple[bytes, torch.dtype]]) -> None:
         super().__init__(io.BytesIO(data), encoding="utf-8")
@@ -64,7 +64,7 @@ def rebuild_parameter(tensor: Any, *_: Any) -> Any:
 
 
 def rebuild_tensor(storage: Any, offset: Any, shape: Any, stride: Any, *_: Any) -> Tensor:
-    """A tensor from the bytes of its storage, if they hold it."""
+    """Builds a tensor from the bytes of its storage, after checking that it fits into them."""
     data, dtype = storage
     valid = len(shape) <= 8 and all(type(count) is int and count >= 0 for count in (offset, *shape, *stride))
     if valid and not math.prod(shape):
@@ -77,14 +77,16 @@ def rebuild_tensor(storage: Any, offset: Any, shape: Any, stride: Any, *_: Any) 
 
 
 def read_pickle(path: Path) -> Any:
-    """What a torch checkpoint holds: tables, numbers, texts and tensors; all else is a stub."""
+    """Reads a torch checkpoint as dictionaries, numbers, strings and tensors. Other objects are stubs."""
     try:
         with zipfile.ZipFile(path) as archive:
             pickles = [entry for entry in archive.infolist() if entry.filename.endswith("/data.pkl")]
             if len(pickles) != 1 or pickles[0].file_size > MAX_PICKLE_BYTES:
-                raise CorruptFileError(f"{path} does not hold one data.pkl of at most {MAX_PICKLE_BYTES:,} bytes")
+                raise CorruptFileError(
+                    f"{path} does not contain exactly one data.pkl of at most {MAX_PICKLE_BYTES:,} bytes"
+                )
             if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
-                raise UnsafeFileError(f"{path} is compressed, which checkpoints are not")
+                raise UnsafeFileError(f"{path} is compressed, expected an uncompressed zip file")
             folder = pickles[0].filename.removesuffix("data.pkl")
 
             def storage(pid: Any) -> tuple[bytes, torch.dtype]:

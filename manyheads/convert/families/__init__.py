@@ -1,4 +1,4 @@
-"""The families, by the model_type in their configs. A family is data: what its models share, keys, weight names."""
+"""Model families by the model_type of their configs. A family is data: shared fields, config keys and weight names."""
 
 from __future__ import annotations
 
@@ -12,36 +12,37 @@ from manyheads.errors import CheckpointConfigError, UnknownArchitectureError
 from manyheads.model.spec import ModelSpec, read_model
 from manyheads.spec import Tree, copy_tree, did_you_mean, quoted
 
-# a description has no special tokens; a config without these keys would have those of the published models
+# written as None, because transformers would replace missing keys by the special tokens of published models
 NO_TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """A class of transformers: the head, its config keys and weights, and the prefix of the other weights."""
+    """A model class of transformers: its head, the head's keys and weights, and the prefix of the other weights."""
 
-    head: Tree = field(default_factory=dict)  # as far as no key sets it
-    weights: Rows = ()  # of the head
+    head: Tree = field(default_factory=dict)  # fields of the head that no key sets
+    weights: Rows = ()  # the weights of the head
     keys: tuple[ConfigRow, ...] = ()
-    prefix: str = ""  # before the names of the other weights
+    prefix: str = ""  # precedes the names of the other weights
 
 
-BARE = Architecture(head={"kind": "none"})  # without a head
+BARE = Architecture(head={"kind": "none"})  # a class without a head
 
 
 @dataclass(frozen=True)
 class Family:
-    """What all models of a family have, what their configs set, and the names of their weights."""
+    """The fields that all models of a family share, the keys of their configs, and the names of their weights."""
 
     model_type: str
     shape: Tree
     _: KW_ONLY
     keys: tuple[ConfigRow, ...]
-    weights: Table  # without those of the head, and without prefix
-    architectures: Mapping[str, Architecture]  # a config that names none has the first
+    weights: Table  # the weights except those of the head, without prefix
+    architectures: Mapping[str, Architecture]  # the first is the default of a config without architectures
     ignored: tuple[str, ...] = ()  # keys that do not change the output of a forward
-    resolve: Callable[[Config, Collection[str]], Config] = lambda config, names: config  # by the stored names
-    spellings: tuple[Spelling, ...] = ()  # other spellings of the weight names in published checkpoints
+    # completes a config from the names of the stored tensors
+    resolve: Callable[[Config, Collection[str]], Config] = lambda config, names: config
+    spellings: tuple[Spelling, ...] = ()  # other names of the weights in published checkpoints
 
     def architecture(self, config: Config) -> str:
         names = config.get("architectures") or [next(iter(self.architectures))]
@@ -58,12 +59,12 @@ class Family:
         return read_model(read_config((*self.keys, *own.keys), config, tree, ignored=self.ignored))
 
     def config_of(self, spec: ModelSpec, architecture: str) -> Tree:
-        """A config for the spec; if `spec_of` gives another spec for it, the family cannot express this one."""
+        """A config for the spec. If `spec_of` reads another spec from it, the family cannot express the spec."""
         config = write_config((*self.keys, *self.architectures[architecture].keys), spec)
         return {"architectures": [architecture], "model_type": self.model_type} | NO_TOKENS | config
 
     def table(self, spec: ModelSpec, architecture: str, parameters: Parameters) -> WeightTable:
-        """The names and layout of a model's parameters, which may be on the meta device."""
+        """The weight table of a model, whose parameters may be on the meta device."""
         own = self.architectures[architecture]
         rows = self.weights(spec) if callable(self.weights) else self.weights
         prefixed = (row.renamed(lambda name: own.prefix + name) for row in rows)
@@ -72,21 +73,21 @@ class Family:
         return WeightTable(tuple(expand((*prefixed, *own.weights), parameters, layers)))
 
     def tables(self, spec: ModelSpec, architecture: str, parameters: Parameters) -> list[WeightTable]:
-        """The table under the usual names, and under those of other published checkpoints."""
+        """The table with the usual names, and the tables with the names of other published checkpoints."""
         table = self.table(spec, architecture, parameters)
         if not table.covers(parameters):
-            raise CheckpointConfigError(f"no {self.model_type} model has the weights that this config implies")
+            raise CheckpointConfigError(f"this config does not describe a supported {self.model_type} model")
         return [table, *(table.respelled(spelling) for spelling in self.spellings)]
 
 
-# model_type → module; the more general families come first
+# model_type → module, in the order in which an export tries them
 NAMES = {
     "gpt2": "gpt2", "bert": "bert", "llama": "llama", "t5": "t5", "bart": "bart", "marian": "marian",
     "mistral": "mistral", "qwen2": "qwen", "qwen3": "qwen", "gemma": "gemma", "phi3": "phi3", "phi": "phi",
     "gptj": "gptj", "gpt_neox": "gpt_neox", "roberta": "roberta", "distilbert": "distilbert", "albert": "albert",
     "ernie": "ernie", "vit": "vit", "vit_mae": "vit_mae",
 }  # fmt: skip
-# families that no Hugging Face folder has
+# families of other formats
 GGUF = tuple(f"gguf-{name}" for name in ("llama", "qwen2", "qwen3", "phi3", "gemma", "gpt2", "gptneox", "phi2"))
 OTHERS = {"fairseq": "fairseq"} | dict.fromkeys(GGUF, "gguf")
 

@@ -16,7 +16,7 @@ from manyheads.convert.families.bert import (
     masked,
 )
 from manyheads.convert.keys import Labels
-from manyheads.convert.weights import Rows, Unused, same
+from manyheads.convert.weights import Ignored, Rows, same
 
 LAYER = {
     "attention.query": "attention.query",
@@ -31,7 +31,7 @@ LAYER = {
 
 
 def pooler(prefix: str = "") -> Rows:
-    return Unused(f"{prefix}pooler.weight"), Unused(f"{prefix}pooler.bias")
+    return Ignored(f"{prefix}pooler.weight"), Ignored(f"{prefix}pooler.bias")
 
 
 HEAD = masked("predictions.dense", "predictions.LayerNorm", "predictions.bias", "predictions.decoder")

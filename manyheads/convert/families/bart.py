@@ -1,4 +1,4 @@
-"""BART: Lewis et al. 2020. Each position table starts with two reserved rows; a norm follows the embeddings."""
+"""BART: Lewis et al. 2020. Position tables start with two unused rows, and a norm follows the embeddings."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from manyheads.convert.config import Fixed, Key
 from manyheads.convert.families import BARE, Architecture, Family
 from manyheads.convert.families.marian import EMBEDDINGS, IGNORED, KEYS, LAYERS, SHAPE, TOKEN_SCORES
 from manyheads.convert.keys import in_both
-from manyheads.convert.weights import Unused, same
+from manyheads.convert.weights import Ignored, same
 from manyheads.spec import merge_trees
 
 EMBED = {"embed": {"norm": {"kind": "layer"}}, "position": {"kind": "learned", "offset": 2}}
@@ -29,8 +29,8 @@ FAMILIES = {
             *EMBEDDINGS,
             *same(NAMES, "encoder.", "encoder."),
             *same(NAMES, "decoder.", "decoder."),
-            Unused("encoder.version"),
-            Unused("decoder.version"),
+            Ignored("encoder.version"),
+            Ignored("decoder.version"),
             *LAYERS,
         ),
         architectures={

@@ -5,7 +5,7 @@ from __future__ import annotations
 from manyheads.convert.config import ConfigRow, Fixed, Key
 from manyheads.convert.families import Architecture, Family
 from manyheads.convert.keys import FirstOf, Labels, activation
-from manyheads.convert.weights import Rows, Tied, Unused, same
+from manyheads.convert.weights import Ignored, Rows, Tied, same
 from manyheads.spec import Tree
 
 SHAPE: Tree = {
@@ -51,8 +51,8 @@ EMBEDDINGS: Rows = (
         "encoder.embed.norm": "embeddings.LayerNorm",
     }),
     *same({"encoder.embed.tasks": "embeddings.task_type_embeddings"}, optional=True),
-    Unused("embeddings.position_ids"),
-    Unused("embeddings.token_type_ids"),
+    Ignored("embeddings.position_ids"),
+    Ignored("embeddings.token_type_ids"),
 )  # fmt: skip
 LAYER = {
     "attention.query": "attention.self.query",
@@ -68,7 +68,7 @@ WEIGHTS: Rows = (*EMBEDDINGS, *same(LAYER, "encoder.layers.*.", "encoder.layer.*
 
 
 def pooler(prefix: str = "") -> Rows:
-    return Unused(f"{prefix}pooler.dense.weight"), Unused(f"{prefix}pooler.dense.bias")
+    return Ignored(f"{prefix}pooler.dense.weight"), Ignored(f"{prefix}pooler.dense.bias")
 
 
 MASKED: Tree = {"kind": "masked", "norm": {"kind": "layer"}, "scores": {"kind": "tied", "bias": True}}
@@ -80,7 +80,7 @@ MASKED_KEYS: tuple[ConfigRow, ...] = (
 
 
 def masked(dense: str, norm: str, bias: str, decoder: str) -> Rows:
-    """The weights of a head for masked tokens, whose matrix is tied to the token embedding."""
+    """The rows of a masked-language-model head, whose matrix is tied to the token embedding."""
     return (
         *same({"head.project": dense, "head.norm": norm, "head.scores.bias": bias}),
         Tied(f"{decoder}.weight", ("encoder.embed.table.weight",)),
@@ -100,8 +100,8 @@ def architectures(name: str, prefix: str) -> dict[str, Architecture]:
     rows = (
         *masked(f"{head}.transform.dense", f"{head}.transform.LayerNorm", f"{head}.bias", f"{head}.decoder"),
         *pooler(prefix),
-        Unused("cls.seq_relationship.weight"),
-        Unused("cls.seq_relationship.bias"),
+        Ignored("cls.seq_relationship.weight"),
+        Ignored("cls.seq_relationship.bias"),
     )
     classes = same({"head.dense": f"{prefix}pooler.dense", "head.output": "classifier"})
     language = Architecture(head=MASKED, weights=rows, keys=MASKED_KEYS, prefix=prefix)

@@ -6,7 +6,7 @@ from manyheads.convert.config import Fixed, Key
 from manyheads.convert.families import BARE, Architecture, Family
 from manyheads.convert.families.bert import LENGTH, MASKED, SHAPE
 from manyheads.convert.keys import Labels, activation
-from manyheads.convert.weights import Tied, Unused, same
+from manyheads.convert.weights import Ignored, Tied, same
 from manyheads.spec import merge_trees
 
 EMBEDDINGS = {
@@ -48,7 +48,7 @@ FAMILIES = {
         ),
         weights=(
             *same(EMBEDDINGS),
-            Unused("embeddings.position_ids"),
+            Ignored("embeddings.position_ids"),
             *same(LAYER, "encoder.layers.*.", "transformer.layer.*."),
         ),
         architectures={

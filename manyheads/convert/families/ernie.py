@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from manyheads.convert.config import Config, Fields, Getter
+from manyheads.convert.config import Config, Fields, GetField
 from manyheads.convert.families import Family
 from manyheads.convert.families.bert import IGNORED, KEYS, LENGTH, SHAPE, WEIGHTS, architectures, dropout
 from manyheads.spec import Tree
@@ -12,7 +12,7 @@ from manyheads.spec import Tree
 
 @dataclass(frozen=True)
 class TaskTypes:
-    """The number of task type embeddings, if there are any."""
+    """The number of task types; 0 without task type embeddings."""
 
     keys: tuple[str, ...] = ("use_task_id", "task_type_vocab_size")
 
@@ -23,7 +23,7 @@ class TaskTypes:
             else 0
         }
 
-    def write(self, get: Getter) -> Tree:
+    def write(self, get: GetField) -> Tree:
         count = get("encoder.embed.task_type_vocab_size")
         return {"use_task_id": True, "task_type_vocab_size": count} if count else {"use_task_id": False}
 

@@ -1,14 +1,14 @@
-"""fairseq's Transformer: Ott et al. 2019. Sinusoids whose exponents run to the end of the range, counted from 2."""
+"""fairseq's Transformer: Ott et al. 2019. Its sinusoids have other frequencies than the paper, and positions from 2."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from manyheads.convert.config import Config, Fields, Fixed, Getter, Key
+from manyheads.convert.config import Config, Fields, Fixed, GetField, Key
 from manyheads.convert.families import Architecture, Family
 from manyheads.convert.families.marian import DROPOUT, LAYERS, STACK
 from manyheads.convert.keys import Choice, activation, in_both, number
-from manyheads.convert.weights import Tied, Unused, same
+from manyheads.convert.weights import Ignored, Tied, same
 from manyheads.errors import CheckpointConfigError
 from manyheads.spec import Tree, merge_trees, quoted
 
@@ -17,7 +17,7 @@ STACKS = ("encoder", "decoder")
 
 @dataclass(frozen=True)
 class Sinusoids:
-    """θ^(−i/(h−1)) for h waves, where the paper has θ^(−i/h): the same with a higher θ."""
+    """The widths, and frequencies θ^(−i/(h−1)) for h waves, which equal θ′^(−i/h) of the paper with a higher θ′."""
 
     keys: tuple[str, ...] = ("encoder_embed_dim", "decoder_embed_dim", "decoder_input_dim", "decoder_output_dim")
 
@@ -29,10 +29,10 @@ class Sinusoids:
             fields |= {f"{name}.width": int(width), f"{name}.position.theta": theta}
         for key in self.keys[2:]:
             if config.get(key, width) != width:
-                raise CheckpointConfigError(f"{key} is {quoted(config[key])}, and the decoder's width is {int(width)}")
+                raise CheckpointConfigError(f"{key} is {quoted(config[key])}, but the decoder's width is {int(width)}")
         return fields
 
-    def write(self, get: Getter) -> Tree:
+    def write(self, get: GetField) -> Tree:
         return {f"{name}_embed_dim": get(f"{name}.width") for name in STACKS}
 
 
@@ -58,7 +58,7 @@ FIXED_NONE = (
     "encoder_xformers_att_config", "simul_type",
 )  # fmt: skip
 
-# options of training, data and files
+# ignored options of training, data and files
 TRAINER = frozenset((
     "_name", "adafactor_eps", "adam_betas", "adam_eps", "adaptive_softmax_dropout", "adaptive_softmax_factor",
     "aim_repo", "aim_run_hash", "alignment_heads", "alignment_layer", "all_gather_list_size", "amp",
@@ -127,8 +127,8 @@ FAMILIES = {
         weights=(
             *same({f"{name}.embed.table": f"{name}.embed_tokens" for name in STACKS}),
             *same({f"{name}.norm": f"{name}.layer_norm" for name in STACKS}, optional=True),
-            *(Unused(f"{name}.version") for name in STACKS),
-            *(Unused(f"{name}.embed_positions._float_tensor") for name in STACKS),
+            *(Ignored(f"{name}.version") for name in STACKS),
+            *(Ignored(f"{name}.embed_positions._float_tensor") for name in STACKS),
             *LAYERS,
         ),
         architectures={

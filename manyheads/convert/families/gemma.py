@@ -1,4 +1,4 @@
-"""Gemma: Mesnard et al. 2024. Embeddings times √D, norms that multiply by 1 + γ, and a tied head."""
+"""Gemma: Mesnard et al. 2024. Embeddings are multiplied by √D, norms by 1 + γ, and the head is tied."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from manyheads.convert.families.llama import BIASES, IGNORED, KEYS, SHAPE, WEIGH
 from manyheads.convert.keys import Choice, Rope, read_activation, write_activation
 from manyheads.spec import merge_trees
 
-# the first releases say "gelu" and mean the approximation by tanh
+# "gelu" in the first releases means the tanh approximation
 ACTIVATION = Key(
     "hidden_act", "decoder.feedforward.activation", "gelu",
     reads=lambda name: "gelu-tanh" if name == "gelu" else read_activation(name),
     writes=lambda ours: "gelu_pytorch_tanh" if ours == "gelu-tanh" else write_activation(ours),
 )  # fmt: skip
-# a second key for the same function, which some configs have
+# a second key for the same activation, which some configs have
 HIDDEN_ACTIVATION = Choice("hidden_activation", "decoder.feedforward", ((None, {}), ("gelu_pytorch_tanh", {})), None)
 
 FAMILIES = {

@@ -1,5 +1,5 @@
-"""Decoders of GGUF files, by llama.cpp's names for them. Their config keys are those after the name in the file;
-what a file says by the tensors it holds (a tied head, biases, RoPE factors) is a key here too."""
+"""Decoder families of GGUF files, with llama.cpp's names. Config keys are those of the file without the architecture's
+prefix. Properties that follow from the tensors of a file (a tied head, biases, RoPE factors) are keys here, too."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy
 import torch
 
-from manyheads.convert.config import Config, ConfigRow, Fields, Fixed, Getter, Key, required
+from manyheads.convert.config import Config, ConfigRow, Fields, Fixed, GetField, Key, required
 from manyheads.convert.families import Architecture, Family
 from manyheads.convert.families.gpt2 import SHAPE as PLAIN
 from manyheads.convert.families.gpt_neox import PARALLEL
@@ -17,11 +17,11 @@ from manyheads.convert.families.llama import SHAPE as GATED
 from manyheads.convert.keys import number, tying
 from manyheads.convert.weights import (
     QKV,
-    Interleaved,
+    AddConstant,
+    Ignored,
+    PermuteForRope,
     Rows,
-    Shifted,
     Table,
-    Unused,
     fused,
     same,
     token_scores,
@@ -38,20 +38,20 @@ from manyheads.parts.rope import (
 )
 from manyheads.spec import MAX_COUNT, Part, Tree, merge_trees, quoted
 
-# keys that a file says by its tensors
+# keys that are true if a file has this tensor
 BY_NAME = {
     "attention_bias": "blk.0.attn_q.bias",
     "output_bias": "blk.0.attn_output.bias",
     "mlp_bias": "blk.0.ffn_up.bias",
 }
 TIED, HEAD = "tie_word_embeddings", "output.weight"
-NEEDS_HEAD = ("gguf-gptneox",)  # llama.cpp does not open these without a head, tied or not
+NEEDS_HEAD = ("gguf-gptneox",)  # llama.cpp needs the head in a file even if it is tied
 FACTORS = ("rope_freqs", "rope_factors_short", "rope_factors_long")  # one number per rotated pair
 
 
 @dataclass(frozen=True)
 class Rotation:
-    """θ, the number of rotated coordinates, and the scaling: linear, YaRN, or factors in a tensor of the file."""
+    """θ, the number of rotated coordinates, and the scaling, which is linear, YaRN, or given by factors in a tensor."""
 
     partial: bool = False
     factors: tuple[str, ...] = ()
@@ -66,7 +66,7 @@ class Rotation:
         rotated = number(config.get("rope.dimension_count", size), "rope.dimension_count")
         if rotated != size and not self.partial:
             raise CheckpointConfigError(
-                f"rope.dimension_count is {quoted(rotated)}: this family rotates whole heads, of size {size}"
+                f"rope.dimension_count is {quoted(rotated)}, but this family rotates whole heads, of size {size}"
             )
         return {
             "decoder.position.theta": number(config.get("rope.freq_base", 10000.0), "rope.freq_base"),
@@ -87,7 +87,9 @@ class Rotation:
             raise CheckpointConfigError(f"rope.scaling.attn_factor = {quoted(attention)} is not supported")
         length = get("original_context_length", number(config.get("context_length", 2048), "context_length"))
         if not 1 <= length <= MAX_COUNT:
-            raise CheckpointConfigError(f"rope.scaling.original_context_length is {quoted(length)}, expected tokens")
+            raise CheckpointConfigError(
+                f"rope.scaling.original_context_length is {quoted(length)}, expected 1 to {MAX_COUNT} tokens"
+            )
         if unknown := [name for name in FACTORS if name in config and name not in self.factors]:
             raise CheckpointConfigError(f"{unknown[0]}.weight is not supported in this family")
         if factors and kind in ("none", "longrope"):
@@ -106,7 +108,7 @@ class Rotation:
             return {"kind": "yarn", "factor": get("factor", 1.0), "length": int(length)} | band
         raise CheckpointConfigError(f"rope.scaling.type = {quoted(kind)} is not supported")
 
-    def write(self, get: Getter) -> Tree:
+    def write(self, get: GetField) -> Tree:
         size = get("decoder.attention.size") or get("decoder.width") // get("decoder.attention.heads")
         ours = get("decoder.position.scaling") or {}
         kind = ours.get("kind", "none")
@@ -128,10 +130,10 @@ class Rotation:
 
 
 def resolve_sizes(spec: ModelSpec) -> ModelSpec:
-    """The same model with every size written out, and RoPE scalings that GGUF has no key for as factors."""
+    """The same model with default sizes resolved, and RoPE scalings without a key in GGUF converted to factors."""
     stack = spec.decoder
     if stack is None or spec.encoder is not None:
-        raise ExportError(f"a GGUF file holds a decoder; this model is {spec.shape}")
+        raise ExportError(f"GGUF export needs a decoder-only model; this one is {spec.shape}")
     attention, position = stack.attention, stack.position
     size = attention.head_size(stack.width)
     if isinstance(position, RopeSpec):
@@ -145,12 +147,12 @@ def resolve_sizes(spec: ModelSpec) -> ModelSpec:
 
 
 def with_sizes(part: Part, **sizes: int | None) -> Part:
-    """A part with those of these fields that it has."""
+    """Sets those of the sizes that are fields of the part."""
     return part.replace(**{name: size for name, size in sizes.items() if name in type(part).model_fields})
 
 
 def resolve_scaling(position: RopeSpec, size: int) -> RopeScalingSpec:
-    """A banded scaling as factors, and the amplitude of the others written out."""
+    """Converts a banded scaling to factors, and resolves the default amplitude of other scalings."""
     scaling = position.scaling
     if isinstance(scaling, BandedScalingSpec):
         rotated = position.rotated_size(size)
@@ -168,12 +170,12 @@ def resolve_scaling(position: RopeSpec, size: int) -> RopeScalingSpec:
 
 
 def shortest_float32(value: float) -> float:
-    """The number with the fewest digits among those of the same float32: 1e-05 and not 9.999999747378752e-06."""
+    """The shortest decimal number that rounds to the same float32, such as 1e-05 for 9.999999747378752e-06."""
     return float(str(numpy.float32(value)))
 
 
 def head_size(config: Config, *, key_length: bool = True) -> int:
-    """The size of a head: its own `key_length`, or an equal share of the width."""
+    """The size of a head, which is `key_length` if present, else width / heads."""
     width, heads = (number(config.get(key), key) for key in ("embedding_length", "attention.head_count"))
     size, own = width // max(heads, 1), config.get("attention.key_length")
     size = number(own, "attention.key_length") if key_length and own is not None else size
@@ -184,7 +186,7 @@ def head_size(config: Config, *, key_length: bool = True) -> int:
 
 @dataclass(frozen=True)
 class HeadSize:
-    """The size of a head, in a key for its keys and one for its values; `own` if it may differ from width / heads."""
+    """The size of a head, stored for keys and for values. `own` allows a size other than width / heads."""
 
     own: bool = False
     keys: tuple[str, ...] = ("attention.key_length", "attention.value_length")
@@ -195,10 +197,12 @@ class HeadSize:
         if values not in (None, size):
             raise CheckpointConfigError(f"keys of size {size} with values of size {quoted(values)} are not supported")
         if size != share and not self.own:
-            raise CheckpointConfigError(f"heads of this family have size {share}, width / heads, and these {size}")
+            raise CheckpointConfigError(
+                f"the size of a head is {size}, but in this family it is width / heads, {share}"
+            )
         return {"decoder.attention.size": size}
 
-    def write(self, get: Getter) -> Tree:
+    def write(self, get: GetField) -> Tree:
         return dict.fromkeys(self.keys, get("decoder.attention.size")) if self.own else {}
 
 
@@ -220,25 +224,25 @@ SEPARATE = {"decoder.layers.*.attention.value": "blk.*.attn_v", "decoder.layers.
 
 
 def table(*, fuse: bool = False, interleaved: bool = False, shift: float = 0.0) -> Table:
-    """The weights: q, k and v fused or separate, in the order in which they rotate, and norms with a constant added."""
+    """A weight table with q, k and v concatenated (`fuse`), permuted (`interleaved`), or norms plus `shift`."""
 
     def rows(spec: ModelSpec) -> Rows:
         assert spec.decoder is not None
         norms: Rows = same(NORMS, optional=True)
         if shift:
-            norms = tuple(Shifted(row.theirs, row.ours, by=shift, optional=True) for row in norms)
+            norms = tuple(AddConstant(row.theirs, row.ours, by=shift, optional=True) for row in norms)
         projections: Rows = same({"query": "q", "key": "k"}, "decoder.layers.*.attention.", "blk.*.attn_")
         if interleaved:
             heads = (spec.decoder.attention.heads, spec.decoder.attention.num_kv_heads())
             pairs = zip(projections, heads, strict=True)
-            projections = tuple(Interleaved(row.theirs, row.ours, heads=count) for row, count in pairs)
+            projections = tuple(PermuteForRope(row.theirs, row.ours, heads=count) for row, count in pairs)
         if fuse:
             projections = (
                 fused("blk.*.attn_qkv", "decoder.layers.*.attention.", QKV),
                 fused("blk.*.ffn_up", "decoder.layers.*.feedforward.", ("gate", "up"), optional=True),
             )
         others = same(OTHERS if fuse else OTHERS | SEPARATE, optional=True)
-        return (*norms, *projections, *others, *(Unused(f"{name}.weight") for name in FACTORS))
+        return (*norms, *projections, *others, *(Ignored(f"{name}.weight") for name in FACTORS))
 
     return rows
 
@@ -271,7 +275,7 @@ def decoder(shape: Tree, activation: str, **fields: Any) -> Tree:
 def gguf_family(
     name: str, shape: Tree, keys: tuple[ConfigRow, ...], weights: Table, head: Tree | None = None
 ) -> Family:
-    """One architecture of llama.cpp; without a `head`, the file says whether it is tied."""
+    """The family of one llama.cpp architecture. Without a `head`, the file determines whether it is tied."""
     own = Architecture(
         head=head or {},
         weights=token_scores("output", "decoder.embed.table"),

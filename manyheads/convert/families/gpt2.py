@@ -1,11 +1,11 @@
-"""GPT-2: Radford et al. 2019 (and GPT-3, Brown et al. 2020). Matrices are stored in×out, with q, k and v fused."""
+"""GPT-2: Radford et al. 2019 (and GPT-3, Brown et al. 2020). Matrices are stored in×out, and q, k, v concatenated."""
 
 from __future__ import annotations
 
 from manyheads.convert.config import Fixed, Key
 from manyheads.convert.families import BARE, Architecture, Family
-from manyheads.convert.keys import Choice, Labels, LastToken, activation
-from manyheads.convert.weights import QKV, Unused, fused, same, token_scores
+from manyheads.convert.keys import PAD_TOKEN_FOR_LAST_POOLING, Choice, Labels, activation
+from manyheads.convert.weights import QKV, Ignored, fused, same, token_scores
 from manyheads.spec import Tree
 
 SHAPE: Tree = {
@@ -49,8 +49,8 @@ FAMILIES = {
             *same(NORMS, "decoder.layers.*.", "h.*."),
             *same(MATRICES, "decoder.layers.*.", "h.*.", transposed=True),
             fused("h.*.attn.c_attn", "decoder.layers.*.attention.", QKV, transposed=True),
-            Unused("h.*.attn.bias"),  # the causal mask, which older checkpoints hold
-            Unused("h.*.attn.masked_bias"),
+            Ignored("h.*.attn.bias"),  # the causal mask, which older checkpoints store
+            Ignored("h.*.attn.masked_bias"),
         ),
         architectures={
             "GPT2LMHeadModel": Architecture(
@@ -62,7 +62,7 @@ FAMILIES = {
             "GPT2ForSequenceClassification": Architecture(
                 head={"kind": "classes", "pool": "last", "bias": False},
                 weights=same({"head.output": "score"}),
-                keys=(Labels(), LastToken()),
+                keys=(Labels(), PAD_TOKEN_FOR_LAST_POOLING),
                 prefix="transformer.",
             ),
             "GPT2Model": BARE,

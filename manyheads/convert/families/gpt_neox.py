@@ -1,4 +1,4 @@
-"""GPT-NeoX and Pythia: Black et al. 2022, Biderman et al. 2023. q, k and v are side by side within each head."""
+"""GPT-NeoX and Pythia: Black et al. 2022, Biderman et al. 2023. q, k and v are concatenated within each head."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from manyheads.convert.config import Key
 from manyheads.convert.families import BARE, Architecture, Family
 from manyheads.convert.families.gpt2 import SHAPE
 from manyheads.convert.keys import Choice, Rope, activation, tying
-from manyheads.convert.weights import QKV, Rows, Unused, fused, same, token_scores
+from manyheads.convert.weights import QKV, Ignored, Rows, fused, same, token_scores
 from manyheads.model.spec import ModelSpec
 from manyheads.spec import merge_trees
 
@@ -26,9 +26,9 @@ def weights(spec: ModelSpec) -> Rows:
         *same({"decoder.embed.table": "embed_in", "decoder.norm": "final_layer_norm"}),
         *same(LAYER, "decoder.layers.*.", "layers.*."),
         fused("layers.*.attention.query_key_value", "decoder.layers.*.attention.", QKV, heads=heads),
-        Unused("layers.*.attention.bias"),  # buffers that older checkpoints hold
-        Unused("layers.*.attention.masked_bias"),
-        Unused("layers.*.attention.rotary_emb.inv_freq"),
+        Ignored("layers.*.attention.bias"),  # buffers that older checkpoints store
+        Ignored("layers.*.attention.masked_bias"),
+        Ignored("layers.*.attention.rotary_emb.inv_freq"),
     )
 
 

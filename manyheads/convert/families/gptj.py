@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from manyheads.convert.config import Config, Fields, Getter, Key, required
+from manyheads.convert.config import Config, Fields, GetField, Key, required
 from manyheads.convert.families import BARE, Architecture, Family
 from manyheads.convert.families.gpt2 import SHAPE
 from manyheads.convert.keys import activation
-from manyheads.convert.weights import Unused, same, token_scores
+from manyheads.convert.weights import Ignored, same, token_scores
 from manyheads.errors import CheckpointConfigError
 from manyheads.spec import Tree, merge_trees, quoted
 
 
 @dataclass(frozen=True)
 class RotaryDim:
-    """The number of coordinates of a head that rotate; ours is a fraction of the head."""
+    """The number of rotated coordinates per head, which a description holds as a fraction of the head."""
 
     keys: tuple[str, ...] = ("rotary_dim",)
 
@@ -28,7 +28,7 @@ class RotaryDim:
             )
         return {"decoder.position.fraction": rotated / (width // heads)}
 
-    def write(self, get: Getter) -> Tree:
+    def write(self, get: GetField) -> Tree:
         size = required(get, "decoder.width") // required(get, "decoder.attention.heads")
         return {"rotary_dim": round(size * (get("decoder.position.fraction") or 1.0))}
 
@@ -72,8 +72,8 @@ FAMILIES = {
         weights=(
             *same({"decoder.embed.table": "wte", "decoder.norm": "ln_f"}),
             *same(LAYER, "decoder.layers.*.", "h.*."),
-            Unused("h.*.attn.bias"),  # the causal mask, which older checkpoints hold
-            Unused("h.*.attn.masked_bias"),
+            Ignored("h.*.attn.bias"),  # the causal mask, which older checkpoints store
+            Ignored("h.*.attn.masked_bias"),
         ),
         architectures={
             "GPTJForCausalLM": Architecture(

@@ -1,11 +1,11 @@
-"""LLaMA, all versions: Touvron et al. 2023, Dubey et al. 2024. Many share its layers: RMS norm, gated MLP, RoPE."""
+"""LLaMA, all versions: Touvron et al. 2023, Dubey et al. 2024. Layers with RMS norm, gated MLP and RoPE."""
 
 from __future__ import annotations
 
 from manyheads.convert.config import ConfigRow, Fixed, Key
 from manyheads.convert.families import BARE, Architecture, Family
-from manyheads.convert.keys import Labels, LastToken, Rope, activation, tying
-from manyheads.convert.weights import Rows, Unused, same, token_scores
+from manyheads.convert.keys import PAD_TOKEN_FOR_LAST_POOLING, Labels, Rope, activation, tying
+from manyheads.convert.weights import Ignored, Rows, same, token_scores
 from manyheads.spec import Tree
 
 SHAPE: Tree = {
@@ -34,7 +34,7 @@ KEYS: tuple[ConfigRow, ...] = (
 
 
 def heads(*, kv_heads: int | None = None, size: int | None = None) -> tuple[ConfigRow, ...]:
-    """Number of key/value heads and head size; by default that of query heads, and width / heads."""
+    """Rows for the number of key/value heads and the head size, with their defaults if a config omits them."""
     return (
         Key("num_key_value_heads", "decoder.attention.kv_heads", kv_heads),
         Key("head_dim", "decoder.attention.size", size),
@@ -54,7 +54,7 @@ LAYER = {
     "feedforward.down": "mlp.down_proj",
 }
 QUERY_KEY_NORMS = {"attention.query_norm": "self_attn.q_norm", "attention.key_norm": "self_attn.k_norm"}
-INV_FREQ = Unused("layers.*.self_attn.rotary_emb.inv_freq")  # a buffer that older checkpoints hold
+INV_FREQ = Ignored("layers.*.self_attn.rotary_emb.inv_freq")  # a buffer that older checkpoints store
 WEIGHTS: Rows = (
     *same(EMBEDDINGS),
     *same(LAYER, "decoder.layers.*.", "layers.*."),
@@ -71,7 +71,7 @@ def architectures(name: str, *, tied: bool = False) -> dict[str, Architecture]:
         f"{name}ForSequenceClassification": Architecture(
             head={"kind": "classes", "pool": "last", "bias": False},
             weights=same({"head.output": "score"}),
-            keys=(Labels(), LastToken()),
+            keys=(Labels(), PAD_TOKEN_FOR_LAST_POOLING),
             prefix="model.",
         ),
         f"{name}Model": BARE,

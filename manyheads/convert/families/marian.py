@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from manyheads.convert.config import Config, ConfigRow, Fields, Fixed, Getter, Key
+from manyheads.convert.config import ConfigRow, Fixed, Key, Written
 from manyheads.convert.families import Architecture, Family
 from manyheads.convert.keys import activation, in_both
-from manyheads.convert.weights import Rows, Same, Tied, Unused, same
+from manyheads.convert.weights import Ignored, Rename, Rows, Tied, same
 from manyheads.spec import Tree, merge_trees
 
 STACK: Tree = {
@@ -73,24 +71,13 @@ EMBEDDINGS: Rows = (
     Tied("decoder.embed_tokens.weight", ("encoder.embed.table.weight",)),
 )
 TOKEN_SCORES: Rows = (
-    Same("final_logits_bias", ("head.bias",), shape=(1, -1)),
+    Rename("final_logits_bias", ("head.bias",), shape=(1, -1)),
     Tied("lm_head.weight", ("encoder.embed.table.weight",)),
 )
 
 
-@dataclass(frozen=True)
-class PaddingToken:
-    """The token that starts a target and pads a batch: a config must name it, though no output depends on it."""
-
-    keys: tuple[str, ...] = ("pad_token_id", "decoder_start_token_id")
-
-    def read(self, config: Config) -> Fields:
-        return {}
-
-    def write(self, get: Getter) -> Tree:
-        return dict.fromkeys(self.keys, (get("vocab") or 1) - 1)
-
-
+# transformers requires the id of the token that starts a target and pads a batch
+PADDING_TOKEN = Written(("pad_token_id", "decoder_start_token_id"), lambda get: (get("vocab") or 1) - 1)
 SINUSOIDS: Tree = {"position": {"kind": "sinusoidal", "layout": "halves"}}
 
 FAMILIES = {
@@ -100,7 +87,7 @@ FAMILIES = {
         keys=(
             *KEYS,
             Key("decoder_vocab_size", "vocab", None),
-            PaddingToken(),
+            PADDING_TOKEN,
             Fixed("share_encoder_decoder_embeddings", True),
             Fixed("normalize_before", False),
             Fixed("normalize_embedding", False),
@@ -110,8 +97,8 @@ FAMILIES = {
         ),
         weights=(
             *EMBEDDINGS,
-            Unused("encoder.embed_positions.weight"),  # sinusoids, which the config implies
-            Unused("decoder.embed_positions.weight"),
+            Ignored("encoder.embed_positions.weight"),  # sinusoids, which are computed
+            Ignored("decoder.embed_positions.weight"),
             *LAYERS,
         ),
         architectures={

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from manyheads.convert.config import Config, ConfigRow, Fields, Getter, Key
+from manyheads.convert.config import Config, ConfigRow, Fields, GetField, Key
 from manyheads.convert.families import BARE, Architecture, Family
 from manyheads.convert.families.gpt2 import SHAPE
 from manyheads.convert.families.llama import INV_FREQ
@@ -15,7 +15,7 @@ from manyheads.spec import Tree, merge_trees
 
 @dataclass(frozen=True)
 class QueryKeyNorm:
-    """Norms on queries and keys, if there are any, with the ε of all others."""
+    """Whether queries and keys have norms, whose ε is that of the other norms."""
 
     keys: tuple[str, ...] = ("qk_layernorm", "layer_norm_eps")
 
@@ -23,7 +23,7 @@ class QueryKeyNorm:
         norm = {"kind": "layer", "eps": config.get("layer_norm_eps", 1e-5)}
         return {"decoder.attention.qk_norm": norm if config.get("qk_layernorm", False) else {"kind": "none"}}
 
-    def write(self, get: Getter) -> Tree:
+    def write(self, get: GetField) -> Tree:
         return {"qk_layernorm": get("decoder.attention.qk_norm.kind") == "layer"}
 
 

@@ -1,4 +1,4 @@
-"""Phi-3: Abdin et al. 2024. LLaMA's layers with q, k and v fused, and gate and up fused."""
+"""Phi-3: Abdin et al. 2024. LLaMA's layers with q, k and v concatenated, and gate and up concatenated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RoBERTa: Liu et al. 2019. The position table starts with two reserved rows."""
+"""RoBERTa: Liu et al. 2019. The position table starts with two unused rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from manyheads.convert.families.bert import (
 from manyheads.convert.weights import same
 from manyheads.spec import merge_trees
 
-OFFSET = 2  # positions count from the id of the padding token, 1, plus 1
+OFFSET = 2  # the first position is the id of the padding token, 1, plus 1
 LENGTH = Key(
     "max_position_embeddings",
     "encoder.position.length",

@@ -1,14 +1,14 @@
-"""T5, version 1.0 and 1.1: Raffel et al. 2020. Unscaled scores, and one table of relative biases per stack."""
+"""T5, version 1.0 and 1.1: Raffel et al. 2020. Scores are not scaled; each stack has one table of relative biases."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from manyheads.convert.config import Config, Fields, Fixed, Getter, Key
+from manyheads.convert.config import Config, Fields, Fixed, GetField, Key
 from manyheads.convert.families import Architecture, Family
 from manyheads.convert.keys import FirstOf, in_both, read_activation, write_activation
-from manyheads.convert.weights import Rows, Tied, Unused, same, token_scores
+from manyheads.convert.weights import Ignored, Rows, Tied, same, token_scores
 from manyheads.errors import CheckpointConfigError
 from manyheads.model.spec import ModelSpec
 from manyheads.spec import Tree, quoted
@@ -16,25 +16,25 @@ from manyheads.spec import Tree, quoted
 
 @dataclass(frozen=True)
 class FeedForward:
-    """ "relu", or "gated-gelu" and the like: the activation, and whether the MLP is gated."""
+    """The activation and whether the MLP is gated, from values such as "relu" and "gated-gelu"."""
 
     keys: tuple[str, ...] = ("feed_forward_proj", "dense_act_fn", "is_gated_act")
 
     def read(self, config: Config) -> Fields:
         value = config.get("feed_forward_proj", "relu")
         if not isinstance(value, str):
-            raise CheckpointConfigError(f"feed_forward_proj is {quoted(value)}, expected a text such as gated-gelu")
+            raise CheckpointConfigError(f"feed_forward_proj is {quoted(value)}, expected a string such as gated-gelu")
         gated, name = value.startswith("gated-"), value.removeprefix("gated-")
         if config.get("is_gated_act", gated) is not gated:
             raise CheckpointConfigError(
-                f"is_gated_act is {quoted(config['is_gated_act'])}, and feed_forward_proj is {quoted(value)}"
+                f"is_gated_act is {quoted(config['is_gated_act'])}, but feed_forward_proj is {quoted(value)}"
             )
-        # "gated-gelu" has always meant the approximation by tanh
+        # "gated-gelu" means the tanh approximation
         name = config.get("dense_act_fn") or ("gelu_new" if value == "gated-gelu" else name)
         kinds = dict.fromkeys(in_both("feedforward.kind"), "gated" if gated else "mlp")
         return kinds | dict.fromkeys(in_both("feedforward.activation"), read_activation(name))
 
-    def write(self, get: Getter) -> Tree:
+    def write(self, get: GetField) -> Tree:
         gated = get("encoder.feedforward.kind") == "gated"
         name = write_activation(get("encoder.feedforward.activation"))
         value = f"gated-{'gelu' if name == 'gelu_new' else name}" if gated else name
@@ -43,7 +43,7 @@ class FeedForward:
 
 @dataclass(frozen=True)
 class TiedHead:
-    """Version 1.0 has a tied head, its input scaled by 1/√D; version 1.1 has its own. Newer configs have both keys."""
+    """Whether the head is tied, with its input scaled by 1/√D (version 1.0), or has its own matrix (version 1.1)."""
 
     keys: tuple[str, ...] = ("tie_word_embeddings", "scale_decoder_outputs")
 
@@ -55,7 +55,7 @@ class TiedHead:
             "head.logit_scale": "inverse-sqrt" if config.get("scale_decoder_outputs", True) else "one",
         }
 
-    def write(self, get: Getter) -> Tree:
+    def write(self, get: GetField) -> Tree:
         return {
             "tie_word_embeddings": get("head.kind") == "tied",
             "scale_decoder_outputs": get("head.logit_scale") == "inverse-sqrt",
@@ -63,7 +63,7 @@ class TiedHead:
 
 
 def resolve(config: Config, names: Collection[str]) -> Config:
-    """Newer configs call every head tied: whether version 1.1 has one of its own is known from the stored names."""
+    """Sets tie_word_embeddings from the stored names, because newer configs of version 1.1 have true for every head."""
     if config.get("scale_decoder_outputs", config.get("tie_word_embeddings", True)):
         return config
     return {**config, "tie_word_embeddings": "lm_head.weight" not in names, "scale_decoder_outputs": False}
@@ -73,14 +73,16 @@ PROJECTIONS = {"query": "q", "key": "k", "value": "v", "output": "o"}
 
 
 def weights(spec: ModelSpec) -> Rows:
-    """Each block has numbered sublayers, `layer.0`, `layer.1`, …, each with a norm; the last one is the MLP."""
+    """The rows of T5, whose blocks have numbered sublayers `layer.0`, `layer.1`, …, of which the last is the MLP."""
     assert spec.encoder is not None
     gated = spec.encoder.feedforward.kind == "gated"
     names = {"gate": "wi_0", "up": "wi_1", "down": "wo"} if gated else {"up": "wi", "down": "wo"}
     rows: Rows = (
         *same({"encoder.embed.table": "shared"}),
         *same(PROJECTIONS, "decoder.layers.*.cross.", "decoder.block.*.layer.1.EncDecAttention."),
-        Unused("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"),  # in the first checkpoints
+        Ignored(
+            "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+        ),  # in the first published checkpoints
     )
     for stack, sublayers in (("encoder", 2), ("decoder", 3)):
         ours, theirs = f"{stack}.layers.*.", f"{stack}.block.*.layer."

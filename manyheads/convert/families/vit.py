@@ -1,15 +1,15 @@
-"""ViT: Dosovitskiy et al. 2021. An image is cut into patches, after a learned class token."""
+"""ViT: Dosovitskiy et al. 2021. Images are split into patches, which follow a learned class token."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from math import isqrt
 
-from manyheads.convert.config import Config, ConfigRow, Fields, Getter, Key, write_config
+from manyheads.convert.config import Config, ConfigRow, Fields, GetField, Key, write_config
 from manyheads.convert.families import Architecture, Family
 from manyheads.convert.families.bert import pooler
 from manyheads.convert.keys import Labels, activation
-from manyheads.convert.weights import Rows, Same, same
+from manyheads.convert.weights import Rename, Rows, same
 from manyheads.errors import CheckpointConfigError
 from manyheads.model.spec import ModelSpec
 from manyheads.spec import Tree, quoted
@@ -17,7 +17,7 @@ from manyheads.spec import Tree, quoted
 
 @dataclass(frozen=True)
 class ImageSize:
-    """Sides of the image and of a patch, and channels; ours are the number of patches and of pixel values in each."""
+    """Image size, patch size and channels, which a description holds as the number of patches and pixels per patch."""
 
     lengths: tuple[str, ...] = ("encoder.position.length",)
     pixels: tuple[str, ...] = ("encoder.embed.pixels",)
@@ -32,10 +32,11 @@ class ImageSize:
         sizes = dict.fromkeys(self.lengths, (side // patch) ** 2 + 1) | dict.fromkeys(self.pixels, patch**2 * channels)
         return sizes | {"encoder.embed.channels": channels}
 
-    def write(self, get: Getter) -> Tree:
+    def write(self, get: GetField) -> Tree:
         pixels, channels = get(self.pixels[0]) or 1, get("encoder.embed.channels") or 1
         patches = (get(self.lengths[0]) or 2) - 1
-        patch = max(1, isqrt(pixels // channels))  # if they are not squares, reading this gives another model
+        # if the numbers are not squares, the config describes another model, which an export detects
+        patch = max(1, isqrt(pixels // channels))
         return {"image_size": isqrt(patches) * patch, "patch_size": patch, "num_channels": channels}
 
 
@@ -54,15 +55,16 @@ LAYER = {
 def weights(spec: ModelSpec) -> Rows:
     assert spec.encoder is not None
     width, image = spec.encoder.width, write_config([ImageSize()], spec)
-    kernel = (width, image["num_channels"], image["patch_size"], image["patch_size"])  # as of a convolution
+    # the shape of a convolution kernel
+    kernel = (width, image["num_channels"], image["patch_size"], image["patch_size"])
     return (
         *same({
             "encoder.embed.first": "embeddings.cls_token",
             "encoder.embed.project.bias": "embeddings.patch_embeddings.projection.bias",
             "encoder.norm": "layernorm",
         }),
-        Same("embeddings.position_embeddings", ("encoder.embed.position.table.weight",), shape=(1, -1, width)),
-        Same("embeddings.patch_embeddings.projection.weight", ("encoder.embed.project.weight",), shape=kernel),
+        Rename("embeddings.position_embeddings", ("encoder.embed.position.table.weight",), shape=(1, -1, width)),
+        Rename("embeddings.patch_embeddings.projection.weight", ("encoder.embed.project.weight",), shape=kernel),
         *same(LAYER, "encoder.layers.*.", "encoder.layer.*."),
     )  # fmt: skip
 

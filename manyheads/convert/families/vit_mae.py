@@ -1,4 +1,4 @@
-"""ViT-MAE: He et al. 2022. The encoder reads some patches, a narrower decoder restores the others."""
+"""ViT-MAE: He et al. 2022. The encoder reads some patches, and a narrower decoder reconstructs the others."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from manyheads.convert.families import Architecture, Family
 from manyheads.convert.families.vit import KEYS, LAYER, SHAPE, STACK, ImageSize
 from manyheads.convert.families.vit import weights as encoder_weights
 from manyheads.convert.keys import activation, in_both
-from manyheads.convert.weights import Rows, Same, same
+from manyheads.convert.weights import Rename, Rows, same
 from manyheads.model.spec import ModelSpec
 
 DECODER = {
@@ -24,7 +24,7 @@ def weights(spec: ModelSpec) -> Rows:
     return (
         *(row.renamed(lambda name: f"vit.{name}") for row in encoder_weights(spec)),
         *same(DECODER),
-        Same("decoder.decoder_pos_embed", ("decoder.embed.position.table.weight",), shape=shape),
+        Rename("decoder.decoder_pos_embed", ("decoder.embed.position.table.weight",), shape=shape),
         *same(LAYER, "decoder.layers.*.", "decoder.decoder_layers.*."),
     )
 

@@ -1,1 +1,1 @@
-"""GGUF files: reading and writing models, weights and vocabularies."""
+"""Reads and writes GGUF files."""

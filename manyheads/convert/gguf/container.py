@@ -1,4 +1,4 @@
-"""GGUF files: metadata and tensors in one file. The header is parsed and checked before any tensor is read."""
+"""The GGUF file format, with metadata and tensors in one file. The header is checked before a tensor is read."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from manyheads.spec import Tree, quoted
 
 MAX_TENSORS, MAX_KEYS, MAX_TEXT_BYTES, MAX_ITEMS = 1 << 16, 1 << 12, 1 << 24, 1 << 22
 
-# how each type of value is stored: struct codes by number; 8 is a text, 9 a list
+# number of a value type → its struct code; strings and lists have other encodings
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 TEXT, LIST = 8, 9
 
 
 class HeaderReader:
-    """Reads values from the start of a file, and never past its end."""
+    """Reads the values of a header, and raises an error at the end of the file."""
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
         self.path, self.file, self.size = path, file, os.fstat(file.fileno()).st_size
@@ -50,7 +50,7 @@ class HeaderReader:
     def count(self, maximum: int, what: str) -> int:
         value = int(self.number("Q"))
         if value > maximum:
-            raise CorruptFileError(f"{self.path} claims {value:,} {what}, expected at most {maximum:,}")
+            raise CorruptFileError(f"{self.path} has {value:,} {what} by its header, expected at most {maximum:,}")
         return value
 
     def text(self) -> str:
@@ -71,11 +71,13 @@ class HeaderReader:
 
 
 class GgufFile(TensorStore):
-    """A file with a valid header: its metadata, and the position of each tensor."""
+    """A GGUF file whose header was checked, with its metadata and the offset of each tensor."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.metadata = path, dict[str, Any]()
-        self.entries = dict[str, tuple[int, int]]()  # the number of its quantization, and its first byte
+        self.entries = dict[
+            str, tuple[int, int]
+        ]()  # the number of the quantization type, and the offset of the first byte
         self.shapes = dict[str, Shape]()
         if not path.is_file():
             raise UnsafeFileError(f"{path} is not a regular file")
@@ -83,7 +85,7 @@ class GgufFile(TensorStore):
             header = HeaderReader(path, file)
             self._read_header(header)
             self._check_tensors(header)
-        self.dtypes = dict.fromkeys(self.shapes, torch.float32)  # to which every quantization is converted
+        self.dtypes = dict.fromkeys(self.shapes, torch.float32)  # all quantizations are converted to float32
 
     def _read_header(self, header: HeaderReader) -> None:
         if header.size < 24 or header.read(4) != b"GGUF":
@@ -100,12 +102,12 @@ class GgufFile(TensorStore):
         for _ in range(tensors):
             name, axes = header.text(), header.number("I")
             if axes > 4 or name in self.shapes:
-                raise CorruptFileError(f"{self.path}: {quoted(name)} has {axes} axes, or is there twice")
+                raise CorruptFileError(f"{self.path}: {quoted(name)} has {axes} axes, or occurs twice")
             self.shapes[name] = tuple(int(header.number("Q")) for _ in range(axes))[::-1]
             self.entries[name] = header.number("I"), header.number("Q")
 
     def _check_tensors(self, header: HeaderReader) -> None:
-        """Requires that tensors are aligned, do not overlap, and end within the file."""
+        """Checks that tensors are aligned, do not overlap, and end within the file."""
         alignment = self.metadata.get("general.alignment", 32)
         if type(alignment) is not int or not 1 <= alignment <= 1 << 16:
             raise CorruptFileError(f"{self.path} has the alignment {quoted(alignment)}")
@@ -127,7 +129,7 @@ class GgufFile(TensorStore):
         return data
 
     def __getitem__(self, name: str) -> Tensor:
-        """One tensor, dequantized to float32, in memory of its own."""
+        """Reads one tensor, dequantized to float32."""
         import gguf
         import numpy
 
@@ -145,9 +147,8 @@ class GgufFile(TensorStore):
 
     def same_bytes(self, name: str, other: str) -> bool:
         """Whether two tensors are stored with the same shape, quantization and bytes."""
-        shapes = self.shapes[name], self.shapes[other]
-        kinds = self.entries[name][0], self.entries[other][0]
-        return shapes[0] == shapes[1] and kinds[0] == kinds[1] and self.raw(name) == self.raw(other)
+        same_kind = self.entries[name][0] == self.entries[other][0]
+        return same_kind and self.shapes[name] == self.shapes[other] and self.raw(name) == self.raw(other)
 
 
 def stored_bytes(path: Path, name: str, shape: Shape, kind: int) -> int:
@@ -158,25 +159,28 @@ def stored_bytes(path: Path, name: str, shape: Shape, kind: int) -> int:
     except (ValueError, KeyError):
         raise WeightsError(f"{path}: {quoted(name)} has the unknown quantization {kind}") from None
     if not shape or shape[-1] % block:
-        raise CorruptFileError(f"{path}: the rows of {quoted(name)}, {shape[-1:]}, are not in blocks of {block}")
+        raise CorruptFileError(
+            f"{path}: the rows of {quoted(name)}, {shape[-1:]}, are not a multiple of the block size {block}"
+        )
     return int(prod(shape) // block * size)
 
 
 # -------------------------------------------------------------------------------------------------------------- config
 
 SPECIAL = {"bos_token_id": "bos", "eos_token_id": "eos", "eot_token_id": "eot", "pad_token_id": "padding"}
-MADE_HERE = ("model_type", "architectures", TIED, *BY_NAME, *FACTORS, *SPECIAL)  # keys that no file has
+# keys that are computed here and must not occur in a file
+MADE_HERE = ("model_type", "architectures", TIED, *BY_NAME, *FACTORS, *SPECIAL)
 
 
 def config_of(file: GgufFile) -> Tree:
-    """The keys after the name of the file's architecture, and what follows from its tensors."""
+    """The keys of the file without the architecture's prefix, and the keys that follow from its tensors."""
     kind = file.metadata.get("general.architecture")
     if f"gguf-{kind}" not in GGUF:
         supported = ", ".join(name.removeprefix("gguf-") for name in GGUF)
         raise UnknownArchitectureError(f"{file.path} holds a {quoted(kind)} model, expected one of {supported}")
     config = {key.removeprefix(f"{kind}."): value for key, value in file.metadata.items() if key.startswith(f"{kind}.")}
     if wrong := sorted(set(MADE_HERE) & set(config)):
-        raise CheckpointConfigError(f"{file.path} has a key that no GGUF file has: {kind}.{wrong[0]}")
+        raise CheckpointConfigError(f"{file.path} has the unknown key {kind}.{wrong[0]}")
     if len(file.shapes.get("token_embd.weight", ())) != 2:
         raise WeightsError(f"{file.path} has no token embedding, token_embd.weight")
     config.setdefault("vocab_size", file.shapes["token_embd.weight"][0])
@@ -193,14 +197,14 @@ def config_of(file: GgufFile) -> Tree:
 
 # ------------------------------------------------------------------------------------------------------------- writing
 
-OUTTYPES = {"f32": 0, "f16": 1, "q8_0": 7}  # how matrices are stored, with the number that files have for it
+OUTTYPES = {"f32": 0, "f16": 1, "q8_0": 7}  # type of matrices → its number in general.file_type
 MAX_VALUES = {"F32": 3.4028235e38, "F16": 65504.0, "Q8_0": 127 * 65504.0}
 
 
 def write_container(
     path: Path, config: Tree, tensors: Mapping[str, Tensor], vocabulary: Mapping[str, Any], outtype: str
 ) -> None:
-    """Writes a file from a config of one of its architectures, tensors by its names, and metadata of the tokenizer."""
+    """Writes a file from a config and tensors with the names of its architecture, and the tokenizer's metadata."""
     import gguf
     import numpy
 
@@ -220,7 +224,7 @@ def write_container(
         kind, largest = kinds[name], float(tensor.detach().abs().max())
         if not largest <= MAX_VALUES[kind.name]:
             raise ExportError(
-                f"{name} has a value of {largest:g}, and {kind.name.lower()} goes up to {MAX_VALUES[kind.name]:g}",
+                f"{name} has a value of {largest:g}; the maximum of {kind.name.lower()} is {MAX_VALUES[kind.name]:g}",
                 hint="choose another outtype",
             )
         size = stored_bytes(path, name, tuple(tensor.shape), kind)
@@ -228,14 +232,14 @@ def write_container(
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
-    for name, tensor in tensors.items():  # one at a time is converted
+    for name, tensor in tensors.items():  # converts one tensor at a time to save memory
         data = tensor.detach().to("cpu", torch.float32).contiguous().numpy()
         writer.write_tensor_data(gguf.quantize(data, kinds[name]))
     writer.close()
 
 
 def stored_as(name: str, shape: Shape, outtype: str) -> str:
-    """Matrices in this type, if their rows are whole blocks; norms, biases and positions in float32."""
+    """The type of a tensor: `outtype` for matrices whose rows fit its blocks, float32 for norms, biases, positions."""
     if len(shape) < 2 or name == "position_embd.weight":
         return "F32"
     return "F16" if outtype == "q8_0" and shape[-1] % 32 else outtype.upper()

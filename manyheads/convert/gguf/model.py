@@ -1,4 +1,4 @@
-"""Models from and to GGUF files: weights, tokenizer and chat template in one."""
+"""Reads models from GGUF files and writes them, with their tokenizer and chat template."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ MAX_TEMPLATE_LENGTH = 1 << 16
 def read_gguf(
     path: Path, *, dtype: torch.dtype | None = None, allow_nonfinite: bool = False
 ) -> tuple[Model, CheckpointMetadata, Any]:
-    """A model, its origin and its tokenizer."""
+    """A model, its metadata and its tokenizer."""
     file = GgufFile(path)
     template = file.metadata.get("tokenizer.chat_template")
     tokens, rows = file.metadata.get("tokenizer.ggml.tokens"), file.shapes.get("token_embd.weight", (0,))[0]
     if isinstance(tokens, list) and len(tokens) > rows:
-        raise CheckpointTokenizerError(f"{path} has {len(tokens):,} tokens, and embeddings for {rows:,}")
+        raise CheckpointTokenizerError(f"{path} has {len(tokens):,} tokens, but embeddings for {rows:,}")
     short = isinstance(template, str) and len(template) <= MAX_TEMPLATE_LENGTH
     extra_files = {TEMPLATE: str(template).encode()} if short else {}
     model, metadata = load_model(path, config_of(file), file, extra_files, dtype=dtype, allow_nonfinite=allow_nonfinite)
@@ -42,18 +42,18 @@ def read_gguf(
 def write_gguf(
     model: Model, path: Path, metadata: CheckpointMetadata | None, tokenizer: Any, outtype: str = "f32"
 ) -> None:
-    """Writes a file that llama.cpp opens; the error names the part that none of its architectures has."""
+    """Writes a file for llama.cpp. The error names a part that none of its architectures has."""
     if outtype not in OUTTYPES:
         raise UsageError(f"outtype is {outtype!r}, expected one of {', '.join(OUTTYPES)}")
     family, architecture, config, _ = find_architecture(resolve_sizes(model.spec), GGUF)
     old = metadata.config if metadata else {}
     if not config["block_count"]:
-        raise ExportError("a GGUF file needs a model with layers, and this one has none")
+        raise ExportError("GGUF export needs a model with at least one layer")
     config |= special_tokens(old, config["vocab_size"])
     lengths = (old[key] for key in MAX_POSITION_KEYS if type(old.get(key)) is int and 1 <= old[key] <= MAX_COUNT)
     config.setdefault("context_length", next(lengths, 2048))
     if tokenizer is None:
-        warnings.warn("without a tokenizer llama.cpp opens the file, and cannot read texts", stacklevel=3)
+        warnings.warn("the model has no tokenizer, so llama.cpp can open the file but cannot read texts", stacklevel=3)
     vocabulary = write_vocabulary(tokenizer, config["vocab_size"], config)
     if (template := chat_template(metadata.extra_files if metadata else {})) is not None:
         vocabulary["tokenizer.chat_template"] = template
@@ -65,7 +65,7 @@ def write_gguf(
 
 
 def special_tokens(config: Mapping[str, Any], vocab_size: int) -> dict[str, int | None]:
-    """One id per special token: of several end tokens the first, and the second as the end of a turn."""
+    """One id per special token. Of several eos tokens, the first is eos and the second is eot."""
     ids = {key: config.get(key) for key in SPECIAL}
     ends = ids["eos_token_id"] if isinstance(ids["eos_token_id"], list) else [ids["eos_token_id"]]
     ids |= {
@@ -76,7 +76,7 @@ def special_tokens(config: Mapping[str, Any], vocab_size: int) -> dict[str, int 
 
 
 def chat_template(extra_files: Mapping[str, bytes]) -> str | None:
-    """The template that writes a conversation as one text: a file of its own, or a key of tokenizer_config.json."""
+    """The chat template, from its own file or from tokenizer_config.json; None if there is none."""
     if TEMPLATE in extra_files:
         return extra_files[TEMPLATE].decode(errors="replace")
     template = read_tokenizer_config(extra_files).get("chat_template")

@@ -1,4 +1,4 @@
-"""Tokenizers in GGUF files: tokens, their types, merges or scores, and a name for the pre-tokenizer; both ways."""
+"""Converts tokenizers to and from GGUF metadata: tokens, types, merges or scores, and a pre-tokenizer name."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from manyheads.spec import Tree, quoted
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 SPACE = "▁"
-MAX_PIECE_LENGTH = 256  # characters of a piece that is merged from others
+MAX_PIECE_LENGTH = 256  # characters; merges of longer pieces are not computed
 
-# steps of a pre-tokenizer by its name in a file: regular expressions; None is the byte-level one of GPT-2
+# name of a pre-tokenizer in a file → its steps, which are regular expressions; None is byte-level with GPT-2's
 WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -31,14 +31,14 @@ ALIASES = {
     "llama3": "llama-bpe",
     "llama-v3": "llama-bpe",
 }
-ADD_BOS = ("llama-bpe",)  # these add a token before every text, unless the file says otherwise
+ADD_BOS = ("llama-bpe",)  # these add bos to every text unless add_bos_token is false
 
 
 # ------------------------------------------------------------------------------------------------------------- reading
 
 
 def read_vocabulary(metadata: Mapping[str, Any], path: object) -> Any:
-    """The tokenizer of a file; None if there is none, or one of an unknown kind."""
+    """The tokenizer of a file; None if it is missing or of an unknown kind."""
     from tokenizers import AddedToken, Tokenizer
 
     tokens, types = get(metadata, "tokens", list), get(metadata, "token_type", list) or []
@@ -56,7 +56,7 @@ def read_vocabulary(metadata: Mapping[str, Any], path: object) -> Any:
             tokenizer = Tokenizer(bpe_by_scores(tokens, get(metadata, "scores", list) or [], types))
             replace_spaces(tokenizer, prefix=get(metadata, "add_space_prefix", bool) is not False)
         else:
-            warnings.warn(f"{path} has a tokenizer of an unknown kind ({model}, {pre}): use token ids", stacklevel=2)
+            warnings.warn(f"{path} has a tokenizer of an unknown kind ({model}, {pre}); use token ids", stacklevel=2)
             return None
     except Exception as error:
         raise CheckpointTokenizerError(f"{path} has a tokenizer that cannot be read: {error}") from None
@@ -82,7 +82,7 @@ def bpe_by_merges(tokens: Sequence[str], merges: Sequence[Any], *, ignore_merges
 
 
 def bpe_by_scores(tokens: Sequence[str], scores: Sequence[float], types: Sequence[int]) -> Any:
-    """Pieces that merge in the order of their scores, as a list of merges in that order."""
+    """A BPE model whose merges are ordered by the scores of the pieces, as in SentencePiece."""
     from tokenizers import models
 
     ids = {token: i for i, token in enumerate(tokens)}
@@ -115,7 +115,7 @@ def pre_tokenize_bytes(tokenizer: Any, steps: Sequence[str | None]) -> None:
 
 
 def replace_spaces(tokenizer: Any, *, prefix: bool) -> None:
-    """SentencePiece's ▁ for spaces; `prefix` adds one before every text."""
+    """Replaces spaces by SentencePiece's ▁. `prefix` adds one before every text."""
     from tokenizers import decoders, normalizers
 
     spaces = normalizers.Replace(" ", SPACE)
@@ -128,7 +128,7 @@ def replace_spaces(tokenizer: Any, *, prefix: bool) -> None:
 def add_special_tokens(
     tokenizer: Any, tokens: Sequence[str], metadata: Mapping[str, Any], *, bos: bool, eos: bool
 ) -> None:
-    """The tokens that are added before and after every text."""
+    """Adds bos before and eos after every text, as far as requested."""
     from tokenizers import processors
 
     ids = {name: get(metadata, f"{name}_token_id", int) for name, add in (("bos", bos), ("eos", eos)) if add}
@@ -145,16 +145,18 @@ def add_special_tokens(
 
 
 def write_vocabulary(tokenizer: Any, vocab_size: int, config: Mapping[str, Any]) -> Tree:
-    """The metadata of a tokenizer; refused if a file would give another one."""
+    """The GGUF metadata of a tokenizer. Raises an error if a file cannot express it."""
     if not hasattr(tokenizer, "to_str"):
         return {"tokenizer.ggml.model": "none"}
     tree = json.loads(tokenizer.to_str())
     model = tree["model"]
     if model["type"] != "BPE":
-        raise ExportError(f"a GGUF file holds a BPE tokenizer; this one is {quoted(model['type'])}")
+        raise ExportError(f"GGUF export needs a BPE tokenizer; this one is {quoted(model['type'])}")
     names = {i: token for token, i in tokenizer.get_vocab(with_added_tokens=True).items()}
     if max(names, default=0) >= vocab_size:
-        raise ExportError(f"the tokenizer has {max(names) + 1:,} tokens, and the model {vocab_size:,}")
+        raise ExportError(
+            f"the tokenizer has {max(names) + 1:,} tokens, but the model has a vocabulary of {vocab_size:,}"
+        )
     added = {entry["id"]: entry for entry in tree["added_tokens"]}
     tokens = [names.get(i, f"[UNUSED{i}]") for i in range(vocab_size)]
     merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
@@ -180,7 +182,7 @@ def write_vocabulary(tokenizer: Any, vocab_size: int, config: Mapping[str, Any])
     return metadata
 
 
-# a text of each kind that tokenizers treat in ways of their own
+# texts for which tokenizers often differ
 PROBES = (
     "", " ", "Hello world", "  two  spaces ", "UPPER lower", "it's we'LL", "123 4567.89", "naïve café", "“…” – €",
     "line\nbreak\n\n\ttab", "日本語 中文", "Привет мир", "🙂👍🏽", "<s>a</s>", "a_b-c/d\\e", "x" * 40,
@@ -188,7 +190,7 @@ PROBES = (
 
 
 def check_same(tokenizer: Any, again: Any) -> None:
-    """Refuses a tokenizer that comes back from the file as another one."""
+    """Raises an error if the tokenizer that is read back from the metadata encodes a text differently."""
     for text in PROBES:
         if tokenizer.encode(text).ids != again.encode(text).ids:
             raise ExportError(f"a GGUF file cannot express how this tokenizer encodes {quoted(text)}")

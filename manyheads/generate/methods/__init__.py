@@ -1,4 +1,4 @@
-"""Decoding methods, one file each. Importing this package fills the slot."""
+"""Decoding methods, one per file. Importing this package registers them."""
 
 from manyheads.spec import import_all
 

@@ -14,22 +14,23 @@ from manyheads.spec import field
 
 
 class BeamSpec(DecodingSpec, kind="beam"):
-    """argmax_y log p(y | x) / lp(|y|) with lp(n) = ((5 + n) / 6)^α, over the texts that `num_beams` beams lead to
+    """argmax_y log p(y | x) / lp(|y|) with lp(n) = ((5 + n) / 6)^α, over the sequences found by `num_beams` beams
 
-    Wu et al. 2016, arXiv 1609.08144, equation 14, as in Tensor2Tensor and JoeyNMT; n counts the token that ends y, α
-    = 0.6 as in Vaswani et al. 2017. transformers and CTranslate2 divide by n^α: the same at α = 0, other scores
-    elsewhere. The paper's coverage term and its pruning are left out.
+    Wu et al. 2016, arXiv 1609.08144, equation 14, without the coverage term and pruning, as in Tensor2Tensor and
+    JoeyNMT. n includes the eos token; α = 0.6 as in Vaswani et al. 2017. transformers and CTranslate2 divide by n^α,
+    which gives the same scores only for α = 0.
 
-    Each step takes the best (1 + number of eos tokens) · num_beams continuations. Those that end, if among the best
-    `num_beams`, are finished with their score; the best `num_beams` of the others go on. At the limit every text
-    ends. A row is done when `num_beams` of its texts have finished, or when no live one can pass the best: log p
-    only falls, so a live text ends with log p / lp(max_new_tokens) at best. One beam is greedy decoding.
+    Each step computes the best (1 + number of eos tokens) · num_beams continuations. Those that end with eos and are
+    among the best `num_beams` are finished; the best `num_beams` of the others continue. At max_new_tokens every
+    sequence is finished. A row is done when `num_beams` of its sequences are finished, or when no live sequence can
+    reach the best score. log p only decreases, so log p / lp(max_new_tokens) is an upper bound for a live sequence.
+    A width of 1 is greedy decoding.
     """
 
     selected_by: ClassVar[tuple[str, float]] = ("num_beams", 1)
 
     num_beams: int = field(4, "beam width", ge=1, le=256)
-    length_penalty: float = field(0.6, "α; higher prefers longer texts", ge=0, le=10)
+    length_penalty: float = field(0.6, "α; a higher value prefers longer sequences", ge=0, le=10)
 
     @property
     def beams(self) -> int:
@@ -43,7 +44,7 @@ class BeamSpec(DecodingSpec, kind="beam"):
         hypotheses, device = Hypotheses(model, prompt, source, limit), prompt.tokens.device
         finished = FinishedTexts(prompt, width)
         eos = torch.tensor(config.eos_token_id, device=device, dtype=torch.long)
-        live_BK = torch.zeros(prompt.batch, 1, device=device)  # log p of the live texts; one per row at first
+        live_BK = torch.zeros(prompt.batch, 1, device=device)  # log p of the live sequences, one per row at first
         for remaining in range(limit, 0, -1):
             logits_RV = hypotheses.logits()  # R = B·K rows
             wide = torch.promote_types(logits_RV.dtype, torch.float32)
@@ -72,17 +73,17 @@ class BeamSpec(DecodingSpec, kind="beam"):
 
 
 class FinishedTexts:
-    """The finished texts: the best of each row, its score, and how many there are."""
+    """The best finished sequence of each row, its score, and the number of finished sequences."""
 
     def __init__(self, prompt: Inputs, num_beams: int) -> None:
         self.tokens: list[list[int]] = [[] for _ in range(prompt.batch)]
         self.prompt_length, self.num_beams = prompt.length, num_beams
-        self.rows = torch.arange(prompt.batch, device=prompt.tokens.device)  # those not done
+        self.rows = torch.arange(prompt.batch, device=prompt.tokens.device)  # the rows that are not done
         self.score = torch.full((prompt.batch,), -torch.inf, device=prompt.tokens.device)
         self.count = torch.zeros_like(self.rows)
 
     def add(self, hypotheses: Hypotheses, row_BC: Tensor, token_BC: Tensor, score_BC: Tensor) -> None:
-        """Counts the candidates that end (those with a finite score) and keeps one that beats the row's best."""
+        """Counts the finished candidates, whose scores are finite, and keeps one that is better than the row's best."""
         score_BC = score_BC[:, : self.num_beams]
         self.count = self.count + score_BC.isfinite().sum(dim=1)
         score, index = score_BC.max(dim=1)
@@ -92,7 +93,7 @@ class FinishedTexts:
         self.score = torch.maximum(score, self.score)
 
     def unfinished(self, bound: Tensor) -> Tensor:
-        """The rows that go on, given the best score that each can still reach."""
+        """The rows that continue, given an upper bound of the score that each can reach."""
         unfinished = ((bound > self.score) & (self.count < self.num_beams)).nonzero()[:, 0]
         self.rows, self.score, self.count = self.rows[unfinished], self.score[unfinished], self.count[unfinished]
         return unfinished

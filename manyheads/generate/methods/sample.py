@@ -16,12 +16,14 @@ from manyheads.spec import field
 class SampleSpec(DecodingSpec, kind="sample"):
     """v ~ softmax(logits / T)
 
-    Each row draws with its own generator, so a text's samples do not depend on the batch it is in.
+    Each row has its own generator, so the samples of a sequence do not depend on its batch.
     """
 
     selected_by: ClassVar[tuple[str, float]] = ("temperature", 0)
 
-    temperature: float = field(1.0, "T; towards 0 it becomes greedy", ge=1e-6, le=1e6)
+    temperature: float = field(
+        1.0, "T, the temperature; sampling approaches greedy decoding towards 0", ge=1e-6, le=1e6
+    )
 
     def generate(
         self, model: Model, prompt: Inputs, source: Inputs | None, *, config: GenerationConfig, rng: Generators
