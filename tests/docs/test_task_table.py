@@ -17,7 +17,7 @@ def test_the_table_has_every_task_with_its_shapes():
     shapes = {
         task: tuple(row[2].strip().replace("n-gram", "ngram").split(", "))
         for row in rows
-        for task in re.findall(r"`(\w+)`", row[0])
+        for task in re.findall(r"`([\w-]+)`", row[0])
     }
     built_in = {kind: spec for kind, spec in TaskSpec.kinds.items() if spec.__module__.startswith("manyheads.")}
     assert shapes == {kind: spec.shapes for kind, spec in built_in.items()}
