@@ -23,7 +23,9 @@ def draw_comparison(report: Tree, path: Path) -> None:
 
     cells = [cell for cell in report["cells"] if cell["seeds"]]
     names = [" ".join(f"{axis}={value}" for axis, value in cell["cell"].items()) for cell in cells]
-    metric = next((name for name in ("exact_match", "accuracy") if all(name in cell["metrics"] for cell in cells)), "loss")
+    metric = next(
+        (name for name in ("exact_match", "accuracy") if all(name in cell["metrics"] for cell in cells)), "loss"
+    )
     figure = Figure(figsize=(12, max(4.0, 1.4 + 0.36 * len(cells))), layout="constrained")
     curves, points = figure.subplots(1, 2, width_ratios=(3, 2))
     palette = colormaps["tab10" if len(cells) <= 10 else "turbo"]
