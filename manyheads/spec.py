@@ -118,7 +118,7 @@ class Spec(BaseModel):
             known = [*cls.model_fields, *(["kind"] if issubclass(cls, Part) else [])]
             return unknown_key(str(where[-1]), known, where[:-1])
         if first["type"] == "missing":
-            return MissingKeyError("is required", where)
+            return MissingKeyError("missing, but required", where)
         if first["type"] == "value_error":
             return ConfigError(str(inner), where)
         # pydantic appends the tried member of a union to the path, which should end at the field
@@ -132,6 +132,12 @@ class Spec(BaseModel):
                 limit, kind = context[bound], OutOfRangeError
                 expected = f"{words} {limit:g}" if isinstance(limit, float) else f"{words} {limit}"
         return kind(f"given {quoted(value)}, expected {expected}", path)
+
+    @classmethod
+    def formula(cls) -> str:
+        """Returns the first line of the docstring, which says what a part computes or what a table is."""
+        lines = (cls.__dict__.get("__doc__") or "").strip().splitlines()
+        return lines[0] if lines else "no formula given"
 
     def replace(self, **fields: Any) -> Self:
         """Returns a copy with some fields replaced, checked as strictly as the original."""
@@ -184,7 +190,7 @@ class Part(Spec):
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        if cls.is_choice():
+        if cls is not SLOTS.get(getattr(cls, "slot", ""), cls):  # one kind, rather than the slot itself
             return super().__get_pydantic_core_schema__(source, handler)
         dump = core_schema.plain_serializer_function_ser_schema(cls._dump, info_arg=True)
         return core_schema.no_info_plain_validator_function(cls.choose, serialization=dump)
@@ -192,11 +198,6 @@ class Part(Spec):
     @staticmethod
     def _dump(part: Part, info: SerializationInfo) -> Tree:
         return part.model_dump(mode="json", exclude_none=info.exclude_none)
-
-    @classmethod
-    def is_choice(cls) -> bool:
-        """Whether this class is one kind, rather than the slot itself."""
-        return cls is not SLOTS.get(getattr(cls, "slot", ""), cls)
 
     @classmethod
     def choose(cls, value: Any) -> Self:
@@ -227,24 +228,17 @@ class Part(Spec):
     def _with_kind(self, serialize: SerializerFunctionWrapHandler) -> Tree:
         return {"kind": self.kind} | cast(Tree, serialize(self))
 
-    @classmethod
-    def formula(cls) -> str:
-        """Returns the first line of the docstring, which says what the part computes."""
-        lines = (cls.__dict__.get("__doc__") or "").strip().splitlines()
-        return lines[0] if lines else "no formula given"
-
 
 SpecType = TypeVar("SpecType", bound=Spec)
 
 
-def parse(spec: type[SpecType], tree: Mapping[str, Any], *, at: str = "") -> SpecType:
+def parse(spec: type[SpecType], tree: Mapping[str, Any]) -> SpecType:
     """Parses a tree as a spec; an error names the path of the field."""
     tree = copy_tree(tree)
     try:
         return spec.model_validate(tree)
     except ValidationError as error:
-        with located(*([at] if at else [])):
-            raise spec._config_error(error) from None
+        raise spec._config_error(error) from None
 
 
 def check_names(spec: type[Spec], tree: Mapping[str, Any], *also: str) -> None:
@@ -278,7 +272,7 @@ def override(tree: Tree, assignments: Iterable[str]) -> Tree:
         steps = path.strip().split(".")
         if not equals or not all(steps):
             raise ConfigSyntaxError(f"given {quoted(assignment)}, expected path=value, such as decoder.width=64")
-        _assign(tree, steps, _value(text.strip(), assignment))
+        assign(tree, steps, _value(text.strip(), assignment))
     return tree
 
 
@@ -296,12 +290,13 @@ def _value(text: str, assignment: str) -> Any:
     return parsed["value"]
 
 
-def _assign(tree: Any, steps: list[str], value: Any) -> None:
+def assign(tree: Any, steps: list[str], value: Any) -> None:
+    """Sets the field at a path; a kind on the way becomes a table with that kind."""
     for depth, step in enumerate(steps[:-1]):
         inner = tree[_index(tree, step, steps)] if isinstance(tree, list) else tree.get(step, {})
         inner = {"kind": inner} if isinstance(inner, str) else {} if inner is True else inner
         if not isinstance(inner, dict | list):
-            raise ConfigError(f"is {quoted(inner)}, which has no fields to override", steps[: depth + 1])
+            raise ConfigError(f"given {quoted(inner)}, which has no fields to override", steps[: depth + 1])
         tree[_index(tree, step, steps) if isinstance(tree, list) else step] = inner
         tree = inner
     tree[_index(tree, steps[-1], steps) if isinstance(tree, list) else steps[-1]] = value
@@ -341,9 +336,6 @@ class FrozenTable(dict[str, Any]):
     def __reduce__(self) -> tuple[type, tuple[Tree]]:
         return FrozenTable, (dict(self),)
 
-    def __deepcopy__(self, memo: Any) -> FrozenTable:
-        return self
-
 
 def frozen(value: Any) -> Any:
     """Returns an immutable copy of a tree; a spec in it becomes the tree of the fields that were set."""
@@ -371,7 +363,7 @@ def merge_trees(base: Tree, own: Tree) -> Tree:
 
 
 def import_all(package: str) -> None:
-    """Imports every module of a package; importing a module registers its parts, metrics or verbs."""
+    """Imports every module of a package; importing a module registers its parts, metrics or commands."""
     for module in iter_modules(import_module(package).__path__):
         import_module(f"{package}.{module.name}")
 
@@ -382,13 +374,14 @@ def load_parts(path: Path) -> None:
 
     if not path.is_file():
         raise PartsFileError(f"--parts: no file {path}")
-    loader = importlib.util.spec_from_file_location(f"manyheads_user_parts.{path.stem}_{hash(path.resolve()):x}", path)
-    if loader is None or loader.loader is None:
+    name = f"manyheads_user_parts.{path.stem}_{hash(path.resolve()):x}"
+    module_spec = importlib.util.spec_from_file_location(name, path)
+    if module_spec is None or module_spec.loader is None:
         raise PartsFileError(f"--parts: {path} is not a Python file; its name ends in .py")
-    module = importlib.util.module_from_spec(loader)
+    module = importlib.util.module_from_spec(module_spec)
     sys.modules[module.__name__] = module  # pydantic looks up annotations of the file's specs there
     try:
-        loader.loader.exec_module(module)
+        module_spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         raise PartsFileError(f"--parts: {path} raised {reason}", hint="--debug shows where") from error

@@ -13,6 +13,14 @@ import torch
 hypothesis.settings.register_profile("manyheads", deadline=None, max_examples=25, print_blob=True, derandomize=True)
 hypothesis.settings.load_profile("manyheads")
 
+LONGEST = (
+    "tests/convert/test_onnx.py",
+    "tests/docs/test_examples.py",
+    "tests/docs/test_reference.py",
+    "tests/cli/test_parts.py",
+    "tests/training/test_compare.py",
+)
+
 
 def pytest_addoption(parser):
     parser.addoption(
@@ -23,6 +31,11 @@ def pytest_addoption(parser):
 def pytest_xdist_auto_num_workers():
     """One more than there are cores: tests of signals and processes wait, and another can work meanwhile."""
     return (os.cpu_count() or 1) + 1
+
+
+def pytest_collection_modifyitems(items):
+    """The files with the longest tests first, so that no worker is left alone with one of them at the end."""
+    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
 
 
 def pytest_configure(config):

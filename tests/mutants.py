@@ -1,7 +1,8 @@
 """Plants random faults in a copy of the package and reports which of them the tests notice: `make mutants`.
 
-Fault N of a seed is always the same one, so a run that was interrupted goes on where it stopped, and one fault can be
-tried alone (`--only N`). The tests of the same package run first; only a fault that survives them meets the whole suite.
+A fault has an id, the hash of its file, its line and its change; a seed orders all faults by their ids, so another change
+of the sources leaves the choice as it was, and a run that was interrupted goes on where it stopped. `--only ID` tries one
+fault. The tests of the same package run first; only a fault that survives them meets the whole suite.
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ from __future__ import annotations
 import argparse
 import ast
 import copy
+import hashlib
 import json
 import os
-import random
 import re
 import shutil
 import subprocess
@@ -53,7 +54,7 @@ def mutated(node):
     return changed
 
 
-def places(tree):
+def sites(tree):
     """(parent, field, index) of every node that can have a fault: no annotation, no message of an error."""
     for parent in ast.walk(tree):
         for field, value in ast.iter_fields(parent):
@@ -72,30 +73,44 @@ def without_raises(tree):
     return tree
 
 
-def faults(seed, count):
-    """The first faults of a seed: file, number of the place in it."""
-    files = sorted((ROOT / "manyheads").rglob("*.py"))
-    numbers = [(file, i) for file in files for i, _ in enumerate(places(without_raises(ast.parse(file.read_text()))))]
-    return random.Random(seed).sample(numbers, count)
+def faults(seed):
+    """Every fault as (id, file, number of its site in the file), in the order of the seed."""
+    found = {}
+    for file in sorted((ROOT / "manyheads").rglob("*.py")):
+        source = file.read_text()
+        lines = source.splitlines()
+        for number, (parent, field, index) in enumerate(sites(without_raises(ast.parse(source)))):
+            value = getattr(parent, field)
+            node = value if index is None else value[index]
+            text = f"{seed}\n{file.relative_to(ROOT)}\n{lines[node.lineno - 1]}\n{change_of(node)}"
+            key, repeated = hashlib.sha256(text.encode()).hexdigest()[:12], 0
+            while f"{key}-{repeated}" in found:
+                repeated += 1
+            found[f"{key}-{repeated}"] = (file, number)
+    return [(key, *found[key]) for key in sorted(found)]
+
+
+def change_of(node):
+    return f"{ast.unparse(node).splitlines()[0]}  →  {ast.unparse(mutated(node)).splitlines()[0]}"
 
 
 def plant(file, number, target):
     """Writes the file with the fault to `target`; returns the line and the change."""
     source = file.read_text()
     tree, marked = ast.parse(source), without_raises(ast.parse(source))
-    parent, field, index = list(places(marked))[number]
+    parent, field, index = list(sites(marked))[number]
     raises = [node for node in ast.walk(tree) if isinstance(node, ast.Raise)]
     for node, original in zip([n for n in ast.walk(marked) if isinstance(n, ast.Raise)], raises, strict=True):
         node.exc, node.cause = original.exc, original.cause
     value = getattr(parent, field)
     node = value if index is None else value[index]
-    before, line, new = ast.unparse(node).splitlines()[0], node.lineno, mutated(node)
+    line, change, new = node.lineno, change_of(node), mutated(node)
     if index is None:
         setattr(parent, field, new)
     else:
         value[index] = new
     target.write_text(ast.unparse(ast.fix_missing_locations(marked)))
-    return line, f"{before}  →  {ast.unparse(new).splitlines()[0]}"
+    return line, change
 
 
 def noticed_by(folder, tests):
@@ -126,42 +141,56 @@ def nearest_tests(file):
     return [str(path.relative_to(ROOT)) for path in dict.fromkeys((*named, *others))]
 
 
+def copy_sources(folder):
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in tracked.splitlines():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, folder / name)
+    subprocess.run(["git", "init", "-q"], cwd=folder, check=True)  # tests ask git for the files
+
+
+def try_fault(fault, folder, *, quick):
+    """Plants one fault, runs the tests and restores the file; returns a row of the results."""
+    key, file, number = fault
+    target, start = folder / file.relative_to(ROOT), time.time()
+    line, change = plant(file, number, target)
+    test = noticed_by(folder, nearest_tests(file))
+    if test is None and not quick:
+        test = noticed_by(folder, [])
+    shutil.copy(file, target)
+    return {
+        "id": key, "file": str(file.relative_to(ROOT)), "line": line, "change": change, "noticed_by": test,
+        "seconds": round(time.time() - start),
+    }  # fmt: skip
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--only", type=int, help="one fault, by its number")
+    parser.add_argument("--only", metavar="ID", help="one fault, by its id")
     parser.add_argument("--quick", action="store_true", help="leave out the whole suite for survivors")
     parser.add_argument("--results", type=Path, default=ROOT / ".mutants.jsonl")
     options = parser.parse_args()
     lines = options.results.read_text().splitlines() if options.results.exists() else []
-    done = {(row["seed"], row["number"]): row for row in map(json.loads, lines)}
-    with tempfile.TemporaryDirectory() as folder:
-        tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-        for name in tracked.splitlines():
-            (Path(folder) / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, Path(folder) / name)
-        subprocess.run(["git", "init", "-q"], cwd=folder, check=True)  # tests ask git for the files
-        for number, (file, place) in enumerate(faults(options.seed, options.count)):
-            if (options.seed, number) in done or options.only not in (None, number):
-                continue
-            target, start = Path(folder) / file.relative_to(ROOT), time.time()
-            line, change = plant(file, place, target)
-            test = noticed_by(folder, nearest_tests(file))
-            if test is None and not options.quick:
-                test = noticed_by(folder, [])
-            shutil.copy(file, target)
-            row = {
-                "seed": options.seed, "number": number, "file": str(file.relative_to(ROOT)), "line": line,
-                "change": change, "noticed_by": test, "seconds": round(time.time() - start),
-            }  # fmt: skip
-            done[options.seed, number] = row
+    done = {row["id"]: row for row in map(json.loads, lines)}
+    chosen = [fault for fault in faults(options.seed) if options.only in (None, fault[0])][: options.count]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        copy_sources(folder)
+        todo = [fault for fault in chosen if fault[0] not in done]
+        if todo and (
+            failed := noticed_by(folder, sorted({test for _, file, _ in todo for test in nearest_tests(file)}))
+        ):
+            sys.exit(f"{failed} fails without a fault")
+        for fault in todo:
+            row = try_fault(fault, folder, quick=options.quick)
+            done[row["id"]] = row
             with options.results.open("a") as results:
                 results.write(json.dumps(row, ensure_ascii=False) + "\n")
-            print(
-                f"{number:4}  {'SURVIVED' if test is None else 'noticed '}  {row['file']}:{line}  {change}", flush=True
-            )
-    rows = [row for (seed, _), row in done.items() if seed == options.seed]
+            verdict = "SURVIVED" if row["noticed_by"] is None else "noticed "
+            print(f"{row['id']}  {verdict}  {row['file']}:{row['line']}  {row['change']}", flush=True)
+    rows = [done[key] for key, *_ in chosen]
     survivors = [row for row in rows if row["noticed_by"] is None]
     print(f"{len(rows) - len(survivors)} of {len(rows)} faults were noticed ({1 - len(survivors) / len(rows):.0%})")
 

@@ -14,13 +14,13 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "manyheads"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-# the table in docs/architecture.md: a room imports only rooms of the rows above its own
+# the table in docs/architecture.md: a package imports only packages of the rows above its own
 ROWS = re.findall(r"^\| (\d+) \| (.*?) \|", (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8"), re.M)
-LAYERS = [(int(layer), re.findall(r"`(\w+)`", rooms)) for layer, rooms in ROWS]
-LAYER = {room: layer for layer, rooms in LAYERS for room in rooms}
+LAYERS = [(int(layer), re.findall(r"`(\w+)`", packages)) for layer, packages in ROWS]
+LAYER = {package: layer for layer, packages in LAYERS for package in packages}
 
 
-def room_of(module):
+def package_of(module):
     """'manyheads.parts.norm' → 'parts'; the package itself is ''."""
     return module.split(".")[1] if "." in module else ""
 
@@ -37,22 +37,22 @@ def relative(path):
     return str(path.relative_to(PACKAGE))
 
 
-def test_every_room_is_in_one_row_of_the_table_of_layers():
-    assert len(LAYER) == sum(len(rooms) for _, rooms in LAYERS)
-    rooms = {path.relative_to(PACKAGE).with_suffix("").parts[0] for path in FILES}
-    assert set(LAYER) == rooms - {"__init__", "__main__"}
+def test_every_package_is_in_one_row_of_the_table_of_layers():
+    assert len(LAYER) == sum(len(packages) for _, packages in LAYERS)
+    packages = {path.relative_to(PACKAGE).with_suffix("").parts[0] for path in FILES}
+    assert set(LAYER) == packages - {"__init__", "__main__"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=relative)
 def test_imports_point_one_way(path):
-    room = path.relative_to(PACKAGE).with_suffix("").parts[0]
-    if room in ("__init__", "__main__"):
+    package = path.relative_to(PACKAGE).with_suffix("").parts[0]
+    if package in ("__init__", "__main__"):
         return
-    assert room in LAYER, f"{room} has no layer: give it one in the table of docs/architecture.md"
+    assert package in LAYER, f"{package} has no layer: give it one in the table of docs/architecture.md"
     for module in imports_of(path):
-        other = room_of(module)
-        allowed = other in (room, "__version__") or LAYER[other] < LAYER[room]
-        assert allowed, f"{relative(path)} imports {module}, which is not in a layer above {room}"
+        other = package_of(module)
+        allowed = other in (package, "__version__") or LAYER[other] < LAYER[package]
+        assert allowed, f"{relative(path)} imports {module}, which is not in a layer above {package}"
 
 
 FAMILIES = re.compile(

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from manyheads.convert.fairseq.model import CHECKPOINT, read_fairseq
+from manyheads.convert.fairseq.model import CHECKPOINT, FairseqTokenizer, read_fairseq
 from manyheads.convert.gguf.model import chat_template, read_gguf
-from manyheads.convert.hf import FLOATS, CheckpointMetadata, read_folder, read_tokenizer, read_tokenizer_config
+from manyheads.convert.hf import CheckpointMetadata, read_folder, read_tokenizer, read_tokenizer_config
 from manyheads.convert.hub import download, is_name
 from manyheads.convert.pooling import Pooling, read_pooling
 from manyheads.errors import (
@@ -33,7 +33,7 @@ from manyheads.errors import (
 from manyheads.files.manifest import TRAINER, verify_manifest
 from manyheads.files.read import explain_read_errors, safe_join
 from manyheads.generate.decoding import GenerationConfig, generation_config, read_generation_config
-from manyheads.model.build import Model, check_device
+from manyheads.model.build import DTYPES, Model, check_device
 from manyheads.model.record import record_hidden_states
 from manyheads.model.spec import ModelSpec
 from manyheads.model.transformer import Transformer
@@ -66,8 +66,12 @@ class Checkpoint:
         return self.metadata.config if self.metadata else {}
 
     @property
-    def tokenizer_config(self) -> Tree:
-        return read_tokenizer_config(self.metadata.extra_files) if self.metadata else {}
+    def token_names(self) -> dict[str, str]:
+        """The special tokens in tokenizer_config.json, by role."""
+        config = read_tokenizer_config(self.metadata.extra_files) if self.metadata else {}
+        values = {role: config.get(f"{role}_token") for role in ("bos", "eos", "cls", "sep", "pad", "unk", "mask")}
+        texts = {role: value.get("content") if isinstance(value, dict) else value for role, value in values.items()}
+        return {role: text for role, text in texts.items() if isinstance(text, str)}
 
     @property
     def task(self) -> Tree | None:
@@ -99,7 +103,7 @@ class Checkpoint:
     @property
     def has_source(self) -> bool:
         """Whether the model reads a source and a target, as an encoder–decoder does."""
-        return self.spec.shape == "encoder-decoder" or (self.spec.recurrent is not None and self.spec.recurrent.source)
+        return self.spec.has_source
 
     @cached_property
     def id2label(self) -> dict[int, str]:
@@ -289,6 +293,8 @@ class Checkpoint:
 def copy_tokenizer(tokenizer: Any, *, encode_special_tokens: bool) -> Any:
     from tokenizers import Tokenizer
 
+    if isinstance(tokenizer, FairseqTokenizer):
+        return tokenizer.copy()  # it never recognises special tokens
     copy = Tokenizer.from_str(tokenizer.to_str())
     copy.encode_special_tokens = encode_special_tokens
     return copy
@@ -344,9 +350,9 @@ def load(
     Weights in safetensors are memory-mapped, so the file must not change while the model is used, unless `copy` is set.
     With `verify`, the files of a run's checkpoint are compared with the hashes that the run saved.
     """
-    if dtype not in (None, *FLOATS):
+    if dtype not in (None, *DTYPES):
         raise UsageError(
-            f"dtype is {quoted(dtype)}, expected {', '.join(map(str, FLOATS))}, or None for the stored one"
+            f"dtype is {quoted(dtype)}, expected {', '.join(map(str, DTYPES))}, or None for the stored one"
         )
     device = check_device(device)
     path = check_path(path)
@@ -380,7 +386,8 @@ def read_checkpoint_at(path: Path, *, dtype: torch.dtype | None, allow_nonfinite
     from_run = (path / TRAINER).is_file()
     model, metadata = read_folder(path, dtype=dtype, allow_nonfinite=allow_nonfinite, copy=copy)
     tokenizer = read_tokenizer(path, metadata.extra_files, keep_truncation=from_run)
-    return Checkpoint(model, tokenizer, metadata, read_pooling(metadata.extra_files), path)
+    pooling = read_pooling(metadata.extra_files) if "modules.json" in metadata.extra_files else None
+    return Checkpoint(model, tokenizer, metadata, pooling, path)
 
 
 def manifest_fault(path: Path) -> str | None:

@@ -1,6 +1,6 @@
-"""What all verbs share: options, standard output, progress on standard error, and errors.
+"""What all commands share: options, standard output, progress on standard error, and errors.
 
-Results go to standard output, everything else to standard error. torch is imported by the verbs that need it.
+Results go to standard output, everything else to standard error. torch is imported by the commands that need it.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from manyheads.errors import FileAccessError, InternalError, ManyheadsError, Out
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress as Bars
     from rich.table import Table
 
 PROGRESS_SECONDS = 10.0  # between lines of progress if standard error is not a terminal
@@ -33,7 +34,7 @@ EXIT_FAILURE, EXIT_INTERRUPTED = 1, 130
 
 
 class SortedGroup(typer.core.TyperGroup):
-    """Lists the verbs in alphabetical order, whichever file is imported first."""
+    """Lists the commands in alphabetical order, whichever file is imported first."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return sorted(super().list_commands(ctx))
@@ -69,7 +70,7 @@ def global_options(
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
-    """Declares the options before the verb; `main` handles --debug, so that it may also follow the verb."""
+    """Declares the options before the command; `main` handles --debug, so that it may also follow the command."""
 
 
 def integer(text: str | int) -> int:
@@ -79,7 +80,7 @@ def integer(text: str | int) -> int:
     return int(text)
 
 
-def load_parts(context: typer.Context, paths: list[Path] | None) -> list[Path] | None:
+def load_own_parts(context: typer.Context, paths: list[Path] | None) -> list[Path] | None:
     if paths and not context.resilient_parsing:
         from manyheads import spec
 
@@ -100,8 +101,8 @@ Parts = Annotated[
     typer.Option(
         "--parts",
         metavar="FILE.py",
-        callback=load_parts,
-        help="A Python file with your own parts. It is executed; files that are only read never are.",
+        callback=load_own_parts,
+        help="A Python file with your own parts. This file is executed; no other file is.",
     ),
 ]
 Device = Annotated[
@@ -169,24 +170,19 @@ class Progress:
 
     def __init__(self, text: str, *, quiet: bool = False, first_line: float = PROGRESS_SECONDS) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-        from rich.progress import Progress as Bars
 
         self.console = Console(stderr=True, markup=False, highlight=False, emoji=False)
-        self.is_live = sys.stderr.isatty() and not self.console.is_dumb_terminal and not quiet
         self.quiet, self.next_line, self.name = quiet, time.monotonic() + first_line, ""
-        description, note = (TextColumn(f"{{task.{name}}}", markup=False) for name in ("description", "fields[note]"))
-        columns = (description, BarColumn(), note, TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
-        self.bars = Bars(*columns, console=self.console, disable=not self.is_live, transient=True)
-        self.bar = self.bars.add_task(one_line(text), total=None, note="")
+        is_live = sys.stderr.isatty() and not self.console.is_dumb_terminal and not quiet
+        self.bars = new_bars(self.console, one_line(text)) if is_live else None
 
     def __enter__(self) -> Self:
-        if self.is_live:
+        if self.bars is not None:
             self.bars.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.is_live:
+        if self.bars is not None:
             self.bars.stop()
 
     @contextmanager
@@ -198,12 +194,14 @@ class Progress:
 
     def update(self, name: str, done: int, total: int | None = None, note: str = "") -> None:
         """Shows that `done` of `total` items of this name are done, with a note such as the loss."""
-        if name != self.name:
-            self.name = name
-            self.bars.reset(self.bar)
-        text, note = one_line(f"{name} {done:,}" + (f" of {total:,}" if total else "")), one_line(note)
-        self.bars.update(self.bar, description=text, completed=done, total=total, note=note)
-        if not self.is_live and time.monotonic() >= self.next_line:
+        text = f"{name} {done:,}" + (f" of {total:,}" if total else "")
+        if self.bars is not None:
+            (bar,) = self.bars.task_ids
+            if name != self.name:
+                self.name = name
+                self.bars.reset(bar)
+            self.bars.update(bar, description=one_line(text), completed=done, total=total, note=one_line(note))
+        elif time.monotonic() >= self.next_line:
             self.next_line = time.monotonic() + PROGRESS_SECONDS
             self.line(f"{text} · {note}" if note else text)
 
@@ -213,17 +211,29 @@ class Progress:
             self.console.print(one_line(text), soft_wrap=True)
 
 
+def new_bars(console: Console, text: str) -> Bars:
+    """Makes a progress bar of rich with one task."""
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
+
+    description, note = (TextColumn(f"{{task.{name}}}", markup=False) for name in ("description", "fields[note]"))
+    columns = (description, BarColumn(), note, TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+    bars = Bars(*columns, console=console, transient=True)
+    bars.add_task(text, total=None, note="")
+    return bars
+
+
 # -------------------------------------------------------------------------------------------------------------- errors
 
 
-def load_verbs() -> None:
-    """Imports every verb, one file each."""
+def load_commands() -> None:
+    """Imports every command, one file each."""
     for module in iter_modules([str(Path(__file__).parent)]):
         import_module(f"manyheads.cli.{module.name}")
 
 
 def main() -> None:
-    """Runs a verb. Prints an error as one sentence, as a JSON object (--json) or with its traceback (--debug)."""
+    """Runs a command. Prints an error as one sentence, as a JSON object (--json) or with its traceback (--debug)."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a character that the terminal cannot show becomes ?
@@ -231,7 +241,7 @@ def main() -> None:
     end = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     options = sys.argv[1:end]
     arguments = [option for option in options if option != "--debug"] + sys.argv[end:]
-    load_verbs()
+    load_commands()
     try:
         sys.exit(app(arguments or ["--help"], standalone_mode=False))
     except BrokenPipeError:  # the program that reads our output ended

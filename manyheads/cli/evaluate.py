@@ -81,19 +81,10 @@ def evaluate(
     Examples: manyheads evaluate runs/dates · manyheads evaluate runs/reviews --split test --json ·
     manyheads evaluate ./encoder --data queries.jsonl -s data.documents=docs.jsonl
     """
-    from manyheads.tasks.evaluation import EvalOptions
     from manyheads.training.evaluate import evaluate as run
 
     check_output(output)
     is_image = output is not None and output.suffix == ".png"
-    options = EvalOptions(
-        max_rows=max_rows,
-        max_length=max_length,
-        num_beams=num_beams,
-        length_penalty=length_penalty,
-        max_new_tokens=max_new_tokens,
-        examples=examples or (DEFAULT_IMAGES if is_image else 0),
-    )
     with Progress(f"loading {path}", quiet=quiet or as_json) as progress:
         report = run(
             path,
@@ -101,7 +92,12 @@ def evaluate(
             task=task,
             split=split,
             overrides=overrides or [],
-            options=options,
+            max_rows=max_rows,
+            max_length=max_length,
+            num_beams=num_beams,
+            length_penalty=length_penalty,
+            max_new_tokens=max_new_tokens,
+            examples=examples or (DEFAULT_IMAGES if is_image else 0),
             device=device,
             progress=progress.update,
         )

@@ -35,7 +35,7 @@ def predict(
         str | None,
         typer.Argument(
             metavar="TEXT",
-            help="The input; token ids if there is no tokenizer [default, or -: standard input].",
+            help="The input; token ids if there is no tokenizer. Without it, or with -, standard input is read.",
         ),
     ] = None,
     file: Annotated[

@@ -51,7 +51,8 @@ def train(
     resume: Annotated[
         str,
         typer.Option(
-            metavar="auto|never|PATH", help="Resume from the last checkpoint, never, or from this checkpoint."
+            metavar="auto|never|PATH",
+            help="auto: resume from the last checkpoint; never: refuse a folder with a run; or a checkpoint to resume.",
         ),
     ] = "auto",
     override_resume: Annotated[

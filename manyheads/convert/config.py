@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from manyheads.errors import CheckpointConfigError, ExportError
 from manyheads.model.spec import ModelSpec
-from manyheads.spec import Tree, did_you_mean, quoted, to_tree
+from manyheads.spec import Tree, assign, did_you_mean, quoted, to_tree
 
 Config = Mapping[str, Any]
 Fields = dict[str, Any]  # dotted path → value
@@ -26,12 +26,7 @@ class ConfigRow(Protocol):
     def write(self, get: GetField) -> Tree: ...
 
 
-class _Default:
-    """A default that differs from every value of a config."""
-
-
-REQUIRED = _Default()  # the key must be present
-SAME = _Default()  # a missing key means the supported value
+REQUIRED: Any = object()  # a default that differs from every value of a config: the key must be present
 
 
 @dataclass(frozen=True)
@@ -74,10 +69,9 @@ class Fixed(OneKey):
     """A key of which only one value is supported; others raise."""
 
     value: Any
-    default: Any = SAME  # the value of a config without the key
 
     def read(self, config: Config) -> Fields:
-        value = config.get(self.theirs, self.value if self.default is SAME else self.default)
+        value = config.get(self.theirs, self.value)
         if value != self.value and not (value is None and not self.value):
             raise CheckpointConfigError(f"{self.theirs} = {quoted(value)} is not supported, expected {self.value!r}")
         return {}
@@ -104,7 +98,7 @@ def missing_key(name: str) -> CheckpointConfigError:
     return CheckpointConfigError(f"the config has no {name}")
 
 
-# keys that do not change the output of a forward
+# keys that do not change the output of a forward pass
 IGNORED_KEYS = frozenset((
     "_attn_implementation", "_attn_implementation_autoset", "_commit_hash", "_name_or_path", "_num_labels",
     "architectures", "attn_implementation", "auto_map", "bad_words_ids", "begin_suppress_tokens", "bos_token_id",
@@ -138,7 +132,8 @@ def read_config(rows: Iterable[ConfigRow], config: Config, tree: Tree, *, ignore
             values = {key: config[key] for key in row.keys if key in config}
             raise CheckpointConfigError(f"the config has an invalid value: {quoted(values)}") from None
         for path, value in fields.items():
-            set_field(tree, path, value)
+            if value is not None:
+                assign(tree, path.split("."), value)
     return tree
 
 
@@ -149,16 +144,6 @@ def write_config(rows: Iterable[ConfigRow], spec: ModelSpec) -> Tree:
     for row in rows:
         config |= row.write(lambda path: get_field(tree, path))
     return config
-
-
-def set_field(tree: Tree, path: str, value: Any) -> None:
-    *outer, last = path.split(".")
-    for name in outer:
-        inner = tree.get(name, {})
-        tree[name] = {"kind": inner} if isinstance(inner, str) else inner
-        tree = tree[name]
-    if value is not None:
-        tree[last] = value
 
 
 def get_field(tree: Any, path: str) -> Any:

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -16,29 +16,29 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from manyheads.convert.config import Config
 from manyheads.convert.families import BARE, NAMES, NO_TOKENS, Family, get_family
 from manyheads.convert.match import find_architecture, same_model
-from manyheads.convert.weights import Parameters, Rename, Tensors, WeightTable
+from manyheads.convert.weights import Parameters, Tensors, WeightTable
 from manyheads.errors import (
     CheckpointConfigError,
     CheckpointError,
     CheckpointNotFoundError,
     CheckpointTokenizerError,
     ConfigError,
+    CorruptFileError,
     NonFiniteError,
     WeightsError,
 )
 from manyheads.files.read import MAX_CONFIG_BYTES, MAX_TOKENIZER_BYTES, read_bytes, read_json, safe_join
 from manyheads.files.tensors import SafetensorsFolder, TensorStore
-from manyheads.files.write import atomic_output, check_absent
-from manyheads.model.build import Model, build_meta
+from manyheads.files.write import atomic_output
+from manyheads.model.build import DTYPES, Model, build_meta, init_buffers
 from manyheads.model.spec import ModelSpec, read_model
 from manyheads.spec import Tree, quoted, to_tree
 
-FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 SHARD_BYTES = 50_000_000_000  # as in transformers
 EXTRA_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt",
@@ -53,14 +53,14 @@ MODULE_FOLDER = re.compile(r"[0-9]_[A-Za-z]+")  # a module of sentence-transform
 class StoredWeights:
     """How the weights of a checkpoint are stored, so that an export writes the same tensors."""
 
-    table: WeightTable
+    table: WeightTable | NativeTable
     unused: Tensors = field(default_factory=dict)  # tensors that no forward reads
     tied: frozenset[str] = frozenset()  # second names of tied tensors that are stored
     dtypes: dict[str, torch.dtype] = field(default_factory=dict)  # the dtype of each tensor, if they differ
 
     def tensors(self, model: Model) -> Tensors:
         """Converts the model's weights to the tensors of the checkpoint."""
-        tensors = self.table.write(dict(model.named_parameters())) | self.unused
+        tensors = self.table.write(model.state_dict()) | self.unused
         tensors |= {name: tensors[self.table.tied[name]].clone() for name in self.tied}
         return tensors | {name: in_dtype(tensors[name].detach(), dtype) for name, dtype in self.dtypes.items()}
 
@@ -73,7 +73,7 @@ def in_dtype(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 @dataclass(frozen=True)
 class CheckpointMetadata:
-    """The origin of a model, which an unchanged export needs."""
+    """The family, the config and the stored weights that a model was loaded with, so that an export is unchanged."""
 
     family: Family
     architecture: str
@@ -87,8 +87,28 @@ class CheckpointMetadata:
 # ------------------------------------------------------------------------------------------------------- native format
 
 
+@dataclass(frozen=True)
+class NativeTable:
+    """The weight table of the native format, in which every tensor has the name of its parameter."""
+
+    tied: dict[str, str] = field(default_factory=dict)
+    unused: frozenset[str] = frozenset()
+
+    def shapes(self, parameters: Parameters) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(parameter.shape) for name, parameter in parameters.items()}
+
+    def read(self, stored: Callable[[str], Tensor], parameters: Parameters) -> Iterator[tuple[str, Tensor]]:
+        return ((name, stored(name)) for name in parameters)
+
+    def write(self, parameters: Parameters) -> Tensors:
+        return dict(parameters)
+
+
 class NativeFormat(Family):
     """The native format, whose config holds the description of any model and whose weights have our names."""
+
+    def architecture(self, config: Config) -> str:
+        return "Model"
 
     def spec_of(self, config: Config) -> ModelSpec:
         tree = config.get("model")
@@ -96,11 +116,14 @@ class NativeFormat(Family):
             raise CheckpointConfigError(f"model is {quoted(tree)}, expected a description")
         return read_model(tree)
 
-    def config_of(self, spec: ModelSpec, architecture: str) -> Tree:
-        return super().config_of(spec, architecture) | {"model": to_tree(spec)}
+    def stored_spec(self, config: Config, names: Collection[str]) -> ModelSpec:
+        return self.spec_of(config)
 
-    def table(self, spec: ModelSpec, architecture: str, parameters: Parameters) -> WeightTable:
-        return WeightTable(tuple(Rename(name, (name,)) for name in parameters))
+    def config_of(self, spec: ModelSpec, architecture: str) -> Tree:
+        return {"architectures": [architecture], "model_type": self.model_type, **NO_TOKENS, "model": to_tree(spec)}
+
+    def tables(self, spec: ModelSpec, architecture: str, parameters: Parameters) -> list[Any]:
+        return [NativeTable()]
 
 
 NATIVE = NativeFormat("manyheads", {}, keys=(), weights=(), architectures={"Model": BARE})
@@ -120,6 +143,8 @@ def read_folder(
     with name_in_errors(path):  # checked before the weights, which may be unreadable if the model is not supported
         format_of(config).spec_of(config)
     weights, extra_files = SafetensorsFolder(folder, copy=copy), read_extra_files(folder)
+    with name_in_errors(folder):  # checked here, because it is read only where it is used
+        read_tokenizer_config(extra_files)
     return load_model(folder, config, weights, extra_files, dtype=dtype, allow_nonfinite=allow_nonfinite)
 
 
@@ -153,20 +178,25 @@ def load_model(
     """Builds a model from its config and weights. Names, shapes and dtypes are checked before weights are read."""
     with name_in_errors(path):
         family = format_of(config)
-        architecture, spec = family.architecture(config), family.spec_of(family.resolve(config, weights))
+        architecture, spec = family.architecture(config), family.stored_spec(config, weights)
         model = build_meta(spec)
-        parameters = dict(model.named_parameters())
+        parameters = model.state_dict()  # with buffers, which may be integers
+        buffers = dict(model.named_buffers())
         table = matching_table(family.tables(spec, architecture, parameters), parameters, weights)
         dtypes = {name: stored for name, stored in weights.dtypes.items() if name not in table.unused}
-        if wrong := [name for name, stored in dtypes.items() if stored not in FLOATS]:
+        if wrong := [name for name, stored in dtypes.items() if stored not in DTYPES and name not in buffers]:
             raise WeightsError(f"{wrong[0]} is stored as {dtypes[wrong[0]]}, expected floating-point weights")
         widest = reduce(torch.promote_types, dtypes.values())
+        init_buffers(model, dtype or widest)
 
         def read(name: str) -> Tensor:
             return weights[name] if allow_nonfinite else check_finite(name, weights[name])
 
-        for name, tensor in table.read(read, parameters):
-            assign_parameter(model, name, tensor.to(dtype or widest))
+        state = {
+            name: (tensor.to(dtype or widest) if tensor.is_floating_point() else tensor).contiguous()
+            for name, tensor in table.read(read, parameters)
+        }
+        model.load_state_dict(state, assign=True)
         tied = frozenset(name for name in table.tied if name in weights)
         for name in tied:
             check_tied(name, table.tied[name], weights)
@@ -203,12 +233,6 @@ def check_tied(name: str, other: str, weights: TensorStore) -> None:
         raise WeightsError(f"{name} should be tied to {other}, but has other values")
 
 
-def assign_parameter(model: nn.Module, name: str, tensor: Tensor) -> None:
-    """Replaces one parameter of a model on the meta device."""
-    path, _, last = name.rpartition(".")
-    setattr(model.get_submodule(path), last, nn.Parameter(tensor.contiguous()))
-
-
 def read_extra_files(folder: Path) -> dict[str, bytes]:
     """The small files next to the weights."""
     modules = sorted(path.name for path in folder.iterdir() if MODULE_FOLDER.fullmatch(path.name) and path.is_dir())
@@ -230,12 +254,10 @@ def read_tokenizer(folder: Path, extra_files: Mapping[str, bytes], *, keep_trunc
         return None
     from tokenizers import Tokenizer
 
-    try:
+    from manyheads.data.tokenizer import explain_tokenizer_errors
+
+    with explain_tokenizer_errors(f"{folder / 'tokenizer.json'} cannot be read", CheckpointTokenizerError):
         tokenizer = Tokenizer.from_buffer(data)
-    except BaseException as error:  # the library panics on some files, and a panic is not an Exception
-        if isinstance(error, KeyboardInterrupt | SystemExit):
-            raise
-        raise CheckpointTokenizerError(f"{folder / 'tokenizer.json'} cannot be read: {error}") from None
     tokenizer.no_padding()
     if not keep_truncation:
         tokenizer.no_truncation()
@@ -245,12 +267,14 @@ def read_tokenizer(folder: Path, extra_files: Mapping[str, bytes], *, keep_trunc
 
 
 def read_tokenizer_config(extra_files: Mapping[str, bytes]) -> Tree:
-    """Reads tokenizer_config.json. The result is empty if the file is missing or invalid."""
+    """Reads tokenizer_config.json. The result is empty if the file is missing."""
     try:
         config = json.loads(extra_files.get("tokenizer_config.json", b"{}"))
-    except (ValueError, RecursionError):
-        return {}
-    return config if isinstance(config, dict) else {}
+    except (ValueError, RecursionError) as error:
+        raise CorruptFileError(f"tokenizer_config.json is not valid JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise CorruptFileError(f"tokenizer_config.json holds {quoted(config)}, expected a table")
+    return config
 
 
 # ------------------------------------------------------------------------------------------------------------- writing
@@ -266,7 +290,6 @@ def write_folder(
     shard_bytes: float = SHARD_BYTES,
 ) -> None:
     """Writes a folder for transformers, or with `native` one in the native format, which supports every model."""
-    check_absent(folder)
     metadata = native_metadata(model, metadata) if native else export_metadata(model, metadata)
     with atomic_output(folder) as draft:
         draft.mkdir()
@@ -329,7 +352,7 @@ def new_metadata(
     if max_positions and "max_position_embeddings" in config:
         longer = config | {"max_position_embeddings": max_positions}
         config = longer if family.spec_of(longer) == family.spec_of(config) else config
-    tables = family.tables(model.spec, architecture, dict(model.named_parameters()))
+    tables = family.tables(model.spec, architecture, model.state_dict())
     extra_files = metadata.extra_files if metadata else {}
     return CheckpointMetadata(
         family, architecture, config, model.spec, StoredWeights(tables[0]), extra_files=extra_files

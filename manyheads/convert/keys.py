@@ -56,14 +56,12 @@ def number(value: Any, name: str) -> float:
 
 
 @dataclass(frozen=True)
-class Rope:
+class RopeKeys:
     """θ, the rotated fraction and the scaling, which newer configs have in `rope_parameters` and older ones in keys."""
 
-    at: str = "decoder.position"
     partial: float | None = None  # the default fraction of rotated coordinates; None if a family always rotates all
     fraction: str = "partial_rotary_factor"  # the key of the fraction in older configs
     old: tuple[str, ...] = ("rope_theta", "rope_scaling", "partial_rotary_factor")
-    theta: float = 10000.0
     trained: int | None = None  # the default training length of a family whose configs may omit it
     former: tuple[tuple[str, str], ...] = ()  # pairs of a former and the current name of a scaling
 
@@ -89,11 +87,13 @@ class Rope:
         lengths = {table.get("original_max_position_embeddings") for table in (rope, config)} - {None}
         if "length" in SCALINGS[kind][1] and kind != "dynamic" and len(lengths) > 1:
             raise CheckpointConfigError("the config has two different values of original_max_position_embeddings")
-        theta = rope.get("rope_theta", config.get("rope_theta", config.get("rotary_emb_base", self.theta)))
+        theta = rope.get("rope_theta", config.get("rope_theta", config.get("rotary_emb_base", 10000.0)))
         return {
-            f"{self.at}.theta": number(theta, "rope_theta"),
-            f"{self.at}.fraction": None if fraction is None else number(fraction, "partial_rotary_factor"),
-            f"{self.at}.scaling": scaling(kind, rope, {"original_max_position_embeddings": self.trained, **config}),
+            "decoder.position.theta": number(theta, "rope_theta"),
+            "decoder.position.fraction": None if fraction is None else number(fraction, "partial_rotary_factor"),
+            "decoder.position.scaling": scaling(
+                kind, rope, {"original_max_position_embeddings": self.trained, **config}
+            ),
         }
 
     def table(self, config: Config) -> Mapping[str, Any]:
@@ -106,13 +106,13 @@ class Rope:
         return rope
 
     def write(self, get: GetField) -> Tree:
-        ours = get(f"{self.at}.scaling") or {}
+        ours = get("decoder.position.scaling") or {}
         kind = next((theirs for theirs, (own, _) in SCALINGS.items() if own == ours.get("kind")), "default")
-        rope = {"rope_type": kind, "rope_theta": get(f"{self.at}.theta")}
+        rope = {"rope_type": kind, "rope_theta": get("decoder.position.theta")}
         rope |= {stored_name(kind, field): ours[field] for field in SCALINGS[kind][1] if field in ours}
         rope.pop("max_position_embeddings", None)
         if self.partial is not None:
-            rope["partial_rotary_factor"] = get(f"{self.at}.fraction")
+            rope["partial_rotary_factor"] = get("decoder.position.fraction")
         length = ours.get("length", 2048)
         max_positions = int(length * ours.get("factor", 1) if kind == "longrope" else length)
         return {"rope_parameters": rope, "max_position_embeddings": max_positions}
@@ -163,12 +163,10 @@ def scaling(kind: str, rope: Mapping[str, Any], config: Config) -> Tree:
 class SlidingWindow:
     """The window of all layers, or of the layers that `layer_types` or `max_window_layers` name."""
 
-    at: str = "decoder"
-    layers: str = "num_hidden_layers"
     keys: tuple[str, ...] = ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
 
     def read(self, config: Config) -> Fields:
-        window, types, layers = config.get("sliding_window"), config.get("layer_types"), config.get(self.layers)
+        window, types, layers = config.get("sliding_window"), config.get("layer_types"), config.get("num_hidden_layers")
         in_use = window is not None and config.get("use_sliding_window", False)
         allowed = ("full_attention", "sliding_attention") if in_use else ("full_attention",)
         if types is not None and not (isinstance(types, list) and all(kind in allowed for kind in types)):
@@ -179,18 +177,18 @@ class SlidingWindow:
             first = config.get("max_window_layers", 28)
             if type(layers) is not int or type(first) is not int or layers > 1024:
                 raise CheckpointConfigError(
-                    f"max_window_layers is {quoted(first)} and {self.layers} is {quoted(layers)}, expected integers"
+                    f"max_window_layers is {quoted(first)} and num_hidden_layers is {quoted(layers)}, expected integers"
                 )
             types = ["full_attention" if i < first else "sliding_attention" for i in range(layers)]
         if set(types) == {"sliding_attention"}:
-            return {f"{self.at}.mask.window": window}
+            return {"decoder.mask.window": window}
         if set(types) == {"full_attention"}:
             return {}
         windowed = {"mask": {"window": window}}
-        return {f"{self.at}.pattern": [windowed if kind == "sliding_attention" else {} for kind in types]}
+        return {"decoder.pattern": [windowed if kind == "sliding_attention" else {} for kind in types]}
 
     def write(self, get: GetField) -> Tree:
-        layers, pattern = get(f"{self.at}.layers"), get(f"{self.at}.pattern") or [{"mask": get(f"{self.at}.mask")}]
+        layers, pattern = get("decoder.layers"), get("decoder.pattern") or [{"mask": get("decoder.mask")}]
         windows = [(entry.get("mask") or {}).get("window") for entry in pattern]
         windows = [windows[i % len(windows)] for i in range(layers)]
         if not any(windows):
@@ -207,19 +205,18 @@ class SlidingWindow:
 class Labels:
     """The number of classes, from the number of names in id2label or from num_labels."""
 
-    at: str = "head.classes"
     keys: tuple[str, ...] = ("num_labels", "id2label", "label2id")
 
     def read(self, config: Config) -> Fields:
         names = config.get("id2label")
         if names is None:
-            return {self.at: config.get("num_labels", 2)}
+            return {"head.classes": config.get("num_labels", 2)}
         if not isinstance(names, Mapping) or not all(re.fullmatch("[0-9]{1,9}", str(key)) for key in names):
             raise CheckpointConfigError(f"id2label is {quoted(names)}, expected a table of names by their index")
-        return {self.at: len(names)}
+        return {"head.classes": len(names)}
 
     def write(self, get: GetField) -> Tree:
-        names = {str(i): f"LABEL_{i}" for i in range(get(self.at) or 0)}
+        names = {str(i): f"LABEL_{i}" for i in range(get("head.classes") or 0)}
         return {"id2label": names, "label2id": {name: int(i) for i, name in names.items()}}
 
 

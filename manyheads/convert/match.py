@@ -14,7 +14,7 @@ from manyheads.spec import Tree, to_tree
 
 
 def canonical(spec: ModelSpec) -> Tree:
-    """The fields that a forward depends on, with default sizes resolved and every layer listed."""
+    """The fields that the output depends on, with default sizes resolved and every layer listed."""
     tree: Tree = {"vocab": spec.vocab, "source_vocab": spec.source_vocab, "head": to_tree(spec.head)}
     for name in ("encoder", "decoder"):
         stack: StackSpec | None = getattr(spec, name)
@@ -102,15 +102,15 @@ def candidates(spec: ModelSpec, names: Iterable[str]) -> Iterator[Candidate]:
 
 def find_architecture(spec: ModelSpec, names: Iterable[str] = NAMES) -> Candidate:
     """The first architecture of these families that can express a model. The error names a field that differs."""
-    names, did_you_mean = list(names), None
+    names, nearest = list(names), None
     for candidate in candidates(spec, names):
         if not candidate.differences:
             return candidate
-        if did_you_mean is None or len(candidate.differences) < len(did_you_mean.differences):
-            did_you_mean = candidate
+        if nearest is None or len(candidate.differences) < len(nearest.differences):
+            nearest = candidate
     library = "Hugging Face" if names[0] in NAMES else "llama.cpp"
     message = f"no supported {library} architecture can express this model"
-    if did_you_mean is None:
+    if nearest is None:
         raise ExportError(f"{message}, which is {spec.shape}")
-    path, ours, theirs = did_you_mean.differences[0]
-    raise ExportError(f"{message}: {path} is {ours}, but {theirs} in {did_you_mean.family.model_type}, the nearest one")
+    path, ours, theirs = nearest.differences[0]
+    raise ExportError(f"{message}: {path} is {ours}, but {theirs} in {nearest.family.model_type}, the nearest one")

@@ -19,7 +19,7 @@ from manyheads.convert.config import write_config
 from manyheads.convert.families.vit import ImageSize
 from manyheads.convert.hf import CheckpointMetadata, write_extra_files
 from manyheads.errors import ExportError, ManyheadsError, MissingExtraError
-from manyheads.files.write import atomic_output, check_absent
+from manyheads.files.write import atomic_output
 from manyheads.model.build import Model
 from manyheads.model.spec import ModelSpec, StackSpec
 from manyheads.parts.embed import PatchesSpec
@@ -28,7 +28,6 @@ from manyheads.parts.inputs import Inputs
 
 def write_onnx(model: Model, folder: Path, metadata: CheckpointMetadata | None = None, tokenizer: Any = None) -> None:
     """Writes model.onnx and the tokenizer. Weights over 1.5 GB are in a second file, as ONNX files are at most 2 GB."""
-    check_absent(folder)
     check_packages()
     graph = OnnxModel(float32_copy(model), image_shape(model.spec, metadata))
     with atomic_output(folder) as draft:
@@ -129,28 +128,28 @@ class OnnxModel(nn.Module):
         self.output = {"none": "last_hidden_state", "vector": "sentence_embedding"}.get(kind, "logits")
 
     def forward(self, *tensors: Tensor) -> Tensor:
-        named = dict(zip(self.inputs, tensors, strict=True))
-        source = self.source(named)
-        if "visible_patches" in named:  # the model reads only the shape of the target
-            positions = named["visible_patches"]
+        inputs = dict(zip(self.inputs, tensors, strict=True))
+        source = self.source(inputs)
+        if "visible_patches" in inputs:  # the model reads only the shape of the target
+            positions = inputs["visible_patches"]
             visible = source.tokens.gather(1, positions[..., None].expand(-1, -1, source.tokens.shape[-1]))
             return self.model(source.tokens, Inputs(visible, positions=positions))
-        return self.model(named["decoder_input_ids"], source) if "decoder_input_ids" in named else self.model(source)
+        return self.model(inputs["decoder_input_ids"], source) if "decoder_input_ids" in inputs else self.model(source)
 
-    def source(self, named: dict[str, Tensor]) -> Inputs:
-        if "pixel_values" in named:
+    def source(self, inputs: dict[str, Tensor]) -> Inputs:
+        if "pixel_values" in inputs:
             encoder = self.model.spec.encoder
             assert encoder is not None
             assert isinstance(encoder.embed, PatchesSpec)
-            return Inputs(encoder.embed.patchify(named["pixel_values"]))
-        if "patches" in named:
-            return Inputs(named["patches"])
+            return Inputs(encoder.embed.patchify(inputs["pixel_values"]))
+        if "patches" in inputs:
+            return Inputs(inputs["patches"])
         return Inputs(
-            named["input_ids"],
-            padding_mask=named["attention_mask"] == 0,
-            token_type_ids=named.get("token_type_ids"),
-            task_type_ids=named.get("task_type_ids"),
-            prefix_lengths=named.get("prefix_lengths"),
+            inputs["input_ids"],
+            padding_mask=inputs["attention_mask"] == 0,
+            token_type_ids=inputs.get("token_type_ids"),
+            task_type_ids=inputs.get("task_type_ids"),
+            prefix_lengths=inputs.get("prefix_lengths"),
         )
 
 
@@ -192,8 +191,7 @@ def quiet() -> Iterator[None]:
     before = log.level
     log.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             yield
     finally:
         log.setLevel(before)

@@ -34,10 +34,8 @@ class Pooling:
         return F.normalize(pooled, dim=-1) if self.unit else pooled
 
 
-def read_pooling(extra_files: Mapping[str, bytes]) -> Pooling | None:
-    """The pooling that modules.json describes; None without this file."""
-    if "modules.json" not in extra_files:
-        return None
+def read_pooling(extra_files: Mapping[str, bytes]) -> Pooling:
+    """The pooling that modules.json describes."""
     try:
         return parse_modules(extra_files)
     except CheckpointError as error:

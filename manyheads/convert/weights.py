@@ -39,7 +39,7 @@ class Ignored(Row):
     """A tensor that no forward reads. An export writes it unchanged."""
 
 
-class Tied(Row):
+class TiedTensor(Row):
     """A second name of a parameter, which a checkpoint may omit."""
 
 
@@ -142,7 +142,7 @@ def fused(theirs: str, ours: str, parts: Iterable[str], **options: Any) -> Conca
 def token_scores(theirs: str, embedding: str) -> Rows:
     """The rows of a token head, which is tied to the token embedding or has its own matrix."""
     output = same({"head.output": theirs, "head.bias": f"{theirs}.bias"}, optional=True)
-    return *output, Tied(f"{theirs}.weight", (f"{embedding}.weight",))
+    return *output, TiedTensor(f"{theirs}.weight", (f"{embedding}.weight",))
 
 
 def expand(rows: Iterable[Row], parameters: Container[str], layers: Mapping[str, int]) -> Iterator[Row]:
@@ -198,7 +198,7 @@ class WeightTable:
     def tied(self) -> dict[str, str]:
         """Maps second names of tied tensors to their first names."""
         first = {row.ours: row.theirs for row in self.weights}
-        return {row.theirs: first[row.ours] for row in self.rows if isinstance(row, Tied)}
+        return {row.theirs: first[row.ours] for row in self.rows if isinstance(row, TiedTensor)}
 
     @property
     def renamed(self) -> dict[str, str]:

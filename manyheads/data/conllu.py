@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 from manyheads.data.source import FileSpec, Row
-from manyheads.errors import DataFileError, RowError
+from manyheads.errors import RowError
 from manyheads.spec import quoted
 
 
@@ -32,17 +32,15 @@ class ConlluSpec(FileSpec, kind="conllu"):
     unit: ClassVar[str] = "sentences"
 
     def read_rows(self, path: Path, warnings: Counter[str]) -> Iterator[Row]:
-        if path.is_dir():
-            raise DataFileError(f"{path} is a folder, expected a .conllu file")
         words: list[Word] = []
         number = 0
         for number, line in self.lines(path, warnings):
             if not line.strip():
-                yield from to_row(words, f"{path}, line {number:,}")
+                yield from sentence_row(words, f"{path}, line {number:,}")
                 words = []
             elif not line.startswith("#"):
                 words += parse_word(line, len(words) + 1, f"{path}, line {number:,}")
-        yield from to_row(words, f"{path}, line {number:,}")
+        yield from sentence_row(words, f"{path}, line {number:,}")
 
 
 def parse_word(line: str, number: int, location: str) -> Iterator[Word]:
@@ -62,7 +60,7 @@ def parse_word(line: str, number: int, location: str) -> Iterator[Word]:
     yield Word("_".join(word.split()), int(head) - 1, relation)
 
 
-def to_row(words: list[Word], location: str) -> Iterator[Row]:
+def sentence_row(words: list[Word], location: str) -> Iterator[Row]:
     """Yields the row of a sentence that ends here, if it has words."""
     if outside := [word.head for word in words if word.head >= len(words)]:
         raise RowError(

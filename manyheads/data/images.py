@@ -78,8 +78,6 @@ class ImagesSpec(FileSpec, kind="images"):
         return image.tobytes()
 
     def read_rows(self, path: Path, warnings: Counter[str]) -> Iterator[Row]:
-        if path.is_dir():
-            raise DataFileError(f"{path} is a folder, expected an idx file or a .csv")
         files = (self.test, self.test_labels), (self.validation, self.validation_labels), (self.path, self.labels)
         labels_of = {Path(images): labels for images, labels in files if images}
         labels = labels_of.get(path)
@@ -150,7 +148,12 @@ def read_idx_rows(path: Path, labels: str | None) -> Iterator[Row]:
     classes = read_idx(Path(labels), (1,))
     if len(classes) != len(images):
         raise RowError(f"{labels} has {len(classes):,} classes, and {path} has {len(images):,} images")
-    yield from ((image, f"{number:g}") for image, number in zip(images, classes.tolist(), strict=True))
+    yield from ((image, class_name(number)) for image, number in zip(images, classes, strict=True))
+
+
+def class_name(number: Any) -> str:
+    """Formats the number of a class with as many digits as distinguish it from all others of its dtype."""
+    return np.format_float_positional(number, trim="-") if isinstance(number, np.floating) else str(number)
 
 
 def read_idx(path: Path, ranks: tuple[int, ...]) -> Array:

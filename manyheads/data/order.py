@@ -97,8 +97,8 @@ def _sort_by_length(sizes: IntArray, max_tokens: int, pools: IntArray) -> IntArr
     longest, skew = longest[order], (2 * sizes[:, 0] - total)[order]
     batches_per_pool = total.sum() / max_tokens / (pools[-1] + 1)
     new_length = np.diff(longest, prepend=-1) != 0
-    num_prefix_tokens = (np.cumsum(total[order]) - total[order])[new_length][np.cumsum(new_length) - 1]
-    strips = num_prefix_tokens // (max_tokens * max(1, round(batches_per_pool**0.5 / 4)))
+    tokens_before = (np.cumsum(total[order]) - total[order])[new_length][np.cumsum(new_length) - 1]
+    strips = tokens_before // (max_tokens * max(1, round(batches_per_pool**0.5 / 4)))
     return order[np.lexsort((np.where(strips % 2, skew, -skew), strips))]
 
 

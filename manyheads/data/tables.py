@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, StrictInt, StrictStr
 
 from manyheads.data.source import Corpus, FileSpec, Row
-from manyheads.errors import ColumnError, DataFileError, RowError
+from manyheads.errors import ColumnError, RowError
 from manyheads.files.text import LineReader
 from manyheads.spec import did_you_mean, field, parse, quoted
 
@@ -58,8 +58,6 @@ class TableSpec(FileSpec):
         return self.row_fields[: len(self.fields)]
 
     def read_rows(self, path: Path, warnings: Counter[str]) -> Iterator[Row]:
-        if path.is_dir():
-            raise DataFileError(f"{path} is a folder, expected a .tsv or .jsonl file")
         lines = self.lines(path, warnings)
         nonblank: NumberedLines = (numbered for numbered in lines if numbered[1].strip())
         first, nonblank = peek(nonblank, 1)

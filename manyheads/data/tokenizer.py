@@ -8,41 +8,31 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from manyheads.errors import DataSizeError, TokenizerError
+from manyheads.errors import DataSizeError, ManyheadsError, TokenizerError
 from manyheads.files.read import MAX_TOKENIZER_BYTES
 from manyheads.files.text import open_decompressed
 from manyheads.spec import Part, field
 
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>", "<mask>")  # ids 0 … 4 of every tokenizer trained here
 
-# spellings of the special tokens in other tokenizers
-SPECIAL_SPELLINGS = (
-    ("<pad>", "[PAD]", "<|pad|>", "<|endoftext|>"),
-    ("<s>", "[CLS]", "<|begin_of_text|>", "<bos>", "<|endoftext|>"),
-    ("</s>", "[SEP]", "<|end_of_text|>", "<eos>", "<|endoftext|>"),
-    ("<unk>", "[UNK]"),
-    ("<mask>", "[MASK]"),
-)
+# spellings of the special tokens in other tokenizers, by role
+SPECIAL_SPELLINGS = {
+    "pad": ("<pad>", "[PAD]", "<|pad|>", "<|endoftext|>"),
+    "bos": ("<s>", "[CLS]", "<|begin_of_text|>", "<bos>", "<|endoftext|>"),
+    "eos": ("</s>", "[SEP]", "<|end_of_text|>", "<eos>", "<|endoftext|>"),
+    "unk": ("<unk>", "[UNK]"),
+    "mask": ("<mask>", "[MASK]", "<MASK>"),
+}
 
 
-class SpecialTokenIds(NamedTuple):
-    """The ids of the special tokens; None if a tokenizer does not have one."""
-
-    pad: int | None
-    bos: int | None
-    eos: int | None
-    unk: int | None
-    mask: int | None
-
-
-def special_ids(tokenizer: Tokenizer) -> SpecialTokenIds:
-    """Finds the special tokens of any tokenizer by their usual spellings."""
-    ids = ([tokenizer.token_to_id(name) for name in names] for names in SPECIAL_SPELLINGS)
-    return SpecialTokenIds(*(next((id_ for id_ in candidates if id_ is not None), None) for candidates in ids))
+def special_ids(tokenizer: Tokenizer) -> dict[str, int | None]:
+    """Finds the special tokens of any tokenizer by their usual spellings; None if it does not have one."""
+    ids = {role: map(tokenizer.token_to_id, names) for role, names in SPECIAL_SPELLINGS.items()}
+    return {role: next((id_ for id_ in candidates if id_ is not None), None) for role, candidates in ids.items()}
 
 
 def special_tokens_as_text(tokenizer: Tokenizer) -> Tokenizer:
@@ -98,14 +88,14 @@ def _nonempty(texts: Iterable[str]) -> Iterator[str]:
 
 
 @contextmanager
-def _panics_as_errors(message: str) -> Iterator[None]:
-    """Turns panics of the tokenizers library, which are not Exceptions, into a TokenizerError."""
+def explain_tokenizer_errors(message: str, kind: type[ManyheadsError] = TokenizerError) -> Iterator[None]:
+    """Turns errors of the tokenizers library, and its panics, which are not Exceptions, into an error of ours."""
     try:
         yield
-    except (TokenizerError, KeyboardInterrupt, SystemExit, GeneratorExit):
+    except (ManyheadsError, KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
     except BaseException as error:
-        raise TokenizerError(f"{message}: {error}") from None
+        raise kind(f"{message}: {error}") from None
 
 
 def _byte_characters() -> list[str]:
@@ -121,9 +111,7 @@ class BytesSpec(TokenizerSpec, kind="bytes"):
 
     def make(self, texts: Iterable[str] = ()) -> Tokenizer:
         tokenizer = Tokenizer(models.BPE(vocab=_vocab(_byte_characters()), merges=[]))
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        tokenizer.decoder = decoders.ByteLevel()
-        return _with_special_tokens(tokenizer)
+        return _with_special_tokens(_byte_level(tokenizer, use_regex=False))
 
 
 class CharactersSpec(TokenizerSpec, kind="characters"):
@@ -174,7 +162,7 @@ class SubwordSpec(TokenizerSpec):
     vocab_size: int = field(8000, "number of tokens; more than the texts allow is an error", ge=len(SPECIAL_TOKENS) + 1)
 
     def _train(self, tokenizer: Tokenizer, texts: Iterable[str], trainer: Any) -> Tokenizer:
-        with _panics_as_errors(f"these texts do not give a vocabulary of {self.vocab_size:,}"):
+        with explain_tokenizer_errors(f"these texts do not give a vocabulary of {self.vocab_size:,}"):
             tokenizer.train_from_iterator(_nonempty(texts), trainer)
         size = tokenizer.get_vocab_size()
         bound = "at most" if size < self.vocab_size else "at least"
@@ -190,8 +178,8 @@ def _settings(vocab_size: int) -> dict[str, Any]:
     return {"vocab_size": vocab_size, "special_tokens": list(SPECIAL_TOKENS), "show_progress": False}
 
 
-def _byte_level(tokenizer: Tokenizer) -> Tokenizer:
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+def _byte_level(tokenizer: Tokenizer, *, use_regex: bool = True) -> Tokenizer:
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
@@ -273,7 +261,7 @@ class TokenizerFileSpec(TokenizerSpec, kind="file"):
             data = source.file.read(MAX_TOKENIZER_BYTES + 1)
         if len(data) > MAX_TOKENIZER_BYTES:
             raise DataSizeError(f"{self.path} has more than {MAX_TOKENIZER_BYTES:,} bytes, too much for a tokenizer")
-        with _panics_as_errors(f"{self.path} is not a tokenizer"):
+        with explain_tokenizer_errors(f"{self.path} is not a tokenizer"):
             tokenizer = Tokenizer.from_buffer(data)
         tokenizer.encode_special_tokens = True
         return _remove_processing(tokenizer)

@@ -24,7 +24,7 @@ Generators = Sequence[torch.Generator]
 class DecodingSpec(Part, slot="decoding", default="greedy"):
     """The decoding method, which chooses the next tokens."""
 
-    # (setting, value) means that a caller who passes the setting with another value selects this method
+    # (name, off): passing the setting `name` with any value except `off` selects this method; it is not inherited
     selected_by: ClassVar[tuple[str, float] | None] = None
 
     @property
@@ -116,18 +116,22 @@ def generation_config(
 
 def decoding_for(settings: Tree) -> DecodingSpec:
     """The method that the settings select, greedy by default. Raises an error for wrong values of any method."""
-    kinds: dict[str, type[DecodingSpec]] = DecodingSpec.kinds  # type: ignore[assignment]
-    known = {name for kind in kinds.values() for name in kind.model_fields}
+    # a method that is derived from another does not inherit its selector
+    methods = [(kind, vars(kind).get("selected_by") or ("", None)) for kind in DecodingSpec.kinds.values()]
+    known = {name for kind, _ in methods for name in kind.model_fields}
     if unknown := [name for name in settings if name not in known]:
         raise GenerationConfigError(f"unknown setting {quoted(unknown[0])}{did_you_mean(unknown[0], known)}")
-    selected = dict[str, DecodingSpec]()
-    for name, kind in kinds.items():
-        fields = {key: value for key, value in settings.items() if key in kind.model_fields}
-        setting, off = kind.selected_by or ("", None)
-        is_off = type(fields.get(setting)) in (int, float) and fields[setting] == off
-        if fields and not is_off:
-            method = choose_decoding({"kind": name} | fields)
-            selected |= {setting: method} if setting in fields else {}
+    selected, unused = dict[str, DecodingSpec](), dict[str, str]()
+    for kind, (selector, off) in methods:
+        fields = {name: value for name, value in settings.items() if name in kind.model_fields}
+        if selector not in fields:
+            for name in fields:
+                unused.setdefault(name, f"{kind.kind}, which is not selected; give {selector or 'decoding'}")
+        elif type(fields[selector]) not in (int, float) or fields[selector] != off:
+            selected[selector] = choose_decoding({"kind": kind.kind} | fields)
+    for name, method in unused.items():
+        if not any(selector in settings and name in kind.model_fields for kind, (selector, _) in methods):
+            raise GenerationConfigError(f"{name} is a setting of {method}")
     if len(selected) > 1:
         raise GenerationConfigError(
             f"{' and '.join(selected)} select different decoding methods; give only one of them"
@@ -206,7 +210,7 @@ def generate_token_by_token(
 ) -> list[list[int]]:
     """Appends the token that `choose(logits_BV, rows)` returns for each row. Finished rows leave the batch."""
     hypotheses, eos = Hypotheses(model, prompt, source, config.max_new_tokens), config.eos_token_id
-    active_rows = list(range(prompt.batch))
+    active_rows = list(range(prompt.batch_size))
     output: list[list[int]] = [[] for _ in active_rows]
     for remaining in range(config.max_new_tokens, 0, -1):
         tokens = choose(config.process_logits(hypotheses.logits(), hypotheses.tokens, remaining), active_rows)

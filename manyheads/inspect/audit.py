@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from manyheads.checkpoint.checkpoint import Checkpoint, load
 from manyheads.errors import UsageError
@@ -41,7 +41,9 @@ def audit(target: Any) -> list[AuditRow]:
         checkpoint = load(target, dtype=torch.float32)
         return [*run_checks(ManyheadsModel(checkpoint, checkpoint.path))]
     if isinstance(target, Checkpoint | Transformer):
-        return [*run_checks(ManyheadsModel(target if isinstance(target, Checkpoint) else Checkpoint(target)))]
+        checkpoint = target if isinstance(target, Checkpoint) else Checkpoint(target)
+        with evaluation_mode(checkpoint.model):
+            return [*run_checks(ManyheadsModel(checkpoint))]
     if hasattr(target, "config") and hasattr(target, "forward"):
         with evaluation_mode(target):
             return [*run_checks(TransformersModel(target))]
@@ -49,13 +51,15 @@ def audit(target: Any) -> list[AuditRow]:
 
 
 @contextmanager
-def evaluation_mode(model: Any) -> Iterator[None]:
-    training = model.training
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Puts a model into evaluation mode, and afterwards every module into the mode it had."""
+    training = [module for module in model.modules() if module.training]
     model.eval()
     try:
         yield
     finally:
-        model.train(training)
+        for module in training:
+            module.training = True
 
 
 @torch.no_grad()
@@ -206,11 +210,12 @@ def too_long_is_refused(model: AuditedModel) -> Result:
 
 
 def tokenizer_fits(model: AuditedModel) -> Result:
-    count = model.count_tokens()
-    if count is None:
+    sizes = model.vocabulary_sizes()
+    if sizes is None:
         return skipped("there is no tokenizer")
-    status: Status = "passed" if count <= model.vocab else "failed"
-    return status, float(count - model.vocab), f"{count} tokens for a vocabulary of {model.vocab}"
+    count, vocab = sizes
+    status: Status = "passed" if count <= vocab else "failed"
+    return status, float(count - vocab), f"{count} tokens for a vocabulary of {vocab}"
 
 
 def agrees_with_reference(model: AuditedModel) -> Result:

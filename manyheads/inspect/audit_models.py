@@ -18,8 +18,6 @@ from manyheads.checkpoint.checkpoint import Checkpoint, load
 from manyheads.errors import UnsupportedError
 from manyheads.model.record import RecordedAttention, record
 from manyheads.model.transformer import Transformer
-from manyheads.parts.embed import PatchesSpec
-from manyheads.parts.head import MaskedSpec, TiedSpec
 
 LENGTH = 12  # tokens of a random input
 NOT_TIED = "the config ties no weights"
@@ -60,7 +58,7 @@ class ManyheadsModel(RandomInputs):
     def __init__(self, checkpoint: Checkpoint, folder: Path | None = None) -> None:
         if not isinstance(checkpoint.model, Transformer):
             raise UnsupportedError(f"audit supports transformers only; this model is {checkpoint.spec.shape}")
-        self.checkpoint, self.model, self.folder = checkpoint, checkpoint.model.eval(), folder
+        self.checkpoint, self.model, self.folder = checkpoint, checkpoint.model, folder
         spec, decoder = checkpoint.spec, checkpoint.spec.decoder
         self.shape, self.per_token = spec.shape, spec.head.per_token
         self.causal = (
@@ -72,8 +70,9 @@ class ManyheadsModel(RandomInputs):
         self.max_positions = checkpoint.max_positions
         self.max_target_positions = checkpoint.max_target_positions
         self.image_size = None
-        if spec.encoder and isinstance(spec.encoder.embed, PatchesSpec):
-            self.embed = embed = spec.encoder.embed
+        if spec.encoder and spec.encoder.embed.reads == "patches":
+            embed: Any = spec.encoder.embed
+            self.embed = embed
             side = embed.side * (isqrt(self.max_positions - embed.class_token) if self.max_positions else 3)
             self.image_size = (embed.channels, side, side)
 
@@ -123,14 +122,14 @@ class ManyheadsModel(RandomInputs):
 
     def tied(self) -> tuple[Tensor, Tensor] | str:
         """Two weights that should be equal by the config, or the reason why there are none."""
-        head = self.checkpoint.spec.head
-        is_tied = isinstance(head.scores if isinstance(head, MaskedSpec) else head, TiedSpec)
+        is_tied = self.checkpoint.spec.head.is_tied
         return "head and embedding are one tensor by construction" if is_tied else NOT_TIED
 
-    def count_tokens(self) -> int | None:
-        """The size of the tokenizer's vocabulary; None without a tokenizer."""
-        tokenizer = self.checkpoint.tokenizer
-        return None if tokenizer is None else tokenizer.get_vocab_size(with_added_tokens=True)
+    def vocabulary_sizes(self) -> tuple[int, int] | None:
+        """The sizes of the vocabularies of the tokenizer and of the input that it encodes; None without a tokenizer."""
+        tokenizer, spec = self.checkpoint.tokenizer, self.checkpoint.spec
+        size = self.vocab if spec.source_vocab is None else spec.source_vocab
+        return None if tokenizer is None else (tokenizer.get_vocab_size(with_added_tokens=True), size)
 
     def reference_implementation(self) -> tuple[str, ReferenceLogits] | None:
         """The name of another library and a function that computes the logits of the same model with it."""
@@ -253,7 +252,7 @@ class TransformersModel(RandomInputs):
             return NOT_TIED
         return head.weight, table.weight
 
-    def count_tokens(self) -> int | None:
+    def vocabulary_sizes(self) -> tuple[int, int] | None:
         return None
 
     def reference_implementation(self) -> tuple[str, ReferenceLogits] | None:

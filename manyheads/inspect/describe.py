@@ -94,7 +94,7 @@ def sections(spec: ModelSpec) -> Iterator[tuple[str, list[Row]]]:
             yield f"{name}, {which}{shared}", layer_rows(layer)
     for name in ("recurrent", "ngram"):
         if table := getattr(spec, name):
-            yield f"{name}: {first_line(table)}", [to_row(field, value) for field, value in table]
+            yield f"{name}: {table.formula()}", [to_row(field, value) for field, value in table]
     yield "output", [to_row("head", spec.head), to_row("init", spec.init)]
 
 
@@ -181,7 +181,7 @@ def list_slots() -> list[Tree]:
 def list_tables(tables: Mapping[str, type[Spec]]) -> list[Tree]:
     """Tables of a run file that have no kinds, in the same form as `list_slots`."""
     return [
-        {"slot": name, "meaning": first_line(spec), "kinds": [], "fields": fields_of(spec)}
+        {"slot": name, "meaning": spec.formula(), "kinds": [], "fields": fields_of(spec)}
         for name, spec in tables.items()
     ]
 
@@ -197,10 +197,6 @@ def fields_of(spec: type[Spec]) -> list[Tree]:
         }
         for name, field in spec.model_fields.items()
     ]
-
-
-def first_line(spec: Spec | type[Spec]) -> str:
-    return (spec.__doc__ or "").strip().partition("\n")[0]
 
 
 def type_name(annotation: Any) -> str:

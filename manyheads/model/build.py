@@ -66,6 +66,22 @@ def build_meta(spec: ModelSpec) -> Model:
         return model(spec, spec.vocab or 0)
 
 
+def modules_with_buffers(model: Model) -> list[Any]:
+    """The modules with buffers of their own; raises if one has no reset_parameters() that initialises them."""
+    modules = {name: module for name, module in model.named_modules() if list(module.buffers(recurse=False))}
+    for name, module in modules.items():
+        if not hasattr(module, "reset_parameters"):
+            raise PartsFileError(f"{name} has a buffer but no reset_parameters() that initialises it")
+    return list(modules.values())
+
+
+def init_buffers(model: Model, dtype: torch.dtype) -> None:
+    """Initialises the buffers of a model on the meta device, whose weights are loaded afterwards."""
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        for module in modules_with_buffers(model):
+            module.to_empty(device="cpu", recurse=False).to(dtype).reset_parameters()
+
+
 def check_device(device: str | torch.device) -> torch.device:
     """Checks that this machine has the device, and returns it."""
     try:
@@ -98,9 +114,7 @@ def build(
         raise UsageError(f"dtype is {quoted(dtype)}, expected torch.float64, float32, bfloat16 or float16")
     device = check_device(device)
     model = build_meta(spec).to(dtype).to_empty(device=device)
-    for name, module in model.named_modules():
-        if list(module.buffers(recurse=False)) and not hasattr(module, "reset_parameters"):
-            raise PartsFileError(f"{name} has a buffer but no reset_parameters() that initialises it")
+    modules_with_buffers(model)  # raises if a buffer would stay uninitialised
     buffers = {name: buffer for name, buffer in model.named_buffers() if buffer.is_floating_point()}
     tensors = dict(model.named_parameters()) | buffers
     with torch.no_grad(), torch.random.fork_rng():

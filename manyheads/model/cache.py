@@ -113,7 +113,7 @@ class StaticCache(Cache):
 
 
 class NoCache(Cache):
-    """A cache that stores nothing, for a forward over the whole sequence."""
+    """A cache that stores nothing, for a forward pass over the whole sequence."""
 
     def extend(self, new: KeyValue) -> KeyValue:
         return new

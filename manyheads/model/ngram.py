@@ -44,13 +44,14 @@ class Ngram(StepwiseModel[NgramState]):
             raise InputError("a source was given, but an n-gram model has no encoder")
         return NgramState(self.spec)
 
-    def read(self, inputs: Inputs | Tensor, state: NgramState) -> tuple[Tensor, NgramState]:
+    def step(self, inputs: Inputs | Tensor, state: NgramState) -> tuple[Tensor, NgramState]:
         check_state(state, NgramState, self.spec)
         inputs = Inputs.of(inputs)
         check_not_packed(inputs)
-        if inputs.token_type_ids is not None or inputs.positions is not None:
-            raise InputError("an n-gram model has neither token types nor positions; give only tokens and padding")
-        batch, length = inputs.batch, inputs.length
+        unused = (inputs.token_type_ids, inputs.task_type_ids, inputs.positions)
+        if any(tensor is not None for tensor in unused):
+            raise InputError("an n-gram model has neither types nor positions; give only tokens and padding")
+        batch, length = inputs.batch_size, inputs.length
         e_BLD, order = embed_ids(inputs.tokens, self.embedding), None
         last = e_BLD.new_zeros(batch, self.num_previous, e_BLD.shape[-1]) if state.last is None else state.last
         check_batch(last, batch)

@@ -1,4 +1,4 @@
-"""Records the inputs of every attention, and the hidden states, during a forward with the fused kernel.
+"""Records the inputs of every attention, and the hidden states, during a forward pass with the fused kernel.
 
 Attention weights are computed only when they are used, and a recorded forward gives the same bits as any other.
 """

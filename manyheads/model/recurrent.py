@@ -37,8 +37,13 @@ class Encoder(nn.Module):
         super().__init__()
         size = spec.embedding_width
         self.embed = spec.embed.build(vocab, size, spec.position, None)
-        self.reader = spec.cell.build_encoder(
-            size, spec.width, layers=spec.layers, bidirectional=spec.bidirectional, dropout=spec.dropout
+        self.reader = spec.cell.encoder(
+            size,
+            spec.width,
+            spec.layers,
+            batch_first=True,
+            bidirectional=spec.bidirectional,
+            dropout=spec.dropout if spec.layers > 1 else 0.0,
         )
 
     def forward(self, source: Inputs) -> tuple[Memory, Tensor]:
@@ -47,7 +52,7 @@ class Encoder(nn.Module):
         index, counted = input_positions(source), source.positions is None
         positions = Positions(index, index, bound=source.length if counted else None)
         x_BMD = self.embed(source, positions, table=None, memory=None)
-        memory_positions = None if source.padding_mask is None and counted else index.expand(source.batch, -1)
+        memory_positions = None if source.padding_mask is None and counted else index.expand(source.batch_size, -1)
         if source.padding_mask is None:
             h_BMD, _ = self.reader(x_BMD)
             last = h_BMD[:, -1]
@@ -92,7 +97,7 @@ class Recurrent(StepwiseModel[RecurrentState]):
         self.readout = own.readout.build(own.width, size, context)
         self.dropout = nn.Dropout(own.dropout)
         with located("head"):
-            self.head = spec.head.build(self.readout.width, vocab, self.embed.table_shape)
+            self.head = spec.head.build(own.readout.width(own.width), vocab, self.embed.table_shape)
 
     @property
     def table(self) -> Tensor | None:
@@ -116,17 +121,17 @@ class Recurrent(StepwiseModel[RecurrentState]):
         keys = None if self.core is None else self.core.key(memory.states[:, None])
         return RecurrentState(self.spec, torch.cat((first, rest), dim=-1), None, memory, keys)
 
-    def read(self, inputs: Inputs | Tensor, state: RecurrentState) -> tuple[Tensor, RecurrentState]:
+    def step(self, inputs: Inputs | Tensor, state: RecurrentState) -> tuple[Tensor, RecurrentState]:
         check_state(state, RecurrentState, self.spec)
         inputs = Inputs.of(inputs)
         check_not_packed(inputs)
-        index = input_positions(inputs, 0 if state.next is None else state.next).expand(inputs.batch, -1)
+        index = input_positions(inputs, 0 if state.next is None else state.next).expand(inputs.batch_size, -1)
         e_BLD = self.embed(inputs, Positions(index, index), table=None, memory=None)
         real = torch.ones_like(inputs.tokens, dtype=torch.bool) if inputs.padding_mask is None else ~inputs.padding_mask
         cells, outputs = state.cells, []
         if cells is None:
             cells = e_BLD.new_zeros(len(e_BLD), self.layers, self.cell_states * self.width)
-        check_batch(cells, inputs.batch)
+        check_batch(cells, inputs.batch_size)
         for i in range(inputs.length):
             context = self.attend(cells, index[:, i : i + 1], state)
             new_cells = self.run_cells(torch.cat((e_BLD[:, i], context), dim=-1), cells)

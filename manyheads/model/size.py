@@ -38,7 +38,7 @@ class Size:
     multiply_adds: int  # in one forward
     multiply_adds_by_part: dict[str, int]
     weights_bytes: int  # in float32
-    activation_bytes: int  # saved by a forward for its backward on a CPU, without masks; too low for an LSTM encoder
+    activation_bytes: int  # saved for the backward pass on a CPU, without masks; too low for an LSTM encoder
     training_bytes: int  # weights, gradients, Adam's two moments, activations
     cache_bytes: int | None  # size of the decoding state at `length`; None if the model cannot generate
 
@@ -76,7 +76,7 @@ def size(spec: ModelSpec, *, batch: int = 1, length: int = 128, source_length: i
 
 
 def saved_bytes(model: Model, inputs: Inputs, source: Inputs | None) -> int:
-    """The bytes that a forward of a model on the meta device saves for its backward."""
+    """The bytes that a forward pass on the meta device saves for the backward pass."""
     saved = SavedTensors(model.train())
     with overflow_as_error(), torch.device("meta"), saved, FusedAttention():
         model(inputs, source)
@@ -94,8 +94,7 @@ def dummy_inputs(spec: ModelSpec, batch: int, length: int, source_length: int) -
     last = spec.decoder or spec.encoder
     needs_prefix = last is not None and any(layer.mask.prefix for layer in last.expanded_layers())
     prefix = torch.zeros(batch, device="meta", dtype=torch.long) if needs_prefix else None
-    has_source = (spec.encoder and spec.decoder) or (spec.recurrent and spec.recurrent.source)
-    source = Inputs(tokens(spec.encoder, source_length)) if has_source else None
+    source = Inputs(tokens(spec.encoder, source_length)) if spec.has_source else None
     return Inputs(tokens(last, length), prefix_lengths=prefix), source
 
 
@@ -140,7 +139,7 @@ class MultiplyAdds(TorchDispatchMode):
 
 
 class SavedTensors(saved_tensors_hooks):
-    """Collects the tensors that autograd saves during a forward, each storage once, without the weights."""
+    """Collects the tensors that autograd saves during a forward pass, each storage once, without the weights."""
 
     def __init__(self, model: nn.Module) -> None:
         self.weights = {storage_of(parameter) for parameter in model.parameters()}

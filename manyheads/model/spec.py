@@ -14,7 +14,7 @@ from manyheads.parts.attention import AttentionSpec, HeadsSpec
 from manyheads.parts.core import AdditiveSpec, CoreSpec, DotSpec
 from manyheads.parts.embed import EmbedSpec, TokensSpec
 from manyheads.parts.feedforward import FeedForwardSpec, MlpSpec
-from manyheads.parts.head import HeadSpec, TiedSpec
+from manyheads.parts.head import HeadSpec, TiedHeadSpec
 from manyheads.parts.mask import MaskSpec
 from manyheads.parts.norm import LayerNormSpec, NormSpec
 from manyheads.parts.position import NoPositionSpec, PositionSpec
@@ -259,7 +259,7 @@ class ModelSpec(Spec):
     decoder: DecoderSpec | None = field(None, "a causal stack; with an encoder it needs cross = true")
     recurrent: RecurrentSpec | None = field(None, "a recurrent network, with or without attention")
     ngram: NgramSpec | None = field(None, "a neural n-gram model")
-    head: HeadSpec = field(TiedSpec(), "the head, which computes the output from the last layer")
+    head: HeadSpec = field(TiedHeadSpec(), "the head, which computes the output from the last layer")
     init: InitSpec = field(NormalInitSpec(), "how weights are initialised")
 
     @field_validator("vocab", mode="before")
@@ -282,8 +282,7 @@ class ModelSpec(Spec):
                 with located(name):
                     check_stack(stack, has_memory=name == "decoder" and self.encoder is not None)
         self._check_encoder_use()
-        has_source = len(shape) == 2 or (self.recurrent is not None and self.recurrent.source)
-        if self.source_vocab is not None and not has_source:
+        if self.source_vocab is not None and not self.has_source:
             raise IncompatibleError(
                 f"source_vocab needs a model with a source; this one is {self.shape}", ("source_vocab",)
             )
@@ -327,6 +326,11 @@ class ModelSpec(Spec):
     @property
     def shape(self) -> str:
         return "-".join(name for name in SHAPES if getattr(self, name) is not None)
+
+    @property
+    def has_source(self) -> bool:
+        """Whether the model reads a source and a target, as an encoder–decoder does."""
+        return self.shape == "encoder-decoder" or (self.recurrent is not None and self.recurrent.source)
 
 
 def read_model(tree: Tree) -> ModelSpec:

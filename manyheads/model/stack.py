@@ -18,6 +18,7 @@ from manyheads.parts.embed import Embed
 from manyheads.parts.inputs import Inputs, Memory, has_no_data, input_positions, next_position
 from manyheads.parts.mask import Mask, MaskSpec
 from manyheads.parts.position import AttentionPosition, Positions
+from manyheads.parts.residual import Sublayer
 from manyheads.spec import located
 
 
@@ -31,7 +32,7 @@ class CrossContext:
 
 
 class Layer(nn.Module):
-    """Self-attention, cross-attention if the stack has it, and the feed-forward network."""
+    """Self-attention, then cross-attention and a feed-forward network if the layer has them."""
 
     def __init__(self, spec: LayerSpec, width: int, memory_width: int | None) -> None:
         super().__init__()
@@ -43,13 +44,16 @@ class Layer(nn.Module):
             with located("cross"):
                 self.cross = attention.build(width, core, memory_width)
         self.feedforward = spec.feedforward.build(width)
-        self.residual = spec.residual.build(spec.norm, width, 2 if self.cross is None else 3)
+        self.num_sublayers = 1 + (self.cross is not None) + (self.feedforward is not None)
+        self.residual = spec.residual.build(spec.norm, width, self.num_sublayers)
 
     def forward(self, x_BLD: Tensor, context: AttentionContext, cache: Cache, cross: CrossContext | None) -> Tensor:
-        sublayers = [partial(self.self_attention, context=context, cache=cache), self.feedforward]
+        sublayers: list[Sublayer] = [partial(self.self_attention, context=context, cache=cache)]
         if self.cross is not None:
             assert cross is not None, "a layer with cross-attention needs a memory"
-            sublayers.insert(1, partial(self.cross_attention, cross=cross))
+            sublayers.append(partial(self.cross_attention, cross=cross))
+        if self.feedforward is not None:
+            sublayers.append(self.feedforward)
         return self.residual(x_BLD, sublayers)
 
     def self_attention(self, x_BLD: Tensor, context: AttentionContext, cache: Cache) -> Tensor:
@@ -66,7 +70,7 @@ def build_position(spec: LayerSpec, width: int) -> AttentionPosition:
 
 
 class Stack(nn.Module):
-    """Embedding, layers and final norm. A forward over a whole sequence and a decoding step are the same call."""
+    """Embedding, layers and final norm. A forward pass over a sequence and a decoding step are the same call."""
 
     def __init__(self, spec: StackSpec, vocab: int, memory_width: int | None = None) -> None:
         super().__init__()
@@ -75,7 +79,7 @@ class Stack(nn.Module):
             self.embed: Embed = spec.embed.build(vocab, spec.width, spec.position, memory_width)
         built = self.layer_specs[:: spec.group_size]
         self.layers = nn.ModuleList(Layer(layer, spec.width, memory_width) for layer in built)
-        self.residual_terms = sum(3 if layer.cross else 2 for layer in self.layer_specs)
+        self.residual_terms = sum(self.layer(i).num_sublayers for i in range(spec.layers))
         self.positions, self.position_of = self._shared_positions()
         self.masks = list(dict.fromkeys(layer.mask for layer in self.layer_specs))
         self.mask_of = [self.masks.index(layer.mask) for layer in self.layer_specs]
@@ -127,9 +131,9 @@ class Stack(nn.Module):
         new_state = append_inputs(state, inputs)
         self._check(new_state)
         positions = positions_after(state, new_state, inputs.tokens.device)
+        crosses = self._cross_contexts(inputs, positions, memory, cross_key_values)
         x_BLD = self.embed(inputs, positions, table=table, memory=memory)
         contexts = self._contexts(inputs, positions, state, new_state, x_BLD.dtype)
-        crosses = self._cross_contexts(inputs, positions, memory, cross_key_values)
         for i, (context, cache, cross) in enumerate(zip(contexts, new_state.caches, crosses, strict=True)):
             x_BLD = self.layer(i)(x_BLD, context, cache, cross)
         return self.norm(x_BLD), new_state
@@ -186,12 +190,12 @@ class Stack(nn.Module):
         self, inputs: Inputs, positions: Positions, memory: Memory | None,
         key_values: Sequence[KeyValue | None] | None,
     ) -> Sequence[CrossContext | None]:  # fmt: skip
+        if memory is not None and memory.states.shape[0] != inputs.batch_size:
+            raise InputShapeError(
+                f"given {inputs.batch_size} targets and {len(memory.states)} sources, expected one source per target"
+            )
         if memory is None or not any(layer.cross for layer in self.layer_specs):
             return [None] * self.spec.layers
-        if memory.states.shape[0] != inputs.batch:
-            raise InputShapeError(
-                f"given {inputs.batch} targets and {len(memory.states)} sources, expected one source per target"
-            )
         document_ids = None
         if memory.document_ids is not None and inputs.document_ids is not None:
             document_ids = (inputs.document_ids, memory.document_ids)
@@ -210,7 +214,7 @@ def positions_after(state: StackState, new_state: StackState, device: torch.devi
 
 def append_inputs(state: StackState, inputs: Inputs) -> StackState:
     """The state after `inputs`, with copies of the caches for this step to extend."""
-    batch, device = inputs.batch, inputs.tokens.device
+    batch, device = inputs.batch_size, inputs.tokens.device
     stored = [tensor for tensor in (state.padding_mask, state.positions, state.document_ids) if tensor is not None]
     stored += [cache.key_value.key for cache in state.caches if cache.key_value is not None]
     if stored:

@@ -1,4 +1,4 @@
-"""The base of models that read one token at a time, for which a forward over a sequence is one step."""
+"""The base of the recurrent and the n-gram network, whose forward pass is one `step` over the whole sequence."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class StepwiseModel(nn.Module, Generic[State]):
         self, inputs: Inputs | Tensor, source: Inputs | Tensor | None = None, *, logits_mask: Tensor | None = None
     ) -> Tensor:
         """Logits, B×L×V. With `logits_mask`, B×L, only those where it is True, N×V."""
-        logits = self.read(inputs, self.first_state(source))[0]
+        logits = self.step(inputs, self.first_state(source))[0]
         return logits if logits_mask is None else logits[logits_mask]
 
     def start(self, source: Inputs | Tensor | None = None, *, capacity: int | None = None) -> State:
@@ -37,15 +37,10 @@ class StepwiseModel(nn.Module, Generic[State]):
         check_can_generate(self)
         return self.first_state(source)
 
-    def step(self, inputs: Inputs | Tensor, state: State) -> tuple[Tensor, State]:
-        """Logits after each of the new tokens, one or many, and the next state."""
-        check_can_generate(self)
-        return self.read(inputs, state)
-
     @abstractmethod
     def first_state(self, source: Inputs | Tensor | None) -> State:
         """The state before the first token."""
 
     @abstractmethod
-    def read(self, inputs: Inputs | Tensor, state: State) -> tuple[Tensor, State]:
-        """Logits after each token, and the next state."""
+    def step(self, inputs: Inputs | Tensor, state: State) -> tuple[Tensor, State]:
+        """Logits after each of the new tokens, one or many, and the next state."""

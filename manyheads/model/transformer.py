@@ -107,8 +107,8 @@ class Transformer(nn.Module):
             return None
         if source is None:
             raise InputError("an encoder–decoder needs a source")
-        states, state = self.encoder(Inputs.of(source))
-        return Memory(states, state.positions, state.padding_mask, state.document_ids, state.counted_positions)
+        hidden_states, state = self.encoder(Inputs.of(source))
+        return Memory(hidden_states, state.positions, state.padding_mask, state.document_ids, state.counted_positions)
 
     def start(self, source: Inputs | Tensor | None = None, *, capacity: int | None = None) -> TransformerState:
         """The state before the first token. With a capacity, which is the maximum length, caches are allocated once."""
@@ -117,7 +117,7 @@ class Transformer(nn.Module):
         check_capacity(capacity)
         if capacity is None and any(layer.position.needs_final_length for layer in self.decoder.layer_specs):
             raise UnsupportedError(
-                "the positions of this model depend on the length after generation; call start with a capacity"
+                "the rotary embeddings of this model depend on the final length; give start a capacity"
             )
         memory = self.encode(source)
         state = self.decoder.start(Cache() if capacity is None else StaticCache(capacity), capacity)
@@ -127,7 +127,6 @@ class Transformer(nn.Module):
     def step(self, inputs: Inputs | Tensor, state: TransformerState) -> tuple[Tensor, TransformerState]:
         """Logits after each of the new tokens, one or many, and the next state."""
         check_state(state, TransformerState, self.spec)
-        check_can_generate(self)
         assert self.decoder is not None
         inputs = Inputs.of(inputs)
         x_BLD, decoder_state = self.decoder(

@@ -63,7 +63,10 @@ class Embed(nn.Module):
         self.table = self.table_shape = None
 
     def prepare_inputs(self, inputs: Inputs) -> Inputs:
-        """Returns the batch as the layers read it, which is one longer if the embedding adds a class token."""
+        """Returns the batch as the layers read it, which is one longer if the embedding adds a class token.
+
+        Raises if the batch has inputs that the embedding does not use.
+        """
         return inputs
 
 
@@ -197,17 +200,19 @@ class Patches(Embed):
         super().__init__()
         size = position.token_width(width)
         self.project = nn.Linear(spec.pixels, size)
-        self.first = nn.Parameter(torch.zeros(1, 1, size)) if spec.class_token else None
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, size)) if spec.class_token else None
         self.position = position.build_embed(width)
         self.norm = spec.norm.build(width)
         self.dropout = nn.Dropout(spec.dropout)
 
     def reset_parameters(self) -> None:
-        if self.first is not None:
-            nn.init.normal_(self.first, std=0.02)
+        if self.cls_token is not None:
+            nn.init.normal_(self.cls_token, std=0.02)
 
     def prepare_inputs(self, inputs: Inputs) -> Inputs:
-        if self.first is None:
+        if inputs.token_type_ids is not None or inputs.task_type_ids is not None:
+            raise InputError("token_type_ids or task_type_ids were given, but an embedding of patches has no types")
+        if self.cls_token is None:
             return inputs
         if inputs.document_ids is not None or inputs.prefix_lengths is not None:
             raise InputError("an embedding with a class token takes neither document_ids nor a prefix")
@@ -220,16 +225,14 @@ class Patches(Embed):
 
     def forward(self, inputs: Inputs, positions: Positions, *, table: Tensor | None, memory: Memory | None) -> Tensor:
         pixels, dtype, tokens = self.project.in_features, self.project.weight.dtype, inputs.tokens
-        if inputs.token_type_ids is not None or inputs.task_type_ids is not None:
-            raise InputError("token_type_ids or task_type_ids were given, but an embedding of patches has no types")
         if tokens.dim() != 3 or tokens.shape[-1] != pixels or tokens.dtype != dtype:
             expected = f"{dtype} of batch × length × {pixels}"
             raise InputShapeError(f"patches are {tokens.dtype} of shape {tuple(tokens.shape)}, expected {expected}")
         if inputs.padding_mask is not None:  # values at padding must not matter, not even NaN
             tokens = tokens.masked_fill(inputs.padding_mask[..., None], 0.0)
         x_BLD = self.project(tokens)
-        if self.first is not None:
-            x_BLD = torch.cat((self.first.expand(x_BLD.shape[0], -1, -1), x_BLD[:, 1:]), dim=1)
+        if self.cls_token is not None:
+            x_BLD = torch.cat((self.cls_token.expand(x_BLD.shape[0], -1, -1), x_BLD[:, 1:]), dim=1)
         return self.dropout(self.norm(self.position(x_BLD, positions)))
 
 
@@ -254,41 +257,38 @@ class MaskTokens(Embed):
         size = position.token_width(width)
         self.project = nn.Linear(memory_width, size)
         self.class_token = spec.class_token
-        self.hidden = nn.Parameter(torch.zeros(1, 1, size))  # the mask token
+        self.mask_token = nn.Parameter(torch.zeros(1, 1, size))
         self.position = position.build_embed(width)
         self.dropout = nn.Dropout(spec.dropout)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        nn.init.normal_(self.hidden, std=0.02)
+        nn.init.normal_(self.mask_token, std=0.02)
 
     def prepare_inputs(self, inputs: Inputs) -> Inputs:
-        tokens = inputs.tokens  # only the shape is read
-        return replace(inputs, tokens=torch.cat((tokens[:, :1], tokens), dim=1)) if self.class_token else inputs
-
-    def forward(self, inputs: Inputs, positions: Positions, *, table: Tensor | None, memory: Memory | None) -> Tensor:
-        assert memory is not None
-        batch, length = inputs.batch, inputs.length
         unused = (
             inputs.padding_mask,
             inputs.positions,
             inputs.document_ids,
             inputs.token_type_ids,
+            inputs.task_type_ids,
             inputs.prefix_lengths,
         )
         if any(tensor is not None for tensor in unused):
             raise InputError(
-                "a decoder of mask tokens reconstructs whole sequences; give tokens without padding or positions"
+                "a decoder of mask tokens reconstructs whole sequences; give tokens without padding, positions or types"
             )
-        if memory.states.shape[0] != batch:
-            raise InputShapeError(
-                f"given {batch} targets and {len(memory.states)} sources, expected one source per target"
-            )
+        tokens = inputs.tokens  # only the shape is read
+        return replace(inputs, tokens=torch.cat((tokens[:, :1], tokens), dim=1)) if self.class_token else inputs
+
+    def forward(self, inputs: Inputs, positions: Positions, *, table: Tensor | None, memory: Memory | None) -> Tensor:
+        assert memory is not None
+        batch, length = inputs.batch_size, inputs.length
         index = memory.key_positions()
         check_positions(Positions(index, index), length, "the target", queries=False)
         index, states = index.expand(batch, -1), self.project(memory.states)
         if memory.padding_mask is not None:
             index = index.masked_fill(memory.padding_mask, length)  # an extra position for padding, removed below
-        mask_tokens = self.hidden.expand(batch, length + 1, -1).to(states.dtype)
+        mask_tokens = self.mask_token.expand(batch, length + 1, -1).to(states.dtype)
         x_BLD = mask_tokens.scatter(1, index[..., None].expand_as(states), states)[:, :length]
         return self.dropout(self.position(x_BLD, positions))

@@ -36,8 +36,8 @@ class FeedForwardSpec(Part, slot="feedforward", default="mlp"):
         return None
 
     @abstractmethod
-    def build(self, width: int) -> nn.Module:
-        """The network for vectors of this width."""
+    def build(self, width: int) -> nn.Module | None:
+        """The network for vectors of this width; None if the layer has none."""
 
 
 class MlpSpec(FeedForwardSpec, kind="mlp"):
@@ -55,7 +55,20 @@ class MlpSpec(FeedForwardSpec, kind="mlp"):
         return self.hidden or 4 * width
 
     def build(self, width: int) -> nn.Module:
-        return FeedForward(self, width, gated=False)
+        return Mlp(self, width)
+
+
+class Mlp(nn.Module):
+    def __init__(self, spec: MlpSpec, width: int) -> None:
+        super().__init__()
+        hidden = spec.hidden_size(width)
+        self.up = nn.Linear(width, hidden, bias=spec.bias)
+        self.activation = ACTIVATIONS[spec.activation]
+        self.dropout = nn.Dropout(spec.dropout)
+        self.down = with_role(nn.Linear(hidden, width, bias=spec.bias), "residual")
+
+    def forward(self, x_BLD: Tensor) -> Tensor:
+        return self.down(self.dropout(self.activation(self.up(x_BLD))))
 
 
 class GatedSpec(FeedForwardSpec, kind="gated"):
@@ -75,29 +88,25 @@ class GatedSpec(FeedForwardSpec, kind="gated"):
         return self.hidden or -(-width // 3) * 8
 
     def build(self, width: int) -> nn.Module:
-        return FeedForward(self, width, gated=True)
+        return Gated(self, width)
 
 
-class FeedForward(nn.Module):
-    """A network with one hidden layer, which a gate multiplies if `gated`."""
-
-    def __init__(self, spec: MlpSpec | GatedSpec, width: int, *, gated: bool) -> None:
+class Gated(nn.Module):
+    def __init__(self, spec: GatedSpec, width: int) -> None:
         super().__init__()
         hidden = spec.hidden_size(width)
-        self.gate = nn.Linear(width, hidden, bias=spec.bias) if gated else None
+        self.gate = nn.Linear(width, hidden, bias=spec.bias)
         self.up = nn.Linear(width, hidden, bias=spec.bias)
         self.activation = ACTIVATIONS[spec.activation]
         self.dropout = nn.Dropout(spec.dropout)
         self.down = with_role(nn.Linear(hidden, width, bias=spec.bias), "residual")
 
     def forward(self, x_BLD: Tensor) -> Tensor:
-        if self.gate is None:
-            return self.down(self.dropout(self.activation(self.up(x_BLD))))
         return self.down(self.dropout(self.activation(self.gate(x_BLD)) * self.up(x_BLD)))
 
 
 class NoFeedForwardSpec(FeedForwardSpec, kind="none"):
-    """x; the layer has attention and no feed-forward network"""
+    """no feed-forward network; the layer has only attention"""
 
-    def build(self, width: int) -> nn.Module:
-        return nn.Identity()
+    def build(self, width: int) -> None:
+        return None

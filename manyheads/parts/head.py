@@ -30,6 +30,11 @@ class HeadSpec(Part, slot="head", default="tied"):
     output: ClassVar[Literal["tokens", "classes", "vector", "pixels", "states"]] = "states"
     per_token: ClassVar[bool] = True  # whether the head gives one output per token, rather than one per sequence
 
+    @property
+    def is_tied(self) -> bool:
+        """Whether the logits are inner products with the token embedding itself."""
+        return False
+
     @abstractmethod
     def build(self, width: int, vocab: int, table_shape: TableShape | None) -> Head:
         """Builds the head. `table_shape` is the shape of the token embedding; None if the model has none."""
@@ -91,11 +96,15 @@ class TokenHead(Head):
         return F.linear(h_BLI, rows_VI, self.bias)
 
 
-class TiedSpec(TokenHeadSpec, kind="tied"):
+class TiedHeadSpec(TokenHeadSpec, kind="tied"):
     """β · h·e + b, with e the token's embedding
 
     Press and Wolf 2017, arXiv 1608.05859.
     """
+
+    @property
+    def is_tied(self) -> bool:
+        return True
 
     def build(self, width: int, vocab: int, table_shape: TableShape | None) -> Head:
         shape = require_table(table_shape)
@@ -104,7 +113,7 @@ class TiedSpec(TokenHeadSpec, kind="tied"):
                 f"h·e needs h and e of one size, given {width} for h and {shape.vector_size} for e; use 'bilinear' or "
                 f"'masked', which project h to the size of e, or 'untied', which does not use e"
             )
-        return Tied(self, shape.size, vocab)
+        return TiedHead(self, shape.size, vocab)
 
 
 def require_table(table_shape: TableShape | None) -> TableShape:
@@ -113,22 +122,22 @@ def require_table(table_shape: TableShape | None) -> TableShape:
     return table_shape
 
 
-class Tied(TokenHead):
+class TiedHead(TokenHead):
     def forward(self, x_BLD: Tensor, *, table: Tensor | None, padding_mask: Tensor | None) -> Tensor:
         assert table is not None
         # with concatenated positions, the token's part of the vector comes first
         return self.logits(x_BLD if self.size == x_BLD.shape[-1] else x_BLD[..., : self.size], table)
 
 
-class UntiedSpec(TokenHeadSpec, kind="untied"):
+class UntiedHeadSpec(TokenHeadSpec, kind="untied"):
     """β · h·u + b, with a matrix of its own that has a row u per token"""
 
     def build(self, width: int, vocab: int, table_shape: TableShape | None) -> Head:
-        return Untied(self, width, vocab)
+        return UntiedHead(self, width, vocab)
 
 
-class Untied(TokenHead):
-    def __init__(self, spec: UntiedSpec, width: int, vocab: int) -> None:
+class UntiedHead(TokenHead):
+    def __init__(self, spec: UntiedHeadSpec, width: int, vocab: int) -> None:
         super().__init__(spec, width, vocab)
         self.output = with_role(nn.Linear(width, vocab, bias=False), "token_head")
 
@@ -153,7 +162,7 @@ class BilinearHead(TokenHead):
         return self.logits(self.project(x_BLD), table)
 
 
-class MaskedSpec(HeadSpec, kind="masked"):
+class MaskedHeadSpec(HeadSpec, kind="masked"):
     """logits of norm(f(Wh + b)), which puts a transform before the token head of a masked language model
 
     Devlin et al. 2019, arXiv 1810.04805, as published in code.
@@ -163,7 +172,11 @@ class MaskedSpec(HeadSpec, kind="masked"):
 
     activation: Activation = field("gelu", "f, the activation function")
     norm: NormSpec = field(LayerNormSpec(), "the norm after f")
-    scores: HeadSpec = field(TiedSpec(bias=True), "the token head after the transform")
+    scores: HeadSpec = field(TiedHeadSpec(bias=True), "the token head after the transform")
+
+    @property
+    def is_tied(self) -> bool:
+        return self.scores.is_tied
 
     @model_validator(mode="after")
     def _needs_token_head(self) -> Self:
@@ -173,11 +186,11 @@ class MaskedSpec(HeadSpec, kind="masked"):
         return self
 
     def build(self, width: int, vocab: int, table_shape: TableShape | None) -> Head:
-        return Masked(self, width, vocab, table_shape)
+        return MaskedHead(self, width, vocab, table_shape)
 
 
-class Masked(Head):
-    def __init__(self, spec: MaskedSpec, width: int, vocab: int, table_shape: TableShape | None) -> None:
+class MaskedHead(Head):
+    def __init__(self, spec: MaskedHeadSpec, width: int, vocab: int, table_shape: TableShape | None) -> None:
         super().__init__()
         size = table_shape.size if table_shape else width
         self.project = nn.Linear(width, size)
@@ -269,9 +282,7 @@ class PooledHead(Head):
 
     def pool_states(self, x_BLD: Tensor, padding_mask: Tensor | None) -> Tensor:
         h_BD = self.pool.pool(x_BLD, padding_mask)
-        if self.dense is not None:
-            h_BD = self.activation(self.dense(h_BD))
-        return self.dropout(h_BD)
+        return self.dropout(h_BD if self.dense is None else self.activation(self.dense(h_BD)))
 
 
 class ClassesSpec(PooledHeadSpec, kind="classes"):

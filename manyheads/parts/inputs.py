@@ -68,9 +68,7 @@ class Inputs:
     @staticmethod
     def of(inputs: Inputs | Tensor) -> Inputs:
         """Converts a tensor of tokens to Inputs without padding; Inputs are returned unchanged."""
-        if not isinstance(inputs, Tensor | Inputs):
-            raise InputShapeError(f"given a {type(inputs).__name__}, expected a tensor of batch × length, or Inputs")
-        return Inputs(inputs) if isinstance(inputs, Tensor) else inputs
+        return inputs if isinstance(inputs, Inputs) else Inputs(inputs)
 
     def to(self, device: torch.device | str) -> Inputs:
         """Moves the batch to a device."""
@@ -80,12 +78,17 @@ class Inputs:
         return replace(self, **moved)
 
     @property
-    def batch(self) -> int:
+    def batch_size(self) -> int:
         return self.tokens.shape[0]
 
     @property
     def length(self) -> int:
         return self.tokens.shape[1]
+
+    @property
+    def num_tokens(self) -> int:
+        """The number of tokens without padding."""
+        return self.batch_size * self.length if self.padding_mask is None else int((~self.padding_mask).sum())
 
 
 def pad_rows(rows: Sequence[Sequence[int] | np.ndarray], pad: int = 0, *, left: bool = False) -> Inputs:
@@ -146,7 +149,7 @@ def input_positions(inputs: Inputs, start: Tensor | int = 0) -> Tensor:
         if inputs.padding_mask is None:
             return inputs.positions
         # the output must not depend on the positions of padding
-        return inputs.positions.expand(inputs.batch, -1).masked_fill(inputs.padding_mask, 0)
+        return inputs.positions.expand(inputs.batch_size, -1).masked_fill(inputs.padding_mask, 0)
     if inputs.padding_mask is not None:
         return ((~inputs.padding_mask).cumsum(dim=-1) - 1).clamp(min=0) + start
     return torch.arange(inputs.length, device=inputs.tokens.device)[None] + start

@@ -25,7 +25,7 @@ class MaskSpec(Spec):
 
     causal: bool = field(False, "whether keys after the query are masked")
     window: int | None = field(
-        None, "largest distance of a visible key, plus one; 1 leaves only the query's own position", ge=1
+        None, "w, the size of a sliding window: query i attends to keys j with |i − j| < w", ge=1
     )
     prefix: bool = field(False, "whether every query may attend to the first `prefix_lengths` keys of its row")
 
@@ -70,11 +70,11 @@ class Mask:
             return "causal"
         by_row = by_order or self.prefix_B is not None or self.document_ids is not None
         banded = self._reach is not None and 4 * self._reach < self.num_keys
-        too_large = self.batch * self.num_queries * self.num_keys > self.dense_limit
+        too_large = self.batch_size * self.num_queries * self.num_keys > self.dense_limit
         return "blocks" if banded or (by_row and too_large) else "dense"
 
     @property
-    def batch(self) -> int:
+    def batch_size(self) -> int:
         tensors = (self.padding_BM, self.prefix_B, self.document_ids and self.document_ids[0])
         return max((len(tensor) for tensor in tensors if tensor is not None), default=1)
 
@@ -145,7 +145,7 @@ class Mask:
         The blocks are computed once for all layers that share this mask.
         """
         if max_rows not in self._blocks:
-            by_memory = max(1, self.dense_limit // (4 * self.batch * self.num_keys))
+            by_memory = max(1, self.dense_limit // (4 * self.batch_size * self.num_keys))
             size = by_memory if self._reach is None else max(64, self._reach)
             spans = list(self._spans(min(size, max_rows or size)))
             self._blocks[max_rows] = [(rows, columns, self.submask(rows, columns)) for rows, columns in spans]

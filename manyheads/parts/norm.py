@@ -53,15 +53,10 @@ class RMSOneSpec(NormSpec, kind="rms-one"):
     eps: float = field(1e-6, "ε under the root", gt=0)
 
     def build(self, width: int) -> nn.Module:
-        return RMSOne(width, self.eps)
+        return RMSOne(width, eps=self.eps)
 
 
-class RMSOne(nn.Module):
-    def __init__(self, width: int, eps: float) -> None:
-        super().__init__()
-        self.eps = eps
-        self.weight = nn.Parameter(torch.zeros(width))
-
+class RMSOne(nn.RMSNorm):
     def reset_parameters(self) -> None:
         nn.init.zeros_(self.weight)
 

@@ -18,13 +18,6 @@ class CellSpec(Part, slot="cell", default="gru"):
     encoder: ClassVar[type[nn.GRU | nn.LSTM | nn.RNN]]
     decoder: ClassVar[type[nn.GRUCell | nn.LSTMCell | nn.RNNCell]]
 
-    def build_encoder(self, size: int, hidden: int, *, layers: int, bidirectional: bool, dropout: float) -> nn.RNNBase:
-        between = dropout if layers > 1 else 0.0
-        return self.encoder(size, hidden, layers, batch_first=True, bidirectional=bidirectional, dropout=between)
-
-    def build_cell(self, size: int, hidden: int) -> nn.RNNCellBase:
-        return self.decoder(size, hidden)
-
 
 class GruSpec(CellSpec, kind="gru"):
     """h′ = (1 − z) ∘ tanh(Wx + r ∘ Uh) + z ∘ h, with gates r and z from x and h
@@ -50,7 +43,7 @@ class Cell(nn.Module):
     def __init__(self, spec: CellSpec, size: int, hidden: int) -> None:
         super().__init__()
         self.states, self.hidden = spec.states, hidden
-        self.cell = spec.build_cell(size, hidden)
+        self.cell = spec.decoder(size, hidden)
 
     def forward(self, x_BD: Tensor, state_BS: Tensor) -> Tensor:
         vectors = state_BS.split(self.hidden, dim=-1)
@@ -61,27 +54,23 @@ class Cell(nn.Module):
 class ReadoutSpec(Part, slot="readout", default="state"):
     """The input of the head, computed from the decoder's states s and s′ (previous), embedding e and context c."""
 
+    def width(self, hidden: int) -> int:
+        """The size of its output."""
+        return hidden
+
     @abstractmethod
-    def build(self, hidden: int, embedding: int, context: int) -> Readout:
+    def build(self, hidden: int, embedding: int, context: int) -> nn.Module:
         """Builds the readout for vectors of these sizes."""
-
-
-class Readout(nn.Module):
-    width: int
 
 
 class StateReadoutSpec(ReadoutSpec, kind="state"):
     """s, the state itself"""
 
-    def build(self, hidden: int, embedding: int, context: int) -> Readout:
-        return StateReadout(hidden)
+    def build(self, hidden: int, embedding: int, context: int) -> nn.Module:
+        return StateReadout()
 
 
-class StateReadout(Readout):
-    def __init__(self, hidden: int) -> None:
-        super().__init__()
-        self.width = hidden
-
+class StateReadout(nn.Module):
     def forward(self, s: Tensor, previous: Tensor, e: Tensor, c: Tensor) -> Tensor:
         return s
 
@@ -92,14 +81,13 @@ class TanhReadoutSpec(ReadoutSpec, kind="tanh"):
     Luong et al. 2015, arXiv 1508.04025, equation 5.
     """
 
-    def build(self, hidden: int, embedding: int, context: int) -> Readout:
+    def build(self, hidden: int, embedding: int, context: int) -> nn.Module:
         return TanhReadout(hidden, context)
 
 
-class TanhReadout(Readout):
+class TanhReadout(nn.Module):
     def __init__(self, hidden: int, context: int) -> None:
         super().__init__()
-        self.width = hidden
         self.project = nn.Linear(hidden + context, hidden, bias=False)
 
     def forward(self, s: Tensor, previous: Tensor, e: Tensor, c: Tensor) -> Tensor:
@@ -114,14 +102,16 @@ class MaxoutReadoutSpec(ReadoutSpec, kind="maxout"):
 
     size: int = field(32, "the number of pairs", ge=1)
 
-    def build(self, hidden: int, embedding: int, context: int) -> Readout:
+    def width(self, hidden: int) -> int:
+        return self.size
+
+    def build(self, hidden: int, embedding: int, context: int) -> nn.Module:
         return MaxoutReadout(self.size, hidden, embedding, context)
 
 
-class MaxoutReadout(Readout):
+class MaxoutReadout(nn.Module):
     def __init__(self, size: int, hidden: int, embedding: int, context: int) -> None:
         super().__init__()
-        self.width = size
         self.project = nn.Linear(hidden + embedding + context, 2 * size)
 
     def forward(self, s: Tensor, previous: Tensor, e: Tensor, c: Tensor) -> Tensor:

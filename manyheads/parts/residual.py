@@ -12,40 +12,28 @@ from manyheads.parts.norm import NormSpec
 from manyheads.spec import Part, field
 
 Sublayer = Callable[[Tensor], Tensor]
-Norms = Sequence[nn.Module]
 
 
 class ResidualSpec(Part, slot="residual", default="pre"):
-    """The residual connections of a layer. Its sublayers f are attention, cross-attention if any, and feed-forward."""
+    """The residual connections of a layer, whose sublayers f are attention, cross-attention and feed-forward."""
 
     # whether the stack needs a norm after the last layer, because the output of a layer is not normalised
     final_norm: ClassVar[bool] = True
 
     dropout: float = field(0.0, "dropout probability of each sublayer's output", ge=0, lt=1)
 
-    def num_norms(self, sublayers: int) -> int:
-        """The number of norms in a layer with this number of sublayers."""
-        return sublayers
-
-    def build(self, norm: NormSpec, width: int, sublayers: int) -> Residual:
-        return Residual(self, norm, width, self.num_norms(sublayers))
-
     @abstractmethod
-    def run(self, x_BLD: Tensor, sublayers: Sequence[Sublayer], norms: Norms, dropout: nn.Module) -> Tensor:
-        """Applies all sublayers of a layer to x."""
+    def build(self, norm: NormSpec, width: int, sublayers: int) -> Residual:
+        """The module that runs this number of sublayers, with its norms."""
 
 
 class Residual(nn.Module):
-    """Owns the norms of a layer and runs its sublayers."""
+    """Owns the norms of a layer; `forward(x_BLD, sublayers)` of a subclass runs its sublayers."""
 
     def __init__(self, spec: ResidualSpec, norm: NormSpec, width: int, norms: int) -> None:
         super().__init__()
-        self.spec = spec
         self.norms = nn.ModuleList(norm.build(width) for _ in range(norms))
         self.dropout = nn.Dropout(spec.dropout)
-
-    def forward(self, x_BLD: Tensor, sublayers: Sequence[Sublayer]) -> Tensor:
-        return self.spec.run(x_BLD, sublayers, list(self.norms), self.dropout)
 
 
 class PreSpec(ResidualSpec, kind="pre"):
@@ -54,9 +42,14 @@ class PreSpec(ResidualSpec, kind="pre"):
     Xiong et al. 2020, arXiv 2002.04745.
     """
 
-    def run(self, x_BLD: Tensor, sublayers: Sequence[Sublayer], norms: Norms, dropout: nn.Module) -> Tensor:
-        for norm, sublayer in zip(norms, sublayers, strict=True):
-            x_BLD = x_BLD + dropout(sublayer(norm(x_BLD)))
+    def build(self, norm: NormSpec, width: int, sublayers: int) -> Residual:
+        return Pre(self, norm, width, sublayers)
+
+
+class Pre(Residual):
+    def forward(self, x_BLD: Tensor, sublayers: Sequence[Sublayer]) -> Tensor:
+        for norm, sublayer in zip(self.norms, sublayers, strict=True):
+            x_BLD = x_BLD + self.dropout(sublayer(norm(x_BLD)))
         return x_BLD
 
 
@@ -68,9 +61,14 @@ class PostSpec(ResidualSpec, kind="post"):
 
     final_norm: ClassVar[bool] = False
 
-    def run(self, x_BLD: Tensor, sublayers: Sequence[Sublayer], norms: Norms, dropout: nn.Module) -> Tensor:
-        for norm, sublayer in zip(norms, sublayers, strict=True):
-            x_BLD = norm(x_BLD + dropout(sublayer(x_BLD)))
+    def build(self, norm: NormSpec, width: int, sublayers: int) -> Residual:
+        return Post(self, norm, width, sublayers)
+
+
+class Post(Residual):
+    def forward(self, x_BLD: Tensor, sublayers: Sequence[Sublayer]) -> Tensor:
+        for norm, sublayer in zip(self.norms, sublayers, strict=True):
+            x_BLD = norm(x_BLD + self.dropout(sublayer(x_BLD)))
         return x_BLD
 
 
@@ -80,12 +78,14 @@ class SandwichSpec(ResidualSpec, kind="sandwich"):
     Ding et al. 2021 (CogView), arXiv 2105.13290.
     """
 
-    def num_norms(self, sublayers: int) -> int:
-        return 2 * sublayers
+    def build(self, norm: NormSpec, width: int, sublayers: int) -> Residual:
+        return Sandwich(self, norm, width, 2 * sublayers)
 
-    def run(self, x_BLD: Tensor, sublayers: Sequence[Sublayer], norms: Norms, dropout: nn.Module) -> Tensor:
-        for before, after, sublayer in zip(norms[::2], norms[1::2], sublayers, strict=True):
-            x_BLD = x_BLD + dropout(after(sublayer(before(x_BLD))))
+
+class Sandwich(Residual):
+    def forward(self, x_BLD: Tensor, sublayers: Sequence[Sublayer]) -> Tensor:
+        for before, after, sublayer in zip(self.norms[::2], self.norms[1::2], sublayers, strict=True):
+            x_BLD = x_BLD + self.dropout(after(sublayer(before(x_BLD))))
         return x_BLD
 
 
@@ -95,13 +95,15 @@ class ParallelSpec(ResidualSpec, kind="parallel"):
     Wang and Komatsuzaki 2021 (mesh-transformer-jax).
     """
 
-    def num_norms(self, sublayers: int) -> int:
-        return 1
+    def build(self, norm: NormSpec, width: int, sublayers: int) -> Residual:
+        return Parallel(self, norm, width, 1)
 
-    def run(self, x_BLD: Tensor, sublayers: Sequence[Sublayer], norms: Norms, dropout: nn.Module) -> Tensor:
-        normed = norms[0](x_BLD)
+
+class Parallel(Residual):
+    def forward(self, x_BLD: Tensor, sublayers: Sequence[Sublayer]) -> Tensor:
+        normed = self.norms[0](x_BLD)
         for sublayer in sublayers:
-            x_BLD = x_BLD + dropout(sublayer(normed))
+            x_BLD = x_BLD + self.dropout(sublayer(normed))
         return x_BLD
 
 
@@ -111,17 +113,27 @@ class ParallelNormsSpec(ResidualSpec, kind="parallel-norms"):
     Black et al. 2022, arXiv 2204.06745, section 2.1.
     """
 
-    def run(self, x_BLD: Tensor, sublayers: Sequence[Sublayer], norms: Norms, dropout: nn.Module) -> Tensor:
+    def build(self, norm: NormSpec, width: int, sublayers: int) -> Residual:
+        return ParallelNorms(self, norm, width, sublayers)
+
+
+class ParallelNorms(Residual):
+    def forward(self, x_BLD: Tensor, sublayers: Sequence[Sublayer]) -> Tensor:
         start = x_BLD
-        for norm, sublayer in zip(norms, sublayers, strict=True):
-            x_BLD = x_BLD + dropout(sublayer(norm(start)))
+        for norm, sublayer in zip(self.norms, sublayers, strict=True):
+            x_BLD = x_BLD + self.dropout(sublayer(norm(start)))
         return x_BLD
 
 
 class NoResidualSpec(ResidualSpec, kind="none"):
     """f(norm(x)), for each sublayer in turn, without adding x"""
 
-    def run(self, x_BLD: Tensor, sublayers: Sequence[Sublayer], norms: Norms, dropout: nn.Module) -> Tensor:
-        for norm, sublayer in zip(norms, sublayers, strict=True):
-            x_BLD = dropout(sublayer(norm(x_BLD)))
+    def build(self, norm: NormSpec, width: int, sublayers: int) -> Residual:
+        return NoResidual(self, norm, width, sublayers)
+
+
+class NoResidual(Residual):
+    def forward(self, x_BLD: Tensor, sublayers: Sequence[Sublayer]) -> Tensor:
+        for norm, sublayer in zip(self.norms, sublayers, strict=True):
+            x_BLD = self.dropout(sublayer(norm(x_BLD)))
         return x_BLD

@@ -84,7 +84,7 @@ def log_weights(
 
 def is_fusable(q: Tensor, bias: Tensor | None) -> bool:
     """Whether fused attention can be used, which needs scores without a bias and a kernel that returns lse."""
-    return bias is None and q.device.type in KERNELS
+    return bias is None and q.device.type == "cpu"
 
 
 # ------------------------------------------------------------------------------------------------- explicit attention
@@ -147,7 +147,9 @@ class FusedStatistics(torch.autograd.Function):
         saved, results = [], []
         for rows, columns in spans(mask):
             block = Block.of(q, k, mask, positions, rows, columns)
-            out, lse = KERNELS[q.device.type][0](*block.query_key_value(), block.attn_mask, block.causal, scale)
+            out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+                *block.query_key_value(), 0.0, block.causal, attn_mask=block.attn_mask, scale=scale
+            )
             mean = out[..., : q.shape[-1] + 2]
             saved.append((mean, lse))
             results.append(block.zero_empty_rows(lse, *block.measure(mean, lse, scale)))
@@ -169,9 +171,10 @@ class FusedStatistics(torch.autograd.Function):
             mean_grad = (-scale * entropy_grad[..., None] * block.q, -2 * block.i * distance_grad, distance_grad)
             output = block.pad(block_mean, -(lse_grad + entropy_grad))
             output_grad = block.pad(*mean_grad, torch.ones_like(lse_grad))
-            queries_grad, keys_grad, values_grad = KERNELS[q.device.type][1](
-                output_grad, *block.query_key_value(), output, lse[:, :, rows].contiguous(), block.attn_mask,
-                block.causal, scale,
+            kernel_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+            queries_grad, keys_grad, values_grad = kernel_backward(
+                output_grad, *block.query_key_value(), output, lse[:, :, rows].contiguous(), 0.0, block.causal,
+                attn_mask=block.attn_mask, scale=scale,
             )  # fmt: skip
             q_grad[:, :, rows] = queries_grad[..., :size] - scale * entropy_grad[..., None] * block_mean[..., :size]
             repeated = keys_grad[..., :size] + values_grad[..., :size]
@@ -244,23 +247,3 @@ class Block:
 
     def zero_empty_rows(self, *rows: Tensor) -> list[Tensor]:
         return [row if self.empty is None else row.masked_fill(self.empty, 0.0) for row in rows]
-
-
-def flash(
-    q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None, causal: bool, scale: float
-) -> tuple[Tensor, Tensor]:
-    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    out, lse = kernel(q, k, v, 0.0, causal, attn_mask=attn_mask, scale=scale)
-    return out, lse
-
-
-def flash_backward(
-    out_grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, attn_mask: Tensor | None,
-    causal: bool, scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-    q_grad, k_grad, v_grad = kernel(out_grad, q, k, v, out, lse, 0.0, causal, attn_mask=attn_mask, scale=scale)
-    return q_grad, k_grad, v_grad
-
-
-KERNELS = {"cpu": (flash, flash_backward)}  # forward, which also returns lse, and backward by device

@@ -5,6 +5,7 @@ Forward hooks record queries and keys during the task's own forward pass; the at
 
 from __future__ import annotations
 
+import json
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -49,8 +50,8 @@ class AttentionLayer:
 
 
 @dataclass(frozen=True)
-class AttentionRecord:
-    """A recorded attention with its layer, the mask of its non-padding queries (B×L), and the position of the first."""
+class RecordedQueries:
+    """The queries of a recorded attention: its layer, a mask that is False at padding (B×L), the first position."""
 
     layer: AttentionLayer
     attention: RecordedAttention
@@ -75,8 +76,8 @@ class AuxiliaryLossSpec(Part, slot="auxiliary_loss"):
     heads: tuple[StrictInt, ...] | None = field(
         None, "indices of heads, from 0 [default: all]", strict=False, min_length=1
     )
-    normalised: bool = field(
-        True, "a mean over heads, positions and layers; otherwise their sum, and the mean over texts"
+    reduction: Literal["mean", "sum"] = field(
+        "mean", "mean over heads, queries and layers; or their sum, averaged over the texts of a batch"
     )
 
     def select_layers(self, model: ModelSpec) -> list[AttentionLayer]:
@@ -124,32 +125,29 @@ class AuxiliaryLossSpec(Part, slot="auxiliary_loss"):
 
     def count(self, model: Model, batch: Batch) -> int:
         """Returns the divisor before the forward pass: heads × non-padding queries × layers, or the number of texts."""
-        if not self.normalised:
-            return batch.inputs.batch
+        if self.reduction == "sum":
+            return batch.inputs.batch_size
         layers = self.select_layers(model.spec)
         return sum(self.rows(layer, model, batch) * len(self.heads or range(layer.heads)) for layer in layers)
 
     def rows(self, layer: AttentionLayer, model: Model, batch: Batch) -> int:
         """Returns the number of queries that the loss is a mean over."""
-        inputs = stack_inputs(layer, model, batch)
-        return sum(
-            one.batch * one.length if one.padding_mask is None else int((~one.padding_mask).sum()) for one in inputs
-        )
+        return sum(inputs.num_tokens for inputs in stack_inputs(layer, model, batch))
 
-    def loss(self, model: Model, records: Sequence[AttentionRecord], batch: Batch) -> Loss:
+    def loss(self, model: Model, records: Sequence[RecordedQueries], batch: Batch) -> Loss:
         layers = set(self.select_layers(model.spec))
         totals = [self.total(one, batch) for one in records if one.layer in layers]
         return Loss(torch.stack(totals).sum(), self.count(model, batch))
 
     @abstractmethod
-    def total(self, record: AttentionRecord, batch: Batch) -> Tensor:
+    def total(self, record: RecordedQueries, batch: Batch) -> Tensor:
         """Returns the sum of the loss over the heads and positions of one attention."""
 
 
 class FocusSpec(AuxiliaryLossSpec, kind="focus"):
     """L_focus = 1/KTL · Σ_lkt H(α[l, k, t, ·]), the mean entropy"""
 
-    def total(self, record: AttentionRecord, batch: Batch) -> Tensor:
+    def total(self, record: RecordedQueries, batch: Batch) -> Tensor:
         return record.total(record.attention.statistics.entropy, self.heads)
 
 
@@ -163,7 +161,7 @@ class NearSpec(AuxiliaryLossSpec, kind="near"):
     where: Literal["self", "cross", "all"] = field("self", "self-attention, cross-attention or both")
     max_cost: float = field(100.0, "L_max, the highest cost of a row", gt=0)
 
-    def total(self, record: AttentionRecord, batch: Batch) -> Tensor:
+    def total(self, record: RecordedQueries, batch: Batch) -> Tensor:
         return record.total(record.attention.statistics.distance.clamp(0.0, self.max_cost), self.heads)
 
 
@@ -193,7 +191,7 @@ class GuidedSpec(AuxiliaryLossSpec, kind="guided"):
 
     @property
     def name(self) -> str:
-        return self.by if self.by == "alignment" else f"{self.toward} {self.relation or 'any'}"
+        return self.by if self.by == "alignment" else f"{self.toward} {json.dumps(self.relation)}"
 
     def check_task(self, task: TaskSpec) -> None:
         if self.by not in task.attention_target_fields:
@@ -227,7 +225,7 @@ class GuidedSpec(AuxiliaryLossSpec, kind="guided"):
             visible |= key < batch.inputs.prefix_lengths[row]
         return row[visible], query[visible], key[visible]
 
-    def total(self, record: AttentionRecord, batch: Batch) -> Tensor:
+    def total(self, record: RecordedQueries, batch: Batch) -> Tensor:
         row, query, key = self.visible_targets(record.layer, batch)
         here = (query >= record.query_offset) & (query < record.query_offset + record.attention.mask.num_queries)
         row, query, key = row[here], query[here] - record.query_offset, key[here]
@@ -285,7 +283,7 @@ def stack_inputs(layer: AttentionLayer, model: Model, batch: Batch) -> Iterator[
             yield stack.embed.prepare_inputs(one) if isinstance(stack, Stack) else one
 
 
-def attention_records(model: ModelSpec, recorded: Sequence[RecordedAttention], batch: Batch) -> list[AttentionRecord]:
+def attention_records(model: ModelSpec, recorded: Sequence[RecordedAttention], batch: Batch) -> list[RecordedQueries]:
     """Pairs the recorded attentions with their layers. A recurrent network attends once per generated token."""
     by_name: dict[str, list[AttentionLayer]] = {}
     for layer in attention_layers(model):
@@ -302,7 +300,7 @@ def attention_records(model: ModelSpec, recorded: Sequence[RecordedAttention], b
             if layer.where == "self":  # the cross-attention after it has the same queries
                 padding_mask = attention.mask.padding_BM
             query_mask = None if padding_mask is None else ~padding_mask
-        records.append(AttentionRecord(layer, attention, query_mask, first))
+        records.append(RecordedQueries(layer, attention, query_mask, first))
     return records
 
 
@@ -343,7 +341,7 @@ def term_counts(
 
 def total_loss(loss: Loss, count: int, auxiliary_losses: Sequence[AuxiliaryLossSpec], counts: dict[str, int]) -> Tensor:
     """Returns L + Σ λ·L_term, each sum divided by its own count. A term with λ = 0 is not added."""
-    total = loss.sum / count
+    total = loss.sum / max(1, count)
     for spec, (name, term) in zip(auxiliary_losses, loss.terms.items(), strict=True):
         if spec.weight:
             total = total + spec.weight * term.sum / max(1, counts[name])

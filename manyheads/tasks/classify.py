@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from manyheads.checkpoint.checkpoint import Checkpoint
 from manyheads.data.source import Row
-from manyheads.errors import CheckpointConfigError, LabelError
+from manyheads.errors import CheckpointConfigError, LabelError, UnsupportedError
 from manyheads.metrics import metric
 from manyheads.metrics.baselines import Majority, NaiveBayes
 from manyheads.parts.inputs import Inputs, pad_rows
@@ -65,6 +65,8 @@ class ClassifySpec(TaskSpec, kind="classify"):
     def evaluate(self, evaluation: Evaluation) -> EvalResult:
         """Scores the predicted classes, next to the most common class and naive Bayes."""
         data, names = evaluation.data, class_names(evaluation.checkpoint)
+        if (kind := problem_type(evaluation.checkpoint, len(names))) != SINGLE_LABEL:
+            raise UnsupportedError(f"an evaluation compares one class per text, and problem_type is {kind}")
         inputs, targets = [row[0] for row in data.rows], class_indices(data.rows, names)
         probabilities, notes = class_probabilities(evaluation, inputs, len(names))
         scores = {"model": metric.scores("classes", targets, probabilities)}
@@ -93,12 +95,17 @@ class ClassifySpec(TaskSpec, kind="classify"):
         return [("head", head, f"the number of classes in the data, which is {len(labels)}")]
 
 
-def ranked_classes(checkpoint: Checkpoint, logits_C: torch.Tensor) -> list[Tree]:
-    """Returns every class with its probability, or its score for a regression, the highest first."""
-    kind = checkpoint.config.get("problem_type") or (REGRESSION if len(logits_C) == 1 else SINGLE_LABEL)
+def problem_type(checkpoint: Checkpoint, num_classes: int) -> str:
+    """Returns the problem_type of the checkpoint's config, or the one that transformers assumes without it."""
+    kind = checkpoint.config.get("problem_type") or (REGRESSION if num_classes == 1 else SINGLE_LABEL)
     if kind not in PROBLEM_TYPES:
         raise CheckpointConfigError(f"problem_type is {quoted(kind)}, expected {', '.join(PROBLEM_TYPES)}")
-    logits_C = logits_C.float()
+    return str(kind)
+
+
+def ranked_classes(checkpoint: Checkpoint, logits_C: torch.Tensor) -> list[Tree]:
+    """Returns every class with its probability, or its score for a regression, the highest first."""
+    kind, logits_C = problem_type(checkpoint, len(logits_C)), logits_C.float()
     values = {REGRESSION: logits_C, MULTI_LABEL: logits_C.sigmoid(), SINGLE_LABEL: logits_C.softmax(dim=-1)}[kind]
     key, order = "score" if kind == REGRESSION else "probability", values.argsort(descending=True).tolist()
     return [{"class": checkpoint.id2label.get(i, str(i)), key: float(values[i])} for i in order]

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from manyheads.checkpoint.checkpoint import Checkpoint
+from manyheads.convert.fairseq.model import FairseqTokenizer
 from manyheads.data.order import batch_by_length
 from manyheads.data.prepared import InMemoryRows
 from manyheads.data.source import Corpus, Row
@@ -21,7 +22,7 @@ from manyheads.tasks.task import IGNORE_INDEX, LossSum, SpecialTokens, TaskSpec,
 WINDOW = 1024  # tokens per window of a long text if the model has no limit
 BATCH_TOKENS, BATCH_LOGITS = 8192, 1 << 25  # maximum numbers of tokens and of logits per batch
 
-Progress = Callable[[str, int, int], None]  # (what is done, rows done, rows in all)
+OnProgress = Callable[[str, int, int], None]  # (what is done, rows done, rows in all)
 Scores = dict[str, float]
 
 
@@ -73,7 +74,7 @@ class Evaluation:
     max_length: int | None  # tokens per text, special tokens included
     from_run: bool  # whether a run of manyheads trained the checkpoint for this task
     seed: int = 0
-    progress: Progress = lambda what, done, total: None
+    progress: OnProgress = lambda what, done, total: None
 
     def encode(self, texts: Sequence[str]) -> tuple[list[list[int]], tuple[str, ...]]:
         """Returns the ids of each text, and a note if some were truncated."""
@@ -118,6 +119,8 @@ class EvalResult:
 def evaluate_loss(evaluation: Evaluation) -> tuple[EvalResult, NDArray[np.int64]]:
     """Computes loss and accuracy as in training; also returns all predicted targets."""
     task, data, checkpoint = evaluation.task, evaluation.data, evaluation.checkpoint
+    if isinstance(checkpoint.tokenizer, FairseqTokenizer):
+        raise UnsupportedError("a fairseq tokenizer encodes sources only, so the loss of targets cannot be computed")
     labels = class_names(checkpoint) if "label" in data.fields else ()
     whole = cut_patches(list(data.rows), data.fields, checkpoint.spec)
     rows = InMemoryRows(whole, checkpoint.tokenizer, data.fields, labels).rows

@@ -64,7 +64,7 @@ class MaeSpec(TaskSpec, kind="mae"):
         predicted = getattr(model.head, "pixels", None)
         if predicted is None or predicted != pixels:
             raise IncompatibleError(
-                f"predicts {predicted} pixels per patch and a patch has {pixels}; use pixels with that number",
+                f"the head predicts {predicted} pixels per patch, but a patch has {pixels}; set its pixels",
                 ("model", "head"),
             )
         if self.norm_pix_loss and pixels == 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from pydantic import model_validator
 from manyheads.checkpoint.checkpoint import Checkpoint, check_texts
 from manyheads.data.prepared import InMemoryRows
 from manyheads.data.source import Row
+from manyheads.data.tokenizer import SPECIAL_SPELLINGS
 from manyheads.errors import (
     CheckpointConfigError,
     IncompatibleError,
@@ -49,7 +50,6 @@ from manyheads.tasks.task import (
 )
 
 SENTINEL = re.compile(r"<extra_(id_)?\d+>")
-MASKS = ("[MASK]", "<mask>", "<MASK>")
 
 
 # -------------------------------------------------------------------------------------------------------------- causal
@@ -103,13 +103,11 @@ class CausalSpec(PackableTask, kind="causal"):
                 "unigram": sum(unigram.nats(text[1:]).sum() for text in texts),
                 "bigram": sum(bigram.nats(text).sum() for text in texts),
             }
-            for name, total in totals.items():
-                scores[name] = metric.scores("likelihood", LogLikelihood(float(total), *sizes))
-        unknown = sum(int((text == special_tokens.unk).sum()) for text in texts)
-        notes = [f"{unknown / sizes[0]:.1%} of the tokens are unknown, which makes them easy to predict"]
-        notes = notes if unknown else []
-        if any(len(text) - 1 > window for text in texts):
-            notes.append(f"texts were read in windows of {window:,} tokens")
+            for name, nats in totals.items():
+                scores[name] = metric.scores("likelihood", LogLikelihood(float(nats), *sizes))
+        count = sum(int((text == special_tokens.unk).sum()) for text in texts)
+        notes = [f"{count / sizes[0]:.1%} of the tokens are unknown, which makes them easy to predict"] * bool(count)
+        notes += [f"texts were read in windows of {window:,} tokens"] * any(len(text) - 1 > window for text in texts)
         extra = {"tokens": sizes[0], "bytes": sizes[2]}
         return EvalResult(scores, (*notes, *evaluation.baseline_note), extra=extra)
 
@@ -163,8 +161,8 @@ class MaskedSpec(MaskingTask, PackableTask, kind="masked"):
     def _at_most_one(self) -> Self:
         if self.mask_replace_prob + self.random_replace_prob > 1 + 1e-9:
             raise OutOfRangeError(
-                f"is {self.random_replace_prob:g} and mask_replace_prob is {self.mask_replace_prob:g}; their sum is at "
-                f"most 1",
+                f"given {self.random_replace_prob:g}, expected at most {1 - self.mask_replace_prob:g}, which is "
+                f"1 − mask_replace_prob",
                 ("random_replace_prob",),
             )
         return self
@@ -249,12 +247,9 @@ def mask_of(checkpoint: Checkpoint, token_id: int | None) -> tuple[str, int]:
         if type(value) is not int:
             raise UsageError("the checkpoint has no mask_token_id; pass mask_token_id=ID")
         return str(value), value
-    value = checkpoint.tokenizer_config.get("mask_token")
-    name: Any = value.get("content") if isinstance(value, dict) else value
-    names = [name] if isinstance(name, str) and name.isprintable() else []
-    for candidate in (*names, *MASKS):
-        if (index := checkpoint.tokenizer.token_to_id(candidate)) is not None:
-            return candidate, int(index)
+    for name in filter(None, (checkpoint.token_names.get("mask"), *SPECIAL_SPELLINGS["mask"])):
+        if name.isprintable() and (index := checkpoint.tokenizer.token_to_id(name)) is not None:
+            return name, int(index)
     raise UnsupportedError("this tokenizer has no mask token")
 
 
@@ -314,7 +309,9 @@ class SpansSpec(TextTask, kind="spans"):
     @classmethod
     def suggest_task(cls, suggestion: Suggestion) -> Lines:
         spec = cls()
-        sentinels = 1 + int(masked_counts(np.array(suggestion.longest), spec.noise_density, spec.mean_span_length)[1])
+        sentinels = 1 + int(
+            masked_counts(np.array(suggestion.max_row_length), spec.noise_density, spec.mean_span_length)[1]
+        )
         why = "one more than the masked spans of the longest text"
         return [("num_sentinels", sentinels, why)] if sentinels > spec.num_sentinels else []
 

@@ -37,7 +37,7 @@ class Suggestion:
     data: DataSpec
     size: ModelSize = SIZES[0]
     epochs: float = 1.0
-    longest: int = 0  # tokens of the longest row; 0 until it is known
+    max_row_length: int = 0  # in tokens; 0 until it is known
 
     @property
     def text_fields(self) -> list[str]:

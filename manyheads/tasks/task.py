@@ -47,7 +47,7 @@ class SpecialTokens:
     all_ids: tuple[int, ...] = (0, 1, 2, 3, 4)  # ids of all special tokens, and ids without a token
     decoder_start_token_id: int | None = None  # if it is not `bos`
     # the ids that a checkpoint's tokenizer adds before and after a text; None to use the task's template
-    tokenizer_affixes: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    tokenizer_template: tuple[tuple[int, ...], tuple[int, ...]] | None = None
     sentinels: tuple[int, ...] = ()  # the ids of `TaskSpec.additional_special_tokens`
     pool: Pool | None = None  # the pooling that a checkpoint's files define
 
@@ -58,8 +58,8 @@ class SpecialTokens:
 
     def prefix_and_suffix(self, template: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Returns the ids before and after a text, from the checkpoint's tokenizer or else from the template."""
-        if self.tokenizer_affixes is not None:
-            return self.tokenizer_affixes
+        if self.tokenizer_template is not None:
+            return self.tokenizer_template
         ids = {"<s>": self.bos, "</s>": self.eos}
         before, after = (tuple(ids[name] for name in part.split()) for part in template.split("$A"))
         return before, after
@@ -72,13 +72,13 @@ class SpecialTokens:
     def target_ids(self, text: np.ndarray, template: str) -> np.ndarray:
         """Returns the ids of a target, which are the text with its special tokens and always end in eos."""
         ids = self.add_special_tokens(text, template)
-        return ids if ids[-1] == self.eos or self.tokenizer_affixes is None else np.append(ids, self.eos)
+        return ids if ids[-1] == self.eos or self.tokenizer_template is None else np.append(ids, self.eos)
 
     @property
     def decoder_prompt_ids(self) -> tuple[int, ...]:
         """The decoder's input ids before the first target token: its start token and the tokenizer's prefix."""
         start = self.bos if self.decoder_start_token_id is None else self.decoder_start_token_id
-        return (start, *(self.tokenizer_affixes[0] if self.tokenizer_affixes else ()))
+        return (start, *(self.tokenizer_template[0] if self.tokenizer_template else ()))
 
 
 @dataclass(frozen=True)
@@ -107,10 +107,7 @@ class Batch:
     @property
     def num_tokens(self) -> int:
         """The number of tokens without padding."""
-        inputs = [self.inputs] if self.source is None else [self.inputs, self.source]
-        return sum(
-            one.batch * one.length if one.padding_mask is None else int((~one.padding_mask).sum()) for one in inputs
-        )
+        return self.inputs.num_tokens + (self.source.num_tokens if self.source else 0)
 
 
 @dataclass(frozen=True)
@@ -124,10 +121,6 @@ class Loss:
     count: int
     correct: int | None = 0
     terms: dict[str, Loss] = dataclass_field(default_factory=dict)
-
-    @property
-    def mean(self) -> float:
-        return float(self.sum.detach()) / max(1, self.count)
 
 
 @dataclass
@@ -196,8 +189,8 @@ class TaskSpec(Part, slot="task"):
     shapes: ClassVar[tuple[str, ...]]  # shapes of model that can learn it; `manyheads new` suggests the first
     head_outputs: ClassVar[tuple[str, ...]] = ("tokens",)  # outputs of the heads that can learn it
     has_source: ClassVar[bool] = False  # whether the model generates a target for a source
-    generates_tokens: ClassVar[bool | None] = None  # whether the model must decode token by token, or must not
-    is_default: ClassVar[bool] = False  # whether a fitting checkpoint without a recorded task is used for it
+    generates_tokens: ClassVar[bool | None] = None  # True if the model must be able to generate, False if it must not
+    is_default: ClassVar[bool] = False  # whether it is the task of a checkpoint that records none and has such a head
     template: ClassVar[str]  # the special tokens around a text, $A
     num_special_tokens: ClassVar[int] = 1  # special tokens that the template, or a target, adds to a text
     validation_metrics: ClassVar[tuple[str, ...]] = ("loss", "accuracy")  # measured while training, for `train.best`
@@ -250,8 +243,8 @@ class TaskSpec(Part, slot="task"):
 
     def max_special_tokens(self, special_tokens: SpecialTokens) -> int:
         """Returns the maximum number of special tokens that are added to a text."""
-        affixes = special_tokens.tokenizer_affixes
-        return max(self.num_special_tokens, len(affixes[0]) + max(1, len(affixes[1])) if affixes else 0)
+        template = special_tokens.tokenizer_template
+        return max(self.num_special_tokens, len(template[0]) + max(1, len(template[1])) if template else 0)
 
     def loss(self, model: Model, batch: Batch) -> Loss:
         """Returns the cross-entropy of the targets."""
@@ -456,10 +449,10 @@ def cut_patches(rows: list[Any], fields: Sequence[str], model: ModelSpec) -> lis
     embed: Any = stack.embed if stack and stack.embed.reads == "patches" else None
     if "image" not in fields:
         if embed is not None:
-            raise IncompatibleError(f"reads images and the data has {', '.join(fields)}", ("model",))
+            raise IncompatibleError(f"the model reads images, but the data has {', '.join(fields)}", ("model",))
         return rows
     if embed is None:
-        raise IncompatibleError("reads tokens and the data has images; use embed = patches", ("model",))
+        raise IncompatibleError("the model reads tokens, but the data has images; use embed = patches", ("model",))
     index = fields.index("image")
     images = torch.from_numpy(np.stack([row[index] for row in rows]))
     with located("model", "encoder", "embed"):

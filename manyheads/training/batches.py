@@ -72,8 +72,8 @@ class BatchPlan:
 
 def pack_batch(batch: Batch, counts: Sequence[int], length: int, pad: int) -> Batch:
     """Packs the texts of a batch into shared rows, `counts[i]` texts into row i; positions start at 0 in each text."""
-    inputs = batch.inputs
-    sizes = [inputs.length] * inputs.batch if inputs.padding_mask is None else (~inputs.padding_mask).sum(1).tolist()
+    inputs, padding_mask = batch.inputs, batch.inputs.padding_mask
+    sizes = [inputs.length] * inputs.batch_size if padding_mask is None else (~padding_mask).sum(1).tolist()
     texts = zip(inputs.tokens, batch.targets, sizes, strict=True)
     rows = [[next(texts) for _ in range(count)] for count in counts]
 

@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 
 from manyheads.errors import RunChangedError, UsageError, one_line
 from manyheads.files.read import read_json_or_empty, read_toml
+from manyheads.files.tensors import SafetensorsFile
 from manyheads.files.write import explain_write_errors
 from manyheads.model.build import resolve_device
 from manyheads.spec import Tree, load_parts, override
 from manyheads.training.events import Finished, Step
 from manyheads.training.folder import check_folder, check_same_run, data_hashes, read_events, tree_changes
-from manyheads.training.grid import MAX_RUNS, Axis, Cell, CellRun, make_grid, read_axes
+from manyheads.training.grid import MAX_RUNS, Axis, CellRun, GridCell, make_grid, read_axes
 from manyheads.training.loop import handle_signals, train_events
 from manyheads.training.prepare import PreparedRun, prepare
 from manyheads.training.resources import check_resources, estimate_resources
@@ -52,7 +52,7 @@ class CellProgress:
     error: str | None = None
 
 
-Progress = Callable[[CellProgress], None]
+OnCellProgress = Callable[[CellProgress], None]
 
 
 def compare(
@@ -65,7 +65,7 @@ def compare(
     device: str = "auto",
     overrides: Sequence[str] = (),
     parts: Sequence[Path] = (),
-    progress: Progress = lambda event: None,
+    progress: OnCellProgress = lambda event: None,
 ) -> Tree:
     """Trains the unfinished runs of the grid and returns a report. An invalid value raises before the first run."""
     if not 1 <= seeds <= MAX_RUNS or not 1 <= jobs <= MAX_JOBS:
@@ -83,7 +83,7 @@ def compare(
     remaining = [(cell, run) for cell, run in runs if not read_result(run.folder, run.spec).finished]
     queue = Queue(remaining, runs=len(runs), progress=progress)
     stopped = queue.train_in_parallel(jobs, device, parts) if jobs > 1 else queue.train_in_turn(device)
-    report = make_report(cells, grid_axes, seeds, queue.errors) | {"stopped": stopped, "folder": str(folder)}
+    report = comparison_report(cells, grid_axes, seeds, queue.errors) | {"stopped": stopped, "folder": str(folder)}
     with explain_write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "compare.json").write_text(json.dumps(report, indent=1, ensure_ascii=False), encoding="utf-8")
@@ -96,7 +96,7 @@ def compare(
 class Queue:
     """The runs that are still to be trained, and the errors of those that failed, by folder."""
 
-    def __init__(self, remaining: Sequence[tuple[Cell, CellRun]], *, runs: int, progress: Progress) -> None:
+    def __init__(self, remaining: Sequence[tuple[GridCell, CellRun]], *, runs: int, progress: OnCellProgress) -> None:
         self.remaining, self.runs, self.progress = list(remaining), runs, progress
         self.done, self.errors = runs - len(remaining), dict[Path, str]()
 
@@ -116,7 +116,7 @@ class Queue:
         """Trains each run in its own process, `jobs` at a time; forwards a signal to all processes once."""
         context, terminated = multiprocessing.get_context("forkserver"), False
         context.set_forkserver_preload(["manyheads.training.compare"])  # so that torch is imported once
-        processes = dict[Any, tuple[Cell, CellRun, Any]]()
+        processes = dict[Any, tuple[GridCell, CellRun, Any]]()
         with handle_signals() as should_stop, kill_on_error(processes):
             while processes or (self.remaining and not should_stop()):
                 while self.remaining and len(processes) < jobs and not should_stop():
@@ -127,12 +127,13 @@ class Queue:
                     process.start()
                     sender.close()
                     processes[process] = cell, run, receiver
-                wait([process.sentinel for process in processes], timeout=0.2)
-                for process in [process for process in processes if process.exitcode is not None]:
-                    cell, run, receiver = processes.pop(process)
-                    error: str | None = f"its process ended with code {process.exitcode}"
-                    with suppress(EOFError):  # the process was killed before it sent anything
-                        error = receiver.recv()
+                # not for their ends: a process cannot end before all it sends is received, or fits into its pipe
+                ready = wait([receiver for _, _, receiver in processes.values()], timeout=0.2)
+                for process, (cell, run, receiver) in list(processes.items()):
+                    if receiver not in ready:
+                        continue
+                    error = receive_error(process, receiver)
+                    del processes[process]
                     if not should_stop():
                         self.finish(cell, run, error)
                 if should_stop() and not terminated:
@@ -144,10 +145,10 @@ class Queue:
     def show_step(self, event: CellProgress, step: int) -> None:
         self.progress(replace(event, step=step))
 
-    def event(self, cell: Cell, run: CellRun, number: int) -> CellProgress:
+    def event(self, cell: GridCell, run: CellRun, number: int) -> CellProgress:
         return CellProgress(cell.name, run.spec.seed, number, self.runs, run.spec.train.steps)
 
-    def finish(self, cell: Cell, run: CellRun, error: str | None) -> None:
+    def finish(self, cell: GridCell, run: CellRun, error: str | None) -> None:
         self.done += 1
         if error:
             self.errors[run.folder] = error
@@ -199,6 +200,17 @@ def train_in_process(tree: Tree, folder: Path, device: str, parts: Sequence[Path
             sender.send(error)
 
 
+def receive_error(process: Any, receiver: Any) -> str | None:
+    """Receives what `train_in_process` sends, and waits for the end of its process."""
+    try:
+        error: str | None = receiver.recv()
+    except (EOFError, OSError):  # the process was killed before it had sent everything
+        process.join()
+        return f"its process ended with code {process.exitcode}"
+    process.join()
+    return error
+
+
 @contextmanager
 def kill_on_error(processes: Iterable[Any]) -> Iterator[None]:
     """Kills the processes if the block raises, so that a second Ctrl-C does not wait for them."""
@@ -245,7 +257,7 @@ def read_result(folder: Path, spec: RunSpec) -> RunResult:
     )
 
 
-def make_report(cells: Sequence[Cell], axes: Sequence[Axis], seeds: int, errors: dict[Path, str]) -> Tree:
+def comparison_report(cells: Sequence[GridCell], axes: Sequence[Axis], seeds: int, errors: dict[Path, str]) -> Tree:
     """Returns every cell with its finished runs, and the mean and standard deviation of every metric over the seeds."""
     rows = []
     for cell in cells:
@@ -282,5 +294,4 @@ def parameter_count(folder: Path) -> int | None:
     checkpoint = read_pointer(folder / "checkpoints", "latest")
     if checkpoint is None:
         return None
-    with safe_open(checkpoint / "model.safetensors", "pt") as file:
-        return sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118  (not a dict)
+    return sum(map(math.prod, SafetensorsFile(checkpoint / "model.safetensors").shapes.values()))

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from manyheads.checkpoint.checkpoint import Checkpoint, load
 from manyheads.data.source import Corpus, DataSpec, Row, same_file
@@ -20,7 +21,7 @@ from manyheads.errors import (
 from manyheads.metrics.metric import higher_is_better
 from manyheads.model.build import resolve_device
 from manyheads.spec import Tree, did_you_mean, located, override, quoted
-from manyheads.tasks.evaluation import EvalData, EvalOptions, EvalResult, Evaluation, Progress
+from manyheads.tasks.evaluation import EvalData, EvalOptions, EvalResult, Evaluation, OnProgress
 from manyheads.tasks.task import SpecialTokens, TaskSpec, task_of
 from manyheads.training.prepare import task_special_tokens
 from manyheads.training.run import RunSpec, read_run_file
@@ -35,16 +36,16 @@ def evaluate(
     task: str | None = None,
     split: str = "validation",
     overrides: Sequence[str] = (),
-    options: EvalOptions | None = None,
     device: str = "auto",
-    progress: Progress = lambda what, done, total: None,
+    progress: OnProgress = lambda what, done, total: None,
+    **options: Any,
 ) -> Tree:
     """Returns the scores of a checkpoint and of baselines, and the output for every row, as plain data.
 
     A run records its task and its data. For any other checkpoint the head decides the task, and `data` names a file.
+    The options are max_rows, max_length, examples, and for generated texts num_beams, length_penalty, max_new_tokens.
     """
-    start = time.perf_counter()
-    options = options or EvalOptions()
+    start, settings = time.perf_counter(), EvalOptions(**options)
     if split not in SPLITS:
         raise UsageError(f"split is {quoted(split)}, expected {', '.join(SPLITS)}")
     if task is not None and task not in TaskSpec.kinds:
@@ -57,19 +58,19 @@ def evaluate(
     task_spec = run.task if run else find_task(checkpoint, task)
     data_spec = run.data if run else read_data(task_spec, data, overrides)
     corpus, rows = load_rows(data_spec, task_spec, data=data, split=split, from_run=run is not None)
-    evaluation = make_evaluation(checkpoint, task_spec, run, corpus, rows, options=options, progress=progress)
+    evaluation = make_evaluation(checkpoint, task_spec, run, corpus, rows, options=settings, progress=progress)
     if not evaluation.data.rows:
         raise EmptyDataError(
             f"the {split} split is empty ({corpus.description})", hint="choose another, or name a file with --data"
         )
     result = task_spec.evaluate(evaluation)
     notes = tuple(row_notes(run, split=split, data=data, overrides=overrides, corpus=corpus)) if run else ()
-    report = make_report(evaluation, result, notes)
+    report = evaluation_report(evaluation, result, notes)
     report |= {"split": "file" if data else split, "seconds": round(time.perf_counter() - start, 3)}
     return {"schema": 1, "path": str(path)} | report | {"outputs": list(result.outputs)}
 
 
-def make_report(evaluation: Evaluation, result: EvalResult, notes: Sequence[str]) -> Tree:
+def evaluation_report(evaluation: Evaluation, result: EvalResult, notes: Sequence[str]) -> Tree:
     names = list(next(iter(result.scores.values())))
     examples = list(result.images) or example_texts(evaluation, result.outputs)
     return {
@@ -145,7 +146,7 @@ def make_evaluation(
     rows: Sequence[Row],
     *,
     options: EvalOptions,
-    progress: Progress,
+    progress: OnProgress,
 ) -> Evaluation:
     fields = task.fields_in(corpus.fields)
     if missing := [name for name in fields if name not in corpus.fields]:

@@ -57,7 +57,7 @@ def check_folder(folder: Path, resume: str = "auto") -> None:
             code = errno.EROFS if os.statvfs(there).f_flag & os.ST_RDONLY else errno.EACCES
             raise OSError(code, os.strerror(code), str(there))
         if resume == "never" and any((folder / name).exists() for name in ("run.toml", "checkpoints")):
-            raise RunError(f"{folder} already has a run, which --resume never does not continue", hint=NEW_OUTPUT)
+            raise RunError(f"{folder} already contains a run, and --resume is never", hint=NEW_OUTPUT)
     check_unlocked(folder)
 
 

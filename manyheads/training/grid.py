@@ -41,7 +41,7 @@ class CellRun:
 
 
 @dataclass(frozen=True)
-class Cell:
+class GridCell:
     """One value of every axis, with a run per seed, or with the error if these values are incompatible."""
 
     values: tuple[tuple[str, str], ...]
@@ -71,7 +71,7 @@ def read_axis(text: str, tree: Tree) -> Axis:
         raise UsageError(f"given {quoted(text)}, expected a field and its values, such as position=none,rope")
     if len(set(values)) < len(values):
         raise UsageError(f"{quoted(text)} has the same value twice")
-    return Axis(name.strip(), field_paths(name.strip(), tree), values)
+    return Axis(name.strip(), axis_paths(name.strip(), tree), values)
 
 
 def split_values(text: str) -> Iterator[str]:
@@ -92,7 +92,7 @@ def split_values(text: str) -> Iterator[str]:
     yield text[start:].strip()
 
 
-def field_paths(name: str, tree: Tree) -> tuple[str, ...]:
+def axis_paths(name: str, tree: Tree) -> tuple[str, ...]:
     """Resolves a field: a full path stays; a short one means every stack that has it, else a table of the run."""
     first = name.partition(".")[0]
     if name == "seed":
@@ -123,7 +123,7 @@ def field_paths(name: str, tree: Tree) -> tuple[str, ...]:
     raise UnknownKeyError(f"a run has no field {quoted(first)}{did_you_mean(first, known)}", key=first)
 
 
-def make_grid(tree: Tree, axes: Sequence[Axis], seeds: int, folder: Path) -> list[Cell]:
+def make_grid(tree: Tree, axes: Sequence[Axis], seeds: int, folder: Path) -> list[GridCell]:
     """Returns every cell. Raises if a value is invalid in all of its cells; a single invalid cell keeps its error."""
     if math.prod(len(axis.values) for axis in axes) * seeds > MAX_RUNS:
         raise UsageError(f"these axes and seeds make more than {MAX_RUNS:,} runs")
@@ -135,19 +135,19 @@ def make_grid(tree: Tree, axes: Sequence[Axis], seeds: int, folder: Path) -> lis
     return cells
 
 
-def make_cell(tree: Tree, axes: Sequence[Axis], values: Sequence[str], seeds: int, folder: Path) -> Cell:
+def make_cell(tree: Tree, axes: Sequence[Axis], values: Sequence[str], seeds: int, folder: Path) -> GridCell:
     pairs = tuple((axis.name, value) for axis, value in zip(axes, values, strict=True))
     overrides = [f"{path}={value}" for axis, value in zip(axes, values, strict=True) for path in axis.paths]
     tree = override(tree, overrides)
     try:
         first = read_run(tree)
     except ConfigError as error:
-        return Cell(pairs, error=str(error))
+        return GridCell(pairs, error=str(error))
     specs = (first.replace(seed=first.seed + i) for i in range(seeds))
     runs = (
         CellRun(tree | {"seed": spec.seed}, spec, folder / folder_name(pairs) / f"seed-{spec.seed}") for spec in specs
     )
-    return Cell(pairs, tuple(runs))
+    return GridCell(pairs, tuple(runs))
 
 
 def folder_name(values: tuple[tuple[str, str], ...]) -> str:

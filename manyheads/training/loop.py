@@ -40,7 +40,7 @@ from manyheads.training.events import (
     Warned,
 )
 from manyheads.training.folder import check_folder, config_changes, data_hashes, lock_folder, open_log, write_run_files
-from manyheads.training.optim import ema_weights, restore_ema, total_grad_norm, update_ema
+from manyheads.training.optim import ema_weights, restore_ema, update_ema
 from manyheads.training.prepare import PreparedRun, checkpoint_hash, initial_model, prepare
 from manyheads.training.resources import check_resources, estimate_resources
 from manyheads.training.run import RunSpec, to_spec
@@ -142,8 +142,8 @@ def restore_or_init(
 ) -> tuple[TrainState, Resumed | None]:
     """Restores weights, optimizer and training state from a checkpoint; without one, returns the state of a new run."""
     init_hash = checkpoint_hash(run.init_checkpoint) if run.init_checkpoint else ""
-    named = None if resume in ("auto", "never") else find_checkpoint(checkpoints, Path(resume))
-    checkpoint, warnings = (named, []) if named else newest_valid(checkpoints)
+    resume_from = None if resume in ("auto", "never") else find_checkpoint(checkpoints, Path(resume))
+    checkpoint, warnings = (resume_from, []) if resume_from else newest_valid(checkpoints)
     state = (
         restore(checkpoint, model, optimizer, lora=run.spec.lora is not None)
         if checkpoint
@@ -156,8 +156,8 @@ def restore_or_init(
             [Change("init_from", state.init_hash, init_hash)],
             hint="restore it, or use another --output",
         )
-    if named:
-        warnings = set_newer_aside(checkpoints, named)
+    if resume_from:
+        warnings = set_newer_aside(checkpoints, resume_from)
     return state, Resumed(state.step, tuple(warnings)) if checkpoint else None
 
 
@@ -295,7 +295,8 @@ def train_step(
     for group in optimizer.param_groups:
         group["lr"] = lr
     loss, terms = accumulate_gradients(model, batches, spec, state.step)
-    grad_norm = total_grad_norm(model)
+    gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
+    grad_norm = torch.nn.utils.get_total_norm(gradients)
     finite = math.isfinite(loss) and bool(grad_norm.isfinite())
     if finite:
         if spec.optim.clip:
@@ -407,15 +408,13 @@ class StopSignal:
         self.polled = True
         return self.reason
 
-    def on_sigint(self, *_: Any) -> None:
-        if self.reason is not None or not self.polled:
+    def handle(self, number: int, _: Any) -> None:
+        if self.polled and self.reason is None:
+            self.reason = "interrupted" if number == signal.SIGINT else "terminated"
+        elif number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.reason = "interrupted"
-
-    def on_sigterm(self, *_: Any) -> None:
-        if self.reason is not None or not self.polled:
+        else:
             raise SystemExit(143 if self.polled else EXIT_STATUS["terminated"])
-        self.reason = "terminated"
 
 
 @contextmanager
@@ -426,12 +425,11 @@ def handle_signals() -> Iterator[StopSignal]:
     main thread of a program can catch signals.
     """
     should_stop = StopSignal()
-    handlers = {signal.SIGINT: should_stop.on_sigint, signal.SIGTERM: should_stop.on_sigterm}
-    before = {number: signal.getsignal(number) for number in handlers}
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     in_main = threading.current_thread() is threading.main_thread()
     before = {number: handler for number, handler in before.items() if in_main and handler is not signal.SIG_IGN}
     for number in before:
-        signal.signal(number, handlers[number])
+        signal.signal(number, should_stop.handle)
     try:
         yield should_stop
     finally:

@@ -12,7 +12,6 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from manyheads.convert.families import NAMES
-from manyheads.convert.hf import assign_parameter
 from manyheads.convert.match import find_architecture
 from manyheads.errors import IncompatibleError
 from manyheads.model.build import Model, build_meta
@@ -39,39 +38,40 @@ class LoraSpec(Spec):
 class Lora(nn.Module):
     """A frozen linear layer with its A and B. B starts at 0, so that the first output is that of the layer alone."""
 
-    def __init__(self, inner: nn.Linear, spec: LoraSpec, rng: torch.Generator) -> None:
+    def __init__(self, base_layer: nn.Linear, spec: LoraSpec, rng: torch.Generator) -> None:
         super().__init__()
-        self.inner, self.scale = inner, spec.alpha / spec.rank
+        self.base_layer, self.scale = base_layer, spec.alpha / spec.rank  # named as in PEFT
         self.dropout = nn.Dropout(spec.dropout)
-        self.down = nn.Linear(inner.in_features, spec.rank, bias=False)
-        self.up = copy.deepcopy(inner)  # a subclass may reshape Wx, into heads for example, and must reshape BAx alike
-        self.up.weight = nn.Parameter(torch.zeros(inner.out_features, spec.rank))
-        self.up.bias, self.up.in_features = None, spec.rank  # type: ignore[assignment]
+        self.lora_A = nn.Linear(base_layer.in_features, spec.rank, bias=False)
+        # a subclass of nn.Linear may reshape Wx, into heads for example, and must reshape BAx alike
+        self.lora_B = copy.deepcopy(base_layer)
+        self.lora_B.weight = nn.Parameter(torch.zeros(base_layer.out_features, spec.rank))
+        self.lora_B.bias, self.lora_B.in_features = None, spec.rank  # type: ignore[assignment]
         with torch.no_grad():
-            self.down.weight.normal_(std=inner.in_features**-0.5, generator=rng)
+            self.lora_A.weight.normal_(std=base_layer.in_features**-0.5, generator=rng)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x) + self.scale * self.up(self.down(self.dropout(x)))
+        return self.base_layer(x) + self.scale * self.lora_B(self.lora_A(self.dropout(x)))
 
     @property
     def weight(self) -> Tensor:
         """W + (α/r)·BA"""
-        return self.inner.weight + self.scale * self.up.weight @ self.down.weight
+        return self.base_layer.weight + self.scale * self.lora_B.weight @ self.lora_A.weight
 
 
 def add_lora(model: Model, spec: LoraSpec, *, seed: int, new: Collection[str]) -> None:
     """Wraps every target module; freezes all other weights except the `new` ones, which no checkpoint has trained."""
-    modules = ((path, part) for path, part in model.named_modules() if not path.startswith("head."))
-    layers = {path: part for path, part in modules if isinstance(part, nn.Linear)}
+    modules = ((path, module) for path, module in model.named_modules() if not path.startswith("head."))
+    layers = {path: module for path, module in modules if isinstance(module, nn.Linear)}
     targets = set[str]()
     for name in spec.target_modules:
-        named = {path for path in layers if f".{path}".endswith(f".{name}")}
-        if not named:
+        matching = {path for path in layers if f".{path}".endswith(f".{name}")}
+        if not matching:
             known = {path.rpartition(".")[2] for path in layers}
             raise IncompatibleError(
                 f"the model has no linear layer {quoted(name)}{did_you_mean(name, known)}", ("lora", "target_modules")
             )
-        targets |= named
+        targets |= matching
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in new)
     rng = torch.Generator().manual_seed(seed)
@@ -82,7 +82,7 @@ def add_lora(model: Model, spec: LoraSpec, *, seed: int, new: Collection[str]) -
 
 
 def lora_layers(model: nn.Module) -> dict[str, Lora]:
-    return {path: part for path, part in model.named_modules() if isinstance(part, Lora)}
+    return {path: module for path, module in model.named_modules() if isinstance(module, Lora)}
 
 
 def merge_lora(model: Model) -> Model:
@@ -90,13 +90,10 @@ def merge_lora(model: Model) -> Model:
     layers = lora_layers(model)
     if not layers:
         return model
-    merged, weights = build_meta(model.spec), dict(model.named_parameters())
-    with torch.no_grad():
-        for path, layer in layers.items():
-            weights |= {f"{path}.{name}": weight for name, weight in layer.inner.named_parameters()}
-            weights[f"{path}.weight"] = nn.Parameter(layer.weight)
-        for name in [name for name, _ in merged.named_parameters()]:
-            assign_parameter(merged, name, weights[name].detach())
+    merged, state = build_meta(model.spec), model.state_dict()
+    for path, layer in layers.items():
+        state |= layer.base_layer.state_dict(prefix=f"{path}.") | {f"{path}.weight": layer.weight.detach()}
+    merged.load_state_dict(state, assign=True, strict=False)
     return merged.eval()
 
 
@@ -106,9 +103,9 @@ def merge_lora(model: Model) -> Model:
 def transformers_names(spec: ModelSpec, family: str | None) -> dict[str, str]:
     """Maps our path of each linear layer that transformers stores alike to its path there; raises if no family fits."""
     families = (*([family] if family in NAMES else []), *NAMES)
-    known, architecture, _, _ = find_architecture(spec, families)
+    found, architecture, _, _ = find_architecture(spec, families)
     parameters = dict(build_meta(spec).named_parameters())
-    names = known.table(spec, architecture, parameters).renamed
+    names = found.table(spec, architecture, parameters).renamed
     return {ours.removesuffix(".weight"): theirs.removesuffix(".weight") for ours, theirs in names.items()}
 
 
@@ -116,8 +113,10 @@ def adapter_names(model: Model, family: str | None) -> tuple[dict[str, str], str
     """Returns the names under which the adapter is saved, and a note if they cannot be those of transformers."""
     layers = lora_layers(model)
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    whole = {name.rpartition(".")[0] for name in trained if not name.startswith(tuple(f"{path}." for path in layers))}
-    own = {path: path for path in sorted({*layers, *whole})}
+    modules_to_save = {
+        name.rpartition(".")[0] for name in trained if not name.startswith(tuple(f"{path}." for path in layers))
+    }
+    own = {path: path for path in sorted({*layers, *modules_to_save})}
     try:
         theirs = transformers_names(model.spec, family)
         missing = [path for path in own if path not in theirs]
@@ -129,25 +128,31 @@ def adapter_names(model: Model, family: str | None) -> tuple[dict[str, str], str
     return {path: theirs[path] for path in own}, ""
 
 
+def trained_tensors(model: Model) -> dict[str, Tensor]:
+    """Returns the tensors that training changes: the parameters that are not frozen, and buffers."""
+    state = model.state_dict(keep_vars=True)
+    return {name: t.detach() for name, t in state.items() if t.requires_grad or not isinstance(t, nn.Parameter)}
+
+
 def write_adapter(folder: Path, model: Model, spec: LoraSpec, *, base: str, names: dict[str, str]) -> None:
     """Writes adapter/ in the format of PEFT under these names, and the trained parameters under our own, to resume."""
-    trained = {name: parameter.detach() for name, parameter in model.named_parameters() if parameter.requires_grad}
+    trained = trained_tensors(model)
     save_file(trained, folder / TRAINED)
     layers = lora_layers(model)
     tensors: dict[str, Tensor] = {}
     for path, layer in layers.items():
-        tensors[f"base_model.model.{names[path]}.lora_A.weight"] = layer.down.weight.detach()
-        tensors[f"base_model.model.{names[path]}.lora_B.weight"] = layer.up.weight.detach()
-    whole = [path for path in names if path not in layers]
+        tensors[f"base_model.model.{names[path]}.lora_A.weight"] = layer.lora_A.weight.detach()
+        tensors[f"base_model.model.{names[path]}.lora_B.weight"] = layer.lora_B.weight.detach()
+    modules_to_save = [path for path in names if path not in layers]
     for name, tensor in trained.items():
         path, _, last = name.rpartition(".")
-        if path in whole:
+        if path in modules_to_save:
             tensors[f"base_model.model.{names[path]}.{last}"] = tensor
     config: Tree = {
         "peft_type": "LORA", "task_type": None, "base_model_name_or_path": base, "r": spec.rank,
         "lora_alpha": int(spec.alpha) if spec.alpha.is_integer() else spec.alpha,  # some readers expect an int
         "lora_dropout": spec.dropout, "target_modules": sorted(names[path] for path in layers), "bias": "none",
-        "fan_in_fan_out": False, "modules_to_save": sorted(names[path] for path in whole) or None,
+        "fan_in_fan_out": False, "modules_to_save": sorted(names[path] for path in modules_to_save) or None,
         "inference_mode": True,
     }  # fmt: skip
     (folder / "adapter").mkdir()

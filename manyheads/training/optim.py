@@ -103,9 +103,9 @@ class OptimSpec(Part, slot="optim", default="adamw"):
 
     def adamw(self, parameters: Iterable[nn.Parameter]) -> torch.optim.AdamW:
         """Returns AdamW with a group for matrices and one for vectors, or an empty group without parameters."""
-        known = list(parameters)
+        all_parameters = list(parameters)
         split = (
-            ([one for one in known if (one.dim() >= 2) == decays], self.weight_decay * decays)
+            ([one for one in all_parameters if (one.dim() >= 2) == decays], self.weight_decay * decays)
             for decays in (True, False)
         )
         groups = [{"params": some, "weight_decay": decay} for some, decay in split if some] or [{"params": []}]
@@ -202,15 +202,11 @@ def orthogonalize(matrices: Tensor) -> Tensor:
     return x.mT if tall else x
 
 
-def total_grad_norm(model: nn.Module) -> Tensor:
-    return torch.nn.utils.get_total_norm([weight.grad for weight in model.parameters() if weight.grad is not None])
-
-
 # ---------------------------------------------------------------------------------------------------------------- EMA
 
-# Key in the optimizer's state of each weight, which every checkpoint stores. It holds the average while the model
-# trains, and the trained weight while the model holds the average, as in a checkpoint.
-SWAPPED = "swapped"
+# Key of the averages in the optimizer's state of each weight. For evaluation and saving, the averages are swapped into
+# the model, and the key holds the weights of training.
+EMA = "ema"
 
 
 @torch.no_grad()
@@ -218,7 +214,7 @@ def update_ema(optimizer: torch.optim.Optimizer, decay: float, step: int) -> Non
     """m ← βm + (1 − β)w, with β = min(decay, 1 − 1/step), which is the plain mean at first."""
     for weight, state in states(optimizer):
         if state:
-            state.setdefault(SWAPPED, weight.detach().clone()).lerp_(weight, 1 - min(decay, 1 - 1 / step))
+            state.setdefault(EMA, weight.detach().clone()).lerp_(weight, 1 - min(decay, 1 - 1 / step))
 
 
 @contextmanager
@@ -234,8 +230,8 @@ def ema_weights(optimizer: torch.optim.Optimizer) -> Iterator[None]:
 def swap_ema(optimizer: torch.optim.Optimizer) -> None:
     """Exchanges the weights of the model with those in the optimizer's state."""
     for weight, state in states(optimizer):
-        if SWAPPED in state:
-            state[SWAPPED], weight.data = weight.data, state[SWAPPED]
+        if EMA in state:
+            state[EMA], weight.data = weight.data, state[EMA]
 
 
 def restore_ema(optimizer: torch.optim.Optimizer, decay: float) -> None:
@@ -245,7 +241,7 @@ def restore_ema(optimizer: torch.optim.Optimizer, decay: float) -> None:
     """
     swap_ema(optimizer)
     for state in optimizer.state.values() if not decay else ():
-        state.pop(SWAPPED, None)
+        state.pop(EMA, None)
 
 
 def states(optimizer: torch.optim.Optimizer) -> Iterator[tuple[nn.Parameter, dict[str, Any]]]:

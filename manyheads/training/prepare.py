@@ -22,7 +22,7 @@ from manyheads.errors import IncompatibleError, OutOfRangeError, TokenizerError
 from manyheads.model.build import Model, build
 from manyheads.model.spec import ModelSpec, StackSpec, read_model
 from manyheads.model.transformer import Transformer
-from manyheads.spec import Tree, copy_tree, did_you_mean, located, merge_trees, quoted, to_tree
+from manyheads.spec import copy_tree, did_you_mean, located, merge_trees, quoted, to_tree
 from manyheads.tasks.task import SpecialTokens, TaskSpec, cut_patches
 from manyheads.training.events import Event, Initialized, Truncated
 from manyheads.training.lora import adapter_names, add_lora
@@ -137,18 +137,18 @@ def fill_sizes(spec: ModelSpec, *, vocab_size: int, num_labels: int) -> ModelSpe
     """Fills in the numbers of tokens and classes of the data; raises if the model specifies others."""
     if spec.vocab == "tokenizer":
         if not vocab_size:
-            raise IncompatibleError("is 'tokenizer' and the data has no texts; leave it out", ("model", "vocab"))
+            raise IncompatibleError("given 'tokenizer', but the data has no texts; leave it out", ("model", "vocab"))
         spec = spec.replace(vocab=vocab_size)
     elif spec.vocab is not None and spec.vocab < vocab_size:
         raise IncompatibleError(
-            f'is {spec.vocab} and the tokenizer has {vocab_size} tokens; write "tokenizer"', ("model", "vocab")
+            f'given {spec.vocab}, but the tokenizer has {vocab_size} tokens; write "tokenizer"', ("model", "vocab")
         )
     classes = getattr(spec.head, "classes", None)
     if classes == "data":
         return spec.replace(head=spec.head.replace(classes=num_labels))
     if num_labels and classes is not None and classes != num_labels:
         raise IncompatibleError(
-            f'is {classes} and the data has {num_labels} classes; write "data"', ("model", "head", "classes")
+            f'given {classes}, but the data has {num_labels} classes; write "data"', ("model", "head", "classes")
         )
     return spec
 
@@ -268,16 +268,15 @@ def find_special_tokens(tokenizer: Any, checkpoint: Checkpoint | None = None) ->
     vocab = tokenizer.get_vocab(with_added_tokens=True)
     usual, vocab_size = special_ids(tokenizer), max(vocab.values()) + 1
     config = checkpoint.config if checkpoint else {}
-    names = token_names(checkpoint) if checkpoint else {}
+    names = checkpoint.token_names if checkpoint else {}
 
-    def find(default: int | None, *roles: str) -> int | None:
+    def find(*roles: str) -> int | None:
         ids = [config.get(f"{role}_token_id") for role in roles]
         ids = [one[0] if isinstance(one, list) and one else one for one in ids]
         ids += [vocab.get(names[role]) for role in roles if role in names]
-        return next((one for one in ids if type(one) is int and 0 <= one < vocab_size), default)
+        return next((one for one in ids if type(one) is int and 0 <= one < vocab_size), usual[roles[0]])
 
-    bos, eos = find(usual.bos, "bos", "cls"), find(usual.eos, "eos", "sep")
-    pad, unk, mask = find(usual.pad, "pad"), find(usual.unk, "unk"), find(usual.mask, "mask")
+    bos, eos, pad, unk, mask = find("bos", "cls"), find("eos", "sep"), find("pad"), find("unk"), find("mask")
     eos = bos if eos is None else eos
     bos = next((one for one in (bos, pad, eos) if one is not None), None)  # without one, padding begins a text
     if bos is None or eos is None:
@@ -294,17 +293,9 @@ def find_special_tokens(tokenizer: Any, checkpoint: Checkpoint | None = None) ->
         vocab_size=vocab_size,
         all_ids=tuple(sorted(special | (set(range(vocab_size)) - set(vocab.values())))),
         decoder_start_token_id=checkpoint.generation_config.decoder_start_token_id if checkpoint else None,
-        tokenizer_affixes=None if is_ours else tokenizer_affixes(tokenizer),
+        tokenizer_template=None if is_ours else added_special_tokens(tokenizer),
         pool=checkpoint.pooling.pool if checkpoint and checkpoint.pooling else None,
     )
-
-
-def token_names(checkpoint: Checkpoint) -> Tree:
-    """Returns the special tokens in tokenizer_config.json, by role."""
-    config = checkpoint.tokenizer_config
-    values = {role: config.get(f"{role}_token") for role in ("bos", "eos", "cls", "sep", "pad", "unk", "mask")}
-    texts = {role: value.get("content") if isinstance(value, dict) else value for role, value in values.items()}
-    return {role: text for role, text in texts.items() if isinstance(text, str)}
 
 
 def trained_here(checkpoint: Checkpoint) -> bool:
@@ -313,7 +304,7 @@ def trained_here(checkpoint: Checkpoint) -> bool:
     return checkpoint.metadata.family.model_type == "manyheads" and "family" not in checkpoint.config
 
 
-def tokenizer_affixes(tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def added_special_tokens(tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Returns the ids that a tokenizer adds before and after every text."""
     for text in ("a", *sorted(tokenizer.get_vocab())[:100]):
         encoding = tokenizer.encode(text)
@@ -358,7 +349,7 @@ def copy_weights(model: nn.Module, checkpoint: Checkpoint, labels: Sequence[str]
 
     Only a head may have another shape or other classes; it then keeps its random weights.
     """
-    ours, theirs = dict(model.named_parameters()), dict(checkpoint.model.named_parameters())
+    ours, theirs = model.state_dict(), checkpoint.model.state_dict()
     same = {name for name in ours if name in theirs and ours[name].shape == theirs[name].shape}
     if labels and (names := class_labels(checkpoint)) and sorted(names) != sorted(labels):
         same -= {name for name in same if name.startswith("head.output.")}

@@ -50,7 +50,7 @@ class TrainSpec(Spec):
     steps: int = field(1000, "optimizer steps", ge=1)
     batch_tokens: int = field(4096, "tokens per batch, padding included", ge=1)
     pack: int | None = field(
-        None, "tokens per row that several texts share, for causal and masked; longer texts are split", ge=2
+        None, "tokens of a row into which several texts are packed, for causal and masked; longer texts are split", ge=2
     )
     accumulate: int = field(1, "batches per optimizer step", ge=1, le=4096)
     eval_every: int = field(200, "steps between evaluations on the validation set", ge=1)
@@ -58,7 +58,7 @@ class TrainSpec(Spec):
     save_every: int = field(500, "steps between checkpoints", ge=1)
     max_length: int | None = field(
         None,
-        "tokens per text, special tokens included; longer texts are truncated, as they are to the model's limit",
+        "maximum tokens per text, special tokens included; by default, the number of positions of the model",
         ge=1,
     )
     keep_last: int = field(2, "number of newest checkpoints to keep", ge=2, le=1000)
@@ -122,19 +122,19 @@ class RunSpec(Spec):
                 "train.pack already limits the length of texts; leave one of the two out", ("train", "max_length")
             )
         if pack > self.train.batch_tokens:
-            raise IncompatibleError(f"is {pack}, more than the {self.train.batch_tokens} tokens of a batch", at)
+            raise IncompatibleError(f"given {pack}, but a batch has {self.train.batch_tokens} tokens", at)
         if stack.max_positions is not None and pack > stack.max_positions:
-            raise IncompatibleError(f"is {pack}, more than the {stack.max_positions} positions of the model", at)
+            raise IncompatibleError(f"given {pack}, but the model has {stack.max_positions} positions", at)
 
     def check(self) -> None:
         """Raises if settings do not fit each other; those that need the model are checked when it is known."""
         best = self.train.best
         if best is not None and best.metric not in (names := self.task.all_validation_metrics):
             raise IncompatibleError(
-                f"is {quoted(best.metric)}, expected one of {', '.join(names)}", ("train", "best", "metric")
+                f"given {quoted(best.metric)}, expected one of {', '.join(names)}", ("train", "best", "metric")
             )
         if self.lora is not None and self.init_from is None:
-            raise IncompatibleError("needs trained weights; set init_from to a checkpoint", ("lora",))
+            raise IncompatibleError("LoRA needs trained weights; set init_from to a checkpoint", ("lora",))
         if isinstance(self.model, ModelSpec):
             self.check_model(self.model)
 
@@ -145,16 +145,15 @@ def read_run(tree: Tree) -> RunSpec:
     model, init_from = tree.get("model", {}), tree.get("init_from")
     if not isinstance(model, dict) or not (model or init_from):
         raise MissingKeyError(
-            "is required; describe a model, as manyheads show --toml prints, or set init_from to a checkpoint",
+            "missing; describe a model, as manyheads show --toml prints, or set init_from to a checkpoint",
             ("model",),
         )
-    if init_from and not is_whole(model):
-        with located("model"):
+    with located("model"):
+        if not init_from or is_whole(model):
+            model = read_model(model)
+        else:
             check_names(ModelSpec, model)
-            tree = {"tokenizer": "checkpoint"} | tree | {"model": model}
-    else:
-        with located("model"):
-            tree = ({"tokenizer": "checkpoint"} if init_from else {}) | tree | {"model": read_model(model)}
+    tree = ({"tokenizer": "checkpoint"} if init_from else {}) | tree | {"model": model}
     spec = parse(RunSpec, tree)
     if spec.data.prepared_folder and "tokenizer" not in tree:
         spec = spec.replace(tokenizer=tokenizer_of(spec.data.prepared_folder))

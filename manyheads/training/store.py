@@ -18,20 +18,20 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from manyheads.convert.hf import CheckpointMetadata, fill_folder, native_metadata, save_tensors
+from manyheads.convert.hf import CheckpointMetadata, check_finite, fill_folder, native_metadata, save_tensors
 from manyheads.errors import (
     CheckpointConfigError,
     CheckpointNotFoundError,
     CorruptFileError,
-    NonFiniteError,
     WeightsError,
+    one_line,
 )
 from manyheads.files.manifest import MANIFEST, OPTIMIZER, TRAINER, verify_manifest
 from manyheads.files.read import read_json_or_empty, sha256
 from manyheads.files.write import free_bytes, fsync_path, write_atomic
 from manyheads.model.build import Model, build_meta
 from manyheads.spec import Tree, quoted, to_tree
-from manyheads.training.lora import TRAINED, adapter_names, merge_lora, write_adapter
+from manyheads.training.lora import TRAINED, adapter_names, merge_lora, trained_tensors, write_adapter
 from manyheads.training.optim import ema_weights
 from manyheads.training.prepare import PreparedRun
 from manyheads.training.run import BestSpec
@@ -131,7 +131,8 @@ def save(
     check_disk_space(folder, model)
     try:
         with ema_weights(optimizer):
-            check_finite(model)
+            for name, tensor in model.state_dict().items():
+                check_finite(name, tensor)
             draft.mkdir()
             fill_folder(draft, merge_lora(model), metadata, tokenizer, shard_bytes=math.inf)
             if run.spec.lora:
@@ -177,12 +178,6 @@ def checkpoint_bytes(folder: Path, model: Model) -> int:
     for path in checkpoints(folder)[:1]:
         return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
     return SMALL_FILES + 3 * sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-
-
-def check_finite(model: Model) -> None:
-    for name, parameter in model.named_parameters():
-        if not parameter.isfinite().all():
-            raise NonFiniteError(f"{name} has NaN or infinite values")
 
 
 def optimizer_tensors(model: Model, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -297,7 +292,7 @@ def saved_tokenizer(run: PreparedRun) -> Any:
     from tokenizers import Tokenizer, processors
 
     tokenizer = Tokenizer.from_str(run.tokenizer.to_str())
-    if run.special_tokens.tokenizer_affixes is None:
+    if run.special_tokens.tokenizer_template is None:
         special = [("<s>", run.special_tokens.bos), ("</s>", run.special_tokens.eos)]
         tokenizer.post_processor = processors.TemplateProcessing(single=run.spec.task.template, special_tokens=special)
     if run.max_length is not None and not run.spec.task.eval_in_windows:
@@ -331,7 +326,7 @@ def run_metadata(run: PreparedRun) -> CheckpointMetadata:
 
 def saved_files(run: PreparedRun, files: dict[str, bytes]) -> dict[str, bytes]:
     # a tokenizer that manyheads trained has no family, and reads special tokens in a text as plain text
-    if run.special_tokens.tokenizer_affixes is None:
+    if run.special_tokens.tokenizer_template is None:
         settings = {"tokenizer_class": "PreTrainedTokenizerFast", "split_special_tokens": True}
         settings |= {} if run.max_length is None else {"model_max_length": run.max_length}
         files["tokenizer_config.json"] = json.dumps(settings).encode() + b"\n"
@@ -363,18 +358,14 @@ def checkpoint_writer(
 
 def restore(checkpoint: Path, model: Model, optimizer: torch.optim.Optimizer, *, lora: bool = False) -> TrainState:
     """Loads weights and optimizer state in place, and returns the training state."""
-    parameters = {name: one for name, one in model.named_parameters() if not lora or one.requires_grad}
+    state, parameters = trained_tensors(model) if lora else model.state_dict(), dict(model.named_parameters())
     weights = load_file(checkpoint / (TRAINED if lora else "model.safetensors"))
-    if unmatched := sorted(weights.keys() ^ parameters.keys()):
+    if unmatched := sorted(weights.keys() ^ state.keys()):
         raise WeightsError(f"{checkpoint} does not match this model: {unmatched[0]} is in only one of them")
-    with torch.no_grad():
-        for name, parameter in parameters.items():
-            if weights[name].shape != parameter.shape:
-                in_checkpoint, in_model = (" × ".join(map(str, one.shape)) for one in (weights[name], parameter))
-                raise WeightsError(
-                    f"{checkpoint} does not match: {name} has shape {in_checkpoint}, the model {in_model}"
-                )
-            parameter.copy_(weights[name])
+    try:
+        model.load_state_dict(weights, strict=False)
+    except RuntimeError as error:  # a shape differs
+        raise WeightsError(f"{checkpoint} does not match this model: {one_line(str(error))}") from None
     for name, value in load_file(checkpoint / OPTIMIZER).items():
         parameter, key = parameters[name.rpartition("/")[0]], name.rpartition("/")[2]
         optimizer.state[parameter][key] = value.to(parameter.device)

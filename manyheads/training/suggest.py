@@ -59,18 +59,10 @@ def suggest(
     kind: Any = TaskSpec.kinds[task]
     tree, why_columns = suggest_data(kind, file, fields)
     data = DataSpec.choose(tree)
-    draft = Draft(
-        task=kind,
-        shape=choose_shape(kind, shape),
-        corpus=data.load(),
-        data=data,
-        data_tree=tree,
-        why_columns=why_columns,
-        minutes=minutes,
-    )
-    draft = limit_lengths(choose_tokenizer(draft))
+    suggestion = Suggestion(task=kind, shape=choose_shape(kind, shape), corpus=data.load(), data=data)
+    draft = limit_lengths(choose_tokenizer(Draft(suggestion, tree, why_columns)))
     draft, steps, epoch = choose_size(draft)
-    draft, why = fit_time(draft, steps, epoch.batches)
+    draft, why = fit_time(draft, steps, epoch.batches, minutes=minutes)
     header = [f"# {one_line(reason)}" for reason in why]
     return "\n".join((*header, "", draft.text())), why
 
@@ -110,13 +102,10 @@ def suggest_data(task: type[TaskSpec], file: Path | None, fields: str | None) ->
 # ---------------------------------------------------------------------------------------------------------------- draft
 
 
-@dataclass(frozen=True, kw_only=True)
-class Draft(Suggestion):
-    """A run file while its settings are chosen."""
+@dataclass(frozen=True)
+class Settings:
+    """The settings of a run file besides the model and the task: tokenizer, batches and steps."""
 
-    data_tree: Tree
-    why_columns: str
-    minutes: float
     vocab_size: int | None = None  # vocabulary of the tokenizer; None for bytes, 0 for words
     batch_tokens: int = 2048
     steps: int = 1000
@@ -124,6 +113,16 @@ class Draft(Suggestion):
     pack: int | None = None
     max_length: int | None = None
     why_max_length: str = ""
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A run file while its settings are chosen, and its run."""
+
+    suggestion: Suggestion
+    data_tree: Tree
+    why_columns: str
+    settings: Settings = Settings()
     prepared: PreparedRun | None = None
 
     @property
@@ -131,9 +130,10 @@ class Draft(Suggestion):
         assert self.prepared is not None
         return self.prepared
 
-    def replace(self, **settings: Any) -> Draft:
+    def replace(self, *, suggestion: Suggestion | None = None, **settings: Any) -> Draft:
         """Returns a draft with changed settings and its run prepared; rows are encoded once per tokenizer."""
-        draft = replace(self, **settings)
+        changed = replace(self.settings, **settings)
+        draft = replace(self, suggestion=suggestion or self.suggestion, settings=changed)
         spec, before = read_run(tomllib.loads(draft.text())), self.prepared
         if before is None or encoding_of(spec) != encoding_of(before.spec):
             return replace(draft, prepared=prepare(spec))
@@ -141,8 +141,8 @@ class Draft(Suggestion):
         return replace(draft, prepared=replace(before, spec=spec, model_spec=model))
 
     def smaller(self) -> Draft | None:
-        index = SIZES.index(self.size)
-        return self.replace(size=SIZES[index - 1]) if index else None
+        index = SIZES.index(self.suggestion.size)
+        return self.replace(suggestion=replace(self.suggestion, size=SIZES[index - 1])) if index else None
 
     def text(self) -> str:
         """Returns the run file, without the reasons at its top."""
@@ -154,12 +154,13 @@ class Draft(Suggestion):
         return "\n".join(lines) + "\n"
 
     def tables(self) -> Iterator[tuple[str, Lines]]:
+        suggestion, task = self.suggestion, self.suggestion.task
         yield "data", [(key, value, self.why_data(key)) for key, value in self.data_tree.items()]
-        if self.text_fields and self.vocab_size != 0:
+        if suggestion.text_fields and self.settings.vocab_size != 0:
             yield "tokenizer", self.tokenizer()
-        yield "model", self.model()
-        yield from self.task.suggest_stacks(self)
-        yield "task", [("kind", self.task.kind, self.task.formula()), *self.task.suggest_task(self)]
+        yield "model", suggestion.model()
+        yield from task.suggest_stacks(suggestion)
+        yield "task", [("kind", task.kind, task.formula()), *task.suggest_task(suggestion)]
         yield "optim", self.optim()
         yield "train", self.train()
 
@@ -167,18 +168,18 @@ class Draft(Suggestion):
         if "path" in self.data_tree:
             column = "fields" if "fields" in self.data_tree else "kind"
             return {"path": "relative to where manyheads train is called", column: self.why_columns}.get(key, "")
-        if key == "kind" and self.task.takes_file:
-            return f"built-in data; for a file of your own, manyheads new {self.task.kind} FILE"
+        if key == "kind" and self.suggestion.task.takes_file:
+            return f"built-in data; for a file of your own, manyheads new {self.suggestion.task.kind} FILE"
         return ""
 
     def tokenizer(self) -> Lines:
-        if self.vocab_size is None:
+        if self.settings.vocab_size is None:
             return [("kind", "bytes", "there is too little text to learn subwords from")]
         why = "subwords learned from the text; no token is ever unknown"
-        return [("kind", "bpe", why), ("vocab_size", self.vocab_size, "")]
+        return [("kind", "bpe", why), ("vocab_size", self.settings.vocab_size, "")]
 
     def optim(self) -> Lines:
-        width, warmup = self.size.width, max(1, min(200, self.steps // 10))
+        width, warmup = self.suggestion.size.width, max(1, min(200, self.settings.steps // 10))
         why = "3e-3 at width 64, lower for wider models" if width > 64 else "usual for a model of this width"
         return [
             ("lr", float(f"{3e-3 * (64 / width) ** 0.75:.2g}"), why),
@@ -186,15 +187,16 @@ class Draft(Suggestion):
         ]
 
     def train(self) -> Lines:
+        settings, steps = self.settings, self.settings.steps
         pack = "tokens per row; long texts are split, differently in every epoch, and short ones share a row"
         return [
-            ("steps", self.steps, f"optimizer steps, {self.epochs:.3g} epochs"),
-            ("batch_tokens", self.batch_tokens, "tokens per batch, padding included"),
-            *([("pack", self.pack, pack)] if self.pack else []),
-            *([("max_length", self.max_length, self.why_max_length)] if self.max_length else []),
-            ("eval_every", max(1, self.steps // self.evaluations), "steps between evaluations on the validation set"),
+            ("steps", steps, f"optimizer steps, {self.suggestion.epochs:.3g} epochs"),
+            ("batch_tokens", settings.batch_tokens, "tokens per batch, padding included"),
+            *([("pack", settings.pack, pack)] if settings.pack else []),
+            *([("max_length", settings.max_length, settings.why_max_length)] if settings.max_length else []),
+            ("eval_every", max(1, steps // settings.evaluations), "steps between evaluations on the validation set"),
             ("eval_rows", 256, "maximum rows of the validation set to evaluate on"),
-            ("save_every", max(1, self.steps // 4), "steps between checkpoints"),
+            ("save_every", max(1, steps // 4), "steps between checkpoints"),
         ]
 
 
@@ -222,11 +224,12 @@ def inline(value: Any) -> str:
 
 def choose_tokenizer(draft: Draft) -> Draft:
     """Chooses the largest vocabulary size that the text supports."""
-    if not draft.text_fields:
+    suggestion = draft.suggestion
+    if not suggestion.text_fields:
         return draft.replace()
-    if draft.task.word_tokens or draft.data.closed_vocabulary:
+    if suggestion.task.word_tokens or suggestion.data.closed_vocabulary:
         return draft.replace(vocab_size=0)
-    sample, characters = sample_texts(draft)
+    sample, characters = sample_texts(suggestion)
     for min_characters, vocab_size in VOCAB_SIZES:
         if characters >= min_characters:
             try:
@@ -237,11 +240,11 @@ def choose_tokenizer(draft: Draft) -> Draft:
     return draft.replace(vocab_size=None)
 
 
-def sample_texts(draft: Draft) -> tuple[list[str], int]:
+def sample_texts(suggestion: Suggestion) -> tuple[list[str], int]:
     """Returns the first texts, and the number of characters of all texts."""
-    columns = [draft.corpus.fields.index(name) for name in draft.text_fields]
+    columns = [suggestion.corpus.fields.index(name) for name in suggestion.text_fields]
     sample, characters = list[str](), 0
-    for row in draft.corpus.train:
+    for row in suggestion.corpus.train:
         if characters <= SAMPLE:
             sample += [row[i][:SAMPLE] for i in columns]
         characters += sum(len(row[i]) for i in columns)
@@ -250,32 +253,36 @@ def sample_texts(draft: Draft) -> tuple[list[str], int]:
 
 def limit_lengths(draft: Draft) -> Draft:
     """Truncates long rows if little is lost, because they would decide the batch size; packs single texts."""
-    if not draft.text_fields:
+    suggestion = draft.suggestion
+    if not suggestion.text_fields:
         return draft
     lengths = row_lengths(draft.run, draft.run.train_rows).max(1)
-    if draft.task.packable and draft.shape in ("decoder", "encoder") and lengths.max() > PACKED:
+    if suggestion.task.packable and suggestion.shape in ("decoder", "encoder") and lengths.max() > PACKED:
         return draft.replace(pack=PACKED)
     for limit, share in ((USUAL_LENGTH, 0.05), (MAX_LENGTH, 0.5)):
         lost = 1 - np.minimum(lengths, limit).sum() / lengths.sum()
         if 0 < lost <= share:
             longer = int((lengths > limit).sum())
             why = f"tokens; {longer:,} of {len(lengths):,} rows are longer and are truncated"
-            return draft.replace(max_length=limit, why_max_length=why, longest=limit)
+            return draft.replace(
+                suggestion=replace(suggestion, max_row_length=limit), max_length=limit, why_max_length=why
+            )
     if (longest := int(lengths.max())) > MAX_LENGTH:
         raise DataSizeError(f"the longest row has {longest:,} tokens, more than {MAX_LENGTH:,}; split it into pieces")
     rows = draft.run.train_rows, draft.run.validation_rows
-    return draft.replace(longest=max(int(row_lengths(draft.run, some).sum(1).max()) for some in rows))
+    longest = max(int(row_lengths(draft.run, some).sum(1).max()) for some in rows)
+    return draft.replace(suggestion=replace(suggestion, max_row_length=longest))
 
 
 def choose_size(draft: Draft) -> tuple[Draft, int, EpochEstimate]:
     """Chooses model, batch size and steps for the data; takes a smaller model until it fits into half of the memory."""
     lengths = row_lengths(draft.run, draft.run.train_rows).sum(1)
-    longest, total = draft.pack or int(lengths.max()), int(lengths.sum())
-    share = total // draft.task.batches_per_epoch
+    longest, total = draft.settings.pack or int(lengths.max()), int(lengths.sum())
+    share = total // draft.suggestion.task.batches_per_epoch
     power = 1 << max(0, share.bit_length() - 1) if share else 512
     batch_tokens = max(512, min(4096, power), 64 * math.ceil(longest / 64))
     size = next(size for size in SIZES if total <= size.max_tokens)
-    draft = draft.replace(size=size, batch_tokens=batch_tokens)
+    draft = draft.replace(suggestion=replace(draft.suggestion, size=size), batch_tokens=batch_tokens)
     while True:
         needs = estimate_resources(draft.run, device=resolve_device("auto"))
         if needs.memory_free is None or needs.memory <= needs.memory_free / 2 or (lower := draft.smaller()) is None:
@@ -286,39 +293,39 @@ def choose_size(draft: Draft) -> tuple[Draft, int, EpochEstimate]:
     return draft, two_digits(max(MIN_STEPS, epochs * epoch.batches)), epoch
 
 
-def reasons(draft: Draft, speed: SpeedEstimate, *, is_limited: bool) -> list[str]:
-    """Returns the reasons for the run file; `is_limited` if the time decided the number of steps."""
-    run, task = draft.run, draft.task
+def reasons(draft: Draft, speed: SpeedEstimate, limit: str) -> list[str]:
+    """Returns the reasons for the run file; `limit` says if the time decided the number of steps."""
+    run, suggestion, task = draft.run, draft.suggestion, draft.suggestion.task
     parameters = sum(one.numel() for one in build_meta(run.model_spec).parameters())
-    epoch, first, device = estimate_epoch(run), task.shapes[0], resolve_device("auto")
-    shape = (
-        f"{draft.shape}: {task.shape_reason}" if draft.shape == first else f"{draft.shape}, as given; usual is {first}"
-    )
+    epoch, shape, device = estimate_epoch(run), suggestion.shape, resolve_device("auto")
+    why_shape = f": {task.shape_reason}" if shape == task.shapes[0] else f", as given; usual is {task.shapes[0]}"
     cores = f"{os.cpu_count()} cores, {torch.get_num_threads()} threads" if device.type == "cpu" else str(device)
     machine = f"{cores}, {format_bytes(free)} of memory free" if (free := memory_free(device)) else cores
     seconds = format_seconds(run_seconds(run, speed))
     time = f"about {seconds} here ({machine}; a step took {1000 * speed.step:,.0f} ms)"
-    limit = f"; limited to {format_seconds(60 * draft.minutes)}, more steps may be better" if is_limited else ""
-    layers = "" if draft.shape in ("recurrent", "ngram") else f"{draft.size.layers} layers of "
+    layers = "" if shape in ("recurrent", "ngram") else f"{suggestion.size.layers} layers of "
     return [
-        draft.corpus.description,
-        shape,
-        f"{layers}width {draft.size.width}, {parameters:,} parameters, for {epoch.tokens:,} training tokens",
-        f"{draft.steps:,} steps, {draft.epochs:.3g} epochs of {epoch.rows:,} rows, {time}{limit}",
+        suggestion.corpus.description,
+        f"{shape}{why_shape}",
+        f"{layers}width {suggestion.size.width}, {parameters:,} parameters, for {epoch.tokens:,} training tokens",
+        f"{draft.settings.steps:,} steps, {suggestion.epochs:.3g} epochs of {epoch.rows:,} rows, {time}{limit}",
     ]
 
 
-def fit_time(draft: Draft, steps: int, batches: int) -> tuple[Draft, list[str]]:
+def fit_time(draft: Draft, steps: int, batches: int, *, minutes: float) -> tuple[Draft, list[str]]:
     """Takes a smaller model if fewer than half of the steps fit into the time, and then as many steps as fit."""
-    speed, seconds = measure_speed(draft.run, resolve_device("auto"), seconds=1.5), 60 * draft.minutes
+    seconds = 60 * minutes
+    speed = measure_speed(draft.run, resolve_device("auto"), seconds=min(1.5, seconds / 10))
     evaluations = max(1, min(EVALUATIONS, int(seconds / 5 / max(speed.evaluation, 1e-9))))  # in a fifth of the time
     possible = two_digits(max(1.0, (seconds - evaluations * speed.evaluation) / speed.step))
     lower = draft.smaller() if 2 * possible < steps else None
     if lower is not None:
-        return fit_time(lower, steps, batches)
+        return fit_time(lower, steps, batches, minutes=minutes)
     count = min(steps, possible)
-    draft = draft.replace(steps=count, epochs=count / batches, evaluations=evaluations)
-    return draft, reasons(draft, speed, is_limited=possible < steps)
+    suggestion = replace(draft.suggestion, epochs=count / batches)
+    draft = draft.replace(suggestion=suggestion, steps=count, evaluations=evaluations)
+    limit = f"; limited to {format_seconds(seconds)}, more steps may be better" if possible < steps else ""
+    return draft, reasons(draft, speed, limit)
 
 
 def two_digits(count: float) -> int:

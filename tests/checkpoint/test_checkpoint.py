@@ -29,6 +29,28 @@ def edit_config(folder, **values):
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda path: manyheads.predict(path, "a"),
+        lambda path: manyheads.evaluate(path, data="texts"),
+        manyheads.audit,
+        lambda path: manyheads.export(path, path.with_name("exported")),
+    ],
+    ids=["predict", "evaluate", "audit", "export"],
+)
+def test_without_a_model_every_verb_gives_the_same_error(use, tmp_path):
+    (tmp_path / "folder").mkdir()
+    with raises("checkpoint.not-found", tmp_path / "missing"):
+        use(tmp_path / "missing")
+    with raises("checkpoint.not-found", tmp_path / "folder" / "config.json"):
+        use(tmp_path / "folder")
+    folder_of("gpt2", tmp_path / "whole")
+    (tmp_path / "whole" / "config.json").rename(tmp_path / "folder" / "config.json")
+    with raises("checkpoint.weights", tmp_path / "folder"):
+        use(tmp_path / "folder")
+
+
 # --------------------------------------------------------------------------------------------------------- prediction
 
 
@@ -102,6 +124,17 @@ def test_the_values_of_classes_follow_the_problem_type(labels, kind, tmp_path):
     assert len(run("predict", folder, "word0 word1").stdout.splitlines()) == labels
 
 
+@pytest.mark.parametrize("kind", ["multi_label_classification", "regression"])
+def test_labels_that_do_not_exclude_each_other_are_not_evaluated_as_one_class(kind, tmp_path):
+    folder = folder_of("bert-classes", tmp_path / "classes", num_labels=3, problem_type=kind)
+    (tmp_path / "labels.tsv").write_text("".join(f"word{i}\tLABEL_{i % 3}\n" for i in range(6)))
+    error = error_of("evaluate", folder, "--data", tmp_path / "labels.tsv", check=2)
+    assert error["code"] == "model.unsupported"
+    assert kind in error["message"]
+    edit_config(folder, problem_type=None)
+    assert run_json("evaluate", folder, "--data", tmp_path / "labels.tsv")["rows"] == 6
+
+
 def test_an_unknown_problem_type_is_refused(tmp_path):
     folder = folder_of("bert-classes", tmp_path / "classes")
     edit_config(folder, problem_type="ranking")
@@ -173,9 +206,21 @@ def test_an_end_token_outside_the_vocabulary_never_comes_and_such_a_start_token_
 
 def test_a_mask_token_that_is_not_a_text_is_not_used(tmp_path):
     folder = folder_of("bert", tmp_path / "bert")
-    for config in ('{"mask_token": "\\ud800"}', '{"mask_token": {"content": 3}}', "[1]", "{"):
+    for config in ('{"mask_token": "\\ud800"}', '{"mask_token": {"content": 3}}'):
         (folder / "tokenizer_config.json").write_text(config)
         assert len(manyheads.predict(manyheads.load(folder), "word0 [MASK]")["filled"]) == 1
+
+
+@pytest.mark.parametrize("tokenizer", [True, False])
+@pytest.mark.parametrize(
+    "content", [b"{", b"", b"[1]", b"null", b"\xff", b"[" * 100_000], ids=lambda one: repr(one[:9])
+)
+def test_a_tokenizer_config_that_is_not_a_table_is_refused(content, tokenizer, tmp_path):
+    folder = folder_of("bert", tmp_path / "bert", tokenizer=tokenizer)
+    (folder / "tokenizer_config.json").write_bytes(content)
+    with raises("checkpoint.corrupt", folder, "tokenizer_config.json") as caught:
+        manyheads.load(folder)
+    assert caught.value.exit_status == 4
 
 
 def test_without_a_mask_token_nothing_is_filled(tmp_path):

@@ -11,17 +11,17 @@ import subprocess
 import sys
 
 import pytest
-from command import VERBS, error_of, run
+from command import COMMAND_NAMES, error_of, run
 
 from manyheads.cli.console import Progress, as_error
 from manyheads.errors import DataError, ManyheadsError
 
-COMMANDS = [*([verb] for verb in VERBS if verb != "data"), ["data", "show"], ["data", "prepare"]]
+COMMANDS = [*([name] for name in COMMAND_NAMES if name != "data"), ["data", "show"], ["data", "prepare"]]
 
 
 def test_every_file_of_the_command_line_is_a_verb_in_its_help():
     commands = run("-h").stdout.partition("Commands:")[2]
-    assert set(re.findall(r"^  (\w+)", commands, re.M)) == set(VERBS)
+    assert set(re.findall(r"^  (\w+)", commands, re.M)) == set(COMMAND_NAMES)
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)

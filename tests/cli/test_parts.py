@@ -1,4 +1,4 @@
-"""A user's own part: it works in every verb when its file is named, and nothing is executed otherwise."""
+"""A user's own part: it works in every command when its file is named, and nothing is executed otherwise."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ import zipfile
 
 import pytest
 import torch
+from command import error_of, run, run_json
 from raising import raises
 
 import manyheads
@@ -180,6 +181,68 @@ def test_words_are_split_and_joined(folder):
     assert ours.tokenizer.encode_batch(["ab abc q"])[0].ids == [6, 8, 7, 3, 2]
     assert ours.tokenizer.decode([4, 5, 6, 2]) == "xy z"
     assert isinstance(ours.generate("ab abc", max_new_tokens=4), str)
+
+
+SOURCES = ["ab abc q", "c", "d e f g a ab"]
+
+
+def test_texts_are_predicted(folder, tmp_path):
+    """Each line of a file gives what its text gives alone."""
+    expected = manyheads.load(folder).generate(SOURCES, max_new_tokens=4)
+    assert [row["generated"] for row in manyheads.predict(folder, SOURCES, max_new_tokens=4)] == expected
+    (tmp_path / "texts").write_text("\n".join(SOURCES))
+    command = ("predict", folder, "--max-new-tokens", 4)
+    assert run(*command, SOURCES[0]).stdout == f"{expected[0]}\n"
+    assert run(*command, "--file", tmp_path / "texts").stdout == "".join(f"{line}\n" for line in expected)
+
+
+def test_translations_are_evaluated(folder, tmp_path):
+    data, settings = tmp_path / "pairs.tsv", {"max_new_tokens": 4, "num_beams": 1}
+    outputs = manyheads.load(folder).generate(SOURCES, **settings)
+    data.write_text("".join(f"{source}\t{target}\n" for source, target in zip(SOURCES, outputs, strict=True)))
+    assert run_json("evaluate", folder, "--data", data, "--num-beams", 1)["task"] == "seq2seq"
+    report = manyheads.evaluate(folder, data=str(data), task="translate", **settings)
+    assert report["outputs"] == outputs
+    assert report["scores"]["model"]["exact_match"] == 1
+    assert report["notes"] == []
+    (note,) = manyheads.evaluate(folder, data=str(data), max_length=3, **settings)["notes"]
+    assert "2 of 3" in note
+
+
+def test_a_truncated_text_ends_as_a_whole_one_does(folder):
+    whole = manyheads.load(folder)
+    (short,) = whole.with_truncation(3).encode(["ab abc q"])
+    assert short.ids == [6, 8, 2]
+    assert [one.ids for one in short.overflowing] == [[7, 3]]
+    assert not whole.with_truncation(5).encode(["ab abc q"])[0].overflowing
+    assert whole.encode(["ab abc q"])[0].ids == [6, 8, 7, 3, 2], "the original is not changed"
+
+
+def test_a_task_that_encodes_targets_is_refused(folder, tmp_path):
+    """The tokenizer reads texts of the source language only."""
+    (tmp_path / "text").write_text("ab abc\n")
+    error = error_of("evaluate", folder, "--data", tmp_path / "text", "--task", "spans", check=2)
+    assert error["code"] == "config.incompatible"
+    (tmp_path / "own.py").write_text(OWN_TASK)
+    (tmp_path / "pairs.tsv").write_text("ab abc\txy z\n")
+    command = ("evaluate", folder, "--data", tmp_path / "pairs.tsv", "--parts", tmp_path / "own.py")
+    assert error_of(*command, "--task", "test-loss", check=2)["code"] == "model.unsupported"
+
+
+OWN_TASK = """
+from manyheads.tasks.seq2seq import Seq2SeqSpec
+from manyheads.tasks.task import TaskSpec
+
+
+class LossSpec(Seq2SeqSpec, kind="test-loss"):
+    is_default = False
+    evaluate = TaskSpec.evaluate
+"""
+
+
+def test_a_folder_keeps_every_invariant(folder):
+    """Its source dictionary is larger than its target dictionary, and its tokenizer encodes sources."""
+    assert not [row for row in manyheads.audit(folder) if row.status == "failed"]
 
 
 def test_dictionaries_that_cannot_be_read(folder, tmp_path):

@@ -11,6 +11,7 @@ import gguf
 import numpy
 import pytest
 import torch
+from command import run, run_json
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from raising import raises
@@ -131,6 +132,20 @@ def test_a_file_has_its_tokenizer(tmp_path):
     assert [TOKENS[i] for i in ids] == ["abc", "ab", "Ġ", "<end>", "x"]
     assert ours.tokenizer.decode(ids, skip_special_tokens=False) == "abcab <end>x"
     assert isinstance(ours.generate("abc", max_new_tokens=3), str)
+
+
+def test_a_file_is_used_as_its_folder_is(tmp_path):
+    loaded(reference(), tmp_path / "hf", by_bytes())
+    file, texts = tmp_path / "x.gguf", tmp_path / "texts"
+    manyheads.export(tmp_path / "hf", file, to="gguf")
+    texts.write_text("abc ab\nx23 abc\n")
+    predicted = [
+        run("predict", path, "--file", texts, "--max-new-tokens", 5).stdout for path in (tmp_path / "hf", file)
+    ]
+    assert predicted[0] == predicted[1] != ""
+    scores = [run_json("evaluate", path, "--data", texts)["scores"] for path in (tmp_path / "hf", file)]
+    assert scores[0] == scores[1]
+    assert not [row for row in manyheads.audit(file) if row.status == "failed"]
 
 
 def load_fails(path, code, *values):
@@ -495,15 +510,24 @@ def test_an_unknown_form_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("eos", "ends"),
-    [([2, 7], (2, 7)), (5, (5, None)), ("x", (None, None)), (2**40, (None, None)), (-1, (None, None))],
+    ("changes", "ends"),
+    [
+        ({"eos_token_id": [2, 7]}, (2, 7)),
+        ({"eos_token_id": [2, 0]}, (2, 0)),
+        ({"eos_token_id": 5}, (5, None)),
+        ({"eos_token_id": "x"}, (None, None)),
+        ({"eos_token_id": 2**40}, (None, None)),
+        ({"eos_token_id": -1}, (None, None)),
+        ({"eos_token_id": 2, "eot_token_id": 0}, (2, 0)),
+        ({"eos_token_id": [2, 7], "eot_token_id": 0}, (2, 0)),
+    ],
 )
-def test_of_several_end_tokens_one_ends_the_text_and_one_the_turn(tmp_path, eos, ends):
+def test_of_several_end_tokens_one_ends_the_text_and_one_the_turn(tmp_path, changes, ends):
     theirs = reference()
     theirs.save_pretrained(tmp_path / "hf")
     by_bytes().save(str(tmp_path / "hf" / "tokenizer.json"))
     path = tmp_path / "hf" / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": eos}))
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     (tmp_path / "hf" / "generation_config.json").unlink()
     manyheads.export(tmp_path / "hf", tmp_path / "x.gguf", to="gguf")
     file = GgufFile(tmp_path / "x.gguf")

@@ -10,9 +10,11 @@ import subprocess
 import sys
 import threading
 
+import command
 import pytest
 import torch
 from small_checkpoints import make
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from manyheads.convert.hub import is_name
 
@@ -21,7 +23,9 @@ LOAD = """
 import sys, torch, manyheads
 loaded = manyheads.load(sys.argv[1])
 print(loaded.spec.shape, float(loaded.logits(torch.tensor([[3, 5, 7]])).double().sum()))
-print(next(row.status for row in manyheads.audit(sys.argv[1]) if row.check == "agrees with a reference implementation"))
+if len(sys.argv) > 2:
+    rows = {row.check: row.status for row in manyheads.audit(sys.argv[1])}
+    print(rows["agrees with a reference implementation"])
 """
 
 
@@ -97,20 +101,19 @@ def hub(tmp_path):
     server.server_close()
 
 
-def run(name, endpoint, cache, **more):
-    environment = (
-        os.environ
-        | {"HF_ENDPOINT": endpoint, "HF_HOME": str(cache), "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
-        | more
-    )
-    return subprocess.run(
-        [sys.executable, "-c", LOAD, name], env=environment, capture_output=True, text=True, timeout=120
-    )
+def environment_of(endpoint, cache):
+    hub = {"HF_ENDPOINT": endpoint, "HF_HOME": str(cache), "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+    return os.environ | hub
+
+
+def run(name, endpoint, cache, *options, **more):
+    arguments, environment = [sys.executable, "-c", LOAD, name, *options], environment_of(endpoint, cache) | more
+    return subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=120)
 
 
 def test_a_name_is_downloaded_once_and_only_the_files_that_are_read(hub, tmp_path):
     endpoint, requests, theirs = hub
-    done = run("someone/small", endpoint, tmp_path / "cache")
+    done = run("someone/small", endpoint, tmp_path / "cache", "audit")
     assert done.returncode == 0, done.stderr
     (shape, total), verdict = done.stdout.splitlines()[0].split(), done.stdout.splitlines()[1]
     assert verdict == "passed"
@@ -121,7 +124,27 @@ def test_a_name_is_downloaded_once_and_only_the_files_that_are_read(hub, tmp_pat
     )
     assert not [path for path in requests if path.endswith((".bin", ".py"))]
     offline = run("someone/small", endpoint, tmp_path / "cache", HF_HUB_OFFLINE="1")
-    assert offline.stdout == done.stdout
+    assert offline.stdout.splitlines() == done.stdout.splitlines()[:1]
+
+
+def test_a_name_is_used_as_its_folder_is(hub, tmp_path):
+    endpoint, texts = hub[0], tmp_path / "texts"
+    words = Tokenizer(models.WordLevel({f"word{i}": i for i in range(61)}, unk_token="word0"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    words.save(str(tmp_path / "repository" / "tokenizer.json"))
+    texts.write_text("word3 word5\nword7 word9 word11\n")
+    options = ["--file", str(texts), "--max-new-tokens", "5"]
+    environment = environment_of(endpoint, tmp_path / "cache")
+    there, here = (
+        command.run("predict", path, *options, env=environment).stdout
+        for path in ("someone/small", tmp_path / "repository")
+    )
+    assert there == here != ""
+    there, here = (
+        command.run_json("evaluate", path, "--data", texts, env=environment)["scores"]
+        for path in ("someone/small", tmp_path / "repository")
+    )
+    assert there == here
 
 
 def test_a_model_that_cannot_be_downloaded_is_one_line(hub, tmp_path):

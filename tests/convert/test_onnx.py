@@ -25,12 +25,13 @@ from manyheads.convert import onnx
 from manyheads.errors import ExportError
 from manyheads.parts.core import CoreSpec, register_score
 
+pytestmark = pytest.mark.xdist_group("onnx")  # one worker: the exporter takes seconds to import
+
 SMALL = ["decoder.layers=1", "decoder.width=16", "decoder.attention.heads=2", "vocab=9"]
+ENCODER = [one.replace("decoder", "encoder") for one in SMALL]
 ONE_LAYER = {"num_hidden_layers": 1}
-FAMILIES = {  # grouped keys and scaled RoPE; token types and no head; a pooled head; two stacks and biases
-    "llama-llama3": ONE_LAYER,
-    "bert-bare": ONE_LAYER,
-    "roberta-classes": ONE_LAYER,
+FAMILIES = {  # token types and a pooled head; two stacks and biases
+    "bert-classes": ONE_LAYER,
     "t5": {"num_layers": 1, "num_decoder_layers": 1},
 }
 # batch, length, length of the target, side of the padding
@@ -86,10 +87,15 @@ def test_outputs_are_ours_for_every_batch_length_and_side_of_padding(name, tmp_p
     ours = manyheads.load(folder_of(name, tmp_path / "theirs", tokenizer=False, **FAMILIES[name]))
     session = export(ours, tmp_path / "onnx")
     check_outputs(session, ours)
-    more = {"t5": ["decoder_input_ids"], "llama-llama3": []}.get(name, ["token_type_ids"])
-    output = "last_hidden_state" if name == "bert-bare" else "logits"
-    assert names(session) == (["input_ids", "attention_mask", *more], output)
+    more = {"t5": "decoder_input_ids", "bert-classes": "token_type_ids"}[name]
+    assert names(session) == (["input_ids", "attention_mask", more], "logits")
     assert session.get_inputs()[0].shape == ["batch", "length"]
+
+
+def test_an_output_is_named_as_in_other_exporters():
+    for head, output in (("none", "last_hidden_state"), ("vector", "sentence_embedding"), ("masked", "logits")):
+        model = onnx.OnnxModel(build(read("bert-base", *ENCODER, f"head={head}")), None)
+        assert model.output == output
 
 
 @torch.no_grad()
@@ -107,9 +113,14 @@ def test_a_masked_autoencoder_takes_whole_images_and_the_positions_of_visible_pa
 
 
 def test_parts_that_no_other_library_has_are_exported(tmp_path):
-    """ALiBi, relative keys, another core and a window, one per layer."""
+    """ALiBi, relative keys with another core and a window, scaled RoPE with grouped keys: one per layer."""
+    rope = {
+        "position": {"kind": "rope", "scaling": {"kind": "banded", "factor": 3.0, "length": 16}},
+        "attention": {"kv_heads": 1},
+    }
     shaw = {"position": {"kind": "shaw", "clip": 3}, "core": {"kind": "additive", "size": 5}, "mask": {"window": 3}}
-    ours = Checkpoint(random_model(decoder(pattern=[{"position": "alibi"}, shaw], position="none"), torch.float32))
+    pattern = [{"position": "alibi"}, shaw, rope]
+    ours = Checkpoint(random_model(decoder(layers=3, pattern=pattern, position="none"), torch.float32))
     check_outputs(export(ours, tmp_path / "out"), ours, vocab=23)
 
 

@@ -53,7 +53,7 @@ def test_the_words_of_dates_are_few_and_validation_days_need_no_others():
     assert words.get_vocab_size() < 1000
     for source, target in corpus.validation:
         ids = words.encode(source).ids
-        assert special_ids(words).unk not in ids
+        assert special_ids(words)["unk"] not in ids
         assert words.decode(ids) == source
         assert words.decode(words.encode(target).ids) == target
     assert len(words.encode("2016-05-03").ids) == 10
@@ -96,6 +96,7 @@ def test_sequences_too_few_to_split_are_refused():
         load_data("sequence", min_length=9, max_length=3)
 
 
+@pytest.mark.xdist_group("stdlib")  # one worker, which parses it once
 @pytest.mark.parametrize("subset", ["language", "summary", "retrieval", "classify"])
 def test_the_splits_of_the_standard_library_share_nothing(subset):
     corpus = load_data("stdlib", subset=subset)

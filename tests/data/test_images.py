@@ -13,7 +13,7 @@ from raising import raises
 
 def idx(numbers, dtype=0x08):
     """An idx file: dtype, shape, numbers."""
-    numpy_dtype = {0x08: ">u1", 0x0D: ">f4"}[dtype]
+    numpy_dtype = {0x08: ">u1", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}[dtype]
     shape = np.array(numbers.shape, ">u4").tobytes()
     return bytes([0, 0, dtype, numbers.ndim]) + shape + numbers.astype(numpy_dtype).tobytes()
 
@@ -50,6 +50,21 @@ def test_images_come_from_idx_files(idx_files, compressed):
     assert unlabelled.fields == ("image",)
     train, validation = ({row[0].tobytes() for row in rows} for rows in (unlabelled.train, unlabelled.validation))
     assert not train & validation
+
+
+@pytest.mark.parametrize(
+    ("dtype", "numbers"),
+    [
+        (0x0C, ("1000000", "1000001", "-2147483648")),
+        (0x0D, ("1000000", "1000001", "0.1")),
+        (0x0E, ("1000000", "1000001", "0.30000001")),
+    ],
+)
+def test_no_two_classes_of_an_idx_file_share_a_name(idx_files, dtype, numbers):
+    _, paths = idx_files
+    classes = np.array([float(numbers[i % 3]) for i in range(40)])
+    Path(paths["labels"]).write_bytes(idx(classes, dtype))
+    assert set(load_data("images", **paths).labels()) == set(numbers)
 
 
 @pytest.mark.parametrize("label", ["first", "last", "none"])

@@ -200,7 +200,7 @@ class Scripted:
 
     def step(self, inputs, state):
         logits = self.steps[min(state.length, len(self.steps) - 1)]
-        return logits.expand(inputs.batch, inputs.length, -1), Counted(state.length + 1)
+        return logits.expand(inputs.batch_size, inputs.length, -1), Counted(state.length + 1)
 
 
 class Counted:
@@ -226,7 +226,7 @@ def test_a_search_ends_when_no_text_can_become_better():
     model = Scripted([[0.01, 0.98, 0.01]])
     steps = []
     step = model.step
-    model.step = lambda inputs, state: steps.append(inputs.batch) or step(inputs, state)
+    model.step = lambda inputs, state: steps.append(inputs.batch_size) or step(inputs, state)
     config, prompt = settings(max_new_tokens=50, eos_token_id=(1,)), torch.tensor([[0]])
     assert beam(model, prompt, num_beams=4, length_penalty=0.0, config=config) == [[1]]
     assert len(steps) == 1, "0.01 is less than 0.98 already"
@@ -314,9 +314,19 @@ WRONG = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_settings_are_refused_by_name(name):
+    selector = {"num_beams": 2} if name == "length_penalty" else {}
     for value in WRONG[name]:
         with raises("generate.config", "" if name == "decoding" else name):
-            generation_config(**{name: value})
+            generation_config(**selector, **{name: value})
+
+
+def test_a_setting_of_a_method_that_is_not_selected_is_refused():
+    for value in (0.0, 2.0):
+        with raises("generate.config", "length_penalty", "beam", "num_beams"):
+            generation_config(length_penalty=value)
+    with raises("generate.config", "length_penalty"):
+        generation_config(length_penalty=1.0, temperature=1.0)
+    assert generation_config(length_penalty=1.0, num_beams=1).decoding.kind == "greedy"
 
 
 def test_settings_that_exclude_each_other_are_refused():
@@ -338,6 +348,11 @@ class PowerBeamSpec(BeamSpec, kind="test-power-beam"):
 
     def divisor(self, length):
         return float(length**self.length_penalty)
+
+
+def test_a_method_derived_from_another_is_selected_only_by_its_own_name():
+    assert generation_config(num_beams=2).decoding.kind == "beam"
+    assert generation_config(decoding={"kind": "test-power-beam", "num_beams": 2}).decoding.kind == "test-power-beam"
 
 
 EXTRA = [{}, {"forced_bos_token_id": 9, "forced_eos_token_id": 2}, {"bad_words_ids": [[5], [7, 8], [31]]}]

@@ -16,7 +16,7 @@ from manyheads import cli
 FORKS = multiprocessing.get_context("forkserver")
 # imported in advance, because a child may not be allowed to read files (tests limit that)
 LAZY_IMPORTS = ["pydantic.type_adapter", "typer._adapters", "typer._click.decorators"]
-VERBS = [module.name for module in pkgutil.iter_modules(cli.__path__) if module.name != "console"]
+COMMAND_NAMES = [module.name for module in pkgutil.iter_modules(cli.__path__) if module.name != "console"]
 LIBRARY = [
     "inspect.describe",
     "inspect.audit",
@@ -29,7 +29,7 @@ FORKS.set_forkserver_preload(
     [
         "torch",
         "torch._dynamo",
-        *(f"manyheads.cli.{verb}" for verb in VERBS),
+        *(f"manyheads.cli.{name}" for name in COMMAND_NAMES),
         *(f"manyheads.{module}" for module in LIBRARY),
         *LAZY_IMPORTS,
         "command",

@@ -1,4 +1,4 @@
-"""Losses of trivial predictions, which a trained model must be below."""
+"""Losses of trivial predictions, which a trained model must be below, and the mean of a loss."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ import torch
 
 from manyheads.tasks.task import IGNORE_INDEX
 from manyheads.training.batches import BatchPlan
+
+
+def mean_of(loss):
+    return float(loss.sum.detach()) / loss.count
 
 
 def batches(run, rows):

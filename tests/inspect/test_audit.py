@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import kinds
 import pytest
 import torch
 from command import error_of, run
@@ -74,6 +75,15 @@ def test_a_live_model_keeps_every_invariant_and_is_not_changed(name):
     assert audited.training
     assert audited.config._attn_implementation == "sdpa"
     assert all(torch.equal(value, before[key]) for key, value in audited.state_dict().items())
+
+
+@pytest.mark.parametrize("as_checkpoint", [False, True])
+def test_every_module_of_an_audited_model_keeps_its_mode(as_checkpoint):
+    audited = manyheads.build(kinds.decoder()).train()
+    audited.decoder.embed.eval()  # as a frozen part is
+    before = [module.training for module in audited.modules()]
+    assert not faults(manyheads.Checkpoint(audited) if as_checkpoint else audited)
+    assert [module.training for module in audited.modules()] == before
 
 
 def drop_the_causal_mask(audited, patch):

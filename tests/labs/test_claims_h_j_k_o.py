@@ -19,7 +19,7 @@ from raising import raises
 from small_attention import make_mask, plain, positions, seeds
 from small_runs import train_and_evaluate
 from torch.utils._python_dispatch import TorchDispatchMode
-from trivial_losses import unigram_entropy
+from trivial_losses import mean_of, unigram_entropy
 
 from manyheads import Inputs, build, read_model
 from manyheads.data.attention_targets import targets_from_arcs
@@ -31,12 +31,11 @@ from manyheads.parts.mask import MaskSpec
 from manyheads.parts.statistics import statistics
 from manyheads.tasks.auxiliary import (
     AttentionLayer,
-    AttentionRecord,
     AuxiliaryLossSpec,
+    RecordedQueries,
     loss_with_auxiliary,
     total_loss,
 )
-from manyheads.tasks.evaluation import EvalOptions
 from manyheads.tasks.images import MaeSpec
 from manyheads.tasks.language import CausalSpec, InfillSpec, MaskedSpec
 from manyheads.tasks.task import IGNORE_INDEX, Batch, SpecialTokens, TaskSpec
@@ -202,12 +201,12 @@ def test_j1_a_head_can_be_a_dependency_relation():
 
 def test_j2_focus_is_the_mean_entropy():
     ids, focus = tokens(length=LENGTH), {"kind": "focus"}
-    uniform = loss_with(decoder_with(0.0), ids, focus).terms["focus"].mean
+    uniform = mean_of(loss_with(decoder_with(0.0), ids, focus).terms["focus"])
     assert uniform == pytest.approx(sum(math.log(t) for t in range(1, LENGTH + 1)) / LENGTH, abs=1e-10)
     core, q = plain(3), torch.zeros(1, 1, 7, 3, dtype=torch.float64)
     without_mask = statistics(core, q, q, mask=make_mask(7, 7), positions=positions(7, 7))
     torch.testing.assert_close(without_mask.entropy, torch.full((1, 1, 7), math.log(7), dtype=torch.float64))
-    assert loss_with(decoder_with(1e5), ids, focus).terms["focus"].mean == pytest.approx(0.0, abs=1e-6), "one-hot"
+    assert mean_of(loss_with(decoder_with(1e5), ids, focus).terms["focus"]) == pytest.approx(0.0, abs=1e-6), "one-hot"
     model = decoder_with(1.0)
     with record(model) as attentions:
         model(ids)
@@ -215,7 +214,7 @@ def test_j2_focus_is_the_mean_entropy():
     entropies = (alpha * -torch.where(alpha > 0, alpha, 1.0).log()).sum((0, 2, 3, 4))
     expected = entropies / (alpha.shape[2] * LENGTH * len(attentions))
     term = loss_with(model, ids, focus).terms["focus"]
-    assert term.mean == pytest.approx(float(expected.mean().detach()), abs=1e-10)
+    assert mean_of(term) == pytest.approx(float(expected.mean().detach()), abs=1e-10)
     (term.sum / term.count).backward()
     for name, parameter in model.named_parameters():
         if ".attention.query.weight" in name or ".attention.key.weight" in name:
@@ -224,7 +223,7 @@ def test_j2_focus_is_the_mean_entropy():
                 values = []
                 for sign in (1, -1):
                     parameter.add_(sign * step)
-                    values.append(loss_with(model, ids, focus).terms["focus"].mean)
+                    values.append(mean_of(loss_with(model, ids, focus).terms["focus"]))
                     parameter.sub_(sign * step)
             slope = float((parameter.grad * step).sum())
             assert (values[0] - values[1]) / 2 == pytest.approx(slope, rel=1e-4, abs=1e-13)
@@ -249,7 +248,7 @@ def near_cost(core, q, k, *, max_cost, **mask):
     )  # fmt: skip
     attention_layer = AttentionLayer("x", "self", "decoder", 0, 1, MaskSpec())
     near = AuxiliaryLossSpec.choose({"kind": "near", "max_cost": max_cost})
-    return float(near.total(AttentionRecord(attention_layer, attention, None), None))
+    return float(near.total(RecordedQueries(attention_layer, attention, None), None))
 
 
 @given(length=st.integers(1, 4096), max_cost=st.floats(0.5, 1e4), seed=seeds, sharp=st.sampled_from([0.0, 1.0, 30.0]))
@@ -279,7 +278,7 @@ def test_j4_the_total_is_the_loss_and_its_terms():
     counts = {"focus": loss.terms["focus"].count}
     total = total_loss(loss, loss.count, [AuxiliaryLossSpec.choose(term)], counts)
     torch.testing.assert_close(total, loss.sum / loss.count + 0.3 * loss.terms["focus"].sum / counts["focus"])
-    assert loss.mean == pytest.approx(loss_with(model, ids).mean, abs=0), "the loss of the task is the same"
+    assert mean_of(loss) == pytest.approx(mean_of(loss_with(model, ids)), abs=0), "the loss of the task is the same"
 
 
 def test_j4_lambda_is_comparable_over_sizes_unless_it_is_not_normalised():
@@ -289,8 +288,8 @@ def test_j4_lambda_is_comparable_over_sizes_unless_it_is_not_normalised():
     for heads, layers, batch in ((2, 2, 1), (4, 2, 1), (2, 6, 1), (2, 2, 4)):
         model = decoder_with(0.0, attention={"heads": heads}, layers=layers)
         mean, total = (
-            loss_with(model, ids[:batch], {"kind": "focus", "normalised": normalised}).terms["focus"].mean
-            for normalised in (True, False)
+            mean_of(loss_with(model, ids[:batch], {"kind": "focus", "reduction": reduction}).terms["focus"])
+            for reduction in ("mean", "sum")
         )
         means.append(mean)
         ratios.append(total / mean)
@@ -336,7 +335,7 @@ def train_and_score(folder, data, task, head=None, steps=100, lr=5e-3):
         "train": {"steps": steps, "batch_tokens": 1024, "eval_every": 1000, "eval_rows": 1},
     }
     list(train_events(prepare(read_run(tree)), folder / "run"))
-    return evaluate(folder / "run", options=EvalOptions(num_beams=2, max_new_tokens=16))
+    return evaluate(folder / "run", num_beams=2, max_new_tokens=16)
 
 
 def functions(*files):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import kinds
 import pytest
 import torch
@@ -64,6 +66,15 @@ def stepped(model, inputs=None):
     return model.step(tokens() if inputs is None else inputs, model.start())[1]
 
 
+def types_for_an_autoencoder(name, what, class_token):
+    """Passes zeros as types of the patches of the encoder, or of the mask tokens of the decoder."""
+    target, source = (
+        Inputs(patches(2, length), **{name: torch.zeros(2, length, dtype=torch.long)} if typed else {})
+        for length, typed in ((5, what == "mask tokens"), (3, what == "patches"))
+    )
+    return autoencoder(class_token=class_token)(target, source)
+
+
 PACKED = Inputs(tokens(), document_ids=tokens())
 PACKED_AT = Inputs(tokens(), document_ids=tokens(), positions=tokens())
 
@@ -94,15 +105,25 @@ REFUSED = {
         "input.invalid",
         "embed.type_vocab_size",
     ),
-    "types for patches": (
-        lambda: autoencoder().encoder(Inputs(patches(2, 3), token_type_ids=torch.zeros(2, 3, dtype=torch.long))),
-        "input.invalid",
-        "types",
-    ),
     "types for an n-gram model": (
         lambda: random_model(kinds.ngram())(Inputs(tokens(), token_type_ids=tokens())),
         "input.invalid",
         "types",
+    ),
+    "task types for an n-gram model": (
+        lambda: random_model(kinds.ngram())(Inputs(tokens(), task_type_ids=tokens())),
+        "input.invalid",
+        "types",
+    ),
+    "types for a recurrent model": (
+        lambda: random_model(kinds.recurrent(source=False))(Inputs(tokens(), token_type_ids=tokens())),
+        "input.invalid",
+        "embed.type_vocab_size",
+    ),
+    "task types for a recurrent source": (
+        lambda: random_model(kinds.recurrent())(tokens(), Inputs(tokens(), task_type_ids=tokens())),
+        "input.invalid",
+        "embed.task_type_vocab_size",
     ),
     "positions for an n-gram model": (
         lambda: random_model(kinds.ngram())(Inputs(tokens(), positions=tokens())),
@@ -250,6 +271,21 @@ REFUSED = {
     ),
     "padding for mask tokens": (
         lambda: autoencoder()(Inputs(patches(2, 6), padding_mask=FALSE[:, :6]), patches(2, 3)),
+        "input.invalid",
+        "padding",
+    ),
+    **{
+        f"{name} for {what}{' with a class token' if class_token else ''}": (
+            partial(types_for_an_autoencoder, name, what, class_token),
+            "input.invalid",
+            "types",
+        )
+        for name in ("token_type_ids", "task_type_ids")
+        for what in ("patches", "mask tokens")
+        for class_token in (False, True)
+    },
+    "padding for mask tokens with a class token": (
+        lambda: autoencoder(class_token=True)(Inputs(patches(2, 5), padding_mask=FALSE[:, :5]), patches(2, 3)),
         "input.invalid",
         "padding",
     ),
@@ -403,10 +439,10 @@ def test_the_visible_cells_of_a_recorded_attention_have_the_shape_of_its_rows():
 # ---------------------------------------------------------------------------------------------------------- mask tokens
 
 
-def autoencoder(causal=False):
+def autoencoder(causal=False, class_token=False):
     stack = {"layers": 1, "width": 16, "attention": {"heads": 2}, "position": {"kind": "learned", "length": 6}}
-    encoder = stack | {"embed": {"kind": "patches", "pixels": 3}}
-    decoder = stack | {"embed": "mask-tokens", "mask": {"causal": causal}}
+    encoder = stack | {"embed": {"kind": "patches", "pixels": 3, "class_token": class_token}}
+    decoder = stack | {"embed": {"kind": "mask-tokens", "class_token": class_token}, "mask": {"causal": causal}}
     return random_model(read_model({"encoder": encoder, "decoder": decoder, "head": {"kind": "pixels", "pixels": 3}}))
 
 

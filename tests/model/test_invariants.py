@@ -91,12 +91,10 @@ def attention_inputs(core, queries, keys, dtype, groups=HEADS):
 @pytest.mark.parametrize("name", MASKS)
 @pytest.mark.parametrize("core", CORES, ids=kind_id)
 def test_weights_at_values_are_the_fast_forward(core, name, dtype, training):
-    for queries, keys, groups, biased in (
-        (9, 9, HEADS, False),
-        (9, 9, 1, True),
-        (5, 9, HEADS, True),
-        (1, 9, HEADS, False),
-    ):
+    sizes = [(9, 9, 1, True), (5, 9, HEADS, True)]
+    if dtype is torch.float64:
+        sizes += [(9, 9, HEADS, False), (1, 9, HEADS, False)]
+    for queries, keys, groups, biased in sizes:
         module, (q, k, v), positions = attention_inputs(core, queries, keys, dtype, groups)
         module.train(training)
         mask = masks(2, queries, keys)[name]
@@ -324,14 +322,14 @@ def check_cached_padding(model):
 
 
 DECODERS = (
-    [{"core": core, "position": position} for core in CORES for position in POSITIONS if kinds.fits(position, core)]
-    + [
-        {"attention": attention, "core": core}
-        for attention in choices("attention")
+    [  # every choice of a core, because its scale enters the bias of a position
+        {"core": core, "position": position}
         for core in CORES
-        if core.get("dropout", 0) == 0
+        for position in kinds.first_choices("position")
+        if kinds.fits(position, core)
     ]
-    + [{"attention": attention, "position": position} for attention in choices("attention") for position in POSITIONS]
+    + kinds.pairs("attention", "core")
+    + kinds.pairs("attention", "position")
     + [{slot: choice} for slot in ("norm", "residual", "feedforward") for choice in choices(slot)]
     + [
         {"embed": embed}

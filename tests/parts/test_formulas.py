@@ -341,7 +341,7 @@ formula("feedforward", "mlp")  # claim F1
 
 
 @formula("norm", "rms-one", "none")
-@formula("feedforward", "gated", "none")
+@formula("feedforward", "gated")
 def test_norms_and_feed_forward_networks_are_their_formulas():
     x = torch.randn(5, 6, **FLOAT64)
     rms_one, none = (randomize(SLOTS["norm"].choose(kind).build(6)) for kind in ("rms-one", "none"))
@@ -353,7 +353,6 @@ def test_norms_and_feed_forward_networks_are_their_formulas():
         gated(x),
         (gate * torch.sigmoid(gate) * (x @ gated.up.weight.T + gated.up.bias)) @ gated.down.weight.T + gated.down.bias,
     )
-    assert torch.equal(SLOTS["feedforward"].choose("none").build(6)(x), x)
     assert SLOTS["feedforward"].choose("mlp").build(6).up.out_features == 24
     assert SLOTS["feedforward"].choose("gated").build(6).up.out_features == 16
 
@@ -567,6 +566,24 @@ def test_position_tables_are_shared_or_per_layer():
     assert tables(kind="bucketed", shared=False) == tables(kind="shaw") == tables(kind="clipped") == own
 
 
+@formula("feedforward", "none")
+@pytest.mark.parametrize("residual", ["pre", "post", "parallel", "sandwich"])
+def test_a_layer_without_a_feed_forward_network_is_attention_alone(residual):
+    """Nothing stands in for it: no norm, no residual connection."""
+    model = random_model(kinds.decoder(layers=1, residual=residual, feedforward="none", norm="rms"))
+    layer, x = model.decoder.layers[0], torch.randn(2, 5, model.spec.decoder.width, **FLOAT64)
+    layer.self_attention = lambda y, context, cache: 3 * y
+    norms = list(layer.residual.norms)
+    assert len(norms) == (2 if residual == "sandwich" else 1)
+    expected = {
+        "pre": lambda: x + 3 * norms[0](x),
+        "post": lambda: norms[0](x + 3 * x),
+        "parallel": lambda: x + 3 * norms[0](x),
+        "sandwich": lambda: x + norms[1](3 * norms[0](x)),
+    }
+    close(layer(x, None, None, None), expected[residual]())
+
+
 def test_query_and_key_norms_come_before_the_rotation():
     plain = {"residual": "none", "norm": "none", "feedforward": "none"}
     model = random_model(kinds.decoder(layers=1, position="rope", attention={"qk_norm": "rms"}, **plain))
@@ -608,14 +625,14 @@ def test_patches_and_mask_tokens_are_embedded_by_their_formulas():
     stack = kinds.stack(embed=patches, position=learned, **plain)
     model, image = random_model(read_model({"encoder": stack, "head": "none"})), torch.randn(1, 4, 3, **FLOAT64)
     own = model.encoder.embed
-    expected = torch.cat((own.first[0], own.project(image[0]))) + own.position.table.weight[:5]
+    expected = torch.cat((own.cls_token[0], own.project(image[0]))) + own.position.table.weight[:5]
     close(model(image)[0], expected)
     stack = kinds.stack(embed={"kind": "patches", "pixels": 3}, **plain)
     decoder = stack | {"embed": "mask-tokens", "mask": {"causal": False}}
     model = random_model(read_model({"encoder": stack, "decoder": decoder, "head": "none"}))
     embed, visible = model.decoder.embed, torch.tensor([[2, 0]])
     out = model(Inputs(image), Inputs(image[:, :2], positions=visible))[0]
-    states, mask_token = embed.project(model.encoder.embed.project(image[0, :2])), embed.hidden[0, 0]
+    states, mask_token = embed.project(model.encoder.embed.project(image[0, :2])), embed.mask_token[0, 0]
     close(out, torch.stack((states[1], mask_token, states[0], mask_token)))
 
 
@@ -781,7 +798,7 @@ def test_class_token_and_mask_token_start_at_a_small_random_vector():
     stack = {"width": 2048, "layers": 0}
     encoder, decoder = stack | {"embed": {"kind": "patches", "class_token": True}}, stack | {"embed": "mask-tokens"}
     model = build(read_model({"encoder": encoder, "decoder": decoder, "head": "pixels"}))
-    for vector in (model.encoder.embed.first, model.decoder.embed.hidden):
+    for vector in (model.encoder.embed.cls_token, model.decoder.embed.mask_token):
         assert vector.std().item() == pytest.approx(0.02, rel=0.1)
 
 

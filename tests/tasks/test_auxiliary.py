@@ -14,6 +14,7 @@ from command import run as command
 from raising import raises
 from small_runs import TASKS, described
 from trees import SHE, conllu
+from trivial_losses import mean_of
 
 import manyheads
 from manyheads import Inputs
@@ -86,8 +87,8 @@ def test_terms_are_means_over_heads_real_positions_and_layers(name):
         entropy, distance = by_the_matrix(attention)
         entropies.append(entropy.transpose(1, 2)[real].flatten())
         distances.append(distance.transpose(1, 2)[real].flatten().clamp(max=20.0))
-    assert loss.terms["focus"].mean == pytest.approx(float(torch.cat(entropies).mean().detach()), abs=1e-10)
-    assert loss.terms["near"].mean == pytest.approx(float(torch.cat(distances).mean().detach()), abs=1e-10)
+    assert mean_of(loss.terms["focus"]) == pytest.approx(float(torch.cat(entropies).mean().detach()), abs=1e-10)
+    assert mean_of(loss.terms["near"]) == pytest.approx(float(torch.cat(distances).mean().detach()), abs=1e-10)
     assert loss.terms["focus"].count == torch.cat(entropies).numel()
 
 
@@ -103,10 +104,10 @@ def terms_and_gradients(model, run, batches):
     return float(sum(losses).detach()), gradients
 
 
-@pytest.mark.parametrize("normalised", [True, False])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("name", ["seq2seq", "recurrent", "causal"])
-def test_four_batches_give_what_one_gives_and_padding_changes_nothing(name, normalised):
-    run = prepare(shaped_run(name, FOCUS | {"normalised": normalised}, NEAR | {"normalised": normalised}))
+def test_four_batches_give_what_one_gives_and_padding_changes_nothing(name, reduction):
+    run = prepare(shaped_run(name, FOCUS | {"reduction": reduction}, NEAR | {"reduction": reduction}))
     task, model = run.spec.task, double_model(run)
     rows = sorted((run.train_rows[i] for i in range(16)), key=lambda row: len(row[0]))  # batches of different lengths
     parts = [task.batch(rows[i : i + 4], run.special_tokens, np.random.default_rng(0)) for i in range(0, 16, 4)]
@@ -216,7 +217,7 @@ def minimise(run, batch, steps=40):
         optimizer.zero_grad()
         (term.sum / term.count).backward()
         optimizer.step()
-        values.append(term.mean)
+        values.append(mean_of(term))
     return values[0], values[-1]
 
 
@@ -311,6 +312,20 @@ def test_a_row_whose_target_is_masked_is_not_in_the_loss(name, window):
     assert term.count == len(cells)
     expected = -sum(attentions[0].weights()[0, 1, i, j].log() for i, j in cells)
     torch.testing.assert_close(term.sum, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_guided_losses_with_different_targets_keep_them_apart(tmp_path):
+    """Also a relation that is called "any", which is not the same as no relation."""
+    sentences = [[("1", f"bird{letter}", "2", "any"), ("2", "sings", "0", "null")] for letter in "abcdefghijklmnopqrst"]
+    (tmp_path / "t.conllu").write_text(conllu(*sentences))
+    terms = [
+        {"kind": "guided", "by": "arcs"} | more
+        for more in ({}, {"relation": "any"}, {"relation": "null"}, {"toward": "dependents"})
+    ]
+    tree = described("masked") | {"data": {"kind": "conllu", "path": str(tmp_path / "t.conllu")}}
+    run = prepare(read_run(tree | {"auxiliary_losses": terms}))
+    assert [spec.name for spec in run.spec.auxiliary_losses] == list(run.attention_targets)
+    assert len({str([pairs.tolist() for pairs in rows]) for rows in run.attention_targets.values()}) == len(terms)
 
 
 def test_a_relation_of_a_treebank_guides_its_own_arcs(tmp_path):

@@ -9,7 +9,6 @@ from small_runs import described, train_all
 import manyheads
 from manyheads import evaluate
 from manyheads.files.read import read_toml
-from manyheads.tasks.evaluation import EvalOptions
 from manyheads.tasks.task import TaskSpec
 from manyheads.training.run import read_run
 
@@ -47,14 +46,14 @@ def test_a_kind_has_one_name_from_the_run_file_to_every_output(kind, tmp_path):
     assert read_run(read_toml(tmp_path / "run" / "run.toml")).task.kind == kind
     checkpoint = manyheads.load(tmp_path / "run")
     assert checkpoint.task["kind"] == kind
-    options = EvalOptions(max_rows=2, num_beams=1, max_new_tokens=2)
+    options = {"max_rows": 2, "num_beams": 1, "max_new_tokens": 2}
     for task in (None, kind):
-        report = evaluate(tmp_path / "run", task=task, options=options)
+        report = evaluate(tmp_path / "run", task=task, **options)
         assert report["task"] == kind
     if kind in PRESETS:  # though its data may be generated, a file of pairs has the same form
         (tmp_path / "pairs.tsv").write_text("a b\ta b\nc d\tc d\n")
         for path in (tmp_path / "run", checkpoint.path):
-            report = evaluate(path, data=str(tmp_path / "pairs.tsv"), options=options)
+            report = evaluate(path, data=str(tmp_path / "pairs.tsv"), **options)
             assert (report["task"], report["rows"]) == (kind, 2)
     if kind != "mae":  # which reads no text
         text = {"masked": "he <mask> it", "infill": "he <mask> it"}.get(kind, "a b c")

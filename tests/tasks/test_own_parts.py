@@ -1,4 +1,4 @@
-"""A user's own task, decoding method and metric in a --parts file: used by every verb when the file is named."""
+"""A user's own task, decoding method and metric in a --parts file: used by every command when the file is named."""
 
 from __future__ import annotations
 
@@ -146,18 +146,18 @@ def test_an_own_task_has_a_suggested_run(tagging, tmp_path):
     run("train", tmp_path / "run.toml", "--output", tmp_path / "run", "--parts", tagging / "tag.py", *steps)
 
 
-@pytest.mark.parametrize("verb", ["train", "evaluate", "predict", "new"])
-def test_without_its_file_an_own_task_is_an_error_that_names_the_option(verb, tagging):
+@pytest.mark.parametrize("command", ["train", "evaluate", "predict", "new"])
+def test_without_its_file_an_own_task_is_an_error_that_names_the_option(command, tagging):
     arguments = {
         "train": [tagging / "run.toml", "--output", tagging / "other"],
         "evaluate": [tagging / "run"],
         "predict": [tagging / "run", "the cat"],
         "new": ["tag"],
-    }[verb]
-    error = error_of(verb, *arguments, check=2)
-    assert error["code"] == ("usage.argument" if verb == "new" else "config.unknown-kind")
+    }[command]
+    error = error_of(command, *arguments, check=2)
+    assert error["code"] == ("usage.argument" if command == "new" else "config.unknown-kind")
     assert "tag" in error["message"]
-    assert verb == "new" or "--parts" in error["message"] + error["hint"]
+    assert command == "new" or "--parts" in error["message"] + error["hint"]
 
 
 # ---------------------------------------------------------------------------------------------------- own metric, method

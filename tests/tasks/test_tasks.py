@@ -80,7 +80,7 @@ def test_the_shares_of_masked_and_random_tokens_sum_to_at_most_one():
         read_run(
             small_run("masked", task={"kind": "masked", "mask_replace_prob": masked, "random_replace_prob": random})
         )
-    with raises("config.out-of-range", "task.random_replace_prob", 0.5, 0.8):
+    with raises("config.out-of-range", "task.random_replace_prob", 0.5, 0.2):
         read_run(small_run("masked", task={"kind": "masked", "mask_replace_prob": 0.8, "random_replace_prob": 0.5}))
 
 
@@ -151,10 +151,12 @@ def test_the_lengths_of_source_and_target_are_known_before_spans_are_drawn(rows,
     assert task.lengths([np.array([len(text) for text in rows])]).tolist() == lengths
 
 
-@pytest.mark.parametrize("affixes", [((), ()), ((801,), ()), ((), (2,)), ((801,), (802,)), None])
-def test_spans_get_the_special_tokens_of_any_pair(affixes):
+@pytest.mark.parametrize("template", [((), ()), ((801,), ()), ((), (2,)), ((801,), (802,)), None])
+def test_spans_get_the_special_tokens_of_any_pair(template):
     """Those of the tokenizer, and a decoder's start token that is not the one that begins a text."""
-    tokens = SpecialTokens(vocab_size=1000, sentinels=SENTINELS, tokenizer_affixes=affixes, decoder_start_token_id=803)
+    tokens = SpecialTokens(
+        vocab_size=1000, sentinels=SENTINELS, tokenizer_template=template, decoder_start_token_id=803
+    )
     batch = SpansSpec().batch([(np.arange(10, 30),)], tokens, rng(0))
     source, targets = batch.source.tokens[0], batch.targets[0]
     visible, masked = (

@@ -34,13 +34,13 @@ def test_every_row_is_in_one_batch_per_epoch():
     assert [list(one) for one in stream.plan().batches] != [list(one) for one in first]
 
 
-@pytest.mark.parametrize("affixes", [None, ((1,), (2,))])
+@pytest.mark.parametrize("template", [None, ((1,), (2,))])
 @pytest.mark.parametrize("name", TASKS)
-def test_no_batch_has_more_than_batch_tokens(name, affixes):
+def test_no_batch_has_more_than_batch_tokens(name, template):
     """With padding, special tokens and targets."""
     run = prepare(read_run(described(name)))
     if run.tokenizer is not None:
-        run = replace(run, special_tokens=replace(run.special_tokens, tokenizer_affixes=affixes))
+        run = replace(run, special_tokens=replace(run.special_tokens, tokenizer_template=template))
     longest = int(row_lengths(run, run.validation_rows).sum(1).max())  # an evaluated row may be longer than a batch
     for plan, limit in (
         (BatchPlan(run, run.train_rows), 200),
@@ -148,7 +148,7 @@ def test_packed_texts_have_the_loss_and_gradients_of_texts_in_rows_of_their_own(
     packed = plan.batch(0)
     rows = [run.train_rows[int(i)] for row in whole for i, _, _ in row]
     alone = task.batch(rows, run.special_tokens, np.random.default_rng([run.spec.seed, 0, 0]))
-    assert packed.inputs.batch < alone.inputs.batch
+    assert packed.inputs.batch_size < alone.inputs.batch_size
     results = []
     for batch in (packed, alone):
         model.zero_grad()

@@ -22,7 +22,7 @@ from manyheads.errors import ConfigError, ManyheadsError, RunChangedError, Usage
 from manyheads.inspect.draw import draw_comparison
 from manyheads.spec import to_toml
 from manyheads.training.compare import compare
-from manyheads.training.grid import field_paths, folder_name, read_axis, split_values
+from manyheads.training.grid import axis_paths, folder_name, read_axis, split_values
 from manyheads.training.prepare import prepare
 from manyheads.training.run import read_run
 
@@ -57,18 +57,18 @@ def path(tmp_path):
 
 def test_a_short_name_means_every_stack_that_has_its_own_value():
     own = TREE | {"model": TREE["model"] | {"decoder": STACK | {"position": "rope", "embed": "shared", "cross": True}}}
-    assert field_paths("position", TREE) == ("model.encoder.position",)
-    assert field_paths("position", own) == ("model.encoder.position", "model.decoder.position")
-    assert field_paths("embed", TREE) == ("model.encoder.embed", "model.decoder.embed")
-    assert field_paths("attention.heads", TREE) == ("model.encoder.attention.heads",)
-    assert field_paths("decoder.position", TREE) == ("model.decoder.position",)
-    assert field_paths("model.decoder.position", TREE) == ("model.decoder.position",)
-    assert field_paths("head", TREE) == ("model.head",)
-    assert field_paths("lr", TREE) == ("optim.lr",)
-    assert field_paths("schedule.warmup", TREE) == ("optim.schedule.warmup",)
-    assert field_paths("steps", TREE) == ("train.steps",)
-    assert field_paths("data.count", TREE) == ("data.count",)
-    assert field_paths("cell", {"model": {"recurrent": {}}}) == ("model.recurrent.cell",)
+    assert axis_paths("position", TREE) == ("model.encoder.position",)
+    assert axis_paths("position", own) == ("model.encoder.position", "model.decoder.position")
+    assert axis_paths("embed", TREE) == ("model.encoder.embed", "model.decoder.embed")
+    assert axis_paths("attention.heads", TREE) == ("model.encoder.attention.heads",)
+    assert axis_paths("decoder.position", TREE) == ("model.decoder.position",)
+    assert axis_paths("model.decoder.position", TREE) == ("model.decoder.position",)
+    assert axis_paths("head", TREE) == ("model.head",)
+    assert axis_paths("lr", TREE) == ("optim.lr",)
+    assert axis_paths("schedule.warmup", TREE) == ("optim.schedule.warmup",)
+    assert axis_paths("steps", TREE) == ("train.steps",)
+    assert axis_paths("data.count", TREE) == ("data.count",)
+    assert axis_paths("cell", {"model": {"recurrent": {}}}) == ("model.recurrent.cell",)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_a_short_name_means_every_stack_that_has_its_own_value():
 )
 def test_a_name_that_means_no_field_is_refused(name, tree, code, value):
     with pytest.raises(ManyheadsError) as error:
-        field_paths(name, tree)
+        axis_paths(name, tree)
     assert error.value.code == code
     assert value in str(error.value)
 
@@ -282,11 +282,39 @@ def test_parallel_runs_have_the_results_of_runs_in_turn(path, tmp_path):
     assert one["stopped"] is two["stopped"] is None
 
 
+FAILING_PARTS = """
+import os
+import signal
+
+from manyheads.data.source import DataSpec
+
+
+class LongErrorData(DataSpec, kind="test-long-error"):
+    def load(self):
+        raise IndexError("x" * (1 << 20))
+
+
+class KilledData(DataSpec, kind="test-killed"):
+    def load(self):
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_an_error_that_is_larger_than_a_pipe_and_a_killed_process_reach_the_report(path, tmp_path):
+    (tmp_path / "failing.py").write_text(FAILING_PARTS)
+    axis = "data={kind='test-long-error'},{kind='test-killed'}"
+    command = ("compare", path, axis, "--seeds", "1", "--jobs", "2", "--parts", tmp_path / "failing.py", "--json")
+    done = run(*command, "--output", tmp_path / "grid", check=1, timeout=60)
+    long, killed = json.loads(done.stdout)["cells"]
+    assert long["error"] == "x" * (1 << 20)
+    assert str(-signal.SIGKILL) in killed["error"]
+
+
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_an_interrupted_grid_is_resumed(path, tmp_path, jobs):
     torch.set_num_threads(1)
     axes, grid, stderr = ["position=none,rope"], tmp_path / "grid", tmp_path / "err"
-    command = ["compare", path, *axes, "--seeds", 2, "--jobs", jobs, "-s", "train.steps=20", "--quiet", "-o", grid]
+    command = ["compare", path, *axes, "--seeds", 1, "--jobs", jobs, "-s", "train.steps=20", "--quiet", "-o", grid]
     stderr.touch()
     environment = dict(os.environ) | {"OMP_NUM_THREADS": "1"}
     arguments = ([*map(str, command)], os.devnull, os.devnull, stderr, str(tmp_path), environment)
@@ -297,10 +325,10 @@ def test_an_interrupted_grid_is_resumed(path, tmp_path, jobs):
     os.kill(process.pid, signal.SIGINT)
     process.join(120)
     assert process.exitcode == 130, stderr.read_text()
-    assert len(list(grid.glob("*/*/checkpoints/step-00000020"))) < 4
+    assert len(list(grid.glob("*/*/checkpoints/step-00000020"))) < 2
     overrides = ["train.steps=20"]
-    resumed, whole = (compare(path, axes, tmp_path / name, seeds=2, overrides=overrides) for name in ("grid", "whole"))
-    assert all(len(cell["seeds"]) == 2 for cell in resumed["cells"])
+    resumed, whole = (compare(path, axes, tmp_path / name, seeds=1, overrides=overrides) for name in ("grid", "whole"))
+    assert all(len(cell["seeds"]) == 1 for cell in resumed["cells"])
     assert metrics_of(resumed) == metrics_of(whole)
 
 

@@ -57,6 +57,8 @@ COLOURS = [
 ]
 OPTIM = {"lr": 1e-2, "schedule": {"kind": "linear", "warmup_steps": 5}}
 
+pytestmark = pytest.mark.xdist_group("evaluate")  # one worker, which trains the runs once
+
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
@@ -137,8 +139,7 @@ def test_bleu_and_chrf_take_the_outputs_as_hypotheses_and_the_targets_as_referen
     sources, targets = ["a b c d e", "b c d e f"], ["a b c d e f g", "b c d e f g a"]
     path = tmp_path / "pairs.tsv"
     path.write_text("".join(f"{source}\t{target}\n" for source, target in zip(sources, targets, strict=True)))
-    options = EvalOptions(num_beams=1, max_new_tokens=4)
-    report = evaluate(runs / "seq2seq", data=str(path), options=options)
+    report = evaluate(runs / "seq2seq", data=str(path), num_beams=1, max_new_tokens=4)
     assert report["scores"]["copy"]["bleu"] == pytest.approx(100 * math.exp(1 - 7 / 5))
     for name, hypotheses in {"model": report["outputs"], "copy": sources}.items():
         assert report["scores"][name]["bleu"] == sacrebleu.corpus_bleu(hypotheses, [targets]).score
@@ -149,7 +150,7 @@ def test_a_note_counts_the_targets_without_words_that_rouge_counts(runs, tmp_pat
     for text, count in (("привет мир", 2), ("hello мир", 0)):
         path = tmp_path / "pairs.tsv"
         path.write_text(f"a b c\t{text} как дела\nb a c\t{text} тоже\n")
-        report = evaluate(runs / "seq2seq", data=str(path), options=EvalOptions(num_beams=1, max_new_tokens=4))
+        report = evaluate(runs / "seq2seq", data=str(path), num_beams=1, max_new_tokens=4)
         notes = [note for note in report["notes"] if "ROUGE" in note]
         assert [note.split()[0] for note in notes] == ([str(count)] if count else [])
 
@@ -223,15 +224,12 @@ def test_packed_runs_are_evaluated_in_windows_of_their_rows(tmp_path):
     report = evaluate(tmp_path / "packed")
     (note,) = report["notes"]
     assert re.findall(r"\d+", note) == ["16"], "texts were read in windows of 16 tokens"
-    by_length = {
-        length: evaluate(tmp_path / "packed", options=EvalOptions(max_length=length))["scores"]["model"]
-        for length in (16, 400)
-    }
+    by_length = {length: evaluate(tmp_path / "packed", max_length=length)["scores"]["model"] for length in (16, 400)}
     assert report["scores"]["model"] == by_length[16] != by_length[400]
 
 
 def test_windows_predict_every_token_once(runs):
-    whole, windows = (evaluate(runs / "causal", options=EvalOptions(max_length=length)) for length in (None, 7))
+    whole, windows = (evaluate(runs / "causal", max_length=length) for length in (None, 7))
     assert whole["tokens"] == windows["tokens"]
     assert whole["scores"]["model"] != windows["scores"]["model"]
 
@@ -255,7 +253,7 @@ def test_each_row_gets_its_own_output(runs):
         manyheads.load(runs / "seq2seq"),
         {"num_beams": 2, "length_penalty": 0.6, "max_new_tokens": 5},
     )
-    report = evaluate(runs / "seq2seq", options=EvalOptions(max_rows=8, examples=8, **settings))
+    report = evaluate(runs / "seq2seq", max_rows=8, examples=8, **settings)
     texts = report["outputs"]
     assert list(texts) == [checkpoint.generate(row["source"], **settings) for row in report["examples"]]
     assert len(set(texts)) > 1
@@ -267,7 +265,7 @@ def test_outputs_are_written_one_per_line(runs, tmp_path):
     run("evaluate", runs / "seq2seq", "--max-rows", 6, "--num-beams", 1, "--output", path)
     lines = path.read_text().split("\n")
     assert len(lines) == 7
-    report = evaluate(runs / "seq2seq", options=EvalOptions(max_rows=6, num_beams=1, examples=6))
+    report = evaluate(runs / "seq2seq", max_rows=6, num_beams=1, examples=6)
     texts = report["outputs"]
     assert lines[:-1] == list(texts) == [example["generated"] for example in report["examples"]]
     error = error_of("evaluate", runs / "seq2seq", "--output", path, check=2)
@@ -359,7 +357,7 @@ def test_another_file_of_the_same_form_is_evaluated_with_baselines_of_the_traini
     assert report["scores"]["naive Bayes"]["accuracy"] == 1  # fitted on the run's training rows
     pairs = tmp_path / "pairs.tsv"
     pairs.write_text("a b\tb a\nc d e\te d c\n")
-    report = evaluate(runs / "seq2seq", data=str(pairs), options=EvalOptions(num_beams=1))
+    report = evaluate(runs / "seq2seq", data=str(pairs), num_beams=1)
     assert report["rows"] == 2  # though the data of the run are generated
 
 
@@ -503,7 +501,7 @@ def test_images_have_classes_too(tmp_path):
     model = {"encoder": PATCHES, "head": {"kind": "classes", "classes": 10}}
     settings = {"steps": 2, "batch_tokens": 800, "eval_every": 100, "eval_rows": 1}
     train_all({"model": model, "data": "digits", "task": "classify", "train": settings}, tmp_path / "run")
-    report = evaluate(tmp_path / "run", options=EvalOptions(max_rows=20, examples=3))
+    report = evaluate(tmp_path / "run", max_rows=20, examples=3)
     classes = report["outputs"]
     assert report["scores"].keys() == {"model", "majority"}  # an image has no words
     assert len(classes) == report["rows"] == 20
@@ -546,7 +544,7 @@ def test_restored_images_are_scored_next_to_the_mean_image_and_probes(tmp_path):
 
 
 def test_examples_of_images_are_the_visible_patches_the_restored_image_and_the_target(runs, tmp_path):
-    report = evaluate(runs / "mae", split="test", options=EvalOptions(max_rows=9, examples=3))
+    report = evaluate(runs / "mae", split="test", max_rows=9, examples=3)
     assert len(report["examples"]) == 3
     for example, (image, _) in zip(report["examples"], digit_rows("test"), strict=False):
         visible, restored, target = (np.array(example[name]) for name in ("visible", "restored", "target"))

@@ -596,7 +596,7 @@ def test_a_missing_gpu_is_refused_if_it_is_named_and_auto_trains_on_the_processo
     assert "GPU" in run("train", run_file, "--output", tmp_path / "auto").stderr
     assert "GPU" not in run("train", run_file, "--output", tmp_path / "cpu", "--device", "cpu").stderr
     assert hashes(tmp_path / "auto") == hashes(tmp_path / "cpu")
-    for verb, *more in (("evaluate",), ("predict", "a text")):
-        assert error_of(verb, tmp_path / "cpu", *more, "--device", "cuda", check=2)["code"] == "usage.device"
+    for command, *more in (("evaluate",), ("predict", "a text")):
+        assert error_of(command, tmp_path / "cpu", *more, "--device", "cuda", check=2)["code"] == "usage.device"
     assert json.loads((tmp_path / "cpu" / "env.json").read_text())["starts"][0]["device"] == "cpu"
     assert manyheads.load(tmp_path / "cpu").device.type == "cpu"

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from small_checkpoints import CASES, make, perturbed
 from small_runs import hashes, in_a_process, last_metrics, train_all
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
+from trivial_losses import mean_of
 
 import manyheads
 from manyheads.data.prepared import write_prepared
@@ -176,7 +177,7 @@ def test_the_loss_before_the_first_step_is_that_of_transformers(name, task, data
         targets = [torch.tensor(tokenizer.encode(row[1]).ids) for row in rows]
         labels = torch.nn.utils.rnn.pad_sequence(targets, True, -100)
     loss = float(theirs(**inputs, labels=labels).loss)
-    assert run.spec.task.loss(model.eval(), batch).mean == pytest.approx(loss, abs=1e-5)
+    assert mean_of(run.spec.task.loss(model.eval(), batch)) == pytest.approx(loss, abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -328,7 +329,10 @@ def test_another_vocabulary_is_refused_with_the_first_difference(data, tmp_path)
     tokenizer, path = json.loads((folder / "tokenizer.json").read_text()), tmp_path / "tokenizer.json"
     path.write_text(json.dumps(tokenizer))
     own = {"kind": "file", "path": str(path)}
-    assert prepared(described(folder, data, "masked", tokenizer=own)).special_tokens.tokenizer_affixes == ((51,), (52,))
+    assert prepared(described(folder, data, "masked", tokenizer=own)).special_tokens.tokenizer_template == (
+        (51,),
+        (52,),
+    )
     vocab = tokenizer["model"]["vocab"]
     vocab["foo"] = vocab.pop("word17")
     path.write_text(json.dumps(tokenizer))
@@ -461,7 +465,7 @@ def test_special_tokens_around_a_text_are_kept_through_two_runs(data, tmp_path):
     """The second starts from the first, which started from a folder of transformers."""
     train_all(case("masked", tmp_path, data), tmp_path / "first")
     run = prepared(described(tmp_path / "first", data, "classify", model=CLASSES))
-    assert run.special_tokens.tokenizer_affixes == ((51,), (52,))
+    assert run.special_tokens.tokenizer_template == ((51,), (52,))
     list(train_events(run, tmp_path / "second"))
     manyheads.export(tmp_path / "second", tmp_path / "out")
     config = json.loads((tmp_path / "out" / "config.json").read_text())
@@ -492,7 +496,7 @@ def test_lora_changes_nothing_at_first_and_then_only_its_target_modules(name, da
     batch = first_batch(run, 8)
     assert torch.equal(model.eval()(batch.inputs), plain.eval()(batch.inputs))
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    assert {name for name in trained if not name.endswith((".up.weight", ".down.weight"))} == set(event.new)
+    assert {name for name in trained if not name.endswith((".lora_A.weight", ".lora_B.weight"))} == set(event.new)
     list(train_events(run, tmp_path / "run"))
     after = dict(manyheads.load(tmp_path / "run").model.named_parameters())
     changed = {name for name, tensor in plain.named_parameters() if not torch.equal(tensor, after[name])}
@@ -550,8 +554,8 @@ def test_lora_drops_the_given_share_of_its_inputs(rate, data, tmp_path):
     assert layers
     for layer in layers:
         inputs = []
-        layer.down.register_forward_hook(lambda _, args, output, inputs=inputs: inputs.append(args[0]))
-        x = torch.ones(2, 2000, layer.down.in_features)
+        layer.lora_A.register_forward_hook(lambda _, args, output, inputs=inputs: inputs.append(args[0]))
+        x = torch.ones(2, 2000, layer.lora_A.in_features)
         torch.manual_seed(0)
         layer.train()(x)
         layer.eval()(x)

@@ -43,7 +43,7 @@ from manyheads.errors import CorruptFileError, DivergedError, IncompatibleError,
 from manyheads.files.read import read_toml
 from manyheads.model.transformer import Transformer
 from manyheads.presets import preset
-from manyheads.spec import override, to_toml
+from manyheads.spec import SLOTS, override, to_toml
 from manyheads.training.events import Evaluated, Finished, Prepared, Resumed, Saved, Step
 from manyheads.training.loop import train_events, validate
 from manyheads.training.optim import OptimSpec, ScheduleSpec
@@ -513,15 +513,91 @@ def test_every_optimizer_resumes_with_the_same_bits(kind, decay, tmp_path):
     assert hashes(tmp_path / "broken") == hashes(tmp_path / "whole")
 
 
+# -------------------------------------------------------------------------------------------------------------- buffers
+
+
+class ScaledByMean(torch.nn.Module):
+    """x / running mean of |x| + offset: its buffers change in training, are counted in integers, or are not saved."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.gain = torch.nn.Parameter(torch.ones(width))
+        self.register_buffer("mean", torch.ones(()))
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("offset", torch.zeros(width), persistent=False)
+
+    def reset_parameters(self):
+        for tensor in (self.gain, self.mean):
+            torch.nn.init.ones_(tensor)
+        self.steps.zero_()
+        self.offset.copy_(torch.linspace(0, 1, len(self.offset)))
+
+    def forward(self, x):
+        if self.training:
+            self.mean.lerp_(x.detach().abs().mean(), 0.1)
+            self.steps.add_(1)
+        return x / self.mean * self.gain + self.offset.to(x.dtype)
+
+
+@pytest.fixture
+def with_buffers():
+    """The tree of a run whose norms have buffers."""
+
+    class ScaledByMeanSpec(SLOTS["norm"], kind="scaled-by-mean"):
+        def build(self, width):
+            return ScaledByMean(width)
+
+    tree = described("causal")
+    yield tree | {"model": {"vocab": "tokenizer", "decoder": STACK | {"norm": "scaled-by-mean"}}}
+    del SLOTS["norm"].kinds["scaled-by-mean"]
+
+
+def buffers_of(checkpoint):
+    return {name: buffer.clone() for name, buffer in checkpoint.model.named_buffers()}
+
+
+def test_a_part_with_buffers_is_resumed_loaded_and_exported(with_buffers, tmp_path):
+    train_all(with_buffers, tmp_path / "whole")
+    stop_after(with_buffers, tmp_path / "broken", 3)
+    train_all(with_buffers, tmp_path / "broken")
+    assert hashes(tmp_path / "broken") == hashes(tmp_path / "whole")
+    loaded = manyheads.load(tmp_path / "whole")
+    buffers = buffers_of(loaded)
+    assert {int(buffer) for name, buffer in buffers.items() if name.endswith("steps")} == {12}, "two batches a step"
+    assert all(float(buffer) != 1 for name, buffer in buffers.items() if name.endswith("mean"))
+    assert all(buffer[-1] == 1 for name, buffer in buffers.items() if name.endswith("offset"))
+    assert manyheads.predict(loaded, "a b")["text"] == "a b"
+    manyheads.export(tmp_path / "whole", tmp_path / "exported", to="manyheads")
+    again = manyheads.load(tmp_path / "exported", dtype=torch.float64)
+    for name, buffer in buffers_of(again).items():
+        assert buffer.dtype is (torch.int64 if name.endswith("steps") else torch.float64)
+        torch.testing.assert_close(buffer, buffers[name].to(buffer.dtype), rtol=0, atol=1e-7)
+    ids = torch.tensor([[1, 2, 3]])
+    torch.testing.assert_close(again.logits(ids).float(), loaded.logits(ids))
+
+
+@pytest.mark.parametrize("more", [{}, {"lora": {"rank": 2}}], ids=["whole", "lora"])
+def test_a_run_starts_from_the_buffers_of_its_checkpoint(more, with_buffers, tmp_path):
+    train_all(with_buffers, tmp_path / "first")
+    tree = {name: value for name, value in with_buffers.items() if name != "model"}
+    tree |= {"init_from": str(tmp_path / "first")} | more
+    train_all(tree, tmp_path / "whole")
+    stop_after(tree, tmp_path / "broken", 3)
+    train_all(tree, tmp_path / "broken")
+    assert hashes(tmp_path / "broken") == hashes(tmp_path / "whole")
+    buffers = buffers_of(manyheads.load(tmp_path / "whole"))
+    assert {int(buffer) for name, buffer in buffers.items() if name.endswith("steps")} == {24}
+
+
 # ---------------------------------------------------------------------------------------------------------- from Python
 
 
-def test_train_does_what_the_verb_does_and_returns_plain_data(run_file, tmp_path):
+def test_train_does_what_the_command_does_and_returns_plain_data(run_file, tmp_path):
     events = []
     report = manyheads.train(run_file, tmp_path / "python", overrides=["train.steps=4"], progress=events.append)
-    verb = run_json("train", run_file, "--output", tmp_path / "verb", "-s", "train.steps=4")
-    assert hashes(tmp_path / "python") == hashes(tmp_path / "verb")
-    assert report == verb | {"folder": str(tmp_path / "python")}
+    command = run_json("train", run_file, "--output", tmp_path / "command", "-s", "train.steps=4")
+    assert hashes(tmp_path / "python") == hashes(tmp_path / "command")
+    assert report == command | {"folder": str(tmp_path / "python")}
     assert [event.step for event in events if isinstance(event, Step)] == [1, 2, 3, 4]
     assert report["metrics"] == last_metrics(events)
     assert json.loads(json.dumps(report)) == report

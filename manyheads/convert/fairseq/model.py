@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ def read_fairseq(
     file = path.joinpath(*CHECKPOINT) if path.is_dir() else path
     config, weights = read_checkpoint(file)
     model, metadata = load_model(file, config, weights, {}, dtype=dtype, allow_nonfinite=allow_nonfinite)
-    return model, metadata, read_tokenizer(path, config) if path.is_dir() else None
+    return model, metadata, read_fairseq_tokenizer(path, config) if path.is_dir() else None
 
 
 def read_checkpoint(path: Path) -> tuple[Tree, InMemoryTensors]:
@@ -66,13 +67,20 @@ def model_options(content: Tree, path: Path) -> Tree:
 
 @dataclass(frozen=True)
 class Encoding:
-    """The token ids of a text."""
+    """The token ids of a text, with 1 in the mask at </s>, and those that truncation removed."""
 
     ids: list[int]
+    special_tokens_mask: list[int]
+    overflowing: list[Encoding] = field(default_factory=list)
 
 
 class FairseqTokenizer:
-    """Encodes texts with BPE merges and the source dictionary, and decodes ids with the target dictionary."""
+    """Encodes texts with BPE merges and the source dictionary, and decodes ids with the target dictionary.
+
+    Methods have the names of tokenizers.Tokenizer. The names of special tokens in a text are encoded as plain text.
+    """
+
+    truncation: dict[str, int] | None = None
 
     def __init__(self, merges: Sequence[tuple[str, str]], source: Sequence[str], target: Sequence[str]) -> None:
         from tokenizers import Tokenizer, models, pre_tokenizers
@@ -86,9 +94,24 @@ class FairseqTokenizer:
         self.ids = {word: i for i, word in enumerate((*SPECIAL, *source))}
         self.target = (*SPECIAL, *target)
 
+    def copy(self) -> FairseqTokenizer:
+        return copy(self)
+
+    def enable_truncation(self, max_length: int) -> None:
+        self.truncation = {"max_length": max_length}
+
+    def encode(self, text: str) -> Encoding:
+        return self.encode_batch([text])[0]
+
     def encode_batch(self, texts: Sequence[str]) -> list[Encoding]:
         encodings = self.bpe.encode_batch(list(texts))
-        return [Encoding([*map(self.id_of, encoding.tokens), EOS]) for encoding in encodings]
+        return [self.add_eos([*map(self.id_of, encoding.tokens)]) for encoding in encodings]
+
+    def add_eos(self, ids: list[int]) -> Encoding:
+        """Truncates ids, so that they and </s> have at most the maximum length, and appends </s>."""
+        limit = self.truncation["max_length"] - 1 if self.truncation else len(ids)
+        first, rest = ids[:limit], ids[limit:]
+        return Encoding([*first, EOS], [0] * len(first) + [1], [Encoding(rest, [0] * len(rest))] if rest else [])
 
     def id_of(self, piece: str) -> int:
         return self.ids.get(piece.removesuffix("</w>") if piece.endswith("</w>") else f"{piece}@@", UNKNOWN)
@@ -98,27 +121,36 @@ class FairseqTokenizer:
         words = (self.target[i] if 0 <= i < len(self.target) else SPECIAL[UNKNOWN] for i in shown)
         return f"{' '.join(words)} ".replace("@@ ", "").strip()
 
+    def token_to_id(self, token: str) -> int | None:
+        return self.ids.get(token)
+
+    def get_vocab(self, *, with_added_tokens: bool = True) -> dict[str, int]:
+        return dict(self.ids)
+
     def get_vocab_size(self, *, with_added_tokens: bool = True) -> int:
         return len(self.ids)
 
+    def get_added_tokens_decoder(self) -> dict[int, Any]:
+        return {}
 
-def read_tokenizer(folder: Path, config: Tree) -> FairseqTokenizer | None:
+
+def read_fairseq_tokenizer(folder: Path, config: Tree) -> FairseqTokenizer | None:
     """The tokenizer from the merges and dictionaries in data/, which are told apart by size; None if it is missing."""
+    from manyheads.data.tokenizer import explain_tokenizer_errors
+
     data = safe_join(folder, "data")
     merges_file = safe_join(data, "bpe.code") if data.is_dir() else data
     if not merges_file.is_file():
         return None
-    lines = {path.name: read_lines(safe_join(data, path.name)) for path in sorted(data.glob("dict.*.txt"))}
+    lines = {path.name: dictionary_lines(safe_join(data, path.name)) for path in sorted(data.glob("dict.*.txt"))}
     by_size = {len(words) + len(SPECIAL): [line.rpartition(" ")[0] for line in words] for words in lines.values()}
     source, target = by_size.get(config["source_tokens"]), by_size.get(config["target_tokens"])
     if source is None or target is None or source is target:
         return None
-    pairs = (line.partition(" ") for line in read_lines(merges_file) if not line.startswith("#"))
-    try:
+    pairs = (line.partition(" ") for line in dictionary_lines(merges_file) if not line.startswith("#"))
+    with explain_tokenizer_errors(f"{merges_file} cannot be read", CheckpointTokenizerError):
         return FairseqTokenizer([(left, right) for left, _, right in pairs if right], source, target)
-    except Exception as error:
-        raise CheckpointTokenizerError(f"{merges_file} cannot be read: {error}") from None
 
 
-def read_lines(path: Path) -> list[str]:
+def dictionary_lines(path: Path) -> list[str]:
     return [line for line in read_text(path, MAX_DICTIONARY_BYTES).split("\n") if line]

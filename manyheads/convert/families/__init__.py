@@ -39,7 +39,7 @@ class Family:
     keys: tuple[ConfigRow, ...]
     weights: Table  # the weights except those of the head, without prefix
     architectures: Mapping[str, Architecture]  # the first is the default of a config without architectures
-    ignored: tuple[str, ...] = ()  # keys that do not change the output of a forward
+    ignored: tuple[str, ...] = ()  # keys that do not change the output
     # completes a config from the names of the stored tensors
     resolve: Callable[[Config, Collection[str]], Config] = lambda config, names: config
     spellings: tuple[Spelling, ...] = ()  # other names of the weights in published checkpoints
@@ -57,6 +57,10 @@ class Family:
         own = self.architectures[self.architecture(config)]
         tree = copy_tree(self.shape) | {"head": copy_tree(own.head)}
         return read_model(read_config((*self.keys, *own.keys), config, tree, ignored=self.ignored))
+
+    def stored_spec(self, config: Config, names: Collection[str]) -> ModelSpec:
+        """The spec of a config, completed from the names of the stored tensors."""
+        return self.spec_of(self.resolve(config, names))
 
     def config_of(self, spec: ModelSpec, architecture: str) -> Tree:
         """A config for the spec. If `spec_of` reads another spec from it, the family cannot express the spec."""

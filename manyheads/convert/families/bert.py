@@ -5,7 +5,7 @@ from __future__ import annotations
 from manyheads.convert.config import ConfigRow, Fixed, Key
 from manyheads.convert.families import Architecture, Family
 from manyheads.convert.keys import FirstOf, Labels, activation
-from manyheads.convert.weights import Ignored, Rows, Tied, same
+from manyheads.convert.weights import Ignored, Rows, TiedTensor, same
 from manyheads.spec import Tree
 
 SHAPE: Tree = {
@@ -83,8 +83,8 @@ def masked(dense: str, norm: str, bias: str, decoder: str) -> Rows:
     """The rows of a masked-language-model head, whose matrix is tied to the token embedding."""
     return (
         *same({"head.project": dense, "head.norm": norm, "head.scores.bias": bias}),
-        Tied(f"{decoder}.weight", ("encoder.embed.table.weight",)),
-        Tied(f"{decoder}.bias", ("head.scores.bias",)),
+        TiedTensor(f"{decoder}.weight", ("encoder.embed.table.weight",)),
+        TiedTensor(f"{decoder}.bias", ("head.scores.bias",)),
     )
 
 

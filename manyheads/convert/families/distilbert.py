@@ -6,7 +6,7 @@ from manyheads.convert.config import Fixed, Key
 from manyheads.convert.families import BARE, Architecture, Family
 from manyheads.convert.families.bert import LENGTH, MASKED, SHAPE
 from manyheads.convert.keys import Labels, activation
-from manyheads.convert.weights import Ignored, Tied, same
+from manyheads.convert.weights import Ignored, TiedTensor, same
 from manyheads.spec import merge_trees
 
 EMBEDDINGS = {
@@ -54,7 +54,7 @@ FAMILIES = {
         architectures={
             "DistilBertForMaskedLM": Architecture(
                 head=MASKED | {"norm": EPS},
-                weights=(*same(HEAD), Tied("vocab_projector.weight", ("encoder.embed.table.weight",))),
+                weights=(*same(HEAD), TiedTensor("vocab_projector.weight", ("encoder.embed.table.weight",))),
                 keys=(activation("activation", "head.activation"), Fixed("tie_word_embeddings", True)),
                 prefix="distilbert.",
             ),

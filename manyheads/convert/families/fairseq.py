@@ -8,7 +8,7 @@ from manyheads.convert.config import Config, Fields, Fixed, GetField, Key
 from manyheads.convert.families import Architecture, Family
 from manyheads.convert.families.marian import DROPOUT, LAYERS, STACK
 from manyheads.convert.keys import Choice, activation, in_both, number
-from manyheads.convert.weights import Ignored, Tied, same
+from manyheads.convert.weights import Ignored, TiedTensor, same
 from manyheads.errors import CheckpointConfigError
 from manyheads.spec import Tree, merge_trees, quoted
 
@@ -121,7 +121,7 @@ FAMILIES = {
             *(Fixed(key, False) for key in FIXED_FALSE),
             *(Fixed(key, None) for key in FIXED_NONE),
             Fixed("base_layers", 0),
-            Fixed("share_decoder_input_output_embed", True, default=False),
+            Choice("share_decoder_input_output_embed", "head", ((True, {}),), default=False),
             *DROPOUT,
         ),
         weights=(
@@ -134,7 +134,7 @@ FAMILIES = {
         architectures={
             "TransformerModel": Architecture(
                 head={"kind": "tied"},
-                weights=(Tied("decoder.output_projection.weight", ("decoder.embed.table.weight",)),),
+                weights=(TiedTensor("decoder.output_projection.weight", ("decoder.embed.table.weight",)),),
             )
         },
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from manyheads.convert.config import Fixed, Key
 from manyheads.convert.families import Family
 from manyheads.convert.families.llama import BIASES, IGNORED, KEYS, SHAPE, WEIGHTS, architectures, heads
-from manyheads.convert.keys import Choice, Rope, read_activation, write_activation
+from manyheads.convert.keys import Choice, RopeKeys, read_activation, write_activation
 from manyheads.spec import merge_trees
 
 # "gelu" in the first releases means the tanh approximation
@@ -24,7 +24,7 @@ FAMILIES = {
         keys=(
             *KEYS,
             *heads(kv_heads=16, size=256),
-            Rope(),
+            RopeKeys(),
             BIASES,
             ACTIVATION,
             HIDDEN_ACTIVATION,

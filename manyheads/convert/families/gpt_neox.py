@@ -5,7 +5,7 @@ from __future__ import annotations
 from manyheads.convert.config import Key
 from manyheads.convert.families import BARE, Architecture, Family
 from manyheads.convert.families.gpt2 import SHAPE
-from manyheads.convert.keys import Choice, Rope, activation, tying
+from manyheads.convert.keys import Choice, RopeKeys, activation, tying
 from manyheads.convert.weights import QKV, Ignored, Rows, fused, same, token_scores
 from manyheads.model.spec import ModelSpec
 from manyheads.spec import merge_trees
@@ -52,7 +52,7 @@ FAMILIES = {
             Key("attention_dropout", "decoder.core.dropout", 0.0),
             Key("attention_bias", ("decoder.attention.bias", "decoder.attention.output_bias"), True),
             PARALLEL,
-            Rope(
+            RopeKeys(
                 partial=0.25,
                 fraction="rotary_pct",
                 old=("rope_theta", "rope_scaling", "rotary_pct", "rotary_emb_base"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from manyheads.convert.config import ConfigRow, Fixed, Key
 from manyheads.convert.families import BARE, Architecture, Family
-from manyheads.convert.keys import PAD_TOKEN_FOR_LAST_POOLING, Labels, Rope, activation, tying
+from manyheads.convert.keys import PAD_TOKEN_FOR_LAST_POOLING, Labels, RopeKeys, activation, tying
 from manyheads.convert.weights import Ignored, Rows, same, token_scores
 from manyheads.spec import Tree
 
@@ -88,7 +88,7 @@ FAMILIES = {
         keys=(
             *KEYS,
             *heads(),
-            Rope(),
+            RopeKeys(),
             BIASES,
             Key("mlp_bias", "decoder.feedforward.bias", False),
             Fixed("pretraining_tp", 1),

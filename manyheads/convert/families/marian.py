@@ -5,7 +5,7 @@ from __future__ import annotations
 from manyheads.convert.config import ConfigRow, Fixed, Key, Written
 from manyheads.convert.families import Architecture, Family
 from manyheads.convert.keys import activation, in_both
-from manyheads.convert.weights import Ignored, Rename, Rows, Tied, same
+from manyheads.convert.weights import Ignored, Rename, Rows, TiedTensor, same
 from manyheads.spec import Tree, merge_trees
 
 STACK: Tree = {
@@ -67,12 +67,12 @@ LAYERS: Rows = (
 )
 EMBEDDINGS: Rows = (
     *same({"encoder.embed.table": "shared"}),
-    Tied("encoder.embed_tokens.weight", ("encoder.embed.table.weight",)),
-    Tied("decoder.embed_tokens.weight", ("encoder.embed.table.weight",)),
+    TiedTensor("encoder.embed_tokens.weight", ("encoder.embed.table.weight",)),
+    TiedTensor("decoder.embed_tokens.weight", ("encoder.embed.table.weight",)),
 )
 TOKEN_SCORES: Rows = (
     Rename("final_logits_bias", ("head.bias",), shape=(1, -1)),
-    Tied("lm_head.weight", ("encoder.embed.table.weight",)),
+    TiedTensor("lm_head.weight", ("encoder.embed.table.weight",)),
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from manyheads.convert.config import Key
 from manyheads.convert.families import Family
 from manyheads.convert.families.llama import IGNORED, KEYS, SHAPE, WEIGHTS, architectures, heads
-from manyheads.convert.keys import Rope
+from manyheads.convert.keys import RopeKeys
 
 WINDOW = Key("sliding_window", "decoder.mask.window", 4096)
 
@@ -13,7 +13,7 @@ FAMILIES = {
     "mistral": Family(
         "mistral",
         SHAPE,
-        keys=(*KEYS, *heads(kv_heads=8), Rope(), WINDOW),
+        keys=(*KEYS, *heads(kv_heads=8), RopeKeys(), WINDOW),
         weights=WEIGHTS,
         architectures=architectures("Mistral"),
         ignored=IGNORED,

@@ -8,7 +8,7 @@ from manyheads.convert.config import Config, ConfigRow, Fields, GetField, Key
 from manyheads.convert.families import BARE, Architecture, Family
 from manyheads.convert.families.gpt2 import SHAPE
 from manyheads.convert.families.llama import INV_FREQ
-from manyheads.convert.keys import Rope, activation
+from manyheads.convert.keys import RopeKeys, activation
 from manyheads.convert.weights import same, token_scores
 from manyheads.spec import Tree, merge_trees
 
@@ -39,7 +39,7 @@ KEYS: tuple[ConfigRow, ...] = (
     Key("attention_dropout", "decoder.core.dropout", 0.0),
     Key("embd_pdrop", "decoder.embed.dropout", 0.0),
     Key("resid_pdrop", "decoder.residual.dropout", 0.0),
-    Rope(partial=0.5),
+    RopeKeys(partial=0.5),
     QueryKeyNorm(),
 )
 QUERY_KEY_NORMS = {"attention.query_norm": "self_attn.q_layernorm", "attention.key_norm": "self_attn.k_layernorm"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from manyheads.convert.config import Fixed, Key
 from manyheads.convert.families import Family
 from manyheads.convert.families.llama import EMBEDDINGS, IGNORED, INV_FREQ, KEYS, SHAPE, architectures, heads
-from manyheads.convert.keys import Rope
+from manyheads.convert.keys import RopeKeys
 from manyheads.convert.weights import QKV, fused, same
 
 LAYER = {
@@ -22,7 +22,7 @@ FAMILIES = {
         keys=(
             *KEYS,
             heads()[0],
-            Rope(partial=1.0, trained=4096, former=(("su", "longrope"), ("yarn", "longrope"))),
+            RopeKeys(partial=1.0, trained=4096, former=(("su", "longrope"), ("yarn", "longrope"))),
             Key("sliding_window", "decoder.mask.window", None),
             Key("embd_pdrop", "decoder.embed.dropout", 0.0),
             Key("resid_pdrop", "decoder.residual.dropout", 0.0),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from manyheads.convert.config import Fixed, Key
 from manyheads.convert.families import Family
 from manyheads.convert.families.llama import BIASES, IGNORED, KEYS, SHAPE, WEIGHTS, architectures, heads
-from manyheads.convert.keys import Rope, SlidingWindow
+from manyheads.convert.keys import RopeKeys, SlidingWindow
 from manyheads.spec import merge_trees
 
 MROPE = Fixed("use_mrope", False)  # each token has one position, not several as in images
@@ -15,7 +15,7 @@ FAMILIES = {
     "qwen2": Family(
         "qwen2",
         merge_trees(SHAPE, {"decoder": {"attention": {"bias": True}}}),
-        keys=(*KEYS, heads(kv_heads=32)[0], Rope(), SlidingWindow(), MROPE),
+        keys=(*KEYS, heads(kv_heads=32)[0], RopeKeys(), SlidingWindow(), MROPE),
         weights=WEIGHTS,
         architectures=architectures("Qwen2"),
         ignored=(*IGNORED, "seq_length"),
@@ -23,7 +23,7 @@ FAMILIES = {
     "qwen3": Family(
         "qwen3",
         merge_trees(SHAPE, {"decoder": {"attention": {"qk_norm": {"kind": "rms"}}}}),
-        keys=(*KEYS, *heads(kv_heads=32, size=128), Rope(), SlidingWindow(), BIASES, NORMS),
+        keys=(*KEYS, *heads(kv_heads=32, size=128), RopeKeys(), SlidingWindow(), BIASES, NORMS),
         weights=WEIGHTS,
         architectures=architectures("Qwen3"),
         ignored=IGNORED,

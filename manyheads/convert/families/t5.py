@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from manyheads.convert.config import Config, Fields, Fixed, GetField, Key
 from manyheads.convert.families import Architecture, Family
 from manyheads.convert.keys import FirstOf, in_both, read_activation, write_activation
-from manyheads.convert.weights import Ignored, Rows, Tied, same, token_scores
+from manyheads.convert.weights import Ignored, Rows, TiedTensor, same, token_scores
 from manyheads.errors import CheckpointConfigError
 from manyheads.model.spec import ModelSpec
 from manyheads.spec import Tree, quoted
@@ -92,7 +92,7 @@ def weights(spec: ModelSpec) -> Rows:
             *same(PROJECTIONS, f"{ours}attention.", f"{theirs}0.SelfAttention."),
             *same(names, f"{ours}feedforward.", f"{theirs}{sublayers - 1}.DenseReluDense."),
             *same({f"residual.norms.{i}": f"{i}.layer_norm" for i in range(sublayers)}, ours, theirs),
-            Tied(f"{stack}.embed_tokens.weight", ("encoder.embed.table.weight",)),
+            TiedTensor(f"{stack}.embed_tokens.weight", ("encoder.embed.table.weight",)),
         )
     return rows
 

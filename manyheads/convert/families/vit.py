@@ -59,7 +59,7 @@ def weights(spec: ModelSpec) -> Rows:
     kernel = (width, image["num_channels"], image["patch_size"], image["patch_size"])
     return (
         *same({
-            "encoder.embed.first": "embeddings.cls_token",
+            "encoder.embed.cls_token": "embeddings.cls_token",
             "encoder.embed.project.bias": "embeddings.patch_embeddings.projection.bias",
             "encoder.norm": "layernorm",
         }),

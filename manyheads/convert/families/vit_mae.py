@@ -11,7 +11,7 @@ from manyheads.convert.weights import Rename, Rows, same
 from manyheads.model.spec import ModelSpec
 
 DECODER = {
-    "decoder.embed.hidden": "decoder.mask_token",
+    "decoder.embed.mask_token": "decoder.mask_token",
     "decoder.embed.project": "decoder.decoder_embed",
     "decoder.norm": "decoder.decoder_norm",
     "head.output": "decoder.decoder_pred",

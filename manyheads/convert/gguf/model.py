@@ -68,10 +68,9 @@ def special_tokens(config: Mapping[str, Any], vocab_size: int) -> dict[str, int 
     """One id per special token. Of several eos tokens, the first is eos and the second is eot."""
     ids = {key: config.get(key) for key in SPECIAL}
     ends = ids["eos_token_id"] if isinstance(ids["eos_token_id"], list) else [ids["eos_token_id"]]
-    ids |= {
-        "eos_token_id": ends[0] if ends else None,
-        "eot_token_id": ids["eot_token_id"] or (ends[1] if len(ends) > 1 else None),
-    }
+    ids["eos_token_id"] = ends[0] if ends else None
+    if ids["eot_token_id"] is None and len(ends) > 1:
+        ids["eot_token_id"] = ends[1]
     return {key: token if type(token) is int and 0 <= token < vocab_size else None for key, token in ids.items()}
 
 

@@ -41,6 +41,8 @@ def read_vocabulary(metadata: Mapping[str, Any], path: object) -> Any:
     """The tokenizer of a file; None if it is missing or of an unknown kind."""
     from tokenizers import AddedToken, Tokenizer
 
+    from manyheads.data.tokenizer import explain_tokenizer_errors
+
     tokens, types = get(metadata, "tokens", list), get(metadata, "token_type", list) or []
     if not tokens:
         return None
@@ -48,7 +50,7 @@ def read_vocabulary(metadata: Mapping[str, Any], path: object) -> Any:
     model, pre = get(metadata, "model", str), get(metadata, "pre", str) or ""
     pre = ALIASES.get(pre, pre)
     add_bos = model == "llama" or pre in ADD_BOS
-    try:
+    with explain_tokenizer_errors(f"{path} has a tokenizer that cannot be read", CheckpointTokenizerError):
         if model == "gpt2" and pre in PRE_TOKENIZERS:
             tokenizer = Tokenizer(bpe_by_merges(tokens, get(metadata, "merges", list) or [], ignore_merges=add_bos))
             pre_tokenize_bytes(tokenizer, PRE_TOKENIZERS[pre])
@@ -58,8 +60,6 @@ def read_vocabulary(metadata: Mapping[str, Any], path: object) -> Any:
         else:
             warnings.warn(f"{path} has a tokenizer of an unknown kind ({model}, {pre}); use token ids", stacklevel=2)
             return None
-    except Exception as error:
-        raise CheckpointTokenizerError(f"{path} has a tokenizer that cannot be read: {error}") from None
     for kind, special in ((CONTROL, True), (UNKNOWN, True), (USER_DEFINED, False)):
         added = [token for token, own in zip(tokens, types, strict=False) if own == kind]
         tokenizer.add_tokens([AddedToken(token, special=special, normalized=False) for token in added])

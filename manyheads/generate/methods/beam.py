@@ -44,7 +44,7 @@ class BeamSpec(DecodingSpec, kind="beam"):
         hypotheses, device = Hypotheses(model, prompt, source, limit), prompt.tokens.device
         finished = FinishedTexts(prompt, width)
         eos = torch.tensor(config.eos_token_id, device=device, dtype=torch.long)
-        live_BK = torch.zeros(prompt.batch, 1, device=device)  # log p of the live sequences, one per row at first
+        live_BK = torch.zeros(prompt.batch_size, 1, device=device)  # log p of the live sequences, one per row at first
         for remaining in range(limit, 0, -1):
             logits_RV = hypotheses.logits()  # R = B·K rows
             wide = torch.promote_types(logits_RV.dtype, torch.float32)
@@ -76,10 +76,10 @@ class FinishedTexts:
     """The best finished sequence of each row, its score, and the number of finished sequences."""
 
     def __init__(self, prompt: Inputs, num_beams: int) -> None:
-        self.tokens: list[list[int]] = [[] for _ in range(prompt.batch)]
+        self.tokens: list[list[int]] = [[] for _ in range(prompt.batch_size)]
         self.prompt_length, self.num_beams = prompt.length, num_beams
-        self.rows = torch.arange(prompt.batch, device=prompt.tokens.device)  # the rows that are not done
-        self.score = torch.full((prompt.batch,), -torch.inf, device=prompt.tokens.device)
+        self.rows = torch.arange(prompt.batch_size, device=prompt.tokens.device)  # the rows that are not done
+        self.score = torch.full((prompt.batch_size,), -torch.inf, device=prompt.tokens.device)
         self.count = torch.zeros_like(self.rows)
 
     def add(self, hypotheses: Hypotheses, row_BC: Tensor, token_BC: Tensor, score_BC: Tensor) -> None:
