@@ -190,7 +190,7 @@ class Part(Spec):
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        if cls is not SLOTS.get(getattr(cls, "slot", ""), cls):  # one kind, rather than the slot itself
+        if cls.is_kind():
             return super().__get_pydantic_core_schema__(source, handler)
         dump = core_schema.plain_serializer_function_ser_schema(cls._dump, info_arg=True)
         return core_schema.no_info_plain_validator_function(cls.choose, serialization=dump)
@@ -198,6 +198,11 @@ class Part(Spec):
     @staticmethod
     def _dump(part: Part, info: SerializationInfo) -> Tree:
         return part.model_dump(mode="json", exclude_none=info.exclude_none)
+
+    @classmethod
+    def is_kind(cls) -> bool:
+        """Whether this class is one kind, rather than the slot itself."""
+        return cls is not SLOTS.get(getattr(cls, "slot", ""), cls)
 
     @classmethod
     def choose(cls, value: Any) -> Self:

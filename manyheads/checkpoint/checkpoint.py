@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from manyheads.convert.fairseq.model import CHECKPOINT, FairseqTokenizer, read_fairseq
+from manyheads.convert.fairseq.model import CHECKPOINT, read_fairseq
 from manyheads.convert.gguf.model import chat_template, read_gguf
 from manyheads.convert.hf import CheckpointMetadata, read_folder, read_tokenizer, read_tokenizer_config
 from manyheads.convert.hub import download, is_name
@@ -293,8 +293,8 @@ class Checkpoint:
 def copy_tokenizer(tokenizer: Any, *, encode_special_tokens: bool) -> Any:
     from tokenizers import Tokenizer
 
-    if isinstance(tokenizer, FairseqTokenizer):
-        return tokenizer.copy()  # it never recognises special tokens
+    if not hasattr(tokenizer, "to_str"):
+        return tokenizer.copy()  # a tokenizer that never recognises special tokens
     copy = Tokenizer.from_str(tokenizer.to_str())
     copy.encode_special_tokens = encode_special_tokens
     return copy

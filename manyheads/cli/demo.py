@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from manyheads.cli.console import app, shade, stdout
+from manyheads.cli.console import app, print_note, shade, stdout
 from manyheads.cli.train import train_and_show
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def demo(
         Path, typer.Option("--output", "-o", metavar="DIR", help="Run folder. Run the same command again to resume.")
     ] = Path("runs/dates"),
 ) -> None:
-    """Train a model that reads dates in 20 languages (a minute).
+    """Train a model that reads dates in 20 languages (one to two minutes).
 
     A small encoder–decoder; shows some results and the cross-attention.
 
@@ -62,6 +62,7 @@ def demo(
     console, spec = stdout(), read_run(RUN)
     _, exit_status = train_and_show(spec, output)
     if exit_status:
+        print_note("stopped, and saved; run the same command again to resume")
         raise typer.Exit(exit_status)
     checkpoint, rows = load(output), spec.data.load().validation
     for i in EXAMPLES:

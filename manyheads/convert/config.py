@@ -69,9 +69,10 @@ class Fixed(OneKey):
     """A key of which only one value is supported; others raise."""
 
     value: Any
+    required: bool = False  # a config without the key has the supported value, unless the key is required
 
     def read(self, config: Config) -> Fields:
-        value = config.get(self.theirs, self.value)
+        value = config.get(self.theirs, None if self.required else self.value)
         if value != self.value and not (value is None and not self.value):
             raise CheckpointConfigError(f"{self.theirs} = {quoted(value)} is not supported, expected {self.value!r}")
         return {}

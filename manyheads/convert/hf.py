@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from manyheads.convert.config import Config
-from manyheads.convert.families import BARE, NAMES, NO_TOKENS, Family, get_family
+from manyheads.convert.families import NAMES, NO_TOKENS, Family, get_family
 from manyheads.convert.match import find_architecture, same_model
 from manyheads.convert.weights import Parameters, Tensors, WeightTable
 from manyheads.errors import (
@@ -30,6 +30,7 @@ from manyheads.errors import (
     ConfigError,
     CorruptFileError,
     NonFiniteError,
+    UnknownArchitectureError,
     WeightsError,
 )
 from manyheads.files.read import MAX_CONFIG_BYTES, MAX_TOKENIZER_BYTES, read_bytes, read_json, safe_join
@@ -54,7 +55,7 @@ class StoredWeights:
     """How the weights of a checkpoint are stored, so that an export writes the same tensors."""
 
     table: WeightTable | NativeTable
-    unused: Tensors = field(default_factory=dict)  # tensors that no forward reads
+    unused: Tensors = field(default_factory=dict)  # tensors that no computation reads
     tied: frozenset[str] = frozenset()  # second names of tied tensors that are stored
     dtypes: dict[str, torch.dtype] = field(default_factory=dict)  # the dtype of each tensor, if they differ
 
@@ -75,7 +76,7 @@ def in_dtype(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 class CheckpointMetadata:
     """The family, the config and the stored weights that a model was loaded with, so that an export is unchanged."""
 
-    family: Family
+    family: Family | NativeFormat
     architecture: str
     config: Tree
     spec: ModelSpec
@@ -104,11 +105,18 @@ class NativeTable:
         return dict(parameters)
 
 
-class NativeFormat(Family):
-    """The native format, whose config holds the description of any model and whose weights have our names."""
+class NativeFormat:
+    """The native format, whose config holds the description of any model and whose weights have our names.
+
+    It has the methods of a `Family` that reading and writing a folder need.
+    """
+
+    model_type = "manyheads"
 
     def architecture(self, config: Config) -> str:
-        return "Model"
+        if config.get("architectures") not in (None, [ARCHITECTURE]):
+            raise UnknownArchitectureError(f"{self.model_type} has no architecture {quoted(config['architectures'])}")
+        return ARCHITECTURE
 
     def spec_of(self, config: Config) -> ModelSpec:
         tree = config.get("model")
@@ -122,11 +130,11 @@ class NativeFormat(Family):
     def config_of(self, spec: ModelSpec, architecture: str) -> Tree:
         return {"architectures": [architecture], "model_type": self.model_type, **NO_TOKENS, "model": to_tree(spec)}
 
-    def tables(self, spec: ModelSpec, architecture: str, parameters: Parameters) -> list[Any]:
+    def tables(self, spec: ModelSpec, architecture: str, parameters: Parameters) -> list[NativeTable]:
         return [NativeTable()]
 
 
-NATIVE = NativeFormat("manyheads", {}, keys=(), weights=(), architectures={"Model": BARE})
+NATIVE, ARCHITECTURE = NativeFormat(), "Model"
 
 
 # ------------------------------------------------------------------------------------------------------------- reading
@@ -148,7 +156,7 @@ def read_folder(
     return load_model(folder, config, weights, extra_files, dtype=dtype, allow_nonfinite=allow_nonfinite)
 
 
-def format_of(config: Config) -> Family:
+def format_of(config: Config) -> Family | NativeFormat:
     model_type = config.get("model_type")
     return NATIVE if model_type == NATIVE.model_type else get_family(model_type)
 
@@ -184,13 +192,12 @@ def load_model(
         buffers = dict(model.named_buffers())
         table = matching_table(family.tables(spec, architecture, parameters), parameters, weights)
         dtypes = {name: stored for name, stored in weights.dtypes.items() if name not in table.unused}
-        if wrong := [name for name, stored in dtypes.items() if stored not in DTYPES and name not in buffers]:
-            raise WeightsError(f"{wrong[0]} is stored as {dtypes[wrong[0]]}, expected floating-point weights")
+        check_dtypes(dtypes, buffers)
         widest = reduce(torch.promote_types, dtypes.values())
         init_buffers(model, dtype or widest)
 
         def read(name: str) -> Tensor:
-            return weights[name] if allow_nonfinite else check_finite(name, weights[name])
+            return weights[name] if allow_nonfinite or name in buffers else check_finite(name, weights[name])
 
         state = {
             name: (tensor.to(dtype or widest) if tensor.is_floating_point() else tensor).contiguous()
@@ -206,7 +213,9 @@ def load_model(
     return model.eval(), CheckpointMetadata(family, architecture, config, spec, stored, widest, extra_files)
 
 
-def matching_table(tables: Iterable[WeightTable], parameters: Parameters, weights: TensorStore) -> WeightTable:
+def matching_table(
+    tables: Iterable[WeightTable | NativeTable], parameters: Parameters, weights: TensorStore
+) -> WeightTable | NativeTable:
     """The first table that matches the names of a checkpoint. If none does, the error is that of the first table."""
     errors = []
     for table in tables:
@@ -217,6 +226,15 @@ def matching_table(tables: Iterable[WeightTable], parameters: Parameters, weight
         else:
             return table
     raise errors[0]
+
+
+def check_dtypes(dtypes: Mapping[str, torch.dtype], buffers: Mapping[str, Tensor]) -> None:
+    """Raises unless weights are stored as floating-point numbers, and integer buffers in their own dtype."""
+    for name, dtype in dtypes.items():
+        own = buffers[name].dtype if name in buffers else torch.float32
+        if dtype not in DTYPES if own.is_floating_point else dtype != own:
+            expected = "floating-point numbers" if own.is_floating_point else own
+            raise WeightsError(f"{name} is stored as {dtype}, expected {expected}")
 
 
 def check_finite(name: str, tensor: Tensor) -> Tensor:
@@ -331,7 +349,7 @@ def export_metadata(model: Model, metadata: CheckpointMetadata | None) -> Checkp
 
 def native_metadata(model: Model, metadata: CheckpointMetadata | None = None) -> CheckpointMetadata:
     """Metadata for an export to the native format."""
-    return new_metadata(model, metadata, NATIVE, "Model", NATIVE.config_of(model.spec, "Model"))
+    return new_metadata(model, metadata, NATIVE, ARCHITECTURE, NATIVE.config_of(model.spec, ARCHITECTURE))
 
 
 # keys without a field in a description, which an export copies from the old config
@@ -343,7 +361,7 @@ MAX_POSITION_KEYS = ("max_position_embeddings", "context_length", "n_positions")
 
 
 def new_metadata(
-    model: Model, metadata: CheckpointMetadata | None, family: Family, architecture: str, config: Tree
+    model: Model, metadata: CheckpointMetadata | None, family: Family | NativeFormat, architecture: str, config: Tree
 ) -> CheckpointMetadata:
     """Metadata with a new config, with KEPT_KEYS of the old config and the old small files."""
     old = metadata.config if metadata else {}

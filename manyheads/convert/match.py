@@ -64,7 +64,7 @@ def differences(ours: Any, theirs: Any, path: str = "") -> Iterator[tuple[str, s
 
 
 def same_model(spec: ModelSpec, other: ModelSpec) -> bool:
-    """Whether two specs describe the same forward."""
+    """Whether two specs describe the same computation."""
     return not any(differences(canonical(spec), canonical(other)))
 
 

@@ -36,7 +36,7 @@ class Row:
 
 
 class Ignored(Row):
-    """A tensor that no forward reads. An export writes it unchanged."""
+    """A tensor that no computation reads. An export writes it unchanged."""
 
 
 class TiedTensor(Row):

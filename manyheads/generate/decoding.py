@@ -115,27 +115,31 @@ def generation_config(
 
 
 def decoding_for(settings: Tree) -> DecodingSpec:
-    """The method that the settings select, greedy by default. Raises an error for wrong values of any method."""
+    """The method that the settings select, greedy by default."""
+    kinds: list[type[DecodingSpec]] = list(DecodingSpec.kinds.values())  # type: ignore[arg-type]
     # a method that is derived from another does not inherit its selector
-    methods = [(kind, vars(kind).get("selected_by") or ("", None)) for kind in DecodingSpec.kinds.values()]
-    known = {name for kind, _ in methods for name in kind.model_fields}
-    if unknown := [name for name in settings if name not in known]:
-        raise GenerationConfigError(f"unknown setting {quoted(unknown[0])}{did_you_mean(unknown[0], known)}")
-    selected, unused = dict[str, DecodingSpec](), dict[str, str]()
-    for kind, (selector, off) in methods:
-        fields = {name: value for name, value in settings.items() if name in kind.model_fields}
-        if selector not in fields:
-            for name in fields:
-                unused.setdefault(name, f"{kind.kind}, which is not selected; give {selector or 'decoding'}")
-        elif type(fields[selector]) not in (int, float) or fields[selector] != off:
-            selected[selector] = choose_decoding({"kind": kind.kind} | fields)
-    for name, method in unused.items():
-        if not any(selector in settings and name in kind.model_fields for kind, (selector, _) in methods):
-            raise GenerationConfigError(f"{name} is a setting of {method}")
+    selectors = {kind: vars(kind)["selected_by"] for kind in kinds if vars(kind).get("selected_by")}
+    given = [kind for kind, (name, _) in selectors.items() if name in settings]
+    for name in settings:
+        owners = [kind for kind in kinds if name in kind.model_fields]
+        if not owners:
+            known = {field for kind in kinds for field in kind.model_fields}
+            raise GenerationConfigError(f"unknown setting {quoted(name)}{did_you_mean(name, known)}")
+        if not any(kind in given for kind in owners):
+            owner, needed = owners[0].kind, selectors.get(owners[0], ("decoding",))[0]
+            raise GenerationConfigError(f"{name} is a setting of {owner}, which is not selected; give {needed}")
+    selected = dict[str, DecodingSpec]()
+    for kind in given:
+        name, off = selectors[kind]
+        fields = {field: value for field, value in settings.items() if field in kind.model_fields}
+        is_off = type(fields[name]) in (int, float) and fields[name] == off
+        if is_off:
+            del fields[name]
+        method = choose_decoding({"kind": kind.kind} | fields)  # raises for a wrong value, also if it is off
+        selected |= {} if is_off else {name: method}
     if len(selected) > 1:
-        raise GenerationConfigError(
-            f"{' and '.join(selected)} select different decoding methods; give only one of them"
-        )
+        names = " and ".join(selected)
+        raise GenerationConfigError(f"{names} select different decoding methods; give only one of them")
     return next(iter(selected.values()), choose_decoding("greedy"))
 
 

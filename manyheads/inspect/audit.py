@@ -204,7 +204,7 @@ def too_long_is_refused(model: AuditedModel) -> Result:
     try:
         logits = model.logits(torch.zeros(1, limit + 1, dtype=torch.long), target=model.random_target(1))
     except (ValueError, IndexError, RuntimeError) as error:
-        return "passed", float(limit), f"refused past {limit}: {' '.join(str(error).split())[:80]}"
+        return "passed", float(limit), f"refused past {limit}: {' '.join(str(error).split())}"
     result = "an output" if logits.isfinite().all() else "NaN or infinity"
     return "failed", float(limit), f"an input longer than {limit} tokens gives {result} instead of an error"
 

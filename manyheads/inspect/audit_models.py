@@ -93,7 +93,7 @@ class ManyheadsModel(RandomInputs):
         return attentions
 
     def attention(self, ids: Tensor, target: Tensor | None) -> list[Tensor]:
-        """The weights of every attention of one forward, B×H×L×M; empty if the model does not return them."""
+        """The weights of every attention of one forward pass, B×H×L×M; empty if the model does not return them."""
         return [recorded.weights() for recorded in self.recorded(ids, target)]
 
     def stepwise(self, ids: Tensor, source: Tensor | None) -> Tensor | None:

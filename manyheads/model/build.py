@@ -66,19 +66,22 @@ def build_meta(spec: ModelSpec) -> Model:
         return model(spec, spec.vocab or 0)
 
 
-def modules_with_buffers(model: Model) -> list[Any]:
-    """The modules with buffers of their own; raises if one has no reset_parameters() that initialises them."""
-    modules = {name: module for name, module in model.named_modules() if list(module.buffers(recurse=False))}
-    for name, module in modules.items():
+def modules_with_buffers(model: Model) -> dict[str, Any]:
+    return {name: module for name, module in model.named_modules() if list(module.buffers(recurse=False))}
+
+
+def check_buffers(model: Model) -> None:
+    """Raises if a module with buffers has no reset_parameters() that initialises them."""
+    for name, module in modules_with_buffers(model).items():
         if not hasattr(module, "reset_parameters"):
             raise PartsFileError(f"{name} has a buffer but no reset_parameters() that initialises it")
-    return list(modules.values())
 
 
 def init_buffers(model: Model, dtype: torch.dtype) -> None:
     """Initialises the buffers of a model on the meta device, whose weights are loaded afterwards."""
+    check_buffers(model)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        for module in modules_with_buffers(model):
+        for module in modules_with_buffers(model).values():
             module.to_empty(device="cpu", recurse=False).to(dtype).reset_parameters()
 
 
@@ -114,9 +117,10 @@ def build(
         raise UsageError(f"dtype is {quoted(dtype)}, expected torch.float64, float32, bfloat16 or float16")
     device = check_device(device)
     model = build_meta(spec).to(dtype).to_empty(device=device)
-    modules_with_buffers(model)  # raises if a buffer would stay uninitialised
+    check_buffers(model)
     buffers = {name: buffer for name, buffer in model.named_buffers() if buffer.is_floating_point()}
-    tensors = dict(model.named_parameters()) | buffers
+    parameters = dict(model.named_parameters())
+    tensors = parameters | buffers
     with torch.no_grad(), torch.random.fork_rng():
         for tensor in tensors.values():
             tensor.fill_(torch.nan)  # a tensor that is still NaN below was not initialised
@@ -125,7 +129,7 @@ def build(
         for name, tensor in tensors.items():
             if tensor.isnan().any():
                 raise PartsFileError(f"{name} is uninitialised: its module needs reset_parameters()")
-            if not tensor.isfinite().all():
+            if name in parameters and not tensor.isfinite().all():
                 raise OutOfRangeError(
                     f"initial values of {name} are outside the range of {dtype}; lower init or use another dtype"
                 )

@@ -37,13 +37,8 @@ class Encoder(nn.Module):
         super().__init__()
         size = spec.embedding_width
         self.embed = spec.embed.build(vocab, size, spec.position, None)
-        self.reader = spec.cell.encoder(
-            size,
-            spec.width,
-            spec.layers,
-            batch_first=True,
-            bidirectional=spec.bidirectional,
-            dropout=spec.dropout if spec.layers > 1 else 0.0,
+        self.reader = spec.cell.build_encoder(
+            size, spec.width, layers=spec.layers, bidirectional=spec.bidirectional, dropout=spec.dropout
         )
 
     def forward(self, source: Inputs) -> tuple[Memory, Tensor]:

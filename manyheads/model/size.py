@@ -35,7 +35,7 @@ class Size:
     batch: int
     length: int
     source_length: int | None
-    multiply_adds: int  # in one forward
+    multiply_adds: int  # in one forward pass
     multiply_adds_by_part: dict[str, int]
     weights_bytes: int  # in float32
     activation_bytes: int  # saved for the backward pass on a CPU, without masks; too low for an LSTM encoder

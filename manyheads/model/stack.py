@@ -130,9 +130,10 @@ class Stack(nn.Module):
             )
         new_state = append_inputs(state, inputs)
         self._check(new_state)
+        check_sources(inputs, memory)
         positions = positions_after(state, new_state, inputs.tokens.device)
-        crosses = self._cross_contexts(inputs, positions, memory, cross_key_values)
         x_BLD = self.embed(inputs, positions, table=table, memory=memory)
+        crosses = self._cross_contexts(inputs, positions, memory, cross_key_values)
         contexts = self._contexts(inputs, positions, state, new_state, x_BLD.dtype)
         for i, (context, cache, cross) in enumerate(zip(contexts, new_state.caches, crosses, strict=True)):
             x_BLD = self.layer(i)(x_BLD, context, cache, cross)
@@ -190,10 +191,6 @@ class Stack(nn.Module):
         self, inputs: Inputs, positions: Positions, memory: Memory | None,
         key_values: Sequence[KeyValue | None] | None,
     ) -> Sequence[CrossContext | None]:  # fmt: skip
-        if memory is not None and memory.states.shape[0] != inputs.batch_size:
-            raise InputShapeError(
-                f"given {inputs.batch_size} targets and {len(memory.states)} sources, expected one source per target"
-            )
         if memory is None or not any(layer.cross for layer in self.layer_specs):
             return [None] * self.spec.layers
         document_ids = None
@@ -203,6 +200,13 @@ class Stack(nn.Module):
             raise InputError("document_ids must be given for source and target, or for neither")
         context = self._cross_attention_context(memory, positions, queries=inputs.length, document_ids=document_ids)
         return [CrossContext(memory, pair, context) for pair in key_values or [None] * self.spec.layers]
+
+
+def check_sources(inputs: Inputs, memory: Memory | None) -> None:
+    if memory is not None and memory.states.shape[0] != inputs.batch_size:  # len() would make a traced size constant
+        raise InputShapeError(
+            f"given {inputs.batch_size} targets and {len(memory.states)} sources, expected one source per target"
+        )
 
 
 def positions_after(state: StackState, new_state: StackState, device: torch.device) -> Positions:

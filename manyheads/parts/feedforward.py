@@ -106,7 +106,7 @@ class Gated(nn.Module):
 
 
 class NoFeedForwardSpec(FeedForwardSpec, kind="none"):
-    """no feed-forward network; the layer has only attention"""
+    """no feed-forward network after the attention of the layer"""
 
     def build(self, width: int) -> None:
         return None

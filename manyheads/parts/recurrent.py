@@ -18,6 +18,13 @@ class CellSpec(Part, slot="cell", default="gru"):
     encoder: ClassVar[type[nn.GRU | nn.LSTM | nn.RNN]]
     decoder: ClassVar[type[nn.GRUCell | nn.LSTMCell | nn.RNNCell]]
 
+    def build_encoder(self, size: int, hidden: int, *, layers: int, bidirectional: bool, dropout: float) -> nn.RNNBase:
+        between = dropout if layers > 1 else 0.0
+        return self.encoder(size, hidden, layers, batch_first=True, bidirectional=bidirectional, dropout=between)
+
+    def build_cell(self, size: int, hidden: int) -> nn.RNNCellBase:
+        return self.decoder(size, hidden)
+
 
 class GruSpec(CellSpec, kind="gru"):
     """h′ = (1 − z) ∘ tanh(Wx + r ∘ Uh) + z ∘ h, with gates r and z from x and h
@@ -43,7 +50,7 @@ class Cell(nn.Module):
     def __init__(self, spec: CellSpec, size: int, hidden: int) -> None:
         super().__init__()
         self.states, self.hidden = spec.states, hidden
-        self.cell = spec.decoder(size, hidden)
+        self.cell = spec.build_cell(size, hidden)
 
     def forward(self, x_BD: Tensor, state_BS: Tensor) -> Tensor:
         vectors = state_BS.split(self.hidden, dim=-1)

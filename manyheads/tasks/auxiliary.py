@@ -5,7 +5,6 @@ Forward hooks record queries and keys during the task's own forward pass; the at
 
 from __future__ import annotations
 
-import json
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -191,7 +190,7 @@ class GuidedSpec(AuxiliaryLossSpec, kind="guided"):
 
     @property
     def name(self) -> str:
-        return self.by if self.by == "alignment" else f"{self.toward} {json.dumps(self.relation)}"
+        return self.by if self.by == "alignment" else f"{self.toward} {self.relation!r}"
 
     def check_task(self, task: TaskSpec) -> None:
         if self.by not in task.attention_target_fields:
@@ -341,7 +340,7 @@ def term_counts(
 
 def total_loss(loss: Loss, count: int, auxiliary_losses: Sequence[AuxiliaryLossSpec], counts: dict[str, int]) -> Tensor:
     """Returns L + Σ λ·L_term, each sum divided by its own count. A term with λ = 0 is not added."""
-    total = loss.sum / max(1, count)
+    total = loss.sum / count
     for spec, (name, term) in zip(auxiliary_losses, loss.terms.items(), strict=True):
         if spec.weight:
             total = total + spec.weight * term.sum / max(1, counts[name])

@@ -66,7 +66,7 @@ class ClassifySpec(TaskSpec, kind="classify"):
         """Scores the predicted classes, next to the most common class and naive Bayes."""
         data, names = evaluation.data, class_names(evaluation.checkpoint)
         if (kind := problem_type(evaluation.checkpoint, len(names))) != SINGLE_LABEL:
-            raise UnsupportedError(f"an evaluation compares one class per text, and problem_type is {kind}")
+            raise UnsupportedError(f"this checkpoint is for {kind}, and an evaluation compares one class per text")
         inputs, targets = [row[0] for row in data.rows], class_indices(data.rows, names)
         probabilities, notes = class_probabilities(evaluation, inputs, len(names))
         scores = {"model": metric.scores("classes", targets, probabilities)}

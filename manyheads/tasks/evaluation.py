@@ -10,7 +10,6 @@ import torch
 from numpy.typing import NDArray
 
 from manyheads.checkpoint.checkpoint import Checkpoint
-from manyheads.convert.fairseq.model import FairseqTokenizer
 from manyheads.data.order import batch_by_length
 from manyheads.data.prepared import InMemoryRows
 from manyheads.data.source import Corpus, Row
@@ -119,8 +118,8 @@ class EvalResult:
 def evaluate_loss(evaluation: Evaluation) -> tuple[EvalResult, NDArray[np.int64]]:
     """Computes loss and accuracy as in training; also returns all predicted targets."""
     task, data, checkpoint = evaluation.task, evaluation.data, evaluation.checkpoint
-    if isinstance(checkpoint.tokenizer, FairseqTokenizer):
-        raise UnsupportedError("a fairseq tokenizer encodes sources only, so the loss of targets cannot be computed")
+    if not getattr(checkpoint.tokenizer, "encodes_targets", True):
+        raise UnsupportedError("this tokenizer encodes sources only, so the loss of targets cannot be computed")
     labels = class_names(checkpoint) if "label" in data.fields else ()
     whole = cut_patches(list(data.rows), data.fields, checkpoint.spec)
     rows = InMemoryRows(whole, checkpoint.tokenizer, data.fields, labels).rows

@@ -105,9 +105,11 @@ class CausalSpec(PackableTask, kind="causal"):
             }
             for name, nats in totals.items():
                 scores[name] = metric.scores("likelihood", LogLikelihood(float(nats), *sizes))
-        count = sum(int((text == special_tokens.unk).sum()) for text in texts)
-        notes = [f"{count / sizes[0]:.1%} of the tokens are unknown, which makes them easy to predict"] * bool(count)
-        notes += [f"texts were read in windows of {window:,} tokens"] * any(len(text) - 1 > window for text in texts)
+        notes = []
+        if unknown := sum(int((text == special_tokens.unk).sum()) for text in texts):
+            notes.append(f"{unknown / sizes[0]:.1%} of the tokens are unknown, which makes them easy to predict")
+        if any(len(text) - 1 > window for text in texts):
+            notes.append(f"texts were read in windows of {window:,} tokens")
         extra = {"tokens": sizes[0], "bytes": sizes[2]}
         return EvalResult(scores, (*notes, *evaluation.baseline_note), extra=extra)
 

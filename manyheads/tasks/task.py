@@ -47,7 +47,7 @@ class SpecialTokens:
     all_ids: tuple[int, ...] = (0, 1, 2, 3, 4)  # ids of all special tokens, and ids without a token
     decoder_start_token_id: int | None = None  # if it is not `bos`
     # the ids that a checkpoint's tokenizer adds before and after a text; None to use the task's template
-    tokenizer_template: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    prefix_suffix_ids: tuple[tuple[int, ...], tuple[int, ...]] | None = None
     sentinels: tuple[int, ...] = ()  # the ids of `TaskSpec.additional_special_tokens`
     pool: Pool | None = None  # the pooling that a checkpoint's files define
 
@@ -58,8 +58,8 @@ class SpecialTokens:
 
     def prefix_and_suffix(self, template: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Returns the ids before and after a text, from the checkpoint's tokenizer or else from the template."""
-        if self.tokenizer_template is not None:
-            return self.tokenizer_template
+        if self.prefix_suffix_ids is not None:
+            return self.prefix_suffix_ids
         ids = {"<s>": self.bos, "</s>": self.eos}
         before, after = (tuple(ids[name] for name in part.split()) for part in template.split("$A"))
         return before, after
@@ -72,13 +72,13 @@ class SpecialTokens:
     def target_ids(self, text: np.ndarray, template: str) -> np.ndarray:
         """Returns the ids of a target, which are the text with its special tokens and always end in eos."""
         ids = self.add_special_tokens(text, template)
-        return ids if ids[-1] == self.eos or self.tokenizer_template is None else np.append(ids, self.eos)
+        return ids if ids[-1] == self.eos or self.prefix_suffix_ids is None else np.append(ids, self.eos)
 
     @property
     def decoder_prompt_ids(self) -> tuple[int, ...]:
         """The decoder's input ids before the first target token: its start token and the tokenizer's prefix."""
         start = self.bos if self.decoder_start_token_id is None else self.decoder_start_token_id
-        return (start, *(self.tokenizer_template[0] if self.tokenizer_template else ()))
+        return (start, *(self.prefix_suffix_ids[0] if self.prefix_suffix_ids else ()))
 
 
 @dataclass(frozen=True)
@@ -243,8 +243,10 @@ class TaskSpec(Part, slot="task"):
 
     def max_special_tokens(self, special_tokens: SpecialTokens) -> int:
         """Returns the maximum number of special tokens that are added to a text."""
-        template = special_tokens.tokenizer_template
-        return max(self.num_special_tokens, len(template[0]) + max(1, len(template[1])) if template else 0)
+        if special_tokens.prefix_suffix_ids is None:
+            return self.num_special_tokens
+        prefix, suffix = special_tokens.prefix_suffix_ids
+        return max(self.num_special_tokens, len(prefix) + max(1, len(suffix)))
 
     def loss(self, model: Model, batch: Batch) -> Loss:
         """Returns the cross-entropy of the targets."""

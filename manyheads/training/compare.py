@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import multiprocessing
 import signal
 import statistics
@@ -17,9 +16,9 @@ from typing import Any
 
 import torch
 
+from manyheads.checkpoint.checkpoint import load
 from manyheads.errors import RunChangedError, UsageError, one_line
 from manyheads.files.read import read_json_or_empty, read_toml
-from manyheads.files.tensors import SafetensorsFile
 from manyheads.files.write import explain_write_errors
 from manyheads.model.build import resolve_device
 from manyheads.spec import Tree, load_parts, override
@@ -292,6 +291,4 @@ def summarize(values: Sequence[float]) -> Tree:
 def parameter_count(folder: Path) -> int | None:
     """Returns the number of parameters of the run's latest checkpoint, or None if it has none."""
     checkpoint = read_pointer(folder / "checkpoints", "latest")
-    if checkpoint is None:
-        return None
-    return sum(map(math.prod, SafetensorsFile(checkpoint / "model.safetensors").shapes.values()))
+    return None if checkpoint is None else sum(one.numel() for one in load(checkpoint).model.parameters())

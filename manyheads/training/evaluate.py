@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from manyheads.checkpoint.checkpoint import Checkpoint, load
 from manyheads.data.source import Corpus, DataSpec, Row, same_file
@@ -36,16 +35,21 @@ def evaluate(
     task: str | None = None,
     split: str = "validation",
     overrides: Sequence[str] = (),
+    max_rows: int | None = None,
+    max_length: int | None = None,
+    num_beams: int = EvalOptions.num_beams,
+    length_penalty: float = EvalOptions.length_penalty,
+    max_new_tokens: int | None = None,
+    examples: int = 0,
     device: str = "auto",
     progress: OnProgress = lambda what, done, total: None,
-    **options: Any,
 ) -> Tree:
     """Returns the scores of a checkpoint and of baselines, and the output for every row, as plain data.
 
     A run records its task and its data. For any other checkpoint the head decides the task, and `data` names a file.
-    The options are max_rows, max_length, examples, and for generated texts num_beams, length_penalty, max_new_tokens.
     """
-    start, settings = time.perf_counter(), EvalOptions(**options)
+    start = time.perf_counter()
+    options = EvalOptions(max_rows, max_length, num_beams, length_penalty, max_new_tokens, examples)
     if split not in SPLITS:
         raise UsageError(f"split is {quoted(split)}, expected {', '.join(SPLITS)}")
     if task is not None and task not in TaskSpec.kinds:
@@ -58,7 +62,7 @@ def evaluate(
     task_spec = run.task if run else find_task(checkpoint, task)
     data_spec = run.data if run else read_data(task_spec, data, overrides)
     corpus, rows = load_rows(data_spec, task_spec, data=data, split=split, from_run=run is not None)
-    evaluation = make_evaluation(checkpoint, task_spec, run, corpus, rows, options=settings, progress=progress)
+    evaluation = make_evaluation(checkpoint, task_spec, run, corpus, rows, options=options, progress=progress)
     if not evaluation.data.rows:
         raise EmptyDataError(
             f"the {split} split is empty ({corpus.description})", hint="choose another, or name a file with --data"

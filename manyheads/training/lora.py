@@ -93,7 +93,7 @@ def merge_lora(model: Model) -> Model:
     merged, state = build_meta(model.spec), model.state_dict()
     for path, layer in layers.items():
         state |= layer.base_layer.state_dict(prefix=f"{path}.") | {f"{path}.weight": layer.weight.detach()}
-    merged.load_state_dict(state, assign=True, strict=False)
+    merged.load_state_dict({name: state[name] for name in merged.state_dict()}, assign=True)
     return merged.eval()
 
 

@@ -293,7 +293,7 @@ def find_special_tokens(tokenizer: Any, checkpoint: Checkpoint | None = None) ->
         vocab_size=vocab_size,
         all_ids=tuple(sorted(special | (set(range(vocab_size)) - set(vocab.values())))),
         decoder_start_token_id=checkpoint.generation_config.decoder_start_token_id if checkpoint else None,
-        tokenizer_template=None if is_ours else added_special_tokens(tokenizer),
+        prefix_suffix_ids=None if is_ours else added_special_tokens(tokenizer),
         pool=checkpoint.pooling.pool if checkpoint and checkpoint.pooling else None,
     )
 
@@ -387,9 +387,9 @@ def freeze(model: nn.Module, prefixes: Sequence[str]) -> None:
 
 
 def checkpoint_hash(checkpoint: Checkpoint) -> str:
-    """Hashes all weights and the tokenizer, independently of the files that store them."""
+    """Hashes all weights, buffers and the tokenizer, independently of the files that store them."""
     total = hashlib.sha256()
-    for name, tensor in checkpoint.model.named_parameters():
+    for name, tensor in checkpoint.model.state_dict().items():
         total.update(name.encode())
         total.update(tensor.detach().contiguous().numpy().data)
     tokenizer = checkpoint.tokenizer

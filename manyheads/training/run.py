@@ -58,7 +58,7 @@ class TrainSpec(Spec):
     save_every: int = field(500, "steps between checkpoints", ge=1)
     max_length: int | None = field(
         None,
-        "maximum tokens per text, special tokens included; by default, the number of positions of the model",
+        "maximum tokens per text, special tokens included; longer texts are truncated [default: the model's positions]",
         ge=1,
     )
     keep_last: int = field(2, "number of newest checkpoints to keep", ge=2, le=1000)

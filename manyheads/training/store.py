@@ -24,7 +24,6 @@ from manyheads.errors import (
     CheckpointNotFoundError,
     CorruptFileError,
     WeightsError,
-    one_line,
 )
 from manyheads.files.manifest import MANIFEST, OPTIMIZER, TRAINER, verify_manifest
 from manyheads.files.read import read_json_or_empty, sha256
@@ -131,8 +130,8 @@ def save(
     check_disk_space(folder, model)
     try:
         with ema_weights(optimizer):
-            for name, tensor in model.state_dict().items():
-                check_finite(name, tensor)
+            for name, parameter in model.named_parameters():
+                check_finite(name, parameter)
             draft.mkdir()
             fill_folder(draft, merge_lora(model), metadata, tokenizer, shard_bytes=math.inf)
             if run.spec.lora:
@@ -292,7 +291,7 @@ def saved_tokenizer(run: PreparedRun) -> Any:
     from tokenizers import Tokenizer, processors
 
     tokenizer = Tokenizer.from_str(run.tokenizer.to_str())
-    if run.special_tokens.tokenizer_template is None:
+    if run.special_tokens.prefix_suffix_ids is None:
         special = [("<s>", run.special_tokens.bos), ("</s>", run.special_tokens.eos)]
         tokenizer.post_processor = processors.TemplateProcessing(single=run.spec.task.template, special_tokens=special)
     if run.max_length is not None and not run.spec.task.eval_in_windows:
@@ -326,7 +325,7 @@ def run_metadata(run: PreparedRun) -> CheckpointMetadata:
 
 def saved_files(run: PreparedRun, files: dict[str, bytes]) -> dict[str, bytes]:
     # a tokenizer that manyheads trained has no family, and reads special tokens in a text as plain text
-    if run.special_tokens.tokenizer_template is None:
+    if run.special_tokens.prefix_suffix_ids is None:
         settings = {"tokenizer_class": "PreTrainedTokenizerFast", "split_special_tokens": True}
         settings |= {} if run.max_length is None else {"model_max_length": run.max_length}
         files["tokenizer_config.json"] = json.dumps(settings).encode() + b"\n"
@@ -362,10 +361,11 @@ def restore(checkpoint: Path, model: Model, optimizer: torch.optim.Optimizer, *,
     weights = load_file(checkpoint / (TRAINED if lora else "model.safetensors"))
     if unmatched := sorted(weights.keys() ^ state.keys()):
         raise WeightsError(f"{checkpoint} does not match this model: {unmatched[0]} is in only one of them")
-    try:
-        model.load_state_dict(weights, strict=False)
-    except RuntimeError as error:  # a shape differs
-        raise WeightsError(f"{checkpoint} does not match this model: {one_line(str(error))}") from None
+    for name, tensor in state.items():
+        if weights[name].shape != tensor.shape:
+            shapes = (" × ".join(map(str, one.shape)) for one in (weights[name], tensor))
+            raise WeightsError(f"{checkpoint} does not match this model: {name} has shape {', not '.join(shapes)}")
+    model.load_state_dict(weights, strict=False)
     for name, value in load_file(checkpoint / OPTIMIZER).items():
         parameter, key = parameters[name.rpartition("/")[0]], name.rpartition("/")[2]
         optimizer.state[parameter][key] = value.to(parameter.device)

@@ -293,8 +293,8 @@ def choose_size(draft: Draft) -> tuple[Draft, int, EpochEstimate]:
     return draft, two_digits(max(MIN_STEPS, epochs * epoch.batches)), epoch
 
 
-def reasons(draft: Draft, speed: SpeedEstimate, limit: str) -> list[str]:
-    """Returns the reasons for the run file; `limit` says if the time decided the number of steps."""
+def reasons(draft: Draft, speed: SpeedEstimate, *, seconds_allowed: float | None) -> list[str]:
+    """Returns the reasons for the run file; `seconds_allowed` if the time decided the number of steps."""
     run, suggestion, task = draft.run, draft.suggestion, draft.suggestion.task
     parameters = sum(one.numel() for one in build_meta(run.model_spec).parameters())
     epoch, shape, device = estimate_epoch(run), suggestion.shape, resolve_device("auto")
@@ -303,6 +303,7 @@ def reasons(draft: Draft, speed: SpeedEstimate, limit: str) -> list[str]:
     machine = f"{cores}, {format_bytes(free)} of memory free" if (free := memory_free(device)) else cores
     seconds = format_seconds(run_seconds(run, speed))
     time = f"about {seconds} here ({machine}; a step took {1000 * speed.step:,.0f} ms)"
+    limit = f"; limited to {format_seconds(seconds_allowed)}, more steps may be better" if seconds_allowed else ""
     layers = "" if shape in ("recurrent", "ngram") else f"{suggestion.size.layers} layers of "
     return [
         suggestion.corpus.description,
@@ -324,8 +325,7 @@ def fit_time(draft: Draft, steps: int, batches: int, *, minutes: float) -> tuple
     count = min(steps, possible)
     suggestion = replace(draft.suggestion, epochs=count / batches)
     draft = draft.replace(suggestion=suggestion, steps=count, evaluations=evaluations)
-    limit = f"; limited to {format_seconds(seconds)}, more steps may be better" if possible < steps else ""
-    return draft, reasons(draft, speed, limit)
+    return draft, reasons(draft, speed, seconds_allowed=seconds if possible < steps else None)
 
 
 def two_digits(count: float) -> int:

@@ -39,7 +39,7 @@ def edit_config(folder, **values):
     ],
     ids=["predict", "evaluate", "audit", "export"],
 )
-def test_without_a_model_every_verb_gives_the_same_error(use, tmp_path):
+def test_without_a_model_every_command_gives_the_same_error(use, tmp_path):
     (tmp_path / "folder").mkdir()
     with raises("checkpoint.not-found", tmp_path / "missing"):
         use(tmp_path / "missing")

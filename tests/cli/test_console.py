@@ -19,13 +19,13 @@ from manyheads.errors import DataError, ManyheadsError
 COMMANDS = [*([name] for name in COMMAND_NAMES if name != "data"), ["data", "show"], ["data", "prepare"]]
 
 
-def test_every_file_of_the_command_line_is_a_verb_in_its_help():
+def test_every_file_of_the_command_line_is_a_command_in_its_help():
     commands = run("-h").stdout.partition("Commands:")[2]
     assert set(re.findall(r"^  (\w+)", commands, re.M)) == set(COMMAND_NAMES)
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_every_verb_has_help_with_an_example(command):
+def test_every_command_has_help_with_an_example(command):
     text = " ".join(run(*command, "--help").stdout.split())
     assert re.search(rf"Examples?: manyheads {' '.join(command)}", text)
 

@@ -117,6 +117,8 @@ def test_parts_that_no_other_library_has_are_exported(tmp_path):
     rope = {
         "position": {"kind": "rope", "scaling": {"kind": "banded", "factor": 3.0, "length": 16}},
         "attention": {"kv_heads": 1},
+        "feedforward": "gated",
+        "norm": "rms",
     }
     shaw = {"position": {"kind": "shaw", "clip": 3}, "core": {"kind": "additive", "size": 5}, "mask": {"window": 3}}
     pattern = [{"position": "alibi"}, shaw, rope]

@@ -327,6 +327,8 @@ def test_a_setting_of_a_method_that_is_not_selected_is_refused():
     with raises("generate.config", "length_penalty"):
         generation_config(length_penalty=1.0, temperature=1.0)
     assert generation_config(length_penalty=1.0, num_beams=1).decoding.kind == "greedy"
+    with raises("generate.config", "length_penalty", -5):
+        generation_config(length_penalty=-5.0, num_beams=1)
 
 
 def test_settings_that_exclude_each_other_are_refused():

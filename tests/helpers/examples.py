@@ -99,13 +99,13 @@ def run_line(line, folder):
     elif program == "pytest":
         assert (ROOT / arguments[0]).exists(), f"there is no {arguments[0]}"
     elif program == "manyheads":
-        return run_verb(arguments, folder)
+        return run_manyheads(arguments, folder)
     else:
         assert program == "source", f"no example runs {program}"
     return ""
 
 
-def run_verb(arguments, folder):
+def run_manyheads(arguments, folder):
     target = None
     if ">" in arguments:
         target = folder / arguments[arguments.index(">") + 1]

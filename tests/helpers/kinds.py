@@ -104,14 +104,7 @@ def choices(slot):
 
 def first_choices(slot):
     """The first choice of every kind of a slot."""
-    return list({choice["kind"]: choice for choice in reversed(choices(slot))}.values())[::-1]
-
-
-def pairs(slot, other):
-    """Every kind of a slot with every kind of another, and the other choices of both with the default."""
-    both = [{slot: one, other: two} for one in first_choices(slot) for two in first_choices(other)]
-    rest = [{name: choice} for name in (slot, other) for choice in choices(name) if choice not in first_choices(name)]
-    return both + rest
+    return [next(choice for choice in choices(slot) if choice["kind"] == kind) for kind in SLOTS[slot].kinds]
 
 
 def kind_id(choice):

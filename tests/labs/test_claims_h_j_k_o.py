@@ -281,7 +281,7 @@ def test_j4_the_total_is_the_loss_and_its_terms():
     assert mean_of(loss) == pytest.approx(mean_of(loss_with(model, ids)), abs=0), "the loss of the task is the same"
 
 
-def test_j4_lambda_is_comparable_over_sizes_unless_it_is_not_normalised():
+def test_j4_lambda_is_comparable_over_sizes_if_the_reduction_is_a_mean():
     """Uniform attention costs the same per row, whatever the number of heads, layers and texts."""
     ids = tokens(batch=4)
     means, ratios = [], []

@@ -567,7 +567,7 @@ def test_position_tables_are_shared_or_per_layer():
 
 
 @formula("feedforward", "none")
-@pytest.mark.parametrize("residual", ["pre", "post", "parallel", "sandwich"])
+@pytest.mark.parametrize("residual", SLOTS["residual"].kinds)
 def test_a_layer_without_a_feed_forward_network_is_attention_alone(residual):
     """Nothing stands in for it: no norm, no residual connection."""
     model = random_model(kinds.decoder(layers=1, residual=residual, feedforward="none", norm="rms"))
@@ -579,6 +579,8 @@ def test_a_layer_without_a_feed_forward_network_is_attention_alone(residual):
         "pre": lambda: x + 3 * norms[0](x),
         "post": lambda: norms[0](x + 3 * x),
         "parallel": lambda: x + 3 * norms[0](x),
+        "parallel-norms": lambda: x + 3 * norms[0](x),
+        "none": lambda: 3 * norms[0](x),
         "sandwich": lambda: x + norms[1](3 * norms[0](x)),
     }
     close(layer(x, None, None, None), expected[residual]())

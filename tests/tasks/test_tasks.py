@@ -154,9 +154,7 @@ def test_the_lengths_of_source_and_target_are_known_before_spans_are_drawn(rows,
 @pytest.mark.parametrize("template", [((), ()), ((801,), ()), ((), (2,)), ((801,), (802,)), None])
 def test_spans_get_the_special_tokens_of_any_pair(template):
     """Those of the tokenizer, and a decoder's start token that is not the one that begins a text."""
-    tokens = SpecialTokens(
-        vocab_size=1000, sentinels=SENTINELS, tokenizer_template=template, decoder_start_token_id=803
-    )
+    tokens = SpecialTokens(vocab_size=1000, sentinels=SENTINELS, prefix_suffix_ids=template, decoder_start_token_id=803)
     batch = SpansSpec().batch([(np.arange(10, 30),)], tokens, rng(0))
     source, targets = batch.source.tokens[0], batch.targets[0]
     visible, masked = (

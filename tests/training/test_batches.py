@@ -40,7 +40,7 @@ def test_no_batch_has_more_than_batch_tokens(name, template):
     """With padding, special tokens and targets."""
     run = prepare(read_run(described(name)))
     if run.tokenizer is not None:
-        run = replace(run, special_tokens=replace(run.special_tokens, tokenizer_template=template))
+        run = replace(run, special_tokens=replace(run.special_tokens, prefix_suffix_ids=template))
     longest = int(row_lengths(run, run.validation_rows).sum(1).max())  # an evaluated row may be longer than a batch
     for plan, limit in (
         (BatchPlan(run, run.train_rows), 200),

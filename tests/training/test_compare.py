@@ -313,7 +313,7 @@ def test_an_error_that_is_larger_than_a_pipe_and_a_killed_process_reach_the_repo
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_an_interrupted_grid_is_resumed(path, tmp_path, jobs):
     torch.set_num_threads(1)
-    axes, grid, stderr = ["position=none,rope"], tmp_path / "grid", tmp_path / "err"
+    axes, grid, stderr = ["position=none,rope,sinusoidal"], tmp_path / "grid", tmp_path / "err"
     command = ["compare", path, *axes, "--seeds", 1, "--jobs", jobs, "-s", "train.steps=20", "--quiet", "-o", grid]
     stderr.touch()
     environment = dict(os.environ) | {"OMP_NUM_THREADS": "1"}
@@ -325,7 +325,7 @@ def test_an_interrupted_grid_is_resumed(path, tmp_path, jobs):
     os.kill(process.pid, signal.SIGINT)
     process.join(120)
     assert process.exitcode == 130, stderr.read_text()
-    assert len(list(grid.glob("*/*/checkpoints/step-00000020"))) < 2
+    assert len(list(grid.glob("*/*/checkpoints/step-00000020"))) < 3
     overrides = ["train.steps=20"]
     resumed, whole = (compare(path, axes, tmp_path / name, seeds=1, overrides=overrides) for name in ("grid", "whole"))
     assert all(len(cell["seeds"]) == 1 for cell in resumed["cells"])

@@ -329,7 +329,7 @@ def test_another_vocabulary_is_refused_with_the_first_difference(data, tmp_path)
     tokenizer, path = json.loads((folder / "tokenizer.json").read_text()), tmp_path / "tokenizer.json"
     path.write_text(json.dumps(tokenizer))
     own = {"kind": "file", "path": str(path)}
-    assert prepared(described(folder, data, "masked", tokenizer=own)).special_tokens.tokenizer_template == (
+    assert prepared(described(folder, data, "masked", tokenizer=own)).special_tokens.prefix_suffix_ids == (
         (51,),
         (52,),
     )
@@ -465,7 +465,7 @@ def test_special_tokens_around_a_text_are_kept_through_two_runs(data, tmp_path):
     """The second starts from the first, which started from a folder of transformers."""
     train_all(case("masked", tmp_path, data), tmp_path / "first")
     run = prepared(described(tmp_path / "first", data, "classify", model=CLASSES))
-    assert run.special_tokens.tokenizer_template == ((51,), (52,))
+    assert run.special_tokens.prefix_suffix_ids == ((51,), (52,))
     list(train_events(run, tmp_path / "second"))
     manyheads.export(tmp_path / "second", tmp_path / "out")
     config = json.loads((tmp_path / "out" / "config.json").read_text())

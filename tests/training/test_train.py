@@ -44,6 +44,7 @@ from manyheads.files.read import read_toml
 from manyheads.model.transformer import Transformer
 from manyheads.presets import preset
 from manyheads.spec import SLOTS, override, to_toml
+from manyheads.training.compare import parameter_count
 from manyheads.training.events import Evaluated, Finished, Prepared, Resumed, Saved, Step
 from manyheads.training.loop import train_events, validate
 from manyheads.training.optim import OptimSpec, ScheduleSpec
@@ -524,12 +525,14 @@ class ScaledByMean(torch.nn.Module):
         self.gain = torch.nn.Parameter(torch.ones(width))
         self.register_buffer("mean", torch.ones(()))
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("mask", torch.zeros(2))
         self.register_buffer("offset", torch.zeros(width), persistent=False)
 
     def reset_parameters(self):
         for tensor in (self.gain, self.mean):
             torch.nn.init.ones_(tensor)
         self.steps.zero_()
+        self.mask.copy_(torch.tensor([0.0, -torch.inf]))
         self.offset.copy_(torch.linspace(0, 1, len(self.offset)))
 
     def forward(self, x):
@@ -572,6 +575,7 @@ def test_a_part_with_buffers_is_resumed_loaded_and_exported(with_buffers, tmp_pa
     for name, buffer in buffers_of(again).items():
         assert buffer.dtype is (torch.int64 if name.endswith("steps") else torch.float64)
         torch.testing.assert_close(buffer, buffers[name].to(buffer.dtype), rtol=0, atol=1e-7)
+    assert parameter_count(tmp_path / "whole") == sum(weight.numel() for weight in loaded.model.parameters())
     ids = torch.tensor([[1, 2, 3]])
     torch.testing.assert_close(again.logits(ids).float(), loaded.logits(ids))
 

@@ -81,6 +81,7 @@ class FairseqTokenizer:
     """
 
     truncation: dict[str, int] | None = None
+    encodes_targets = False  # `encode` uses the source dictionary
 
     def __init__(self, merges: Sequence[tuple[str, str]], source: Sequence[str], target: Sequence[str]) -> None:
         from tokenizers import Tokenizer, models, pre_tokenizers

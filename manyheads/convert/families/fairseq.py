@@ -121,7 +121,7 @@ FAMILIES = {
             *(Fixed(key, False) for key in FIXED_FALSE),
             *(Fixed(key, None) for key in FIXED_NONE),
             Fixed("base_layers", 0),
-            Choice("share_decoder_input_output_embed", "head", ((True, {}),), default=False),
+            Fixed("share_decoder_input_output_embed", True, required=True),
             *DROPOUT,
         ),
         weights=(
