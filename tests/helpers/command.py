@@ -15,7 +15,7 @@ from manyheads import cli
 
 FORKS = multiprocessing.get_context("forkserver")
 # imported in advance, because a child may not be allowed to read files (tests limit that)
-LAZY_IMPORTS = ["pydantic.type_adapter", "typer._adapters", "typer._click.decorators"]
+LAZY_IMPORTS = ["pydantic.type_adapter", "rich.console", "rich.table", "typer._adapters", "typer._click.decorators"]
 COMMAND_NAMES = [module.name for module in pkgutil.iter_modules(cli.__path__) if module.name != "console"]
 LIBRARY = [
     "inspect.describe",
