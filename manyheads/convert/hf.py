@@ -272,7 +272,7 @@ def read_tokenizer(folder: Path, extra_files: Mapping[str, bytes], *, keep_trunc
         return None
     from tokenizers import Tokenizer
 
-    from manyheads.data.tokenizer import explain_tokenizer_errors
+    from manyheads.files.read import explain_tokenizer_errors
 
     with explain_tokenizer_errors(f"{folder / 'tokenizer.json'} cannot be read", CheckpointTokenizerError):
         tokenizer = Tokenizer.from_buffer(data)

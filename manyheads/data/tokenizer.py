@@ -6,14 +6,13 @@ import json
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from manyheads.errors import DataSizeError, ManyheadsError, TokenizerError
-from manyheads.files.read import MAX_TOKENIZER_BYTES
+from manyheads.errors import DataSizeError, TokenizerError
+from manyheads.files.read import MAX_TOKENIZER_BYTES, explain_tokenizer_errors
 from manyheads.files.text import open_decompressed
 from manyheads.spec import Part, field
 
@@ -85,17 +84,6 @@ def _nonempty(texts: Iterable[str]) -> Iterator[str]:
         yield text
     if empty:
         raise TokenizerError("there is no text to train a tokenizer on")
-
-
-@contextmanager
-def explain_tokenizer_errors(message: str, kind: type[ManyheadsError] = TokenizerError) -> Iterator[None]:
-    """Turns errors of the tokenizers library, and its panics, which are not Exceptions, into an error of ours."""
-    try:
-        yield
-    except (ManyheadsError, KeyboardInterrupt, SystemExit, GeneratorExit):
-        raise
-    except BaseException as error:
-        raise kind(f"{message}: {error}") from None
 
 
 def _byte_characters() -> list[str]:

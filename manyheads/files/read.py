@@ -19,6 +19,7 @@ from manyheads.errors import (
     ConfigSyntaxError,
     CorruptFileError,
     ManyheadsError,
+    TokenizerError,
     UnsafeFileError,
 )
 from manyheads.spec import TOO_DEEP, Tree, copy_tree, quoted
@@ -191,3 +192,14 @@ def field_paths(value: Any) -> Iterator[tuple[str, ...]]:
     elif isinstance(value, list):
         for inner in value:
             yield from field_paths(inner)
+
+
+@contextmanager
+def explain_tokenizer_errors(message: str, kind: type[ManyheadsError] = TokenizerError) -> Iterator[None]:
+    """Turns errors of the tokenizers library, and its panics, which are not Exceptions, into an error of ours."""
+    try:
+        yield
+    except (ManyheadsError, KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:
+        raise kind(f"{message}: {error}") from None

@@ -131,7 +131,8 @@ def adapter_names(model: Model, family: str | None) -> tuple[dict[str, str], str
 def trained_tensors(model: Model) -> dict[str, Tensor]:
     """Returns the tensors that training changes: the parameters that are not frozen, and buffers."""
     state = model.state_dict(keep_vars=True)
-    return {name: t.detach() for name, t in state.items() if t.requires_grad or not isinstance(t, nn.Parameter)}
+    kept = {name: t for name, t in state.items() if t.requires_grad or not isinstance(t, nn.Parameter)}
+    return {name: tensor.detach().contiguous() for name, tensor in kept.items()}
 
 
 def write_adapter(folder: Path, model: Model, spec: LoraSpec, *, base: str, names: dict[str, str]) -> None:

@@ -24,6 +24,7 @@ from manyheads.generate.decoding import (
 )
 from manyheads.generate.methods.beam import BeamSpec
 from manyheads.spec import field, to_tree
+from manyheads.tasks.evaluation import EvalOptions
 
 SHAPES = {
     "decoder": decoder(),
@@ -350,6 +351,16 @@ class PowerBeamSpec(BeamSpec, kind="test-power-beam"):
 
     def divisor(self, length):
         return float(length**self.length_penalty)
+
+
+def test_settings_reach_the_method_that_they_select():
+    chosen = generation_config(num_beams=3, length_penalty=2.0).decoding
+    assert (chosen.kind, chosen.num_beams, chosen.length_penalty) == ("beam", 3, 2.0)
+    for beams, kind in ((1, "greedy"), (3, "beam")):
+        options = EvalOptions(num_beams=beams, length_penalty=2.0)
+        chosen = options.generation(GenerationConfig(), default_max_new_tokens=1).decoding
+        assert chosen.kind == kind
+    assert (chosen.num_beams, chosen.length_penalty) == (3, 2.0)
 
 
 def test_a_method_derived_from_another_is_selected_only_by_its_own_name():

@@ -525,14 +525,14 @@ class ScaledByMean(torch.nn.Module):
         self.gain = torch.nn.Parameter(torch.ones(width))
         self.register_buffer("mean", torch.ones(()))
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
-        self.register_buffer("mask", torch.zeros(2))
+        self.register_buffer("mask", torch.zeros(2, 2).T)
         self.register_buffer("offset", torch.zeros(width), persistent=False)
 
     def reset_parameters(self):
         for tensor in (self.gain, self.mean):
             torch.nn.init.ones_(tensor)
         self.steps.zero_()
-        self.mask.copy_(torch.tensor([0.0, -torch.inf]))
+        self.mask.copy_(torch.tensor([[0.0, -torch.inf], [0.0, 0.0]]))
         self.offset.copy_(torch.linspace(0, 1, len(self.offset)))
 
     def forward(self, x):

@@ -137,7 +137,7 @@ class FairseqTokenizer:
 
 def read_fairseq_tokenizer(folder: Path, config: Tree) -> FairseqTokenizer | None:
     """The tokenizer from the merges and dictionaries in data/, which are told apart by size; None if it is missing."""
-    from manyheads.data.tokenizer import explain_tokenizer_errors
+    from manyheads.files.read import explain_tokenizer_errors
 
     data = safe_join(folder, "data")
     merges_file = safe_join(data, "bpe.code") if data.is_dir() else data

@@ -41,7 +41,7 @@ def read_vocabulary(metadata: Mapping[str, Any], path: object) -> Any:
     """The tokenizer of a file; None if it is missing or of an unknown kind."""
     from tokenizers import AddedToken, Tokenizer
 
-    from manyheads.data.tokenizer import explain_tokenizer_errors
+    from manyheads.files.read import explain_tokenizer_errors
 
     tokens, types = get(metadata, "tokens", list), get(metadata, "token_type", list) or []
     if not tokens:
