@@ -373,7 +373,7 @@ INVALID_MODELS = {
     '{vocab = 9, recurrent = {embed = "shared"}}': ("incompatible", "recurrent.embed"),
     "{vocab = 9, source_vocab = 5, decoder = {}}": ("incompatible", "source_vocab"),
     "{vocab = 9, source_vocab = 5, recurrent = {source = false}}": ("incompatible", "source_vocab"),
-    '{vocab = 9, encoder = {}, decoder = {cross = {attention = {kind = "chunked", heads = 5}}, width = 50, attention = {heads = 5}}}': (
+    '{vocab = 9, encoder = {}, decoder = {cross = {attention = {kind = "narrow", heads = 5}}, width = 50, attention = {heads = 5}}}': (
         "incompatible",
         "decoder.cross.attention.heads",
     ),

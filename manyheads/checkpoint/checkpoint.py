@@ -125,10 +125,10 @@ class Checkpoint:
         inputs = Inputs(ids, padding_mask=padding_mask, **more).to(self.device)  # type: ignore[arg-type]
         if not self.has_source:
             if target is not None:
-                raise UsageError(f"a target was given, but this {self.spec.shape} model reads no source")
+                raise UsageError(f"a target was given, but this {self.spec.architecture} model reads no source")
             return self.model(inputs)
         if target is None:
-            raise UsageError(f"this {self.spec.shape} model needs a source and a target")
+            raise UsageError(f"this {self.spec.architecture} model needs a source and a target")
         return self.model(Inputs.of(target).to(self.device), inputs)
 
     @torch.no_grad()
@@ -137,7 +137,9 @@ class Checkpoint:
     ) -> list[Tensor]:
         """The embeddings and the output of every layer (the last after the final norm), first of the encoder."""
         if not isinstance(self.model, Transformer):
-            raise UnsupportedError(f"hidden states are available for transformers; this model is {self.spec.shape}")
+            raise UnsupportedError(
+                f"hidden states are available for transformers; this model is {self.spec.architecture}"
+            )
         with record_hidden_states(self.model) as states:
             self.logits(ids, target, padding_mask, **more)
         return states
@@ -151,10 +153,10 @@ class Checkpoint:
         )
 
     def embed_inputs(self, inputs: Inputs) -> Tensor:
-        shapes = ("encoder", "decoder") if self.pooling else ("encoder",)
-        if not isinstance(self.model, Transformer) or self.spec.shape not in shapes:
+        architectures = ("encoder", "decoder") if self.pooling else ("encoder",)
+        if not isinstance(self.model, Transformer) or self.spec.architecture not in architectures:
             raise UnsupportedError(
-                f"text embeddings need an encoder, or a decoder with a pooling config; this model is {self.spec.shape}"
+                f"embeddings need an encoder, or a decoder with a pooling config; this is {self.spec.architecture}"
             )
         return self.model.embed_sequences(inputs, self.pooling.pool if self.pooling else None)
 

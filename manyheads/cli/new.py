@@ -23,8 +23,11 @@ def new(
         Path | None,
         typer.Option("--output", "-o", metavar="RUN.toml", help="File to write [default: standard output]."),
     ] = None,
-    shape: Annotated[
-        str | None, typer.Option(metavar="SHAPE", help="Shape of the model, such as recurrent [default: by the task].")
+    architecture: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ARCHITECTURE", help="Architecture of the model, such as recurrent [default: by the task]."
+        ),
     ] = None,
     fields: Annotated[
         str | None, typer.Option(metavar="A,B", help="Columns to read, by name or by number from 0.")
@@ -36,7 +39,7 @@ def new(
 ) -> None:
     """Write a run file for a task and your data.
 
-    Shape, size, tokenizer, batch size and steps are chosen for the data and this machine, each with its reason.
+    Architecture, size, tokenizer, batch size and steps are chosen for the data and this machine, each with its reason.
 
     Examples: manyheads new translate pairs.tsv --output run.toml · manyheads new copy ·
     manyheads new classify reviews.jsonl --fields text,stars
@@ -49,7 +52,7 @@ def new(
     if output is not None and output.exists() and not force:
         raise OutputExistsError(f"{output} exists already", hint="--force overwrites it")
     with Progress(f"reading {file or task} and timing this machine"):
-        text, reasons = suggest(task, file, shape=shape, fields=fields, minutes=minutes)
+        text, reasons = suggest(task, file, architecture=architecture, fields=fields, minutes=minutes)
     if output is not None:
         with explain_write_errors(output):
             write_atomic(output, text)

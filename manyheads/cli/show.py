@@ -140,7 +140,9 @@ def print_model(model: Tree, console: Console) -> None:
     about, bold = model["about"], "bold"
     title = one_line(about.get("title", model["name"]))
     console.print(
-        Text.assemble((title, bold), f" · {model['shape']} · ", (f"{model['parameters']:,}", bold), " parameters")
+        Text.assemble(
+            (title, bold), f" · {model['architecture']} · ", (f"{model['parameters']:,}", bold), " parameters"
+        )
     )
     if about.get("source"):
         console.print(one_line(about["source"]), style="dim")
@@ -199,7 +201,7 @@ def print_costs(model: Tree, console: Console) -> None:
 
 
 def print_presets(presets: list[Tree], console: Console) -> None:
-    columns = ["name", "shape", "position", *(["source"] if console.width >= 120 else [])]
+    columns = ["name", "architecture", "position", *(["source"] if console.width >= 120 else [])]
     table = new_table(columns, ["parameters"])
     for preset in presets:
         table.add_row(*(preset[name] for name in columns), f"{preset['parameters']:,}")

@@ -123,7 +123,7 @@ def print_estimate(estimate: Tree, console: Console) -> None:
     counted = "" if epoch["counted_batches"] == epoch["batches"] else f" (from {epoch['counted_batches']:,} batches)"
     lines = {
         "data": estimate["data"],
-        "model": f"{estimate['shape']}, {resources['parameters']:,} parameters",
+        "model": f"{estimate['architecture']}, {resources['parameters']:,} parameters",
         "memory": f"about {sizes['memory']}{free['memory_free']}: {', '.join(parts)}",
         "batch": f"at most {rows:,} × {length:,} tokens" + (f", sources of {source_length:,}" if source_length else ""),
         "disk": f"{sizes['checkpoint']} per checkpoint, {sizes['disk']} in total{free['disk_free']}",

@@ -111,6 +111,6 @@ def find_architecture(spec: ModelSpec, names: Iterable[str] = NAMES) -> Candidat
     library = "Hugging Face" if names[0] in NAMES else "llama.cpp"
     message = f"no supported {library} architecture can express this model"
     if nearest is None:
-        raise ExportError(f"{message}, which is {spec.shape}")
+        raise ExportError(f"{message}, which is {spec.architecture}")
     path, ours, theirs = nearest.differences[0]
     raise ExportError(f"{message}: {path} is {ours}, but {theirs} in {nearest.family.model_type}, the nearest one")

@@ -28,7 +28,7 @@ ReferenceLogits = Callable[[Tensor, Tensor | None], Tensor]  # (ids, target) →
 class RandomInputs:
     """Random inputs of the sizes that a model reads."""
 
-    shape: str  # "encoder", "decoder" or "encoder-decoder"
+    architecture: str  # "encoder", "decoder" or "encoder-decoder"
     vocab: int
     max_positions: int | None  # limit of the input, or of the source if there is one; None if there is no limit
     max_target_positions: int | None
@@ -44,12 +44,12 @@ class RandomInputs:
 
     def random_target(self, batch: int = 2) -> Tensor | None:
         """A random target for an encoder–decoder of texts; None for other models."""
-        if self.shape != "encoder-decoder" or self.image_size:
+        if self.architecture != "encoder-decoder" or self.image_size:
             return None
         return self.random_ids(batch, 7, seed=1, is_target=True)
 
     def random_source(self) -> Tensor | None:
-        return self.random_ids(seed=2) if self.shape == "encoder-decoder" else None
+        return self.random_ids(seed=2) if self.architecture == "encoder-decoder" else None
 
 
 class ManyheadsModel(RandomInputs):
@@ -57,10 +57,10 @@ class ManyheadsModel(RandomInputs):
 
     def __init__(self, checkpoint: Checkpoint, folder: Path | None = None) -> None:
         if not isinstance(checkpoint.model, Transformer):
-            raise UnsupportedError(f"audit supports transformers only; this model is {checkpoint.spec.shape}")
+            raise UnsupportedError(f"audit supports transformers only; this model is {checkpoint.spec.architecture}")
         self.checkpoint, self.model, self.folder = checkpoint, checkpoint.model, folder
         spec, decoder = checkpoint.spec, checkpoint.spec.decoder
-        self.shape, self.per_token = spec.shape, spec.head.per_token
+        self.architecture, self.per_token = spec.architecture, spec.head.per_token
         self.causal = (
             decoder is not None
             and decoder.embed.reads != "memory"
@@ -168,7 +168,7 @@ class TransformersModel(RandomInputs):
         # a model without a head cannot generate, but its attention modules have is_causal
         self.causal = can_generate or any(getattr(module, "is_causal", False) for module in model.modules())
         has_source = bool(getattr(self.config, "is_encoder_decoder", False))
-        self.shape = "encoder-decoder" if has_source else "decoder" if self.causal else "encoder"
+        self.architecture = "encoder-decoder" if has_source else "decoder" if self.causal else "encoder"
         self.vocab = int(getattr(self.config, "vocab_size", 0))
         self.input_name = getattr(model, "main_input_name", "input_ids")
         if self.input_name not in ("input_ids", "pixel_values"):

@@ -39,7 +39,7 @@ def describe_model(
         "name": target,
         "about": description,
         "overrides": overrides,
-        "shape": spec.shape,
+        "architecture": spec.architecture,
         "parameters": cost.parameters,
         "parameters_by_part": cost.parameters_by_part,
         "flops": {
@@ -145,13 +145,13 @@ def format_field(value: Any) -> str:
 
 
 def describe_preset(name: str) -> Tree:
-    """The shape, position scheme, number of parameters and source of a preset."""
+    """The architecture, position scheme, number of parameters and source of a preset."""
     spec, description = read_model(preset(name)), about(name)
     stack = spec.decoder or spec.encoder
     return {
         "name": name,
         "title": description["title"],
-        "shape": spec.shape,
+        "architecture": spec.architecture,
         "position": stack.position.kind if stack else "none",
         "parameters": sum(parameter.numel() for parameter in build_meta(spec).parameters()),
         "source": description["source"],

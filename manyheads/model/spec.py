@@ -240,7 +240,7 @@ class NgramSpec(Spec):
     dropout: float = field(0.0, "dropout probability before the head", ge=0, lt=1)
 
 
-SHAPES = ("encoder", "decoder", "recurrent", "ngram")
+BACKBONES = ("encoder", "decoder", "recurrent", "ngram")
 LARGEST_VOCAB = 1 << 22
 
 
@@ -273,10 +273,10 @@ class ModelSpec(Spec):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        shape = [name for name in SHAPES if getattr(self, name) is not None]
-        if shape not in (["encoder"], ["decoder"], ["encoder", "decoder"], ["recurrent"], ["ngram"]):
-            names = " and ".join(shape) or "none of them"
-            raise IncompatibleError(f"given {names}, expected [encoder], [decoder], both, [recurrent] or [ngram]")
+        names = [name for name in BACKBONES if getattr(self, name) is not None]
+        if names not in (["encoder"], ["decoder"], ["encoder", "decoder"], ["recurrent"], ["ngram"]):
+            given = " and ".join(names) or "none of them"
+            raise IncompatibleError(f"given {given}, expected [encoder], [decoder], both, [recurrent] or [ngram]")
         for name in ("encoder", "decoder"):
             if stack := getattr(self, name):
                 with located(name):
@@ -284,7 +284,7 @@ class ModelSpec(Spec):
         self._check_encoder_use()
         if self.source_vocab is not None and not self.has_source:
             raise IncompatibleError(
-                f"source_vocab needs a model with a source; this one is {self.shape}", ("source_vocab",)
+                f"source_vocab needs a model with a source; this one is {self.architecture}", ("source_vocab",)
             )
         reads_tokens = any(own.embed.reads == "tokens" for own in (self.encoder, self.decoder, self.recurrent) if own)
         if self.vocab is None and (reads_tokens or self.ngram or self.head.output == "tokens"):
@@ -324,13 +324,13 @@ class ModelSpec(Spec):
                 )
 
     @property
-    def shape(self) -> str:
-        return "-".join(name for name in SHAPES if getattr(self, name) is not None)
+    def architecture(self) -> str:
+        return "-".join(name for name in BACKBONES if getattr(self, name) is not None)
 
     @property
     def has_source(self) -> bool:
         """Whether the model reads a source and a target, as an encoder–decoder does."""
-        return self.shape == "encoder-decoder" or (self.recurrent is not None and self.recurrent.source)
+        return self.architecture == "encoder-decoder" or (self.recurrent is not None and self.recurrent.source)
 
 
 def read_model(tree: Tree) -> ModelSpec:

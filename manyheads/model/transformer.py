@@ -103,7 +103,9 @@ class Transformer(nn.Module):
         """The output of the encoder, which the decoder attends to; None if there is only one stack."""
         if self.encoder is None or self.decoder is None:
             if source is not None:
-                raise InputError(f"a source was given, but this model is {self.spec.shape}, not an encoder–decoder")
+                raise InputError(
+                    f"a source was given, but this model is {self.spec.architecture}, not an encoder–decoder"
+                )
             return None
         if source is None:
             raise InputError("an encoder–decoder needs a source")

@@ -110,10 +110,10 @@ class WideSpec(AttentionSpec, kind="wide"):
         return width
 
 
-class ChunkedSpec(AttentionSpec, kind="chunked"):
+class NarrowSpec(AttentionSpec, kind="narrow"):
     """x is split into H chunks, each with its own (D/H)² matrices for q, k and v: 3D²/H + D² weights
 
-    A head reads only its chunk of the input; W_O mixes them.
+    A head reads only its chunk of the input; W_O mixes them. Bloem 2019 calls the two narrow and wide self-attention.
     """
 
     def head_size(self, width: int) -> int:

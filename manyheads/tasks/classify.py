@@ -28,13 +28,13 @@ class ClassifySpec(TaskSpec, kind="classify"):
     """Classification: −log p(class | x), with x a text or an image"""
 
     fields: ClassVar[tuple[str, ...]] = ("text", "label")
-    shapes: ClassVar[tuple[str, ...]] = ("encoder", "decoder")
+    architectures: ClassVar[tuple[str, ...]] = ("encoder", "decoder")
     head_outputs: ClassVar[tuple[str, ...]] = ("classes",)
     is_default: ClassVar[bool] = True
     template: ClassVar[str] = "<s> $A </s>"
     num_special_tokens: ClassVar[int] = 2
     attention_target_fields: ClassVar[tuple[str, ...]] = ("arcs",)
-    shape_reason: ClassVar[str] = "no text is generated, so every token may attend to every other"
+    architecture_reason: ClassVar[str] = "no text is generated, so every token may attend to every other"
     file_kind: ClassVar[str | None] = "labels"
     default_data: ClassVar[Tree | None] = {"kind": "stdlib", "subset": "classify"}
 
@@ -90,7 +90,7 @@ class ClassifySpec(TaskSpec, kind="classify"):
                 f"{rows:,} rows have {len(labels):,} different classes, which cannot be learned",
                 hint="choose the column of the class with --fields",
             )
-        pool = "last" if suggestion.shape == "decoder" else "mean"
+        pool = "last" if suggestion.architecture == "decoder" else "mean"
         head = {"kind": "classes", "classes": "data", "pool": pool}
         return [("head", head, f"the number of classes in the data, which is {len(labels)}")]
 

@@ -38,14 +38,16 @@ class MaeSpec(TaskSpec, kind="mae"):
     """
 
     fields: ClassVar[tuple[str, ...]] = ("image",)
-    shapes: ClassVar[tuple[str, ...]] = ("encoder-decoder",)
+    architectures: ClassVar[tuple[str, ...]] = ("encoder-decoder",)
     head_outputs: ClassVar[tuple[str, ...]] = ("pixels",)
     has_source: ClassVar[bool] = True
     is_default: ClassVar[bool] = True
     template: ClassVar[str] = "$A"
     num_special_tokens: ClassVar[int] = 0
     validation_metrics: ClassVar[tuple[str, ...]] = ("loss",)
-    shape_reason: ClassVar[str] = "the encoder reads the visible patches, and a small decoder restores the masked ones"
+    architecture_reason: ClassVar[str] = (
+        "the encoder reads the visible patches, and a small decoder restores the masked ones"
+    )
     file_kind: ClassVar[str | None] = "images"
     default_data: ClassVar[Tree | None] = {"kind": "digits"}
 

@@ -58,13 +58,13 @@ SENTINEL = re.compile(r"<extra_(id_)?\d+>")
 class CausalSpec(PackableTask, kind="causal"):
     """Causal language modelling: −Σ log p(x_t | x_<t), the end of a text included"""
 
-    shapes: ClassVar[tuple[str, ...]] = ("decoder", "recurrent", "ngram")
+    architectures: ClassVar[tuple[str, ...]] = ("decoder", "recurrent", "ngram")
     is_default: ClassVar[bool] = True
     template: ClassVar[str] = "<s> $A"
     generates_tokens: ClassVar[bool | None] = True  # a bidirectional model would see the next token
     lookahead: ClassVar[int] = 1
     attention_target_fields: ClassVar[tuple[str, ...]] = ("arcs",)
-    shape_reason: ClassVar[str] = "each token is predicted from the tokens before it"
+    architecture_reason: ClassVar[str] = "each token is predicted from the tokens before it"
 
     def num_prefix_tokens(self, special_tokens: SpecialTokens) -> int:
         return 1  # bos, which predicts the first token of a text
@@ -147,13 +147,13 @@ class MaskedSpec(MaskingTask, PackableTask, kind="masked"):
     token, and some stay. Every token keeps its position.
     """
 
-    shapes: ClassVar[tuple[str, ...]] = ("encoder",)
+    architectures: ClassVar[tuple[str, ...]] = ("encoder",)
     is_default: ClassVar[bool] = True
     template: ClassVar[str] = "<s> $A </s>"
     generates_tokens: ClassVar[bool | None] = False
     num_special_tokens: ClassVar[int] = 2
     attention_target_fields: ClassVar[tuple[str, ...]] = ("arcs",)
-    shape_reason: ClassVar[str] = "a masked token may attend to all others, before and after it"
+    architecture_reason: ClassVar[str] = "a masked token may attend to all others, before and after it"
 
     mlm_probability: float = field(0.15, "probability that a token is predicted", gt=0, lt=1)
     mask_replace_prob: float = field(0.8, "fraction of predicted tokens that <mask> replaces", ge=0, le=1)
@@ -267,11 +267,13 @@ class SpansSpec(TextTask, kind="spans"):
     ends with a span; here a span may be anywhere.
     """
 
-    shapes: ClassVar[tuple[str, ...]] = ("encoder-decoder", "recurrent")
+    architectures: ClassVar[tuple[str, ...]] = ("encoder-decoder", "recurrent")
     has_source: ClassVar[bool] = True
     template: ClassVar[str] = "$A </s>"
     num_special_tokens: ClassVar[int] = 1  # without sentinels, which `lengths` counts
-    shape_reason: ClassVar[str] = "the encoder reads the text with its gaps, and the decoder generates the masked spans"
+    architecture_reason: ClassVar[str] = (
+        "the encoder reads the text with its gaps, and the decoder generates the masked spans"
+    )
 
     noise_density: float = field(0.15, "fraction of the tokens that are masked", gt=0, lt=1)
     mean_span_length: float = field(3.0, "mean tokens per masked span", ge=1)
@@ -365,11 +367,11 @@ class InfillSpec(MaskingTask, kind="infill"):
     the assignment has padding, and padding is not in the loss.
     """
 
-    shapes: ClassVar[tuple[str, ...]] = ("decoder", "recurrent")
+    architectures: ClassVar[tuple[str, ...]] = ("decoder", "recurrent")
     template: ClassVar[str] = "<s> $A"
     generates_tokens: ClassVar[bool | None] = True
     num_special_tokens: ClassVar[int] = 3
-    shape_reason: ClassVar[str] = "a decoder reads the text with its gap, and generates the content after it"
+    architecture_reason: ClassVar[str] = "a decoder reads the text with its gap, and generates the content after it"
 
     block_size: int = field(128, "tokens per block; a text is truncated to at most 7/8 of it", ge=8)
 

@@ -36,12 +36,12 @@ class RetrievalSpec(TaskSpec, kind="retrieval"):
     """
 
     fields: ClassVar[tuple[str, ...]] = ("query", "document")
-    shapes: ClassVar[tuple[str, ...]] = ("encoder",)
+    architectures: ClassVar[tuple[str, ...]] = ("encoder",)
     head_outputs: ClassVar[tuple[str, ...]] = ("vector", "states")
     is_default: ClassVar[bool] = True
     template: ClassVar[str] = "<s> $A </s>"
     num_special_tokens: ClassVar[int] = 2
-    shape_reason: ClassVar[str] = "no text is generated, so every token may attend to every other"
+    architecture_reason: ClassVar[str] = "no text is generated, so every token may attend to every other"
     file_kind: ClassVar[str | None] = "queries"
     default_data: ClassVar[Tree | None] = {"kind": "stdlib", "subset": "retrieval"}
     batches_per_epoch: ClassVar[int] = 10  # more negatives per batch
@@ -80,7 +80,7 @@ class RetrievalSpec(TaskSpec, kind="retrieval"):
 
     def supports(self, checkpoint: Checkpoint) -> bool:
         # any encoder gives vectors, as its mean output
-        return super().supports(checkpoint) or checkpoint.spec.shape in self.shapes
+        return super().supports(checkpoint) or checkpoint.spec.architecture in self.architectures
 
     def encode(
         self, checkpoint: Checkpoint, texts: Sequence[str], options: PredictOptions

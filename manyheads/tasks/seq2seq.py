@@ -36,7 +36,7 @@ class Seq2SeqSpec(TaskSpec, kind="seq2seq"):
     """
 
     fields: ClassVar[tuple[str, ...]] = ("source", "target")
-    shapes: ClassVar[tuple[str, ...]] = ("encoder-decoder", "recurrent")
+    architectures: ClassVar[tuple[str, ...]] = ("encoder-decoder", "recurrent")
     has_source: ClassVar[bool] = True
     is_default: ClassVar[bool] = True
     template: ClassVar[str] = "$A </s>"
@@ -44,7 +44,7 @@ class Seq2SeqSpec(TaskSpec, kind="seq2seq"):
     attention_target_fields: ClassVar[tuple[str, ...]] = ("alignment",)
     primary: ClassVar[tuple[str, ...]] = ()  # the metrics to show first; if empty, the lengths of the texts decide
     summary_metrics: ClassVar[tuple[str, ...]] = ROUGE  # primary metrics if targets are much shorter than sources
-    shape_reason: ClassVar[str] = (
+    architecture_reason: ClassVar[str] = (
         "the whole source is read before the first token is generated, and every token attends to all of it"
     )
     file_kind: ClassVar[str | None] = "pairs"

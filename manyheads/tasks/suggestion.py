@@ -32,7 +32,7 @@ class Suggestion:
     """What `manyheads new` knows when it suggests the model and task tables."""
 
     task: type[TaskSpec]
-    shape: str
+    architecture: str
     corpus: Corpus
     data: DataSpec
     size: ModelSize = SIZES[0]
@@ -54,7 +54,7 @@ class Suggestion:
 
     @property
     def position(self) -> str | None:
-        return {"recurrent": None, "ngram": None, "decoder": "rope"}.get(self.shape, "sinusoidal")
+        return {"recurrent": None, "ngram": None, "decoder": "rope"}.get(self.architecture, "sinusoidal")
 
     @property
     def residual(self) -> tuple[Any, str]:
@@ -64,17 +64,17 @@ class Suggestion:
 
     def text_stacks(self) -> Iterator[tuple[str, Lines]]:
         size = self.size
-        if self.shape == "recurrent":
+        if self.architecture == "recurrent":
             source: Lines = [] if self.task.has_source else [("source", False, "the task has no source")]
             yield "model.recurrent", [("width", size.width, "for this much data"), *source]
             return
-        if self.shape == "ngram":
+        if self.architecture == "ngram":
             yield (
                 "model.ngram",
                 [("order", 4, "predicts from three tokens"), ("width", size.width, "for this much data")],
             )
             return
-        first, _, second = self.shape.partition("-")
+        first, _, second = self.architecture.partition("-")
         embed = {"kind": "tokens", "scale": True}
         yield f"model.{first}", self.stack(embed=embed, why_embed="times √width", position=self.position)
         if second:

@@ -181,12 +181,12 @@ class PredictOptions:
 class TaskSpec(Part, slot="task"):
     """What a model is trained and used for.
 
-    A task of your own needs `fields`, `shapes`, `template` and `batch`; the loss is then the cross-entropy of its
-    targets, evaluation reports loss and accuracy, and prediction generates text. Override what differs.
+    A task of your own needs `fields`, `architectures`, `template` and `batch`; its loss is then the cross-entropy of
+    the targets, evaluation reports loss and accuracy, and prediction generates text. Override what differs.
     """
 
     fields: ClassVar[tuple[str, ...]]  # fields of the data that the task reads
-    shapes: ClassVar[tuple[str, ...]]  # shapes of model that can learn it; `manyheads new` suggests the first
+    architectures: ClassVar[tuple[str, ...]]  # those that can learn it; `manyheads new` suggests the first
     head_outputs: ClassVar[tuple[str, ...]] = ("tokens",)  # outputs of the heads that can learn it
     has_source: ClassVar[bool] = False  # whether the model generates a target for a source
     generates_tokens: ClassVar[bool | None] = None  # True if the model must be able to generate, False if it must not
@@ -199,7 +199,7 @@ class TaskSpec(Part, slot="task"):
     eval_in_windows: ClassVar[bool] = False  # whether evaluation reads a long text in windows instead of truncating it
 
     # for `manyheads new`
-    shape_reason: ClassVar[str] = "the first shape that can learn it"
+    architecture_reason: ClassVar[str] = "the first architecture that can learn it"
     file_kind: ClassVar[str | None] = None  # the kind of data that a user's file is
     takes_file: ClassVar[bool] = True  # whether `manyheads new` reads a user's file
     default_data: ClassVar[Tree | None] = None  # the [data] table if there is no file
@@ -401,7 +401,7 @@ def predict(
 
 
 def task_of(checkpoint: Checkpoint) -> TaskSpec:
-    """Returns the task that a run recorded in the checkpoint, or else the task that fits its shape and head."""
+    """Returns the task that a run recorded in the checkpoint, or else the task that fits its architecture and head."""
     kinds: dict[str, Any] = TaskSpec.kinds
     metadata, recorded = checkpoint.metadata, checkpoint.task
     if recorded and recorded["kind"] in kinds:
@@ -416,7 +416,7 @@ def task_of(checkpoint: Checkpoint) -> TaskSpec:
     fitting = [task for task in (kind() for kind in kinds.values() if kind.is_default) if task.supports(checkpoint)]
     if fitting:  # prefer a task that needs this head
         return min(fitting, key=lambda task: checkpoint.spec.head.output not in task.head_outputs)
-    head = f"{checkpoint.spec.shape} with the head '{checkpoint.spec.head.kind}'"
+    head = f"{checkpoint.spec.architecture} with the head '{checkpoint.spec.head.kind}'"
     raise UnsupportedError(f"no task fits this model ({head})")
 
 

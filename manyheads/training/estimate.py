@@ -71,7 +71,7 @@ def estimate_run(
     return {
         "schema": 1,
         "data": run.corpus.description,
-        "shape": run.model_spec.shape,
+        "architecture": run.model_spec.architecture,
         "resources": asdict(resources),
         "epoch": asdict(epoch),
         "steps": settings.steps,

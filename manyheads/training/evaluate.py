@@ -113,7 +113,7 @@ def find_task(checkpoint: Checkpoint, name: str | None) -> TaskSpec:
         return task_of(checkpoint)
     task: TaskSpec = TaskSpec.kinds[name]()  # type: ignore[assignment]
     if not task.supports(checkpoint):
-        model = f"{checkpoint.spec.shape} with the head '{checkpoint.spec.head.kind}'"
+        model = f"{checkpoint.spec.architecture} with the head '{checkpoint.spec.head.kind}'"
         own = task_of(checkpoint).kind
         raise UnsupportedError(f"this model ({model}) is for {own} and cannot be evaluated as {name}")
     return task

@@ -101,14 +101,14 @@ def axis_paths(name: str, tree: Tree) -> tuple[str, ...]:
             hint="set their number with --seeds",
         )
     model = tree["model"] if isinstance(tree.get("model"), dict) else {}
-    stacks = [shape for shape in STACKS if isinstance(model.get(shape), dict) and first in STACKS[shape].model_fields]
+    stacks = [stack for stack in STACKS if isinstance(model.get(stack), dict) and first in STACKS[stack].model_fields]
     if first in RunSpec.model_fields:
         return (name,)
     if first in ModelSpec.model_fields:
         return (f"model.{name}",)
     if stacks:
         # a stack with `like` takes the other stack's value, unless it has its own
-        return tuple(f"model.{shape}.{name}" for shape in stacks if "like" not in model[shape] or first in model[shape])
+        return tuple(f"model.{stack}.{name}" for stack in stacks if "like" not in model[stack] or first in model[stack])
     for table, spec in (("optim", OptimSpec), ("train", TrainSpec)):
         if first in spec.model_fields:
             return (f"{table}.{name}",)

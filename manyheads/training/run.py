@@ -14,7 +14,7 @@ from manyheads.data.tokenizer import TokenizerSpec, WordsSpec
 from manyheads.errors import IncompatibleError, MissingKeyError
 from manyheads.files.read import locate_config_errors, read_toml
 from manyheads.metrics.metric import higher_is_better
-from manyheads.model.spec import SHAPES, ModelSpec, read_model
+from manyheads.model.spec import BACKBONES, ModelSpec, read_model
 from manyheads.spec import Spec, Tree, check_names, field, frozen, import_all, located, override, parse, quoted, to_tree
 from manyheads.tasks.auxiliary import AuxiliaryLossSpec
 from manyheads.tasks.task import TaskSpec
@@ -95,10 +95,10 @@ class RunSpec(Spec):
 
     def check_model(self, model: ModelSpec) -> None:
         """Raises if the model does not fit the task, or the run's other settings."""
-        if model.shape not in self.task.shapes:
-            shapes = " or ".join(self.task.shapes)
+        if model.architecture not in self.task.architectures:
+            architectures = " or ".join(self.task.architectures)
             raise IncompatibleError(
-                f"{self.task.kind} needs a model that is {shapes}; this is {model.shape}", ("task",)
+                f"{self.task.kind} needs a model that is {architectures}; this is {model.architecture}", ("task",)
             )
         self.task.check_model(model)
         for i, term in enumerate(self.auxiliary_losses):
@@ -116,7 +116,9 @@ class RunSpec(Spec):
                 at,
             )
         if stack is None:
-            raise IncompatibleError(f"packing needs an attention mask, which the shape {model.shape} does not have", at)
+            raise IncompatibleError(
+                f"packing needs an attention mask, which the architecture {model.architecture} does not have", at
+            )
         if self.train.max_length is not None:
             raise IncompatibleError(
                 "train.pack already limits the length of texts; leave one of the two out", ("train", "max_length")
@@ -163,7 +165,7 @@ def read_run(tree: Tree) -> RunSpec:
 
 def is_whole(model: Tree) -> bool:
     """Whether [model] describes a whole model rather than changes to a checkpoint's."""
-    return "vocab" in model and any(isinstance(model.get(shape), dict) for shape in SHAPES)
+    return "vocab" in model and any(isinstance(model.get(name), dict) for name in BACKBONES)
 
 
 def read_run_file(path: Path, overrides: Sequence[str] = ()) -> RunSpec:

@@ -49,7 +49,12 @@ EPOCHS = ((1e5, 40), (1e6, 20), (1e7, 10), (math.inf, 3))  # (maximum training t
 
 
 def suggest(
-    task: str, file: Path | None = None, *, shape: str | None = None, fields: str | None = None, minutes: float = 30.0
+    task: str,
+    file: Path | None = None,
+    *,
+    architecture: str | None = None,
+    fields: str | None = None,
+    minutes: float = 30.0,
 ) -> tuple[str, list[str]]:
     """Returns a run file as text, and the reasons as lines."""
     if not 0 < minutes <= MAX_MINUTES:
@@ -59,7 +64,9 @@ def suggest(
     kind: Any = TaskSpec.kinds[task]
     tree, why_columns = suggest_data(kind, file, fields)
     data = DataSpec.choose(tree)
-    suggestion = Suggestion(task=kind, shape=choose_shape(kind, shape), corpus=data.load(), data=data)
+    suggestion = Suggestion(
+        task=kind, architecture=choose_architecture(kind, architecture), corpus=data.load(), data=data
+    )
     draft = limit_lengths(choose_tokenizer(Draft(suggestion, tree, why_columns)))
     draft, steps, epoch = choose_size(draft)
     draft, why = fit_time(draft, steps, epoch.batches, minutes=minutes)
@@ -70,11 +77,13 @@ def suggest(
 # ----------------------------------------------------------------------------------------------------------------- data
 
 
-def choose_shape(task: type[TaskSpec], name: str | None) -> str:
-    shape = name or task.shapes[0]
-    if shape not in task.shapes:
-        raise UsageError(f"--shape is {quoted(name)}, expected {' or '.join(task.shapes)} for {task.kind}")
-    return shape
+def choose_architecture(task: type[TaskSpec], name: str | None) -> str:
+    architecture = name or task.architectures[0]
+    if architecture not in task.architectures:
+        raise UsageError(
+            f"--architecture is {quoted(name)}, expected {' or '.join(task.architectures)} for {task.kind}"
+        )
+    return architecture
 
 
 def suggest_data(task: type[TaskSpec], file: Path | None, fields: str | None) -> tuple[Tree, str]:
@@ -257,7 +266,7 @@ def limit_lengths(draft: Draft) -> Draft:
     if not suggestion.text_fields:
         return draft
     lengths = row_lengths(draft.run, draft.run.train_rows).max(1)
-    if suggestion.task.packable and suggestion.shape in ("decoder", "encoder") and lengths.max() > PACKED:
+    if suggestion.task.packable and suggestion.architecture in ("decoder", "encoder") and lengths.max() > PACKED:
         return draft.replace(pack=PACKED)
     for limit, share in ((USUAL_LENGTH, 0.05), (MAX_LENGTH, 0.5)):
         lost = 1 - np.minimum(lengths, limit).sum() / lengths.sum()
@@ -297,17 +306,21 @@ def reasons(draft: Draft, speed: SpeedEstimate, *, seconds_allowed: float | None
     """Returns the reasons for the run file; `seconds_allowed` if the time decided the number of steps."""
     run, suggestion, task = draft.run, draft.suggestion, draft.suggestion.task
     parameters = sum(one.numel() for one in build_meta(run.model_spec).parameters())
-    epoch, shape, device = estimate_epoch(run), suggestion.shape, resolve_device("auto")
-    why_shape = f": {task.shape_reason}" if shape == task.shapes[0] else f", as given; usual is {task.shapes[0]}"
+    epoch, architecture, device = estimate_epoch(run), suggestion.architecture, resolve_device("auto")
+    why = (
+        f": {task.architecture_reason}"
+        if architecture == task.architectures[0]
+        else f", as given; usual is {task.architectures[0]}"
+    )
     cores = f"{os.cpu_count()} cores, {torch.get_num_threads()} threads" if device.type == "cpu" else str(device)
     machine = f"{cores}, {format_bytes(free)} of memory free" if (free := memory_free(device)) else cores
     seconds = format_seconds(run_seconds(run, speed))
     time = f"about {seconds} here ({machine}; a step took {1000 * speed.step:,.0f} ms)"
     limit = f"; limited to {format_seconds(seconds_allowed)}, more steps may be better" if seconds_allowed else ""
-    layers = "" if shape in ("recurrent", "ngram") else f"{suggestion.size.layers} layers of "
+    layers = "" if architecture in ("recurrent", "ngram") else f"{suggestion.size.layers} layers of "
     return [
         suggestion.corpus.description,
-        f"{shape}{why_shape}",
+        f"{architecture}{why}",
         f"{layers}width {suggestion.size.width}, {parameters:,} parameters, for {epoch.tokens:,} training tokens",
         f"{draft.settings.steps:,} steps, {suggestion.epochs:.3g} epochs of {epoch.rows:,} rows, {time}{limit}",
     ]

@@ -376,7 +376,7 @@ def test_an_export_by_the_command_line_is_opened_by_transformers(tmp_path):
 @pytest.mark.parametrize(
     "spec",
     [decoder(position="alibi"), recurrent(), ngram(), read("mae-tiny", "encoder.layers=1")],
-    ids=lambda spec: spec.shape,
+    ids=lambda spec: spec.architecture,
 )
 def test_a_model_that_no_family_can_express_is_exported_as_its_description(spec, tmp_path):
     model = build(spec, seed=3)
@@ -486,9 +486,9 @@ def test_inputs_go_to_the_device_of_the_model(tmp_path):
     assert pair.logits(ids, ids).device == pair.device
 
 
-@pytest.mark.parametrize("spec", [recurrent(), ngram()], ids=lambda spec: spec.shape)
+@pytest.mark.parametrize("spec", [recurrent(), ngram()], ids=lambda spec: spec.architecture)
 def test_only_a_transformer_has_hidden_states(spec):
-    with raises("model.unsupported", spec.shape):
+    with raises("model.unsupported", spec.architecture):
         Checkpoint(build(spec)).hidden(torch.tensor([[1]]))
 
 

@@ -83,7 +83,7 @@ def test_a_narrow_terminal_loses_nothing(target):
 def test_the_model_of_a_run_file(tmp_path):
     path = tmp_path / "run.toml"
     path.write_text("seed = 1\n[model]\nvocab = 9\n[model.encoder]\nlayers = 1\n")
-    assert run_json("show", path)["shape"] == "encoder"
+    assert run_json("show", path)["architecture"] == "encoder"
 
 
 def test_parts_lists_every_slot_kind_and_field():

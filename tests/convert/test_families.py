@@ -65,7 +65,7 @@ def both(ours, theirs, *, padding_mask=None, hidden=False):
         if ours.has_source:
             out, inputs = theirs(input_ids=ids, decoder_input_ids=target, **options), (ids, target, padding_mask)
         else:
-            if padding_mask is not None and ours.spec.shape == "decoder":
+            if padding_mask is not None and ours.spec.architecture == "decoder":
                 options["position_ids"] = (options["attention_mask"].cumsum(-1) - 1).clamp(min=0)
             if ours.config["model_type"] == "roberta":  # which otherwise guesses the padding from the ids
                 options["position_ids"] = (
@@ -155,7 +155,7 @@ def test_padding_changes_nothing_and_agrees_with_the_reference(saved, side):
     alone = ours.logits(ids[1:, ~padding_mask[1]], target[1:] if ours.has_source else None)
     whole = ours.has_source or ours.spec.head.kind == "classes"
     assert_close(logits[1:] if whole else logits[1:, ~padding_mask[1]], alone)
-    by_position = ours.spec.shape == "encoder" and side == "left" and ours.config["model_type"] != "roberta"
+    by_position = ours.spec.architecture == "encoder" and side == "left" and ours.config["model_type"] != "roberta"
     pooled = ours.spec.head.kind == "classes"
     if not name.startswith(UNSTEADY) and not by_position and not pooled and not (ours.has_source and side == "left"):
         logits, their_logits = both(ours, theirs, padding_mask=padding_mask)

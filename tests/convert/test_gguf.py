@@ -449,7 +449,7 @@ def test_a_model_that_no_architecture_has_is_refused(tmp_path, name, config, opt
 
 
 @pytest.mark.parametrize(
-    "attention", ['{kind="heads",heads=2,size=8}', '{kind="wide",heads=2}', '{kind="chunked",heads=2}']
+    "attention", ['{kind="heads",heads=2,size=8}', '{kind="wide",heads=2}', '{kind="narrow",heads=2}']
 )
 def test_attention_that_llama_cpp_does_not_have_is_refused(tmp_path, attention):
     spec = manyheads.read("gpt2", "decoder.layers=1", "decoder.width=32", f"decoder.attention={attention}", "vocab=9")

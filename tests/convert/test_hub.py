@@ -22,7 +22,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 LOAD = """
 import sys, torch, manyheads
 loaded = manyheads.load(sys.argv[1])
-print(loaded.spec.shape, float(loaded.logits(torch.tensor([[3, 5, 7]])).double().sum()))
+print(loaded.spec.architecture, float(loaded.logits(torch.tensor([[3, 5, 7]])).double().sum()))
 if len(sys.argv) > 2:
     rows = {row.check: row.status for row in manyheads.audit(sys.argv[1])}
     print(rows["agrees with a reference implementation"])

@@ -17,7 +17,7 @@ from torch import nn
 
 from manyheads import build, read_model
 from manyheads.model.record import record
-from manyheads.parts.attention import ChunkedSpec, HeadsSpec, WideSpec
+from manyheads.parts.attention import HeadsSpec, NarrowSpec, WideSpec
 from manyheads.parts.core import DotSpec
 from manyheads.parts.norm import LayerNormSpec
 from manyheads.parts.position import ClippedSpec, LearnedSpec, Positions, SinusoidalSpec
@@ -58,9 +58,9 @@ def test_c2_wide_heads_have_four_times_heads_times_width_squared_parameters(head
 
 
 @given(heads=st.integers(1, 4), size=st.integers(1, 5))
-def test_c3_chunked_heads_read_their_own_chunk_and_have_fewer_parameters(heads, size):
+def test_c3_narrow_heads_read_their_own_chunk_and_have_fewer_parameters(heads, size):
     width = heads * size
-    attention = ChunkedSpec(heads=heads, bias=False, output_bias=False).build(width, DotSpec())
+    attention = NarrowSpec(heads=heads, bias=False, output_bias=False).build(width, DotSpec())
     assert count(attention) == 3 * width**2 // heads + width**2
     x = torch.randn(1, 3, width)
     changed = x.clone()

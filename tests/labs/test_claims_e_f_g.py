@@ -296,7 +296,7 @@ def test_g6_widths_may_differ(attention):
 
 def test_g6_widths_that_do_not_fit_are_an_error():
     encoder = {"width": 9, "attention": {"heads": 3}}
-    decoder = {"width": 16, "attention": {"kind": "chunked", "heads": 4}, "cross": True, "mask": {"causal": True}}
+    decoder = {"width": 16, "attention": {"kind": "narrow", "heads": 4}, "cross": True, "mask": {"causal": True}}
     with raises("config.incompatible", "decoder.cross.attention.heads", "width 9"):
         build(read_model({"vocab": 9, "encoder": encoder, "decoder": decoder}))
     with raises("config.incompatible", "recurrent.core", "8", "16"):

@@ -43,7 +43,7 @@ from manyheads.training.evaluate import evaluate
 from manyheads.training.loop import train_events
 from manyheads.training.prepare import prepare
 from manyheads.training.run import read_run
-from manyheads.training.suggest import choose_shape
+from manyheads.training.suggest import choose_architecture
 
 # --------------------------------------------------------------------------------------------------- H: objectives
 
@@ -399,16 +399,16 @@ def test_o4_trained_vectors_retrieve_better_than_chance(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("task", "shape"),
+    ("task", "architecture"),
     [
         ("summarise", "encoder-decoder"), ("translate", "encoder-decoder"), ("classify", "encoder"),
         ("retrieval", "encoder"), ("causal", "decoder"), ("mae", "encoder-decoder"),
     ],
 )  # fmt: skip
-def test_o5_a_task_has_a_default_shape(task, shape):
+def test_o5_a_task_has_a_default_architecture(task, architecture):
     spec = TaskSpec.kinds[task]
-    assert choose_shape(spec, None) == shape
-    for other in spec.shapes:
-        assert choose_shape(spec, other.replace("–", "-")) == other
-    with raises("usage.argument", shape, "sideways"):
-        choose_shape(spec, "sideways")
+    assert choose_architecture(spec, None) == architecture
+    for other in spec.architectures:
+        assert choose_architecture(spec, other.replace("–", "-")) == other
+    with raises("usage.argument", architecture, "sideways"):
+        choose_architecture(spec, "sideways")

@@ -476,8 +476,8 @@ def test_the_ngram_network_is_its_formula():
     close(model(ids)[0], torch.stack(expected))
 
 
-@formula("attention", "heads", "wide", "chunked")
-def test_grouped_and_chunked_heads_read_their_own_part():
+@formula("attention", "heads", "wide", "narrow")
+def test_grouped_and_narrow_heads_read_their_own_part():
     """Grouped: query head h uses key head h·G/H. Chunked: head h projects its own part of x."""
     core, x = CoreSpec.choose({"kind": "dot", "scale": 1.0}), torch.randn(1, 5, 8, **FLOAT64)
     stack = kinds.stack(attention={"heads": 4, "kv_heads": 2})
@@ -486,9 +486,9 @@ def test_grouped_and_chunked_heads_read_their_own_part():
     weights = attention.core.weights(q, k, mask=Mask(3, 3, q.device), positions=positions(3, 3))
     for h in range(4):
         close(weights[0, h], torch.softmax(q[0, h] @ k[0, h // 2].T / 2, dim=-1))
-    chunked = randomize(SLOTS["attention"].choose({"kind": "chunked", "heads": 2}).build(8, core))
+    narrow = randomize(SLOTS["attention"].choose({"kind": "narrow", "heads": 2}).build(8, core))
     for h in range(2):
-        close(chunked.value(x)[0, h], x[0, :, 4 * h : 4 * h + 4] @ chunked.value.weight[h] + chunked.value.bias[h])
+        close(narrow.value(x)[0, h], x[0, :, 4 * h : 4 * h + 4] @ narrow.value.weight[h] + narrow.value.bias[h])
     wide = randomize(SLOTS["attention"].choose({"kind": "wide", "heads": 3}).build(8, core))
     close(wide.value(x)[0, 2], x[0] @ wide.value.weight[16:].T + wide.value.bias[16:])
 
@@ -645,8 +645,8 @@ def test_a_learned_logit_scale_starts_at_its_value():
 
 
 def test_initialisation_depends_on_the_role_of_a_matrix():
-    """A transform in the head is a projection, as are chunked heads; with cross-attention a layer adds three terms."""
-    stack = {"layers": 4, "width": 128, "attention": {"kind": "chunked", "heads": 2}}
+    """A transform in the head is a projection, as are narrow heads; with cross-attention a layer adds three terms."""
+    stack = {"layers": 4, "width": 128, "attention": {"kind": "narrow", "heads": 2}}
 
     def built(init, **fields):
         return build(read_model({"vocab": 300, "encoder": stack, "init": init, **fields}))

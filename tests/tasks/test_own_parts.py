@@ -26,12 +26,12 @@ class TagSpec(TaskSpec, kind="tag"):
     """−Σ log p(tag_t | x), one tag per word"""
 
     fields = ("source", "target")
-    shapes = ("encoder",)
+    architectures = ("encoder",)
     template = "$A"
     num_special_tokens = 0
     file_kind = "pairs"
     word_tokens = True
-    shape_reason = "a tag depends on the words before and after it"
+    architecture_reason = "a tag depends on the words before and after it"
 
     weight: float = field(1.0, "of the loss", gt=0)
 

@@ -147,7 +147,7 @@ def test_spans_get_a_sentinel_per_span_of_the_longest_text(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("task", "shape"),
+    ("task", "architecture"),
     [
         ("causal", "recurrent"),
         ("causal", "ngram"),
@@ -157,11 +157,11 @@ def test_spans_get_a_sentinel_per_span_of_the_longest_text(tmp_path):
         ("infill", "recurrent"),
     ],
 )
-def test_another_shape_than_the_usual_trains_too(task, shape, tmp_path):
-    text, reasons = suggest(task, FILES[task](tmp_path), shape=shape)
-    assert trained(text, tmp_path / "run").model_spec.shape == shape
-    assert shape in reasons[1]
-    assert TaskSpec.kinds[task].shapes[0] in reasons[1]
+def test_another_architecture_than_the_usual_trains_too(task, architecture, tmp_path):
+    text, reasons = suggest(task, FILES[task](tmp_path), architecture=architecture)
+    assert trained(text, tmp_path / "run").model_spec.architecture == architecture
+    assert architecture in reasons[1]
+    assert TaskSpec.kinds[task].architectures[0] in reasons[1]
 
 
 def test_new_and_train_make_a_model_of_a_file_and_new_replaces_no_run_file(tmp_path):
@@ -221,7 +221,7 @@ def test_wrong_arguments_and_data_have_codes(tmp_path):
     same = table(tmp_path / "c.tsv", [(text, text) for text, _ in pairs()])
     for code, value, arguments, options in (
         ("usage.argument", "'translate'", ("translatte",), {}),
-        ("usage.argument", "recurrent", ("translate", path), {"shape": "decoder"}),
+        ("usage.argument", "recurrent", ("translate", path), {"architecture": "decoder"}),
         ("usage.argument", "copy", ("copy", path), {}),
         ("usage.argument", "--fields", ("copy",), {"fields": "a,b"}),
         ("config.incompatible", "2 columns", ("translate", path), {"fields": "a"}),
@@ -253,7 +253,7 @@ def test_a_long_text_is_split_into_rows(tmp_path):
     trained(text, tmp_path / "run")
     path.write_text(" ".join(sentences(6000)))
     with raises("data.too-large", "8,192"):
-        suggest("causal", path, shape="recurrent")
+        suggest("causal", path, architecture="recurrent")
 
 
 def test_a_few_long_rows_are_truncated_and_counted(tmp_path):

@@ -34,7 +34,7 @@ class Family:
     """The fields that all models of a family share, the keys of their configs, and the names of their weights."""
 
     model_type: str
-    shape: Tree
+    template: Tree
     _: KW_ONLY
     keys: tuple[ConfigRow, ...]
     weights: Table  # the weights except those of the head, without prefix
@@ -55,7 +55,7 @@ class Family:
 
     def spec_of(self, config: Config) -> ModelSpec:
         own = self.architectures[self.architecture(config)]
-        tree = copy_tree(self.shape) | {"head": copy_tree(own.head)}
+        tree = copy_tree(self.template) | {"head": copy_tree(own.head)}
         return read_model(read_config((*self.keys, *own.keys), config, tree, ignored=self.ignored))
 
     def stored_spec(self, config: Config, names: Collection[str]) -> ModelSpec:

@@ -133,7 +133,7 @@ def resolve_sizes(spec: ModelSpec) -> ModelSpec:
     """The same model with default sizes resolved, and RoPE scalings without a key in GGUF converted to factors."""
     stack = spec.decoder
     if stack is None or spec.encoder is not None:
-        raise ExportError(f"GGUF export needs a decoder-only model; this one is {spec.shape}")
+        raise ExportError(f"GGUF export needs a decoder-only model; this one is {spec.architecture}")
     attention, position = stack.attention, stack.position
     size = attention.head_size(stack.width)
     if isinstance(position, RopeSpec):
@@ -268,12 +268,12 @@ BIASES = (
 OWN_SIZE = ("llama", "qwen2", "qwen3", "gemma")
 
 
-def decoder(shape: Tree, activation: str, **fields: Any) -> Tree:
-    return merge_trees(shape, {"decoder": {"feedforward": {"activation": activation}} | fields})
+def decoder(template: Tree, activation: str, **fields: Any) -> Tree:
+    return merge_trees(template, {"decoder": {"feedforward": {"activation": activation}} | fields})
 
 
 def gguf_family(
-    name: str, shape: Tree, keys: tuple[ConfigRow, ...], weights: Table, head: Tree | None = None
+    name: str, template: Tree, keys: tuple[ConfigRow, ...], weights: Table, head: Tree | None = None
 ) -> Family:
     """The family of one llama.cpp architecture. Without a `head`, the file determines whether it is tied."""
     own = Architecture(
@@ -283,7 +283,7 @@ def gguf_family(
     )
     return Family(
         f"gguf-{name}",
-        shape,
+        template,
         keys=(*SIZES, HeadSize(own=name in OWN_SIZE), *keys),
         weights=weights,
         architectures={"CausalLM": own},
