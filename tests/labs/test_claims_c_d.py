@@ -19,10 +19,10 @@ from manyheads import build, read_model
 from manyheads.model.record import record
 from manyheads.parts.attention import HeadsSpec, NarrowSpec, WideSpec
 from manyheads.parts.core import DotSpec
-from manyheads.parts.norm import LayerNormSpec
+from manyheads.parts.norm import NoNormSpec
 from manyheads.parts.position import ClippedSpec, LearnedSpec, Positions, SinusoidalSpec
-from manyheads.parts.residual import PreSpec
 from manyheads.parts.rope import RopeSpec
+from manyheads.spec import SLOTS
 
 # ------------------------------------------------------------------------------------------------- C: many heads
 
@@ -77,11 +77,19 @@ def test_c4_dropout_is_off_in_evaluation_and_keeps_the_mean_in_training():
     core.train()
     mean = torch.stack([core(q, k, v.abs(), **context) for _ in range(3000)]).mean(dim=0)
     torch.testing.assert_close(mean, steady, rtol=0.02, atol=0.02)
-    residual = PreSpec(dropout=0.1).build(LayerNormSpec(), 8, 1)
-    x = torch.ones(1, 4, 8)
-    mean = torch.stack([residual(x, [torch.ones_like]) for _ in range(5000)]).mean(dim=0)
-    torch.testing.assert_close(mean, 2 * x, rtol=0.02, atol=0)
-    assert torch.equal(residual.eval()(x, [torch.ones_like]), 2 * x)
+
+
+@pytest.mark.parametrize("kind", SLOTS["residual"].kinds)
+def test_c4_dropout_of_every_residual_kind_keeps_the_mean_in_training(kind):
+    """Without norms, so that a mean can be computed: x is 1 and every sublayer gives 1."""
+    residual = SLOTS["residual"].choose({"kind": kind, "dropout": 0.1}).build(NoNormSpec(), 8, 2)
+    x, sublayers = torch.ones(1, 4, 8), [torch.ones_like] * 2
+    steady = residual.eval()(x, sublayers)
+    assert torch.equal(steady, (1 if kind == "none" else 3) * x)
+    residual.train()
+    outputs = torch.stack([residual(x, sublayers) for _ in range(3000)])
+    assert outputs.std(0).min() > 0.1, "something is dropped"
+    torch.testing.assert_close(outputs.mean((0, 1, 2, 3)), steady.mean(), rtol=0.02, atol=0)
 
 
 def test_c5_heads_that_do_not_divide_the_width_are_an_error_with_the_nearest_that_do():
@@ -141,21 +149,23 @@ def test_d4_the_product_of_two_sinusoids_depends_on_their_offset():
     assert far.max() < near.min(), "near positions have the higher product"
 
 
-@pytest.mark.parametrize(("join", "terms"), [("add", 4), ("concat", 2)])
-def test_d5_d6_added_has_four_terms_and_concatenated_two(join, terms):
-    spec = SinusoidalSpec(join=join)
-    width = 16
-    w = torch.randn(1, 7, spec.token_width(width), dtype=torch.float64)
-    x = spec.build_embed(width)(w, positions(7, 7))[0]
-    p = sinusoids(spec.position_width(width), 7)
-    ww, wp, pw, pp = w[0] @ w[0].T, 0, 0, p @ p.T
-    if terms == 4:
-        wp, pw = w[0] @ p.T, p @ w[0].T
+@pytest.mark.parametrize("join", ["add", "concat"])
+def test_d5_d6_added_has_four_terms_and_concatenated_two(join):
+    """The parts of x come from the embedding itself: of the positions alone (w = 0), and of the words, the rest."""
+    embed = SinusoidalSpec(join=join).build_embed(16)
+    tokens_1LD = torch.randn(1, 7, SinusoidalSpec(join=join).token_width(16), dtype=torch.float64)
+    x, p = (embed(w, positions(7, 7))[0] for w in (tokens_1LD, torch.zeros_like(tokens_1LD)))
+    w = x - p
+    ww, wp, pw, pp = w @ w.T, w @ p.T, p @ w.T, p @ p.T
+    assert (pp != 0).all()
     torch.testing.assert_close(x @ x.T, ww + wp + pw + pp, rtol=0, atol=1e-6)
-    only_words = torch.cat((w[0], torch.zeros_like(p)), -1) if join == "concat" else w[0]
-    only_positions = torch.cat((torch.zeros_like(w[0]), p), -1) if join == "concat" else p
-    cross = only_words @ only_positions.T
-    assert (cross == 0).all() if join == "concat" else (cross != 0).any()
+    if join == "concat":
+        assert (wp == 0).all()
+        assert (pw == 0).all()
+        torch.testing.assert_close(ww, tokens_1LD[0] @ tokens_1LD[0].T)
+    else:
+        assert wp.abs().mean() > 0.1
+        assert (x @ x.T - ww - pp).abs().max() > 0.1
 
 
 def test_d7_multiplied_positions_run_forward_backward_and_step_by_step():
@@ -166,14 +176,35 @@ def test_d7_multiplied_positions_run_forward_backward_and_step_by_step():
     torch.testing.assert_close(model.step(ids[:, 5:], state)[0], model(ids)[:, 5:])
 
 
+def cross_term_ratio(width, init, scale):
+    """mean |w·p| over mean p·p of neighbours, for the table of a model as this package initialises it."""
+    stack = {
+        "layers": 0,
+        "width": width,
+        "embed": {"kind": "tokens", "scale": scale},
+        "position": "none",
+        "norm": "none",
+    }
+    model = build(read_model({"vocab": 400, "encoder": stack, "head": "none", "init": init}))
+    w, p = model(torch.arange(400)[None])[0].double(), sinusoids(width, 200)
+    return ((w @ p.T).abs().mean() / (p[1:] * p[:-1]).sum(-1).mean()).item()
+
+
 def test_d8_cross_terms_shrink_with_the_width_at_initialisation():
-    """With embeddings as large as the sinusoids (entries of variance 1/2): mean |w·p| over mean p·p of neighbours."""
-    ratios = []
-    for width in (32, 128, 512):
-        words, p = torch.randn(200, width, dtype=torch.float64) * 0.5**0.5, sinusoids(width, 200)
-        ratios.append(((words @ p.T).abs().mean() / (p[1:] * p[:-1]).sum(-1).mean()).item())
-    assert ratios[0] > ratios[1] > ratios[2]
-    assert ratios[0] / ratios[2] == pytest.approx(4, rel=0.3), "as 1/√d: 16 times the width, a fourth of the ratio"
+    """As 1/√d for tables that are not scaled: 16 times the width, a fourth of the ratio."""
+    for init in ("normal", "xavier"):
+        ratios = [cross_term_ratio(width, init, scale=False) for width in (32, 128, 512)]
+        assert ratios[0] > ratios[1] > ratios[2], init
+        assert ratios[2] < 0.1, init
+    ratios = [cross_term_ratio(width, "normal", scale=False) for width in (32, 512)]
+    assert ratios[0] / ratios[1] == pytest.approx(4, rel=0.3)
+
+
+def test_d8_as_corrected_scaled_tables_have_cross_terms_that_do_not_shrink():
+    """Erratum E11: with scale = true, w is multiplied by √d, so the ratio stays, or is above 1 from the start."""
+    ratios = [cross_term_ratio(width, "normal", scale=True) for width in (32, 128, 512)]
+    assert max(ratios) / min(ratios) < 1.2
+    assert min(cross_term_ratio(width, "fan-in", scale=True) for width in (32, 128, 512)) > 1
 
 
 @given(length=st.integers(1, 20), width=st.integers(1, 8))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
-from published import PUBLISHED
+from published import PARAMETERS, PUBLISHED
 
 from manyheads import presets, read, read_model
 from manyheads.convert.families import get_family
@@ -200,3 +202,25 @@ def test_a_preset_has_the_figures_of_its_paper(name):
 
 def test_every_preset_is_held_against_a_published_config_or_a_paper():
     assert sorted([*CONFIGS, *PAPERS]) == sorted(presets.names())
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
+    assert f"{len(PARAMETERS)} of the {len(presets.names())} presets" in page
+    assert f"{len(CONFIGS)} presets with a Hugging Face architecture" in page
+
+
+# claim N2: the position scheme of every family that the source documents name, and the rotated fraction of each head
+ROTATED = {
+    "gpt-j-6b": 0.25, "llama-7b": 1.0, "llama-2-7b": 1.0, "llama-3-8b": 1.0, "mistral-7b": 1.0, "phi-2": 0.4,
+    "pythia-70m": 0.25, "pythia-410m": 0.25, "pythia-6.9b": 0.25,
+}  # fmt: skip
+LEARNED = ["albert-base-v2", "bert-base", "bert-large", "distilbert", "ernie-2.0-base-en", "gpt2", "gpt2-medium"]
+LEARNED += ["gpt2-large", "gpt2-xl", "gpt3-175b", "roberta-base"]
+
+
+@pytest.mark.parametrize("name", [*ROTATED, *LEARNED])
+def test_n2_a_preset_has_the_position_scheme_of_its_family_and_names_its_source(name):
+    spec = read(name)
+    position = (spec.encoder or spec.decoder).position
+    assert (position.kind, getattr(position, "fraction", None)) == (
+        ("rope", ROTATED[name]) if name in ROTATED else ("learned", None)
+    )
+    assert presets.about(name)["source"]
