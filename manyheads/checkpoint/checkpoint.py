@@ -23,6 +23,7 @@ from manyheads.errors import (
     CheckpointConfigError,
     CheckpointNotFoundError,
     CheckpointTokenizerError,
+    GenerationConfigError,
     HashMismatchError,
     InputError,
     InputLengthError,
@@ -32,7 +33,10 @@ from manyheads.errors import (
 )
 from manyheads.files.manifest import TRAINER, verify_manifest
 from manyheads.files.read import explain_read_errors, safe_join
-from manyheads.generate.decoding import GenerationConfig, generation_config, read_generation_config
+from manyheads.generate.checkpoint_settings import read_checkpoint_settings
+from manyheads.generate.config import CheckpointSettings, GenerationConfig, generation_config
+from manyheads.generate.decoding import Hypothesis, Request
+from manyheads.generate.text import GeneratedText, TextStream, find_stop, lookback_of
 from manyheads.model.build import DTYPES, Model, check_device
 from manyheads.model.record import record_hidden_states
 from manyheads.model.spec import ModelSpec
@@ -80,9 +84,11 @@ class Checkpoint:
         return task if isinstance(task, dict) and isinstance(task.get("kind"), str) else None
 
     @cached_property
-    def generation_config(self) -> GenerationConfig:
-        """The generation settings of the checkpoint."""
-        return read_generation_config(self.config, self.metadata.extra_files) if self.metadata else GenerationConfig()
+    def generation_settings(self) -> CheckpointSettings:
+        """What the checkpoint says about generation."""
+        if self.metadata is None:
+            return CheckpointSettings()
+        return read_checkpoint_settings(self.config, self.metadata.extra_files)
 
     @property
     def chat_template(self) -> str | None:
@@ -239,25 +245,62 @@ class Checkpoint:
 
     # ----------------------------------------------------------------------------------------------------- generation
 
-    def generate(self, text: str | Sequence[int] | Sequence[str], **settings: Any) -> Any:
+    def generate(self, text: str | Sequence[int] | Sequence[str], *, details: bool = False, **settings: Any) -> Any:
         """Continues a text, or generates a target for a source. Returns a text, a list of texts, or ids, as given.
 
-        Settings are those of `generation_config`, such as max_new_tokens, temperature, seed, num_beams, length_penalty.
-        The output for a text does not depend on the other texts of a list.
+        Settings are those of `generation_config`, such as max_new_tokens, temperature, top_p, num_beams, stop, n, seed.
+        The output for a text does not depend on the other texts of a list. With `details`, or if n or logprobs is
+        given, a result is a GeneratedText, with tokens, log-probabilities and why it ended; with n, a list of them.
         """
-        config = generation_config(self.generation_config, **settings)
+        config = generation_config(self.generation_settings, **settings)
         self.check_reads_text()
         if isinstance(text, str):
-            return self.generate([text], **settings)[0]
+            return self.generate([text], details=details, **settings)[0]
         if isinstance(text, Sequence) and text and all(isinstance(one, str) for one in text):
             rows = [encoding.ids for encoding in self.encode(text)]  # type: ignore[arg-type]
-            outputs = dict(self.generate_ids(rows, config))
-            return [self.tokenizer.decode(outputs[i]) for i in range(len(text))]
-        ((_, ids),) = self.generate_ids([checked_ids(text)], config)  # type: ignore[arg-type]
-        return ids
+            found = dict(self.generate_texts(rows, config))
+            outputs = [found[i] for i in range(len(text))]
+        else:
+            ((_, outputs_of_row),) = self.generate_texts([checked_ids(text)], config)  # type: ignore[arg-type]
+            outputs = [outputs_of_row]
+        if "n" in settings:
+            results: list[Any] = outputs
+        elif details or config.logprobs is not None:
+            results = [one[0] for one in outputs]
+        else:
+            results = [one[0].tokens if self.tokenizer is None else one[0].text for one in outputs]
+        return results if isinstance(text, Sequence) and text and isinstance(text[0], str) else results[0]
+
+    def stream(self, text: str, **settings: Any) -> Iterator[str]:
+        """Yields the generated text in pieces, each as soon as it is final. Settings are those of `generate`."""
+        config = generation_config(self.generation_settings, **settings)
+        if config.n != 1 or config.logprobs is not None:
+            raise GenerationConfigError("a stream is the text of one sequence; n and logprobs are for generate")
+        self.check_reads_text()
+        (encoding,) = self.encode([text])
+        texts = TextStream(self.decode, config.stop, lookback_of(self.tokenizer))
+        for _, item in self.run([encoding.ids], config):
+            if isinstance(item, int):
+                if item not in config.eos_token_id and (piece := texts.push(item)):
+                    yield piece
+            elif piece := texts.finish(self.to_text(item[0], config).text):
+                yield piece
 
     def generate_ids(self, rows: Sequence[list[int]], config: GenerationConfig) -> Iterator[tuple[int, list[int]]]:
-        """Yields (index, new ids) for each row, batch by batch. Rows of similar length share a batch."""
+        """Yields (index, new ids) of the best sequence for each row, batch by batch."""
+        for i, texts in self.generate_texts(rows, config):
+            yield i, texts[0].tokens
+
+    def generate_texts(
+        self, rows: Sequence[list[int]], config: GenerationConfig
+    ) -> Iterator[tuple[int, list[GeneratedText]]]:
+        """Yields (index, generated texts) for each row, batch by batch. Rows of similar length share a batch."""
+        for i, item in self.run(rows, config):
+            if not isinstance(item, int):
+                yield i, [self.to_text(hypothesis, config) for hypothesis in item]
+
+    def run(self, rows: Sequence[list[int]], config: GenerationConfig) -> Iterator[tuple[int, int | list[Hypothesis]]]:
+        """Yields (index, token) for each new token of the first sequence of a row, then (index, all its hypotheses)."""
         start = config.decoder_start_token_id
         if self.has_source and start is None:
             raise UnsupportedError("the checkpoint has no decoder_start_token_id; pass decoder_start_token_id=ID")
@@ -265,16 +308,49 @@ class Checkpoint:
         groups: dict[tuple[int, int], list[int]] = {}
         for i, row in enumerate(rows):
             groups.setdefault(self.generation_limit(len(row), config.max_new_tokens), []).append(i)
+        samples = config.n if config.decoding.samples else 1
+        is_stopped = (lambda ids: find_stop(self.decode(ids), config.stop) is not None) if config.stop else None
         for (max_new_tokens, _), group in groups.items():
             limited = replace(config, max_new_tokens=max_new_tokens)
-            for batch in batches([len(rows[i]) for i in group], BATCH_TOKENS // config.decoding.beams):
-                index = [group[i] for i in batch]
+            for batch in batches([len(rows[i]) for i in group], BATCH_TOKENS // (config.decoding.beams * samples)):
+                index = [group[i] for i in batch for _ in range(samples)]
                 inputs = self.pad([rows[i] for i in index], left=not self.has_source)
-                rng = [rng_for(config.seed, rows[i], self.device) for i in index]
+                rng = [rng_for(config.seed, rows[i], self.device, k % samples) for k, i in enumerate(index)]
                 prompt = self.pad([first] * len(index)) if self.has_source else inputs
                 source = inputs if self.has_source else None
-                outputs = config.decoding.generate(self.model, prompt, source, config=limited, rng=rng)
-                yield from ((i, config.without_eos(ids)) for i, ids in zip(index, outputs, strict=True))
+                request = Request(self.model, prompt, source, limited, rng, is_stopped)
+                generated = config.decoding.generate(request)
+                hypotheses = None
+                while hypotheses is None:
+                    try:
+                        yield from ((index[k], token) for k, token in next(generated) if k % samples == 0)
+                    except StopIteration as end:
+                        hypotheses = end.value
+                for k in range(0, len(index), samples):
+                    yield index[k], [one for some in hypotheses[k : k + samples] for one in some][: config.n]
+
+    def to_text(self, hypothesis: Hypothesis, config: GenerationConfig) -> GeneratedText:
+        """A generated sequence as text, without its eos token and what follows the first stop string."""
+        ids, stop = config.without_eos(hypothesis.tokens), None
+        text = self.decode(ids) if self.tokenizer is not None else ""
+        if found := find_stop(text, config.stop):
+            text, stop = text[: found[0]], found[1]
+        top = hypothesis.top_logprobs
+        return GeneratedText(
+            text,
+            ids,
+            finish_reason="stop" if hypothesis.is_finished else "length",
+            stop=stop,
+            score=hypothesis.score,
+            logprobs=hypothesis.logprobs,
+            top_logprobs=None if top is None else [[(self.token_name(i), p) for i, p in one.items()] for one in top],
+        )
+
+    def token_name(self, token: int) -> str:
+        """The text of one token, or its name if it has none."""
+        if self.tokenizer is None:
+            return str(token)
+        return self.tokenizer.decode([token]) or str(self.tokenizer.id_to_token(token))
 
     def generation_limit(self, length: int, max_new_tokens: int) -> tuple[int, int]:
         """`max_new_tokens` within the model's positions, and the length that all rows of a batch must share, or 0.
@@ -320,9 +396,9 @@ def checked_ids(ids: Sequence[int]) -> list[int]:
     return list(map(int, tensor[0].tolist()))
 
 
-def rng_for(seed: int, ids: Sequence[int], device: torch.device) -> torch.Generator:
-    """A random generator for one text, which depends on the seed and the text but not on its batch."""
-    digest = hashlib.blake2b(f"{seed} {ids}".encode(), digest_size=8).digest()
+def rng_for(seed: int, ids: Sequence[int], device: torch.device, number: int = 0) -> torch.Generator:
+    """A random generator for the first, second, … sample of a text, which does not depend on the batch."""
+    digest = hashlib.blake2b(f"{seed} {ids}{f' {number}' if number else ''}".encode(), digest_size=8).digest()
     return torch.Generator(device).manual_seed(int.from_bytes(digest, "little") >> 1)
 
 

@@ -91,7 +91,7 @@ def print_attention(checkpoint: Checkpoint, text: str, console: Console) -> None
 
     encoding = checkpoint.tokenizer.encode(text)
     generated = checkpoint.generate(encoding.ids, max_new_tokens=16)
-    target = torch.tensor([[checkpoint.generation_config.decoder_start_token_id, *generated]])
+    target = torch.tensor([[checkpoint.generation_settings.decoder_start_token_id, *generated]])
     with record(checkpoint.model) as attentions:
         checkpoint.logits(torch.tensor([encoding.ids]), target)
     weights_LM = [one for one in attentions if "cross" in one.name][-1].weights()[0].mean(dim=0)

@@ -53,9 +53,10 @@ def evaluate(
         int | None, typer.Option(parser=integer, metavar="N", help="Truncate texts to this many tokens.")
     ] = None,
     num_beams: Annotated[
-        int, typer.Option(parser=integer, metavar="N", help="Beam width; 1 disables beam search.")
-    ] = 4,
-    length_penalty: Annotated[float, LENGTH_PENALTY] = 0.6,
+        int | None,
+        typer.Option(parser=integer, metavar="N", help="Beam width; 1 is greedy [default: 4 with decoding gnmt-beam]."),
+    ] = None,
+    length_penalty: Annotated[float | None, LENGTH_PENALTY] = None,
     max_new_tokens: Annotated[
         int | None,
         typer.Option(

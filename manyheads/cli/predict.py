@@ -23,9 +23,7 @@ CHUNK = 1024  # texts that are read together, so that those of similar length sh
 MAX_CHUNK_LINES = 64 * CHUNK  # blank lines included
 MAX_LINE_LENGTH = 1 << 24  # characters
 
-LENGTH_PENALTY = typer.Option(
-    metavar="ALPHA", help="α of beam search: log p / ((5 + length) / 6)^α. Higher gives longer texts."
-)
+LENGTH_PENALTY = typer.Option(metavar="ALPHA", help="α of beam search: log p / length^α. Higher gives longer texts.")
 
 
 @app.command()
@@ -74,7 +72,7 @@ def predict(
     Examples: manyheads predict ./gpt2 "The capital of France is" · manyheads predict ./bert "Paris is in [MASK]." ·
     manyheads predict runs/de-en --file german.txt --num-beams 4 > english.txt
     """
-    from manyheads.generate.decoding import generation_config
+    from manyheads.generate.config import generation_config
     from manyheads.spec import override
 
     methods = {"num_beams": num_beams, "length_penalty": length_penalty, "temperature": temperature}
@@ -98,13 +96,13 @@ def predict(
 def load_for(path: str, settings: dict[str, Any], device: str) -> tuple[Checkpoint, PredictOptions]:
     """Loads the checkpoint; options of the command line override its settings of generation."""
     from manyheads.checkpoint.checkpoint import load
-    from manyheads.generate.decoding import generation_config
+    from manyheads.generate.config import generation_config
     from manyheads.model.build import resolve_device
     from manyheads.tasks.task import PredictOptions
 
     checkpoint = load(path, device=resolve_device(device))
     checkpoint.check_reads_text()
-    return checkpoint, PredictOptions(generation_config(checkpoint.generation_config, **settings))
+    return checkpoint, PredictOptions(generation_config(checkpoint.generation_settings, **settings))
 
 
 def predict_text(text: str, path: str, settings: dict[str, Any], *, device: str, as_json: bool) -> None:

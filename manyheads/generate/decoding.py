@@ -1,24 +1,52 @@
-"""Decoding: the settings of generation, and the base of the methods that choose the next tokens."""
+"""Decoding: the base of the methods that choose the next tokens, and the sequences that they extend."""
 
 from __future__ import annotations
 
-import json
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
 
-from manyheads.errors import CheckpointConfigError, ConfigError, GenerationConfigError, UnsupportedError
 from manyheads.model.build import Model
 from manyheads.parts.head import token_at
 from manyheads.parts.inputs import Inputs, tokens_first
-from manyheads.spec import MAX_COUNT, Part, Tree, did_you_mean, quoted
+from manyheads.spec import Part
 
-# One generator per row, so that a row's samples do not depend on its neighbours.
-Generators = Sequence[torch.Generator]
+if TYPE_CHECKING:
+    from manyheads.generate.config import GenerationConfig
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """One generated sequence."""
+
+    tokens: list[int]  # the new tokens, with the eos token if it ends with one
+    is_finished: bool = True  # False if it ends at max_new_tokens
+    score: float | None = None  # of a search, by which its hypotheses are ordered
+    logprobs: list[float] | None = None  # log p of each token, before filters and temperature
+    top_logprobs: list[dict[int, float]] | None = None  # the most probable tokens of each step
+
+
+# what a method yields for each step, (row, token) of each sequence that got one, and returns at the end, the
+# hypotheses of each row, the best first
+Generated: TypeAlias = Generator[list[tuple[int, int]], None, list[list[Hypothesis]]]
+
+
+@dataclass(frozen=True)
+class Request:
+    """A batch of sequences to generate. For an encoder–decoder, `prompt` has the first tokens of the decoder."""
+
+    model: Model
+    prompt: Inputs
+    source: Inputs | None
+    config: GenerationConfig
+    # one random generator per row, so that a row's samples do not depend on its neighbours
+    rng: Sequence[torch.Generator] = ()
+    # whether the new tokens of a sequence end it, by a stop string
+    is_stopped: Callable[[list[int]], bool] | None = None
 
 
 class DecodingSpec(Part, slot="decoding", default="greedy"):
@@ -26,6 +54,7 @@ class DecodingSpec(Part, slot="decoding", default="greedy"):
 
     # (name, off): passing the setting `name` with any value except `off` selects this method; it is not inherited
     selected_by: ClassVar[tuple[str, float] | None] = None
+    samples: ClassVar[bool] = False  # whether it uses the filters of sampling
 
     @property
     def beams(self) -> int:
@@ -33,201 +62,134 @@ class DecodingSpec(Part, slot="decoding", default="greedy"):
         return 1
 
     @abstractmethod
-    def generate(
-        self, model: Model, prompt: Inputs, source: Inputs | None, *, config: GenerationConfig, rng: Generators
-    ) -> list[list[int]]:
-        """The new tokens of each row, up to an eos token (included) or `config.max_new_tokens`."""
+    def generate(self, request: Request) -> Generated:
+        """Yields the tokens of each step as soon as they are final; returns all hypotheses of each row."""
 
 
-@dataclass(frozen=True)
-class GenerationConfig:
-    """All settings of generation, with the names of transformers. A caller's settings override a checkpoint's."""
+class RunningSequences:
+    """The unfinished sequences of a request, one per batch row, with the decoding state of the model."""
 
-    max_new_tokens: int = 64
-    decoding: DecodingSpec = field(default_factory=lambda: choose_decoding("greedy"))
-    seed: int = 0  # random seed for sampling
-    decoder_start_token_id: int | None = None
-    eos_token_id: tuple[int, ...] = ()
-    forced_bos_token_id: tuple[int, ...] = ()  # forced after the first token
-    forced_eos_token_id: tuple[int, ...] = ()  # forced at max_new_tokens
-    bad_words_ids: tuple[tuple[int, ...], ...] = ()  # token sequences that are never generated
-
-    def __post_init__(self) -> None:
-        if type(self.max_new_tokens) is not int or not 1 <= self.max_new_tokens <= MAX_COUNT:
-            expected = f"expected an integer from 1 to {MAX_COUNT:,}"
-            raise GenerationConfigError(f"max_new_tokens is {quoted(self.max_new_tokens)}, {expected}")
-        if type(self.seed) is not int or not 0 <= self.seed < 1 << 63:
-            raise GenerationConfigError(f"seed is {quoted(self.seed)}, expected a non-negative integer")
-
-    def process_logits(self, logits_BV: Tensor, tokens_BL: Tensor, remaining: int) -> Tensor:
-        """Applies bad_words_ids and forced tokens. `remaining` counts the tokens up to max_new_tokens.
-
-        `tokens_BL` is padded with −1 on the left.
-        """
-        logits_BV = logits_BV.clone() if self.bad_words_ids else logits_BV
-        for *before, token in self.bad_words_ids:
-            if token < logits_BV.shape[1] and len(before) < tokens_BL.shape[1]:
-                ending = tokens_BL[:, tokens_BL.shape[1] - len(before) :]
-                logits_BV[(ending == torch.tensor(before, device=ending.device)).all(dim=1), token] = -torch.inf
-        if self.forced_eos_token_id and remaining == 1:
-            return force_tokens(self.forced_eos_token_id, logits_BV)
-        if self.forced_bos_token_id and (first := (tokens_BL >= 0).sum(dim=1) == 1).any():
-            return torch.where(first[:, None], force_tokens(self.forced_bos_token_id, logits_BV), logits_BV)
-        return logits_BV
-
-    def without_eos(self, tokens: list[int]) -> list[int]:
-        """The tokens before the first eos token."""
-        return tokens[: next((i for i, token in enumerate(tokens) if token in self.eos_token_id), len(tokens))]
-
-
-def force_tokens(tokens: tuple[int, ...], logits_BV: Tensor) -> Tensor:
-    """Returns logits of 0 for these tokens and −∞ for all others."""
-    if max(tokens) >= logits_BV.shape[1]:
-        raise UnsupportedError(f"forced token {max(tokens)} is outside the vocabulary of {logits_BV.shape[1]}")
-    index = torch.tensor(tokens, device=logits_BV.device)
-    return torch.full_like(logits_BV, -torch.inf).index_fill(1, index, 0.0)
-
-
-# ------------------------------------------------------------------------------------------------------------ settings
-
-
-def generation_config(
-    base: GenerationConfig | None = None,
-    *,
-    max_new_tokens: int = 64,
-    seed: int = 0,
-    decoder_start_token_id: int | None = None,
-    decoding: str | Tree | DecodingSpec | None = None,
-    **settings: Any,
-) -> GenerationConfig:
-    """A GenerationConfig from keyword arguments, on top of a checkpoint's own.
-
-    `decoding` is a kind, or a table with its fields. Without it, the other settings, such as temperature or num_beams,
-    select a method and set its fields.
-    """
-    base = base or GenerationConfig()
-    if decoding is not None and settings:
-        name = next(iter(settings))
-        raise GenerationConfigError(f"given both decoding and {name}; give {name} as a field of decoding")
-    method = decoding_for(settings) if decoding is None else choose_decoding(decoding)
-    start = base.decoder_start_token_id if decoder_start_token_id is None else decoder_start_token_id
-    return replace(base, max_new_tokens=max_new_tokens, decoding=method, seed=seed, decoder_start_token_id=start)
-
-
-def decoding_for(settings: Tree) -> DecodingSpec:
-    """The method that the settings select, greedy by default."""
-    kinds: list[type[DecodingSpec]] = list(DecodingSpec.kinds.values())  # type: ignore[arg-type]
-    # a method that is derived from another does not inherit its selector
-    selectors = {kind: vars(kind)["selected_by"] for kind in kinds if vars(kind).get("selected_by")}
-    given = [kind for kind, (name, _) in selectors.items() if name in settings]
-    for name in settings:
-        owners = [kind for kind in kinds if name in kind.model_fields]
-        if not owners:
-            known = {field for kind in kinds for field in kind.model_fields}
-            raise GenerationConfigError(f"unknown setting {quoted(name)}{did_you_mean(name, known)}")
-        if not any(kind in given for kind in owners):
-            owner, needed = owners[0].kind, selectors.get(owners[0], ("decoding",))[0]
-            raise GenerationConfigError(f"{name} is a setting of {owner}, which is not selected; give {needed}")
-    selected = dict[str, DecodingSpec]()
-    for kind in given:
-        name, off = selectors[kind]
-        fields = {field: value for field, value in settings.items() if field in kind.model_fields}
-        is_off = type(fields[name]) in (int, float) and fields[name] == off
-        if is_off:
-            del fields[name]
-        method = choose_decoding({"kind": kind.kind} | fields)  # raises for a wrong value, also if it is off
-        selected |= {} if is_off else {name: method}
-    if len(selected) > 1:
-        names = " and ".join(selected)
-        raise GenerationConfigError(f"{names} select different decoding methods; give only one of them")
-    return next(iter(selected.values()), choose_decoding("greedy"))
-
-
-def choose_decoding(decoding: str | Tree | DecodingSpec) -> DecodingSpec:
-    try:
-        return DecodingSpec.choose(decoding)
-    except ConfigError as error:
-        raise GenerationConfigError(error.message) from None
-
-
-def read_generation_config(config: Mapping[str, Any], extra_files: Mapping[str, bytes]) -> GenerationConfig:
-    """Settings from generation_config.json or, without one, from the checkpoint's config, as in transformers."""
-    if (data := extra_files.get("generation_config.json")) is not None:
-        try:
-            config = dict(json.loads(data))
-        except (ValueError, TypeError, RecursionError):
-            raise CheckpointConfigError("generation_config.json cannot be read: expected a JSON object") from None
-    starts = (config.get(key) for key in ("decoder_start_token_id", "bos_token_id", "pad_token_id"))
-    eos = (*token_ids(config.get("eos_token_id")), *token_ids(config.get("eot_token_id")))
-    words = config.get("bad_words_ids")
-    bad_words = [token_ids(word) for word in words if isinstance(word, list)] if isinstance(words, list) else []
-    return GenerationConfig(
-        decoder_start_token_id=next((start for start in starts if type(start) is int), None),
-        eos_token_id=eos,
-        forced_bos_token_id=token_ids(config.get("forced_bos_token_id")),
-        forced_eos_token_id=token_ids(config.get("forced_eos_token_id")),
-        bad_words_ids=tuple(word for word in bad_words if word and word not in [(end,) for end in eos]),
-    )
-
-
-def token_ids(value: Any) -> tuple[int, ...]:
-    """Converts one id or a list of ids to a tuple, and leaves out other values."""
-    values = value if isinstance(value, list) else [value]
-    return tuple(token for token in values if type(token) is int and 0 <= token < 1 << 31)
-
-
-# --------------------------------------------------------------------------------------------------------------- steps
-
-
-class Hypotheses:
-    """Unfinished sequences, one per row, with their tokens so far and the decoding state of the model."""
-
-    def __init__(self, model: Model, prompt: Inputs, source: Inputs | Tensor | None, max_new_tokens: int) -> None:
-        self.model, self.inputs = model, prompt
-        self.state: Any = model.start(source, capacity=prompt.length + max_new_tokens)
+    def __init__(self, request: Request) -> None:
+        self.request, config, prompt = request, request.config, request.prompt
+        self.state: Any = request.model.start(request.source, capacity=prompt.length + config.max_new_tokens)
+        self.inputs, self.prompt_length = prompt, prompt.length
         self.tokens = prompt.tokens  # rows×length, padded with −1 on the left
         if prompt.padding_mask is not None:
             self.tokens = prompt.tokens.masked_fill(prompt.padding_mask, -1).gather(
                 1, tokens_first(~prompt.padding_mask)
             )
+        self.rows = list(range(prompt.batch_size))  # the row of the request that each sequence continues
+        self.logprobs = TokenLogprobs(config.logprobs) if config.logprobs is not None else None
+
+    @property
+    def num_generated(self) -> int:
+        return self.tokens.shape[1] - self.prompt_length
 
     def logits(self) -> Tensor:
-        """The logits of the next token of each row."""
-        logits, self.state = self.model.step(self.inputs, self.state)
-        return token_at(logits, self.inputs.padding_mask, -1)
+        """The logits of the next token of each sequence, without filters."""
+        logits, self.state = self.request.model.step(self.inputs, self.state)
+        self.last_logits = token_at(logits, self.inputs.padding_mask, -1)
+        return self.last_logits
 
-    def extend(self, tokens: Tensor, rows: Tensor | None = None) -> None:
-        """Appends a token to each row. With `rows`, selects these rows first; a row may be left out or repeated."""
+    def filter(self, logits_BV: Tensor) -> Tensor:
+        """The logits, or log-probabilities, after the filters."""
+        return self.request.config.filter(logits_BV, self.tokens, self.num_generated)
+
+    def new_tokens(self, index: int) -> list[int]:
+        """The generated tokens of a sequence."""
+        return self.tokens[index, self.prompt_length :].tolist()
+
+    def append(self, tokens: Tensor, rows: Tensor | None = None) -> None:
+        """Appends a token to each sequence. With `rows`, selects these first; one may be left out or repeated."""
         if rows is not None:
-            self.state, self.tokens = self.state.select(rows), self.tokens.index_select(0, rows)
+            self.select(rows)
+        if self.logprobs is not None:
+            self.logprobs.append(self.last_logits, tokens)
         self.inputs, self.tokens = Inputs(tokens[:, None]), torch.cat((self.tokens, tokens[:, None]), dim=1)
 
+    def select(self, rows: Tensor) -> None:
+        """Keeps these sequences, each as often as it is named."""
+        self.state, self.tokens = self.state.select(rows), self.tokens.index_select(0, rows)
+        self.rows, self.inputs = [self.rows[i] for i in rows.tolist()], Inputs(self.tokens[:, -1:])
+        if self.logprobs is not None:
+            self.last_logits = self.last_logits.index_select(0, rows)
+            self.logprobs.select(rows)
 
-@torch.no_grad()
-def generate_token_by_token(
-    model: Model,
-    prompt: Inputs,
-    source: Inputs | None,
-    *,
-    config: GenerationConfig,
-    choose: Callable[[Tensor, list[int]], Tensor],
-) -> list[list[int]]:
+    def hypothesis(
+        self, index: int, token: int | None = None, *, is_finished: bool, score: float | None = None
+    ) -> Hypothesis:
+        """A sequence as a result; with `token`, continued by it."""
+        tokens = self.new_tokens(index) + ([] if token is None else [token])
+        logprobs = self.logprobs
+        if logprobs is None:
+            return Hypothesis(tokens, is_finished, score)
+        chosen, top = logprobs.of(index)
+        if token is not None:
+            last = TokenLogprobs(logprobs.count)
+            last.append(self.last_logits[index : index + 1], torch.tensor([token], device=self.tokens.device))
+            chosen, top = chosen + last.of(0)[0], top + last.of(0)[1]
+        return Hypothesis(tokens, is_finished, score, chosen, top)
+
+
+@dataclass
+class TokenLogprobs:
+    """log p of the tokens of some sequences, and of the `count` most probable tokens of each step."""
+
+    count: int
+    chosen: list[Tensor] = field(default_factory=list)  # B per step
+    top: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # (log p, token) per step, B×count each
+
+    def append(self, logits_BV: Tensor, tokens: Tensor) -> None:
+        logp_BV = logits_BV.log_softmax(dim=-1, dtype=torch.promote_types(logits_BV.dtype, torch.float32))
+        self.chosen.append(logp_BV.gather(1, tokens[:, None])[:, 0])
+        values, index = logp_BV.topk(min(self.count, logp_BV.shape[1]))
+        self.top.append((values, index))
+
+    def select(self, rows: Tensor) -> None:
+        self.chosen = [one[rows] for one in self.chosen]
+        self.top = [(values[rows], index[rows]) for values, index in self.top]
+
+    def of(self, row: int) -> tuple[list[float], list[dict[int, float]]]:
+        chosen = [float(one[row]) for one in self.chosen]
+        top = [dict(zip(index[row].tolist(), values[row].tolist(), strict=True)) for values, index in self.top]
+        return chosen, top
+
+
+def generate_token_by_token(request: Request, choose: Callable[[Tensor, list[int]], Tensor]) -> Generated:
     """Appends the token that `choose(logits_BV, rows)` returns for each row. Finished rows leave the batch."""
-    hypotheses, eos = Hypotheses(model, prompt, source, config.max_new_tokens), config.eos_token_id
-    active_rows = list(range(prompt.batch_size))
-    output: list[list[int]] = [[] for _ in active_rows]
-    for remaining in range(config.max_new_tokens, 0, -1):
-        tokens = choose(config.process_logits(hypotheses.logits(), hypotheses.tokens, remaining), active_rows)
+    with torch.no_grad():
+        running = RunningSequences(request)
+    results: list[list[Hypothesis]] = [[] for _ in running.rows]
+    for remaining in range(request.config.max_new_tokens, 0, -1):
+        with torch.no_grad():  # not around the yield, where the caller's code runs
+            tokens = choose(running.filter(running.logits()), running.rows)
+            running.append(tokens)
         values = tokens.tolist()
-        for row, token in zip(active_rows, values, strict=True):
-            output[row].append(token)
-        unfinished = [i for i, token in enumerate(values) if token not in eos]
+        yield list(zip(running.rows, values, strict=True))
+        unfinished = []
+        for i, token in enumerate(values):
+            ended = has_ended(request, running, i, token)
+            if ended or remaining == 1:
+                results[running.rows[i]].append(running.hypothesis(i, is_finished=ended))
+            else:
+                unfinished.append(i)
         if not unfinished:
             break
-        if len(unfinished) < len(active_rows):
-            rows = torch.tensor(unfinished, device=tokens.device)
-            active_rows = [active_rows[i] for i in unfinished]
-            hypotheses.extend(tokens[rows], rows)
-        else:
-            hypotheses.extend(tokens)
-    return output
+        if len(unfinished) < len(values):
+            running.select(torch.tensor(unfinished, device=tokens.device))
+    return results
+
+
+def has_ended(request: Request, running: RunningSequences, index: int, token: int) -> bool:
+    """Whether a sequence ends with this token, which is the last of its tokens."""
+    is_stopped = request.is_stopped
+    return token in request.config.eos_token_id or (is_stopped is not None and is_stopped(running.new_tokens(index)))
+
+
+def exhaust(generated: Generated) -> list[list[Hypothesis]]:
+    """Runs a method to its end."""
+    while True:
+        try:
+            next(generated)
+        except StopIteration as end:
+            return end.value

@@ -14,7 +14,7 @@ from manyheads.data.order import batch_by_length
 from manyheads.data.prepared import InMemoryRows
 from manyheads.data.source import Corpus, Row
 from manyheads.errors import UnsupportedError, UsageError
-from manyheads.generate.decoding import GenerationConfig, generation_config
+from manyheads.generate.config import CheckpointSettings, GenerationConfig, generation_config
 from manyheads.spec import MAX_COUNT, Tree, quoted
 from manyheads.tasks.task import IGNORE_INDEX, LossSum, SpecialTokens, TaskSpec, cut_patches
 
@@ -31,23 +31,23 @@ class EvalOptions:
 
     max_rows: int | None = None
     max_length: int | None = None  # tokens per text
-    num_beams: int = 4
-    length_penalty: float = 0.6
+    num_beams: int | None = None
+    length_penalty: float | None = None
     max_new_tokens: int | None = None
     examples: int = 0
 
     def __post_init__(self) -> None:
-        self.generation(GenerationConfig(), default_max_new_tokens=1)
+        self.generation(CheckpointSettings(), default_max_new_tokens=1)
         for name, minimum in (("max_rows", 1), ("max_length", 3), ("examples", 0)):
             value = getattr(self, name)
             if value is not None and not (type(value) is int and minimum <= value <= MAX_COUNT):
                 raise UsageError(f"{name} is {quoted(value)}, expected an integer from {minimum} to {MAX_COUNT:,}")
 
-    def generation(self, base: GenerationConfig, *, default_max_new_tokens: int) -> GenerationConfig:
+    def generation(self, base: CheckpointSettings, *, default_max_new_tokens: int) -> GenerationConfig:
         limit = default_max_new_tokens if self.max_new_tokens is None else self.max_new_tokens
-        return generation_config(
-            base, max_new_tokens=limit, num_beams=self.num_beams, length_penalty=self.length_penalty
-        )
+        given = {"num_beams": self.num_beams, "length_penalty": self.length_penalty}
+        settings: Tree = {name: value for name, value in given.items() if value is not None}
+        return generation_config(base, max_new_tokens=limit, **settings or {"decoding": "gnmt-beam"})
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,14 @@ import torch
 
 from manyheads.checkpoint.checkpoint import Checkpoint
 from manyheads.data.order import sample_indices
-from manyheads.generate.decoding import GenerationConfig
+from manyheads.generate.config import GenerationConfig
+from manyheads.generate.decoding import Request, exhaust
 from manyheads.metrics import metric
 from manyheads.metrics.baselines import lead
 from manyheads.metrics.text import count_without_words, sacrebleu_signatures
 from manyheads.model.build import Model
 from manyheads.parts.inputs import Inputs
-from manyheads.spec import MAX_COUNT, Tree, field
+from manyheads.spec import MAX_COUNT, Tree, field, to_tree
 from manyheads.tasks.evaluation import EvalResult, Evaluation
 from manyheads.tasks.suggestion import Lines, Suggestion
 from manyheads.tasks.task import Batch, EncodedRow, Loss, SpecialTokens, TaskSpec, seq2seq_batch, target_loss
@@ -89,7 +90,8 @@ class Seq2SeqSpec(TaskSpec, kind="seq2seq"):
         limit = MAX_COUNT if limit is None else limit - prompt.shape[1] + 1
         longest = max(len(target) for _, target in rows)
         config = GenerationConfig(max_new_tokens=min(longest + 2, limit), eos_token_id=(special_tokens.eos,))
-        outputs = config.decoding.generate(checkpoint.model, Inputs(prompt), batch.source, config=config, rng=())
+        request = Request(checkpoint.model, Inputs(prompt), batch.source, config)
+        outputs = [hypotheses[0].tokens for hypotheses in exhaust(config.decoding.generate(request))]
         return [(config.without_eos(ids), target.tolist()) for ids, (_, target) in zip(outputs, rows, strict=True)]
 
     def evaluate(self, evaluation: Evaluation) -> EvalResult:
@@ -100,7 +102,7 @@ class Seq2SeqSpec(TaskSpec, kind="seq2seq"):
         outputs = [""] * len(sources)
         rows, notes = evaluation.encode(sources)
         config = evaluation.options.generation(
-            checkpoint.generation_config, default_max_new_tokens=max_target_tokens(evaluation)
+            checkpoint.generation_settings, default_max_new_tokens=max_target_tokens(evaluation)
         )
         for done, (i, ids) in enumerate(checkpoint.generate_ids(rows, config), 1):
             outputs[i] = checkpoint.decode(ids)
@@ -119,13 +121,7 @@ class Seq2SeqSpec(TaskSpec, kind="seq2seq"):
             primary=self.primary_metrics(sources, targets),
             signatures=signatures,
             outputs=tuple(outputs),
-            extra={
-                "generation": {
-                    "max_new_tokens": config.max_new_tokens,
-                    "num_beams": evaluation.options.num_beams,
-                    "length_penalty": evaluation.options.length_penalty,
-                }
-            },
+            extra={"generation": {"max_new_tokens": config.max_new_tokens, "decoding": to_tree(config.decoding)}},
         )
 
     def primary_metrics(self, sources: Sequence[str], targets: Sequence[str]) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from manyheads.checkpoint.checkpoint import Checkpoint, load
 from manyheads.errors import ConfigError, IncompatibleError, InputError, UnknownKindError, UnsupportedError, UsageError
-from manyheads.generate.decoding import GenerationConfig, generation_config
+from manyheads.generate.config import GenerationConfig, generation_config
 from manyheads.model.build import Model
 from manyheads.model.spec import ModelSpec
 from manyheads.parts.head import Pool
@@ -392,7 +392,7 @@ def predict(
         raise UsageError(f"top_k is {quoted(top_k)}, expected a positive integer")
     if mask_token_id is not None and (type(mask_token_id) is not int or mask_token_id < 0):
         raise UsageError(f"mask_token_id is {quoted(mask_token_id)}, expected a token id")
-    generation = generation_config(checkpoint.generation_config, **settings)
+    generation = generation_config(checkpoint.generation_settings, **settings)
     options = PredictOptions(generation, top_k=top_k, mask_token_id=mask_token_id)
     checkpoint.check_reads_text()
     texts = [text] if isinstance(text, str) else list(text)

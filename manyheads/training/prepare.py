@@ -292,7 +292,7 @@ def find_special_tokens(tokenizer: Any, checkpoint: Checkpoint | None = None) ->
         mask=-1 if mask is None else mask,
         vocab_size=vocab_size,
         all_ids=tuple(sorted(special | (set(range(vocab_size)) - set(vocab.values())))),
-        decoder_start_token_id=checkpoint.generation_config.decoder_start_token_id if checkpoint else None,
+        decoder_start_token_id=checkpoint.generation_settings.decoder_start_token_id if checkpoint else None,
         prefix_suffix_ids=None if is_ours else added_special_tokens(tokenizer),
         pool=checkpoint.pooling.pool if checkpoint and checkpoint.pooling else None,
     )

@@ -10,19 +10,23 @@ import pytest
 import torch
 from kinds import VOCAB, decoder, ngram, padded, pair, random_model, recurrent, tokens
 from raising import raises
+from scripted import Scripted, frequencies
 from small_checkpoints import CASES, folder_of, make, perturbed
 
 import manyheads
 from manyheads import Checkpoint, Inputs
 from manyheads.errors import ManyheadsError
-from manyheads.generate.decoding import (
-    DecodingSpec,
+from manyheads.generate.config import (
+    CheckpointSettings,
     GenerationConfig,
     choose_decoding,
-    generate_token_by_token,
+    fields_of,
+    filter_kinds,
     generation_config,
+    make_filters,
 )
-from manyheads.generate.methods.beam import BeamSpec
+from manyheads.generate.decoding import DecodingSpec, Request, exhaust, generate_token_by_token
+from manyheads.generate.methods.gnmt import GnmtBeamSpec
 from manyheads.spec import field, to_tree
 from manyheads.tasks.evaluation import EvalOptions
 
@@ -39,7 +43,10 @@ SHAPES = {name: manyheads.read_model(to_tree(spec) | UNTIED) for name, spec in S
 
 
 def settings(**fields):
-    return GenerationConfig(**{"max_new_tokens": 12} | fields)
+    of_filters = {name: value for name, value in fields.items() if name in fields_of(filter_kinds().values())}
+    own = {name: value for name, value in fields.items() if name not in of_filters}
+    filters = make_filters(choose_decoding("sample"), of_filters)
+    return GenerationConfig(**{"max_new_tokens": 12, "filters": filters} | own)
 
 
 SEVERAL_EOS = settings(eos_token_id=(2, 6, 10, 14, 18))
@@ -58,11 +65,12 @@ def prompt_and_source(name, batch=3, length=4):
 
 def decode(method, model, prompt, source=None, *, config, rng=()):
     source = None if source is None else Inputs.of(source)
-    return choose_decoding(method).generate(model, Inputs.of(prompt), source, config=config, rng=rng)
+    request = Request(model, Inputs.of(prompt), source, config, rng)
+    return [hypotheses[0].tokens for hypotheses in exhaust(choose_decoding(method).generate(request))]
 
 
 def beam(model, prompt, source=None, *, num_beams=4, length_penalty=0.6, config):
-    method = {"kind": "beam", "num_beams": num_beams, "length_penalty": length_penalty}
+    method = {"kind": "gnmt-beam", "num_beams": num_beams, "length_penalty": length_penalty}
     return decode(method, model, prompt, source, config=config)
 
 
@@ -190,28 +198,6 @@ def test_finished_rows_leave_the_batch_and_a_source_is_encoded_once():
     assert len(output) == 8
 
 
-class Scripted:
-    """A language model of given probabilities: the next token depends on the length of the text alone."""
-
-    def __init__(self, steps):
-        self.steps = torch.tensor(steps).log()
-
-    def start(self, source=None, *, capacity=None):
-        return Counted(0)
-
-    def step(self, inputs, state):
-        logits = self.steps[min(state.length, len(self.steps) - 1)]
-        return logits.expand(inputs.batch_size, inputs.length, -1), Counted(state.length + 1)
-
-
-class Counted:
-    def __init__(self, length):
-        self.length = length
-
-    def select(self, rows):
-        return self
-
-
 def test_a_higher_length_penalty_gives_longer_texts():
     """A text may end now, or go on at a price that falls: the higher α, the later it ends."""
     model = Scripted([[0.0, 0.5, 0.5], [0.0, 0.45, 0.55], [0.0, 0.4, 0.6], [0.0, 0.35, 0.65], [0.0, 1.0, 0.0]])
@@ -239,21 +225,13 @@ def test_a_search_ends_when_no_text_can_become_better():
 # ----------------------------------------------------------------------------------------------------------- sampling
 
 
-def frequencies(model, method, count, vocab):
-    """How often each token is the first generated one, over rows with a generator each."""
-    rng = [torch.Generator().manual_seed(i) for i in range(count)]
-    config = settings(max_new_tokens=1)
-    output = decode(method, model, torch.zeros(count, 1, dtype=torch.long), config=config, rng=rng)
-    return torch.bincount(torch.tensor(output).flatten(), minlength=vocab) / count
-
-
 @pytest.mark.parametrize("temperature", [0.25, 0.5, 1.0, 2.0, 4.0])
 def test_samples_are_drawn_from_softmax_of_logits_over_t(temperature):
     """Within five standard deviations; softmax(logits) and softmax(logits / √T) are far outside."""
     count, probabilities = 20_000, [0.6, 0.25, 0.1, 0.04, 0.01]
     model = Scripted([probabilities])
     expected = (model.steps[0] / temperature).softmax(-1)
-    output = frequencies(model, {"kind": "sample", "temperature": temperature}, count, 5)
+    output = frequencies(model, generation_config(temperature=temperature, max_new_tokens=1), count, 5)
     deviation = (expected * (1 - expected) / count).sqrt()
     assert ((output - expected).abs() <= 5 * deviation + 1e-9).all(), (output, expected)
     for other in (1.0, temperature**0.5) if temperature != 1 else ():
@@ -262,11 +240,12 @@ def test_samples_are_drawn_from_softmax_of_logits_over_t(temperature):
 
 
 def test_the_temperature_of_the_caller_is_that_of_the_method():
-    assert generation_config(temperature=0.3).decoding == choose_decoding({"kind": "sample", "temperature": 0.3})
+    hot = generation_config(temperature=0.3)
+    assert (hot.decoding.kind, [one.temperature for one in hot.filters]) == ("sample", [0.3])
     assert generation_config(temperature=0.0).decoding == choose_decoding("greedy") == GenerationConfig().decoding
     model, prompt = random_model(SHAPES["decoder"]), tokens(8, 3)
     rng = [torch.Generator().manual_seed(i) for i in range(8)]
-    cold = decode({"kind": "sample", "temperature": 1e-6}, model, prompt, config=settings(), rng=rng)
+    cold = decode("sample", model, prompt, config=settings(temperature=1e-6), rng=rng)
     assert cold == greedy(model, prompt, config=settings()), "towards 0 it becomes greedy"
 
 
@@ -304,12 +283,12 @@ def test_a_forced_first_token_is_for_texts_of_one_token_whatever_else_is_in_the_
 
 
 WRONG = {
-    "max_new_tokens": (True, 1.5, "3", 0, -1, 2**70, None),
+    "max_new_tokens": (True, 1.5, "3", 0, -1, 2**70),
     "seed": (-1, 2**63, 2**70, 1.5, None, True),
     "temperature": (-1, float("nan"), float("inf"), 1e-9, 1e9, "hot", "1", None, True, False),
     "num_beams": (0, -1, 257, 1.5, "2", None, True),
-    "length_penalty": (-1, 11, float("nan"), "1", None, True),
-    "decoding": ("no-such-method", 3, {"kind": "beam", "beams": 2}, {"kind": "sample", "temperature": -1}),
+    "length_penalty": (-11, 11, float("nan"), "1", None, True),
+    "decoding": ("no-such-method", 3, {"kind": "beam", "beams": 2}, {"kind": "gnmt-beam", "length_penalty": -1}),
 }
 
 
@@ -328,8 +307,8 @@ def test_a_setting_of_a_method_that_is_not_selected_is_refused():
     with raises("generate.config", "length_penalty"):
         generation_config(length_penalty=1.0, temperature=1.0)
     assert generation_config(length_penalty=1.0, num_beams=1).decoding.kind == "greedy"
-    with raises("generate.config", "length_penalty", -5):
-        generation_config(length_penalty=-5.0, num_beams=1)
+    with raises("generate.config", "length_penalty", -50):
+        generation_config(length_penalty=-50.0, num_beams=1)
 
 
 def test_settings_that_exclude_each_other_are_refused():
@@ -346,11 +325,11 @@ def test_settings_that_exclude_each_other_are_refused():
 # ------------------------------------------------------------------------------------------------ methods of your own
 
 
-class PowerBeamSpec(BeamSpec, kind="test-power-beam"):
-    """argmax_y log p(y | x) / n^α, the length penalty of transformers"""
+class LongestBeamSpec(GnmtBeamSpec, kind="test-longest-beam"):
+    """argmax_y |y|"""
 
-    def divisor(self, length):
-        return float(length**self.length_penalty)
+    def score(self, logp, length):
+        return float(length)
 
 
 def test_settings_reach_the_method_that_they_select():
@@ -358,14 +337,16 @@ def test_settings_reach_the_method_that_they_select():
     assert (chosen.kind, chosen.num_beams, chosen.length_penalty) == ("beam", 3, 2.0)
     for beams, kind in ((1, "greedy"), (3, "beam")):
         options = EvalOptions(num_beams=beams, length_penalty=2.0)
-        chosen = options.generation(GenerationConfig(), default_max_new_tokens=1).decoding
+        chosen = options.generation(CheckpointSettings(), default_max_new_tokens=1).decoding
         assert chosen.kind == kind
     assert (chosen.num_beams, chosen.length_penalty) == (3, 2.0)
 
 
 def test_a_method_derived_from_another_is_selected_only_by_its_own_name():
     assert generation_config(num_beams=2).decoding.kind == "beam"
-    assert generation_config(decoding={"kind": "test-power-beam", "num_beams": 2}).decoding.kind == "test-power-beam"
+    assert (
+        generation_config(decoding={"kind": "test-longest-beam", "num_beams": 2}).decoding.kind == "test-longest-beam"
+    )
 
 
 EXTRA = [{}, {"forced_bos_token_id": 9, "forced_eos_token_id": 2}, {"bad_words_ids": [[5], [7, 8], [31]]}]
@@ -374,25 +355,22 @@ EXTRA = [{}, {"forced_bos_token_id": 9, "forced_eos_token_id": 2}, {"bad_words_i
 @pytest.mark.parametrize("length_penalty", [0.0, 1.0, 3.0])
 @pytest.mark.parametrize("name", ["marian", "bart", "t5", "gpt2", "llama"])
 def test_four_beams_find_what_transformers_finds(name, length_penalty, tmp_path):
-    """With its length penalty, n^α, in place of ours; it stops when as many texts have ended as there are beams."""
+    """For each meaning of early_stopping, with the settings of the checkpoint."""
     torch.manual_seed(1)
     architecture, config, options = CASES[name]
     theirs = perturbed(make(architecture, config, **options)).eval()
     theirs.save_pretrained(tmp_path / name)
-    same = {"num_beams": 4, "length_penalty": length_penalty}
-    method = {"kind": "test-power-beam"} | same
-    for extra in EXTRA:
+    for extra, early_stopping in itertools.product(EXTRA, (True, False, "never")):
+        same = {"num_beams": 4, "length_penalty": length_penalty, "early_stopping": early_stopping}
         generation = {"eos_token_id": [2, 11], "decoder_start_token_id": 3, "pad_token_id": 60, "bos_token_id": 1}
-        (tmp_path / name / "generation_config.json").write_text(json.dumps(generation | extra))
-        theirs.generation_config = type(theirs.generation_config)(**generation | extra)
+        (tmp_path / name / "generation_config.json").write_text(json.dumps(generation | extra | same))
+        theirs.generation_config = type(theirs.generation_config)(**generation | extra | same)
         ours = manyheads.load(tmp_path / name)
         for ids in ([5], [5, 9, 7], [8, 20, 31, 44]):
-            output = theirs.generate(
-                torch.tensor([ids]), early_stopping=True, do_sample=False, max_new_tokens=9, **same
-            )
+            output = theirs.generate(torch.tensor([ids]), do_sample=False, max_new_tokens=9)
             row = output[0, 1 if theirs.config.is_encoder_decoder else len(ids) :].tolist()
             expected = [token for token in until_eos([row], (2, 11))[0] if token not in (2, 11)]
-            assert ours.generate(ids, decoding=method, max_new_tokens=9) == expected
+            assert ours.generate(ids, max_new_tokens=9) == expected
 
 
 class LeastSpec(DecodingSpec, kind="test-least"):
@@ -400,11 +378,8 @@ class LeastSpec(DecodingSpec, kind="test-least"):
 
     width: int = field(2, "tokens to choose from", ge=1)
 
-    def generate(self, model, prompt, source, *, config, rng):
-        def choose(logits_BV, rows):
-            return logits_BV.topk(self.width).indices[:, -1]
-
-        return generate_token_by_token(model, prompt, source, config=config, choose=choose)
+    def generate(self, request):
+        return generate_token_by_token(request, lambda logits_BV, rows: logits_BV.topk(self.width).indices[:, -1])
 
 
 @pytest.mark.parametrize("name", SHAPES)

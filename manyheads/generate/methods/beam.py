@@ -2,98 +2,136 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from manyheads.generate.decoding import DecodingSpec, GenerationConfig, Generators, Hypotheses
-from manyheads.model.build import Model
-from manyheads.parts.inputs import Inputs
+from manyheads.generate.decoding import DecodingSpec, Generated, Hypothesis, Request, RunningSequences
 from manyheads.spec import field
 
 
-class BeamSpec(DecodingSpec, kind="beam"):
-    """argmax_y log p(y | x) / lp(|y|) with lp(n) = ((5 + n) / 6)^α, over the sequences found by `num_beams` beams
-
-    Wu et al. 2016, arXiv 1609.08144, equation 14, without the coverage term and pruning, as in Tensor2Tensor and
-    JoeyNMT. n includes the eos token; α = 0.6 as in Vaswani et al. 2017. transformers and CTranslate2 divide by n^α,
-    which gives the same scores only for α = 0.
+class BeamSearch(DecodingSpec):
+    """What all kinds of beam search share; a kind defines the score of a sequence and when a row is done.
 
     Each step computes the best (1 + number of eos tokens) · num_beams continuations. Those that end with eos and are
     among the best `num_beams` are finished; the best `num_beams` of the others continue. At max_new_tokens every
-    sequence is finished. A row is done when `num_beams` of its sequences are finished, or when no live sequence can
-    reach the best score. log p only decreases, so log p / lp(max_new_tokens) is an upper bound for a live sequence.
-    A width of 1 is greedy decoding.
+    sequence is finished. A width of 1 is greedy decoding.
     """
 
-    selected_by: ClassVar[tuple[str, float]] = ("num_beams", 1)
-
     num_beams: int = field(4, "beam width", ge=1, le=256)
-    length_penalty: float = field(0.6, "α; a higher value prefers longer sequences", ge=0, le=10)
 
     @property
     def beams(self) -> int:
         return self.num_beams
 
-    @torch.no_grad()
-    def generate(
-        self, model: Model, prompt: Inputs, source: Inputs | None, *, config: GenerationConfig, rng: Generators
-    ) -> list[list[int]]:
-        limit, width = config.max_new_tokens, self.num_beams
-        hypotheses, device = Hypotheses(model, prompt, source, limit), prompt.tokens.device
-        finished = FinishedTexts(prompt, width)
-        eos = torch.tensor(config.eos_token_id, device=device, dtype=torch.long)
-        live_BK = torch.zeros(prompt.batch_size, 1, device=device)  # log p of the live sequences, one per row at first
-        for remaining in range(limit, 0, -1):
-            logits_RV = hypotheses.logits()  # R = B·K rows
-            wide = torch.promote_types(logits_RV.dtype, torch.float32)
-            logp_RV = config.process_logits(logits_RV.log_softmax(dim=-1, dtype=wide), hypotheses.tokens, remaining)
-            vocab, beams = logp_RV.shape[1], live_BK.shape[1]
-            logp_BN = (logp_RV.unflatten(0, (-1, beams)) + live_BK[:, :, None]).flatten(1)
-            best_BC, index_BC = logp_BN.topk(min((1 + len(eos)) * width, logp_BN.shape[1]))
-            first_B1 = beams * torch.arange(len(index_BC), device=device)[:, None]
-            row_BC, token_BC = index_BC // vocab + first_B1, index_BC % vocab
-            ends_BC = torch.isin(token_BC, eos) | (remaining == 1)
-            score_BC = (best_BC / self.divisor(limit - remaining + 1)).masked_fill(~ends_BC, -torch.inf)
-            finished.add(hypotheses, row_BC, token_BC, score_BC)
-            live_BK, which_BK = best_BC.masked_fill(ends_BC, -torch.inf).topk(min(width, best_BC.shape[1]))
-            unfinished = finished.unfinished(live_BK[:, 0] / self.divisor(limit))
-            if not len(unfinished):
+    def score(self, logp: float, length: int) -> float:
+        """The score of a finished sequence of this many new tokens."""
+        raise NotImplementedError
+
+    def is_done(self, finished: Sequence[float], best_live: float, length: int, limit: int) -> bool:
+        """Whether a row is done, by the scores of its finished sequences, best first, and the best live log p."""
+        raise NotImplementedError
+
+    def generate(self, request: Request) -> Generated:
+        with torch.no_grad():
+            results = Search(self, request).run()
+        yield from ()  # no token is final before the end
+        return results
+
+
+class BeamSpec(BeamSearch, kind="beam"):
+    """argmax_y log p(y | x) / |y|^α over the sequences that are found by `num_beams` beams
+
+    As in transformers: |y| includes the eos token, and α > 0 prefers longer sequences. A row is done when it has
+    num_beams finished sequences and, unless early_stopping is true, the best live one divided by n^α cannot pass the
+    worst of them, with its present length as n (false) or, if α > 0, max_new_tokens ("never").
+    """
+
+    selected_by: ClassVar[tuple[str, float]] = ("num_beams", 1)
+
+    length_penalty: float = field(1.0, "α; a higher value prefers longer sequences", ge=-10, le=10)
+    early_stopping: bool | Literal["never"] = field(False, "when a row is done")
+
+    def score(self, logp: float, length: int) -> float:
+        return logp / length**self.length_penalty
+
+    def is_done(self, finished: Sequence[float], best_live: float, length: int, limit: int) -> bool:
+        if len(finished) < self.num_beams:
+            return False
+        longest = limit if self.early_stopping == "never" and self.length_penalty > 0 else length
+        return self.early_stopping is True or self.score(best_live, longest) <= finished[-1]
+
+
+class Search:
+    """One run of a beam search over the rows of a request."""
+
+    def __init__(self, spec: BeamSearch, request: Request, width: int | None = None) -> None:
+        self.spec, self.request, self.width = spec, request, width or spec.num_beams
+        self.running, self.device = RunningSequences(request), request.prompt.tokens.device
+        self.eos = torch.tensor(request.config.eos_token_id, device=self.device, dtype=torch.long)
+        self.rows = list(range(request.prompt.batch_size))  # those that are not done
+        self.finished: list[list[Hypothesis]] = [[] for _ in self.rows]
+
+    def run(self) -> list[list[Hypothesis]]:
+        live_BK = torch.zeros(
+            len(self.rows), 1, device=self.device
+        )  # log p of the live sequences, one per row at first
+        limit = self.request.config.max_new_tokens
+        for length in range(1, limit + 1):
+            logits_RV = self.running.logits()  # R = B·K sequences
+            logp_RV = logits_RV.log_softmax(dim=-1, dtype=torch.promote_types(logits_RV.dtype, torch.float32))
+            logp_BKV = self.running.filter(logp_RV).unflatten(0, live_BK.shape) + live_BK[:, :, None]
+            best_BC, row_BC, token_BC = self.candidates(logp_BKV)
+            ends_BC = torch.isin(token_BC, self.eos) | (length == limit)
+            ends_BC |= self.stopped(row_BC, token_BC, ends_BC)
+            self.finish(best_BC, row_BC, token_BC, ends_BC, length=length)
+            live_BK, which_BK = best_BC.masked_fill(ends_BC, -torch.inf).topk(min(self.width, best_BC.shape[1]))
+            unfinished = self.unfinished(live_BK[:, 0].tolist(), length, limit)
+            if not unfinished:
                 break
-            live_BK, which_BK = live_BK[unfinished], which_BK[unfinished]
-            hypotheses.extend(
-                token_BC[unfinished].gather(1, which_BK).flatten(), row_BC[unfinished].gather(1, which_BK).flatten()
-            )
-        return finished.tokens
+            index = torch.tensor(unfinished, device=self.device)
+            live_BK, which_BK = live_BK[index], which_BK[index]
+            tokens, rows = token_BC[index].gather(1, which_BK), row_BC[index].gather(1, which_BK)
+            self.running.append(tokens.flatten(), rows.flatten())
+        return self.finished
 
-    def divisor(self, length: int) -> float:
-        """lp(n) = ((5 + n) / 6)^α"""
-        return float(((5 + length) / 6) ** self.length_penalty)
+    def candidates(self, logp_BKV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The best continuations of each row, B×C: log p, the running sequence, and the token."""
+        batch, beams, vocab = logp_BKV.shape
+        best_BC, index_BC = logp_BKV.flatten(1).topk(min((1 + max(1, len(self.eos))) * self.width, beams * vocab))
+        first_B1 = beams * torch.arange(batch, device=self.device)[:, None]
+        return best_BC, index_BC // vocab + first_B1, index_BC % vocab
 
+    def stopped(self, row_BC: Tensor, token_BC: Tensor, ends_BC: Tensor) -> Tensor:
+        """Which candidates end with a stop string."""
+        is_stopped, stopped_BC = self.request.is_stopped, torch.zeros_like(ends_BC)
+        for b, c in (~ends_BC).nonzero().tolist() if is_stopped else ():
+            tokens = self.running.new_tokens(int(row_BC[b, c]))
+            stopped_BC[b, c] = is_stopped([*tokens, int(token_BC[b, c])])  # type: ignore[misc]
+        return stopped_BC
 
-class FinishedTexts:
-    """The best finished sequence of each row, its score, and the number of finished sequences."""
+    def finish(self, best_BC: Tensor, row_BC: Tensor, token_BC: Tensor, ends_BC: Tensor, *, length: int) -> None:
+        """Adds the finished candidates among the best `width` to their rows, and keeps the best `width` of each row."""
+        ends_BC = ends_BC[:, : self.width] & best_BC[:, : self.width].isfinite()
+        for b, c in ends_BC.nonzero().tolist():
+            finished = self.finished[self.rows[b]]
+            score = self.spec.score(float(best_BC[b, c]), length)
+            if len(finished) < self.width or score > finished[-1].score:
+                token = int(token_BC[b, c])
+                is_finished = length < self.request.config.max_new_tokens or token in self.request.config.eos_token_id
+                new = self.running.hypothesis(int(row_BC[b, c]), token, is_finished=is_finished, score=score)
+                finished.append(new)
+                finished.sort(key=lambda one: -one.score)
+                del finished[self.width :]
 
-    def __init__(self, prompt: Inputs, num_beams: int) -> None:
-        self.tokens: list[list[int]] = [[] for _ in range(prompt.batch_size)]
-        self.prompt_length, self.num_beams = prompt.length, num_beams
-        self.rows = torch.arange(prompt.batch_size, device=prompt.tokens.device)  # the rows that are not done
-        self.score = torch.full((prompt.batch_size,), -torch.inf, device=prompt.tokens.device)
-        self.count = torch.zeros_like(self.rows)
-
-    def add(self, hypotheses: Hypotheses, row_BC: Tensor, token_BC: Tensor, score_BC: Tensor) -> None:
-        """Counts the finished candidates, whose scores are finite, and keeps one that is better than the row's best."""
-        score_BC = score_BC[:, : self.num_beams]
-        self.count = self.count + score_BC.isfinite().sum(dim=1)
-        score, index = score_BC.max(dim=1)
-        for i in (score > self.score).nonzero()[:, 0].tolist():
-            row, token = int(row_BC[i, index[i]]), int(token_BC[i, index[i]])
-            self.tokens[int(self.rows[i])] = [*hypotheses.tokens[row, self.prompt_length :].tolist(), token]
-        self.score = torch.maximum(score, self.score)
-
-    def unfinished(self, bound: Tensor) -> Tensor:
-        """The rows that continue, given an upper bound of the score that each can reach."""
-        unfinished = ((bound > self.score) & (self.count < self.num_beams)).nonzero()[:, 0]
-        self.rows, self.score, self.count = self.rows[unfinished], self.score[unfinished], self.count[unfinished]
-        return unfinished
+    def unfinished(self, best_live: list[float], length: int, limit: int) -> list[int]:
+        """The indices of the rows that continue."""
+        index = [
+            i
+            for i, row in enumerate(self.rows)
+            if not self.spec.is_done([float(one.score or 0) for one in self.finished[row]], best_live[i], length, limit)
+        ]
+        self.rows = [self.rows[i] for i in index]
+        return index if length < limit else []

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from manyheads.generate.decoding import DecodingSpec, GenerationConfig, Generators, generate_token_by_token
-from manyheads.model.build import Model
-from manyheads.parts.inputs import Inputs
+from manyheads.generate.decoding import DecodingSpec, Generated, Request, generate_token_by_token
 
 
 class GreedySpec(DecodingSpec, kind="greedy"):
     """argmax_v p(v | x_<t), the most probable token at each step"""
 
-    def generate(
-        self, model: Model, prompt: Inputs, source: Inputs | None, *, config: GenerationConfig, rng: Generators
-    ) -> list[list[int]]:
-        return generate_token_by_token(
-            model, prompt, source, config=config, choose=lambda logits_BV, rows: logits_BV.argmax(dim=-1)
-        )
+    def generate(self, request: Request) -> Generated:
+        return generate_token_by_token(request, lambda logits_BV, rows: logits_BV.argmax(dim=-1))

@@ -1,4 +1,4 @@
-"""Sampling with a temperature."""
+"""Sampling."""
 
 from __future__ import annotations
 
@@ -7,30 +7,21 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from manyheads.generate.decoding import DecodingSpec, GenerationConfig, Generators, generate_token_by_token
-from manyheads.model.build import Model
-from manyheads.parts.inputs import Inputs
-from manyheads.spec import field
+from manyheads.generate.decoding import DecodingSpec, Generated, Request, generate_token_by_token
 
 
 class SampleSpec(DecodingSpec, kind="sample"):
-    """v ~ softmax(logits / T)
+    """v ~ softmax(z), where filters such as temperature, top-k and top-p have changed the logits z
 
     Each row has its own generator, so the samples of a sequence do not depend on its batch.
     """
 
-    selected_by: ClassVar[tuple[str, float]] = ("temperature", 0)
+    samples: ClassVar[bool] = True
 
-    temperature: float = field(
-        1.0, "T, the temperature; sampling approaches greedy decoding towards 0", ge=1e-6, le=1e6
-    )
-
-    def generate(
-        self, model: Model, prompt: Inputs, source: Inputs | None, *, config: GenerationConfig, rng: Generators
-    ) -> list[list[int]]:
+    def generate(self, request: Request) -> Generated:
         def choose(logits_BV: Tensor, rows: list[int]) -> Tensor:
-            probabilities = torch.softmax(logits_BV.float() / self.temperature, dim=-1)
-            draws = [torch.multinomial(row, 1, generator=rng[i]) for row, i in zip(probabilities, rows, strict=True)]
-            return torch.cat(draws)
+            probabilities = logits_BV.softmax(dim=-1, dtype=torch.promote_types(logits_BV.dtype, torch.float32))
+            pairs = zip(probabilities, rows, strict=True)
+            return torch.cat([torch.multinomial(row, 1, generator=request.rng[i]) for row, i in pairs])
 
-        return generate_token_by_token(model, prompt, source, config=config, choose=choose)
+        return generate_token_by_token(request, choose)

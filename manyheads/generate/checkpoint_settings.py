@@ -1,0 +1,119 @@
+"""Reads the generation settings of a checkpoint: each key is applied, refused by name, or known to have no effect."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from manyheads.errors import CheckpointConfigError, GenerationConfigError
+from manyheads.generate.config import (
+    CheckpointSettings,
+    choose_method,
+    fields_of,
+    filter_kinds,
+    make_filters,
+    method_kinds,
+)
+from manyheads.spec import quoted
+
+FILE = "generation_config.json"
+MAX_TOKEN_IDS = 10_000  # in a list of token ids
+
+# keys that have another place here than a method or a filter
+TOKENS = ("eos_token_id", "eot_token_id", "decoder_start_token_id", "bos_token_id", "pad_token_id")
+LIMITS = ("max_new_tokens", "max_length", "min_length", "do_sample", "stop_strings")
+# keys of transformers that would change the output and are not supported, with the value that does not
+REFUSED: dict[str, Any] = {
+    "assistant_early_exit": None,
+    "constraints": None,
+    "dola_layers": None,
+    "encoder_no_repeat_ngram_size": 0,
+    "encoder_repetition_penalty": 1.0,
+    "epsilon_cutoff": 0.0,
+    "eta_cutoff": 0.0,
+    "exponential_decay_length_penalty": None,
+    "force_words_ids": None,
+    "guidance_scale": 1.0,
+    "max_time": None,
+    "num_return_sequences": 1,
+    "token_healing": False,
+    "top_h": None,
+    "watermarking_config": None,
+}
+# keys of transformers without an effect on the output here: how it computes and what it returns
+NO_EFFECT = frozenset((
+    "_from_model_config", "assistant_confidence_threshold", "assistant_ensemble_weight", "assistant_lookbehind",
+    "cache_config", "cache_implementation", "compile_config", "continuous_batching_config", "disable_compile",
+    "is_assistant", "low_memory", "max_cache_len", "num_assistant_tokens", "num_assistant_tokens_schedule",
+    "output_attentions", "output_hidden_states", "output_logits", "output_scores", "prefill_chunk_size",
+    "remove_invalid_values",  # logits that are NaN or infinite are an error here
+    "return_dict_in_generate", "speculation_type", "target_lookbehind", "transformers_version", "use_cache", "use_mtp",
+))  # fmt: skip
+TRANSFORMERS_TOP_K = 50  # transformers samples with it unless told otherwise
+
+
+def read_checkpoint_settings(config: Mapping[str, Any], extra_files: Mapping[str, bytes]) -> CheckpointSettings:
+    """The settings in generation_config.json or, without one, in the checkpoint's config, as in transformers."""
+    data = extra_files.get(FILE)
+    if data is not None:
+        try:
+            config = dict(json.loads(data))
+        except (ValueError, TypeError, RecursionError):
+            raise CheckpointConfigError(f"{FILE} cannot be read: expected a JSON object") from None
+    values = {name: value for name, value in config.items() if value is not None}
+    owned = fields_of(method_kinds().values()) | fields_of(filter_kinds().values())
+    refused = [
+        f"{FILE if data else 'config.json'} sets {quoted(name)}, which is not supported"
+        for name in values
+        if name in REFUSED and values[name] != REFUSED[name]
+    ]
+    if data is not None:
+        known = {*owned, *TOKENS, *LIMITS, *REFUSED, *NO_EFFECT}
+        refused += [f"{FILE} has the unknown key {quoted(name)}" for name in values if name not in known]
+    eos = (*token_ids(values, "eos_token_id"), *token_ids(values, "eot_token_id"))
+    settings = {name: value for name, value in values.items() if name in owned}
+    for name in ("forced_bos_token_id", "forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens"):
+        if name in settings:
+            settings[name] = token_ids(settings, name)
+    if words := settings.pop("bad_words_ids", None):
+        settings["bad_words_ids"] = [word for word in words if word not in [[end] for end in eos]]
+    samples = values.get("do_sample") is True
+    if samples:
+        settings = {"temperature": 1.0, "top_k": TRANSFORMERS_TOP_K} | settings
+    starts = (values.get(key) for key in ("decoder_start_token_id", "bos_token_id", "pad_token_id"))
+    found = CheckpointSettings(
+        settings=settings,
+        samples=samples,
+        eos_token_id=eos,
+        decoder_start_token_id=next((start for start in starts if type(start) is int), None),
+        max_new_tokens=count_of(values, "max_new_tokens"),
+        max_length=count_of(values, "max_length"),
+        refused=tuple(refused),
+    )
+    check_values(found)
+    return found
+
+
+def token_ids(values: Mapping[str, Any], name: str) -> tuple[int, ...]:
+    """One id, or a list of ids, as a tuple."""
+    value = values.get(name)
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if len(ids) > MAX_TOKEN_IDS or not all(type(token) is int and 0 <= token < 1 << 31 for token in ids):
+        raise CheckpointConfigError(f"{name} is {quoted(value)}, expected up to {MAX_TOKEN_IDS:,} token ids")
+    return tuple(ids)
+
+
+def count_of(values: Mapping[str, Any], name: str) -> int | None:
+    value = values.get(name)
+    if value is not None and (type(value) is not int or value < 1):
+        raise CheckpointConfigError(f"{name} is {quoted(value)}, expected a positive integer")
+    return value
+
+
+def check_values(found: CheckpointSettings) -> None:
+    """Raises for a value that no method or filter accepts."""
+    try:
+        make_filters(*choose_method(found, {}, None))
+    except GenerationConfigError as error:
+        raise CheckpointConfigError(f"generation settings: {error}") from None

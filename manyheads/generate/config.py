@@ -1,0 +1,270 @@
+"""The settings of generation: those of a caller on top of those of a checkpoint, as one GenerationConfig."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from manyheads.errors import ConfigError, GenerationConfigError
+from manyheads.generate import filters, methods
+from manyheads.generate.decoding import DecodingSpec
+from manyheads.generate.filter import FilterContext, FilterSpec
+from manyheads.spec import MAX_COUNT, Part, Tree, did_you_mean, import_all, quoted
+
+for _package in (filters, methods):
+    import_all(_package.__name__)  # registers every filter and method
+
+DEFAULT_MAX_NEW_TOKENS = 64
+MAX_SEQUENCES, MAX_LOGPROBS, MAX_STOP_STRINGS, MAX_STOP_LENGTH = 256, 100, 16, 1000
+
+
+@dataclass(frozen=True)
+class GenerationConfig:
+    """All settings of generation, with the names of transformers. A caller's settings override a checkpoint's."""
+
+    max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS
+    decoding: DecodingSpec = field(default_factory=lambda: choose_decoding("greedy"))
+    filters: tuple[FilterSpec, ...] = ()  # in the order in which they are applied
+    seed: int = 0  # random seed for sampling
+    n: int = 1  # sequences per prompt
+    stop: tuple[str, ...] = ()  # strings that end a sequence and are not part of it
+    logprobs: int | None = None  # number of most probable tokens to report per step, besides the chosen one
+    eos_token_id: tuple[int, ...] = ()
+    decoder_start_token_id: int | None = None
+
+    def __post_init__(self) -> None:
+        check_integer("max_new_tokens", self.max_new_tokens, 1, MAX_COUNT)
+        check_integer("seed", self.seed, 0, (1 << 63) - 1)
+        check_integer("n", self.n, 1, MAX_SEQUENCES)
+        if self.logprobs is not None:
+            check_integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if self.n > 1 and not self.decoding.samples and self.n > self.decoding.beams:
+            raise GenerationConfigError(
+                f"n is {self.n}, but {self.decoding.kind} finds only {self.decoding.beams} per prompt",
+                hint="sample with a temperature, or raise num_beams",
+            )
+        valid = all(isinstance(one, str) and 0 < len(one) <= MAX_STOP_LENGTH for one in self.stop)
+        if len(self.stop) > MAX_STOP_STRINGS or not valid:
+            expected = f"expected up to {MAX_STOP_STRINGS} texts of up to {MAX_STOP_LENGTH} characters"
+            raise GenerationConfigError(f"stop is {quoted(self.stop)}, {expected}")
+
+    def filter(self, logits_BV: Tensor, tokens_BL: Tensor, num_generated: int) -> Tensor:
+        """Applies the filters. `tokens_BL` is padded with −1 on the left."""
+        remaining = self.max_new_tokens - num_generated
+        for one in self.filters:
+            logits_BV = one.apply(logits_BV, FilterContext(tokens_BL, num_generated, remaining, self.eos_token_id))
+        return logits_BV
+
+    def without_eos(self, tokens: list[int]) -> list[int]:
+        """The tokens before the first eos token."""
+        return tokens[: next((i for i, token in enumerate(tokens) if token in self.eos_token_id), len(tokens))]
+
+
+def check_integer(name: str, value: Any, low: int, high: int) -> None:
+    if type(value) is not int or not low <= value <= high:
+        raise GenerationConfigError(f"{name} is {quoted(value)}, expected an integer from {low} to {high:,}")
+
+
+@dataclass(frozen=True)
+class CheckpointSettings:
+    """What a checkpoint says about generation: special tokens, settings of methods and filters, and what is refused."""
+
+    settings: Tree = field(default_factory=dict)
+    samples: bool = False  # whether its default is sampling (do_sample)
+    eos_token_id: tuple[int, ...] = ()
+    decoder_start_token_id: int | None = None
+    max_new_tokens: int | None = None
+    max_length: int | None = None  # of the prompt and the new tokens together
+    refused: tuple[str, ...] = ()  # sentences about settings that are not supported
+
+    def check(self) -> None:
+        if self.refused:
+            raise GenerationConfigError(self.refused[0], hint="remove it from generation_config.json to ignore it")
+
+
+def generation_config(
+    base: CheckpointSettings | None = None,
+    *,
+    max_new_tokens: int | None = None,
+    seed: int = 0,
+    n: int = 1,
+    stop: str | Iterable[str] = (),
+    logprobs: int | None = None,
+    decoder_start_token_id: int | None = None,
+    decoding: str | Tree | DecodingSpec | None = None,
+    **settings: Any,
+) -> GenerationConfig:
+    """A GenerationConfig from keyword arguments, on top of a checkpoint's settings.
+
+    `decoding` is a kind of method, or a table with its fields. Without it, other settings, such as num_beams or top_p,
+    select a method and set its fields. The remaining settings are those of filters.
+    """
+    base = base or CheckpointSettings()
+    base.check()
+    settings = with_do_sample(settings)
+    check_known(settings)
+    method, chosen = choose_method(base, settings, decoding)
+    if max_new_tokens is None:
+        max_new_tokens = base.max_new_tokens or DEFAULT_MAX_NEW_TOKENS
+    start = base.decoder_start_token_id if decoder_start_token_id is None else decoder_start_token_id
+    return GenerationConfig(
+        max_new_tokens=max_new_tokens,
+        decoding=method,
+        filters=make_filters(method, chosen),
+        seed=seed,
+        n=n,
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        logprobs=logprobs,
+        eos_token_id=base.eos_token_id,
+        decoder_start_token_id=start,
+    )
+
+
+# --------------------------------------------------------------------------------------------- settings by their owners
+
+
+def method_kinds() -> dict[str, type[DecodingSpec]]:
+    return DecodingSpec.kinds  # type: ignore[return-value]
+
+
+def filter_kinds() -> dict[str, type[FilterSpec]]:
+    return FilterSpec.kinds  # type: ignore[return-value]
+
+
+def fields_of(kinds: Iterable[type[Part]]) -> set[str]:
+    return {name for kind in kinds for name in kind.model_fields}
+
+
+def sampling_settings() -> set[str]:
+    return fields_of(kind for kind in filter_kinds().values() if kind.for_sampling)
+
+
+def selectors() -> dict[str, tuple[type[DecodingSpec], object]]:
+    """The methods by the setting that selects them, with the value that does not."""
+    # a method that is derived from another does not inherit its selector
+    found = {kind: vars(kind).get("selected_by") for kind in method_kinds().values()}
+    return {own[0]: (kind, own[1]) for kind, own in found.items() if own}
+
+
+def check_known(settings: Mapping[str, Any]) -> None:
+    known = fields_of(method_kinds().values()) | fields_of(filter_kinds().values())
+    for name in settings:
+        if name not in known:
+            raise GenerationConfigError(f"unknown setting {quoted(name)}{did_you_mean(name, known)}")
+
+
+def with_do_sample(settings: Tree) -> Tree:
+    """Replaces do_sample of transformers: false is temperature 0, true is temperature 1 unless it is given."""
+    settings = dict(settings)
+    match settings.pop("do_sample", None):
+        case None:
+            return settings
+        case True:
+            return {"temperature": 1.0} | settings
+        case False:
+            return settings | {"temperature": 0}
+        case other:
+            raise GenerationConfigError(f"do_sample is {quoted(other)}, expected true or false")
+
+
+def choose_method(
+    base: CheckpointSettings, settings: Tree, decoding: str | Tree | DecodingSpec | None
+) -> tuple[DecodingSpec, Tree]:
+    """The method, and all settings of filters in effect. A caller's settings override a checkpoint's."""
+    chosen, sampling = base.settings | settings, sampling_settings()
+    if decoding is not None:
+        method = choose_decoding(decoding)
+        unused = [
+            name
+            for name in settings
+            if name not in fields_of(filter_kinds().values()) or (name in sampling and not method.samples)
+        ]
+        if unused:
+            raise GenerationConfigError(f"given both decoding and {unused[0]}, which {method.kind} does not use")
+        return method, chosen
+    theirs = base.settings if base.samples else {n: v for n, v in base.settings.items() if n not in sampling}
+    kind = selected_method(settings) or selected_method(theirs) or method_kinds()["greedy"]
+    check_owned(settings)
+    return choose_decoding({"kind": kind.kind} | own_settings(kind, chosen)), chosen
+
+
+def selected_method(settings: Tree) -> type[DecodingSpec] | None:
+    """The method that settings select: greedy if they turn another one off, None if they say nothing about it."""
+    kinds, selected = method_kinds(), list[tuple[str, type[DecodingSpec]]]()
+    for name, (kind, off) in selectors().items():
+        if name in settings:
+            is_selected = not is_off(settings[name], off)
+            # a wrong value raises, also if the method is off
+            choose_decoding({"kind": kind.kind} | own_settings(kind, settings, without="" if is_selected else name))
+            selected.append((name, kind if is_selected else kinds["greedy"]))
+    if is_off(settings.get("temperature"), 0):
+        selected.append(("temperature", kinds["greedy"]))
+    else:
+        active = [kind for kind in filter_kinds().values() if kind.for_sampling and is_selected_filter(kind, settings)]
+        selected += [(kind.selected_by[0], kinds["sample"]) for kind in active[:1]]
+    others = [(name, kind) for name, kind in selected if kind.kind != "greedy"]
+    if len(others) > 1:
+        names = " and ".join(name for name, _ in others)
+        raise GenerationConfigError(f"{names} select different decoding methods; give only one of them")
+    return (others or selected)[0][1] if selected else None
+
+
+def own_settings(kind: type[Part], settings: Tree, *, without: str = "") -> Tree:
+    return {name: value for name, value in settings.items() if name in kind.model_fields and name != without}
+
+
+def check_owned(settings: Tree) -> None:
+    """Raises if a setting belongs to methods that no setting selects."""
+    by_setting = selectors()
+    named = [kind for name, (kind, _) in by_setting.items() if name in settings]
+    used = fields_of(named) | fields_of(filter_kinds().values())
+    for name in settings:
+        if name not in used:
+            owner = next(kind for kind in method_kinds().values() if name in kind.model_fields)
+            needed = next((key for key, (kind, _) in by_setting.items() if kind is owner), f"decoding = {owner.kind}")
+            raise GenerationConfigError(f"{name} is a setting of {owner.kind}, which is not selected; give {needed}")
+
+
+def is_off(value: Any, off: object) -> bool:
+    """Whether a value turns a method or filter off; false is not 0."""
+    return value == off and isinstance(value, bool) == isinstance(off, bool)
+
+
+def is_selected_filter(kind: type[FilterSpec], settings: Tree) -> bool:
+    name, off = kind.selected_by
+    return name in settings and not is_off(settings[name], off)
+
+
+def make_filters(method: DecodingSpec, settings: Tree) -> tuple[FilterSpec, ...]:
+    """The filters that the settings select and the method uses, in their order; a wrong value raises in any case."""
+    made = []
+    for kind in filter_kinds().values():
+        own = own_settings(kind, settings)
+        if own and kind.selected_by[0] not in own:
+            name = next(iter(own))
+            raise GenerationConfigError(f"{name} is a setting of {kind.kind}, which needs {kind.selected_by[0]}")
+        if is_selected_filter(kind, settings):
+            made.append(choose_filter({"kind": kind.kind} | own))
+    used = [one for one in made if method.samples or not one.for_sampling]
+    return tuple(sorted(used, key=lambda one: one.order))
+
+
+def choose_decoding(decoding: str | Tree | DecodingSpec) -> DecodingSpec:
+    try:
+        return DecodingSpec.choose(decoding)
+    except ConfigError as error:
+        raise GenerationConfigError(error.message) from None
+
+
+def choose_filter(tree: Tree) -> FilterSpec:
+    # a table of token ids may have integers as keys, which TOML and JSON write as strings
+    tables = {
+        name: {str(key): one for key, one in value.items()} for name, value in tree.items() if type(value) is dict
+    }
+    try:
+        return FilterSpec.choose(tree | tables)
+    except ConfigError as error:
+        raise GenerationConfigError(error.message) from None

@@ -1,0 +1,67 @@
+"""Logits filters: the base of the kinds that change the logits of a step before a token is chosen."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from manyheads.errors import UnsupportedError
+from manyheads.spec import Part
+
+
+@dataclass(frozen=True)
+class FilterContext:
+    """What a filter may depend on besides the logits."""
+
+    tokens: Tensor  # B×L, the prompt and the generated tokens, padded with −1 on the left
+    num_generated: int
+    remaining: int  # tokens up to max_new_tokens, the next one included
+    eos_token_id: tuple[int, ...]
+
+    @property
+    def generated(self) -> Tensor:
+        """The generated tokens, B×num_generated."""
+        return self.tokens[:, self.tokens.shape[1] - self.num_generated :]
+
+
+class FilterSpec(Part, slot="filter"):
+    """A logits filter. It is a function of the logits and the tokens so far, so that any method can use it."""
+
+    # (name, off): passing the setting `name` with any value except `off` adds this filter
+    selected_by: ClassVar[tuple[str, object]]
+    # whether it shapes the distribution that is sampled from: it then selects sampling, and no other method uses it
+    for_sampling: ClassVar[bool] = False
+    order: ClassVar[int] = 50  # filters are applied by increasing order, which is that of transformers
+
+    @abstractmethod
+    def apply(self, logits_BV: Tensor, context: FilterContext) -> Tensor:
+        """Returns the changed logits; the given ones stay as they are."""
+
+
+def keep_only(tokens: tuple[int, ...], logits_BV: Tensor) -> Tensor:
+    """Returns logits of 0 for these tokens and −∞ for all others."""
+    check_tokens(tokens, logits_BV)
+    index = torch.tensor(tokens, device=logits_BV.device)
+    return torch.full_like(logits_BV, -torch.inf).index_fill(1, index, 0.0)
+
+
+def remove(tokens: tuple[int, ...], logits_BV: Tensor) -> Tensor:
+    """Returns the logits with −∞ for these tokens."""
+    check_tokens(tokens, logits_BV)
+    return logits_BV.index_fill(1, torch.tensor(tokens, device=logits_BV.device, dtype=torch.long), -torch.inf)
+
+
+def check_tokens(tokens: tuple[int, ...], logits_BV: Tensor) -> None:
+    if tokens and max(tokens) >= logits_BV.shape[1]:
+        raise UnsupportedError(f"token {max(tokens)} is outside the vocabulary of {logits_BV.shape[1]}")
+
+
+def token_counts(tokens_BL: Tensor, vocab: int) -> Tensor:
+    """Returns how often each token occurs, B×V; −1 is not counted."""
+    counts = torch.zeros(len(tokens_BL), vocab + 1, device=tokens_BL.device)
+    index = torch.where((tokens_BL < 0) | (tokens_BL >= vocab), vocab, tokens_BL)
+    return counts.scatter_add_(1, index, torch.ones_like(index, dtype=counts.dtype))[:, :vocab]

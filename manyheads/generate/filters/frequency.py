@@ -1,0 +1,25 @@
+"""The frequency penalty."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import Tensor
+
+from manyheads.generate.filter import FilterContext, FilterSpec, token_counts
+from manyheads.spec import field
+
+
+class FrequencySpec(FilterSpec, kind="frequency"):
+    """z − f · c for the logits z of tokens that were generated c times; the prompt does not count
+
+    As in the API of OpenAI and in vLLM.
+    """
+
+    selected_by: ClassVar[tuple[str, object]] = ("frequency_penalty", 0.0)
+    order: ClassVar[int] = 22
+
+    frequency_penalty: float = field(0.5, "f; above 0 makes repetition less probable", ge=-100, le=100)
+
+    def apply(self, logits_BV: Tensor, context: FilterContext) -> Tensor:
+        return logits_BV - self.frequency_penalty * token_counts(context.generated, logits_BV.shape[1])

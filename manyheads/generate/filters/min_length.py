@@ -1,0 +1,22 @@
+"""The minimum number of generated tokens."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import Tensor
+
+from manyheads.generate.filter import FilterContext, FilterSpec, remove
+from manyheads.spec import field
+
+
+class MinNewTokensSpec(FilterSpec, kind="min-new-tokens"):
+    """−∞ for eos tokens until n tokens are generated"""
+
+    selected_by: ClassVar[tuple[str, object]] = ("min_new_tokens", 0)
+    order: ClassVar[int] = 40
+
+    min_new_tokens: int = field(1, "n", ge=1)
+
+    def apply(self, logits_BV: Tensor, context: FilterContext) -> Tensor:
+        return logits_BV if context.num_generated >= self.min_new_tokens else remove(context.eos_token_id, logits_BV)

@@ -1,0 +1,80 @@
+"""Generated tokens as text: pieces that are final, stop strings, and results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+REPLACEMENT = "\ufffd"  # what an incomplete UTF-8 character is decoded to
+
+
+@dataclass(frozen=True)
+class GeneratedText:
+    """One generated text. It equals what the tokenizer decodes, up to a stop string or the eos token."""
+
+    text: str
+    tokens: list[int]  # without the eos token
+    finish_reason: str  # "stop" for an eos token or a stop string, "length" at max_new_tokens
+    stop: str | None = None  # the stop string that ended it
+    score: float | None = None  # of a search
+    logprobs: list[float] | None = None  # log p of each token, before filters and temperature
+    top_logprobs: list[list[tuple[str, float]]] | None = None  # the most probable tokens of each step
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def find_stop(text: str, stops: Sequence[str]) -> tuple[int, str] | None:
+    """The first stop string in a text, and where it begins."""
+    found = [(text.index(stop), stop) for stop in stops if stop in text]
+    return min(found, default=None, key=lambda one: (one[0], -len(one[1])))
+
+
+def possible_stop(text: str, stops: Sequence[str]) -> int:
+    """The number of last characters that may be the beginning of a stop string."""
+    lengths = (
+        length
+        for stop in stops
+        for length in range(min(len(stop) - 1, len(text)), 0, -1)
+        if text.endswith(stop[:length])
+    )
+    return max(lengths, default=0)
+
+
+@dataclass
+class TextStream:
+    """The text of a growing sequence, in pieces: never half a character, never a part of a stop string."""
+
+    decode: Callable[[Sequence[int]], str]
+    stops: Sequence[str] = ()
+    lookback: int = 0  # number of last characters that later tokens may change
+    tokens: list[int] = field(default_factory=list)
+    sent: int = 0  # characters in the pieces so far
+
+    def push(self, token: int) -> str:
+        """Adds a token; returns the characters that became final."""
+        self.tokens.append(token)
+        text = self.decode(self.tokens)
+        if found := find_stop(text, self.stops):
+            return self.send(text[: found[0]])
+        text = text.rstrip(REPLACEMENT)
+        text = text[: len(text) - self.lookback] if self.lookback else text
+        return self.send(text[: len(text) - possible_stop(text, self.stops)])
+
+    def finish(self, text: str) -> str:
+        """The rest of the whole text."""
+        return self.send(text)
+
+    def send(self, text: str) -> str:
+        piece, self.sent = text[self.sent :], max(self.sent, len(text))
+        return piece
+
+
+def lookback_of(tokenizer: Any) -> int:
+    """How many last characters a tokenizer's decoder may change when more tokens follow.
+
+    A WordPiece decoder joins punctuation and contractions to the word before, as "do n't" to "don't".
+    """
+    state = tokenizer.decoder.__getstate__() if getattr(tokenizer, "decoder", None) is not None else b""
+    return 8 if b'"WordPiece"' in state or b'"CTC"' in state or b'"BPEDecoder"' in state else 0

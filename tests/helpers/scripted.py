@@ -1,0 +1,38 @@
+"""A language model of given probabilities, and how often each of its tokens is sampled."""
+
+from __future__ import annotations
+
+import torch
+
+from manyheads import Inputs
+from manyheads.generate.decoding import Request, exhaust
+
+
+class Scripted:
+    """A language model of given probabilities: the next token depends on the length of the text alone."""
+
+    def __init__(self, steps):
+        self.steps = torch.tensor(steps).log()
+
+    def start(self, source=None, *, capacity=None):
+        return Counted(0)
+
+    def step(self, inputs, state):
+        logits = self.steps[min(state.length, len(self.steps) - 1)]
+        return logits.expand(inputs.batch_size, inputs.length, -1), Counted(state.length + 1)
+
+
+class Counted:
+    def __init__(self, length):
+        self.length = length
+
+    def select(self, rows):
+        return self
+
+
+def frequencies(model, config, count, vocab):
+    """How often each token is the first generated one after the prompt 0, over rows with a generator each."""
+    rng = [torch.Generator().manual_seed(i) for i in range(count)]
+    request = Request(model, Inputs(torch.zeros(count, 1, dtype=torch.long)), None, config, rng)
+    output = [hypotheses[0].tokens for hypotheses in exhaust(config.decoding.generate(request))]
+    return torch.bincount(torch.tensor(output).flatten(), minlength=vocab) / count
