@@ -206,6 +206,12 @@ def selected_method(settings: Tree) -> type[DecodingSpec] | None:
         active = [kind for kind in filter_kinds().values() if kind.for_sampling and is_selected_filter(kind, settings)]
         selected += [(kind.selected_by[0], kinds["sample"]) for kind in active[:1]]
     others = [(name, kind) for name, kind in selected if kind.kind != "greedy"]
+    # a method that has the setting of another as a field is the more specific one
+    others = [
+        (name, kind)
+        for name, kind in others
+        if not any(name in other.model_fields and other is not kind for _, other in others)
+    ]
     if len(others) > 1:
         names = " and ".join(name for name, _ in others)
         raise GenerationConfigError(f"{names} select different decoding methods; give only one of them")

@@ -6,6 +6,7 @@ state is an argument and a return value, not an attribute of a module.
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Self
 
@@ -62,47 +63,67 @@ class Cache:
         self.key_value = new
         return new
 
+    @property
+    def length(self) -> int:
+        return 0 if self.key_value is None else self.key_value.key.shape[2]
+
     def select(self, rows: Tensor) -> Cache:
         return Cache(None if self.key_value is None else select(self.key_value, rows))
 
+    def truncate(self, length: int) -> Cache:
+        """The cache of the first `length` tokens; nothing is copied."""
+        cache = self.fork()
+        if cache.key_value is not None:
+            cache.key_value = KeyValue(cache.key_value.key[:, :, :length], cache.key_value.value[:, :, :length])
+        return cache
+
 
 class Buffer:
-    """Memory for the keys and values of `capacity` tokens, of which the first `length` are in use."""
+    """Memory for the keys and values of `capacity` tokens, which several caches may share."""
 
     def __init__(self, like: KeyValue, capacity: int) -> None:
         self.key, self.value = (
             part.new_empty(part.shape[0], part.shape[1], capacity, part.shape[3]) for part in (like.key, like.value)
         )
-        self.length = 0
+        self.users: weakref.WeakSet[StaticCache] = weakref.WeakSet()
 
-    def write(self, new: KeyValue) -> KeyValue:
-        start, self.length = self.length, self.length + new.key.shape[2]
-        self.key[:, :, start : self.length], self.value[:, :, start : self.length] = new.key, new.value
-        return KeyValue(self.key[:, :, : self.length], self.value[:, :, : self.length])
+    def write(self, new: KeyValue, start: int) -> KeyValue:
+        end = start + new.key.shape[2]
+        self.key[:, :, start:end], self.value[:, :, start:end] = new.key, new.value
+        return KeyValue(self.key[:, :, :end], self.value[:, :, :end])
+
+    def is_free_after(self, length: int, user: StaticCache) -> bool:
+        """Whether no other cache that is still in use has more than `length` tokens in the buffer."""
+        return all(other is user or other.length <= length for other in self.users)
 
 
 class StaticCache(Cache):
-    """A cache of fixed capacity without gradients, written in place and copied if an earlier state is continued."""
+    """A cache of fixed capacity without gradients, written in place.
+
+    It is copied only if an earlier state is continued while a later one that shares its memory is still in use.
+    """
 
     def __init__(self, capacity: int, key_value: KeyValue | None = None, buffer: Buffer | None = None) -> None:
         super().__init__(key_value)
         self.capacity, self.buffer = capacity, buffer
+        if buffer is not None:
+            buffer.users.add(self)
 
     def fork(self) -> Cache:
         return StaticCache(self.capacity, self.key_value, self.buffer)
 
     def extend(self, new: KeyValue) -> KeyValue:
-        length = 0 if self.key_value is None else self.key_value.key.shape[2]
-        new_length = length + new.key.shape[2]
+        length, new_length = self.length, self.length + new.key.shape[2]
         if new_length > self.capacity:
             raise InputLengthError(
                 f"the cache has a capacity of {self.capacity} tokens, needed {new_length}; start with a larger capacity"
             )
-        if self.buffer is None or self.buffer.length != length:  # another continuation was written after this prefix
+        if self.buffer is None or not self.buffer.is_free_after(length, self):
             self.buffer = Buffer(new, self.capacity)
+            self.buffer.users.add(self)
             if self.key_value is not None:
-                self.buffer.write(self.key_value)
-        self.key_value = self.buffer.write(new)
+                self.buffer.write(self.key_value, 0)
+        self.key_value = self.buffer.write(new, length)
         return self.key_value
 
     def select(self, rows: Tensor) -> Cache:
@@ -160,6 +181,10 @@ class State:
         """The state of the selected rows; a row may be left out or repeated."""
         return select(self, rows)
 
+    def truncate(self, lengths: Tensor) -> Self:
+        """The state after the first `lengths` tokens of each row, padding included."""
+        raise UnsupportedError("this model has no cache of its tokens, so its state cannot be truncated")
+
 
 @dataclass(frozen=True)
 class StackState(State):
@@ -175,3 +200,24 @@ class StackState(State):
         True  # whether positions were counted from tokens, not given; then each is below the length
     )
     final_length: int | None = None  # the length of the sequence after generation, if known
+
+    def truncate(self, lengths: Tensor) -> StackState:
+        """Rows that are shorter than the longest get padding, so that all have one length."""
+        longest, padding_mask, positions = int(lengths.max()), self.padding_mask, self.positions
+        if not 1 <= int(lengths.min()) <= longest <= self.length:
+            raise InputLengthError(
+                f"given lengths up to {longest}, expected 1 to {self.length}, the tokens of the state"
+            )
+        beyond = torch.arange(longest, device=lengths.device) >= lengths[:, None]
+        if beyond.any():
+            padding_mask = beyond if padding_mask is None else padding_mask[:, :longest] | beyond
+            if positions is None:
+                positions = torch.arange(longest, device=lengths.device).expand(len(lengths), -1)
+        return replace(
+            self,
+            caches=tuple(cache.truncate(longest) for cache in self.caches),
+            length=longest,
+            positions=None if positions is None else positions[:, :longest],
+            padding_mask=None if padding_mask is None else padding_mask[:, :longest],
+            document_ids=None if self.document_ids is None else self.document_ids[:, :longest],
+        )

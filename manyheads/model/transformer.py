@@ -33,6 +33,9 @@ class TransformerState(State):
     memory: Memory | None = None
     cross_key_values: tuple[KeyValue | None, ...] | None = None
 
+    def truncate(self, lengths: Tensor) -> TransformerState:
+        return replace(self, decoder=self.decoder.truncate(lengths))
+
 
 class Transformer(nn.Module):
     """One or two stacks and a head. The model is encoder-only, decoder-only or encoder-decoder."""

@@ -1,0 +1,107 @@
+"""Contrastive search."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from manyheads.errors import UnsupportedError
+from manyheads.generate.decoding import DecodingSpec, Generated, Hypothesis, Request, RunningSequences, has_ended
+from manyheads.model.record import record_hidden_states
+from manyheads.model.transformer import Transformer
+from manyheads.parts.head import token_at
+from manyheads.parts.inputs import Inputs
+from manyheads.spec import field
+
+
+class ContrastiveSpec(DecodingSpec, kind="contrastive"):
+    """argmax_v (1 − α) p(v | x_<t) − α max_j cos(h_v, h_j) over the k most probable tokens v
+
+    Su et al. 2022, arXiv 2202.06417, equation 5: h_j are the last hidden states of the tokens so far, and h_v is that
+    of the candidate. Each step computes k candidates.
+    """
+
+    selected_by: ClassVar[tuple[str, float]] = ("penalty_alpha", 0)
+
+    penalty_alpha: float = field(0.6, "α, the weight of the similarity to earlier tokens", ge=0, le=1)
+    top_k: int = field(4, "k, the number of candidates", ge=1, le=256)
+
+    @property
+    def beams(self) -> int:
+        return self.top_k
+
+    def generate(self, request: Request) -> Generated:
+        if not isinstance(request.model, Transformer):
+            architecture = request.model.spec.architecture
+            raise UnsupportedError(
+                f"contrastive search needs the hidden states of a transformer, not of {architecture}"
+            )
+        with torch.no_grad():
+            running = ContrastiveSequences(request, self)
+        results: list[list[Hypothesis]] = [[] for _ in running.rows]
+        for remaining in range(request.config.max_new_tokens, 0, -1):
+            with torch.no_grad():
+                values = running.advance()
+            yield list(zip(running.rows, values, strict=True))
+            unfinished = []
+            for i, token in enumerate(values):
+                ended = has_ended(request, running, i, token)
+                if ended or remaining == 1:
+                    results[running.rows[i]].append(running.hypothesis(i, is_finished=ended))
+                else:
+                    unfinished.append(i)
+            if not unfinished:
+                break
+            if len(unfinished) < len(values):
+                running.select(torch.tensor(unfinished, device=running.tokens.device))
+        return results
+
+
+class ContrastiveSequences(RunningSequences):
+    """Running sequences with the last hidden state of each of their tokens, and the logits of the next one."""
+
+    def __init__(self, request: Request, spec: ContrastiveSpec) -> None:
+        super().__init__(request)
+        self.spec, self.padding_mask = spec, request.prompt.padding_mask
+        self.last_logits, self.hidden_BLD = self.step(self.inputs)
+
+    def step(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        """The logits of the next token, and the hidden states of the new tokens."""
+        with record_hidden_states(self.request.model) as states:  # type: ignore[arg-type]
+            logits, self.state = self.request.model.step(inputs, self.state)
+        return token_at(logits, inputs.padding_mask, -1), states[-1]
+
+    def select(self, rows: Tensor) -> None:
+        super().select(rows)
+        self.hidden_BLD = self.hidden_BLD.index_select(0, rows)
+        if self.padding_mask is not None:
+            self.padding_mask = self.padding_mask.index_select(0, rows)
+
+    def advance(self) -> list[int]:
+        """Appends the best candidate to each sequence; returns the new tokens."""
+        batch, k = len(self.tokens), min(self.spec.top_k, self.last_logits.shape[1])
+        p_BV = self.filter(self.last_logits).softmax(dim=-1)
+        p_BK, token_BK = p_BV.topk(k)
+        repeated = torch.arange(batch, device=self.tokens.device).repeat_interleave(k)
+        logits_BV, before = self.last_logits, self.state
+        self.state = before.select(repeated)
+        next_RV, hidden_R1D = self.step(Inputs(token_BK.flatten()[:, None]))
+        similarity_RL = F.cosine_similarity(hidden_R1D, self.hidden_BLD[repeated], dim=-1)
+        if self.padding_mask is not None:
+            similarity_RL = similarity_RL.masked_fill(self.padding_mask[repeated], -torch.inf)
+        penalty_BK = similarity_RL.max(dim=1).values.unflatten(0, (batch, k))
+        score_BK = (1 - self.spec.penalty_alpha) * p_BK - self.spec.penalty_alpha * penalty_BK
+        best_B = score_BK.masked_fill(p_BK == 0, -torch.inf).argmax(dim=1)
+        chosen_B = best_B + k * torch.arange(batch, device=best_B.device)
+        tokens_B = token_BK.flatten()[chosen_B]
+        self.state, self.tokens = self.state.select(chosen_B), torch.cat((self.tokens, tokens_B[:, None]), dim=1)
+        if self.logprobs is not None:
+            self.logprobs.append(logits_BV, tokens_B)
+        self.last_logits = next_RV[chosen_B]
+        self.hidden_BLD = torch.cat((self.hidden_BLD, hidden_R1D[chosen_B]), dim=1)
+        if self.padding_mask is not None:
+            self.padding_mask = F.pad(self.padding_mask, (0, 1))
+        return tokens_B.tolist()

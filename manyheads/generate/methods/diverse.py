@@ -1,0 +1,81 @@
+"""Diverse beam search."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, ClassVar, Self
+
+import torch
+from pydantic import model_validator
+from torch import Tensor
+
+from manyheads.errors import IncompatibleError
+from manyheads.generate.decoding import Generated, Hypothesis, Request
+from manyheads.generate.methods.beam import BeamSpec, Search
+from manyheads.parts.inputs import Inputs
+from manyheads.spec import field
+
+
+class DiverseBeamSpec(BeamSpec, kind="diverse-beam"):
+    """Beam search in G groups, one after another: log p − λ · (how often earlier groups chose the token at this step)
+
+    Vijayakumar et al. 2018, arXiv 1610.02424, with Hamming diversity. Each group is a beam search of num_beams / G
+    beams.
+    """
+
+    selected_by: ClassVar[tuple[str, float]] = ("num_beam_groups", 1)
+
+    num_beam_groups: int = field(2, "G, which divides num_beams", ge=1, le=256)
+    diversity_penalty: float = field(0.5, "λ", ge=0, le=100)
+
+    @model_validator(mode="after")
+    def _divides(self) -> Self:
+        if self.num_beams % self.num_beam_groups:
+            raise IncompatibleError(
+                f"given {self.num_beam_groups}, which does not divide {self.num_beams} beams", ("num_beam_groups",)
+            )
+        return self
+
+    def generate(self, request: Request) -> Generated:
+        with torch.no_grad():
+            results = DiverseSearch(self, request).run()
+        yield from ()  # no token is final before the end
+        groups = self.num_beam_groups
+        return [sorted_by_score(results[i : i + groups]) for i in range(0, len(results), groups)]
+
+
+class DiverseSearch(Search):
+    """A search in which each group of a row is a row of its own, and knows what earlier groups of the step chose."""
+
+    spec: DiverseBeamSpec
+
+    def __init__(self, spec: DiverseBeamSpec, request: Request) -> None:
+        repeated = replace(
+            request,
+            prompt=repeat_rows(request.prompt, spec.num_beam_groups),
+            source=None if request.source is None else repeat_rows(request.source, spec.num_beam_groups),
+        )
+        super().__init__(spec, repeated, spec.num_beams // spec.num_beam_groups)
+
+    def candidates(self, logp_BKV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        groups, vocab = self.spec.num_beam_groups, logp_BKV.shape[2]
+        chosen: dict[int, Tensor] = {}  # by row of the request, how often its groups chose each token
+        found: list[tuple[Tensor, Tensor, Tensor]] = []
+        for i, row in enumerate(self.rows):  # the groups of a row are next to each other, in their order
+            counts_V = chosen.setdefault(row // groups, logp_BKV.new_zeros(vocab))
+            best, sequence, token = super().candidates(logp_BKV[i : i + 1] - self.spec.diversity_penalty * counts_V)
+            going_on = token[0][~torch.isin(token[0], self.eos)][: self.width]
+            counts_V += torch.bincount(going_on, minlength=vocab)
+            found.append((best, sequence + i * logp_BKV.shape[1], token))
+        best_BC, sequence_BC, token_BC = (torch.cat(parts) for parts in zip(*found, strict=True))
+        return best_BC, sequence_BC, token_BC
+
+
+def repeat_rows(inputs: Inputs, times: int) -> Inputs:
+    tensors = ((name, value) for name, value in vars(inputs).items() if isinstance(value, Tensor))
+    repeated: dict[str, Any] = {name: value.repeat_interleave(times, dim=0) for name, value in tensors}
+    return replace(inputs, **repeated)
+
+
+def sorted_by_score(groups: list[list[Hypothesis]]) -> list[Hypothesis]:
+    return sorted((one for group in groups for one in group), key=lambda one: -(one.score or 0.0))

@@ -1,0 +1,208 @@
+"""Prompt lookup against greedy decoding, contrastive and diverse beam search against literal oracles, states that are truncated."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from kinds import VOCAB, decoder, ngram, pair, random_model, recurrent, tokens
+from raising import raises
+
+import manyheads
+from manyheads import Checkpoint, Inputs
+from manyheads.generate.config import generation_config
+from manyheads.model.record import record_hidden_states
+from manyheads.spec import to_tree
+
+UNTIED = {"head": {"kind": "untied"}, "init": {"kind": "normal", "std": 1.0}}
+
+
+def checkpoint_of(spec, **options):
+    return Checkpoint(random_model(manyheads.read_model(to_tree(spec) | UNTIED), **options))
+
+
+def generate(checkpoint, ids, **settings):
+    return checkpoint.generate(ids, **{"max_new_tokens": 12, "decoder_start_token_id": 1} | settings)
+
+
+# ------------------------------------------------------------------------------------------------ states, truncated
+
+
+@pytest.mark.parametrize("position", ["none", "sinusoidal", "rope", "relative", "alibi"])
+@given(seed=st.integers(0, 50))
+def test_a_truncated_state_continues_as_if_the_rest_had_not_been_read(position, seed):
+    """Rows of different lengths; the state that was truncated can still be continued too."""
+    model, rng = random_model(decoder(position=position)), torch.Generator().manual_seed(seed)
+    ids = torch.randint(VOCAB, (3, 9), generator=rng)
+    lengths = torch.randint(1, 7, (3,), generator=rng)
+    for capacity in (None, 12):
+        _, whole = model.step(ids[:, :6], model.start(capacity=capacity))
+        logits, _ = model.step(ids[:, 6:], whole.truncate(lengths))
+        for row, length in enumerate(lengths.tolist()):
+            text = torch.cat((ids[row, :length], ids[row, 6:]))[None]
+            torch.testing.assert_close(logits[row], model(text)[0, -3:])
+        again, _ = model.step(ids[:, 6:], whole)
+        torch.testing.assert_close(again, model(ids)[:, 6:])
+
+
+def test_going_on_from_a_truncated_state_copies_nothing_unless_it_must():
+    model, ids = random_model(decoder()), tokens(2, 8)
+    _, state = model.step(ids[:, :5], model.start(capacity=8))
+    memory = state.decoder.caches[0].buffer.key.data_ptr()
+    short = state.truncate(torch.tensor([3, 3]))
+    _, beside = model.step(ids[:, 5:6], short)
+    assert beside.decoder.caches[0].buffer.key.data_ptr() != memory, "the longer state is still in use"
+    del state, beside
+    _, after = model.step(ids[:, 5:6], short)
+    assert after.decoder.caches[0].buffer.key.data_ptr() == memory
+
+
+@pytest.mark.parametrize("spec", [recurrent(source=False), ngram()], ids=["recurrent", "ngram"])
+def test_a_state_without_a_cache_cannot_be_truncated(spec):
+    model = random_model(spec)
+    _, state = model.step(tokens(2, 4), model.start())
+    with raises("model.unsupported"):
+        state.truncate(torch.tensor([2, 2]))
+    with raises("model.unsupported"):
+        Checkpoint(model).generate([1, 2, 1, 2], prompt_lookup_num_tokens=3)
+
+
+# ---------------------------------------------------------------------------------------------------- prompt lookup
+
+
+@pytest.mark.parametrize("name", ["decoder", "pair", "windowed"])
+@given(seed=st.integers(0, 200))
+def test_prompt_lookup_gives_the_greedy_output(name, seed):
+    spec = {
+        "decoder": decoder(position="rope"),
+        "pair": pair(),
+        "windowed": decoder(mask={"causal": True, "window": 3}),
+    }[name]
+    checkpoint = Checkpoint(random_model(spec, seed=seed % 5))  # a tied head repeats itself, so drafts are accepted
+    row = torch.randint(4, (6,), generator=torch.Generator().manual_seed(seed)).tolist()
+    same = {"no_repeat_ngram_size": 4 if seed % 2 else 0}
+    expected = generate(checkpoint, row, **same)
+    for size in (1, 3, 10):
+        assert generate(checkpoint, row, prompt_lookup_num_tokens=size, **same) == expected
+
+
+def test_prompt_lookup_takes_fewer_steps_where_a_text_repeats_itself():
+    checkpoint, lengths = Checkpoint(random_model(decoder())), []
+    checkpoint.model.decoder.register_forward_hook(lambda module, args, output: lengths.append(args[0].length))
+    expected = generate(checkpoint, [3, 4, 5], max_new_tokens=40)
+    greedy_steps = len(lengths)
+    lengths.clear()
+    assert generate(checkpoint, [3, 4, 5], max_new_tokens=40, prompt_lookup_num_tokens=8) == expected
+    assert len(lengths) < greedy_steps / 2
+
+
+# ------------------------------------------------------------------------------------------------ contrastive search
+
+
+def contrastive_oracle(model, ids, alpha, k, count, source=None):
+    """One token after another, each candidate by a forward pass over the whole text."""
+    text, prompt = list(ids), len(ids)
+
+    def forward(row):
+        target = Inputs(torch.tensor([row]))
+        with record_hidden_states(model) as states:
+            logits = model(target) if source is None else model(target, torch.tensor([source]))
+        return logits[0, -1], states[-1][0]
+
+    for _ in range(count):
+        logits, hidden = forward(text)
+        p = logits.softmax(-1)
+        scores = {}
+        for token in p.topk(k).indices.tolist():
+            own = forward([*text, token])[1][-1]
+            similarity = max(torch.cosine_similarity(own, one, dim=0).item() for one in hidden)
+            scores[token] = (1 - alpha) * p[token].item() - alpha * similarity
+        text.append(max(scores, key=scores.get))
+    return text[prompt:]
+
+
+@pytest.mark.parametrize("alpha", [0.3, 0.8])
+@pytest.mark.parametrize("name", ["decoder", "pair"])
+def test_contrastive_search_is_its_formula(name, alpha):
+    checkpoint = checkpoint_of(pair() if name == "pair" else decoder(position="rope"))
+    rows = [[3, 4, 5, 3], [7], [9, 9]]
+    settings = {"max_new_tokens": 6, "penalty_alpha": alpha, "top_k": 4, "decoder_start_token_id": 1}
+    together = dict(checkpoint.generate_ids(rows, generation_config(**settings)))
+    with torch.no_grad():
+        for i, row in enumerate(rows):
+            start, source = ([1], row) if name == "pair" else (row, None)
+            assert together[i] == contrastive_oracle(checkpoint.model, start, alpha, 4, 6, source)
+    assert generate(checkpoint, rows[0], penalty_alpha=0.0001, top_k=1) == generate(checkpoint, rows[0])
+
+
+def test_contrastive_search_needs_hidden_states():
+    with raises("model.unsupported", "recurrent"):
+        generate(Checkpoint(random_model(recurrent(source=False))), [3], penalty_alpha=0.6)
+
+
+# ----------------------------------------------------------------------------------------------- diverse beam search
+
+
+def diverse_oracle(model, ids, *, beams, groups, penalty, count):
+    """Lists of (score, tokens), group by group, without eos: the best text of each group at the end."""
+    live = [[(0.0, [])] for _ in range(groups)]
+    for _ in range(count):
+        used = torch.zeros(VOCAB, dtype=torch.float64)
+        for group in range(groups):
+            candidates = []
+            for score, text in live[group]:
+                logp = model(torch.tensor([[*ids, *text]]))[0, -1].log_softmax(-1) - penalty * used
+                candidates += [(score + logp[token].item(), [*text, token]) for token in range(VOCAB)]
+            live[group] = sorted(candidates, key=lambda one: -one[0])[: beams // groups]
+            # as many as are computed for the case that some end
+            for _, text in live[group]:
+                used[text[-1]] += 1
+    return sorted((one for group in live for one in group), key=lambda one: -one[0])
+
+
+def test_diverse_beam_search_is_its_formula():
+    checkpoint = checkpoint_of(decoder())
+    with torch.no_grad():
+        oracle = diverse_oracle(checkpoint.model, [3, 4], beams=4, groups=2, penalty=1.5, count=4)
+    settings = {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 1.5, "length_penalty": 0.0}
+    found = generate(checkpoint, [3, 4], max_new_tokens=4, n=4, **settings)
+    assert [one.tokens for one in found] == [text for _, text in oracle]
+    assert [one.score for one in found] == pytest.approx([score for score, _ in oracle])
+    plain = generate(checkpoint, [3, 4], max_new_tokens=4, n=4, num_beams=4, length_penalty=0.0)
+    assert [one.tokens for one in plain] != [one.tokens for one in found]
+
+
+def test_the_best_of_n_beams_come_with_their_scores():
+    checkpoint = checkpoint_of(decoder())
+    found = generate(checkpoint, [3, 4], n=3, num_beams=5, logprobs=2, length_penalty=0.0)
+    scores = [one.score for one in found]
+    assert scores == sorted(scores, reverse=True)
+    assert len({tuple(one.tokens) for one in found}) == 3
+    for one in found:
+        assert sum(one.logprobs) == pytest.approx(one.score, abs=1e-6)
+        whole = checkpoint.model(torch.tensor([[3, 4, *one.tokens]]))[0, 1:-1].log_softmax(-1)
+        expected = whole.gather(1, torch.tensor(one.tokens)[:, None])[:, 0]
+        assert one.logprobs == pytest.approx(expected.tolist(), abs=1e-6)
+        assert [len(top) for top in one.top_logprobs] == [2] * len(one.tokens)
+
+
+def test_log_probabilities_are_the_models_own_before_filters():
+    checkpoint = checkpoint_of(decoder())
+    one = generate(checkpoint, [3, 4], temperature=3.0, top_k=4, repetition_penalty=2.0, logprobs=3, seed=5)
+    whole = checkpoint.model(torch.tensor([[3, 4, *one.tokens]]))[0, 1:-1].log_softmax(-1)
+    assert one.logprobs == pytest.approx(whole.gather(1, torch.tensor(one.tokens)[:, None])[:, 0].tolist(), abs=1e-6)
+    values, index = whole.topk(3)
+    for top, own_values, own_index in zip(one.top_logprobs, values.tolist(), index.tolist(), strict=True):
+        assert [name for name, _ in top] == [str(token) for token in own_index]
+        assert [value for _, value in top] == pytest.approx(own_values, abs=1e-6)
+    assert one.finish_reason == "length"
+
+
+def test_samples_of_one_prompt_differ_and_the_first_is_that_of_n_1():
+    checkpoint = checkpoint_of(decoder())
+    several = generate(checkpoint, [3, 4], n=4, temperature=2.0, seed=1)
+    assert len({tuple(one.tokens) for one in several}) == 4
+    assert several[0].tokens == generate(checkpoint, [3, 4], temperature=2.0, seed=1)
+    with raises("generate.config", "n is 2"):
+        generate(checkpoint, [3, 4], n=2)
