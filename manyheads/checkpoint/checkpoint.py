@@ -119,21 +119,23 @@ class Checkpoint:
 
     @torch.no_grad()
     def logits(
-        self, ids: Tensor, target: Tensor | None = None, padding_mask: Tensor | None = None, **more: Tensor
+        self, ids: Tensor, decoder_input_ids: Tensor | None = None, padding_mask: Tensor | None = None, **more: Tensor
     ) -> Tensor:
-        """The output of the head, B×L×V for tokens. With a target, `ids` and `padding_mask` are those of the source."""
+        """The output of the head, B×L×V for tokens. `ids` and `padding_mask` are those of the encoder, if any."""
         inputs = Inputs(ids, padding_mask=padding_mask, **more).to(self.device)  # type: ignore[arg-type]
         if not self.has_source:
-            if target is not None:
-                raise UsageError(f"a target was given, but this {self.spec.architecture} model reads no source")
+            if decoder_input_ids is not None:
+                raise UsageError(
+                    f"decoder_input_ids are for an encoder–decoder; this model is {self.spec.architecture}"
+                )
             return self.model(inputs)
-        if target is None:
-            raise UsageError(f"this {self.spec.architecture} model needs a source and a target")
-        return self.model(Inputs.of(target).to(self.device), inputs)
+        if decoder_input_ids is None:
+            raise UsageError(f"this {self.spec.architecture} model needs decoder_input_ids too")
+        return self.model(Inputs.of(decoder_input_ids).to(self.device), inputs)
 
     @torch.no_grad()
     def hidden(
-        self, ids: Tensor, target: Tensor | None = None, padding_mask: Tensor | None = None, **more: Tensor
+        self, ids: Tensor, decoder_input_ids: Tensor | None = None, padding_mask: Tensor | None = None, **more: Tensor
     ) -> list[Tensor]:
         """The embeddings and the output of every layer (the last after the final norm), first of the encoder."""
         if not isinstance(self.model, Transformer):
@@ -141,7 +143,7 @@ class Checkpoint:
                 f"hidden states are available for transformers; this model is {self.spec.architecture}"
             )
         with record_hidden_states(self.model) as states:
-            self.logits(ids, target, padding_mask, **more)
+            self.logits(ids, decoder_input_ids, padding_mask, **more)
         return states
 
     @torch.no_grad()

@@ -198,8 +198,8 @@ class TrainingProgress(Progress):
     def show_initialized(self, event: Initialized) -> None:
         self.line(f"loaded {event.loaded} weights from the checkpoint")
         for text, names in (
-            ("initialized, not in the checkpoint", event.new),
-            ("in the checkpoint, not used", event.unused),
+            ("initialized, not in the checkpoint", event.missing_keys),
+            ("in the checkpoint, not used", event.unexpected_keys),
         ):
             if names:
                 more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""

@@ -92,7 +92,7 @@ class CausalSpec(PackableTask, kind="causal"):
             inputs = pad_rows([ids[:-1] for ids in rows], special_tokens.pad).to(checkpoint.device)
             targets = pad_targets([ids[1:] for ids in rows]).to(checkpoint.device)
             mask = targets != IGNORE_INDEX
-            total.add(cross_entropy(checkpoint.model(inputs, logits_mask=mask), targets[mask]))
+            total.add(cross_entropy(checkpoint.model(inputs, logits_to_keep=mask), targets[mask]))
         lengths = [(len(text), len(text.encode())) for (text,) in data.rows]
         sizes = total.count, sum(chars for chars, _ in lengths), sum(size for _, size in lengths)
         scores = {"model": metric.scores("likelihood", LogLikelihood(total.sum, *sizes))}

@@ -149,7 +149,7 @@ def cross_entropy(logits_NV: Tensor, targets: Tensor, smoothing: float = 0.0) ->
 def target_loss(model: Model, batch: Batch, smoothing: float = 0.0) -> Loss:
     """Returns the cross-entropy of a batch's targets, with label smoothing only in training."""
     mask = batch.targets != IGNORE_INDEX
-    logits = model(batch.inputs, batch.source, logits_mask=mask)
+    logits = model(batch.inputs, batch.source, logits_to_keep=mask)
     return cross_entropy(logits, batch.targets[mask], smoothing if model.training else 0.0)
 
 

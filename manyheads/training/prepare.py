@@ -155,11 +155,11 @@ def fill_sizes(spec: ModelSpec, *, vocab_size: int, num_labels: int) -> ModelSpe
 
 def label_order(labels: tuple[str, ...], initial: Checkpoint | None) -> tuple[str, ...]:
     """Returns the classes, in the order of the checkpoint if it has the same ones."""
-    names = class_labels(initial) if initial else ()
+    names = given_class_names(initial) if initial else ()
     return names if sorted(names) == sorted(labels) else labels
 
 
-def class_labels(checkpoint: Checkpoint) -> tuple[str, ...]:
+def given_class_names(checkpoint: Checkpoint) -> tuple[str, ...]:
     """Returns the names of a checkpoint's classes, or () if they are only numbered."""
     names = tuple(checkpoint.id2label[i] for i in sorted(checkpoint.id2label))
     return () if all(re.fullmatch(r"LABEL_\d+", name) for name in names) else names
@@ -325,7 +325,7 @@ def initial_model(run: PreparedRun, device: torch.device | str = "cpu") -> tuple
     if run.init_checkpoint:
         event = copy_weights(model, run.init_checkpoint, run.labels)
         if spec.lora:
-            add_lora(model, spec.lora, seed=spec.seed, new=event.new)
+            add_lora(model, spec.lora, seed=spec.seed, new=event.missing_keys)
             event = replace(event, notes=tuple(filter(None, [adapter_names(model, run.family)[1]])))
         events.append(event)
     freeze(model, spec.freeze or ())
@@ -351,7 +351,7 @@ def copy_weights(model: nn.Module, checkpoint: Checkpoint, labels: Sequence[str]
     """
     ours, theirs = model.state_dict(), checkpoint.model.state_dict()
     same = {name for name in ours if name in theirs and ours[name].shape == theirs[name].shape}
-    if labels and (names := class_labels(checkpoint)) and sorted(names) != sorted(labels):
+    if labels and (names := given_class_names(checkpoint)) and sorted(names) != sorted(labels):
         same -= {name for name in same if name.startswith("head.output.")}
     for name in sorted(set(ours) & set(theirs) - same):
         if not name.startswith("head."):
@@ -367,8 +367,8 @@ def copy_weights(model: nn.Module, checkpoint: Checkpoint, labels: Sequence[str]
     return Initialized(
         step=0,
         loaded=len(same),
-        new=tuple(name for name in ours if name not in same),
-        unused=(*(name for name in theirs if name not in same), *checkpoint.metadata.weights.unused),
+        missing_keys=tuple(name for name in ours if name not in same),
+        unexpected_keys=(*(name for name in theirs if name not in same), *checkpoint.metadata.weights.unused),
     )
 
 

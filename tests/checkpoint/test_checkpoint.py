@@ -176,7 +176,7 @@ def test_wrong_inputs_have_a_code(tmp_path):
         for value in values:
             with raises("generate.config", name):
                 ours.generate([1], **{name: value})
-    with raises("usage.argument", "target"):
+    with raises("usage.argument", "decoder_input_ids"):
         ours.logits(torch.tensor([[1]]), torch.tensor([[1]]))
     for path in (None, "", 3, b"x", []):
         with raises("usage.argument", repr(path)):

@@ -699,7 +699,7 @@ def test_logits_mask_gives_the_logits_where_it_is_true(shape):
     inputs = (tokens(), tokens()) if shape in ("pair", "recurrent") else (tokens(),)
     out = model(*inputs)
     mask = torch.arange(out.shape[:-1].numel()).view(out.shape[:-1]) % 2 == 1
-    equal(model(*inputs, logits_mask=mask), out[mask])
+    equal(model(*inputs, logits_to_keep=mask), out[mask])
 
 
 @torch.no_grad()
