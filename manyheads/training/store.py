@@ -26,7 +26,7 @@ from manyheads.errors import (
     WeightsError,
 )
 from manyheads.files.manifest import MANIFEST, OPTIMIZER, TRAINER, verify_manifest
-from manyheads.files.read import read_json_or_empty, sha256
+from manyheads.files.read import MAX_CONFIG_BYTES, read_bytes, read_json, read_json_or_empty, sha256
 from manyheads.files.write import free_bytes, fsync_path, write_atomic
 from manyheads.model.build import Model, build_meta
 from manyheads.spec import Tree, quoted, to_tree
@@ -227,11 +227,16 @@ def checkpoints(folder: Path) -> list[Path]:
 
 def read_pointer(folder: Path, name: str) -> Path | None:
     """Returns the checkpoint that `latest` or `best` names, or None if it does not exist."""
-    try:
-        target = (folder / name).read_text(encoding="utf-8", errors="replace")[:100]
-    except OSError:
-        return None
+    target = pointer_target(folder / name)
     return folder / target if NAME.fullmatch(target) and (folder / target).is_dir() else None
+
+
+def pointer_target(pointer: Path) -> str:
+    """Returns the text of a pointer, or nothing if it cannot be read or is too long for the name of a checkpoint."""
+    try:
+        return read_bytes(pointer, 100).decode(errors="replace")
+    except (OSError, CorruptFileError):
+        return ""
 
 
 def newest_valid(folder: Path) -> tuple[Path | None, list[str]]:
@@ -242,8 +247,7 @@ def newest_valid(folder: Path) -> tuple[Path | None, list[str]]:
     remove_leftovers(folder)
     latest, warnings = folder / "latest", list[str]()
     if latest.exists() and not read_pointer(folder, "latest"):
-        target = latest.read_text(encoding="utf-8", errors="replace")[:100]
-        warnings.append(f"{latest} names {quoted(target)}, which does not exist")
+        warnings.append(f"{latest} names {quoted(pointer_target(latest))}, which does not exist")
     for path in checkpoints(folder):
         fault = verify_manifest(path)
         if fault is None:
@@ -369,7 +373,7 @@ def restore(checkpoint: Path, model: Model, optimizer: torch.optim.Optimizer, *,
     for name, value in load_file(checkpoint / OPTIMIZER).items():
         parameter, key = parameters[name.rpartition("/")[0]], name.rpartition("/")[2]
         optimizer.state[parameter][key] = value.to(parameter.device)
-    return TrainState.from_tree(json.loads((checkpoint / TRAINER).read_text(encoding="utf-8")))
+    return TrainState.from_tree(read_json(checkpoint / TRAINER, MAX_CONFIG_BYTES))
 
 
 def repair_best(folder: Path, state: TrainState, best: BestSpec | None) -> str | None:
