@@ -6,7 +6,7 @@ from functools import reduce
 from pathlib import Path
 
 from manyheads.files.read import MAX_CONFIG_BYTES, read_json, safe_join, sha256
-from manyheads.spec import quoted
+from manyheads.spec import shortened
 
 TRAINER, MANIFEST, OPTIMIZER = "trainer.json", "manifest.json", "optimizer.safetensors"
 REQUIRED = {"model.safetensors", OPTIMIZER, TRAINER}
@@ -24,7 +24,7 @@ def verify_manifest(checkpoint: Path, *, optimizer: bool = True) -> str | None:
             if name == OPTIMIZER and not optimizer:
                 continue
             if not path.is_file() or path.stat().st_size != entry["bytes"]:
-                return f"{checkpoint} should have a file {quoted(name)} of {quoted(entry['bytes'])} bytes"
+                return f"{shortened(str(path), 500)} should have {entry['bytes']:,} bytes"
             if sha256(path) != entry["sha256"]:
                 return f"{path} is not the file that was saved"
     except (OSError, ValueError, KeyError, TypeError, AttributeError):  # ValueError: not JSON, or an unsafe name
