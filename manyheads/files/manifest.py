@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import reduce
 from pathlib import Path
 
+from manyheads.errors import UnsafeFileError
 from manyheads.files.read import MAX_CONFIG_BYTES, read_json, safe_join, sha256
 from manyheads.spec import shortened
 
@@ -27,6 +28,8 @@ def verify_manifest(checkpoint: Path, *, optimizer: bool = True) -> str | None:
                 return f"{shortened(str(path), 500)} should have {entry['bytes']:,} bytes"
             if sha256(path) != entry["sha256"]:
                 return f"{path} is not the file that was saved"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # ValueError: not JSON, or an unsafe name
+    except UnsafeFileError as error:
+        return str(error)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return f"{manifest} is missing or broken"
     return None
