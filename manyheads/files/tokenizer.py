@@ -42,8 +42,9 @@ def parse_tokenizer(data: bytes, path: object, kind: type[ManyheadsError] = Toke
     from tokenizers import Tokenizer
 
     with explain_tokenizer_errors(f"{path} is not a tokenizer that can be read", kind):
+        tokenizer = Tokenizer.from_buffer(data)
         check_sizes(json.loads(data, object_pairs_hook=no_duplicate_keys))
-        return Tokenizer.from_buffer(data)
+        return tokenizer
 
 
 def check_sizes(tree: Any) -> None:
