@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from manyheads.convert.fairseq.model import CHECKPOINT, read_fairseq
 from manyheads.convert.gguf.model import chat_template, read_gguf
-from manyheads.convert.hf import CheckpointMetadata, read_folder, read_tokenizer, read_tokenizer_config
+from manyheads.convert.hf import CheckpointMetadata, name_in_errors, read_folder, read_tokenizer, read_tokenizer_config
 from manyheads.convert.hub import download, is_name
 from manyheads.convert.pooling import Pooling, read_pooling
 from manyheads.errors import (
@@ -31,7 +31,8 @@ from manyheads.errors import (
     UsageError,
 )
 from manyheads.files.manifest import TRAINER, verify_manifest
-from manyheads.files.read import explain_read_errors, safe_join
+from manyheads.files.read import explain_read_errors, read_bytes, safe_join
+from manyheads.files.tokenizer import decode_ids, encode_texts, explain_tokenizer_errors
 from manyheads.generate.decoding import GenerationConfig, generation_config, read_generation_config
 from manyheads.model.build import DTYPES, Model, check_device
 from manyheads.model.record import record_hidden_states
@@ -185,7 +186,7 @@ class Checkpoint:
         if self.tokenizer is None:
             raise CheckpointTokenizerError("this checkpoint has no tokenizer; give token ids")
         check_texts(texts)
-        encodings: list[Any] = self.tokenizer.encode_batch(list(texts))
+        encodings = encode_texts(self.tokenizer, texts, CheckpointTokenizerError)
         for index, encoding in enumerate(encodings):
             self.check_length(len(encoding.ids), index)
         return encodings
@@ -193,16 +194,18 @@ class Checkpoint:
     def encode_with_special(self, texts: Sequence[str], names: Sequence[str]) -> list[list[int]]:
         """The ids of texts in which these special tokens are recognised, even if the tokenizer reads them as text."""
         check_texts(texts)
-        special = self._special_tokenizer
-        tokens = {name: special.encode(name, add_special_tokens=False) for name in names}
+        encode = partial(encode_texts, kind=CheckpointTokenizerError, add_special_tokens=False)
+        tokens = dict(zip(names, encode(self._special_tokenizer, names), strict=True))
         between = re.compile(f"({'|'.join(map(re.escape, names))})")
         rows = []
         for index, text in enumerate(texts):
-            pieces = [
-                tokens[piece] if piece in tokens else self.tokenizer.encode(piece, add_special_tokens=False)
-                for piece in between.split(text)
+            pieces = between.split(text)
+            encodings = [
+                tokens.get(piece, encoding)
+                for piece, encoding in zip(pieces, encode(self.tokenizer, pieces), strict=True)
             ]
-            rows.append(self.tokenizer.post_process(type(pieces[0]).merge(pieces)).ids)
+            with explain_tokenizer_errors("the tokenizer failed", CheckpointTokenizerError):
+                rows.append(self.tokenizer.post_process(type(encodings[0]).merge(encodings)).ids)
             self.check_length(len(rows[-1]), index)
         return rows
 
@@ -222,7 +225,7 @@ class Checkpoint:
 
     def decode(self, ids: Sequence[int]) -> Any:
         """The text of ids; without a tokenizer, the ids."""
-        return list(ids) if self.tokenizer is None else self.tokenizer.decode(list(ids))
+        return list(ids) if self.tokenizer is None else decode_ids(self.tokenizer, ids, CheckpointTokenizerError)
 
     def check_length(self, count: int, index: int = 0) -> None:
         if not count:
@@ -254,7 +257,7 @@ class Checkpoint:
         if isinstance(text, Sequence) and text and all(isinstance(one, str) for one in text):
             rows = [encoding.ids for encoding in self.encode(text)]  # type: ignore[arg-type]
             outputs = dict(self.generate_ids(rows, config))
-            return [self.tokenizer.decode(outputs[i]) for i in range(len(text))]
+            return [self.decode(outputs[i]) for i in range(len(text))]
         ((_, ids),) = self.generate_ids([checked_ids(text)], config)  # type: ignore[arg-type]
         return ids
 
@@ -364,6 +367,8 @@ def load(
         if verify and (fault := manifest_fault(path)):
             raise HashMismatchError(f"{fault}; this checkpoint differs from the one that its run saved")
         checkpoint = read_checkpoint_at(path, dtype=dtype, allow_nonfinite=allow_nonfinite, copy=copy)
+        with name_in_errors(path):  # checked here, because they are read only where they are used
+            _ = checkpoint.generation_config, checkpoint.chat_template
     checkpoint.model.to(device)
     return checkpoint
 
@@ -384,7 +389,7 @@ def read_checkpoint_at(path: Path, *, dtype: torch.dtype | None, allow_nonfinite
     if path.suffix == ".gguf" and not path.is_dir():
         model, metadata, tokenizer = read_gguf(path, dtype=dtype, allow_nonfinite=allow_nonfinite)
         return Checkpoint(model, tokenizer, metadata)
-    if (path.suffix == ".pt" and not path.is_dir()) or path.joinpath(*CHECKPOINT).is_file():
+    if (path.suffix == ".pt" and not path.is_dir()) or os.path.lexists(path.joinpath(*CHECKPOINT)):
         model, metadata, tokenizer = read_fairseq(path, dtype=dtype, allow_nonfinite=allow_nonfinite)
         return Checkpoint(model, tokenizer, metadata)
     from_run = (path / TRAINER).is_file()
@@ -404,9 +409,8 @@ def checkpoint_dir(folder: Path) -> Path:
     """The best checkpoint of a run, or its latest if none was selected; other paths are returned unchanged."""
     checkpoints = folder / "checkpoints"
     for pointer in (checkpoints / "best", checkpoints / "latest"):
-        if pointer.is_file():
-            with pointer.open(encoding="utf-8", errors="replace") as file:
-                return safe_join(checkpoints, file.read(100))
+        if os.path.lexists(pointer) and not pointer.is_dir():
+            return safe_join(checkpoints, read_bytes(pointer, 100).decode(errors="replace"))
     if (folder / "run.toml").is_file() and checkpoints.is_dir():
         raise CheckpointNotFoundError(f"the run {folder} has saved no checkpoint yet")
     return folder

@@ -28,13 +28,13 @@ from manyheads.errors import (
     CheckpointNotFoundError,
     CheckpointTokenizerError,
     ConfigError,
-    CorruptFileError,
     NonFiniteError,
     UnknownArchitectureError,
     WeightsError,
 )
-from manyheads.files.read import MAX_CONFIG_BYTES, MAX_TOKENIZER_BYTES, read_bytes, read_json, safe_join
+from manyheads.files.read import MAX_CONFIG_BYTES, parse_json, read_bytes, read_json, safe_join
 from manyheads.files.tensors import SafetensorsFolder, TensorStore
+from manyheads.files.tokenizer import MAX_TOKENIZER_BYTES, parse_tokenizer
 from manyheads.files.write import atomic_output
 from manyheads.model.build import DTYPES, Model, build_meta, init_buffers
 from manyheads.model.spec import ModelSpec, read_model
@@ -47,6 +47,7 @@ EXTRA_FILES = (
     "generation_config.json", "chat_template.jinja", "preprocessor_config.json", "modules.json",
     "sentence_bert_config.json", "config_sentence_transformers.json",
 )  # fmt: skip
+MAX_EXTRA_BYTES = {"generation_config.json": MAX_CONFIG_BYTES, "modules.json": MAX_CONFIG_BYTES}  # others are larger
 MODULE_FOLDER = re.compile(r"[0-9]_[A-Za-z]+")  # a module of sentence-transformers, such as 1_Pooling
 
 
@@ -256,8 +257,10 @@ def read_extra_files(folder: Path) -> dict[str, bytes]:
     modules = sorted(path.name for path in folder.iterdir() if MODULE_FOLDER.fullmatch(path.name) and path.is_dir())
     paths = [safe_join(folder, name) for name in EXTRA_FILES]
     paths += [safe_join(safe_join(folder, name), "config.json") for name in modules]
-    return {
-        path.relative_to(folder).as_posix(): read_bytes(path, MAX_TOKENIZER_BYTES) for path in paths if path.exists()
+    return {  # a link to nothing is an error, not a missing file
+        path.relative_to(folder).as_posix(): read_bytes(path, MAX_EXTRA_BYTES.get(path.name, MAX_TOKENIZER_BYTES))
+        for path in paths
+        if os.path.lexists(path)
     }
 
 
@@ -270,12 +273,7 @@ def read_tokenizer(folder: Path, extra_files: Mapping[str, bytes], *, keep_trunc
     data = extra_files.get("tokenizer.json")
     if data is None:
         return None
-    from tokenizers import Tokenizer
-
-    from manyheads.files.read import explain_tokenizer_errors
-
-    with explain_tokenizer_errors(f"{folder / 'tokenizer.json'} cannot be read", CheckpointTokenizerError):
-        tokenizer = Tokenizer.from_buffer(data)
+    tokenizer = parse_tokenizer(data, folder / "tokenizer.json", CheckpointTokenizerError)
     tokenizer.no_padding()
     if not keep_truncation:
         tokenizer.no_truncation()
@@ -286,13 +284,8 @@ def read_tokenizer(folder: Path, extra_files: Mapping[str, bytes], *, keep_trunc
 
 def read_tokenizer_config(extra_files: Mapping[str, bytes]) -> Tree:
     """Reads tokenizer_config.json. The result is empty if the file is missing."""
-    try:
-        config = json.loads(extra_files.get("tokenizer_config.json", b"{}"))
-    except (ValueError, RecursionError) as error:
-        raise CorruptFileError(f"tokenizer_config.json is not valid JSON: {error}") from None
-    if not isinstance(config, dict):
-        raise CorruptFileError(f"tokenizer_config.json holds {quoted(config)}, expected a table")
-    return config
+    name = "tokenizer_config.json"
+    return parse_json(extra_files.get(name, b"{}"), Path(name))
 
 
 # ------------------------------------------------------------------------------------------------------------- writing

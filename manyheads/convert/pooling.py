@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from manyheads.errors import CheckpointConfigError, CheckpointError
-from manyheads.files.read import MAX_CONFIG_BYTES, parse_json
+from manyheads.files.read import parse_json, parse_json_value
 from manyheads.parts.head import PoolSpec
 from manyheads.spec import quoted
 
@@ -45,10 +44,10 @@ def read_pooling(extra_files: Mapping[str, bytes]) -> Pooling:
 def parse_modules(extra_files: Mapping[str, bytes]) -> Pooling:
     """Reads modules.json, which lists Transformer, Pooling and Normalize in this order; the last two are optional."""
     try:
-        modules = json.loads(extra_files["modules.json"][:MAX_CONFIG_BYTES])
+        modules = parse_json_value(extra_files["modules.json"], Path("modules.json"))
         names = [module["type"].rpartition(".")[2] for module in modules]
         paths = [str(module.get("path", "")) for module in modules]
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (ValueError, TypeError, KeyError, AttributeError):
         raise CheckpointConfigError("modules.json is not a list of modules, each with a type and a path") from None
     if not names or names != MODULES[: len(names)]:
         raise CheckpointConfigError(
@@ -60,8 +59,9 @@ def parse_modules(extra_files: Mapping[str, bytes]) -> Pooling:
     config = parse_json(extra_files[path], Path(path)) if path else {}
     modes = {key: value for key, value in config.items() if key.startswith("pooling_mode")}
     if unknown := [key for key, value in modes.items() if key == "pooling_mode" or type(value) is not bool]:
-        raise CheckpointConfigError(f"{path}: {unknown[0]} is {quoted(modes[unknown[0]])}, expected true or false")
+        mode = quoted(unknown[0])
+        raise CheckpointConfigError(f"{path}: {mode} is {quoted(modes[unknown[0]])}, expected true or false")
     active = [key for key, value in modes.items() if value]
     if len(active) > 1 or any(key not in MODES for key in active):
-        raise CheckpointConfigError(f"{path} has {', '.join(active)}, expected one of {', '.join(MODES)}")
+        raise CheckpointConfigError(f"{path} has {quoted(', '.join(active))}, expected one of {', '.join(MODES)}")
     return Pooling(MODES[active[0]] if active else "mean", "Normalize" in names)

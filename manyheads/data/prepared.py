@@ -17,6 +17,7 @@ from manyheads.data.source import Corpus, DataSpec, LazyRows, Row
 from manyheads.data.tokenizer import TokenizerFileSpec, TokenizerSpec, special_tokens_as_text, without_processing
 from manyheads.errors import ColumnError, CorruptFileError, LabelError, PreparedDataError
 from manyheads.files.read import read_json, sha256
+from manyheads.files.tokenizer import decode_ids, encode_texts
 from manyheads.files.write import atomic_output, fsync_path
 from manyheads.spec import Tree, field, quoted, to_tree
 
@@ -61,7 +62,7 @@ def encode_rows(
                 columns.append([np.array(names, np.str_) for names in column])
             else:
                 assert tokenizer is not None
-                encodings = tokenizer.encode_batch_fast(list(column), add_special_tokens=False)
+                encodings = encode_texts(tokenizer, column, add_special_tokens=False, offsets=False)
                 columns.append([np.array(encoding.ids, np.int64) for encoding in encodings])
         yield from map(list, zip(*columns, strict=True))
     progress(len(rows), len(rows))
@@ -326,6 +327,6 @@ def tokenizer_for(folder: Path, spec: TokenizerSpec) -> TokenizerSpec:
 
 def decode_row(rows: MappedRows, tokenizer: Tokenizer, index: int) -> Row:
     return tuple(
-        rows.labels[int(ids[0])] if name == "label" else tokenizer.decode(ids.tolist())
+        rows.labels[int(ids[0])] if name == "label" else decode_ids(tokenizer, ids.tolist())
         for name, ids in zip(rows.fields, rows[index], strict=True)
     )

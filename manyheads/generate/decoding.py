@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from manyheads.errors import CheckpointConfigError, ConfigError, GenerationConfigError, UnsupportedError
+from manyheads.files.read import parse_json
 from manyheads.model.build import Model
 from manyheads.parts.head import token_at
 from manyheads.parts.inputs import Inputs, tokens_first
 from manyheads.spec import MAX_COUNT, Part, Tree, did_you_mean, quoted
+
+MAX_IDS, MAX_BAD_IDS = 1 << 10, 1 << 14  # token ids of one setting of a checkpoint, and of all its bad words
 
 # One generator per row, so that a row's samples do not depend on its neighbours.
 Generators = Sequence[torch.Generator]
@@ -77,7 +80,8 @@ class GenerationConfig:
 
     def without_eos(self, tokens: list[int]) -> list[int]:
         """The tokens before the first eos token."""
-        return tokens[: next((i for i, token in enumerate(tokens) if token in self.eos_token_id), len(tokens))]
+        eos = frozenset(self.eos_token_id)
+        return tokens[: next((i for i, token in enumerate(tokens) if token in eos), len(tokens))]
 
 
 def force_tokens(tokens: tuple[int, ...], logits_BV: Tensor) -> Tensor:
@@ -153,26 +157,33 @@ def choose_decoding(decoding: str | Tree | DecodingSpec) -> DecodingSpec:
 def read_generation_config(config: Mapping[str, Any], extra_files: Mapping[str, bytes]) -> GenerationConfig:
     """Settings from generation_config.json or, without one, from the checkpoint's config, as in transformers."""
     if (data := extra_files.get("generation_config.json")) is not None:
-        try:
-            config = dict(json.loads(data))
-        except (ValueError, TypeError, RecursionError):
-            raise CheckpointConfigError("generation_config.json cannot be read: expected a JSON object") from None
+        config = parse_json(data, Path("generation_config.json"))
     starts = (config.get(key) for key in ("decoder_start_token_id", "bos_token_id", "pad_token_id"))
-    eos = (*token_ids(config.get("eos_token_id")), *token_ids(config.get("eot_token_id")))
+    eos = tuple(dict.fromkeys((*token_ids(config, "eos_token_id"), *token_ids(config, "eot_token_id"))))
     words = config.get("bad_words_ids")
-    bad_words = [token_ids(word) for word in words if isinstance(word, list)] if isinstance(words, list) else []
+    if isinstance(words, list) and sum(len(word) if isinstance(word, list) else 1 for word in words) > MAX_BAD_IDS:
+        raise CheckpointConfigError(f"bad_words_ids has more than {MAX_BAD_IDS:,} token ids")
+    bad_words = [valid_ids(word) for word in words if isinstance(word, list)] if isinstance(words, list) else []
     return GenerationConfig(
         decoder_start_token_id=next((start for start in starts if type(start) is int), None),
         eos_token_id=eos,
-        forced_bos_token_id=token_ids(config.get("forced_bos_token_id")),
-        forced_eos_token_id=token_ids(config.get("forced_eos_token_id")),
-        bad_words_ids=tuple(word for word in bad_words if word and word not in [(end,) for end in eos]),
+        forced_bos_token_id=token_ids(config, "forced_bos_token_id"),
+        forced_eos_token_id=token_ids(config, "forced_eos_token_id"),
+        bad_words_ids=tuple(word for word in dict.fromkeys(bad_words) if word and word not in {(end,) for end in eos}),
     )
 
 
-def token_ids(value: Any) -> tuple[int, ...]:
-    """Converts one id or a list of ids to a tuple, and leaves out other values."""
+def token_ids(config: Mapping[str, Any], key: str) -> tuple[int, ...]:
+    """One id or a list of ids as a tuple."""
+    value = config.get(key)
     values = value if isinstance(value, list) else [value]
+    if len(values) > MAX_IDS:
+        raise CheckpointConfigError(f"{key} has {len(values):,} token ids, expected at most {MAX_IDS:,}")
+    return valid_ids(values)
+
+
+def valid_ids(values: Sequence[Any]) -> tuple[int, ...]:
+    """Leaves out values that are not token ids."""
     return tuple(token for token in values if type(token) is int and 0 <= token < 1 << 31)
 
 
@@ -213,7 +224,7 @@ def generate_token_by_token(
     choose: Callable[[Tensor, list[int]], Tensor],
 ) -> list[list[int]]:
     """Appends the token that `choose(logits_BV, rows)` returns for each row. Finished rows leave the batch."""
-    hypotheses, eos = Hypotheses(model, prompt, source, config.max_new_tokens), config.eos_token_id
+    hypotheses, eos = Hypotheses(model, prompt, source, config.max_new_tokens), frozenset(config.eos_token_id)
     active_rows = list(range(prompt.batch_size))
     output: list[list[int]] = [[] for _ in active_rows]
     for remaining in range(config.max_new_tokens, 0, -1):

@@ -17,6 +17,7 @@ from manyheads.data.source import Row
 from manyheads.data.tokenizer import SPECIAL_SPELLINGS
 from manyheads.errors import (
     CheckpointConfigError,
+    CheckpointTokenizerError,
     IncompatibleError,
     InputError,
     OutOfRangeError,
@@ -24,6 +25,7 @@ from manyheads.errors import (
     UnsupportedError,
     UsageError,
 )
+from manyheads.files.tokenizer import encode_texts
 from manyheads.metrics import metric
 from manyheads.metrics.baselines import Bigram, Unigram
 from manyheads.metrics.likelihood import LogLikelihood
@@ -404,7 +406,10 @@ class InfillSpec(MaskingTask, kind="infill"):
         if type(bos) is not int:
             raise CheckpointConfigError(f"bos_token_id is {quoted(bos)}, expected a token id")
         for index, text in enumerate(texts):
-            parts = [checkpoint.tokenizer.encode(part, add_special_tokens=False).ids for part in text.split(name)]
+            pieces = encode_texts(
+                checkpoint.tokenizer, text.split(name), CheckpointTokenizerError, add_special_tokens=False
+            )
+            parts = [piece.ids for piece in pieces]
             if len(parts) != 2:
                 raise InputError(f"the text has {len(parts) - 1} {name}, expected one: {quoted(text)}", index)
             rows.append([bos, *parts[0], mask, *parts[1], mask])

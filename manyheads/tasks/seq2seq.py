@@ -10,6 +10,8 @@ import torch
 
 from manyheads.checkpoint.checkpoint import Checkpoint
 from manyheads.data.order import sample_indices
+from manyheads.errors import CheckpointTokenizerError
+from manyheads.files.tokenizer import encode_texts
 from manyheads.generate.decoding import GenerationConfig
 from manyheads.metrics import metric
 from manyheads.metrics.baselines import lead
@@ -174,5 +176,5 @@ def max_target_tokens(evaluation: Evaluation) -> int:
     """Returns twice the length of the longest of some training targets, so that endless generation is noticed."""
     rows = evaluation.data.train_rows
     some = [rows[i][1] for i in sample_indices(len(rows), 1000).tolist()]
-    encodings = evaluation.checkpoint.tokenizer.encode_batch(some) if some else []
+    encodings = encode_texts(evaluation.checkpoint.tokenizer, some, CheckpointTokenizerError)
     return 8 + 2 * max(len(one.ids) for one in encodings) if some else 256

@@ -441,7 +441,7 @@ def token_text(checkpoint: Checkpoint, token: int) -> str:
     """Decodes one token as text."""
     if checkpoint.tokenizer is None:
         return str(token)
-    text = checkpoint.tokenizer.decode([token]).strip()
+    text = str(checkpoint.decode([token])).strip()
     return text or str(checkpoint.tokenizer.id_to_token(token))  # decoding drops special tokens
 
 

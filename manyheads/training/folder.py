@@ -27,7 +27,7 @@ from pydantic_core import to_jsonable_python
 
 from manyheads.data.prepared import MappedRows, TokenRows, TruncatedRows, fingerprint, read_index
 from manyheads.errors import MissingExtraError, RunChangedError, RunError, RunLockedError, UsageError
-from manyheads.files.read import read_json_or_empty, read_toml
+from manyheads.files.read import open_regular, read_json_or_empty, read_toml
 from manyheads.files.write import append_atomic, explain_write_errors, write_atomic
 from manyheads.spec import Tree, did_you_mean, quoted, to_toml, to_tree
 from manyheads.training.events import Change, Event
@@ -44,6 +44,7 @@ DATA_FIELDS = (
     "tokenizer.hash",
 )  # fields of data.json
 ROWS_PER_HASH_CALL = 4096  # one call per row would take longer than hashing its ids
+MAX_EVENT_BYTES = 1 << 24  # a longer line of metrics.jsonl is read in pieces, which are no events
 NEW_OUTPUT = "use another --output"
 
 
@@ -79,7 +80,7 @@ def lock_folder(folder: Path) -> Iterator[Callable[[], None]]:
         with exclusive(folder):
             check_unlocked(folder)
             try:
-                path.write_text(json.dumps(own), encoding="utf-8")
+                write_atomic(path, json.dumps(own))
             except OSError:
                 path.unlink(missing_ok=True)
                 raise
@@ -341,11 +342,14 @@ class Log:
 
 def read_events(path: Path) -> Iterator[Tree]:
     """Yields the events of metrics.jsonl, without a line that a crash left incomplete."""
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
-        with suppress(ValueError):
-            event = json.loads(line)
-            if isinstance(event, dict) and "event" in event and type(event.get("step")) is int:
-                yield event
+    if not path.exists():
+        return
+    with open_regular(path) as file:
+        while line := file.readline(MAX_EVENT_BYTES):
+            with suppress(ValueError, RecursionError):
+                event = json.loads(line)
+                if isinstance(event, dict) and "event" in event and type(event.get("step")) is int:
+                    yield event
 
 
 class TensorBoardWriter:

@@ -18,7 +18,8 @@ from manyheads.data.attention_targets import AttentionTargets
 from manyheads.data.prepared import InMemoryRows, MappedRows, TokenRows, TruncatedRows, tokenizer_for
 from manyheads.data.source import NON_TEXT_FIELDS, Corpus
 from manyheads.data.tokenizer import TokenizerSpec, special_ids
-from manyheads.errors import IncompatibleError, OutOfRangeError, TokenizerError
+from manyheads.errors import CheckpointTokenizerError, IncompatibleError, OutOfRangeError, TokenizerError
+from manyheads.files.tokenizer import encode_texts
 from manyheads.model.build import Model, build
 from manyheads.model.spec import ModelSpec, StackSpec, read_model
 from manyheads.model.transformer import Transformer
@@ -240,8 +241,9 @@ def check_equal(theirs: Any, ours: Any, texts: Sequence[str]) -> None:
                 f"the vocabulary differs at id {i}: {one} in the checkpoint, {other} in [tokenizer]; leave it out",
                 ("tokenizer",),
             )
-    for text in texts:
-        if theirs.encode(text, add_special_tokens=False).ids != ours.encode(text, add_special_tokens=False).ids:
+    both = (encode_texts(tokenizer, texts, add_special_tokens=False) for tokenizer in (theirs, ours))
+    for text, one, other in zip(texts, *both, strict=True):
+        if one.ids != other.ids:
             raise IncompatibleError(
                 f"{quoted(text)} is split differently by the checkpoint's tokenizer; leave [tokenizer] out",
                 ("tokenizer",),
@@ -306,8 +308,7 @@ def trained_here(checkpoint: Checkpoint) -> bool:
 
 def added_special_tokens(tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Returns the ids that a tokenizer adds before and after every text."""
-    for text in ("a", *sorted(tokenizer.get_vocab())[:100]):
-        encoding = tokenizer.encode(text)
+    for encoding in encode_texts(tokenizer, ("a", *sorted(tokenizer.get_vocab())[:100]), CheckpointTokenizerError):
         mask = encoding.special_tokens_mask
         if 0 in mask:
             first, last = mask.index(0), mask[::-1].index(0)

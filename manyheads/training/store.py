@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
+from pydantic import NonNegativeInt, TypeAdapter, ValidationError
 from torch import Tensor
 
 from manyheads.convert.hf import CheckpointMetadata, check_finite, fill_folder, native_metadata, save_tensors
@@ -26,10 +26,11 @@ from manyheads.errors import (
     WeightsError,
 )
 from manyheads.files.manifest import MANIFEST, OPTIMIZER, TRAINER, verify_manifest
-from manyheads.files.read import read_json_or_empty, sha256
+from manyheads.files.read import MAX_CONFIG_BYTES, read_bytes, read_json, read_json_or_empty, sha256
+from manyheads.files.tensors import SafetensorsFile
 from manyheads.files.write import free_bytes, fsync_path, write_atomic
 from manyheads.model.build import Model, build_meta
-from manyheads.spec import Tree, quoted, to_tree
+from manyheads.spec import Tree, quoted, shortened, to_tree
 from manyheads.training.lora import TRAINED, adapter_names, merge_lora, trained_tensors, write_adapter
 from manyheads.training.optim import ema_weights
 from manyheads.training.prepare import PreparedRun
@@ -49,18 +50,18 @@ class TrainState:
     The order of rows, dropout and masking are functions of this state and the seed, so no random state needs saving.
     """
 
-    step: int = 0
-    epoch: int = 0
-    batch: int = 0  # index of the next batch in the epoch
-    rows: int = 0
-    tokens: int = 0
-    skipped: int = 0  # steps in a row whose loss or gradients were NaN or infinite
-    evaluated_step: int = 0
+    step: NonNegativeInt = 0
+    epoch: NonNegativeInt = 0
+    batch: NonNegativeInt = 0  # index of the next batch in the epoch
+    rows: NonNegativeInt = 0
+    tokens: NonNegativeInt = 0
+    skipped: NonNegativeInt = 0  # steps in a row whose loss or gradients were NaN or infinite
+    evaluated_step: NonNegativeInt = 0
     metrics: dict[str, float | None] = field(default_factory=dict)  # of that evaluation; None for NaN or infinity
     metric: str = ""  # name of the metric by which evaluations are compared
     best: float | None = None
-    best_step: int = 0
-    evaluations_since_best: int = 0
+    best_step: NonNegativeInt = 0
+    evaluations_since_best: NonNegativeInt = 0
     init_hash: str = ""  # hash of the checkpoint that the weights were initialized from
 
     def add_evaluation(self, metrics: dict[str, float], best: BestSpec | None) -> bool:
@@ -102,7 +103,11 @@ class TrainState:
         if tree.get("schema") != SCHEMA or unknown:
             what = f"an unknown field {quoted(unknown[0])}" if unknown else f"schema {quoted(tree.get('schema'))}"
             raise CheckpointConfigError(f"{TRAINER} has {what}; this version reads schema {SCHEMA}")
-        return cls(**values)
+        try:
+            return TypeAdapter(cls).validate_json(json.dumps(values), strict=True)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise CheckpointConfigError(f"{TRAINER} has a wrong {first['loc'][0]}: {quoted(first['input'])}") from None
 
 
 # ------------------------------------------------------------------------------------------------------------- saving
@@ -227,11 +232,16 @@ def checkpoints(folder: Path) -> list[Path]:
 
 def read_pointer(folder: Path, name: str) -> Path | None:
     """Returns the checkpoint that `latest` or `best` names, or None if it does not exist."""
-    try:
-        target = (folder / name).read_text(encoding="utf-8", errors="replace")[:100]
-    except OSError:
-        return None
+    target = pointer_target(folder / name)
     return folder / target if NAME.fullmatch(target) and (folder / target).is_dir() else None
+
+
+def pointer_target(pointer: Path) -> str:
+    """Returns the text of a pointer, or nothing if it cannot be read or is too long for the name of a checkpoint."""
+    try:
+        return read_bytes(pointer, 100).decode(errors="replace")
+    except (OSError, CorruptFileError):
+        return ""
 
 
 def newest_valid(folder: Path) -> tuple[Path | None, list[str]]:
@@ -242,8 +252,7 @@ def newest_valid(folder: Path) -> tuple[Path | None, list[str]]:
     remove_leftovers(folder)
     latest, warnings = folder / "latest", list[str]()
     if latest.exists() and not read_pointer(folder, "latest"):
-        target = latest.read_text(encoding="utf-8", errors="replace")[:100]
-        warnings.append(f"{latest} names {quoted(target)}, which does not exist")
+        warnings.append(f"{latest} names {quoted(pointer_target(latest))}, which does not exist")
     for path in checkpoints(folder):
         fault = verify_manifest(path)
         if fault is None:
@@ -358,18 +367,22 @@ def checkpoint_writer(
 def restore(checkpoint: Path, model: Model, optimizer: torch.optim.Optimizer, *, lora: bool = False) -> TrainState:
     """Loads weights and optimizer state in place, and returns the training state."""
     state, parameters = trained_tensors(model) if lora else model.state_dict(), dict(model.named_parameters())
-    weights = load_file(checkpoint / (TRAINED if lora else "model.safetensors"))
+    weights = dict(SafetensorsFile(checkpoint / (TRAINED if lora else "model.safetensors"), copy=True))
     if unmatched := sorted(weights.keys() ^ state.keys()):
-        raise WeightsError(f"{checkpoint} does not match this model: {unmatched[0]} is in only one of them")
+        name = shortened(unmatched[0])
+        raise WeightsError(f"{checkpoint} does not match this model: {name} is in only one of them")
     for name, tensor in state.items():
         if weights[name].shape != tensor.shape:
             shapes = (" × ".join(map(str, one.shape)) for one in (weights[name], tensor))
             raise WeightsError(f"{checkpoint} does not match this model: {name} has shape {', not '.join(shapes)}")
     model.load_state_dict(weights, strict=False)
-    for name, value in load_file(checkpoint / OPTIMIZER).items():
-        parameter, key = parameters[name.rpartition("/")[0]], name.rpartition("/")[2]
+    for name, value in SafetensorsFile(checkpoint / OPTIMIZER, copy=True).items():
+        owner, _, key = name.rpartition("/")
+        parameter = parameters.get(owner)
+        if parameter is None or not value.is_floating_point() or value.numel() > parameter.numel():
+            raise WeightsError(f"{checkpoint / OPTIMIZER} does not match this model: {quoted(name)}")
         optimizer.state[parameter][key] = value.to(parameter.device)
-    return TrainState.from_tree(json.loads((checkpoint / TRAINER).read_text(encoding="utf-8")))
+    return TrainState.from_tree(read_json(checkpoint / TRAINER, MAX_CONFIG_BYTES))
 
 
 def repair_best(folder: Path, state: TrainState, best: BestSpec | None) -> str | None:

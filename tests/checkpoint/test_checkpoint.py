@@ -206,7 +206,7 @@ def test_an_end_token_outside_the_vocabulary_never_comes_and_such_a_start_token_
 
 def test_a_mask_token_that_is_not_a_text_is_not_used(tmp_path):
     folder = folder_of("bert", tmp_path / "bert")
-    for config in ('{"mask_token": "\\ud800"}', '{"mask_token": {"content": 3}}'):
+    for config in ('{"mask_token": "\\u0000"}', '{"mask_token": {"content": 3}}'):
         (folder / "tokenizer_config.json").write_text(config)
         assert len(manyheads.predict(manyheads.load(folder), "word0 [MASK]")["filled"]) == 1
 

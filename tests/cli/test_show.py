@@ -149,7 +149,7 @@ def test_without_a_target_the_presets_are_listed():
         (["llama-7b", "--length", "16777216", "--batch", "16777216"], "config.out-of-range", ""),
         (["rnnsearch", "--length", "100000"], "usage.argument", "100000"),
         (["missing.toml"], "config.file", "missing.toml"),
-        (["/dev/zero"], "config.file", "1,048,576"),
+        (["/dev/zero"], "config.file", "/dev/zero"),
         (["gpt2", "--parts", "missing.py"], "usage.parts-file", "missing.py"),
         (["gpt2", "--source-length", "9"], "usage.argument", "gpt2"),
         (["gpt2", "--toml"], "usage.argument", "--toml"),
