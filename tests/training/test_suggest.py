@@ -251,9 +251,17 @@ def test_a_long_text_is_split_into_rows(tmp_path):
     text, _ = suggest("causal", path)
     assert tomllib.loads(text)["train"]["pack"] == 512
     trained(text, tmp_path / "run")
-    path.write_text(" ".join(sentences(6000)))
-    with raises("data.too-large", "8,192"):
-        suggest("causal", path, architecture="recurrent")
+
+
+def test_a_long_text_that_cannot_be_packed_is_split_into_pieces(tmp_path):
+    path, text = tmp_path / "book.txt", " ".join(sentences(300, words=(30, 40)))
+    path.write_text(text)
+    toml, _ = suggest("spans", path, minutes=0.01)
+    run = trained(toml, tmp_path / "run")
+    rows = [row for rows in run.corpus.splits.values() for (row,) in rows]
+    assert sorted(rows) == sorted(set(rows))
+    assert sum(map(len, rows)) == len(text)
+    assert max(map(len, rows)) <= tomllib.loads(toml)["data"]["max_document_length"]
 
 
 def test_a_few_long_rows_are_truncated_and_counted(tmp_path):
