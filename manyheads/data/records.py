@@ -256,7 +256,7 @@ def is_header(first: Sequence[str], rows: Sequence[Sequence[str]], names: Iterab
     numbers = [is_number_column(column) for column in columns]
     if any(is_number and NUMBER.fullmatch(cell.strip()) for cell, is_number in zip(first, numbers, strict=True)):
         return False
-    words = all(len(cell.split()) == 1 for cell in first)
+    words = all(len(cell.split()) == 1 and not cell.rstrip().endswith((".", "!", "…", '"')) for cell in first)
     return any(
         (is_number and cell.strip()) or repeats(column) or (words and is_text_column(column))
         for cell, column, is_number in zip(first, columns, numbers, strict=True)

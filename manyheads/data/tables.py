@@ -47,7 +47,7 @@ class TableSpec(FileSpec):
 
     def open_table(self, path: Path, warnings: Counter[str]) -> Table | None:
         """Decides how a file is written; None if it is blank."""
-        names = tuple(name for name in self.fields if isinstance(name, str))
+        names = tuple(name for name in self.fields if isinstance(name, str)) or self.corpus_fields()
         return open_table(self.lines(path, warnings), Layout(self.delimiter, self.quotes, self.header, names))
 
     def read_rows(self, path: Path, warnings: Counter[str]) -> Iterator[Row]:

@@ -28,7 +28,8 @@ from manyheads.training.prepare import task_special_tokens
 from manyheads.training.run import RunSpec, read_run_file
 
 SPLITS = ("validation", "test", "train")
-LAYOUT = ("fields", "delimiter", "quotes", "header", "document")  # fields of the data that hold for one file
+LAYOUT = ("fields", "delimiter", "quotes", "header", "document")  # how one file is written; another may differ
+LAYOUT_PATHS = {f"data.{name}" for name in LAYOUT}
 
 
 def evaluate(
@@ -61,12 +62,11 @@ def evaluate(
     checkpoint.model.eval()
     if checkpoint.tokenizer is None and checkpoint.spec.vocab is not None:
         raise CheckpointTokenizerError(f"{path} has no tokenizer, so it cannot read texts")
-    run = find_run(Path(path), task, overrides)
+    of_file = [one for one in overrides if data is not None and one.partition("=")[0].strip() in LAYOUT_PATHS]
+    run = find_run(Path(path), task, [one for one in overrides if one not in of_file])
     task_spec = run.task if run else find_task(checkpoint, task)
     data_spec = run.data if run else read_data(task_spec, data, overrides)
-    corpus, rows = load_rows(
-        data_spec, task_spec, data=data, split=split, from_run=run is not None, overrides=overrides
-    )
+    corpus, rows = load_rows(data_spec, task_spec, data=data, split=split, from_run=run is not None, overrides=of_file)
     evaluation = make_evaluation(checkpoint, task_spec, run, corpus, rows, options=options, progress=progress)
     if not evaluation.data.rows:
         raise EmptyDataError(
@@ -149,10 +149,12 @@ def load_rows(
 def form_of_file(spec: DataSpec, task: TaskSpec, path: str, overrides: Sequence[str]) -> DataSpec:
     """Returns the settings that read a file: those of the run, or those that `new` would choose if they do not fit."""
     form = spec if spec.source_path is not None or task.file_kind is None else read_data(task, path, ())
-    given = {one.partition("=")[0].strip() for one in overrides}
-    if not isinstance(form, TableSpec) or "data.fields" in given or form.fits(path):
+    given: Tree = override({"data": {}}, overrides)["data"]
+    if given:
+        form = DataSpec.choose(to_tree(form) | given)
+    if not isinstance(form, TableSpec) or "fields" in given or form.fits(path):
         return form
-    tree = {name: value for name, value in to_tree(form).items() if name not in LAYOUT or f"data.{name}" in given}
+    tree = {name: value for name, value in to_tree(form).items() if name not in LAYOUT} | given
     settings = {name: value for name, value in tree.items() if name not in ("kind", "path")}
     longer = task.longer_column_first
     columns = choose_columns(Path(path), type(form), longer_column_first=longer, settings=settings)
