@@ -33,7 +33,14 @@ from manyheads.errors import (
     UnknownArchitectureError,
     WeightsError,
 )
-from manyheads.files.read import MAX_CONFIG_BYTES, MAX_TOKENIZER_BYTES, read_bytes, read_json, safe_join
+from manyheads.files.read import (
+    MAX_CONFIG_BYTES,
+    MAX_TOKENIZER_BYTES,
+    no_duplicate_keys,
+    read_bytes,
+    read_json,
+    safe_join,
+)
 from manyheads.files.tensors import SafetensorsFolder, TensorStore
 from manyheads.files.write import atomic_output
 from manyheads.model.build import DTYPES, Model, build_meta, init_buffers
@@ -287,7 +294,7 @@ def read_tokenizer(folder: Path, extra_files: Mapping[str, bytes], *, keep_trunc
 def read_tokenizer_config(extra_files: Mapping[str, bytes]) -> Tree:
     """Reads tokenizer_config.json. The result is empty if the file is missing."""
     try:
-        config = json.loads(extra_files.get("tokenizer_config.json", b"{}"))
+        config = json.loads(extra_files.get("tokenizer_config.json", b"{}"), object_pairs_hook=no_duplicate_keys)
     except (ValueError, RecursionError) as error:
         raise CorruptFileError(f"tokenizer_config.json is not valid JSON: {error}") from None
     if not isinstance(config, dict):

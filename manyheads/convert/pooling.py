@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from manyheads.errors import CheckpointConfigError, CheckpointError
-from manyheads.files.read import MAX_CONFIG_BYTES, parse_json
+from manyheads.files.read import MAX_CONFIG_BYTES, no_duplicate_keys, parse_json
 from manyheads.parts.head import PoolSpec
 from manyheads.spec import quoted
 
@@ -45,7 +45,7 @@ def read_pooling(extra_files: Mapping[str, bytes]) -> Pooling:
 def parse_modules(extra_files: Mapping[str, bytes]) -> Pooling:
     """Reads modules.json, which lists Transformer, Pooling and Normalize in this order; the last two are optional."""
     try:
-        modules = json.loads(extra_files["modules.json"][:MAX_CONFIG_BYTES])
+        modules = json.loads(extra_files["modules.json"][:MAX_CONFIG_BYTES], object_pairs_hook=no_duplicate_keys)
         names = [module["type"].rpartition(".")[2] for module in modules]
         paths = [str(module.get("path", "")) for module in modules]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from manyheads.errors import CheckpointConfigError, ConfigError, GenerationConfigError, UnsupportedError
+from manyheads.files.read import no_duplicate_keys
 from manyheads.model.build import Model
 from manyheads.parts.head import token_at
 from manyheads.parts.inputs import Inputs, tokens_first
@@ -154,7 +155,7 @@ def read_generation_config(config: Mapping[str, Any], extra_files: Mapping[str, 
     """Settings from generation_config.json or, without one, from the checkpoint's config, as in transformers."""
     if (data := extra_files.get("generation_config.json")) is not None:
         try:
-            config = dict(json.loads(data))
+            config = dict(json.loads(data, object_pairs_hook=no_duplicate_keys))
         except (ValueError, TypeError, RecursionError):
             raise CheckpointConfigError("generation_config.json cannot be read: expected a JSON object") from None
     starts = (config.get(key) for key in ("decoder_start_token_id", "bos_token_id", "pad_token_id"))
