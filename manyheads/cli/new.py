@@ -17,7 +17,9 @@ def new(
     task: Annotated[str, typer.Argument(metavar="TASK", help="One of the kinds of 'manyheads show task'.")],
     file: Annotated[
         Path | None,
-        typer.Argument(metavar="[FILE]", help="Your data: .tsv, .jsonl or .txt [default: built-in data]."),
+        typer.Argument(
+            metavar="[FILE]", help="Your data: .csv, .tsv, .jsonl, .parquet or .txt [default: built-in data]."
+        ),
     ] = None,
     output: Annotated[
         Path | None,
@@ -31,6 +33,10 @@ def new(
     ] = None,
     fields: Annotated[
         str | None, typer.Option(metavar="A,B", help="Columns to read, by name or by number from 0.")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", "-s", metavar="PATH=VALUE", help="A field of the data, such as data.header=false."),
     ] = None,
     minutes: Annotated[float, typer.Option(metavar="N", help="Training time on this machine.")] = 30.0,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
@@ -52,7 +58,9 @@ def new(
     if output is not None and output.exists() and not force:
         raise OutputExistsError(f"{output} exists already", hint="--force overwrites it")
     with Progress(f"reading {file or task} and timing this machine"):
-        text, reasons = suggest(task, file, architecture=architecture, fields=fields, minutes=minutes)
+        text, reasons = suggest(
+            task, file, architecture=architecture, fields=fields, overrides=overrides or [], minutes=minutes
+        )
     if output is not None:
         with explain_write_errors(output):
             write_atomic(output, text)

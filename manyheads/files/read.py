@@ -124,7 +124,8 @@ def refuse_constant(name: str) -> Any:
 def no_duplicate_keys(pairs: list[tuple[str, Any]]) -> Tree:
     table = dict(pairs)
     if len(table) != len(pairs):
-        raise ValueError("duplicate key")
+        names = [name for name, _ in pairs]
+        raise ValueError(f"duplicate key {quoted(next(name for name in names if names.count(name) > 1))}")
     return table
 
 

@@ -8,7 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from manyheads.checkpoint.checkpoint import Checkpoint, load
+from manyheads.data.columns import choose_columns
 from manyheads.data.source import Corpus, DataSpec, Row, same_file
+from manyheads.data.tables import TableSpec
 from manyheads.errors import (
     CheckpointTokenizerError,
     ColumnError,
@@ -19,13 +21,15 @@ from manyheads.errors import (
 )
 from manyheads.metrics.metric import higher_is_better
 from manyheads.model.build import resolve_device
-from manyheads.spec import Tree, did_you_mean, located, override, quoted
+from manyheads.spec import Tree, did_you_mean, located, override, quoted, to_tree
 from manyheads.tasks.evaluation import EvalData, EvalOptions, EvalResult, Evaluation, OnProgress
 from manyheads.tasks.task import SpecialTokens, TaskSpec, task_of
 from manyheads.training.prepare import task_special_tokens
 from manyheads.training.run import RunSpec, read_run_file
 
 SPLITS = ("validation", "test", "train")
+LAYOUT = ("fields", "delimiter", "quotes", "header", "document")  # how one file is written; another may differ
+LAYOUT_PATHS = {f"data.{name}" for name in LAYOUT}
 
 
 def evaluate(
@@ -58,10 +62,11 @@ def evaluate(
     checkpoint.model.eval()
     if checkpoint.tokenizer is None and checkpoint.spec.vocab is not None:
         raise CheckpointTokenizerError(f"{path} has no tokenizer, so it cannot read texts")
-    run = find_run(Path(path), task, overrides)
+    of_file = [one for one in overrides if data is not None and one.partition("=")[0].strip() in LAYOUT_PATHS]
+    run = find_run(Path(path), task, [one for one in overrides if one not in of_file])
     task_spec = run.task if run else find_task(checkpoint, task)
     data_spec = run.data if run else read_data(task_spec, data, overrides)
-    corpus, rows = load_rows(data_spec, task_spec, data=data, split=split, from_run=run is not None)
+    corpus, rows = load_rows(data_spec, task_spec, data=data, split=split, from_run=run is not None, overrides=of_file)
     evaluation = make_evaluation(checkpoint, task_spec, run, corpus, rows, options=options, progress=progress)
     if not evaluation.data.rows:
         raise EmptyDataError(
@@ -130,16 +135,30 @@ def read_data(task: TaskSpec, path: str | None, overrides: Sequence[str]) -> Dat
 
 
 def load_rows(
-    spec: DataSpec, task: TaskSpec, *, data: str | None, split: str, from_run: bool
+    spec: DataSpec, task: TaskSpec, *, data: str | None, split: str, from_run: bool, overrides: Sequence[str] = ()
 ) -> tuple[Corpus, Sequence[Row]]:
-    """Returns the corpus, and the rows to evaluate on: a split, or all rows of a file in the same format."""
+    """Returns the corpus, and the rows to evaluate on: a split, or all rows of a file."""
     if data is None:
         corpus = spec.load()
         return corpus, corpus.splits[split]
-    form = spec if spec.source_path is not None or task.file_kind is None else read_data(task, data, ())
-    other = form.load_file(data)
+    other = form_of_file(spec, task, data, overrides).load_file(data)
     has_train = from_run or (spec.source_path is not None and not same_file(spec.source_path, data))
     return (replace(other, train=spec.load().train) if has_train else other), other.validation
+
+
+def form_of_file(spec: DataSpec, task: TaskSpec, path: str, overrides: Sequence[str]) -> DataSpec:
+    """Returns the settings that read a file: those of the run, or those that `new` would choose if they do not fit."""
+    form = spec if spec.source_path is not None or task.file_kind is None else read_data(task, path, ())
+    given: Tree = override({"data": {}}, overrides)["data"]
+    if given:
+        form = DataSpec.choose(to_tree(form) | given)
+    if not isinstance(form, TableSpec) or "fields" in given or form.fits(path):
+        return form
+    tree = {name: value for name, value in to_tree(form).items() if name not in LAYOUT} | given
+    settings = {name: value for name, value in tree.items() if name not in ("kind", "path")}
+    longer = task.longer_column_first
+    columns = choose_columns(Path(path), type(form), longer_column_first=longer, settings=settings)
+    return DataSpec.choose(tree | ({"fields": columns.fields} if columns.fields else {}))
 
 
 def make_evaluation(

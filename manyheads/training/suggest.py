@@ -6,7 +6,7 @@ import json
 import math
 import os
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from manyheads.data.tokenizer import BPESpec
 from manyheads.errors import DataError, DataSizeError, UsageError, one_line
 from manyheads.model.build import build_meta, resolve_device
 from manyheads.model.size import format_bytes
-from manyheads.spec import Tree, did_you_mean, quoted
+from manyheads.spec import Tree, did_you_mean, override, quoted
 from manyheads.tasks.suggestion import SIZES, Lines, Suggestion
 from manyheads.tasks.task import TaskSpec
 from manyheads.training.batches import row_lengths
@@ -39,6 +39,7 @@ from manyheads.training.run import RunSpec, read_run
 MAX_MINUTES = 60 * 24 * 365
 EVALUATIONS = 10  # maximum evaluations per run
 PACKED = 512  # tokens per row if texts are packed
+PIECE = 2000  # characters to which texts are split if they are too long and cannot be packed
 # tokens to which rows are truncated if that loses at most 5 %, or at most 50 %, of all tokens
 USUAL_LENGTH, MAX_LENGTH = 2048, 8192
 MIN_STEPS = 400
@@ -54,15 +55,20 @@ def suggest(
     *,
     architecture: str | None = None,
     fields: str | None = None,
+    overrides: Sequence[str] = (),
     minutes: float = 30.0,
 ) -> tuple[str, list[str]]:
-    """Returns a run file as text, and the reasons as lines."""
+    """Returns a run file as text, and the reasons as lines; `overrides` are fields of the data, as path=value."""
     if not 0 < minutes <= MAX_MINUTES:
         raise UsageError(f"--minutes is {minutes:g}, expected more than 0 and at most a year")
     if task not in TaskSpec.kinds:
         raise UsageError(f"no task {quoted(task)}{did_you_mean(task, TaskSpec.kinds)}")
     kind: Any = TaskSpec.kinds[task]
-    tree, why_columns = suggest_data(kind, file, fields)
+    if other := [one for one in overrides if not one.startswith("data.")]:
+        raise UsageError(
+            f"-s is {quoted(other[0])}, expected a field of the data", hint="change others in the run file"
+        )
+    tree, why_columns = suggest_data(kind, file, fields, overrides)
     data = DataSpec.choose(tree)
     suggestion = Suggestion(
         task=kind, architecture=choose_architecture(kind, architecture), corpus=data.load(), data=data
@@ -86,7 +92,9 @@ def choose_architecture(task: type[TaskSpec], name: str | None) -> str:
     return architecture
 
 
-def suggest_data(task: type[TaskSpec], file: Path | None, fields: str | None) -> tuple[Tree, str]:
+def suggest_data(
+    task: type[TaskSpec], file: Path | None, fields: str | None, overrides: Sequence[str]
+) -> tuple[Tree, str]:
     """Returns the table [data], and why its columns were chosen."""
     if file is None or not task.takes_file:
         if file is not None or fields:
@@ -97,14 +105,17 @@ def suggest_data(task: type[TaskSpec], file: Path | None, fields: str | None) ->
             )
         if task.default_data is None:
             raise UsageError(f"{task.kind} has no built-in data; name a file")
-        return task.default_data, ""
+        return override({"data": task.default_data}, overrides)["data"], ""
     if task.file_kind is None:
         raise UsageError(
             f"{task.kind} has no file_kind, the kind of data of a file", hint="write the run file yourself"
         )
     kind: Any = DataSpec.kinds[task.file_kind]
-    columns = choose_columns(file, kind, fields=fields, longer_column_first=task.longer_column_first)
-    tree: Tree = {"kind": task.file_kind, "path": str(file)}
+    tree: Tree = override({"data": {"kind": task.file_kind, "path": str(file)}}, overrides)["data"]
+    if "fields" in tree and not fields:
+        return tree, "as given"
+    settings = {name: value for name, value in tree.items() if name not in ("kind", "path", "fields")}
+    columns = choose_columns(file, kind, fields=fields, longer_column_first=task.longer_column_first, settings=settings)
     return tree | ({"fields": list(columns.fields)} if columns.fields else {}), columns.reason
 
 
@@ -149,6 +160,18 @@ class Draft:
         model = fill_sizes(spec.model, vocab_size=before.special_tokens.vocab_size, num_labels=len(before.labels))
         return replace(draft, prepared=replace(before, spec=spec, model_spec=model))
 
+    @property
+    def can_split_texts(self) -> bool:
+        """Whether the data can split long texts, and is not set to."""
+        name = "max_document_length"
+        return name in type(self.suggestion.data).model_fields and name not in self.data_tree
+
+    def with_split_texts(self) -> Draft:
+        tree = self.data_tree | {"max_document_length": PIECE}
+        data = DataSpec.choose(tree)
+        suggestion = replace(self.suggestion, data=data, corpus=data.load())
+        return replace(self, suggestion=suggestion, data_tree=tree, prepared=None).replace()
+
     def smaller(self) -> Draft | None:
         index = SIZES.index(self.suggestion.size)
         return self.replace(suggestion=replace(self.suggestion, size=SIZES[index - 1])) if index else None
@@ -176,7 +199,9 @@ class Draft:
     def why_data(self, key: str) -> str:
         if "path" in self.data_tree:
             column = "fields" if "fields" in self.data_tree else "kind"
-            return {"path": "relative to where manyheads train is called", column: self.why_columns}.get(key, "")
+            pieces = "characters; longer texts are split, so that nothing is truncated"
+            why = {"path": "relative to where manyheads train is called", "max_document_length": pieces}
+            return (why | {column: self.why_columns}).get(key, "")
         if key == "kind" and self.suggestion.task.takes_file:
             return f"built-in data; for a file of your own, manyheads new {self.suggestion.task.kind} FILE"
         return ""
@@ -268,6 +293,8 @@ def limit_lengths(draft: Draft) -> Draft:
     lengths = row_lengths(draft.run, draft.run.train_rows).max(1)
     if suggestion.task.packable and suggestion.architecture in ("decoder", "encoder") and lengths.max() > PACKED:
         return draft.replace(pack=PACKED)
+    if lengths.max() > MAX_LENGTH and draft.can_split_texts:
+        return limit_lengths(draft.with_split_texts())
     for limit, share in ((USUAL_LENGTH, 0.05), (MAX_LENGTH, 0.5)):
         lost = 1 - np.minimum(lengths, limit).sum() / lengths.sum()
         if 0 < lost <= share:
@@ -276,7 +303,8 @@ def limit_lengths(draft: Draft) -> Draft:
             return draft.replace(
                 suggestion=replace(suggestion, max_row_length=limit), max_length=limit, why_max_length=why
             )
-    if (longest := int(lengths.max())) > MAX_LENGTH:
+    longest = int(lengths.max())
+    if longest > MAX_LENGTH:
         raise DataSizeError(f"the longest row has {longest:,} tokens, more than {MAX_LENGTH:,}; split it into pieces")
     rows = draft.run.train_rows, draft.run.validation_rows
     longest = max(int(row_lengths(draft.run, some).sum(1).max()) for some in rows)

@@ -12,6 +12,8 @@ import pytest
 
 from manyheads.convert.fairseq.safe_pickle import read_pickle
 from manyheads.convert.gguf.container import GgufFile
+from manyheads.convert.hf import read_tokenizer_config
+from manyheads.convert.pooling import parse_modules
 from manyheads.errors import CheckpointError, CorruptFileError, UnsafeFileError
 from manyheads.files.read import (
     explain_read_errors,
@@ -23,6 +25,7 @@ from manyheads.files.read import (
     sha256,
 )
 from manyheads.files.tensors import SafetensorsFile
+from manyheads.generate.decoding import read_generation_config
 
 
 @pytest.mark.parametrize(
@@ -129,3 +132,14 @@ def test_a_link_to_itself_is_an_error_of_the_disk(tmp_path):
     with pytest.raises(CheckpointError) as caught, explain_read_errors(tmp_path):
         json.loads(read_text(safe_join(tmp_path, "config.json"), 100))
     assert "config.json" in str(caught.value)
+
+
+def test_a_duplicate_key_is_refused_in_every_json_file_of_other_people():
+    twice = b'{"a": 1, "a": 2}'
+    for read in (
+        lambda: read_tokenizer_config({"tokenizer_config.json": twice}),
+        lambda: read_generation_config({}, {"generation_config.json": twice}),
+        lambda: parse_modules({"modules.json": b'[{"type": "Transformer", "type": "Transformer"}]'}),
+    ):
+        with pytest.raises(CheckpointError):
+            read()

@@ -361,6 +361,38 @@ def test_another_file_of_the_same_form_is_evaluated_with_baselines_of_the_traini
     assert report["rows"] == 2  # though the data of the run are generated
 
 
+def test_the_columns_of_another_file_are_found_as_new_finds_them(runs, tmp_path):
+    """Whatever the names in the training file are; `-s data.fields` names them."""
+    rows = [(f"{text}, it is", label) for text, label in COLOURS[:10]]
+    (tmp_path / "a.csv").write_text("".join(f'{i};{label};"{text}"\n' for i, (text, label) in enumerate(rows)))
+    (tmp_path / "b.csv").write_text("Nr;Colour;What was said\n" + (tmp_path / "a.csv").read_text())
+    (tmp_path / "c.jsonl").write_text(
+        "".join(json.dumps({"said": text, "colour": label}) + "\n" for text, label in rows)
+    )
+    expected = evaluate(runs / "classify", data=str(tmp_path / "c.jsonl"))
+    assert (expected["rows"], "columns said, colour" in expected["data"]) == (10, True)
+    report = evaluate(runs / "classify", data=str(tmp_path / "b.csv"))
+    assert report["scores"] == expected["scores"]
+    for name in ("semicolon-separated", "columns What was said, Colour"):
+        assert name in report["data"]
+    report = evaluate(runs / "classify", data=str(tmp_path / "a.csv"), overrides=["data.fields=[2, 1]"])
+    assert report["scores"] == expected["scores"]
+    with raises("data.columns", "b.csv", "'said'"):
+        evaluate(runs / "classify", data=str(tmp_path / "b.csv"), overrides=['data.fields=["said", "colour"]'])
+
+
+def test_the_texts_of_a_table_are_evaluated_one_by_one(runs, tmp_path):
+    texts = [f"the cat sat {'there ' * (i % 4)}and saw {i}" for i in range(12)]
+    (tmp_path / "a.jsonl").write_text(
+        "".join(json.dumps({"id": i, "said": text}) + "\n" for i, text in enumerate(texts))
+    )
+    (tmp_path / "a.txt").write_text("".join(f"{text}.\n" for text in texts))
+    latest = runs / "causal" / "checkpoints" / (runs / "causal" / "checkpoints" / "latest").read_text()
+    for path in (runs / "causal", latest):
+        for name in ("a.jsonl", "a.txt"):
+            assert evaluate(path, data=str(tmp_path / name))["rows"] == 12
+
+
 def test_a_checkpoint_without_its_run_is_evaluated_for_the_task_it_was_trained_for(runs, tmp_path):
     (tmp_path / "a.txt").write_text("the cat sat\n" * 30)
     for kind in ("causal", "masked", "spans"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 import re
@@ -181,6 +183,57 @@ def test_new_and_train_make_a_model_of_a_file_and_new_replaces_no_run_file(tmp_p
     assert tomllib.loads(printed.stdout)["train"]["steps"] < 400  # the time decides
 
 
+def spreadsheet(rows, delimiter):
+    """As a spreadsheet saves it: cells with a delimiter, a quote or a line break are in quotes."""
+    text = io.StringIO(newline="")
+    csv.writer(text, delimiter=delimiter).writerows(rows)
+    return text.getvalue()
+
+
+SPREADSHEETS = {
+    "commas.csv": (",", "utf-8-sig", lambda i, text: (i, f'{text}, "quoted"\nand more')),
+    "decimals.csv": (";", "utf-8", lambda i, text: (f"{i},5", f"{text}; it costs {i},50")),
+    "unicode.txt": ("\t", "utf-16", lambda i, text: (i, f"«{text}»")),
+}
+
+
+@pytest.mark.parametrize("name", SPREADSHEETS)
+def test_a_file_saved_from_a_spreadsheet_is_trained_evaluated_and_used_in_four_commands(name, tmp_path):
+    delimiter, encoding, cells = SPREADSHEETS[name]
+    rows = [(*cells(i, text), label) for i, (text, label) in enumerate(labelled())]
+    content = spreadsheet([("Nr.", "Review Text", "Verdict (final)"), *rows], delimiter)
+    (tmp_path / name).write_bytes(content.encode(encoding))
+    done = run("new", "classify", name, "--output", "run.toml", "--minutes", "0.01", cwd=tmp_path)
+    for value in ("-separated", "Review Text, Verdict (final)", "header"):
+        assert value in done.stderr
+    run("train", "run.toml", "--output", "runs/x", "-s", "train.steps=2", "-s", "train.eval_rows=4", cwd=tmp_path)
+    report = json.loads(run("evaluate", "runs/x", "--data", name, "--json", cwd=tmp_path).stdout)
+    assert report["rows"] == 60
+    assert run("predict", "runs/x", rows[0][1], cwd=tmp_path).stdout.split()[-1] in ("long", "short")
+
+
+@pytest.mark.parametrize("task", ["causal", "masked"])
+def test_the_texts_of_a_table_are_learned_one_by_one(task, tmp_path):
+    path = objects(tmp_path / "a.jsonl", [(str(i), text) for i, text in enumerate(sentences(60))], "id", "said")
+    text, reasons = suggest(task, path, minutes=0.01)
+    assert tomllib.loads(text)["data"]["fields"] == ["said"]
+    assert "57 training, 3 validation" in reasons[0]
+
+
+def test_what_is_decided_about_a_file_is_said_and_overruled(tmp_path):
+    path = table(tmp_path / "a.tsv", labelled(), "Review Text", "Verdict")
+    text, reasons = suggest("classify", path, minutes=0.01)
+    assert len(prepare(read_run(tomllib.loads(text))).labels) == 2
+    assert "header = false" in reasons[0]
+    text, reasons = suggest("classify", path, overrides=["data.header=false"], minutes=0.01)
+    assert tomllib.loads(text)["data"]["header"] is False
+    assert "'Verdict' 1" in reasons[0]  # a class with one row
+    text, _ = suggest("causal", book(tmp_path / "book.txt"), overrides=["data.document='line'"], minutes=0.01)
+    assert tomllib.loads(text)["data"]["document"] == "line"
+    with raises("usage.argument", "train.steps=3"):
+        suggest("classify", path, overrides=["train.steps=3"])
+
+
 def test_a_value_that_is_no_text_is_an_error_with_its_line(tmp_path):
     path = tmp_path / "a.jsonl"
     rows = [
@@ -251,9 +304,17 @@ def test_a_long_text_is_split_into_rows(tmp_path):
     text, _ = suggest("causal", path)
     assert tomllib.loads(text)["train"]["pack"] == 512
     trained(text, tmp_path / "run")
-    path.write_text(" ".join(sentences(6000)))
-    with raises("data.too-large", "8,192"):
-        suggest("causal", path, architecture="recurrent")
+
+
+def test_a_long_text_that_cannot_be_packed_is_split_into_pieces(tmp_path):
+    path, text = tmp_path / "book.txt", " ".join(sentences(300, words=(30, 40)))
+    path.write_text(text)
+    toml, _ = suggest("spans", path, minutes=0.01)
+    run = trained(toml, tmp_path / "run")
+    rows = [row for rows in run.corpus.splits.values() for (row,) in rows]
+    assert sorted(rows) == sorted(set(rows))
+    assert sum(map(len, rows)) == len(text)
+    assert max(map(len, rows)) <= tomllib.loads(toml)["data"]["max_document_length"]
 
 
 def test_a_few_long_rows_are_truncated_and_counted(tmp_path):
