@@ -220,6 +220,10 @@ class NonFiniteError(CheckpointError, code="checkpoint.non-finite"):
     """A weight is NaN or infinite."""
 
 
+class NonFiniteOutputError(CheckpointError, code="model.non-finite"):
+    """The model computes NaN or infinity for an input."""
+
+
 class CheckpointTokenizerError(CheckpointError, code="checkpoint.tokenizer"):
     """The tokenizer of a checkpoint is missing or cannot be read."""
 

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from manyheads.errors import (
     InputError,
     InputLengthError,
     InputShapeError,
+    NonFiniteOutputError,
     UnsupportedError,
     UsageError,
 )
@@ -34,6 +35,7 @@ from manyheads.files.manifest import TRAINER, verify_manifest
 from manyheads.files.read import explain_read_errors, safe_join
 from manyheads.generate.decoding import GenerationConfig, generation_config, read_generation_config
 from manyheads.model.build import DTYPES, Model, check_device
+from manyheads.model.finite import check_finite, raise_nonfinite
 from manyheads.model.record import record_hidden_states
 from manyheads.model.spec import ModelSpec
 from manyheads.model.transformer import Transformer
@@ -158,7 +160,8 @@ class Checkpoint:
             raise UnsupportedError(
                 f"embeddings need an encoder, or a decoder with a pooling config; this is {self.spec.architecture}"
             )
-        return self.model.embed_sequences(inputs, self.pooling.pool if self.pooling else None)
+        pool = self.pooling.pool if self.pooling else None
+        return self.finite(partial(self.model.embed_sequences, inputs, pool))
 
     def pad(self, rows: Sequence[Sequence[int]], *, left: bool = False) -> Inputs:
         """Pads rows of ids to one batch, on the right or on the left."""
@@ -173,8 +176,12 @@ class Checkpoint:
         """
         for batch in batches([len(row) for row in rows], BATCH_TOKENS):
             with torch.no_grad():
-                outputs = (function or self.model)(self.pad([rows[i] for i in batch]))
+                outputs = self.finite(partial(function or self.model, self.pad([rows[i] for i in batch])))
             yield from zip(batch, outputs, strict=True)
+
+    def finite(self, compute: Callable[[], Tensor]) -> Tensor:
+        """What `compute` returns; raises if it is NaN or infinite, and names the first layer where it is."""
+        return check_finite(self.model, compute(), compute)
 
     # ---------------------------------------------------------------------------------------------------------- texts
 
@@ -269,12 +276,22 @@ class Checkpoint:
             limited = replace(config, max_new_tokens=max_new_tokens)
             for batch in batches([len(rows[i]) for i in group], BATCH_TOKENS // config.decoding.beams):
                 index = [group[i] for i in batch]
-                inputs = self.pad([rows[i] for i in index], left=not self.has_source)
-                rng = [rng_for(config.seed, rows[i], self.device) for i in index]
-                prompt = self.pad([first] * len(index)) if self.has_source else inputs
-                source = inputs if self.has_source else None
-                outputs = config.decoding.generate(self.model, prompt, source, config=limited, rng=rng)
+                generate = partial(self.generate_batch, [rows[i] for i in index], first, limited)
+                try:
+                    outputs = generate()
+                except NonFiniteOutputError:
+                    raise_nonfinite(self.model, generate)
                 yield from ((i, config.without_eos(ids)) for i, ids in zip(index, outputs, strict=True))
+
+    def generate_batch(
+        self, rows: Sequence[list[int]], first: Sequence[int], config: GenerationConfig
+    ) -> list[list[int]]:
+        """The new ids of each row; `first` begins the target if there is a source."""
+        inputs = self.pad(rows, left=not self.has_source)
+        prompt = self.pad([first] * len(rows)) if self.has_source else inputs
+        source = inputs if self.has_source else None
+        rng = [rng_for(config.seed, ids, self.device) for ids in rows]
+        return config.decoding.generate(self.model, prompt, source, config=config, rng=rng)
 
     def generation_limit(self, length: int, max_new_tokens: int) -> tuple[int, int]:
         """`max_new_tokens` within the model's positions, and the length that all rows of a batch must share, or 0.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -125,7 +126,8 @@ def class_probabilities(
     for index in evaluation.batches([*map(len, rows)], "reading"):
         some = [rows[i] for i in index]
         batch = Inputs(torch.from_numpy(np.stack(some))).to(checkpoint.device) if images else checkpoint.pad(some)
-        probabilities[index] = checkpoint.model(batch).double().softmax(-1).numpy(force=True)
+        logits_BC = checkpoint.finite(partial(checkpoint.model, batch))
+        probabilities[index] = logits_BC.double().softmax(-1).numpy(force=True)
     return probabilities, notes
 
 

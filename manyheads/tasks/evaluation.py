@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
@@ -15,8 +16,9 @@ from manyheads.data.prepared import InMemoryRows
 from manyheads.data.source import Corpus, Row
 from manyheads.errors import UnsupportedError, UsageError
 from manyheads.generate.decoding import GenerationConfig, generation_config
+from manyheads.model.finite import check_finite
 from manyheads.spec import MAX_COUNT, Tree, quoted
-from manyheads.tasks.task import IGNORE_INDEX, LossSum, SpecialTokens, TaskSpec, cut_patches
+from manyheads.tasks.task import IGNORE_INDEX, Loss, LossSum, SpecialTokens, TaskSpec, cut_patches
 
 WINDOW = 1024  # tokens per window of a long text if the model has no limit
 BATCH_TOKENS, BATCH_LOGITS = 8192, 1 << 25  # maximum numbers of tokens and of logits per batch
@@ -130,9 +132,16 @@ def evaluate_loss(evaluation: Evaluation) -> tuple[EvalResult, NDArray[np.int64]
     lengths = [max(map(len, row)) + task.num_special_tokens for row in rows]
     for index in evaluation.batches(lengths, "reading", logits=True):
         batch = task.batch([rows[i] for i in index], evaluation.special_tokens, rng).to(checkpoint.device)
-        total.add(task.loss(checkpoint.model, batch))
+        total.add(finite_loss(checkpoint, partial(task.loss, checkpoint.model, batch)))
         targets.append(batch.targets[batch.targets != IGNORE_INDEX].numpy(force=True))
     return EvalResult({"model": total.metrics()}, extra={"targets": total.count}), np.concatenate(targets)
+
+
+def finite_loss(checkpoint: Checkpoint, compute: Callable[[], Loss]) -> Loss:
+    """Returns what `compute` returns; raises if it is NaN or infinite, and names the first layer where it is."""
+    loss = compute()
+    check_finite(checkpoint.model, loss.sum, compute)
+    return loss
 
 
 def class_names(checkpoint: Checkpoint) -> tuple[str, ...]:

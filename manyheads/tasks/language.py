@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import ClassVar, Self
 
 import numpy as np
@@ -30,7 +31,7 @@ from manyheads.metrics.likelihood import LogLikelihood
 from manyheads.model.spec import ModelSpec
 from manyheads.parts.inputs import pad_rows
 from manyheads.spec import Tree, field, quoted
-from manyheads.tasks.evaluation import WINDOW, EvalResult, Evaluation, evaluate_loss
+from manyheads.tasks.evaluation import WINDOW, EvalResult, Evaluation, evaluate_loss, finite_loss
 from manyheads.tasks.suggestion import Lines, Suggestion
 from manyheads.tasks.task import (
     IGNORE_INDEX,
@@ -42,10 +43,10 @@ from manyheads.tasks.task import (
     Slice,
     SpecialTokens,
     TextTask,
-    cross_entropy,
     pad_targets,
     parse_ids,
     seq2seq_batch,
+    target_loss,
     token_text,
 )
 
@@ -91,8 +92,8 @@ class CausalSpec(PackableTask, kind="causal"):
             rows = [windows[i] for i in index]
             inputs = pad_rows([ids[:-1] for ids in rows], special_tokens.pad).to(checkpoint.device)
             targets = pad_targets([ids[1:] for ids in rows]).to(checkpoint.device)
-            mask = targets != IGNORE_INDEX
-            total.add(cross_entropy(checkpoint.model(inputs, logits_mask=mask), targets[mask]))
+            batch = Batch(inputs, targets)
+            total.add(finite_loss(checkpoint, partial(target_loss, checkpoint.model, batch)))
         lengths = [(len(text), len(text.encode())) for (text,) in data.rows]
         sizes = total.count, sum(chars for chars, _ in lengths), sum(size for _, size in lengths)
         scores = {"model": metric.scores("likelihood", LogLikelihood(total.sum, *sizes))}
