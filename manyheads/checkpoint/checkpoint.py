@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -147,12 +148,14 @@ class Checkpoint:
         return states
 
     @torch.no_grad()
-    def embed(self, texts: str | Sequence[str]) -> Tensor:
-        """One vector per text, by a vector head, the pooling of sentence-transformers, or the mean over tokens."""
+    def embed(self, texts: str | Sequence[str], *, truncate: bool = False) -> Tensor:
+        """One vector per text, by a vector head, the pooling of sentence-transformers, or the mean over tokens.
+
+        With `truncate`, a text that is longer than the model has positions is truncated, with a warning.
+        """
         self.check_reads_text()
-        return self.embed_inputs(
-            self.pad([encoding.ids for encoding in self.encode([texts] if isinstance(texts, str) else texts)])
-        )
+        checkpoint = self.truncating(self.max_positions) if truncate else self
+        return self.embed_inputs(self.pad(checkpoint.encode_ids([texts] if isinstance(texts, str) else texts)))
 
     def embed_inputs(self, inputs: Inputs) -> Tensor:
         architectures = ("encoder", "decoder") if self.pooling else ("encoder",)
@@ -195,26 +198,37 @@ class Checkpoint:
             self.check_length(len(encoding.ids), index)
         return encodings
 
-    def encode_with_special(self, texts: Sequence[str], names: Sequence[str]) -> list[list[int]]:
-        """The ids of texts in which these special tokens are recognised, even if the tokenizer reads them as text."""
+    def encode_ids(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of each text, with a warning if some were truncated."""
+        encodings = self.encode(texts)
+        if count := sum(bool(one.overflowing) for one in encodings):
+            limit = self.tokenizer.truncation["max_length"]
+            warnings.warn(f"{count:,} of {len(texts):,} texts were truncated to {limit:,} tokens", stacklevel=3)
+        return [one.ids for one in encodings]
+
+    def encode_with_special(self, texts: Sequence[str], names: Sequence[str]) -> list[Any]:
+        """As `encode`, but these special tokens are recognised in a text, even if the tokenizer reads them as text."""
         check_texts(texts)
-        special = self._special_tokenizer
+        special, plain = self._piece_tokenizers
         tokens = {name: special.encode(name, add_special_tokens=False) for name in names}
         between = re.compile(f"({'|'.join(map(re.escape, names))})")
-        rows = []
+        encodings = []
         for index, text in enumerate(texts):
             pieces = [
-                tokens[piece] if piece in tokens else self.tokenizer.encode(piece, add_special_tokens=False)
+                tokens[piece] if piece in tokens else plain.encode(piece, add_special_tokens=False)
                 for piece in between.split(text)
             ]
-            rows.append(self.tokenizer.post_process(type(pieces[0]).merge(pieces)).ids)
-            self.check_length(len(rows[-1]), index)
-        return rows
+            encodings.append(self.tokenizer.post_process(type(pieces[0]).merge(pieces)))
+            self.check_length(len(encodings[-1].ids), index)
+        return encodings
 
     @cached_property
-    def _special_tokenizer(self) -> Any:
-        """A copy of the tokenizer that recognises special tokens."""
-        return copy_tokenizer(self.tokenizer, encode_special_tokens=False)
+    def _piece_tokenizers(self) -> tuple[Any, Any]:
+        """Copies of the tokenizer for parts of a text: one recognises special tokens, and none truncates."""
+        special, plain = (copy_tokenizer(self.tokenizer, encode_special_tokens=one) for one in (False, True))
+        special.no_truncation()
+        plain.no_truncation()
+        return special, plain
 
     def with_truncation(self, max_length: int | None) -> Checkpoint:
         """A copy whose tokenizer truncates texts, and reads the names of special tokens in a text as plain text."""
@@ -223,6 +237,15 @@ class Checkpoint:
         tokenizer = copy_tokenizer(self.tokenizer, encode_special_tokens=True)
         if max_length is not None:
             tokenizer.enable_truncation(max_length)
+        return replace(self, tokenizer=tokenizer)
+
+    def truncating(self, max_length: int | None, *, direction: str = "right") -> Checkpoint:
+        """A copy whose tokenizer truncates texts at their end ("right") or start; itself if it truncates already."""
+        if self.tokenizer is None or self.tokenizer.truncation is not None or max_length is None:
+            return self
+        as_text = getattr(self.tokenizer, "encode_special_tokens", True)
+        tokenizer = copy_tokenizer(self.tokenizer, encode_special_tokens=as_text)
+        tokenizer.enable_truncation(max_length, **({} if direction == "right" else {"direction": direction}))
         return replace(self, tokenizer=tokenizer)
 
     def decode(self, ids: Sequence[int]) -> Any:
@@ -257,7 +280,7 @@ class Checkpoint:
         if isinstance(text, str):
             return self.generate([text], **settings)[0]
         if isinstance(text, Sequence) and text and all(isinstance(one, str) for one in text):
-            rows = [encoding.ids for encoding in self.encode(text)]  # type: ignore[arg-type]
+            rows = self.encode_ids(text)  # type: ignore[arg-type]
             outputs = dict(self.generate_ids(rows, config))
             return [self.tokenizer.decode(outputs[i]) for i in range(len(text))]
         ((_, ids),) = self.generate_ids([checked_ids(text)], config)  # type: ignore[arg-type]
@@ -406,7 +429,10 @@ def read_checkpoint_at(path: Path, *, dtype: torch.dtype | None, allow_nonfinite
     model, metadata = read_folder(path, dtype=dtype, allow_nonfinite=allow_nonfinite, copy=copy)
     tokenizer = read_tokenizer(path, metadata.extra_files, keep_truncation=from_run)
     pooling = read_pooling(metadata.extra_files) if "modules.json" in metadata.extra_files else None
-    return Checkpoint(model, tokenizer, metadata, pooling, path)
+    checkpoint = Checkpoint(model, tokenizer, metadata, pooling, path)
+    if pooling and tokenizer is not None:
+        pooling.configure(tokenizer, checkpoint.max_positions)
+    return checkpoint
 
 
 def manifest_fault(path: Path) -> str | None:

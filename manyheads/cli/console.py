@@ -253,10 +253,14 @@ def main() -> None:
         if "--debug" in options:
             raise
         error = as_error(exception)
-        parts = {"code": error.code, "message": error.message, "hint": error.hint}
-        as_json = json.dumps({"schema": 1, "error": parts}, ensure_ascii=False)
+        as_json = json.dumps(error_report(error), ensure_ascii=False)
         print(as_json if "--json" in options else f"manyheads: {error}", file=sys.stderr)
         sys.exit(error.exit_status)
+
+
+def error_report(error: ManyheadsError) -> dict[str, Any]:
+    """An error as plain data."""
+    return {"schema": 1, "error": {"code": error.code, "message": error.message, "hint": error.hint}}
 
 
 def as_error(exception: Exception) -> ManyheadsError:

@@ -104,7 +104,7 @@ def date_patterns(languages: tuple[str, ...]) -> list[list[tuple[Form, str]]]:
         from babel.dates import parse_pattern
     except ImportError:
         raise MissingExtraError("dates need Babel", hint="pip install 'manyheads[demo]'") from None
-    result = []
+    result = list[list[tuple[Form, str]]]()
     for name in languages:
         try:
             locale = Locale.parse(name)

@@ -25,6 +25,7 @@ from manyheads.errors import (
     UnsupportedError,
     UsageError,
 )
+from manyheads.generate.decoding import GenerationConfig
 from manyheads.metrics import metric
 from manyheads.metrics.baselines import Bigram, Unigram
 from manyheads.metrics.likelihood import LogLikelihood
@@ -43,6 +44,7 @@ from manyheads.tasks.task import (
     Slice,
     SpecialTokens,
     TextTask,
+    ids_and_truncated,
     pad_targets,
     parse_ids,
     seq2seq_batch,
@@ -78,6 +80,15 @@ class CausalSpec(PackableTask, kind="causal"):
             for one in slices
         ]
         return Batch(pad_rows([ids[:-1] for ids in rows], special_tokens.pad), pad_targets([ids[1:] for ids in rows]))
+
+    def truncating(self, checkpoint: Checkpoint, generation: GenerationConfig) -> Checkpoint:
+        """Returns a copy that reads the last tokens of a text, so that the continuation follows it and has room."""
+        positions = checkpoint.max_positions
+        if checkpoint.tokenizer is None or positions is None:
+            return checkpoint
+        least = 1 + checkpoint.tokenizer.num_special_tokens_to_add(is_pair=False)
+        limit = max(least, positions - generation.max_new_tokens + 1)
+        return checkpoint.truncating(min(positions, limit), direction="left")
 
     def evaluate(self, evaluation: Evaluation) -> EvalResult:
         """Computes −ln p of every token, each predicted once; long texts are read in windows."""
@@ -200,21 +211,24 @@ class MaskedSpec(MaskingTask, PackableTask, kind="masked"):
     def encode(
         self, checkpoint: Checkpoint, texts: Sequence[str], options: PredictOptions
     ) -> tuple[list[list[int]], dict[int, Tree]]:
-        mask_of(checkpoint, options.mask_token_id)  # raises if the checkpoint has no mask token
+        name, mask = mask_of(checkpoint, options.mask_token_id)
         tokenizer = checkpoint.tokenizer
         if tokenizer is None or options.mask_token_id is not None or not tokenizer.encode_special_tokens:
-            return super().encode(checkpoint, texts, options)[0], {}
-        return checkpoint.encode_with_special(texts, [mask_of(checkpoint, None)[0]]), {}
+            rows, truncated = super().encode(checkpoint, texts, options)
+        else:
+            rows, truncated = ids_and_truncated(checkpoint.encode_with_special(texts, [name]))
+        if without := [i for i, row in enumerate(rows) if mask not in row]:
+            where = f" in the {len(rows[without[0]]):,} tokens that are read" if without[0] in truncated else ""
+            raise InputError(f"the text has no {name} to fill{where}", without[0])
+        return rows, truncated
 
     def results(
         self, checkpoint: Checkpoint, rows: Sequence[list[int]], options: PredictOptions
     ) -> Iterator[tuple[int, Tree]]:
         """Yields the most probable tokens for each mask."""
-        name, mask = mask_of(checkpoint, options.mask_token_id)
+        _, mask = mask_of(checkpoint, options.mask_token_id)
         for i, logits_LV in checkpoint.outputs(rows):
             positions = [k for k, token in enumerate(rows[i]) if token == mask]
-            if not positions:
-                raise InputError(f"the text has no {name} to fill", i)
             yield i, {"filled": [top_tokens(checkpoint, k, logits_LV[k], options.top_k) for k in positions]}
 
     def format_line(self, result: Tree) -> str:
@@ -309,7 +323,7 @@ class SpansSpec(TextTask, kind="spans"):
         if tokenizer is None or not tokenizer.encode_special_tokens:
             return super().encode(checkpoint, texts, options)
         sentinels = [token for token in tokenizer.get_vocab() if SENTINEL.fullmatch(token)]
-        return checkpoint.encode_with_special(texts, sentinels), {}
+        return ids_and_truncated(checkpoint.encode_with_special(texts, sentinels))
 
     @classmethod
     def suggest_task(cls, suggestion: Suggestion) -> Lines:
