@@ -39,7 +39,7 @@ RUN: dict[str, Any] = {
     "data": {"kind": "dates"},
     "task": {"kind": "seq2seq"},
     "optim": {"lr": 3e-3, "schedule": {"kind": "linear", "warmup_steps": 100}},
-    "train": {"steps": 1200, "batch_tokens": 4096, "best": {"metric": "exact_match", "stop_at": 0.99}},
+    "train": {"steps": 1000, "batch_tokens": 4096, "best": {"metric": "exact_match", "stop_at": 0.99}},
 }
 EXAMPLES = range(0, 240, 40)  # rows of the validation set
 

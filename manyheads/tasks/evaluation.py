@@ -37,6 +37,7 @@ class EvalOptions:
     length_penalty: float = 0.6
     max_new_tokens: int | None = None
     examples: int = 0
+    output: str | None = None  # what will be written: "rows" or "images"
 
     def __post_init__(self) -> None:
         self.generation(GenerationConfig(), default_max_new_tokens=1)
@@ -44,6 +45,13 @@ class EvalOptions:
             value = getattr(self, name)
             if value is not None and not (type(value) is int and minimum <= value <= MAX_COUNT):
                 raise UsageError(f"{name} is {quoted(value)}, expected an integer from {minimum} to {MAX_COUNT:,}")
+
+    def check_task(self, task: TaskSpec) -> None:
+        """Raises if the task has no outputs to write."""
+        if self.output is not None and self.output != task.eval_outputs:
+            kinds = {"rows": "JSON lines with a result per row", "images": "images as a .png", "": "scores only"}
+            hint = "leave out --output" if not task.eval_outputs else f"it can write {kinds[task.eval_outputs]}"
+            raise UsageError(f"{task.kind} cannot write {kinds.get(self.output, quoted(self.output))}", hint=hint)
 
     def generation(self, base: GenerationConfig, *, default_max_new_tokens: int) -> GenerationConfig:
         limit = default_max_new_tokens if self.max_new_tokens is None else self.max_new_tokens
@@ -112,7 +120,7 @@ class EvalResult:
     notes: tuple[str, ...] = ()
     primary: tuple[str, ...] = ()  # the metrics to show first; all if empty
     signatures: dict[str, str] = field(default_factory=dict)
-    outputs: tuple[str, ...] = ()  # one per row: generated text, or the predicted class
+    outputs: tuple[Tree, ...] = ()  # one per row, if `eval_outputs` is "rows"; text, reference and prediction
     images: tuple[Tree, ...] = ()  # examples, each with the images visible, restored and target
     extra: Tree = field(default_factory=dict)  # further keys of the report
 

@@ -41,6 +41,7 @@ class Seq2SeqSpec(TaskSpec, kind="seq2seq"):
     architectures: ClassVar[tuple[str, ...]] = ("encoder-decoder", "recurrent")
     has_source: ClassVar[bool] = True
     is_default: ClassVar[bool] = True
+    eval_outputs: ClassVar[str] = "rows"
     template: ClassVar[str] = "$A </s>"
     validation_metrics: ClassVar[tuple[str, ...]] = ("loss", "accuracy", "exact_match")
     attention_target_fields: ClassVar[tuple[str, ...]] = ("alignment",)
@@ -123,7 +124,10 @@ class Seq2SeqSpec(TaskSpec, kind="seq2seq"):
             notes,
             primary=self.primary_metrics(sources, targets),
             signatures=signatures,
-            outputs=tuple(outputs),
+            outputs=tuple(
+                {"text": source, "reference": target, "prediction": output}
+                for source, target, output in zip(sources, targets, outputs, strict=True)
+            ),
             extra={
                 "generation": {
                     "max_new_tokens": config.max_new_tokens,

@@ -197,6 +197,7 @@ class TaskSpec(Part, slot="task"):
     packable: ClassVar[bool] = False  # whether several texts may share a row, see `PackableTask`
     attention_target_fields: ClassVar[tuple[str, ...]] = ()  # the data fields that may guide its attention
     eval_in_windows: ClassVar[bool] = False  # whether evaluation reads a long text in windows instead of truncating it
+    eval_outputs: ClassVar[str] = ""  # what `evaluate --output` writes: "rows", with a result each, "images" or nothing
 
     # for `manyheads new`
     architecture_reason: ClassVar[str] = "the first architecture that can learn it"

@@ -46,7 +46,7 @@ def test_no_text_means_two_days():
     assert len(LANGUAGES) == len(set(LANGUAGES)) == 20
 
 
-def test_a_tag_is_left_out_of_half_of_the_dates_that_do_not_need_it():
+def test_a_tag_is_left_out_of_most_dates_that_do_not_need_it():
     tagged = untagged = 0
     for source, target in load_data("dates", count=1500).train:
         tag, _, text = source.rpartition("> ")
@@ -54,7 +54,7 @@ def test_a_tag_is_left_out_of_half_of_the_dates_that_do_not_need_it():
             needed = is_ambiguous(text, date.fromisoformat(target), LANGUAGES)
             assert tag or not needed, source
             tagged, untagged = tagged + bool(tag and not needed), untagged + (not tag)
-    assert 0.7 < tagged / untagged < 1.4
+    assert 0 < tagged < untagged / 2
 
 
 def test_dates_are_the_same_each_time_and_in_any_order():
