@@ -29,6 +29,7 @@ from manyheads.errors import (
     InputLengthError,
     InputShapeError,
     NonFiniteOutputError,
+    PathNotFoundError,
     UnsupportedError,
     UsageError,
 )
@@ -416,7 +417,7 @@ def read_checkpoint_at(path: Path, *, dtype: torch.dtype | None, allow_nonfinite
     """Reads a checkpoint in any supported format."""
     if not os.path.exists(path):
         if not is_name(str(path)) or os.path.isdir(path.parts[0]):  # a mistyped path is not downloaded from the Hub
-            raise CheckpointNotFoundError(f"no folder or file {path}")
+            raise PathNotFoundError(f"no folder or file {path}")
         path = download(str(path))
     path = checkpoint_dir(path)
     if path.suffix == ".gguf" and not path.is_dir():

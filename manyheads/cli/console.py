@@ -21,7 +21,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
-from manyheads.errors import FileAccessError, InternalError, ManyheadsError, OutOfDiskError, UsageError, one_line
+from manyheads.errors import (
+    FileAccessError,
+    InternalError,
+    ManyheadsError,
+    OutOfDiskError,
+    PathNotFoundError,
+    UsageError,
+    one_line,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -78,6 +86,12 @@ def integer(text: str | int) -> int:
     if not re.fullmatch("[+-]?[0-9]{1,30}", str(text)):
         raise typer.BadParameter(f"given {str(text)[:40]!r}, expected an integer")
     return int(text)
+
+
+def check_exists(path: str | Path | None) -> None:
+    """Raises if an argument names a path that does not exist."""
+    if path is not None and not os.path.exists(path):
+        raise PathNotFoundError(f"no file or folder {path}")
 
 
 def load_own_parts(context: typer.Context, paths: list[Path] | None) -> list[Path] | None:

@@ -19,6 +19,7 @@ from manyheads.cli.console import (
     Quiet,
     RunOverrides,
     app,
+    check_exists,
     integer,
     new_table,
     print_json,
@@ -94,6 +95,7 @@ def evaluate(
     from manyheads.training.evaluate import evaluate as run
 
     check_output(output)
+    check_exists(data)
     is_image = output is not None and output.suffix == ".png"
     with Progress(f"loading {path}", quiet=quiet or as_json) as progress:
         report = run(

@@ -20,6 +20,7 @@ from manyheads.cli.console import (
     Parts,
     Progress,
     app,
+    check_exists,
     error_report,
     integer,
     print_json,
@@ -110,6 +111,7 @@ def predict(
         raise UsageError("TEXT and --file exclude each other")
     if text is None and file is None and sys.stdin.isatty():
         raise UsageError("there is no input", hint="give a TEXT, --file FILE, or one text per line on standard input")
+    check_exists(file)
     predictor = partial(load_predictor, path, settings, truncate=truncate, device=device)
     if text is None or text == "-":
         predict_lines(open_lines(file, encoding_errors), path, predictor, as_json=as_json)
@@ -192,13 +194,15 @@ def lines_error(lines: LineReader, number: int) -> ManyheadsError | None:
 
 def print_result(result: Tree | ManyheadsError | None, task: TaskSpec, *, as_json: bool) -> None:
     """Prints one line for a result, for an error, which is also printed on standard error, or for a blank line."""
-    failed = isinstance(result, ManyheadsError)
-    if as_json:
-        print_json(error_report(result) if failed else {"schema": 1} | result if result else None)
-        return
-    if failed:
+    if as_json and isinstance(result, ManyheadsError):
+        print_json(error_report(result))
+    elif as_json:
+        print_json({"schema": 1} | result if result else None)
+    elif isinstance(result, ManyheadsError):
         print_note(f"manyheads: {result}")
-    typer.echo("" if failed or not result else task.format_line(result))
+        typer.echo("")
+    else:
+        typer.echo(task.format_line(result) if result else "")
 
 
 def open_lines(file: Path | None, encoding_errors: str) -> LineReader:

@@ -41,7 +41,7 @@ def edit_config(folder, **values):
 )
 def test_without_a_model_every_command_gives_the_same_error(use, tmp_path):
     (tmp_path / "folder").mkdir()
-    with raises("checkpoint.not-found", tmp_path / "missing"):
+    with raises("usage.path-not-found", tmp_path / "missing"):
         use(tmp_path / "missing")
     with raises("checkpoint.not-found", tmp_path / "folder" / "config.json"):
         use(tmp_path / "folder")
@@ -401,7 +401,7 @@ def test_an_export_by_the_command_line_is_opened_by_transformers(tmp_path):
         (folder, folder, "usage.output-exists", 2),
         (folder, folder / "inside", "usage.output", 2),
         (folder, folder / "config.json" / "x", "usage.output", 2),
-        (tmp_path / "nowhere", tmp_path / "x", "checkpoint.not-found", 4),
+        (tmp_path / "nowhere", tmp_path / "x", "usage.path-not-found", 2),
         ("", tmp_path / "x", "usage.argument", 2),
     ):
         assert error_of("export", source, target, check=status)["code"] == code

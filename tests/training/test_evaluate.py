@@ -496,7 +496,7 @@ FAULTS = {
     "no such split": (["causal", "--split", "dev"], 2, "usage.argument", "dev"),
     "no such task": (["causal", "--task", "summarize"], 2, "usage.argument", "summarise"),
     "a task without a file": (["masked", "--task", "retrieval"], 2, "config.missing-key", "--data"),
-    "a file that does not exist": (["classify", "--data", "nowhere.tsv"], 3, "data.file", "nowhere.tsv"),
+    "a file that does not exist": (["classify", "--data", "nowhere.tsv"], 2, "usage.path-not-found", "nowhere.tsv"),
     "no rows": (["causal", "--max-rows", "0"], 2, "usage.argument", "rows"),
     "no beams": (["seq2seq", "--num-beams", "0"], 2, "generate.config", "num_beams"),
     "a short maximum": (["causal", "--max-length", "2"], 2, "usage.argument", "max_length"),
@@ -510,7 +510,7 @@ FAULTS = {
         "classif",
     ),
     "a misspelt field": (["classify", "-s", "data.held=1"], 2, "config.unknown-key", "held"),
-    "no folder": (["nothing-here"], 4, "checkpoint.not-found", "nothing-here"),
+    "no folder": (["nothing-here"], 2, "usage.path-not-found", "nothing-here"),
 }
 
 
