@@ -194,15 +194,15 @@ def lines_error(lines: LineReader, number: int) -> ManyheadsError | None:
 
 def print_result(result: Tree | ManyheadsError | None, task: TaskSpec, *, as_json: bool) -> None:
     """Prints one line for a result, for an error, which is also printed on standard error, or for a blank line."""
-    if as_json and isinstance(result, ManyheadsError):
-        print_json(error_report(result))
-    elif as_json:
-        print_json({"schema": 1} | result if result else None)
-    elif isinstance(result, ManyheadsError):
-        print_note(f"manyheads: {result}")
-        typer.echo("")
+    if isinstance(result, ManyheadsError):
+        print_json(error_report(result)) if as_json else print_note(f"manyheads: {result}")
+        line = ""
     else:
-        typer.echo(task.format_line(result) if result else "")
+        line = task.format_line(result) if result and not as_json else ""
+        if as_json:
+            print_json({"schema": 1} | result if result else None)
+    if not as_json:
+        typer.echo(line)
 
 
 def open_lines(file: Path | None, encoding_errors: str) -> LineReader:
