@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -27,6 +28,8 @@ from manyheads.errors import (
     InputError,
     InputLengthError,
     InputShapeError,
+    NonFiniteOutputError,
+    PathNotFoundError,
     UnsupportedError,
     UsageError,
 )
@@ -35,6 +38,7 @@ from manyheads.files.read import explain_read_errors, read_bytes, safe_join
 from manyheads.files.tokenizer import decode_ids, encode_texts, explain_tokenizer_errors
 from manyheads.generate.decoding import GenerationConfig, generation_config, read_generation_config
 from manyheads.model.build import DTYPES, Model, check_device
+from manyheads.model.finite import check_finite, raise_nonfinite
 from manyheads.model.record import record_hidden_states
 from manyheads.model.spec import ModelSpec
 from manyheads.model.transformer import Transformer
@@ -148,12 +152,14 @@ class Checkpoint:
         return states
 
     @torch.no_grad()
-    def embed(self, texts: str | Sequence[str]) -> Tensor:
-        """One vector per text, by a vector head, the pooling of sentence-transformers, or the mean over tokens."""
+    def embed(self, texts: str | Sequence[str], *, truncate: bool = False) -> Tensor:
+        """One vector per text, by a vector head, the pooling of sentence-transformers, or the mean over tokens.
+
+        With `truncate`, a text that is longer than the model has positions is truncated, with a warning.
+        """
         self.check_reads_text()
-        return self.embed_inputs(
-            self.pad([encoding.ids for encoding in self.encode([texts] if isinstance(texts, str) else texts)])
-        )
+        checkpoint = self.truncating(self.max_positions) if truncate else self
+        return self.embed_inputs(self.pad(checkpoint.encode_ids([texts] if isinstance(texts, str) else texts)))
 
     def embed_inputs(self, inputs: Inputs) -> Tensor:
         architectures = ("encoder", "decoder") if self.pooling else ("encoder",)
@@ -161,7 +167,8 @@ class Checkpoint:
             raise UnsupportedError(
                 f"embeddings need an encoder, or a decoder with a pooling config; this is {self.spec.architecture}"
             )
-        return self.model.embed_sequences(inputs, self.pooling.pool if self.pooling else None)
+        pool = self.pooling.pool if self.pooling else None
+        return self.finite(partial(self.model.embed_sequences, inputs, pool))
 
     def pad(self, rows: Sequence[Sequence[int]], *, left: bool = False) -> Inputs:
         """Pads rows of ids to one batch, on the right or on the left."""
@@ -176,8 +183,12 @@ class Checkpoint:
         """
         for batch in batches([len(row) for row in rows], BATCH_TOKENS):
             with torch.no_grad():
-                outputs = (function or self.model)(self.pad([rows[i] for i in batch]))
+                outputs = self.finite(partial(function or self.model, self.pad([rows[i] for i in batch])))
             yield from zip(batch, outputs, strict=True)
+
+    def finite(self, compute: Callable[[], Tensor]) -> Tensor:
+        """What `compute` returns; raises if it is NaN or infinite, and names the first layer where it is."""
+        return check_finite(self.model, compute(), compute)
 
     # ---------------------------------------------------------------------------------------------------------- texts
 
@@ -191,28 +202,37 @@ class Checkpoint:
             self.check_length(len(encoding.ids), index)
         return encodings
 
-    def encode_with_special(self, texts: Sequence[str], names: Sequence[str]) -> list[list[int]]:
-        """The ids of texts in which these special tokens are recognised, even if the tokenizer reads them as text."""
+    def encode_ids(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of each text, with a warning if some were truncated."""
+        encodings = self.encode(texts)
+        if count := sum(bool(one.overflowing) for one in encodings):
+            limit = self.tokenizer.truncation["max_length"]
+            warnings.warn(f"{count:,} of {len(texts):,} texts were truncated to {limit:,} tokens", stacklevel=3)
+        return [one.ids for one in encodings]
+
+    def encode_with_special(self, texts: Sequence[str], names: Sequence[str]) -> list[Any]:
+        """As `encode`, but these special tokens are recognised in a text, even if the tokenizer reads them as text."""
         check_texts(texts)
+        special, plain = self._piece_tokenizers
         encode = partial(encode_texts, kind=CheckpointTokenizerError, add_special_tokens=False)
-        tokens = dict(zip(names, encode(self._special_tokenizer, names), strict=True))
+        tokens = dict(zip(names, encode(special, names), strict=True))
         between = re.compile(f"({'|'.join(map(re.escape, names))})")
-        rows = []
+        encodings = []
         for index, text in enumerate(texts):
             pieces = between.split(text)
-            encodings = [
-                tokens.get(piece, encoding)
-                for piece, encoding in zip(pieces, encode(self.tokenizer, pieces), strict=True)
-            ]
+            parts = [tokens.get(one, encoding) for one, encoding in zip(pieces, encode(plain, pieces), strict=True)]
             with explain_tokenizer_errors("the tokenizer failed", CheckpointTokenizerError):
-                rows.append(self.tokenizer.post_process(type(encodings[0]).merge(encodings)).ids)
-            self.check_length(len(rows[-1]), index)
-        return rows
+                encodings.append(self.tokenizer.post_process(type(parts[0]).merge(parts)))
+            self.check_length(len(encodings[-1].ids), index)
+        return encodings
 
     @cached_property
-    def _special_tokenizer(self) -> Any:
-        """A copy of the tokenizer that recognises special tokens."""
-        return copy_tokenizer(self.tokenizer, encode_special_tokens=False)
+    def _piece_tokenizers(self) -> tuple[Any, Any]:
+        """Copies of the tokenizer for parts of a text: one recognises special tokens, and none truncates."""
+        special, plain = (copy_tokenizer(self.tokenizer, encode_special_tokens=one) for one in (False, True))
+        special.no_truncation()
+        plain.no_truncation()
+        return special, plain
 
     def with_truncation(self, max_length: int | None) -> Checkpoint:
         """A copy whose tokenizer truncates texts, and reads the names of special tokens in a text as plain text."""
@@ -221,6 +241,15 @@ class Checkpoint:
         tokenizer = copy_tokenizer(self.tokenizer, encode_special_tokens=True)
         if max_length is not None:
             tokenizer.enable_truncation(max_length)
+        return replace(self, tokenizer=tokenizer)
+
+    def truncating(self, max_length: int | None, *, direction: str = "right") -> Checkpoint:
+        """A copy whose tokenizer truncates texts at their end ("right") or start; itself if it truncates already."""
+        if self.tokenizer is None or self.tokenizer.truncation is not None or max_length is None:
+            return self
+        as_text = getattr(self.tokenizer, "encode_special_tokens", True)
+        tokenizer = copy_tokenizer(self.tokenizer, encode_special_tokens=as_text)
+        tokenizer.enable_truncation(max_length, **({} if direction == "right" else {"direction": direction}))
         return replace(self, tokenizer=tokenizer)
 
     def decode(self, ids: Sequence[int]) -> Any:
@@ -255,7 +284,7 @@ class Checkpoint:
         if isinstance(text, str):
             return self.generate([text], **settings)[0]
         if isinstance(text, Sequence) and text and all(isinstance(one, str) for one in text):
-            rows = [encoding.ids for encoding in self.encode(text)]  # type: ignore[arg-type]
+            rows = self.encode_ids(text)  # type: ignore[arg-type]
             outputs = dict(self.generate_ids(rows, config))
             return [self.decode(outputs[i]) for i in range(len(text))]
         ((_, ids),) = self.generate_ids([checked_ids(text)], config)  # type: ignore[arg-type]
@@ -274,12 +303,22 @@ class Checkpoint:
             limited = replace(config, max_new_tokens=max_new_tokens)
             for batch in batches([len(rows[i]) for i in group], BATCH_TOKENS // config.decoding.beams):
                 index = [group[i] for i in batch]
-                inputs = self.pad([rows[i] for i in index], left=not self.has_source)
-                rng = [rng_for(config.seed, rows[i], self.device) for i in index]
-                prompt = self.pad([first] * len(index)) if self.has_source else inputs
-                source = inputs if self.has_source else None
-                outputs = config.decoding.generate(self.model, prompt, source, config=limited, rng=rng)
+                generate = partial(self.generate_batch, [rows[i] for i in index], first, limited)
+                try:
+                    outputs = generate()
+                except NonFiniteOutputError:
+                    raise_nonfinite(self.model, generate)
                 yield from ((i, config.without_eos(ids)) for i, ids in zip(index, outputs, strict=True))
+
+    def generate_batch(
+        self, rows: Sequence[list[int]], first: Sequence[int], config: GenerationConfig
+    ) -> list[list[int]]:
+        """The new ids of each row; `first` begins the target if there is a source."""
+        inputs = self.pad(rows, left=not self.has_source)
+        prompt = self.pad([first] * len(rows)) if self.has_source else inputs
+        source = inputs if self.has_source else None
+        rng = [rng_for(config.seed, ids, self.device) for ids in rows]
+        return config.decoding.generate(self.model, prompt, source, config=config, rng=rng)
 
     def generation_limit(self, length: int, max_new_tokens: int) -> tuple[int, int]:
         """`max_new_tokens` within the model's positions, and the length that all rows of a batch must share, or 0.
@@ -383,7 +422,7 @@ def read_checkpoint_at(path: Path, *, dtype: torch.dtype | None, allow_nonfinite
     """Reads a checkpoint in any supported format."""
     if not os.path.exists(path):
         if not is_name(str(path)) or os.path.isdir(path.parts[0]):  # a mistyped path is not downloaded from the Hub
-            raise CheckpointNotFoundError(f"no folder or file {path}")
+            raise PathNotFoundError(f"no folder or file {path}")
         path = download(str(path))
     path = checkpoint_dir(path)
     if path.suffix == ".gguf" and not path.is_dir():
@@ -396,7 +435,10 @@ def read_checkpoint_at(path: Path, *, dtype: torch.dtype | None, allow_nonfinite
     model, metadata = read_folder(path, dtype=dtype, allow_nonfinite=allow_nonfinite, copy=copy)
     tokenizer = read_tokenizer(path, metadata.extra_files, keep_truncation=from_run)
     pooling = read_pooling(metadata.extra_files) if "modules.json" in metadata.extra_files else None
-    return Checkpoint(model, tokenizer, metadata, pooling, path)
+    checkpoint = Checkpoint(model, tokenizer, metadata, pooling, path)
+    if pooling and tokenizer is not None:
+        pooling.configure(tokenizer, checkpoint.max_positions)
+    return checkpoint
 
 
 def manifest_fault(path: Path) -> str | None:

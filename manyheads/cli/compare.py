@@ -76,6 +76,12 @@ def compare(
             progress=progress.show,
         )
     print_json(report) if as_json else print_comparison(report, stdout())
+    if not quiet and not as_json and (improving := sum(cell["still_improving"] for cell in report["cells"])):
+        trained = sum(len(cell["seeds"]) for cell in report["cells"])
+        print_note(
+            f"in {improving} of {trained} runs the validation loss was still falling at the end; "
+            "more steps (train.steps) may change the order"
+        )
     if any(cell["seeds"] for cell in report["cells"]):
         try:
             draw_comparison(report, output / "compare.png")

@@ -21,7 +21,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
-from manyheads.errors import FileAccessError, InternalError, ManyheadsError, OutOfDiskError, UsageError, one_line
+from manyheads.errors import (
+    FileAccessError,
+    InternalError,
+    ManyheadsError,
+    OutOfDiskError,
+    PathNotFoundError,
+    UsageError,
+    one_line,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -78,6 +86,12 @@ def integer(text: str | int) -> int:
     if not re.fullmatch("[+-]?[0-9]{1,30}", str(text)):
         raise typer.BadParameter(f"given {str(text)[:40]!r}, expected an integer")
     return int(text)
+
+
+def check_exists(path: str | Path | None) -> None:
+    """Raises if an argument names a path that does not exist."""
+    if path is not None and not os.path.exists(path):
+        raise PathNotFoundError(f"no file or folder {path}")
 
 
 def load_own_parts(context: typer.Context, paths: list[Path] | None) -> list[Path] | None:
@@ -253,10 +267,14 @@ def main() -> None:
         if "--debug" in options:
             raise
         error = as_error(exception)
-        parts = {"code": error.code, "message": error.message, "hint": error.hint}
-        as_json = json.dumps({"schema": 1, "error": parts}, ensure_ascii=False)
+        as_json = json.dumps(error_report(error), ensure_ascii=False)
         print(as_json if "--json" in options else f"manyheads: {error}", file=sys.stderr)
         sys.exit(error.exit_status)
+
+
+def error_report(error: ManyheadsError) -> dict[str, Any]:
+    """An error as plain data."""
+    return {"schema": 1, "error": {"code": error.code, "message": error.message, "hint": error.hint}}
 
 
 def as_error(exception: Exception) -> ManyheadsError:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from manyheads.cli.console import AsJson, Parts, Progress, app, print_json, print_note
+from manyheads.cli.console import AsJson, Parts, Progress, app, check_exists, print_json, print_note
 from manyheads.errors import OutputError, OutputExistsError
 
 
@@ -57,6 +57,7 @@ def new(
         raise OutputError(f"{output} is a folder; name a file")
     if output is not None and output.exists() and not force:
         raise OutputExistsError(f"{output} exists already", hint="--force overwrites it")
+    check_exists(file)
     with Progress(f"reading {file or task} and timing this machine"):
         text, reasons = suggest(
             task, file, architecture=architecture, fields=fields, overrides=overrides or [], minutes=minutes

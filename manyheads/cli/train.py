@@ -149,7 +149,7 @@ class TrainingProgress(Progress):
         super().__init__("preparing", quiet=quiet, first_line=0)
         self.steps, self.device = steps, device
         self.means = dict[str, float]()  # running means of losses and speed, over about 20 steps
-        self.metrics = dict[str, float]()
+        self.evaluated = ""  # the last metric of the latest evaluation, with its step
 
     def show(self, event: Event) -> None:
         from manyheads.training import events as e
@@ -162,8 +162,9 @@ class TrainingProgress(Progress):
                 self.line(data)
                 self.line(f"device: {device}{' (no GPU found)' if (self.device, device) == ('auto', 'cpu') else ''}")
             case e.Evaluated(metrics=metrics):
-                self.metrics = metrics
-                self.line(f"{step} · validation: {' · '.join(map(labelled, metrics, metrics.values()))}")
+                labels = [*map(labelled, metrics, metrics.values())]
+                self.evaluated = "" if list(metrics) == ["loss"] else f"{labels[-1]} at {step}"
+                self.line(f"{step} · validation: {' · '.join(labels)}")
             case e.Saved(path=path) if event.step == self.steps:
                 self.line(f"saved {path}")
             case e.SaveFailed(message=message):
@@ -189,7 +190,7 @@ class TrainingProgress(Progress):
         for name, value in (values | {"tokens/s": speed}).items():
             self.means[name] = 0.95 * self.means[name] + 0.05 * value if name in self.means else value
         losses = [f"{name} {mean:.3f}" for name, mean in self.means.items() if name != "tokens/s"]
-        metric = [labelled(name, value) for name, value in self.metrics.items() if name != "loss"][-1:]
+        metric = [self.evaluated] if self.evaluated else []
         note = " · ".join((*losses, *metric, f"{self.means['tokens/s']:,.0f} tokens/s"))
         self.update("step", event.step, self.steps, note)
         if event.skipped:

@@ -1,10 +1,11 @@
-"""The pooling of a sentence-transformers folder, which computes one vector per text, read from modules.json."""
+"""The pooling of a sentence-transformers folder, which computes one vector per text, and how it reads a text."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -12,18 +13,22 @@ from torch import Tensor
 from manyheads.errors import CheckpointConfigError, CheckpointError
 from manyheads.files.read import parse_json, parse_json_value
 from manyheads.parts.head import PoolSpec
-from manyheads.spec import quoted
+from manyheads.spec import MAX_COUNT, Tree, quoted
 
+SETTINGS = "sentence_bert_config.json"
+MIN_LENGTH = 3  # tokens of a truncated text, of which two may be special
 MODULES = ["Transformer", "Pooling", "Normalize"]
 MODES = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "first", "pooling_mode_lasttoken": "last"}
 
 
 @dataclass(frozen=True)
 class Pooling:
-    """The kind of pooling, and whether vectors are normalised to length 1."""
+    """The kind of pooling, whether vectors are normalised to length 1, and how texts are read."""
 
     kind: str = "mean"
     unit: bool = False
+    max_seq_length: int | None = None  # tokens to which texts are truncated, special tokens included
+    do_lower_case: bool = False
     unsupported: str = ""  # why the config is not supported, which is an error only if a vector is computed
 
     def pool(self, x_BLD: Tensor, padding_mask: Tensor | None) -> Tensor:
@@ -32,13 +37,35 @@ class Pooling:
         pooled: Tensor = PoolSpec.choose(self.kind).pool(x_BLD, padding_mask)
         return F.normalize(pooled, dim=-1) if self.unit else pooled
 
+    def configure(self, tokenizer: Any, max_positions: int | None) -> None:
+        """Makes the tokenizer read texts as sentence-transformers does, unless a run has set its own truncation."""
+        from tokenizers import normalizers
+
+        if self.do_lower_case:
+            own = [tokenizer.normalizer] if tokenizer.normalizer else []
+            tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *own])
+        if self.max_seq_length is not None and tokenizer.truncation is None:
+            tokenizer.enable_truncation(min(self.max_seq_length, max_positions or self.max_seq_length))
+
 
 def read_pooling(extra_files: Mapping[str, bytes]) -> Pooling:
-    """The pooling that modules.json describes."""
+    """The pooling that modules.json and sentence_bert_config.json describe."""
     try:
-        return parse_modules(extra_files)
+        return replace(parse_modules(extra_files), **parse_settings(extra_files))
     except CheckpointError as error:
         return Pooling(unsupported=str(error))
+
+
+def parse_settings(extra_files: Mapping[str, bytes]) -> Tree:
+    """Reads max_seq_length and do_lower_case from sentence_bert_config.json."""
+    data = extra_files.get(SETTINGS)
+    config = {} if data is None else parse_json(data, Path(SETTINGS))
+    length, lower = config.get("max_seq_length"), config.get("do_lower_case", False)
+    if length is not None and (type(length) is not int or not MIN_LENGTH <= length <= MAX_COUNT):
+        raise CheckpointConfigError(f"{SETTINGS}: max_seq_length is {quoted(length)}, expected at least {MIN_LENGTH}")
+    if type(lower) is not bool:
+        raise CheckpointConfigError(f"{SETTINGS}: do_lower_case is {quoted(lower)}, expected true or false")
+    return {"max_seq_length": length, "do_lower_case": lower}
 
 
 def parse_modules(extra_files: Mapping[str, bytes]) -> Pooling:

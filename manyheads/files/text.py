@@ -13,7 +13,7 @@ from io import BufferedReader, TextIOWrapper
 from pathlib import Path
 from typing import Any, cast
 
-from manyheads.errors import DataFileError, DataSizeError, EncodingError
+from manyheads.errors import DataError, DataFileError, DataSizeError, EncodingError
 
 MAX_FILE_BYTES = 1 << 36  # bytes after decompression
 MAX_COMPRESSION_RATIO = 200  # text compresses 3 to 20 times
@@ -114,6 +114,7 @@ class LineReader:
     file: BufferedReader | None = None  # open already, such as standard input; `path` is then only its name
     length_hint: str = "raise max_line_length to allow it"
     encoding_hint: str = "save the file as UTF-8, or set encoding_errors to 'replace' or 'skip'"
+    errors: dict[int, DataError] | None = None  # if given, a bad line is empty and its error is put here, not raised
 
     def __iter__(self) -> Iterator[tuple[int, str]]:
         with open_decompressed(self.path, self.file) as source, source.as_utf8() as decoded:
@@ -125,12 +126,24 @@ class LineReader:
             end = offset + len(raw)
             source.check_size(end)
             if len(raw) > 4 * self.max_length + 2:  # a character has at most four bytes
-                raise self.too_long(f"{self.path}, line {number + 1:,}")
+                number += 1
+                self._keep_or_raise(self.too_long(f"{self.path}, line {number:,}"), number)
+                while raw and not raw.endswith(b"\n"):  # the rest of the line
+                    raw = source.file.readline(1 << 20)
+                    end += len(raw)
+                    source.check_size(end)
+                yield number, ""
+                offset = end
+                continue
             if offset == 0 and raw.startswith(b"\xef\xbb\xbf"):
                 offset, raw = 3, raw[3:]
             for piece in raw.removesuffix(b"\n").removesuffix(b"\r").split(b"\r"):
                 number += 1
-                line = self._decode(piece, number, offset)
+                try:
+                    line = self._decode(piece, number, offset)
+                except DataError as error:
+                    self._keep_or_raise(error, number)
+                    line = ""
                 offset += len(piece) + 1
                 if line is not None:
                     yield number, line
@@ -151,6 +164,11 @@ class LineReader:
             return text
         message = f"{self.path}, line {number:,} {problem} at byte {offset + position:,}"
         return self.handle_invalid(message, replacement=text.replace("\0", "�"))
+
+    def _keep_or_raise(self, error: DataError, number: int) -> None:
+        if self.errors is None:
+            raise error
+        self.errors[number] = error
 
     def too_long(self, location: str) -> DataSizeError:
         return DataSizeError(f"{location} is longer than {self.max_length:,} characters", hint=self.length_hint)

@@ -14,6 +14,7 @@ from torch import Tensor
 from manyheads.errors import CheckpointConfigError, ConfigError, GenerationConfigError, UnsupportedError
 from manyheads.files.read import parse_json
 from manyheads.model.build import Model
+from manyheads.model.finite import check_next_token_logits
 from manyheads.parts.head import token_at
 from manyheads.parts.inputs import Inputs, tokens_first
 from manyheads.spec import MAX_COUNT, Part, Tree, did_you_mean, quoted
@@ -203,9 +204,9 @@ class Hypotheses:
             )
 
     def logits(self) -> Tensor:
-        """The logits of the next token of each row."""
+        """The logits of the next token of each row; raises if they are not finite."""
         logits, self.state = self.model.step(self.inputs, self.state)
-        return token_at(logits, self.inputs.padding_mask, -1)
+        return check_next_token_logits(token_at(logits, self.inputs.padding_mask, -1))
 
     def extend(self, tokens: Tensor, rows: Tensor | None = None) -> None:
         """Appends a token to each row. With `rows`, selects these rows first; a row may be left out or repeated."""

@@ -42,6 +42,7 @@ class MaeSpec(TaskSpec, kind="mae"):
     head_outputs: ClassVar[tuple[str, ...]] = ("pixels",)
     has_source: ClassVar[bool] = True
     is_default: ClassVar[bool] = True
+    eval_outputs: ClassVar[str] = "images"
     template: ClassVar[str] = "$A"
     num_special_tokens: ClassVar[int] = 0
     validation_metrics: ClassVar[tuple[str, ...]] = ("loss",)

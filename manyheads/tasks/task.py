@@ -197,6 +197,7 @@ class TaskSpec(Part, slot="task"):
     packable: ClassVar[bool] = False  # whether several texts may share a row, see `PackableTask`
     attention_target_fields: ClassVar[tuple[str, ...]] = ()  # the data fields that may guide its attention
     eval_in_windows: ClassVar[bool] = False  # whether evaluation reads a long text in windows instead of truncating it
+    eval_outputs: ClassVar[str] = ""  # what `evaluate --output` writes: "rows", with a result each, "images" or nothing
 
     # for `manyheads new`
     architecture_reason: ClassVar[str] = "the first architecture that can learn it"
@@ -282,9 +283,11 @@ class TaskSpec(Part, slot="task"):
         """Returns the input ids of each text, and how many tokens were read of each truncated one."""
         if checkpoint.tokenizer is None:
             return parse_ids(checkpoint, texts), {}
-        encodings = checkpoint.encode(texts)
-        truncated = {i: {"truncated": len(one.ids)} for i, one in enumerate(encodings) if one.overflowing}
-        return [one.ids for one in encodings], truncated
+        return ids_and_truncated(checkpoint.encode(texts))
+
+    def truncating(self, checkpoint: Checkpoint, generation: GenerationConfig) -> Checkpoint:
+        """Returns a copy that truncates texts to what the model can read; by default it reads their first tokens."""
+        return checkpoint.truncating(checkpoint.max_positions)
 
     def results(
         self, checkpoint: Checkpoint, rows: Sequence[list[int]], options: PredictOptions
@@ -294,12 +297,33 @@ class TaskSpec(Part, slot="task"):
             yield i, {"generated": checkpoint.decode(ids)}
 
     def predict(
-        self, checkpoint: Checkpoint, texts: Sequence[str], options: PredictOptions
+        self,
+        checkpoint: Checkpoint,
+        texts: Sequence[str],
+        options: PredictOptions,
+        errors: dict[int, InputError] | None = None,
     ) -> Iterator[tuple[int, Tree]]:
-        """Yields the index and result for each text, as plain data with the keys task, text and those of `results`."""
-        rows, truncated = self.encode(checkpoint, texts, options)
-        for i, result in self.results(checkpoint, rows, options):
-            yield i, {"task": self.kind, "text": texts[i]} | result | truncated.get(i, {})
+        """Yields the index and result for each text, as plain data with the keys task, text and those of `results`.
+
+        A text that the model cannot read raises, or, if `errors` is given, has its error there instead of a result.
+        """
+        index: Sequence[int] = range(len(texts))
+        try:
+            rows, truncated = self.encode(checkpoint, texts, options)
+        except InputError:
+            if errors is None:
+                raise
+            encoded = {}
+            for i, text in enumerate(texts):
+                try:
+                    encoded[i] = self.encode(checkpoint, [text], options)
+                except InputError as error:
+                    errors[i] = error
+            index = list(encoded)
+            rows = [ids for (ids,), _ in encoded.values()]
+            truncated = {k: cut[0] for k, (_, cut) in enumerate(encoded.values()) if cut}
+        for k, result in self.results(checkpoint, rows, options):
+            yield index[k], {"task": self.kind, "text": texts[index[k]]} | result | truncated.get(k, {})
 
     def format_line(self, result: Tree) -> str:
         """Formats a result as one line of text."""
@@ -380,13 +404,16 @@ def predict(
     *,
     top_k: int = 5,
     mask_token_id: int | None = None,
+    truncate: bool = False,
     **settings: Any,
 ) -> Any:
     """Applies a checkpoint to a text as `manyheads predict` does; returns plain data, or a list for a list of texts.
 
-    Settings are those of `generation_config`. Without a tokenizer, a text consists of token ids, such as "3 14 15".
+    With `truncate`, a text that is longer than the model can read is truncated, and its result has `truncated`, the
+    number of tokens that were read. Settings are those of `generation_config`. Without a tokenizer, a text consists of
+    token ids, such as "3 14 15".
     """
-    if isinstance(checkpoint, str | Path):
+    if not isinstance(checkpoint, Checkpoint):
         checkpoint = load(checkpoint)
     if type(top_k) is not int or top_k < 1:
         raise UsageError(f"top_k is {quoted(top_k)}, expected a positive integer")
@@ -395,8 +422,12 @@ def predict(
     generation = generation_config(checkpoint.generation_config, **settings)
     options = PredictOptions(generation, top_k=top_k, mask_token_id=mask_token_id)
     checkpoint.check_reads_text()
-    texts = [text] if isinstance(text, str) else list(text)
-    results = dict(task_of(checkpoint).predict(checkpoint, texts, options))
+    if not isinstance(text, str | Sequence):
+        raise InputError(f"given {quoted(text)}, expected a text or a list of texts")
+    texts, task = [text] if isinstance(text, str) else list(text), task_of(checkpoint)
+    if truncate:
+        checkpoint = task.truncating(checkpoint, generation)
+    results = dict(task.predict(checkpoint, texts, options))
     return results[0] if isinstance(text, str) else [results[i] for i in range(len(texts))]
 
 
@@ -418,6 +449,12 @@ def task_of(checkpoint: Checkpoint) -> TaskSpec:
         return min(fitting, key=lambda task: checkpoint.spec.head.output not in task.head_outputs)
     head = f"{checkpoint.spec.architecture} with the head '{checkpoint.spec.head.kind}'"
     raise UnsupportedError(f"no task fits this model ({head})")
+
+
+def ids_and_truncated(encodings: Sequence[Any]) -> tuple[list[list[int]], dict[int, Tree]]:
+    """Returns the ids of each encoding, and how many tokens are left of each truncated one."""
+    truncated = {i: {"truncated": len(one.ids)} for i, one in enumerate(encodings) if one.overflowing}
+    return [one.ids for one in encodings], truncated
 
 
 def parse_ids(checkpoint: Checkpoint, texts: Sequence[str]) -> list[list[int]]:

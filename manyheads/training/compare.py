@@ -32,6 +32,7 @@ from manyheads.training.run import RunSpec, read_run, read_run_file
 from manyheads.training.store import read_pointer
 
 MAX_JOBS = 1024
+IMPROVING = 0.05  # a fall of the loss by this fraction in the last quarter of the steps is notable
 
 
 @dataclass(frozen=True)
@@ -235,6 +236,7 @@ class RunResult:
     steps: int
     seconds: float
     finished: bool
+    early: bool = False  # whether train.best ended it, rather than train.steps
 
 
 def read_result(folder: Path, spec: RunSpec) -> RunResult:
@@ -250,9 +252,16 @@ def read_result(folder: Path, spec: RunSpec) -> RunResult:
             curve += [(step, evaluated["loss"])] if "loss" in evaluated else []
         elif line["event"] == "finished":
             reason = line["reason"]
-    finished = reason in ("stop_at", "patience") or (reason == "steps" and step >= spec.train.steps)
+    early = reason in ("stop_at", "patience")
     return RunResult(
-        folder, spec.seed, metrics=metrics, curve=tuple(curve), steps=step, seconds=seconds, finished=finished
+        folder,
+        spec.seed,
+        metrics=metrics,
+        curve=tuple(curve),
+        steps=step,
+        seconds=seconds,
+        finished=early or (reason == "steps" and step >= spec.train.steps),
+        early=early,
     )
 
 
@@ -276,10 +285,20 @@ def comparison_report(cells: Sequence[GridCell], axes: Sequence[Axis], seeds: in
                     {name: getattr(one, name) for name in ("seed", "steps", "seconds", "metrics", "curve")}
                     for one in finished
                 ],
+                "still_improving": sum(is_improving(one.curve) for one in finished if not one.early),
                 "error": error,
             }
         )
     return {"schema": 1, "axes": {axis.name: list(axis.values) for axis in axes}, "seeds": seeds, "cells": rows}
+
+
+def is_improving(curve: Sequence[tuple[int, float]]) -> bool:
+    """Whether the validation loss fell by more than IMPROVING in the last quarter of the steps of a run."""
+    if len(curve) < 3:
+        return False
+    last_step, last = curve[-1]
+    earlier = [loss for step, loss in curve if step <= 3 / 4 * last_step]
+    return bool(earlier) and last < (1 - IMPROVING) * earlier[-1]
 
 
 def summarize(values: Sequence[float]) -> Tree:

@@ -35,7 +35,7 @@ LAYOUT_PATHS = {f"data.{name}" for name in LAYOUT}
 def evaluate(
     path: str | Path,
     *,
-    data: str | None = None,
+    data: str | Path | None = None,
     task: str | None = None,
     split: str = "validation",
     overrides: Sequence[str] = (),
@@ -45,19 +45,24 @@ def evaluate(
     length_penalty: float = EvalOptions.length_penalty,
     max_new_tokens: int | None = None,
     examples: int = 0,
+    output: str | None = None,
     device: str = "auto",
     progress: OnProgress = lambda what, done, total: None,
 ) -> Tree:
     """Returns the scores of a checkpoint and of baselines, and the output for every row, as plain data.
 
     A run records its task and its data. For any other checkpoint the head decides the task, and `data` names a file.
+    With `output` as "rows" or "images", a task that has no such outputs raises before anything is computed.
     """
     start = time.perf_counter()
-    options = EvalOptions(max_rows, max_length, num_beams, length_penalty, max_new_tokens, examples)
+    options = EvalOptions(max_rows, max_length, num_beams, length_penalty, max_new_tokens, examples, output)
+    data = None if data is None else str(data)
     if split not in SPLITS:
         raise UsageError(f"split is {quoted(split)}, expected {', '.join(SPLITS)}")
-    if task is not None and task not in TaskSpec.kinds:
-        raise UsageError(f"no task {quoted(task)}{did_you_mean(task, TaskSpec.kinds)}")
+    if task is not None and (not isinstance(task, str) or task not in TaskSpec.kinds):
+        raise UsageError(f"no task {quoted(task)}{did_you_mean(str(task), TaskSpec.kinds)}")
+    if isinstance(overrides, str) or not all(isinstance(one, str) for one in overrides):
+        raise UsageError(f"overrides is {quoted(overrides)}, expected a list such as ['data.path=rows.tsv']")
     checkpoint = load(path, device=resolve_device(device), verify=True)
     checkpoint.model.eval()
     if checkpoint.tokenizer is None and checkpoint.spec.vocab is not None:
@@ -65,6 +70,7 @@ def evaluate(
     of_file = [one for one in overrides if data is not None and one.partition("=")[0].strip() in LAYOUT_PATHS]
     run = find_run(Path(path), task, [one for one in overrides if one not in of_file])
     task_spec = run.task if run else find_task(checkpoint, task)
+    options.check_task(task_spec)
     data_spec = run.data if run else read_data(task_spec, data, overrides)
     corpus, rows = load_rows(data_spec, task_spec, data=data, split=split, from_run=run is not None, overrides=of_file)
     evaluation = make_evaluation(checkpoint, task_spec, run, corpus, rows, options=options, progress=progress)
@@ -81,7 +87,11 @@ def evaluate(
 
 def evaluation_report(evaluation: Evaluation, result: EvalResult, notes: Sequence[str]) -> Tree:
     names = list(next(iter(result.scores.values())))
-    examples = list(result.images) or example_texts(evaluation, result.outputs)
+    examples = list(result.images) or [
+        {"source": one["text"], "generated": one["prediction"], "target": one["reference"]}
+        for one in result.outputs[: evaluation.options.examples]
+        if "text" in one
+    ]
     return {
         "task": evaluation.task.kind,
         "data": evaluation.data.corpus.description,
@@ -93,12 +103,6 @@ def evaluation_report(evaluation: Evaluation, result: EvalResult, notes: Sequenc
         "notes": [*notes, *result.notes],
         "examples": examples,
     } | result.extra
-
-
-def example_texts(evaluation: Evaluation, outputs: Sequence[str]) -> list[Tree]:
-    data = evaluation.data
-    rows = data.rows[: evaluation.options.examples] if outputs and data.fields[0] != "image" else []
-    return [{"source": row[0], "generated": text, "target": row[1]} for row, text in zip(rows, outputs, strict=False)]
 
 
 # ----------------------------------------------------------------------------------------------------- task and rows

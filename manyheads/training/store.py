@@ -23,6 +23,7 @@ from manyheads.errors import (
     CheckpointConfigError,
     CheckpointNotFoundError,
     CorruptFileError,
+    PathNotFoundError,
     WeightsError,
 )
 from manyheads.files.manifest import MANIFEST, OPTIMIZER, TRAINER, verify_manifest
@@ -273,7 +274,8 @@ def find_checkpoint(folder: Path, name: Path) -> Path:
     match = next((one for one in checkpoints(folder) if path and one.samefile(path)), None)
     if match is None:
         known = ", ".join(one.name for one in checkpoints(folder)) or "none"
-        raise CheckpointNotFoundError(f"{name} is not a checkpoint of this run (it has: {known})")
+        kind = CheckpointNotFoundError if path else PathNotFoundError
+        raise kind(f"{name} is not a checkpoint of this run (it has: {known})")
     if fault := verify_manifest(match):
         raise CorruptFileError(fault)
     return match

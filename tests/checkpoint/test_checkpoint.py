@@ -41,7 +41,7 @@ def edit_config(folder, **values):
 )
 def test_without_a_model_every_command_gives_the_same_error(use, tmp_path):
     (tmp_path / "folder").mkdir()
-    with raises("checkpoint.not-found", tmp_path / "missing"):
+    with raises("usage.path-not-found", tmp_path / "missing"):
         use(tmp_path / "missing")
     with raises("checkpoint.not-found", tmp_path / "folder" / "config.json"):
         use(tmp_path / "folder")
@@ -307,6 +307,40 @@ def test_a_text_is_embedded_by_the_pooling_of_its_folder(tmp_path):
     torch.testing.assert_close(torch.tensor(result["vector"]), vectors[0], rtol=1e-5, atol=1e-5)
 
 
+def test_a_sentence_encoder_truncates_texts_as_its_folder_says(tmp_path):
+    """To max_seq_length tokens, as sentence-transformers does, and never silently."""
+    folder = folder_of("bert-bare", tmp_path / "bert")
+    write_pooling(folder, pooling_mode_mean_tokens=True)
+    words = [f"word{i}" for i in range(50)]
+    short, text = " ".join(words[:10]), " ".join(words)
+    with raises("input.length"):
+        manyheads.load(folder).embed(text)
+    for settings, count in (({"max_seq_length": 12, "do_lower_case": True}, 10), ({"max_seq_length": 512}, 38)):
+        (folder / "sentence_bert_config.json").write_text(json.dumps(settings))
+        ours = manyheads.load(folder)
+        with pytest.warns(UserWarning, match="1 of 2"):
+            vectors = ours.embed([text.upper() if settings.get("do_lower_case") else text, short])
+        assert torch.equal(vectors[1], ours.embed([short])[0]) or vectors[1].allclose(ours.embed([short])[0], atol=1e-6)
+        torch.testing.assert_close(vectors[0], ours.embed(" ".join(words[:count]))[0], rtol=1e-5, atol=1e-5)
+        assert run_json("predict", folder, text)["truncated"] == count + 2
+        for to in ("hf", "manyheads"):  # an export keeps the setting, and the tokenizer of others as it was
+            manyheads.export(folder, tmp_path / f"{to}{count}", to=to)
+            assert manyheads.predict(tmp_path / f"{to}{count}", text)["truncated"] == count + 2
+            assert json.loads((tmp_path / f"{to}{count}" / "tokenizer.json").read_text())["truncation"] is None
+    for wrong in ({"max_seq_length": 0}, {"max_seq_length": "9"}, {"do_lower_case": 1}):
+        (folder / "sentence_bert_config.json").write_text(json.dumps(wrong))
+        with raises("checkpoint.config", next(iter(wrong))):
+            manyheads.load(folder).embed(short)
+
+
+def test_embed_truncates_if_asked(tmp_path):
+    ours = manyheads.load(folder_of("bert-bare", tmp_path / "bert"))
+    words = [f"word{i}" for i in range(50)]
+    with pytest.warns(UserWarning, match="1 of 1"):
+        vector = ours.embed(" ".join(words), truncate=True)
+    torch.testing.assert_close(vector, ours.embed(" ".join(words[:38]), truncate=True), rtol=1e-5, atol=1e-5)
+
+
 def test_a_pooling_that_cannot_be_followed_is_refused_where_it_is_needed(tmp_path):
     folder = folder_of("bert-bare", tmp_path / "bert")
     ids = torch.tensor([[1, 5, 6, 7, 2]])
@@ -367,7 +401,7 @@ def test_an_export_by_the_command_line_is_opened_by_transformers(tmp_path):
         (folder, folder, "usage.output-exists", 2),
         (folder, folder / "inside", "usage.output", 2),
         (folder, folder / "config.json" / "x", "usage.output", 2),
-        (tmp_path / "nowhere", tmp_path / "x", "checkpoint.not-found", 4),
+        (tmp_path / "nowhere", tmp_path / "x", "usage.path-not-found", 2),
         ("", tmp_path / "x", "usage.argument", 2),
     ):
         assert error_of("export", source, target, check=status)["code"] == code
@@ -557,7 +591,7 @@ def test_a_thread_that_reads_special_tokens_does_not_change_what_another_reads(s
         return checkpoint.encode([text])[0].ids
 
     def encode_mask(_):
-        return checkpoint.encode_with_special([text], ["<mask>"])[0]
+        return checkpoint.encode_with_special([text], ["<mask>"])[0].ids
 
     plain, special = encode(0), encode_mask(0)
     assert plain != special

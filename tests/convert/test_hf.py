@@ -64,7 +64,8 @@ def test_configs_that_cannot_be_read(folder):
     load_fails(folder, "corrupt", "config.json")
     path.unlink()
     load_fails(folder, "not-found", "config.json")
-    load_fails(folder / "nothing", "not-found", "nothing")
+    with raises("usage.path-not-found", "nothing"):
+        manyheads.load(folder / "nothing")
     (folder / "file").write_text("")
     load_fails(folder / "file", "not-found", "file")
 

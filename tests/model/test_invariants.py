@@ -692,7 +692,7 @@ def test_a_class_token_stands_before_the_patches_and_padded_patches_are_ignored(
 
 @torch.no_grad()
 @pytest.mark.parametrize("shape", ["decoder", "encoder", "pair", "recurrent", "ngram", "masked", "pixels", "classes"])
-def test_logits_mask_gives_the_logits_where_it_is_true(shape):
+def test_logits_to_keep_gives_the_logits_where_it_is_true(shape):
     heads = ("masked", "pixels", "classes")
     spec = read_model({"vocab": kinds.VOCAB, "encoder": kinds.stack(), "head": shape}) if shape in heads else None
     model = random_model(spec or getattr(kinds, shape)())

@@ -21,7 +21,7 @@ from manyheads.data.source import DataSpec
 from manyheads.errors import ConfigError, ManyheadsError, RunChangedError, UsageError
 from manyheads.inspect.draw import draw_comparison
 from manyheads.spec import to_toml
-from manyheads.training.compare import compare
+from manyheads.training.compare import compare, is_improving
 from manyheads.training.grid import axis_paths, folder_name, read_axis, split_values
 from manyheads.training.prepare import prepare
 from manyheads.training.run import read_run
@@ -130,6 +130,29 @@ def test_two_axes_of_one_field_or_no_axis_or_no_seed_are_refused(path, tmp_path)
 
 
 # -------------------------------------------------------------------------------------------------------------- results
+
+
+@pytest.mark.parametrize(
+    ("curve", "expected"),
+    [
+        ([(25, 4.0), (50, 3.0), (75, 2.0), (100, 1.0)], True),
+        ([(25, 4.0), (50, 1.0), (75, 0.99), (100, 0.98)], False),
+        ([(25, 1.0), (50, 2.0), (75, 3.0), (100, 4.0)], False),
+        ([(50, 4.0), (100, 1.0)], False),  # too few to tell
+        ([(100, 4.0)], False),
+        ([], False),
+    ],
+)
+def test_a_curve_that_still_falls_is_known(curve, expected):
+    assert is_improving(curve) == expected
+
+
+def test_a_note_tells_that_curves_still_fall(path, tmp_path):
+    command = ("compare", path, "lr=1e-2", "--seeds", "1", "-s", "train.eval_every=1")
+    report = run_json(*command, "--output", tmp_path / "grid")
+    (cell,) = report["cells"]
+    assert cell["still_improving"] == is_improving(cell["seeds"][0]["curve"])
+    assert ("train.steps" in run(*command, "--output", tmp_path / "grid").stderr) == cell["still_improving"]
 
 
 def test_the_report_has_the_metrics_of_the_runs_and_no_run_is_trained_twice(path, tmp_path):

@@ -29,9 +29,9 @@ MISSING = {
     "data": ({"data": PAIRS}, "data.file", "pairs.tsv"),
     "tokenizer": ({"tokenizer": TOKENIZER}, "data.file", "tokenizer.json"),
     "prepared data": ({"data": {"kind": "prepared", "path": NOWHERE}}, "data.file", NOWHERE),
-    "checkpoint": ({"init_from": NOWHERE, "model": {"encoder": {"layers": 2}}}, "checkpoint.not-found", NOWHERE),
-    "checkpoint for a whole model": ({"init_from": NOWHERE}, "checkpoint.not-found", NOWHERE),
-    "everything": ({"init_from": NOWHERE, "data": PAIRS, "tokenizer": TOKENIZER}, "checkpoint.not-found", NOWHERE),
+    "checkpoint": ({"init_from": NOWHERE, "model": {"encoder": {"layers": 2}}}, "usage.path-not-found", NOWHERE),
+    "checkpoint for a whole model": ({"init_from": NOWHERE}, "usage.path-not-found", NOWHERE),
+    "everything": ({"init_from": NOWHERE, "data": PAIRS, "tokenizer": TOKENIZER}, "usage.path-not-found", NOWHERE),
 }
 
 
