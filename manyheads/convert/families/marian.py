@@ -70,14 +70,23 @@ EMBEDDINGS: Rows = (
     TiedTensor("encoder.embed_tokens.weight", ("encoder.embed.table.weight",)),
     TiedTensor("decoder.embed_tokens.weight", ("encoder.embed.table.weight",)),
 )
+POSITION_TABLES: Rows = (  # sinusoids, which are computed
+    Ignored("encoder.embed_positions.weight"),
+    Ignored("decoder.embed_positions.weight"),
+)
 TOKEN_SCORES: Rows = (
     Rename("final_logits_bias", ("head.bias",), shape=(1, -1)),
     TiedTensor("lm_head.weight", ("encoder.embed.table.weight",)),
 )
 
 
-# transformers requires the id of the token that starts a target and pads a batch
-PADDING_TOKEN = Written(("pad_token_id", "decoder_start_token_id"), lambda get: (get("vocab") or 1) - 1)
+SINUSOID_KEYS: tuple[ConfigRow, ...] = (
+    # transformers requires the id of the token that starts a target and pads a batch
+    Written(("pad_token_id", "decoder_start_token_id"), lambda get: (get("vocab") or 1) - 1),
+    Written(("forced_eos_token_id",), lambda get: None),  # otherwise that of the published models
+    Written(("max_position_embeddings",), lambda get: MAX_SINUSOIDS),
+)
+MAX_SINUSOIDS = 8192  # positions for which transformers computes sinusoids, which have no limit
 SINUSOIDS: Tree = {"position": {"kind": "sinusoidal", "layout": "halves"}}
 
 FAMILIES = {
@@ -87,7 +96,7 @@ FAMILIES = {
         keys=(
             *KEYS,
             Key("decoder_vocab_size", "vocab", None),
-            PADDING_TOKEN,
+            *SINUSOID_KEYS,
             Fixed("share_encoder_decoder_embeddings", True),
             Fixed("normalize_before", False),
             Fixed("normalize_embedding", False),
@@ -97,13 +106,12 @@ FAMILIES = {
         ),
         weights=(
             *EMBEDDINGS,
-            Ignored("encoder.embed_positions.weight"),  # sinusoids, which are computed
-            Ignored("decoder.embed_positions.weight"),
+            *POSITION_TABLES,
             *LAYERS,
         ),
         architectures={
             "MarianMTModel": Architecture(head={"kind": "tied", "bias": True}, weights=TOKEN_SCORES, prefix="model.")
         },
-        ignored=(*IGNORED, "extra_pos_embeddings", "max_position_embeddings"),
+        ignored=(*IGNORED, "extra_pos_embeddings"),
     )
 }
