@@ -9,10 +9,14 @@ import tomllib
 
 import numpy as np
 import pytest
+import torch
+import transformers
 from command import run
 from raising import raises
+from small_checkpoints import assert_close
 from small_runs import end_of
 
+import manyheads
 from manyheads import build
 from manyheads.data.source import DataSpec
 from manyheads.tasks.task import TaskSpec
@@ -271,3 +275,86 @@ def test_more_data_gets_a_larger_model(tmp_path):
     )
     assert small["tokenizer"].get("vocab_size", 256) < large["tokenizer"]["vocab_size"]
     assert small["train"]["batch_tokens"] <= large["train"]["batch_tokens"]
+
+
+# ---------------------------------------------------------------------------------------- what is suggested is exported
+
+
+def exported(task, folder, **options):
+    """A run of two steps of what is suggested, with weights that differ from their initial values, and its export."""
+    text, _ = suggest(task, FILES[task](folder), minutes=0.05, **options)
+    trained(text, folder / "run")
+    ours = manyheads.load(folder / "run", copy=True)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in ours.model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    manyheads.export(ours, folder / "hf")
+    return ours, folder / "hf"
+
+
+def batch_of(ours, texts):
+    """The batch of texts as both libraries take it: ids and the attention mask."""
+    inputs = ours.pad([encoding.ids for encoding in ours.encode(texts)])
+    return inputs, {"input_ids": inputs.tokens, "attention_mask": (~inputs.padding_mask).long()}
+
+
+CLASSES = {
+    "causal": "AutoModelForCausalLM",
+    "infill": "AutoModelForCausalLM",
+    "masked": "AutoModelForMaskedLM",
+    "classify": "AutoModelForSequenceClassification",
+    "retrieval": "AutoModel",
+    "translate": "AutoModelForSeq2SeqLM",
+    "summarise": "AutoModelForSeq2SeqLM",
+    "seq2seq": "AutoModelForSeq2SeqLM",
+    "spans": "AutoModelForSeq2SeqLM",
+    "copy": "AutoModelForSeq2SeqLM",
+}
+
+
+def test_every_task_of_text_is_exported():
+    assert set(CLASSES) == built_in_tasks().keys() - {"mae"}
+
+
+@pytest.mark.parametrize(
+    ("task", "options"), [*((task, {}) for task in CLASSES), ("classify", {"architecture": "decoder"})]
+)
+def test_transformers_gives_the_same_output_for_what_is_suggested(task, options, tmp_path):
+    ours, folder = exported(task, tmp_path, **options)
+    theirs, info = getattr(transformers, CLASSES[task]).from_pretrained(folder, output_loading_info=True)
+    assert not any(info.values()), info
+    texts = ["3 1 4 1 5", "2 7 1"] if task == "copy" else ["the red cat sees 1.", "a dog"]
+    with torch.no_grad():
+        check_same_output(task, texts, ours, theirs.eval(), folder)
+
+
+def check_same_output(task, texts, ours, theirs, folder):
+    inputs, batch = batch_of(ours, texts)
+    mask = ~inputs.padding_mask
+    if task == "retrieval":
+        states = theirs(**batch).last_hidden_state.masked_fill(~mask[..., None], 0.0)
+        vectors = manyheads.load(folder).embed(texts)
+        assert_close(vectors, states.sum(1) / mask.sum(1)[:, None])
+        assert_close(vectors, ours.embed(texts))
+    elif ours.has_source:
+        target = torch.tensor([[1, 6, 7], [1, 8, 2]])
+        logits = theirs(**batch, decoder_input_ids=target).logits
+        assert_close(ours.logits(inputs.tokens, target, inputs.padding_mask), logits)
+    else:
+        logits = theirs(**batch).logits
+        own = ours.logits(inputs.tokens, padding_mask=inputs.padding_mask)
+        assert_close(own, logits, None if task == "classify" else mask)
+    names = transformers.AutoTokenizer.from_pretrained(folder)
+    assert names(texts, padding=True)["input_ids"] == inputs.tokens.tolist()
+
+
+@pytest.mark.parametrize("task", ["causal", "infill"])
+def test_a_suggested_decoder_is_exported_to_gguf_with_its_tokenizer(task, tmp_path):
+    ours, _ = exported(task, tmp_path)
+    manyheads.export(ours, tmp_path / "model.gguf", to="gguf")
+    again = manyheads.load(tmp_path / "model.gguf")
+    text = "the red cat sees 1."
+    ids = ours.encode([text])[0].ids
+    assert again.tokenizer.encode(text).ids == ids
+    assert_close(again.logits(torch.tensor([ids])), ours.logits(torch.tensor([ids])))

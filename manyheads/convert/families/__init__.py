@@ -8,7 +8,7 @@ from importlib import import_module
 
 from manyheads.convert.config import Config, ConfigRow, read_config, write_config
 from manyheads.convert.keys import PAD_TOKEN_FOR_LAST_POOLING, Labels
-from manyheads.convert.weights import Parameters, Rows, Spelling, Table, WeightTable, expand, same
+from manyheads.convert.weights import Parameters, Rows, Spelling, Table, Tensors, WeightTable, expand, same
 from manyheads.errors import CheckpointConfigError, UnknownArchitectureError
 from manyheads.model.spec import ModelSpec, read_model
 from manyheads.spec import Tree, copy_tree, did_you_mean, quoted
@@ -54,6 +54,8 @@ class Family:
     # completes a config from the names of the stored tensors
     resolve: Callable[[Config, Collection[str]], Config] = lambda config, names: config
     spellings: tuple[Spelling, ...] = ()  # other names of the weights in published checkpoints
+    # tensors that an export computes, from the names of those that are not read
+    computed: Callable[[ModelSpec, Config, Collection[str]], Tensors] = lambda spec, config, unused: {}
 
     def architecture(self, config: Config) -> str:
         names = config.get("architectures") or [next(iter(self.architectures))]

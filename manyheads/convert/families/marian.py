@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from manyheads.convert.config import ConfigRow, Fixed, Key, Written
+from collections.abc import Collection
+
+import torch
+
+from manyheads.convert.config import Config, ConfigRow, Fixed, Key, Written
 from manyheads.convert.families import Architecture, Family
 from manyheads.convert.keys import activation, in_both
-from manyheads.convert.weights import Ignored, Rename, Rows, TiedTensor, same
+from manyheads.convert.weights import Ignored, Rename, Rows, Tensors, TiedTensor, same
+from manyheads.model.spec import ModelSpec
+from manyheads.parts.position import Sinusoidal, SinusoidalSpec
 from manyheads.spec import Tree, merge_trees
 
 STACK: Tree = {
@@ -70,10 +76,20 @@ EMBEDDINGS: Rows = (
     TiedTensor("encoder.embed_tokens.weight", ("encoder.embed.table.weight",)),
     TiedTensor("decoder.embed_tokens.weight", ("encoder.embed.table.weight",)),
 )
-POSITION_TABLES: Rows = (  # sinusoids, which are computed
+POSITION_TABLES: Rows = (  # sinusoids, which are computed here
     Ignored("encoder.embed_positions.weight"),
     Ignored("decoder.embed_positions.weight"),
 )
+
+
+def sinusoid_tables(spec: ModelSpec, config: Config, unused: Collection[str]) -> Tensors:
+    """The sinusoids as tables, without which transformers reports missing weights."""
+    assert spec.encoder is not None
+    positions = torch.arange(config["max_position_embeddings"])[None]
+    table = Sinusoidal(SinusoidalSpec(layout="halves"), spec.encoder.width).table(positions, torch.float32)[0]
+    return {name: table.clone() for name in unused if name.endswith("embed_positions.weight")}
+
+
 TOKEN_SCORES: Rows = (
     Rename("final_logits_bias", ("head.bias",), shape=(1, -1)),
     TiedTensor("lm_head.weight", ("encoder.embed.table.weight",)),
@@ -86,7 +102,7 @@ SINUSOID_KEYS: tuple[ConfigRow, ...] = (
     Written(("forced_eos_token_id",), lambda get: None),  # otherwise that of the published models
     Written(("max_position_embeddings",), lambda get: MAX_SINUSOIDS),
 )
-MAX_SINUSOIDS = 8192  # positions for which transformers computes sinusoids, which have no limit
+MAX_SINUSOIDS = 2048  # rows of the tables in transformers; sinusoids themselves have no limit
 SINUSOIDS: Tree = {"position": {"kind": "sinusoidal", "layout": "halves"}}
 
 FAMILIES = {
@@ -113,5 +129,6 @@ FAMILIES = {
             "MarianMTModel": Architecture(head={"kind": "tied", "bias": True}, weights=TOKEN_SCORES, prefix="model.")
         },
         ignored=(*IGNORED, "extra_pos_embeddings"),
+        computed=sinusoid_tables,
     )
 }

@@ -14,6 +14,7 @@ from manyheads.convert.families.marian import (
     SINUSOID_KEYS,
     SINUSOIDS,
     TOKEN_SCORES,
+    sinusoid_tables,
 )
 from manyheads.convert.weights import same
 from manyheads.spec import merge_trees
@@ -46,5 +47,6 @@ FAMILIES = {
             "PegasusModel": BARE,
         },
         ignored=(*IGNORED, "extra_pos_embeddings", "force_bos_token_to_be_generated"),
+        computed=sinusoid_tables,
     )
 }
