@@ -20,6 +20,7 @@ from manyheads.cli.console import (
     app,
     integer,
     new_table,
+    output_option,
     print_json,
     shade,
     stdout,
@@ -69,7 +70,7 @@ def evaluate(
     ] = 0,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Write all outputs, one per line, or images as a .png."),
+        output_option("FILE", "Write all outputs, one per line, or images as a .png."),
     ] = None,
     parts: Parts = None,
     device: Device = "auto",
