@@ -20,6 +20,7 @@ from manyheads.cli.console import (
     app,
     integer,
     new_table,
+    output_option,
     print_json,
     print_note,
     stdout,
@@ -43,7 +44,7 @@ def compare(
     ],
     output: Annotated[
         Path,
-        typer.Option("--output", "-o", metavar="DIR", help="Folder of the runs. Run the same command again to resume."),
+        output_option("DIR", "Folder of the runs. Run the same command again to resume."),
     ],
     seeds: Annotated[int, typer.Option(parser=integer, metavar="N", help="Random seeds per combination.")] = 3,
     jobs: Annotated[int, typer.Option(parser=integer, metavar="N", help="Runs in parallel, with one thread each.")] = 1,

@@ -94,6 +94,17 @@ def check_exists(path: str | Path | None) -> None:
         raise PathNotFoundError(f"no file or folder {path}")
 
 
+def output_path(text: str | Path) -> Path:
+    """Parses the path of an output; an empty one, as from an unset variable of a shell, would be the current folder."""
+    if not str(text):
+        raise typer.BadParameter("given an empty path, expected the name of a file or a folder")
+    return Path(text)
+
+
+def output_option(metavar: str, help: str) -> Any:  # noqa: A002
+    return typer.Option("--output", "-o", parser=output_path, metavar=metavar, help=help)
+
+
 def load_own_parts(context: typer.Context, paths: list[Path] | None) -> list[Path] | None:
     if paths and not context.resilient_parsing:
         from manyheads import spec

@@ -15,6 +15,7 @@ from manyheads.cli.console import (
     RunFile,
     RunOverrides,
     app,
+    output_option,
     print_json,
     print_note,
     stdout,
@@ -43,7 +44,7 @@ app.add_typer(data_app, name="data")
 @data_app.command("prepare")
 def data_prepare(
     run: RunFile,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Folder to write; must not exist.")],
+    output: Annotated[Path, output_option("DIR", "Folder to write; must not exist.")],
     overrides: RunOverrides = None,
     parts: Parts = None,
     as_json: AsJson = False,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from manyheads.cli.console import app, print_note, shade, stdout
+from manyheads.cli.console import app, output_option, print_note, shade, stdout
 from manyheads.cli.train import train_and_show
 
 if TYPE_CHECKING:
@@ -50,9 +50,9 @@ EXAMPLES = (*range(0, 240, 40), 214)  # rows of the validation set; the last has
 
 @app.command()
 def demo(
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="DIR", help="Run folder. Run the same command again to resume.")
-    ] = Path("runs/dates"),
+    output: Annotated[Path, output_option("DIR", "Run folder. Run the same command again to resume.")] = Path(
+        "runs/dates"
+    ),
 ) -> None:
     """Train a model that reads dates in 20 languages (one to two minutes).
 

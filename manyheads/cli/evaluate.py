@@ -22,6 +22,7 @@ from manyheads.cli.console import (
     check_exists,
     integer,
     new_table,
+    output_option,
     print_json,
     shade,
     stdout,
@@ -74,11 +75,9 @@ def evaluate(
     ] = 0,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="Write text, reference and prediction of each row as JSON lines; "
+        output_option(
+            "FILE",
+            "Write text, reference and prediction of each row as JSON lines; "
             "of retrieval query, document and rank; of mae images as a .png.",
         ),
     ] = None,

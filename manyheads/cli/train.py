@@ -18,6 +18,7 @@ from manyheads.cli.console import (
     RunOverrides,
     app,
     integer,
+    output_option,
     print_json,
     print_note,
     stdout,
@@ -39,7 +40,7 @@ def train(
     run: RunFile,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="DIR", help="Run folder. Run the same command again to resume."),
+        output_option("DIR", "Run folder. Run the same command again to resume."),
     ] = None,
     overrides: RunOverrides = None,
     parts: Parts = None,
@@ -131,7 +132,7 @@ def print_estimate(estimate: Tree, console: Console) -> None:
         f"{epoch['padding']:.1%} padding{counted}",
         "steps": f"{estimate['steps']:,}, or {estimate['epochs']:.3g} epochs",
         "time": f"about {format_seconds(estimate['seconds'])} on this machine: {1000 * speed['step']:,.0f} ms per step "
-        f"(mean of {speed['timed_steps']}), {format_seconds(speed['evaluation'])} per evaluation",
+        f"(median of {speed['timed_steps']}), {format_seconds(speed['evaluation'])} per evaluation",
     }
     if speed["compiled_step"]:
         saved = estimate["steps"] * (speed["step"] - speed["compiled_step"]) - speed["compiling"]

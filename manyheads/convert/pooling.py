@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,11 +13,12 @@ from torch import Tensor
 
 from manyheads.errors import CheckpointConfigError, CheckpointError
 from manyheads.files.read import parse_json, parse_json_value
-from manyheads.parts.head import PoolSpec
+from manyheads.parts.head import PoolSpec, VectorSpec
 from manyheads.spec import MAX_COUNT, Tree, quoted
 
 SETTINGS = "sentence_bert_config.json"
 MIN_LENGTH = 3  # tokens of a truncated text, of which two may be special
+POOLING_FILES = ("modules.json", SETTINGS, "config_sentence_transformers.json")
 MODULES = ["Transformer", "Pooling", "Normalize"]
 MODES = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "first", "pooling_mode_lasttoken": "last"}
 
@@ -92,3 +94,18 @@ def parse_modules(extra_files: Mapping[str, bytes]) -> Pooling:
     if len(active) > 1 or any(key not in MODES for key in active):
         raise CheckpointConfigError(f"{path} has {quoted(', '.join(active))}, expected one of {', '.join(MODES)}")
     return Pooling(MODES[active[0]] if active else "mean", "Normalize" in names)
+
+
+def write_pooling(head: VectorSpec, width: int) -> dict[str, bytes]:
+    """The files of a sentence-transformers folder that compute what the head does; none if they cannot."""
+    active = next((mode for mode, kind in MODES.items() if kind == head.pool.kind), None)
+    if active is None or head.dense:
+        return {}
+    paths = ["", "1_Pooling", *(["2_Normalize"] if head.unit else [])]
+    modules = [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{MODULES[i]}"}
+        for i, path in enumerate(paths)
+    ]
+    pooling = {"word_embedding_dimension": width} | {mode: mode == active for mode in MODES}
+    trees = {"modules.json": modules, "1_Pooling/config.json": pooling}
+    return {name: json.dumps(tree, indent=2).encode() + b"\n" for name, tree in trees.items()}

@@ -61,6 +61,19 @@ def check_absent(target: Path) -> None:
     raise OutputExistsError(f"{target} already exists", hint="name a path that does not exist")
 
 
+def check_new_file(path: Path, *, force: bool = False) -> None:
+    """Raises if a file cannot be written at this path, before the work for it; with `force` it may exist already."""
+    with explain_write_errors(path):
+        if path.is_dir():
+            raise OutputError(f"{path} is a folder; name a file")
+        if not path.parent.is_dir():
+            raise OutputError(f"cannot write {path}: there is no folder {path.parent}")
+        if path.exists() and not force:
+            raise OutputExistsError(f"{path} exists already", hint="--force overwrites it")
+        if not os.access(path.parent, os.W_OK | os.X_OK):
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+
 def write_atomic(path: Path, text: str) -> None:
     """Writes or replaces a small file, completely or not at all."""
     draft = path.with_name(f"{path.name}.tmp")

@@ -102,8 +102,8 @@ class ClassifySpec(TaskSpec, kind="classify"):
                 f"{rows:,} rows have {len(labels):,} different classes, which cannot be learned",
                 hint="choose the column of the class with --fields",
             )
-        pool = "last" if suggestion.architecture == "decoder" else "mean"
-        head = {"kind": "classes", "classes": "data", "pool": pool}
+        decoder, encoder = {"pool": "last", "bias": False}, {"pool": "mean", "dense": True, "activation": "gelu"}
+        head = {"kind": "classes", "classes": "data"} | (decoder if suggestion.architecture == "decoder" else encoder)
         return [("head", head, f"the number of classes in the data, which is {len(labels)}")]
 
 

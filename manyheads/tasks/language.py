@@ -208,7 +208,7 @@ class MaskedSpec(MaskingTask, PackableTask, kind="masked"):
 
     @classmethod
     def suggest_head(cls, suggestion: Suggestion) -> Lines:
-        return [("head", "masked", "predicts the token at each mask")]
+        return [("head", "tied", "predicts the token at each mask by its embedding")]
 
     def encode(
         self, checkpoint: Checkpoint, texts: Sequence[str], options: PredictOptions

@@ -348,7 +348,9 @@ class TaskSpec(Part, slot="task"):
     @classmethod
     def suggest_head(cls, suggestion: Suggestion) -> Lines:
         """Suggests lines of [model] besides the vocabulary: the head, if it is not the default."""
-        return []
+        if suggestion.architecture != "encoder-decoder":
+            return []
+        return [("head", {"kind": "tied", "bias": True}, "the token embedding, and a bias per token")]
 
     @classmethod
     def suggest_stacks(cls, suggestion: Suggestion) -> Iterator[tuple[str, Lines]]:

@@ -41,6 +41,7 @@ SCHEMA = 1  # version of trainer.json
 NAME = re.compile(r"step-(\d{8})")
 DRAFT, REPLACED = "tmp", "old"  # in the name of a folder that is being written, or replaced by one of the same step
 DISK_MARGIN = 1.1  # the free space a checkpoint needs, relative to its size
+USUAL_POSITIONS = 2048  # positions of an exported model without a limit of its own, if it was trained on no more
 SMALL_FILES = 1 << 16  # bytes of tokenizer, config and so on, assumed until a checkpoint exists
 
 
@@ -320,12 +321,15 @@ def run_metadata(run: PreparedRun) -> CheckpointMetadata:
         "pad": special_tokens.pad,
         "bos": special_tokens.bos,
         "eos": special_tokens.eos,
-        "decoder_start": special_tokens.decoder_prompt_ids[0],
     }
+    if run.model_spec.has_source:
+        roles["decoder_start"] = special_tokens.decoder_prompt_ids[0]
     inherited = {key: value for key, value in metadata.config.items() if key != "problem_type" or not labels}
     config = dict(inherited)
     if run.tokenizer is not None:
         config |= {f"{role}_token_id": token for role, token in roles.items()}
+    if run.max_length is not None and run.max_length > USUAL_POSITIONS:
+        config["max_position_embeddings"] = run.max_length
     if initial:
         config |= {key: value for key, value in inherited.items() if value is not None}
     if labels:
@@ -338,6 +342,7 @@ def saved_files(run: PreparedRun, files: dict[str, bytes]) -> dict[str, bytes]:
     # a tokenizer that manyheads trained has no family, and reads special tokens in a text as plain text
     if run.special_tokens.prefix_suffix_ids is None:
         settings = {"tokenizer_class": "PreTrainedTokenizerFast", "split_special_tokens": True}
+        settings |= special_token_names(run) if run.tokenizer is not None else {}
         settings |= {} if run.max_length is None else {"model_max_length": run.max_length}
         files["tokenizer_config.json"] = json.dumps(settings).encode() + b"\n"
         files.pop("tokenizer.json", None)
@@ -345,6 +350,14 @@ def saved_files(run: PreparedRun, files: dict[str, bytes]) -> dict[str, bytes]:
         tokenizer = json.loads(files["tokenizer.json"]) | {"truncation": truncation}
         files["tokenizer.json"] = json.dumps(tokenizer, ensure_ascii=False).encode()
     return files
+
+
+def special_token_names(run: PreparedRun) -> dict[str, str]:
+    """Returns the special tokens as tokenizer_config.json has them, so that other libraries can pad and mask."""
+    special = run.special_tokens
+    ids = {"pad": special.pad, "bos": special.bos, "eos": special.eos, "unk": special.unk, "mask": special.mask}
+    names = {role: run.tokenizer.id_to_token(token) for role, token in ids.items() if token >= 0}
+    return {f"{role}_token": name for role, name in names.items() if name is not None}
 
 
 def checkpoint_writer(

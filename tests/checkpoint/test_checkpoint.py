@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,7 +22,9 @@ from manyheads import Checkpoint, build, read
 from manyheads.tasks.evaluation import EvalOptions
 from manyheads.tasks.task import task_of
 from manyheads.training.evaluate import load_rows, make_evaluation
-from manyheads.training.run import read_run_file
+from manyheads.training.loop import train_events
+from manyheads.training.prepare import prepare
+from manyheads.training.run import read_run, read_run_file
 
 
 def edit_config(folder, **values):
@@ -616,3 +619,48 @@ def test_a_tokenizer_never_changes_after_loading(name, small_runs):
     )
     assert spec.task.evaluate(evaluation).scores["model"]
     assert tokenizer_state(checkpoint) == before
+
+
+# ----------------------------------------------------------------------------------------------- files of another task
+
+
+def test_a_run_and_its_export_have_no_key_and_no_file_of_the_task_that_the_checkpoint_was_for(tmp_path):
+    """A classifier from a checkpoint for vectors; and one for vectors from a classifier."""
+    folder = folder_of("bert-bare", tmp_path / "bert")
+    write_pooling(folder)
+    for name in ("sentence_bert_config.json", "config_sentence_transformers.json", "generation_config.json"):
+        (folder / name).write_text("{}")
+    edit_config(folder, problem_type="regression", task_specific_params={"x": {}}, forced_eos_token_id=2)
+    labels = tmp_path / "labels.tsv"
+    labels.write_text("".join(f"word{i} word{i + 1}\t{'ab'[i % 2]}\n" for i in range(40)))
+    head = {"kind": "classes", "classes": "data", "dense": True}
+    classifier = finetuned(folder, tmp_path / "classifier", {"kind": "labels", "path": str(labels)}, "classify", head)
+    assert set(classifier["label2id"]) == {"a", "b"}
+    assert not {"problem_type", "task_specific_params", "decoder_start_token_id", "forced_eos_token_id"} & set(
+        classifier
+    )
+    pairs = {"kind": "queries", "path": str(labels), "fields": [0, 0]}
+    vectors = finetuned(tmp_path / "classifier-hf", tmp_path / "vectors", pairs, "retrieval", "none")
+    assert not {"id2label", "label2id"} & set(vectors)
+    for name in ("classifier", "vectors"):
+        files = {path.name for path in (tmp_path / f"{name}-hf").iterdir()}
+        assert files == {"config.json", "model.safetensors", "tokenizer.json"}
+
+
+def finetuned(checkpoint, folder, data, task, head):
+    """Trains two steps, exports the run, and returns the config of the export."""
+    tree = {"init_from": str(checkpoint), "model": {"head": head}, "data": data, "task": task, "train": {"steps": 2}}
+    list(train_events(prepare(read_run(tree)), folder))
+    manyheads.export(folder, f"{folder}-hf")
+    return json.loads(Path(f"{folder}-hf", "config.json").read_text())
+
+
+def test_what_a_checkpoint_for_vectors_needs_stays_if_it_is_trained_for_vectors(tmp_path):
+    folder = folder_of("bert-bare", tmp_path / "bert")
+    write_pooling(folder)
+    pairs = tmp_path / "pairs.tsv"
+    pairs.write_text("".join(f"word{i} word{i + 1}\tword{i + 2}\n" for i in range(40)))
+    finetuned(folder, tmp_path / "vectors", {"kind": "queries", "path": str(pairs)}, "retrieval", "none")
+    assert (tmp_path / "vectors-hf" / "1_Pooling" / "config.json").exists()
+    ours, again = manyheads.load(tmp_path / "vectors"), manyheads.load(tmp_path / "vectors-hf")
+    torch.testing.assert_close(again.embed("word1 word2"), ours.embed("word1 word2"))

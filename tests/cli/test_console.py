@@ -58,6 +58,26 @@ def test_a_wrong_command_line_has_a_code(arguments):
     assert error["hint"]
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("new", "copy", "--output", ""),
+        ("train", "run.toml", "-o", ""),
+        ("compare", "run.toml", "seed=1,2", "--output="),
+        ("data", "prepare", "run.toml", "--output", ""),
+        ("evaluate", "run", "--output", ""),
+        ("export", "run", ""),
+    ],
+    ids=lambda command: command[0],
+)
+def test_an_empty_output_is_refused_before_anything_is_read(command, tmp_path):
+    """Such as "$OUT" of a shell in which it is not set; a Path would take it for the current folder."""
+    error = error_of(*command, cwd=tmp_path, check=2)
+    assert error["code"] == "usage.argument"
+    assert "empty" in error["message"]
+    assert not list(tmp_path.iterdir())
+
+
 def test_options_after_two_dashes_are_arguments():
     assert run("show", "--", "--json", check=2).stderr.startswith("manyheads: ")
     done = run("show", "--json", "--", "--debug", check=2)

@@ -443,10 +443,10 @@ def export_fails(checkpoint, path, *values, **options):
             "MistralForCausalLM",
             "MistralConfig",
             SMALL | {"sliding_window": 4},
-            ("mask.window is 4", "gguf-llama"),
+            ("mask.window is 4", "in llama"),
         ),
         ("LlamaForCausalLM", "LlamaConfig", SMALL | rope("dynamic", factor=2.0), ("scaling is dynamic",)),
-        ("GPT2LMHeadModel", "GPT2Config", {"activation_function": "relu"}, ("relu", "gelu-tanh", "gguf-gpt2")),
+        ("GPT2LMHeadModel", "GPT2Config", {"activation_function": "relu"}, ("relu", "gelu-tanh", "in gpt2")),
         ("BertForMaskedLM", "BertConfig", {}, ("encoder",)),
     ],
 )

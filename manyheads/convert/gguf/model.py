@@ -14,7 +14,7 @@ from manyheads.convert.families.gguf import HEAD, NEEDS_HEAD, resolve_sizes
 from manyheads.convert.gguf.container import OUTTYPES, SPECIAL, GgufFile, config_of, write_container
 from manyheads.convert.gguf.vocabulary import read_vocabulary, write_vocabulary
 from manyheads.convert.hf import MAX_POSITION_KEYS, CheckpointMetadata, StoredWeights, load_model, read_tokenizer_config
-from manyheads.convert.match import find_architecture
+from manyheads.convert.match import expressible
 from manyheads.errors import CheckpointConfigError, CheckpointTokenizerError, ExportError, UsageError
 from manyheads.files.read import decode
 from manyheads.files.write import atomic_output
@@ -45,7 +45,7 @@ def write_gguf(
     """Writes a file for llama.cpp. The error names a part that none of its architectures has."""
     if outtype not in OUTTYPES:
         raise UsageError(f"outtype is {outtype!r}, expected one of {', '.join(OUTTYPES)}")
-    family, architecture, config, _ = find_architecture(resolve_sizes(model.spec), GGUF)
+    model, (family, architecture, config, *_) = expressible(model, GGUF, resolve_sizes)
     old = metadata.config if metadata else {}
     if not config["block_count"]:
         raise ExportError("GGUF export needs a model with at least one layer")

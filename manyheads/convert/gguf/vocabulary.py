@@ -156,7 +156,7 @@ def write_vocabulary(tokenizer: Any, vocab_size: int, config: Mapping[str, Any])
     tree = json.loads(tokenizer.to_str())
     model = tree["model"]
     if model["type"] != "BPE":
-        raise ExportError(f"GGUF export needs a BPE tokenizer; this one is {quoted(model['type'])}")
+        raise ExportError(f"a GGUF file needs a BPE tokenizer, and the model's is {quoted(model['type'])}")
     names = {i: token for token, i in tokenizer.get_vocab(with_added_tokens=True).items()}
     if max(names, default=0) >= vocab_size:
         raise ExportError(
@@ -195,7 +195,11 @@ PROBES = (
 
 
 def check_same(tokenizer: Any, again: Any) -> None:
-    """Raises an error if the tokenizer that is read back from the metadata encodes a text differently."""
+    """Raises an error if the tokenizer that is read back from the metadata encodes a text differently.
+
+    Whether names of special tokens in a text are read as plain text is not stored: llama.cpp asks its caller.
+    """
+    again.encode_special_tokens = tokenizer.encode_special_tokens
     for text in PROBES:
         if tokenizer.encode(text).ids != again.encode(text).ids:
             raise ExportError(f"a GGUF file cannot express how this tokenizer encodes {quoted(text)}")
@@ -212,11 +216,12 @@ def token_type(token: str | None, added: Tree | None, model: Tree) -> int:
 
 
 def pre_tokenizer_name(tree: Tree) -> str:
+    """The name of a pre-tokenizer. Without merges every byte is a token, wherever a text is split."""
     steps: list[str | None] = []
     whole = tree["pre_tokenizer"] or {}
     for step in whole.get("pretokenizers", [whole]):
         if step.get("type") == "ByteLevel" and not step["add_prefix_space"]:
-            steps += [None] if step["use_regex"] else []
+            steps += [None] if step["use_regex"] or not tree["model"]["merges"] else []
         elif step.get("type") == "Digits" and step["individual_digits"]:
             steps.append(DIGITS)
         elif step.get("type") == "Split" and step["behavior"] == "Isolated" and "Regex" in step["pattern"]:
