@@ -108,7 +108,7 @@ BAD_LINES = {
     "blank": (b"\n \n\r\n", "data.empty", "3 lines"),
     "not UTF-8": (b"word0 [MASK]\n\xff\n", "data.encoding", "line 2", "0xff", "byte 13"),
     "Latin-1": (b"word0 [MASK]\n\n[MASK] \xe9t\xe9", "data.encoding", "line 3", "0xe9", "byte 21"),
-    "UTF-16": ("word0".encode("utf-16"), "data.encoding", "line 1", "0xff", "byte 0"),
+    "UTF-16 without a mark": ("word0".encode("utf-16-le"), "data.encoding", "line 1", "byte 1"),
     "NUL": (b"[MASK]\nword0 \0 [MASK]", "data.encoding", "line 2", "byte 13"),
     "no mask": (b"[MASK]\n\nword0\n", "data.row", "line 3", "[MASK]"),
     "too long": (b"[MASK]\n" + b"word0 " * 50, "data.row", "line 2", 52, 40),
