@@ -205,7 +205,7 @@ class RecordReader:
         """Returns the line of the record where the quote opens that is open at its end."""
         opened, is_open = self.record[0][0], False
         for number, line in self.record:
-            if line.count('"') % 2:
+            for _ in range(line.replace('""', "").count('"')):  # two are an escape, or an empty cell
                 is_open = not is_open
                 opened = number if is_open else opened
         return opened

@@ -113,6 +113,7 @@ def test_a_quote_within_a_cell_is_text(tmp_path):
         ('text,label\none,a\n"two, three,b\nfour,c\n', 3),
         ('text,label\n"one\n, two",a\n"three, ""four"",b\nfive,c\n', 4),
         ('text,label\n"a, b" c,d\n', 2),
+        ('text,label\n"one\ntwo","three\nfour,c\n', 3),
     ],
 )
 def test_a_quote_that_is_not_closed_is_an_error_with_its_line(content, line, tmp_path):
