@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,14 @@ from manyheads.convert.hub import download, is_name
 from manyheads.convert.pooling import Pooling, read_pooling
 from manyheads.errors import (
     CheckpointConfigError,
+    CheckpointError,
     CheckpointNotFoundError,
     CheckpointTokenizerError,
     HashMismatchError,
     InputError,
     InputLengthError,
     InputShapeError,
+    ManyheadsError,
     UnsupportedError,
     UsageError,
 )
@@ -40,6 +42,7 @@ from manyheads.model.transformer import Transformer
 from manyheads.parts.inputs import Inputs, pad_rows
 from manyheads.spec import Tree, quoted
 
+MAX_READS = 100  # of a run's checkpoint, while the run replaces it
 BATCH_TOKENS = 2048  # tokens per batch, padding included, with one row per beam
 
 
@@ -358,10 +361,12 @@ def load(
         )
     device = check_device(device)
     path = check_path(path)
-    with explain_read_errors(path):
-        if verify and (fault := manifest_fault(path)):
-            raise HashMismatchError(f"{fault}; this checkpoint differs from the one that its run saved")
-        checkpoint = read_checkpoint_at(path, dtype=dtype, allow_nonfinite=allow_nonfinite, copy=copy)
+    if not os.path.exists(path):
+        if not is_name(str(path)) or os.path.isdir(path.parts[0]):  # a mistyped path is not downloaded from the Hub
+            raise CheckpointNotFoundError(f"no folder or file {path}")
+        path = download(str(path))
+    read = partial(read_checkpoint_at, dtype=dtype, allow_nonfinite=allow_nonfinite, copy=copy, verify=verify)
+    checkpoint = read_while_saved(path, read)
     checkpoint.model.to(device)
     return checkpoint
 
@@ -372,30 +377,47 @@ def check_path(path: str | Path) -> Path:
     return Path(path)
 
 
-def read_checkpoint_at(path: Path, *, dtype: torch.dtype | None, allow_nonfinite: bool, copy: bool) -> Checkpoint:
+def read_while_saved(path: Path, read: Callable[[Path], Checkpoint]) -> Checkpoint:
+    """Reads a checkpoint, and reads the next one if its run removed or replaced it meanwhile."""
+    for _ in range(MAX_READS):
+        with explain_read_errors(path):
+            folder = checkpoint_dir(path)
+            before = inode(folder)
+            try:
+                checkpoint = read(folder)
+            except (ManyheadsError, OSError):
+                if inode(folder) == before and checkpoint_dir(path) == folder:
+                    raise
+            else:
+                if inode(folder) == before:
+                    return checkpoint
+    raise CheckpointError(f"{path} is replaced faster than it can be read", hint="raise train.save_every")
+
+
+def inode(path: Path) -> int | None:
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return None
+
+
+def read_checkpoint_at(
+    path: Path, *, dtype: torch.dtype | None, allow_nonfinite: bool, copy: bool, verify: bool
+) -> Checkpoint:
     """Reads a checkpoint in any supported format."""
-    if not os.path.exists(path):
-        if not is_name(str(path)) or os.path.isdir(path.parts[0]):  # a mistyped path is not downloaded from the Hub
-            raise CheckpointNotFoundError(f"no folder or file {path}")
-        path = download(str(path))
-    path = checkpoint_dir(path)
+    from_run = (path / TRAINER).is_file()
+    if verify and from_run and (fault := verify_manifest(path, optimizer=False)):
+        raise HashMismatchError(f"{fault}; this checkpoint differs from the one that its run saved")
     if path.suffix == ".gguf" and not path.is_dir():
         model, metadata, tokenizer = read_gguf(path, dtype=dtype, allow_nonfinite=allow_nonfinite)
         return Checkpoint(model, tokenizer, metadata)
     if (path.suffix == ".pt" and not path.is_dir()) or path.joinpath(*CHECKPOINT).is_file():
         model, metadata, tokenizer = read_fairseq(path, dtype=dtype, allow_nonfinite=allow_nonfinite)
         return Checkpoint(model, tokenizer, metadata)
-    from_run = (path / TRAINER).is_file()
     model, metadata = read_folder(path, dtype=dtype, allow_nonfinite=allow_nonfinite, copy=copy)
     tokenizer = read_tokenizer(path, metadata.extra_files, keep_truncation=from_run)
     pooling = read_pooling(metadata.extra_files) if "modules.json" in metadata.extra_files else None
     return Checkpoint(model, tokenizer, metadata, pooling, path)
-
-
-def manifest_fault(path: Path) -> str | None:
-    """The first difference from the manifest of a run's checkpoint; None if there is none, or no manifest."""
-    folder = checkpoint_dir(path)
-    return verify_manifest(folder, optimizer=False) if (folder / TRAINER).is_file() else None
 
 
 def checkpoint_dir(folder: Path) -> Path:

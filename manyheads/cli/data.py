@@ -104,7 +104,7 @@ def data_show(
 
 def describe_data(target: Path, overrides: list[str]) -> Tree:
     """Returns counts, lengths, padding and a few rows of a run's data, or of a folder of prepared data."""
-    from manyheads.data.prepared import MappedRows, PreparedSpec
+    from manyheads.data.prepared import PreparedRows, PreparedSpec
     from manyheads.training.estimate import estimate_epoch
     from manyheads.training.prepare import prepare
     from manyheads.training.run import read_run_file
@@ -113,7 +113,7 @@ def describe_data(target: Path, overrides: list[str]) -> Tree:
         if overrides:
             raise UsageError(f"{target} is prepared data, which has no fields to override")
         corpus = PreparedSpec(path=str(target)).load()
-        return describe_rows(corpus, MappedRows(target)) | {"batches": None, "padding": None, "batch_tokens": None}
+        return describe_rows(corpus, PreparedRows(target)) | {"batches": None, "padding": None, "batch_tokens": None}
     path = target / "run.toml" if target.is_dir() else target
     if not path.is_file():
         raise ConfigFileError(f"{target} is not a run file, a run folder or a folder of prepared data")

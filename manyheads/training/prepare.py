@@ -15,7 +15,7 @@ from torch import nn
 
 from manyheads.checkpoint.checkpoint import Checkpoint, load
 from manyheads.data.attention_targets import AttentionTargets
-from manyheads.data.prepared import InMemoryRows, MappedRows, TokenRows, TruncatedRows, tokenizer_for
+from manyheads.data.prepared import InMemoryRows, PreparedRows, TokenRows, TruncatedRows, tokenizer_for
 from manyheads.data.source import NON_TEXT_FIELDS, Corpus
 from manyheads.data.tokenizer import TokenizerSpec, special_ids
 from manyheads.errors import IncompatibleError, OutOfRangeError, TokenizerError
@@ -81,7 +81,7 @@ def prepare(spec: RunSpec) -> PreparedRun:
 
     def encode(split: str) -> TokenRows:
         if folder:
-            return MappedRows(folder, split, tokenizer=tokenizer, fields=fields, labels=labels)
+            return PreparedRows(folder, split, tokenizer=tokenizer, fields=fields, labels=labels)
         rows = [tuple(row[i] for i in columns) for row in corpus.splits[split]]
         return InMemoryRows(cut_patches(rows, fields, model_spec), tokenizer, fields, labels)
 

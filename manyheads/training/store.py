@@ -9,6 +9,7 @@ import re
 import shutil
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
@@ -29,7 +30,7 @@ from manyheads.files.manifest import MANIFEST, OPTIMIZER, TRAINER, verify_manife
 from manyheads.files.read import read_json_or_empty, sha256
 from manyheads.files.write import free_bytes, fsync_path, write_atomic
 from manyheads.model.build import Model, build_meta
-from manyheads.spec import Tree, quoted, to_tree
+from manyheads.spec import Tree, quoted, to_toml, to_tree
 from manyheads.training.lora import TRAINED, adapter_names, merge_lora, trained_tensors, write_adapter
 from manyheads.training.optim import ema_weights
 from manyheads.training.prepare import PreparedRun
@@ -37,7 +38,10 @@ from manyheads.training.run import BestSpec
 
 SCHEMA = 1  # version of trainer.json
 NAME = re.compile(r"step-(\d{8})")
-DRAFT, REPLACED = "tmp", "old"  # in the name of a folder that is being written, or replaced by one of the same step
+# in the name of a checkpoint that is being written or removed, or that is being replaced by one of the same step
+DRAFT, REPLACED = "tmp", "old"
+LEFTOVER = re.compile(rf"(step-\d{{8}})\.({DRAFT}|{REPLACED})-[0-9a-f]{{8}}")
+SAVED_RUN = "saved_run.toml"  # in each checkpoint, the settings of the run when it was saved
 DISK_MARGIN = 1.1  # the free space a checkpoint needs, relative to its size
 SMALL_FILES = 1 << 16  # bytes of tokenizer, config and so on, assumed until a checkpoint exists
 
@@ -126,7 +130,7 @@ def save(
     names for PEFT.
     """
     final = folder / f"step-{state.step:08}"
-    draft, old = (folder / f"{final.name}.{role}-{uuid.uuid4().hex[:8]}" for role in (DRAFT, REPLACED))
+    draft, old = (leftover_path(final, role) for role in (DRAFT, REPLACED))
     check_disk_space(folder, model)
     try:
         with ema_weights(optimizer):
@@ -138,6 +142,7 @@ def save(
                 write_adapter(draft, model, run.spec.lora, base=str(run.spec.init_from), names=adapter)
             save_tensors(optimizer_tensors(model, optimizer), draft / OPTIMIZER)
         (draft / TRAINER).write_text(json.dumps(state.to_tree()), encoding="utf-8")
+        (draft / SAVED_RUN).write_text(to_toml(to_tree(run.spec)), encoding="utf-8")
         write_manifest(draft)
         for path in (*draft.rglob("*"), draft):
             fsync_path(path)
@@ -189,13 +194,17 @@ def optimizer_tensors(model: Model, optimizer: torch.optim.Optimizer) -> dict[st
 
 
 def purge(folder: Path, keep_last: int) -> None:
-    """Removes all checkpoints except the newest ones, the best, and the newest whose last step was finite."""
+    """Removes all checkpoints except the newest ones, the best, and the newest whose last step was finite.
+
+    One that is removed is renamed first, so that `load` sees either all of its files or none.
+    """
     remove_leftovers(folder)
     old = checkpoints(folder)[keep_last:]
     keep = {read_pointer(folder, "best"), newest_finite(folder)} if old else set()
     for path in old:
-        if path not in keep:
-            shutil.rmtree(path, ignore_errors=True)
+        if path not in keep and not path.is_symlink():
+            with suppress(OSError):
+                shutil.rmtree(path.rename(leftover_path(path, DRAFT)))
 
 
 def newest_finite(folder: Path) -> Path | None:
@@ -204,16 +213,21 @@ def newest_finite(folder: Path) -> Path | None:
     return next(finite, None)
 
 
+def leftover_path(checkpoint: Path, role: str) -> Path:
+    return checkpoint.with_name(f"{checkpoint.name}.{role}-{uuid.uuid4().hex[:8]}")
+
+
 def remove_leftovers(folder: Path) -> None:
     """Removes the draft of a killed save, and restores the checkpoint it was replacing. Needs the run's lock."""
-    for path in folder.glob(f"step-*.{REPLACED}-*"):
-        final = path.with_suffix("")
-        if final.exists():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
+    for path in list(folder.iterdir()) if folder.is_dir() else ():
+        match = LEFTOVER.fullmatch(path.name)
+        if not match or not path.is_dir() or path.is_symlink():
+            continue
+        final = folder / match[1]
+        if match[2] == REPLACED and not final.exists():
             path.rename(final)
-    for path in folder.glob(f"step-*.{DRAFT}-*"):
-        shutil.rmtree(path, ignore_errors=True)
+        else:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 # ------------------------------------------------------------------------------------------------- finding checkpoints
@@ -234,12 +248,16 @@ def read_pointer(folder: Path, name: str) -> Path | None:
     return folder / target if NAME.fullmatch(target) and (folder / target).is_dir() else None
 
 
+def find_start(folder: Path, resume: str) -> tuple[Path | None, list[str]]:
+    """Returns the checkpoint from which a run starts, or None for a new run, and why newer ones are not used."""
+    return newest_valid(folder) if resume in ("auto", "never") else (find_checkpoint(folder, Path(resume)), [])
+
+
 def newest_valid(folder: Path) -> tuple[Path | None, list[str]]:
-    """Returns the newest checkpoint with intact files, or None for a new run, and why newer ones are not used.
+    """Returns the newest checkpoint with intact files, or None if there never was one, and why newer ones are not used.
 
     Raises if there are, or were, checkpoints and none is valid, because a run must not silently start again.
     """
-    remove_leftovers(folder)
     latest, warnings = folder / "latest", list[str]()
     if latest.exists() and not read_pointer(folder, "latest"):
         target = latest.read_text(encoding="utf-8", errors="replace")[:100]
@@ -247,7 +265,6 @@ def newest_valid(folder: Path) -> tuple[Path | None, list[str]]:
     for path in checkpoints(folder):
         fault = verify_manifest(path)
         if fault is None:
-            write_atomic(folder / "latest", path.name)  # the run may have been killed between the two
             return path, warnings
         warnings.append(fault)
     if warnings:
@@ -259,7 +276,6 @@ def newest_valid(folder: Path) -> tuple[Path | None, list[str]]:
 
 def find_checkpoint(folder: Path, name: Path) -> Path:
     """Returns the checkpoint of this run that the user named, by its path or its name."""
-    remove_leftovers(folder)
     path = next((path for path in (name, folder / name) if path.exists()), None)
     match = next((one for one in checkpoints(folder) if path and one.samefile(path)), None)
     if match is None:
@@ -271,13 +287,12 @@ def find_checkpoint(folder: Path, name: Path) -> Path:
 
 
 def set_newer_aside(folder: Path, checkpoint: Path) -> list[str]:
-    """Renames all checkpoints newer than this one, makes this one the latest, and returns what was renamed."""
+    """Renames all checkpoints newer than this one, and returns what was renamed."""
     warnings = []
     for newer in [path for path in checkpoints(folder) if path.name > checkpoint.name]:
         aside = next(path for i in range(1, 10**6) if not (path := folder / f"aside-{i}-{newer.name}").exists())
         newer.rename(aside)
         warnings.append(f"{newer} is newer; it is kept as {aside.name}")
-    write_atomic(folder / "latest", checkpoint.name)
     return warnings
 
 

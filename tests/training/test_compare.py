@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from manyheads.training.compare import compare
 from manyheads.training.grid import axis_paths, folder_name, read_axis, split_values
 from manyheads.training.prepare import prepare
 from manyheads.training.run import read_run
+from manyheads.training.store import newest_valid
 
 STACK = {
     "layers": 1,
@@ -351,3 +353,34 @@ def test_two_signals_end_parallel_runs_at_once(path, tmp_path):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == 130, stderr
+
+
+def is_running(pid):
+    """Whether a process exists and is not a zombie, which a container without an init process keeps."""
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+def test_a_killed_comparison_takes_its_runs_with_it_and_they_save(path, tmp_path):
+    command = ["compare", path, "position=none,rope", "--seeds", 1, "--jobs", 2, "-s", "train.steps=1000000"]
+    grid, stderr = tmp_path / "grid", tmp_path / "err"
+    stderr.touch()
+    arguments = ([*map(str, command), "-o", str(grid)], os.devnull, os.devnull, stderr, str(tmp_path), dict(os.environ))
+    process = FORKS.Process(target=child, args=arguments)
+    process.start()
+    while process.is_alive() and len(list(grid.glob("*/*/metrics.jsonl"))) < 2:
+        time.sleep(0.05)
+    workers = [json.loads(one.read_text())["pid"] for one in grid.glob("*/*/lock.json")]
+    assert len(workers) == 2, stderr.read_text()
+    process.kill()
+    process.join()
+    deadline = time.monotonic() + 100
+    while any(map(is_running, workers)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(is_running, workers))
+    for folder in grid.glob("*/*"):
+        last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+        assert (last["event"], last["reason"]) == ("finished", "terminated")
+        assert newest_valid(folder / "checkpoints")[0].name == f"step-{last['step']:08}"
