@@ -449,12 +449,17 @@ def real_outputs() -> dict[str, list[Any]]:
         trained, predicted, evaluated = [], [], []
         for name, text in runs.items():
             Path(f"{name}.toml").write_text(text)
-            trained += call("train", f"{name}.toml", "--output", name)
-            predicted += call("predict", name, "a <mask> b" if name == "masked" else "a b", "--max-new-tokens", "2")
+            short = ("-s", "train.max_length=4") if name == "classify" else ()  # so that a text is truncated
+            trained += call("train", f"{name}.toml", "--output", name, *short)
+            input_text = {"masked": "a <mask> b", "classify": "a b c d e f g"}.get(name, "a b")
+            predicted += call("predict", name, input_text, "--max-new-tokens", "2")
             evaluated += call("evaluate", name, "--max-rows", "4", "--examples", "1", "--max-new-tokens", "2")
         return {
             "manyheads show": call("show"),
             "manyheads show MODEL": [*call("show", "transformer-base"), *call("show", "bert-base")],
+            "manyheads show CHECKPOINT": [
+                {"checkpoint": one["checkpoint"]} for name in runs for one in call("show", name)
+            ],
             "manyheads show parts": call("show", "parts"),
             "manyheads new": call("new", "copy", "--minutes", "0.001"),
             "manyheads train": trained,

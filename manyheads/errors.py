@@ -32,6 +32,10 @@ class UsageError(ManyheadsError, code="usage.argument"):
     """An option or argument has a wrong value, or does not go with another."""
 
 
+class PathNotFoundError(UsageError, code="usage.path-not-found"):
+    """An argument names a file, a folder or a model on the Hub that does not exist."""
+
+
 class OutputExistsError(UsageError, code="usage.output-exists"):
     """The output path exists already."""
 
@@ -218,6 +222,10 @@ class WeightsError(CheckpointError, code="checkpoint.weights"):
 
 class NonFiniteError(CheckpointError, code="checkpoint.non-finite"):
     """A weight is NaN or infinite."""
+
+
+class NonFiniteOutputError(CheckpointError, code="model.non-finite"):
+    """The model computes NaN or infinity for an input."""
 
 
 class CheckpointTokenizerError(CheckpointError, code="checkpoint.tokenizer"):

@@ -50,7 +50,14 @@ def quoted(value: Any) -> str:
         text = repr(value)
     except ValueError:  # an integer of more digits than Python will write
         return "a number of thousands of digits"
-    return text if len(text) <= 80 else f"{text[:60]} … ({len(text)} characters)"
+    except RecursionError:
+        return "a value nested too deep to show"
+    return shortened(text, 80)
+
+
+def shortened(text: str, length: int = 200) -> str:
+    """Returns the text for an error message, without what exceeds `length` characters."""
+    return text if len(text) <= length else f"{text[: length - 20]} … ({len(text)} characters)"
 
 
 @contextmanager

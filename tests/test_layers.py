@@ -55,6 +55,29 @@ def test_imports_point_one_way(path):
         assert allowed, f"{relative(path)} imports {module}, which is not in a layer above {package}"
 
 
+# files of the kernel and of Python itself, and /dev/null
+OWN_READERS = {"training/resources.py", "training/folder.py", "data/builtin.py", "cli/console.py"}
+
+
+def reads_a_file(node):
+    """Whether a call opens a file to read it, and not to write it."""
+    if not isinstance(node, ast.Call):
+        return False
+    name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+    modes = [one.value for one in node.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+    method = isinstance(node.func, ast.Attribute)
+    return (name in ("read_text", "read_bytes") and method) or (name == "open" and not set("wx") & {*"".join(modes)})
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if relative(p) not in OWN_READERS], ids=relative)
+def test_only_files_opens_files(path):
+    """`files` bounds what it reads, and opens regular files only."""
+    if "files" in path.parts:
+        return
+    for node in ast.walk(ast.parse(path.read_text())):
+        assert not reads_a_file(node), f"{relative(path)}:{node.lineno} reads a file: use manyheads.files"
+
+
 FAMILIES = re.compile(
     r"(?i)(?<![a-z])(gpt|bert|roberta|albert|distilbert|ernie|llama|pythia|neox|mistral|phi|t5|bart|marian|qwen|gemma|vit)(?![a-z])"
 )

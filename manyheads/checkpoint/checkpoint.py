@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,12 @@ from torch import Tensor
 
 from manyheads.convert.fairseq.model import CHECKPOINT, read_fairseq
 from manyheads.convert.gguf.model import chat_template, read_gguf
-from manyheads.convert.hf import CheckpointMetadata, read_folder, read_tokenizer, read_tokenizer_config
+from manyheads.convert.hf import CheckpointMetadata, name_in_errors, read_folder, read_tokenizer, read_tokenizer_config
 from manyheads.convert.hub import download, is_name
 from manyheads.convert.pooling import Pooling, read_pooling
 from manyheads.errors import (
     CheckpointConfigError,
+    CheckpointError,
     CheckpointNotFoundError,
     CheckpointTokenizerError,
     GenerationConfigError,
@@ -28,22 +30,28 @@ from manyheads.errors import (
     InputError,
     InputLengthError,
     InputShapeError,
+    ManyheadsError,
+    NonFiniteOutputError,
+    PathNotFoundError,
     UnsupportedError,
     UsageError,
 )
 from manyheads.files.manifest import TRAINER, verify_manifest
-from manyheads.files.read import explain_read_errors, safe_join
+from manyheads.files.read import explain_read_errors, read_bytes, safe_join
+from manyheads.files.tokenizer import decode_ids, encode_texts, explain_tokenizer_errors
 from manyheads.generate.checkpoint_settings import read_checkpoint_settings
 from manyheads.generate.config import CheckpointSettings, GenerationConfig, generation_config
-from manyheads.generate.decoding import Hypothesis, Request
+from manyheads.generate.decoding import Hypothesis, Request, exhaust
 from manyheads.generate.text import GeneratedText, TextStream, find_stop, lookback_of
 from manyheads.model.build import DTYPES, Model, check_device
+from manyheads.model.finite import check_finite, raise_nonfinite
 from manyheads.model.record import record_hidden_states
 from manyheads.model.spec import ModelSpec
 from manyheads.model.transformer import Transformer
 from manyheads.parts.inputs import Inputs, pad_rows
 from manyheads.spec import Tree, quoted
 
+MAX_READS = 100  # of a run's checkpoint, while the run replaces it
 BATCH_TOKENS = 2048  # tokens per batch, padding included, with one row per beam
 
 
@@ -125,21 +133,23 @@ class Checkpoint:
 
     @torch.no_grad()
     def logits(
-        self, ids: Tensor, target: Tensor | None = None, padding_mask: Tensor | None = None, **more: Tensor
+        self, ids: Tensor, decoder_input_ids: Tensor | None = None, padding_mask: Tensor | None = None, **more: Tensor
     ) -> Tensor:
-        """The output of the head, B×L×V for tokens. With a target, `ids` and `padding_mask` are those of the source."""
+        """The output of the head, B×L×V for tokens. `ids` and `padding_mask` are those of the encoder, if any."""
         inputs = Inputs(ids, padding_mask=padding_mask, **more).to(self.device)  # type: ignore[arg-type]
         if not self.has_source:
-            if target is not None:
-                raise UsageError(f"a target was given, but this {self.spec.architecture} model reads no source")
+            if decoder_input_ids is not None:
+                raise UsageError(
+                    f"decoder_input_ids are for an encoder–decoder; this model is {self.spec.architecture}"
+                )
             return self.model(inputs)
-        if target is None:
-            raise UsageError(f"this {self.spec.architecture} model needs a source and a target")
-        return self.model(Inputs.of(target).to(self.device), inputs)
+        if decoder_input_ids is None:
+            raise UsageError(f"this {self.spec.architecture} model needs decoder_input_ids too")
+        return self.model(Inputs.of(decoder_input_ids).to(self.device), inputs)
 
     @torch.no_grad()
     def hidden(
-        self, ids: Tensor, target: Tensor | None = None, padding_mask: Tensor | None = None, **more: Tensor
+        self, ids: Tensor, decoder_input_ids: Tensor | None = None, padding_mask: Tensor | None = None, **more: Tensor
     ) -> list[Tensor]:
         """The embeddings and the output of every layer (the last after the final norm), first of the encoder."""
         if not isinstance(self.model, Transformer):
@@ -147,16 +157,18 @@ class Checkpoint:
                 f"hidden states are available for transformers; this model is {self.spec.architecture}"
             )
         with record_hidden_states(self.model) as states:
-            self.logits(ids, target, padding_mask, **more)
+            self.logits(ids, decoder_input_ids, padding_mask, **more)
         return states
 
     @torch.no_grad()
-    def embed(self, texts: str | Sequence[str]) -> Tensor:
-        """One vector per text, by a vector head, the pooling of sentence-transformers, or the mean over tokens."""
+    def embed(self, texts: str | Sequence[str], *, truncate: bool = False) -> Tensor:
+        """One vector per text, by a vector head, the pooling of sentence-transformers, or the mean over tokens.
+
+        With `truncate`, a text that is longer than the model has positions is truncated, with a warning.
+        """
         self.check_reads_text()
-        return self.embed_inputs(
-            self.pad([encoding.ids for encoding in self.encode([texts] if isinstance(texts, str) else texts)])
-        )
+        checkpoint = self.truncating(self.max_positions) if truncate else self
+        return self.embed_inputs(self.pad(checkpoint.encode_ids([texts] if isinstance(texts, str) else texts)))
 
     def embed_inputs(self, inputs: Inputs) -> Tensor:
         architectures = ("encoder", "decoder") if self.pooling else ("encoder",)
@@ -164,7 +176,8 @@ class Checkpoint:
             raise UnsupportedError(
                 f"embeddings need an encoder, or a decoder with a pooling config; this is {self.spec.architecture}"
             )
-        return self.model.embed_sequences(inputs, self.pooling.pool if self.pooling else None)
+        pool = self.pooling.pool if self.pooling else None
+        return self.finite(partial(self.model.embed_sequences, inputs, pool))
 
     def pad(self, rows: Sequence[Sequence[int]], *, left: bool = False) -> Inputs:
         """Pads rows of ids to one batch, on the right or on the left."""
@@ -179,8 +192,12 @@ class Checkpoint:
         """
         for batch in batches([len(row) for row in rows], BATCH_TOKENS):
             with torch.no_grad():
-                outputs = (function or self.model)(self.pad([rows[i] for i in batch]))
+                outputs = self.finite(partial(function or self.model, self.pad([rows[i] for i in batch])))
             yield from zip(batch, outputs, strict=True)
+
+    def finite(self, compute: Callable[[], Tensor]) -> Tensor:
+        """What `compute` returns; raises if it is NaN or infinite, and names the first layer where it is."""
+        return check_finite(self.model, compute(), compute)
 
     # ---------------------------------------------------------------------------------------------------------- texts
 
@@ -189,31 +206,42 @@ class Checkpoint:
         if self.tokenizer is None:
             raise CheckpointTokenizerError("this checkpoint has no tokenizer; give token ids")
         check_texts(texts)
-        encodings: list[Any] = self.tokenizer.encode_batch(list(texts))
+        encodings = encode_texts(self.tokenizer, texts, CheckpointTokenizerError)
         for index, encoding in enumerate(encodings):
             self.check_length(len(encoding.ids), index)
         return encodings
 
-    def encode_with_special(self, texts: Sequence[str], names: Sequence[str]) -> list[list[int]]:
-        """The ids of texts in which these special tokens are recognised, even if the tokenizer reads them as text."""
+    def encode_ids(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of each text, with a warning if some were truncated."""
+        encodings = self.encode(texts)
+        if count := sum(bool(one.overflowing) for one in encodings):
+            limit = self.tokenizer.truncation["max_length"]
+            warnings.warn(f"{count:,} of {len(texts):,} texts were truncated to {limit:,} tokens", stacklevel=3)
+        return [one.ids for one in encodings]
+
+    def encode_with_special(self, texts: Sequence[str], names: Sequence[str]) -> list[Any]:
+        """As `encode`, but these special tokens are recognised in a text, even if the tokenizer reads them as text."""
         check_texts(texts)
-        special = self._special_tokenizer
-        tokens = {name: special.encode(name, add_special_tokens=False) for name in names}
+        special, plain = self._piece_tokenizers
+        encode = partial(encode_texts, kind=CheckpointTokenizerError, add_special_tokens=False)
+        tokens = dict(zip(names, encode(special, names), strict=True))
         between = re.compile(f"({'|'.join(map(re.escape, names))})")
-        rows = []
+        encodings = []
         for index, text in enumerate(texts):
-            pieces = [
-                tokens[piece] if piece in tokens else self.tokenizer.encode(piece, add_special_tokens=False)
-                for piece in between.split(text)
-            ]
-            rows.append(self.tokenizer.post_process(type(pieces[0]).merge(pieces)).ids)
-            self.check_length(len(rows[-1]), index)
-        return rows
+            pieces = between.split(text)
+            parts = [tokens.get(one, encoding) for one, encoding in zip(pieces, encode(plain, pieces), strict=True)]
+            with explain_tokenizer_errors("the tokenizer failed", CheckpointTokenizerError):
+                encodings.append(self.tokenizer.post_process(type(parts[0]).merge(parts)))
+            self.check_length(len(encodings[-1].ids), index)
+        return encodings
 
     @cached_property
-    def _special_tokenizer(self) -> Any:
-        """A copy of the tokenizer that recognises special tokens."""
-        return copy_tokenizer(self.tokenizer, encode_special_tokens=False)
+    def _piece_tokenizers(self) -> tuple[Any, Any]:
+        """Copies of the tokenizer for parts of a text: one recognises special tokens, and none truncates."""
+        special, plain = (copy_tokenizer(self.tokenizer, encode_special_tokens=one) for one in (False, True))
+        special.no_truncation()
+        plain.no_truncation()
+        return special, plain
 
     def with_truncation(self, max_length: int | None) -> Checkpoint:
         """A copy whose tokenizer truncates texts, and reads the names of special tokens in a text as plain text."""
@@ -224,9 +252,18 @@ class Checkpoint:
             tokenizer.enable_truncation(max_length)
         return replace(self, tokenizer=tokenizer)
 
+    def truncating(self, max_length: int | None, *, direction: str = "right") -> Checkpoint:
+        """A copy whose tokenizer truncates texts at their end ("right") or start; itself if it truncates already."""
+        if self.tokenizer is None or self.tokenizer.truncation is not None or max_length is None:
+            return self
+        as_text = getattr(self.tokenizer, "encode_special_tokens", True)
+        tokenizer = copy_tokenizer(self.tokenizer, encode_special_tokens=as_text)
+        tokenizer.enable_truncation(max_length, **({} if direction == "right" else {"direction": direction}))
+        return replace(self, tokenizer=tokenizer)
+
     def decode(self, ids: Sequence[int]) -> Any:
         """The text of ids; without a tokenizer, the ids."""
-        return list(ids) if self.tokenizer is None else self.tokenizer.decode(list(ids))
+        return list(ids) if self.tokenizer is None else decode_ids(self.tokenizer, ids, CheckpointTokenizerError)
 
     def check_length(self, count: int, index: int = 0) -> None:
         if not count:
@@ -257,7 +294,7 @@ class Checkpoint:
         if isinstance(text, str):
             return self.generate([text], details=details, **settings)[0]
         if isinstance(text, Sequence) and text and all(isinstance(one, str) for one in text):
-            rows = [encoding.ids for encoding in self.encode(text)]  # type: ignore[arg-type]
+            rows = self.encode_ids(text)  # type: ignore[arg-type]
             found = dict(self.generate_texts(rows, config))
             outputs = [found[i] for i in range(len(text))]
         else:
@@ -277,9 +314,9 @@ class Checkpoint:
         if config.n != 1 or config.logprobs is not None:
             raise GenerationConfigError("a stream is the text of one sequence; n and logprobs are for generate")
         self.check_reads_text()
-        (encoding,) = self.encode([text])
+        (ids,) = self.encode_ids([text])
         texts = TextStream(self.decode, config.stop, lookback_of(self.tokenizer))
-        for _, item in self.run([encoding.ids], config):
+        for _, item in self.run([ids], config):
             if isinstance(item, int):
                 if item not in config.eos_token_id and (piece := texts.push(item)):
                     yield piece
@@ -319,13 +356,16 @@ class Checkpoint:
                 prompt = self.pad([first] * len(index)) if self.has_source else inputs
                 source = inputs if self.has_source else None
                 request = Request(self.model, prompt, source, limited, rng, is_stopped)
-                generated = config.decoding.generate(request)
-                hypotheses = None
+                generated, hypotheses = config.decoding.generate(request), None
                 while hypotheses is None:
                     try:
-                        yield from ((index[k], token) for k, token in next(generated) if k % samples == 0)
+                        tokens = next(generated)
                     except StopIteration as end:
                         hypotheses = end.value
+                    except NonFiniteOutputError:
+                        raise_nonfinite(self.model, lambda: exhaust(config.decoding.generate(request)))  # noqa: B023
+                    else:
+                        yield from ((index[k], token) for k, token in tokens if k % samples == 0)
                 for k in range(0, len(index), samples):
                     yield index[k], [one for some in hypotheses[k : k + samples] for one in some][: config.n]
 
@@ -434,10 +474,14 @@ def load(
         )
     device = check_device(device)
     path = check_path(path)
-    with explain_read_errors(path):
-        if verify and (fault := manifest_fault(path)):
-            raise HashMismatchError(f"{fault}; this checkpoint differs from the one that its run saved")
-        checkpoint = read_checkpoint_at(path, dtype=dtype, allow_nonfinite=allow_nonfinite, copy=copy)
+    if not os.path.exists(path):
+        if not is_name(str(path)) or os.path.isdir(path.parts[0]):  # a mistyped path is not downloaded from the Hub
+            raise PathNotFoundError(f"no folder or file {path}")
+        path = download(str(path))
+    read = partial(read_checkpoint_at, dtype=dtype, allow_nonfinite=allow_nonfinite, copy=copy, verify=verify)
+    checkpoint = read_while_saved(path, read)
+    with name_in_errors(path):  # checked here, because they are read only where they are used
+        _ = checkpoint.generation_settings, checkpoint.chat_template
     checkpoint.model.to(device)
     return checkpoint
 
@@ -448,39 +492,58 @@ def check_path(path: str | Path) -> Path:
     return Path(path)
 
 
-def read_checkpoint_at(path: Path, *, dtype: torch.dtype | None, allow_nonfinite: bool, copy: bool) -> Checkpoint:
+def read_while_saved(path: Path, read: Callable[[Path], Checkpoint]) -> Checkpoint:
+    """Reads a checkpoint, and reads the next one if its run removed or replaced it meanwhile."""
+    for _ in range(MAX_READS):
+        with explain_read_errors(path):
+            folder = checkpoint_dir(path)
+            before = inode(folder)
+            try:
+                checkpoint = read(folder)
+            except (ManyheadsError, OSError):
+                if inode(folder) == before and checkpoint_dir(path) == folder:
+                    raise
+            else:
+                if inode(folder) == before:
+                    return checkpoint
+    raise CheckpointError(f"{path} is replaced faster than it can be read", hint="raise train.save_every")
+
+
+def inode(path: Path) -> int | None:
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return None
+
+
+def read_checkpoint_at(
+    path: Path, *, dtype: torch.dtype | None, allow_nonfinite: bool, copy: bool, verify: bool
+) -> Checkpoint:
     """Reads a checkpoint in any supported format."""
-    if not os.path.exists(path):
-        if not is_name(str(path)) or os.path.isdir(path.parts[0]):  # a mistyped path is not downloaded from the Hub
-            raise CheckpointNotFoundError(f"no folder or file {path}")
-        path = download(str(path))
-    path = checkpoint_dir(path)
+    from_run = (path / TRAINER).is_file()
+    if verify and from_run and (fault := verify_manifest(path, optimizer=False)):
+        raise HashMismatchError(f"{fault}; this checkpoint differs from the one that its run saved")
     if path.suffix == ".gguf" and not path.is_dir():
         model, metadata, tokenizer = read_gguf(path, dtype=dtype, allow_nonfinite=allow_nonfinite)
         return Checkpoint(model, tokenizer, metadata)
-    if (path.suffix == ".pt" and not path.is_dir()) or path.joinpath(*CHECKPOINT).is_file():
+    if (path.suffix == ".pt" and not path.is_dir()) or os.path.lexists(path.joinpath(*CHECKPOINT)):
         model, metadata, tokenizer = read_fairseq(path, dtype=dtype, allow_nonfinite=allow_nonfinite)
         return Checkpoint(model, tokenizer, metadata)
-    from_run = (path / TRAINER).is_file()
     model, metadata = read_folder(path, dtype=dtype, allow_nonfinite=allow_nonfinite, copy=copy)
     tokenizer = read_tokenizer(path, metadata.extra_files, keep_truncation=from_run)
     pooling = read_pooling(metadata.extra_files) if "modules.json" in metadata.extra_files else None
-    return Checkpoint(model, tokenizer, metadata, pooling, path)
-
-
-def manifest_fault(path: Path) -> str | None:
-    """The first difference from the manifest of a run's checkpoint; None if there is none, or no manifest."""
-    folder = checkpoint_dir(path)
-    return verify_manifest(folder, optimizer=False) if (folder / TRAINER).is_file() else None
+    checkpoint = Checkpoint(model, tokenizer, metadata, pooling, path)
+    if pooling and tokenizer is not None:
+        pooling.configure(tokenizer, checkpoint.max_positions)
+    return checkpoint
 
 
 def checkpoint_dir(folder: Path) -> Path:
     """The best checkpoint of a run, or its latest if none was selected; other paths are returned unchanged."""
     checkpoints = folder / "checkpoints"
     for pointer in (checkpoints / "best", checkpoints / "latest"):
-        if pointer.is_file():
-            with pointer.open(encoding="utf-8", errors="replace") as file:
-                return safe_join(checkpoints, file.read(100))
+        if os.path.lexists(pointer) and not pointer.is_dir():
+            return safe_join(checkpoints, read_bytes(pointer, 100).decode(errors="replace"))
     if (folder / "run.toml").is_file() and checkpoints.is_dir():
         raise CheckpointNotFoundError(f"the run {folder} has saved no checkpoint yet")
     return folder

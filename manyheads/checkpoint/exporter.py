@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from manyheads.checkpoint.checkpoint import Checkpoint, check_path, load
 from manyheads.convert.gguf.model import write_gguf
-from manyheads.convert.hf import write_folder
-from manyheads.errors import OutputError, UsageError
+from manyheads.convert.hf import export_form, write_folder
+from manyheads.errors import ExportError, OutputError, UsageError
 from manyheads.files.write import check_absent
 from manyheads.model.build import Model
 from manyheads.spec import quoted
@@ -37,6 +39,14 @@ def export(
         checkpoint = Checkpoint(checkpoint)
     if not isinstance(checkpoint, Checkpoint):
         raise UsageError(f"given a {type(checkpoint).__name__}, expected a checkpoint, a model or a path")
+    try:
+        write(checkpoint, path, to, outtype)
+    except ExportError as error:
+        formats = " or ".join(other for other in other_formats(checkpoint) if other != to)
+        raise ExportError(error.message, hint=error.hint or f"this model can be exported to {formats}") from error
+
+
+def write(checkpoint: Checkpoint, path: Path, to: str, outtype: str | None) -> None:
     model, metadata, tokenizer = checkpoint.model, checkpoint.metadata, checkpoint.tokenizer
     if to == "gguf":
         write_gguf(model, path, metadata, tokenizer, "f32" if outtype is None else outtype)
@@ -46,3 +56,16 @@ def export(
         write_onnx(model, path, metadata, tokenizer)
     else:
         write_folder(model, path, metadata, tokenizer, native=to == "manyheads")
+
+
+def other_formats(checkpoint: Checkpoint) -> Iterator[str]:
+    """Yields the formats that can express a model, as far as its description tells."""
+    with suppress(ExportError):
+        export_form(checkpoint.model, checkpoint.metadata)
+        yield "hf"
+    with suppress(ExportError):
+        from manyheads.convert.onnx import inputs_of
+
+        inputs_of(checkpoint.spec, None)
+        yield "onnx"
+    yield "manyheads"

@@ -20,6 +20,7 @@ from manyheads.cli.console import (
     app,
     integer,
     new_table,
+    output_option,
     print_json,
     print_note,
     stdout,
@@ -43,7 +44,7 @@ def compare(
     ],
     output: Annotated[
         Path,
-        typer.Option("--output", "-o", metavar="DIR", help="Folder of the runs. Run the same command again to resume."),
+        output_option("DIR", "Folder of the runs. Run the same command again to resume."),
     ],
     seeds: Annotated[int, typer.Option(parser=integer, metavar="N", help="Random seeds per combination.")] = 3,
     jobs: Annotated[int, typer.Option(parser=integer, metavar="N", help="Runs in parallel, with one thread each.")] = 1,
@@ -76,6 +77,12 @@ def compare(
             progress=progress.show,
         )
     print_json(report) if as_json else print_comparison(report, stdout())
+    if not quiet and not as_json and (improving := sum(cell["still_improving"] for cell in report["cells"])):
+        trained = sum(len(cell["seeds"]) for cell in report["cells"])
+        print_note(
+            f"in {improving} of {trained} runs the validation loss was still falling at the end; "
+            "more steps (train.steps) may change the order"
+        )
     if any(cell["seeds"] for cell in report["cells"]):
         try:
             draw_comparison(report, output / "compare.png")

@@ -9,6 +9,7 @@ import io
 import json
 import os
 import re
+import signal
 import sys
 import time
 import warnings
@@ -21,7 +22,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
-from manyheads.errors import FileAccessError, InternalError, ManyheadsError, OutOfDiskError, UsageError, one_line
+from manyheads.errors import (
+    FileAccessError,
+    InternalError,
+    ManyheadsError,
+    OutOfDiskError,
+    PathNotFoundError,
+    UsageError,
+    one_line,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -78,6 +87,23 @@ def integer(text: str | int) -> int:
     if not re.fullmatch("[+-]?[0-9]{1,30}", str(text)):
         raise typer.BadParameter(f"given {str(text)[:40]!r}, expected an integer")
     return int(text)
+
+
+def check_exists(path: str | Path | None) -> None:
+    """Raises if an argument names a path that does not exist."""
+    if path is not None and not os.path.exists(path):
+        raise PathNotFoundError(f"no file or folder {path}")
+
+
+def output_path(text: str | Path) -> Path:
+    """Parses the path of an output; an empty one, as from an unset variable of a shell, would be the current folder."""
+    if not str(text):
+        raise typer.BadParameter("given an empty path, expected the name of a file or a folder")
+    return Path(text)
+
+
+def output_option(metavar: str, help: str) -> Any:  # noqa: A002
+    return typer.Option("--output", "-o", parser=output_path, metavar=metavar, help=help)
 
 
 def load_own_parts(context: typer.Context, paths: list[Path] | None) -> list[Path] | None:
@@ -223,6 +249,53 @@ def new_bars(console: Console, text: str) -> Bars:
     return bars
 
 
+# ------------------------------------------------------------------------------------------- standard streams, signals
+
+
+class StderrFile(io.FileIO):
+    """Standard error, which drops what cannot be written: its reader ended, its disk is full, its terminal is gone."""
+
+    def __init__(self, stream: io.TextIOWrapper) -> None:
+        super().__init__(stream.fileno(), "w", closefd=False)
+        self.stream = stream  # which would close the file if it were garbage-collected
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data) or len(data)
+        except OSError:
+            return len(data)
+
+
+def open_streams() -> None:
+    """Opens the null device for each closed standard stream, so that no other file gets its number, and stderr anew."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:  # the system gives the lowest free number, which is that of the closed stream
+            null = open(os.devnull, "r" if name == "stdin" else "w", encoding="utf-8")  # noqa: SIM115
+            os.set_inheritable(null.fileno(), True)
+            setattr(sys, name, null)
+    # a character that the terminal cannot show becomes ?
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    if isinstance(sys.stderr, io.TextIOWrapper):
+        buffer = io.BufferedWriter(StderrFile(sys.stderr))
+        sys.stderr = io.TextIOWrapper(buffer, sys.stderr.encoding, "replace", line_buffering=True)
+
+
+def exit_at_signals() -> None:
+    """Ends the command at SIGTERM and SIGHUP by an exception, so that drafts are removed; train and compare save first.
+
+    A second SIGTERM ends it at once. A second SIGHUP does not, because a terminal and its shell both send one.
+    """
+
+    def stop(number: int, _: object) -> None:
+        signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.SIG_IGN)
+        raise SystemExit(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores SIGHUP
+            signal.signal(number, stop)
+
+
 # -------------------------------------------------------------------------------------------------------------- errors
 
 
@@ -234,9 +307,8 @@ def load_commands() -> None:
 
 def main() -> None:
     """Runs a command. Prints an error as one sentence, as a JSON object (--json) or with its traceback (--debug)."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a character that the terminal cannot show becomes ?
+    open_streams()
+    exit_at_signals()
     warnings.showwarning = lambda message, *_, **__: print_note(f"manyheads: {message}")
     end = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     options = sys.argv[1:end]
@@ -253,10 +325,14 @@ def main() -> None:
         if "--debug" in options:
             raise
         error = as_error(exception)
-        parts = {"code": error.code, "message": error.message, "hint": error.hint}
-        as_json = json.dumps({"schema": 1, "error": parts}, ensure_ascii=False)
+        as_json = json.dumps(error_report(error), ensure_ascii=False)
         print(as_json if "--json" in options else f"manyheads: {error}", file=sys.stderr)
         sys.exit(error.exit_status)
+
+
+def error_report(error: ManyheadsError) -> dict[str, Any]:
+    """An error as plain data."""
+    return {"schema": 1, "error": {"code": error.code, "message": error.message, "hint": error.hint}}
 
 
 def as_error(exception: Exception) -> ManyheadsError:

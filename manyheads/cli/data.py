@@ -15,6 +15,7 @@ from manyheads.cli.console import (
     RunFile,
     RunOverrides,
     app,
+    output_option,
     print_json,
     print_note,
     stdout,
@@ -43,7 +44,7 @@ app.add_typer(data_app, name="data")
 @data_app.command("prepare")
 def data_prepare(
     run: RunFile,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Folder to write; must not exist.")],
+    output: Annotated[Path, output_option("DIR", "Folder to write; must not exist.")],
     overrides: RunOverrides = None,
     parts: Parts = None,
     as_json: AsJson = False,
@@ -104,7 +105,7 @@ def data_show(
 
 def describe_data(target: Path, overrides: list[str]) -> Tree:
     """Returns counts, lengths, padding and a few rows of a run's data, or of a folder of prepared data."""
-    from manyheads.data.prepared import MappedRows, PreparedSpec
+    from manyheads.data.prepared import PreparedRows, PreparedSpec
     from manyheads.training.estimate import estimate_epoch
     from manyheads.training.prepare import prepare
     from manyheads.training.run import read_run_file
@@ -113,7 +114,7 @@ def describe_data(target: Path, overrides: list[str]) -> Tree:
         if overrides:
             raise UsageError(f"{target} is prepared data, which has no fields to override")
         corpus = PreparedSpec(path=str(target)).load()
-        return describe_rows(corpus, MappedRows(target)) | {"batches": None, "padding": None, "batch_tokens": None}
+        return describe_rows(corpus, PreparedRows(target)) | {"batches": None, "padding": None, "batch_tokens": None}
     path = target / "run.toml" if target.is_dir() else target
     if not path.is_file():
         raise ConfigFileError(f"{target} is not a run file, a run folder or a folder of prepared data")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from manyheads.cli.console import app, print_note, shade, stdout
+from manyheads.cli.console import app, output_option, print_note, shade, stdout
 from manyheads.cli.train import train_and_show
 
 if TYPE_CHECKING:
@@ -39,16 +39,20 @@ RUN: dict[str, Any] = {
     "data": {"kind": "dates"},
     "task": {"kind": "seq2seq"},
     "optim": {"lr": 3e-3, "schedule": {"kind": "linear", "warmup_steps": 100}},
-    "train": {"steps": 1200, "batch_tokens": 4096, "best": {"metric": "exact_match", "stop_at": 0.99}},
+    "train": {"steps": 1100, "batch_tokens": 4096, "best": {"metric": "exact_match", "stop_at": 0.99}},
 }
-EXAMPLES = range(0, 240, 40)  # rows of the validation set
+TAG = (
+    "A tag such as <en> is the language of a date whose day and month could be exchanged: <en> 5/6/2031 is 6 May, "
+    "<fr> 5/6/2031 is 5 June. Other dates need none."
+)
+EXAMPLES = (*range(0, 240, 40), 214)  # rows of the validation set; the last has a tag that it needs
 
 
 @app.command()
 def demo(
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="DIR", help="Run folder. Run the same command again to resume.")
-    ] = Path("runs/dates"),
+    output: Annotated[Path, output_option("DIR", "Run folder. Run the same command again to resume.")] = Path(
+        "runs/dates"
+    ),
 ) -> None:
     """Train a model that reads dates in 20 languages (one to two minutes).
 
@@ -57,6 +61,9 @@ def demo(
     Example: manyheads demo
     """
     from manyheads.checkpoint.checkpoint import load
+    from manyheads.files.manifest import TRAINER
+    from manyheads.files.read import read_json_or_empty
+    from manyheads.metrics.metric import format_value
     from manyheads.training.run import read_run
 
     console, spec = stdout(), read_run(RUN)
@@ -65,15 +72,27 @@ def demo(
         print_note("stopped, and saved; run the same command again to resume")
         raise typer.Exit(exit_status)
     checkpoint, rows = load(output), spec.data.load().validation
+    assert checkpoint.path is not None
+    state = read_json_or_empty(checkpoint.path / TRAINER)
+    score = format_value("exact_match", state["metrics"]["exact_match"] or 0.0)
+    console.print(
+        f"{score} of the dates in the validation set are exact after {state['step']:,} steps. Some of them:\n"
+    )
     for i in EXAMPLES:
         source, target = rows[i]
         generated = checkpoint.generate(source, max_new_tokens=16)
         is_exact = generated.replace(" ", "") == target.replace(" ", "")
         console.print(f"  {source:<38} → {generated:<12} {'' if is_exact else f'(target: {target})'}", soft_wrap=True)
+    console.print(f"\n{TAG}", soft_wrap=True)
     print_attention(checkpoint, rows[120][0], console)
     console.print("\nNext:")
     folder = shlex.quote(str(output))
-    for command in (f'predict {folder} "<en> 5/6/2031"', f"evaluate {folder} --examples 5", f"audit {folder}"):
+    commands = (
+        f'predict {folder} "25.12.2031"',
+        f'predict {folder} "<en> 5/6/2031"',
+        f"evaluate {folder} --examples 5",
+    )
+    for command in (*commands, f"audit {folder}"):
         console.print(f"  {program_name()} {command}", soft_wrap=True)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,14 +19,16 @@ from manyheads.cli.console import (
     Quiet,
     RunOverrides,
     app,
+    check_exists,
     integer,
     new_table,
+    output_option,
     print_json,
     shade,
     stdout,
 )
 from manyheads.cli.predict import LENGTH_PENALTY
-from manyheads.errors import MissingExtraError, OutputError, UsageError, one_line
+from manyheads.errors import MissingExtraError, OutputError, one_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,6 +36,9 @@ if TYPE_CHECKING:
 
     from manyheads.spec import Tree
 
+MAX_CLASSES = 20  # classes whose scores are printed
+MAX_MATRIX = 10  # classes of a confusion matrix that is printed
+MAX_CONFUSIONS = 10  # pairs of classes that are printed if there is no matrix
 DEFAULT_IMAGES = 8  # in a .png if --examples is not given
 ARROWS = {"lower": "↓", "higher": "↑"}
 
@@ -70,7 +76,11 @@ def evaluate(
     ] = 0,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Write all outputs, one per line, or images as a .png."),
+        output_option(
+            "FILE",
+            "Write text, reference and prediction of each row as JSON lines; "
+            "of retrieval query, document and rank; of mae images as a .png.",
+        ),
     ] = None,
     parts: Parts = None,
     device: Device = "auto",
@@ -85,6 +95,7 @@ def evaluate(
     from manyheads.training.evaluate import evaluate as run
 
     check_output(output)
+    check_exists(data)
     is_image = output is not None and output.suffix == ".png"
     with Progress(f"loading {path}", quiet=quiet or as_json) as progress:
         report = run(
@@ -99,6 +110,7 @@ def evaluate(
             length_penalty=length_penalty,
             max_new_tokens=max_new_tokens,
             examples=examples or (DEFAULT_IMAGES if is_image else 0),
+            output=None if output is None else "images" if is_image else "rows",
             device=device,
             progress=progress.update,
         )
@@ -106,7 +118,7 @@ def evaluate(
     shown = report | {"examples": report["examples"][:examples]}
     print_json(shown) if as_json else print_report(shown, stdout())
     if output is not None:
-        write_outputs(output, outputs, report["examples"])
+        write_output(output, outputs, report["examples"])
 
 
 def print_report(report: Tree, console: Console) -> None:
@@ -126,6 +138,8 @@ def print_report(report: Tree, console: Console) -> None:
         cells = ["–" if value is None else format_value(metric, value) for value in values]
         table.add_row(metric, ARROWS[better], *cells, style="bold" if metric in report["primary"] else "dim")
     console.print(table)
+    if "by_class" in report:
+        print_classes(report, console)
     for line in (*report["notes"], *(f"{name}: {signature}" for name, signature in report["signatures"].items())):
         console.print(line, style="dim")
     for example in report["examples"]:
@@ -139,6 +153,33 @@ def print_report(report: Tree, console: Console) -> None:
         else:
             for name, text in example.items():
                 console.print(f"  {name:>9}  {one_line(text)}")
+
+
+def print_classes(report: Tree, console: Console) -> None:
+    """Prints precision, recall and F₁ of the classes, and the confusion matrix; only the worst if there are many."""
+    rows, names, matrix = report["by_class"], report["classes"], report["confusion_matrix"]
+    worst = sorted((row for row in rows if row["f1"] is not None), key=lambda row: (row["f1"], -row["rows"]))
+    is_long = len(rows) > MAX_CLASSES
+    title = f"the {MAX_CLASSES} classes of {len(rows):,} with the lowest F₁; --json has all" if is_long else None
+    scores = ("precision", "recall", "f1")
+    table = new_table(["class"], [*scores, "rows"], title=title)
+    for row in worst[:MAX_CLASSES] if is_long else rows:
+        cells = ("–" if row[name] is None else f"{row[name]:.4f}" for name in scores)
+        table.add_row(one_line(row["class"]), *cells, f"{row['rows']:,}")
+    console.print()
+    console.print(table)
+    console.print()
+    if len(names) <= MAX_MATRIX:
+        table = new_table(["target ↓ predicted →"], [one_line(name) for name in names], title="confusion matrix")
+        for name, counts in zip(names, matrix, strict=True):
+            table.add_row(one_line(name), *(f"{count:,}" if count else "·" for count in counts))
+        console.print(table)
+        return
+    pairs = [(n, i, k) for i, counts in enumerate(matrix) for k, n in enumerate(counts) if n and i != k]
+    table = new_table(["target", "predicted"], ["rows"], title="the most frequent confusions")
+    for count, i, k in sorted(pairs, key=lambda pair: -pair[0])[:MAX_CONFUSIONS]:
+        table.add_row(one_line(names[i]), one_line(names[k]), f"{count:,}")
+    console.print(table)
 
 
 def has_images(example: Tree) -> bool:
@@ -179,17 +220,13 @@ def check_output(path: Path | None) -> None:
         raise MissingExtraError(f"{path} needs matplotlib", hint="pip install 'manyheads[plot]'")
 
 
-def write_outputs(path: Path, outputs: Sequence[str], examples: Sequence[Tree]) -> None:
-    """Writes one output per line, with spaces for line breaks, or the images of the examples."""
-    from manyheads.files.write import explain_write_errors, write_atomic
+def write_output(path: Path, rows: Iterable[Tree], images: Sequence[Tree]) -> None:
+    """Writes the images as a .png, or one JSON object per row; all or nothing."""
+    from manyheads.files.write import atomic_output
     from manyheads.inspect.draw import draw_images
 
-    if examples and has_images(examples[0]):
-        draw_images(examples, path)
-    elif not outputs or path.suffix == ".png":
-        raise UsageError(
-            f"{path} was not written: this task has no {'texts' if path.suffix != '.png' else 'images'} to write"
-        )
-    else:
-        with explain_write_errors(path):
-            write_atomic(path, "".join(f"{' '.join(text.splitlines())}\n" for text in outputs))
+    with atomic_output(path) as draft:
+        if path.suffix == ".png":
+            draw_images(images, draft)
+        else:
+            draft.write_text("".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows), encoding="utf-8")

@@ -7,13 +7,15 @@ from typing import Annotated
 
 import typer
 
-from manyheads.cli.console import AsJson, CheckpointPath, Parts, Progress, app, print_json, print_note
+from manyheads.cli.console import AsJson, CheckpointPath, Parts, Progress, app, output_path, print_json, print_note
 
 
 @app.command()
 def export(
     path: CheckpointPath,
-    target: Annotated[Path, typer.Argument(metavar="TARGET", help="Folder or file to write; must not exist.")],
+    target: Annotated[
+        Path, typer.Argument(parser=output_path, metavar="TARGET", help="Folder or file to write; must not exist.")
+    ],
     to: Annotated[
         str | None,
         typer.Option(

@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from manyheads.cli.console import AsJson, Parts, Progress, app, print_json, print_note
-from manyheads.errors import OutputError, OutputExistsError
+from manyheads.cli.console import AsJson, Parts, Progress, app, check_exists, output_option, print_json, print_note
 
 
 @app.command()
@@ -17,11 +16,13 @@ def new(
     task: Annotated[str, typer.Argument(metavar="TASK", help="One of the kinds of 'manyheads show task'.")],
     file: Annotated[
         Path | None,
-        typer.Argument(metavar="[FILE]", help="Your data: .tsv, .jsonl or .txt [default: built-in data]."),
+        typer.Argument(
+            metavar="[FILE]", help="Your data: .csv, .tsv, .jsonl, .parquet or .txt [default: built-in data]."
+        ),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="RUN.toml", help="File to write [default: standard output]."),
+        output_option("RUN.toml", "File to write [default: standard output]."),
     ] = None,
     architecture: Annotated[
         str | None,
@@ -32,7 +33,15 @@ def new(
     fields: Annotated[
         str | None, typer.Option(metavar="A,B", help="Columns to read, by name or by number from 0.")
     ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", "-s", metavar="PATH=VALUE", help="A field of the data, such as data.header=false."),
+    ] = None,
     minutes: Annotated[float, typer.Option(metavar="N", help="Training time on this machine.")] = 30.0,
+    init_from: Annotated[
+        str | None,
+        typer.Option(metavar="PATH", help="Checkpoint to fine-tune: a run, a Hugging Face folder or a Hub name."),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
     parts: Parts = None,
     as_json: AsJson = False,
@@ -42,17 +51,24 @@ def new(
     Architecture, size, tokenizer, batch size and steps are chosen for the data and this machine, each with its reason.
 
     Examples: manyheads new translate pairs.tsv --output run.toml · manyheads new copy ·
-    manyheads new classify reviews.jsonl --fields text,stars
+    manyheads new classify reviews.jsonl --fields text,stars --init-from ./bert
     """
-    from manyheads.files.write import explain_write_errors, write_atomic
+    from manyheads.files.write import check_new_file, explain_write_errors, write_atomic
     from manyheads.training.suggest import suggest
 
-    if output is not None and output.is_dir():
-        raise OutputError(f"{output} is a folder; name a file")
-    if output is not None and output.exists() and not force:
-        raise OutputExistsError(f"{output} exists already", hint="--force overwrites it")
+    if output is not None:
+        check_new_file(output, force=force)
+    check_exists(file)
     with Progress(f"reading {file or task} and timing this machine"):
-        text, reasons = suggest(task, file, architecture=architecture, fields=fields, minutes=minutes)
+        text, reasons = suggest(
+            task,
+            file,
+            architecture=architecture,
+            fields=fields,
+            overrides=overrides or [],
+            minutes=minutes,
+            init_from=init_from,
+        )
     if output is not None:
         with explain_write_errors(output):
             write_atomic(output, text)

@@ -4,20 +4,35 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from manyheads.cli.console import AsJson, CheckpointPath, Device, Parts, Progress, app, integer, print_json, print_note
-from manyheads.errors import EmptyDataError, InputError, RowError, UsageError
+from manyheads.cli.console import (
+    AsJson,
+    CheckpointPath,
+    Device,
+    Parts,
+    Progress,
+    app,
+    check_exists,
+    error_report,
+    integer,
+    print_json,
+    print_note,
+)
+from manyheads.errors import DataError, EmptyDataError, InputError, ManyheadsError, UsageError
 
 if TYPE_CHECKING:
     from manyheads.checkpoint.checkpoint import Checkpoint
     from manyheads.files.text import LineReader
-    from manyheads.tasks.task import PredictOptions
+    from manyheads.spec import Tree
+    from manyheads.tasks.task import PredictOptions, TaskSpec
 
 CHUNK = 1024  # texts that are read together, so that those of similar length share a batch
 MAX_CHUNK_LINES = 64 * CHUNK  # blank lines included
@@ -58,6 +73,10 @@ def predict(
     encoding_errors: Annotated[
         str, typer.Option(metavar="strict|replace", help="What to do with a line that is not UTF-8.")
     ] = "strict",
+    truncate: Annotated[
+        bool,
+        typer.Option("--truncate", help="Truncate a text that is too long for the model, with a note, and read it."),
+    ] = False,
     device: Device = "auto",
     parts: Parts = None,
     as_json: AsJson = False,
@@ -67,7 +86,8 @@ def predict(
     The checkpoint's task decides the output.
 
     Many texts, one per line, give one line each, in the same order. Line breaks in a result become spaces, and a blank
-    line stays blank. With --json each line is one object, null for a blank line.
+    line stays blank. With --json each line is one object, null for a blank line. A line that cannot be read gives an
+    empty line and a message, or an object with its error; the other lines are read, and the exit status is 3.
 
     Examples: manyheads predict ./gpt2 "The capital of France is" · manyheads predict ./bert "Paris is in [MASK]." ·
     manyheads predict runs/de-en --file german.txt --num-beams 4 > english.txt
@@ -77,8 +97,10 @@ def predict(
 
     methods = {"num_beams": num_beams, "length_penalty": length_penalty, "temperature": temperature}
     settings: dict[str, Any] = {name: value for name, value in methods.items() if value is not None}
+    if decoding is not None and not decoding.strip():
+        raise UsageError("--decoding is empty", hint="name one of 'manyheads show decoding'")
     settings |= {"max_new_tokens": max_new_tokens, "seed": seed} | override(
-        {}, [f"decoding={decoding}"] if decoding else []
+        {}, [] if decoding is None else [f"decoding={decoding}"]
     )
     generation_config(**settings)  # raises for wrong settings before a model is loaded
     if encoding_errors not in ("strict", "replace"):
@@ -87,71 +109,98 @@ def predict(
         raise UsageError("TEXT and --file exclude each other")
     if text is None and file is None and sys.stdin.isatty():
         raise UsageError("there is no input", hint="give a TEXT, --file FILE, or one text per line on standard input")
+    check_exists(file)
+    predictor = partial(load_predictor, path, settings, truncate=truncate, device=device)
     if text is None or text == "-":
-        predict_lines(open_lines(file, encoding_errors), path, settings, device=device, as_json=as_json)
+        predict_lines(open_lines(file, encoding_errors), path, predictor, as_json=as_json)
     else:
-        predict_text(text, path, settings, device=device, as_json=as_json)
+        predict_text(text, path, predictor, as_json=as_json)
 
 
-def load_for(path: str, settings: dict[str, Any], device: str) -> tuple[Checkpoint, PredictOptions]:
+@dataclass(frozen=True)
+class Predictor:
+    """A checkpoint with its task and the settings of the command line."""
+
+    checkpoint: Checkpoint
+    task: TaskSpec
+    options: PredictOptions
+
+
+def load_predictor(path: str, settings: dict[str, Any], *, truncate: bool, device: str) -> Predictor:
     """Loads the checkpoint; options of the command line override its settings of generation."""
     from manyheads.checkpoint.checkpoint import load
     from manyheads.generate.config import generation_config
     from manyheads.model.build import resolve_device
-    from manyheads.tasks.task import PredictOptions
+    from manyheads.tasks.task import PredictOptions, task_of
 
     checkpoint = load(path, device=resolve_device(device))
     checkpoint.check_reads_text()
-    return checkpoint, PredictOptions(generation_config(checkpoint.generation_settings, **settings))
+    task, generation = task_of(checkpoint), generation_config(checkpoint.generation_settings, **settings)
+    if truncate:
+        checkpoint = task.truncating(checkpoint, generation)
+    return Predictor(checkpoint, task, PredictOptions(generation))
 
 
-def predict_text(text: str, path: str, settings: dict[str, Any], *, device: str, as_json: bool) -> None:
-    from manyheads.tasks.task import task_of
-
+def predict_text(text: str, path: str, load: Callable[[], Predictor], *, as_json: bool) -> None:
     with Progress(f"loading {path}"):
-        checkpoint, options = load_for(path, settings, device)
-        task = task_of(checkpoint)
-        ((_, result),) = task.predict(checkpoint, [text], options)
+        model = load()
+        ((_, result),) = model.task.predict(model.checkpoint, [text], model.options)
     if "truncated" in result:
-        print_note(f"the text was truncated to its first {result['truncated']:,} tokens, the maximum in training")
+        print_note(f"the text was truncated to {result['truncated']:,} tokens")
     if as_json:
         print_json({"schema": 1} | result)
     else:
-        typer.echo("\n".join(task.format_result(result)))
+        typer.echo("\n".join(model.task.format_result(result)))
 
 
-def predict_lines(lines: LineReader, path: str, settings: dict[str, Any], *, device: str, as_json: bool) -> None:
-    from manyheads.tasks.task import task_of
-
+def predict_lines(lines: LineReader, path: str, load: Callable[[], Predictor], *, as_json: bool) -> None:
     chunks = read_chunks(lines)
     first = next(chunks)  # before the model is loaded, so that an unreadable file raises at once
-    truncated = count = 0
+    truncated = count = failed = 0
     with Progress(f"loading {path}") as progress:
-        checkpoint, options = load_for(path, settings, device)
-        task, start = task_of(checkpoint), time.monotonic()
+        model, start = load(), time.monotonic()
         for chunk in chain([first], chunks):
-            results: list[Any] = [None] * len(chunk)
-            numbers = [number for number, text in chunk if text.strip()]
-            index = [i for i, (_, text) in enumerate(chunk) if text.strip()]
-            try:
-                for i, result in task.predict(checkpoint, [chunk[i][1] for i in index], options):
-                    results[index[i]] = result
-                    count += 1
-                    rate = count / (time.monotonic() - start)
-                    progress.update(f"{lines.path}: text", count, note=f"{rate:,.1f} per second")
-            except InputError as error:
-                raise RowError(f"{lines.path}, line {numbers[error.index]:,}: {error}") from None
-            truncated += sum("truncated" in result for result in results if result)
+            results: list[Tree | ManyheadsError | None] = [lines_error(lines, number) for number, _ in chunk]
+            index, errors = [i for i, (_, text) in enumerate(chunk) if text.strip()], dict[int, InputError]()
+            texts = [chunk[i][1] for i in index]
+            for i, result in model.task.predict(model.checkpoint, texts, model.options, errors):
+                results[index[i]] = result
+                count += 1
+                rate = count / (time.monotonic() - start)
+                progress.update(f"{lines.path}: text", count, note=f"{rate:,.1f} per second")
+            for i, error in errors.items():
+                message = f"{lines.path}, line {chunk[index[i]][0]:,}: {error.message}"
+                results[index[i]] = type(error)(message, hint=error.hint)
+            truncated += sum(isinstance(result, dict) and "truncated" in result for result in results)
+            failed += sum(isinstance(result, ManyheadsError) for result in results)
             with progress.paused():
-                for result in results:
-                    if as_json:
-                        print_json({"schema": 1} | result if result else None)
-                    else:
-                        typer.echo(task.format_line(result) if result else "")
+                for one in results:
+                    print_result(one, model.task, as_json=as_json)
     for warning, number in lines.warnings.items():
         print_note(f"{lines.path}: {number:,} lines {warning}")
     if truncated:
-        print_note(f"{lines.path}: {truncated:,} texts were truncated to the maximum length in training")
+        print_note(f"{lines.path}: {truncated:,} texts were truncated to what the model can read")
+    if failed:
+        print_note(f"{lines.path}: {failed:,} lines could not be read")
+        raise typer.Exit(DataError.exit_status)
+
+
+def lines_error(lines: LineReader, number: int) -> ManyheadsError | None:
+    """Returns, and forgets, the error of a line that is not text."""
+    return lines.errors.pop(number, None) if lines.errors else None
+
+
+def print_result(result: Tree | ManyheadsError | None, task: TaskSpec, *, as_json: bool) -> None:
+    """Prints one line for a result, for an error, which is also printed on standard error, or for a blank line."""
+    if isinstance(result, ManyheadsError):
+        print_json(error_report(result)) if as_json else print_note(f"manyheads: {result}")
+        line = ""
+    else:
+        line = task.format_line(result) if result and not as_json else ""
+        if as_json:
+            print_json({"schema": 1} | result if result else None)
+    if not as_json:
+        typer.echo(line)
 
 
 def open_lines(file: Path | None, encoding_errors: str) -> LineReader:
@@ -165,6 +214,7 @@ def open_lines(file: Path | None, encoding_errors: str) -> LineReader:
         file=None if file else sys.stdin.buffer,  # type: ignore[arg-type]
         length_hint="give one text per line",
         encoding_hint="save it as UTF-8, or use --encoding-errors replace",
+        errors={},
     )
 
 
@@ -174,8 +224,9 @@ def read_chunks(lines: LineReader) -> Iterator[list[tuple[int, str]]]:
     texts = count = 0
     for number, line in lines:
         chunk.append((number, line))
-        texts, count = texts + bool(line.strip()), number
-        if (line.strip() and texts % CHUNK == 0) or len(chunk) == MAX_CHUNK_LINES:
+        is_text = bool(line.strip()) or number in (lines.errors or {})
+        texts, count = texts + is_text, number
+        if (is_text and texts % CHUNK == 0) or len(chunk) == MAX_CHUNK_LINES:
             yield chunk
             chunk = []
     if not texts:

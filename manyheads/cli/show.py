@@ -1,4 +1,4 @@
-"""`manyheads show`: prints a model in full, the presets, or all parts and their fields."""
+"""`manyheads show`: prints a model or a checkpoint in full, the presets, or all parts and their fields."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ def show(
     target: Annotated[
         str | None,
         typer.Argument(
-            metavar="[NAME|FILE.toml|parts|SLOT]",
-            help="A preset, a file, 'parts', or one slot or table [default: list the presets].",
+            metavar="[NAME|FILE.toml|CHECKPOINT|parts|SLOT|KIND]",
+            help="A preset, a file, a checkpoint or run folder, a .gguf file, 'parts', a slot or table, or a kind "
+            "[default: list the presets].",
         ),
     ] = None,
     overrides: ModelOverrides = None,
@@ -46,27 +47,32 @@ def show(
 ) -> None:
     """Show a model in full, or list presets and parts.
 
+    -s with a short path, such as -s position=none, changes every stack that has the field.
+
     Examples: manyheads show gpt2 · manyheads show transformer-base -s encoder.position=rope -s decoder.core=argmax ·
-    manyheads show position · manyheads show parts --json
+    manyheads show runs/first · manyheads show position · manyheads show rope · manyheads show parts --json
     """
-    from manyheads.inspect.describe import SCHEMA, describe_model, describe_preset
+    from manyheads.inspect.describe import SCHEMA, describe_model, describe_preset, is_checkpoint
     from manyheads.presets import is_path, names
     from manyheads.spec import SLOTS, to_toml
 
     console, entries = stdout(), list_parts()
-    if target is None or target == "parts" or target in {entry["slot"] for entry in entries}:
+    is_slot = target in ("parts", *(entry["slot"] for entry in entries))
+    is_model = target is not None and (target in names() or is_path(target) or is_checkpoint(target))
+    if target is None or is_slot or (not is_model and (entries := entries_of_kind(target, entries))):
         if overrides or as_toml or length is not None or source_length is not None or batch != 1:
             raise UsageError("overrides, lengths and --toml need one model; name a preset or a file")
         if target is None:
             presets = [describe_preset(name) for name in names()]
             print_json({"schema": SCHEMA, "presets": presets}) if as_json else print_presets(presets, console)
         else:
-            entries = [entry for entry in entries if target in ("parts", entry["slot"])]
+            if is_slot:
+                entries = [entry for entry in entries if target in ("parts", entry["slot"])]
             print_json({"schema": SCHEMA, "slots": entries}) if as_json else print_parts(entries, console)
         return
     if as_json and as_toml:
         raise UsageError("--json and --toml exclude each other")
-    if not is_path(target) and target not in names():
+    if not is_model:
         raise unknown_target(target, [*SLOTS, *tables()])
     model = describe_model(target, overrides or [], batch=batch, length=length, source_length=source_length)
     if source_length and model["flops"]["source_length"] is None:
@@ -113,21 +119,34 @@ def list_parts() -> list[Tree]:
     return entries + list_slots()
 
 
+def entries_of_kind(target: str, entries: list[Tree]) -> list[Tree]:
+    """Returns the slot that has this kind, with this kind alone; [] if there is none. `SLOT.KIND` names one slot."""
+    slot, _, kind = target.rpartition(".")
+    found = [
+        entry | {"kinds": kinds}
+        for entry in entries
+        if slot in ("", entry["slot"]) and (kinds := [one for one in entry["kinds"] if one["kind"] == kind])
+    ]
+    if len(found) > 1:
+        slots = [entry["slot"] for entry in found]
+        raise UsageError(
+            f"'{kind}' is a kind of {', '.join(slots[:-1])} and {slots[-1]}", hint=f"manyheads show {slots[0]}.{kind}"
+        )
+    return found
+
+
 def unknown_target(target: str, slots_and_tables: list[str]) -> ConfigError:
     """Returns the error for a name that is neither a preset nor a slot nor a table."""
     from manyheads.errors import UnknownPresetError
     from manyheads.presets import names
     from manyheads.spec import SLOTS, did_you_mean, quoted
 
-    if slots := [slot for slot, base in SLOTS.items() if target in base.kinds]:
-        return UnknownPresetError(
-            f"'{target}' is a kind of {' and of '.join(slots)}", hint=f"manyheads show {slots[0]}"
-        )
     if target.endswith(".py"):
         return UnknownPresetError(f"{quoted(target)} is a Python file", hint="name it with --parts and a model to show")
-    close, _, _ = did_you_mean(target, (*names(), *slots_and_tables, "parts")).partition(" (")
+    kinds = {kind for base in SLOTS.values() for kind in base.kinds}
+    close, _, _ = did_you_mean(target, (*names(), *slots_and_tables, *kinds, "parts")).partition(" (")
     hint = "'manyheads show' lists the presets, 'manyheads show parts' the slots; a file ends in .toml"
-    return UnknownPresetError(f"no preset, slot or table {quoted(target)}{close}", hint=hint)
+    return UnknownPresetError(f"no preset, slot, table, kind or checkpoint {quoted(target)}{close}", hint=hint)
 
 
 # ------------------------------------------------------------------------------------------------------------ printing
@@ -146,6 +165,9 @@ def print_model(model: Tree, console: Console) -> None:
     )
     if about.get("source"):
         console.print(one_line(about["source"]), style="dim")
+    for name, value in model.get("checkpoint", {}).items():
+        if value is not None:
+            console.print(f"{name.replace('_', ' '):<14} {one_line(checkpoint_text(name, value))}", soft_wrap=True)
     if model["overrides"]:
         console.print(f"overrides: {', '.join(model['overrides'])}")
     for section in model["sections"]:
@@ -159,6 +181,15 @@ def print_model(model: Tree, console: Console) -> None:
         console.print(table)
     print_weights(model, console)
     print_costs(model, console)
+
+
+def checkpoint_text(name: str, value: Any) -> str:
+    from manyheads.metrics.metric import format_value
+
+    if isinstance(value, dict):
+        return " · ".join(f"{metric} {format_value(metric, one)}" for metric, one in value.items() if one is not None)
+    unit = " tokens" if name in ("tokenizer", "max_positions", "truncates_at") else ""
+    return f"{value:,}{unit}" if isinstance(value, int) else str(value)
 
 
 def print_weights(model: Tree, console: Console) -> None:

@@ -18,6 +18,7 @@ from manyheads.cli.console import (
     RunOverrides,
     app,
     integer,
+    output_option,
     print_json,
     print_note,
     stdout,
@@ -39,7 +40,7 @@ def train(
     run: RunFile,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="DIR", help="Run folder. Run the same command again to resume."),
+        output_option("DIR", "Run folder. Run the same command again to resume."),
     ] = None,
     overrides: RunOverrides = None,
     parts: Parts = None,
@@ -131,7 +132,7 @@ def print_estimate(estimate: Tree, console: Console) -> None:
         f"{epoch['padding']:.1%} padding{counted}",
         "steps": f"{estimate['steps']:,}, or {estimate['epochs']:.3g} epochs",
         "time": f"about {format_seconds(estimate['seconds'])} on this machine: {1000 * speed['step']:,.0f} ms per step "
-        f"(mean of {speed['timed_steps']}), {format_seconds(speed['evaluation'])} per evaluation",
+        f"(median of {speed['timed_steps']}), {format_seconds(speed['evaluation'])} per evaluation",
     }
     if speed["compiled_step"]:
         saved = estimate["steps"] * (speed["step"] - speed["compiled_step"]) - speed["compiling"]
@@ -149,7 +150,7 @@ class TrainingProgress(Progress):
         super().__init__("preparing", quiet=quiet, first_line=0)
         self.steps, self.device = steps, device
         self.means = dict[str, float]()  # running means of losses and speed, over about 20 steps
-        self.metrics = dict[str, float]()
+        self.evaluated = ""  # the last metric of the latest evaluation, with its step
 
     def show(self, event: Event) -> None:
         from manyheads.training import events as e
@@ -162,8 +163,9 @@ class TrainingProgress(Progress):
                 self.line(data)
                 self.line(f"device: {device}{' (no GPU found)' if (self.device, device) == ('auto', 'cpu') else ''}")
             case e.Evaluated(metrics=metrics):
-                self.metrics = metrics
-                self.line(f"{step} · validation: {' · '.join(map(labelled, metrics, metrics.values()))}")
+                labels = [*map(labelled, metrics, metrics.values())]
+                self.evaluated = "" if list(metrics) == ["loss"] else f"{labels[-1]} at {step}"
+                self.line(f"{step} · validation: {' · '.join(labels)}")
             case e.Saved(path=path) if event.step == self.steps:
                 self.line(f"saved {path}")
             case e.SaveFailed(message=message):
@@ -189,7 +191,7 @@ class TrainingProgress(Progress):
         for name, value in (values | {"tokens/s": speed}).items():
             self.means[name] = 0.95 * self.means[name] + 0.05 * value if name in self.means else value
         losses = [f"{name} {mean:.3f}" for name, mean in self.means.items() if name != "tokens/s"]
-        metric = [labelled(name, value) for name, value in self.metrics.items() if name != "loss"][-1:]
+        metric = [self.evaluated] if self.evaluated else []
         note = " · ".join((*losses, *metric, f"{self.means['tokens/s']:,.0f} tokens/s"))
         self.update("step", event.step, self.steps, note)
         if event.skipped:
@@ -198,8 +200,8 @@ class TrainingProgress(Progress):
     def show_initialized(self, event: Initialized) -> None:
         self.line(f"loaded {event.loaded} weights from the checkpoint")
         for text, names in (
-            ("initialized, not in the checkpoint", event.new),
-            ("in the checkpoint, not used", event.unused),
+            ("initialized, not in the checkpoint", event.missing_keys),
+            ("in the checkpoint, not used", event.unexpected_keys),
         ):
             if names:
                 more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""

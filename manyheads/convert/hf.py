@@ -20,7 +20,8 @@ from torch import Tensor
 
 from manyheads.convert.config import Config
 from manyheads.convert.families import NAMES, NO_TOKENS, Family, get_family
-from manyheads.convert.match import find_architecture, same_model
+from manyheads.convert.match import expressible, same_model
+from manyheads.convert.pooling import POOLING_FILES, write_pooling
 from manyheads.convert.weights import Parameters, Tensors, WeightTable
 from manyheads.errors import (
     CheckpointConfigError,
@@ -28,25 +29,26 @@ from manyheads.errors import (
     CheckpointNotFoundError,
     CheckpointTokenizerError,
     ConfigError,
-    CorruptFileError,
     NonFiniteError,
     UnknownArchitectureError,
     WeightsError,
 )
-from manyheads.files.read import MAX_CONFIG_BYTES, MAX_TOKENIZER_BYTES, read_bytes, read_json, safe_join
+from manyheads.files.read import MAX_CONFIG_BYTES, parse_json, read_bytes, read_json, safe_join
 from manyheads.files.tensors import SafetensorsFolder, TensorStore
+from manyheads.files.tokenizer import MAX_TOKENIZER_BYTES, parse_tokenizer
 from manyheads.files.write import atomic_output
 from manyheads.model.build import DTYPES, Model, build_meta, init_buffers
 from manyheads.model.spec import ModelSpec, read_model
+from manyheads.parts.head import NoHeadSpec, VectorSpec
 from manyheads.spec import Tree, quoted, to_tree
 
 SHARD_BYTES = 50_000_000_000  # as in transformers
 EXTRA_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt",
     "vocab.json", "merges.txt", "spiece.model", "tokenizer.model", "source.spm", "target.spm",
-    "generation_config.json", "chat_template.jinja", "preprocessor_config.json", "modules.json",
-    "sentence_bert_config.json", "config_sentence_transformers.json",
+    "generation_config.json", "chat_template.jinja", "preprocessor_config.json", *POOLING_FILES,
 )  # fmt: skip
+MAX_EXTRA_BYTES = {"generation_config.json": MAX_CONFIG_BYTES, "modules.json": MAX_CONFIG_BYTES}  # others are larger
 MODULE_FOLDER = re.compile(r"[0-9]_[A-Za-z]+")  # a module of sentence-transformers, such as 1_Pooling
 
 
@@ -256,8 +258,10 @@ def read_extra_files(folder: Path) -> dict[str, bytes]:
     modules = sorted(path.name for path in folder.iterdir() if MODULE_FOLDER.fullmatch(path.name) and path.is_dir())
     paths = [safe_join(folder, name) for name in EXTRA_FILES]
     paths += [safe_join(safe_join(folder, name), "config.json") for name in modules]
-    return {
-        path.relative_to(folder).as_posix(): read_bytes(path, MAX_TOKENIZER_BYTES) for path in paths if path.exists()
+    return {  # a link to nothing is an error, not a missing file
+        path.relative_to(folder).as_posix(): read_bytes(path, MAX_EXTRA_BYTES.get(path.name, MAX_TOKENIZER_BYTES))
+        for path in paths
+        if os.path.lexists(path)
     }
 
 
@@ -270,12 +274,7 @@ def read_tokenizer(folder: Path, extra_files: Mapping[str, bytes], *, keep_trunc
     data = extra_files.get("tokenizer.json")
     if data is None:
         return None
-    from tokenizers import Tokenizer
-
-    from manyheads.files.read import explain_tokenizer_errors
-
-    with explain_tokenizer_errors(f"{folder / 'tokenizer.json'} cannot be read", CheckpointTokenizerError):
-        tokenizer = Tokenizer.from_buffer(data)
+    tokenizer = parse_tokenizer(data, folder / "tokenizer.json", CheckpointTokenizerError)
     tokenizer.no_padding()
     if not keep_truncation:
         tokenizer.no_truncation()
@@ -286,13 +285,8 @@ def read_tokenizer(folder: Path, extra_files: Mapping[str, bytes], *, keep_trunc
 
 def read_tokenizer_config(extra_files: Mapping[str, bytes]) -> Tree:
     """Reads tokenizer_config.json. The result is empty if the file is missing."""
-    try:
-        config = json.loads(extra_files.get("tokenizer_config.json", b"{}"))
-    except (ValueError, RecursionError) as error:
-        raise CorruptFileError(f"tokenizer_config.json is not valid JSON: {error}") from None
-    if not isinstance(config, dict):
-        raise CorruptFileError(f"tokenizer_config.json holds {quoted(config)}, expected a table")
-    return config
+    name = "tokenizer_config.json"
+    return parse_json(extra_files.get(name, b"{}"), Path(name))
 
 
 # ------------------------------------------------------------------------------------------------------------- writing
@@ -308,7 +302,7 @@ def write_folder(
     shard_bytes: float = SHARD_BYTES,
 ) -> None:
     """Writes a folder for transformers, or with `native` one in the native format, which supports every model."""
-    metadata = native_metadata(model, metadata) if native else export_metadata(model, metadata)
+    model, metadata = (model, native_metadata(model, metadata)) if native else export_form(model, metadata)
     with atomic_output(folder) as draft:
         draft.mkdir()
         fill_folder(draft, model, metadata, tokenizer, shard_bytes=shard_bytes)
@@ -317,34 +311,50 @@ def write_folder(
 def fill_folder(
     folder: Path, model: Model, metadata: CheckpointMetadata, tokenizer: Any = None, *, shard_bytes: float = SHARD_BYTES
 ) -> None:
-    write_extra_files(folder, metadata, tokenizer)
+    write_extra_files(folder, metadata.extra_files, tokenizer)
     config = json.dumps(metadata.config, indent=2, ensure_ascii=False)
     (folder / "config.json").write_text(f"{config}\n", encoding="utf-8")
     write_shards(metadata.weights.tensors(model), folder, shard_bytes)
 
 
-def write_extra_files(folder: Path, metadata: CheckpointMetadata | None, tokenizer: Any) -> None:
+def write_extra_files(folder: Path, files: Mapping[str, bytes], tokenizer: Any) -> None:
     """Writes the small files next to the weights unchanged, and a tokenizer that was read from another format."""
     own = {"tokenizer.json": tokenizer.to_str().encode()} if hasattr(tokenizer, "to_str") else {}
     if tokenizer is not None and not own:
         warnings.warn("this tokenizer cannot be written as tokenizer.json and was left out", stacklevel=3)
-    for name, data in (own | (metadata.extra_files if metadata else {})).items():
+    for name, data in {**own, **files}.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(data)
 
 
-def export_metadata(model: Model, metadata: CheckpointMetadata | None) -> CheckpointMetadata:
-    """Metadata for an export, unchanged if the spec is; otherwise for the first architecture that can express it."""
+def export_form(model: Model, metadata: CheckpointMetadata | None) -> tuple[Model, CheckpointMetadata]:
+    """A model with its metadata for an export: those that were loaded, or the first architecture that can express it.
+
+    The model is another one with the same output if only that can be expressed.
+    """
     if metadata is not None and metadata.family.model_type in NAMES and same_model(model.spec, metadata.spec):
         if metadata.dtype == dtype_of(model):
-            return metadata
+            return model, metadata
         key = "torch_dtype" if "torch_dtype" in metadata.config else "dtype"
         config = metadata.config | {key: dtype_name(model)}
-        return replace(metadata, config=config, weights=replace(metadata.weights, dtypes={}))
+        return model, replace(metadata, config=config, weights=replace(metadata.weights, dtypes={}))
     # the family of the checkpoint from which training started
     first = metadata.config.get("family") if metadata else None
     names = (*([first] if first in NAMES else ()), *NAMES)
-    return new_metadata(model, metadata, *find_architecture(model.spec, names)[:3])
+    bare, pooling_files = without_vector_head(model)
+    form, found = expressible(bare, names)
+    own = new_metadata(form, metadata, *found[:3])
+    return form, replace(own, extra_files=own.extra_files | pooling_files)
+
+
+def without_vector_head(model: Model) -> tuple[Model, dict[str, bytes]]:
+    """A model that gives hidden states, and the files that pool them; the model itself if no file can express that."""
+    head, stack = model.spec.head, model.spec.encoder or model.spec.decoder
+    if not isinstance(head, VectorSpec) or stack is None or not (files := write_pooling(head, stack.width)):
+        return model, {}
+    bare = build_meta(model.spec.replace(head=NoHeadSpec()))
+    bare.load_state_dict(model.state_dict(), assign=True)
+    return bare, files
 
 
 def native_metadata(model: Model, metadata: CheckpointMetadata | None = None) -> CheckpointMetadata:
@@ -352,28 +362,49 @@ def native_metadata(model: Model, metadata: CheckpointMetadata | None = None) ->
     return new_metadata(model, metadata, NATIVE, ARCHITECTURE, NATIVE.config_of(model.spec, ARCHITECTURE))
 
 
-# keys without a field in a description, which an export copies from the old config
-KEPT_KEYS = (
-    *NO_TOKENS, "decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id", "id2label", "label2id",
-    "problem_type", "task",
-)  # fmt: skip
 MAX_POSITION_KEYS = ("max_position_embeddings", "context_length", "n_positions")
+GENERATION_FILES = ("generation_config.json", "chat_template.jinja")
+IMAGE_FILES = ("preprocessor_config.json",)
+
+
+def kept_keys(model: Model) -> tuple[str, ...]:
+    """The keys without a field in a description that belong to such a model, which are copied from the old config."""
+    return (
+        *NO_TOKENS,
+        "task",
+        *(("decoder_start_token_id",) if model.spec.has_source else ()),
+        *(("forced_bos_token_id", "forced_eos_token_id") if model.can_generate else ()),
+        *(("id2label", "label2id", "problem_type") if model.spec.head.output == "classes" else ()),
+    )
+
+
+def kept_files(model: Model, files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """The small files that belong to such a model: without those of generation, pooling or images if it has none."""
+    first, names = model.spec.encoder or model.spec.decoder, set(files)
+    if not model.can_generate:
+        names -= set(GENERATION_FILES)
+    if model.spec.head.output != "states":
+        names -= {name for name in names if name in POOLING_FILES or MODULE_FOLDER.match(name)}
+    if first and first.embed.reads != "patches":
+        names -= set(IMAGE_FILES)
+    return {name: data for name, data in files.items() if name in names}
 
 
 def new_metadata(
     model: Model, metadata: CheckpointMetadata | None, family: Family | NativeFormat, architecture: str, config: Tree
 ) -> CheckpointMetadata:
-    """Metadata with a new config, with KEPT_KEYS of the old config and the old small files."""
+    """Metadata with a new config, with those keys of the old config and old small files that belong to the model."""
     old = metadata.config if metadata else {}
-    config |= {"dtype": dtype_name(model)} | {key: old[key] for key in KEPT_KEYS if key in old}
+    config |= {"dtype": dtype_name(model)} | {key: old[key] for key in kept_keys(model) if key in old}
     max_positions = next((old[key] for key in MAX_POSITION_KEYS if type(old.get(key)) is int), None)
     if max_positions and "max_position_embeddings" in config:
         longer = config | {"max_position_embeddings": max_positions}
         config = longer if family.spec_of(longer) == family.spec_of(config) else config
     tables = family.tables(model.spec, architecture, model.state_dict())
-    extra_files = metadata.extra_files if metadata else {}
+    extra_files = kept_files(model, metadata.extra_files if metadata else {})
+    computed = family.computed(model.spec, config, tables[0].unused) if isinstance(family, Family) else {}
     return CheckpointMetadata(
-        family, architecture, config, model.spec, StoredWeights(tables[0]), extra_files=extra_files
+        family, architecture, config, model.spec, StoredWeights(tables[0], computed), extra_files=extra_files
     )
 
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from manyheads.convert.hf import EXTRA_FILES
-from manyheads.errors import CheckpointNotFoundError
+from manyheads.errors import PathNotFoundError
 
 WORD = r"[A-Za-z0-9](?:[\w.-]{0,94}[\w])?"  # starts with a letter or digit, and does not end with a dot
 NAME = re.compile(rf"{WORD}/{WORD}(@{WORD}(/{WORD}){{0,3}})?", re.ASCII)
@@ -37,15 +37,14 @@ def download(name: str) -> Path:
             RevisionNotFoundError,
         )
     except ImportError:
-        raise CheckpointNotFoundError(
+        raise PathNotFoundError(
             f"{name} is not a folder", hint="to download it from the Hub, pip install 'manyheads[hf]'"
         ) from None
     repository, _, revision = name.partition("@")
     try:
         return Path(snapshot_download(repository, revision=revision or None, allow_patterns=list(DOWNLOADED)))
     except (RepositoryNotFoundError, RevisionNotFoundError):
-        raise CheckpointNotFoundError(f"{name} is neither a folder nor a public model on the Hub") from None
+        raise PathNotFoundError(f"{name} is neither a folder nor a public model on the Hub") from None
     except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as error:
-        raise CheckpointNotFoundError(
-            f"{name} is not a folder, and its download from the Hub failed: {error}"
-        ) from None
+        reason = str(error).partition("\n")[0].partition(". ")[0].rstrip(".")
+        raise PathNotFoundError(f"{name} is not a folder, and its download from the Hub failed: {reason}") from None

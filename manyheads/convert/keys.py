@@ -64,6 +64,7 @@ class RopeKeys:
     old: tuple[str, ...] = ("rope_theta", "rope_scaling", "partial_rotary_factor")
     trained: int | None = None  # the default training length of a family whose configs may omit it
     former: tuple[tuple[str, str], ...] = ()  # pairs of a former and the current name of a scaling
+    stack: str = "decoder"
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -89,9 +90,9 @@ class RopeKeys:
             raise CheckpointConfigError("the config has two different values of original_max_position_embeddings")
         theta = rope.get("rope_theta", config.get("rope_theta", config.get("rotary_emb_base", 10000.0)))
         return {
-            "decoder.position.theta": number(theta, "rope_theta"),
-            "decoder.position.fraction": None if fraction is None else number(fraction, "partial_rotary_factor"),
-            "decoder.position.scaling": scaling(
+            f"{self.stack}.position.theta": number(theta, "rope_theta"),
+            f"{self.stack}.position.fraction": None if fraction is None else number(fraction, "partial_rotary_factor"),
+            f"{self.stack}.position.scaling": scaling(
                 kind, rope, {"original_max_position_embeddings": self.trained, **config}
             ),
         }
@@ -106,13 +107,13 @@ class RopeKeys:
         return rope
 
     def write(self, get: GetField) -> Tree:
-        ours = get("decoder.position.scaling") or {}
+        ours = get(f"{self.stack}.position.scaling") or {}
         kind = next((theirs for theirs, (own, _) in SCALINGS.items() if own == ours.get("kind")), "default")
-        rope = {"rope_type": kind, "rope_theta": get("decoder.position.theta")}
+        rope = {"rope_type": kind, "rope_theta": get(f"{self.stack}.position.theta")}
         rope |= {stored_name(kind, field): ours[field] for field in SCALINGS[kind][1] if field in ours}
         rope.pop("max_position_embeddings", None)
         if self.partial is not None:
-            rope["partial_rotary_factor"] = get("decoder.position.fraction")
+            rope["partial_rotary_factor"] = get(f"{self.stack}.position.fraction")
         length = ours.get("length", 2048)
         max_positions = int(length * ours.get("factor", 1) if kind == "longrope" else length)
         return {"rope_parameters": rope, "max_position_embeddings": max_positions}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from manyheads.convert.families import NAMES, Family, get_family
+from manyheads.convert.fold import fold
 from manyheads.errors import CheckpointConfigError, ConfigError, ExportError
-from manyheads.model.build import build_meta
+from manyheads.model.build import Model, build_meta
 from manyheads.model.spec import LayerSpec, ModelSpec, StackSpec
 from manyheads.parts.attention import AttentionSpec
 from manyheads.spec import Tree, to_tree
@@ -81,6 +82,11 @@ class Candidate(NamedTuple):
     architecture: str
     config: Tree
     differences: list[tuple[str, str, str]]
+    spec: ModelSpec  # what the config describes
+
+    def distance(self, spec: ModelSpec) -> tuple[bool, int]:
+        """How far it is from a model: whether its head gives something else, and how many fields differ."""
+        return self.spec.head.output != spec.head.output, len(self.differences)
 
 
 def candidates(spec: ModelSpec, names: Iterable[str]) -> Iterator[Candidate]:
@@ -91,13 +97,14 @@ def candidates(spec: ModelSpec, names: Iterable[str]) -> Iterator[Candidate]:
         for architecture in family.architectures:
             try:
                 config = family.config_of(spec, architecture)
-                different = list(differences(ours, canonical(family.spec_of(config))))
+                theirs = family.spec_of(config)
+                different = list(differences(ours, canonical(theirs)))
             except (ExportError, CheckpointConfigError, ConfigError):
                 continue
             parameters = {} if different else dict(build_meta(spec).named_parameters())
             if not different and not family.table(spec, architecture, parameters).covers(parameters):
                 different = [("the layout of the weights", "ours", "different")]
-            yield Candidate(family, architecture, config, different)
+            yield Candidate(family, architecture, config, different, theirs)
 
 
 def find_architecture(spec: ModelSpec, names: Iterable[str] = NAMES) -> Candidate:
@@ -106,11 +113,37 @@ def find_architecture(spec: ModelSpec, names: Iterable[str] = NAMES) -> Candidat
     for candidate in candidates(spec, names):
         if not candidate.differences:
             return candidate
-        if nearest is None or len(candidate.differences) < len(nearest.differences):
+        if first_reads(candidate.spec) != first_reads(spec):  # a family of images is not near a model of texts
+            continue
+        if nearest is None or candidate.distance(spec) < nearest.distance(spec):
             nearest = candidate
     library = "Hugging Face" if names[0] in NAMES else "llama.cpp"
     message = f"no supported {library} architecture can express this model"
     if nearest is None:
         raise ExportError(f"{message}, which is {spec.architecture}")
     path, ours, theirs = nearest.differences[0]
-    raise ExportError(f"{message}: {path} is {ours}, but {theirs} in {nearest.family.model_type}, the nearest one")
+    family = nearest.family.model_type.removeprefix("gguf-")
+    raise ExportError(f"{message}: {path} is {ours}, but {theirs} in {family} ({nearest.architecture}), the nearest")
+
+
+def first_reads(spec: ModelSpec) -> str | None:
+    """What the first stack of a model reads: tokens or patches."""
+    stack = spec.encoder or spec.decoder
+    return stack.embed.reads if stack else None
+
+
+def expressible(
+    model: Model, names: Iterable[str] = NAMES, resolve: Callable[[ModelSpec], ModelSpec] = lambda spec: spec
+) -> tuple[Model, Candidate]:
+    """The first architecture that can express a model, or else an equal model, whose weights are `fold`ed.
+
+    `resolve` fills in what the specs of a format must have.
+    """
+    names = list(names)
+    try:
+        return model, find_architecture(resolve(model.spec), names)
+    except ExportError:
+        folded = fold(model)
+        if folded is model:
+            raise
+        return folded, find_architecture(resolve(folded.spec), names)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from manyheads.convert.config import write_config
 from manyheads.convert.families.vit import ImageSize
-from manyheads.convert.hf import CheckpointMetadata, write_extra_files
+from manyheads.convert.hf import CheckpointMetadata, kept_files, write_extra_files
 from manyheads.errors import ExportError, ManyheadsError, MissingExtraError
 from manyheads.files.write import atomic_output
 from manyheads.model.build import Model
@@ -32,9 +33,18 @@ def write_onnx(model: Model, folder: Path, metadata: CheckpointMetadata | None =
     graph = OnnxModel(float32_copy(model), image_shape(model.spec, metadata))
     with atomic_output(folder) as draft:
         draft.mkdir()
-        write_extra_files(draft, metadata, tokenizer)
+        files = kept_files(model, metadata.extra_files) if metadata else {}
+        write_extra_files(draft, files, tokenizer)
         with quiet():
-            export_graph(graph).save(draft / "model.onnx")
+            program = export_graph(graph)
+            program.model.metadata_props.update(class_names(model, metadata))
+            program.save(draft / "model.onnx")
+
+
+def class_names(model: Model, metadata: CheckpointMetadata | None) -> dict[str, str]:
+    """The names of the classes, as the property id2label of the graph."""
+    names = metadata.config.get("id2label") if metadata and model.spec.head.output == "classes" else None
+    return {"id2label": json.dumps(names, ensure_ascii=False)} if names else {}
 
 
 def check_packages() -> None:
@@ -178,10 +188,24 @@ def export_graph(model: OnnxModel) -> torch.onnx.ONNXProgram:
         raise
     except Exception as error:
         reason = str(error.__cause__ or error).strip().partition("\n")[0]
-        raise ExportError(f"this model cannot be traced as one graph for every length: {reason}") from error
+        size = constant_size(model, examples, names)
+        every = f" for every {size.replace('_', ' ')}" if size else ""
+        raise ExportError(f"this model cannot be traced as one graph{every}: {reason}") from error
     assert program is not None
     ClearMetadataAndDocStringPass()(program.model)  # the metadata contains paths of this computer
     return program
+
+
+def constant_size(model: OnnxModel, examples: tuple[Tensor, ...], names: tuple[dict[int, str], ...]) -> str | None:
+    """The dynamic size that a model must have as a constant in order to be traced; None if it is not a single one."""
+    for size in dict.fromkeys(name for sizes in names for name in sizes.values()):
+        others = tuple(
+            dict.fromkeys((i for i, name in sizes.items() if name != size), torch.export.Dim.DYNAMIC) for sizes in names
+        )
+        with suppress(Exception), torch.no_grad():
+            torch.export.export(model, examples, dynamic_shapes=(others,))
+            return f"{size} size" if size == "batch" else size
+    return None
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 from manyheads.data.tokenizer import special_tokens_as_text
 from manyheads.errors import DataError, RowError
+from manyheads.files.tokenizer import encode_texts
 from manyheads.spec import did_you_mean, quoted
 
 AttentionTargets = NDArray[np.int64]  # N×2: a query token, and a key token it should attend to
@@ -20,7 +21,7 @@ AttentionTargets = NDArray[np.int64]  # N×2: a query token, and a key token it 
 def tokens_per_word(texts: Sequence[str], tokenizer: Tokenizer) -> list[list[list[int]]]:
     """Returns the tokens of every word (by white space) of every text; a token belongs to the last word it overlaps."""
     result = []
-    encodings = special_tokens_as_text(tokenizer).encode_batch(list(texts), add_special_tokens=False)
+    encodings = encode_texts(special_tokens_as_text(tokenizer), texts, add_special_tokens=False)
     for text, encoding in zip(texts, encodings, strict=True):
         spans = [match.span() for match in re.finditer(r"\S+", text)]
         starts, tokens = [start for start, _ in spans], [list[int]() for _ in spans]

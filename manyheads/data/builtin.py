@@ -57,9 +57,9 @@ FIRST_DAY, LAST_DAY = date(1900, 1, 1).toordinal(), date(2100, 12, 31).toordinal
 class DatesSpec(DataSpec, kind="dates"):
     """Dates as people write them in twenty languages, and in ISO 8601: Dienstag, 3. Mai 2016 → 2016-05-03
 
-    The wording is from CLDR, through Babel. Years have four digits, and if the month is a number the language stands
-    before the date (<de> 03.05.2016), so that every text means one day. One day in twenty is for validation and one
-    for test, in all languages.
+    The wording is from CLDR, through Babel. Years have four digits. If day and month could be exchanged in another
+    language, a tag names the language (<en> 5/6/2031), so that every text means one day; a quarter of the other dates
+    with a number for the month have a tag too. One day in twenty is for validation and one for test, in all languages.
     """
 
     closed_vocabulary: ClassVar[bool] = True
@@ -76,10 +76,13 @@ class DatesSpec(DataSpec, kind="dates"):
         return Corpus(("source", "target"), *splits, description)
 
     def row(self, split: str, index: int) -> Row:
-        language, pattern, day = random_integers(3, self.seed, split, index)
+        language, pattern, day, tagged = random_integers(4, self.seed, split, index)
         languages, days = date_patterns(self.languages), days_in(split)
         patterns = languages[language % len(languages)]
-        return format_date(days[day % len(days)], *patterns[pattern % len(patterns)])
+        value, (form, tag) = date.fromordinal(days[day % len(days)]), patterns[pattern % len(patterns)]
+        text = form(value)
+        needs_tag = tag and (tagged % 4 == 0 or is_ambiguous(text, value, self.languages))
+        return f"{tag} {text}" if needs_tag else text, value.isoformat()
 
 
 @cache
@@ -90,15 +93,18 @@ def days_in(split: str) -> list[int]:
     ]
 
 
+Form = Callable[[date], str]  # writes a date
+
+
 @cache
-def date_patterns(languages: tuple[str, ...]) -> list[list[tuple[Any, Any, str]]]:
-    """Returns the date patterns of each language: the pattern, the locale, and a prefix."""
+def date_patterns(languages: tuple[str, ...]) -> list[list[tuple[Form, str]]]:
+    """Returns the ways to write a date in each language, and the language's tag if the month is a number."""
     try:
         from babel import Locale, UnknownLocaleError
         from babel.dates import parse_pattern
     except ImportError:
         raise MissingExtraError("dates need Babel", hint="pip install 'manyheads[demo]'") from None
-    result = []
+    result = list[list[tuple[Form, str]]]()
     for name in languages:
         try:
             locale = Locale.parse(name)
@@ -108,13 +114,33 @@ def date_patterns(languages: tuple[str, ...]) -> list[list[tuple[Any, Any, str]]
         formats = [locale.date_formats[size] for size in ("full", "long", "medium", "short")]
         formats += [skeletons[key] for key in ("yMMMd", "yMMMEd", "yMd", "yMEd") if key in skeletons]
         patterns = dict.fromkeys(one.pattern.replace("yy", "y") for one in formats)
-        result.append([(parse_pattern(text), locale, "" if "MMM" in text else f"<{name}> ") for text in patterns])
+        result.append(
+            [
+                (partial(format_date, parse_pattern(text), locale), "" if "MMM" in text else f"<{name}>")
+                for text in patterns
+            ]
+        )
     return result
 
 
-def format_date(day: int, pattern: Any, locale: Any, prefix: str) -> Row:
-    value = date.fromordinal(day)
-    return " ".join((prefix + pattern.apply(value, locale)).split()), value.isoformat()  # no-break spaces become spaces
+def format_date(pattern: Any, locale: Any, value: date) -> str:
+    return " ".join(pattern.apply(value, locale).split())  # no-break spaces become spaces
+
+
+@cache
+def numeric_forms(languages: tuple[str, ...]) -> list[Form]:
+    """Returns the ways to write a date that have a number for the month, without those that are the same."""
+    forms = [form for patterns in date_patterns(languages) for form, tag in patterns if tag]
+    samples = [date.fromordinal(FIRST_DAY + i) for i in range(7)]  # one of each weekday, with day and month below 10
+    return list({tuple(map(form, samples)): form for form in forms}.values())
+
+
+def is_ambiguous(text: str, value: date, languages: tuple[str, ...]) -> bool:
+    """Whether the text is also a way to write the date with day and month exchanged, in any of the languages."""
+    if value.day > 12 or value.day == value.month:
+        return False
+    other = value.replace(month=value.day, day=value.month)
+    return any(form(other) == text for form in numeric_forms(languages))
 
 
 class SequenceSpec(DataSpec, kind="sequence"):

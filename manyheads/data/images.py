@@ -67,7 +67,10 @@ class ImagesSpec(FileSpec, kind="images"):
                 raise ColumnError(f"{path} has {'' if its_label else 'no '}classes, unlike {self.path}")
         divisor = self.max_value or max(1.0, *(float(row[0].max()) for row in train))
         splits: Any = {
-            name: [((row[0] / divisor).astype(np.float32), *row[1:]) for row in rows]
+            name: [
+                (to_float32(row[0], f"{self.path}, {name} image {i:,} divided by {divisor:g}", divisor), *row[1:])
+                for i, row in enumerate(rows, 1)
+            ]
             for name, rows in corpus.splits.items()
         }
         description = f"{corpus.description}; {size_of(image)} pixels, divided by {divisor:g}"
@@ -125,12 +128,22 @@ class ImagesSpec(FileSpec, kind="images"):
                 f"{location} has {len(cells)} numbers, which are not {shape} with channels = {self.channels}",
                 hint="set data.height and data.channels",
             )
-        image = np.array(cells, np.float32).reshape(self.channels, height, -1)
+        image = to_float32(np.array(cells, np.float64), location).reshape(self.channels, height, -1)
         return image[0] if self.channels == 1 else image
 
 
 def size_of(image: Array) -> str:
     return " × ".join(map(str, image.shape))
+
+
+def to_float32(numbers: Array, location: str, divisor: float = 1.0) -> Array:
+    """Divides numbers and casts them to float32; raises if one is NaN, infinite, or larger than float32 can hold."""
+    with np.errstate(over="ignore"):
+        cast: Array = (numbers / divisor).astype(np.float32)
+    if not np.isfinite(cast).all():
+        value = numbers[~np.isfinite(cast)].flat[0]
+        raise RowError(f"{location} has the number {value:g}, expected one that is finite in float32")
+    return cast
 
 
 def is_number(cell: str) -> bool:
@@ -179,8 +192,9 @@ def read_idx(path: Path, ranks: tuple[int, ...]) -> Array:
         if source.file.read(1):
             raise DataFileError(f"{path} continues after its {shape_text} numbers")
     numbers = np.frombuffer(data, dtype).reshape(shape)
-    if not np.isfinite(numbers).all():
-        raise RowError(f"{path} has numbers that are NaN or infinite")
+    if dtype.kind == "f":
+        for i, row in enumerate(numbers, 1):
+            to_float32(np.atleast_1d(row), f"{path}, row {i:,}")
     return numbers
 
 

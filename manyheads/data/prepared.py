@@ -1,10 +1,14 @@
-"""Rows as token ids: in memory, or prepared once on disk and memory-mapped."""
+"""Rows as token ids: in memory, or prepared once on disk and read from there."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
+import stat
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +21,7 @@ from manyheads.data.source import Corpus, DataSpec, LazyRows, Row
 from manyheads.data.tokenizer import TokenizerFileSpec, TokenizerSpec, special_tokens_as_text, without_processing
 from manyheads.errors import ColumnError, CorruptFileError, LabelError, PreparedDataError
 from manyheads.files.read import read_json, sha256
+from manyheads.files.tokenizer import decode_ids, encode_texts
 from manyheads.files.write import atomic_output, fsync_path
 from manyheads.spec import Tree, field, quoted, to_tree
 
@@ -61,7 +66,7 @@ def encode_rows(
                 columns.append([np.array(names, np.str_) for names in column])
             else:
                 assert tokenizer is not None
-                encodings = tokenizer.encode_batch_fast(list(column), add_special_tokens=False)
+                encodings = encode_texts(tokenizer, column, add_special_tokens=False, offsets=False)
                 columns.append([np.array(encoding.ids, np.int64) for encoding in encodings])
         yield from map(list, zip(*columns, strict=True))
     progress(len(rows), len(rows))
@@ -81,6 +86,9 @@ class InMemoryRows:
 
     def __getitem__(self, index: int) -> tuple[NDArray[Any], ...]:
         return self.rows[index]
+
+    def check(self) -> None:
+        """Rows in memory do not change."""
 
     def lengths(self, name: str) -> NDArray[np.int64]:
         index = field_index(name, self.fields)
@@ -102,6 +110,9 @@ class TruncatedRows:
 
     def __getitem__(self, index: int) -> tuple[NDArray[Any], ...]:
         return tuple(ids[:max_length] for ids, max_length in zip(self.rows[index], self.max_lengths, strict=True))
+
+    def check(self) -> None:
+        self.rows.check()
 
     def lengths(self, name: str) -> NDArray[np.int64]:
         lengths, max_length = self.rows.lengths(name), self.max_lengths[field_index(name, self.fields)]
@@ -188,11 +199,76 @@ def shard_name(number: int) -> str:
     return f"shard-{number:05d}.bin"
 
 
-class MappedRows:
-    """The rows of one split of a prepared folder, mapped on first use in each process.
+class PreparedFile:
+    """A file of a prepared folder, which is read rather than mapped: under a map, a truncation would kill the process.
 
-    File sizes are always checked, hashes if `verify`, the tokenizer if one is given. `fields` selects and orders the
-    fields; `labels` are the classes in the order of their indices, if it is not the order in the folder.
+    Its size is always checked, its hash if `verify`, or if the file was written since the last check.
+    """
+
+    def __init__(self, path: Path, size: int, digest: str, *, verify: bool) -> None:
+        self.path, self.size, self.digest = path, size, digest
+        self.stamp = None if verify else self._stamp()
+        self.check()
+
+    def __getstate__(self) -> Tree:
+        return {name: value for name, value in self.__dict__.items() if name != "_handle"}
+
+    @cached_property
+    def _handle(self) -> int:
+        """The file as it was when it was first read in this process, even if its name is of another file later."""
+        handle = os.open(self.path, os.O_RDONLY)
+        weakref.finalize(self, os.close, handle)
+        return handle
+
+    def _stamp(self) -> tuple[int, int, int] | None:
+        """The size and the times of changes, or None if there is no such file."""
+        try:
+            status = os.stat(self.__dict__.get("_handle", self.path))
+        except OSError:
+            return None
+        return (status.st_size, status.st_mtime_ns, status.st_ctime_ns) if stat.S_ISREG(status.st_mode) else None
+
+    def check(self) -> None:
+        """Raises if the file is not the one that was written."""
+        stamp = self._stamp()
+        if stamp is None or stamp[0] != self.size or (stamp != self.stamp and self._hash() != self.digest):
+            raise self.changed_error()
+        self.stamp = stamp
+
+    def _hash(self) -> str:
+        with explain_changes(self), open(self._handle, "rb", closefd=False) as file:
+            file.seek(0)
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    def read(self, dtype: np.dtype[Any] | str, start: int, stop: int) -> NDArray[Any]:
+        """Reads the items from `start` to `stop`."""
+        item = np.dtype(dtype).itemsize
+        with explain_changes(self):
+            data = os.pread(self._handle, max(0, stop - start) * item, start * item) if start >= 0 else b""
+        if len(data) != (stop - start) * item:
+            raise self.changed_error()
+        return np.frombuffer(data, dtype)
+
+    def changed_error(self) -> PreparedDataError:
+        return PreparedDataError(
+            f"{self.path} is missing or has changed since it was written, with {self.size:,} bytes",
+            hint="prepare the data again",
+        )
+
+
+@contextmanager
+def explain_changes(file: PreparedFile) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, OverflowError):
+        raise file.changed_error() from None
+
+
+class PreparedRows:
+    """The rows of one split of a prepared folder, whose files are opened on first use in each process.
+
+    `verify` checks their hashes, a given tokenizer must be theirs. `fields` selects and orders the fields; `labels` are
+    the classes in the order of their indices, if it is not the order in the folder.
     """
 
     def __init__(
@@ -211,10 +287,10 @@ class MappedRows:
             self.stored_fields, stored_labels = tuple(index["fields"]), tuple(index["labels"])
             self.dtype = np.dtype({"uint16": "<u2", "uint32": "<u4"}[index["dtype"]])
             self.count, self.vocab = int(entry["rows"]), int(index["vocab"])
-            self.shard_tokens = [int(shard["tokens"]) for shard in entry["shards"]]
+            shard_tokens = [int(shard["tokens"]) for shard in entry["shards"]]
             expected = {"docs.idx": (8 * (self.count * len(self.stored_fields) + 1), entry["docs"])}
             for i, shard in enumerate(entry["shards"]):
-                expected[shard_name(i)] = self.shard_tokens[i] * self.dtype.itemsize, shard["sha256"]
+                expected[shard_name(i)] = shard_tokens[i] * self.dtype.itemsize, shard["sha256"]
             stored_tokenizer = index["tokenizer"]
         except (KeyError, TypeError, ValueError) as error:
             raise PreparedDataError(
@@ -225,55 +301,47 @@ class MappedRows:
                 f"{folder} was prepared with another tokenizer, of {self.vocab:,} tokens",
                 hint="prepare the data again, or leave [tokenizer] out to use its own",
             )
-        self._check_files(expected, verify=verify)
+        # the end of every field of every row, the ids, and the first token of each shard
+        self.ends, *self.shards = (
+            PreparedFile(self.folder / name, size, digest, verify=verify) for name, (size, digest) in expected.items()
+        )
+        self.starts = np.cumsum([0, *shard_tokens], dtype=np.int64)
         self.labels = tuple(labels) or stored_labels
         self.class_index = np.array([self.labels.index(name) for name in stored_labels], np.int64)
         self.fields = tuple(fields or self.stored_fields)
         self.field_indices = [field_index(name, self.stored_fields) for name in self.fields]
 
-    def _check_files(self, expected: Mapping[str, tuple[int, str]], *, verify: bool) -> None:
-        for name, (size, digest) in expected.items():
-            path = self.folder / name
-            if not path.is_file() or path.stat().st_size != size or (verify and sha256(path) != digest):
-                raise PreparedDataError(
-                    f"{path} is missing or has changed since it was written, with {size:,} bytes",
-                    hint="prepare the data again",
-                )
-
-    def __getstate__(self) -> Tree:
-        return {name: value for name, value in self.__dict__.items() if name != "_maps"}
-
-    @cached_property
-    def _maps(self) -> tuple[NDArray[np.uint64], list[NDArray[Any]], NDArray[np.int64]]:
-        """The end of every field of every row, the shards, and the first token of each shard."""
-        shards = [
-            np.memmap(self.folder / shard_name(i), self.dtype, "r") if count else np.empty(0, self.dtype)
-            for i, count in enumerate(self.shard_tokens)
-        ]
-        starts = np.cumsum([0, *self.shard_tokens], dtype=np.int64)
-        return np.memmap(self.folder / "docs.idx", "<u8", "r"), shards, starts
-
     def __len__(self) -> int:
         return self.count
 
     def __getitem__(self, index: int) -> tuple[NDArray[np.int64], ...]:
-        ends, shards, starts = self._maps
         first = range(self.count)[index] * len(self.stored_fields)
-        bounds = ends[first : first + len(self.stored_fields) + 1].astype(np.int64)
-        shard = min(int(np.searchsorted(starts, bounds[0], "right")) - 1, len(shards) - 1)
-        ids = shards[shard][bounds[0] - starts[shard] : bounds[-1] - starts[shard]].astype(np.int64)
+        bounds = self.ends.read("<u8", first, first + len(self.stored_fields) + 1).astype(np.int64)
+        number = min(int(np.searchsorted(self.starts, bounds[0], "right")) - 1, len(self.shards) - 1)
+        shard, start = self.shards[number], self.starts[number]
+        ids = shard.read(self.dtype, int(bounds[0] - start), int(bounds[-1] - start)).astype(np.int64)
         columns = np.split(ids, bounds[1:-1] - bounds[0])
+        for name, column in zip(self.stored_fields, columns, strict=True):
+            if column.max(initial=-1) >= (len(self.class_index) if name == "label" else self.vocab):
+                self.check()  # a vocabulary with gaps has such ids too
         return tuple(
             self.class_index[columns[i]] if name == "label" else columns[i]
             for name, i in zip(self.fields, self.field_indices, strict=True)
         )
 
+    def check(self) -> None:
+        """Raises if a file changed, which costs a call of stat per file, and a hash if it was written."""
+        for file in (self.ends, *self.shards):
+            file.check()
+
     def lengths(self, name: str) -> NDArray[np.int64]:
-        ends = self._maps[0].astype(np.int64)
+        """The number of ids of each row. Every epoch and every evaluation begins with it, so it checks the files."""
+        self.check()
+        ends = self.ends.read("<u8", 0, self.count * len(self.stored_fields) + 1).astype(np.int64)
         return (ends[1:] - ends[:-1])[field_index(name, self.stored_fields) :: len(self.stored_fields)]
 
 
-TokenRows = InMemoryRows | MappedRows | TruncatedRows
+TokenRows = InMemoryRows | PreparedRows | TruncatedRows
 
 
 def read_index(folder: Path) -> Tree:
@@ -293,7 +361,7 @@ def read_index(folder: Path) -> Tree:
 
 
 class PreparedSpec(DataSpec, kind="prepared"):
-    """Rows as ids from `manyheads data prepare`, checked by hash when opened, then memory-mapped
+    """Rows as ids from `manyheads data prepare`, checked by hash when opened, and in every epoch if they were written
 
     The run uses the tokenizer of that folder.
     """
@@ -306,9 +374,8 @@ class PreparedSpec(DataSpec, kind="prepared"):
 
     def load(self) -> Corpus:
         tokenizer = tokenizer_of(self.prepared_folder).make(())
-        splits = [
-            MappedRows(self.path, split, tokenizer=tokenizer, verify=False) for split in ("train", "validation", "test")
-        ]
+        names = ("train", "validation", "test")
+        splits = [PreparedRows(self.path, split, tokenizer=tokenizer, verify=False) for split in names]
         train, validation, test = (LazyRows(partial(decode_row, rows, tokenizer), len(rows)) for rows in splits)
         description = str(read_index(self.prepared_folder).get("description"))
         return Corpus(splits[0].fields, train, validation, test, description, classes=splits[0].labels)
@@ -324,8 +391,8 @@ def tokenizer_for(folder: Path, spec: TokenizerSpec) -> TokenizerSpec:
     return tokenizer_of(folder) if read_index(folder).get("tokenizer_spec") == to_tree(spec) else spec
 
 
-def decode_row(rows: MappedRows, tokenizer: Tokenizer, index: int) -> Row:
+def decode_row(rows: PreparedRows, tokenizer: Tokenizer, index: int) -> Row:
     return tuple(
-        rows.labels[int(ids[0])] if name == "label" else tokenizer.decode(ids.tolist())
+        rows.labels[int(ids[0])] if name == "label" else decode_ids(tokenizer, ids.tolist())
         for name, ids in zip(rows.fields, rows[index], strict=True)
     )

@@ -7,11 +7,11 @@ import os
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from manyheads.errors import DataFileError, EmptyDataError, IncompatibleError, one_line
+from manyheads.errors import EmptyDataError, IncompatibleError, one_line
 from manyheads.files.text import LineReader, check_rereadable
 from manyheads.spec import Part, field
 
@@ -81,8 +81,8 @@ class DataSpec(Part, slot="data"):
         return None
 
     @classmethod
-    def file_columns(cls) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Returns the required and the optional columns of a file; both empty if files of this kind have no columns."""
+    def file_columns(cls, path: str | Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Returns the required and the optional columns of a file; both empty if such a file has no columns."""
         return (), ()
 
     @abstractmethod
@@ -111,7 +111,7 @@ class FileSpec(DataSpec):
         0.05, f"fraction of the training file used for validation, 1 to {MAX_VALIDATION_ROWS:,} rows", gt=0, le=0.5
     )
     encoding_errors: Literal["strict", "replace", "skip"] = field(
-        "strict", "lines that are not UTF-8: stop with an error, replace the bytes by �, or skip the line"
+        "strict", "lines with a NUL or not in UTF-8: stop with an error, replace the bytes by �, or skip the line"
     )
     max_line_length: int = field(1 << 24, "characters per line; a longer line is an error", ge=1, le=1 << 28)
 
@@ -145,14 +145,15 @@ class FileSpec(DataSpec):
         return self._corpus([], rows, [], (f"{path}: {len(rows):,} {self.unit}", *messages(warnings)))
 
     def _corpus(self, train: list[Row], validation: list[Row], test: list[Row], description: Iterable[str]) -> Corpus:
-        return self.join(Corpus(self.corpus_fields(), train, validation, test, one_line("; ".join(description))))
+        corpus = self.join(Corpus(self.corpus_fields(), train, validation, test, ""))
+        return replace(corpus, description=one_line("; ".join(filter(None, (*description, corpus.description)))))
 
     def corpus_fields(self) -> tuple[str, ...]:
         """Returns the fields of the rows under these settings."""
         return self.row_fields
 
     def join(self, corpus: Corpus) -> Corpus:
-        """Joins the rows with the contents of other files."""
+        """Joins the rows with the contents of other files; the description is what there is to add."""
         return corpus
 
     def lines(self, path: Path, warnings: Counter[str]) -> LineReader:
@@ -200,7 +201,10 @@ def row_counts(train: Sequence[Row], validation: Sequence[Row], test: Sequence[R
 
 
 def messages(warnings: Counter[str]) -> list[str]:
-    return [f"{count:,} line{'s' * (count != 1)} {warning}" for warning, count in warnings.items()]
+    """Returns what was decided about a file, counted 0 times, and the number of lines with each warning."""
+    return [
+        f"{count:,} line{'s' * (count != 1)} {warning}" if count else warning for warning, count in warnings.items()
+    ]
 
 
 def digest(text: str | bytes) -> bytes:
@@ -209,52 +213,3 @@ def digest(text: str | bytes) -> bytes:
 
 def same_file(one: str, other: str) -> bool:
     return os.path.exists(one) and os.path.exists(other) and os.path.samefile(one, other)
-
-
-class TextSpec(FileSpec, kind="text"):
-    """Texts from a .txt file, or from all .txt files of a folder
-
-    A single text is split into its beginning, for training, and its end, for validation.
-    """
-
-    row_fields: ClassVar[tuple[str, ...]] = ("text",)
-    unit: ClassVar[str] = "texts"
-
-    document: Literal["paragraph", "line", "file"] = field(
-        "paragraph", "unit of text: a paragraph (lines between blank lines), a line, or a whole file"
-    )
-
-    def read_rows(self, path: Path, warnings: Counter[str]) -> Iterator[Row]:
-        texts = (file for file in path.rglob("*") if file.name.endswith((".txt", ".txt.gz")))
-        files = sorted(texts) if path.is_dir() else [path]
-        if not files:
-            raise DataFileError(f"{path} is a folder without a .txt or .txt.gz file")
-        for file in files:
-            block: list[str] = []
-            for _, line in self.lines(file, warnings):
-                if line.strip() or self.document == "file":
-                    block.append(line)
-                if self.document == "line" or (self.document == "paragraph" and not line.strip()):
-                    yield from join_lines(block)
-                    block = []
-            yield from join_lines(block)
-
-    def split(self, rows: list[Row]) -> tuple[list[Row], list[Row]]:
-        if len(rows) > 1:
-            return super().split(rows)
-        text = rows[0][0]
-        middle = int(len(text) * (1 - self.validation_fraction))
-        end = text.rfind("\n", 0, middle) + 1 or middle
-        if not text[:end].strip() or not text[end:].strip():
-            raise EmptyDataError(
-                f"{self.path} has one text of {len(text):,} characters, too short to split",
-                hint="set data.validation to a validation file",
-            )
-        return [(text[:end],)], [(text[end:],)]
-
-
-def join_lines(lines: list[str]) -> Iterator[Row]:
-    """Yields the lines as one text, unless all are blank."""
-    text = "\n".join(lines)
-    if text.strip():
-        yield (text,)

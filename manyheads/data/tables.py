@@ -1,162 +1,175 @@
-"""Reads files with columns, .tsv or .jsonl, as pairs, labels or queries."""
+"""Reads files with columns, .csv, .tsv, .jsonl or .parquet, as pairs, labels or queries."""
 
 from __future__ import annotations
 
-import json
+import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
-from itertools import chain, islice
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, StrictInt, StrictStr
 
+from manyheads.data.records import Layout, Record, Table, open_table
 from manyheads.data.source import Corpus, FileSpec, Row
 from manyheads.errors import ColumnError, RowError
-from manyheads.files.text import LineReader
 from manyheads.spec import did_you_mean, field, parse, quoted
 
-HEADER_SAMPLE = 1000  # rows read to decide whether the first line is a header
+MIN_CLASS_ROWS = 5  # training rows of a class; fewer are reported
+MAX_RARE = 5  # classes that are reported
+INVALID = re.compile("[\0\ud800-\udfff]")
 
-NumberedLines = Iterator[tuple[int, str]]
 ColumnNames = tuple[StrictStr | Annotated[StrictInt, Field(ge=0)], ...]
 
 
-def is_jsonl(path: Path, first_line: str) -> bool:
-    """Whether a table is .jsonl rather than .tsv, by its suffix or else by its first line."""
-    suffixes = path.suffixes[-2:]
-    return ".tsv" not in suffixes and (".jsonl" in suffixes or first_line.lstrip().startswith("{"))
-
-
-def looks_like_header(first: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
-    """Whether the first line has column names, which are single words that no row repeats, above longer texts."""
-    rows = [row for row in rows if len(row) >= len(first)]
-    if not rows or len(set(first)) < len(first) or any(len(cell.split()) != 1 or len(cell) > 40 for cell in first):
-        return False
-    longer = [sum(len(row[i].split()) > 1 for row in rows) / len(rows) for i in range(len(first))]
-    return max(longer) > 0.9 and not any(row[i] == cell for row in rows for i, cell in enumerate(first))
-
-
-def peek(lines: NumberedLines, count: int) -> tuple[list[tuple[int, str]], NumberedLines]:
-    """Returns the first lines, and an iterator over all lines, including the first."""
-    first = list(islice(lines, count))
-    return first, chain(first, lines)
-
-
 class TableSpec(FileSpec):
-    """Base of files with columns: .tsv, or .jsonl with one object per line; without a suffix the first line decides."""
+    """Base of files with columns; without one of their suffixes, the first lines decide what a file is."""
 
     fields: ColumnNames
+    delimiter: Literal[",", ";", "\t"] | None = field(
+        None, "character between the columns of a .csv or .tsv; recognised by default"
+    )
+    quotes: bool | None = field(
+        None, "whether a cell may be in quotes, as in Python's csv; by default if the whole file can be read so"
+    )
+    header: bool | None = field(
+        None, "whether the first line has the names of the columns; decided by the lines below it by default"
+    )
 
     @classmethod
-    def file_columns(cls) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def file_columns(cls, path: str | Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
         required: tuple[str, ...] = cls.model_fields["fields"].default
         return required, cls.row_fields[len(required) :]
 
     def corpus_fields(self) -> tuple[str, ...]:
         return self.row_fields[: len(self.fields)]
 
+    def open_table(self, path: Path, warnings: Counter[str]) -> Table | None:
+        """Decides how a file is written; None if it is blank."""
+        names = tuple(name for name in self.fields if isinstance(name, str)) or self.corpus_fields()
+        return open_table(self.lines(path, warnings), Layout(self.delimiter, self.quotes, self.header, names))
+
     def read_rows(self, path: Path, warnings: Counter[str]) -> Iterator[Row]:
-        lines = self.lines(path, warnings)
-        nonblank: NumberedLines = (numbered for numbered in lines if numbered[1].strip())
-        first, nonblank = peek(nonblank, 1)
-        if first:
-            yield from (self._from_jsonl if is_jsonl(path, first[0][1]) else self._from_tsv)(nonblank, lines)
-
-    def _from_jsonl(self, nonblank: NumberedLines, lines: LineReader) -> Iterator[Row]:
-        for number, line in nonblank:
-            location = f"{lines.path}, line {number:,}"
-            row = self._from_object(line, location)
-            if any("\ud800" <= c <= "\udfff" for text in row for c in text):
-                if lines.handle_invalid(f"{location} has half of a surrogate pair", replacement="") is None:
-                    continue
-                row = tuple(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace") for text in row)
-            yield row
-
-    def _from_tsv(self, nonblank: NumberedLines, lines: LineReader) -> Iterator[Row]:
-        ((number, line),), nonblank = peek(nonblank, 1)
-        first = line.split("\t")
-        indices = self._column_indices(first, f"{lines.path}, line {number:,}")
-        if any(first[index] == name for index, name in zip(indices, self.fields, strict=True) if index < len(first)):
-            next(nonblank)  # a header with the names in `fields`
-        elif self._uses_default_columns(first):
-            (_, *sample), nonblank = peek(nonblank, HEADER_SAMPLE + 1)
-            if looks_like_header(first, [line.split("\t") for _, line in sample]):
-                names = ", ".join(quoted(name) for name in first)
-                lines.warnings[f"skipped as a header, {names} (fields = {indices} reads it as a row)"] += 1
-                next(nonblank)
-        for number, line in nonblank:
-            cells = line.split("\t")
-            if len(cells) <= max(indices):
-                expected = f"at least {max(indices) + 1}, separated by tabs{', not by commas' if ',' in line else ''}"
-                raise RowError(
-                    f"{lines.path}, line {number:,} has {len(cells)} columns, expected {expected}: {quoted(line)}"
-                )
-            yield tuple(cells[index] for index in indices)
-
-    def _uses_default_columns(self, first: list[str]) -> bool:
-        """Whether neither `fields` nor the first line names the columns."""
-        return self.fields == self.corpus_fields() and not set(self.fields) & set(first)
-
-    def _column_indices(self, first: list[str], location: str) -> list[int]:
-        """Returns the columns by the names of a header, by number, or the first ones by default."""
-        if self._uses_default_columns(first):
-            return list(range(len(self.fields)))
-        if missing := [name for name in self.fields if isinstance(name, str) and name not in first]:
-            raise ColumnError(
-                f"{location} has no column {quoted(missing[0])}{did_you_mean(missing[0], first)}",
-                hint="columns can be given by number, from 0",
+        if (table := self.open_table(path, warnings)) is None:
+            return
+        columns = self.columns_of(table)
+        for note in self._notes(table, columns):
+            if note not in warnings:
+                warnings[note if path == Path(self.path) else f"{path}: {note}"] = 0
+        for number, record in table.records(columns):
+            row = tuple(
+                self._cell(record, column, name, table, number)
+                for column, name in zip(columns, self.corpus_fields(), strict=True)
             )
-        return [first.index(name) if isinstance(name, str) else name for name in self.fields]
+            valid = row if all(map(is_text, row)) else self._replace_invalid(row, table, number)
+            if valid is not None:
+                yield valid
 
-    def _from_object(self, line: str, location: str) -> Row:
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise RowError(f"{location} is not JSON: {error}") from None
-        if not isinstance(record, dict):
-            raise RowError(f"{location} has {quoted(record)}, expected one object per line")
-        if missing := [name for name in self.fields if name not in record]:
+    def _notes(self, table: Table, columns: list[str | int]) -> Iterator[str]:
+        yield from table.notes()
+        names = [table.names[column] if isinstance(column, int) else column for column in columns]
+        if names != [*(self.corpus_fields() if table.named else map(str, range(len(names))))]:
+            yield f"columns {', '.join(names)}"
+
+    def fits(self, path: str) -> bool:
+        """Whether a file can be read with these settings: it has the names in `fields`, or no names."""
+        if not self.file_columns(path)[0] or (table := self.open_table(Path(path), Counter())) is None:
+            return True
+        if self.uses_default_columns(table):
+            return not table.named and len(table.names) >= len(self.fields)
+        numbers = [column for column in self.fields if isinstance(column, int)]
+        return set(self.fields) <= set(table.names) if not numbers else not table.named
+
+    def uses_default_columns(self, table: Table) -> bool:
+        """Whether neither `fields` nor the file names the columns, so that the first ones are read."""
+        default = self.fields == self.corpus_fields() and not set(self.fields) & set(table.names)
+        return default and (table.header or not table.named)
+
+    def columns_of(self, table: Table) -> list[str | int]:
+        """Returns the columns as keys of the table's records: by name, by number, or the first ones by default."""
+        by_number = table.header or not table.named  # a record is a list of cells
+        columns = list(range(len(self.fields))) if self.uses_default_columns(table) else self.fields
+        keys = list[str | int]()
+        for column in columns:
+            if isinstance(column, str):
+                if (count := list(table.names).count(column)) != 1:
+                    raise ColumnError(
+                        f"{table.locate(1)} has {count or 'no'} column{'s' * (count > 1)} {quoted(column)}"
+                        f"{'' if count else did_you_mean(column, table.names)}",
+                        hint="set data.fields to the names in the file, or to numbers from 0",
+                    )
+                keys.append(list(table.names).index(column) if by_number else column)
+            elif column >= len(table.names):
+                raise RowError(f"{table.locate(1)} has {len(table.names)} columns, expected at least {column + 1}")
+            else:
+                keys.append(column if by_number else table.names[column])
+        return keys
+
+    def _cell(self, record: Record, column: Any, name: str, table: Table, number: int) -> str:
+        if isinstance(record, dict) and column not in record:
             raise ColumnError(
-                f"{location} has no field {quoted(missing[0])}{did_you_mean(str(missing[0]), record)}",
+                f"{table.locate(number)} has no field {quoted(column)}{did_you_mean(column, record)}",
                 hint="set data.fields to the names in the file",
             )
-        columns = zip(self.fields, self.corpus_fields(), strict=True)
-        return tuple(self._value(record[column], name, f"{location}, {column}") for column, name in columns)
+        value = record[column]
+        return value if isinstance(value, str) else self._value(value, name, f"{table.locate(number)}, {column}")
+
+    def _replace_invalid(self, row: Row, table: Table, number: int) -> Row | None:
+        """Handles a NUL or half of a surrogate pair, which JSON writes as an escape, like a byte that is no text."""
+        message = f"{table.locate(number)} has a NUL or half of a surrogate pair"
+        if table.lines.handle_invalid(message, replacement="") is None:
+            return None
+        return tuple(
+            text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").replace("\0", "�") for text in row
+        )
 
     def _value(self, value: Any, name: str, location: str) -> str:
         if self._is_id(name) and (type(value) is int or (name == "label" and isinstance(value, bool))):
             return str(value).lower()
-        if not isinstance(value, str):
-            raise RowError(f"{location} has {quoted(value)}, expected a string")
-        return value
+        raise RowError(f"{location} has {quoted(value)}, expected a string")
 
     def _is_id(self, name: str) -> bool:
         """Whether the field is a label or an id, so that an integer is read as text."""
         return name in ("label", "id")
 
 
-def _columns(*names: str, optional: str = "") -> Any:
-    meaning = "columns, by name (header of a .tsv, keys of a .jsonl) or by number from 0"
+def is_text(text: str) -> bool:
+    """Whether a string has neither a NUL nor half of a surrogate pair."""
+    return INVALID.search(text) is None
+
+
+def column_names(*names: str, optional: str = "") -> Any:
+    meaning = "columns, by name (in the header, or keys of a .jsonl) or by number from 0"
     meaning += f"; optional third: {optional}" if optional else ""
     return field(names, meaning, strict=False, min_length=len(names), max_length=len(names) + bool(optional))
 
 
 class PairsSpec(TableSpec, kind="pairs"):
-    """Source and target, such as a sentence and its translation, from a .tsv or .jsonl file"""
+    """Source and target, such as a sentence and its translation, from a .csv, .tsv, .jsonl or .parquet file"""
 
     row_fields: ClassVar[tuple[str, ...]] = ("source", "target", "alignment")
     unit: ClassVar[str] = "pairs"
-    fields: ColumnNames = _columns("source", "target", optional="word alignment, 0-0 1-2, for guided attention")
+    fields: ColumnNames = column_names("source", "target", optional="word alignment, 0-0 1-2, for guided attention")
 
 
 class LabelsSpec(TableSpec, kind="labels"):
-    """Texts and the class of each, from a .tsv or .jsonl file"""
+    """Texts and the class of each, from a .csv, .tsv, .jsonl or .parquet file"""
 
     row_fields: ClassVar[tuple[str, ...]] = ("text", "label")
     unit: ClassVar[str] = "labelled texts"
-    fields: ColumnNames = _columns("text", "label")
+    fields: ColumnNames = column_names("text", "label")
+
+    def join(self, corpus: Corpus) -> Corpus:
+        return replace(corpus, description=rare_classes(corpus))
+
+
+def rare_classes(corpus: Corpus) -> str:
+    """Returns the names of classes with very few training rows; a mistake in the file may have made them."""
+    counts = Counter(label for _, label in corpus.train)
+    rare = [f"{quoted(name)} {counts[name]}" for name in corpus.labels() if counts[name] < MIN_CLASS_ROWS]
+    more = f" and {len(rare) - MAX_RARE:,} more" if len(rare) > MAX_RARE else ""
+    return f"classes with very few training rows: {', '.join(rare[:MAX_RARE])}{more}" if rare and counts else ""
 
 
 class DocumentsSpec(TableSpec):
@@ -164,11 +177,11 @@ class DocumentsSpec(TableSpec):
 
     row_fields: ClassVar[tuple[str, ...]] = ("id", "text")
     unit: ClassVar[str] = "documents"
-    fields: ColumnNames = _columns("id", "text")
+    fields: ColumnNames = column_names("id", "text")
 
 
 class QueriesSpec(TableSpec, kind="queries"):
-    """Queries and the document that each should retrieve, from a .tsv or .jsonl file
+    """Queries and the document that each should retrieve, from a .csv, .tsv, .jsonl or .parquet file
 
     With `documents`, the second column is the id of a document, and a query is evaluated against all documents of
     that file.
@@ -176,9 +189,9 @@ class QueriesSpec(TableSpec, kind="queries"):
 
     row_fields: ClassVar[tuple[str, ...]] = ("query", "document")
     unit: ClassVar[str] = "queries"
-    fields: ColumnNames = _columns("query", "document")
+    fields: ColumnNames = column_names("query", "document")
     documents: str | None = field(None, "file of all documents, if queries refer to them by id", min_length=1)
-    document_fields: ColumnNames = _columns("id", "text")
+    document_fields: ColumnNames = column_names("id", "text")
 
     def join(self, corpus: Corpus) -> Corpus:
         if self.documents is None:
@@ -198,7 +211,7 @@ class QueriesSpec(TableSpec, kind="queries"):
         return replace(
             corpus,
             **splits,
-            description=f"{corpus.description}; {len(documents):,} documents",
+            description=f"{len(documents):,} documents",
             candidates=tuple(documents.values()),
         )
 

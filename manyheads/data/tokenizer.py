@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from manyheads.errors import DataSizeError, TokenizerError
-from manyheads.files.read import MAX_TOKENIZER_BYTES, explain_tokenizer_errors
-from manyheads.files.text import open_decompressed
+from manyheads.errors import DataFileError, DataSizeError, TokenizerError
+from manyheads.files.read import read_bytes
+from manyheads.files.tokenizer import MAX_TOKENIZER_BYTES, explain_tokenizer_errors, parse_tokenizer
 from manyheads.spec import Part, field
 
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>", "<mask>")  # ids 0 … 4 of every tokenizer trained here
@@ -245,12 +245,13 @@ class TokenizerFileSpec(TokenizerSpec, kind="file"):
     path: str = field(..., "the tokenizer.json", min_length=1)
 
     def make(self, texts: Iterable[str] = ()) -> Tokenizer:
-        with open_decompressed(Path(self.path)) as source:
-            data = source.file.read(MAX_TOKENIZER_BYTES + 1)
-        if len(data) > MAX_TOKENIZER_BYTES:
-            raise DataSizeError(f"{self.path} has more than {MAX_TOKENIZER_BYTES:,} bytes, too much for a tokenizer")
-        with explain_tokenizer_errors(f"{self.path} is not a tokenizer"):
-            tokenizer = Tokenizer.from_buffer(data)
+        try:
+            data = read_bytes(Path(self.path), MAX_TOKENIZER_BYTES, error=DataSizeError)
+        except (OSError, ValueError) as error:
+            if isinstance(error, DataSizeError):
+                raise
+            raise DataFileError(f"cannot read {self.path}: {getattr(error, 'strerror', error)}") from None
+        tokenizer = parse_tokenizer(data, self.path)
         tokenizer.encode_special_tokens = True
         return _remove_processing(tokenizer)
 

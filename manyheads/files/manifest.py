@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import json
+from functools import reduce
 from pathlib import Path
 
-from manyheads.files.read import MAX_INDEX_BYTES, read_text, sha256
+from manyheads.errors import UnsafeFileError
+from manyheads.files.read import MAX_CONFIG_BYTES, read_json, safe_join, sha256
+from manyheads.spec import shortened
 
 TRAINER, MANIFEST, OPTIMIZER = "trainer.json", "manifest.json", "optimizer.safetensors"
 REQUIRED = {"model.safetensors", OPTIMIZER, TRAINER}
@@ -15,17 +17,19 @@ def verify_manifest(checkpoint: Path, *, optimizer: bool = True) -> str | None:
     """Returns what is wrong with the files of a checkpoint, or None; without `optimizer`, its state is not checked."""
     manifest = checkpoint / MANIFEST
     try:
-        files = json.loads(read_text(manifest, MAX_INDEX_BYTES))["files"]
+        files = read_json(manifest, MAX_CONFIG_BYTES)["files"]
         if missing := sorted(REQUIRED - set(files)):
             return f"{manifest} does not list {missing[0]}"
         for name, entry in files.items():
-            path = checkpoint / name
+            path = reduce(safe_join, name.split("/"), checkpoint)
             if name == OPTIMIZER and not optimizer:
                 continue
             if not path.is_file() or path.stat().st_size != entry["bytes"]:
-                return f"{path} should have {entry['bytes']:,} bytes"
+                return f"{shortened(str(path), 500)} should have {entry['bytes']:,} bytes"
             if sha256(path) != entry["sha256"]:
                 return f"{path} is not the file that was saved"
+    except UnsafeFileError as error:
+        return str(error)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return f"{manifest} is missing or broken"
     return None

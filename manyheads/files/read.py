@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
+import re
+import stat
 import tomllib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +23,24 @@ from manyheads.errors import (
     ConfigSyntaxError,
     CorruptFileError,
     ManyheadsError,
-    TokenizerError,
     UnsafeFileError,
 )
-from manyheads.spec import TOO_DEEP, Tree, copy_tree, quoted
+from manyheads.spec import TOO_DEEP, Tree, copy_tree, quoted, shortened
 
 MAX_CONFIG_BYTES = 1 << 20
-MAX_TOKENIZER_BYTES = 64 << 20
 MAX_INDEX_BYTES = 64 << 20
 MAX_TOML_BYTES = 1 << 20
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """Opens a regular file; raises OSError for a pipe, a device or a folder, and never waits for a writer."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    mode = os.fstat(handle).st_mode
+    if stat.S_ISREG(mode):
+        return os.fdopen(handle, "rb")
+    os.close(handle)
+    code, reason = (errno.EISDIR, "is a folder") if stat.S_ISDIR(mode) else (errno.EINVAL, "is not a regular file")
+    raise OSError(code, reason, str(path))
 
 
 def safe_join(folder: Path, name: str) -> Path:
@@ -42,7 +55,7 @@ def safe_join(folder: Path, name: str) -> Path:
         blobs = [one.parent.parent / "blobs" for one in (home, home.parent) if one.parent.name == "snapshots"]
         if not target.is_relative_to(home) and target.parent not in blobs:
             raise UnsafeFileError(f"{path} is a link that leads out of its folder")
-    if path.exists() and not path.is_file() and not path.is_dir():
+    if os.path.exists(path) and not path.is_file() and not path.is_dir():  # False for a name too long for a file
         raise UnsafeFileError(f"{path} is not a regular file")
     return path
 
@@ -54,12 +67,12 @@ def explain_read_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         kind = CheckpointNotFoundError if isinstance(error, FileNotFoundError) else CheckpointError
-        raise kind(f"cannot read {error.filename or path}: {error.strerror or error}") from None
+        raise kind(f"cannot read {shortened(str(error.filename or path), 500)}: {error.strerror or error}") from None
 
 
 def read_bytes(path: Path, max_bytes: int, *, error: type[ManyheadsError] = CorruptFileError) -> bytes:
     """Reads a whole file; raises if it has more than `max_bytes`, without reading further."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         data = file.read(max_bytes + 1)
     if len(data) > max_bytes:
         raise error(f"{path} has more than {max_bytes:,} bytes")
@@ -83,17 +96,25 @@ def read_json(path: Path, max_bytes: int) -> Tree:
 
 
 def parse_json(data: bytes, path: Path) -> Tree:
-    """Parses a table of bounded depth; raises for NaN and for duplicate keys."""
-    text = decode(data, path)
-    try:
-        table = copy_tree(json.loads(text, parse_constant=refuse_constant, object_pairs_hook=no_duplicate_keys))
-    except RecursionError:
-        raise CorruptFileError(f"{path}: {TOO_DEEP}") from None
-    except ValueError as error:
-        raise CorruptFileError(f"{path} is not valid JSON: {error}") from None
+    """Parses a table as `parse_json_value` does."""
+    table = parse_json_value(data, path)
     if not isinstance(table, dict):
         raise CorruptFileError(f"{path} holds {quoted(table)}, expected a table")
     return table
+
+
+def parse_json_value(data: bytes, path: Path) -> Any:
+    """Parses JSON of bounded depth, without NaN, duplicate keys and lone surrogates; a NUL is a character as others."""
+    text = decode(data, path)
+    try:
+        value = copy_tree(json.loads(text, parse_constant=refuse_constant, object_pairs_hook=no_duplicate_keys))
+        if re.search(r"\\u[dD][89a-fA-F]", text):
+            json.dumps(value, ensure_ascii=False).encode()  # raises for half a pair, which is no Unicode text
+    except RecursionError:
+        raise CorruptFileError(f"{path}: {TOO_DEEP}") from None
+    except ValueError as error:
+        raise CorruptFileError(f"{path} is not valid JSON: {shortened(str(error))}") from None
+    return value
 
 
 def refuse_constant(name: str) -> Any:
@@ -103,21 +124,21 @@ def refuse_constant(name: str) -> Any:
 def no_duplicate_keys(pairs: list[tuple[str, Any]]) -> Tree:
     table = dict(pairs)
     if len(table) != len(pairs):
-        raise ValueError("duplicate key")
+        names = [name for name, _ in pairs]
+        raise ValueError(f"duplicate key {quoted(next(name for name in names if names.count(name) > 1))}")
     return table
 
 
 def read_json_or_empty(path: Path) -> Tree:
     """Reads a table from a JSON file that manyheads wrote; empty if the file is missing or incomplete."""
     try:
-        table = json.loads(read_text(path, MAX_INDEX_BYTES))
-    except (OSError, ValueError):
+        return read_json(path, MAX_INDEX_BYTES)
+    except (OSError, CorruptFileError):
         return {}
-    return table if isinstance(table, dict) else {}
 
 
 def sha256(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -138,7 +159,7 @@ def read_toml(path: Path) -> Tree:
     except RecursionError:
         raise ConfigError(f"{path}: {TOO_DEEP}") from None
     except ValueError as error:  # not TOML, or a number of more digits than Python reads
-        raise ConfigSyntaxError(f"{path} is not TOML: {error}") from None
+        raise ConfigSyntaxError(f"{path} is not TOML: {shortened(str(error))}") from None
 
 
 @contextmanager
@@ -192,14 +213,3 @@ def field_paths(value: Any) -> Iterator[tuple[str, ...]]:
     elif isinstance(value, list):
         for inner in value:
             yield from field_paths(inner)
-
-
-@contextmanager
-def explain_tokenizer_errors(message: str, kind: type[ManyheadsError] = TokenizerError) -> Iterator[None]:
-    """Turns errors of the tokenizers library, and its panics, which are not Exceptions, into an error of ours."""
-    try:
-        yield
-    except (ManyheadsError, KeyboardInterrupt, SystemExit, GeneratorExit):
-        raise
-    except BaseException as error:
-        raise kind(f"{message}: {error}") from None

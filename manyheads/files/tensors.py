@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
 
 from manyheads.errors import CorruptFileError, UnsafeFileError, WeightsError
-from manyheads.files.read import MAX_INDEX_BYTES, parse_json, read_json, safe_join
-from manyheads.spec import Tree, quoted
+from manyheads.files.read import MAX_INDEX_BYTES, open_regular, parse_json, read_json, safe_join
+from manyheads.spec import Tree, quoted, shortened
 
 MAX_HEADER_BYTES = 100 << 20  # as in the safetensors library
+MAX_AXES, MAX_ELEMENTS = 8, 1 << 48
 
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
@@ -47,7 +48,7 @@ class TensorStore(Mapping[str, Tensor]):
     def check(self, required: Mapping[str, Shape], optional: Container[str]) -> None:
         """Raises for missing and unexpected names, and for a shape other than the required one."""
         if unexpected := sorted(name for name in self if name not in required and name not in optional):
-            raise WeightsError(f"unexpected weight {unexpected[0]} ({len(unexpected)} in all)")
+            raise WeightsError(f"unexpected weight {shortened(unexpected[0])} ({len(unexpected)} in all)")
         if missing := sorted(set(required) - set(self)):
             raise WeightsError(f"missing weight {missing[0]} ({len(missing)} in all)")
         for name, shape in required.items():
@@ -67,6 +68,12 @@ class InMemoryTensors(TensorStore):
         return self.tensors[name]
 
 
+def is_shape(values: Sequence[Any]) -> bool:
+    """Whether these are the sizes of a tensor that torch can describe, even if one of them is 0."""
+    counts = len(values) <= MAX_AXES and all(type(one) is int and 0 <= one <= MAX_ELEMENTS for one in values)
+    return counts and math.prod(max(one, 1) for one in values) <= MAX_ELEMENTS
+
+
 def stamp(file: BinaryIO) -> tuple[int, int, int]:
     """Identifies one version of a file: inode, size and time."""
     status = os.fstat(file.fileno())
@@ -82,7 +89,7 @@ class SafetensorsFile(TensorStore):
 
     def __init__(self, path: Path, *, copy: bool = False) -> None:
         self.path, self.copy = path, copy
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             self.stamp = stamp(file)
             self.size = self.stamp[1]
             length = int.from_bytes(file.read(8), "little")
@@ -94,7 +101,8 @@ class SafetensorsFile(TensorStore):
         try:
             self._check_entries({name: entry for name, entry in header.items() if name != "__metadata__"}, 8 + length)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise CorruptFileError(f"{path} has an invalid header: {type(error).__name__}: {error}") from None
+            reason = f"{type(error).__name__}: {shortened(str(error))}"
+            raise CorruptFileError(f"{path} has an invalid header: {reason}") from None
 
     def _check_entries(self, entries: Tree, end: int) -> None:
         """Raises unless the tensors fill the file, one after another."""
@@ -106,9 +114,10 @@ class SafetensorsFile(TensorStore):
             if entry["dtype"] not in DTYPES:
                 raise ValueError(f"{quoted(name)} has the unknown dtype {quoted(entry['dtype'])}")
             dtype = DTYPES[entry["dtype"]]
-            valid = all(type(count) is int and count >= 0 for count in (*shape, start, stop))
+            valid = is_shape(shape) and is_shape((start, stop))
             if not valid or base + start != end or stop - start != math.prod(shape) * dtype.itemsize:
-                raise ValueError(f"bytes {start} to {stop} cannot hold {quoted(name)}, {entry['dtype']} {shape}")
+                place = f"bytes {quoted(start)} to {quoted(stop)}"
+                raise ValueError(f"{place} cannot hold {quoted(name)}, {entry['dtype']} {quoted(shape)}")
             end = base + stop
             self.shapes[name], self.dtypes[name], self.ranges[name] = shape, dtype, (base + start, end)
         if end != self.size:
@@ -139,7 +148,7 @@ class SafetensorsFile(TensorStore):
     @contextmanager
     def _open(self) -> Iterator[BinaryIO]:
         """Opens the file; raises if it is not the one whose header was read."""
-        with self.path.open("rb") as file:
+        with open_regular(self.path) as file:
             if stamp(file) != self.stamp:
                 raise CorruptFileError(f"{self.path} changed while it was read")
             yield file
@@ -150,17 +159,17 @@ class SafetensorsFolder(TensorStore):
 
     def __init__(self, folder: Path, *, copy: bool = False) -> None:
         index, whole = (safe_join(folder, f"model.safetensors{end}") for end in (".index.json", ""))
-        weight_map = read_weight_map(index) if index.exists() else None
-        if weight_map is None and not whole.exists():
+        weight_map = read_weight_map(index) if os.path.lexists(index) else None
+        if weight_map is None and not os.path.lexists(whole):
             raise missing_weights(folder)
         self.files: dict[str, SafetensorsFile] = {}
         for file_name in sorted(set(weight_map.values())) if weight_map is not None else [whole.name]:
             file = SafetensorsFile(safe_join(folder, file_name), copy=copy)
             if twice := sorted(set(file) & set(self.files)):
-                raise CorruptFileError(f"{file.path} and {self.files[twice[0]].path.name} both hold {twice[0]}")
+                raise CorruptFileError(f"{file.path} and {self.files[twice[0]].path.name} both hold {quoted(twice[0])}")
             self.files |= dict.fromkeys(file, file)
         if weight_map is not None and (wrong := sorted(set(self.files) ^ set(weight_map))):
-            raise CorruptFileError(f"{index} and the files that it lists differ in {wrong[0]}")
+            raise CorruptFileError(f"{index} and the files that it lists differ in {quoted(wrong[0])}")
         self.shapes = {name: file.shapes[name] for name, file in self.files.items()}
         self.dtypes = {name: file.dtypes[name] for name, file in self.files.items()}
 

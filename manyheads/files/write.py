@@ -61,11 +61,26 @@ def check_absent(target: Path) -> None:
     raise OutputExistsError(f"{target} already exists", hint="name a path that does not exist")
 
 
+def check_new_file(path: Path, *, force: bool = False) -> None:
+    """Raises if a file cannot be written at this path, before the work for it; with `force` it may exist already."""
+    with explain_write_errors(path):
+        if path.is_dir():
+            raise OutputError(f"{path} is a folder; name a file")
+        if not path.parent.is_dir():
+            raise OutputError(f"cannot write {path}: there is no folder {path.parent}")
+        if path.exists() and not force:
+            raise OutputExistsError(f"{path} exists already", hint="--force overwrites it")
+        if not os.access(path.parent, os.W_OK | os.X_OK):
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+
 def write_atomic(path: Path, text: str) -> None:
     """Writes or replaces a small file, completely or not at all."""
     draft = path.with_name(f"{path.name}.tmp")
     try:
-        draft.write_text(text, encoding="utf-8")
+        draft.unlink(missing_ok=True)  # of a killed process; a pipe would block, and a link would be followed
+        with draft.open("x", encoding="utf-8") as file:
+            file.write(text)
         fsync_path(draft)
         draft.replace(path)
         fsync_path(path.parent)
@@ -77,7 +92,8 @@ def write_atomic(path: Path, text: str) -> None:
 
 def append_atomic(path: Path, data: bytes, *, create: bool) -> None:
     """Appends to a file, all or nothing; without `create`, a deleted file raises instead of being created."""
-    handle = os.open(path, os.O_WRONLY | (os.O_CREAT if create else 0), 0o666)
+    # a pipe that nobody reads raises instead of blocking
+    handle = os.open(path, os.O_WRONLY | os.O_NONBLOCK | (os.O_CREAT if create else 0), 0o666)
     try:
         end = os.lseek(handle, 0, os.SEEK_END)
         if os.write(handle, data) != len(data):

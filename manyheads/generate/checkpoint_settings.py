@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from manyheads.errors import CheckpointConfigError, GenerationConfigError
+from manyheads.files.read import parse_json
 from manyheads.generate.config import (
     CheckpointSettings,
     choose_method,
@@ -18,7 +19,7 @@ from manyheads.generate.config import (
 from manyheads.spec import quoted
 
 FILE = "generation_config.json"
-MAX_TOKEN_IDS = 10_000  # in a list of token ids
+MAX_TOKEN_IDS = 1 << 10  # in one setting
 
 # keys that have another place here than a method or a filter
 TOKENS = ("eos_token_id", "eot_token_id", "decoder_start_token_id", "bos_token_id", "pad_token_id")
@@ -57,10 +58,7 @@ def read_checkpoint_settings(config: Mapping[str, Any], extra_files: Mapping[str
     """The settings in generation_config.json or, without one, in the checkpoint's config, as in transformers."""
     data = extra_files.get(FILE)
     if data is not None:
-        try:
-            config = dict(json.loads(data))
-        except (ValueError, TypeError, RecursionError):
-            raise CheckpointConfigError(f"{FILE} cannot be read: expected a JSON object") from None
+        config = parse_json(data, Path(FILE))
     values = {name: value for name, value in config.items() if value is not None}
     owned = fields_of(method_kinds().values()) | fields_of(filter_kinds().values())
     refused = [

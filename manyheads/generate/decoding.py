@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from manyheads.model.build import Model
+from manyheads.model.finite import check_next_token_logits
 from manyheads.parts.head import token_at
 from manyheads.parts.inputs import Inputs, tokens_first
 from manyheads.spec import Part
@@ -86,9 +87,9 @@ class RunningSequences:
         return self.tokens.shape[1] - self.prompt_length
 
     def logits(self) -> Tensor:
-        """The logits of the next token of each sequence, without filters."""
+        """The logits of the next token of each sequence, without filters; raises if they are not finite."""
         logits, self.state = self.request.model.step(self.inputs, self.state)
-        self.last_logits = token_at(logits, self.inputs.padding_mask, -1)
+        self.last_logits = check_next_token_logits(token_at(logits, self.inputs.padding_mask, -1))
         return self.last_logits
 
     def filter(self, logits_BV: Tensor) -> Tensor:

@@ -5,15 +5,23 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic_core import PydanticUndefined
 
+from manyheads.checkpoint.checkpoint import Checkpoint, load
+from manyheads.convert.hub import is_name
+from manyheads.errors import UnknownKindError, UnsupportedError
+from manyheads.files.manifest import TRAINER
+from manyheads.files.read import read_json_or_empty
 from manyheads.model.build import build_meta
 from manyheads.model.size import size
-from manyheads.model.spec import LayerSpec, ModelSpec, StackSpec, read_model
-from manyheads.presets import about, preset, read_description
-from manyheads.spec import SLOTS, Part, Spec, Tree, override, to_tree
+from manyheads.model.spec import LayerSpec, ModelSpec, StackSpec, override_model, read_model
+from manyheads.presets import about, is_path, preset, read_description
+from manyheads.spec import SLOTS, Part, Spec, Tree, to_tree
+from manyheads.tasks.task import task_of
 
 SCHEMA = 1
 DEFAULT_LENGTH = 128  # tokens, for a model without a context length
@@ -25,9 +33,10 @@ Row = tuple[str, str, str]  # slot, part, formula
 def describe_model(
     target: str, overrides: list[str], *, batch: int = 1, length: int | None = None, source_length: int | None = None
 ) -> Tree:
-    """Describes the model of a preset or a file. Costs are for one batch of the given size."""
-    tree, description = read_description(target)
-    spec = read_model(override(tree, overrides))
+    """Describes the model of a preset, a file or a checkpoint. Costs are for one batch of the given size."""
+    checkpoint = load(target) if is_checkpoint(target) else None
+    tree, description = (to_tree(checkpoint.spec), {}) if checkpoint else read_description(target)
+    spec = read_model(override_model(tree, overrides))
     if length is None:
         length = min(description.get("context", DEFAULT_LENGTH), max_positions(spec))
     if source_length is None and spec.decoder and spec.decoder.embed.reads == "memory":
@@ -63,6 +72,34 @@ def describe_model(
             for title, rows in sections(spec)
         ],
         "spec": to_tree(spec),
+    } | ({"checkpoint": describe_checkpoint(checkpoint, target)} if checkpoint else {})
+
+
+def is_checkpoint(target: str) -> bool:
+    """Whether a target is a folder, a model file or a name on the Hub, rather than a preset or a TOML file."""
+    path = Path(target)
+    return path.is_dir() or path.suffix in (".gguf", ".pt") or (is_path(target) and is_name(target))
+
+
+def describe_checkpoint(checkpoint: Checkpoint, target: str) -> Tree:
+    """What a checkpoint has besides its model: format, task, tokenizer, and the state of the run that saved it."""
+    metadata, tokenizer = checkpoint.metadata, checkpoint.tokenizer
+    task = checkpoint.task["kind"] if checkpoint.task else None
+    with suppress(UnsupportedError, UnknownKindError):  # no task fits, or it is one of the user's own
+        task = task_of(checkpoint).kind
+    state = read_json_or_empty(checkpoint.path / TRAINER) if checkpoint.path else {}
+    return {
+        "path": str(checkpoint.path or target),
+        "format": metadata.family.model_type if metadata else None,
+        "architecture": metadata.architecture if metadata and metadata.family.model_type != "manyheads" else None,
+        "dtype": str(next(checkpoint.model.parameters()).dtype).removeprefix("torch."),
+        "task": task,
+        "classes": getattr(checkpoint.spec.head, "classes", None),
+        "max_positions": checkpoint.max_positions,
+        "tokenizer": None if tokenizer is None else tokenizer.get_vocab_size(),
+        "truncates_at": (tokenizer.truncation or {}).get("max_length") if tokenizer else None,
+        "step": state.get("step"),
+        "metrics": state.get("metrics"),
     }
 
 

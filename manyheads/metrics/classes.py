@@ -1,9 +1,9 @@
-"""Metrics of predicted classes and their probabilities: accuracy, macro-F₁ and calibration."""
+"""Metrics of predicted classes and their probabilities: accuracy, macro-F₁, calibration and the confusion matrix."""
 
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from manyheads.metrics.metric import register_metric
 
@@ -38,3 +38,19 @@ def calibration_error(targets: ArrayLike, probabilities_NC: ArrayLike) -> float:
     bins = np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1)
     gaps = np.bincount(bins, weights=correct - confidence, minlength=BINS)  # |b| · (accuracy − confidence)
     return float(np.abs(gaps).sum() / len(confidence))
+
+
+def confusion_matrix(targets: ArrayLike, predicted: ArrayLike, classes: int) -> NDArray[np.int64]:
+    """Counts rows by target class (first axis) and predicted class (second axis), C×C."""
+    cells = np.asarray(targets, np.int64) * classes + np.asarray(predicted, np.int64)
+    return np.bincount(cells, minlength=classes * classes).reshape(classes, classes)
+
+
+def class_scores(confusion_CC: NDArray[np.int64]) -> dict[str, list[float | None]]:
+    """Precision, recall and F₁ of every class; None where it would be 0 / 0."""
+    correct, targets, predicted = confusion_CC.diagonal(), confusion_CC.sum(1), confusion_CC.sum(0)
+    shares = {"precision": (correct, predicted), "recall": (correct, targets), "f1": (2 * correct, targets + predicted)}
+    return {
+        name: [int(some) / int(all_) if all_ else None for some, all_ in zip(*counts, strict=True)]
+        for name, counts in shares.items()
+    }

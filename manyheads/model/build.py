@@ -77,6 +77,11 @@ def check_buffers(model: Model) -> None:
             raise PartsFileError(f"{name} has a buffer but no reset_parameters() that initialises it")
 
 
+def floating_tensors(model: Model) -> dict[str, torch.Tensor]:
+    buffers = {name: buffer for name, buffer in model.named_buffers() if buffer.is_floating_point()}
+    return dict(model.named_parameters()) | buffers
+
+
 def init_buffers(model: Model, dtype: torch.dtype) -> None:
     """Initialises the buffers of a model on the meta device, whose weights are loaded afterwards."""
     check_buffers(model)
@@ -118,15 +123,13 @@ def build(
     device = check_device(device)
     model = build_meta(spec).to(dtype).to_empty(device=device)
     check_buffers(model)
-    buffers = {name: buffer for name, buffer in model.named_buffers() if buffer.is_floating_point()}
-    parameters = dict(model.named_parameters())
-    tensors = parameters | buffers
     with torch.no_grad(), torch.random.fork_rng():
-        for tensor in tensors.values():
+        for tensor in floating_tensors(model).values():
             tensor.fill_(torch.nan)  # a tensor that is still NaN below was not initialised
         torch.manual_seed(seed)
         init_weights(model, spec.init)
-        for name, tensor in tensors.items():
+        parameters = dict(model.named_parameters())
+        for name, tensor in floating_tensors(model).items():  # reset_parameters() may have replaced some
             if tensor.isnan().any():
                 raise PartsFileError(f"{name} is uninitialised: its module needs reset_parameters()")
             if name in parameters and not tensor.isfinite().all():

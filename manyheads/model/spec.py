@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, Self
 
 from pydantic import field_validator, model_validator
@@ -20,7 +20,19 @@ from manyheads.parts.norm import LayerNormSpec, NormSpec
 from manyheads.parts.position import NoPositionSpec, PositionSpec
 from manyheads.parts.recurrent import CellSpec, GruSpec, ReadoutSpec, StateReadoutSpec
 from manyheads.parts.residual import PreSpec, ResidualSpec
-from manyheads.spec import Spec, Tree, check_names, copy_tree, field, frozen, located, merge_trees, parse, quoted
+from manyheads.spec import (
+    Spec,
+    Tree,
+    check_names,
+    copy_tree,
+    field,
+    frozen,
+    located,
+    merge_trees,
+    override,
+    parse,
+    quoted,
+)
 
 
 class CrossSpec(Spec):
@@ -357,6 +369,30 @@ def read_model(tree: Tree) -> ModelSpec:
         if isinstance(tree.get(name), dict):
             tree[name] = with_cross(tree[name])
     return parse(ModelSpec, tree)
+
+
+STACKS: dict[str, type[Spec]] = {
+    "encoder": StackSpec, "decoder": StackSpec, "recurrent": RecurrentSpec, "ngram": NgramSpec
+}  # fmt: skip
+
+
+def resolve_field(name: str, model: Tree) -> tuple[str, ...]:
+    """The fields of a model that a path names: a full path stays, and a short one means every stack that has it."""
+    first = name.partition(".")[0]
+    if first in ModelSpec.model_fields:
+        return (name,)
+    stacks = [stack for stack in STACKS if isinstance(model.get(stack), dict) and first in STACKS[stack].model_fields]
+    # a stack with `like` takes the other stack's value, unless it has its own
+    return tuple(f"{stack}.{name}" for stack in stacks if "like" not in model[stack] or first in model[stack])
+
+
+def override_model(model: Tree, assignments: Iterable[str]) -> Tree:
+    """Returns the tree with overrides, such as `position=none` for every stack or `decoder.position=none` for one."""
+    for assignment in assignments:
+        name, equals, value = str(assignment).partition("=")
+        paths = resolve_field(name.strip(), model)
+        model = override(model, [f"{path}{equals}{value}" for path in paths] or [assignment])
+    return model
 
 
 def with_cross(stack: Tree) -> Tree:

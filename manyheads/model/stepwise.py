@@ -25,11 +25,11 @@ class StepwiseModel(nn.Module, Generic[State]):
         return self.spec.head.per_token
 
     def forward(
-        self, inputs: Inputs | Tensor, source: Inputs | Tensor | None = None, *, logits_mask: Tensor | None = None
+        self, inputs: Inputs | Tensor, source: Inputs | Tensor | None = None, *, logits_to_keep: Tensor | None = None
     ) -> Tensor:
-        """Logits, B×L×V. With `logits_mask`, B×L, only those where it is True, N×V."""
+        """Logits, B×L×V. With `logits_to_keep`, B×L, only those where it is True, N×V."""
         logits = self.step(inputs, self.first_state(source))[0]
-        return logits if logits_mask is None else logits[logits_mask]
+        return logits if logits_to_keep is None else logits[logits_to_keep]
 
     def start(self, source: Inputs | Tensor | None = None, *, capacity: int | None = None) -> State:
         """The state before the first token. `capacity` has no effect, because the state has a fixed size."""

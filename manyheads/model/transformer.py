@@ -74,21 +74,23 @@ class Transformer(nn.Module):
         return None
 
     def forward(
-        self, inputs: Inputs | Tensor, source: Inputs | Tensor | None = None, *, logits_mask: Tensor | None = None
+        self, inputs: Inputs | Tensor, source: Inputs | Tensor | None = None, *, logits_to_keep: Tensor | None = None
     ) -> Tensor:
-        """The output of the head, such as logits B×L×V. For an encoder–decoder, `inputs` is the target.
+        """The output of the head, such as logits B×L×V.
 
-        With `logits_mask`, B×L, only the outputs where it is True, N×V; other logits are not computed.
+        An encoder–decoder reads `source` with its encoder and `inputs`, the decoder_input_ids, with its decoder.
+
+        With `logits_to_keep`, B×L, only the outputs where it is True, N×V; other logits are not computed.
         """
         if not self.spec.head.per_token and Inputs.of(inputs).document_ids is not None:
             raise InputError("a pooled head gives one output per row; give one sequence per row, without document_ids")
-        states, padding_mask = self.hidden_states(inputs, source)
-        if logits_mask is not None and self.spec.head.output == "tokens":
-            states, padding_mask, logits_mask = states[logits_mask], None, None
+        states, padding_mask = self.last_hidden_state(inputs, source)
+        if logits_to_keep is not None and self.spec.head.output == "tokens":
+            states, padding_mask, logits_to_keep = states[logits_to_keep], None, None
         out = self.head(states, table=self.table, padding_mask=padding_mask)
-        return out if logits_mask is None else out[logits_mask]
+        return out if logits_to_keep is None else out[logits_to_keep]
 
-    def hidden_states(
+    def last_hidden_state(
         self, inputs: Inputs | Tensor, source: Inputs | Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """The last hidden states, B×L×D, and their padding mask."""
@@ -100,7 +102,7 @@ class Transformer(nn.Module):
         if self.spec.head.output == "vector" and pool is None:
             out: Tensor = self(inputs)
             return out
-        return (pool or MeanSpec().pool)(*self.hidden_states(inputs))
+        return (pool or MeanSpec().pool)(*self.last_hidden_state(inputs))
 
     def encode(self, source: Inputs | Tensor | None) -> Memory | None:
         """The output of the encoder, which the decoder attends to; None if there is only one stack."""

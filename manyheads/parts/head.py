@@ -269,20 +269,32 @@ class PooledHeadSpec(HeadSpec):
     pool: PoolSpec = field(FirstSpec(), "how one vector per sequence is computed")
     dense: bool = field(False, "whether a layer f(Wh + b) follows the pooling")
     activation: Activation = field("tanh", "f, the activation function of that layer")
+    late: bool = field(False, "whether that layer comes before the pooling, at every token")
     dropout: float = field(0.0, "dropout probability of the pooled vector", ge=0, lt=1)
+
+    @model_validator(mode="after")
+    def _late_needs_dense(self) -> Self:
+        if self.late and not self.dense:
+            raise IncompatibleError("late needs dense = true, the layer that comes before the pooling", ("late",))
+        return self
 
 
 class PooledHead(Head):
     def __init__(self, spec: PooledHeadSpec, width: int) -> None:
         super().__init__()
-        self.pool = spec.pool
+        self.pool, self.late = spec.pool, spec.late
         self.dense = nn.Linear(width, width) if spec.dense else None
         self.activation = ACTIVATIONS[spec.activation]
         self.dropout = nn.Dropout(spec.dropout)
 
     def pool_states(self, x_BLD: Tensor, padding_mask: Tensor | None) -> Tensor:
+        if self.late:
+            x_BLD = self.transform(x_BLD)
         h_BD = self.pool.pool(x_BLD, padding_mask)
-        return self.dropout(h_BD if self.dense is None else self.activation(self.dense(h_BD)))
+        return self.dropout(h_BD if self.late else self.transform(h_BD))
+
+    def transform(self, x: Tensor) -> Tensor:
+        return x if self.dense is None else self.activation(self.dense(x))
 
 
 class ClassesSpec(PooledHeadSpec, kind="classes"):

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from manyheads.errors import OutOfRangeError, UnknownPresetError, WrongTypeError
 from manyheads.files.read import read_toml
-from manyheads.model.spec import ModelSpec, read_model
-from manyheads.spec import MAX_COUNT, Tree, did_you_mean, override, quoted
+from manyheads.model.spec import ModelSpec, override_model, read_model
+from manyheads.spec import MAX_COUNT, Tree, did_you_mean, quoted
 
 
 @cache
@@ -60,7 +60,7 @@ def read(target: str | Path, *overrides: str) -> ModelSpec:
     """Reads a preset or a TOML file as a spec, with overrides such as `read("model.toml", "decoder.layers=2")`."""
     if not isinstance(target, str | Path):
         raise WrongTypeError(f"given a {type(target).__name__}, expected a preset or a file; read_model reads a table")
-    return read_model(override(read_description(str(target))[0], overrides))
+    return read_model(override_model(read_description(str(target))[0], overrides))
 
 
 def _read(name: str) -> Tree:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,6 +15,7 @@ from manyheads.data.source import Row
 from manyheads.errors import CheckpointConfigError, LabelError, UnsupportedError
 from manyheads.metrics import metric
 from manyheads.metrics.baselines import Majority, NaiveBayes
+from manyheads.metrics.classes import class_scores, confusion_matrix
 from manyheads.parts.inputs import Inputs, pad_rows
 from manyheads.spec import Tree, quoted
 from manyheads.tasks.evaluation import EvalResult, Evaluation, class_names
@@ -31,6 +33,7 @@ class ClassifySpec(TaskSpec, kind="classify"):
     architectures: ClassVar[tuple[str, ...]] = ("encoder", "decoder")
     head_outputs: ClassVar[tuple[str, ...]] = ("classes",)
     is_default: ClassVar[bool] = True
+    eval_outputs: ClassVar[str] = "rows"
     template: ClassVar[str] = "<s> $A </s>"
     num_special_tokens: ClassVar[int] = 2
     attention_target_fields: ClassVar[tuple[str, ...]] = ("arcs",)
@@ -77,9 +80,18 @@ class ClassifySpec(TaskSpec, kind="classify"):
             if data.fields[0] == "text":
                 bayes = NaiveBayes((row[0] for row in data.train_rows), labels, len(names))
                 scores["naive Bayes"] = metric.scores("classes", targets, bayes.probabilities(inputs))
-        predicted = tuple(names[i] for i in probabilities.argmax(1))
+        predicted = probabilities.argmax(1)
         notes = (*notes, *evaluation.baseline_note)
-        return EvalResult(scores, notes, outputs=predicted, extra={"classes": list(names)})
+        outputs = tuple(
+            ({"row": i} if data.fields[0] == "image" else {"text": row[0]})
+            | {"reference": row[1], "prediction": names[predicted[i]]}
+            for i, row in enumerate(data.rows)
+        )
+        confusion = confusion_matrix(targets, predicted, len(names))
+        extra = {"classes": list(names), "confusion_matrix": confusion.tolist()}
+        return EvalResult(
+            scores, notes, outputs=outputs, extra=extra | {"by_class": describe_classes(confusion, names)}
+        )
 
     @classmethod
     def suggest_head(cls, suggestion: Suggestion) -> Lines:
@@ -90,8 +102,8 @@ class ClassifySpec(TaskSpec, kind="classify"):
                 f"{rows:,} rows have {len(labels):,} different classes, which cannot be learned",
                 hint="choose the column of the class with --fields",
             )
-        pool = "last" if suggestion.architecture == "decoder" else "mean"
-        head = {"kind": "classes", "classes": "data", "pool": pool}
+        decoder, encoder = {"pool": "last", "bias": False}, {"pool": "mean", "dense": True, "activation": "gelu"}
+        head = {"kind": "classes", "classes": "data"} | (decoder if suggestion.architecture == "decoder" else encoder)
         return [("head", head, f"the number of classes in the data, which is {len(labels)}")]
 
 
@@ -125,8 +137,15 @@ def class_probabilities(
     for index in evaluation.batches([*map(len, rows)], "reading"):
         some = [rows[i] for i in index]
         batch = Inputs(torch.from_numpy(np.stack(some))).to(checkpoint.device) if images else checkpoint.pad(some)
-        probabilities[index] = checkpoint.model(batch).double().softmax(-1).numpy(force=True)
+        logits_BC = checkpoint.finite(partial(checkpoint.model, batch))
+        probabilities[index] = logits_BC.double().softmax(-1).numpy(force=True)
     return probabilities, notes
+
+
+def describe_classes(confusion_CC: NDArray[np.int64], names: Sequence[str]) -> list[Tree]:
+    """Returns precision, recall and F₁ of every class, with its number of rows."""
+    columns = {"class": names} | class_scores(confusion_CC) | {"rows": confusion_CC.sum(1).tolist()}
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
 def class_indices(rows: Sequence[Row], names: Sequence[str]) -> list[int]:

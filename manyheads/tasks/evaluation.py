@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
@@ -15,8 +16,9 @@ from manyheads.data.prepared import InMemoryRows
 from manyheads.data.source import Corpus, Row
 from manyheads.errors import UnsupportedError, UsageError
 from manyheads.generate.config import CheckpointSettings, GenerationConfig, generation_config
+from manyheads.model.finite import check_finite
 from manyheads.spec import MAX_COUNT, Tree, quoted
-from manyheads.tasks.task import IGNORE_INDEX, LossSum, SpecialTokens, TaskSpec, cut_patches
+from manyheads.tasks.task import IGNORE_INDEX, Loss, LossSum, SpecialTokens, TaskSpec, cut_patches
 
 WINDOW = 1024  # tokens per window of a long text if the model has no limit
 BATCH_TOKENS, BATCH_LOGITS = 8192, 1 << 25  # maximum numbers of tokens and of logits per batch
@@ -35,6 +37,7 @@ class EvalOptions:
     length_penalty: float | None = None
     max_new_tokens: int | None = None
     examples: int = 0
+    output: str | None = None  # what will be written: "rows" or "images"
 
     def __post_init__(self) -> None:
         self.generation(CheckpointSettings(), default_max_new_tokens=1)
@@ -42,6 +45,13 @@ class EvalOptions:
             value = getattr(self, name)
             if value is not None and not (type(value) is int and minimum <= value <= MAX_COUNT):
                 raise UsageError(f"{name} is {quoted(value)}, expected an integer from {minimum} to {MAX_COUNT:,}")
+
+    def check_task(self, task: TaskSpec) -> None:
+        """Raises if the task has no outputs to write."""
+        if self.output is not None and self.output != task.eval_outputs:
+            kinds = {"rows": "JSON lines with a result per row", "images": "images as a .png", "": "scores only"}
+            hint = "leave out --output" if not task.eval_outputs else f"it can write {kinds[task.eval_outputs]}"
+            raise UsageError(f"{task.kind} cannot write {kinds.get(self.output, quoted(self.output))}", hint=hint)
 
     def generation(self, base: CheckpointSettings, *, default_max_new_tokens: int) -> GenerationConfig:
         limit = default_max_new_tokens if self.max_new_tokens is None else self.max_new_tokens
@@ -110,7 +120,7 @@ class EvalResult:
     notes: tuple[str, ...] = ()
     primary: tuple[str, ...] = ()  # the metrics to show first; all if empty
     signatures: dict[str, str] = field(default_factory=dict)
-    outputs: tuple[str, ...] = ()  # one per row: generated text, or the predicted class
+    outputs: tuple[Tree, ...] = ()  # one per row, if `eval_outputs` is "rows"; text, reference and prediction
     images: tuple[Tree, ...] = ()  # examples, each with the images visible, restored and target
     extra: Tree = field(default_factory=dict)  # further keys of the report
 
@@ -130,9 +140,16 @@ def evaluate_loss(evaluation: Evaluation) -> tuple[EvalResult, NDArray[np.int64]
     lengths = [max(map(len, row)) + task.num_special_tokens for row in rows]
     for index in evaluation.batches(lengths, "reading", logits=True):
         batch = task.batch([rows[i] for i in index], evaluation.special_tokens, rng).to(checkpoint.device)
-        total.add(task.loss(checkpoint.model, batch))
+        total.add(finite_loss(checkpoint, partial(task.loss, checkpoint.model, batch)))
         targets.append(batch.targets[batch.targets != IGNORE_INDEX].numpy(force=True))
     return EvalResult({"model": total.metrics()}, extra={"targets": total.count}), np.concatenate(targets)
+
+
+def finite_loss(checkpoint: Checkpoint, compute: Callable[[], Loss]) -> Loss:
+    """Returns what `compute` returns; raises if it is NaN or infinite, and names the first layer where it is."""
+    loss = compute()
+    check_finite(checkpoint.model, loss.sum, compute)
+    return loss
 
 
 def class_names(checkpoint: Checkpoint) -> tuple[str, ...]:

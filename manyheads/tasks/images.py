@@ -42,6 +42,7 @@ class MaeSpec(TaskSpec, kind="mae"):
     head_outputs: ClassVar[tuple[str, ...]] = ("pixels",)
     has_source: ClassVar[bool] = True
     is_default: ClassVar[bool] = True
+    eval_outputs: ClassVar[str] = "images"
     template: ClassVar[str] = "$A"
     num_special_tokens: ClassVar[int] = 0
     validation_metrics: ClassVar[tuple[str, ...]] = ("loss",)
@@ -155,13 +156,14 @@ class MaeSpec(TaskSpec, kind="mae"):
         pixels, channels, count = patch_size(suggestion)
         embed = {"kind": "patches", "pixels": pixels, "channels": channels}
         position, why = {"kind": "learned", "length": count}, f"{count} patches per image"
-        yield "model.encoder", suggestion.stack(embed=embed, why_embed=why, position=position, activation="gelu")
-        width, layers = suggestion.size.width // 2, max(1, suggestion.size.layers // 2)
+        layers = suggestion.plain_layers(position, activation="gelu")
+        yield "model.encoder", suggestion.stack(("embed", embed, why), *layers)
+        width, depth = suggestion.size.width // 2, max(1, suggestion.size.layers // 2)
         yield (
             "model.decoder",
             [
                 ("like", "encoder", "but smaller, because only the encoder is used later"),
-                ("layers", layers, ""),
+                ("layers", depth, ""),
                 ("width", width, ""),
                 ("embed", "mask-tokens", "the encoder's output at its positions, one vector for all masked patches"),
                 ("mask", {"causal": False}, "an image has no order"),

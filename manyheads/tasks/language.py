@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import ClassVar, Self
 
 import numpy as np
@@ -17,6 +18,7 @@ from manyheads.data.source import Row
 from manyheads.data.tokenizer import SPECIAL_SPELLINGS
 from manyheads.errors import (
     CheckpointConfigError,
+    CheckpointTokenizerError,
     IncompatibleError,
     InputError,
     OutOfRangeError,
@@ -24,13 +26,15 @@ from manyheads.errors import (
     UnsupportedError,
     UsageError,
 )
+from manyheads.files.tokenizer import encode_texts
+from manyheads.generate.config import GenerationConfig
 from manyheads.metrics import metric
 from manyheads.metrics.baselines import Bigram, Unigram
 from manyheads.metrics.likelihood import LogLikelihood
 from manyheads.model.spec import ModelSpec
 from manyheads.parts.inputs import pad_rows
 from manyheads.spec import Tree, field, quoted
-from manyheads.tasks.evaluation import WINDOW, EvalResult, Evaluation, evaluate_loss
+from manyheads.tasks.evaluation import WINDOW, EvalResult, Evaluation, evaluate_loss, finite_loss
 from manyheads.tasks.suggestion import Lines, Suggestion
 from manyheads.tasks.task import (
     IGNORE_INDEX,
@@ -42,10 +46,11 @@ from manyheads.tasks.task import (
     Slice,
     SpecialTokens,
     TextTask,
-    cross_entropy,
+    ids_and_truncated,
     pad_targets,
     parse_ids,
     seq2seq_batch,
+    target_loss,
     token_text,
 )
 
@@ -78,6 +83,15 @@ class CausalSpec(PackableTask, kind="causal"):
         ]
         return Batch(pad_rows([ids[:-1] for ids in rows], special_tokens.pad), pad_targets([ids[1:] for ids in rows]))
 
+    def truncating(self, checkpoint: Checkpoint, generation: GenerationConfig) -> Checkpoint:
+        """Returns a copy that reads the last tokens of a text, so that the continuation follows it and has room."""
+        positions = checkpoint.max_positions
+        if checkpoint.tokenizer is None or positions is None:
+            return checkpoint
+        least = 1 + checkpoint.tokenizer.num_special_tokens_to_add(is_pair=False)
+        limit = max(least, positions - generation.max_new_tokens + 1)
+        return checkpoint.truncating(min(positions, limit), direction="left")
+
     def evaluate(self, evaluation: Evaluation) -> EvalResult:
         """Computes −ln p of every token, each predicted once; long texts are read in windows."""
         special_tokens, data, checkpoint = evaluation.special_tokens, evaluation.data, evaluation.checkpoint
@@ -91,8 +105,8 @@ class CausalSpec(PackableTask, kind="causal"):
             rows = [windows[i] for i in index]
             inputs = pad_rows([ids[:-1] for ids in rows], special_tokens.pad).to(checkpoint.device)
             targets = pad_targets([ids[1:] for ids in rows]).to(checkpoint.device)
-            mask = targets != IGNORE_INDEX
-            total.add(cross_entropy(checkpoint.model(inputs, logits_mask=mask), targets[mask]))
+            batch = Batch(inputs, targets)
+            total.add(finite_loss(checkpoint, partial(target_loss, checkpoint.model, batch)))
         lengths = [(len(text), len(text.encode())) for (text,) in data.rows]
         sizes = total.count, sum(chars for chars, _ in lengths), sum(size for _, size in lengths)
         scores = {"model": metric.scores("likelihood", LogLikelihood(total.sum, *sizes))}
@@ -194,26 +208,29 @@ class MaskedSpec(MaskingTask, PackableTask, kind="masked"):
 
     @classmethod
     def suggest_head(cls, suggestion: Suggestion) -> Lines:
-        return [("head", "masked", "predicts the token at each mask")]
+        return [("head", "tied", "predicts the token at each mask by its embedding")]
 
     def encode(
         self, checkpoint: Checkpoint, texts: Sequence[str], options: PredictOptions
     ) -> tuple[list[list[int]], dict[int, Tree]]:
-        mask_of(checkpoint, options.mask_token_id)  # raises if the checkpoint has no mask token
+        name, mask = mask_of(checkpoint, options.mask_token_id)
         tokenizer = checkpoint.tokenizer
         if tokenizer is None or options.mask_token_id is not None or not tokenizer.encode_special_tokens:
-            return super().encode(checkpoint, texts, options)[0], {}
-        return checkpoint.encode_with_special(texts, [mask_of(checkpoint, None)[0]]), {}
+            rows, truncated = super().encode(checkpoint, texts, options)
+        else:
+            rows, truncated = ids_and_truncated(checkpoint.encode_with_special(texts, [name]))
+        if without := [i for i, row in enumerate(rows) if mask not in row]:
+            where = f" in the {len(rows[without[0]]):,} tokens that are read" if without[0] in truncated else ""
+            raise InputError(f"the text has no {name} to fill{where}", without[0])
+        return rows, truncated
 
     def results(
         self, checkpoint: Checkpoint, rows: Sequence[list[int]], options: PredictOptions
     ) -> Iterator[tuple[int, Tree]]:
         """Yields the most probable tokens for each mask."""
-        name, mask = mask_of(checkpoint, options.mask_token_id)
+        _, mask = mask_of(checkpoint, options.mask_token_id)
         for i, logits_LV in checkpoint.outputs(rows):
             positions = [k for k, token in enumerate(rows[i]) if token == mask]
-            if not positions:
-                raise InputError(f"the text has no {name} to fill", i)
             yield i, {"filled": [top_tokens(checkpoint, k, logits_LV[k], options.top_k) for k in positions]}
 
     def format_line(self, result: Tree) -> str:
@@ -308,7 +325,7 @@ class SpansSpec(TextTask, kind="spans"):
         if tokenizer is None or not tokenizer.encode_special_tokens:
             return super().encode(checkpoint, texts, options)
         sentinels = [token for token in tokenizer.get_vocab() if SENTINEL.fullmatch(token)]
-        return checkpoint.encode_with_special(texts, sentinels), {}
+        return ids_and_truncated(checkpoint.encode_with_special(texts, sentinels))
 
     @classmethod
     def suggest_task(cls, suggestion: Suggestion) -> Lines:
@@ -404,7 +421,10 @@ class InfillSpec(MaskingTask, kind="infill"):
         if type(bos) is not int:
             raise CheckpointConfigError(f"bos_token_id is {quoted(bos)}, expected a token id")
         for index, text in enumerate(texts):
-            parts = [checkpoint.tokenizer.encode(part, add_special_tokens=False).ids for part in text.split(name)]
+            pieces = encode_texts(
+                checkpoint.tokenizer, text.split(name), CheckpointTokenizerError, add_special_tokens=False
+            )
+            parts = [piece.ids for piece in pieces]
             if len(parts) != 2:
                 raise InputError(f"the text has {len(parts) - 1} {name}, expected one: {quoted(text)}", index)
             rows.append([bos, *parts[0], mask, *parts[1], mask])

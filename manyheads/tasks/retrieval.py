@@ -39,6 +39,7 @@ class RetrievalSpec(TaskSpec, kind="retrieval"):
     architectures: ClassVar[tuple[str, ...]] = ("encoder",)
     head_outputs: ClassVar[tuple[str, ...]] = ("vector", "states")
     is_default: ClassVar[bool] = True
+    eval_outputs: ClassVar[str] = "rows"
     template: ClassVar[str] = "<s> $A </s>"
     num_special_tokens: ClassVar[int] = 2
     architecture_reason: ClassVar[str] = "no text is generated, so every token may attend to every other"
@@ -118,12 +119,17 @@ class RetrievalSpec(TaskSpec, kind="retrieval"):
         bm25_ranks = [
             rank_targets(bm25.scores(query)[None], [target]) for query, target in zip(queries, targets, strict=True)
         ]
+        model_ranks = np.concatenate(ranks)
+        outputs = tuple(
+            {"query": row[0], "document": row[1], "rank": rank}
+            for row, rank in zip(data.rows, model_ranks.tolist(), strict=True)
+        )
         scores = {
-            "model": metric.scores("ranking", np.concatenate(ranks)),
+            "model": metric.scores("ranking", model_ranks),
             "BM25": metric.scores("ranking", np.concatenate(bm25_ranks)),
             "chance": chance_level(len(documents)),
         }
-        return EvalResult(scores, notes, extra={"documents": len(documents)})
+        return EvalResult(scores, notes, outputs=outputs, extra={"documents": len(documents)})
 
     @classmethod
     def suggest_head(cls, suggestion: Suggestion) -> Lines:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
@@ -10,6 +11,8 @@ import torch
 
 from manyheads.checkpoint.checkpoint import Checkpoint
 from manyheads.data.order import sample_indices
+from manyheads.errors import CheckpointTokenizerError, NonFiniteOutputError
+from manyheads.files.tokenizer import encode_texts
 from manyheads.generate.config import GenerationConfig
 from manyheads.generate.decoding import Request, exhaust
 from manyheads.metrics import metric
@@ -40,6 +43,7 @@ class Seq2SeqSpec(TaskSpec, kind="seq2seq"):
     architectures: ClassVar[tuple[str, ...]] = ("encoder-decoder", "recurrent")
     has_source: ClassVar[bool] = True
     is_default: ClassVar[bool] = True
+    eval_outputs: ClassVar[str] = "rows"
     template: ClassVar[str] = "$A </s>"
     validation_metrics: ClassVar[tuple[str, ...]] = ("loss", "accuracy", "exact_match")
     attention_target_fields: ClassVar[tuple[str, ...]] = ("alignment",)
@@ -72,7 +76,10 @@ class Seq2SeqSpec(TaskSpec, kind="seq2seq"):
         also: str | None,
     ) -> dict[str, float]:
         """Computes exact match of ids, where a target with an unknown token never matches, and `also` on the texts."""
-        pairs = [pair for rows in groups for pair in self.generate_targets(checkpoint, rows, special_tokens)]
+        try:
+            pairs = [pair for rows in groups for pair in self.generate_targets(checkpoint, rows, special_tokens)]
+        except NonFiniteOutputError:  # the loss is NaN too, and the training loop handles both
+            return dict.fromkeys(("exact_match", *([also] if also in metric.METRICS else [])), math.nan)
         exact = [output == target and special_tokens.unk not in target for output, target in pairs]
         scores = {"exact_match": sum(exact) / max(1, len(exact))}
         if also is not None and also not in self.validation_metrics:
@@ -120,7 +127,10 @@ class Seq2SeqSpec(TaskSpec, kind="seq2seq"):
             notes,
             primary=self.primary_metrics(sources, targets),
             signatures=signatures,
-            outputs=tuple(outputs),
+            outputs=tuple(
+                {"text": source, "reference": target, "prediction": output}
+                for source, target, output in zip(sources, targets, outputs, strict=True)
+            ),
             extra={"generation": {"max_new_tokens": config.max_new_tokens, "decoding": to_tree(config.decoding)}},
         )
 
@@ -170,5 +180,5 @@ def max_target_tokens(evaluation: Evaluation) -> int:
     """Returns twice the length of the longest of some training targets, so that endless generation is noticed."""
     rows = evaluation.data.train_rows
     some = [rows[i][1] for i in sample_indices(len(rows), 1000).tolist()]
-    encodings = evaluation.checkpoint.tokenizer.encode_batch(some) if some else []
+    encodings = encode_texts(evaluation.checkpoint.tokenizer, some, CheckpointTokenizerError)
     return 8 + 2 * max(len(one.ids) for one in encodings) if some else 256

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from manyheads.data.source import NON_TEXT_FIELDS, Corpus, DataSpec
-from manyheads.spec import Tree
 from manyheads.tasks.task import TaskSpec
 
+SHOW_POSITIONS = "manyheads show position lists others"
 Lines = list[tuple[str, Any, str]]  # key, value, reason
 
 
@@ -45,16 +45,8 @@ class Suggestion:
 
     def model(self) -> Lines:
         vocab: Lines = [("vocab", "tokenizer", "the tokenizer's number of tokens")] if self.text_fields else []
-        why = (
-            "with smaller initial weights, models with sinusoids learn much later"
-            if self.position == "sinusoidal"
-            else ""
-        )
+        why = "with smaller initial weights, small models learn much later"
         return [*vocab, *self.task.suggest_head(self), ("init", "xavier", why)]
-
-    @property
-    def position(self) -> str | None:
-        return {"recurrent": None, "ngram": None, "decoder": "rope"}.get(self.architecture, "sinusoidal")
 
     @property
     def residual(self) -> tuple[Any, str]:
@@ -75,9 +67,12 @@ class Suggestion:
             )
             return
         first, _, second = self.architecture.partition("-")
-        embed = {"kind": "tokens", "scale": True}
-        yield f"model.{first}", self.stack(embed=embed, why_embed="times √width", position=self.position)
-        if second:
+        embed: Lines = [("embed", {"kind": "tokens", "scale": True}, "times √width")]
+        if not second:
+            yield f"model.{first}", self.stack(*embed, *self.gated_layers())
+        else:
+            sinusoids = {"kind": "sinusoidal", "layout": "halves"}
+            yield f"model.{first}", self.stack(*embed, *self.plain_layers(sinusoids, activation="relu"))
             yield (
                 "model.decoder",
                 [
@@ -87,14 +82,24 @@ class Suggestion:
                 ],
             )
 
-    def stack(self, *, embed: Tree, why_embed: str, position: Any, activation: str = "relu") -> Lines:
-        size, sizes = self.size, ", ".join(str(one.width) for one in SIZES)
+    def stack(self, *lines: tuple[str, Any, str]) -> Lines:
+        sizes = ", ".join(str(one.width) for one in SIZES)
+        why = f"for this much data; the sizes are {sizes}"
+        return [("layers", self.size.layers, ""), ("width", self.size.width, why), *lines, ("residual", *self.residual)]
+
+    def gated_layers(self) -> Lines:
+        """The layers of most recent decoders and encoders, which other libraries have, too."""
+        hidden = 32 * round(8 * self.size.width / 3 / 32)
         return [
-            ("layers", size.layers, ""),
-            ("width", size.width, f"for this much data; the sizes are {sizes}"),
-            ("embed", embed, why_embed),
-            ("position", position, "manyheads show position lists others"),
-            ("attention", {"kind": "heads", "heads": size.heads}, ""),
-            ("feedforward", {"kind": "mlp", "hidden": 4 * size.width, "activation": activation}, ""),
-            ("residual", *self.residual),
+            ("position", "rope", SHOW_POSITIONS),
+            ("attention", {"kind": "heads", "heads": self.size.heads, "bias": False, "output_bias": False}, ""),
+            ("feedforward", {"kind": "gated", "hidden": hidden, "activation": "silu"}, "about 8/3 of the width"),
+            ("norm", "rms", ""),
+        ]
+
+    def plain_layers(self, position: Any, *, activation: str) -> Lines:
+        return [
+            ("position", position, SHOW_POSITIONS),
+            ("attention", {"kind": "heads", "heads": self.size.heads}, ""),
+            ("feedforward", {"kind": "mlp", "hidden": 4 * self.size.width, "activation": activation}, ""),
         ]

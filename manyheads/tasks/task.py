@@ -149,7 +149,7 @@ def cross_entropy(logits_NV: Tensor, targets: Tensor, smoothing: float = 0.0) ->
 def target_loss(model: Model, batch: Batch, smoothing: float = 0.0) -> Loss:
     """Returns the cross-entropy of a batch's targets, with label smoothing only in training."""
     mask = batch.targets != IGNORE_INDEX
-    logits = model(batch.inputs, batch.source, logits_mask=mask)
+    logits = model(batch.inputs, batch.source, logits_to_keep=mask)
     return cross_entropy(logits, batch.targets[mask], smoothing if model.training else 0.0)
 
 
@@ -197,6 +197,7 @@ class TaskSpec(Part, slot="task"):
     packable: ClassVar[bool] = False  # whether several texts may share a row, see `PackableTask`
     attention_target_fields: ClassVar[tuple[str, ...]] = ()  # the data fields that may guide its attention
     eval_in_windows: ClassVar[bool] = False  # whether evaluation reads a long text in windows instead of truncating it
+    eval_outputs: ClassVar[str] = ""  # what `evaluate --output` writes: "rows", with a result each, "images" or nothing
 
     # for `manyheads new`
     architecture_reason: ClassVar[str] = "the first architecture that can learn it"
@@ -282,9 +283,11 @@ class TaskSpec(Part, slot="task"):
         """Returns the input ids of each text, and how many tokens were read of each truncated one."""
         if checkpoint.tokenizer is None:
             return parse_ids(checkpoint, texts), {}
-        encodings = checkpoint.encode(texts)
-        truncated = {i: {"truncated": len(one.ids)} for i, one in enumerate(encodings) if one.overflowing}
-        return [one.ids for one in encodings], truncated
+        return ids_and_truncated(checkpoint.encode(texts))
+
+    def truncating(self, checkpoint: Checkpoint, generation: GenerationConfig) -> Checkpoint:
+        """Returns a copy that truncates texts to what the model can read; by default it reads their first tokens."""
+        return checkpoint.truncating(checkpoint.max_positions)
 
     def results(
         self, checkpoint: Checkpoint, rows: Sequence[list[int]], options: PredictOptions
@@ -294,12 +297,33 @@ class TaskSpec(Part, slot="task"):
             yield i, {"generated": checkpoint.decode(ids)}
 
     def predict(
-        self, checkpoint: Checkpoint, texts: Sequence[str], options: PredictOptions
+        self,
+        checkpoint: Checkpoint,
+        texts: Sequence[str],
+        options: PredictOptions,
+        errors: dict[int, InputError] | None = None,
     ) -> Iterator[tuple[int, Tree]]:
-        """Yields the index and result for each text, as plain data with the keys task, text and those of `results`."""
-        rows, truncated = self.encode(checkpoint, texts, options)
-        for i, result in self.results(checkpoint, rows, options):
-            yield i, {"task": self.kind, "text": texts[i]} | result | truncated.get(i, {})
+        """Yields the index and result for each text, as plain data with the keys task, text and those of `results`.
+
+        A text that the model cannot read raises, or, if `errors` is given, has its error there instead of a result.
+        """
+        index: Sequence[int] = range(len(texts))
+        try:
+            rows, truncated = self.encode(checkpoint, texts, options)
+        except InputError:
+            if errors is None:
+                raise
+            encoded = {}
+            for i, text in enumerate(texts):
+                try:
+                    encoded[i] = self.encode(checkpoint, [text], options)
+                except InputError as error:
+                    errors[i] = error
+            index = list(encoded)
+            rows = [ids for (ids,), _ in encoded.values()]
+            truncated = {k: cut[0] for k, (_, cut) in enumerate(encoded.values()) if cut}
+        for k, result in self.results(checkpoint, rows, options):
+            yield index[k], {"task": self.kind, "text": texts[index[k]]} | result | truncated.get(k, {})
 
     def format_line(self, result: Tree) -> str:
         """Formats a result as one line of text."""
@@ -324,7 +348,9 @@ class TaskSpec(Part, slot="task"):
     @classmethod
     def suggest_head(cls, suggestion: Suggestion) -> Lines:
         """Suggests lines of [model] besides the vocabulary: the head, if it is not the default."""
-        return []
+        if suggestion.architecture != "encoder-decoder":
+            return []
+        return [("head", {"kind": "tied", "bias": True}, "the token embedding, and a bias per token")]
 
     @classmethod
     def suggest_stacks(cls, suggestion: Suggestion) -> Iterator[tuple[str, Lines]]:
@@ -380,13 +406,16 @@ def predict(
     *,
     top_k: int = 5,
     mask_token_id: int | None = None,
+    truncate: bool = False,
     **settings: Any,
 ) -> Any:
     """Applies a checkpoint to a text as `manyheads predict` does; returns plain data, or a list for a list of texts.
 
-    Settings are those of `generation_config`. Without a tokenizer, a text consists of token ids, such as "3 14 15".
+    With `truncate`, a text that is longer than the model can read is truncated, and its result has `truncated`, the
+    number of tokens that were read. Settings are those of `generation_config`. Without a tokenizer, a text consists of
+    token ids, such as "3 14 15".
     """
-    if isinstance(checkpoint, str | Path):
+    if not isinstance(checkpoint, Checkpoint):
         checkpoint = load(checkpoint)
     if type(top_k) is not int or top_k < 1:
         raise UsageError(f"top_k is {quoted(top_k)}, expected a positive integer")
@@ -395,8 +424,12 @@ def predict(
     generation = generation_config(checkpoint.generation_settings, **settings)
     options = PredictOptions(generation, top_k=top_k, mask_token_id=mask_token_id)
     checkpoint.check_reads_text()
-    texts = [text] if isinstance(text, str) else list(text)
-    results = dict(task_of(checkpoint).predict(checkpoint, texts, options))
+    if not isinstance(text, str | Sequence):
+        raise InputError(f"given {quoted(text)}, expected a text or a list of texts")
+    texts, task = [text] if isinstance(text, str) else list(text), task_of(checkpoint)
+    if truncate:
+        checkpoint = task.truncating(checkpoint, generation)
+    results = dict(task.predict(checkpoint, texts, options))
     return results[0] if isinstance(text, str) else [results[i] for i in range(len(texts))]
 
 
@@ -420,6 +453,12 @@ def task_of(checkpoint: Checkpoint) -> TaskSpec:
     raise UnsupportedError(f"no task fits this model ({head})")
 
 
+def ids_and_truncated(encodings: Sequence[Any]) -> tuple[list[list[int]], dict[int, Tree]]:
+    """Returns the ids of each encoding, and how many tokens are left of each truncated one."""
+    truncated = {i: {"truncated": len(one.ids)} for i, one in enumerate(encodings) if one.overflowing}
+    return [one.ids for one in encodings], truncated
+
+
 def parse_ids(checkpoint: Checkpoint, texts: Sequence[str]) -> list[list[int]]:
     """Parses token ids, for a model without a tokenizer."""
     rows, vocab = [], checkpoint.spec.source_vocab or checkpoint.spec.vocab
@@ -441,7 +480,7 @@ def token_text(checkpoint: Checkpoint, token: int) -> str:
     """Decodes one token as text."""
     if checkpoint.tokenizer is None:
         return str(token)
-    text = checkpoint.tokenizer.decode([token]).strip()
+    text = str(checkpoint.decode([token])).strip()
     return text or str(checkpoint.tokenizer.id_to_token(token))  # decoding drops special tokens
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
+import select
 import signal
 import statistics
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -19,11 +22,11 @@ import torch
 from manyheads.checkpoint.checkpoint import load
 from manyheads.errors import RunChangedError, UsageError, one_line
 from manyheads.files.read import read_json_or_empty, read_toml
-from manyheads.files.write import explain_write_errors
+from manyheads.files.write import explain_write_errors, write_atomic
 from manyheads.model.build import resolve_device
 from manyheads.spec import Tree, load_parts, override
 from manyheads.training.events import Finished, Step
-from manyheads.training.folder import check_folder, check_same_run, data_hashes, read_events, tree_changes
+from manyheads.training.folder import check_same_run, check_writable, data_hashes, read_events, tree_changes
 from manyheads.training.grid import MAX_RUNS, Axis, CellRun, GridCell, make_grid, read_axes
 from manyheads.training.loop import handle_signals, train_events
 from manyheads.training.prepare import PreparedRun, prepare
@@ -32,6 +35,7 @@ from manyheads.training.run import RunSpec, read_run, read_run_file
 from manyheads.training.store import read_pointer
 
 MAX_JOBS = 1024
+IMPROVING = 0.05  # a fall of the loss by this fraction in the last quarter of the steps is notable
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,7 @@ def compare(
     grid_axes = read_axes(axes, tree)
     cells = make_grid(tree, grid_axes, seeds, folder)
     runs = [(cell, run) for cell in cells for run in cell.runs]
-    check_folder(folder)
+    check_writable(folder)
     for _, run in runs:
         check_same_run(run.folder, run.spec)
     remaining = [(cell, run) for cell, run in runs if not read_result(run.folder, run.spec).finished]
@@ -85,7 +89,7 @@ def compare(
     report = comparison_report(cells, grid_axes, seeds, queue.errors) | {"stopped": stopped, "folder": str(folder)}
     with explain_write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "compare.json").write_text(json.dumps(report, indent=1, ensure_ascii=False), encoding="utf-8")
+        write_atomic(folder / "compare.json", json.dumps(report, indent=1, ensure_ascii=False))
     return report
 
 
@@ -190,6 +194,7 @@ def check_same_data(run: PreparedRun, folder: Path) -> None:
 def train_in_process(tree: Tree, folder: Path, device: str, parts: Sequence[Path], sender: Any) -> None:
     """Trains one of several parallel runs, with one thread. Ignores Ctrl-C, which the parent forwards as SIGTERM."""
     torch.set_num_threads(1)
+    threading.Thread(target=terminate_with_parent, args=(sender,), daemon=True).start()
     for path in parts:
         load_parts(path)
     with handle_signals() as should_stop:
@@ -197,6 +202,14 @@ def train_in_process(tree: Tree, folder: Path, device: str, parts: Sequence[Path
         error = train_cell(read_run(tree), folder, device, should_stop)
         with suppress(BrokenPipeError):  # the parent is gone
             sender.send(error)
+
+
+def terminate_with_parent(sender: Any) -> None:
+    """Waits until nobody can receive from the pipe, because the parent was killed, and then sends SIGTERM to itself."""
+    poll = select.poll()
+    poll.register(sender, 0)  # the end of the other side is always reported
+    poll.poll()
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def receive_error(process: Any, receiver: Any) -> str | None:
@@ -235,6 +248,7 @@ class RunResult:
     steps: int
     seconds: float
     finished: bool
+    early: bool = False  # whether train.best ended it, rather than train.steps
 
 
 def read_result(folder: Path, spec: RunSpec) -> RunResult:
@@ -250,9 +264,16 @@ def read_result(folder: Path, spec: RunSpec) -> RunResult:
             curve += [(step, evaluated["loss"])] if "loss" in evaluated else []
         elif line["event"] == "finished":
             reason = line["reason"]
-    finished = reason in ("stop_at", "patience") or (reason == "steps" and step >= spec.train.steps)
+    early = reason in ("stop_at", "patience")
     return RunResult(
-        folder, spec.seed, metrics=metrics, curve=tuple(curve), steps=step, seconds=seconds, finished=finished
+        folder,
+        spec.seed,
+        metrics=metrics,
+        curve=tuple(curve),
+        steps=step,
+        seconds=seconds,
+        finished=early or (reason == "steps" and step >= spec.train.steps),
+        early=early,
     )
 
 
@@ -276,10 +297,20 @@ def comparison_report(cells: Sequence[GridCell], axes: Sequence[Axis], seeds: in
                     {name: getattr(one, name) for name in ("seed", "steps", "seconds", "metrics", "curve")}
                     for one in finished
                 ],
+                "still_improving": sum(is_improving(one.curve) for one in finished if not one.early),
                 "error": error,
             }
         )
     return {"schema": 1, "axes": {axis.name: list(axis.values) for axis in axes}, "seeds": seeds, "cells": rows}
+
+
+def is_improving(curve: Sequence[tuple[int, float]]) -> bool:
+    """Whether the validation loss fell by more than IMPROVING in the last quarter of the steps of a run."""
+    if len(curve) < 3:
+        return False
+    last_step, last = curve[-1]
+    earlier = [loss for step, loss in curve if step <= 3 / 4 * last_step]
+    return bool(earlier) and last < (1 - IMPROVING) * earlier[-1]
 
 
 def summarize(values: Sequence[float]) -> Tree:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import fmean, median
 
 import torch
 
@@ -14,12 +15,15 @@ from manyheads.model.build import Model, resolve_device
 from manyheads.spec import Tree, to_tree
 from manyheads.tasks.task import Batch
 from manyheads.training.batches import BatchStream
+from manyheads.training.events import Step
 from manyheads.training.folder import check_folder, config_changes, data_hashes
 from manyheads.training.loop import EXIT_STATUS, GENERATED_ROWS, handle_signals, train_step, validate
 from manyheads.training.prepare import PreparedRun, compile_layers, initial_model
 from manyheads.training.resources import check_resources, estimate_resources, evaluation_shapes
+from manyheads.training.store import find_start
 
 MAX_COUNTED_BATCHES = 200
+MIN_TIMED_STEPS = 3  # fewer only if a step is very slow
 COMPILING_STEPS = 3  # first steps that compile: for the shapes of the first batches, then for dynamic shapes
 LONG_RUN = 1200.0  # seconds; a longer run is worth trying torch.compile
 
@@ -57,7 +61,8 @@ def estimate_run(
     """Returns all estimates as plain data. Writes nothing, and raises the same errors as the start of the run."""
     if folder is not None:
         check_folder(folder, resume)
-        config_changes(run, data_hashes(run), folder, override_resume)
+        checkpoint, _ = find_start(folder / "checkpoints", resume)
+        config_changes(run, data_hashes(run), folder, checkpoint, override_resume)
     torch_device, settings = resolve_device(device), run.spec.train
     resources = estimate_resources(run, folder, torch_device)
     check_resources(resources)
@@ -110,26 +115,56 @@ def batch_positions(batch: Batch) -> int:
 # --------------------------------------------------------------------------------------------------------------- speed
 
 
-def measure_speed(run: PreparedRun, device: torch.device | str = "cpu", *, seconds: float = 3.0) -> SpeedEstimate:
-    """Times some steps of the real model, and an evaluation of some rows; writes nothing."""
+def measure_speed(
+    run: PreparedRun, device: torch.device | str = "cpu", *, seconds: float = 3.0, one_thread: bool = False
+) -> SpeedEstimate:
+    """Times some steps of the real model, and an evaluation of some rows; writes nothing.
+
+    With `one_thread`, steps are timed with one thread, too, and the faster counts: if other programs use the cores,
+    several threads wait for each other and are slower than one, which says little about the machine.
+    """
     model, _ = initial_model(run, device)
-    _, times = time_steps(run, model, first=1, seconds=seconds / 2, max_steps=run.spec.train.steps)
-    step, all_rows = sum(times) / len(times), sum(rows for rows, _ in evaluation_shapes(run))
+    counts = dict.fromkeys((torch.get_num_threads(), *((1,) if one_thread else ())))
+    timed = dict[int, list[Step]]()
+    for count in counts:
+        with num_threads(count):
+            timed[count] = time_steps(run, model, first=1, seconds=seconds / 2 / len(counts))[1]
+    fastest = min(timed, key=lambda count: typical_seconds(timed[count]))
+    step, all_rows = typical_seconds(timed[fastest]), sum(rows for rows, _ in evaluation_shapes(run))
     rows = min(all_rows, GENERATED_ROWS if step < seconds / 3 else 8)  # fewer rows take longer per row
     start = time.perf_counter()
-    validate(model, replace(run, spec=run.spec.replace(train=run.spec.train.replace(eval_rows=rows))))
+    with num_threads(fastest):
+        validate(model, replace(run, spec=run.spec.replace(train=run.spec.train.replace(eval_rows=rows))))
     evaluation = (time.perf_counter() - start) * all_rows / rows
-    return SpeedEstimate(step=step, evaluation=evaluation, timed_steps=len(times))
+    return SpeedEstimate(step=step, evaluation=evaluation, timed_steps=len(timed[fastest]))
 
 
-def time_steps(
-    run: PreparedRun, model: Model, *, first: int, seconds: float, max_steps: float = math.inf
-) -> tuple[list[float], list[float]]:
-    """Returns the seconds of the first steps, which take longer, and of at least one step after them."""
-    optimizer, stream, times = run.spec.optim.build(model), BatchStream(run), list[float]()
-    while len(times) <= first or (sum(times[first:]) < seconds and len(times) < first + max_steps):
-        times.append(train_step(model, optimizer, stream, run, stream.state).seconds)
-    return times[:first], times[first:]
+@contextmanager
+def num_threads(count: int) -> Iterator[None]:
+    """Computes with this many threads inside the block."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def typical_seconds(steps: Sequence[Step]) -> float:
+    """Returns the seconds of a step, as the median per token, so that a few interrupted steps change little."""
+    return median(step.seconds / step.tokens for step in steps) * fmean(step.tokens for step in steps)
+
+
+def time_steps(run: PreparedRun, model: Model, *, first: int, seconds: float) -> tuple[list[Step], list[Step]]:
+    """Returns the first steps, which take longer, and the steps of this time after them, if possible at least three."""
+    optimizer, stream, steps = run.spec.optim.build(model), BatchStream(run), list[Step]()
+
+    def spent() -> float:
+        return sum(step.seconds for step in steps[first:])
+
+    while len(steps) <= first or spent() < (seconds if len(steps) >= first + MIN_TIMED_STEPS else 10 * seconds):
+        steps.append(train_step(model, optimizer, stream, run, stream.state))
+    return steps[:first], steps[first:]
 
 
 def measure_compiled(
@@ -138,9 +173,9 @@ def measure_compiled(
     """Adds the time of a step with compiled layers, and of compiling them."""
     model, _ = initial_model(run, device)
     compile_layers(model)
-    first, times = time_steps(run, model, first=COMPILING_STEPS, seconds=seconds)
-    step = sum(times) / len(times)
-    compiling = max(0.0, sum(first) - COMPILING_STEPS * step)
+    first, steps = time_steps(run, model, first=COMPILING_STEPS, seconds=seconds)
+    step = typical_seconds(steps)
+    compiling = max(0.0, sum(one.seconds for one in first) - COMPILING_STEPS * step)
     return replace(speed, compiled_step=step, compiling=compiling)
 
 

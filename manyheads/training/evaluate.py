@@ -8,7 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from manyheads.checkpoint.checkpoint import Checkpoint, load
+from manyheads.data.columns import choose_columns
 from manyheads.data.source import Corpus, DataSpec, Row, same_file
+from manyheads.data.tables import TableSpec
 from manyheads.errors import (
     CheckpointTokenizerError,
     ColumnError,
@@ -19,19 +21,21 @@ from manyheads.errors import (
 )
 from manyheads.metrics.metric import higher_is_better
 from manyheads.model.build import resolve_device
-from manyheads.spec import Tree, did_you_mean, located, override, quoted
+from manyheads.spec import Tree, did_you_mean, located, override, quoted, to_tree
 from manyheads.tasks.evaluation import EvalData, EvalOptions, EvalResult, Evaluation, OnProgress
 from manyheads.tasks.task import SpecialTokens, TaskSpec, task_of
 from manyheads.training.prepare import task_special_tokens
 from manyheads.training.run import RunSpec, read_run_file
 
 SPLITS = ("validation", "test", "train")
+LAYOUT = ("fields", "delimiter", "quotes", "header", "document")  # how one file is written; another may differ
+LAYOUT_PATHS = {f"data.{name}" for name in LAYOUT}
 
 
 def evaluate(
     path: str | Path,
     *,
-    data: str | None = None,
+    data: str | Path | None = None,
     task: str | None = None,
     split: str = "validation",
     overrides: Sequence[str] = (),
@@ -41,27 +45,34 @@ def evaluate(
     length_penalty: float | None = None,
     max_new_tokens: int | None = None,
     examples: int = 0,
+    output: str | None = None,
     device: str = "auto",
     progress: OnProgress = lambda what, done, total: None,
 ) -> Tree:
     """Returns the scores of a checkpoint and of baselines, and the output for every row, as plain data.
 
     A run records its task and its data. For any other checkpoint the head decides the task, and `data` names a file.
+    With `output` as "rows" or "images", a task that has no such outputs raises before anything is computed.
     """
     start = time.perf_counter()
-    options = EvalOptions(max_rows, max_length, num_beams, length_penalty, max_new_tokens, examples)
+    options = EvalOptions(max_rows, max_length, num_beams, length_penalty, max_new_tokens, examples, output)
+    data = None if data is None else str(data)
     if split not in SPLITS:
         raise UsageError(f"split is {quoted(split)}, expected {', '.join(SPLITS)}")
-    if task is not None and task not in TaskSpec.kinds:
-        raise UsageError(f"no task {quoted(task)}{did_you_mean(task, TaskSpec.kinds)}")
+    if task is not None and (not isinstance(task, str) or task not in TaskSpec.kinds):
+        raise UsageError(f"no task {quoted(task)}{did_you_mean(str(task), TaskSpec.kinds)}")
+    if isinstance(overrides, str) or not all(isinstance(one, str) for one in overrides):
+        raise UsageError(f"overrides is {quoted(overrides)}, expected a list such as ['data.path=rows.tsv']")
     checkpoint = load(path, device=resolve_device(device), verify=True)
     checkpoint.model.eval()
     if checkpoint.tokenizer is None and checkpoint.spec.vocab is not None:
         raise CheckpointTokenizerError(f"{path} has no tokenizer, so it cannot read texts")
-    run = find_run(Path(path), task, overrides)
+    of_file = [one for one in overrides if data is not None and one.partition("=")[0].strip() in LAYOUT_PATHS]
+    run = find_run(Path(path), task, [one for one in overrides if one not in of_file])
     task_spec = run.task if run else find_task(checkpoint, task)
+    options.check_task(task_spec)
     data_spec = run.data if run else read_data(task_spec, data, overrides)
-    corpus, rows = load_rows(data_spec, task_spec, data=data, split=split, from_run=run is not None)
+    corpus, rows = load_rows(data_spec, task_spec, data=data, split=split, from_run=run is not None, overrides=of_file)
     evaluation = make_evaluation(checkpoint, task_spec, run, corpus, rows, options=options, progress=progress)
     if not evaluation.data.rows:
         raise EmptyDataError(
@@ -76,7 +87,11 @@ def evaluate(
 
 def evaluation_report(evaluation: Evaluation, result: EvalResult, notes: Sequence[str]) -> Tree:
     names = list(next(iter(result.scores.values())))
-    examples = list(result.images) or example_texts(evaluation, result.outputs)
+    examples = list(result.images) or [
+        {"source": one["text"], "generated": one["prediction"], "target": one["reference"]}
+        for one in result.outputs[: evaluation.options.examples]
+        if "text" in one
+    ]
     return {
         "task": evaluation.task.kind,
         "data": evaluation.data.corpus.description,
@@ -88,12 +103,6 @@ def evaluation_report(evaluation: Evaluation, result: EvalResult, notes: Sequenc
         "notes": [*notes, *result.notes],
         "examples": examples,
     } | result.extra
-
-
-def example_texts(evaluation: Evaluation, outputs: Sequence[str]) -> list[Tree]:
-    data = evaluation.data
-    rows = data.rows[: evaluation.options.examples] if outputs and data.fields[0] != "image" else []
-    return [{"source": row[0], "generated": text, "target": row[1]} for row, text in zip(rows, outputs, strict=False)]
 
 
 # ----------------------------------------------------------------------------------------------------- task and rows
@@ -130,16 +139,30 @@ def read_data(task: TaskSpec, path: str | None, overrides: Sequence[str]) -> Dat
 
 
 def load_rows(
-    spec: DataSpec, task: TaskSpec, *, data: str | None, split: str, from_run: bool
+    spec: DataSpec, task: TaskSpec, *, data: str | None, split: str, from_run: bool, overrides: Sequence[str] = ()
 ) -> tuple[Corpus, Sequence[Row]]:
-    """Returns the corpus, and the rows to evaluate on: a split, or all rows of a file in the same format."""
+    """Returns the corpus, and the rows to evaluate on: a split, or all rows of a file."""
     if data is None:
         corpus = spec.load()
         return corpus, corpus.splits[split]
-    form = spec if spec.source_path is not None or task.file_kind is None else read_data(task, data, ())
-    other = form.load_file(data)
+    other = form_of_file(spec, task, data, overrides).load_file(data)
     has_train = from_run or (spec.source_path is not None and not same_file(spec.source_path, data))
     return (replace(other, train=spec.load().train) if has_train else other), other.validation
+
+
+def form_of_file(spec: DataSpec, task: TaskSpec, path: str, overrides: Sequence[str]) -> DataSpec:
+    """Returns the settings that read a file: those of the run, or those that `new` would choose if they do not fit."""
+    form = spec if spec.source_path is not None or task.file_kind is None else read_data(task, path, ())
+    given: Tree = override({"data": {}}, overrides)["data"]
+    if given:
+        form = DataSpec.choose(to_tree(form) | given)
+    if not isinstance(form, TableSpec) or "fields" in given or form.fits(path):
+        return form
+    tree = {name: value for name, value in to_tree(form).items() if name not in LAYOUT} | given
+    settings = {name: value for name, value in tree.items() if name not in ("kind", "path")}
+    longer = task.longer_column_first
+    columns = choose_columns(Path(path), type(form), longer_column_first=longer, settings=settings)
+    return DataSpec.choose(tree | ({"fields": columns.fields} if columns.fields else {}))
 
 
 def make_evaluation(

@@ -31,11 +31,11 @@ class Prepared(Event):
 
 @dataclass(frozen=True)
 class Initialized(Event):
-    """Weights were loaded from a checkpoint; `new` ones are not in it, `unused` ones are not in the model."""
+    """Weights were loaded from a checkpoint; `missing_keys` are not in it, `unexpected_keys` are not in the model."""
 
     loaded: int
-    new: tuple[str, ...]
-    unused: tuple[str, ...]
+    missing_keys: tuple[str, ...]
+    unexpected_keys: tuple[str, ...]
     notes: tuple[str, ...] = ()
 
 

@@ -25,14 +25,22 @@ import numpy as np
 import torch
 from pydantic_core import to_jsonable_python
 
-from manyheads.data.prepared import MappedRows, TokenRows, TruncatedRows, fingerprint, read_index
-from manyheads.errors import MissingExtraError, RunChangedError, RunError, RunLockedError, UsageError
-from manyheads.files.read import read_json_or_empty, read_toml
+from manyheads.data.prepared import PreparedRows, TokenRows, TruncatedRows, fingerprint, read_index
+from manyheads.errors import (
+    CheckpointNotFoundError,
+    MissingExtraError,
+    RunChangedError,
+    RunError,
+    RunLockedError,
+    UsageError,
+)
+from manyheads.files.read import open_regular, read_json_or_empty, read_toml
 from manyheads.files.write import append_atomic, explain_write_errors, write_atomic
 from manyheads.spec import Tree, did_you_mean, quoted, to_toml, to_tree
 from manyheads.training.events import Change, Event
 from manyheads.training.prepare import PreparedRun
 from manyheads.training.run import SAFE_TO_CHANGE, RunSpec
+from manyheads.training.store import SAVED_RUN, checkpoints
 
 # fields that are safe to change when a run is resumed, but change its metrics
 METRIC_FIELDS = ("train.steps", "train.best", "train.eval_every", "train.eval_rows")
@@ -44,11 +52,20 @@ DATA_FIELDS = (
     "tokenizer.hash",
 )  # fields of data.json
 ROWS_PER_HASH_CALL = 4096  # one call per row would take longer than hashing its ids
+MAX_EVENT_BYTES = 1 << 24  # a longer line of metrics.jsonl is read in pieces, which are no events
 NEW_OUTPUT = "use another --output"
 
 
 def check_folder(folder: Path, resume: str = "auto") -> None:
     """Raises if a run cannot use the folder, before any data is read; writes nothing."""
+    check_writable(folder)
+    check_foreign_files(folder)
+    if resume == "never" and is_run(folder):
+        raise RunError(f"{folder} already contains a run, and --resume is never", hint=NEW_OUTPUT)
+    check_unlocked(folder)
+
+
+def check_writable(folder: Path) -> None:
     with explain_write_errors(folder):
         there = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
         if not there.is_dir():
@@ -56,9 +73,22 @@ def check_folder(folder: Path, resume: str = "auto") -> None:
         if not os.access(there, os.W_OK | os.X_OK):
             code = errno.EROFS if os.statvfs(there).f_flag & os.ST_RDONLY else errno.EACCES
             raise OSError(code, os.strerror(code), str(there))
-        if resume == "never" and any((folder / name).exists() for name in ("run.toml", "checkpoints")):
-            raise RunError(f"{folder} already contains a run, and --resume is never", hint=NEW_OUTPUT)
-    check_unlocked(folder)
+
+
+def is_run(folder: Path) -> bool:
+    """Whether the folder has the env.json of a run, which is the first file that a run writes."""
+    starts = read_json_or_empty(folder / "env.json").get("starts")
+    return isinstance(starts, list) and all(isinstance(start, dict) for start in starts)
+
+
+def check_foreign_files(folder: Path) -> None:
+    """Raises if files that no run wrote have the names of a run's files."""
+    lock = read_json_or_empty(folder / "lock.json")
+    names = ["lock.json"] if lock and "pid" not in lock else []
+    names += [] if is_run(folder) else ["run.toml", "data.json", "env.json", "metrics.jsonl", "checkpoints"]
+    for path in (folder / name for name in names):
+        if os.path.lexists(path):
+            raise RunError(f"{path} is not from a run and would be overwritten", hint=NEW_OUTPUT)
 
 
 # ----------------------------------------------------------------------------------------------------------- the lock
@@ -79,7 +109,7 @@ def lock_folder(folder: Path) -> Iterator[Callable[[], None]]:
         with exclusive(folder):
             check_unlocked(folder)
             try:
-                path.write_text(json.dumps(own), encoding="utf-8")
+                write_atomic(path, json.dumps(own))
             except OSError:
                 path.unlink(missing_ok=True)
                 raise
@@ -142,10 +172,16 @@ def process_start(pid: int) -> str | None:
 # ---------------------------------------------------------------------------------------- changes since the last start
 
 
-def config_changes(run: PreparedRun, hashes: Tree, folder: Path, overridden: Sequence[str] = ()) -> list[Change]:
-    """Returns the fields that changed since the last start; raises if one is neither safe nor overridden."""
+def config_changes(
+    run: PreparedRun, hashes: Tree, folder: Path, checkpoint: Path | None, overridden: Sequence[str] = ()
+) -> list[Change]:
+    """Returns the fields that changed since the checkpoint was saved, or since the last start.
+
+    Raises if one is neither safe nor overridden.
+    """
     check_field_names(overridden, run.spec)
-    check_foreign_files(folder)
+    if checkpoint is None:
+        check_nothing_saved(folder)
     if not (folder / "run.toml").exists():
         if (folder / "checkpoints").exists():
             raise RunError(
@@ -158,7 +194,7 @@ def config_changes(run: PreparedRun, hashes: Tree, folder: Path, overridden: Seq
             f"{folder / 'data.json'} with the hashes of the run's data is missing",
             hint="--override-resume data resumes without it",
         )
-    changes = [*spec_changes(folder, run.spec), *(tree_changes(old_hashes, hashes) if old_hashes else ())]
+    changes = [*spec_changes(folder, checkpoint, run.spec), *(tree_changes(old_hashes, hashes) if old_hashes else ())]
     unsafe = [one for one in changes if not is_within(one.field, (*SAFE_TO_CHANGE, *overridden))]
     if unsafe:
         raise changed_error(
@@ -169,9 +205,19 @@ def config_changes(run: PreparedRun, hashes: Tree, folder: Path, overridden: Seq
     return changes
 
 
+def check_nothing_saved(folder: Path) -> None:
+    """Raises if the log of a run without a checkpoint has saves, because the run must not silently start again."""
+    path = folder / "metrics.jsonl"
+    if steps := [event["step"] for event in read_events(path) if event["event"] == "saved"]:
+        raise CheckpointNotFoundError(
+            f"{folder / 'checkpoints'} has no checkpoint, but {path.name} has saves up to step {steps[-1]:,}",
+            hint=f"restore the checkpoints, or {NEW_OUTPUT} to start again",
+        )
+
+
 def check_same_run(folder: Path, spec: RunSpec) -> None:
     """Raises if `compare` finds another run in the folder; a safe field counts too if the metrics depend on it."""
-    changes = spec_changes(folder, spec) if (folder / "run.toml").exists() else []
+    changes = spec_changes(folder, next(iter(checkpoints(folder / "checkpoints")), None), spec)
     if unsafe := [
         one for one in changes if is_within(one.field, METRIC_FIELDS) or not is_within(one.field, SAFE_TO_CHANGE)
     ]:
@@ -184,8 +230,13 @@ def changed_error(folder: Path, changes: Sequence[Change], hint: str) -> RunChan
     return RunChangedError(f"{folder} has another run: {shown}{more}", changes, hint=hint)
 
 
-def spec_changes(folder: Path, spec: RunSpec) -> list[Change]:
-    return list(tree_changes(read_toml(folder / "run.toml"), tomllib.loads(to_toml(to_tree(spec)))))
+def spec_changes(folder: Path, checkpoint: Path | None, spec: RunSpec) -> list[Change]:
+    """Returns the differences from the run that saved the checkpoint, and from run.toml, which users may edit."""
+    new, changes = tomllib.loads(to_toml(to_tree(spec))), dict[str, Change]()
+    for path in (folder / "run.toml", *([checkpoint / SAVED_RUN] if checkpoint else [])):
+        if path.exists():
+            changes |= {change.field: change for change in tree_changes(read_toml(path), new)}
+    return [changes[name] for name in sorted(changes)]
 
 
 def tree_changes(old: Tree, new: Tree) -> Iterator[Change]:
@@ -216,15 +267,6 @@ def check_field_names(overridden: Sequence[str], spec: RunSpec) -> None:
         raise UsageError(f"--override-resume: a run has no field {quoted(unknown[0])}{did_you_mean(unknown[0], known)}")
 
 
-def check_foreign_files(folder: Path) -> None:
-    """Raises if files that no run wrote have the names of a run's files."""
-    starts = read_json_or_empty(folder / "env.json").get("starts")
-    if not isinstance(starts, list) and not (folder / "checkpoints").exists():
-        for path in (folder / name for name in ("run.toml", "data.json", "env.json", "metrics.jsonl")):
-            if path.exists():
-                raise RunError(f"{path} is not from a run and would be overwritten", hint=NEW_OUTPUT)
-
-
 # ------------------------------------------------------------------------------------------------- the files of a run
 
 
@@ -233,7 +275,7 @@ def write_run_files(run: PreparedRun, hashes: Tree, folder: Path, device: torch.
     with explain_write_errors(folder):
         starts = read_json_or_empty(folder / "env.json").get("starts")
         starts = [*(starts if isinstance(starts, list) else ()), environment(run.spec, device)]
-        # env.json comes first, because check_foreign_files recognizes a run's folder by it
+        # env.json comes first, because is_run recognizes the folder of a run by it
         write_atomic(folder / "env.json", json.dumps({"schema": 1, "starts": starts}, indent=1) + "\n")
         write_atomic(folder / "run.toml", to_toml(to_tree(run.spec)))
         write_atomic(folder / "data.json", json.dumps(hashes, indent=1) + "\n")
@@ -257,7 +299,7 @@ def hash_rows(rows: TokenRows) -> str:
     """Hashes every id. The index of prepared rows has hashes, which were checked when the files were opened."""
     if isinstance(rows, TruncatedRows):
         return hash_arrays(json.dumps([rows.max_lengths, hash_rows(rows.rows)]))
-    if isinstance(rows, MappedRows):
+    if isinstance(rows, PreparedRows):
         split = read_index(rows.folder.parent)["splits"][rows.folder.name]
         return hash_arrays(json.dumps([rows.fields, split], sort_keys=True))
     arrays = chain((rows.lengths(name) for name in rows.fields), chain.from_iterable(rows[i] for i in range(len(rows))))
@@ -269,6 +311,18 @@ def hash_arrays(header: str, arrays: Iterable[np.ndarray] = ()) -> str:
     while some := [array.tobytes() for array in islice(remaining, ROWS_PER_HASH_CALL)]:
         digest.update(b"".join(some))
     return digest.hexdigest()[:16]
+
+
+def environment_changes(folder: Path, device: torch.device) -> list[str]:
+    """Returns what differs from the last start, if other numbers may follow from it."""
+    starts = read_json_or_empty(folder / "env.json").get("starts") or [{}]
+    new = {"torch": torch.__version__, "threads": torch.get_num_threads(), "device": str(device)}
+    hints = {"threads": "; set OMP_NUM_THREADS to the old number"}
+    return [
+        f"{name} was {starts[-1][name]} and is {value}, so the results may differ in the last bits{hints.get(name, '')}"
+        for name, value in new.items()
+        if starts[-1].get(name, value) != value
+    ]
 
 
 def environment(spec: RunSpec, device: torch.device) -> Tree:
@@ -341,11 +395,14 @@ class Log:
 
 def read_events(path: Path) -> Iterator[Tree]:
     """Yields the events of metrics.jsonl, without a line that a crash left incomplete."""
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
-        with suppress(ValueError):
-            event = json.loads(line)
-            if isinstance(event, dict) and "event" in event and type(event.get("step")) is int:
-                yield event
+    if not path.exists():
+        return
+    with open_regular(path) as file:
+        while line := file.readline(MAX_EVENT_BYTES):
+            with suppress(ValueError, RecursionError):
+                event = json.loads(line)
+                if isinstance(event, dict) and "event" in event and type(event.get("step")) is int:
+                    yield event
 
 
 class TensorBoardWriter:

@@ -11,15 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from manyheads.errors import ConfigError, UnknownKeyError, UsageError
-from manyheads.model.spec import ModelSpec, NgramSpec, RecurrentSpec, StackSpec
+from manyheads.model.spec import ModelSpec, StackSpec, resolve_field
 from manyheads.spec import Spec, Tree, did_you_mean, override, quoted
 from manyheads.training.optim import OptimSpec
 from manyheads.training.run import RunSpec, TrainSpec, read_run
 
 MAX_RUNS = 10_000
-STACKS: dict[str, type[Spec]] = {
-    "encoder": StackSpec, "decoder": StackSpec, "recurrent": RecurrentSpec, "ngram": NgramSpec
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -101,14 +98,10 @@ def axis_paths(name: str, tree: Tree) -> tuple[str, ...]:
             hint="set their number with --seeds",
         )
     model = tree["model"] if isinstance(tree.get("model"), dict) else {}
-    stacks = [stack for stack in STACKS if isinstance(model.get(stack), dict) and first in STACKS[stack].model_fields]
     if first in RunSpec.model_fields:
         return (name,)
-    if first in ModelSpec.model_fields:
-        return (f"model.{name}",)
-    if stacks:
-        # a stack with `like` takes the other stack's value, unless it has its own
-        return tuple(f"model.{stack}.{name}" for stack in stacks if "like" not in model[stack] or first in model[stack])
+    if paths := resolve_field(name, model):
+        return tuple(f"model.{path}" for path in paths)
     for table, spec in (("optim", OptimSpec), ("train", TrainSpec)):
         if first in spec.model_fields:
             return (f"{table}.{name}",)

@@ -20,7 +20,7 @@ import torch
 from manyheads.checkpoint.checkpoint import Checkpoint
 from manyheads.data.order import sample_indices
 from manyheads.errors import DivergedError, NonFiniteError, OutOfDiskError, OutOfMemoryError, RunChangedError
-from manyheads.files.write import free_bytes
+from manyheads.files.write import free_bytes, write_atomic
 from manyheads.model.build import Model, resolve_device
 from manyheads.spec import Tree
 from manyheads.tasks.auxiliary import loss_with_auxiliary, term_counts, total_loss
@@ -39,7 +39,15 @@ from manyheads.training.events import (
     Step,
     Warned,
 )
-from manyheads.training.folder import check_folder, config_changes, data_hashes, lock_folder, open_log, write_run_files
+from manyheads.training.folder import (
+    check_folder,
+    config_changes,
+    data_hashes,
+    environment_changes,
+    lock_folder,
+    open_log,
+    write_run_files,
+)
 from manyheads.training.optim import ema_weights, restore_ema, update_ema
 from manyheads.training.prepare import PreparedRun, checkpoint_hash, initial_model, prepare
 from manyheads.training.resources import check_resources, estimate_resources
@@ -48,9 +56,9 @@ from manyheads.training.store import (
     TrainState,
     checkpoint_bytes,
     checkpoint_writer,
-    find_checkpoint,
+    find_start,
     newest_finite,
-    newest_valid,
+    remove_leftovers,
     repair_best,
     restore,
     set_newer_aside,
@@ -113,18 +121,25 @@ def train_events(
     check_folder(folder, resume)
     with lock_folder(folder) as check_lock, open_log(folder, tensorboard=run.spec.train.tensorboard) as log:
         hashes = data_hashes(run)
-        changes = config_changes(run, hashes, folder, override_resume)
+        remove_leftovers(checkpoints)
+        checkpoint, warnings = find_start(checkpoints, resume)
+        changes = config_changes(run, hashes, folder, checkpoint, override_resume)
         with explain_memory_errors("the model"):
             model, events = initial_model(run, device)
             optimizer = run.spec.optim.build(model)
-        state, resumed = restore_or_init(checkpoints, resume, run, model, optimizer)
+        state = restore_or_init(checkpoint, run, model, optimizer)
+        if checkpoint and resume != "auto":
+            warnings = set_newer_aside(checkpoints, checkpoint)
+        other_bits = environment_changes(folder, device)
         write_run_files(run, hashes, folder, device)
-        log.drop_after(state.step if resumed else -1, state.evaluated_step if resumed else -1)
-        if resumed:
+        log.drop_after(state.step if checkpoint else -1, state.evaluated_step if checkpoint else -1)
+        if checkpoint:
+            write_atomic(checkpoints / "latest", checkpoint.name)  # the run may have been killed between the two
             if any(one.field == "train.eval_rows" for one in changes):
                 state.reset_best()  # evaluations on other rows are not comparable
             lost = repair_best(checkpoints, state, run.spec.train.best)
-            events = [resumed, *([Warned(state.step, lost)] if lost else [])]
+            messages = [*([lost] if lost else []), *other_bits]
+            events = [Resumed(state.step, tuple(warnings)), *(Warned(state.step, message) for message in messages)]
         if changes:
             events.append(ConfigChanged(state.step, tuple(changes)))
         events += check_free_space(folder, checkpoint_bytes(checkpoints, model), state.step)
@@ -138,12 +153,10 @@ def train_events(
 
 
 def restore_or_init(
-    checkpoints: Path, resume: str, run: PreparedRun, model: Model, optimizer: torch.optim.Optimizer
-) -> tuple[TrainState, Resumed | None]:
+    checkpoint: Path | None, run: PreparedRun, model: Model, optimizer: torch.optim.Optimizer
+) -> TrainState:
     """Restores weights, optimizer and training state from a checkpoint; without one, returns the state of a new run."""
     init_hash = checkpoint_hash(run.init_checkpoint) if run.init_checkpoint else ""
-    resume_from = None if resume in ("auto", "never") else find_checkpoint(checkpoints, Path(resume))
-    checkpoint, warnings = (resume_from, []) if resume_from else newest_valid(checkpoints)
     state = (
         restore(checkpoint, model, optimizer, lora=run.spec.lora is not None)
         if checkpoint
@@ -156,9 +169,7 @@ def restore_or_init(
             [Change("init_from", state.init_hash, init_hash)],
             hint="restore it, or use another --output",
         )
-    if resume_from:
-        warnings = set_newer_aside(checkpoints, resume_from)
-    return state, Resumed(state.step, tuple(warnings)) if checkpoint else None
+    return state
 
 
 def check_free_space(folder: Path, checkpoint_size: int, step: int) -> list[Event]:
@@ -199,10 +210,12 @@ def train_loop(
             yield Evaluated(state.step, metrics)
         reason = state.stop_reason(best) or should_stop()
         if improved or (state.step % settings.save_every == 0 and not state.skipped):
+            run.train_rows.check()  # no checkpoint was trained on rows that changed
             yield checkpointer.save(state, best=improved)
             checkpointer.check(MAX_FAILED_SAVES)
             reason = reason or should_stop()
     if checkpointer.saved != state:
+        run.train_rows.check()
         yield checkpointer.save(state, best=improved)
         checkpointer.check(1)
         if checkpointer.saved != state:
@@ -395,37 +408,42 @@ def autocast(device: torch.device) -> torch.autocast:
 
 
 class StopSignal:
-    """Records SIGINT and SIGTERM; calling it returns "interrupted", "terminated" or None.
+    """Records SIGINT, SIGTERM and SIGHUP; calling it returns "interrupted", "terminated" or None.
 
-    Before the first call there is nothing to save, so the first signal stops at once; SIGTERM then also exits with 75.
+    A second SIGINT or SIGTERM stops at once. A SIGHUP never is that second signal, because a terminal that is closed,
+    its shell and the system's logout each send one. Before the first call there is nothing to save, so the first signal
+    stops at once, with the exit status of its reason.
     """
 
     def __init__(self) -> None:
         self.reason: str | None = None
-        self.polled = False
+        self.polled = self.requested = False
 
     def __call__(self) -> str | None:
         self.polled = True
         return self.reason
 
     def handle(self, number: int, _: Any) -> None:
-        if self.polled and self.reason is None:
-            self.reason = "interrupted" if number == signal.SIGINT else "terminated"
+        reason = "interrupted" if number == signal.SIGINT else "terminated"
+        if self.polled and (number == signal.SIGHUP or not self.requested):
+            self.reason = self.reason or reason
+            self.requested = number != signal.SIGHUP or self.requested
         elif number == signal.SIGINT:
             raise KeyboardInterrupt
         else:
-            raise SystemExit(143 if self.polled else EXIT_STATUS["terminated"])
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+            raise SystemExit(128 + number if self.polled else EXIT_STATUS[reason])
 
 
 @contextmanager
 def handle_signals() -> Iterator[StopSignal]:
-    """Catches both signals inside the block, and restores the handlers at its end.
+    """Catches the signals inside the block, and restores the handlers at its end.
 
     A signal that is ignored at the start stays ignored, as under `nohup` and for `command &` in a script. Only the
     main thread of a program can catch signals.
     """
     should_stop = StopSignal()
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     in_main = threading.current_thread() is threading.main_thread()
     before = {number: handler for number, handler in before.items() if in_main and handler is not signal.SIG_IGN}
     for number in before:

@@ -103,7 +103,7 @@ def merge_lora(model: Model) -> Model:
 def transformers_names(spec: ModelSpec, family: str | None) -> dict[str, str]:
     """Maps our path of each linear layer that transformers stores alike to its path there; raises if no family fits."""
     families = (*([family] if family in NAMES else []), *NAMES)
-    found, architecture, _, _ = find_architecture(spec, families)
+    found, architecture, *_ = find_architecture(spec, families)
     parameters = dict(build_meta(spec).named_parameters())
     names = found.table(spec, architecture, parameters).renamed
     return {ours.removesuffix(".weight"): theirs.removesuffix(".weight") for ours, theirs in names.items()}

@@ -15,10 +15,11 @@ from torch import nn
 
 from manyheads.checkpoint.checkpoint import Checkpoint, load
 from manyheads.data.attention_targets import AttentionTargets
-from manyheads.data.prepared import InMemoryRows, MappedRows, TokenRows, TruncatedRows, tokenizer_for
+from manyheads.data.prepared import InMemoryRows, PreparedRows, TokenRows, TruncatedRows, tokenizer_for
 from manyheads.data.source import NON_TEXT_FIELDS, Corpus
 from manyheads.data.tokenizer import TokenizerSpec, special_ids
-from manyheads.errors import IncompatibleError, OutOfRangeError, TokenizerError
+from manyheads.errors import CheckpointTokenizerError, IncompatibleError, OutOfRangeError, TokenizerError
+from manyheads.files.tokenizer import encode_texts
 from manyheads.model.build import Model, build
 from manyheads.model.spec import ModelSpec, StackSpec, read_model
 from manyheads.model.transformer import Transformer
@@ -81,7 +82,7 @@ def prepare(spec: RunSpec) -> PreparedRun:
 
     def encode(split: str) -> TokenRows:
         if folder:
-            return MappedRows(folder, split, tokenizer=tokenizer, fields=fields, labels=labels)
+            return PreparedRows(folder, split, tokenizer=tokenizer, fields=fields, labels=labels)
         rows = [tuple(row[i] for i in columns) for row in corpus.splits[split]]
         return InMemoryRows(cut_patches(rows, fields, model_spec), tokenizer, fields, labels)
 
@@ -155,11 +156,11 @@ def fill_sizes(spec: ModelSpec, *, vocab_size: int, num_labels: int) -> ModelSpe
 
 def label_order(labels: tuple[str, ...], initial: Checkpoint | None) -> tuple[str, ...]:
     """Returns the classes, in the order of the checkpoint if it has the same ones."""
-    names = class_labels(initial) if initial else ()
+    names = given_class_names(initial) if initial else ()
     return names if sorted(names) == sorted(labels) else labels
 
 
-def class_labels(checkpoint: Checkpoint) -> tuple[str, ...]:
+def given_class_names(checkpoint: Checkpoint) -> tuple[str, ...]:
     """Returns the names of a checkpoint's classes, or () if they are only numbered."""
     names = tuple(checkpoint.id2label[i] for i in sorted(checkpoint.id2label))
     return () if all(re.fullmatch(r"LABEL_\d+", name) for name in names) else names
@@ -240,8 +241,9 @@ def check_equal(theirs: Any, ours: Any, texts: Sequence[str]) -> None:
                 f"the vocabulary differs at id {i}: {one} in the checkpoint, {other} in [tokenizer]; leave it out",
                 ("tokenizer",),
             )
-    for text in texts:
-        if theirs.encode(text, add_special_tokens=False).ids != ours.encode(text, add_special_tokens=False).ids:
+    both = (encode_texts(tokenizer, texts, add_special_tokens=False) for tokenizer in (theirs, ours))
+    for text, one, other in zip(texts, *both, strict=True):
+        if one.ids != other.ids:
             raise IncompatibleError(
                 f"{quoted(text)} is split differently by the checkpoint's tokenizer; leave [tokenizer] out",
                 ("tokenizer",),
@@ -306,8 +308,7 @@ def trained_here(checkpoint: Checkpoint) -> bool:
 
 def added_special_tokens(tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Returns the ids that a tokenizer adds before and after every text."""
-    for text in ("a", *sorted(tokenizer.get_vocab())[:100]):
-        encoding = tokenizer.encode(text)
+    for encoding in encode_texts(tokenizer, ("a", *sorted(tokenizer.get_vocab())[:100]), CheckpointTokenizerError):
         mask = encoding.special_tokens_mask
         if 0 in mask:
             first, last = mask.index(0), mask[::-1].index(0)
@@ -325,7 +326,7 @@ def initial_model(run: PreparedRun, device: torch.device | str = "cpu") -> tuple
     if run.init_checkpoint:
         event = copy_weights(model, run.init_checkpoint, run.labels)
         if spec.lora:
-            add_lora(model, spec.lora, seed=spec.seed, new=event.new)
+            add_lora(model, spec.lora, seed=spec.seed, new=event.missing_keys)
             event = replace(event, notes=tuple(filter(None, [adapter_names(model, run.family)[1]])))
         events.append(event)
     freeze(model, spec.freeze or ())
@@ -351,7 +352,7 @@ def copy_weights(model: nn.Module, checkpoint: Checkpoint, labels: Sequence[str]
     """
     ours, theirs = model.state_dict(), checkpoint.model.state_dict()
     same = {name for name in ours if name in theirs and ours[name].shape == theirs[name].shape}
-    if labels and (names := class_labels(checkpoint)) and sorted(names) != sorted(labels):
+    if labels and (names := given_class_names(checkpoint)) and sorted(names) != sorted(labels):
         same -= {name for name in same if name.startswith("head.output.")}
     for name in sorted(set(ours) & set(theirs) - same):
         if not name.startswith("head."):
@@ -367,8 +368,8 @@ def copy_weights(model: nn.Module, checkpoint: Checkpoint, labels: Sequence[str]
     return Initialized(
         step=0,
         loaded=len(same),
-        new=tuple(name for name in ours if name not in same),
-        unused=(*(name for name in theirs if name not in same), *checkpoint.metadata.weights.unused),
+        missing_keys=tuple(name for name in ours if name not in same),
+        unexpected_keys=(*(name for name in theirs if name not in same), *checkpoint.metadata.weights.unused),
     )
 
 

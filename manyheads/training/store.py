@@ -9,13 +9,14 @@ import re
 import shutil
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
+from pydantic import NonNegativeInt, TypeAdapter, ValidationError
 from torch import Tensor
 
 from manyheads.convert.hf import CheckpointMetadata, check_finite, fill_folder, native_metadata, save_tensors
@@ -23,13 +24,15 @@ from manyheads.errors import (
     CheckpointConfigError,
     CheckpointNotFoundError,
     CorruptFileError,
+    PathNotFoundError,
     WeightsError,
 )
 from manyheads.files.manifest import MANIFEST, OPTIMIZER, TRAINER, verify_manifest
-from manyheads.files.read import read_json_or_empty, sha256
+from manyheads.files.read import MAX_CONFIG_BYTES, read_bytes, read_json, read_json_or_empty, sha256
+from manyheads.files.tensors import SafetensorsFile
 from manyheads.files.write import free_bytes, fsync_path, write_atomic
 from manyheads.model.build import Model, build_meta
-from manyheads.spec import Tree, quoted, to_tree
+from manyheads.spec import Tree, quoted, shortened, to_toml, to_tree
 from manyheads.training.lora import TRAINED, adapter_names, merge_lora, trained_tensors, write_adapter
 from manyheads.training.optim import ema_weights
 from manyheads.training.prepare import PreparedRun
@@ -37,8 +40,12 @@ from manyheads.training.run import BestSpec
 
 SCHEMA = 1  # version of trainer.json
 NAME = re.compile(r"step-(\d{8})")
-DRAFT, REPLACED = "tmp", "old"  # in the name of a folder that is being written, or replaced by one of the same step
+# in the name of a checkpoint that is being written or removed, or that is being replaced by one of the same step
+DRAFT, REPLACED = "tmp", "old"
+LEFTOVER = re.compile(rf"(step-\d{{8}})\.({DRAFT}|{REPLACED})-[0-9a-f]{{8}}")
+SAVED_RUN = "saved_run.toml"  # in each checkpoint, the settings of the run when it was saved
 DISK_MARGIN = 1.1  # the free space a checkpoint needs, relative to its size
+USUAL_POSITIONS = 2048  # positions of an exported model without a limit of its own, if it was trained on no more
 SMALL_FILES = 1 << 16  # bytes of tokenizer, config and so on, assumed until a checkpoint exists
 
 
@@ -49,18 +56,18 @@ class TrainState:
     The order of rows, dropout and masking are functions of this state and the seed, so no random state needs saving.
     """
 
-    step: int = 0
-    epoch: int = 0
-    batch: int = 0  # index of the next batch in the epoch
-    rows: int = 0
-    tokens: int = 0
-    skipped: int = 0  # steps in a row whose loss or gradients were NaN or infinite
-    evaluated_step: int = 0
+    step: NonNegativeInt = 0
+    epoch: NonNegativeInt = 0
+    batch: NonNegativeInt = 0  # index of the next batch in the epoch
+    rows: NonNegativeInt = 0
+    tokens: NonNegativeInt = 0
+    skipped: NonNegativeInt = 0  # steps in a row whose loss or gradients were NaN or infinite
+    evaluated_step: NonNegativeInt = 0
     metrics: dict[str, float | None] = field(default_factory=dict)  # of that evaluation; None for NaN or infinity
     metric: str = ""  # name of the metric by which evaluations are compared
     best: float | None = None
-    best_step: int = 0
-    evaluations_since_best: int = 0
+    best_step: NonNegativeInt = 0
+    evaluations_since_best: NonNegativeInt = 0
     init_hash: str = ""  # hash of the checkpoint that the weights were initialized from
 
     def add_evaluation(self, metrics: dict[str, float], best: BestSpec | None) -> bool:
@@ -102,7 +109,11 @@ class TrainState:
         if tree.get("schema") != SCHEMA or unknown:
             what = f"an unknown field {quoted(unknown[0])}" if unknown else f"schema {quoted(tree.get('schema'))}"
             raise CheckpointConfigError(f"{TRAINER} has {what}; this version reads schema {SCHEMA}")
-        return cls(**values)
+        try:
+            return TypeAdapter(cls).validate_json(json.dumps(values), strict=True)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise CheckpointConfigError(f"{TRAINER} has a wrong {first['loc'][0]}: {quoted(first['input'])}") from None
 
 
 # ------------------------------------------------------------------------------------------------------------- saving
@@ -126,7 +137,7 @@ def save(
     names for PEFT.
     """
     final = folder / f"step-{state.step:08}"
-    draft, old = (folder / f"{final.name}.{role}-{uuid.uuid4().hex[:8]}" for role in (DRAFT, REPLACED))
+    draft, old = (leftover_path(final, role) for role in (DRAFT, REPLACED))
     check_disk_space(folder, model)
     try:
         with ema_weights(optimizer):
@@ -138,6 +149,7 @@ def save(
                 write_adapter(draft, model, run.spec.lora, base=str(run.spec.init_from), names=adapter)
             save_tensors(optimizer_tensors(model, optimizer), draft / OPTIMIZER)
         (draft / TRAINER).write_text(json.dumps(state.to_tree()), encoding="utf-8")
+        (draft / SAVED_RUN).write_text(to_toml(to_tree(run.spec)), encoding="utf-8")
         write_manifest(draft)
         for path in (*draft.rglob("*"), draft):
             fsync_path(path)
@@ -189,13 +201,17 @@ def optimizer_tensors(model: Model, optimizer: torch.optim.Optimizer) -> dict[st
 
 
 def purge(folder: Path, keep_last: int) -> None:
-    """Removes all checkpoints except the newest ones, the best, and the newest whose last step was finite."""
+    """Removes all checkpoints except the newest ones, the best, and the newest whose last step was finite.
+
+    One that is removed is renamed first, so that `load` sees either all of its files or none.
+    """
     remove_leftovers(folder)
     old = checkpoints(folder)[keep_last:]
     keep = {read_pointer(folder, "best"), newest_finite(folder)} if old else set()
     for path in old:
-        if path not in keep:
-            shutil.rmtree(path, ignore_errors=True)
+        if path not in keep and not path.is_symlink():
+            with suppress(OSError):
+                shutil.rmtree(path.rename(leftover_path(path, DRAFT)))
 
 
 def newest_finite(folder: Path) -> Path | None:
@@ -204,16 +220,21 @@ def newest_finite(folder: Path) -> Path | None:
     return next(finite, None)
 
 
+def leftover_path(checkpoint: Path, role: str) -> Path:
+    return checkpoint.with_name(f"{checkpoint.name}.{role}-{uuid.uuid4().hex[:8]}")
+
+
 def remove_leftovers(folder: Path) -> None:
     """Removes the draft of a killed save, and restores the checkpoint it was replacing. Needs the run's lock."""
-    for path in folder.glob(f"step-*.{REPLACED}-*"):
-        final = path.with_suffix("")
-        if final.exists():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
+    for path in list(folder.iterdir()) if folder.is_dir() else ():
+        match = LEFTOVER.fullmatch(path.name)
+        if not match or not path.is_dir() or path.is_symlink():
+            continue
+        final = folder / match[1]
+        if match[2] == REPLACED and not final.exists():
             path.rename(final)
-    for path in folder.glob(f"step-*.{DRAFT}-*"):
-        shutil.rmtree(path, ignore_errors=True)
+        else:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 # ------------------------------------------------------------------------------------------------- finding checkpoints
@@ -227,27 +248,34 @@ def checkpoints(folder: Path) -> list[Path]:
 
 def read_pointer(folder: Path, name: str) -> Path | None:
     """Returns the checkpoint that `latest` or `best` names, or None if it does not exist."""
-    try:
-        target = (folder / name).read_text(encoding="utf-8", errors="replace")[:100]
-    except OSError:
-        return None
+    target = pointer_target(folder / name)
     return folder / target if NAME.fullmatch(target) and (folder / target).is_dir() else None
 
 
+def pointer_target(pointer: Path) -> str:
+    """Returns the text of a pointer, or nothing if it cannot be read or is too long for the name of a checkpoint."""
+    try:
+        return read_bytes(pointer, 100).decode(errors="replace")
+    except (OSError, CorruptFileError):
+        return ""
+
+
+def find_start(folder: Path, resume: str) -> tuple[Path | None, list[str]]:
+    """Returns the checkpoint from which a run starts, or None for a new run, and why newer ones are not used."""
+    return newest_valid(folder) if resume in ("auto", "never") else (find_checkpoint(folder, Path(resume)), [])
+
+
 def newest_valid(folder: Path) -> tuple[Path | None, list[str]]:
-    """Returns the newest checkpoint with intact files, or None for a new run, and why newer ones are not used.
+    """Returns the newest checkpoint with intact files, or None if there never was one, and why newer ones are not used.
 
     Raises if there are, or were, checkpoints and none is valid, because a run must not silently start again.
     """
-    remove_leftovers(folder)
     latest, warnings = folder / "latest", list[str]()
     if latest.exists() and not read_pointer(folder, "latest"):
-        target = latest.read_text(encoding="utf-8", errors="replace")[:100]
-        warnings.append(f"{latest} names {quoted(target)}, which does not exist")
+        warnings.append(f"{latest} names {quoted(pointer_target(latest))}, which does not exist")
     for path in checkpoints(folder):
         fault = verify_manifest(path)
         if fault is None:
-            write_atomic(folder / "latest", path.name)  # the run may have been killed between the two
             return path, warnings
         warnings.append(fault)
     if warnings:
@@ -259,25 +287,24 @@ def newest_valid(folder: Path) -> tuple[Path | None, list[str]]:
 
 def find_checkpoint(folder: Path, name: Path) -> Path:
     """Returns the checkpoint of this run that the user named, by its path or its name."""
-    remove_leftovers(folder)
     path = next((path for path in (name, folder / name) if path.exists()), None)
     match = next((one for one in checkpoints(folder) if path and one.samefile(path)), None)
     if match is None:
         known = ", ".join(one.name for one in checkpoints(folder)) or "none"
-        raise CheckpointNotFoundError(f"{name} is not a checkpoint of this run (it has: {known})")
+        kind = CheckpointNotFoundError if path else PathNotFoundError
+        raise kind(f"{name} is not a checkpoint of this run (it has: {known})")
     if fault := verify_manifest(match):
         raise CorruptFileError(fault)
     return match
 
 
 def set_newer_aside(folder: Path, checkpoint: Path) -> list[str]:
-    """Renames all checkpoints newer than this one, makes this one the latest, and returns what was renamed."""
+    """Renames all checkpoints newer than this one, and returns what was renamed."""
     warnings = []
     for newer in [path for path in checkpoints(folder) if path.name > checkpoint.name]:
         aside = next(path for i in range(1, 10**6) if not (path := folder / f"aside-{i}-{newer.name}").exists())
         newer.rename(aside)
         warnings.append(f"{newer} is newer; it is kept as {aside.name}")
-    write_atomic(folder / "latest", checkpoint.name)
     return warnings
 
 
@@ -309,12 +336,15 @@ def run_metadata(run: PreparedRun) -> CheckpointMetadata:
         "pad": special_tokens.pad,
         "bos": special_tokens.bos,
         "eos": special_tokens.eos,
-        "decoder_start": special_tokens.decoder_prompt_ids[0],
     }
+    if run.model_spec.has_source:
+        roles["decoder_start"] = special_tokens.decoder_prompt_ids[0]
     inherited = {key: value for key, value in metadata.config.items() if key != "problem_type" or not labels}
     config = dict(inherited)
     if run.tokenizer is not None:
         config |= {f"{role}_token_id": token for role, token in roles.items()}
+    if run.max_length is not None and run.max_length > USUAL_POSITIONS:
+        config["max_position_embeddings"] = run.max_length
     if initial:
         config |= {key: value for key, value in inherited.items() if value is not None}
     if labels:
@@ -327,6 +357,7 @@ def saved_files(run: PreparedRun, files: dict[str, bytes]) -> dict[str, bytes]:
     # a tokenizer that manyheads trained has no family, and reads special tokens in a text as plain text
     if run.special_tokens.prefix_suffix_ids is None:
         settings = {"tokenizer_class": "PreTrainedTokenizerFast", "split_special_tokens": True}
+        settings |= special_token_names(run) if run.tokenizer is not None else {}
         settings |= {} if run.max_length is None else {"model_max_length": run.max_length}
         files["tokenizer_config.json"] = json.dumps(settings).encode() + b"\n"
         files.pop("tokenizer.json", None)
@@ -334,6 +365,14 @@ def saved_files(run: PreparedRun, files: dict[str, bytes]) -> dict[str, bytes]:
         tokenizer = json.loads(files["tokenizer.json"]) | {"truncation": truncation}
         files["tokenizer.json"] = json.dumps(tokenizer, ensure_ascii=False).encode()
     return files
+
+
+def special_token_names(run: PreparedRun) -> dict[str, str]:
+    """Returns the special tokens as tokenizer_config.json has them, so that other libraries can pad and mask."""
+    special = run.special_tokens
+    ids = {"pad": special.pad, "bos": special.bos, "eos": special.eos, "unk": special.unk, "mask": special.mask}
+    names = {role: run.tokenizer.id_to_token(token) for role, token in ids.items() if token >= 0}
+    return {f"{role}_token": name for role, name in names.items() if name is not None}
 
 
 def checkpoint_writer(
@@ -358,18 +397,22 @@ def checkpoint_writer(
 def restore(checkpoint: Path, model: Model, optimizer: torch.optim.Optimizer, *, lora: bool = False) -> TrainState:
     """Loads weights and optimizer state in place, and returns the training state."""
     state, parameters = trained_tensors(model) if lora else model.state_dict(), dict(model.named_parameters())
-    weights = load_file(checkpoint / (TRAINED if lora else "model.safetensors"))
+    weights = dict(SafetensorsFile(checkpoint / (TRAINED if lora else "model.safetensors"), copy=True))
     if unmatched := sorted(weights.keys() ^ state.keys()):
-        raise WeightsError(f"{checkpoint} does not match this model: {unmatched[0]} is in only one of them")
+        name = shortened(unmatched[0])
+        raise WeightsError(f"{checkpoint} does not match this model: {name} is in only one of them")
     for name, tensor in state.items():
         if weights[name].shape != tensor.shape:
             shapes = (" × ".join(map(str, one.shape)) for one in (weights[name], tensor))
             raise WeightsError(f"{checkpoint} does not match this model: {name} has shape {', not '.join(shapes)}")
     model.load_state_dict(weights, strict=False)
-    for name, value in load_file(checkpoint / OPTIMIZER).items():
-        parameter, key = parameters[name.rpartition("/")[0]], name.rpartition("/")[2]
+    for name, value in SafetensorsFile(checkpoint / OPTIMIZER, copy=True).items():
+        owner, _, key = name.rpartition("/")
+        parameter = parameters.get(owner)
+        if parameter is None or not value.is_floating_point() or value.numel() > parameter.numel():
+            raise WeightsError(f"{checkpoint / OPTIMIZER} does not match this model: {quoted(name)}")
         optimizer.state[parameter][key] = value.to(parameter.device)
-    return TrainState.from_tree(json.loads((checkpoint / TRAINER).read_text(encoding="utf-8")))
+    return TrainState.from_tree(read_json(checkpoint / TRAINER, MAX_CONFIG_BYTES))
 
 
 def repair_best(folder: Path, state: TrainState, best: BestSpec | None) -> str | None:

@@ -6,7 +6,8 @@ import json
 import math
 import os
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,19 @@ from typing import Any
 import numpy as np
 import torch
 
+from manyheads.checkpoint.checkpoint import Checkpoint, load
+from manyheads.convert.families import NAMES
+from manyheads.convert.match import find_architecture
 from manyheads.data.columns import choose_columns
 from manyheads.data.source import DataSpec
 from manyheads.data.tokenizer import BPESpec
-from manyheads.errors import DataError, DataSizeError, UsageError, one_line
+from manyheads.errors import DataError, DataSizeError, ExportError, IncompatibleError, UsageError, one_line
 from manyheads.model.build import build_meta, resolve_device
 from manyheads.model.size import format_bytes
-from manyheads.spec import Tree, did_you_mean, quoted
-from manyheads.tasks.suggestion import SIZES, Lines, Suggestion
+from manyheads.model.spec import ModelSpec, StackSpec
+from manyheads.parts.head import HeadSpec
+from manyheads.spec import Tree, did_you_mean, override, quoted, to_tree
+from manyheads.tasks.suggestion import SIZES, Lines, ModelSize, Suggestion
 from manyheads.tasks.task import TaskSpec
 from manyheads.training.batches import row_lengths
 from manyheads.training.estimate import (
@@ -32,16 +38,19 @@ from manyheads.training.estimate import (
     measure_speed,
     run_seconds,
 )
-from manyheads.training.prepare import PreparedRun, fill_sizes, prepare
+from manyheads.training.prepare import PreparedRun, fill_sizes, prepare, resolve_model
 from manyheads.training.resources import estimate_resources, memory_free
 from manyheads.training.run import RunSpec, read_run
 
 MAX_MINUTES = 60 * 24 * 365
 EVALUATIONS = 10  # maximum evaluations per run
 PACKED = 512  # tokens per row if texts are packed
+PIECE = 2000  # characters to which texts are split if they are too long and cannot be packed
 # tokens to which rows are truncated if that loses at most 5 %, or at most 50 %, of all tokens
 USUAL_LENGTH, MAX_LENGTH = 2048, 8192
 MIN_STEPS = 400
+USEFUL_STEPS, USEFUL_EPOCH = 200, 1000  # fewest steps, and an epoch if it has at most this many, however short the time
+FINE_TUNING_EPOCHS = 3
 SAMPLE = 2_000_000  # characters on which a tokenizer is tried
 # (minimum characters of all texts, vocabulary size)
 VOCAB_SIZES = ((5e7, 16000), (5e6, 8000), (1e6, 4000), (3e5, 2000), (5e4, 1000), (0, 500))
@@ -54,20 +63,31 @@ def suggest(
     *,
     architecture: str | None = None,
     fields: str | None = None,
+    overrides: Sequence[str] = (),
     minutes: float = 30.0,
+    init_from: str | None = None,
 ) -> tuple[str, list[str]]:
-    """Returns a run file as text, and the reasons as lines."""
+    """Returns a run file as text, and the reasons as lines; with `init_from`, to fine-tune this checkpoint.
+
+    `overrides` are fields of the data, as path=value.
+    """
     if not 0 < minutes <= MAX_MINUTES:
         raise UsageError(f"--minutes is {minutes:g}, expected more than 0 and at most a year")
     if task not in TaskSpec.kinds:
         raise UsageError(f"no task {quoted(task)}{did_you_mean(task, TaskSpec.kinds)}")
     kind: Any = TaskSpec.kinds[task]
-    tree, why_columns = suggest_data(kind, file, fields)
+    if other := [one for one in overrides if not one.startswith("data.")]:
+        raise UsageError(
+            f"-s is {quoted(other[0])}, expected a field of the data", hint="change others in the run file"
+        )
+    initial = InitialModel.load(init_from, kind, architecture) if init_from is not None else None
+    tree, why_columns = suggest_data(kind, file, fields, overrides)
     data = DataSpec.choose(tree)
-    suggestion = Suggestion(
-        task=kind, architecture=choose_architecture(kind, architecture), corpus=data.load(), data=data
-    )
-    draft = limit_lengths(choose_tokenizer(Draft(suggestion, tree, why_columns)))
+    architecture = initial.spec.architecture if initial else choose_architecture(kind, architecture)
+    suggestion = Suggestion(task=kind, architecture=architecture, corpus=data.load(), data=data)
+    if initial:
+        suggestion = replace(suggestion, size=initial.size)
+    draft = limit_lengths(choose_tokenizer(Draft(suggestion, tree, why_columns, initial)))
     draft, steps, epoch = choose_size(draft)
     draft, why = fit_time(draft, steps, epoch.batches, minutes=minutes)
     header = [f"# {one_line(reason)}" for reason in why]
@@ -86,7 +106,9 @@ def choose_architecture(task: type[TaskSpec], name: str | None) -> str:
     return architecture
 
 
-def suggest_data(task: type[TaskSpec], file: Path | None, fields: str | None) -> tuple[Tree, str]:
+def suggest_data(
+    task: type[TaskSpec], file: Path | None, fields: str | None, overrides: Sequence[str]
+) -> tuple[Tree, str]:
     """Returns the table [data], and why its columns were chosen."""
     if file is None or not task.takes_file:
         if file is not None or fields:
@@ -97,15 +119,85 @@ def suggest_data(task: type[TaskSpec], file: Path | None, fields: str | None) ->
             )
         if task.default_data is None:
             raise UsageError(f"{task.kind} has no built-in data; name a file")
-        return task.default_data, ""
+        return override({"data": task.default_data}, overrides)["data"], ""
     if task.file_kind is None:
         raise UsageError(
             f"{task.kind} has no file_kind, the kind of data of a file", hint="write the run file yourself"
         )
     kind: Any = DataSpec.kinds[task.file_kind]
-    columns = choose_columns(file, kind, fields=fields, longer_column_first=task.longer_column_first)
-    tree: Tree = {"kind": task.file_kind, "path": str(file)}
+    tree: Tree = override({"data": {"kind": task.file_kind, "path": str(file)}}, overrides)["data"]
+    if "fields" in tree and not fields:
+        return tree, "as given"
+    settings = {name: value for name, value in tree.items() if name not in ("kind", "path", "fields")}
+    columns = choose_columns(file, kind, fields=fields, longer_column_first=task.longer_column_first, settings=settings)
     return tree | ({"fields": list(columns.fields)} if columns.fields else {}), columns.reason
+
+
+# ----------------------------------------------------------------------------------------------------------- checkpoint
+
+
+@dataclass(frozen=True)
+class InitialModel:
+    """The checkpoint to fine-tune, and the head that the task needs; None if the checkpoint has it."""
+
+    path: str
+    spec: ModelSpec
+    head: Tree | None
+
+    @classmethod
+    def load(cls, path: str, task: type[TaskSpec], architecture: str | None) -> InitialModel:
+        """Reads the checkpoint; raises if it does not fit the task, before any data is read."""
+        checkpoint = load(path)
+        spec = checkpoint.spec
+        if architecture not in (None, spec.architecture):
+            raise UsageError(f"--architecture is {quoted(architecture)}, but {path} is {spec.architecture}")
+        if spec.architecture not in task.architectures:
+            expected = " or ".join(task.architectures)
+            raise IncompatibleError(f"{task.kind} needs a model that is {expected}; {path} is {spec.architecture}")
+        stack = spec.encoder or spec.decoder
+        if stack and (stack.embed.reads == "patches") != ("image" in task.fields):
+            raise IncompatibleError(f"{task.kind} reads {', '.join(task.fields)}, but {path} reads {stack.embed.reads}")
+        if checkpoint.tokenizer is None and "image" not in task.fields:
+            raise IncompatibleError(f"{path} has no tokenizer", hint="write the run file yourself, with a [tokenizer]")
+        return cls(path, spec, head_for(task, checkpoint))
+
+    @property
+    def size(self) -> ModelSize:
+        stack: Any = self.spec.encoder or self.spec.decoder or self.spec.recurrent or self.spec.ngram
+        heads = stack.attention.heads if isinstance(stack, StackSpec) else 1
+        return ModelSize(getattr(stack, "layers", 1), stack.width, heads, math.inf)
+
+
+def head_for(task: type[TaskSpec], checkpoint: Checkpoint) -> Tree | None:
+    """Returns what to change in the head of a checkpoint for a task, if possible to a head that its family has."""
+    output = checkpoint.spec.head.output
+    classes = {"classes": "data"} if "classes" in task.head_outputs else {}
+    if output in task.head_outputs:
+        return classes or None
+    if "states" in task.head_outputs:
+        return {"kind": "none"}
+    usual = (
+        {"kind": "tied"} if not classes else {"kind": "classes", "pool": "mean" if checkpoint.spec.encoder else "last"}
+    )
+    return next((head for head in family_heads(checkpoint) if head_output(head) in task.head_outputs), usual) | classes
+
+
+def family_heads(checkpoint: Checkpoint) -> Iterator[Tree]:
+    """Yields the heads that the checkpoint's family has for this model, each without the fields at their defaults."""
+    metadata = checkpoint.metadata
+    name = metadata and (metadata.config.get("family") or metadata.family.model_type)
+    if name not in NAMES:
+        return
+    with suppress(ExportError):
+        family, _, config, *_ = find_architecture(checkpoint.spec, [name])
+        for architecture in family.architectures:
+            head = to_tree(family.spec_of(config | {"architectures": [architecture]}).head)
+            usual = to_tree(HeadSpec.choose(head["kind"]))
+            yield {key: value for key, value in head.items() if key == "kind" or value != usual[key]}
+
+
+def head_output(head: Tree) -> str:
+    return HeadSpec.choose(head).output
 
 
 # ---------------------------------------------------------------------------------------------------------------- draft
@@ -122,6 +214,7 @@ class Settings:
     pack: int | None = None
     max_length: int | None = None
     why_max_length: str = ""
+    lora: bool = False
 
 
 @dataclass(frozen=True)
@@ -131,6 +224,7 @@ class Draft:
     suggestion: Suggestion
     data_tree: Tree
     why_columns: str
+    initial: InitialModel | None = None
     settings: Settings = Settings()
     prepared: PreparedRun | None = None
 
@@ -146,16 +240,37 @@ class Draft:
         spec, before = read_run(tomllib.loads(draft.text())), self.prepared
         if before is None or encoding_of(spec) != encoding_of(before.spec):
             return replace(draft, prepared=prepare(spec))
-        model = fill_sizes(spec.model, vocab_size=before.special_tokens.vocab_size, num_labels=len(before.labels))
+        model = resolve_model(spec, before.init_checkpoint)
+        model = fill_sizes(model, vocab_size=before.special_tokens.vocab_size, num_labels=len(before.labels))
         return replace(draft, prepared=replace(before, spec=spec, model_spec=model))
 
+    @property
+    def can_split_texts(self) -> bool:
+        """Whether the data can split long texts, and is not set to."""
+        name = "max_document_length"
+        return name in type(self.suggestion.data).model_fields and name not in self.data_tree
+
+    def with_split_texts(self) -> Draft:
+        tree = self.data_tree | {"max_document_length": PIECE}
+        data = DataSpec.choose(tree)
+        suggestion = replace(self.suggestion, data=data, corpus=data.load())
+        return replace(self, suggestion=suggestion, data_tree=tree, prepared=None).replace()
+
     def smaller(self) -> Draft | None:
+        """Returns the next smaller draft; a checkpoint has one size, and LoRA needs less memory for it."""
+        if self.initial:
+            return None if self.settings.lora else self.replace(lora=True)
         index = SIZES.index(self.suggestion.size)
         return self.replace(suggestion=replace(self.suggestion, size=SIZES[index - 1])) if index else None
 
     def text(self) -> str:
         """Returns the run file, without the reasons at its top."""
         lines = toml_line("seed", 1, "random seed of the weights, the order of rows, dropout and masking")
+        if self.initial:
+            lines += toml_line("init_from", self.initial.path, "the checkpoint to fine-tune, with its tokenizer")
+        if self.settings.lora:
+            why = "trains small matrices next to the weights, which need more memory than there is"
+            lines += toml_line("lora", {"rank": 8, "alpha": 16, "target_modules": ["query", "value"]}, why)
         for table, rows in self.tables():
             lines += ["", f"[{table}]"]
             for key, value, why in rows:
@@ -165,10 +280,13 @@ class Draft:
     def tables(self) -> Iterator[tuple[str, Lines]]:
         suggestion, task = self.suggestion, self.suggestion.task
         yield "data", [(key, value, self.why_data(key)) for key, value in self.data_tree.items()]
-        if suggestion.text_fields and self.settings.vocab_size != 0:
-            yield "tokenizer", self.tokenizer()
-        yield "model", suggestion.model()
-        yield from task.suggest_stacks(suggestion)
+        if self.initial is None:
+            if suggestion.text_fields and self.settings.vocab_size != 0:
+                yield "tokenizer", self.tokenizer()
+            yield "model", suggestion.model()
+            yield from task.suggest_stacks(suggestion)
+        elif self.initial.head:
+            yield "model", [("head", self.initial.head, "the rest of the model is the checkpoint's")]
         yield "task", [("kind", task.kind, task.formula()), *task.suggest_task(suggestion)]
         yield "optim", self.optim()
         yield "train", self.train()
@@ -176,7 +294,9 @@ class Draft:
     def why_data(self, key: str) -> str:
         if "path" in self.data_tree:
             column = "fields" if "fields" in self.data_tree else "kind"
-            return {"path": "relative to where manyheads train is called", column: self.why_columns}.get(key, "")
+            pieces = "characters; longer texts are split, so that nothing is truncated"
+            why = {"path": "relative to where manyheads train is called", "max_document_length": pieces}
+            return (why | {column: self.why_columns}).get(key, "")
         if key == "kind" and self.suggestion.task.takes_file:
             return f"built-in data; for a file of your own, manyheads new {self.suggestion.task.kind} FILE"
         return ""
@@ -190,8 +310,11 @@ class Draft:
     def optim(self) -> Lines:
         width, warmup = self.suggestion.size.width, max(1, min(200, self.settings.steps // 10))
         why = "3e-3 at width 64, lower for wider models" if width > 64 else "usual for a model of this width"
+        lr = 3e-3 * (64 / width) ** 0.75
+        if self.initial and not self.settings.lora:
+            lr, why = lr / 10, "a tenth of that of a new model, so that little is forgotten"
         return [
-            ("lr", float(f"{3e-3 * (64 / width) ** 0.75:.2g}"), why),
+            ("lr", float(f"{lr:.2g}"), why),
             ("schedule", {"kind": "linear", "warmup_steps": warmup}, "up in this many steps, then linearly down to 0"),
         ]
 
@@ -234,7 +357,7 @@ def inline(value: Any) -> str:
 def choose_tokenizer(draft: Draft) -> Draft:
     """Chooses the largest vocabulary size that the text supports."""
     suggestion = draft.suggestion
-    if not suggestion.text_fields:
+    if not suggestion.text_fields or draft.initial:
         return draft.replace()
     if suggestion.task.word_tokens or suggestion.data.closed_vocabulary:
         return draft.replace(vocab_size=0)
@@ -266,8 +389,13 @@ def limit_lengths(draft: Draft) -> Draft:
     if not suggestion.text_fields:
         return draft
     lengths = row_lengths(draft.run, draft.run.train_rows).max(1)
-    if suggestion.task.packable and suggestion.architecture in ("decoder", "encoder") and lengths.max() > PACKED:
-        return draft.replace(pack=PACKED)
+    stack = draft.run.model_spec.encoder or draft.run.model_spec.decoder
+    pack = min(PACKED, (stack.max_positions if stack else None) or PACKED)
+    too_long = any(draft.run.truncated) or lengths.max() > pack
+    if suggestion.task.packable and suggestion.architecture in ("decoder", "encoder") and too_long:
+        return draft.replace(pack=pack)
+    if lengths.max() > MAX_LENGTH and draft.can_split_texts:
+        return limit_lengths(draft.with_split_texts())
     for limit, share in ((USUAL_LENGTH, 0.05), (MAX_LENGTH, 0.5)):
         lost = 1 - np.minimum(lengths, limit).sum() / lengths.sum()
         if 0 < lost <= share:
@@ -276,7 +404,8 @@ def limit_lengths(draft: Draft) -> Draft:
             return draft.replace(
                 suggestion=replace(suggestion, max_row_length=limit), max_length=limit, why_max_length=why
             )
-    if (longest := int(lengths.max())) > MAX_LENGTH:
+    longest = int(lengths.max())
+    if longest > MAX_LENGTH:
         raise DataSizeError(f"the longest row has {longest:,} tokens, more than {MAX_LENGTH:,}; split it into pieces")
     rows = draft.run.train_rows, draft.run.validation_rows
     longest = max(int(row_lengths(draft.run, some).sum(1).max()) for some in rows)
@@ -290,7 +419,7 @@ def choose_size(draft: Draft) -> tuple[Draft, int, EpochEstimate]:
     share = total // draft.suggestion.task.batches_per_epoch
     power = 1 << max(0, share.bit_length() - 1) if share else 512
     batch_tokens = max(512, min(4096, power), 64 * math.ceil(longest / 64))
-    size = next(size for size in SIZES if total <= size.max_tokens)
+    size = draft.suggestion.size if draft.initial else next(size for size in SIZES if total <= size.max_tokens)
     draft = draft.replace(suggestion=replace(draft.suggestion, size=size), batch_tokens=batch_tokens)
     while True:
         needs = estimate_resources(draft.run, device=resolve_device("auto"))
@@ -298,6 +427,8 @@ def choose_size(draft: Draft) -> tuple[Draft, int, EpochEstimate]:
             break
         draft = lower
     epoch = estimate_epoch(draft.run)
+    if draft.initial:
+        return draft, FINE_TUNING_EPOCHS * epoch.batches, epoch
     epochs = next(epochs for limit, epochs in EPOCHS if total <= limit)
     return draft, two_digits(max(MIN_STEPS, epochs * epoch.batches)), epoch
 
@@ -317,6 +448,8 @@ def reasons(draft: Draft, speed: SpeedEstimate, *, seconds_allowed: float | None
     seconds = format_seconds(run_seconds(run, speed))
     time = f"about {seconds} here ({machine}; a step took {1000 * speed.step:,.0f} ms)"
     limit = f"; limited to {format_seconds(seconds_allowed)}, more steps may be better" if seconds_allowed else ""
+    if draft.initial:
+        why = f": the weights and the tokenizer of {draft.initial.path}"
     layers = "" if architecture in ("recurrent", "ngram") else f"{suggestion.size.layers} layers of "
     return [
         suggestion.corpus.description,
@@ -329,16 +462,23 @@ def reasons(draft: Draft, speed: SpeedEstimate, *, seconds_allowed: float | None
 def fit_time(draft: Draft, steps: int, batches: int, *, minutes: float) -> tuple[Draft, list[str]]:
     """Takes a smaller model if fewer than half of the steps fit into the time, and then as many steps as fit."""
     seconds = 60 * minutes
-    speed = measure_speed(draft.run, resolve_device("auto"), seconds=min(1.5, seconds / 10))
+    speed = measure_speed(draft.run, resolve_device("auto"), seconds=min(1.5, seconds / 10), one_thread=True)
     evaluations = max(1, min(EVALUATIONS, int(seconds / 5 / max(speed.evaluation, 1e-9))))  # in a fifth of the time
     possible = two_digits(max(1.0, (seconds - evaluations * speed.evaluation) / speed.step))
-    lower = draft.smaller() if 2 * possible < steps else None
+    lower = draft.smaller() if 2 * possible < steps and not draft.initial else None
     if lower is not None:
         return fit_time(lower, steps, batches, minutes=minutes)
-    count = min(steps, possible)
+    useful = min(steps, max(USEFUL_STEPS, batches if batches <= USEFUL_EPOCH else 0))
+    count = max(useful, min(steps, possible))
     suggestion = replace(draft.suggestion, epochs=count / batches)
     draft = draft.replace(suggestion=suggestion, steps=count, evaluations=evaluations)
-    return draft, reasons(draft, speed, seconds_allowed=seconds if possible < steps else None)
+    why = reasons(draft, speed, seconds_allowed=seconds if useful <= possible < steps else None)
+    if possible < useful:
+        why.append(
+            f"warning: {useful:,} steps, the fewest that are worth training, take about "
+            f"{format_seconds(run_seconds(draft.run, speed))} here, longer than --minutes {minutes:g}"
+        )
+    return draft, why
 
 
 def two_digits(count: float) -> int:

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,7 +22,9 @@ from manyheads import Checkpoint, build, read
 from manyheads.tasks.evaluation import EvalOptions
 from manyheads.tasks.task import task_of
 from manyheads.training.evaluate import load_rows, make_evaluation
-from manyheads.training.run import read_run_file
+from manyheads.training.loop import train_events
+from manyheads.training.prepare import prepare
+from manyheads.training.run import read_run, read_run_file
 
 
 def edit_config(folder, **values):
@@ -41,7 +44,7 @@ def edit_config(folder, **values):
 )
 def test_without_a_model_every_command_gives_the_same_error(use, tmp_path):
     (tmp_path / "folder").mkdir()
-    with raises("checkpoint.not-found", tmp_path / "missing"):
+    with raises("usage.path-not-found", tmp_path / "missing"):
         use(tmp_path / "missing")
     with raises("checkpoint.not-found", tmp_path / "folder" / "config.json"):
         use(tmp_path / "folder")
@@ -176,7 +179,7 @@ def test_wrong_inputs_have_a_code(tmp_path):
         for value in values:
             with raises("generate.config", name):
                 ours.generate([1], **{name: value})
-    with raises("usage.argument", "target"):
+    with raises("usage.argument", "decoder_input_ids"):
         ours.logits(torch.tensor([[1]]), torch.tensor([[1]]))
     for path in (None, "", 3, b"x", []):
         with raises("usage.argument", repr(path)):
@@ -206,7 +209,7 @@ def test_an_end_token_outside_the_vocabulary_never_comes_and_such_a_start_token_
 
 def test_a_mask_token_that_is_not_a_text_is_not_used(tmp_path):
     folder = folder_of("bert", tmp_path / "bert")
-    for config in ('{"mask_token": "\\ud800"}', '{"mask_token": {"content": 3}}'):
+    for config in ('{"mask_token": "\\u0000"}', '{"mask_token": {"content": 3}}'):
         (folder / "tokenizer_config.json").write_text(config)
         assert len(manyheads.predict(manyheads.load(folder), "word0 [MASK]")["filled"]) == 1
 
@@ -307,6 +310,40 @@ def test_a_text_is_embedded_by_the_pooling_of_its_folder(tmp_path):
     torch.testing.assert_close(torch.tensor(result["vector"]), vectors[0], rtol=1e-5, atol=1e-5)
 
 
+def test_a_sentence_encoder_truncates_texts_as_its_folder_says(tmp_path):
+    """To max_seq_length tokens, as sentence-transformers does, and never silently."""
+    folder = folder_of("bert-bare", tmp_path / "bert")
+    write_pooling(folder, pooling_mode_mean_tokens=True)
+    words = [f"word{i}" for i in range(50)]
+    short, text = " ".join(words[:10]), " ".join(words)
+    with raises("input.length"):
+        manyheads.load(folder).embed(text)
+    for settings, count in (({"max_seq_length": 12, "do_lower_case": True}, 10), ({"max_seq_length": 512}, 38)):
+        (folder / "sentence_bert_config.json").write_text(json.dumps(settings))
+        ours = manyheads.load(folder)
+        with pytest.warns(UserWarning, match="1 of 2"):
+            vectors = ours.embed([text.upper() if settings.get("do_lower_case") else text, short])
+        assert torch.equal(vectors[1], ours.embed([short])[0]) or vectors[1].allclose(ours.embed([short])[0], atol=1e-6)
+        torch.testing.assert_close(vectors[0], ours.embed(" ".join(words[:count]))[0], rtol=1e-5, atol=1e-5)
+        assert run_json("predict", folder, text)["truncated"] == count + 2
+        for to in ("hf", "manyheads"):  # an export keeps the setting, and the tokenizer of others as it was
+            manyheads.export(folder, tmp_path / f"{to}{count}", to=to)
+            assert manyheads.predict(tmp_path / f"{to}{count}", text)["truncated"] == count + 2
+            assert json.loads((tmp_path / f"{to}{count}" / "tokenizer.json").read_text())["truncation"] is None
+    for wrong in ({"max_seq_length": 0}, {"max_seq_length": "9"}, {"do_lower_case": 1}):
+        (folder / "sentence_bert_config.json").write_text(json.dumps(wrong))
+        with raises("checkpoint.config", next(iter(wrong))):
+            manyheads.load(folder).embed(short)
+
+
+def test_embed_truncates_if_asked(tmp_path):
+    ours = manyheads.load(folder_of("bert-bare", tmp_path / "bert"))
+    words = [f"word{i}" for i in range(50)]
+    with pytest.warns(UserWarning, match="1 of 1"):
+        vector = ours.embed(" ".join(words), truncate=True)
+    torch.testing.assert_close(vector, ours.embed(" ".join(words[:38]), truncate=True), rtol=1e-5, atol=1e-5)
+
+
 def test_a_pooling_that_cannot_be_followed_is_refused_where_it_is_needed(tmp_path):
     folder = folder_of("bert-bare", tmp_path / "bert")
     ids = torch.tensor([[1, 5, 6, 7, 2]])
@@ -367,7 +404,7 @@ def test_an_export_by_the_command_line_is_opened_by_transformers(tmp_path):
         (folder, folder, "usage.output-exists", 2),
         (folder, folder / "inside", "usage.output", 2),
         (folder, folder / "config.json" / "x", "usage.output", 2),
-        (tmp_path / "nowhere", tmp_path / "x", "checkpoint.not-found", 4),
+        (tmp_path / "nowhere", tmp_path / "x", "usage.path-not-found", 2),
         ("", tmp_path / "x", "usage.argument", 2),
     ):
         assert error_of("export", source, target, check=status)["code"] == code
@@ -557,7 +594,7 @@ def test_a_thread_that_reads_special_tokens_does_not_change_what_another_reads(s
         return checkpoint.encode([text])[0].ids
 
     def encode_mask(_):
-        return checkpoint.encode_with_special([text], ["<mask>"])[0]
+        return checkpoint.encode_with_special([text], ["<mask>"])[0].ids
 
     plain, special = encode(0), encode_mask(0)
     assert plain != special
@@ -582,3 +619,48 @@ def test_a_tokenizer_never_changes_after_loading(name, small_runs):
     )
     assert spec.task.evaluate(evaluation).scores["model"]
     assert tokenizer_state(checkpoint) == before
+
+
+# ----------------------------------------------------------------------------------------------- files of another task
+
+
+def test_a_run_and_its_export_have_no_key_and_no_file_of_the_task_that_the_checkpoint_was_for(tmp_path):
+    """A classifier from a checkpoint for vectors; and one for vectors from a classifier."""
+    folder = folder_of("bert-bare", tmp_path / "bert")
+    write_pooling(folder)
+    for name in ("sentence_bert_config.json", "config_sentence_transformers.json", "generation_config.json"):
+        (folder / name).write_text("{}")
+    edit_config(folder, problem_type="regression", task_specific_params={"x": {}}, forced_eos_token_id=2)
+    labels = tmp_path / "labels.tsv"
+    labels.write_text("".join(f"word{i} word{i + 1}\t{'ab'[i % 2]}\n" for i in range(40)))
+    head = {"kind": "classes", "classes": "data", "dense": True}
+    classifier = finetuned(folder, tmp_path / "classifier", {"kind": "labels", "path": str(labels)}, "classify", head)
+    assert set(classifier["label2id"]) == {"a", "b"}
+    assert not {"problem_type", "task_specific_params", "decoder_start_token_id", "forced_eos_token_id"} & set(
+        classifier
+    )
+    pairs = {"kind": "queries", "path": str(labels), "fields": [0, 0]}
+    vectors = finetuned(tmp_path / "classifier-hf", tmp_path / "vectors", pairs, "retrieval", "none")
+    assert not {"id2label", "label2id"} & set(vectors)
+    for name in ("classifier", "vectors"):
+        files = {path.name for path in (tmp_path / f"{name}-hf").iterdir()}
+        assert files == {"config.json", "model.safetensors", "tokenizer.json"}
+
+
+def finetuned(checkpoint, folder, data, task, head):
+    """Trains two steps, exports the run, and returns the config of the export."""
+    tree = {"init_from": str(checkpoint), "model": {"head": head}, "data": data, "task": task, "train": {"steps": 2}}
+    list(train_events(prepare(read_run(tree)), folder))
+    manyheads.export(folder, f"{folder}-hf")
+    return json.loads(Path(f"{folder}-hf", "config.json").read_text())
+
+
+def test_what_a_checkpoint_for_vectors_needs_stays_if_it_is_trained_for_vectors(tmp_path):
+    folder = folder_of("bert-bare", tmp_path / "bert")
+    write_pooling(folder)
+    pairs = tmp_path / "pairs.tsv"
+    pairs.write_text("".join(f"word{i} word{i + 1}\tword{i + 2}\n" for i in range(40)))
+    finetuned(folder, tmp_path / "vectors", {"kind": "queries", "path": str(pairs)}, "retrieval", "none")
+    assert (tmp_path / "vectors-hf" / "1_Pooling" / "config.json").exists()
+    ours, again = manyheads.load(tmp_path / "vectors"), manyheads.load(tmp_path / "vectors-hf")
+    torch.testing.assert_close(again.embed("word1 word2"), ours.embed("word1 word2"))

@@ -58,6 +58,26 @@ def test_a_wrong_command_line_has_a_code(arguments):
     assert error["hint"]
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("new", "copy", "--output", ""),
+        ("train", "run.toml", "-o", ""),
+        ("compare", "run.toml", "seed=1,2", "--output="),
+        ("data", "prepare", "run.toml", "--output", ""),
+        ("evaluate", "run", "--output", ""),
+        ("export", "run", ""),
+    ],
+    ids=lambda command: command[0],
+)
+def test_an_empty_output_is_refused_before_anything_is_read(command, tmp_path):
+    """Such as "$OUT" of a shell in which it is not set; a Path would take it for the current folder."""
+    error = error_of(*command, cwd=tmp_path, check=2)
+    assert error["code"] == "usage.argument"
+    assert "empty" in error["message"]
+    assert not list(tmp_path.iterdir())
+
+
 def test_options_after_two_dashes_are_arguments():
     assert run("show", "--", "--json", check=2).stderr.startswith("manyheads: ")
     done = run("show", "--json", "--", "--debug", check=2)
@@ -156,3 +176,33 @@ def read(parent):
         return os.read(parent, 1 << 16)
     except OSError:  # the other end is closed
         return b""
+
+
+MISSING = {
+    "predict": ["predict", "MISSING", "text"],
+    "predict a file": ["predict", "model", "--file", "MISSING"],
+    "evaluate": ["evaluate", "MISSING"],
+    "evaluate data": ["evaluate", "model", "--data", "MISSING.tsv"],
+    "export": ["export", "MISSING", "out"],
+    "audit": ["audit", "MISSING"],
+    "show": ["show", "./MISSING"],
+    "show a file": ["show", "MISSING.toml"],
+    "show a GGUF file": ["show", "MISSING.gguf"],
+    "train": ["train", "MISSING.toml", "-o", "out"],
+    "compare": ["compare", "MISSING.toml", "position=none,rope", "-o", "out"],
+    "data": ["data", "show", "MISSING.toml"],
+    "data prepare": ["data", "prepare", "MISSING.toml", "-o", "out"],
+    "new": ["new", "classify", "MISSING.tsv"],
+    "parts": ["show", "gpt2", "--parts", "MISSING.py"],
+    "in a folder that exists": ["predict", "model/MISSING", "text"],
+}
+
+
+@pytest.mark.parametrize("name", MISSING)
+def test_a_path_that_does_not_exist_is_a_wrong_argument(name, tmp_path):
+    """Exit status 2 and one sentence, in every command; nothing is written."""
+    (tmp_path / "model").mkdir()
+    error = error_of(*MISSING[name], cwd=tmp_path, check=2)
+    assert error["code"] in ("usage.path-not-found", "config.file", "usage.parts-file")
+    assert "MISSING" in error["message"]
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]

@@ -132,6 +132,6 @@ def test_a_field_without_a_description_can_be_shown(tmp_path):
 
 def test_a_missing_run_is_not_a_name_on_the_hub(tmp_path):
     (tmp_path / "runs").mkdir()
-    error = error_of("predict", "runs/nosuch", "a", cwd=tmp_path, check=4)
-    assert error["code"] == "checkpoint.not-found"
+    error = error_of("predict", "runs/nosuch", "a", cwd=tmp_path, check=2)
+    assert error["code"] == "usage.path-not-found"
     assert "runs/nosuch" in error["message"]

@@ -17,8 +17,9 @@ from small_runs import described, train_all
 from tokenizers import Tokenizer, decoders
 
 import manyheads
+from manyheads.cli import predict
 from manyheads.cli.predict import CHUNK
-from manyheads.generate.decoding import GenerationConfig
+from manyheads.generate.config import GenerationConfig
 from manyheads.tasks.task import PredictOptions, task_of
 from manyheads.training.prepare import prepare
 from manyheads.training.run import read_run
@@ -104,39 +105,133 @@ def flatten(value, path=""):
 
 
 BAD_LINES = {
-    "empty": (b"", "data.empty"),
-    "blank": (b"\n \n\r\n", "data.empty", "3 lines"),
-    "not UTF-8": (b"word0 [MASK]\n\xff\n", "data.encoding", "line 2", "0xff", "byte 13"),
-    "Latin-1": (b"word0 [MASK]\n\n[MASK] \xe9t\xe9", "data.encoding", "line 3", "0xe9", "byte 21"),
-    "UTF-16": ("word0".encode("utf-16"), "data.encoding", "line 1", "0xff", "byte 0"),
-    "NUL": (b"[MASK]\nword0 \0 [MASK]", "data.encoding", "line 2", "byte 13"),
-    "no mask": (b"[MASK]\n\nword0\n", "data.row", "line 3", "[MASK]"),
-    "too long": (b"[MASK]\n" + b"word0 " * 50, "data.row", "line 2", 52, 40),
-    "broken gzip": (gzip.compress(b"word0 [MASK]\n" * 100)[:-20], "data.file"),
+    "not UTF-8": (b"\xff", "data.encoding", "0xff"),
+    "Latin-1": (b"[MASK] \xe9t\xe9", "data.encoding", "0xe9"),
+    "UTF-16": ("word0".encode("utf-16"), "data.encoding", "0xff"),
+    "NUL": (b"word0 \0 [MASK]", "data.encoding", "NUL"),
+    "no mask": (b"word0", "input.invalid", "[MASK]"),
+    "too long": (b"[MASK] " + b"word0 " * 50, "input.length", 53, 40),
+    "a long line": (b"[MASK] " * 300, "data.too-large", "1,000"),
+    "a longer line": (b"[MASK] " * 900, "data.too-large", "1,000"),
 }
 
 
-def test_a_line_that_cannot_be_read_is_an_error_with_its_number(tmp_path):
+def small_limits():
+    predict.MAX_LINE_LENGTH = 1000  # a character may have four bytes
+
+
+@pytest.mark.parametrize("name", BAD_LINES)
+def test_a_line_that_cannot_be_read_costs_that_line(name, tmp_path):
+    """Its error stands in its place, and the other lines have what they have alone."""
+    folder, (line, code, *values) = folder_of("bert", tmp_path / "bert"), BAD_LINES[name]
+    good = [
+        json.loads(row) for row in run("predict", folder, "--json", stdin=b"[MASK]\nword1 [MASK]").stdout.splitlines()
+    ]
+    data = b"[MASK]\n\n" + line + b"\nword1 [MASK]\n" + line
+    (tmp_path / "lines").write_bytes(data)
+    common = ["predict", folder, "--file", tmp_path / "lines"]
+    done = run(*common, "--json", check=3, before=small_limits)
+    first, blank, bad, second, last = map(json.loads, done.stdout.splitlines())
+    assert (first["filled"][0]["tokens"][0], blank, second["text"]) == (
+        good[0]["filled"][0]["tokens"][0],
+        None,
+        "word1 [MASK]",
+    )
+    for error, number in ((bad, 3), (last, 5)):
+        assert set(error) == {"schema", "error"}
+        assert error["error"]["code"] == code
+        assert all(str(value) in error["error"]["message"] for value in (tmp_path / "lines", f"line {number}", *values))
+    plain = run(*common, check=3, before=small_limits)
+    lines = plain.stdout.split("\n")
+    assert [bool(one) for one in lines] == [True, False, False, True, False, False]
+    assert plain.stderr.count(str(values[0])) >= 2
+    assert "Traceback" not in plain.stderr
+
+
+def test_when_no_line_can_be_read_each_has_its_error(tmp_path):
     folder = folder_of("bert", tmp_path / "bert")
-    for stdin, code, *values in BAD_LINES.values():
-        error = error_of("predict", folder, stdin=stdin, check=3)
-        assert error["code"] == code
-        assert all(str(value) in error["message"] for value in ("standard input", *values)), error
+    done = run("predict", folder, "--json", stdin=b"\xff\nword0\n", check=3)
+    codes = [json.loads(line)["error"]["code"] for line in done.stdout.splitlines()]
+    assert codes == ["data.encoding", "input.invalid"]
+
+
+def test_a_file_that_cannot_be_read_is_an_error(tmp_path):
+    folder = folder_of("bert", tmp_path / "bert")
+    broken = gzip.compress(b"word0 [MASK]\n" * 100)[:-20]
+    for stdin, code in ((b"", "data.empty"), (b"\n \n\r\n", "data.empty"), (broken, "data.file")):
+        assert error_of("predict", folder, stdin=stdin, check=3)["code"] == code
         done = run("predict", folder, stdin=stdin, check=3)
         assert (len(done.stderr.splitlines()), done.stdout) == (1, "")
-    for path in (tmp_path / "nowhere", tmp_path):
-        assert error_of("predict", folder, "--file", path, check=3)["code"] == "data.file"
+    assert error_of("predict", folder, "--file", tmp_path, check=3)["code"] == "data.file"
     replaced = run("predict", folder, "--encoding-errors", "replace", stdin=b"[MASK] \xe9t\xe9\n[MASK]\n")
     assert len(replaced.stdout.splitlines()) == 2
     assert replaced.stderr.startswith("standard input: 1 ")
 
 
-def test_a_line_of_token_ids_that_the_model_lacks_is_an_error_with_its_number(tmp_path):
+def test_token_ids_that_the_model_lacks_cost_their_line(tmp_path):
     folder = folder_of("bart", tmp_path / "bart", tokenizer=False)
-    for stdin, *values in ((b"5 9 7\n\n5 99\n", "line 3", 99, 61), (b"8\n" + b"5 " * 41, "line 2", 41, 40)):
-        error = error_of("predict", folder, stdin=stdin, check=3)
-        assert error["code"] == "data.row"
-        assert all(str(value) in error["message"] for value in values), error
+    done = run("predict", folder, "--json", stdin=b"5 9 7\n5 99\n8\n" + b"5 " * 41, check=3)
+    first, unknown, second, long = map(json.loads, done.stdout.splitlines())
+    assert (first["text"], second["text"]) == ("5 9 7", "8")
+    assert (unknown["error"]["code"], long["error"]["code"]) == ("input.invalid", "input.length")
+    assert "99" in unknown["error"]["message"]
+    assert "41" in long["error"]["message"]
+
+
+TRUNCATED = {
+    "gpt2": 33,
+    "bert-classes": 40,
+    "bert-bare": 40,
+    "bart": 40,
+}  # tokens that are read of 60, with 8 to generate
+
+
+@pytest.mark.parametrize("name", TRUNCATED)
+def test_a_long_text_is_truncated_if_asked_and_says_so(name, tmp_path):
+    folder, count = folder_of(name, tmp_path / name), TRUNCATED[name]
+    words = [f"word{i % 50}" for i in range(60)]
+    checkpoint, text = manyheads.load(folder), " ".join(words)
+    with raises("input.length"):
+        manyheads.predict(checkpoint, text, max_new_tokens=8)
+    result = manyheads.predict(checkpoint, text, max_new_tokens=8, truncate=True)
+    assert result["truncated"] == count
+    kept = words[-count:] if name == "gpt2" else words[: 38 if name.startswith("bert") else 40]
+    alone = manyheads.predict(checkpoint, " ".join(kept), max_new_tokens=8)
+    assert flatten(result | {"text": "", "truncated": 0}) == flatten(alone | {"text": "", "truncated": 0})
+    done = run("predict", folder, text, "--truncate", "--max-new-tokens", 8)
+    assert str(count) in done.stderr
+    done = run("predict", folder, "--truncate", "--max-new-tokens", 8, "--json", stdin=f"word0\n{text}\n".encode())
+    first, second = map(json.loads, done.stdout.splitlines())
+    assert ("truncated" in first, second["truncated"]) == (False, count)
+    assert len(done.stderr.splitlines()) == 1
+    assert "truncated" not in manyheads.predict(checkpoint, "word0", truncate=True)
+
+
+def test_a_masked_run_truncates_if_asked(tmp_path):
+    tree = described("masked", steps=1)
+    stack = tree["model"]["encoder"] | {"position": {"kind": "learned", "length": 12}}
+    tree["model"] = tree["model"] | {"encoder": stack}
+    train_all(tree, tmp_path / "run")
+    text = "<mask> " + "born in " * 20
+    with raises("input.length"):
+        manyheads.predict(tmp_path / "run", text)
+    result = manyheads.predict(tmp_path / "run", text, truncate=True)
+    assert (result["truncated"], len(result["filled"])) == (12, 1)
+    with raises("input.invalid", "<mask>"):
+        manyheads.predict(tmp_path / "run", "born in " * 20 + "<mask>", truncate=True)
+
+
+def test_a_path_and_one_text_or_several_from_python(tmp_path):
+    folder = folder_of("bert-classes", tmp_path / "bert")
+    one = manyheads.predict(str(folder), "word0")
+    assert one == manyheads.predict(folder, "word0") == manyheads.predict(manyheads.load(folder), "word0")
+    assert [row["text"] for row in manyheads.predict(str(folder), ["word0", "word1"])] == ["word0", "word1"]
+    assert manyheads.predict(folder, []) == []
+    for wrong in (3, None, {"text"}):
+        with raises("input.invalid"):
+            manyheads.predict(folder, wrong)
+        with raises("usage.argument"):
+            manyheads.predict(wrong, "word0")
 
 
 @pytest.mark.parametrize(
@@ -152,6 +247,7 @@ def test_a_line_of_token_ids_that_the_model_lacks_is_an_error_with_its_number(tm
         (["TEXT", "--num-beams", 2, "--length-penalty", -1], "generate.config", "length_penalty"),
         (["TEXT", "--num-beams", 2, "--length-penalty", "nan"], "generate.config", "length_penalty"),
         (["TEXT", "--max-new-tokens", 0], "generate.config", "max_new_tokens"),
+        (["TEXT", "--decoding", ""], "usage.argument", "decoding"),
         (["--encoding-errors", "skip"], "usage.argument", "encoding-errors"),
     ],
 )
@@ -221,7 +317,8 @@ def test_a_run_reads_special_tokens_in_a_text_as_text_except_the_mask(tmp_path):
         assert PreTrainedTokenizerFast.from_pretrained(exported)(text)["input_ids"] == expected
     text = "a <mask> b </s> <mask>"
     before, between = (tokenizer.encode(piece, add_special_tokens=False).ids for piece in ("a ", " b </s> "))
-    assert checkpoint.encode_with_special([text], ["<mask>"]) == [[1, *before, 4, *between, 4, 2]]
+    (encoding,) = checkpoint.encode_with_special([text], ["<mask>"])
+    assert encoding.ids == [1, *before, 4, *between, 4, 2]
     done = run("predict", tmp_path / "masked", "--json", stdin=f"{text}\n<mask>".encode())
     positions = [[one["position"] for one in json.loads(line)["filled"]] for line in done.stdout.splitlines()]
     assert positions == [[1 + len(before), 2 + len(before) + len(between)], [1]]

@@ -9,10 +9,14 @@ import pytest
 from command import error_of, run, run_json
 from published import PARAMETERS
 from rich.cells import cell_len
+from small_checkpoints import folder_of
+from small_runs import described, train_all
 
+import manyheads
 from manyheads import presets, read_model
+from manyheads.cli.show import entries_of_kind, list_parts
 from manyheads.inspect.describe import describe_model
-from manyheads.spec import SLOTS
+from manyheads.spec import SLOTS, to_tree
 from manyheads.training import run as _run  # noqa: F401  (fills the slots)
 
 
@@ -104,6 +108,48 @@ def test_parts_lists_every_slot_kind_and_field():
             assert all(field["meaning"] for field in kinds[kind]["fields"])
 
 
+def test_a_kind_is_shown_by_its_name():
+    (slot,) = run_json("show", "rope")["slots"]
+    assert (slot["slot"], [kind["kind"] for kind in slot["kinds"]]) == ("position", ["rope"])
+    assert run_json("show", "position.rope")["slots"] == [slot]
+    for name, base in SLOTS.items():
+        for kind in base.kinds:
+            slots = [one for one in SLOTS.values() if kind in one.kinds]
+            if len(slots) == 1 and base.kinds[kind].__module__.startswith("manyheads."):
+                found = entries_of_kind(kind, list_parts())
+                assert [(one["slot"], len(one["kinds"])) for one in found] == [(name, 1)]
+
+
+def test_a_short_path_changes_every_stack_that_has_the_field():
+    model = run_json("show", "transformer-base", "-s", "position=none", "-s", "decoder.layers=2")
+    assert {layer["position"]["kind"] for stack in model["layers"].values() for layer in stack} == {"none"}
+    assert (len(model["layers"]["encoder"]), len(model["layers"]["decoder"])) == (6, 2)
+    assert model["spec"] == run_json(
+        "show", "transformer-base", "-s", "encoder.position=none", "-s", "decoder.position=none", "-s", "decoder.layers=2"
+    )["spec"]  # fmt: skip
+    assert presets.read("gpt2", "position=rope").decoder.position.kind == "rope"
+
+
+def test_a_checkpoint_is_shown_with_its_task_tokenizer_and_step(tmp_path):
+    train_all(described("classify", steps=2), tmp_path / "run")
+    model = run_json("show", tmp_path / "run")
+    checkpoint = manyheads.load(tmp_path / "run")
+    assert model["spec"] == to_tree(checkpoint.spec)
+    about = model["checkpoint"]
+    assert (about["task"], about["step"], about["classes"], about["format"]) == ("classify", 2, 10, "manyheads")
+    assert "loss" in about["metrics"]
+    assert "classify" in run("show", tmp_path / "run").stdout
+    folder = folder_of("gpt2", tmp_path / "gpt2")
+    about = run_json("show", folder)["checkpoint"]
+    assert (about["tokenizer"], about["max_positions"], about["step"], about["task"]) == (61, 40, None, "causal")
+    folder_of("llama", tmp_path / "llama", tokenizer=False)
+    with pytest.warns(UserWarning, match="tokenizer"):
+        manyheads.export(tmp_path / "llama", tmp_path / "llama.gguf", to="gguf")
+    model = run_json("show", tmp_path / "llama.gguf")
+    assert model["parameters"] == sum(one.numel() for one in manyheads.load(tmp_path / "llama").model.parameters())
+    assert model["checkpoint"]["task"] == "causal"
+
+
 def test_tasks_are_one_slot():
     (slot,) = run_json("show", "task")["slots"]
     kinds = {kind["kind"] for kind in slot["kinds"]}
@@ -134,7 +180,9 @@ def test_without_a_target_the_presets_are_listed():
     [
         (["gtp2"], "config.unknown-preset", "'gpt2'"),
         (["positions"], "config.unknown-preset", "'position'"),
-        (["rope"], "config.unknown-preset", "position"),
+        (["none"], "usage.argument", "position"),
+        (["rope", "-s", "theta=3"], "usage.argument", "model"),
+        (["norm.rope"], "config.unknown-preset", "norm.rope"),
         (["mine.py"], "config.unknown-preset", "mine.py"),
         (["gpt2", "-s", "decoder.widht=3"], "config.unknown-key", "'width'"),
         (["gpt2", "-s", "decoder.attention.heads=10"], "config.incompatible", "768"),
@@ -149,7 +197,7 @@ def test_without_a_target_the_presets_are_listed():
         (["llama-7b", "--length", "16777216", "--batch", "16777216"], "config.out-of-range", ""),
         (["rnnsearch", "--length", "100000"], "usage.argument", "100000"),
         (["missing.toml"], "config.file", "missing.toml"),
-        (["/dev/zero"], "config.file", "1,048,576"),
+        (["/dev/zero"], "config.file", "/dev/zero"),
         (["gpt2", "--parts", "missing.py"], "usage.parts-file", "missing.py"),
         (["gpt2", "--source-length", "9"], "usage.argument", "gpt2"),
         (["gpt2", "--toml"], "usage.argument", "--toml"),

@@ -67,6 +67,17 @@ def test_a_skipped_step_leaves_the_mean_loss_finite(capsys):
     assert "step 3: " in capsys.readouterr().err
 
 
+def test_the_bar_names_the_step_of_a_metric():
+    """The metric of an evaluation is not shown as that of a later step."""
+    notes = []
+    with TrainingProgress(100, quiet=True) as progress:
+        progress.update = lambda name, done, total, note: notes.append(note)
+        for event in (step(1), e.Evaluated(1, {"loss": 3.0, "exact_match": 0.25}), step(2), step(3)):
+            progress.show(event)
+    assert "exact_match" not in notes[0]
+    assert all("exact_match 25.0% at step 1 " in note for note in notes[1:])
+
+
 def test_a_run_with_nothing_left_to_do(capsys):
     for events in ([e.Finished(100, "steps")], [step(100), e.Finished(100, "steps")], [e.Finished(3, "interrupted")]):
         with TrainingProgress(100, quiet=False) as progress:

@@ -162,6 +162,37 @@ def test_tensors_that_do_not_fit_their_storage(tmp_path):
     load_fails(archive(tmp_path / "none", data), "corrupt", read=read_pickle)
 
 
+@pytest.mark.parametrize(
+    "tensors",
+    [[torch.zeros(1).expand(1 << 40)], [torch.zeros(1, 1).expand(1 << 30, 1 << 30)], [torch.zeros(10_000)] * 2],
+    ids=["one number", "rows of one number", "one storage many times"],
+)
+def test_tensors_larger_than_their_file_are_refused(tensors, tmp_path):
+    if len(tensors) > 1:  # distinct tensors of one storage
+        tensors = [tensors[0].view(-1) for _ in range(100)]
+    torch.save({"model": dict(enumerate(tensors))}, tmp_path / "x.pt")
+    load_fails(tmp_path / "x.pt", "corrupt", read=read_pickle)
+
+
+def test_tensors_may_share_a_storage(tmp_path):
+    shared = torch.arange(1000.0)
+    torch.save({"a": shared, "b": shared.view(10, 100), "c": shared[::2]}, tmp_path / "x.pt")
+    content = read_pickle(tmp_path / "x.pt")
+    assert torch.equal(content["b"].flatten(), shared)
+    assert torch.equal(content["c"], shared[::2])
+    content["a"].zero_()
+    assert torch.equal(content["b"].flatten(), shared), "each tensor is a copy"
+
+
+def test_options_that_share_lists_within_lists_are_refused(tmp_path):
+    nested = []
+    for _ in range(60):
+        nested = [nested, nested]  # 2^60 lists to print
+    for key in ("activation_fn", "adaptive_softmax_cutoff", "unknown"):
+        save(tmp_path / "x.pt", tmp_path / "sprung", **{key: nested})
+        load_fails(tmp_path / "x.pt", "config", key)
+
+
 @pytest.fixture
 def folder(tmp_path):
     """A fairseq folder with a tokenizer."""
@@ -202,7 +233,7 @@ def test_translations_are_evaluated(folder, tmp_path):
     data.write_text("".join(f"{source}\t{target}\n" for source, target in zip(SOURCES, outputs, strict=True)))
     assert run_json("evaluate", folder, "--data", data, "--num-beams", 1)["task"] == "seq2seq"
     report = manyheads.evaluate(folder, data=str(data), task="translate", **settings)
-    assert report["outputs"] == outputs
+    assert [row["prediction"] for row in report["outputs"]] == outputs
     assert report["scores"]["model"]["exact_match"] == 1
     assert report["notes"] == []
     (note,) = manyheads.evaluate(folder, data=str(data), max_length=3, **settings)["notes"]

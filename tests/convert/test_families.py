@@ -615,3 +615,68 @@ def test_a_model_without_token_types_is_not_exported_as_one_that_needs_them(tmp_
     theirs.save_pretrained(tmp_path / "theirs")
     manyheads.export(Checkpoint(manyheads.load(tmp_path / "theirs").model), tmp_path / "out")
     assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == "distilbert"
+
+
+def stack(**fields):
+    return {"width": 16, "layers": 1, "attention": {"heads": 2}} | fields
+
+
+TEXT = {"vocab": 9, "encoder": stack(position="alibi"), "head": {"kind": "classes"}}
+IMAGES = {
+    "encoder": stack(embed={"kind": "patches", "pixels": 27}, position={"kind": "learned", "length": 10}, norm="rms"),
+    "head": {"kind": "classes", "pool": "mean"},
+}
+
+
+@pytest.mark.parametrize(("model", "images"), [(TEXT, False), (IMAGES, True)])
+def test_a_refusal_names_a_family_of_the_same_input_with_such_a_head_and_the_formats_that_work(model, images, tmp_path):
+    with pytest.raises(ExportError) as caught:
+        manyheads.export(build(read_model(model)), tmp_path / "out")
+    architecture = re.search(r"\((\w+)\), the nearest", caught.value.message)[1]
+    assert ("Image" in architecture) is images
+    assert "Classification" in architecture
+    assert "onnx" in caught.value.hint
+    assert "manyheads" in caught.value.hint
+    with pytest.raises(ExportError) as caught:
+        manyheads.export(build(recurrent()), tmp_path / "out")
+    assert "onnx" not in caught.value.hint
+
+
+# ------------------------------------------------------------------------------- models that are equal to one of a family
+
+SCALED = {"kind": "tokens", "scale": True}
+LLAMA = {"norm": "rms", "feedforward": {"kind": "gated", "activation": "silu", "hidden": 24}, "position": "rope"}
+LLAMA |= {"attention": {"heads": 2, "bias": False, "output_bias": False}}
+GPT2 = {"position": {"kind": "learned", "length": 20}, "feedforward": {"activation": "gelu-tanh"}}
+LAST = {"kind": "classes", "classes": 3, "pool": "last"}
+FOLDED = {
+    "tied": ({"decoder": stack(embed=SCALED, **LLAMA)}, "LlamaForCausalLM"),
+    "tied after a layer norm": ({"decoder": stack(embed=SCALED, **GPT2)}, "GPT2LMHeadModel"),
+    "untied": ({"decoder": stack(embed=SCALED, **LLAMA), "head": "untied"}, "LlamaForCausalLM"),
+    "masked": ({"encoder": stack(embed=SCALED, **LLAMA), "head": "tied"}, "EuroBertForMaskedLM"),
+    "classes": (
+        {"decoder": stack(embed=SCALED, **LLAMA), "head": LAST | {"bias": False}},
+        "LlamaForSequenceClassification",
+    ),
+    "bias": ({"decoder": stack(**GPT2), "head": LAST}, "GPT2ForSequenceClassification"),
+    "bias and scale": ({"decoder": stack(embed=SCALED, **GPT2), "head": LAST}, "GPT2ForSequenceClassification"),
+}
+
+
+@pytest.mark.parametrize("name", FOLDED)
+@torch.no_grad()
+def test_a_scale_of_the_embedding_and_a_bias_of_classes_become_part_of_the_weights(name, tmp_path):
+    tree, architecture = FOLDED[name]
+    ours = Checkpoint(random_model(read_model({"vocab": 61} | tree)))
+    manyheads.export(ours, tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["architectures"] == [architecture]
+    theirs = getattr(transformers, architecture).from_pretrained(tmp_path / "out").eval()
+    ids = torch.randint(3, 60, (1, 7))
+    assert_close(ours.logits(ids), theirs(input_ids=ids).logits)
+
+
+def test_a_bias_of_more_classes_than_the_width_is_refused(tmp_path):
+    model = random_model(read_model({"vocab": 9, "decoder": stack(**GPT2), "head": LAST | {"classes": 20}}))
+    with pytest.raises(ExportError) as caught:
+        manyheads.export(model, tmp_path / "out")
+    assert "head.bias" in str(caught.value)

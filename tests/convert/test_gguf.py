@@ -208,6 +208,12 @@ HEADERS = {
     "one tensor twice": (header(tensors=2) + tensor("a", 8, 0) * 2, "corrupt"),
     "tensor beyond the end": (header(tensors=1) + tensor("a", 1 << 60, 0), "corrupt"),
     "overlap": (header(tensors=2) + tensor("a", 8, 0) + tensor("b", 8, 0) + b"\0" * 200, "corrupt"),
+    "no rows": (header(tensors=1) + tensor("a", 0, 0), "corrupt"),
+    "more rows than torch counts": (header(tensors=1) + tensor("a", (1 << 64) - 1, 0), "corrupt"),
+    "rows of nothing": (
+        header(tensors=1) + struct.pack("<Q", 1) + b"a" + struct.pack("<IQQIQ", 2, 0, 1 << 63, 0, 0),
+        "corrupt",
+    ),
     "part of a block": (header(tensors=1) + tensor("a", 33, 8) + b"\0" * 99, "corrupt"),
     "unknown quantization": (header(tensors=1) + tensor("a", 8, 999), "weights"),
 }
@@ -437,10 +443,10 @@ def export_fails(checkpoint, path, *values, **options):
             "MistralForCausalLM",
             "MistralConfig",
             SMALL | {"sliding_window": 4},
-            ("mask.window is 4", "gguf-llama"),
+            ("mask.window is 4", "in llama"),
         ),
         ("LlamaForCausalLM", "LlamaConfig", SMALL | rope("dynamic", factor=2.0), ("scaling is dynamic",)),
-        ("GPT2LMHeadModel", "GPT2Config", {"activation_function": "relu"}, ("relu", "gelu-tanh", "gguf-gpt2")),
+        ("GPT2LMHeadModel", "GPT2Config", {"activation_function": "relu"}, ("relu", "gelu-tanh", "in gpt2")),
         ("BertForMaskedLM", "BertConfig", {}, ("encoder",)),
     ],
 )

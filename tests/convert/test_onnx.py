@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -194,6 +195,30 @@ def test_a_model_without_one_graph_for_every_length_is_refused(model, tmp_path):
     assert caught.value.code == "export.unsupported"
     assert "\n" not in str(caught.value)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("axis", "size"), [(0, "batch size"), (2, "length")])
+def test_the_size_that_must_be_constant_is_named(axis, size, tmp_path):
+    register_score("constant-size", lambda q, k: q @ k.mT * (1 if int(q.shape[axis]) == 2 + axis // 2 else 2))
+    try:
+        with pytest.raises(ExportError) as caught:
+            manyheads.export(build(decoder(core={"kind": "constant-size"})), tmp_path / "out", to="onnx")
+    finally:
+        CoreSpec.kinds.pop("constant-size", None)
+    assert f"for every {size}:" in str(caught.value)
+    assert "manyheads" in caught.value.hint
+
+
+def test_classes_keep_their_names_and_files_of_other_tasks_are_left_out(tmp_path):
+    folder = folder_of("bert-classes", tmp_path / "bert", **ONE_LAYER)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"id2label": {"0": "spam", "1": "ham", "2": "Äpfel"}, "label2id": {"spam": 0, "ham": 1, "Äpfel": 2}}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "modules.json").write_text("[]")
+    (folder / "generation_config.json").write_text("{}")
+    session = export(manyheads.load(folder), tmp_path / "onnx")
+    assert json.loads(session.get_modelmeta().custom_metadata_map["id2label"]) == config["id2label"]
+    assert {path.name for path in (tmp_path / "onnx").iterdir()} == {"model.onnx", "tokenizer.json"}
 
 
 def data_dependent():

@@ -12,7 +12,7 @@ import pytest
 from data_files import load_data, make_tokenizer
 from raising import raises
 
-from manyheads.data.builtin import LANGUAGES, date_patterns, days_in, format_date
+from manyheads.data.builtin import LANGUAGES, date_patterns, days_in, is_ambiguous
 from manyheads.data.tokenizer import special_ids
 
 
@@ -26,14 +26,35 @@ def test_no_day_is_in_two_splits_in_any_language():
 
 
 def test_no_text_means_two_days():
-    meaning = {}
+    """A text without a tag means one day, unless it is ambiguous, and then a tag makes it mean one."""
+    meanings = {}
     for year in (1911, 2016):  # their digits can be days and months too
-        for day in range(date(year, 1, 1).toordinal(), date(year, 12, 31).toordinal() + 1):
-            for patterns in date_patterns(LANGUAGES):
-                for source, target in (format_date(day, *pattern) for pattern in patterns):
-                    assert meaning.setdefault(source, target) == target, source
-                    assert str(year) in source
+        days = [
+            date.fromordinal(day) for day in range(date(year, 1, 1).toordinal(), date(year, 12, 31).toordinal() + 1)
+        ]
+        for value in days:
+            for form, tag in (one for patterns in date_patterns(LANGUAGES) for one in patterns):
+                text = form(value)
+                assert str(year) in text
+                meanings.setdefault(text, set()).add(value)
+                if tag:
+                    meanings.setdefault(f"{tag} {text}", set()).add(value)
+    assert all(len(days) == 1 for text, days in meanings.items() if text.startswith("<"))
+    untagged = [(text, days) for text, days in meanings.items() if not text.startswith("<")]
+    for text, days in [*untagged[::29], *((text, days) for text, days in untagged if len(days) > 1)]:
+        assert is_ambiguous(text, min(days), LANGUAGES) == (len(days) > 1), text
     assert len(LANGUAGES) == len(set(LANGUAGES)) == 20
+
+
+def test_a_tag_is_left_out_of_most_dates_that_do_not_need_it():
+    tagged = untagged = 0
+    for source, target in load_data("dates", count=1500).train:
+        tag, _, text = source.rpartition("> ")
+        if not any(letter.isalpha() for letter in text):
+            needed = is_ambiguous(text, date.fromisoformat(target), LANGUAGES)
+            assert tag or not needed, source
+            tagged, untagged = tagged + bool(tag and not needed), untagged + (not tag)
+    assert 0 < tagged < untagged / 2
 
 
 def test_dates_are_the_same_each_time_and_in_any_order():

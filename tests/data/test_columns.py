@@ -9,8 +9,8 @@ from data_files import data_spec, write_file
 from raising import raises
 
 from manyheads.data.columns import choose_columns
-from manyheads.data.source import TextSpec
 from manyheads.data.tables import LabelsSpec, PairsSpec
+from manyheads.data.texts import TextSpec
 
 
 def table(folder, *rows, header=()):
@@ -59,11 +59,13 @@ def test_columns_the_user_names_are_read_by_the_names_in_the_header(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("kind", "fields"), [(PairsSpec, "en"), (PairsSpec, "a,b,c,d"), (PairsSpec, "a,"), (TextSpec, "a")]
+    ("kind", "fields"), [(PairsSpec, "en"), (PairsSpec, "a,b,c,d"), (PairsSpec, "a,"), (TextSpec, "a,b")]
 )
 def test_a_wrong_number_of_columns_is_refused(kind, fields, tmp_path):
     with raises("config.incompatible", repr(fields)):
         choose_columns(table(tmp_path, *texts()), kind, fields=fields)
+    with raises("config.incompatible", repr(fields)):
+        choose_columns(tmp_path / "a.txt", TextSpec, fields=fields)
 
 
 WORDS = ["the", "a", "red", "blue", "small", "old", "cat", "dog", "house", "tree", "sees", "likes"]
@@ -101,11 +103,6 @@ FILES = {
         PairsSpec,
         ("en", "loud"),
     ),
-    "a list instead of objects": (
-        lambda folder: folder / write_file(folder, "a.jsonl", "[1]\n"),
-        PairsSpec,
-        None,
-    ),
 }
 
 
@@ -137,9 +134,15 @@ def test_a_header_is_detected_where_reading_detects_it(tmp_path):
     assert data_spec("labels", path=str(path), fields=list(fields)).load().labels() == tuple("01234")
 
 
-def test_a_first_line_that_may_be_a_header_is_reported_as_a_row(tmp_path):
-    rows = ((f"some words {i}", f"other words {i}") for i in range(40))
-    path = table(tmp_path, *rows, header=("in words", "in digits"))
-    columns = choose_columns(path, PairsSpec)
-    assert columns.fields is None
-    assert "first line" in columns.reason
+def test_the_text_of_a_table_is_found_or_asked_for(tmp_path):
+    rows = [(i, f"some words {i}", "ab"[i % 2]) for i in range(30)]
+    for path in (
+        table(tmp_path, *rows, header=("id", "review", "class")),
+        objects(tmp_path, rows, "id", "review", "class"),
+    ):
+        assert choose_columns(path, TextSpec).fields == ("review",)
+    assert choose_columns(table(tmp_path, *rows), TextSpec).fields == (1,)
+    assert choose_columns(objects(tmp_path, rows, "id", "text", "class"), TextSpec).fields is None
+    for path, names in ((table(tmp_path, *texts()), "0, 1, 2"), (objects(tmp_path, texts(), *"abc"), "a, b, c")):
+        with raises("data.columns", path, names, "--fields"):
+            choose_columns(path, TextSpec)

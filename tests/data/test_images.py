@@ -132,7 +132,8 @@ BROKEN = {
     "one dimension": (idx(np.zeros(3)), "data.file", ["1 dimensions", "3 or 4"]),
     "few bytes": (HEAD + np.array((1, 4, 6), ">u4").tobytes() + b"12345", "data.file", ["5 of the 24 bytes"]),
     "more bytes": (idx(np.zeros((1, 2, 2))) + b"\0", "data.file", ["1 × 2 × 2"]),
-    "NaN": (idx(np.full((1, 2, 2), np.nan), 0x0D), "data.row", ["NaN"]),
+    "NaN": (idx(np.full((1, 2, 2), np.nan), 0x0D), "data.row", ["nan", "row 1"]),
+    "beyond float32": (idx(np.array([[[0.0]], [[1e39]]]), 0x0E), "data.row", ["1e+39", "row 2"]),
     "a broken gzip file": (gzip.compress(idx(np.zeros((9, 9, 9))))[:-9], "data.file", ["gzip"]),
     "a gzip bomb": (gzip.compress(idx(np.zeros((64, 512, 512)))), "data.too-large", []),
 }
@@ -145,6 +146,17 @@ def test_a_broken_idx_file_is_refused(name, tmp_path):
     path.write_bytes(content)
     with raises(code, path, *values):
         load_data("images", path=str(path))
+
+
+def test_pixels_beyond_float32_are_refused_with_their_line(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("0,0,0,0,a\n0,0,0,1e39,b\n")
+    with raises("data.row", path, "line 2 ", "1e+39"):
+        load_data("images", path=str(path))
+    path.write_text("".join(f"0,0,0,{i}e30,a\n" for i in range(9)))
+    assert load_data("images", path=str(path)).train
+    with raises("data.row", path, "image", "e+30"):
+        load_data("images", path=str(path), max_value=1e-9)
 
 
 def test_files_that_do_not_fit_together_are_refused(idx_files, tmp_path):

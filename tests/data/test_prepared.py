@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import pickle
 import tomllib
+from functools import partial
 
 import numpy as np
 import pytest
-from command import FORKS, run
+from command import FORKS, error_of, run
 from data_files import all_rows, load_data, make_tokenizer, write_file
 from raising import raises
+from small_runs import at_forward
 from tokenizers import Tokenizer
 from trees import SHE, conllu
 
-from manyheads.data.prepared import InMemoryRows, MappedRows, TruncatedRows, write_prepared
+from manyheads.data.prepared import InMemoryRows, PreparedRows, TruncatedRows, write_prepared
 from manyheads.data.source import Corpus, LazyRows
 from manyheads.spec import to_toml
 
@@ -45,7 +47,7 @@ def test_prepared_rows_equal_encoded_rows(corpus, bpe, tmp_path, shard_tokens):
     other = Tokenizer.from_str(bpe.to_str())  # which encodes </s> in a text as the special token
     folder = write_prepared(corpus, other, tmp_path / "deep" / "data", shard_tokens=shard_tokens)
     for split, rows in corpus.splits.items():
-        mapped = MappedRows(folder, split, tokenizer=bpe)
+        mapped = PreparedRows(folder, split, tokenizer=bpe)
         memory = InMemoryRows(rows, bpe, corpus.fields, corpus.labels())
         assert len(mapped) == len(memory) == len(rows)
         for name in corpus.fields:
@@ -61,7 +63,7 @@ def test_prepared_rows_equal_encoded_rows(corpus, bpe, tmp_path, shard_tokens):
 
 def test_fields_and_classes_can_be_in_another_order(corpus, bpe, tmp_path):
     folder = write_prepared(corpus, bpe, tmp_path / "data")
-    stored, other = MappedRows(folder), MappedRows(folder, fields=("label", "text"), labels=("2", "0", "1"))
+    stored, other = PreparedRows(folder), PreparedRows(folder, fields=("label", "text"), labels=("2", "0", "1"))
     for i in range(len(stored)):
         (ids, label), (other_label, other_ids) = stored[i], other[i]
         assert ids.tolist() == other_ids.tolist()
@@ -102,27 +104,27 @@ def test_progress_counts_the_rows_of_every_split(corpus, bpe, tmp_path):
 def test_changed_files_and_another_tokenizer_are_refused(corpus, bpe, tmp_path):
     folder = write_prepared(corpus, bpe, tmp_path / "data")
     with raises("data.prepared", folder, "270 tokens"):
-        MappedRows(folder, tokenizer=make_tokenizer("bytes"))
+        PreparedRows(folder, tokenizer=make_tokenizer("bytes"))
     with raises("data.prepared", folder, "'dev'"):
-        MappedRows(folder, "dev")
+        PreparedRows(folder, "dev")
     for name in ("shard-00000.bin", "docs.idx"):
         path = folder / "train" / name
         content = path.read_bytes()
         for broken in (content[:-1], content + b"\0", bytes([content[0] ^ 1]) + content[1:]):
             path.write_bytes(broken)
             with raises("data.prepared", path):
-                MappedRows(folder)
+                PreparedRows(folder)
         path.unlink()
         with raises("data.prepared", path):
-            MappedRows(folder)
+            PreparedRows(folder)
         path.write_bytes(content)
-    MappedRows(folder)
+    PreparedRows(folder)
     for content in (b"", b"{", b"[]", b'{"schema": 2}', b'{"schema": 1}', b'{"schema": 1, "splits": {"train": 3}}'):
         (folder / "index.json").write_bytes(content)
         with raises("data.prepared", folder / "index.json"):
-            MappedRows(folder)
+            PreparedRows(folder)
     with raises("data.prepared", tmp_path / "none"):
-        MappedRows(tmp_path / "none")
+        PreparedRows(tmp_path / "none")
 
 
 def test_fields_without_token_ids_are_not_prepared(tmp_path):
@@ -228,6 +230,54 @@ def test_prepared_rows_are_refused_with_another_tokenizer(tmp_path):
     assert "21 tokens" in done.stderr
     assert not (tmp_path / "run").exists()
     run("data", "prepare", tmp_path / "run.toml", "--output", tmp_path / "ids", check=2)
+
+
+def change_file(path, change):
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        if change == "truncated":
+            file.truncate(size // 2)
+        elif change == "other ids":
+            file.seek(4)
+            file.write(b"\7\0\7\0")
+        else:
+            file.write(b"\xff" * size)
+
+
+SHORT_EPOCHS = {"steps": 30, "batch_tokens": 4000, "eval_rows": 20, "eval_every": 5}
+
+
+@pytest.mark.parametrize("name", ["train/shard-00000.bin", "train/docs.idx", "validation/shard-00000.bin"])
+@pytest.mark.parametrize("change", ["truncated", "other ids", "ids out of range"])
+def test_prepared_data_that_changes_under_a_run_is_an_error_by_the_next_epoch(change, name, tmp_path):
+    (tmp_path / "run.toml").write_text(to_toml(run_tree(SEQUENCE, train=SHORT_EPOCHS)))
+    run("data", "prepare", tmp_path / "run.toml", "--output", tmp_path / "ids")
+    data = ("-s", f"data={{kind='prepared', path='{tmp_path / 'ids'}'}}")
+    before = partial(at_forward, {3: partial(change_file, tmp_path / "ids" / name, change)})
+    error = error_of("train", tmp_path / "run.toml", "--output", tmp_path / "run", *data, check=3, before=before)
+    assert error["code"] == "data.prepared"
+    assert str(tmp_path / "ids" / name.partition("/")[0]) in error["message"]
+
+
+def test_no_checkpoint_is_saved_after_training_on_changed_rows(tmp_path):
+    (tmp_path / "run.toml").write_text(to_toml(run_tree(SEQUENCE)))  # less than an epoch
+    run("data", "prepare", tmp_path / "run.toml", "--output", tmp_path / "ids")
+    data = ("-s", f"data={{kind='prepared', path='{tmp_path / 'ids'}'}}")
+    before = partial(at_forward, {3: partial(change_file, tmp_path / "ids/train/shard-00000.bin", "other ids")})
+    error = error_of("train", tmp_path / "run.toml", "--output", tmp_path / "run", *data, check=3, before=before)
+    assert error["code"] == "data.prepared"
+    assert not list((tmp_path / "run" / "checkpoints").iterdir())
+
+
+def test_prepared_files_may_be_removed_or_touched_under_a_run(corpus, bpe, tmp_path):
+    folder = write_prepared(corpus, bpe, tmp_path / "data")
+    rows = PreparedRows(folder)
+    expected = [as_lists(rows[i]) for i in range(len(rows))], rows.lengths("text").tolist()
+    (folder / "train" / "docs.idx").touch()
+    (folder / "train" / "shard-00000.bin").unlink()
+    assert ([as_lists(rows[i]) for i in range(len(rows))], rows.lengths("text").tolist()) == expected
+    with raises("data.prepared", folder / "train" / "shard-00000.bin"):
+        PreparedRows(folder)
 
 
 def test_batch_i_is_the_same_in_any_order_and_in_any_process():

@@ -78,21 +78,19 @@ HEADERS = {
 
 @pytest.mark.parametrize("kind", HEADERS)
 def test_a_header_is_not_a_row(kind, tmp_path):
-    """Whatever its names are. The description mentions it, and `fields` with numbers reads it as a row."""
+    """Whatever its names are. The description mentions it, and `header` overrules it."""
     header, line = HEADERS[kind]
     rows = [line.format(i, i % 3) for i in range(40)]
     path = write_file(tmp_path, "a.tsv", "\n".join((header, *rows)) + "\n")
     corpus = load_data(kind, path=path, test=path)
     assert sorted(corpus.train + corpus.validation) == sorted(tuple(row.split("\t")) for row in rows)
     assert len(corpus.test) == 40
-    for value in ("2 lines skipped", *header.split("\t"), "fields = [0, 1]"):
+    for value in ("tab-separated", *header.split("\t"), "header = false"):
         assert value in corpus.description
-    by_number = load_data(kind, path=path, fields=[0, 1])
-    assert tuple(header.split("\t")) in by_number.train + by_number.validation
-    assert "skipped" not in by_number.description
-    by_name = load_data(kind, path=path, fields=header.split("\t"))
-    assert len(by_name.train + by_name.validation) == 40
-    assert "skipped" not in by_name.description
+    for settings in ({"fields": [0, 1]}, {"fields": header.split("\t")}, {"header": True}):
+        assert len(load_data(kind, path=path, test=path, **settings).test) == 40
+    as_row = load_data(kind, path=path, header=False)
+    assert tuple(header.split("\t")) in as_row.train + as_row.validation
 
 
 @pytest.mark.parametrize("first", ["one word\tzwei", "small\tgroß und klein", "word1\tWort2"])
@@ -129,7 +127,7 @@ FAULTS = {
         "data.columns",
         ["line 1 ", "'document'"],
     ),
-    "a short row": ("pairs", "a.tsv", "a\tb\nc\n", {}, "data.row", ["line 2 has 1 columns", "at least 2"]),
+    "a short row": ("pairs", "a.tsv", "a\tb\nc\n", {}, "data.row", ["line 2 has 1 columns", "expected 2"]),
     "commas": ("pairs", "a.tsv", "a\tb\nc,d\n", {}, "data.row", ["line 2 ", "not by commas"]),
     "not JSON": ("pairs", "a.jsonl", "{}}", {}, "data.row", ["line 1 "]),
     "deep JSON": ("pairs", "a.jsonl", "[" * 100_000, {}, "data.row", ["line 1 "]),
@@ -141,7 +139,8 @@ FAULTS = {
     "latin-1 in gzip": ("text", "a.gz", gzip.compress(b"ab\ncaf\xe9"), {}, "data.encoding", ["line 2 ", "byte 6"]),
     "latin-1 and CR": ("text", "a.txt", b"a\rb\rcaf\xe9\n", {}, "data.encoding", ["line 3 ", "0xe9", "byte 7"]),
     "UTF-8 surrogates": ("text", "a.txt", b"a\xed\xa0\x80", {}, "data.encoding", ["line 1 "]),
-    "UTF-16": ("text", "a.txt", "hello".encode("utf-16"), {}, "data.encoding", ["line 1 ", "byte 0"]),
+    "half of UTF-16": ("text", "a.txt", "hello".encode("utf-16")[:-1], {}, "data.file", ["UTF-16"]),
+    "a UTF-16 surrogate": ("text", "a.txt", b"\xff\xfea\0\0\xd8b\0", {}, "data.encoding", ["line 1 "]),
     "UTF-16 without a mark": ("text", "a.txt", "hello".encode("utf-16-le"), {}, "data.encoding", ["NUL", "byte 1"]),
     "empty": ("text", "a.txt", b"", {}, "data.empty", []),
     "blank": ("pairs", "a.tsv", " \n\n\t\r\n", {}, "data.empty", []),
@@ -223,7 +222,7 @@ def test_a_line_without_end_takes_bounded_memory(tmp_path):
     with path.open("wb") as handle:
         handle.truncate(1 << 30)
     code = (
-        "import sys\nfrom manyheads.data.source import TextSpec\n"
+        "import sys\nfrom manyheads.data.texts import TextSpec\n"
         "try: TextSpec(path=sys.argv[1]).load()\nexcept ValueError as error: print(error.code, error)"
     )
     done = subprocess.run(
@@ -256,8 +255,9 @@ def test_a_spec_says_what_it_reads_and_reads_another_file_of_the_same_form(tmp_p
     corpus = spec.load_file(other)
     assert (len(corpus.train), corpus.validation) == (0, [("b", "a"), ("d", "c")])
     assert other in corpus.description
-    assert spec.file_columns() == (("source", "target"), ("alignment",))
-    assert data_spec("text", path=path).file_columns() == ((), ())
+    assert spec.file_columns(path) == (("source", "target"), ("alignment",))
+    text = data_spec("text", path=path)
+    assert (text.file_columns("a.txt"), text.file_columns("a.csv.gz")) == (((), ()), (("text",), ()))
     for spec in (data_spec("dates"), data_spec("prepared", path="folder")):
         assert spec.source_path is None
         with raises("config.incompatible", other):
@@ -277,7 +277,7 @@ def test_a_spec_is_read_without_opening_its_files(tmp_path):
     code = """
 import json, sys
 from pathlib import Path
-from manyheads.data import builtin, conllu, images, prepared, tables
+from manyheads.data import builtin, conllu, images, prepared, texts
 from manyheads.spec import SLOTS
 folder, trees = sys.argv[1], json.loads(sys.argv[2])
 def refuse(event, arguments):

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+from functools import partial
+from pathlib import Path
 
 import pytest
 
+from manyheads.convert.fairseq.safe_pickle import read_pickle
+from manyheads.convert.gguf.container import GgufFile
+from manyheads.convert.hf import read_tokenizer_config
+from manyheads.convert.pooling import parse_modules
 from manyheads.errors import CheckpointError, CorruptFileError, UnsafeFileError
-from manyheads.files.read import explain_read_errors, read_bytes, read_json, read_json_or_empty, read_text, safe_join
+from manyheads.files.read import (
+    explain_read_errors,
+    read_bytes,
+    read_json,
+    read_json_or_empty,
+    read_text,
+    safe_join,
+    sha256,
+)
+from manyheads.files.tensors import SafetensorsFile
+from manyheads.generate.checkpoint_settings import read_checkpoint_settings
 
 
 @pytest.mark.parametrize(
@@ -18,6 +35,8 @@ from manyheads.files.read import explain_read_errors, read_bytes, read_json, rea
         "[]",
         "3",
         '{"a": 1, "a": 2}',
+        '{"a": [{"b": 1, "b": 1}]}',
+        r'{"a": "\ud800"}',
         '{"a": NaN}',
         '{"a": Infinity}',
         '{"a": ' + "[" * 60 + "]" * 60 + "}",
@@ -34,6 +53,12 @@ def test_json_that_is_not_one_plain_table_is_refused(text, tmp_path):
     assert "\n" not in str(caught.value)
 
 
+def test_a_null_character_and_a_surrogate_pair_are_characters(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(r'{"\u0000": "a\u0000b", "c": "\ud83d\ude42"}')
+    assert read_json(path, 100) == {"\0": "a\0b", "c": "🙂"}
+
+
 def test_bytes_that_are_not_utf_8_are_refused_with_their_position(tmp_path):
     path = tmp_path / "x"
     path.write_bytes(b'{"a": "\xff"}')
@@ -46,18 +71,29 @@ def test_a_file_is_read_up_to_its_bound_and_not_beyond(tmp_path):
     path = tmp_path / "x"
     path.write_bytes(b"12345")
     assert read_bytes(path, 5) == b"12345"
-    for larger in (path, "/dev/zero"):  # which never ends
-        with pytest.raises(CorruptFileError) as caught:
-            read_bytes(type(path)(larger), 4)
-        assert "4 bytes" in str(caught.value)
+    with pytest.raises(CorruptFileError) as caught:
+        read_bytes(path, 4)
+    assert "4 bytes" in str(caught.value)
+
+
+@pytest.mark.parametrize("read", [partial(read_bytes, max_bytes=4), sha256, SafetensorsFile, GgufFile, read_pickle])
+def test_only_a_regular_file_is_opened(read, tmp_path):
+    os.mkfifo(tmp_path / "pipe")  # which nobody writes to
+    for path, code in (("/dev/zero", errno.EINVAL), (tmp_path / "pipe", errno.EINVAL), (tmp_path, errno.EISDIR)):
+        with pytest.raises(OSError, match=str(path)) as caught:
+            read(Path(path))
+        assert caught.value.errno == code
 
 
 def test_our_own_json_is_empty_if_it_is_missing_or_broken(tmp_path):
     path = tmp_path / "lock.json"
-    for text, table in ((None, {}), ("{", {}), ("[1]", {}), ('{"a": 1}', {"a": 1})):
+    for text, table in ((None, {}), ("{", {}), ("[1]", {}), ('{"a": 1, "a": 2}', {}), ('{"a": 1}', {"a": 1})):
         if text is not None:
             path.write_text(text)
         assert read_json_or_empty(path) == table
+    path.unlink()
+    os.mkfifo(path)
+    assert read_json_or_empty(path) == {}
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../x", "/etc/passwd", "a/b", "a\\b", "x\0y", "x\ud800", "x\ny"])
@@ -96,3 +132,14 @@ def test_a_link_to_itself_is_an_error_of_the_disk(tmp_path):
     with pytest.raises(CheckpointError) as caught, explain_read_errors(tmp_path):
         json.loads(read_text(safe_join(tmp_path, "config.json"), 100))
     assert "config.json" in str(caught.value)
+
+
+def test_a_duplicate_key_is_refused_in_every_json_file_of_other_people():
+    twice = b'{"a": 1, "a": 2}'
+    for read in (
+        lambda: read_tokenizer_config({"tokenizer_config.json": twice}),
+        lambda: read_checkpoint_settings({}, {"generation_config.json": twice}),
+        lambda: parse_modules({"modules.json": b'[{"type": "Transformer", "type": "Transformer"}]'}),
+    ):
+        with pytest.raises(CheckpointError):
+            read()

@@ -56,3 +56,27 @@ def test_a_file_that_cannot_be_read_is_an_error(tmp_path):
     (tmp_path / "broken.gz").write_bytes(gzip.compress(b"x" * 1000)[:-9])
     with raises("data.file", "broken.gz"):
         list(LineReader(tmp_path / "broken.gz", "strict", 2000))
+
+
+def test_a_gzip_bomb_is_refused_before_most_of_it_is_decompressed(tmp_path):
+    """Also if it is all newlines, of which each is a line."""
+    path = tmp_path / "bomb.gz"
+    path.write_bytes(gzip.compress(b"\n" * (8 << 20)))
+    count = 0
+    with raises("data.too-large", path):
+        for _ in LineReader(path, "strict", 100):
+            count += 1
+    assert count < 2 << 20
+
+
+def test_utf_16_with_a_byte_order_mark_is_read_as_utf_8_is(tmp_path):
+    lines = ["one", "", "é😀\u2028\u0085", "\ufefflast"]
+    for mark, encoding in ((b"\xff\xfe", "utf-16-le"), (b"\xfe\xff", "utf-16-be")):
+        for end in ("\n", "\r\n", "\r"):
+            content = mark + end.join(lines).encode(encoding)
+            for data in (content, gzip.compress(content)):
+                (tmp_path / "a.txt").write_bytes(data)
+                assert list(LineReader(tmp_path / "a.txt", "strict", 100)) == list(enumerate(lines, 1))
+    (tmp_path / "a.txt").write_bytes(b"\xff\xfe" + ("x" * 101).encode("utf-16-le"))
+    with raises("data.too-large", "line 1 "):
+        list(LineReader(tmp_path / "a.txt", "strict", 100))

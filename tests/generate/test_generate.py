@@ -435,7 +435,7 @@ def test_a_checkpoint_generates_for_each_text_as_if_alone(name, temperature):
 def test_settings_of_a_broken_checkpoint_have_a_code(tmp_path):
     folder = folder_of("bart", tmp_path / "bart", tokenizer=False)
     for text, code, values in (
-        ("[1]", "checkpoint.config", ["generation_config.json"]),
+        ("[1]", "checkpoint.corrupt", ["generation_config.json"]),
         ('{"eos_token_id": 2}', "model.unsupported", ["decoder_start_token_id"]),
         ('{"bos_token_id": 2, "forced_bos_token_id": 99}', "model.unsupported", [99, 61]),
     ):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from manyheads.data import builtin, conllu, images, prepared, tables  # noqa: F401  (fill the slots)
+from manyheads.data import builtin, conllu, images, prepared, texts  # noqa: F401  (fill the slots)
 from manyheads.spec import SLOTS, parse
 
 
@@ -14,8 +14,8 @@ def load_data(kind, **fields):
     return data_spec(kind, **fields).load()
 
 
-def make_tokenizer(kind, texts=(), **fields):
-    return parse(SLOTS["tokenizer"].kinds[kind], fields).make(texts)
+def make_tokenizer(kind, corpus=(), **fields):
+    return parse(SLOTS["tokenizer"].kinds[kind], fields).make(corpus)
 
 
 def write_file(folder, name, content):

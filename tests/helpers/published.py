@@ -245,6 +245,22 @@ PUBLISHED = {
        "model_type": "marian", "normalize_embedding": False, "num_beams": 6, "num_hidden_layers": 6,
        "pad_token_id": 58100, "scale_embedding": True, "share_encoder_decoder_embeddings": True,
        "static_position_embeddings": True, "vocab_size": 58101},
+    "pegasus-xsum": PAIR
+    | {"activation_dropout": 0.1, "activation_function": "relu", "add_final_layer_norm": True,
+       "architectures": ["PegasusForConditionalGeneration"], "attention_dropout": 0.1, "d_model": 1024,
+       "decoder_attention_heads": 16, "decoder_ffn_dim": 4096, "decoder_layers": 16, "decoder_start_token_id": 0,
+       "encoder_attention_heads": 16, "encoder_ffn_dim": 4096, "encoder_layers": 16, "eos_token_id": 1,
+       "extra_pos_embeddings": 1, "force_bos_token_to_be_generated": False, "forced_eos_token_id": 1,
+       "length_penalty": 0.6, "max_length": 64, "max_position_embeddings": 512, "model_type": "pegasus",
+       "normalize_before": True, "normalize_embedding": False, "num_beams": 8, "num_hidden_layers": 16,
+       "pad_token_id": 0, "scale_embedding": True, "static_position_embeddings": True, "vocab_size": 96103},
+    "EuroBERT-210m": LATER
+    | {"architectures": ["EuroBertForMaskedLM"], "bos_token_id": 128000, "eos_token_id": 128001, "hidden_act": "silu",
+       "hidden_dropout": 0.0, "hidden_size": 768, "initializer_range": 0.02, "intermediate_size": 3072,
+       "is_causal": False, "mask_token_id": 128002, "max_position_embeddings": 8192, "model_type": "eurobert",
+       "num_attention_heads": 12, "num_hidden_layers": 12, "num_key_value_heads": 12, "pad_token_id": 128001,
+       "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_parameters": {"rope_theta": 250000, "rope_type": "default"},
+       "tie_word_embeddings": False, "vocab_size": 128256},
     "vit-base-patch16-224": VIT | LABELS,
     "vit-base-patch16-224-in21k": VIT | {"architectures": ["ViTModel"]},
     "vit-mae-base": without(VIT, "encoder_stride")

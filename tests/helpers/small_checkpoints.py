@@ -31,6 +31,7 @@ def make(name, config, **options):
            "relative_attention_num_buckets": 8, "relative_attention_max_distance": 12},
         "BartConfig": VOCAB | PAIR | LONG,
         "MarianConfig": VOCAB | PAIR | LONG | MARIAN,
+        "PegasusConfig": VOCAB | PAIR | LONG,
         "ViTConfig": BASE | {"image_size": 12, "patch_size": 4, "num_channels": 3},
         "ViTMAEConfig": BASE
         | {"image_size": 12, "patch_size": 4, "num_channels": 3, "decoder_hidden_size": 24, "decoder_num_hidden_layers": 2,
@@ -47,6 +48,7 @@ def make(name, config, **options):
         "PhiConfig",
         "Phi3Config",
         "GPTNeoXConfig",
+        "EuroBertConfig",
     ):
         usual = usual | ENDS
         if config != "GPTNeoXConfig":
@@ -94,6 +96,16 @@ CASES = {
     "ernie": ("ErnieForMaskedLM", "ErnieConfig", {}),
     "ernie-tasks": ("ErnieForMaskedLM", "ErnieConfig", {"use_task_id": True, "task_type_vocab_size": 4}),
     "ernie-classes": ("ErnieForSequenceClassification", "ErnieConfig", {}),
+    "eurobert": ("EuroBertForMaskedLM", "EuroBertConfig", {}),
+    "eurobert-biases-tied": (
+        "EuroBertForMaskedLM",
+        "EuroBertConfig",
+        {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    ),
+    "eurobert-bare": ("EuroBertModel", "EuroBertConfig", {}),
+    "eurobert-classes": ("EuroBertForSequenceClassification", "EuroBertConfig", {"num_labels": 3}),
+    "eurobert-classes-mean": ("EuroBertForSequenceClassification", "EuroBertConfig", {"classifier_pooling": "mean"}),
+    "eurobert-classes-first": ("EuroBertForSequenceClassification", "EuroBertConfig", {"classifier_pooling": "bos"}),
     "llama": ("LlamaForCausalLM", "LlamaConfig", {}),
     "llama-multi-query-tied": (
         "LlamaForCausalLM",
@@ -166,6 +178,7 @@ CASES = {
     "qwen3-bias": ("Qwen3ForCausalLM", "Qwen3Config", {"head_dim": 8, "attention_bias": True}),
     "gemma": ("GemmaForCausalLM", "GemmaConfig", {"head_dim": 12, "num_key_value_heads": 1}),
     "gpt-j": ("GPTJForCausalLM", "GPTJConfig", {}),
+    "gpt-j-classes": ("GPTJForSequenceClassification", "GPTJConfig", {"num_labels": 3, "pad_token_id": 0}),
     "gpt-j-whole": ("GPTJForCausalLM", "GPTJConfig", {"rotary_dim": 8, "n_inner": 40}),
     "gpt-neox": ("GPTNeoXForCausalLM", "GPTNeoXConfig", {}),
     "gpt-neox-sequential": (
@@ -173,8 +186,10 @@ CASES = {
         "GPTNeoXConfig",
         {"use_parallel_residual": False, "tie_word_embeddings": True, **rope("default", partial_rotary_factor=0.5)},
     ),
+    "gpt-neox-classes": ("GPTNeoXForSequenceClassification", "GPTNeoXConfig", {"num_labels": 3}),
     "gpt-neox-unbiased": ("GPTNeoXForCausalLM", "GPTNeoXConfig", {"attention_bias": False, "hidden_act": "relu"}),
     "phi": ("PhiForCausalLM", "PhiConfig", {}),
+    "phi-classes": ("PhiForSequenceClassification", "PhiConfig", {"num_labels": 3}),
     "phi-norms": (
         "PhiForCausalLM",
         "PhiConfig",
@@ -198,6 +213,13 @@ CASES = {
     ),
     "marian": ("MarianMTModel", "MarianConfig", {}),
     "marian-scaled-swish": ("MarianMTModel", "MarianConfig", {"scale_embedding": True, "activation_function": "swish"}),
+    "pegasus": ("PegasusForConditionalGeneration", "PegasusConfig", {}),
+    "pegasus-scaled-relu": (
+        "PegasusForConditionalGeneration",
+        "PegasusConfig",
+        {"scale_embedding": True, "activation_function": "relu"},
+    ),
+    "pegasus-bare": ("PegasusModel", "PegasusConfig", {}),
     "vit": ("ViTForImageClassification", "ViTConfig", {}),
     "vit-unbiased": ("ViTForImageClassification", "ViTConfig", {"qkv_bias": False, "num_labels": 4}),
     "vit-bare": ("ViTModel", "ViTConfig", {"pooler_output_size": 32}),

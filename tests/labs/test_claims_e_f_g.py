@@ -211,7 +211,7 @@ def test_f4_layer_norm_is_invariant_to_scale():
 def test_f7_the_number_of_layers_is_a_field_and_0_is_the_embeddings_alone(layers):
     model = random_model(kinds.decoder(layers=layers, final_norm="none"))
     assert len(model.decoder.layers) == layers
-    states, _ = model.hidden_states(Inputs(tokens()))
+    states, _ = model.last_hidden_state(Inputs(tokens()))
     if layers == 0:
         assert torch.equal(states, model.decoder.embed.table(tokens()))
 
@@ -317,7 +317,7 @@ def test_g6_widths_that_do_not_fit_are_an_error():
 def test_g7_predict_from_any_vector(pool):
     head = {"kind": "classes", "classes": 3, "pool": pool}
     model, ids = random_model(read_model({"vocab": kinds.VOCAB, "encoder": kinds.stack(), "head": head})), tokens()
-    states, _ = model.hidden_states(Inputs(ids))
+    states, _ = model.last_hidden_state(Inputs(ids))
     index = {"first": 0, "last": -1}.get(pool) if isinstance(pool, str) else pool["index"]
     vector = states.mean(1) if pool == "mean" else states[:, index]
     torch.testing.assert_close(model(ids), model.head.output(vector))

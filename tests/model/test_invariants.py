@@ -15,7 +15,7 @@ from kinds import HEADS, LENGTH, WIDTH, choices, kind_id, padded, random_model, 
 from raising import raises
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from manyheads import Inputs, build_meta, read_model, record
+from manyheads import Inputs, build, build_meta, read_model, record
 from manyheads.parts.core import Core, check_rows
 from manyheads.parts.mask import Mask
 from manyheads.parts.position import Positions
@@ -692,14 +692,14 @@ def test_a_class_token_stands_before_the_patches_and_padded_patches_are_ignored(
 
 @torch.no_grad()
 @pytest.mark.parametrize("shape", ["decoder", "encoder", "pair", "recurrent", "ngram", "masked", "pixels", "classes"])
-def test_logits_mask_gives_the_logits_where_it_is_true(shape):
+def test_logits_to_keep_gives_the_logits_where_it_is_true(shape):
     heads = ("masked", "pixels", "classes")
     spec = read_model({"vocab": kinds.VOCAB, "encoder": kinds.stack(), "head": shape}) if shape in heads else None
     model = random_model(spec or getattr(kinds, shape)())
     inputs = (tokens(), tokens()) if shape in ("pair", "recurrent") else (tokens(),)
     out = model(*inputs)
     mask = torch.arange(out.shape[:-1].numel()).view(out.shape[:-1]) % 2 == 1
-    equal(model(*inputs, logits_mask=mask), out[mask])
+    equal(model(*inputs, logits_to_keep=mask), out[mask])
 
 
 @torch.no_grad()
@@ -749,11 +749,27 @@ def test_a_part_that_does_not_initialise_its_tensors_is_an_error():
         def build(self, width):
             return NoReset(width)
 
+    class Replaced(NoReset):
+        def __init__(self, width):
+            super().__init__(width)
+            self.register_buffer("scale", torch.ones(width))
+
+        def reset_parameters(self):
+            torch.nn.init.ones_(self.gain)
+            self.scale = torch.full_like(self.scale, 2.0)  # another tensor, not the same one filled
+
+    class ReplacedSpec(SLOTS["norm"], kind="replaced"):
+        def build(self, width):
+            return Replaced(width)
+
     names = {"no-reset": "decoder.layers.0.residual.norms.0.gain", "with-buffer": "decoder.layers.0.residual.norms.0"}
     try:
+        buffers = dict(build(kinds.decoder(norm="replaced")).named_buffers())
+        assert buffers
+        assert all((buffer == 2).all() for buffer in buffers.values())
         for kind, name in names.items():
             with raises("usage.parts-file", f"{name} ", "reset_parameters"):
                 random_model(kinds.decoder(norm=kind))
     finally:
-        for kind in names:
+        for kind in (*names, "replaced"):
             del SLOTS["norm"].kinds[kind]

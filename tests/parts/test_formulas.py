@@ -384,7 +384,7 @@ def test_activations_are_their_formulas():
 def test_heads_and_pools_are_their_formulas():
     def head(**fields):
         model = random_model(read_model({"vocab": 9, "encoder": kinds.stack(layers=1), "head": fields}))
-        h, _ = model.hidden_states(tokens(vocab=9))
+        h, _ = model.last_hidden_state(tokens(vocab=9))
         return model.head, h, model.table, model(tokens(vocab=9))
 
     own, h, e, out = head(kind="tied", bias=True, logit_scale="inverse-sqrt")
@@ -807,7 +807,7 @@ def test_class_token_and_mask_token_start_at_a_small_random_vector():
 def test_a_tied_head_reads_the_token_part_of_a_concatenated_vector():
     """[x, p]: the token's part comes first, and the head reads it alone."""
     model = random_model(kinds.decoder(position={"kind": "sinusoidal", "join": "concat", "size": 5}))
-    h, _ = model.hidden_states(tokens())
+    h, _ = model.last_hidden_state(tokens())
     close(model(tokens()), h[..., :11] @ model.table.T)
 
 

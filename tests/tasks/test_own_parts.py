@@ -178,11 +178,8 @@ def length_error(outputs, targets):
 class ConstantSpec(DecodingSpec, kind="test-constant"):
     """v = 7 at every step"""
 
-    def generate(self, model, prompt, source, *, config, rng):
-        def choose(logits_BV, rows):
-            return logits_BV.argmax(-1) * 0 + 7
-
-        return generate_token_by_token(model, prompt, source, config=config, choose=choose)
+    def generate(self, request):
+        return generate_token_by_token(request, lambda logits_BV, rows: logits_BV.argmax(-1) * 0 + 7)
 '''
 
 

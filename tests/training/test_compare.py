@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,10 +22,11 @@ from manyheads.data.source import DataSpec
 from manyheads.errors import ConfigError, ManyheadsError, RunChangedError, UsageError
 from manyheads.inspect.draw import draw_comparison
 from manyheads.spec import to_toml
-from manyheads.training.compare import compare
+from manyheads.training.compare import compare, is_improving
 from manyheads.training.grid import axis_paths, folder_name, read_axis, split_values
 from manyheads.training.prepare import prepare
 from manyheads.training.run import read_run
+from manyheads.training.store import newest_valid
 
 STACK = {
     "layers": 1,
@@ -130,6 +132,29 @@ def test_two_axes_of_one_field_or_no_axis_or_no_seed_are_refused(path, tmp_path)
 
 
 # -------------------------------------------------------------------------------------------------------------- results
+
+
+@pytest.mark.parametrize(
+    ("curve", "expected"),
+    [
+        ([(25, 4.0), (50, 3.0), (75, 2.0), (100, 1.0)], True),
+        ([(25, 4.0), (50, 1.0), (75, 0.99), (100, 0.98)], False),
+        ([(25, 1.0), (50, 2.0), (75, 3.0), (100, 4.0)], False),
+        ([(50, 4.0), (100, 1.0)], False),  # too few to tell
+        ([(100, 4.0)], False),
+        ([], False),
+    ],
+)
+def test_a_curve_that_still_falls_is_known(curve, expected):
+    assert is_improving(curve) == expected
+
+
+def test_a_note_tells_that_curves_still_fall(path, tmp_path):
+    command = ("compare", path, "lr=1e-2", "--seeds", "1", "-s", "train.eval_every=1")
+    report = run_json(*command, "--output", tmp_path / "grid")
+    (cell,) = report["cells"]
+    assert cell["still_improving"] == is_improving(cell["seeds"][0]["curve"])
+    assert ("train.steps" in run(*command, "--output", tmp_path / "grid").stderr) == cell["still_improving"]
 
 
 def test_the_report_has_the_metrics_of_the_runs_and_no_run_is_trained_twice(path, tmp_path):
@@ -351,3 +376,34 @@ def test_two_signals_end_parallel_runs_at_once(path, tmp_path):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == 130, stderr
+
+
+def is_running(pid):
+    """Whether a process exists and is not a zombie, which a container without an init process keeps."""
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+def test_a_killed_comparison_takes_its_runs_with_it_and_they_save(path, tmp_path):
+    command = ["compare", path, "position=none,rope", "--seeds", 1, "--jobs", 2, "-s", "train.steps=1000000"]
+    grid, stderr = tmp_path / "grid", tmp_path / "err"
+    stderr.touch()
+    arguments = ([*map(str, command), "-o", str(grid)], os.devnull, os.devnull, stderr, str(tmp_path), dict(os.environ))
+    process = FORKS.Process(target=child, args=arguments)
+    process.start()
+    while process.is_alive() and len(list(grid.glob("*/*/metrics.jsonl"))) < 2:
+        time.sleep(0.05)
+    workers = [json.loads(one.read_text())["pid"] for one in grid.glob("*/*/lock.json")]
+    assert len(workers) == 2, stderr.read_text()
+    process.kill()
+    process.join()
+    deadline = time.monotonic() + 100
+    while any(map(is_running, workers)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(is_running, workers))
+    for folder in grid.glob("*/*"):
+        last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+        assert (last["event"], last["reason"]) == ("finished", "terminated")
+        assert newest_valid(folder / "checkpoints")[0].name == f"step-{last['step']:08}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import re
@@ -15,17 +16,21 @@ from command import error_of, run, run_json
 from data_files import data_spec
 from matplotlib.image import imread
 from raising import raises
+from rich.console import Console
 from small_runs import train_all
 
 import manyheads
 from manyheads import evaluate
+from manyheads.cli.evaluate import print_classes
 from manyheads.files.read import read_toml
 from manyheads.metrics import metric
 from manyheads.metrics.baselines import Bigram, Majority, NaiveBayes, Unigram
+from manyheads.metrics.classes import confusion_matrix as confusion_of
 from manyheads.metrics.probe import linear_probe
 from manyheads.metrics.ranking import rank_targets
 from manyheads.parts.inputs import Inputs
 from manyheads.tasks import evaluation as batching
+from manyheads.tasks.classify import describe_classes
 from manyheads.tasks.evaluation import EvalOptions, evaluate_loss
 from manyheads.tasks.seq2seq import max_target_tokens
 from manyheads.tasks.task import task_of
@@ -141,7 +146,7 @@ def test_bleu_and_chrf_take_the_outputs_as_hypotheses_and_the_targets_as_referen
     path.write_text("".join(f"{source}\t{target}\n" for source, target in zip(sources, targets, strict=True)))
     report = evaluate(runs / "seq2seq", data=str(path), num_beams=1, max_new_tokens=4)
     assert report["scores"]["copy"]["bleu"] == pytest.approx(100 * math.exp(1 - 7 / 5))
-    for name, hypotheses in {"model": report["outputs"], "copy": sources}.items():
+    for name, hypotheses in {"model": [row["prediction"] for row in report["outputs"]], "copy": sources}.items():
         assert report["scores"][name]["bleu"] == sacrebleu.corpus_bleu(hypotheses, [targets]).score
         assert report["scores"][name]["chrf"] == sacrebleu.corpus_chrf(hypotheses, [targets]).score
 
@@ -245,7 +250,8 @@ def test_scores_do_not_depend_on_the_size_of_batches(runs, monkeypatch):
 def test_each_row_gets_its_own_output(runs):
     """Rows of a batch, in another order, give what they give one by one."""
     checkpoint = manyheads.load(runs / "classify")
-    classes = evaluate(runs / "classify", split="train")["outputs"]
+    outputs = evaluate(runs / "classify", split="train")["outputs"]
+    classes = [row["prediction"] for row in outputs]
     texts = [text for text, _ in run_spec(runs / "classify").data.load().train]
     assert list(classes) == [manyheads.predict(checkpoint, text)["classes"][0]["class"] for text in texts]
     assert len(set(classes)) == 2
@@ -254,31 +260,89 @@ def test_each_row_gets_its_own_output(runs):
         {"num_beams": 2, "length_penalty": 0.6, "max_new_tokens": 5},
     )
     report = evaluate(runs / "seq2seq", max_rows=8, examples=8, **settings)
-    texts = report["outputs"]
-    assert list(texts) == [checkpoint.generate(row["source"], **settings) for row in report["examples"]]
+    texts = [row["prediction"] for row in report["outputs"]]
+    assert texts == [checkpoint.generate(row["source"], **settings) for row in report["examples"]]
     assert len(set(texts)) > 1
     assert report["generation"] == settings
 
 
-def test_outputs_are_written_one_per_line(runs, tmp_path):
-    path = tmp_path / "outputs.txt"
-    run("evaluate", runs / "seq2seq", "--max-rows", 6, "--num-beams", 1, "--output", path)
-    lines = path.read_text().split("\n")
-    assert len(lines) == 7
-    report = evaluate(runs / "seq2seq", max_rows=6, num_beams=1, examples=6)
-    texts = report["outputs"]
-    assert lines[:-1] == list(texts) == [example["generated"] for example in report["examples"]]
-    error = error_of("evaluate", runs / "seq2seq", "--output", path, check=2)
-    assert error["code"] == "usage.output-exists"
+OUTPUT_KEYS = {
+    "seq2seq": {"text", "reference", "prediction"},
+    "classify": {"text", "reference", "prediction"},
+    "retrieval": {"query", "document", "rank"},
+}
 
 
-def test_an_output_that_cannot_be_written_loses_no_report(runs, tmp_path):
-    for kind, name in (("causal", "a.txt"), ("seq2seq", "a.png")):
-        options = ["--max-rows", "4", "--num-beams", "1", "--output", tmp_path / name, "--json"]
-        done = run("evaluate", runs / kind, *options, check=2)
-        assert json.loads(done.stdout)["scores"]["model"]
-        assert json.loads(done.stderr)["error"]["code"] == "usage.argument"
+@pytest.mark.parametrize("kind", OUTPUT_KEYS)
+def test_every_row_is_written_with_its_result(kind, runs, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    run("evaluate", runs / kind, "--max-rows", 6, "--num-beams", 1, "--output", path)
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    report = evaluate(runs / kind, max_rows=6, num_beams=1)
+    assert rows == report["outputs"]
+    assert {frozenset(row) for row in rows} == {frozenset(OUTPUT_KEYS[kind])}
+    inputs = [tuple(row.values())[:2] for row in rows]
+    assert inputs == run_spec(runs / kind).data.load().validation[:6]
+    if kind == "retrieval":
+        assert np.mean([1 / row["rank"] for row in rows]) == pytest.approx(report["scores"]["model"]["mrr"])
+    elif kind == "classify":
+        right = [row["reference"] == row["prediction"] for row in rows]
+        assert np.mean(right) == pytest.approx(report["scores"]["model"]["accuracy"])
+    before = path.read_bytes()
+    assert error_of("evaluate", runs / kind, "--output", path, check=2)["code"] == "usage.output-exists"
+    assert path.read_bytes() == before
+    assert [one.name for one in tmp_path.iterdir()] == ["rows.jsonl"]
+
+
+def test_an_output_that_a_task_does_not_have_is_refused_before_anything_is_computed(runs, tmp_path):
+    refused = {"causal": "a.jsonl", "masked": "a.jsonl", "spans": "a.jsonl", "mae": "a.jsonl", "seq2seq": "a.png"}
+    for kind, name in refused.items():
+        error = error_of("evaluate", runs / kind, "--output", tmp_path / name, check=2)
+        assert error["code"] == "usage.argument"
+        assert kind in error["message"]
     assert not list(tmp_path.iterdir())
+
+
+def test_classes_have_their_scores_and_a_confusion_matrix(runs):
+    from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
+
+    report = run_json("evaluate", runs / "classify", "--split", "train")
+    rows = evaluate(runs / "classify", split="train")["outputs"]
+    names, targets, predicted = report["classes"], *([row[key] for row in rows] for key in ("reference", "prediction"))
+    assert report["confusion_matrix"] == confusion_matrix(targets, predicted, labels=names).tolist()
+    columns = precision_recall_fscore_support(targets, predicted, labels=names, zero_division=0)
+    for row, *values in zip(report["by_class"], names, *columns, strict=True):
+        assert [row[key] or 0 for key in ("precision", "recall", "f1", "rows")] == pytest.approx(values[1:])
+        assert row["class"] == values[0]
+    assert np.mean([row["f1"] for row in report["by_class"]]) == pytest.approx(report["scores"]["model"]["macro_f1"])
+    text = run("evaluate", runs / "classify", "--split", "train").stdout
+    assert all(word in text for word in ("precision", "recall", "f1", *names))
+
+
+@pytest.mark.parametrize("count", [3, 10, 11, 60])
+def test_the_table_of_classes_is_short_however_many_there_are(count):
+    names = [f"class {i}" for i in range(count)]
+    targets = [i % count for i in range(5 * count)]
+    confusion = confusion_of(targets, [(i * i) % count for i in range(5 * count)], count)
+    report = {"classes": names, "by_class": describe_classes(confusion, names), "confusion_matrix": confusion.tolist()}
+    console = Console(file=io.StringIO(), width=200)
+    print_classes(report, console)
+    lines = console.file.getvalue().splitlines()
+    assert len(lines) < 50
+    assert sum(line.startswith("class ") for line in lines) >= min(count, 20)
+
+
+def test_a_class_without_rows_and_predictions_has_no_scores():
+    (row,) = describe_classes(confusion_of([0, 0], [0, 0], 2), ["a", "b"])[1:]
+    assert row == {"class": "b", "precision": None, "recall": None, "f1": None, "rows": 0}
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"task": 3}, {"task": ["causal"]}, {"split": 3}, {"overrides": "a=1"}, {"overrides": [3]}]
+)
+def test_arguments_of_a_wrong_type_have_a_code(wrong, runs):
+    with raises("usage.argument"):
+        evaluate(runs / "causal", **wrong)
 
 
 # ----------------------------------------------------------------------------------------------------------- baselines
@@ -361,6 +425,38 @@ def test_another_file_of_the_same_form_is_evaluated_with_baselines_of_the_traini
     assert report["rows"] == 2  # though the data of the run are generated
 
 
+def test_the_columns_of_another_file_are_found_as_new_finds_them(runs, tmp_path):
+    """Whatever the names in the training file are; `-s data.fields` names them."""
+    rows = [(f"{text}, it is", label) for text, label in COLOURS[:10]]
+    (tmp_path / "a.csv").write_text("".join(f'{i};{label};"{text}"\n' for i, (text, label) in enumerate(rows)))
+    (tmp_path / "b.csv").write_text("Nr;Colour;What was said\n" + (tmp_path / "a.csv").read_text())
+    (tmp_path / "c.jsonl").write_text(
+        "".join(json.dumps({"said": text, "colour": label}) + "\n" for text, label in rows)
+    )
+    expected = evaluate(runs / "classify", data=str(tmp_path / "c.jsonl"))
+    assert (expected["rows"], "columns said, colour" in expected["data"]) == (10, True)
+    report = evaluate(runs / "classify", data=str(tmp_path / "b.csv"))
+    assert report["scores"] == expected["scores"]
+    for name in ("semicolon-separated", "columns What was said, Colour"):
+        assert name in report["data"]
+    report = evaluate(runs / "classify", data=str(tmp_path / "a.csv"), overrides=["data.fields=[2, 1]"])
+    assert report["scores"] == expected["scores"]
+    with raises("data.columns", "b.csv", "'said'"):
+        evaluate(runs / "classify", data=str(tmp_path / "b.csv"), overrides=['data.fields=["said", "colour"]'])
+
+
+def test_the_texts_of_a_table_are_evaluated_one_by_one(runs, tmp_path):
+    texts = [f"the cat sat {'there ' * (i % 4)}and saw {i}" for i in range(12)]
+    (tmp_path / "a.jsonl").write_text(
+        "".join(json.dumps({"id": i, "said": text}) + "\n" for i, text in enumerate(texts))
+    )
+    (tmp_path / "a.txt").write_text("".join(f"{text}.\n" for text in texts))
+    latest = runs / "causal" / "checkpoints" / (runs / "causal" / "checkpoints" / "latest").read_text()
+    for path in (runs / "causal", latest):
+        for name in ("a.jsonl", "a.txt"):
+            assert evaluate(path, data=str(tmp_path / name))["rows"] == 12
+
+
 def test_a_checkpoint_without_its_run_is_evaluated_for_the_task_it_was_trained_for(runs, tmp_path):
     (tmp_path / "a.txt").write_text("the cat sat\n" * 30)
     for kind in ("causal", "masked", "spans"):
@@ -432,7 +528,7 @@ FAULTS = {
     "no such split": (["causal", "--split", "dev"], 2, "usage.argument", "dev"),
     "no such task": (["causal", "--task", "summarize"], 2, "usage.argument", "summarise"),
     "a task without a file": (["masked", "--task", "retrieval"], 2, "config.missing-key", "--data"),
-    "a file that does not exist": (["classify", "--data", "nowhere.tsv"], 3, "data.file", "nowhere.tsv"),
+    "a file that does not exist": (["classify", "--data", "nowhere.tsv"], 2, "usage.path-not-found", "nowhere.tsv"),
     "no rows": (["causal", "--max-rows", "0"], 2, "usage.argument", "rows"),
     "no beams": (["seq2seq", "--num-beams", "0"], 2, "generate.config", "num_beams"),
     "a short maximum": (["causal", "--max-length", "2"], 2, "usage.argument", "max_length"),
@@ -446,7 +542,7 @@ FAULTS = {
         "classif",
     ),
     "a misspelt field": (["classify", "-s", "data.held=1"], 2, "config.unknown-key", "held"),
-    "no folder": (["nothing-here"], 4, "checkpoint.not-found", "nothing-here"),
+    "no folder": (["nothing-here"], 2, "usage.path-not-found", "nothing-here"),
 }
 
 
@@ -502,7 +598,7 @@ def test_images_have_classes_too(tmp_path):
     settings = {"steps": 2, "batch_tokens": 800, "eval_every": 100, "eval_rows": 1}
     train_all({"model": model, "data": "digits", "task": "classify", "train": settings}, tmp_path / "run")
     report = evaluate(tmp_path / "run", max_rows=20, examples=3)
-    classes = report["outputs"]
+    classes = [row["prediction"] for row in report["outputs"]]
     assert report["scores"].keys() == {"model", "majority"}  # an image has no words
     assert len(classes) == report["rows"] == 20
     assert report["scores"]["model"].keys() == METRICS["classify"][0]

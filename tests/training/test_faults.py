@@ -29,12 +29,13 @@ from small_runs import at_file, at_forward, described, end_of, hashes, resume, t
 import manyheads
 from manyheads.files.manifest import verify_manifest
 from manyheads.files.read import sha256
+from manyheads.files.write import write_atomic
 from manyheads.spec import to_toml
 from manyheads.training.events import Resumed, Step
 from manyheads.training.folder import Log, data_hashes
 from manyheads.training.prepare import prepare
 from manyheads.training.run import read_run
-from manyheads.training.store import checkpoints, newest_valid
+from manyheads.training.store import checkpoints, newest_valid, purge
 
 SETTINGS = {"steps": 8, "save_every": 2, "eval_every": 4, "accumulate": 1}
 FEW = {"kind": "sequence", "function": "reverse", "count": 120, "validation_count": 20}
@@ -98,13 +99,15 @@ MOMENTS = {
     "rename": ("os.rename", r"step-\d+\.tmp-"),
     "latest": ("os.rename", r"/latest\.tmp$"),
 }
-STATUS = {signal.SIGTERM: (75, 143), signal.SIGINT: (130, 130)}  # after the first signal, and after the second
+# after the first signal, and after the second
+STATUS = {signal.SIGTERM: (75, 143), signal.SIGINT: (130, 130), signal.SIGHUP: (75, 75)}
 LAST_STEP = {"first step": 1, "evaluation": 4, "state": 2, "latest": 2}
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
 
 
-@pytest.mark.parametrize("moment", LAST_STEP)
-def test_a_signal_at_any_moment_finishes_the_step_and_saves(moment, run_file, tmp_path, whole):
-    folder, number = tmp_path / "run", (signal.SIGTERM, signal.SIGINT)[len(moment) % 2]
+@pytest.mark.parametrize(("moment", "number"), [*zip(LAST_STEP, SIGNALS, strict=True)])
+def test_a_signal_at_any_moment_finishes_the_step_and_saves(moment, number, run_file, tmp_path, whole):
+    folder = tmp_path / "run"
     run("train", run_file, "--output", folder, check=STATUS[number][0], before=partial(signal_at, moment, number))
     last = log_lines(folder)[-1]
     assert (last["event"], last["step"]) == ("finished", LAST_STEP[moment])
@@ -143,22 +146,34 @@ def test_a_second_signal_stops_at_once_and_leaves_nothing_half_written(run_file,
     assert steps_of(folder, "evaluated") == [4, 8]
 
 
-def ignore_sigint_and_signal_at(moment, *numbers):
+def ignore_and_signal_at(moment, *numbers):
     """As nohup starts a process, or a script one in the background."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     signal_at(moment, *numbers)
 
 
 @pytest.mark.parametrize("moment", ["preparation", "first step"])
-def test_sigint_that_is_ignored_at_the_start_stays_ignored_and_sigterm_saves(moment, run_file, tmp_path, whole):
+def test_signals_that_are_ignored_at_the_start_stay_ignored_and_sigterm_saves(moment, run_file, tmp_path, whole):
     data = pairs_file(tmp_path, "a.tsv", PAIRS.encode()) if moment == "preparation" else ()
-    before = partial(ignore_sigint_and_signal_at, moment, signal.SIGINT, signal.SIGINT)
-    run("train", run_file, "--output", tmp_path / "one", *data, before=before)
+    ignored = (signal.SIGINT, signal.SIGINT, signal.SIGHUP, signal.SIGHUP)
+    before = partial(ignore_and_signal_at, moment, *ignored)
+    run("train", run_file, "--output", tmp_path / "one", *data, "--json", before=before)
     assert log_lines(tmp_path / "one")[-1]["reason"] == "steps"
     assert data or hashes(tmp_path / "one") == hashes(whole)
-    before = partial(ignore_sigint_and_signal_at, "first step", signal.SIGINT, signal.SIGTERM)
+    before = partial(ignore_and_signal_at, "first step", *ignored, signal.SIGTERM)
     run("train", run_file, "--output", tmp_path / "two", check=75, before=before)
     assert log_lines(tmp_path / "two")[-1]["reason"] == "terminated"
+
+
+def test_a_terminal_that_is_closed_sends_several_signals_and_the_run_saves(run_file, tmp_path):
+    """SIGHUP comes from the terminal and from its shell, and SIGTERM from the logout."""
+    before = partial(signal_at, "state", signal.SIGHUP, signal.SIGHUP, signal.SIGTERM, signal.SIGHUP)
+    run("train", run_file, "--output", tmp_path / "run", check=75, before=before)
+    assert log_lines(tmp_path / "run")[-1]["reason"] == "terminated"
+    assert newest_valid(tmp_path / "run" / "checkpoints")[0].name == "step-00000002"
+    before = partial(signal_at, "first step", signal.SIGHUP, signal.SIGTERM, signal.SIGTERM)
+    run("train", run_file, "--output", tmp_path / "run", check=143, before=before)
 
 
 def test_signals_at_random_steps_change_no_bit(run_file, tmp_path, whole):
@@ -209,6 +224,78 @@ def test_without_a_terminal_there_are_plain_lines_and_quiet_is_quiet(run_file, t
     loss = next(line["metrics"]["loss"] for line in log_lines(tmp_path / "run") if line["event"] == "evaluated")
     assert f"{loss:.4f}" in done.stderr
     assert run("train", run_file, "--output", tmp_path / "other", "--quiet").stderr == ""
+
+
+# ------------------------------------------------------------------------ standard streams that are full, closed or gone
+
+
+def lose_stderr(how):
+    """In the process of a command: writing to standard error fails, from the start or from the third step on."""
+    if how == "reader":
+        reader, number = os.pipe()
+        at_forward({3: partial(os.close, reader)})
+    elif how == "terminal":
+        terminal, number = pty.openpty()
+        at_forward({3: partial(os.close, terminal)})
+        os.environ["TERM"] = "xterm"
+    else:
+        number = os.open("/dev/full", os.O_WRONLY)
+    os.dup2(number, 2)
+    os.close(number)
+
+
+@pytest.mark.parametrize("how", ["reader", "terminal", "disk"])
+def test_a_failed_write_to_standard_error_does_not_end_the_run(how, run_file, tmp_path, whole):
+    run("train", run_file, "--output", tmp_path / "run", "-s", "train.eval_every=1", before=partial(lose_stderr, how))
+    assert end_of_log(tmp_path / "run") == (8, "steps")
+    assert hashes(tmp_path / "run")["model.safetensors"] == hashes(whole)["model.safetensors"]
+
+
+def end_of_log(folder):
+    last = log_lines(folder)[-1]
+    return last["step"], last.get("reason")
+
+
+def close_streams(*numbers):
+    """In the process of a command: as after `<&-`, `>&-` and `2>&-`."""
+    for number in numbers:
+        os.close(number)
+        setattr(sys, ("stdin", "stdout", "stderr")[number], None)
+
+
+def test_every_command_works_with_closed_standard_streams(run_file, copied, tmp_path, whole):
+    for command in (
+        ("train", run_file, "--output", tmp_path / "run"),
+        ("train", run_file, "--dry-run"),
+        ("compare", run_file, "optim.lr=0.003", "--seeds", "1", "--jobs", "2", "--output", tmp_path / "grid"),
+        ("evaluate", copied),
+        ("predict", copied, "1 2 3"),
+        ("export", copied, tmp_path / "exported", "--to", "manyheads"),
+        ("audit", copied),
+        ("data", "show", run_file),
+        ("data", "prepare", run_file, "--output", tmp_path / "ids"),
+        ("new", "copy", "--output", tmp_path / "copy.toml"),
+        ("show", "gpt2"),
+        ("--version",),
+    ):
+        run(*command, before=partial(close_streams, 0, 1, 2))
+    assert hashes(tmp_path / "run") == hashes(whole)
+    assert hashes(tmp_path / "grid" / "optim.lr=0.003" / "seed-5") == hashes(whole)
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_one_closed_stream_leaves_the_others_as_they_are(number, copied):
+    before = partial(close_streams, number)
+    done = run("predict", copied, "1 2 3", before=before)
+    assert (bool(done.stdout), done.stderr) == (number != 1, "")
+    done = run("predict", copied, check=3, before=before)  # standard input is empty
+    assert (done.stdout, bool(done.stderr)) == ("", number != 2)
+
+
+def test_an_error_without_a_standard_error_is_not_written_elsewhere(tmp_path):
+    command = f"{sys.executable} -m manyheads show gtp2 2>&- <&-"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
 
 
 # ------------------------------------------------------------------------------- a disk that is full, read-only or gone
@@ -424,14 +511,35 @@ def test_the_newest_checkpoint_is_the_one_with_the_highest_step_whatever_the_clo
 def test_a_start_removes_only_what_a_killed_save_left(copied):
     folder = copied / "checkpoints"
     (folder / "step-00000010.tmp-0a1b2c3d").mkdir()
-    (folder / "mine").mkdir()
-    (folder / "notes.txt").touch()
+    mine = {"mine", "my.tmpdir", "step-00000004.old-copy", "step-00000004.tmp-mine", "step-notes.tmp-0a1b2c3d"}
+    notes = {"notes.txt", "notes.tmp.txt", "step-00000010.tmp-0a1b2c3e"}
+    for one in (copied, folder):
+        for name in mine:
+            (one / name).mkdir()
+        for name in notes:
+            (one / name).touch()
     with (copied / "metrics.jsonl").open("a") as file:
         file.write('{"event": "step", "st')  # a line that a crash left incomplete
     train_all(tree(), copied)
     names = {path.name for path in folder.iterdir()}
-    assert names == {"latest", "mine", "notes.txt", "step-00000006", "step-00000008"}
+    assert names == {"latest", "step-00000006", "step-00000008"} | mine | notes
+    assert mine | notes <= {path.name for path in copied.iterdir()}
     assert log_lines(copied)[-1]["event"] == "finished"
+
+
+@pytest.mark.parametrize("kept", [(), ("latest",), ("checkpoints",)], ids=str)
+def test_checkpoints_that_vanished_are_an_error_and_never_a_new_start(kept, run_file, copied):
+    for path in (copied / "checkpoints").iterdir():
+        if path.name not in kept:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    if not kept:
+        (copied / "checkpoints").rmdir()
+    files = {path: path.read_bytes() for path in copied.rglob("*") if path.is_file()}
+    for more in ((), ("--dry-run",), ("--resume", "step-00000008")):
+        done = run("train", run_file, "--output", copied, *more, "--json", check=4)
+        error = json.loads(done.stderr.splitlines()[-1])["error"]
+        assert error["code"] in ("checkpoint.not-found", "checkpoint.corrupt")
+        assert {path: path.read_bytes() for path in copied.rglob("*") if path.is_file()} == files
 
 
 def flip_bit(path):
@@ -458,6 +566,39 @@ def test_weights_that_are_not_those_that_were_saved_are_not_evaluated_exported_o
             assert error["code"] == "checkpoint.hash-mismatch"
             assert name in error["message"]
     assert not (tmp_path / "out").exists()
+
+
+def save_another(folder, *, same_step):
+    """What a run does when it saves: the next step and removes this one, or this step again."""
+    last, draft = folder / "step-00000008", folder / "step-00000010.tmp-0a1b2c3d"
+    shutil.copytree(last, draft)
+    if same_step:
+        last.rename(folder / "step-00000008.old-0a1b2c3d")
+        draft.rename(last)
+    else:
+        draft.rename(folder / "step-00000010")
+        write_atomic(folder / "latest", "step-00000010")
+    purge(folder, 1)
+
+
+@pytest.mark.parametrize("same_step", [False, True])
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_a_checkpoint_that_is_removed_while_it_is_read_is_read_again(name, same_step, copied):
+    expected = run("predict", copied, "1 2 3").stdout
+    save = partial(save_another, copied / "checkpoints", same_step=same_step)
+    before = partial(at_file, "open", f"step-00000008/{name}", save)
+    assert run("predict", copied, "1 2 3", before=before).stdout == expected
+    names = {path.name for path in (copied / "checkpoints").iterdir()}
+    assert names == {"latest", "step-00000008" if same_step else "step-00000010"}
+
+
+@pytest.mark.parametrize("numbers", [(signal.SIGTERM,), (signal.SIGHUP, signal.SIGHUP), (signal.SIGINT,)], ids=str)
+@pytest.mark.parametrize("form", ["manyheads", "onnx"])
+def test_a_terminated_export_leaves_nothing(form, numbers, copied, tmp_path):
+    before = partial(at_file, "open", r"/\.draft-\w+/draft.*(safetensors|json|onnx)", partial(send, *numbers))
+    target = tmp_path / "new" / "exported"
+    run("export", copied, target, "--to", form, check=128 + numbers[0], before=before)
+    assert [path.name for path in tmp_path.iterdir()] == ["copied"]
 
 
 # ----------------------------------------------------------------------------------------------------- NaN and infinity

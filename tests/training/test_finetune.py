@@ -243,9 +243,9 @@ def test_new_and_unused_weights_are_named(data, tmp_path):
     model, (event,) = initial_model(prepared(read_toml(path)))
     start = manyheads.load(tmp_path / "start").model
     weights = dict(model.named_parameters())
-    assert event.new == ("head.dense.weight", "head.dense.bias", "head.output.weight", "head.output.bias")
-    assert set(event.unused) == {"pooler.dense.weight", "pooler.dense.bias"}
-    assert all(name in stderr for name in (*event.new, *event.unused))
+    assert event.missing_keys == ("head.dense.weight", "head.dense.bias", "head.output.weight", "head.output.bias")
+    assert set(event.unexpected_keys) == {"pooler.dense.weight", "pooler.dense.bias"}
+    assert all(name in stderr for name in (*event.missing_keys, *event.unexpected_keys))
     assert all(torch.equal(weights[name], tensor) for name, tensor in start.named_parameters())
     assert event.loaded == len(dict(start.named_parameters())) == len(weights) - 4
 
@@ -254,7 +254,7 @@ def test_a_head_for_another_number_of_classes_is_new_and_another_shape_elsewhere
     folder = saved("bert-classes", tmp_path / "start")  # three classes
     run = prepared(described(folder, data, "classify", model={"head": {"classes": "data"}}))
     _, (event,) = initial_model(run)
-    assert event.new == event.unused == ("head.output.weight", "head.output.bias")
+    assert event.missing_keys == event.unexpected_keys == ("head.output.weight", "head.output.bias")
     assert run.model_spec.head.classes == 2
     with pytest.raises(IncompatibleError) as error:
         prepared(described(folder, data, "classify"))
@@ -291,12 +291,12 @@ def test_a_head_for_as_many_other_classes_is_new(data, tmp_path):
         {"head.output.weight", "head.output.bias"},
     )
     _, (same,) = initial_model(prepared(described(start, data, "classify")))
-    assert not head & set(same.new)
+    assert not head & set(same.missing_keys)
     labels = data / "labels.tsv"
     labels.write_text(labels.read_text().replace("early", "first").replace("late", "last"))
     _, (other,) = initial_model(prepared(described(start, data, "classify")))
-    assert head <= set(other.new)
-    assert head <= set(other.unused)
+    assert head <= set(other.missing_keys)
+    assert head <= set(other.unexpected_keys)
 
 
 def test_classes_keep_the_order_of_the_checkpoint(data, tmp_path):
@@ -453,12 +453,12 @@ def test_a_run_can_start_from_another_run_and_keeps_its_tokenizer(data, tmp_path
     head = {"head": {"kind": "classes", "classes": "data"}}
     events = train_all(described(tmp_path / "first", data, "classify", model=head), tmp_path / "second")
     assert isinstance(events[1], Initialized)
-    assert all(name.startswith("head.") for name in (*events[1].new, *events[1].unused))
+    assert all(name.startswith("head.") for name in (*events[1].missing_keys, *events[1].unexpected_keys))
     tokenizer = manyheads.load(tmp_path / "second").tokenizer
     ids = tokenizer.encode("word5", add_special_tokens=False).ids
     assert tokenizer.encode("word5").ids == [1, *ids, 2]
     _, (third,) = initial_model(prepared(described(tmp_path / "second", data, "classify")))
-    assert third.new == ()
+    assert third.missing_keys == ()
 
 
 def test_special_tokens_around_a_text_are_kept_through_two_runs(data, tmp_path):
@@ -496,12 +496,14 @@ def test_lora_changes_nothing_at_first_and_then_only_its_target_modules(name, da
     batch = first_batch(run, 8)
     assert torch.equal(model.eval()(batch.inputs), plain.eval()(batch.inputs))
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    assert {name for name in trained if not name.endswith((".lora_A.weight", ".lora_B.weight"))} == set(event.new)
+    assert {name for name in trained if not name.endswith((".lora_A.weight", ".lora_B.weight"))} == set(
+        event.missing_keys
+    )
     list(train_events(run, tmp_path / "run"))
     after = dict(manyheads.load(tmp_path / "run").model.named_parameters())
     changed = {name for name, tensor in plain.named_parameters() if not torch.equal(tensor, after[name])}
     targets = tuple(f".{module}.weight" for module in run.spec.lora.target_modules)
-    assert changed == {name for name in after if name in event.new or name.endswith(targets)}
+    assert changed == {name for name in after if name in event.missing_keys or name.endswith(targets)}
 
 
 @pytest.mark.parametrize("name", ["classify-lora", "causal-lora"])

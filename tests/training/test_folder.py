@@ -37,7 +37,7 @@ from manyheads.training.folder import (
 from manyheads.training.loop import train_events
 from manyheads.training.prepare import prepare
 from manyheads.training.run import SAFE_TO_CHANGE, read_run
-from manyheads.training.store import TrainState, checkpoints
+from manyheads.training.store import TrainState, checkpoints, newest_valid
 
 SETTINGS = {"steps": 8, "save_every": 2, "eval_every": 4, "accumulate": 1}
 FEW = {"kind": "sequence", "function": "reverse", "count": 120, "validation_count": 20}
@@ -76,7 +76,7 @@ def log_lines(folder):
 def start(run, folder, overridden=()):
     """What a start of a run does with its folder."""
     hashed = data_hashes(run)
-    changes = config_changes(run, hashed, folder, overridden)
+    changes = config_changes(run, hashed, folder, newest_valid(folder / "checkpoints")[0], overridden)
     write_run_files(run, hashed, folder, torch.device("cpu"))
     return changes
 
@@ -153,17 +153,38 @@ def test_changes_are_shown_as_a_table_and_overridden_on_request(run_file, copied
         assert (copied / "checkpoints" / "step-00000010").is_dir()
 
 
+def test_a_change_of_both_run_files_is_found_by_the_checkpoint(run_file, copied, tmp_path):
+    for path in (run_file, copied / "run.toml"):
+        path.write_text(path.read_text().replace("lr = 0.003", "lr = 0.001"))
+    assert read_toml(copied / "run.toml")["optim"]["lr"] == 0.001
+    for more in ((), ("--dry-run",), ("--resume", "step-00000006")):
+        done = run("train", run_file, "--output", copied, *more, check=2)
+        assert more[:1] == ("--dry-run",) or ["optim.lr", "0.003", "0.001"] in table_rows(done.stderr)
+        assert "optim.lr" in done.stderr
+    run("train", run_file, "--output", copied, "-s", "train.steps=10", "--override-resume", "optim.lr")
+    run("train", run_file, "--output", copied, "-s", "train.steps=12")  # the last checkpoint knows the new value
+
+
+def test_other_threads_are_a_warning_because_they_give_other_bits(run_file, tmp_path):
+    command = ("train", run_file, "--output", tmp_path / "run", "--quiet")
+    run(*command, "-s", "train.steps=2", before=partial(torch.set_num_threads, 2))
+    assert "OMP_NUM_THREADS" in run(*command, "-s", "train.steps=4").stderr
+    warned = [line for line in log_lines(tmp_path / "run") if line["event"] == "warned"]
+    assert [line["step"] for line in warned] == [2]
+    assert run(*command, "-s", "train.steps=6").stderr == ""
+
+
 def test_files_that_are_not_of_a_run_are_not_overwritten(run_file, tmp_path):
-    for name in ("run.toml", "data.json", "env.json", "metrics.jsonl"):
+    for name in ("run.toml", "data.json", "env.json", "metrics.jsonl", "lock.json"):
         folder = tmp_path / name.replace(".", "-")
-        folder.mkdir()
+        (folder / "checkpoints").mkdir(parents=True)  # which could be anybody's
         (folder / name).write_text('{"starts": 3}')
         for more in ((), ("--dry-run",)):
             done = run("train", run_file, "--output", folder, *more, "--json", check=2)
             error = json.loads(done.stderr.splitlines()[-1])["error"]
             assert error["code"] == "run.invalid"
             assert str(folder / name) in error["message"]
-        assert [path.name for path in folder.iterdir()] == [name]
+        assert sorted(path.name for path in folder.iterdir()) == sorted(["checkpoints", name])
         assert (folder / name).read_text() == '{"starts": 3}'
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from raising import raises
 from small_checkpoints import folder_of
 from small_runs import described, train_all
+from tokenizers import Tokenizer, models
 
 import manyheads
+from manyheads import Checkpoint, build, read
 from manyheads.model.spec import ModelSpec
 from manyheads.spec import to_toml, to_tree
-from manyheads.training.prepare import prepare
+from manyheads.training.prepare import checkpoint_hash, prepare
 from manyheads.training.run import read_run, read_run_file
 
 NOWHERE = "no/such/folder"
@@ -26,9 +29,9 @@ MISSING = {
     "data": ({"data": PAIRS}, "data.file", "pairs.tsv"),
     "tokenizer": ({"tokenizer": TOKENIZER}, "data.file", "tokenizer.json"),
     "prepared data": ({"data": {"kind": "prepared", "path": NOWHERE}}, "data.file", NOWHERE),
-    "checkpoint": ({"init_from": NOWHERE, "model": {"encoder": {"layers": 2}}}, "checkpoint.not-found", NOWHERE),
-    "checkpoint for a whole model": ({"init_from": NOWHERE}, "checkpoint.not-found", NOWHERE),
-    "everything": ({"init_from": NOWHERE, "data": PAIRS, "tokenizer": TOKENIZER}, "checkpoint.not-found", NOWHERE),
+    "checkpoint": ({"init_from": NOWHERE, "model": {"encoder": {"layers": 2}}}, "usage.path-not-found", NOWHERE),
+    "checkpoint for a whole model": ({"init_from": NOWHERE}, "usage.path-not-found", NOWHERE),
+    "everything": ({"init_from": NOWHERE, "data": PAIRS, "tokenizer": TOKENIZER}, "usage.path-not-found", NOWHERE),
 }
 
 
@@ -86,6 +89,21 @@ def test_overrides_that_do_not_fit_the_checkpoint_are_refused_with_their_path(ov
     with raises(code) as caught:
         prepare(read_run(tree))
     assert ".".join(map(str, caught.value.path)) == path
+
+
+def test_the_hash_of_a_checkpoint_depends_on_every_tensor_and_the_tokenizer():
+    def checkpoint(tokenizer=None, **changes):
+        model = build(read("gpt2", "vocab=9", "decoder.layers=1", "decoder.width=8", "decoder.attention.heads=2"))
+        model.register_buffer("own", torch.zeros(3))
+        for name, value in changes.items():
+            model.state_dict()[name.replace("__", ".")].view(-1)[-1] += value
+        return Checkpoint(model, tokenizer)
+
+    whole = checkpoint_hash(checkpoint())
+    assert checkpoint_hash(checkpoint()) == whole
+    assert checkpoint_hash(checkpoint(own=1.0)) != whole, "a buffer is part of the model"
+    assert checkpoint_hash(checkpoint(decoder__norm__weight=1.0)) != whole
+    assert checkpoint_hash(checkpoint(Tokenizer(models.BPE()))) != whole
 
 
 def test_a_run_without_a_model_and_without_a_checkpoint_is_refused():

@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 import re
 import tomllib
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from command import run
+import torch
+import transformers
+from command import error_of, run
 from raising import raises
+from small_checkpoints import assert_close, folder_of
 from small_runs import end_of
 
+import manyheads
 from manyheads import build
 from manyheads.data.source import DataSpec
 from manyheads.tasks.task import TaskSpec
 from manyheads.training.batches import BatchStream
+from manyheads.training.estimate import SpeedEstimate, measure_speed, typical_seconds
+from manyheads.training.events import Step
 from manyheads.training.loop import train_events
 from manyheads.training.prepare import prepare
+from manyheads.training.resources import estimate_resources
 from manyheads.training.run import read_run
-from manyheads.training.suggest import inline, suggest
+from manyheads.training.suggest import USEFUL_STEPS, inline, suggest
 
 WORDS = [
     "the",
@@ -181,6 +191,57 @@ def test_new_and_train_make_a_model_of_a_file_and_new_replaces_no_run_file(tmp_p
     assert tomllib.loads(printed.stdout)["train"]["steps"] < 400  # the time decides
 
 
+def spreadsheet(rows, delimiter):
+    """As a spreadsheet saves it: cells with a delimiter, a quote or a line break are in quotes."""
+    text = io.StringIO(newline="")
+    csv.writer(text, delimiter=delimiter).writerows(rows)
+    return text.getvalue()
+
+
+SPREADSHEETS = {
+    "commas.csv": (",", "utf-8-sig", lambda i, text: (i, f'{text}, "quoted"\nand more')),
+    "decimals.csv": (";", "utf-8", lambda i, text: (f"{i},5", f"{text}; it costs {i},50")),
+    "unicode.txt": ("\t", "utf-16", lambda i, text: (i, f"«{text}»")),
+}
+
+
+@pytest.mark.parametrize("name", SPREADSHEETS)
+def test_a_file_saved_from_a_spreadsheet_is_trained_evaluated_and_used_in_four_commands(name, tmp_path):
+    delimiter, encoding, cells = SPREADSHEETS[name]
+    rows = [(*cells(i, text), label) for i, (text, label) in enumerate(labelled())]
+    content = spreadsheet([("Nr.", "Review Text", "Verdict (final)"), *rows], delimiter)
+    (tmp_path / name).write_bytes(content.encode(encoding))
+    done = run("new", "classify", name, "--output", "run.toml", "--minutes", "0.01", cwd=tmp_path)
+    for value in ("-separated", "Review Text, Verdict (final)", "header"):
+        assert value in done.stderr
+    run("train", "run.toml", "--output", "runs/x", "-s", "train.steps=2", "-s", "train.eval_rows=4", cwd=tmp_path)
+    report = json.loads(run("evaluate", "runs/x", "--data", name, "--json", cwd=tmp_path).stdout)
+    assert report["rows"] == 60
+    assert run("predict", "runs/x", rows[0][1], cwd=tmp_path).stdout.split()[-1] in ("long", "short")
+
+
+@pytest.mark.parametrize("task", ["causal", "masked"])
+def test_the_texts_of_a_table_are_learned_one_by_one(task, tmp_path):
+    path = objects(tmp_path / "a.jsonl", [(str(i), text) for i, text in enumerate(sentences(60))], "id", "said")
+    text, reasons = suggest(task, path, minutes=0.01)
+    assert tomllib.loads(text)["data"]["fields"] == ["said"]
+    assert "57 training, 3 validation" in reasons[0]
+
+
+def test_what_is_decided_about_a_file_is_said_and_overruled(tmp_path):
+    path = table(tmp_path / "a.tsv", labelled(), "Review Text", "Verdict")
+    text, reasons = suggest("classify", path, minutes=0.01)
+    assert len(prepare(read_run(tomllib.loads(text))).labels) == 2
+    assert "header = false" in reasons[0]
+    text, reasons = suggest("classify", path, overrides=["data.header=false"], minutes=0.01)
+    assert tomllib.loads(text)["data"]["header"] is False
+    assert "'Verdict' 1" in reasons[0]  # a class with one row
+    text, _ = suggest("causal", book(tmp_path / "book.txt"), overrides=["data.document='line'"], minutes=0.01)
+    assert tomllib.loads(text)["data"]["document"] == "line"
+    with raises("usage.argument", "train.steps=3"):
+        suggest("classify", path, overrides=["train.steps=3"])
+
+
 def test_a_value_that_is_no_text_is_an_error_with_its_line(tmp_path):
     path = tmp_path / "a.jsonl"
     rows = [
@@ -251,9 +312,17 @@ def test_a_long_text_is_split_into_rows(tmp_path):
     text, _ = suggest("causal", path)
     assert tomllib.loads(text)["train"]["pack"] == 512
     trained(text, tmp_path / "run")
-    path.write_text(" ".join(sentences(6000)))
-    with raises("data.too-large", "8,192"):
-        suggest("causal", path, architecture="recurrent")
+
+
+def test_a_long_text_that_cannot_be_packed_is_split_into_pieces(tmp_path):
+    path, text = tmp_path / "book.txt", " ".join(sentences(300, words=(30, 40)))
+    path.write_text(text)
+    toml, _ = suggest("spans", path, minutes=0.01)
+    run = trained(toml, tmp_path / "run")
+    rows = [row for rows in run.corpus.splits.values() for (row,) in rows]
+    assert sorted(rows) == sorted(set(rows))
+    assert sum(map(len, rows)) == len(text)
+    assert max(map(len, rows)) <= tomllib.loads(toml)["data"]["max_document_length"]
 
 
 def test_a_few_long_rows_are_truncated_and_counted(tmp_path):
@@ -271,3 +340,216 @@ def test_more_data_gets_a_larger_model(tmp_path):
     )
     assert small["tokenizer"].get("vocab_size", 256) < large["tokenizer"]["vocab_size"]
     assert small["train"]["batch_tokens"] <= large["train"]["batch_tokens"]
+
+
+# ---------------------------------------------------------------------------------------- what is suggested is exported
+
+
+def exported(task, folder, **options):
+    """A run of two steps of what is suggested, with weights that differ from their initial values, and its export."""
+    text, _ = suggest(task, FILES[task](folder), minutes=0.05, **options)
+    trained(text, folder / "run")
+    ours = manyheads.load(folder / "run", copy=True)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in ours.model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    manyheads.export(ours, folder / "hf")
+    return ours, folder / "hf"
+
+
+def batch_of(ours, texts):
+    """The batch of texts as both libraries take it: ids and the attention mask."""
+    inputs = ours.pad([encoding.ids for encoding in ours.encode(texts)])
+    return inputs, {"input_ids": inputs.tokens, "attention_mask": (~inputs.padding_mask).long()}
+
+
+CLASSES = {
+    "causal": "AutoModelForCausalLM",
+    "infill": "AutoModelForCausalLM",
+    "masked": "AutoModelForMaskedLM",
+    "classify": "AutoModelForSequenceClassification",
+    "retrieval": "AutoModel",
+    "translate": "AutoModelForSeq2SeqLM",
+    "summarise": "AutoModelForSeq2SeqLM",
+    "seq2seq": "AutoModelForSeq2SeqLM",
+    "spans": "AutoModelForSeq2SeqLM",
+    "copy": "AutoModelForSeq2SeqLM",
+}
+
+
+def test_every_task_of_text_is_exported():
+    assert set(CLASSES) == built_in_tasks().keys() - {"mae"}
+
+
+@pytest.mark.parametrize(
+    ("task", "options"), [*((task, {}) for task in CLASSES), ("classify", {"architecture": "decoder"})]
+)
+def test_transformers_gives_the_same_output_for_what_is_suggested(task, options, tmp_path):
+    ours, folder = exported(task, tmp_path, **options)
+    theirs, info = getattr(transformers, CLASSES[task]).from_pretrained(folder, output_loading_info=True)
+    assert not any(info.values()), info
+    texts = ["3 1 4 1 5", "2 7 1"] if task == "copy" else ["the red cat sees 1.", "a dog"]
+    with torch.no_grad():
+        check_same_output(task, texts, ours, theirs.eval(), folder)
+
+
+def check_same_output(task, texts, ours, theirs, folder):
+    inputs, batch = batch_of(ours, texts)
+    mask = ~inputs.padding_mask
+    if task == "retrieval":
+        states = theirs(**batch).last_hidden_state.masked_fill(~mask[..., None], 0.0)
+        vectors = manyheads.load(folder).embed(texts)
+        assert_close(vectors, states.sum(1) / mask.sum(1)[:, None])
+        assert_close(vectors, ours.embed(texts))
+    elif ours.has_source:
+        target = torch.tensor([[1, 6, 7], [1, 8, 2]])
+        logits = theirs(**batch, decoder_input_ids=target).logits
+        assert_close(ours.logits(inputs.tokens, target, inputs.padding_mask), logits)
+    else:
+        logits = theirs(**batch).logits
+        own = ours.logits(inputs.tokens, padding_mask=inputs.padding_mask)
+        assert_close(own, logits, None if task == "classify" else mask)
+    names = transformers.AutoTokenizer.from_pretrained(folder)
+    assert names(texts, padding=True)["input_ids"] == inputs.tokens.tolist()
+
+
+@pytest.mark.parametrize("task", ["causal", "infill"])
+def test_a_suggested_decoder_is_exported_to_gguf_with_its_tokenizer(task, tmp_path):
+    ours, _ = exported(task, tmp_path)
+    manyheads.export(ours, tmp_path / "model.gguf", to="gguf")
+    again = manyheads.load(tmp_path / "model.gguf")
+    text = "the red cat sees 1."
+    ids = ours.encode([text])[0].ids
+    assert again.tokenizer.encode(text).ids == ids
+    assert_close(again.logits(torch.tensor([ids])), ours.logits(torch.tensor([ids])))
+
+
+# ---------------------------------------------------------------------------------------------- the time and the output
+
+
+def busy(monkeypatch, **speed):
+    """Every step is as slow as on a busy machine."""
+    usual = {"step": 100.0, "evaluation": 100.0, "timed_steps": 3}
+    monkeypatch.setattr("manyheads.training.suggest.measure_speed", lambda *_, **__: SpeedEstimate(**usual | speed))
+
+
+def test_however_slow_the_machine_is_a_run_has_a_useful_number_of_steps_and_a_warning(tmp_path, monkeypatch):
+    path = FILES["translate"](tmp_path)
+    busy(monkeypatch)
+    text, reasons = suggest("translate", path)
+    run = prepare(read_run(tomllib.loads(text)))
+    assert run.spec.train.steps >= max(USEFUL_STEPS, len(BatchStream(run).plan()))
+    assert "--minutes 30" in reasons[-1]
+    assert f"# {reasons[-1]}" in text
+    busy(monkeypatch, step=1e-3, evaluation=1e-3)
+    assert not any("--minutes" in reason for reason in suggest("translate", path)[1])
+
+
+def test_a_few_interrupted_steps_do_not_change_the_estimate():
+    steps = [Step(i, 0.0, 0.0, 0.0, tokens=tokens, seconds=tokens / 1000) for i, tokens in enumerate((900, 1000, 1100))]
+    slow = [Step(9, 0.0, 0.0, 0.0, tokens=1000, seconds=50.0), Step(10, 0.0, 0.0, 0.0, tokens=1000, seconds=9.0)]
+    assert typical_seconds(steps) == pytest.approx(1.0)
+    assert typical_seconds([*steps, *slow]) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("one_thread", [False, True])
+def test_timing_leaves_the_number_of_threads_as_it_was(one_thread, tmp_path):
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        run = prepare(read_run(tomllib.loads(suggest("copy", minutes=0.01)[0])))
+        assert measure_speed(run, seconds=0.01, one_thread=one_thread).step > 0
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_an_output_that_cannot_be_written_is_an_error_before_data_is_read(tmp_path):
+    """The data does not exist, which is a later error."""
+    (tmp_path / "file").write_text("")
+    for output, code in (
+        ("missing/run.toml", "usage.output"),
+        ("file/run.toml", "usage.output"),
+        (".", "usage.output"),
+        ("file", "usage.output-exists"),
+        ("x" * 300, "usage.output"),
+        ("", "usage.argument"),
+        ("fine.toml", "data.file"),
+    ):
+        error = error_of(
+            "new", "translate", "nowhere.tsv", "--output", output, cwd=tmp_path, check=3 if code == "data.file" else 2
+        )
+        assert error["code"] == code, output
+
+
+# ---------------------------------------------------------------------------------------------------------- fine-tuning
+
+
+@pytest.mark.parametrize(
+    ("task", "name"),
+    [
+        ("classify", "bert"),
+        ("classify", "gpt2"),
+        ("classify", "bert-classes"),
+        ("masked", "bert-bare"),
+        ("retrieval", "bert"),
+        ("causal", "llama"),
+        ("causal", "gpt2-classes"),
+        ("translate", "t5"),
+    ],
+)
+def test_a_checkpoint_is_fine_tuned_and_exported_in_its_family(task, name, tmp_path):
+    folder = folder_of(name, tmp_path / "checkpoint")
+    text, reasons = suggest(task, word_file(task, tmp_path), init_from=str(folder), minutes=0.05)
+    tree = tomllib.loads(text)
+    assert tree["init_from"] == str(folder)
+    assert "tokenizer" not in tree
+    assert tree["optim"]["lr"] < 1e-3
+    assert any(str(folder) in reason for reason in reasons)
+    run = trained(text, tmp_path / "run")
+    assert len(BatchStream(run).plan()) <= tree["train"]["steps"] <= 3 * len(BatchStream(run).plan())
+    manyheads.export(tmp_path / "run", tmp_path / "hf")
+    config = json.loads((tmp_path / "hf" / "config.json").read_text())
+    assert config["model_type"] == json.loads((folder / "config.json").read_text())["model_type"]
+
+
+def word_file(task, folder):
+    """The words that the tokenizer of the small checkpoints knows."""
+    rng = np.random.default_rng(0)
+    texts = [" ".join(f"word{i}" for i in rng.integers(0, 50, rng.integers(3, 9))) for _ in range(60)]
+    if task in ("causal", "masked"):
+        (folder / "book.txt").write_text("\n\n".join(texts))
+        return folder / "book.txt"
+    second = ["ab"[i % 2] for i in range(60)] if task == "classify" else texts[::-1]
+    return table(
+        folder / "data.tsv", [*zip(texts, second, strict=True)], "text", "label" if task == "classify" else "b"
+    )
+
+
+def test_a_checkpoint_that_does_not_fit_the_task_is_an_error_before_data_is_read(tmp_path):
+    for name, task, code, options in (
+        ("bert", "translate", "config.incompatible", {}),
+        ("t5", "causal", "config.incompatible", {}),
+        ("vit", "masked", "config.incompatible", {}),
+        ("bert", "classify", "usage.argument", {"architecture": "decoder"}),
+        ("llama", "causal", "config.incompatible", {"tokenizer": False}),
+    ):
+        tokenizer = options.pop("tokenizer", True)
+        folder = folder_of(name, tmp_path / f"{name}-{task}", tokenizer=tokenizer)
+        with raises(code):
+            suggest(task, tmp_path / "nowhere", init_from=str(folder), **options)
+    with raises("checkpoint.not-found"):
+        suggest("causal", tmp_path / "nowhere", init_from=str(tmp_path / "none"))
+
+
+def test_a_checkpoint_that_does_not_fit_into_memory_is_trained_by_lora(tmp_path, monkeypatch):
+    folder = folder_of("llama", tmp_path / "checkpoint")
+    real = estimate_resources
+    monkeypatch.setattr(
+        "manyheads.training.suggest.estimate_resources",
+        lambda *args, **more: replace(real(*args, **more), memory_free=9),
+    )
+    text, _ = suggest("causal", word_file("causal", tmp_path), init_from=str(folder), minutes=0.05)
+    assert tomllib.loads(text)["lora"]["rank"] > 0
+    trained(text, tmp_path / "run")

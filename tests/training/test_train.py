@@ -70,7 +70,7 @@ MOMENTS = {  # of a save: the process is killed right before a file operation
     "manifest": ("open", r"step-\d+\.tmp-\w+/manifest\.json$"),
     "rename": ("os.rename", r"step-\d+\.tmp-"),
     "latest": ("os.rename", r"/latest\.tmp$"),
-    "purge": ("shutil.rmtree", r"/step-\d+$"),
+    "purge": ("shutil.rmtree", r"/step-\d+\.tmp-\w+$"),
 }
 
 

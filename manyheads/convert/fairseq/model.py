@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from manyheads.errors import CheckpointConfigError, CheckpointTokenizerError, We
 from manyheads.files.read import read_text, safe_join
 from manyheads.files.tensors import InMemoryTensors
 from manyheads.model.build import Model
-from manyheads.spec import Tree
+from manyheads.spec import Tree, quoted
 
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")  # the first tokens of every dictionary
 PAD, EOS, UNKNOWN = 1, 2, 3
@@ -30,7 +31,7 @@ def read_fairseq(
     path: Path, *, dtype: torch.dtype | None = None, allow_nonfinite: bool = False
 ) -> tuple[Model, CheckpointMetadata, Any]:
     """A model, its metadata and its tokenizer, from a folder or from a .pt file, which has no tokenizer."""
-    file = path.joinpath(*CHECKPOINT) if path.is_dir() else path
+    file = reduce(safe_join, CHECKPOINT, path) if path.is_dir() else path
     config, weights = read_checkpoint(file)
     model, metadata = load_model(file, config, weights, {}, dtype=dtype, allow_nonfinite=allow_nonfinite)
     return model, metadata, read_fairseq_tokenizer(path, config) if path.is_dir() else None
@@ -46,6 +47,9 @@ def read_checkpoint(path: Path) -> tuple[Tree, InMemoryTensors]:
     if missing := [name for name in tables.values() if name not in weights]:
         raise WeightsError(f"{path} has no {missing[0]}")
     config = {key: value for key, value in model_options(content, path).items() if key not in TRAINER}
+    # a pickle can share lists within lists, and then even to print one takes forever
+    if nested := [key for key, value in config.items() if not isinstance(value, str | int | float | None)]:
+        raise CheckpointConfigError(f"{path}: {quoted(nested[0])} has a list or table, which is not supported")
     config |= {"model_type": "fairseq", "architectures": ["TransformerModel"]}
     config |= {key: len(weights[name]) for key, name in tables.items()}
     config |= {"eos_token_id": EOS, "decoder_start_token_id": EOS, "pad_token_id": PAD}
@@ -122,6 +126,9 @@ class FairseqTokenizer:
         words = (self.target[i] if 0 <= i < len(self.target) else SPECIAL[UNKNOWN] for i in shown)
         return f"{' '.join(words)} ".replace("@@ ", "").strip()
 
+    def decode_batch(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        return [self.decode(ids) for ids in rows]
+
     def token_to_id(self, token: str) -> int | None:
         return self.ids.get(token)
 
@@ -137,7 +144,7 @@ class FairseqTokenizer:
 
 def read_fairseq_tokenizer(folder: Path, config: Tree) -> FairseqTokenizer | None:
     """The tokenizer from the merges and dictionaries in data/, which are told apart by size; None if it is missing."""
-    from manyheads.files.read import explain_tokenizer_errors
+    from manyheads.files.tokenizer import explain_tokenizer_errors
 
     data = safe_join(folder, "data")
     merges_file = safe_join(data, "bpe.code") if data.is_dir() else data

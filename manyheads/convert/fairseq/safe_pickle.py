@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 import math
+import os
 import pickle
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,12 @@ import torch
 from torch import Tensor
 
 from manyheads.errors import CheckpointError, CorruptFileError, UnsafeFileError
-from manyheads.spec import quoted
+from manyheads.files.read import open_regular
+from manyheads.files.tensors import is_shape
+from manyheads.spec import quoted, shortened
 
 MAX_PICKLE_BYTES = 64 << 20
+MAX_SHARED = 4  # tensors that share a storage, such as embeddings, are copied: their size relative to the file's
 STORAGES = {
     "FloatStorage": torch.float32, "HalfStorage": torch.float16, "DoubleStorage": torch.float64,
     "BFloat16Storage": torch.bfloat16, "LongStorage": torch.int64, "IntStorage": torch.int32,
@@ -43,14 +48,14 @@ class Stub:
 class SafeUnpickler(pickle.Unpickler):
     """An unpickler that resolves every global name to a stub or to one of the functions of this file."""
 
-    def __init__(self, data: bytes, storage: Callable[[Any], tuple[bytes, torch.dtype]]) -> None:
+    def __init__(self, data: bytes, storage: Callable[[Any], Tensor], max_bytes: int) -> None:
         super().__init__(io.BytesIO(data), encoding="utf-8")
-        self.storage = storage
+        self.storage, self.remaining = storage, max_bytes
 
     def find_class(self, module: str, name: str) -> Any:
         safe = {
             ("collections", "OrderedDict"): OrderedDict,
-            ("torch._utils", "_rebuild_tensor_v2"): rebuild_tensor,
+            ("torch._utils", "_rebuild_tensor_v2"): self.rebuild_tensor,
             ("torch._utils", "_rebuild_parameter"): rebuild_parameter,
         } | {("torch", storage): storage for storage in STORAGES}
         return safe.get((module, name), Stub)
@@ -58,28 +63,28 @@ class SafeUnpickler(pickle.Unpickler):
     def persistent_load(self, pid: Any) -> Any:
         return self.storage(pid)
 
+    def rebuild_tensor(self, storage: Any, offset: Any, shape: Any, stride: Any, *_: Any) -> Tensor:
+        """Copies a tensor from its storage, after checking that it fits, and that all together are not too large."""
+        valid = isinstance(storage, Tensor) and is_shape(shape) and is_shape((offset, *stride))
+        if valid and not math.prod(shape):
+            return torch.empty(tuple(shape), dtype=storage.dtype)
+        last = offset + sum((length - 1) * step for length, step in zip(shape, stride, strict=True)) if valid else 0
+        if not valid or last >= len(storage):
+            raise ValueError(f"a tensor of shape {quoted(shape)} does not fit into its storage")
+        self.remaining -= math.prod(shape) * storage.dtype.itemsize
+        if self.remaining < 0:
+            raise ValueError("its tensors are much larger than the file")
+        return torch.as_strided(storage, tuple(shape), tuple(stride), offset).clone()
+
 
 def rebuild_parameter(tensor: Any, *_: Any) -> Any:
     return tensor
 
 
-def rebuild_tensor(storage: Any, offset: Any, shape: Any, stride: Any, *_: Any) -> Tensor:
-    """Builds a tensor from the bytes of its storage, after checking that it fits into them."""
-    data, dtype = storage
-    valid = len(shape) <= 8 and all(type(count) is int and count >= 0 for count in (offset, *shape, *stride))
-    if valid and not math.prod(shape):
-        return torch.empty(tuple(shape), dtype=dtype)
-    last = offset + sum((length - 1) * step for length, step in zip(shape, stride, strict=True)) if valid else 0
-    if not valid or (last + 1) * dtype.itemsize > len(data):
-        raise ValueError(f"a tensor of shape {quoted(shape)} does not fit into its storage")
-    flat = torch.frombuffer(bytearray(data), dtype=dtype)
-    return torch.as_strided(flat, tuple(shape), tuple(stride), offset).clone()
-
-
 def read_pickle(path: Path) -> Any:
     """Reads a torch checkpoint as dictionaries, numbers, strings and tensors. Other objects are stubs."""
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open_regular(path) as file, zipfile.ZipFile(file) as archive:
             pickles = [entry for entry in archive.infolist() if entry.filename.endswith("/data.pkl")]
             if len(pickles) != 1 or pickles[0].file_size > MAX_PICKLE_BYTES:
                 raise CorruptFileError(
@@ -89,13 +94,19 @@ def read_pickle(path: Path) -> Any:
                 raise UnsafeFileError(f"{path} is compressed, expected an uncompressed zip file")
             folder = pickles[0].filename.removesuffix("data.pkl")
 
-            def storage(pid: Any) -> tuple[bytes, torch.dtype]:
-                if not isinstance(pid, tuple) or len(pid) < 5 or pid[0] != "storage" or pid[1] not in STORAGES:
-                    raise ValueError(f"unknown storage {quoted(pid)}")
-                return archive.read(f"{folder}data/{pid[2]}"), STORAGES[pid[1]]
+            @cache  # tensors may share a storage
+            def storage(name: str, kind: str) -> Tensor:
+                data = bytearray(archive.read(f"{folder}data/{name}"))
+                return torch.frombuffer(data, dtype=STORAGES[kind]) if data else torch.empty(0, dtype=STORAGES[kind])
 
-            return SafeUnpickler(archive.read(pickles[0]), storage).load()
+            def storage_of(pid: Any) -> Tensor:
+                if not isinstance(pid, tuple) or len(pid) < 5 or pid[0] != "storage" or pid[1] not in STORAGES:
+                    raise ValueError("unknown storage")
+                return storage(str(pid[2]), pid[1])
+
+            size = os.fstat(file.fileno()).st_size
+            return SafeUnpickler(archive.read(pickles[0]), storage_of, MAX_SHARED * size).load()
     except (CheckpointError, OSError):
         raise
     except Exception as error:
-        raise CorruptFileError(f"{path} cannot be read: {type(error).__name__}: {error}") from None
+        raise CorruptFileError(f"{path} cannot be read: {type(error).__name__}: {shortened(str(error))}") from None

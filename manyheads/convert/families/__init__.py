@@ -7,7 +7,8 @@ from dataclasses import KW_ONLY, dataclass, field
 from importlib import import_module
 
 from manyheads.convert.config import Config, ConfigRow, read_config, write_config
-from manyheads.convert.weights import Parameters, Rows, Spelling, Table, WeightTable, expand
+from manyheads.convert.keys import PAD_TOKEN_FOR_LAST_POOLING, Labels
+from manyheads.convert.weights import Parameters, Rows, Spelling, Table, Tensors, WeightTable, expand, same
 from manyheads.errors import CheckpointConfigError, UnknownArchitectureError
 from manyheads.model.spec import ModelSpec, read_model
 from manyheads.spec import Tree, copy_tree, did_you_mean, quoted
@@ -29,6 +30,16 @@ class Architecture:
 BARE = Architecture(head={"kind": "none"})  # a class without a head
 
 
+def last_token_classes(prefix: str) -> Architecture:
+    """A decoder's class with one score per class, computed from the last token without a bias."""
+    return Architecture(
+        head={"kind": "classes", "pool": "last", "bias": False},
+        weights=same({"head.output": "score"}),
+        keys=(Labels(), PAD_TOKEN_FOR_LAST_POOLING),
+        prefix=prefix,
+    )
+
+
 @dataclass(frozen=True)
 class Family:
     """The fields that all models of a family share, the keys of their configs, and the names of their weights."""
@@ -43,6 +54,8 @@ class Family:
     # completes a config from the names of the stored tensors
     resolve: Callable[[Config, Collection[str]], Config] = lambda config, names: config
     spellings: tuple[Spelling, ...] = ()  # other names of the weights in published checkpoints
+    # tensors that an export computes, from the names of those that are not read
+    computed: Callable[[ModelSpec, Config, Collection[str]], Tensors] = lambda spec, config, unused: {}
 
     def architecture(self, config: Config) -> str:
         names = config.get("architectures") or [next(iter(self.architectures))]
@@ -89,7 +102,7 @@ NAMES = {
     "gpt2": "gpt2", "bert": "bert", "llama": "llama", "t5": "t5", "bart": "bart", "marian": "marian",
     "mistral": "mistral", "qwen2": "qwen", "qwen3": "qwen", "gemma": "gemma", "phi3": "phi3", "phi": "phi",
     "gptj": "gptj", "gpt_neox": "gpt_neox", "roberta": "roberta", "distilbert": "distilbert", "albert": "albert",
-    "ernie": "ernie", "vit": "vit", "vit_mae": "vit_mae",
+    "ernie": "ernie", "eurobert": "eurobert", "pegasus": "pegasus", "vit": "vit", "vit_mae": "vit_mae",
 }  # fmt: skip
 # families of other formats
 GGUF = tuple(f"gguf-{name}" for name in ("llama", "qwen2", "qwen3", "phi3", "gemma", "gpt2", "gptneox", "phi2"))

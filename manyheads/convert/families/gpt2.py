@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from manyheads.convert.config import Fixed, Key
-from manyheads.convert.families import BARE, Architecture, Family
-from manyheads.convert.keys import PAD_TOKEN_FOR_LAST_POOLING, Choice, Labels, activation
+from manyheads.convert.families import BARE, Architecture, Family, last_token_classes
+from manyheads.convert.keys import Choice, activation
 from manyheads.convert.weights import QKV, Ignored, fused, same, token_scores
 from manyheads.spec import Tree
 
@@ -59,12 +59,7 @@ FAMILIES = {
                 keys=(Fixed("tie_word_embeddings", True),),
                 prefix="transformer.",
             ),
-            "GPT2ForSequenceClassification": Architecture(
-                head={"kind": "classes", "pool": "last", "bias": False},
-                weights=same({"head.output": "score"}),
-                keys=(Labels(), PAD_TOKEN_FOR_LAST_POOLING),
-                prefix="transformer.",
-            ),
+            "GPT2ForSequenceClassification": last_token_classes("transformer."),
             "GPT2Model": BARE,
         },
         ignored=(

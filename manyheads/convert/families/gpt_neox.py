@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from manyheads.convert.config import Key
-from manyheads.convert.families import BARE, Architecture, Family
+from manyheads.convert.families import BARE, Architecture, Family, last_token_classes
 from manyheads.convert.families.gpt2 import SHAPE
 from manyheads.convert.keys import Choice, RopeKeys, activation, tying
 from manyheads.convert.weights import QKV, Ignored, Rows, fused, same, token_scores
@@ -63,6 +63,7 @@ FAMILIES = {
             "GPTNeoXForCausalLM": Architecture(
                 weights=token_scores("embed_out", "decoder.embed.table"), keys=(tying(False),), prefix="gpt_neox."
             ),
+            "GPTNeoXForSequenceClassification": last_token_classes("gpt_neox."),
             "GPTNeoXModel": BARE,
         },
         ignored=(

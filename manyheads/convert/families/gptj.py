@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from manyheads.convert.config import Config, Fields, GetField, Key, required
-from manyheads.convert.families import BARE, Architecture, Family
+from manyheads.convert.families import BARE, Architecture, Family, last_token_classes
 from manyheads.convert.families.gpt2 import SHAPE
 from manyheads.convert.keys import activation
 from manyheads.convert.weights import Ignored, same, token_scores
@@ -81,6 +81,7 @@ FAMILIES = {
                 weights=token_scores("lm_head", "decoder.embed.table"),
                 prefix="transformer.",
             ),
+            "GPTJForSequenceClassification": last_token_classes("transformer."),
             "GPTJModel": BARE,
         },
         ignored=(

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from manyheads.convert.config import ConfigRow, Fixed, Key, Written
+from collections.abc import Collection
+
+import torch
+
+from manyheads.convert.config import Config, ConfigRow, Fixed, Key, Written
 from manyheads.convert.families import Architecture, Family
 from manyheads.convert.keys import activation, in_both
-from manyheads.convert.weights import Ignored, Rename, Rows, TiedTensor, same
+from manyheads.convert.weights import Ignored, Rename, Rows, Tensors, TiedTensor, same
+from manyheads.model.spec import ModelSpec
+from manyheads.parts.position import Sinusoidal, SinusoidalSpec
 from manyheads.spec import Tree, merge_trees
 
 STACK: Tree = {
@@ -70,14 +76,33 @@ EMBEDDINGS: Rows = (
     TiedTensor("encoder.embed_tokens.weight", ("encoder.embed.table.weight",)),
     TiedTensor("decoder.embed_tokens.weight", ("encoder.embed.table.weight",)),
 )
+POSITION_TABLES: Rows = (  # sinusoids, which are computed here
+    Ignored("encoder.embed_positions.weight"),
+    Ignored("decoder.embed_positions.weight"),
+)
+
+
+def sinusoid_tables(spec: ModelSpec, config: Config, unused: Collection[str]) -> Tensors:
+    """The sinusoids as tables, without which transformers reports missing weights."""
+    assert spec.encoder is not None
+    positions = torch.arange(config["max_position_embeddings"])[None]
+    table = Sinusoidal(SinusoidalSpec(layout="halves"), spec.encoder.width).table(positions, torch.float32)[0]
+    return {name: table.clone() for name in unused if name.endswith("embed_positions.weight")}
+
+
 TOKEN_SCORES: Rows = (
     Rename("final_logits_bias", ("head.bias",), shape=(1, -1)),
     TiedTensor("lm_head.weight", ("encoder.embed.table.weight",)),
 )
 
 
-# transformers requires the id of the token that starts a target and pads a batch
-PADDING_TOKEN = Written(("pad_token_id", "decoder_start_token_id"), lambda get: (get("vocab") or 1) - 1)
+SINUSOID_KEYS: tuple[ConfigRow, ...] = (
+    # transformers requires the id of the token that starts a target and pads a batch
+    Written(("pad_token_id", "decoder_start_token_id"), lambda get: (get("vocab") or 1) - 1),
+    Written(("forced_eos_token_id",), lambda get: None),  # otherwise that of the published models
+    Written(("max_position_embeddings",), lambda get: MAX_SINUSOIDS),
+)
+MAX_SINUSOIDS = 2048  # rows of the tables in transformers; sinusoids themselves have no limit
 SINUSOIDS: Tree = {"position": {"kind": "sinusoidal", "layout": "halves"}}
 
 FAMILIES = {
@@ -87,7 +112,7 @@ FAMILIES = {
         keys=(
             *KEYS,
             Key("decoder_vocab_size", "vocab", None),
-            PADDING_TOKEN,
+            *SINUSOID_KEYS,
             Fixed("share_encoder_decoder_embeddings", True),
             Fixed("normalize_before", False),
             Fixed("normalize_embedding", False),
@@ -97,13 +122,13 @@ FAMILIES = {
         ),
         weights=(
             *EMBEDDINGS,
-            Ignored("encoder.embed_positions.weight"),  # sinusoids, which are computed
-            Ignored("decoder.embed_positions.weight"),
+            *POSITION_TABLES,
             *LAYERS,
         ),
         architectures={
             "MarianMTModel": Architecture(head={"kind": "tied", "bias": True}, weights=TOKEN_SCORES, prefix="model.")
         },
-        ignored=(*IGNORED, "extra_pos_embeddings", "max_position_embeddings"),
+        ignored=(*IGNORED, "extra_pos_embeddings"),
+        computed=sinusoid_tables,
     )
 }

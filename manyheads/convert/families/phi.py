@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from manyheads.convert.config import Config, ConfigRow, Fields, GetField, Key
-from manyheads.convert.families import BARE, Architecture, Family
+from manyheads.convert.families import BARE, Architecture, Family, last_token_classes
 from manyheads.convert.families.gpt2 import SHAPE
 from manyheads.convert.families.llama import INV_FREQ
 from manyheads.convert.keys import RopeKeys, activation
@@ -70,6 +70,7 @@ FAMILIES = {
                 weights=token_scores("lm_head", "decoder.embed.table"),
                 prefix="model.",
             ),
+            "PhiForSequenceClassification": last_token_classes("model."),
             "PhiModel": BARE,
         },
         ignored=("tie_word_embeddings",),

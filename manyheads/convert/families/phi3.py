@@ -30,7 +30,7 @@ FAMILIES = {
             *(Fixed(key, 1) for key in ("full_attn_mod", "interpolate_factor")),
         ),
         weights=(
-            *same(EMBEDDINGS),
+            *same(EMBEDDINGS, "decoder."),
             *same(LAYER, "decoder.layers.*.", "layers.*."),
             fused("layers.*.self_attn.qkv_proj", "decoder.layers.*.attention.", QKV),
             fused("layers.*.mlp.gate_up_proj", "decoder.layers.*.feedforward.", ("gate", "up")),

@@ -19,10 +19,10 @@ from manyheads.errors import (
     CorruptFileError,
     ExportError,
     UnknownArchitectureError,
-    UnsafeFileError,
     WeightsError,
 )
-from manyheads.files.tensors import Shape, TensorStore
+from manyheads.files.read import open_regular
+from manyheads.files.tensors import Shape, TensorStore, is_shape
 from manyheads.spec import Tree, quoted
 
 MAX_TENSORS, MAX_KEYS, MAX_TEXT_BYTES, MAX_ITEMS = 1 << 16, 1 << 12, 1 << 24, 1 << 22
@@ -79,9 +79,7 @@ class GgufFile(TensorStore):
             str, tuple[int, int]
         ]()  # the number of the quantization type, and the offset of the first byte
         self.shapes = dict[str, Shape]()
-        if not path.is_file():
-            raise UnsafeFileError(f"{path} is not a regular file")
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             header = HeaderReader(path, file)
             self._read_header(header)
             self._check_tensors(header)
@@ -103,7 +101,9 @@ class GgufFile(TensorStore):
             name, axes = header.text(), header.number("I")
             if axes > 4 or name in self.shapes:
                 raise CorruptFileError(f"{self.path}: {quoted(name)} has {axes} axes, or occurs twice")
-            self.shapes[name] = tuple(int(header.number("Q")) for _ in range(axes))[::-1]
+            shape = self.shapes[name] = tuple(int(header.number("Q")) for _ in range(axes))[::-1]
+            if not is_shape(shape) or 0 in shape:
+                raise CorruptFileError(f"{self.path}: {quoted(name)} cannot have the shape {shape}")
             self.entries[name] = header.number("I"), header.number("Q")
 
     def _check_tensors(self, header: HeaderReader) -> None:
@@ -122,7 +122,7 @@ class GgufFile(TensorStore):
     def raw(self, name: str) -> bytearray:
         kind, start = self.entries[name]
         data = bytearray(stored_bytes(self.path, name, self.shapes[name], kind))
-        with self.path.open("rb") as file:
+        with open_regular(self.path) as file:
             file.seek(self.data_start + start)
             if file.readinto(data) != len(data):
                 raise CorruptFileError(f"{self.path} ends within {quoted(name)}")

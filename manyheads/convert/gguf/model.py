@@ -14,8 +14,9 @@ from manyheads.convert.families.gguf import HEAD, NEEDS_HEAD, resolve_sizes
 from manyheads.convert.gguf.container import OUTTYPES, SPECIAL, GgufFile, config_of, write_container
 from manyheads.convert.gguf.vocabulary import read_vocabulary, write_vocabulary
 from manyheads.convert.hf import MAX_POSITION_KEYS, CheckpointMetadata, StoredWeights, load_model, read_tokenizer_config
-from manyheads.convert.match import find_architecture
-from manyheads.errors import CheckpointTokenizerError, ExportError, UsageError
+from manyheads.convert.match import expressible
+from manyheads.errors import CheckpointConfigError, CheckpointTokenizerError, ExportError, UsageError
+from manyheads.files.read import decode
 from manyheads.files.write import atomic_output
 from manyheads.model.build import Model
 from manyheads.spec import MAX_COUNT
@@ -33,8 +34,7 @@ def read_gguf(
     tokens, rows = file.metadata.get("tokenizer.ggml.tokens"), file.shapes.get("token_embd.weight", (0,))[0]
     if isinstance(tokens, list) and len(tokens) > rows:
         raise CheckpointTokenizerError(f"{path} has {len(tokens):,} tokens, but embeddings for {rows:,}")
-    short = isinstance(template, str) and len(template) <= MAX_TEMPLATE_LENGTH
-    extra_files = {TEMPLATE: str(template).encode()} if short else {}
+    extra_files = {TEMPLATE: template.encode()} if isinstance(template, str) else {}
     model, metadata = load_model(path, config_of(file), file, extra_files, dtype=dtype, allow_nonfinite=allow_nonfinite)
     return model, metadata, read_vocabulary(file.metadata, path)
 
@@ -45,7 +45,7 @@ def write_gguf(
     """Writes a file for llama.cpp. The error names a part that none of its architectures has."""
     if outtype not in OUTTYPES:
         raise UsageError(f"outtype is {outtype!r}, expected one of {', '.join(OUTTYPES)}")
-    family, architecture, config, _ = find_architecture(resolve_sizes(model.spec), GGUF)
+    model, (family, architecture, config, *_) = expressible(model, GGUF, resolve_sizes)
     old = metadata.config if metadata else {}
     if not config["block_count"]:
         raise ExportError("GGUF export needs a model with at least one layer")
@@ -76,7 +76,9 @@ def special_tokens(config: Mapping[str, Any], vocab_size: int) -> dict[str, int 
 
 def chat_template(extra_files: Mapping[str, bytes]) -> str | None:
     """The chat template, from its own file or from tokenizer_config.json; None if there is none."""
-    if TEMPLATE in extra_files:
-        return extra_files[TEMPLATE].decode(errors="replace")
     template = read_tokenizer_config(extra_files).get("chat_template")
+    if TEMPLATE in extra_files:
+        template = decode(extra_files[TEMPLATE], Path(TEMPLATE))
+    if isinstance(template, str) and len(template) > MAX_TEMPLATE_LENGTH:
+        raise CheckpointConfigError(f"the chat template has more than {MAX_TEMPLATE_LENGTH:,} characters")
     return template if isinstance(template, str) else None

@@ -13,6 +13,7 @@ from manyheads.spec import Tree, quoted
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 SPACE = "▁"
 MAX_PIECE_LENGTH = 256  # characters; merges of longer pieces are not computed
+MAX_MERGES = 1 << 22  # ten times as many as the largest published vocabularies have
 
 # name of a pre-tokenizer in a file → its steps, which are regular expressions; None is byte-level with GPT-2's
 WORDS = (
@@ -41,7 +42,7 @@ def read_vocabulary(metadata: Mapping[str, Any], path: object) -> Any:
     """The tokenizer of a file; None if it is missing or of an unknown kind."""
     from tokenizers import AddedToken, Tokenizer
 
-    from manyheads.files.read import explain_tokenizer_errors
+    from manyheads.files.tokenizer import check_tokens, explain_tokenizer_errors
 
     tokens, types = get(metadata, "tokens", list), get(metadata, "token_type", list) or []
     if not tokens:
@@ -51,6 +52,7 @@ def read_vocabulary(metadata: Mapping[str, Any], path: object) -> Any:
     pre = ALIASES.get(pre, pre)
     add_bos = model == "llama" or pre in ADD_BOS
     with explain_tokenizer_errors(f"{path} has a tokenizer that cannot be read", CheckpointTokenizerError):
+        check_tokens(tokens)
         if model == "gpt2" and pre in PRE_TOKENIZERS:
             tokenizer = Tokenizer(bpe_by_merges(tokens, get(metadata, "merges", list) or [], ignore_merges=add_bos))
             pre_tokenize_bytes(tokenizer, PRE_TOKENIZERS[pre])
@@ -58,11 +60,12 @@ def read_vocabulary(metadata: Mapping[str, Any], path: object) -> Any:
             tokenizer = Tokenizer(bpe_by_scores(tokens, get(metadata, "scores", list) or [], types))
             replace_spaces(tokenizer, prefix=get(metadata, "add_space_prefix", bool) is not False)
         else:
-            warnings.warn(f"{path} has a tokenizer of an unknown kind ({model}, {pre}); use token ids", stacklevel=2)
+            name = quoted(f"{model}, {pre}")
+            warnings.warn(f"{path} has a tokenizer of the unknown kind {name}; use token ids", stacklevel=2)
             return None
-    for kind, special in ((CONTROL, True), (UNKNOWN, True), (USER_DEFINED, False)):
-        added = [token for token, own in zip(tokens, types, strict=False) if own == kind]
-        tokenizer.add_tokens([AddedToken(token, special=special, normalized=False) for token in added])
+        for kind, special in ((CONTROL, True), (UNKNOWN, True), (USER_DEFINED, False)):
+            added = [token for token, own in zip(tokens, types, strict=False) if own == kind]
+            tokenizer.add_tokens([AddedToken(token, special=special, normalized=False) for token in added])
     own = get(metadata, "add_bos_token", bool)
     eos = get(metadata, "add_eos_token", bool) is True
     add_special_tokens(tokenizer, tokens, metadata, bos=add_bos if own is None else own, eos=eos)
@@ -93,6 +96,8 @@ def bpe_by_scores(tokens: Sequence[str], scores: Sequence[float], types: Sequenc
             continue
         halves = [(token[:i], token[i:]) for i in range(1, len(token)) if token[:i] in plain and token[i:] in plain]
         merges += [(-scores[ids[token]], ids[left], ids[right], left, right) for left, right in halves]
+        if len(merges) > MAX_MERGES:
+            raise ValueError(f"its pieces merge in more than {MAX_MERGES:,} ways")
     merges.sort()
     unknown = next((token for token, kind in zip(tokens, types, strict=True) if kind == UNKNOWN), None)
     return models.BPE(ids, [merge[3:] for merge in merges], unk_token=unknown, fuse_unk=True, byte_fallback=True)
@@ -151,7 +156,7 @@ def write_vocabulary(tokenizer: Any, vocab_size: int, config: Mapping[str, Any])
     tree = json.loads(tokenizer.to_str())
     model = tree["model"]
     if model["type"] != "BPE":
-        raise ExportError(f"GGUF export needs a BPE tokenizer; this one is {quoted(model['type'])}")
+        raise ExportError(f"a GGUF file needs a BPE tokenizer, and the model's is {quoted(model['type'])}")
     names = {i: token for token, i in tokenizer.get_vocab(with_added_tokens=True).items()}
     if max(names, default=0) >= vocab_size:
         raise ExportError(
@@ -190,7 +195,11 @@ PROBES = (
 
 
 def check_same(tokenizer: Any, again: Any) -> None:
-    """Raises an error if the tokenizer that is read back from the metadata encodes a text differently."""
+    """Raises an error if the tokenizer that is read back from the metadata encodes a text differently.
+
+    Whether names of special tokens in a text are read as plain text is not stored: llama.cpp asks its caller.
+    """
+    again.encode_special_tokens = tokenizer.encode_special_tokens
     for text in PROBES:
         if tokenizer.encode(text).ids != again.encode(text).ids:
             raise ExportError(f"a GGUF file cannot express how this tokenizer encodes {quoted(text)}")
@@ -207,11 +216,12 @@ def token_type(token: str | None, added: Tree | None, model: Tree) -> int:
 
 
 def pre_tokenizer_name(tree: Tree) -> str:
+    """The name of a pre-tokenizer. Without merges every byte is a token, wherever a text is split."""
     steps: list[str | None] = []
     whole = tree["pre_tokenizer"] or {}
     for step in whole.get("pretokenizers", [whole]):
         if step.get("type") == "ByteLevel" and not step["add_prefix_space"]:
-            steps += [None] if step["use_regex"] else []
+            steps += [None] if step["use_regex"] or not tree["model"]["merges"] else []
         elif step.get("type") == "Digits" and step["individual_digits"]:
             steps.append(DIGITS)
         elif step.get("type") == "Split" and step["behavior"] == "Isolated" and "Regex" in step["pattern"]:

@@ -1,0 +1,50 @@
+"""EuroBERT: Boizard et al. 2025. LLaMA's layers without a causal mask, as an encoder."""
+
+from __future__ import annotations
+
+from manyheads.convert.config import Fixed, Key
+from manyheads.convert.families import BARE, Architecture, Family
+from manyheads.convert.families.llama import EMBEDDINGS, IGNORED, LAYER, STACK, biases, heads, stack_keys
+from manyheads.convert.keys import Choice, Labels, RopeKeys, tying
+from manyheads.convert.weights import same, token_scores
+
+POOLING = Choice(
+    "classifier_pooling",
+    "head",
+    (
+        ("late", {"pool.kind": "mean", "late": True}),
+        ("mean", {"pool.kind": "mean", "late": False}),
+        ("bos", {"pool.kind": "first", "late": False}),
+    ),
+    "late",
+)
+
+FAMILIES = {
+    "eurobert": Family(
+        "eurobert",
+        {"encoder": STACK},
+        keys=(
+            *stack_keys("encoder"),
+            *heads(stack="encoder"),
+            RopeKeys(stack="encoder"),
+            *biases("encoder"),
+            Fixed("pretraining_tp", 1),
+        ),
+        weights=(*same(EMBEDDINGS, "encoder."), *same(LAYER, "encoder.layers.*.", "layers.*.")),
+        architectures={
+            "EuroBertForMaskedLM": Architecture(
+                weights=token_scores("lm_head", "encoder.embed.table"),
+                keys=(tying(False), Key("mlp_bias", "head.bias", False)),
+                prefix="model.",
+            ),
+            "EuroBertForSequenceClassification": Architecture(
+                head={"kind": "classes", "dense": True, "activation": "gelu"},
+                weights=same({"head.dense": "dense", "head.output": "classifier"}),
+                keys=(Labels(), POOLING),
+                prefix="model.",
+            ),
+            "EuroBertModel": BARE,
+        },
+        ignored=(*IGNORED, "classifier_pooling", "clf_pooling", "hidden_dropout", "is_causal"),
+    )
+}

@@ -1,0 +1,52 @@
+"""PEGASUS: Zhang et al. 2020. Marian's layers with norms before the sublayers and after the last layer."""
+
+from __future__ import annotations
+
+from manyheads.convert.config import Fixed
+from manyheads.convert.families import BARE, Architecture, Family
+from manyheads.convert.families.marian import (
+    EMBEDDINGS,
+    IGNORED,
+    KEYS,
+    LAYERS,
+    POSITION_TABLES,
+    SHAPE,
+    SINUSOID_KEYS,
+    SINUSOIDS,
+    TOKEN_SCORES,
+    sinusoid_tables,
+)
+from manyheads.convert.weights import same
+from manyheads.spec import merge_trees
+
+STACK = SINUSOIDS | {"residual": {"kind": "pre"}}
+
+FAMILIES = {
+    "pegasus": Family(
+        "pegasus",
+        merge_trees(SHAPE, {"encoder": STACK, "decoder": STACK}),
+        keys=(
+            *KEYS,
+            *SINUSOID_KEYS,
+            Fixed("normalize_before", True),
+            Fixed("normalize_embedding", False),
+            Fixed("add_final_layer_norm", True),
+            Fixed("static_position_embeddings", True),
+            Fixed("add_bias_logits", False),
+        ),
+        weights=(
+            *EMBEDDINGS,
+            *POSITION_TABLES,
+            *LAYERS,
+            *same({"encoder.norm": "encoder.layer_norm", "decoder.norm": "decoder.layer_norm"}),
+        ),
+        architectures={
+            "PegasusForConditionalGeneration": Architecture(
+                head={"kind": "tied", "bias": True}, weights=TOKEN_SCORES, prefix="model."
+            ),
+            "PegasusModel": BARE,
+        },
+        ignored=(*IGNORED, "extra_pos_embeddings", "force_bos_token_to_be_generated"),
+        computed=sinusoid_tables,
+    )
+}
