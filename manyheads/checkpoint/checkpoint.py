@@ -42,7 +42,7 @@ from manyheads.files.tokenizer import decode_ids, encode_texts, explain_tokenize
 from manyheads.generate.checkpoint_settings import read_checkpoint_settings
 from manyheads.generate.config import CheckpointSettings, GenerationConfig, generation_config
 from manyheads.generate.decoding import Hypothesis, Request, exhaust
-from manyheads.generate.text import GeneratedText, TextStream, find_stop, lookback_of
+from manyheads.generate.text import Decoding, GeneratedText, TextStream, find_stop
 from manyheads.model.build import DTYPES, Model, check_device
 from manyheads.model.finite import check_finite, raise_nonfinite
 from manyheads.model.record import record_hidden_states
@@ -311,11 +311,14 @@ class Checkpoint:
     def stream(self, text: str, **settings: Any) -> Iterator[str]:
         """Yields the generated text in pieces, each as soon as it is final. Settings are those of `generate`."""
         config = generation_config(self.generation_settings, **settings)
+        self.check_reads_text()
+        return self.stream_ids(self.encode_ids([text])[0], config)
+
+    def stream_ids(self, ids: list[int], config: GenerationConfig) -> Iterator[str]:
+        """Yields the generated text for a row of ids in pieces."""
         if config.n != 1 or config.logprobs is not None:
             raise GenerationConfigError("a stream is the text of one sequence; n and logprobs are for generate")
-        self.check_reads_text()
-        (ids,) = self.encode_ids([text])
-        texts = TextStream(self.decode, config.stop, lookback_of(self.tokenizer))
+        texts = TextStream(Decoding.of(self.tokenizer, self.decode), config.stop)
         for _, item in self.run([ids], config):
             if isinstance(item, int):
                 if item not in config.eos_token_id and (piece := texts.push(item)):
@@ -344,7 +347,7 @@ class Checkpoint:
         first = [] if start is None else checked_ids([start])
         groups: dict[tuple[int, int], list[int]] = {}
         for i, row in enumerate(rows):
-            groups.setdefault(self.generation_limit(len(row), config.max_new_tokens), []).append(i)
+            groups.setdefault(self.generation_limit(len(row), config), []).append(i)
         samples = config.n if config.decoding.samples else 1
         is_stopped = (lambda ids: find_stop(self.decode(ids), config.stop) is not None) if config.stop else None
         for (max_new_tokens, _), group in groups.items():
@@ -392,12 +395,16 @@ class Checkpoint:
             return str(token)
         return self.tokenizer.decode([token]) or str(self.tokenizer.id_to_token(token))
 
-    def generation_limit(self, length: int, max_new_tokens: int) -> tuple[int, int]:
+    def generation_limit(self, length: int, config: GenerationConfig) -> tuple[int, int]:
         """`max_new_tokens` within the model's positions, and the length that all rows of a batch must share, or 0.
 
-        Rows must share a length if the RoPE frequencies depend on the length after generation.
+        Rows must share a length if the RoPE frequencies depend on the length after generation. The max_length of a
+        checkpoint is the default for an encoder–decoder, and an upper bound for a decoder.
         """
-        length = 1 if self.has_source else length
+        length, max_new_tokens = 1 if self.has_source else length, config.max_new_tokens
+        if config.max_length is not None:
+            rest = max(1, config.max_length - length)
+            max_new_tokens = rest if self.has_source else min(max_new_tokens, rest)
         limit = self.max_target_positions
         if limit is not None and length <= limit:
             max_new_tokens = min(max_new_tokens, limit - length + 1)

@@ -54,13 +54,42 @@ def predict(
     file: Annotated[
         Path | None, typer.Option("--file", "-f", metavar="FILE", help="One text per line; may be gzipped.")
     ] = None,
-    max_new_tokens: Annotated[int, typer.Option(parser=integer, metavar="N", help="Maximum tokens to generate.")] = 64,
+    max_new_tokens: Annotated[
+        int | None,
+        typer.Option(
+            parser=integer, metavar="N", help="Maximum tokens to generate [default: the checkpoint's, or 64]."
+        ),
+    ] = None,
     num_beams: Annotated[
         int | None, typer.Option(parser=integer, metavar="N", help="Beam width; 1 disables beam search [default: 1].")
     ] = None,
     length_penalty: Annotated[float | None, LENGTH_PENALTY] = None,
     temperature: Annotated[
-        float | None, typer.Option(metavar="T", help="Sampling temperature; 0 is greedy [default: 0].")
+        float | None, typer.Option(metavar="T", help="Sampling temperature; 0 is greedy [default: the checkpoint's].")
+    ] = None,
+    top_k: Annotated[
+        int | None, typer.Option(parser=integer, metavar="K", help="Sample from the K most probable tokens.")
+    ] = None,
+    top_p: Annotated[
+        float | None, typer.Option(metavar="P", help="Sample from the most probable tokens that sum to P.")
+    ] = None,
+    repetition_penalty: Annotated[
+        float | None, typer.Option(metavar="THETA", help="Above 1, makes tokens of the text so far less probable.")
+    ] = None,
+    stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="End at this text; may be repeated.")] = None,
+    n: Annotated[int, typer.Option("-n", parser=integer, metavar="N", help="Sequences per text.")] = 1,
+    logprobs: Annotated[
+        int | None,
+        typer.Option(parser=integer, metavar="N", help="With --json, log p of each token and of the N most probable."),
+    ] = None,
+    other_settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            "-s",
+            metavar="NAME=VALUE",
+            help="Any other setting of 'manyheads show decoding' and 'manyheads show filter', such as min_p=0.1.",
+        ),
     ] = None,
     decoding: Annotated[
         str | None,
@@ -73,6 +102,10 @@ def predict(
     encoding_errors: Annotated[
         str, typer.Option(metavar="strict|replace", help="What to do with a line that is not UTF-8.")
     ] = "strict",
+    stream: Annotated[
+        bool | None,
+        typer.Option("--stream/--no-stream", help="Print a generated text as it grows [default: in a terminal]."),
+    ] = None,
     truncate: Annotated[
         bool,
         typer.Option("--truncate", help="Truncate a text that is too long for the model, with a note, and read it."),
@@ -95,13 +128,16 @@ def predict(
     from manyheads.generate.config import generation_config
     from manyheads.spec import override
 
-    methods = {"num_beams": num_beams, "length_penalty": length_penalty, "temperature": temperature}
-    settings: dict[str, Any] = {name: value for name, value in methods.items() if value is not None}
+    given = {
+        "max_new_tokens": max_new_tokens, "num_beams": num_beams, "length_penalty": length_penalty,
+        "temperature": temperature, "top_k": top_k, "top_p": top_p, "repetition_penalty": repetition_penalty,
+        "logprobs": logprobs, "seed": seed, "n": n, "stop": tuple(stop) if stop else None,
+    }  # fmt: skip
+    settings: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    settings |= override({}, other_settings or [])
     if decoding is not None and not decoding.strip():
         raise UsageError("--decoding is empty", hint="name one of 'manyheads show decoding'")
-    settings |= {"max_new_tokens": max_new_tokens, "seed": seed} | override(
-        {}, [] if decoding is None else [f"decoding={decoding}"]
-    )
+    settings |= override({}, [] if decoding is None else [f"decoding={decoding}"])
     generation_config(**settings)  # raises for wrong settings before a model is loaded
     if encoding_errors not in ("strict", "replace"):
         raise UsageError(f"--encoding-errors is {encoding_errors!r}, expected strict or replace")
@@ -114,7 +150,8 @@ def predict(
     if text is None or text == "-":
         predict_lines(open_lines(file, encoding_errors), path, predictor, as_json=as_json)
     else:
-        predict_text(text, path, predictor, as_json=as_json)
+        streams = stream if stream is not None else sys.stdout.isatty() and not (as_json or n > 1)
+        predict_text(text, path, predictor, as_json=as_json, stream=streams)
 
 
 @dataclass(frozen=True)
@@ -141,14 +178,24 @@ def load_predictor(path: str, settings: dict[str, Any], *, truncate: bool, devic
     return Predictor(checkpoint, task, PredictOptions(generation))
 
 
-def predict_text(text: str, path: str, load: Callable[[], Predictor], *, as_json: bool) -> None:
-    with Progress(f"loading {path}"):
+def predict_text(text: str, path: str, load: Callable[[], Predictor], *, as_json: bool, stream: bool) -> None:
+    with Progress(f"loading {path}") as progress:
         model = load()
+        if stream and model.task.streams:
+            with progress.paused():
+                rows, truncated = model.task.encode(model.checkpoint, [text], model.options)
+                for piece in model.checkpoint.stream_ids(rows[0], model.options.generation):
+                    typer.echo(piece, nl=False)
+                typer.echo()
+                if truncated:
+                    print_note(f"the text was truncated to {truncated[0]['truncated']:,} tokens")
+            return
         ((_, result),) = model.task.predict(model.checkpoint, [text], model.options)
     if "truncated" in result:
         print_note(f"the text was truncated to {result['truncated']:,} tokens")
     if as_json:
-        print_json({"schema": 1} | result)
+        settings = {"settings": model.options.generation.applied} if model.task.streams else {}
+        print_json({"schema": 1} | result | settings)
     else:
         typer.echo("\n".join(model.task.format_result(result)))
 

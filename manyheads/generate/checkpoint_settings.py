@@ -23,7 +23,7 @@ MAX_TOKEN_IDS = 1 << 10  # in one setting
 
 # keys that have another place here than a method or a filter
 TOKENS = ("eos_token_id", "eot_token_id", "decoder_start_token_id", "bos_token_id", "pad_token_id")
-LIMITS = ("max_new_tokens", "max_length", "min_length", "do_sample", "stop_strings")
+LIMITS = ("max_new_tokens", "max_length", "do_sample", "stop_strings")
 # keys of transformers that would change the output and are not supported, with the value that does not
 REFUSED: dict[str, Any] = {
     "assistant_early_exit": None,
@@ -87,6 +87,7 @@ def read_checkpoint_settings(config: Mapping[str, Any], extra_files: Mapping[str
         decoder_start_token_id=next((start for start in starts if type(start) is int), None),
         max_new_tokens=count_of(values, "max_new_tokens"),
         max_length=count_of(values, "max_length"),
+        stop=stop_strings(values),
         refused=tuple(refused),
     )
     check_values(found)
@@ -100,6 +101,14 @@ def token_ids(values: Mapping[str, Any], name: str) -> tuple[int, ...]:
     if len(ids) > MAX_TOKEN_IDS or not all(type(token) is int and 0 <= token < 1 << 31 for token in ids):
         raise CheckpointConfigError(f"{name} is {quoted(value)}, expected up to {MAX_TOKEN_IDS:,} token ids")
     return tuple(ids)
+
+
+def stop_strings(values: Mapping[str, Any]) -> tuple[str, ...]:
+    value = values.get("stop_strings", [])
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not all(isinstance(text, str) and text for text in texts):
+        raise CheckpointConfigError(f"stop_strings is {quoted(value)}, expected texts")
+    return tuple(texts)
 
 
 def count_of(values: Mapping[str, Any], name: str) -> int | None:

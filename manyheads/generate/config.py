@@ -26,6 +26,7 @@ class GenerationConfig:
     """All settings of generation, with the names of transformers. A caller's settings override a checkpoint's."""
 
     max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS
+    max_length: int | None = None  # of the checkpoint: tokens of the prompt and the new ones together
     decoding: DecodingSpec = field(default_factory=lambda: choose_decoding("greedy"))
     filters: tuple[FilterSpec, ...] = ()  # in the order in which they are applied
     seed: int = 0  # random seed for sampling
@@ -34,6 +35,8 @@ class GenerationConfig:
     logprobs: int | None = None  # number of most probable tokens to report per step, besides the chosen one
     eos_token_id: tuple[int, ...] = ()
     decoder_start_token_id: int | None = None
+    # the settings of the method and the filters in effect: {"value": …, "from": "caller" or "checkpoint"} by name
+    applied: Tree = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_integer("max_new_tokens", self.max_new_tokens, 1, MAX_COUNT)
@@ -78,6 +81,7 @@ class CheckpointSettings:
     decoder_start_token_id: int | None = None
     max_new_tokens: int | None = None
     max_length: int | None = None  # of the prompt and the new tokens together
+    stop: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()  # sentences about settings that are not supported
 
     def check(self) -> None:
@@ -91,7 +95,7 @@ def generation_config(
     max_new_tokens: int | None = None,
     seed: int = 0,
     n: int = 1,
-    stop: str | Iterable[str] = (),
+    stop: str | Iterable[str] | None = None,
     logprobs: int | None = None,
     decoder_start_token_id: int | None = None,
     decoding: str | Tree | DecodingSpec | None = None,
@@ -107,19 +111,29 @@ def generation_config(
     settings = with_do_sample(settings)
     check_known(settings)
     method, chosen = choose_method(base, settings, decoding)
+    used = make_filters(method, chosen)
+    names = {*type(method).model_fields, *fields_of(type(one) for one in used)}
+    applied = {
+        name: {"value": value, "from": "caller" if name in settings else "checkpoint"}
+        for name, value in chosen.items()
+        if name in names
+    }
+    max_length = base.max_length if max_new_tokens is base.max_new_tokens is None else None
     if max_new_tokens is None:
         max_new_tokens = base.max_new_tokens or DEFAULT_MAX_NEW_TOKENS
     start = base.decoder_start_token_id if decoder_start_token_id is None else decoder_start_token_id
     return GenerationConfig(
         max_new_tokens=max_new_tokens,
+        max_length=max_length,
         decoding=method,
-        filters=make_filters(method, chosen),
+        filters=used,
         seed=seed,
         n=n,
-        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        stop=base.stop if stop is None else (stop,) if isinstance(stop, str) else tuple(stop),
         logprobs=logprobs,
         eos_token_id=base.eos_token_id,
         decoder_start_token_id=start,
+        applied=applied,
     )
 
 

@@ -42,24 +42,47 @@ def possible_stop(text: str, stops: Sequence[str]) -> int:
     return max(lengths, default=0)
 
 
+@dataclass(frozen=True)
+class Decoding:
+    """How a tokenizer decodes a growing sequence: what later tokens may still change."""
+
+    decode: Callable[[Sequence[int]], str]
+    lookback: int = 0  # number of last characters
+    byte_ids: frozenset[int] = frozenset()  # tokens of single bytes, of which a whole run is decoded together
+
+    @classmethod
+    def of(cls, tokenizer: Any, decode: Callable[[Sequence[int]], str]) -> Decoding:
+        state = tokenizer.decoder.__getstate__() if getattr(tokenizer, "decoder", None) is not None else b""
+        # a WordPiece decoder joins punctuation and contractions to the word before, as "do n't" to "don't"
+        lookback = 8 if any(name in state for name in (b'"WordPiece"', b'"CTC"', b'"BPEDecoder"')) else 0
+        names = (f"<0x{byte:02X}>" for byte in range(256)) if b'"ByteFallback"' in state else ()
+        ids = (tokenizer.token_to_id(name) for name in names)
+        return cls(decode, lookback, frozenset(token for token in ids if token is not None))
+
+    def final_text(self, tokens: Sequence[int]) -> str:
+        """The text that no later token changes."""
+        end = len(tokens)
+        while end and tokens[end - 1] in self.byte_ids:
+            end -= 1
+        text = self.decode(tokens[:end]).rstrip(REPLACEMENT)
+        return text[: max(0, len(text) - self.lookback)]
+
+
 @dataclass
 class TextStream:
     """The text of a growing sequence, in pieces: never half a character, never a part of a stop string."""
 
-    decode: Callable[[Sequence[int]], str]
+    decoding: Decoding
     stops: Sequence[str] = ()
-    lookback: int = 0  # number of last characters that later tokens may change
     tokens: list[int] = field(default_factory=list)
     sent: int = 0  # characters in the pieces so far
 
     def push(self, token: int) -> str:
         """Adds a token; returns the characters that became final."""
         self.tokens.append(token)
-        text = self.decode(self.tokens)
-        if found := find_stop(text, self.stops):
+        if self.stops and (found := find_stop(text := self.decoding.decode(self.tokens), self.stops)):
             return self.send(text[: found[0]])
-        text = text.rstrip(REPLACEMENT)
-        text = text[: len(text) - self.lookback] if self.lookback else text
+        text = self.decoding.final_text(self.tokens)
         return self.send(text[: len(text) - possible_stop(text, self.stops)])
 
     def finish(self, text: str) -> str:
@@ -69,12 +92,3 @@ class TextStream:
     def send(self, text: str) -> str:
         piece, self.sent = text[self.sent :], max(self.sent, len(text))
         return piece
-
-
-def lookback_of(tokenizer: Any) -> int:
-    """How many last characters a tokenizer's decoder may change when more tokens follow.
-
-    A WordPiece decoder joins punctuation and contractions to the word before, as "do n't" to "don't".
-    """
-    state = tokenizer.decoder.__getstate__() if getattr(tokenizer, "decoder", None) is not None else b""
-    return 8 if b'"WordPiece"' in state or b'"CTC"' in state or b'"BPEDecoder"' in state else 0

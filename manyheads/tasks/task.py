@@ -20,6 +20,7 @@ from torch import Tensor
 from manyheads.checkpoint.checkpoint import Checkpoint, load
 from manyheads.errors import ConfigError, IncompatibleError, InputError, UnknownKindError, UnsupportedError, UsageError
 from manyheads.generate.config import GenerationConfig, generation_config
+from manyheads.generate.text import GeneratedText
 from manyheads.model.build import Model
 from manyheads.model.spec import ModelSpec
 from manyheads.parts.head import Pool
@@ -289,12 +290,17 @@ class TaskSpec(Part, slot="task"):
         """Returns a copy that truncates texts to what the model can read; by default it reads their first tokens."""
         return checkpoint.truncating(checkpoint.max_positions)
 
+    @property
+    def streams(self) -> bool:
+        """Whether the result is the generated text, which can be shown as it grows."""
+        return type(self).results is TaskSpec.results
+
     def results(
         self, checkpoint: Checkpoint, rows: Sequence[list[int]], options: PredictOptions
     ) -> Iterator[tuple[int, Tree]]:
         """Yields the index and the model's output for each row of ids, as soon as it is ready, as plain data."""
-        for i, ids in checkpoint.generate_ids(rows, options.generation):
-            yield i, {"generated": checkpoint.decode(ids)}
+        for i, texts in checkpoint.generate_texts(rows, options.generation):
+            yield i, generated_result(checkpoint, texts)
 
     def predict(
         self,
@@ -333,7 +339,8 @@ class TaskSpec(Part, slot="task"):
 
     def format_result(self, result: Tree) -> list[str]:
         """Formats the result for a single text, as lines to print."""
-        return [result["generated"] if isinstance(result["generated"], str) else self.format_line(result)]
+        several = result.get("sequences", [result])
+        return [one["generated"] if isinstance(one["generated"], str) else self.format_line(one) for one in several]
 
     # ------------------------------------------------------------------------------------------------------ evaluation
 
@@ -457,6 +464,26 @@ def ids_and_truncated(encodings: Sequence[Any]) -> tuple[list[list[int]], dict[i
     """Returns the ids of each encoding, and how many tokens are left of each truncated one."""
     truncated = {i: {"truncated": len(one.ids)} for i, one in enumerate(encodings) if one.overflowing}
     return [one.ids for one in encodings], truncated
+
+
+def generated_result(checkpoint: Checkpoint, texts: Sequence[GeneratedText]) -> Tree:
+    """The best generated text as plain data; the others, if there are several, are under `sequences`."""
+    results = [
+        {"generated": one.tokens if checkpoint.tokenizer is None else one.text, "finish_reason": one.finish_reason}
+        | ({} if one.score is None else {"score": one.score})
+        | ({} if one.logprobs is None else {"logprobs": token_logprobs(checkpoint, one)})
+        for one in texts
+    ]
+    return results[0] | ({"sequences": results} if len(results) > 1 else {})
+
+
+def token_logprobs(checkpoint: Checkpoint, text: GeneratedText) -> list[Tree]:
+    """Each token with its log-probability and the most probable tokens of its step."""
+    rows = zip(text.tokens, text.logprobs or (), text.top_logprobs or (), strict=False)
+    return [
+        {"token": checkpoint.token_name(token), "id": token, "logprob": logprob, "top": [list(one) for one in top]}
+        for token, logprob, top in rows
+    ]
 
 
 def parse_ids(checkpoint: Checkpoint, texts: Sequence[str]) -> list[list[int]]:

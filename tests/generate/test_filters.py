@@ -53,6 +53,8 @@ SAME = [
         {"kind": "min-new-tokens", "min_new_tokens": 3},
         theirs.MinNewTokensLengthLogitsProcessor(LENGTH - GENERATED, 3, list(EOS)),
     ),
+    ({"kind": "min-length", "min_length": 8}, theirs.MinLengthLogitsProcessor(8, list(EOS))),
+    ({"kind": "min-length", "min_length": 7}, theirs.MinLengthLogitsProcessor(7, list(EOS))),
     ({"kind": "suppress-tokens", "suppress_tokens": [3, 4]}, theirs.SuppressTokensLogitsProcessor([3, 4])),
     (
         {"kind": "begin-suppress-tokens", "begin_suppress_tokens": [3, 4]},

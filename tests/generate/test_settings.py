@@ -1,0 +1,134 @@
+"""The generation settings of a checkpoint: each key of transformers is applied, refused or without effect, and a caller's settings override them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from raising import raises
+from small_checkpoints import folder_of
+from transformers import GenerationConfig as TheirConfig
+
+import manyheads
+from manyheads.generate.checkpoint_settings import LIMITS, NO_EFFECT, REFUSED, TOKENS, read_checkpoint_settings
+from manyheads.generate.config import fields_of, filter_kinds, generation_config, method_kinds
+
+
+def settings_of(tree):
+    return read_checkpoint_settings({}, {"generation_config.json": json.dumps(tree).encode()})
+
+
+def test_every_key_of_transformers_is_applied_refused_or_has_no_effect():
+    owned = fields_of(method_kinds().values()) | fields_of(filter_kinds().values())
+    groups = [owned, set(TOKENS), set(LIMITS), set(REFUSED), set(NO_EFFECT)]
+    for name in vars(TheirConfig()):
+        assert sum(name in group for group in groups) == 1, name
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_setting_that_is_not_supported_is_refused_by_name_when_a_text_is_generated(name):
+    neutral = settings_of({name: REFUSED[name]})
+    assert generation_config(neutral).decoding.kind == "greedy"
+    with raises("generate.config", name):
+        generation_config(settings_of({name: 7}))
+
+
+def test_an_unknown_key_is_refused_by_name():
+    with raises("generate.config", "temperatur"):
+        generation_config(settings_of({"temperatur": 0.5}))
+    assert read_checkpoint_settings({"temperatur": 0.5}, {}).refused == (), "a config has other keys too"
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("eos_token_id", "x"),
+        ("eos_token_id", list(range(5000))),
+        ("num_beams", 1.5),
+        ("num_beams", -2),
+        ("top_p", 7),
+        ("repetition_penalty", "hot"),
+        ("bad_words_ids", [[token] for token in range(200_000)]),
+        ("max_length", 0),
+        ("stop_strings", 3),
+        ("min_length", -1),
+    ],
+    ids=str,
+)
+def test_a_wrong_value_is_an_error_of_the_checkpoint(key, value):
+    with raises("checkpoint.config"):
+        settings_of({key: value})
+
+
+def test_the_settings_of_a_checkpoint_are_applied_and_say_where_they_are_from():
+    base = settings_of({
+        "num_beams": 4, "length_penalty": 2.0, "early_stopping": True, "no_repeat_ngram_size": 3, "min_length": 5,
+        "max_length": 20, "forced_eos_token_id": 2, "eos_token_id": [2, 3], "stop_strings": ["."], "top_p": 0.5,
+    })  # fmt: skip
+    config = generation_config(base)
+    assert (config.decoding.kind, config.decoding.num_beams, config.decoding.length_penalty) == ("beam", 4, 2.0)
+    assert config.decoding.early_stopping is True
+    assert [one.kind for one in config.filters] == ["no-repeat-ngram", "min-length", "forced-eos"]
+    assert (config.eos_token_id, config.max_length, config.stop) == ((2, 3), 20, (".",))
+    assert {one["from"] for one in config.applied.values()} == {"checkpoint"}
+    assert "top_p" not in config.applied, "without do_sample it has no effect, as in transformers"
+    own = generation_config(base, no_repeat_ngram_size=2, num_beams=2, max_new_tokens=7, stop=())
+    assert (own.decoding.num_beams, own.decoding.length_penalty, own.max_new_tokens, own.max_length) == (
+        2,
+        2.0,
+        7,
+        None,
+    )
+    assert own.applied["no_repeat_ngram_size"] == {"value": 2, "from": "caller"}
+    assert own.applied["length_penalty"] == {"value": 2.0, "from": "checkpoint"}
+    assert own.stop == ()
+    assert generation_config(base, no_repeat_ngram_size=0).applied.keys().isdisjoint({"no_repeat_ngram_size"})
+
+
+def test_a_checkpoint_that_samples_does_unless_the_caller_selects_another_method():
+    base = settings_of({"do_sample": True, "temperature": 0.6, "top_p": 0.9})
+    kinds = {one.kind: one for one in generation_config(base).filters}
+    assert generation_config(base).decoding.kind == "sample"
+    assert (kinds["temperature"].temperature, kinds["top-p"].top_p, kinds["top-k"].top_k) == (0.6, 0.9, 50)
+    assert generation_config(base, temperature=0).decoding.kind == "greedy"
+    assert generation_config(base, do_sample=False).decoding.kind == "greedy"
+    assert generation_config(base, num_beams=3).decoding.kind == "beam"
+    assert not generation_config(base, num_beams=3).filters
+    warm = {one.kind: one for one in generation_config(base, temperature=0.9).filters}
+    assert (warm["temperature"].temperature, warm["top-p"].top_p) == (0.9, 0.9)
+    silent = settings_of({"temperature": 0.6, "top_p": 0.9})
+    assert generation_config(silent).decoding.kind == "greedy"
+    assert generation_config(silent, do_sample=True).decoding.kind == "sample"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"do_sample": True},
+        {"do_sample": True, "temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.3},
+        {"do_sample": True, "min_p": 0.1, "typical_p": 0.9, "top_k": 0, "min_new_tokens": 3, "suppress_tokens": [4, 5]},
+        {"do_sample": True, "no_repeat_ngram_size": 2, "bad_words_ids": [[7], [5, 9]], "sequence_bias": [[[3], 2.0]]},
+    ],
+    ids=str,
+)
+def test_the_distribution_that_is_sampled_is_that_of_transformers(settings, tmp_path):
+    """The probabilities of the next token after all filters, in transformers' order."""
+    folder = folder_of("llama", tmp_path / "llama", tokenizer=False)
+    generation = {"eos_token_id": [2, 11], "bos_token_id": 1, "pad_token_id": 60} | settings
+    (folder / "generation_config.json").write_text(json.dumps(generation))
+    ours = manyheads.load(folder)
+    from transformers import AutoModelForCausalLM
+
+    theirs = AutoModelForCausalLM.from_pretrained(folder)
+    ids = torch.tensor([[5, 9, 7, 5]])
+    theirs.generation_config.update(max_new_tokens=1)
+    config, _ = theirs._prepare_generation_config(theirs.generation_config)
+    theirs._prepare_special_tokens(config, kwargs_has_attention_mask=True)
+    config.max_length = 5
+    processors = theirs._get_logits_processor(config, input_ids_seq_length=4, device="cpu")
+    logits = theirs(ids).logits[:, -1].float()
+    expected = processors(ids, logits).softmax(-1)
+    own = generation_config(ours.generation_settings, max_new_tokens=1)
+    torch.testing.assert_close(own.filter(ours.logits(ids)[:, -1], ids, 0).softmax(-1), expected, rtol=1e-4, atol=1e-6)
+    assert own.decoding.kind == "sample"

@@ -1,0 +1,131 @@
+"""Generated texts: stop strings never leak, streams concatenate to the whole text, and results say why they ended."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kinds import decoder, random_model
+from raising import raises
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+import manyheads
+from manyheads import Checkpoint
+from manyheads.generate.text import Decoding, TextStream, find_stop
+from manyheads.spec import to_tree
+
+SYMBOLS = pre_tokenizers.ByteLevel.alphabet()
+
+
+def byte_level():
+    """One token per byte, so that a character may need four."""
+    tokenizer = Tokenizer(models.BPE({symbol: i for i, symbol in enumerate(sorted(SYMBOLS))}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def word_piece():
+    words = [
+        "[UNK]",
+        "do",
+        "n",
+        "'",
+        "t",
+        "##n",
+        ".",
+        ",",
+        "!",
+        "a",
+        "##b",
+        "is",
+        "s",
+        "##s",
+        "I",
+        "m",
+        "ve",
+        "re",
+        "we",
+    ]
+    tokenizer = Tokenizer(models.WordPiece({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.decoder = decoders.WordPiece()
+    return tokenizer
+
+
+def fallback():
+    """Words with ▁ and bytes for the rest, as SentencePiece has."""
+    words = ["<unk>", *(f"<0x{i:02X}>" for i in range(256)), "▁a", "▁b", "c", "▁"]
+    vocab = {word: i for i, word in enumerate(words)}
+    tokenizer = Tokenizer(models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True))
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    tokenizer.decoder = decoders.Sequence(steps)
+    return tokenizer
+
+
+TOKENIZERS = {"byte-level": byte_level(), "word-piece": word_piece(), "fallback": fallback()}
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@given(data=st.data())
+def test_the_pieces_of_a_stream_are_the_text_up_to_the_first_stop_string(name, data):
+    tokenizer = TOKENIZERS[name]
+    ids = data.draw(st.lists(st.integers(0, tokenizer.get_vocab_size() - 1), max_size=24))
+    whole = tokenizer.decode(ids)
+    inside = st.builds(lambda i, n: whole[i : i + n], st.integers(0, max(0, len(whole) - 1)), st.integers(1, 4))
+    stops = data.draw(st.lists(st.one_of(inside.filter(bool), st.text(min_size=1, max_size=3)), max_size=2))
+    stream, pieces = TextStream(Decoding.of(tokenizer, tokenizer.decode), stops), []
+    for token in ids:
+        pieces.append(stream.push(token))
+        if find_stop(tokenizer.decode(stream.tokens), stops):
+            break
+    final = tokenizer.decode(stream.tokens)
+    found = find_stop(final, stops)
+    final = final[: found[0]] if found else final
+    pieces.append(stream.finish(final))
+    assert "".join(pieces) == final
+    assert not any(stop in "".join(pieces) for stop in stops)
+
+
+@given(text=st.text(max_size=20))
+def test_a_piece_is_never_half_a_character(text):
+    tokenizer = TOKENIZERS["byte-level"]
+    stream = TextStream(Decoding.of(tokenizer, tokenizer.decode))
+    for token in tokenizer.encode(text).ids:
+        assert "\ufffd" not in stream.push(token) or "\ufffd" in text
+
+
+def checkpoint():
+    tokenizer = byte_level()
+    spec = manyheads.read_model(to_tree(decoder()) | {"vocab": tokenizer.get_vocab_size()})
+    return Checkpoint(random_model(spec), tokenizer)
+
+
+def test_a_text_ends_before_its_stop_string_in_every_method():
+    model = checkpoint()
+    whole = model.generate("Once upon", max_new_tokens=30)
+    stop = whole[10:12]
+    for settings in ({}, {"num_beams": 3}, {"prompt_lookup_num_tokens": 4}, {"penalty_alpha": 0.01, "top_k": 1}):
+        found = model.generate("Once upon", max_new_tokens=30, stop=[stop], details=True, **settings)
+        assert stop not in found.text
+        if not settings:
+            assert found.text == whole[: whole.index(stop)]
+            assert (found.finish_reason, found.stop) == ("stop", stop)
+    assert model.generate("Once upon", max_new_tokens=30, details=True).finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"temperature": 1.5, "seed": 3}, {"num_beams": 3}, {"stop": ["a", "\n"]}], ids=str
+)
+def test_a_stream_is_the_generated_text(settings):
+    model = checkpoint()
+    pieces = list(model.stream("Once upon", max_new_tokens=20, **settings))
+    assert "".join(pieces) == model.generate("Once upon", max_new_tokens=20, **settings)
+
+
+def test_a_stream_has_one_sequence():
+    for wrong in ({"n": 2, "temperature": 1.0}, {"logprobs": 1}):
+        with raises("generate.config"):
+            list(checkpoint().stream("Once", **wrong))
+    for stop in ([""], ["x"] * 17, [3], ["x" * 2000]):
+        with raises("generate.config", "stop"):
+            checkpoint().generate("Once", stop=stop)
