@@ -27,7 +27,7 @@ from manyheads.cli.console import (
     shade,
     stdout,
 )
-from manyheads.cli.predict import LENGTH_PENALTY
+from manyheads.cli.predict import DECODING, LENGTH_PENALTY, decoding_settings
 from manyheads.errors import MissingExtraError, OutputError, one_line
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ def evaluate(
         typer.Option(parser=integer, metavar="N", help="Beam width; 1 is greedy [default: 4 with decoding gnmt-beam]."),
     ] = None,
     length_penalty: Annotated[float | None, LENGTH_PENALTY] = None,
+    decoding: Annotated[str | None, DECODING] = None,
     max_new_tokens: Annotated[
         int | None,
         typer.Option(
@@ -106,13 +107,12 @@ def evaluate(
             overrides=overrides or [],
             max_rows=max_rows,
             max_length=max_length,
-            num_beams=num_beams,
-            length_penalty=length_penalty,
             max_new_tokens=max_new_tokens,
             examples=examples or (DEFAULT_IMAGES if is_image else 0),
             output=None if output is None else "images" if is_image else "rows",
             device=device,
             progress=progress.update,
+            **decoding_settings(decoding, num_beams=num_beams, length_penalty=length_penalty),
         )
     outputs = report.pop("outputs")
     shown = report | {"examples": report["examples"][:examples]}

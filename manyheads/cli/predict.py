@@ -40,6 +40,10 @@ MAX_LINE_LENGTH = 1 << 24  # characters
 
 LENGTH_PENALTY = typer.Option(metavar="ALPHA", help="α of beam search: log p / length^α. Higher gives longer texts.")
 
+DECODING = typer.Option(
+    metavar="KIND", help="Decoding method, one of 'manyheads show decoding', or a table, {kind = ..., ...}."
+)
+
 
 @app.command()
 def predict(
@@ -91,13 +95,7 @@ def predict(
             help="Any other setting of 'manyheads show decoding' and 'manyheads show filter', such as min_p=0.1.",
         ),
     ] = None,
-    decoding: Annotated[
-        str | None,
-        typer.Option(
-            metavar="KIND",
-            help="Decoding method, one of 'manyheads show decoding', or a table, {kind = ..., ...}.",
-        ),
-    ] = None,
+    decoding: Annotated[str | None, DECODING] = None,
     seed: Annotated[int, typer.Option(parser=integer, metavar="N", help="Random seed for sampling.")] = 0,
     encoding_errors: Annotated[
         str, typer.Option(metavar="strict|replace", help="What to do with a line that is not UTF-8.")
@@ -128,16 +126,21 @@ def predict(
     from manyheads.generate.config import generation_config
     from manyheads.spec import override
 
-    given = {
-        "max_new_tokens": max_new_tokens, "num_beams": num_beams, "length_penalty": length_penalty,
-        "temperature": temperature, "top_k": top_k, "top_p": top_p, "repetition_penalty": repetition_penalty,
-        "logprobs": logprobs, "seed": seed, "n": n, "stop": tuple(stop) if stop else None,
-    }  # fmt: skip
-    settings: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    settings = decoding_settings(
+        decoding,
+        max_new_tokens=max_new_tokens,
+        num_beams=num_beams,
+        length_penalty=length_penalty,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        repetition_penalty=repetition_penalty,
+        logprobs=logprobs,
+        seed=seed,
+        n=n,
+        stop=tuple(stop) if stop else None,
+    )
     settings |= override({}, other_settings or [])
-    if decoding is not None and not decoding.strip():
-        raise UsageError("--decoding is empty", hint="name one of 'manyheads show decoding'")
-    settings |= override({}, [] if decoding is None else [f"decoding={decoding}"])
     generation_config(**settings)  # raises for wrong settings before a model is loaded
     if encoding_errors not in ("strict", "replace"):
         raise UsageError(f"--encoding-errors is {encoding_errors!r}, expected strict or replace")
@@ -152,6 +155,16 @@ def predict(
     else:
         streams = stream if stream is not None else sys.stdout.isatty() and not (as_json or n > 1)
         predict_text(text, path, predictor, as_json=as_json, stream=streams)
+
+
+def decoding_settings(decoding: str | None, **given: Any) -> dict[str, Any]:
+    """The settings of generation that were given on the command line."""
+    from manyheads.spec import override
+
+    if decoding is not None and not decoding.strip():
+        raise UsageError("--decoding is empty", hint="name one of 'manyheads show decoding'")
+    settings = {name: value for name, value in given.items() if value is not None}
+    return settings | override({}, [] if decoding is None else [f"decoding={decoding}"])
 
 
 @dataclass(frozen=True)

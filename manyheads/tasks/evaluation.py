@@ -33,11 +33,10 @@ class EvalOptions:
 
     max_rows: int | None = None
     max_length: int | None = None  # tokens per text
-    num_beams: int | None = None
-    length_penalty: float | None = None
     max_new_tokens: int | None = None
     examples: int = 0
     output: str | None = None  # what will be written: "rows" or "images"
+    settings: Tree = field(default_factory=dict)  # of generation, such as num_beams
 
     def __post_init__(self) -> None:
         self.generation(CheckpointSettings(), default_max_new_tokens=1)
@@ -54,10 +53,10 @@ class EvalOptions:
             raise UsageError(f"{task.kind} cannot write {kinds.get(self.output, quoted(self.output))}", hint=hint)
 
     def generation(self, base: CheckpointSettings, *, default_max_new_tokens: int) -> GenerationConfig:
+        """The settings of generation: those given, or those of a checkpoint with num_beams, or 4 beams."""
         limit = default_max_new_tokens if self.max_new_tokens is None else self.max_new_tokens
-        given = {"num_beams": self.num_beams, "length_penalty": self.length_penalty}
-        settings: Tree = {name: value for name, value in given.items() if value is not None}
-        return generation_config(base, max_new_tokens=limit, **settings or {"decoding": "gnmt-beam"})
+        default = {} if "num_beams" in base.settings else {"decoding": "gnmt-beam"}
+        return generation_config(base, max_new_tokens=limit, **self.settings or default)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from manyheads.checkpoint.checkpoint import Checkpoint, load
 from manyheads.data.columns import choose_columns
@@ -41,21 +42,21 @@ def evaluate(
     overrides: Sequence[str] = (),
     max_rows: int | None = None,
     max_length: int | None = None,
-    num_beams: int | None = None,
-    length_penalty: float | None = None,
     max_new_tokens: int | None = None,
     examples: int = 0,
     output: str | None = None,
     device: str = "auto",
     progress: OnProgress = lambda what, done, total: None,
+    **settings: Any,
 ) -> Tree:
     """Returns the scores of a checkpoint and of baselines, and the output for every row, as plain data.
 
     A run records its task and its data. For any other checkpoint the head decides the task, and `data` names a file.
-    With `output` as "rows" or "images", a task that has no such outputs raises before anything is computed.
+    With `output` as "rows" or "images", a task that has no such outputs raises before anything is computed. `settings`
+    are those of generation, such as num_beams.
     """
     start = time.perf_counter()
-    options = EvalOptions(max_rows, max_length, num_beams, length_penalty, max_new_tokens, examples, output)
+    options = EvalOptions(max_rows, max_length, max_new_tokens, examples, output, settings)
     data = None if data is None else str(data)
     if split not in SPLITS:
         raise UsageError(f"split is {quoted(split)}, expected {', '.join(SPLITS)}")

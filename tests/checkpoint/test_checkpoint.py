@@ -613,7 +613,7 @@ def test_a_tokenizer_never_changes_after_loading(name, small_runs):
         call(3)
     spec = read_run_file(small_runs / name / "run.toml")
     corpus, rows = load_rows(spec.data, spec.task, data=None, split="validation", from_run=True)
-    options = EvalOptions(max_rows=4, max_length=12, num_beams=1)
+    options = EvalOptions(max_rows=4, max_length=12, settings={"num_beams": 1})
     evaluation = make_evaluation(
         checkpoint, spec.task, spec, corpus, rows, options=options, progress=lambda what, done, total: None
     )

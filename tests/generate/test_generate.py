@@ -336,7 +336,7 @@ def test_settings_reach_the_method_that_they_select():
     chosen = generation_config(num_beams=3, length_penalty=2.0).decoding
     assert (chosen.kind, chosen.num_beams, chosen.length_penalty) == ("beam", 3, 2.0)
     for beams, kind in ((1, "greedy"), (3, "beam")):
-        options = EvalOptions(num_beams=beams, length_penalty=2.0)
+        options = EvalOptions(settings={"num_beams": beams, "length_penalty": 2.0})
         chosen = options.generation(CheckpointSettings(), default_max_new_tokens=1).decoding
         assert chosen.kind == kind
     assert (chosen.num_beams, chosen.length_penalty) == (3, 2.0)

@@ -263,7 +263,9 @@ def test_each_row_gets_its_own_output(runs):
     texts = [row["prediction"] for row in report["outputs"]]
     assert texts == [checkpoint.generate(row["source"], **settings) for row in report["examples"]]
     assert len(set(texts)) > 1
-    assert report["generation"] == settings
+    assert report["generation"]["max_new_tokens"] == 5
+    chosen = report["generation"]["decoding"]
+    assert (chosen["kind"], chosen["num_beams"], chosen["length_penalty"]) == ("beam", 2, 0.6)
 
 
 OUTPUT_KEYS = {

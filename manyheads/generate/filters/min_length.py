@@ -1,4 +1,4 @@
-"""The minimum number of generated tokens."""
+"""The minimum length of a generated text."""
 
 from __future__ import annotations
 

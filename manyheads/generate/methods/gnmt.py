@@ -1,4 +1,4 @@
-"""Beam search with the length and coverage penalties of Wu et al. 2016."""
+"""Beam search with the length penalty of Wu et al. 2016."""
 
 from __future__ import annotations
 
