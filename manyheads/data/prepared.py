@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from tokenizers import Tokenizer
 from manyheads.data.source import Corpus, DataSpec, LazyRows, Row
 from manyheads.data.tokenizer import TokenizerFileSpec, TokenizerSpec, special_tokens_as_text, without_processing
 from manyheads.errors import ColumnError, CorruptFileError, LabelError, PreparedDataError
-from manyheads.files.read import read_json, sha256
+from manyheads.files.read import open_regular, read_json, sha256
 from manyheads.files.tokenizer import decode_ids, encode_texts
 from manyheads.files.write import atomic_output, fsync_path
 from manyheads.spec import Tree, field, quoted, to_tree
@@ -211,19 +212,19 @@ class PreparedFile:
         self.check()
 
     def __getstate__(self) -> Tree:
-        return {name: value for name, value in self.__dict__.items() if name != "_handle"}
+        return {name: value for name, value in self.__dict__.items() if name != "_file"}
 
     @cached_property
-    def _handle(self) -> int:
+    def _file(self) -> BufferedReader:
         """The file as it was when it was first read in this process, even if its name is of another file later."""
-        handle = os.open(self.path, os.O_RDONLY)
-        weakref.finalize(self, os.close, handle)
-        return handle
+        file = open_regular(self.path)
+        weakref.finalize(self, file.close)
+        return file
 
     def _stamp(self) -> tuple[int, int, int] | None:
         """The size and the times of changes, or None if there is no such file."""
         try:
-            status = os.stat(self.__dict__.get("_handle", self.path))
+            status = os.fstat(self._file.fileno()) if "_file" in self.__dict__ else os.stat(self.path)
         except OSError:
             return None
         return (status.st_size, status.st_mtime_ns, status.st_ctime_ns) if stat.S_ISREG(status.st_mode) else None
@@ -236,15 +237,15 @@ class PreparedFile:
         self.stamp = stamp
 
     def _hash(self) -> str:
-        with explain_changes(self), open(self._handle, "rb", closefd=False) as file:
-            file.seek(0)
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        with explain_changes(self):
+            self._file.seek(0)
+            return hashlib.file_digest(self._file, "sha256").hexdigest()
 
     def read(self, dtype: np.dtype[Any] | str, start: int, stop: int) -> NDArray[Any]:
         """Reads the items from `start` to `stop`."""
         item = np.dtype(dtype).itemsize
         with explain_changes(self):
-            data = os.pread(self._handle, max(0, stop - start) * item, start * item) if start >= 0 else b""
+            data = os.pread(self._file.fileno(), max(0, stop - start) * item, start * item) if start >= 0 else b""
         if len(data) != (stop - start) * item:
             raise self.changed_error()
         return np.frombuffer(data, dtype)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from manyheads.errors import DataFileError, DataSizeError, EncodingError, MissingExtraError, RowError
-from manyheads.files.read import no_duplicate_keys
+from manyheads.files.read import no_duplicate_keys, open_regular
 from manyheads.files.text import LineReader, check_plausible_size, check_rereadable
 from manyheads.spec import quoted
 
@@ -349,7 +349,7 @@ class ParquetTable(Table):
         except ImportError:
             raise MissingExtraError(f"{path} needs pyarrow", hint="pip install 'manyheads[parquet]'") from None
         try:
-            with path.open("rb") as raw, parquet.ParquetFile(raw, **options) as file:
+            with open_regular(path) as raw, parquet.ParquetFile(raw, **options) as file:
                 yield file
         except UnicodeDecodeError as error:
             raise EncodingError(f"{path} has a text that is not UTF-8: {error}") from None

@@ -122,10 +122,11 @@ def refuse_constant(name: str) -> Any:
 
 
 def no_duplicate_keys(pairs: list[tuple[str, Any]]) -> Tree:
-    table = dict(pairs)
-    if len(table) != len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"duplicate key {quoted(next(name for name in names if names.count(name) > 1))}")
+    table: Tree = {}
+    for name, value in pairs:
+        if name in table:
+            raise ValueError(f"duplicate key {quoted(name)}")
+        table[name] = value
     return table
 
 
@@ -151,7 +152,8 @@ def read_toml(path: Path) -> Tree:
     except ConfigFileError:
         raise
     except (OSError, ValueError) as error:  # ValueError: a name that no file can have
-        raise ConfigFileError(f"cannot read {quoted(str(path))}: {getattr(error, 'strerror', None) or error}") from None
+        name = shortened(str(path), 500)
+        raise ConfigFileError(f"cannot read {name}: {getattr(error, 'strerror', None) or error}") from None
     try:
         return copy_tree(tomllib.loads(text.replace("\r\n", "\n")))
     except ConfigError as error:

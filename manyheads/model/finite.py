@@ -14,7 +14,9 @@ from manyheads.errors import NonFiniteOutputError
 
 def check_finite(model: nn.Module, output: Tensor, again: Callable[[], object]) -> Tensor:
     """Returns the output; raises if a number is NaN or infinite. `again` computes it once more, to find the layer."""
-    if output.numel() and not torch.stack(output.detach().aminmax()).isfinite().all():  # one pass, which keeps NaN
+    if (
+        output.numel() and not output.is_meta and not torch.stack(output.detach().aminmax()).isfinite().all()
+    ):  # one pass, which keeps NaN
         raise_nonfinite(model, again)
     return output
 

@@ -545,7 +545,7 @@ def calls_of(checkpoint, name):
     texts = [f"{'he was born ' * (1 + i % 3)}{mask} 18{i:02}" for i in range(8)]
     calls = [lambda i: manyheads.predict(checkpoint, texts[i], max_new_tokens=6, temperature=1.0 * (i % 2), seed=i)]
     if special:
-        calls.append(lambda i: checkpoint.encode_with_special(texts[: 1 + i], special))
+        calls.append(lambda i: [one.ids for one in checkpoint.encode_with_special(texts[: 1 + i], special)])
     if name in ("masked", "retrieval"):
         calls.append(lambda i: checkpoint.embed(texts[: 1 + i]).tolist())
     if checkpoint.model.can_generate:

@@ -196,6 +196,8 @@ def test_a_long_text_is_truncated_if_asked_and_says_so(name, tmp_path):
     result = manyheads.predict(checkpoint, text, max_new_tokens=8, truncate=True)
     assert result["truncated"] == count
     kept = words[-count:] if name == "gpt2" else words[: 38 if name.startswith("bert") else 40]
+    truncating = task_of(checkpoint).truncating(checkpoint, GenerationConfig(max_new_tokens=8))
+    assert [token for token in truncating.encode([text])[0].tokens if token.startswith("word")] == kept
     alone = manyheads.predict(checkpoint, " ".join(kept), max_new_tokens=8)
     assert flatten(result | {"text": "", "truncated": 0}) == flatten(alone | {"text": "", "truncated": 0})
     done = run("predict", folder, text, "--truncate", "--max-new-tokens", 8)

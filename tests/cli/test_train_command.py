@@ -18,7 +18,13 @@ def step(number, **fields):
 
 EVENTS = [
     (
-        e.Initialized(0, 12, new=("head.weight",), unused=tuple(f"layer{i}" for i in range(20)), notes=("a note",)),
+        e.Initialized(
+            0,
+            12,
+            missing_keys=("head.weight",),
+            unexpected_keys=tuple(f"layer{i}" for i in range(20)),
+            notes=("a note",),
+        ),
         False,
     ),
     (e.Truncated(0, train_rows=1234, validation_rows=5), False),

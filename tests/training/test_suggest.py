@@ -475,11 +475,9 @@ def test_an_output_that_cannot_be_written_is_an_error_before_data_is_read(tmp_pa
         ("file", "usage.output-exists"),
         ("x" * 300, "usage.output"),
         ("", "usage.argument"),
-        ("fine.toml", "data.file"),
+        ("fine.toml", "usage.path-not-found"),
     ):
-        error = error_of(
-            "new", "translate", "nowhere.tsv", "--output", output, cwd=tmp_path, check=3 if code == "data.file" else 2
-        )
+        error = error_of("new", "translate", "nowhere.tsv", "--output", output, cwd=tmp_path, check=2)
         assert error["code"] == code, output
 
 
@@ -539,7 +537,7 @@ def test_a_checkpoint_that_does_not_fit_the_task_is_an_error_before_data_is_read
         folder = folder_of(name, tmp_path / f"{name}-{task}", tokenizer=tokenizer)
         with raises(code):
             suggest(task, tmp_path / "nowhere", init_from=str(folder), **options)
-    with raises("checkpoint.not-found"):
+    with raises("usage.path-not-found"):
         suggest("causal", tmp_path / "nowhere", init_from=str(tmp_path / "none"))
 
 
