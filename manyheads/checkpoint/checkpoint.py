@@ -291,22 +291,17 @@ class Checkpoint:
         """
         config = generation_config(self.generation_settings, **settings)
         self.check_reads_text()
-        if isinstance(text, str):
-            return self.generate([text], details=details, **settings)[0]
-        if isinstance(text, Sequence) and text and all(isinstance(one, str) for one in text):
-            rows = self.encode_ids(text)  # type: ignore[arg-type]
-            found = dict(self.generate_texts(rows, config))
-            outputs = [found[i] for i in range(len(text))]
-        else:
-            ((_, outputs_of_row),) = self.generate_texts([checked_ids(text)], config)  # type: ignore[arg-type]
-            outputs = [outputs_of_row]
-        if "n" in settings:
-            results: list[Any] = outputs
-        elif details or config.logprobs is not None:
-            results = [one[0] for one in outputs]
-        else:
-            results = [one[0].tokens if self.tokenizer is None else one[0].text for one in outputs]
-        return results if isinstance(text, Sequence) and text and isinstance(text[0], str) else results[0]
+        one_text = isinstance(text, str)
+        texts = [text] if one_text else text
+        is_text = isinstance(texts, Sequence) and bool(texts) and all(isinstance(one, str) for one in texts)
+        rows = self.encode_ids(texts) if is_text else [checked_ids(texts)]  # type: ignore[arg-type]
+        outputs = dict(self.generate_texts(rows, config))
+        results: list[Any] = [outputs[i] for i in range(len(rows))]
+        if "n" not in settings:
+            results = [best for best, *_ in results]
+            if not details and config.logprobs is None:
+                results = [best.text if is_text else best.tokens for best in results]
+        return results if is_text and not one_text else results[0]
 
     def stream(self, text: str, **settings: Any) -> Iterator[str]:
         """Yields the generated text in pieces, each as soon as it is final. Settings are those of `generate`."""

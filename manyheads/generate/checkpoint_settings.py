@@ -98,9 +98,9 @@ def token_ids(values: Mapping[str, Any], name: str) -> tuple[int, ...]:
     """One id, or a list of ids, as a tuple."""
     value = values.get(name)
     ids = value if isinstance(value, list) else [] if value is None else [value]
-    if len(ids) > MAX_TOKEN_IDS or not all(type(token) is int and 0 <= token < 1 << 31 for token in ids):
+    if len(ids) > MAX_TOKEN_IDS or not all(type(token) is int for token in ids):
         raise CheckpointConfigError(f"{name} is {quoted(value)}, expected up to {MAX_TOKEN_IDS:,} token ids")
-    return tuple(ids)
+    return tuple(token for token in ids if 0 <= token < 1 << 31)  # no vocabulary has others, and −1 often means none
 
 
 def stop_strings(values: Mapping[str, Any]) -> tuple[str, ...]:

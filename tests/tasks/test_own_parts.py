@@ -218,7 +218,7 @@ def test_an_own_metric_selects_the_best_checkpoint(scored):
 
 def test_an_own_method_is_listed_and_used(scored):
     (slot,) = run_json("show", "decoding", "--parts", scored / "scores.py")["slots"]
-    assert {"greedy", "sample", "beam", "test-constant"} == {kind["kind"] for kind in slot["kinds"]}
+    assert {"greedy", "sample", "beam", "test-constant"} <= {kind["kind"] for kind in slot["kinds"]}
     code = (
         "import sys; from pathlib import Path; import manyheads; from manyheads.spec import load_parts\n"
         "load_parts(Path(sys.argv[1])); checkpoint = manyheads.load(sys.argv[2])\n"
