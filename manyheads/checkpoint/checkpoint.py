@@ -235,6 +235,10 @@ class Checkpoint:
             self.check_length(len(encodings[-1].ids), index)
         return encodings
 
+    def encode_pieces(self, pieces: Sequence[str]) -> list[Any]:
+        """The encodings of parts of a text, without special tokens and truncation."""
+        return encode_texts(self._piece_tokenizers[1], pieces, CheckpointTokenizerError, add_special_tokens=False)
+
     @cached_property
     def _piece_tokenizers(self) -> tuple[Any, Any]:
         """Copies of the tokenizer for parts of a text: one recognises special tokens, and none truncates."""
@@ -543,9 +547,12 @@ def read_checkpoint_at(
 def checkpoint_dir(folder: Path) -> Path:
     """The best checkpoint of a run, or its latest if none was selected; other paths are returned unchanged."""
     checkpoints = folder / "checkpoints"
-    for pointer in (checkpoints / "best", checkpoints / "latest"):
-        if os.path.lexists(pointer) and not pointer.is_dir():
-            return safe_join(checkpoints, read_bytes(pointer, 100).decode(errors="replace"))
+    paths = (checkpoints / "best", checkpoints / "latest")
+    pointers = [path for path in paths if os.path.lexists(path) and not path.is_dir()]
+    for pointer in pointers:
+        target = safe_join(checkpoints, read_bytes(pointer, 100).decode(errors="replace").strip())
+        if target.is_dir() or pointer == pointers[-1]:
+            return target
     if (folder / "run.toml").is_file() and checkpoints.is_dir():
         raise CheckpointNotFoundError(f"the run {folder} has saved no checkpoint yet")
     return folder

@@ -19,7 +19,7 @@ from manyheads.files.read import read_json_or_empty
 from manyheads.model.build import build_meta
 from manyheads.model.size import size
 from manyheads.model.spec import LayerSpec, ModelSpec, StackSpec, override_model, read_model
-from manyheads.presets import about, is_path, preset, read_description
+from manyheads.presets import about, is_path, names, preset, read_description
 from manyheads.spec import SLOTS, Part, Spec, Tree, to_tree
 from manyheads.tasks.task import task_of
 
@@ -76,8 +76,10 @@ def describe_model(
 
 
 def is_checkpoint(target: str) -> bool:
-    """Whether a target is a folder, a model file or a name on the Hub, rather than a preset or a TOML file."""
+    """Whether a target is a folder, a model file or a name on the Hub; the name of a preset is none of them."""
     path = Path(target)
+    if target in names():
+        return False
     return path.is_dir() or path.suffix in (".gguf", ".pt") or (is_path(target) and is_name(target))
 
 

@@ -18,7 +18,6 @@ from manyheads.data.source import Row
 from manyheads.data.tokenizer import SPECIAL_SPELLINGS
 from manyheads.errors import (
     CheckpointConfigError,
-    CheckpointTokenizerError,
     IncompatibleError,
     InputError,
     OutOfRangeError,
@@ -26,7 +25,6 @@ from manyheads.errors import (
     UnsupportedError,
     UsageError,
 )
-from manyheads.files.tokenizer import encode_texts
 from manyheads.generate.config import GenerationConfig
 from manyheads.metrics import metric
 from manyheads.metrics.baselines import Bigram, Unigram
@@ -417,19 +415,25 @@ class InfillSpec(MaskingTask, kind="infill"):
             return parse_ids(checkpoint, texts), {}
         check_texts(texts)
         name, mask = mask_of(checkpoint, options.mask_token_id)
-        bos, rows = checkpoint.config.get("bos_token_id"), []
+        bos, rows, truncated = checkpoint.config.get("bos_token_id"), [], dict[int, Tree]()
         if type(bos) is not int:
             raise CheckpointConfigError(f"bos_token_id is {quoted(bos)}, expected a token id")
         for index, text in enumerate(texts):
-            pieces = encode_texts(
-                checkpoint.tokenizer, text.split(name), CheckpointTokenizerError, add_special_tokens=False
-            )
-            parts = [piece.ids for piece in pieces]
+            parts = [piece.ids for piece in checkpoint.encode_pieces(text.split(name))]
             if len(parts) != 2:
                 raise InputError(f"the text has {len(parts) - 1} {name}, expected one: {quoted(text)}", index)
+            limit = (checkpoint.tokenizer.truncation or {}).get("max_length")
+            if limit is not None and len(parts[0]) + len(parts[1]) + 3 > limit:
+                parts, truncated[index] = around_gap(parts[0], parts[1], limit - 3), {"truncated": limit}
             rows.append([bos, *parts[0], mask, *parts[1], mask])
             checkpoint.check_length(len(rows[-1]), index)
-        return rows, {}
+        return rows, truncated
+
+
+def around_gap(prefix: list[int], suffix: list[int], room: int) -> list[list[int]]:
+    """Returns the tokens nearest to a gap, at most `room` of them, about as many on both sides."""
+    before = min(len(prefix), max(room // 2, room - len(suffix)))
+    return [prefix[len(prefix) - before :], suffix[: room - before]]
 
 
 def draw_gap(length: int, rng: np.random.Generator) -> tuple[int, int]:

@@ -88,7 +88,10 @@ def check_foreign_files(folder: Path) -> None:
     names += [] if is_run(folder) else ["run.toml", "data.json", "env.json", "metrics.jsonl", "checkpoints"]
     for path in (folder / name for name in names):
         if os.path.lexists(path):
-            raise RunError(f"{path} is not from a run and would be overwritten", hint=NEW_OUTPUT)
+            reason = (
+                "is not the lock of a run" if path.name == "lock.json" else "has no env.json beside it, as a run has"
+            )
+            raise RunError(f"{path} {reason}, and would be overwritten", hint=NEW_OUTPUT)
 
 
 # ----------------------------------------------------------------------------------------------------------- the lock

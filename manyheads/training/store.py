@@ -255,7 +255,7 @@ def read_pointer(folder: Path, name: str) -> Path | None:
 def pointer_target(pointer: Path) -> str:
     """Returns the text of a pointer, or nothing if it cannot be read or is too long for the name of a checkpoint."""
     try:
-        return read_bytes(pointer, 100).decode(errors="replace")
+        return read_bytes(pointer, 100).decode(errors="replace").strip()
     except (OSError, CorruptFileError):
         return ""
 

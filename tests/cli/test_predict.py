@@ -358,6 +358,12 @@ def test_infill_generates_what_is_missing(tmp_path):
     rows, _ = task_of(checkpoint).encode(checkpoint, prompts, OPTIONS)
     word = checkpoint.tokenizer.token_to_id
     assert rows[0] == [1, word("▁the"), word("▁grass"), word("▁is"), 4, word("▁today"), 4]
+    long = "the sky is blue " * 30 + "<mask> today " + "the rose is " * 30
+    (row,), truncated = task_of(checkpoint).encode(checkpoint.truncating(40), [long], OPTIONS)
+    assert (len(row), truncated) == (40, {0: {"truncated": 40}})
+    gap = row.index(4)
+    assert [row[gap - 1], row[gap + 1]] == [word("▁blue"), word("▁today")], "what is nearest to the gap is kept"
+    assert manyheads.predict(checkpoint, long, truncate=True)["truncated"] == 40
     for text, count in (("the grass", 0), ("<mask> is <mask>", 2)):
         with raises("input.invalid", "<mask>", count):
             manyheads.predict(checkpoint, text)

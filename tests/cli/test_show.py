@@ -233,3 +233,8 @@ def test_a_title_sends_no_control_codes(tmp_path):
     path = tmp_path / "model.toml"
     path.write_text('vocab = 9\ndecoder = {}\nabout = {title = "\\u001b[31mred", source = "a\\u001b]0;t"}\n')
     assert "\x1b" not in run("show", path).stdout
+
+
+def test_a_preset_is_shown_even_if_a_folder_has_its_name(tmp_path):
+    (tmp_path / "gpt2").mkdir()
+    assert run_json("show", "gpt2", cwd=tmp_path)["parameters"] == 124_439_808
