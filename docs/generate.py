@@ -453,6 +453,9 @@ def real_outputs() -> dict[str, list[Any]]:
             trained += call("train", f"{name}.toml", "--output", name, *short)
             input_text = {"masked": "a <mask> b", "classify": "a b c d e f g"}.get(name, "a b")
             predicted += call("predict", name, input_text, "--max-new-tokens", "2")
+            if name == "copy":
+                more = ("--num-beams", "2", "-n", "2", "--logprobs", "1")
+                predicted += call("predict", name, input_text, "--max-new-tokens", "2", *more)
             evaluated += call("evaluate", name, "--max-rows", "4", "--examples", "1", "--max-new-tokens", "2")
         return {
             "manyheads show": call("show"),
