@@ -73,13 +73,14 @@ class TableSpec(FileSpec):
             yield f"columns {', '.join(names)}"
 
     def fits(self, path: str) -> bool:
-        """Whether a file can be read with these settings: it has the names in `fields`, or no names."""
+        """Whether a file can be read with these settings: it has the names in `fields`, and as many columns."""
         if not self.file_columns(path)[0] or (table := self.open_table(Path(path), Counter())) is None:
             return True
         if self.uses_default_columns(table):
             return not table.named and len(table.names) >= len(self.fields)
-        numbers = [column for column in self.fields if isinstance(column, int)]
-        return set(self.fields) <= set(table.names) if not numbers else not table.named
+        return all(
+            column < len(table.names) if isinstance(column, int) else column in table.names for column in self.fields
+        )
 
     def uses_default_columns(self, table: Table) -> bool:
         """Whether neither `fields` nor the file names the columns, so that the first ones are read."""
