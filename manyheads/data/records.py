@@ -25,15 +25,18 @@ DELIMITERS = {"\t": "tab", ";": "semicolon", ",": "comma"}  # the first of sever
 JSONL, PARQUET = (".jsonl", ".ndjson"), (".parquet",)
 TABLES = (".csv", ".tsv", *JSONL, *PARQUET)
 PARQUET_ROWS = 256  # rows per read
+CLASS_TYPE = re.compile(r"u?int\d+|bool")  # types of parquet that a label may have, besides strings
 NUMBER = re.compile(r"[-+]?\d[\d.,:/-]*%?")  # dates and times too
+SEPARATOR_LINE = re.compile("sep=([\t;,])")  # the first line of a file for Excel
 MAX_NAME_LENGTH, MAX_NAME_WORDS = 40, 5
 
 Record = Any  # the cells of a line, by number, or an object, by name
 
 
 def has_suffix(path: Path, *suffixes: str) -> bool:
-    """Whether a file has one of these suffixes, before .gz too."""
-    return any(suffix.lower() in suffixes for suffix in path.suffixes[-2:])
+    """Whether a file has one of these suffixes, or has it before .gz."""
+    named = path.with_suffix("") if path.suffix.lower() == ".gz" else path
+    return named.suffix.lower() in suffixes
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ class Table(ABC):
     named = True
     header = False  # whether the first line has the names
     names: Sequence[str] = ()
+    separated = ""  # how the columns are, if they are separated by a character
 
     def __init__(self, lines: LineReader) -> None:
         self.lines = lines
@@ -93,10 +97,16 @@ class DelimitedTable(Table):
     """Lines of cells, separated by tabs, commas or semicolons, and quoted by the rules of Python's csv or not."""
 
     def __init__(self, lines: LineReader, silent: LineReader, layout: Layout) -> None:
+        csv.field_size_limit(max(csv.field_size_limit(), lines.max_length))
+        _, first_line = next(iter(silent))
+        if separator := SEPARATOR_LINE.fullmatch(first_line):
+            lines, silent = replace(lines, skip=1), replace(silent, skip=1)
         super().__init__(lines)
         self.layout, self.why_no_quotes = layout, ""
-        given = "\t" if has_suffix(lines.path, ".tsv") else layout.delimiter
-        self.delimiter = layout.delimiter or given or recognise_delimiter(tuple(bounded(line for _, line in silent)))
+        self.delimiter = layout.delimiter or (
+            separator[1] if separator else recognise_delimiter(lines.path, tuple(bounded(line for _, line in silent)))
+        )
+        self.separated = f", separated by {DELIMITERS[self.delimiter]}s"
         self.quotes = self._has_quotes(silent) if layout.quotes is None else layout.quotes
         records = (cells for _, cells in self._parse(silent, quotes=self.quotes))
         first, *rows = tuple(bounded(records)) or [[]]
@@ -107,13 +117,13 @@ class DelimitedTable(Table):
     def records(self, columns: Sequence[str | int] | None = None) -> Iterator[tuple[int, Record]]:
         numbered = self._parse(self.lines, quotes=self.quotes)
         if self.header:
-            next(numbered)
+            next(numbered, None)
         for number, cells in numbered:
             if len(cells) != self.num_columns:
                 like = "as in the header" if self.header else "as in the first line"
                 other = [name for one, name in DELIMITERS.items() if one != self.delimiter and one in "".join(cells)]
-                by = f"by {DELIMITERS[self.delimiter]}s{f', not by {other[0]}s' if len(cells) == 1 and other else ''}"
-                expected = f"{self.num_columns} {like}, separated {by}"
+                not_by = f", not by {other[0]}s" if len(cells) == 1 and other else ""
+                expected = f"{self.num_columns} {like}{self.separated}{not_by}"
                 line = quoted(self.delimiter.join(cells))
                 raise RowError(f"{self.locate(number)} has {len(cells)} columns, expected {expected}: {line}")
             yield number, cells
@@ -174,7 +184,6 @@ class RecordReader:
         self.record: list[tuple[int, str]] = []  # the lines of the record that is being read
 
     def __iter__(self) -> Iterator[tuple[int, list[str]]]:
-        csv.field_size_limit(max(csv.field_size_limit(), self.lines.max_length))
         try:
             for cells in csv.reader(self._feed(), delimiter=self.delimiter, strict=True):
                 yield self.record[0][0], cells
@@ -221,11 +230,18 @@ def bounded(items: Iterable[Any], max_items: int = SAMPLE_ROWS + 1) -> Iterator[
             return
 
 
-def recognise_delimiter(lines: Sequence[str]) -> str:
-    """Returns the delimiter by which most lines have as many columns as the first, at least two; otherwise a comma."""
-    csv.field_size_limit(max(csv.field_size_limit(), *map(len, lines)))
+def recognise_delimiter(path: Path, lines: Sequence[str]) -> str:
+    """Returns the delimiter by which most lines have as many columns as the first, at least two; otherwise a comma.
+
+    In a .tsv it is a tab, unless no line has one and all lines have as many columns by another delimiter.
+    """
+    is_tsv = has_suffix(path, ".tsv")
+    if is_tsv and any("\t" in line for line in lines):
+        return "\t"
     agreement = {delimiter: column_agreement(lines, delimiter) for delimiter in DELIMITERS}
     best = max(agreement, key=agreement.__getitem__)
+    if is_tsv:
+        return best if agreement[best] == 1 else "\t"
     return best if agreement[best] > 0.5 else ","
 
 
@@ -234,7 +250,10 @@ def column_agreement(lines: Sequence[str], delimiter: str) -> float:
     fractions = []
     for quoting in (csv.QUOTE_MINIMAL, csv.QUOTE_NONE):
         records = csv.reader((line + "\n" for line in lines), delimiter=delimiter, quoting=quoting)
-        counts = [len(cells) for cells in records if any(cell and not cell.isspace() for cell in cells)]
+        try:
+            counts = [len(cells) for cells in records if any(cell and not cell.isspace() for cell in cells)]
+        except csv.Error:  # a quote that is not closed makes a cell of all that follows
+            counts = []
         fractions.append(counts.count(counts[0]) / len(counts) if counts and counts[0] > 1 else 0.0)
     return max(fractions)
 
@@ -320,9 +339,11 @@ class ParquetTable(Table):
         check_plausible_size(lines.path, size, compressed_size=lines.path.stat().st_size)
         self.names = schema.names
         self.text_columns = [one.name for one in schema if is_text_type(str(one.type))]
+        self.class_columns = [one.name for one in schema if CLASS_TYPE.fullmatch(str(one.type))]
 
     def records(self, columns: Sequence[str | int] | None = None) -> Iterator[tuple[int, Record]]:
-        names = [name for name in self.names if name in (self.text_columns if columns is None else columns)]
+        wanted = [*self.text_columns, *self.class_columns] if columns is None else columns
+        names = [name for name in self.names if name in wanted]
         number, size, file_size = 0, 0, self.lines.path.stat().st_size
         with self._open(read_dictionary=self.text_columns) as file:
             for batch in file.iter_batches(PARQUET_ROWS, columns=names):

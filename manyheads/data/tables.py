@@ -73,13 +73,14 @@ class TableSpec(FileSpec):
             yield f"columns {', '.join(names)}"
 
     def fits(self, path: str) -> bool:
-        """Whether a file can be read with these settings: it has the names in `fields`, or no names."""
+        """Whether a file can be read with these settings: it has the names in `fields`, and as many columns."""
         if not self.file_columns(path)[0] or (table := self.open_table(Path(path), Counter())) is None:
             return True
         if self.uses_default_columns(table):
             return not table.named and len(table.names) >= len(self.fields)
-        numbers = [column for column in self.fields if isinstance(column, int)]
-        return set(self.fields) <= set(table.names) if not numbers else not table.named
+        return all(
+            column < len(table.names) if isinstance(column, int) else column in table.names for column in self.fields
+        )
 
     def uses_default_columns(self, table: Table) -> bool:
         """Whether neither `fields` nor the file names the columns, so that the first ones are read."""
@@ -101,7 +102,11 @@ class TableSpec(FileSpec):
                     )
                 keys.append(list(table.names).index(column) if by_number else column)
             elif column >= len(table.names):
-                raise RowError(f"{table.locate(1)} has {len(table.names)} columns, expected at least {column + 1}")
+                found = f"{len(table.names)} columns{table.separated}"
+                raise RowError(
+                    f"{table.locate(1)} has {found}, expected at least {column + 1}",
+                    hint="set data.delimiter if another character separates them" if table.separated else "",
+                )
             else:
                 keys.append(column if by_number else table.names[column])
         return keys
@@ -118,7 +123,8 @@ class TableSpec(FileSpec):
     def _replace_invalid(self, row: Row, table: Table, number: int) -> Row | None:
         """Handles a NUL or half of a surrogate pair, which JSON writes as an escape, like a byte that is no text."""
         message = f"{table.locate(number)} has a NUL or half of a surrogate pair"
-        if table.lines.handle_invalid(message, replacement="") is None:
+        lines = replace(table.lines, encoding_hint="set encoding_errors to 'replace' or 'skip'")
+        if lines.handle_invalid(message, replacement="") is None:
             return None
         return tuple(
             text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").replace("\0", "�") for text in row
@@ -127,7 +133,8 @@ class TableSpec(FileSpec):
     def _value(self, value: Any, name: str, location: str) -> str:
         if self._is_id(name) and (type(value) is int or (name == "label" and isinstance(value, bool))):
             return str(value).lower()
-        raise RowError(f"{location} has {quoted(value)}, expected a string")
+        expected = "a string or an integer" if self._is_id(name) else "a string"
+        raise RowError(f"{location} has {quoted(value)}, expected {expected}")
 
     def _is_id(self, name: str) -> bool:
         """Whether the field is a label or an id, so that an integer is read as text."""

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from io import BufferedReader, TextIOWrapper
+from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -114,11 +115,12 @@ class LineReader:
     file: BufferedReader | None = None  # open already, such as standard input; `path` is then only its name
     length_hint: str = "raise max_line_length to allow it"
     encoding_hint: str = "save the file as UTF-8, or set encoding_errors to 'replace' or 'skip'"
+    skip: int = 0  # lines at the start that are not yielded
     errors: dict[int, DataError] | None = None  # if given, a bad line is empty and its error is put here, not raised
 
     def __iter__(self) -> Iterator[tuple[int, str]]:
         with open_decompressed(self.path, self.file) as source, source.as_utf8() as decoded:
-            yield from self._lines(decoded)
+            yield from islice(self._lines(decoded), self.skip, None)
 
     def _lines(self, source: DecompressedFile) -> Iterator[tuple[int, str]]:
         number = offset = 0

@@ -12,6 +12,7 @@ from manyheads.checkpoint.checkpoint import Checkpoint, load
 from manyheads.data.columns import choose_columns
 from manyheads.data.source import Corpus, DataSpec, Row, same_file
 from manyheads.data.tables import TableSpec
+from manyheads.data.texts import TextSpec
 from manyheads.errors import (
     CheckpointTokenizerError,
     ColumnError,
@@ -146,18 +147,25 @@ def load_rows(
     if data is None:
         corpus = spec.load()
         return corpus, corpus.splits[split]
-    other = form_of_file(spec, task, data, overrides).load_file(data)
+    other = form_of_file(spec, task, data, overrides, from_run=from_run).load_file(data)
     has_train = from_run or (spec.source_path is not None and not same_file(spec.source_path, data))
     return (replace(other, train=spec.load().train) if has_train else other), other.validation
 
 
-def form_of_file(spec: DataSpec, task: TaskSpec, path: str, overrides: Sequence[str]) -> DataSpec:
+def form_of_file(
+    spec: DataSpec, task: TaskSpec, path: str, overrides: Sequence[str], *, from_run: bool = False
+) -> DataSpec:
     """Returns the settings that read a file: those of the run, or those that `new` would choose if they do not fit."""
     form = spec if spec.source_path is not None or task.file_kind is None else read_data(task, path, ())
     given: Tree = override({"data": {}}, overrides)["data"]
     if given:
         form = DataSpec.choose(to_tree(form) | given)
-    if not isinstance(form, TableSpec) or "fields" in given or form.fits(path):
+    if not isinstance(form, TableSpec):
+        return form
+    if isinstance(form, TextSpec) and form.file_columns(path)[0] and "document" not in given:
+        form = form.model_copy(update={"document": None})  # each row of a table is a text
+    of_run = from_run and any(one and same_file(one, path) for one in (form.path, form.validation, form.test))
+    if "fields" in given or of_run or form.fits(path):
         return form
     tree = {name: value for name, value in to_tree(form).items() if name not in LAYOUT} | given
     settings = {name: value for name, value in tree.items() if name not in ("kind", "path")}

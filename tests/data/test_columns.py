@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 
+import pyarrow
 import pytest
 from data_files import data_spec, write_file
+from pyarrow import parquet
 from raising import raises
 
 from manyheads.data.columns import choose_columns
@@ -110,6 +112,17 @@ FILES = {
 def test_the_columns_of_a_file_are_detected(name, tmp_path):
     make, kind, fields = FILES[name]
     assert choose_columns(make(tmp_path), kind).fields == fields
+
+
+@pytest.mark.parametrize(
+    "classes", [[i % 3 for i in range(30)], [i % 2 == 0 for i in range(30)], ["ab"[i % 2] for i in range(30)]]
+)
+def test_a_class_is_found_in_parquet_as_in_json(classes, tmp_path):
+    rows = [(f"some words {i}", i / 2, name) for i, name in enumerate(classes)]
+    columns = {name: pyarrow.array(values) for name, values in zip("xzy", zip(*rows, strict=True), strict=True)}
+    parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
+    for path in (tmp_path / "a.parquet", objects(tmp_path, rows, *"xzy")):
+        assert choose_columns(path, LabelsSpec).fields == ("x", "y")
 
 
 def test_a_column_named_label_is_the_class_and_a_constant_one_never_is(tmp_path):

@@ -154,6 +154,53 @@ def test_the_delimiter_is_recognised_and_can_be_overruled(tmp_path):
     assert ("yes, no; 3", "1") in all_rows(load_data("labels", path=exported))
 
 
+@pytest.mark.parametrize("settings", [{}, {"max_line_length": 1000}])
+def test_the_delimiter_is_recognised_though_a_quote_is_not_closed(settings, tmp_path):
+    csv.field_size_limit(1 << 17)  # csv's own
+    rows = [(f"{'some words ' * 18}{i}", "ab"[i % 2]) for i in range(1000)]
+    rows[3] = ('"' + rows[3][0], "a")
+    path = write_file(tmp_path, "a.csv", "".join(f"{text};{label}\n" for text, label in rows))
+    corpus = load_data("labels", path=path, **settings)
+    assert all_rows(corpus) == sorted(rows)
+    assert "semicolon-separated" in corpus.description
+
+
+def test_a_tsv_is_separated_by_tabs_unless_it_has_none(tmp_path):
+    commas = write_file(tmp_path, "a.tsv", "".join(f'"yes, {i}",{i % 2}\n' for i in range(9)))
+    assert ("yes, 3", "1") in all_rows(load_data("labels", path=commas))
+    tabs = write_file(tmp_path, "b.tsv", "".join(f"word {i}, word\t{i % 2}\n" for i in range(9)) + "a, b\n")
+    with raises("data.row", tabs, "line 10 "):
+        load_data("labels", path=tabs)
+    texts = write_file(tmp_path, "c.tsv", "".join(f"word {i}, word\n" for i in range(9)) + "word\n")
+    assert ("word 3, word",) in all_rows(load_data("text", path=texts, fields=[0]))
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_the_line_that_tells_excel_the_delimiter_is_no_row(delimiter, mark, tmp_path):
+    rows = [(f'a "b", {i}; c', "xy"[i % 2]) for i in range(9)]
+    write_csv(tmp_path, [("said", "class"), *rows], delimiter=delimiter)
+    text = f"{mark}sep={delimiter}\r\n" + (tmp_path / "a.csv").read_bytes().decode()
+    path = write_file(tmp_path, "b.csv", text)
+    assert all_rows(load_data("labels", path=path, fields=["said", "class"])) == sorted(rows)
+    with raises("data.row", path, "line 12 "):
+        load_data("labels", path=write_file(tmp_path, "b.csv", text + "one\n"), fields=[0, 1])
+
+
+def test_too_few_columns_are_an_error_that_names_the_delimiter(tmp_path):
+    path = write_file(tmp_path, "c.tsv", "one|two\nthree|four\n")
+    with raises("data.row", path, "tabs", "data.delimiter"):
+        load_data("pairs", path=path)
+
+
+def test_only_the_last_suffix_before_gz_tells_what_a_file_is(tmp_path):
+    for name in ("notes.csv.txt", "notes.jsonl.txt"):
+        path = write_file(tmp_path, name, "one, two\nthree, four\n")
+        assert all_rows(load_data("text", path=path)) == [("one, two",), ("three, four",)]
+    path = write_file(tmp_path, "a.CSV.GZ", gzip.compress(b"text,label\none,two\nthree,two\n"))
+    assert all_rows(load_data("text", path=path)) == [("one",), ("three",)]
+
+
 HEADERS = {
     "a number below a name": ("id\tthe words\tΣ-verdict (final)", "{i}\tsome words {i}\t{x}"),
     "classes below a name": ("Review Text\tSentiment", "some words {i}\t{x}"),
@@ -207,12 +254,24 @@ def test_a_duplicate_key_is_an_error_and_an_escaped_nul_is_handled_as_a_byte(tmp
     with raises("data.row", twice, "line 2 ", "'text'"):
         load_data("labels", path=twice)
     path = write_file(tmp_path, "b.jsonl", line.format("a") + line.format("x\\u0000y") + line.format("z"))
-    with raises("data.encoding", path, "line 2 "):
+    with raises("data.encoding", path, "line 2 ") as caught:
         load_data("labels", path=path)
+    assert caught.value.hint.startswith("set encoding_errors")  # the file is UTF-8
     assert ("x�y", "b") in all_rows(load_data("labels", path=path, encoding_errors="replace"))
     skipped = load_data("labels", path=path, encoding_errors="skip")
     assert all_rows(skipped) == [("a", "b"), ("z", "b")]
     assert "1 line skipped" in skipped.description
+
+
+def test_a_label_may_be_a_string_or_an_integer_and_a_text_only_a_string(tmp_path):
+    line = '{"text": "a", "label": 1, "score": 1.0}\n{"text": "b", "label": 2, "score": 1.0}\n'
+    path = write_file(tmp_path, "a.jsonl", line)
+    assert all_rows(load_data("labels", path=path)) == [("a", "1"), ("b", "2")]
+    with raises("data.row", "1.0", "integer"):
+        load_data("labels", path=path, fields=["text", "score"])
+    with raises("data.row", "1.0") as caught:
+        load_data("labels", path=path, fields=["score", "label"])
+    assert "integer" not in str(caught.value)
 
 
 def write_parquet(folder, *, compression="snappy", **columns):

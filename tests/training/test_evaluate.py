@@ -447,6 +447,31 @@ def test_the_columns_of_another_file_are_found_as_new_finds_them(runs, tmp_path)
         evaluate(runs / "classify", data=str(tmp_path / "b.csv"), overrides=['data.fields=["said", "colour"]'])
 
 
+@pytest.mark.parametrize("fields", [[2, 1], ["de", "en"], ["de", 1], None])
+def test_a_file_of_the_run_is_read_as_the_run_reads_it(fields, tmp_path):
+    """By number as by name; numbers fit every file with as many columns."""
+    lines = [f"{i},the house {i},das Haus {i}\n" for i in range(30)]
+    for name in ("a.csv", "b.csv"):
+        (tmp_path / name).write_text("id,en,de\n" + "".join(lines))
+    spec = data_spec("pairs", path=str(tmp_path / "a.csv"), **({"fields": fields} if fields else {}))
+    expected = sorted((*spec.load().train, *spec.load().validation))
+    for name in ("a.csv", "b.csv")[: 2 if fields else 1]:
+        options = {"data": str(tmp_path / name), "split": "validation", "from_run": True}
+        assert sorted(load_rows(spec, SimpleNamespace(file_kind="pairs"), **options)[1]) == expected
+
+
+def test_a_table_is_evaluated_whatever_a_document_of_the_run_is(tmp_path):
+    (tmp_path / "a.txt").write_text("".join(f"some words {i}\n" for i in range(30)))
+    spec = data_spec("text", path=str(tmp_path / "a.txt"), document="line")
+    task = SimpleNamespace(file_kind="text", longer_column_first=False)
+    for name in ("text", "said"):
+        (tmp_path / "a.jsonl").write_text(json.dumps({name: "two\nlines"}) + "\n")
+        options = {"data": str(tmp_path / "a.jsonl"), "split": "validation", "from_run": True}
+        assert load_rows(spec, task, **options)[1] == [("two\nlines",)]
+        with raises("config.incompatible", "document"):
+            load_rows(spec, task, **options, overrides=['data.document="line"'])
+
+
 def test_the_texts_of_a_table_are_evaluated_one_by_one(runs, tmp_path):
     texts = [f"the cat sat {'there ' * (i % 4)}and saw {i}" for i in range(12)]
     (tmp_path / "a.jsonl").write_text(
