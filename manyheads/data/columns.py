@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -128,7 +129,7 @@ def text_columns(
         longest = sorted(sorted(columns, key=lambda i: -sizes[i])[:count])
         raise ColumnError(
             f"{path} has {', '.join(sample.names)}, and it is not clear what is {' and '.join(required)}",
-            hint=f"choose with --fields, such as --fields {','.join(sample.names[i] for i in longest)}",
+            hint=f"choose with --fields, such as --fields {shlex.quote(','.join(sample.names[i] for i in longest))}",
         )
     else:
         chosen, reason = list(range(count)), f"in the order of the file, the first {count} of {len(columns)}"
