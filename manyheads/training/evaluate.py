@@ -164,7 +164,8 @@ def form_of_file(
         return form
     if isinstance(form, TextSpec) and form.file_columns(path)[0] and "document" not in given:
         form = form.model_copy(update={"document": None})  # each row of a table is a text
-    of_run = from_run and any(one and same_file(one, path) for one in (form.path, form.validation, form.test))
+    files = (spec.path, spec.validation, spec.test) if from_run and isinstance(spec, TableSpec) else ()
+    of_run = any(one and same_file(one, path) for one in files)
     if "fields" in given or of_run or form.fits(path):
         return form
     tree = {name: value for name, value in to_tree(form).items() if name not in LAYOUT} | given
