@@ -342,8 +342,8 @@ class ParquetTable(Table):
         self.class_columns = [one.name for one in schema if CLASS_TYPE.fullmatch(str(one.type))]
 
     def records(self, columns: Sequence[str | int] | None = None) -> Iterator[tuple[int, Record]]:
-        wanted = [*self.text_columns, *self.class_columns] if columns is None else columns
-        names = [name for name in self.names if name in wanted]
+        kept = [*self.text_columns, *self.class_columns] if columns is None else columns
+        names = [name for name in self.names if name in kept]
         number, size, file_size = 0, 0, self.lines.path.stat().st_size
         with self._open(read_dictionary=self.text_columns) as file:
             for batch in file.iter_batches(PARQUET_ROWS, columns=names):

@@ -163,7 +163,7 @@ class FileSpec(DataSpec):
         check_rereadable(Path(path))
         rows = list(self.read_rows(Path(path), warnings))
         if blank := sum(any(isinstance(text, str) and not text.strip() for text in row) for row in rows):
-            warnings["with an empty text"] += blank
+            warnings["with an empty text or class"] += blank
         if not rows:
             raise EmptyDataError("; ".join((f"{path} has no {self.unit}: it is empty or blank", *messages(warnings))))
         return rows

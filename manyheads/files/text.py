@@ -17,6 +17,7 @@ from typing import Any, cast
 from manyheads.errors import DataError, DataFileError, DataSizeError, EncodingError
 
 MAX_FILE_BYTES = 1 << 36  # bytes after decompression
+MAX_SKIPPED_BYTES = 1 << 28  # of a line that is too long and costs only itself
 MAX_COMPRESSION_RATIO = 200  # text compresses 3 to 20 times
 COMPRESSED_READ = 1 << 12  # bytes per read of a gzip file, so that a bomb is noticed after a megabyte
 UTF16 = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
@@ -134,6 +135,8 @@ class LineReader:
                     raw = source.file.readline(1 << 20)
                     end += len(raw)
                     source.check_size(end)
+                    if end - offset > MAX_SKIPPED_BYTES:  # a device may never end
+                        raise self.too_long(f"{self.path}, line {number:,}")
                 yield number, ""
                 offset = end
                 continue

@@ -76,7 +76,7 @@ def check_new_file(path: Path, *, force: bool = False) -> None:
 
 def write_atomic(path: Path, text: str) -> None:
     """Writes or replaces a small file, completely or not at all."""
-    draft = path.with_name(f"{path.name}.tmp")
+    draft = path.with_name(f".{path.name}.draft")  # no name that a user would give a file
     try:
         draft.unlink(missing_ok=True)  # of a killed process; a pipe would block, and a link would be followed
         with draft.open("x", encoding="utf-8") as file:

@@ -176,9 +176,8 @@ def head_for(task: type[TaskSpec], checkpoint: Checkpoint) -> Tree | None:
         return classes or None
     if "states" in task.head_outputs:
         return {"kind": "none"}
-    usual = (
-        {"kind": "tied"} if not classes else {"kind": "classes", "pool": "mean" if checkpoint.spec.encoder else "last"}
-    )
+    pooled: Tree = {"pool": "mean"} if checkpoint.spec.encoder else {"pool": "last", "bias": False}
+    usual = {"kind": "classes"} | pooled if classes else {"kind": "tied"}
     return next((head for head in family_heads(checkpoint) if head_output(head) in task.head_outputs), usual) | classes
 
 

@@ -385,3 +385,8 @@ def test_a_command_that_does_not_end_is_reported():
     """By the helper of these tests, rather than waited for."""
     with pytest.raises(AssertionError, match=r"show gpt2 .* 0\.001 seconds"):
         run("show", "gpt2", check=None, timeout=0.001)
+
+
+def test_a_line_that_never_ends_is_refused(tmp_path):
+    folder = folder_of("gpt2", tmp_path / "gpt2")
+    assert error_of("predict", folder, "--file", "/dev/zero", check=3)["code"] == "data.too-large"

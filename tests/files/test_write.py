@@ -71,7 +71,7 @@ def test_a_small_file_is_replaced_or_stays_as_it_was(tmp_path):
     write_atomic(path, "1")
     write_atomic(path, "2")
     assert path.read_text() == "2"
-    (tmp_path / "x.tmp").mkdir()  # where the draft would be
+    (tmp_path / ".x.draft").mkdir()  # where the draft would be
     with pytest.raises(OutputError), explain_write_errors(tmp_path):
         write_atomic(path, "3")
     assert path.read_text() == "2"

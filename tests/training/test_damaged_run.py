@@ -20,9 +20,9 @@ from manyheads.training.store import write_manifest
     ("name", "code"),
     [
         ("lock.json", None),
-        ("lock.json.tmp", None),
+        (".lock.json.draft", None),
         ("env.json", "run.invalid"),
-        ("env.json.tmp", None),
+        (".env.json.draft", None),
         ("data.json", "run.invalid"),
         ("run.toml", "config.file"),
         ("metrics.jsonl", "usage.output"),
@@ -45,7 +45,7 @@ def test_a_pipe_among_the_files_of_a_run_is_not_waited_for(name, code, tmp_path)
 def test_a_link_in_place_of_a_draft_is_not_followed(tmp_path):
     train_all(described("seq2seq", steps=1), tmp_path / "run")
     (tmp_path / "own").write_text("mine")
-    (tmp_path / "run" / "env.json.tmp").symlink_to(tmp_path / "own")
+    (tmp_path / "run" / ".env.json.draft").symlink_to(tmp_path / "own")
     train_all(described("seq2seq", steps=2), tmp_path / "run")
     assert (tmp_path / "own").read_text() == "mine"
 

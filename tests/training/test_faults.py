@@ -97,7 +97,7 @@ MOMENTS = {
     "state": ("open", r"\.tmp-\w+/trainer\.json$"),
     "manifest": ("open", r"\.tmp-\w+/manifest\.json$"),
     "rename": ("os.rename", r"step-\d+\.tmp-"),
-    "latest": ("os.rename", r"/latest\.tmp$"),
+    "latest": ("os.rename", r"/\.latest\.draft$"),
 }
 # after the first signal, and after the second
 STATUS = {signal.SIGTERM: (75, 143), signal.SIGINT: (130, 130), signal.SIGHUP: (75, 75)}
@@ -140,7 +140,7 @@ def test_a_second_signal_stops_at_once_and_leaves_nothing_half_written(run_file,
         before = partial(signal_at, moment, number, number)
         run("train", run_file, "--output", folder, check=STATUS[number][1], before=before)
         assert not (folder / "lock.json").exists()
-        assert not list(folder.rglob("*.tmp*"))
+        assert not [*folder.rglob("*.tmp*"), *folder.rglob(".*.draft")]
     run("train", run_file, "--output", folder)
     assert hashes(folder) == hashes(whole)
     assert steps_of(folder, "evaluated") == [4, 8]
@@ -354,7 +354,7 @@ def test_a_disk_that_stays_full_ends_the_run_with_its_last_checkpoint(run_file, 
     assert "3 times" in error["message"]
     assert "step 2 " in error["message"]
     assert verify_manifest(folder / "run" / "checkpoints" / "step-00000002") is None
-    assert not list(folder.rglob("*.tmp*"))
+    assert not [*folder.rglob("*.tmp*"), *folder.rglob(".*.draft")]
     assert error_of("train", run_file, "--output", folder / "other", check=5)["code"] == "resource.disk"
     assert not (folder / "other" / "lock.json").exists()
     (folder / "ballast").unlink()

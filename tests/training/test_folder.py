@@ -383,7 +383,7 @@ def test_the_best_checkpoint_survives_kills_with_the_same_bits(tmp_path):
     assert in_a_process(best, tmp_path / "whole") == 0
     for step in (3, 6, 11):
         assert in_a_process(best, tmp_path / "run", step=step) in (0, -signal.SIGKILL)
-    pointer = ("os.rename", r"/(latest|best)\.tmp$")  # between a checkpoint and the files that name it
+    pointer = ("os.rename", r"/\.(latest|best)\.draft$")  # between a checkpoint and the files that name it
     assert in_a_process(best, tmp_path / "run", moment=pointer, count=2) in (0, -signal.SIGKILL)
     assert in_a_process(best, tmp_path / "run") == 0
     assert hashes(tmp_path / "run") == hashes(tmp_path / "whole")

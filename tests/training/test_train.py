@@ -69,7 +69,7 @@ MOMENTS = {  # of a save: the process is killed right before a file operation
     "state": ("open", r"step-\d+\.tmp-\w+/trainer\.json$"),
     "manifest": ("open", r"step-\d+\.tmp-\w+/manifest\.json$"),
     "rename": ("os.rename", r"step-\d+\.tmp-"),
-    "latest": ("os.rename", r"/latest\.tmp$"),
+    "latest": ("os.rename", r"/\.latest\.draft$"),
     "purge": ("shutil.rmtree", r"/step-\d+\.tmp-\w+$"),
 }
 
