@@ -19,7 +19,7 @@ from manyheads.generate.config import (
 from manyheads.spec import quoted
 
 FILE = "generation_config.json"
-MAX_TOKEN_IDS = 1 << 10  # in one setting
+MAX_TOKEN_IDS, MAX_BAD_IDS = 1 << 10, 1 << 14  # in one setting, and in all bad words
 
 # keys that have another place here than a method or a filter
 TOKENS = ("eos_token_id", "eot_token_id", "decoder_start_token_id", "bos_token_id", "pad_token_id")
@@ -75,6 +75,7 @@ def read_checkpoint_settings(config: Mapping[str, Any], extra_files: Mapping[str
         if name in settings:
             settings[name] = token_ids(settings, name)
     if words := settings.pop("bad_words_ids", None):
+        check_bad_words(words)
         settings["bad_words_ids"] = [word for word in words if word not in [[end] for end in eos]]
     samples = values.get("do_sample") is True
     if samples:
@@ -101,6 +102,13 @@ def token_ids(values: Mapping[str, Any], name: str) -> tuple[int, ...]:
     if len(ids) > MAX_TOKEN_IDS or not all(type(token) is int for token in ids):
         raise CheckpointConfigError(f"{name} is {quoted(value)}, expected up to {MAX_TOKEN_IDS:,} token ids")
     return tuple(token for token in ids if 0 <= token < 1 << 31)  # no vocabulary has others, and −1 often means none
+
+
+def check_bad_words(words: Any) -> None:
+    if not isinstance(words, list) or sum(len(word) if isinstance(word, list) else 1 for word in words) > MAX_BAD_IDS:
+        raise CheckpointConfigError(
+            f"bad_words_ids is {quoted(words)}, expected lists of {MAX_BAD_IDS:,} token ids in all"
+        )
 
 
 def stop_strings(values: Mapping[str, Any]) -> tuple[str, ...]:
