@@ -157,18 +157,27 @@ class TokenLogprobs:
 
 
 def generate_token_by_token(request: Request, choose: Callable[[Tensor, list[int]], Tensor]) -> Generated:
-    """Appends the token that `choose(logits_BV, rows)` returns for each row. Finished rows leave the batch."""
+    """Appends the token that `choose(logits_BV, rows)` returns for each row."""
     with torch.no_grad():
         running = RunningSequences(request)
-    results: list[list[Hypothesis]] = [[] for _ in running.rows]
+
+    def advance() -> list[int]:
+        tokens = choose(running.filter(running.logits()), running.rows)
+        running.append(tokens)
+        return tokens.tolist()
+
+    return extend_until_end(running, advance)
+
+
+def extend_until_end(running: RunningSequences, advance: Callable[[], list[int]]) -> Generated:
+    """Calls `advance`, which appends a token to each running sequence and returns them; finished ones leave the batch."""
+    request, results = running.request, list[list[Hypothesis]]([] for _ in running.rows)
     for remaining in range(request.config.max_new_tokens, 0, -1):
         with torch.no_grad():  # not around the yield, where the caller's code runs
-            tokens = choose(running.filter(running.logits()), running.rows)
-            running.append(tokens)
-        values = tokens.tolist()
-        yield list(zip(running.rows, values, strict=True))
+            tokens = advance()
+        yield list(zip(running.rows, tokens, strict=True))
         unfinished = []
-        for i, token in enumerate(values):
+        for i, token in enumerate(tokens):
             ended = has_ended(request, running, i, token)
             if ended or remaining == 1:
                 results[running.rows[i]].append(running.hypothesis(i, is_finished=ended))
@@ -176,8 +185,8 @@ def generate_token_by_token(request: Request, choose: Callable[[Tensor, list[int
                 unfinished.append(i)
         if not unfinished:
             break
-        if len(unfinished) < len(values):
-            running.select(torch.tensor(unfinished, device=tokens.device))
+        if len(unfinished) < len(tokens):
+            running.select(torch.tensor(unfinished, device=running.tokens.device))
     return results
 
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from manyheads.errors import UnsupportedError
-from manyheads.generate.decoding import DecodingSpec, Generated, Hypothesis, Request, RunningSequences, has_ended
+from manyheads.generate.decoding import DecodingSpec, Generated, Request, RunningSequences, extend_until_end
 from manyheads.model.record import record_hidden_states
 from manyheads.model.transformer import Transformer
 from manyheads.parts.head import token_at
@@ -41,23 +41,7 @@ class ContrastiveSpec(DecodingSpec, kind="contrastive"):
             )
         with torch.no_grad():
             running = ContrastiveSequences(request, self)
-        results: list[list[Hypothesis]] = [[] for _ in running.rows]
-        for remaining in range(request.config.max_new_tokens, 0, -1):
-            with torch.no_grad():
-                values = running.advance()
-            yield list(zip(running.rows, values, strict=True))
-            unfinished = []
-            for i, token in enumerate(values):
-                ended = has_ended(request, running, i, token)
-                if ended or remaining == 1:
-                    results[running.rows[i]].append(running.hypothesis(i, is_finished=ended))
-                else:
-                    unfinished.append(i)
-            if not unfinished:
-                break
-            if len(unfinished) < len(values):
-                running.select(torch.tensor(unfinished, device=running.tokens.device))
-        return results
+        return extend_until_end(running, running.advance)
 
 
 class ContrastiveSequences(RunningSequences):
