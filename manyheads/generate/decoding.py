@@ -170,7 +170,7 @@ def generate_token_by_token(request: Request, choose: Callable[[Tensor, list[int
 
 
 def extend_until_end(running: RunningSequences, advance: Callable[[], list[int]]) -> Generated:
-    """Calls `advance`, which appends a token to each running sequence and returns them; finished ones leave the batch."""
+    """Calls `advance`, which appends a token to every running sequence, until all have ended and left the batch."""
     request, results = running.request, list[list[Hypothesis]]([] for _ in running.rows)
     for remaining in range(request.config.max_new_tokens, 0, -1):
         with torch.no_grad():  # not around the yield, where the caller's code runs
