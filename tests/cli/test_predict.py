@@ -67,6 +67,8 @@ def test_each_line_gives_what_the_text_gives_alone(options, tmp_path):
     assert {name: setting["value"] for name, setting in one.pop("settings").items()} == {
         name: value for name, value in options.items() if name != "seed"
     }
+    if "num_beams" in options:  # a batch of other texts changes the last digits
+        assert one.pop("score") == pytest.approx(rows[0].pop("score"), abs=1e-4)
     assert one == rows[0]
 
 
