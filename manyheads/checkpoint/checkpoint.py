@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import warnings
@@ -25,34 +24,30 @@ from manyheads.errors import (
     CheckpointError,
     CheckpointNotFoundError,
     CheckpointTokenizerError,
-    GenerationConfigError,
     HashMismatchError,
     InputError,
     InputLengthError,
     InputShapeError,
     ManyheadsError,
-    NonFiniteOutputError,
     PathNotFoundError,
     UnsupportedError,
     UsageError,
 )
 from manyheads.files.manifest import TRAINER, verify_manifest
 from manyheads.files.read import explain_read_errors, read_bytes, safe_join
-from manyheads.files.tokenizer import decode_ids, encode_texts, explain_tokenizer_errors
+from manyheads.files.tokenizer import encode_texts, explain_tokenizer_errors
 from manyheads.generate.checkpoint_settings import read_checkpoint_settings
-from manyheads.generate.config import CheckpointSettings, GenerationConfig, generation_config
-from manyheads.generate.decoding import Hypothesis, Request, exhaust
-from manyheads.generate.text import Decoding, GeneratedText, TextStream, find_stop
+from manyheads.generate.config import CheckpointSettings, generation_config
+from manyheads.generate.generator import BATCH_TOKENS, TextGenerator
 from manyheads.model.build import DTYPES, Model, check_device
-from manyheads.model.finite import check_finite, raise_nonfinite
+from manyheads.model.finite import check_finite
 from manyheads.model.record import record_hidden_states
 from manyheads.model.spec import ModelSpec
 from manyheads.model.transformer import Transformer
-from manyheads.parts.inputs import Inputs, pad_rows
+from manyheads.parts.inputs import Inputs, group_by_length, pad_rows
 from manyheads.spec import Tree, quoted
 
 MAX_READS = 100  # of a run's checkpoint, while the run replaces it
-BATCH_TOKENS = 2048  # tokens per batch, padding included, with one row per beam
 
 
 @dataclass(frozen=True)
@@ -190,7 +185,7 @@ class Checkpoint:
 
         An output per token is as long as the longest row of its batch. `function` is called instead of the model.
         """
-        for batch in batches([len(row) for row in rows], BATCH_TOKENS):
+        for batch in group_by_length([len(row) for row in rows], BATCH_TOKENS):
             with torch.no_grad():
                 outputs = self.finite(partial(function or self.model, self.pad([rows[i] for i in batch])))
             yield from zip(batch, outputs, strict=True)
@@ -267,7 +262,7 @@ class Checkpoint:
 
     def decode(self, ids: Sequence[int]) -> Any:
         """The text of ids; without a tokenizer, the ids."""
-        return list(ids) if self.tokenizer is None else decode_ids(self.tokenizer, ids, CheckpointTokenizerError)
+        return self.generator.decode(ids)
 
     def check_length(self, count: int, index: int = 0) -> None:
         if not count:
@@ -286,132 +281,43 @@ class Checkpoint:
 
     # ----------------------------------------------------------------------------------------------------- generation
 
-    def generate(self, text: str | Sequence[int] | Sequence[str], *, details: bool = False, **settings: Any) -> Any:
-        """Continues a text, or generates a target for a source. Returns a text, a list of texts, or ids, as given.
+    def generate(
+        self,
+        prompt: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]],
+        *,
+        details: bool = False,
+        **settings: Any,
+    ) -> Any:
+        """Continues a text, or generates a target for a source. Returns a text, or new ids for ids; a list for a list.
 
         Settings are those of `generation_config`, such as max_new_tokens, temperature, top_p, num_beams, stop, n, seed.
-        The output for a text does not depend on the other texts of a list. With `details`, or if n or logprobs is
-        given, a result is a GeneratedText, with tokens, log-probabilities and why it ended; with n, a list of them.
+        The output for a prompt does not depend on the others of a list. With `details`, or if n or logprobs is given, a
+        result is a GeneratedText, with tokens, log-probabilities and why it ended; with n, a list of them.
         """
         config = generation_config(self.generation_settings, **settings)
         self.check_reads_text()
-        one_text = isinstance(text, str)
-        texts = [text] if one_text else text
-        is_text = isinstance(texts, Sequence) and bool(texts) and all(isinstance(one, str) for one in texts)
-        rows = self.encode_ids(texts) if is_text else [checked_ids(texts)]  # type: ignore[arg-type]
-        outputs = dict(self.generate_texts(rows, config))
+        is_list = isinstance(prompt, list | tuple) and bool(prompt) and all(isinstance(one, Sequence) for one in prompt)
+        prompts: Sequence[Any] = prompt if is_list else [prompt]
+        is_text = all(isinstance(one, str) for one in prompts)
+        rows = self.encode_ids(prompts) if is_text else [checked_ids(one) for one in prompts]
+        outputs = dict(self.generator.texts(rows, config))
         results: list[Any] = [outputs[i] for i in range(len(rows))]
         if "n" not in settings:
             results = [best for best, *_ in results]
             if not details and config.logprobs is None:
                 results = [best.text if is_text else best.tokens for best in results]
-        return results if is_text and not one_text else results[0]
+        return results if is_list else results[0]
 
     def stream(self, text: str, **settings: Any) -> Iterator[str]:
         """Yields the generated text in pieces, each as soon as it is final. Settings are those of `generate`."""
         config = generation_config(self.generation_settings, **settings)
         self.check_reads_text()
-        return self.stream_ids(self.encode_ids([text])[0], config)
+        return self.generator.stream(self.encode_ids([text])[0], config)
 
-    def stream_ids(self, ids: list[int], config: GenerationConfig) -> Iterator[str]:
-        """Yields the generated text for a row of ids in pieces."""
-        if config.n != 1 or config.logprobs is not None:
-            raise GenerationConfigError("a stream is the text of one sequence; n and logprobs are for generate")
-        texts = TextStream(Decoding.of(self.tokenizer, self.decode), config.stop)
-        for _, item in self.run([ids], config):
-            if isinstance(item, int):
-                if item not in config.eos_token_id and (piece := texts.push(item)):
-                    yield piece
-            elif piece := texts.finish(self.to_text(item[0], config).text):
-                yield piece
-
-    def generate_ids(self, rows: Sequence[list[int]], config: GenerationConfig) -> Iterator[tuple[int, list[int]]]:
-        """Yields (index, new ids) of the best sequence for each row, batch by batch."""
-        for i, texts in self.generate_texts(rows, config):
-            yield i, texts[0].tokens
-
-    def generate_texts(
-        self, rows: Sequence[list[int]], config: GenerationConfig
-    ) -> Iterator[tuple[int, list[GeneratedText]]]:
-        """Yields (index, generated texts) for each row, batch by batch. Rows of similar length share a batch."""
-        for i, item in self.run(rows, config):
-            if not isinstance(item, int):
-                yield i, [self.to_text(hypothesis, config) for hypothesis in item]
-
-    def run(self, rows: Sequence[list[int]], config: GenerationConfig) -> Iterator[tuple[int, int | list[Hypothesis]]]:
-        """Yields (index, token) for each new token of the first sequence of a row, then (index, all its hypotheses)."""
-        start = config.decoder_start_token_id
-        if self.has_source and start is None:
-            raise UnsupportedError("the checkpoint has no decoder_start_token_id; pass decoder_start_token_id=ID")
-        first = [] if start is None else checked_ids([start])
-        groups: dict[tuple[int, int], list[int]] = {}
-        for i, row in enumerate(rows):
-            groups.setdefault(self.generation_limit(len(row), config), []).append(i)
-        samples = config.n if config.decoding.samples else 1
-        is_stopped = (lambda ids: find_stop(self.decode(ids), config.stop) is not None) if config.stop else None
-        for (max_new_tokens, _), group in groups.items():
-            limited = replace(config, max_new_tokens=max_new_tokens)
-            for batch in batches([len(rows[i]) for i in group], BATCH_TOKENS // (config.decoding.beams * samples)):
-                index = [group[i] for i in batch for _ in range(samples)]
-                inputs = self.pad([rows[i] for i in index], left=not self.has_source)
-                rng = [rng_for(config.seed, rows[i], self.device, k % samples) for k, i in enumerate(index)]
-                prompt = self.pad([first] * len(index)) if self.has_source else inputs
-                source = inputs if self.has_source else None
-                request = Request(self.model, prompt, source, limited, rng, is_stopped)
-                generated, hypotheses = config.decoding.generate(request), None
-                while hypotheses is None:
-                    try:
-                        tokens = next(generated)
-                    except StopIteration as end:
-                        hypotheses = end.value
-                    except NonFiniteOutputError:
-                        raise_nonfinite(self.model, lambda: exhaust(config.decoding.generate(request)))  # noqa: B023
-                    else:
-                        yield from ((index[k], token) for k, token in tokens if k % samples == 0)
-                for k in range(0, len(index), samples):
-                    yield index[k], [one for some in hypotheses[k : k + samples] for one in some][: config.n]
-
-    def to_text(self, hypothesis: Hypothesis, config: GenerationConfig) -> GeneratedText:
-        """A generated sequence as text, without its eos token and what follows the first stop string."""
-        ids, stop = config.without_eos(hypothesis.tokens), None
-        text = self.decode(ids) if self.tokenizer is not None else ""
-        if found := find_stop(text, config.stop):
-            text, stop = text[: found[0]], found[1]
-        top = hypothesis.top_logprobs
-        return GeneratedText(
-            text,
-            ids,
-            finish_reason="stop" if hypothesis.is_finished else "length",
-            stop=stop,
-            score=hypothesis.score,
-            logprobs=hypothesis.logprobs,
-            top_logprobs=None if top is None else [[(self.token_name(i), p) for i, p in one.items()] for one in top],
-        )
-
-    def token_name(self, token: int) -> str:
-        """The text of one token, or its name if it has none."""
-        if self.tokenizer is None:
-            return str(token)
-        return self.tokenizer.decode([token]) or str(self.tokenizer.id_to_token(token))
-
-    def generation_limit(self, length: int, config: GenerationConfig) -> tuple[int, int]:
-        """`max_new_tokens` within the model's positions, and the length that all rows of a batch must share, or 0.
-
-        Rows must share a length if the RoPE frequencies depend on the length after generation. The max_length of a
-        checkpoint is the default for an encoder–decoder, and an upper bound for a decoder.
-        """
-        length, max_new_tokens = 1 if self.has_source else length, config.max_new_tokens
-        if config.max_length is not None:
-            rest = max(1, config.max_length - length)
-            max_new_tokens = rest if self.has_source else min(max_new_tokens, rest)
-        limit = self.max_target_positions
-        if limit is not None and length <= limit:
-            max_new_tokens = min(max_new_tokens, limit - length + 1)
-        stack = self.spec.decoder
-        needs_equal_lengths = stack is not None and any(
-            layer.position.needs_final_length for layer in stack.expanded_layers()
-        )
-        return max_new_tokens, length if needs_equal_lengths else 0
+    @cached_property
+    def generator(self) -> TextGenerator:
+        """Runs the decoding methods on rows of ids."""
+        return TextGenerator(self.model, self.tokenizer)
 
 
 def copy_tokenizer(tokenizer: Any, *, encode_special_tokens: bool) -> Any:
@@ -440,21 +346,6 @@ def checked_ids(ids: Sequence[int]) -> list[int]:
             f"token ids are {tensor.dtype} of shape {tuple(tensor.shape)}, expected a list of integers"
         )
     return list(map(int, tensor[0].tolist()))
-
-
-def rng_for(seed: int, ids: Sequence[int], device: torch.device, number: int = 0) -> torch.Generator:
-    """A random generator for the first, second, … sample of a text, which does not depend on the batch."""
-    digest = hashlib.blake2b(f"{seed} {ids}{f' {number}' if number else ''}".encode(), digest_size=8).digest()
-    return torch.Generator(device).manual_seed(int.from_bytes(digest, "little") >> 1)
-
-
-def batches(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
-    """Yields the row indices of each batch of at most `max_tokens` with padding, the longest rows first."""
-    order, start = sorted(range(len(lengths)), key=lambda i: -lengths[i]), 0
-    while start < len(order):
-        end = start + max(1, max_tokens // max(1, lengths[order[start]]))
-        yield order[start:end]
-        start = end
 
 
 # -------------------------------------------------------------------------------------------------------------- loading

@@ -197,7 +197,7 @@ def predict_text(text: str, path: str, load: Callable[[], Predictor], *, as_json
         if stream and model.task.streams:
             with progress.paused():
                 rows, truncated = model.task.encode(model.checkpoint, [text], model.options)
-                for piece in model.checkpoint.stream_ids(rows[0], model.options.generation):
+                for piece in model.checkpoint.generator.stream(rows[0], model.options.generation):
                     typer.echo(piece, nl=False)
                 typer.echo()
                 if truncated:

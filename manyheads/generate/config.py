@@ -42,8 +42,9 @@ class GenerationConfig:
         check_integer("max_new_tokens", self.max_new_tokens, 1, MAX_COUNT)
         check_integer("seed", self.seed, 0, (1 << 63) - 1)
         check_integer("n", self.n, 1, MAX_SEQUENCES)
-        if self.logprobs is not None:
-            check_integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        for name, limit in (("logprobs", MAX_LOGPROBS), ("decoder_start_token_id", MAX_COUNT)):
+            if getattr(self, name) is not None:
+                check_integer(name, getattr(self, name), 0, limit)
         if self.n > 1 and not self.decoding.samples and self.n > self.decoding.beams:
             raise GenerationConfigError(
                 f"n is {self.n}, but {self.decoding.kind} finds only {self.decoding.beams} per prompt",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -100,6 +100,15 @@ def pad_rows(rows: Sequence[Sequence[int] | np.ndarray], pad: int = 0, *, left: 
         filled = slice(length - len(row), length) if left else slice(len(row))
         ids[i, filled], padding_mask[i, filled] = row, False
     return Inputs(torch.from_numpy(ids), padding_mask=torch.from_numpy(padding_mask) if padding_mask.any() else None)
+
+
+def group_by_length(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
+    """Yields the row indices of each batch of at most `max_tokens` with padding, the longest rows first."""
+    order, start = sorted(range(len(lengths)), key=lambda i: -lengths[i]), 0
+    while start < len(order):
+        end = start + max(1, max_tokens // max(1, lengths[order[start]]))
+        yield order[start:end]
+        start = end
 
 
 @dataclass(frozen=True)

@@ -111,8 +111,8 @@ class Seq2SeqSpec(TaskSpec, kind="seq2seq"):
         config = evaluation.options.generation(
             checkpoint.generation_settings, default_max_new_tokens=max_target_tokens(evaluation)
         )
-        for done, (i, ids) in enumerate(checkpoint.generate_ids(rows, config), 1):
-            outputs[i] = checkpoint.decode(ids)
+        for done, (i, (best, *_)) in enumerate(checkpoint.generator.texts(rows, config), 1):
+            outputs[i] = best.text
             evaluation.progress("generating", done, len(sources))
         texts = {"model": outputs, "copy": sources, f"lead-{LEAD}": [lead(source, LEAD) for source in sources]}
         if all(one.split() == other.split() for one, other in zip(sources, texts[f"lead-{LEAD}"], strict=True)):

@@ -299,7 +299,7 @@ class TaskSpec(Part, slot="task"):
         self, checkpoint: Checkpoint, rows: Sequence[list[int]], options: PredictOptions
     ) -> Iterator[tuple[int, Tree]]:
         """Yields the index and the model's output for each row of ids, as soon as it is ready, as plain data."""
-        for i, texts in checkpoint.generate_texts(rows, options.generation):
+        for i, texts in checkpoint.generator.texts(rows, options.generation):
             yield i, generated_result(checkpoint, texts)
 
     def predict(
@@ -481,7 +481,12 @@ def token_logprobs(checkpoint: Checkpoint, text: GeneratedText) -> list[Tree]:
     """Each token with its log-probability and the most probable tokens of its step."""
     rows = zip(text.tokens, text.logprobs or (), text.top_logprobs or (), strict=False)
     return [
-        {"token": checkpoint.token_name(token), "id": token, "logprob": logprob, "top": [list(one) for one in top]}
+        {
+            "token": checkpoint.generator.token_name(token),
+            "id": token,
+            "logprob": logprob,
+            "top": [list(one) for one in top],
+        }
         for token, logprob, top in rows
     ]
 

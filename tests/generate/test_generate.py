@@ -424,8 +424,8 @@ def test_a_checkpoint_generates_for_each_text_as_if_alone(name, temperature):
     for one in (spec, dynamic):
         checkpoint = Checkpoint(random_model(one))
         same = {"max_new_tokens": 9, "temperature": temperature, "seed": 3, "decoder_start_token_id": 1}
-        together = dict(checkpoint.generate_ids(rows, generation_config(**same)))
-        assert [together[i] for i in range(len(rows))] == [checkpoint.generate(row, **same) for row in rows]
+        together = checkpoint.generate(rows, **same)
+        assert together == [checkpoint.generate(row, **same) for row in rows]
         assert together[1] == together[3]
         hot = {"max_new_tokens": 9, "temperature": 1e6, "decoder_start_token_id": 1}
         random = [checkpoint.generate([token], **hot) for token in (5, 6, 5)]
@@ -448,4 +448,4 @@ def test_settings_of_a_broken_checkpoint_have_a_code(tmp_path):
     assert named == checkpoint.generate([5, 6], max_new_tokens=4)
     with pytest.raises(ManyheadsError) as caught:
         checkpoint.generate([5, 6], decoder_start_token_id=2**70)
-    assert caught.value.code == "input.shape"
+    assert caught.value.code == "generate.config"

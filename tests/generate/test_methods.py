@@ -11,7 +11,6 @@ from raising import raises
 
 import manyheads
 from manyheads import Checkpoint, Inputs
-from manyheads.generate.config import generation_config
 from manyheads.model.record import record_hidden_states
 from manyheads.spec import to_tree
 
@@ -128,7 +127,7 @@ def test_contrastive_search_is_its_formula(name, alpha):
     checkpoint = checkpoint_of(pair() if name == "pair" else decoder(position="rope"))
     rows = [[3, 4, 5, 3], [7], [9, 9]]
     settings = {"max_new_tokens": 6, "penalty_alpha": alpha, "top_k": 4, "decoder_start_token_id": 1}
-    together = dict(checkpoint.generate_ids(rows, generation_config(**settings)))
+    together = checkpoint.generate(rows, **settings)
     with torch.no_grad():
         for i, row in enumerate(rows):
             start, source = ([1], row) if name == "pair" else (row, None)
