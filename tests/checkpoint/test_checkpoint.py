@@ -165,8 +165,9 @@ def test_wrong_inputs_have_a_code(tmp_path):
         ([], "input.length"),
         ([1.5], "input.shape", "float"),
         ([True], "input.shape", "bool"),
-        ([[1, 2]], "input.shape", "(1, 1, 2)"),
-        ([[1], [1, 2]], "input.shape"),
+        ([[[1, 2]]], "input.shape", "(1, 1, 2)"),
+        ([[1], ["a"]], "input.shape"),
+        (["a", [1]], "input.shape"),
         (["a", 3], "input.shape", ["a", 3]),
         (None, "input.shape", None),
         (3, "input.shape", 3),
@@ -205,7 +206,7 @@ def test_an_end_token_outside_the_vocabulary_never_comes_and_such_a_start_token_
         (folder / "generation_config.json").write_text(json.dumps(config | {"eos_token_id": eos}))
         with raises("checkpoint.config", "eos_token_id"):
             manyheads.load(folder)
-    for start, code in ((2**70, "input.shape"), (-1, "input.invalid"), (61, "input.invalid")):
+    for start, code in ((2**70, "generate.config"), (-1, "generate.config"), (61, "input.invalid")):
         (folder / "generation_config.json").write_text(json.dumps(config | {"decoder_start_token_id": start}))
         with raises(code, start):
             manyheads.load(folder).generate([5, 6])
