@@ -77,13 +77,13 @@ def read_checkpoint_settings(config: Mapping[str, Any], extra_files: Mapping[str
     if words := settings.pop("bad_words_ids", None):
         check_bad_words(words)
         settings["bad_words_ids"] = [word for word in words if word not in [[end] for end in eos]]
-    samples = values.get("do_sample") is True
-    if samples:
+    do_sample = values.get("do_sample") is True
+    if do_sample:
         settings = {"temperature": 1.0, "top_k": TRANSFORMERS_TOP_K} | settings
     starts = (values.get(key) for key in ("decoder_start_token_id", "bos_token_id", "pad_token_id"))
     found = CheckpointSettings(
         settings=settings,
-        samples=samples,
+        do_sample=do_sample,
         eos_token_id=eos,
         decoder_start_token_id=next((start for start in starts if type(start) is int), None),
         max_new_tokens=count_of(values, "max_new_tokens"),

@@ -45,9 +45,9 @@ class GenerationConfig:
         for name, limit in (("logprobs", MAX_LOGPROBS), ("decoder_start_token_id", MAX_COUNT)):
             if getattr(self, name) is not None:
                 check_integer(name, getattr(self, name), 0, limit)
-        if self.n > 1 and not self.decoding.samples and self.n > self.decoding.beams:
+        if self.n > 1 and not self.decoding.do_sample and self.n > self.decoding.max_sequences:
             raise GenerationConfigError(
-                f"n is {self.n}, but {self.decoding.kind} finds only {self.decoding.beams} per prompt",
+                f"n is {self.n}, but {self.decoding.kind} finds only {self.decoding.max_sequences} per prompt",
                 hint="sample with a temperature, or raise num_beams",
             )
         valid = all(isinstance(one, str) and 0 < len(one) <= MAX_STOP_LENGTH for one in self.stop)
@@ -77,7 +77,7 @@ class CheckpointSettings:
     """What a checkpoint says about generation: special tokens, settings of methods and filters, and what is refused."""
 
     settings: Tree = field(default_factory=dict)
-    samples: bool = False  # whether its default is sampling (do_sample)
+    do_sample: bool = False  # whether its default is sampling
     eos_token_id: tuple[int, ...] = ()
     decoder_start_token_id: int | None = None
     max_new_tokens: int | None = None
@@ -195,12 +195,12 @@ def choose_method(
         unused = [
             name
             for name in settings
-            if name not in fields_of(filter_kinds().values()) or (name in sampling and not method.samples)
+            if name not in fields_of(filter_kinds().values()) or (name in sampling and not method.do_sample)
         ]
         if unused:
             raise GenerationConfigError(f"given both decoding and {unused[0]}, which {method.kind} does not use")
         return method, chosen
-    theirs = base.settings if base.samples else {n: v for n, v in base.settings.items() if n not in sampling}
+    theirs = base.settings if base.do_sample else {n: v for n, v in base.settings.items() if n not in sampling}
     kind = selected_method(settings) or selected_method(theirs) or method_kinds()["greedy"]
     check_owned(settings)
     return choose_decoding({"kind": kind.kind} | own_settings(kind, chosen)), chosen
@@ -269,7 +269,7 @@ def make_filters(method: DecodingSpec, settings: Tree) -> tuple[FilterSpec, ...]
             raise GenerationConfigError(f"{name} is a setting of {kind.kind}, which needs {kind.selected_by[0]}")
         if is_selected_filter(kind, settings):
             made.append(choose_filter({"kind": kind.kind} | own))
-    used = [one for one in made if method.samples or not one.for_sampling]
+    used = [one for one in made if method.do_sample or not one.for_sampling]
     return tuple(sorted(used, key=lambda one: one.order))
 
 

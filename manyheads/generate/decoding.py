@@ -31,9 +31,8 @@ class Hypothesis:
     top_logprobs: list[dict[int, float]] | None = None  # the most probable tokens of each step
 
 
-# what a method yields for each step, (row, token) of each sequence that got one, and returns at the end, the
-# hypotheses of each row, the best first
-Generated: TypeAlias = Generator[list[tuple[int, int]], None, list[list[Hypothesis]]]
+# Yields a list of (prompt index, token) per step; returns the hypotheses of each prompt, best first.
+DecodingSteps: TypeAlias = Generator[list[tuple[int, int]], None, list[list[Hypothesis]]]
 
 
 @dataclass(frozen=True)
@@ -55,15 +54,20 @@ class DecodingSpec(Part, slot="decoding", default="greedy"):
 
     # (name, off): passing the setting `name` with any value except `off` selects this method; it is not inherited
     selected_by: ClassVar[tuple[str, float] | None] = None
-    samples: ClassVar[bool] = False  # whether it uses the filters of sampling
+    do_sample: ClassVar[bool] = False  # whether it uses the filters of sampling
 
     @property
-    def beams(self) -> int:
-        """The number of batch rows per sequence."""
+    def rows_per_sequence(self) -> int:
+        """The number of batch rows that each prompt takes."""
+        return 1
+
+    @property
+    def max_sequences(self) -> int:
+        """The number of sequences that it can return per prompt, except for sampling."""
         return 1
 
     @abstractmethod
-    def generate(self, request: Request) -> Generated:
+    def generate(self, request: Request) -> DecodingSteps:
         """Yields the tokens of each step as soon as they are final; returns all hypotheses of each row."""
 
 
@@ -156,7 +160,7 @@ class TokenLogprobs:
         return chosen, top
 
 
-def generate_token_by_token(request: Request, choose: Callable[[Tensor, list[int]], Tensor]) -> Generated:
+def generate_token_by_token(request: Request, choose: Callable[[Tensor, list[int]], Tensor]) -> DecodingSteps:
     """Appends the token that `choose(logits_BV, rows)` returns for each row."""
     with torch.no_grad():
         running = RunningSequences(request)
@@ -169,7 +173,7 @@ def generate_token_by_token(request: Request, choose: Callable[[Tensor, list[int
     return extend_until_end(running, advance)
 
 
-def extend_until_end(running: RunningSequences, advance: Callable[[], list[int]]) -> Generated:
+def extend_until_end(running: RunningSequences, advance: Callable[[], list[int]]) -> DecodingSteps:
     """Calls `advance`, which appends a token to every running sequence, until all have ended and left the batch."""
     request, results = running.request, list[list[Hypothesis]]([] for _ in running.rows)
     for remaining in range(request.config.max_new_tokens, 0, -1):
@@ -196,10 +200,10 @@ def has_ended(request: Request, running: RunningSequences, index: int, token: in
     return token in request.config.eos_token_id or (is_stopped is not None and is_stopped(running.new_tokens(index)))
 
 
-def exhaust(generated: Generated) -> list[list[Hypothesis]]:
+def exhaust(steps: DecodingSteps) -> list[list[Hypothesis]]:
     """Runs a method to its end."""
     while True:
         try:
-            next(generated)
+            next(steps)
         except StopIteration as end:
             return end.value

@@ -13,7 +13,7 @@ from manyheads.errors import CheckpointTokenizerError, GenerationConfigError, No
 from manyheads.files.tokenizer import decode_ids
 from manyheads.generate.config import GenerationConfig
 from manyheads.generate.decoding import Hypothesis, Request, exhaust
-from manyheads.generate.text import Decoding, GeneratedText, TextStream, find_stop
+from manyheads.generate.text import Detokenizer, GeneratedText, TextStream, find_stop
 from manyheads.model.build import Model
 from manyheads.model.finite import raise_nonfinite
 from manyheads.parts.inputs import group_by_length, pad_rows
@@ -32,7 +32,7 @@ class TextGenerator:
         """Yields the generated text for a row of ids in pieces, each as soon as it is final."""
         if config.n != 1 or config.logprobs is not None:
             raise GenerationConfigError("a stream is the text of one sequence; n and logprobs are for generate")
-        texts = TextStream(Decoding.of(self.tokenizer, self.decode), config.stop)
+        texts = TextStream(Detokenizer.of(self.tokenizer, self.decode), config.stop)
         for _, item in self.run([ids], config):
             if isinstance(item, int):
                 if item not in config.eos_token_id and (piece := texts.push(item)):
@@ -53,36 +53,36 @@ class TextGenerator:
         groups: dict[tuple[int, int], list[int]] = {}
         for i, row in enumerate(rows):
             groups.setdefault(self.limit(len(row), config), []).append(i)
-        samples = config.n if config.decoding.samples else 1
-        max_tokens = BATCH_TOKENS // (config.decoding.beams * samples)
+        num_samples = config.n if config.decoding.do_sample else 1
+        max_tokens = BATCH_TOKENS // (config.decoding.rows_per_sequence * num_samples)
         for (max_new_tokens, _), group in groups.items():
             limited = replace(config, max_new_tokens=max_new_tokens)
             for batch in group_by_length([len(rows[i]) for i in group], max_tokens):
-                yield from self.run_batch(rows, [group[i] for i in batch], limited, samples)
+                yield from self.run_batch(rows, [group[i] for i in batch], limited, num_samples)
 
     def run_batch(
-        self, rows: Sequence[list[int]], batch: Sequence[int], config: GenerationConfig, samples: int
+        self, rows: Sequence[list[int]], batch: Sequence[int], config: GenerationConfig, num_samples: int
     ) -> Iterator[tuple[int, int | list[Hypothesis]]]:
         """As `run`, for the rows of one batch, each with this many samples."""
-        index = [i for i in batch for _ in range(samples)]
-        request = self.request([rows[i] for i in index], config, samples)
-        generated, hypotheses = config.decoding.generate(request), None
+        index = [i for i in batch for _ in range(num_samples)]
+        request = self.request([rows[i] for i in index], config, num_samples)
+        steps, hypotheses = config.decoding.generate(request), None
         while hypotheses is None:
             try:
-                tokens = next(generated)
+                tokens = next(steps)
             except StopIteration as end:
                 hypotheses = end.value
             except NonFiniteOutputError:
                 raise_nonfinite(self.model, lambda: exhaust(config.decoding.generate(request)))
             else:
-                yield from ((index[k], token) for k, token in tokens if k % samples == 0)
-        for k in range(0, len(index), samples):
-            yield index[k], [one for some in hypotheses[k : k + samples] for one in some][: config.n]
+                yield from ((index[k], token) for k, token in tokens if k % num_samples == 0)
+        for k in range(0, len(index), num_samples):
+            yield index[k], [one for some in hypotheses[k : k + num_samples] for one in some][: config.n]
 
-    def request(self, rows: Sequence[list[int]], config: GenerationConfig, samples: int) -> Request:
+    def request(self, rows: Sequence[list[int]], config: GenerationConfig, num_samples: int) -> Request:
         has_source, device = self.model.spec.has_source, next(self.model.parameters()).device
         inputs = pad_rows(rows, left=not has_source).to(device)
-        rng = [rng_for(config.seed, row, device, k % samples) for k, row in enumerate(rows)]
+        rng = [rng_for(config.seed, row, device, k % num_samples) for k, row in enumerate(rows)]
         is_stopped = (lambda ids: find_stop(self.decode(ids), config.stop) is not None) if config.stop else None
         if not has_source:
             return Request(self.model, inputs, None, config, rng, is_stopped)

@@ -43,7 +43,7 @@ def possible_stop(text: str, stops: Sequence[str]) -> int:
 
 
 @dataclass(frozen=True)
-class Decoding:
+class Detokenizer:
     """How a tokenizer decodes a growing sequence: what later tokens may still change."""
 
     decode: Callable[[Sequence[int]], str]
@@ -51,7 +51,7 @@ class Decoding:
     byte_ids: frozenset[int] = frozenset()  # tokens of single bytes, of which a whole run is decoded together
 
     @classmethod
-    def of(cls, tokenizer: Any, decode: Callable[[Sequence[int]], str]) -> Decoding:
+    def of(cls, tokenizer: Any, decode: Callable[[Sequence[int]], str]) -> Detokenizer:
         state = tokenizer.decoder.__getstate__() if getattr(tokenizer, "decoder", None) is not None else b""
         # a WordPiece decoder joins punctuation and contractions to the word before, as "do n't" to "don't"
         lookback = 8 if any(name in state for name in (b'"WordPiece"', b'"CTC"', b'"BPEDecoder"')) else 0
@@ -72,7 +72,7 @@ class Decoding:
 class TextStream:
     """The text of a growing sequence, in pieces: never half a character, never a part of a stop string."""
 
-    decoding: Decoding
+    detokenizer: Detokenizer
     stops: Sequence[str] = ()
     tokens: list[int] = field(default_factory=list)
     sent: int = 0  # characters in the pieces so far
@@ -80,9 +80,9 @@ class TextStream:
     def push(self, token: int) -> str:
         """Adds a token; returns the characters that became final."""
         self.tokens.append(token)
-        if self.stops and (found := find_stop(text := self.decoding.decode(self.tokens), self.stops)):
+        if self.stops and (found := find_stop(text := self.detokenizer.decode(self.tokens), self.stops)):
             return self.send(text[: found[0]])
-        text = self.decoding.final_text(self.tokens)
+        text = self.detokenizer.final_text(self.tokens)
         return self.send(text[: len(text) - possible_stop(text, self.stops)])
 
     def finish(self, text: str) -> str:

@@ -205,3 +205,12 @@ def test_samples_of_one_prompt_differ_and_the_first_is_that_of_n_1():
     assert several[0].tokens == generate(checkpoint, [3, 4], temperature=2.0, seed=1)
     with raises("generate.config", "n is 2"):
         generate(checkpoint, [3, 4], n=2)
+
+
+@pytest.mark.parametrize("kind", ["greedy", "prompt-lookup", "contrastive", "beam", "gnmt-beam", "diverse-beam"])
+def test_more_sequences_than_a_method_returns_are_an_error(kind):
+    checkpoint = checkpoint_of(decoder())
+    count = 4 if "beam" in kind else 1
+    assert len(generate(checkpoint, [3, 4], n=count, decoding=kind)) == count
+    with raises("generate.config", f"n is {count + 1}", kind):
+        generate(checkpoint, [3, 4], n=count + 1, decoding=kind)

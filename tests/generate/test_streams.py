@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import manyheads
 from manyheads import Checkpoint
-from manyheads.generate.text import Decoding, TextStream, find_stop
+from manyheads.generate.text import Detokenizer, TextStream, find_stop
 from manyheads.spec import to_tree
 
 SYMBOLS = pre_tokenizers.ByteLevel.alphabet()
@@ -73,7 +73,7 @@ def test_the_pieces_of_a_stream_are_the_text_up_to_the_first_stop_string(name, d
     whole = tokenizer.decode(ids)
     inside = st.builds(lambda i, n: whole[i : i + n], st.integers(0, max(0, len(whole) - 1)), st.integers(1, 4))
     stops = data.draw(st.lists(st.one_of(inside.filter(bool), st.text(min_size=1, max_size=3)), max_size=2))
-    stream, pieces = TextStream(Decoding.of(tokenizer, tokenizer.decode), stops), []
+    stream, pieces = TextStream(Detokenizer.of(tokenizer, tokenizer.decode), stops), []
     for token in ids:
         pieces.append(stream.push(token))
         if find_stop(tokenizer.decode(stream.tokens), stops):
@@ -89,7 +89,7 @@ def test_the_pieces_of_a_stream_are_the_text_up_to_the_first_stop_string(name, d
 @given(text=st.text(max_size=20))
 def test_a_piece_is_never_half_a_character(text):
     tokenizer = TOKENIZERS["byte-level"]
-    stream = TextStream(Decoding.of(tokenizer, tokenizer.decode))
+    stream = TextStream(Detokenizer.of(tokenizer, tokenizer.decode))
     for token in tokenizer.encode(text).ids:
         assert "\ufffd" not in stream.push(token) or "\ufffd" in text
 

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from manyheads.generate.decoding import DecodingSpec, Generated, Hypothesis, Request, RunningSequences
+from manyheads.generate.decoding import DecodingSpec, DecodingSteps, Hypothesis, Request, RunningSequences
 from manyheads.spec import field
 
 
@@ -23,7 +23,11 @@ class BeamSearch(DecodingSpec):
     num_beams: int = field(4, "beam width", ge=1, le=256)
 
     @property
-    def beams(self) -> int:
+    def rows_per_sequence(self) -> int:
+        return self.num_beams
+
+    @property
+    def max_sequences(self) -> int:
         return self.num_beams
 
     def score(self, logp: float, length: int) -> float:
@@ -34,7 +38,7 @@ class BeamSearch(DecodingSpec):
         """Whether a row is done, by the scores of its finished sequences, best first, and the best live log p."""
         raise NotImplementedError
 
-    def generate(self, request: Request) -> Generated:
+    def generate(self, request: Request) -> DecodingSteps:
         with torch.no_grad():
             results = Search(self, request).run()
         yield from ()  # no token is final before the end

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from manyheads.errors import UnsupportedError
-from manyheads.generate.decoding import DecodingSpec, Generated, Request, RunningSequences, extend_until_end
+from manyheads.generate.decoding import DecodingSpec, DecodingSteps, Request, RunningSequences, extend_until_end
 from manyheads.model.record import record_hidden_states
 from manyheads.model.transformer import Transformer
 from manyheads.parts.head import token_at
@@ -30,10 +30,10 @@ class ContrastiveSpec(DecodingSpec, kind="contrastive"):
     top_k: int = field(4, "k, the number of candidates", ge=1, le=256)
 
     @property
-    def beams(self) -> int:
+    def rows_per_sequence(self) -> int:
         return self.top_k
 
-    def generate(self, request: Request) -> Generated:
+    def generate(self, request: Request) -> DecodingSteps:
         if not isinstance(request.model, Transformer):
             architecture = request.model.spec.architecture
             raise UnsupportedError(

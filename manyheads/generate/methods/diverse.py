@@ -10,7 +10,7 @@ from pydantic import model_validator
 from torch import Tensor
 
 from manyheads.errors import IncompatibleError
-from manyheads.generate.decoding import Generated, Hypothesis, Request
+from manyheads.generate.decoding import DecodingSteps, Hypothesis, Request
 from manyheads.generate.methods.beam import BeamSpec, Search
 from manyheads.parts.inputs import Inputs
 from manyheads.spec import field
@@ -36,7 +36,7 @@ class DiverseBeamSpec(BeamSpec, kind="diverse-beam"):
             )
         return self
 
-    def generate(self, request: Request) -> Generated:
+    def generate(self, request: Request) -> DecodingSteps:
         with torch.no_grad():
             results = DiverseSearch(self, request).run()
         yield from ()  # no token is final before the end

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from manyheads.generate.decoding import DecodingSpec, Generated, Request, generate_token_by_token
+from manyheads.generate.decoding import DecodingSpec, DecodingSteps, Request, generate_token_by_token
 
 
 class GreedySpec(DecodingSpec, kind="greedy"):
     """argmax_v p(v | x_<t), the most probable token at each step"""
 
-    def generate(self, request: Request) -> Generated:
+    def generate(self, request: Request) -> DecodingSteps:
         return generate_token_by_token(request, lambda logits_BV, rows: logits_BV.argmax(dim=-1))

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, cast
 
 import torch
 
-from manyheads.generate.decoding import DecodingSpec, Generated, Hypothesis, Request, TokenLogprobs
+from manyheads.generate.decoding import DecodingSpec, DecodingSteps, Hypothesis, Request, TokenLogprobs
 from manyheads.parts.inputs import Inputs
 from manyheads.spec import field
 
@@ -26,7 +26,7 @@ class PromptLookupSpec(DecodingSpec, kind="prompt-lookup"):
     prompt_lookup_num_tokens: int = field(10, "maximum tokens of a draft", ge=1, le=1024)
     max_matching_ngram_size: int = field(2, "n, the longest n-gram that is looked up", ge=1, le=64)
 
-    def generate(self, request: Request) -> Generated:
+    def generate(self, request: Request) -> DecodingSteps:
         results = []
         for row in range(request.prompt.batch_size):
             results.append([(yield from self.generate_row(one_row(request, row), row))])

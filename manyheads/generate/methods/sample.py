@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from manyheads.generate.decoding import DecodingSpec, Generated, Request, generate_token_by_token
+from manyheads.generate.decoding import DecodingSpec, DecodingSteps, Request, generate_token_by_token
 
 
 class SampleSpec(DecodingSpec, kind="sample"):
@@ -16,9 +16,9 @@ class SampleSpec(DecodingSpec, kind="sample"):
     Each row has its own generator, so the samples of a sequence do not depend on its batch.
     """
 
-    samples: ClassVar[bool] = True
+    do_sample: ClassVar[bool] = True
 
-    def generate(self, request: Request) -> Generated:
+    def generate(self, request: Request) -> DecodingSteps:
         def choose(logits_BV: Tensor, rows: list[int]) -> Tensor:
             probabilities = logits_BV.softmax(dim=-1, dtype=torch.promote_types(logits_BV.dtype, torch.float32))
             pairs = zip(probabilities, rows, strict=True)
