@@ -207,7 +207,7 @@ def predict_text(text: str, path: str, load: Callable[[], Predictor], *, as_json
     if "truncated" in result:
         print_note(f"the text was truncated to {result['truncated']:,} tokens")
     if as_json:
-        settings = {"settings": model.options.generation.applied} if model.task.streams else {}
+        settings = {"settings": model.options.generation.effective_settings} if model.task.streams else {}
         print_json({"schema": 1} | result | settings)
     else:
         typer.echo("\n".join(model.task.format_result(result)))

@@ -21,11 +21,11 @@ from manyheads.spec import quoted
 FILE = "generation_config.json"
 MAX_TOKEN_IDS, MAX_BAD_IDS = 1 << 10, 1 << 14  # in one setting, and in all bad words
 
-# keys that have another place here than a method or a filter
+# keys handled outside methods and filters
 TOKENS = ("eos_token_id", "eot_token_id", "decoder_start_token_id", "bos_token_id", "pad_token_id")
-LIMITS = ("max_new_tokens", "max_length", "do_sample", "stop_strings")
-# keys of transformers that would change the output and are not supported, with the value that does not
-REFUSED: dict[str, Any] = {
+OTHER_KEYS = ("max_new_tokens", "max_length", "do_sample", "stop_strings")
+# unsupported keys of transformers that would change the output, and the value at which each has no effect
+UNSUPPORTED: dict[str, Any] = {
     "assistant_early_exit": None,
     "constraints": None,
     "dola_layers": None,
@@ -60,17 +60,17 @@ def read_checkpoint_settings(config: Mapping[str, Any], extra_files: Mapping[str
     if data is not None:
         config = parse_json(data, Path(FILE))
     values = {name: value for name, value in config.items() if value is not None}
-    owned = fields_of(method_kinds().values()) | fields_of(filter_kinds().values())
-    refused = [
+    setting_names = fields_of(method_kinds().values()) | fields_of(filter_kinds().values())
+    unsupported = [
         f"{FILE if data else 'config.json'} sets {quoted(name)}, which is not supported"
         for name in values
-        if name in REFUSED and values[name] != REFUSED[name]
+        if name in UNSUPPORTED and values[name] != UNSUPPORTED[name]
     ]
     if data is not None:
-        known = {*owned, *TOKENS, *LIMITS, *REFUSED, *NO_EFFECT}
-        refused += [f"{FILE} has the unknown key {quoted(name)}" for name in values if name not in known]
+        known = {*setting_names, *TOKENS, *OTHER_KEYS, *UNSUPPORTED, *NO_EFFECT}
+        unsupported += [f"{FILE} has the unknown key {quoted(name)}" for name in values if name not in known]
     eos = (*token_ids(values, "eos_token_id"), *token_ids(values, "eot_token_id"))
-    settings = {name: value for name, value in values.items() if name in owned}
+    settings = {name: value for name, value in values.items() if name in setting_names}
     for name in ("forced_bos_token_id", "forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens"):
         if name in settings:
             settings[name] = token_ids(settings, name)
@@ -81,7 +81,7 @@ def read_checkpoint_settings(config: Mapping[str, Any], extra_files: Mapping[str
     if do_sample:
         settings = {"temperature": 1.0, "top_k": TRANSFORMERS_TOP_K} | settings
     starts = (values.get(key) for key in ("decoder_start_token_id", "bos_token_id", "pad_token_id"))
-    found = CheckpointSettings(
+    checkpoint_settings = CheckpointSettings(
         settings=settings,
         do_sample=do_sample,
         eos_token_id=eos,
@@ -89,10 +89,10 @@ def read_checkpoint_settings(config: Mapping[str, Any], extra_files: Mapping[str
         max_new_tokens=count_of(values, "max_new_tokens"),
         max_length=count_of(values, "max_length"),
         stop=stop_strings(values),
-        refused=tuple(refused),
+        unsupported=tuple(unsupported),
     )
-    check_values(found)
-    return found
+    check_values(checkpoint_settings)
+    return checkpoint_settings
 
 
 def token_ids(values: Mapping[str, Any], name: str) -> tuple[int, ...]:
@@ -126,9 +126,9 @@ def count_of(values: Mapping[str, Any], name: str) -> int | None:
     return value
 
 
-def check_values(found: CheckpointSettings) -> None:
+def check_values(settings: CheckpointSettings) -> None:
     """Raises for a value that no method or filter accepts."""
     try:
-        make_filters(*choose_method(found, {}, None))
+        make_filters(*choose_method(settings, {}, None))
     except GenerationConfigError as error:
         raise CheckpointConfigError(f"generation settings: {error}") from None

@@ -36,7 +36,7 @@ class GenerationConfig:
     eos_token_id: tuple[int, ...] = ()
     decoder_start_token_id: int | None = None
     # the settings of the method and the filters in effect: {"value": …, "from": "caller" or "checkpoint"} by name
-    applied: Tree = field(default_factory=dict)
+    effective_settings: Tree = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_integer("max_new_tokens", self.max_new_tokens, 1, MAX_COUNT)
@@ -74,7 +74,7 @@ def check_integer(name: str, value: Any, low: int, high: int) -> None:
 
 @dataclass(frozen=True)
 class CheckpointSettings:
-    """What a checkpoint says about generation: special tokens, settings of methods and filters, and what is refused."""
+    """What a checkpoint says about generation: special tokens, settings of methods and filters, unsupported ones."""
 
     settings: Tree = field(default_factory=dict)
     do_sample: bool = False  # whether its default is sampling
@@ -83,11 +83,11 @@ class CheckpointSettings:
     max_new_tokens: int | None = None
     max_length: int | None = None  # of the prompt and the new tokens together
     stop: tuple[str, ...] = ()
-    refused: tuple[str, ...] = ()  # sentences about settings that are not supported
+    unsupported: tuple[str, ...] = ()  # sentences about settings that are not supported
 
     def check(self) -> None:
-        if self.refused:
-            raise GenerationConfigError(self.refused[0], hint="remove it from generation_config.json to ignore it")
+        if self.unsupported:
+            raise GenerationConfigError(self.unsupported[0], hint="remove it from generation_config.json to ignore it")
 
 
 def generation_config(
@@ -111,12 +111,12 @@ def generation_config(
     base.check()
     settings = with_do_sample(settings)
     check_known(settings)
-    method, chosen = choose_method(base, settings, decoding)
-    used = make_filters(method, chosen)
-    names = {*type(method).model_fields, *fields_of(type(one) for one in used)}
-    applied = {
+    method, merged_settings = choose_method(base, settings, decoding)
+    active_filters = make_filters(method, merged_settings)
+    names = {*type(method).model_fields, *fields_of(type(one) for one in active_filters)}
+    effective_settings = {
         name: {"value": value, "from": "caller" if name in settings else "checkpoint"}
-        for name, value in chosen.items()
+        for name, value in merged_settings.items()
         if name in names
     }
     max_length = base.max_length if max_new_tokens is base.max_new_tokens is None else None
@@ -127,14 +127,14 @@ def generation_config(
         max_new_tokens=max_new_tokens,
         max_length=max_length,
         decoding=method,
-        filters=used,
+        filters=active_filters,
         seed=seed,
         n=n,
         stop=base.stop if stop is None else (stop,) if isinstance(stop, str) else tuple(stop),
         logprobs=logprobs,
         eos_token_id=base.eos_token_id,
         decoder_start_token_id=start,
-        applied=applied,
+        effective_settings=effective_settings,
     )
 
 
@@ -160,8 +160,8 @@ def sampling_settings() -> set[str]:
 def selectors() -> dict[str, tuple[type[DecodingSpec], object]]:
     """The methods by the setting that selects them, with the value that does not."""
     # a method that is derived from another does not inherit its selector
-    found = {kind: vars(kind).get("selected_by") for kind in method_kinds().values()}
-    return {own[0]: (kind, own[1]) for kind, own in found.items() if own}
+    selector_by_method = {kind: vars(kind).get("selected_by") for kind in method_kinds().values()}
+    return {own[0]: (kind, own[1]) for kind, own in selector_by_method.items() if own}
 
 
 def check_known(settings: Mapping[str, Any]) -> None:
@@ -189,7 +189,7 @@ def choose_method(
     base: CheckpointSettings, settings: Tree, decoding: str | Tree | DecodingSpec | None
 ) -> tuple[DecodingSpec, Tree]:
     """The method, and all settings of filters in effect. A caller's settings override a checkpoint's."""
-    chosen, sampling = base.settings | settings, sampling_settings()
+    merged_settings, sampling = base.settings | settings, sampling_settings()
     if decoding is not None:
         method = choose_decoding(decoding)
         unused = [
@@ -199,28 +199,28 @@ def choose_method(
         ]
         if unused:
             raise GenerationConfigError(f"given both decoding and {unused[0]}, which {method.kind} does not use")
-        return method, chosen
+        return method, merged_settings
     theirs = base.settings if base.do_sample else {n: v for n, v in base.settings.items() if n not in sampling}
     kind = selected_method(settings) or selected_method(theirs) or method_kinds()["greedy"]
     check_owned(settings)
-    return choose_decoding({"kind": kind.kind} | own_settings(kind, chosen)), chosen
+    return choose_decoding({"kind": kind.kind} | own_settings(kind, merged_settings)), merged_settings
 
 
 def selected_method(settings: Tree) -> type[DecodingSpec] | None:
     """The method that settings select: greedy if they turn another one off, None if they say nothing about it."""
-    kinds, selected = method_kinds(), list[tuple[str, type[DecodingSpec]]]()
+    kinds, candidates = method_kinds(), list[tuple[str, type[DecodingSpec]]]()
     for name, (kind, off) in selectors().items():
         if name in settings:
             is_selected = not is_off(settings[name], off)
             # a wrong value raises, also if the method is off
             choose_decoding({"kind": kind.kind} | own_settings(kind, settings, without="" if is_selected else name))
-            selected.append((name, kind if is_selected else kinds["greedy"]))
+            candidates.append((name, kind if is_selected else kinds["greedy"]))
     if is_off(settings.get("temperature"), 0):
-        selected.append(("temperature", kinds["greedy"]))
+        candidates.append(("temperature", kinds["greedy"]))
     else:
         active = [kind for kind in filter_kinds().values() if kind.for_sampling and is_selected_filter(kind, settings)]
-        selected += [(kind.selected_by[0], kinds["sample"]) for kind in active[:1]]
-    others = [(name, kind) for name, kind in selected if kind.kind != "greedy"]
+        candidates += [(kind.selected_by[0], kinds["sample"]) for kind in active[:1]]
+    others = [(name, kind) for name, kind in candidates if kind.kind != "greedy"]
     # a method that has the setting of another as a field is the more specific one
     others = [
         (name, kind)
@@ -230,7 +230,7 @@ def selected_method(settings: Tree) -> type[DecodingSpec] | None:
     if len(others) > 1:
         names = " and ".join(name for name, _ in others)
         raise GenerationConfigError(f"{names} select different decoding methods; give only one of them")
-    return (others or selected)[0][1] if selected else None
+    return (others or candidates)[0][1] if candidates else None
 
 
 def own_settings(kind: type[Part], settings: Tree, *, without: str = "") -> Tree:
@@ -240,10 +240,10 @@ def own_settings(kind: type[Part], settings: Tree, *, without: str = "") -> Tree
 def check_owned(settings: Tree) -> None:
     """Raises if a setting belongs to methods that no setting selects."""
     by_setting = selectors()
-    named = [kind for name, (kind, _) in by_setting.items() if name in settings]
-    used = fields_of(named) | fields_of(filter_kinds().values())
+    selected_methods = [kind for name, (kind, _) in by_setting.items() if name in settings]
+    known = fields_of(selected_methods) | fields_of(filter_kinds().values())
     for name in settings:
-        if name not in used:
+        if name not in known:
             owner = next(kind for kind in method_kinds().values() if name in kind.model_fields)
             needed = next((key for key, (kind, _) in by_setting.items() if kind is owner), f"decoding = {owner.kind}")
             raise GenerationConfigError(f"{name} is a setting of {owner.kind}, which is not selected; give {needed}")
@@ -261,16 +261,16 @@ def is_selected_filter(kind: type[FilterSpec], settings: Tree) -> bool:
 
 def make_filters(method: DecodingSpec, settings: Tree) -> tuple[FilterSpec, ...]:
     """The filters that the settings select and the method uses, in their order; a wrong value raises in any case."""
-    made = []
+    selected_filters = []
     for kind in filter_kinds().values():
         own = own_settings(kind, settings)
         if own and kind.selected_by[0] not in own:
             name = next(iter(own))
             raise GenerationConfigError(f"{name} is a setting of {kind.kind}, which needs {kind.selected_by[0]}")
         if is_selected_filter(kind, settings):
-            made.append(choose_filter({"kind": kind.kind} | own))
-    used = [one for one in made if method.do_sample or not one.for_sampling]
-    return tuple(sorted(used, key=lambda one: one.order))
+            selected_filters.append(choose_filter({"kind": kind.kind} | own))
+    active_filters = [one for one in selected_filters if method.do_sample or not one.for_sampling]
+    return tuple(sorted(active_filters, key=lambda one: one.order))
 
 
 def choose_decoding(decoding: str | Tree | DecodingSpec) -> DecodingSpec:

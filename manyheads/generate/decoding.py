@@ -83,7 +83,7 @@ class RunningSequences:
             self.tokens = prompt.tokens.masked_fill(prompt.padding_mask, -1).gather(
                 1, tokens_first(~prompt.padding_mask)
             )
-        self.rows = list(range(prompt.batch_size))  # the row of the request that each sequence continues
+        self.prompt_indices = list(range(prompt.batch_size))  # the prompt that each sequence continues
         self.logprobs = TokenLogprobs(config.logprobs) if config.logprobs is not None else None
 
     @property
@@ -104,21 +104,22 @@ class RunningSequences:
         """The generated tokens of a sequence."""
         return self.tokens[index, self.prompt_length :].tolist()
 
-    def append(self, tokens: Tensor, rows: Tensor | None = None) -> None:
-        """Appends a token to each sequence. With `rows`, selects these first; one may be left out or repeated."""
-        if rows is not None:
-            self.select(rows)
+    def append(self, tokens: Tensor, beam_indices: Tensor | None = None) -> None:
+        """Appends a token to each sequence; first selects `beam_indices`, if given. One may be left out or repeated."""
+        if beam_indices is not None:
+            self.select(beam_indices)
         if self.logprobs is not None:
             self.logprobs.append(self.last_logits, tokens)
         self.inputs, self.tokens = Inputs(tokens[:, None]), torch.cat((self.tokens, tokens[:, None]), dim=1)
 
-    def select(self, rows: Tensor) -> None:
+    def select(self, beam_indices: Tensor) -> None:
         """Keeps these sequences, each as often as it is named."""
-        self.state, self.tokens = self.state.select(rows), self.tokens.index_select(0, rows)
-        self.rows, self.inputs = [self.rows[i] for i in rows.tolist()], Inputs(self.tokens[:, -1:])
+        self.state, self.tokens = self.state.select(beam_indices), self.tokens.index_select(0, beam_indices)
+        self.prompt_indices = [self.prompt_indices[i] for i in beam_indices.tolist()]
+        self.inputs = Inputs(self.tokens[:, -1:])
         if self.logprobs is not None:
-            self.last_logits = self.last_logits.index_select(0, rows)
-            self.logprobs.select(rows)
+            self.last_logits = self.last_logits.index_select(0, beam_indices)
+            self.logprobs.select(beam_indices)
 
     def hypothesis(
         self, index: int, token: int | None = None, *, is_finished: bool, score: float | None = None
@@ -128,12 +129,12 @@ class RunningSequences:
         logprobs = self.logprobs
         if logprobs is None:
             return Hypothesis(tokens, is_finished, score)
-        chosen, top = logprobs.of(index)
+        token_logprobs, top = logprobs.of(index)
         if token is not None:
             last = TokenLogprobs(logprobs.count)
             last.append(self.last_logits[index : index + 1], torch.tensor([token], device=self.tokens.device))
-            chosen, top = chosen + last.of(0)[0], top + last.of(0)[1]
-        return Hypothesis(tokens, is_finished, score, chosen, top)
+            token_logprobs, top = token_logprobs + last.of(0)[0], top + last.of(0)[1]
+        return Hypothesis(tokens, is_finished, score, token_logprobs, top)
 
 
 @dataclass
@@ -141,32 +142,32 @@ class TokenLogprobs:
     """log p of the tokens of some sequences, and of the `count` most probable tokens of each step."""
 
     count: int
-    chosen: list[Tensor] = field(default_factory=list)  # B per step
+    token_logprobs: list[Tensor] = field(default_factory=list)  # B per step
     top: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # (log p, token) per step, B×count each
 
     def append(self, logits_BV: Tensor, tokens: Tensor) -> None:
         logp_BV = logits_BV.log_softmax(dim=-1, dtype=torch.promote_types(logits_BV.dtype, torch.float32))
-        self.chosen.append(logp_BV.gather(1, tokens[:, None])[:, 0])
+        self.token_logprobs.append(logp_BV.gather(1, tokens[:, None])[:, 0])
         values, index = logp_BV.topk(min(self.count, logp_BV.shape[1]))
         self.top.append((values, index))
 
-    def select(self, rows: Tensor) -> None:
-        self.chosen = [one[rows] for one in self.chosen]
-        self.top = [(values[rows], index[rows]) for values, index in self.top]
+    def select(self, beam_indices: Tensor) -> None:
+        self.token_logprobs = [one[beam_indices] for one in self.token_logprobs]
+        self.top = [(values[beam_indices], index[beam_indices]) for values, index in self.top]
 
     def of(self, row: int) -> tuple[list[float], list[dict[int, float]]]:
-        chosen = [float(one[row]) for one in self.chosen]
+        token_logprobs = [float(one[row]) for one in self.token_logprobs]
         top = [dict(zip(index[row].tolist(), values[row].tolist(), strict=True)) for values, index in self.top]
-        return chosen, top
+        return token_logprobs, top
 
 
 def generate_token_by_token(request: Request, choose: Callable[[Tensor, list[int]], Tensor]) -> DecodingSteps:
-    """Appends the token that `choose(logits_BV, rows)` returns for each row."""
+    """Appends the token that `choose(logits_BV, prompt_indices)` returns for each row."""
     with torch.no_grad():
         running = RunningSequences(request)
 
     def advance() -> list[int]:
-        tokens = choose(running.filter(running.logits()), running.rows)
+        tokens = choose(running.filter(running.logits()), running.prompt_indices)
         running.append(tokens)
         return tokens.tolist()
 
@@ -175,16 +176,16 @@ def generate_token_by_token(request: Request, choose: Callable[[Tensor, list[int
 
 def extend_until_end(running: RunningSequences, advance: Callable[[], list[int]]) -> DecodingSteps:
     """Calls `advance`, which appends a token to every running sequence, until all have ended and left the batch."""
-    request, results = running.request, list[list[Hypothesis]]([] for _ in running.rows)
+    request, results = running.request, list[list[Hypothesis]]([] for _ in running.prompt_indices)
     for remaining in range(request.config.max_new_tokens, 0, -1):
         with torch.no_grad():  # not around the yield, where the caller's code runs
             tokens = advance()
-        yield list(zip(running.rows, tokens, strict=True))
+        yield list(zip(running.prompt_indices, tokens, strict=True))
         unfinished = []
         for i, token in enumerate(tokens):
             ended = has_ended(request, running, i, token)
             if ended or remaining == 1:
-                results[running.rows[i]].append(running.hypothesis(i, is_finished=ended))
+                results[running.prompt_indices[i]].append(running.hypothesis(i, is_finished=ended))
             else:
                 unfinished.append(i)
         if not unfinished:

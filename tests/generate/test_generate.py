@@ -379,7 +379,9 @@ class LeastSpec(DecodingSpec, kind="test-least"):
     width: int = field(2, "tokens to choose from", ge=1)
 
     def generate(self, request):
-        return generate_token_by_token(request, lambda logits_BV, rows: logits_BV.topk(self.width).indices[:, -1])
+        return generate_token_by_token(
+            request, lambda logits_BV, prompt_indices: logits_BV.topk(self.width).indices[:, -1]
+        )
 
 
 @pytest.mark.parametrize("name", SHAPES)

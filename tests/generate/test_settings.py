@@ -11,7 +11,7 @@ from small_checkpoints import folder_of
 from transformers import GenerationConfig as TheirConfig
 
 import manyheads
-from manyheads.generate.checkpoint_settings import LIMITS, NO_EFFECT, REFUSED, TOKENS, read_checkpoint_settings
+from manyheads.generate.checkpoint_settings import NO_EFFECT, OTHER_KEYS, TOKENS, UNSUPPORTED, read_checkpoint_settings
 from manyheads.generate.config import fields_of, filter_kinds, generation_config, method_kinds
 
 
@@ -21,14 +21,14 @@ def settings_of(tree):
 
 def test_every_key_of_transformers_is_applied_refused_or_has_no_effect():
     owned = fields_of(method_kinds().values()) | fields_of(filter_kinds().values())
-    groups = [owned, set(TOKENS), set(LIMITS), set(REFUSED), set(NO_EFFECT)]
+    groups = [owned, set(TOKENS), set(OTHER_KEYS), set(UNSUPPORTED), set(NO_EFFECT)]
     for name in vars(TheirConfig()):
         assert sum(name in group for group in groups) == 1, name
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", UNSUPPORTED)
 def test_a_setting_that_is_not_supported_is_refused_by_name_when_a_text_is_generated(name):
-    neutral = settings_of({name: REFUSED[name]})
+    neutral = settings_of({name: UNSUPPORTED[name]})
     assert generation_config(neutral).decoding.kind == "greedy"
     with raises("generate.config", name):
         generation_config(settings_of({name: 7}))
@@ -37,7 +37,7 @@ def test_a_setting_that_is_not_supported_is_refused_by_name_when_a_text_is_gener
 def test_an_unknown_key_is_refused_by_name():
     with raises("generate.config", "temperatur"):
         generation_config(settings_of({"temperatur": 0.5}))
-    assert read_checkpoint_settings({"temperatur": 0.5}, {}).refused == (), "a config has other keys too"
+    assert read_checkpoint_settings({"temperatur": 0.5}, {}).unsupported == (), "a config has other keys too"
 
 
 @pytest.mark.parametrize(
@@ -71,8 +71,8 @@ def test_the_settings_of_a_checkpoint_are_applied_and_say_where_they_are_from():
     assert config.decoding.early_stopping is True
     assert [one.kind for one in config.filters] == ["no-repeat-ngram", "min-length", "forced-eos"]
     assert (config.eos_token_id, config.max_length, config.stop) == ((2, 3), 20, (".",))
-    assert {one["from"] for one in config.applied.values()} == {"checkpoint"}
-    assert "top_p" not in config.applied, "without do_sample it has no effect, as in transformers"
+    assert {one["from"] for one in config.effective_settings.values()} == {"checkpoint"}
+    assert "top_p" not in config.effective_settings, "without do_sample it has no effect, as in transformers"
     own = generation_config(base, no_repeat_ngram_size=2, num_beams=2, max_new_tokens=7, stop=())
     assert (own.decoding.num_beams, own.decoding.length_penalty, own.max_new_tokens, own.max_length) == (
         2,
@@ -80,10 +80,12 @@ def test_the_settings_of_a_checkpoint_are_applied_and_say_where_they_are_from():
         7,
         None,
     )
-    assert own.applied["no_repeat_ngram_size"] == {"value": 2, "from": "caller"}
-    assert own.applied["length_penalty"] == {"value": 2.0, "from": "checkpoint"}
+    assert own.effective_settings["no_repeat_ngram_size"] == {"value": 2, "from": "caller"}
+    assert own.effective_settings["length_penalty"] == {"value": 2.0, "from": "checkpoint"}
     assert own.stop == ()
-    assert generation_config(base, no_repeat_ngram_size=0).applied.keys().isdisjoint({"no_repeat_ngram_size"})
+    assert (
+        generation_config(base, no_repeat_ngram_size=0).effective_settings.keys().isdisjoint({"no_repeat_ngram_size"})
+    )
 
 
 def test_a_checkpoint_that_samples_does_unless_the_caller_selects_another_method():

@@ -179,7 +179,7 @@ class ConstantSpec(DecodingSpec, kind="test-constant"):
     """v = 7 at every step"""
 
     def generate(self, request):
-        return generate_token_by_token(request, lambda logits_BV, rows: logits_BV.argmax(-1) * 0 + 7)
+        return generate_token_by_token(request, lambda logits_BV, prompt_indices: logits_BV.argmax(-1) * 0 + 7)
 '''
 
 

@@ -75,57 +75,57 @@ class Search:
         self.spec, self.request, self.width = spec, request, width or spec.num_beams
         self.running, self.device = RunningSequences(request), request.prompt.tokens.device
         self.eos = torch.tensor(request.config.eos_token_id, device=self.device, dtype=torch.long)
-        self.rows = list(range(request.prompt.batch_size))  # those that are not done
-        self.finished: list[list[Hypothesis]] = [[] for _ in self.rows]
+        self.prompt_indices = list(range(request.prompt.batch_size))  # of the prompts that are not done
+        self.finished: list[list[Hypothesis]] = [[] for _ in self.prompt_indices]
 
     def run(self) -> list[list[Hypothesis]]:
-        live_BK = torch.zeros(
-            len(self.rows), 1, device=self.device
+        live_BN = torch.zeros(
+            len(self.prompt_indices), 1, device=self.device
         )  # log p of the live sequences, one per row at first
         limit = self.request.config.max_new_tokens
         for length in range(1, limit + 1):
-            logits_RV = self.running.logits()  # R = B·K sequences
+            logits_RV = self.running.logits()  # R = B·N sequences
             logp_RV = logits_RV.log_softmax(dim=-1, dtype=torch.promote_types(logits_RV.dtype, torch.float32))
-            logp_BKV = self.running.filter(logp_RV).unflatten(0, live_BK.shape) + live_BK[:, :, None]
-            best_BC, row_BC, token_BC = self.candidates(logp_BKV)
+            logp_BNV = self.running.filter(logp_RV).unflatten(0, live_BN.shape) + live_BN[:, :, None]
+            best_BC, beam_BC, token_BC = self.candidates(logp_BNV)
             ends_BC = torch.isin(token_BC, self.eos) | (length == limit)
-            ends_BC |= self.stopped(row_BC, token_BC, ends_BC)
-            self.finish(best_BC, row_BC, token_BC, ends_BC, length=length)
-            live_BK, which_BK = best_BC.masked_fill(ends_BC, -torch.inf).topk(min(self.width, best_BC.shape[1]))
-            unfinished = self.unfinished(live_BK[:, 0].tolist(), length, limit)
+            ends_BC |= self.stopped(beam_BC, token_BC, ends_BC)
+            self.finish(best_BC, beam_BC, token_BC, ends_BC, length=length)
+            live_BN, which_BN = best_BC.masked_fill(ends_BC, -torch.inf).topk(min(self.width, best_BC.shape[1]))
+            unfinished = self.unfinished(live_BN[:, 0].tolist(), length, limit)
             if not unfinished:
                 break
             index = torch.tensor(unfinished, device=self.device)
-            live_BK, which_BK = live_BK[index], which_BK[index]
-            tokens, rows = token_BC[index].gather(1, which_BK), row_BC[index].gather(1, which_BK)
-            self.running.append(tokens.flatten(), rows.flatten())
+            live_BN, which_BN = live_BN[index], which_BN[index]
+            tokens, beam_indices = token_BC[index].gather(1, which_BN), beam_BC[index].gather(1, which_BN)
+            self.running.append(tokens.flatten(), beam_indices.flatten())
         return self.finished
 
-    def candidates(self, logp_BKV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def candidates(self, logp_BNV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The best continuations of each row, B×C: log p, the running sequence, and the token."""
-        batch, beams, vocab = logp_BKV.shape
-        best_BC, index_BC = logp_BKV.flatten(1).topk(min((1 + max(1, len(self.eos))) * self.width, beams * vocab))
+        batch, beams, vocab = logp_BNV.shape
+        best_BC, index_BC = logp_BNV.flatten(1).topk(min((1 + max(1, len(self.eos))) * self.width, beams * vocab))
         first_B1 = beams * torch.arange(batch, device=self.device)[:, None]
         return best_BC, index_BC // vocab + first_B1, index_BC % vocab
 
-    def stopped(self, row_BC: Tensor, token_BC: Tensor, ends_BC: Tensor) -> Tensor:
+    def stopped(self, beam_BC: Tensor, token_BC: Tensor, ends_BC: Tensor) -> Tensor:
         """Which candidates end with a stop string."""
         is_stopped, stopped_BC = self.request.is_stopped, torch.zeros_like(ends_BC)
         for b, c in (~ends_BC).nonzero().tolist() if is_stopped else ():
-            tokens = self.running.new_tokens(int(row_BC[b, c]))
+            tokens = self.running.new_tokens(int(beam_BC[b, c]))
             stopped_BC[b, c] = is_stopped([*tokens, int(token_BC[b, c])])  # type: ignore[misc]
         return stopped_BC
 
-    def finish(self, best_BC: Tensor, row_BC: Tensor, token_BC: Tensor, ends_BC: Tensor, *, length: int) -> None:
+    def finish(self, best_BC: Tensor, beam_BC: Tensor, token_BC: Tensor, ends_BC: Tensor, *, length: int) -> None:
         """Adds the finished candidates among the best `width` to their rows, and keeps the best `width` of each row."""
         ends_BC = ends_BC[:, : self.width] & best_BC[:, : self.width].isfinite()
         for b, c in ends_BC.nonzero().tolist():
-            finished = self.finished[self.rows[b]]
+            finished = self.finished[self.prompt_indices[b]]
             score = self.spec.score(float(best_BC[b, c]), length)
             if len(finished) < self.width or score > finished[-1].score:
                 token = int(token_BC[b, c])
                 is_finished = length < self.request.config.max_new_tokens or token in self.request.config.eos_token_id
-                new = self.running.hypothesis(int(row_BC[b, c]), token, is_finished=is_finished, score=score)
+                new = self.running.hypothesis(int(beam_BC[b, c]), token, is_finished=is_finished, score=score)
                 finished.append(new)
                 finished.sort(key=lambda one: -one.score)
                 del finished[self.width :]
@@ -134,8 +134,8 @@ class Search:
         """The indices of the rows that continue."""
         index = [
             i
-            for i, row in enumerate(self.rows)
+            for i, row in enumerate(self.prompt_indices)
             if not self.spec.is_done([float(one.score or 0) for one in self.finished[row]], best_live[i], length, limit)
         ]
-        self.rows = [self.rows[i] for i in index]
+        self.prompt_indices = [self.prompt_indices[i] for i in index]
         return index if length < limit else []

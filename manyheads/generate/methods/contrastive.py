@@ -58,29 +58,29 @@ class ContrastiveSequences(RunningSequences):
             logits, self.state = self.request.model.step(inputs, self.state)
         return token_at(logits, inputs.padding_mask, -1), states[-1]
 
-    def select(self, rows: Tensor) -> None:
-        super().select(rows)
-        self.hidden_BLD = self.hidden_BLD.index_select(0, rows)
+    def select(self, beam_indices: Tensor) -> None:
+        super().select(beam_indices)
+        self.hidden_BLD = self.hidden_BLD.index_select(0, beam_indices)
         if self.padding_mask is not None:
-            self.padding_mask = self.padding_mask.index_select(0, rows)
+            self.padding_mask = self.padding_mask.index_select(0, beam_indices)
 
     def advance(self) -> list[int]:
         """Appends the best candidate to each sequence; returns the new tokens."""
         batch, k = len(self.tokens), min(self.spec.top_k, self.last_logits.shape[1])
         p_BV = self.filter(self.last_logits).softmax(dim=-1)
-        p_BK, token_BK = p_BV.topk(k)
+        p_BC, token_BC = p_BV.topk(k)
         repeated = torch.arange(batch, device=self.tokens.device).repeat_interleave(k)
         logits_BV, before = self.last_logits, self.state
         self.state = before.select(repeated)
-        next_RV, hidden_R1D = self.step(Inputs(token_BK.flatten()[:, None]))
+        next_RV, hidden_R1D = self.step(Inputs(token_BC.flatten()[:, None]))
         similarity_RL = F.cosine_similarity(hidden_R1D, self.hidden_BLD[repeated], dim=-1)
         if self.padding_mask is not None:
             similarity_RL = similarity_RL.masked_fill(self.padding_mask[repeated], -torch.inf)
-        penalty_BK = similarity_RL.max(dim=1).values.unflatten(0, (batch, k))
-        score_BK = (1 - self.spec.penalty_alpha) * p_BK - self.spec.penalty_alpha * penalty_BK
-        best_B = score_BK.masked_fill(p_BK == 0, -torch.inf).argmax(dim=1)
+        penalty_BC = similarity_RL.max(dim=1).values.unflatten(0, (batch, k))
+        score_BC = (1 - self.spec.penalty_alpha) * p_BC - self.spec.penalty_alpha * penalty_BC
+        best_B = score_BC.masked_fill(p_BC == 0, -torch.inf).argmax(dim=1)
         chosen_B = best_B + k * torch.arange(batch, device=best_B.device)
-        tokens_B = token_BK.flatten()[chosen_B]
+        tokens_B = token_BC.flatten()[chosen_B]
         self.state, self.tokens = self.state.select(chosen_B), torch.cat((self.tokens, tokens_B[:, None]), dim=1)
         if self.logprobs is not None:
             self.logprobs.append(logits_BV, tokens_B)

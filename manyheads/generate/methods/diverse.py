@@ -57,18 +57,18 @@ class DiverseSearch(Search):
         )
         super().__init__(spec, repeated, spec.num_beams // spec.num_beam_groups)
 
-    def candidates(self, logp_BKV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        groups, vocab = self.spec.num_beam_groups, logp_BKV.shape[2]
-        chosen: dict[int, Tensor] = {}  # by row of the request, how often its groups chose each token
-        found: list[tuple[Tensor, Tensor, Tensor]] = []
-        for i, row in enumerate(self.rows):  # the groups of a row are next to each other, in their order
-            counts_V = chosen.setdefault(row // groups, logp_BKV.new_zeros(vocab))
-            best, sequence, token = super().candidates(logp_BKV[i : i + 1] - self.spec.diversity_penalty * counts_V)
+    def candidates(self, logp_BNV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        groups, vocab = self.spec.num_beam_groups, logp_BNV.shape[2]
+        token_counts: dict[int, Tensor] = {}  # by prompt of the request, how often its groups chose each token
+        candidates: list[tuple[Tensor, Tensor, Tensor]] = []
+        for i, row in enumerate(self.prompt_indices):  # the groups of a row are next to each other, in their order
+            counts_V = token_counts.setdefault(row // groups, logp_BNV.new_zeros(vocab))
+            best, beam, token = super().candidates(logp_BNV[i : i + 1] - self.spec.diversity_penalty * counts_V)
             going_on = token[0][~torch.isin(token[0], self.eos)][: self.width]
             counts_V += torch.bincount(going_on, minlength=vocab)
-            found.append((best, sequence + i * logp_BKV.shape[1], token))
-        best_BC, sequence_BC, token_BC = (torch.cat(parts) for parts in zip(*found, strict=True))
-        return best_BC, sequence_BC, token_BC
+            candidates.append((best, beam + i * logp_BNV.shape[1], token))
+        best_BC, beam_BC, token_BC = (torch.cat(parts) for parts in zip(*candidates, strict=True))
+        return best_BC, beam_BC, token_BC
 
 
 def repeat_rows(inputs: Inputs, times: int) -> Inputs:

@@ -9,4 +9,4 @@ class GreedySpec(DecodingSpec, kind="greedy"):
     """argmax_v p(v | x_<t), the most probable token at each step"""
 
     def generate(self, request: Request) -> DecodingSteps:
-        return generate_token_by_token(request, lambda logits_BV, rows: logits_BV.argmax(dim=-1))
+        return generate_token_by_token(request, lambda logits_BV, prompt_indices: logits_BV.argmax(dim=-1))

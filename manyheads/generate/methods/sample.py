@@ -19,9 +19,9 @@ class SampleSpec(DecodingSpec, kind="sample"):
     do_sample: ClassVar[bool] = True
 
     def generate(self, request: Request) -> DecodingSteps:
-        def choose(logits_BV: Tensor, rows: list[int]) -> Tensor:
+        def choose(logits_BV: Tensor, prompt_indices: list[int]) -> Tensor:
             probabilities = logits_BV.softmax(dim=-1, dtype=torch.promote_types(logits_BV.dtype, torch.float32))
-            pairs = zip(probabilities, rows, strict=True)
+            pairs = zip(probabilities, prompt_indices, strict=True)
             return torch.cat([torch.multinomial(row, 1, generator=request.rng[i]) for row, i in pairs])
 
         return generate_token_by_token(request, choose)
