@@ -162,7 +162,7 @@ class Checkpoint:
         With `truncate`, a text that is longer than the model has positions is truncated, with a warning.
         """
         self.check_reads_text()
-        checkpoint = self.truncating(self.max_positions) if truncate else self
+        checkpoint = self.with_truncation(self.max_positions) if truncate else self
         return self.embed_inputs(self.pad(checkpoint.encode_ids([texts] if isinstance(texts, str) else texts)))
 
     def embed_inputs(self, inputs: Inputs) -> Tensor:
@@ -172,7 +172,7 @@ class Checkpoint:
                 f"embeddings need an encoder, or a decoder with a pooling config; this is {self.spec.architecture}"
             )
         pool = self.pooling.pool if self.pooling else None
-        return self.finite(partial(self.model.embed_sequences, inputs, pool))
+        return self.compute_checked(partial(self.model.embed_sequences, inputs, pool))
 
     def pad(self, rows: Sequence[Sequence[int]], *, left: bool = False) -> Inputs:
         """Pads rows of ids to one batch, on the right or on the left."""
@@ -187,10 +187,10 @@ class Checkpoint:
         """
         for batch in group_by_length([len(row) for row in rows], BATCH_TOKENS):
             with torch.no_grad():
-                outputs = self.finite(partial(function or self.model, self.pad([rows[i] for i in batch])))
+                outputs = self.compute_checked(partial(function or self.model, self.pad([rows[i] for i in batch])))
             yield from zip(batch, outputs, strict=True)
 
-    def finite(self, compute: Callable[[], Tensor]) -> Tensor:
+    def compute_checked(self, compute: Callable[[], Tensor]) -> Tensor:
         """What `compute` returns; raises if it is NaN or infinite, and names the first layer where it is."""
         return check_finite(self.model, compute(), compute)
 
@@ -242,7 +242,7 @@ class Checkpoint:
         plain.no_truncation()
         return special, plain
 
-    def with_truncation(self, max_length: int | None) -> Checkpoint:
+    def for_evaluation(self, max_length: int | None) -> Checkpoint:
         """A copy whose tokenizer truncates texts, and reads the names of special tokens in a text as plain text."""
         if self.tokenizer is None:
             return self
@@ -251,7 +251,7 @@ class Checkpoint:
             tokenizer.enable_truncation(max_length)
         return replace(self, tokenizer=tokenizer)
 
-    def truncating(self, max_length: int | None, *, direction: str = "right") -> Checkpoint:
+    def with_truncation(self, max_length: int | None, *, direction: str = "right") -> Checkpoint:
         """A copy whose tokenizer truncates texts at their end ("right") or start; itself if it truncates already."""
         if self.tokenizer is None or self.tokenizer.truncation is not None or max_length is None:
             return self

@@ -149,12 +149,12 @@ def predict(
     if text is None and file is None and sys.stdin.isatty():
         raise UsageError("there is no input", hint="give a TEXT, --file FILE, or one text per line on standard input")
     check_exists(file)
-    predictor = partial(load_predictor, path, settings, truncate=truncate, device=device)
+    load = partial(load_predictor, path, settings, truncate=truncate, device=device)
     if text is None or text == "-":
-        predict_lines(open_lines(file, encoding_errors), path, predictor, as_json=as_json)
+        predict_lines(open_lines(file, encoding_errors), path, load, as_json=as_json)
     else:
         streams = stream if stream is not None else sys.stdout.isatty() and not (as_json or n > 1)
-        predict_text(text, path, predictor, as_json=as_json, stream=streams)
+        predict_text(text, path, load, as_json=as_json, stream=streams)
 
 
 def decoding_settings(decoding: str | None, **given: Any) -> dict[str, Any]:
@@ -187,30 +187,30 @@ def load_predictor(path: str, settings: dict[str, Any], *, truncate: bool, devic
     checkpoint.check_reads_text()
     task, generation = task_of(checkpoint), generation_config(checkpoint.generation_settings, **settings)
     if truncate:
-        checkpoint = task.truncating(checkpoint, generation)
+        checkpoint = task.with_truncation(checkpoint, generation)
     return Predictor(checkpoint, task, PredictOptions(generation))
 
 
 def predict_text(text: str, path: str, load: Callable[[], Predictor], *, as_json: bool, stream: bool) -> None:
     with Progress(f"loading {path}") as progress:
-        model = load()
-        if stream and model.task.streams:
+        predictor = load()
+        if stream and predictor.task.streams:
             with progress.paused():
-                rows, truncated = model.task.encode(model.checkpoint, [text], model.options)
-                for piece in model.checkpoint.generator.stream(rows[0], model.options.generation):
+                rows, truncated = predictor.task.encode(predictor.checkpoint, [text], predictor.options)
+                for piece in predictor.checkpoint.generator.stream(rows[0], predictor.options.generation):
                     typer.echo(piece, nl=False)
                 typer.echo()
                 if truncated:
                     print_note(f"the text was truncated to {truncated[0]['truncated']:,} tokens")
             return
-        ((_, result),) = model.task.predict(model.checkpoint, [text], model.options)
+        ((_, result),) = predictor.task.predict(predictor.checkpoint, [text], predictor.options)
     if "truncated" in result:
         print_note(f"the text was truncated to {result['truncated']:,} tokens")
     if as_json:
-        settings = {"settings": model.options.generation.effective_settings} if model.task.streams else {}
+        settings = {"settings": predictor.options.generation.effective_settings} if predictor.task.streams else {}
         print_json({"schema": 1} | result | settings)
     else:
-        typer.echo("\n".join(model.task.format_result(result)))
+        typer.echo("\n".join(predictor.task.format_result(result)))
 
 
 def predict_lines(lines: LineReader, path: str, load: Callable[[], Predictor], *, as_json: bool) -> None:
@@ -218,12 +218,12 @@ def predict_lines(lines: LineReader, path: str, load: Callable[[], Predictor], *
     first = next(chunks)  # before the model is loaded, so that an unreadable file raises at once
     truncated = count = failed = 0
     with Progress(f"loading {path}") as progress:
-        model, start = load(), time.monotonic()
+        predictor, start = load(), time.monotonic()
         for chunk in chain([first], chunks):
             results: list[Tree | ManyheadsError | None] = [lines_error(lines, number) for number, _ in chunk]
             index, errors = [i for i, (_, text) in enumerate(chunk) if text.strip()], dict[int, InputError]()
             texts = [chunk[i][1] for i in index]
-            for i, result in model.task.predict(model.checkpoint, texts, model.options, errors):
+            for i, result in predictor.task.predict(predictor.checkpoint, texts, predictor.options, errors):
                 results[index[i]] = result
                 count += 1
                 rate = count / (time.monotonic() - start)
@@ -235,7 +235,7 @@ def predict_lines(lines: LineReader, path: str, load: Callable[[], Predictor], *
             failed += sum(isinstance(result, ManyheadsError) for result in results)
             with progress.paused():
                 for one in results:
-                    print_result(one, model.task, as_json=as_json)
+                    print_result(one, predictor.task, as_json=as_json)
     for warning, number in lines.warnings.items():
         print_note(f"{lines.path}: {number:,} lines {warning}")
     if truncated:

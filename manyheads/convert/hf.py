@@ -199,7 +199,7 @@ def load_model(
         init_buffers(model, dtype or widest)
 
         def read(name: str) -> Tensor:
-            return weights[name] if allow_nonfinite or name in buffers else check_finite(name, weights[name])
+            return weights[name] if allow_nonfinite or name in buffers else check_finite_weight(name, weights[name])
 
         state = {
             name: (tensor.to(dtype or widest) if tensor.is_floating_point() else tensor).contiguous()
@@ -239,7 +239,7 @@ def check_dtypes(dtypes: Mapping[str, torch.dtype], buffers: Mapping[str, Tensor
             raise WeightsError(f"{name} is stored as {dtype}, expected {expected}")
 
 
-def check_finite(name: str, tensor: Tensor) -> Tensor:
+def check_finite_weight(name: str, tensor: Tensor) -> Tensor:
     # a finite sum, which is fast, shows that all terms are finite; otherwise each term is checked
     wide = torch.promote_types(tensor.dtype, torch.float32)
     if not tensor.sum(dtype=wide).isfinite() and not tensor.isfinite().all():

@@ -119,10 +119,10 @@ def _batch_ends(sizes: IntArray, max_tokens: int) -> list[int]:
 def pack_documents(
     lengths: NDArray[Any], row_length: int, seed: int, epoch: int, *, pool_size: int = POOL_SIZE
 ) -> list[IntArray]:
-    """Packs documents into rows of `row_length` tokens; returns the pieces (document, start, stop) of each row.
+    """Packs documents into rows of `row_length` tokens; returns the chunks (document, start, stop) of each row.
 
-    A document longer than a row is split, at other positions in every epoch; every token is in exactly one piece.
-    Within pools, longest piece first, each piece goes to the row where it leaves the least space (best-fit
+    A document longer than a row is split, at other positions in every epoch; every token is in exactly one chunk.
+    Within pools, longest chunk first, each chunk goes to the row where it leaves the least space (best-fit
     decreasing).
     """
     sizes = np.asarray(lengths, np.int64)
@@ -134,19 +134,19 @@ def pack_documents(
     start = np.where(nth > 0, first[document] + (nth - 1) * row_length, 0)
     stop = np.where(nth > 0, np.minimum(start + row_length, sizes[document]), first[document])
     order = shuffled_index(seed, epoch, np.arange(len(document)), len(document))
-    pieces = np.stack((document, start, stop), 1)[order]
+    chunks = np.stack((document, start, stop), 1)[order]
     rows: list[IntArray] = []
-    for begin in range(0, len(pieces), pool_size):
-        rows += _best_fit(pieces[begin : begin + pool_size], row_length)
+    for begin in range(0, len(chunks), pool_size):
+        rows += _best_fit(chunks[begin : begin + pool_size], row_length)
     return [rows[i] for i in shuffled_index(seed, ~epoch, np.arange(len(rows)), len(rows))]
 
 
-def _best_fit(pieces: IntArray, row_length: int) -> list[IntArray]:
-    pieces = pieces[np.argsort(pieces[:, 1] - pieces[:, 2], kind="stable")]
+def _best_fit(chunks: IntArray, row_length: int) -> list[IntArray]:
+    chunks = chunks[np.argsort(chunks[:, 1] - chunks[:, 2], kind="stable")]
     rows_by_space: list[list[int]] = [[] for _ in range(row_length + 1)]
     nonempty, count = 0, 0  # bit s of `nonempty` is set if a row has space s
-    row_of_piece = np.empty(len(pieces), np.int64)
-    for i, size in enumerate((pieces[:, 2] - pieces[:, 1]).tolist()):
+    row_of_chunk = np.empty(len(chunks), np.int64)
+    for i, size in enumerate((chunks[:, 2] - chunks[:, 1]).tolist()):
         fitting = nonempty >> size
         if fitting:
             space = size + (fitting & -fitting).bit_length() - 1
@@ -155,8 +155,8 @@ def _best_fit(pieces: IntArray, row_length: int) -> list[IntArray]:
                 nonempty ^= 1 << space
         else:
             row, space, count = count, row_length, count + 1
-        row_of_piece[i] = row
+        row_of_chunk[i] = row
         rows_by_space[space - size].append(row)
         nonempty |= 1 << (space - size)
-    order = np.argsort(row_of_piece, kind="stable")
-    return np.split(pieces[order], np.searchsorted(row_of_piece[order], np.arange(1, count)))
+    order = np.argsort(row_of_chunk, kind="stable")
+    return np.split(chunks[order], np.searchsorted(row_of_chunk[order], np.arange(1, count)))

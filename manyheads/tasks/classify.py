@@ -137,7 +137,7 @@ def class_probabilities(
     for index in evaluation.batches([*map(len, rows)], "reading"):
         some = [rows[i] for i in index]
         batch = Inputs(torch.from_numpy(np.stack(some))).to(checkpoint.device) if images else checkpoint.pad(some)
-        logits_BC = checkpoint.finite(partial(checkpoint.model, batch))
+        logits_BC = checkpoint.compute_checked(partial(checkpoint.model, batch))
         probabilities[index] = logits_BC.double().softmax(-1).numpy(force=True)
     return probabilities, notes
 

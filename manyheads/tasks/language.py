@@ -37,11 +37,11 @@ from manyheads.tasks.suggestion import Lines, Suggestion
 from manyheads.tasks.task import (
     IGNORE_INDEX,
     Batch,
+    Chunk,
     EncodedRow,
     LossSum,
     PackableTask,
     PredictOptions,
-    Slice,
     SpecialTokens,
     TextTask,
     ids_and_truncated,
@@ -72,23 +72,23 @@ class CausalSpec(PackableTask, kind="causal"):
     def num_prefix_tokens(self, special_tokens: SpecialTokens) -> int:
         return 1  # bos, which predicts the first token of a text
 
-    def batch_slices(self, slices: Sequence[Slice], special_tokens: SpecialTokens, rng: np.random.Generator) -> Batch:
+    def batch_chunks(self, chunks: Sequence[Chunk], special_tokens: SpecialTokens, rng: np.random.Generator) -> Batch:
         rows = [
-            np.concatenate(([special_tokens.bos] * one.first, one.text, [special_tokens.eos] * one.last)).astype(
+            np.concatenate(([special_tokens.bos] * one.is_start, one.text, [special_tokens.eos] * one.is_end)).astype(
                 np.int64
             )
-            for one in slices
+            for one in chunks
         ]
         return Batch(pad_rows([ids[:-1] for ids in rows], special_tokens.pad), pad_targets([ids[1:] for ids in rows]))
 
-    def truncating(self, checkpoint: Checkpoint, generation: GenerationConfig) -> Checkpoint:
+    def with_truncation(self, checkpoint: Checkpoint, generation: GenerationConfig) -> Checkpoint:
         """Returns a copy that reads the last tokens of a text, so that the continuation follows it and has room."""
         positions = checkpoint.max_positions
         if checkpoint.tokenizer is None or positions is None:
             return checkpoint
         least = 1 + checkpoint.tokenizer.num_special_tokens_to_add(is_pair=False)
         limit = max(least, positions - generation.max_new_tokens + 1)
-        return checkpoint.truncating(min(positions, limit), direction="left")
+        return checkpoint.with_truncation(min(positions, limit), direction="left")
 
     def evaluate(self, evaluation: Evaluation) -> EvalResult:
         """Computes −ln p of every token, each predicted once; long texts are read in windows."""
@@ -181,11 +181,11 @@ class MaskedSpec(MaskingTask, PackableTask, kind="masked"):
             )
         return self
 
-    def batch_slices(self, slices: Sequence[Slice], special_tokens: SpecialTokens, rng: np.random.Generator) -> Batch:
+    def batch_chunks(self, chunks: Sequence[Chunk], special_tokens: SpecialTokens, rng: np.random.Generator) -> Batch:
         mask_token, inputs, targets = self.mask_token(special_tokens), [], []
-        for one in slices:
+        for one in chunks:
             text, (before, after) = one.text, special_tokens.prefix_and_suffix(self.template)
-            before, after = before * one.first, after * one.last
+            before, after = before * one.is_start, after * one.is_end
             selected = rng.random(len(text)) < self.mlm_probability
             if len(text) and not selected.any():
                 selected[rng.integers(len(text))] = True  # every text has a target
@@ -229,7 +229,7 @@ class MaskedSpec(MaskingTask, PackableTask, kind="masked"):
         _, mask = mask_of(checkpoint, options.mask_token_id)
         for i, logits_LV in checkpoint.outputs(rows):
             positions = [k for k, token in enumerate(rows[i]) if token == mask]
-            yield i, {"filled": [top_tokens(checkpoint, k, logits_LV[k], options.top_k) for k in positions]}
+            yield i, {"filled": [top_tokens(checkpoint, k, logits_LV[k], options.num_fills) for k in positions]}
 
     def format_line(self, result: Tree) -> str:
         return " ".join("\t".join(one["tokens"][0]["token"] for one in result["filled"]).splitlines())
@@ -249,8 +249,8 @@ class MaskedSpec(MaskingTask, PackableTask, kind="masked"):
         return EvalResult(scores, evaluation.baseline_note, extra=result.extra)
 
 
-def top_tokens(checkpoint: Checkpoint, position: int, logits_V: torch.Tensor, top_k: int) -> Tree:
-    top = torch.softmax(logits_V.float(), dim=-1).topk(min(top_k, logits_V.shape[-1]))
+def top_tokens(checkpoint: Checkpoint, position: int, logits_V: torch.Tensor, num_fills: int) -> Tree:
+    top = torch.softmax(logits_V.float(), dim=-1).topk(min(num_fills, logits_V.shape[-1]))
     tokens = [{"token": token_text(checkpoint, int(i)), "probability": float(p)} for p, i in zip(*top, strict=True)]
     return {"position": position, "tokens": tokens}
 

@@ -73,18 +73,18 @@ class Seq2SeqSpec(TaskSpec, kind="seq2seq"):
         groups: Iterable[Sequence[EncodedRow]],
         special_tokens: SpecialTokens,
         *,
-        also: str | None,
+        extra_metric: str | None,
     ) -> dict[str, float]:
-        """Computes exact match of ids, where a target with an unknown token never matches, and `also` on the texts."""
+        """Computes exact match of ids, where a target with an unknown token never matches; and `extra_metric`."""
         try:
             pairs = [pair for rows in groups for pair in self.generate_targets(checkpoint, rows, special_tokens)]
         except NonFiniteOutputError:  # the loss is NaN too, and the training loop handles both
-            return dict.fromkeys(("exact_match", *([also] if also in metric.METRICS else [])), math.nan)
+            return dict.fromkeys(("exact_match", *([extra_metric] if extra_metric in metric.METRICS else [])), math.nan)
         exact = [output == target and special_tokens.unk not in target for output, target in pairs]
         scores = {"exact_match": sum(exact) / max(1, len(exact))}
-        if also is not None and also not in self.validation_metrics:
+        if extra_metric is not None and extra_metric not in self.validation_metrics:
             outputs, targets = ([checkpoint.decode(ids) for ids in side] for side in zip(*pairs, strict=True))
-            scores[also] = metric.METRICS[also].function(outputs, targets)
+            scores[extra_metric] = metric.METRICS[extra_metric].function(outputs, targets)
         return scores
 
     def generate_targets(

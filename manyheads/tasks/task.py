@@ -172,11 +172,11 @@ def seq2seq_batch(
 
 @dataclass(frozen=True)
 class PredictOptions:
-    """Settings of generation, the number of tokens per mask, and the mask's id if the checkpoint has none."""
+    """Settings of `predict`."""
 
     generation: GenerationConfig
-    top_k: int = 5
-    mask_token_id: int | None = None
+    num_fills: int = 5  # how many candidate tokens to report per mask
+    mask_token_id: int | None = None  # if the checkpoint has none
 
 
 class TaskSpec(Part, slot="task"):
@@ -265,9 +265,9 @@ class TaskSpec(Part, slot="task"):
         groups: Iterable[Sequence[EncodedRow]],
         special_tokens: SpecialTokens,
         *,
-        also: str | None,
+        extra_metric: str | None,
     ) -> dict[str, float]:
-        """Computes metrics of generated targets for groups of validation rows; `also` names one more metric."""
+        """Computes metrics of generated targets for groups of validation rows; `extra_metric` names one more."""
         return {}
 
     # ------------------------------------------------------------------------------------------------------ prediction
@@ -286,9 +286,9 @@ class TaskSpec(Part, slot="task"):
             return parse_ids(checkpoint, texts), {}
         return ids_and_truncated(checkpoint.encode(texts))
 
-    def truncating(self, checkpoint: Checkpoint, generation: GenerationConfig) -> Checkpoint:
+    def with_truncation(self, checkpoint: Checkpoint, generation: GenerationConfig) -> Checkpoint:
         """Returns a copy that truncates texts to what the model can read; by default it reads their first tokens."""
-        return checkpoint.truncating(checkpoint.max_positions)
+        return checkpoint.with_truncation(checkpoint.max_positions)
 
     @property
     def streams(self) -> bool:
@@ -315,21 +315,21 @@ class TaskSpec(Part, slot="task"):
         """
         index: Sequence[int] = range(len(texts))
         try:
-            rows, truncated = self.encode(checkpoint, texts, options)
+            rows, truncation_by_row = self.encode(checkpoint, texts, options)
         except InputError:
             if errors is None:
                 raise
-            encoded = {}
+            encodings = {}
             for i, text in enumerate(texts):
                 try:
-                    encoded[i] = self.encode(checkpoint, [text], options)
+                    encodings[i] = self.encode(checkpoint, [text], options)
                 except InputError as error:
                     errors[i] = error
-            index = list(encoded)
-            rows = [ids for (ids,), _ in encoded.values()]
-            truncated = {k: cut[0] for k, (_, cut) in enumerate(encoded.values()) if cut}
+            index = list(encodings)
+            rows = [ids for (ids,), _ in encodings.values()]
+            truncation_by_row = {k: truncation[0] for k, (_, truncation) in enumerate(encodings.values()) if truncation}
         for k, result in self.results(checkpoint, rows, options):
-            yield index[k], {"task": self.kind, "text": texts[index[k]]} | result | truncated.get(k, {})
+            yield index[k], {"task": self.kind, "text": texts[index[k]]} | result | truncation_by_row.get(k, {})
 
     def format_line(self, result: Tree) -> str:
         """Formats a result as one line of text."""
@@ -383,35 +383,35 @@ class PackableTask(TextTask):
     """A task with a target at every position of a text, so that texts may share a row and long ones may be split."""
 
     packable: ClassVar[bool] = True
-    lookahead: ClassVar[int] = 0  # number of tokens after a slice that are among its targets
+    lookahead: ClassVar[int] = 0  # number of tokens after a chunk that are among its targets
 
     def batch(self, rows: Sequence[EncodedRow], special_tokens: SpecialTokens, rng: np.random.Generator) -> Batch:
-        return self.batch_slices([Slice(text) for text, *_ in rows], special_tokens, rng)
+        return self.batch_chunks([Chunk(text) for text, *_ in rows], special_tokens, rng)
 
-    def slice(self, text: np.ndarray, start: int, stop: int) -> Slice:
+    def chunk(self, text: np.ndarray, start: int, stop: int) -> Chunk:
         """Returns the positions from start to stop of a text with its special tokens."""
-        first, last = start == 0, stop == len(text) + self.num_special_tokens
-        return Slice(text[max(0, start - 1) : stop - 1 + self.lookahead], first, last)
+        is_start, is_end = start == 0, stop == len(text) + self.num_special_tokens
+        return Chunk(text[max(0, start - 1) : stop - 1 + self.lookahead], is_start, is_end)
 
     @abstractmethod
-    def batch_slices(self, slices: Sequence[Slice], special_tokens: SpecialTokens, rng: np.random.Generator) -> Batch:
-        """Makes a batch of slices, one per row."""
+    def batch_chunks(self, chunks: Sequence[Chunk], special_tokens: SpecialTokens, rng: np.random.Generator) -> Batch:
+        """Makes a batch of chunks, one per row."""
 
 
 @dataclass(frozen=True)
-class Slice:
+class Chunk:
     """A text or a part of it; special tokens are added only at the ends of the text."""
 
     text: np.ndarray
-    first: bool = True
-    last: bool = True
+    is_start: bool = True
+    is_end: bool = True
 
 
 def predict(
     checkpoint: Checkpoint | str | Path,
     text: str | Sequence[str],
     *,
-    top_k: int = 5,
+    num_fills: int = 5,
     mask_token_id: int | None = None,
     truncate: bool = False,
     **settings: Any,
@@ -424,18 +424,18 @@ def predict(
     """
     if not isinstance(checkpoint, Checkpoint):
         checkpoint = load(checkpoint)
-    if type(top_k) is not int or top_k < 1:
-        raise UsageError(f"top_k is {quoted(top_k)}, expected a positive integer")
+    if type(num_fills) is not int or num_fills < 1:
+        raise UsageError(f"num_fills is {quoted(num_fills)}, expected a positive integer")
     if mask_token_id is not None and (type(mask_token_id) is not int or mask_token_id < 0):
         raise UsageError(f"mask_token_id is {quoted(mask_token_id)}, expected a token id")
     generation = generation_config(checkpoint.generation_settings, **settings)
-    options = PredictOptions(generation, top_k=top_k, mask_token_id=mask_token_id)
+    options = PredictOptions(generation, num_fills=num_fills, mask_token_id=mask_token_id)
     checkpoint.check_reads_text()
     if not isinstance(text, str | Sequence):
         raise InputError(f"given {quoted(text)}, expected a text or a list of texts")
     texts, task = [text] if isinstance(text, str) else list(text), task_of(checkpoint)
     if truncate:
-        checkpoint = task.truncating(checkpoint, generation)
+        checkpoint = task.with_truncation(checkpoint, generation)
     results = dict(task.predict(checkpoint, texts, options))
     return results[0] if isinstance(text, str) else [results[i] for i in range(len(texts))]
 

@@ -64,9 +64,9 @@ class BatchPlan:
             return task.batch([self.rows[i] for i in self.row_indices(index)], special_tokens, rng)
         assert isinstance(task, PackableTask)
         rows = self.batches[index]
-        slices = [task.slice(self.rows[i][0], start, stop) for row in rows for i, start, stop in row.tolist()]
+        chunks = [task.chunk(self.rows[i][0], start, stop) for row in rows for i, start, stop in row.tolist()]
         return pack_batch(
-            task.batch_slices(slices, special_tokens, rng), [len(row) for row in rows], self.pack, special_tokens.pad
+            task.batch_chunks(chunks, special_tokens, rng), [len(row) for row in rows], self.pack, special_tokens.pad
         )
 
 

@@ -206,7 +206,7 @@ def make_evaluation(
         labels=labels,
     )
     return Evaluation(
-        checkpoint=checkpoint if task.eval_in_windows else checkpoint.with_truncation(max_length),
+        checkpoint=checkpoint if task.eval_in_windows else checkpoint.for_evaluation(max_length),
         task=task,
         special_tokens=evaluation_special_tokens(checkpoint, task),
         data=data,

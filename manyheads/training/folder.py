@@ -356,7 +356,7 @@ def git_commit() -> str | None:
 def open_log(folder: Path, *, tensorboard: bool) -> Iterator[Log]:
     writer = TensorBoardWriter(folder) if tensorboard else None
     try:
-        yield Log(folder / "metrics.jsonl", also=writer)
+        yield Log(folder / "metrics.jsonl", writer=writer)
     finally:
         if writer is not None:
             writer.close()
@@ -365,8 +365,8 @@ def open_log(folder: Path, *, tensorboard: bool) -> Iterator[Log]:
 class Log:
     """Writes metrics.jsonl, one line per event. On a full disk, lines wait in memory until they can be written."""
 
-    def __init__(self, path: Path, also: Callable[[Tree], None] | None = None) -> None:
-        self.path, self.also = path, also
+    def __init__(self, path: Path, writer: Callable[[Tree], None] | None = None) -> None:
+        self.path, self.writer = path, writer
         self.waiting, self.failing, self.created = list[str](), False, False
 
     def add(self, event: Event) -> str | None:
@@ -378,8 +378,8 @@ class Log:
             append_atomic(self.path, "".join(self.waiting).encode(), create=not self.created)
             self.created = True
             self.waiting.clear()
-            if self.also is not None:
-                self.also(line)
+            if self.writer is not None:
+                self.writer(line)
         except OSError as error:
             path = self.path if self.waiting else self.path.with_name("events.out.tfevents.*")
             message = f"cannot write {path}: {error.strerror or error}; training continues, and the write is retried"

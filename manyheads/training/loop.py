@@ -395,8 +395,8 @@ def generation_metrics(model: Model, run: PreparedRun, should_stop: ShouldStop) 
                 raise Interrupted
             yield [rows[i] for i in index[start : start + GENERATED_ROWS]]
 
-    checkpoint, also = Checkpoint(model, run.tokenizer), best.metric if best else None
-    return run.spec.task.generation_metrics(checkpoint, groups(), run.special_tokens, also=also)
+    checkpoint, extra_metric = Checkpoint(model, run.tokenizer), best.metric if best else None
+    return run.spec.task.generation_metrics(checkpoint, groups(), run.special_tokens, extra_metric=extra_metric)
 
 
 def autocast(device: torch.device) -> torch.autocast:

@@ -19,7 +19,7 @@ import torch
 from pydantic import NonNegativeInt, TypeAdapter, ValidationError
 from torch import Tensor
 
-from manyheads.convert.hf import CheckpointMetadata, check_finite, fill_folder, native_metadata, save_tensors
+from manyheads.convert.hf import CheckpointMetadata, check_finite_weight, fill_folder, native_metadata, save_tensors
 from manyheads.errors import (
     CheckpointConfigError,
     CheckpointNotFoundError,
@@ -142,7 +142,7 @@ def save(
     try:
         with ema_weights(optimizer):
             for name, parameter in model.named_parameters():
-                check_finite(name, parameter)
+                check_finite_weight(name, parameter)
             draft.mkdir()
             fill_folder(draft, merge_lora(model), metadata, tokenizer, shard_bytes=math.inf)
             if run.spec.lora:

@@ -91,7 +91,7 @@ def test_an_encoder_decoder_generates_what_transformers_generates(tmp_path):
 def test_a_masked_model_fills_masks(tmp_path):
     folder = folder_of("bert", tmp_path / "bert")
     ours = manyheads.load(folder)
-    result = manyheads.predict(ours, "word0 [MASK] word2", top_k=3)
+    result = manyheads.predict(ours, "word0 [MASK] word2", num_fills=3)
     logits = ours.logits(torch.tensor([[1, 5, 3, 7, 2]]))[0, 2]
     assert result["task"] == "masked"
     assert result["filled"][0]["position"] == 2
@@ -188,10 +188,17 @@ def test_wrong_inputs_have_a_code(tmp_path):
     with raises("usage.argument", "float32", "torch.float64"):
         manyheads.load(tmp_path / "gpt2", dtype="float32")
     bert = manyheads.load(folder_of("bert", tmp_path / "bert"))
-    for top_k in (-1, 0, True, 1.5, None):
-        with raises("usage.argument", "top_k", top_k):
-            manyheads.predict(bert, "word0 [MASK]", top_k=top_k)
-    assert len(manyheads.predict(bert, "word0 [MASK]", top_k=10**30)["filled"][0]["tokens"]) == 61
+    for num_fills in (-1, 0, True, 1.5, None):
+        with raises("usage.argument", "num_fills", num_fills):
+            manyheads.predict(bert, "word0 [MASK]", num_fills=num_fills)
+    assert len(manyheads.predict(bert, "word0 [MASK]", num_fills=10**30)["filled"][0]["tokens"]) == 61
+
+
+def test_predict_samples_from_the_top_k_tokens(tmp_path):
+    ours = manyheads.load(folder_of("gpt2", tmp_path / "gpt2"))
+    greedy = manyheads.predict(ours, "word0 word1", max_new_tokens=8)
+    assert manyheads.predict(ours, "word0 word1", max_new_tokens=8, temperature=50.0, seed=3) != greedy
+    assert manyheads.predict(ours, "word0 word1", max_new_tokens=8, temperature=50.0, seed=3, top_k=1) == greedy
 
 
 def test_an_end_token_outside_the_vocabulary_never_comes_and_such_a_start_token_is_refused(tmp_path):

@@ -204,8 +204,8 @@ def test_a_long_text_is_truncated_if_asked_and_says_so(name, tmp_path):
     result = manyheads.predict(checkpoint, text, max_new_tokens=8, truncate=True)
     assert result["truncated"] == count
     kept = words[-count:] if name == "gpt2" else words[: 38 if name.startswith("bert") else 40]
-    truncating = task_of(checkpoint).truncating(checkpoint, GenerationConfig(max_new_tokens=8))
-    assert [token for token in truncating.encode([text])[0].tokens if token.startswith("word")] == kept
+    shortened = task_of(checkpoint).with_truncation(checkpoint, GenerationConfig(max_new_tokens=8))
+    assert [token for token in shortened.encode([text])[0].tokens if token.startswith("word")] == kept
     alone = manyheads.predict(checkpoint, " ".join(kept), max_new_tokens=8)
     assert flatten(result | {"text": "", "truncated": 0}) == flatten(alone | {"text": "", "truncated": 0})
     done = run("predict", folder, text, "--truncate", "--max-new-tokens", 8)
@@ -361,7 +361,7 @@ def test_infill_generates_what_is_missing(tmp_path):
     word = checkpoint.tokenizer.token_to_id
     assert rows[0] == [1, word("▁the"), word("▁grass"), word("▁is"), 4, word("▁today"), 4]
     long = "the sky is blue " * 30 + "<mask> today " + "the rose is " * 30
-    (row,), truncated = task_of(checkpoint).encode(checkpoint.truncating(40), [long], OPTIONS)
+    (row,), truncated = task_of(checkpoint).encode(checkpoint.with_truncation(40), [long], OPTIONS)
     assert (len(row), truncated) == (40, {0: {"truncated": 40}})
     gap = row.index(4)
     assert [row[gap - 1], row[gap + 1]] == [word("▁blue"), word("▁today")], "what is nearest to the gap is kept"

@@ -91,9 +91,9 @@ def test_packing_keeps_every_token_once(lengths, row_length, pool_size):
         sizes = row[:, 2] - row[:, 1]
         assert sizes.min() > 0
         assert sizes.sum() <= row_length
-    pieces = sorted(tuple(piece) for row in rows for piece in row.tolist())
+    chunks = sorted(tuple(chunk) for row in rows for chunk in row.tolist())
     for document, count in enumerate(lengths):
-        own = [(start, stop) for which, start, stop in pieces if which == document]
+        own = [(start, stop) for which, start, stop in chunks if which == document]
         assert [position for start, stop in own for position in range(start, stop)] == list(range(count))
         if count <= row_length:  # a document that fits is not cut
             assert len(own) == min(count, 1)
@@ -103,6 +103,6 @@ def test_packing_leaves_less_than_a_tenth_empty_and_cuts_differently_every_epoch
     lengths = np.clip(np.random.default_rng(0).lognormal(4, 1, 20_000).astype(int), 1, 5000)
     first, second = (pack_documents(lengths, 256, 0, epoch) for epoch in (0, 1))
     assert 1 - lengths.sum() / (256 * len(first)) < 0.1
-    assert {tuple(piece) for row in first for piece in row.tolist()} != {
-        tuple(piece) for row in second for piece in row.tolist()
+    assert {tuple(chunk) for row in first for chunk in row.tolist()} != {
+        tuple(chunk) for row in second for chunk in row.tolist()
     }

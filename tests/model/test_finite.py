@@ -88,10 +88,10 @@ def test_an_evaluation_that_is_not_finite_is_an_error(task, tmp_path):
 def test_images_that_give_nan_are_an_error(tmp_path):
     checkpoint = manyheads.load(folder_of("vit", tmp_path / "vit", tokenizer=False), copy=True)
     inputs = manyheads.Inputs(patches(random_images()))
-    assert checkpoint.finite(lambda: checkpoint.model(inputs)).isfinite().all()
+    assert checkpoint.compute_checked(lambda: checkpoint.model(inputs)).isfinite().all()
     layer = overflow(checkpoint.model)
     with raises("model.non-finite", layer):
-        checkpoint.finite(lambda: checkpoint.model(inputs))
+        checkpoint.compute_checked(lambda: checkpoint.model(inputs))
 
 
 def test_a_token_may_be_forbidden_by_a_logit_of_minus_infinity(tmp_path):

@@ -165,14 +165,14 @@ def test_packed_texts_have_the_loss_and_gradients_of_texts_in_rows_of_their_own(
 @pytest.mark.parametrize("pack", [7, 64])
 def test_every_token_is_in_one_slice_and_special_tokens_only_at_the_ends_of_a_text(name, pack):
     run = prepare(read_run(described(name, pack=pack, batch_tokens=pack * 3)))
-    task, tokens, slices = run.spec.task, run.special_tokens, {}
+    task, tokens, chunks = run.spec.task, run.special_tokens, {}
     for row in (row for rows in BatchPlan(run, run.train_rows, epoch=1).batches for row in rows):
         assert sum(stop - start for _, start, stop in row) <= pack
         for i, start, stop in row.tolist():
-            batch = task.batch_slices([task.slice(run.train_rows[i][0], start, stop)], tokens, np.random.default_rng(0))
-            slices.setdefault(i, []).append((start, batch.inputs.tokens[0].tolist(), batch.targets[0].tolist()))
-    assert sorted(slices) == list(range(len(run.train_rows)))
-    for i, parts in slices.items():
+            batch = task.batch_chunks([task.chunk(run.train_rows[i][0], start, stop)], tokens, np.random.default_rng(0))
+            chunks.setdefault(i, []).append((start, batch.inputs.tokens[0].tolist(), batch.targets[0].tolist()))
+    assert sorted(chunks) == list(range(len(run.train_rows)))
+    for i, parts in chunks.items():
         text = run.train_rows[i][0].tolist()
         inputs = [token for _, ids, _ in sorted(parts) for token in ids]
         if name == "causal":

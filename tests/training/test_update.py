@@ -290,7 +290,9 @@ def test_exact_is_the_whole_target_and_nothing_more():
         ([7, run.special_tokens.unk], [7, run.special_tokens.unk], 0.0),
     ):
         FixedOutputs.pairs = [(output, of)]
-        assert FixedOutputs().generation_metrics(None, [[]], run.special_tokens, also=None) == {"exact_match": exact}
+        assert FixedOutputs().generation_metrics(None, [[]], run.special_tokens, extra_metric=None) == {
+            "exact_match": exact
+        }
 
 
 def test_a_run_with_a_moving_average_evaluates_the_average(tmp_path):
