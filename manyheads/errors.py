@@ -150,8 +150,8 @@ class LabelError(DataError, code="data.label"):
     """A label is not one of the classes, or the classes cannot be learned."""
 
 
-class PreparedDataError(DataError, code="data.prepared"):
-    """A prepared data folder is broken, or does not fit the run."""
+class TokenizedDataError(DataError, code="data.tokenized"):
+    """A folder of tokenized data is broken, or does not fit the run."""
 
 
 class TokenizerError(DataError, code="data.tokenizer"):

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from rich.console import Console
 
-    from manyheads.data.prepared import TokenRows
     from manyheads.data.source import Corpus
+    from manyheads.data.tokenized import TokenRows
     from manyheads.spec import Tree
     from manyheads.training.run import RunSpec
 
@@ -49,7 +49,7 @@ def data_prepare(
     parts: Parts = None,
     as_json: AsJson = False,
 ) -> None:
-    """Tokenize a run's data once; runs then read it with data = { kind = "prepared", path = "DIR" }.
+    """Tokenize a run's data once; runs then read it with data = { kind = "tokenized", path = "DIR" }.
 
     Example: manyheads data prepare run.toml --output data/ids
     """
@@ -60,18 +60,18 @@ def data_prepare(
         print_json({"schema": 1, "path": str(output)})
     else:
         path = json.dumps(str(output), ensure_ascii=False)
-        print_note(f'wrote {output}; in a run file: data = {{ kind = "prepared", path = {path} }}')
+        print_note(f'wrote {output}; in a run file: data = {{ kind = "tokenized", path = {path} }}')
 
 
 def prepare_run(spec: RunSpec, folder: Path) -> None:
     """Writes the token ids of a run's data; a signal leaves nothing behind."""
-    from manyheads.data.prepared import write_prepared
+    from manyheads.data.tokenized import write_tokenized
     from manyheads.files.write import check_absent
     from manyheads.training.loop import EXIT_STATUS, handle_signals
-    from manyheads.training.prepare import prepare_text
+    from manyheads.training.prepare import prepare_data
 
-    if spec.data.prepared_folder:
-        raise IncompatibleError(f"{spec.data.prepared_folder} is prepared already", ("data",))
+    if spec.data.tokenized_folder:
+        raise IncompatibleError(f"{spec.data.tokenized_folder} is tokenized already", ("data",))
     check_absent(folder)
     with handle_signals() as should_stop, Progress("reading the data") as progress:
 
@@ -80,15 +80,15 @@ def prepare_run(spec: RunSpec, folder: Path) -> None:
             if reason := should_stop():
                 raise SystemExit(EXIT_STATUS[reason])
 
-        text = prepare_text(spec)
-        write_prepared(text.corpus, text.tokenizer, folder, tokenizer_spec=spec.tokenizer, progress=update)
-    print_note(f"{text.corpus.description}; a vocabulary of {text.tokenizer.get_vocab_size():,} tokens")
+        data = prepare_data(spec)
+        write_tokenized(data.corpus, data.tokenizer, folder, tokenizer_spec=spec.tokenizer, progress=update)
+    print_note(f"{data.corpus.description}; a vocabulary of {data.tokenizer.get_vocab_size():,} tokens")
 
 
 @data_app.command("show")
 def data_show(
     target: Annotated[
-        Path, typer.Argument(metavar="RUN.toml|DIR", help="A run file, a run folder, or a folder of prepared data.")
+        Path, typer.Argument(metavar="RUN.toml|DIR", help="A run file, a run folder, or a folder of tokenized data.")
     ],
     overrides: RunOverrides = None,
     parts: Parts = None,
@@ -104,20 +104,20 @@ def data_show(
 
 
 def describe_data(target: Path, overrides: list[str]) -> Tree:
-    """Returns counts, lengths, padding and a few rows of a run's data, or of a folder of prepared data."""
-    from manyheads.data.prepared import PreparedRows, PreparedSpec
+    """Returns counts, lengths, padding and a few rows of a run's data, or of a folder of tokenized data."""
+    from manyheads.data.tokenized import TokenizedRows, TokenizedSpec
     from manyheads.training.estimate import estimate_epoch
     from manyheads.training.prepare import prepare
     from manyheads.training.run import read_run_file
 
     if (target / "index.json").is_file():
         if overrides:
-            raise UsageError(f"{target} is prepared data, which has no fields to override")
-        corpus = PreparedSpec(path=str(target)).load()
-        return describe_rows(corpus, PreparedRows(target)) | {"batches": None, "padding": None, "batch_tokens": None}
+            raise UsageError(f"{target} is tokenized data, which has no fields to override")
+        corpus = TokenizedSpec(path=str(target)).load()
+        return describe_rows(corpus, TokenizedRows(target)) | {"batches": None, "padding": None, "batch_tokens": None}
     path = target / "run.toml" if target.is_dir() else target
     if not path.is_file():
-        raise ConfigFileError(f"{target} is not a run file, a run folder or a folder of prepared data")
+        raise ConfigFileError(f"{target} is not a run file, a run folder or a folder of tokenized data")
     run = prepare(read_run_file(path, overrides))
     epoch = estimate_epoch(run)
     batches = {"batches": epoch.batches, "padding": epoch.padding, "batch_tokens": run.spec.train.batch_tokens}

@@ -72,11 +72,11 @@ class DataSpec(Part, slot="data"):
 
     @property
     def source_path(self) -> str | None:
-        """The user's file that training rows are read from; None for data that is generated, built in or prepared."""
+        """The user's file that training rows are read from; None for data that is generated, built in or tokenized."""
         return None
 
     @property
-    def prepared_folder(self) -> Path | None:
+    def tokenized_folder(self) -> Path | None:
         """The folder of `manyheads data prepare` that holds the rows as ids; None for every other kind."""
         return None
 

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from manyheads.checkpoint.checkpoint import Checkpoint
 from manyheads.data.order import batch_by_length
-from manyheads.data.prepared import InMemoryRows
 from manyheads.data.source import Corpus, Row
+from manyheads.data.tokenized import InMemoryRows
 from manyheads.errors import UnsupportedError, UsageError
 from manyheads.generate.config import CheckpointSettings, GenerationConfig, generation_config
 from manyheads.model.finite import check_finite

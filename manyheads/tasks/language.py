@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from pydantic import model_validator
 
 from manyheads.checkpoint.checkpoint import Checkpoint, check_texts
-from manyheads.data.prepared import InMemoryRows
 from manyheads.data.source import Row
+from manyheads.data.tokenized import InMemoryRows
 from manyheads.data.tokenizer import SPECIAL_SPELLINGS
 from manyheads.errors import (
     CheckpointConfigError,

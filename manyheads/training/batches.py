@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from manyheads.data.order import batch_by_length, pack_documents, sample_indices
-from manyheads.data.prepared import TokenRows
+from manyheads.data.tokenized import TokenRows
 from manyheads.parts.inputs import Inputs
 from manyheads.tasks.auxiliary import add_attention_targets
 from manyheads.tasks.task import IGNORE_INDEX, Batch, PackableTask

@@ -242,5 +242,5 @@ def row_notes(run: RunSpec, *, split: str, data: str | None, overrides: Sequence
     if data is None and run.train.best is not None and split == "validation":
         other = "use --split test" if corpus.splits["test"] else "use --data FILE"
         yield f"this checkpoint was selected on this split, so these scores are optimistic; {other}"
-    if data is None and run.data.prepared_folder and run.tokenizer is not None:
-        yield "texts are decoded from prepared ids, without their unknown tokens"
+    if data is None and run.data.tokenized_folder and run.tokenizer is not None:
+        yield "texts are decoded from stored ids, without their unknown tokens"

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from pydantic_core import to_jsonable_python
 
-from manyheads.data.prepared import PreparedRows, TokenRows, TruncatedRows, fingerprint, read_index
+from manyheads.data.tokenized import TokenizedRows, TokenRows, TruncatedRows, fingerprint, read_index
 from manyheads.errors import (
     CheckpointNotFoundError,
     MissingExtraError,
@@ -299,10 +299,10 @@ def data_hashes(run: PreparedRun) -> Tree:
 
 
 def hash_rows(rows: TokenRows) -> str:
-    """Hashes every id. The index of prepared rows has hashes, which were checked when the files were opened."""
+    """Hashes every id. The index of tokenized rows has hashes, which were checked when the files were opened."""
     if isinstance(rows, TruncatedRows):
         return hash_arrays(json.dumps([rows.max_lengths, hash_rows(rows.rows)]))
-    if isinstance(rows, PreparedRows):
+    if isinstance(rows, TokenizedRows):
         split = read_index(rows.folder.parent)["splits"][rows.folder.name]
         return hash_arrays(json.dumps([rows.fields, split], sort_keys=True))
     arrays = chain((rows.lengths(name) for name in rows.fields), chain.from_iterable(rows[i] for i in range(len(rows))))

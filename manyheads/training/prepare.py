@@ -15,8 +15,8 @@ from torch import nn
 
 from manyheads.checkpoint.checkpoint import Checkpoint, load
 from manyheads.data.attention_targets import AttentionTargets
-from manyheads.data.prepared import InMemoryRows, PreparedRows, TokenRows, TruncatedRows, tokenizer_for
 from manyheads.data.source import NON_TEXT_FIELDS, Corpus
+from manyheads.data.tokenized import InMemoryRows, TokenizedRows, TokenRows, TruncatedRows, resolve_tokenizer_spec
 from manyheads.data.tokenizer import TokenizerSpec, special_ids
 from manyheads.errors import CheckpointTokenizerError, IncompatibleError, OutOfRangeError, TokenizerError
 from manyheads.files.tokenizer import encode_texts
@@ -33,7 +33,7 @@ COMPARED_TEXTS = 16  # number of texts on which two tokenizers are compared
 
 
 @dataclass(frozen=True)
-class PreparedText:
+class PreparedData:
     """The rows of a run as texts, with the tokenizer that is trained on them or loaded from the checkpoint."""
 
     model_spec: ModelSpec  # in a PreparedRun, with the numbers of tokens and classes of the data
@@ -44,14 +44,14 @@ class PreparedText:
 
 
 @dataclass(frozen=True)
-class PreparedRun(PreparedText):
+class PreparedRun(PreparedData):
     """A run with everything that the training loop needs."""
 
     spec: RunSpec
     labels: tuple[str, ...]
     train_rows: TokenRows
     validation_rows: TokenRows
-    truncated: tuple[int, int] = (0, 0)  # number of truncated training and validation rows
+    num_truncated: tuple[int, int] = (0, 0)  # training and validation rows
     # by the name of a guided loss, the targets of each training row
     attention_targets: dict[str, list[AttentionTargets]] = field(default_factory=dict)
 
@@ -73,33 +73,33 @@ class PreparedRun(PreparedText):
 
 def prepare(spec: RunSpec) -> PreparedRun:
     """Opens the data and the initial checkpoint of a run, and encodes the rows."""
-    text = prepare_text(spec)
-    corpus, tokenizer, special_tokens = text.corpus, text.tokenizer, text.special_tokens
-    fields, folder = spec.task.fields_in(corpus.fields), spec.data.prepared_folder
+    data = prepare_data(spec)
+    corpus, tokenizer, special_tokens = data.corpus, data.tokenizer, data.special_tokens
+    fields, folder = spec.task.fields_in(corpus.fields), spec.data.tokenized_folder
     columns = [corpus.fields.index(name) for name in fields]
-    labels = label_order(corpus.labels(), text.init_checkpoint) if "label" in fields else ()
-    model_spec = fill_sizes(text.model_spec, vocab_size=special_tokens.vocab_size, num_labels=len(labels))
+    labels = label_order(corpus.labels(), data.init_checkpoint) if "label" in fields else ()
+    model_spec = fill_sizes(data.model_spec, vocab_size=special_tokens.vocab_size, num_labels=len(labels))
 
     def encode(split: str) -> TokenRows:
         if folder:
-            return PreparedRows(folder, split, tokenizer=tokenizer, fields=fields, labels=labels)
+            return TokenizedRows(folder, split, tokenizer=tokenizer, fields=fields, labels=labels)
         rows = [tuple(row[i] for i in columns) for row in corpus.splits[split]]
         return InMemoryRows(cut_patches(rows, fields, model_spec), tokenizer, fields, labels)
 
     limits = text_limits(spec, fields, model_spec, special_tokens)
     train, validation = (TruncatedRows(encode(split), limits) for split in ("train", "validation"))
     return PreparedRun(
-        **vars(replace(text, model_spec=model_spec)),
+        **vars(replace(data, model_spec=model_spec)),
         spec=spec,
         labels=labels,
         train_rows=train if limits else train.rows,
         validation_rows=validation if limits else validation.rows,
-        truncated=(train.num_truncated, validation.num_truncated),
+        num_truncated=(train.num_truncated, validation.num_truncated),
         attention_targets=prepare_attention_targets(spec, corpus, tokenizer, limits),
     )
 
 
-def prepare_text(spec: RunSpec) -> PreparedText:
+def prepare_data(spec: RunSpec) -> PreparedData:
     """Opens the data and the initial checkpoint of a run, and trains or loads the tokenizer."""
     initial = load(Path(spec.init_from), dtype=torch.float32, verify=True) if spec.init_from else None
     model_spec = resolve_model(spec, initial)
@@ -112,15 +112,15 @@ def prepare_text(spec: RunSpec) -> PreparedText:
         )
     columns = [corpus.fields.index(name) for name in fields if name not in NON_TEXT_FIELDS]
     if not columns:
-        return PreparedText(model_spec, corpus, None, SpecialTokens(vocab_size=0), initial)
-    folder, texts = spec.data.prepared_folder, (row[i] for row in corpus.train for i in columns)
-    tokenizer_spec = tokenizer_for(folder, spec.tokenizer) if folder else spec.tokenizer
+        return PreparedData(model_spec, corpus, None, SpecialTokens(vocab_size=0), initial)
+    folder, texts = spec.data.tokenized_folder, (row[i] for row in corpus.train for i in columns)
+    tokenizer_spec = resolve_tokenizer_spec(folder, spec.tokenizer) if folder else spec.tokenizer
     tokenizer = checkpoint_tokenizer(initial, tokenizer_spec, texts) if initial else tokenizer_spec.make(texts)
     if spec.tokenizer.adds_tokens:
         tokenizer.add_special_tokens(list(spec.task.additional_special_tokens()))
     special_tokens = task_special_tokens(spec.task, tokenizer, initial)
     spec.task.check_tokens(special_tokens, model_spec)
-    return PreparedText(model_spec, corpus, tokenizer, special_tokens, initial)
+    return PreparedData(model_spec, corpus, tokenizer, special_tokens, initial)
 
 
 def resolve_model(spec: RunSpec, initial: Checkpoint | None) -> ModelSpec:
@@ -216,19 +216,19 @@ def checkpoint_tokenizer(initial: Checkpoint, spec: TokenizerSpec, texts: Iterab
     """Returns the checkpoint's tokenizer without truncation; raises if the run describes a different one."""
     from tokenizers import Tokenizer
 
-    own = Tokenizer.from_str(initial.tokenizer.to_str()) if hasattr(initial.tokenizer, "to_str") else None
-    if own is not None:
-        own.no_truncation()  # drop the truncation that the earlier run saved
+    initial_tokenizer = Tokenizer.from_str(initial.tokenizer.to_str()) if hasattr(initial.tokenizer, "to_str") else None
+    if initial_tokenizer is not None:
+        initial_tokenizer.no_truncation()  # drop the truncation that the earlier run saved
     if spec.from_checkpoint:
-        if own is None:
+        if initial_tokenizer is None:
             raise IncompatibleError("the checkpoint has no tokenizer; describe one with its vocabulary", ("tokenizer",))
-        return own
+        return initial_tokenizer
     texts = list(texts)
     tokenizer = spec.make(texts)
-    if own is None:
+    if initial_tokenizer is None:
         return tokenizer
-    check_equal(own, tokenizer, texts[:COMPARED_TEXTS])
-    return own
+    check_equal(initial_tokenizer, tokenizer, texts[:COMPARED_TEXTS])
+    return initial_tokenizer
 
 
 def check_equal(theirs: Any, ours: Any, texts: Sequence[str]) -> None:
@@ -280,7 +280,7 @@ def find_special_tokens(tokenizer: Any, checkpoint: Checkpoint | None = None) ->
 
     bos, eos, pad, unk, mask = find("bos", "cls"), find("eos", "sep"), find("pad"), find("unk"), find("mask")
     eos = bos if eos is None else eos
-    bos = next((one for one in (bos, pad, eos) if one is not None), None)  # without one, padding begins a text
+    bos = next((one for one in (bos, pad, eos) if one is not None), None)  # without bos, pad or else eos starts a text
     if bos is None or eos is None:
         raise TokenizerError("this tokenizer has no token that begins or ends a text")
     special = {i for i in (pad, bos, eos, unk, mask) if i is not None}
@@ -301,7 +301,7 @@ def find_special_tokens(tokenizer: Any, checkpoint: Checkpoint | None = None) ->
 
 
 def trained_here(checkpoint: Checkpoint) -> bool:
-    """Whether a run of manyheads trained the tokenizer, so that each task adds its own special tokens."""
+    """Whether a run of manyheads trained the tokenizer, so that each task adds its initial_tokenizer special tokens."""
     assert checkpoint.metadata is not None
     return checkpoint.metadata.family.model_type == "manyheads" and "family" not in checkpoint.config
 
@@ -332,8 +332,8 @@ def initial_model(run: PreparedRun, device: torch.device | str = "cpu") -> tuple
     freeze(model, spec.freeze or ())
     if spec.train.compile:
         compile_layers(model)
-    if any(run.truncated):
-        events.append(Truncated(0, *run.truncated))
+    if any(run.num_truncated):
+        events.append(Truncated(0, *run.num_truncated))
     return model.to(device), events
 
 

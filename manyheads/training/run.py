@@ -8,8 +8,8 @@ from typing import Any
 
 from pydantic import field_validator
 
-from manyheads.data.prepared import tokenizer_of
 from manyheads.data.source import DataSpec
+from manyheads.data.tokenized import stored_tokenizer_spec
 from manyheads.data.tokenizer import TokenizerSpec, WordsSpec
 from manyheads.errors import IncompatibleError, MissingKeyError
 from manyheads.files.read import locate_config_errors, read_toml
@@ -157,8 +157,8 @@ def read_run(tree: Tree) -> RunSpec:
             check_names(ModelSpec, model)
     tree = ({"tokenizer": "checkpoint"} if init_from else {}) | tree | {"model": model}
     spec = parse(RunSpec, tree)
-    if spec.data.prepared_folder and "tokenizer" not in tree:
-        spec = spec.replace(tokenizer=tokenizer_of(spec.data.prepared_folder))
+    if spec.data.tokenized_folder and "tokenizer" not in tree:
+        spec = spec.replace(tokenizer=stored_tokenizer_spec(spec.data.tokenized_folder))
     spec.check()
     return spec
 

@@ -390,7 +390,7 @@ def limit_lengths(draft: Draft) -> Draft:
     lengths = row_lengths(draft.run, draft.run.train_rows).max(1)
     stack = draft.run.model_spec.encoder or draft.run.model_spec.decoder
     pack = min(PACKED, (stack.max_positions if stack else None) or PACKED)
-    too_long = any(draft.run.truncated) or lengths.max() > pack
+    too_long = any(draft.run.num_truncated) or lengths.max() > pack
     if suggestion.task.packable and suggestion.architecture in ("decoder", "encoder") and too_long:
         return draft.replace(pack=pack)
     if lengths.max() > MAX_LENGTH and draft.can_split_texts:

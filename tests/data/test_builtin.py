@@ -171,7 +171,7 @@ def test_biographies_answer_the_questions_about_every_person():
 def test_the_room_imports_neither_torch_nor_optional_packages():
     code = """
 import sys
-for name in ("source", "builtin", "images", "tokenizer", "order", "prepared"):
+for name in ("source", "builtin", "images", "tokenizer", "order", "tokenized"):
     __import__(f"manyheads.data.{name}")
 assert not {"torch", "babel", "sklearn"} & set(sys.modules)
 sys.modules["babel"] = sys.modules["sklearn.datasets"] = None

@@ -8,7 +8,7 @@ from data_files import load_data, make_tokenizer, write_file
 from raising import raises
 from trees import SHE, conllu
 
-from manyheads.data.prepared import InMemoryRows
+from manyheads.data.tokenized import InMemoryRows
 
 
 def test_a_tree_is_its_words_the_positions_of_their_heads_and_their_relations(tmp_path):

@@ -251,18 +251,18 @@ def test_a_spec_says_what_it_reads_and_reads_another_file_of_the_same_form(tmp_p
     """So that no caller compares kinds."""
     path, other = (write_file(tmp_path, name, "a\tb\nc\td\n") for name in ("a.tsv", "b.tsv"))
     spec = data_spec("pairs", path=path, fields=[1, 0])
-    assert (spec.source_path, spec.prepared_folder) == (path, None)
+    assert (spec.source_path, spec.tokenized_folder) == (path, None)
     corpus = spec.load_file(other)
     assert (len(corpus.train), corpus.validation) == (0, [("b", "a"), ("d", "c")])
     assert other in corpus.description
     assert spec.file_columns(path) == (("source", "target"), ("alignment",))
     text = data_spec("text", path=path)
     assert (text.file_columns("a.txt"), text.file_columns("a.csv.gz")) == (((), ()), (("text",), ()))
-    for spec in (data_spec("dates"), data_spec("prepared", path="folder")):
+    for spec in (data_spec("dates"), data_spec("tokenized", path="folder")):
         assert spec.source_path is None
         with raises("config.incompatible", other):
             spec.load_file(other)
-    assert str(data_spec("prepared", path="folder").prepared_folder) == "folder"
+    assert str(data_spec("tokenized", path="folder").tokenized_folder) == "folder"
 
 
 def test_a_spec_is_read_without_opening_its_files(tmp_path):
@@ -273,11 +273,11 @@ def test_a_spec_is_read_without_opening_its_files(tmp_path):
         {"kind": kind, "path": f"{tmp_path}/b.tsv"}
         for kind in ("text", "pairs", "labels", "queries", "conllu", "images")
     ]
-    trees += [{"kind": "prepared", "path": str(tmp_path)}]
+    trees += [{"kind": "tokenized", "path": str(tmp_path)}]
     code = """
 import json, sys
 from pathlib import Path
-from manyheads.data import builtin, conllu, images, prepared, texts
+from manyheads.data import builtin, conllu, images, texts, tokenized
 from manyheads.spec import SLOTS
 folder, trees = sys.argv[1], json.loads(sys.argv[2])
 def refuse(event, arguments):
@@ -286,7 +286,7 @@ def refuse(event, arguments):
 sys.addaudithook(refuse)
 for tree in trees:
     SLOTS["data"].choose(tree)
-prepared.tokenizer_of(Path(folder))
+tokenized.stored_tokenizer_spec(Path(folder))
 try:
     SLOTS["data"].choose(trees[0]).load()
 except RuntimeError:

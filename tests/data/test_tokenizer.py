@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from raising import raises
 from tokenizers import Tokenizer, processors
 
-from manyheads.data.prepared import fingerprint
+from manyheads.data.tokenized import fingerprint
 from manyheads.data.tokenizer import SPECIAL_TOKENS, special_ids, special_tokens_as_text
 
 ADJECTIVES, NOUNS = ("old", "younger", "unhappy", "größte", "naïve"), ("cat", "catfish", "fisher", "houses", "домов")
@@ -85,7 +85,7 @@ def test_a_vocabulary_too_large_is_an_error_with_the_largest_possible(kind):
 def test_training_gives_the_same_bits_in_every_process(trained):
     code = """
 import json, sys
-from manyheads.data.prepared import fingerprint
+from manyheads.data.tokenized import fingerprint
 from manyheads.spec import SLOTS
 texts, specs = json.load(sys.stdin)
 print(json.dumps([fingerprint(SLOTS["tokenizer"].choose(spec).make(texts)) for spec in specs]))

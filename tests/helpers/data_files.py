@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from manyheads.data import builtin, conllu, images, prepared, texts  # noqa: F401  (fill the slots)
+from manyheads.data import builtin, conllu, images, texts, tokenized  # noqa: F401  (fill the slots)
 from manyheads.spec import SLOTS, parse
 
 

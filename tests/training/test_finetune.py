@@ -19,8 +19,8 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 from trivial_losses import mean_of
 
 import manyheads
-from manyheads.data.prepared import write_prepared
 from manyheads.data.source import Corpus, DataSpec
+from manyheads.data.tokenized import write_tokenized
 from manyheads.errors import CheckpointError, IncompatibleError, ManyheadsError, OutOfRangeError, RunChangedError
 from manyheads.files.read import read_toml
 from manyheads.spec import SLOTS, to_toml, to_tree
@@ -30,7 +30,7 @@ from manyheads.training.batches import BatchStream
 from manyheads.training.events import Initialized, Step, Truncated
 from manyheads.training.loop import train_events, validate
 from manyheads.training.lora import lora_layers
-from manyheads.training.prepare import initial_model, prepare, prepare_text
+from manyheads.training.prepare import initial_model, prepare, prepare_data
 from manyheads.training.run import read_run
 
 # the special tokens of each family with their ids, what its tokenizer adds around a text, and fields of its config
@@ -217,17 +217,17 @@ def test_a_task_that_masks_needs_a_mask_token(data, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["classify", "masked", "causal", "seq2seq", "other order"])
-def test_prepared_rows_train_to_the_same_losses(name, data, tmp_path):
+def test_tokenized_rows_train_to_the_same_losses(name, data, tmp_path):
     """Also if the checkpoint has the classes in another order than that of their names."""
     if name == "other order":
         names = {"id2label": {0: "late", 1: "early"}, "label2id": {"late": 0, "early": 1}}
         tree = described(saved("bert-classes", tmp_path / "start", num_labels=2, **names), data, "classify")
     else:
         tree = case(name, tmp_path, data)
-    text = prepare_text(read_run(tree))
-    write_prepared(text.corpus, text.tokenizer, tmp_path / "ids", tokenizer_spec=read_run(tree).tokenizer)
+    data = prepare_data(read_run(tree))
+    write_tokenized(data.corpus, data.tokenizer, tmp_path / "ids", tokenizer_spec=read_run(tree).tokenizer)
     plain = train_all(tree, tmp_path / "plain")
-    same = train_all(tree | {"data": {"kind": "prepared", "path": str(tmp_path / "ids")}}, tmp_path / "same")
+    same = train_all(tree | {"data": {"kind": "tokenized", "path": str(tmp_path / "ids")}}, tmp_path / "same")
     losses, again = ([event.loss for event in events if isinstance(event, Step)] for events in (plain, same))
     assert losses == again
     assert plain[-1] == same[-1]
@@ -369,7 +369,7 @@ def test_long_texts_are_truncated_and_counted(name, positions, data, tmp_path):
 
 def test_targets_are_generated_up_to_the_last_position(data, tmp_path):
     run = prepared(described(saved("bart", tmp_path / "start", max_position_embeddings=6), data, "seq2seq"))
-    assert run.truncated[0]
+    assert run.num_truncated[0]
     assert validate(initial_model(run)[0], run)["exact_match"] == 0
 
 

@@ -19,7 +19,7 @@ from command import FORKS, child, error_of, run
 from small_runs import TASKS, at_file, described, end_of, hashes, in_a_process, train_all
 
 import manyheads
-from manyheads.data.prepared import write_prepared
+from manyheads.data.tokenized import write_tokenized
 from manyheads.errors import CheckpointConfigError, RunChangedError, RunError, RunLockedError
 from manyheads.files.read import read_toml
 from manyheads.spec import SLOTS, to_toml, to_tree
@@ -267,13 +267,13 @@ def test_one_changed_row_among_thousands_changes_the_hash(tmp_path):
 
 
 @pytest.mark.parametrize("max_length", [None, 4])
-def test_prepared_rows_are_identified_by_the_hashes_of_their_files(max_length, tmp_path):
+def test_tokenized_rows_are_identified_by_the_hashes_of_their_files(max_length, tmp_path):
     found = []
     for name, lines in (("one", MANY), ("same", MANY), ("other", [*MANY[:-1], "1 1\t9 1\n"])):
         (tmp_path / f"{name}.tsv").write_text("".join(lines))
         corpus = SLOTS["data"].choose({"kind": "pairs", "path": str(tmp_path / f"{name}.tsv")}).load()
-        write_prepared(corpus, SLOTS["tokenizer"].choose("words").make(f"{i}" for i in range(10)), tmp_path / name)
-        data = {"kind": "prepared", "path": str(tmp_path / name)}
+        write_tokenized(corpus, SLOTS["tokenizer"].choose("words").make(f"{i}" for i in range(10)), tmp_path / name)
+        data = {"kind": "tokenized", "path": str(tmp_path / name)}
         prepared = described("seq2seq", **SETTINGS, max_length=max_length) | {"data": data}
         found.append(data_hashes(prepare(read_run(prepared)))["data"])
     assert found[0] == found[1] != found[2]

@@ -28,7 +28,7 @@ def without(tree, *names):
 MISSING = {
     "data": ({"data": PAIRS}, "data.file", "pairs.tsv"),
     "tokenizer": ({"tokenizer": TOKENIZER}, "data.file", "tokenizer.json"),
-    "prepared data": ({"data": {"kind": "prepared", "path": NOWHERE}}, "data.file", NOWHERE),
+    "tokenized data": ({"data": {"kind": "tokenized", "path": NOWHERE}}, "data.file", NOWHERE),
     "checkpoint": ({"init_from": NOWHERE, "model": {"encoder": {"layers": 2}}}, "usage.path-not-found", NOWHERE),
     "checkpoint for a whole model": ({"init_from": NOWHERE}, "usage.path-not-found", NOWHERE),
     "everything": ({"init_from": NOWHERE, "data": PAIRS, "tokenizer": TOKENIZER}, "usage.path-not-found", NOWHERE),

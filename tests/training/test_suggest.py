@@ -331,7 +331,7 @@ def test_a_few_long_rows_are_truncated_and_counted(tmp_path):
     tree = tomllib.loads(text)
     assert tree["train"]["max_length"] <= tree["train"]["batch_tokens"]
     run = prepare(read_run(tree))
-    assert f"{run.truncated[0]:,} of {len(run.train_rows):,} rows" in text
+    assert f"{run.num_truncated[0]:,} of {len(run.train_rows):,} rows" in text
 
 
 def test_more_data_gets_a_larger_model(tmp_path):

@@ -16,8 +16,8 @@ from small_runs import at_forward
 from tokenizers import Tokenizer
 from trees import SHE, conllu
 
-from manyheads.data.prepared import InMemoryRows, PreparedRows, TruncatedRows, write_prepared
 from manyheads.data.source import Corpus, LazyRows
+from manyheads.data.tokenized import InMemoryRows, TokenizedRows, TruncatedRows, write_tokenized
 from manyheads.spec import to_toml
 
 TEXTS = [
@@ -43,11 +43,11 @@ def as_lists(row):
 
 
 @pytest.mark.parametrize("shard_tokens", [1, 50, 1 << 28])
-def test_prepared_rows_equal_encoded_rows(corpus, bpe, tmp_path, shard_tokens):
+def test_tokenized_rows_equal_encoded_rows(corpus, bpe, tmp_path, shard_tokens):
     other = Tokenizer.from_str(bpe.to_str())  # which encodes </s> in a text as the special token
-    folder = write_prepared(corpus, other, tmp_path / "deep" / "data", shard_tokens=shard_tokens)
+    folder = write_tokenized(corpus, other, tmp_path / "deep" / "data", shard_tokens=shard_tokens)
     for split, rows in corpus.splits.items():
-        mapped = PreparedRows(folder, split, tokenizer=bpe)
+        mapped = TokenizedRows(folder, split, tokenizer=bpe)
         memory = InMemoryRows(rows, bpe, corpus.fields, corpus.labels())
         assert len(mapped) == len(memory) == len(rows)
         for name in corpus.fields:
@@ -62,8 +62,8 @@ def test_prepared_rows_equal_encoded_rows(corpus, bpe, tmp_path, shard_tokens):
 
 
 def test_fields_and_classes_can_be_in_another_order(corpus, bpe, tmp_path):
-    folder = write_prepared(corpus, bpe, tmp_path / "data")
-    stored, other = PreparedRows(folder), PreparedRows(folder, fields=("label", "text"), labels=("2", "0", "1"))
+    folder = write_tokenized(corpus, bpe, tmp_path / "data")
+    stored, other = TokenizedRows(folder), TokenizedRows(folder, fields=("label", "text"), labels=("2", "0", "1"))
     for i in range(len(stored)):
         (ids, label), (other_label, other_ids) = stored[i], other[i]
         assert ids.tolist() == other_ids.tolist()
@@ -73,12 +73,12 @@ def test_fields_and_classes_can_be_in_another_order(corpus, bpe, tmp_path):
 
 
 def test_preparing_twice_gives_the_same_bits_and_overwrites_nothing(corpus, bpe, tmp_path):
-    one, two = (write_prepared(corpus, bpe, tmp_path / name) for name in "ab")
+    one, two = (write_tokenized(corpus, bpe, tmp_path / name) for name in "ab")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
     files = [{str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*.*")} for root in (one, two)]
     assert files[0] == files[1]
     with pytest.raises(ValueError, match=str(one)):
-        write_prepared(corpus, bpe, one)
+        write_tokenized(corpus, bpe, one)
     index = json.loads(files[0]["index.json"])
     assert (index["vocab"], index["dtype"], index["splits"]["train"]["rows"]) == (270, "uint16", len(corpus.train))
 
@@ -91,43 +91,43 @@ def test_nothing_appears_before_it_is_complete(corpus, bpe, tmp_path):
 
     interrupted = Corpus(corpus.fields, LazyRows(interrupt, 9), corpus.validation, [], "a test")
     with pytest.raises(KeyboardInterrupt):
-        write_prepared(interrupted, bpe, tmp_path / "data")
+        write_tokenized(interrupted, bpe, tmp_path / "data")
     assert not list(tmp_path.iterdir())
 
 
 def test_progress_counts_the_rows_of_every_split(corpus, bpe, tmp_path):
     calls = []
-    write_prepared(corpus, bpe, tmp_path / "data", progress=lambda *values: calls.append(values))
+    write_tokenized(corpus, bpe, tmp_path / "data", progress=lambda *values: calls.append(values))
     assert calls == [("train", 0, 6), ("train", 6, 6), ("validation", 0, 5), ("validation", 5, 5), ("test", 0, 0)]
 
 
 def test_changed_files_and_another_tokenizer_are_refused(corpus, bpe, tmp_path):
-    folder = write_prepared(corpus, bpe, tmp_path / "data")
-    with raises("data.prepared", folder, "270 tokens"):
-        PreparedRows(folder, tokenizer=make_tokenizer("bytes"))
-    with raises("data.prepared", folder, "'dev'"):
-        PreparedRows(folder, "dev")
+    folder = write_tokenized(corpus, bpe, tmp_path / "data")
+    with raises("data.tokenized", folder, "270 tokens"):
+        TokenizedRows(folder, tokenizer=make_tokenizer("bytes"))
+    with raises("data.tokenized", folder, "'dev'"):
+        TokenizedRows(folder, "dev")
     for name in ("shard-00000.bin", "docs.idx"):
         path = folder / "train" / name
         content = path.read_bytes()
         for broken in (content[:-1], content + b"\0", bytes([content[0] ^ 1]) + content[1:]):
             path.write_bytes(broken)
-            with raises("data.prepared", path):
-                PreparedRows(folder)
+            with raises("data.tokenized", path):
+                TokenizedRows(folder)
         path.unlink()
-        with raises("data.prepared", path):
-            PreparedRows(folder)
+        with raises("data.tokenized", path):
+            TokenizedRows(folder)
         path.write_bytes(content)
-    PreparedRows(folder)
+    TokenizedRows(folder)
     for content in (b"", b"{", b"[]", b'{"schema": 2}', b'{"schema": 1}', b'{"schema": 1, "splits": {"train": 3}}'):
         (folder / "index.json").write_bytes(content)
-        with raises("data.prepared", folder / "index.json"):
-            PreparedRows(folder)
-    with raises("data.prepared", tmp_path / "none"):
-        PreparedRows(tmp_path / "none")
+        with raises("data.tokenized", folder / "index.json"):
+            TokenizedRows(folder)
+    with raises("data.tokenized", tmp_path / "none"):
+        TokenizedRows(tmp_path / "none")
 
 
-def test_fields_without_token_ids_are_not_prepared(tmp_path):
+def test_fields_without_token_ids_are_not_tokenized(tmp_path):
     tree = write_file(tmp_path, "t.conllu", conllu(SHE, [("1", "Yes", "0")]))
     pairs = write_file(tmp_path, "p.tsv", "".join(f"a {i}\t{i} a\t0-1 1-0\n" for i in range(9)))
     image = Corpus(("image", "label"), [(np.ones((2, 2)), "a")], [], [], "a test")
@@ -139,8 +139,8 @@ def test_fields_without_token_ids_are_not_prepared(tmp_path):
         "documents": candidates,  # a query would be evaluated against fewer
     }
     for value, corpus in corpora.items():
-        with raises("data.prepared", value):
-            write_prepared(corpus, make_tokenizer("bytes"), tmp_path / "prepared")
+        with raises("data.tokenized", value):
+            write_tokenized(corpus, make_tokenizer("bytes"), tmp_path / "tokenized")
 
 
 def test_images_need_no_tokenizer_and_an_unknown_label_is_named():
@@ -161,16 +161,16 @@ def test_truncated_rows_keep_their_beginning_and_report_their_length():
         assert truncated.lengths(name).tolist() == [len(truncated[i][column]) for i in (0, 1)]
 
 
-def test_prepared_classes_and_texts_are_those_of_the_source(tmp_path):
+def test_tokenized_classes_and_texts_are_those_of_the_source(tmp_path):
     rows = [(f"word {'ab'[i % 2]} {i}", "yes" if i % 2 else "no") for i in range(60)]
     path = write_file(tmp_path, "labels.tsv", "".join(f"{text}\t{label}\n" for text, label in rows))
     source = load_data("labels", path=path)
-    write_prepared(source, make_tokenizer("words", [text for text, _ in rows]), tmp_path / "ids")
-    prepared = load_data("prepared", path=str(tmp_path / "ids"))
-    assert prepared.labels() == source.labels() == ("no", "yes")
-    assert prepared.description == source.description
-    assert all_rows(prepared) == all_rows(source)
-    for split, part in prepared.splits.items():
+    write_tokenized(source, make_tokenizer("words", [text for text, _ in rows]), tmp_path / "ids")
+    tokenized = load_data("tokenized", path=str(tmp_path / "ids"))
+    assert tokenized.labels() == source.labels() == ("no", "yes")
+    assert tokenized.description == source.description
+    assert all_rows(tokenized) == all_rows(source)
+    for split, part in tokenized.splits.items():
         assert list(part) == list(source.splits[split])
 
 
@@ -205,13 +205,13 @@ SEQUENCE = {"kind": "sequence", "function": "reverse", "count": 300, "validation
 
 
 @pytest.mark.parametrize("tables", [{}, {"tokenizer": {"kind": "bpe", "vocab_size": 270}}], ids=["words", "bpe"])
-def test_training_on_prepared_rows_gives_the_same_bits(tables, tmp_path):
+def test_training_on_tokenized_rows_gives_the_same_bits(tables, tmp_path):
     source = run_tree(SEQUENCE, **tables)
     (tmp_path / "run.toml").write_text(to_toml(source))
     done = run("data", "prepare", tmp_path / "run.toml", "--output", tmp_path / "ids")
     assert done.stdout == ""
     assert "300" in done.stderr
-    ids = {"kind": "prepared", "path": str(tmp_path / "ids")}
+    ids = {"kind": "tokenized", "path": str(tmp_path / "ids")}
     expected = losses(source, tmp_path / "texts")
     assert expected
     assert losses(run_tree(ids), tmp_path / "without") == expected
@@ -220,10 +220,10 @@ def test_training_on_prepared_rows_gives_the_same_bits(tables, tmp_path):
     assert losses(tomllib.loads((tmp_path / "without" / "run.toml").read_text()), tmp_path / "again") == expected
 
 
-def test_prepared_rows_are_refused_with_another_tokenizer(tmp_path):
+def test_tokenized_rows_are_refused_with_another_tokenizer(tmp_path):
     (tmp_path / "run.toml").write_text(to_toml(run_tree(SEQUENCE)))
     run("data", "prepare", tmp_path / "run.toml", "--output", tmp_path / "ids")
-    other = run_tree({"kind": "prepared", "path": str(tmp_path / "ids")}, tokenizer={"kind": "bytes"})
+    other = run_tree({"kind": "tokenized", "path": str(tmp_path / "ids")}, tokenizer={"kind": "bytes"})
     (tmp_path / "other.toml").write_text(to_toml(other))
     done = run("train", tmp_path / "other.toml", "--output", tmp_path / "run", check=3)
     assert str(tmp_path / "ids") in done.stderr
@@ -249,35 +249,35 @@ SHORT_EPOCHS = {"steps": 30, "batch_tokens": 4000, "eval_rows": 20, "eval_every"
 
 @pytest.mark.parametrize("name", ["train/shard-00000.bin", "train/docs.idx", "validation/shard-00000.bin"])
 @pytest.mark.parametrize("change", ["truncated", "other ids", "ids out of range"])
-def test_prepared_data_that_changes_under_a_run_is_an_error_by_the_next_epoch(change, name, tmp_path):
+def test_tokenized_data_that_changes_under_a_run_is_an_error_by_the_next_epoch(change, name, tmp_path):
     (tmp_path / "run.toml").write_text(to_toml(run_tree(SEQUENCE, train=SHORT_EPOCHS)))
     run("data", "prepare", tmp_path / "run.toml", "--output", tmp_path / "ids")
-    data = ("-s", f"data={{kind='prepared', path='{tmp_path / 'ids'}'}}")
+    data = ("-s", f"data={{kind='tokenized', path='{tmp_path / 'ids'}'}}")
     before = partial(at_forward, {3: partial(change_file, tmp_path / "ids" / name, change)})
     error = error_of("train", tmp_path / "run.toml", "--output", tmp_path / "run", *data, check=3, before=before)
-    assert error["code"] == "data.prepared"
+    assert error["code"] == "data.tokenized"
     assert str(tmp_path / "ids" / name.partition("/")[0]) in error["message"]
 
 
 def test_no_checkpoint_is_saved_after_training_on_changed_rows(tmp_path):
     (tmp_path / "run.toml").write_text(to_toml(run_tree(SEQUENCE)))  # less than an epoch
     run("data", "prepare", tmp_path / "run.toml", "--output", tmp_path / "ids")
-    data = ("-s", f"data={{kind='prepared', path='{tmp_path / 'ids'}'}}")
+    data = ("-s", f"data={{kind='tokenized', path='{tmp_path / 'ids'}'}}")
     before = partial(at_forward, {3: partial(change_file, tmp_path / "ids/train/shard-00000.bin", "other ids")})
     error = error_of("train", tmp_path / "run.toml", "--output", tmp_path / "run", *data, check=3, before=before)
-    assert error["code"] == "data.prepared"
+    assert error["code"] == "data.tokenized"
     assert not list((tmp_path / "run" / "checkpoints").iterdir())
 
 
-def test_prepared_files_may_be_removed_or_touched_under_a_run(corpus, bpe, tmp_path):
-    folder = write_prepared(corpus, bpe, tmp_path / "data")
-    rows = PreparedRows(folder)
+def test_tokenized_files_may_be_removed_or_touched_under_a_run(corpus, bpe, tmp_path):
+    folder = write_tokenized(corpus, bpe, tmp_path / "data")
+    rows = TokenizedRows(folder)
     expected = [as_lists(rows[i]) for i in range(len(rows))], rows.lengths("text").tolist()
     (folder / "train" / "docs.idx").touch()
     (folder / "train" / "shard-00000.bin").unlink()
     assert ([as_lists(rows[i]) for i in range(len(rows))], rows.lengths("text").tolist()) == expected
-    with raises("data.prepared", folder / "train" / "shard-00000.bin"):
-        PreparedRows(folder)
+    with raises("data.tokenized", folder / "train" / "shard-00000.bin"):
+        TokenizedRows(folder)
 
 
 def test_batch_i_is_the_same_in_any_order_and_in_any_process():

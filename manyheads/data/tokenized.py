@@ -1,4 +1,4 @@
-"""Rows as token ids: in memory, or prepared once on disk and read from there."""
+"""Rows as token ids: in memory, or tokenized once on disk and read from there."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 
 from manyheads.data.source import Corpus, DataSpec, LazyRows, Row
 from manyheads.data.tokenizer import TokenizerFileSpec, TokenizerSpec, special_tokens_as_text, without_processing
-from manyheads.errors import ColumnError, CorruptFileError, LabelError, PreparedDataError
+from manyheads.errors import ColumnError, CorruptFileError, LabelError, TokenizedDataError
 from manyheads.files.read import open_regular, read_json, sha256
 from manyheads.files.tokenizer import decode_ids, encode_texts
 from manyheads.files.write import atomic_output, fsync_path
@@ -31,7 +31,7 @@ SHARD_TOKENS = 1 << 28  # tokens per file, exceeded by at most one row
 ENCODE_ROWS = 1024  # rows per call of the tokenizer
 MAX_INDEX_BYTES = 16 << 20
 # fields without token ids; a tokenizer may not know the digits of an alignment
-NOT_PREPARED = ("image", "arcs", "alignment")
+NOT_TOKENIZED = ("image", "arcs", "alignment")
 
 
 def fingerprint(tokenizer: Tokenizer) -> str:
@@ -126,7 +126,7 @@ def field_index(name: str, fields: tuple[str, ...]) -> int:
     return fields.index(name)
 
 
-def write_prepared(
+def write_tokenized(
     corpus: Corpus,
     tokenizer: Tokenizer,
     folder: str | Path,
@@ -140,11 +140,11 @@ def write_prepared(
     `tokenizer_spec` is the spec of the tokenizer; a run with the same spec uses it without training it again.
     """
     folder = Path(folder)
-    if names := [name for name in NOT_PREPARED if name in corpus.fields]:
-        raise PreparedDataError(f"the field {names[0]} has no token ids to prepare", hint="train on this data as it is")
+    if names := [name for name in NOT_TOKENIZED if name in corpus.fields]:
+        raise TokenizedDataError(f"the field {names[0]} is not tokenized", hint="train on this data as it is")
     if corpus.candidates:
-        raise PreparedDataError(
-            "data with a documents file cannot be prepared, because queries would be evaluated against fewer documents",
+        raise TokenizedDataError(
+            "data with a documents file cannot be tokenized once: queries would be evaluated against fewer documents",
             hint="train on this data as it is",
         )
     vocab, labels = tokenizer.get_vocab_size(), corpus.labels()
@@ -200,8 +200,8 @@ def shard_name(number: int) -> str:
     return f"shard-{number:05d}.bin"
 
 
-class PreparedFile:
-    """A file of a prepared folder, which is read rather than mapped: under a map, a truncation would kill the process.
+class TokenizedFile:
+    """A file of a tokenized folder, which is read rather than mapped: under a map, a truncation would kill the process.
 
     Its size is always checked, its hash if `verify`, or if the file was written since the last check.
     """
@@ -250,23 +250,23 @@ class PreparedFile:
             raise self.changed_error()
         return np.frombuffer(data, dtype)
 
-    def changed_error(self) -> PreparedDataError:
-        return PreparedDataError(
+    def changed_error(self) -> TokenizedDataError:
+        return TokenizedDataError(
             f"{self.path} is missing or has changed since it was written, with {self.size:,} bytes",
             hint="prepare the data again",
         )
 
 
 @contextmanager
-def explain_changes(file: PreparedFile) -> Iterator[None]:
+def explain_changes(file: TokenizedFile) -> Iterator[None]:
     try:
         yield
     except (OSError, OverflowError):
         raise file.changed_error() from None
 
 
-class PreparedRows:
-    """The rows of one split of a prepared folder, whose files are opened on first use in each process.
+class TokenizedRows:
+    """The rows of one split of a tokenized folder, whose files are opened on first use in each process.
 
     `verify` checks their hashes, a given tokenizer must be theirs. `fields` selects and orders the fields; `labels` are
     the classes in the order of their indices, if it is not the order in the folder.
@@ -294,17 +294,17 @@ class PreparedRows:
                 expected[shard_name(i)] = shard_tokens[i] * self.dtype.itemsize, shard["sha256"]
             stored_tokenizer = index["tokenizer"]
         except (KeyError, TypeError, ValueError) as error:
-            raise PreparedDataError(
-                f"{folder}/index.json is not an index of prepared data with a split {quoted(split)}: {error!r}"
+            raise TokenizedDataError(
+                f"{folder}/index.json is not an index of tokenized data with a split {quoted(split)}: {error!r}"
             ) from None
         if tokenizer is not None and fingerprint(without_processing(tokenizer)) != stored_tokenizer:
-            raise PreparedDataError(
-                f"{folder} was prepared with another tokenizer, of {self.vocab:,} tokens",
+            raise TokenizedDataError(
+                f"{folder} was tokenized with another tokenizer, of {self.vocab:,} tokens",
                 hint="prepare the data again, or leave [tokenizer] out to use its own",
             )
         # the end of every field of every row, the ids, and the first token of each shard
         self.ends, *self.shards = (
-            PreparedFile(self.folder / name, size, digest, verify=verify) for name, (size, digest) in expected.items()
+            TokenizedFile(self.folder / name, size, digest, verify=verify) for name, (size, digest) in expected.items()
         )
         self.starts = np.cumsum([0, *shard_tokens], dtype=np.int64)
         self.labels = tuple(labels) or stored_labels
@@ -342,57 +342,57 @@ class PreparedRows:
         return (ends[1:] - ends[:-1])[field_index(name, self.stored_fields) :: len(self.stored_fields)]
 
 
-TokenRows = InMemoryRows | PreparedRows | TruncatedRows
+TokenRows = InMemoryRows | TokenizedRows | TruncatedRows
 
 
 def read_index(folder: Path) -> Tree:
-    """Reads the index.json of a prepared folder."""
+    """Reads the index.json of a tokenized folder."""
     path = folder / "index.json"
     try:
         index = read_json(path, MAX_INDEX_BYTES)
     except OSError as error:
-        raise PreparedDataError(f"cannot read {path}: {error.strerror or error}") from None
+        raise TokenizedDataError(f"cannot read {path}: {error.strerror or error}") from None
     except CorruptFileError as error:
-        raise PreparedDataError(error.message) from None
+        raise TokenizedDataError(error.message) from None
     if index.get("schema") != SCHEMA:
-        raise PreparedDataError(
-            f"{path} is not an index of prepared data in schema {SCHEMA}, the one this version reads"
+        raise TokenizedDataError(
+            f"{path} is not an index of tokenized data in schema {SCHEMA}, the one this version reads"
         )
     return index
 
 
-class PreparedSpec(DataSpec, kind="prepared"):
+class TokenizedSpec(DataSpec, kind="tokenized"):
     """Rows as ids from `manyheads data prepare`, checked by hash when opened, and in every epoch if they were written
 
     The run uses the tokenizer of that folder.
     """
 
-    path: str = field(..., "folder of prepared data", min_length=1)
+    path: str = field(..., "folder of tokenized data", min_length=1)
 
     @property
-    def prepared_folder(self) -> Path:
+    def tokenized_folder(self) -> Path:
         return Path(self.path)
 
     def load(self) -> Corpus:
-        tokenizer = tokenizer_of(self.prepared_folder).make(())
+        tokenizer = stored_tokenizer_spec(self.tokenized_folder).make(())
         names = ("train", "validation", "test")
-        splits = [PreparedRows(self.path, split, tokenizer=tokenizer, verify=False) for split in names]
+        splits = [TokenizedRows(self.path, split, tokenizer=tokenizer, verify=False) for split in names]
         train, validation, test = (LazyRows(partial(decode_row, rows, tokenizer), len(rows)) for rows in splits)
-        description = str(read_index(self.prepared_folder).get("description"))
+        description = str(read_index(self.tokenized_folder).get("description"))
         return Corpus(splits[0].fields, train, validation, test, description, classes=splits[0].labels)
 
 
-def tokenizer_of(folder: Path) -> TokenizerSpec:
-    """Returns the spec of a prepared folder's tokenizer, without reading it."""
+def stored_tokenizer_spec(folder: Path) -> TokenizerSpec:
+    """Returns the spec of a tokenized folder's tokenizer, without reading it."""
     return TokenizerFileSpec(path=str(folder / "tokenizer.json"))
 
 
-def tokenizer_for(folder: Path, spec: TokenizerSpec) -> TokenizerSpec:
-    """Returns the tokenizer of a prepared folder if it was trained with this spec, otherwise this spec."""
-    return tokenizer_of(folder) if read_index(folder).get("tokenizer_spec") == to_tree(spec) else spec
+def resolve_tokenizer_spec(folder: Path, spec: TokenizerSpec) -> TokenizerSpec:
+    """Returns the tokenizer of a tokenized folder if it was trained with this spec, otherwise this spec."""
+    return stored_tokenizer_spec(folder) if read_index(folder).get("tokenizer_spec") == to_tree(spec) else spec
 
 
-def decode_row(rows: PreparedRows, tokenizer: Tokenizer, index: int) -> Row:
+def decode_row(rows: TokenizedRows, tokenizer: Tokenizer, index: int) -> Row:
     return tuple(
         rows.labels[int(ids[0])] if name == "label" else decode_ids(tokenizer, ids.tolist())
         for name, ids in zip(rows.fields, rows[index], strict=True)
