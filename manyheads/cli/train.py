@@ -121,7 +121,7 @@ def print_estimate(estimate: Tree, console: Console) -> None:
         f"{name.replace('_', ' ')} {sizes[name]}" for name in ("weights", "gradients", "optimizer_state", "activations")
     )
     free = {name: f", {sizes[name]} free" if name in sizes else "" for name in ("memory_free", "disk_free")}
-    counted = "" if epoch["counted_batches"] == epoch["batches"] else f" (from {epoch['counted_batches']:,} batches)"
+    batch_note = "" if epoch["counted_batches"] == epoch["batches"] else f" (from {epoch['counted_batches']:,} batches)"
     lines = {
         "data": estimate["data"],
         "model": f"{estimate['architecture']}, {resources['parameters']:,} parameters",
@@ -129,14 +129,14 @@ def print_estimate(estimate: Tree, console: Console) -> None:
         "batch": f"at most {rows:,} × {length:,} tokens" + (f", sources of {source_length:,}" if source_length else ""),
         "disk": f"{sizes['checkpoint']} per checkpoint, {sizes['disk']} in total{free['disk_free']}",
         "epoch": f"{epoch['rows']:,} rows, {epoch['batches']:,} batches, {epoch['tokens']:,} tokens, "
-        f"{epoch['padding']:.1%} padding{counted}",
+        f"{epoch['padding']:.1%} padding{batch_note}",
         "steps": f"{estimate['steps']:,}, or {estimate['epochs']:.3g} epochs",
         "time": f"about {format_seconds(estimate['seconds'])} on this machine: {1000 * speed['step']:,.0f} ms per step "
         f"(median of {speed['timed_steps']}), {format_seconds(speed['evaluation'])} per evaluation",
     }
     if speed["compiled_step"]:
-        saved = estimate["steps"] * (speed["step"] - speed["compiled_step"]) - speed["compiling"]
-        advice = f"-s train.compile=true saves {format_seconds(saved)}" if saved > 0 else "not worth it"
+        saved_seconds = estimate["steps"] * (speed["step"] - speed["compiled_step"]) - speed["compiling"]
+        advice = f"-s train.compile=true saves {format_seconds(saved_seconds)}" if saved_seconds > 0 else "not worth it"
         compiling = f"after compiling for {format_seconds(speed['compiling'])}"
         lines["compile"] = f"{1000 * speed['compiled_step']:,.0f} ms per step {compiling}: {advice}"
     for name, text in lines.items():
@@ -150,7 +150,7 @@ class TrainingProgress(Progress):
         super().__init__("preparing", quiet=quiet, first_line=0)
         self.steps, self.device = steps, device
         self.means = dict[str, float]()  # running means of losses and speed, over about 20 steps
-        self.evaluated = ""  # the last metric of the latest evaluation, with its step
+        self.last_metric = ""  # the last metric of the latest evaluation, with its step
 
     def show(self, event: Event) -> None:
         from manyheads.training import events as e
@@ -164,7 +164,7 @@ class TrainingProgress(Progress):
                 self.line(f"device: {device}{' (no GPU found)' if (self.device, device) == ('auto', 'cpu') else ''}")
             case e.Evaluated(metrics=metrics):
                 labels = [*map(labelled, metrics, metrics.values())]
-                self.evaluated = "" if list(metrics) == ["loss"] else f"{labels[-1]} at {step}"
+                self.last_metric = "" if list(metrics) == ["loss"] else f"{labels[-1]} at {step}"
                 self.line(f"{step} · validation: {' · '.join(labels)}")
             case e.Saved(path=path) if event.step == self.steps:
                 self.line(f"saved {path}")
@@ -191,7 +191,7 @@ class TrainingProgress(Progress):
         for name, value in (values | {"tokens/s": speed}).items():
             self.means[name] = 0.95 * self.means[name] + 0.05 * value if name in self.means else value
         losses = [f"{name} {mean:.3f}" for name, mean in self.means.items() if name != "tokens/s"]
-        metric = [self.evaluated] if self.evaluated else []
+        metric = [self.last_metric] if self.last_metric else []
         note = " · ".join((*losses, *metric, f"{self.means['tokens/s']:,.0f} tokens/s"))
         self.update("step", event.step, self.steps, note)
         if event.skipped:

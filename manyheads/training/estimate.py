@@ -20,7 +20,7 @@ from manyheads.training.folder import check_folder, config_changes, data_hashes
 from manyheads.training.loop import EXIT_STATUS, GENERATED_ROWS, handle_signals, train_step, validate
 from manyheads.training.prepare import PreparedRun, compile_layers, initial_model
 from manyheads.training.resources import check_resources, estimate_resources, evaluation_shapes
-from manyheads.training.store import find_start
+from manyheads.training.store import find_resume_checkpoint
 
 MAX_COUNTED_BATCHES = 200
 MIN_TIMED_STEPS = 3  # fewer only if a step is very slow
@@ -61,7 +61,7 @@ def estimate_run(
     """Returns all estimates as plain data. Writes nothing, and raises the same errors as the start of the run."""
     if folder is not None:
         check_folder(folder, resume)
-        checkpoint, _ = find_start(folder / "checkpoints", resume)
+        checkpoint, _ = find_resume_checkpoint(folder / "checkpoints", resume)
         config_changes(run, data_hashes(run), folder, checkpoint, override_resume)
     torch_device, settings = resolve_device(device), run.spec.train
     resources = estimate_resources(run, folder, torch_device)

@@ -77,8 +77,8 @@ def check_writable(folder: Path) -> None:
 
 def is_run(folder: Path) -> bool:
     """Whether the folder has the env.json of a run, which is the first file that a run writes."""
-    starts = read_json_or_empty(folder / "env.json").get("starts")
-    return isinstance(starts, list) and all(isinstance(start, dict) for start in starts)
+    launches = read_json_or_empty(folder / "env.json").get("launches")
+    return isinstance(launches, list) and all(isinstance(launch, dict) for launch in launches)
 
 
 def check_foreign_files(folder: Path) -> None:
@@ -172,17 +172,17 @@ def process_start(pid: int) -> str | None:
     return "ended" if state in "ZX" else rest[18]
 
 
-# ---------------------------------------------------------------------------------------- changes since the last start
+# --------------------------------------------------------------------------------------- changes since the last launch
 
 
 def config_changes(
-    run: PreparedRun, hashes: Tree, folder: Path, checkpoint: Path | None, overridden: Sequence[str] = ()
+    run: PreparedRun, hashes: Tree, folder: Path, checkpoint: Path | None, override_fields: Sequence[str] = ()
 ) -> list[Change]:
-    """Returns the fields that changed since the checkpoint was saved, or since the last start.
+    """Returns the fields that changed since the checkpoint was saved, or since the last launch.
 
-    Raises if one is neither safe nor overridden.
+    Raises if one is neither safe nor in `override_fields`.
     """
-    check_field_names(overridden, run.spec)
+    check_field_names(override_fields, run.spec)
     if checkpoint is None:
         check_nothing_saved(folder)
     if not (folder / "run.toml").exists():
@@ -192,13 +192,13 @@ def config_changes(
             )
         return []
     old_hashes = read_json_or_empty(folder / "data.json")
-    if not old_hashes and "data" not in overridden and any((folder / "checkpoints").glob("*")):
+    if not old_hashes and "data" not in override_fields and any((folder / "checkpoints").glob("*")):
         raise RunError(
             f"{folder / 'data.json'} with the hashes of the run's data is missing",
             hint="--override-resume data resumes without it",
         )
     changes = [*spec_changes(folder, checkpoint, run.spec), *(tree_changes(old_hashes, hashes) if old_hashes else ())]
-    unsafe = [one for one in changes if not is_within(one.field, (*SAFE_TO_CHANGE, *overridden))]
+    unsafe = [one for one in changes if not is_within(one.field, (*SAFE_TO_CHANGE, *override_fields))]
     if unsafe:
         raise changed_error(
             folder, unsafe, f"{NEW_OUTPUT}, restore the old value, or pass --override-resume {unsafe[0].field}"
@@ -263,10 +263,10 @@ def is_within(field: str, names: Iterable[str]) -> bool:
     return any(field == name or field.startswith(f"{name}.") for name in names)
 
 
-def check_field_names(overridden: Sequence[str], spec: RunSpec) -> None:
+def check_field_names(override_fields: Sequence[str], spec: RunSpec) -> None:
     leaves = [*flatten(to_tree(spec)), *DATA_FIELDS]
     known = {".".join(leaf.split(".")[:depth]) for leaf in leaves for depth in range(1, 9)}
-    if unknown := [name for name in overridden if name not in known]:
+    if unknown := [name for name in override_fields if name not in known]:
         raise UsageError(f"--override-resume: a run has no field {quoted(unknown[0])}{did_you_mean(unknown[0], known)}")
 
 
@@ -274,12 +274,12 @@ def check_field_names(overridden: Sequence[str], spec: RunSpec) -> None:
 
 
 def write_run_files(run: PreparedRun, hashes: Tree, folder: Path, device: torch.device) -> None:
-    """Writes run.toml, data.json with the `data_hashes`, and env.json with one entry per start."""
+    """Writes run.toml, data.json with the `data_hashes`, and env.json with one entry per launch."""
     with explain_write_errors(folder):
-        starts = read_json_or_empty(folder / "env.json").get("starts")
-        starts = [*(starts if isinstance(starts, list) else ()), environment(run.spec, device)]
+        launches = read_json_or_empty(folder / "env.json").get("launches")
+        launches = [*(launches if isinstance(launches, list) else ()), environment(run.spec, device)]
         # env.json comes first, because is_run recognizes the folder of a run by it
-        write_atomic(folder / "env.json", json.dumps({"schema": 1, "starts": starts}, indent=1) + "\n")
+        write_atomic(folder / "env.json", json.dumps({"schema": 1, "launches": launches}, indent=1) + "\n")
         write_atomic(folder / "run.toml", to_toml(to_tree(run.spec)))
         write_atomic(folder / "data.json", json.dumps(hashes, indent=1) + "\n")
         (folder / "checkpoints").mkdir(exist_ok=True)
@@ -317,19 +317,19 @@ def hash_arrays(header: str, arrays: Iterable[np.ndarray] = ()) -> str:
 
 
 def environment_changes(folder: Path, device: torch.device) -> list[str]:
-    """Returns what differs from the last start, if other numbers may follow from it."""
-    starts = read_json_or_empty(folder / "env.json").get("starts") or [{}]
+    """Returns warnings about changes in torch, threads or device that can change results."""
+    last = (read_json_or_empty(folder / "env.json").get("launches") or [{}])[-1]
     new = {"torch": torch.__version__, "threads": torch.get_num_threads(), "device": str(device)}
     hints = {"threads": "; set OMP_NUM_THREADS to the old number"}
     return [
-        f"{name} was {starts[-1][name]} and is {value}, so the results may differ in the last bits{hints.get(name, '')}"
+        f"{name} was {last[name]} and is {value}, so the results may differ in the last bits{hints.get(name, '')}"
         for name, value in new.items()
-        if starts[-1].get(name, value) != value
+        if last.get(name, value) != value
     ]
 
 
 def environment(spec: RunSpec, device: torch.device) -> Tree:
-    """Returns the versions, machine, command and git commit of one start."""
+    """Returns the versions, machine, command and git commit of one launch."""
     from manyheads import __version__
 
     return {
@@ -409,7 +409,7 @@ def read_events(path: Path) -> Iterator[Tree]:
 
 
 class TensorBoardWriter:
-    """Writes one event file per start; its first record makes TensorBoard drop later steps of earlier files.
+    """Writes one event file per launch; its first record makes TensorBoard drop later steps of earlier files.
 
     tensorboardX's own writer has a thread, which a full disk kills with a traceback; here the caller gets the error.
     """

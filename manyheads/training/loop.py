@@ -56,7 +56,7 @@ from manyheads.training.store import (
     TrainState,
     checkpoint_bytes,
     checkpoint_writer,
-    find_start,
+    find_resume_checkpoint,
     newest_finite,
     remove_leftovers,
     repair_best,
@@ -122,7 +122,7 @@ def train_events(
     with lock_folder(folder) as check_lock, open_log(folder, tensorboard=run.spec.train.tensorboard) as log:
         hashes = data_hashes(run)
         remove_leftovers(checkpoints)
-        checkpoint, warnings = find_start(checkpoints, resume)
+        checkpoint, warnings = find_resume_checkpoint(checkpoints, resume)
         changes = config_changes(run, hashes, folder, checkpoint, override_resume)
         with explain_memory_errors("the model"):
             model, events = initial_model(run, device)
@@ -130,7 +130,7 @@ def train_events(
         state = restore_or_init(checkpoint, run, model, optimizer)
         if checkpoint and resume != "auto":
             warnings = set_newer_aside(checkpoints, checkpoint)
-        other_bits = environment_changes(folder, device)
+        environment_warnings = environment_changes(folder, device)
         write_run_files(run, hashes, folder, device)
         log.drop_after(state.step if checkpoint else -1, state.evaluated_step if checkpoint else -1)
         if checkpoint:
@@ -138,13 +138,13 @@ def train_events(
             if any(one.field == "train.eval_rows" for one in changes):
                 state.reset_best()  # evaluations on other rows are not comparable
             lost = repair_best(checkpoints, state, run.spec.train.best)
-            messages = [*([lost] if lost else []), *other_bits]
+            messages = [*([lost] if lost else []), *environment_warnings]
             events = [Resumed(state.step, tuple(warnings)), *(Warned(state.step, message) for message in messages)]
         if changes:
             events.append(ConfigChanged(state.step, tuple(changes)))
         events += check_free_space(folder, checkpoint_bytes(checkpoints, model), state.step)
         write = checkpoint_writer(run, model, optimizer, checkpoints)
-        checkpointer = Checkpointer(write, checkpoints, check_lock, saved=replace(state))
+        checkpointer = Checkpointer(write, checkpoints, check_lock, last_saved_state=replace(state))
         loop = train_loop(run, model, optimizer, state=state, checkpointer=checkpointer, should_stop=should_stop)
         for event in chain([Prepared(state.step, run.corpus.description, str(device))], events, loop):
             if message := log.add(event):
@@ -200,7 +200,9 @@ def train_loop(
     reason, improved = state.stop_reason(best) or should_stop(), False
     while reason is None and (state.step < settings.steps or evaluation_due()):
         improved = False
-        if not evaluation_due():  # an evaluation is due here if a signal interrupted it in the previous start
+        if (
+            not evaluation_due()
+        ):  # evaluation_due() is true on resume if a signal interrupted the evaluation of this step
             with explain_memory_errors(f"batches of {settings.batch_tokens:,} tokens"):
                 event = train_step(model, optimizer, stream, run, state)
             yield event
@@ -209,19 +211,19 @@ def train_loop(
             improved = state.add_evaluation(metrics, best)
             yield Evaluated(state.step, metrics)
         reason = state.stop_reason(best) or should_stop()
-        if improved or (state.step % settings.save_every == 0 and not state.skipped):
+        if improved or (state.step % settings.save_every == 0 and not state.consecutive_skips):
             run.train_rows.check()  # no checkpoint was trained on rows that changed
             yield checkpointer.save(state, best=improved)
             checkpointer.check(MAX_FAILED_SAVES)
             reason = reason or should_stop()
-    if checkpointer.saved != state:
+    if checkpointer.last_saved_state != state:
         run.train_rows.check()
         yield checkpointer.save(state, best=improved)
         checkpointer.check(1)
-        if checkpointer.saved != state:
+        if checkpointer.last_saved_state != state:
             raise DivergedError(
                 f"the weights at step {state.step:,} are NaN or infinite",
-                hint=f"the last checkpoint is of step {checkpointer.saved.step:,}",
+                hint=f"the last checkpoint is of step {checkpointer.last_saved_state.step:,}",
             )
     yield Finished(state.step, reason or "steps", metrics=dict(state.metrics))
 
@@ -233,31 +235,31 @@ class Checkpointer:
     write: Callable[..., Path]  # (state, best=…) → the checkpoint
     folder: Path
     check_lock: Callable[[], None]
-    saved: TrainState
+    last_saved_state: TrainState
     failures: int = 0
     message: str = ""
 
     def save(self, state: TrainState, *, best: bool = False) -> Saved | SaveFailed | Warned:
         """Saves one checkpoint. It becomes the best only once it is written, so that a failed save never is."""
-        saved = state.as_best() if best else replace(state)
+        snapshot = state.as_best() if best else replace(state)
         try:
             self.check_lock()
-            path = self.write(saved, best=best)
+            path = self.write(snapshot, best=best)
         except OSError as error:
             self.failures += 1
             self.message = f"cannot save in {self.folder}: {error.strerror or error}"
             return SaveFailed(state.step, self.message, self.failures)
         except NonFiniteError as error:
             return Warned(state.step, f"no checkpoint is saved: {error}")
-        self.saved, self.failures = saved, 0
-        state.best, state.best_step = saved.best, saved.best_step
+        self.last_saved_state, self.failures = snapshot, 0
+        state.best, state.best_step = snapshot.best, snapshot.best_step
         return Saved(state.step, str(path))
 
     def check(self, max_failures: int) -> None:
         """Raises if the last `max_failures` saves failed."""
         if self.failures >= max_failures:
             times = f" ({self.failures} times in a row)" if self.failures > 1 else ""
-            raise OutOfDiskError(f"{self.message}{times}; training after step {self.saved.step:,} is lost")
+            raise OutOfDiskError(f"{self.message}{times}; training after step {self.last_saved_state.step:,} is lost")
 
 
 @contextmanager
@@ -275,7 +277,7 @@ def explain_memory_errors(what: str) -> Iterator[None]:
 def interruptible_evaluation(
     model: Model, optimizer: torch.optim.Optimizer, run: PreparedRun, should_stop: ShouldStop
 ) -> dict[str, float] | None:
-    """Returns the metrics on the validation set, or None if a signal interrupted it; the next start repeats it."""
+    """Returns the metrics on the validation set, or None if a signal interrupted it; the next launch repeats it."""
     try:
         with explain_memory_errors("an evaluation"), ema_weights(optimizer):
             return validate(model, run, should_stop)
@@ -285,10 +287,10 @@ def interruptible_evaluation(
 
 def check_skipped_steps(state: TrainState, checkpoints: Path) -> None:
     """Raises after too many skipped steps in a row; no checkpoint was saved since the first of them."""
-    if state.skipped >= MAX_SKIPPED_STEPS:
+    if state.consecutive_skips >= MAX_SKIPPED_STEPS:
         path = newest_finite(checkpoints)
         raise DivergedError(
-            f"{state.skipped} steps in a row, up to step {state.step}, had a NaN or infinite loss or gradient",
+            f"{state.consecutive_skips} steps in a row, up to step {state.step}, had NaN or infinite loss or gradients",
             hint="lower optim.lr, or inspect the rows that metrics.jsonl lists"
             + (f"; the last good checkpoint is {path}" if path else ""),
         )
@@ -321,7 +323,7 @@ def train_step(
     tokens = sum(batch.num_tokens for batch in batches)
     state.tokens += tokens
     state.rows += len(rows)
-    state.skipped = 0 if finite else state.skipped + 1
+    state.consecutive_skips = 0 if finite else state.consecutive_skips + 1
     return Step(
         step=state.step,
         loss=loss,
@@ -363,7 +365,7 @@ def mix_seed(*numbers: int) -> int:
 
 
 class Interrupted(Exception):  # noqa: N818
-    """A signal arrived during an evaluation, which the next start repeats."""
+    """A signal arrived during an evaluation, which the next launch repeats."""
 
 
 @torch.no_grad()
@@ -417,29 +419,29 @@ class StopSignal:
 
     def __init__(self) -> None:
         self.reason: str | None = None
-        self.polled = self.requested = False
+        self.was_polled = self.stop_requested = False
 
     def __call__(self) -> str | None:
-        self.polled = True
+        self.was_polled = True
         return self.reason
 
     def handle(self, number: int, _: Any) -> None:
         reason = "interrupted" if number == signal.SIGINT else "terminated"
-        if self.polled and (number == signal.SIGHUP or not self.requested):
+        if self.was_polled and (number == signal.SIGHUP or not self.stop_requested):
             self.reason = self.reason or reason
-            self.requested = number != signal.SIGHUP or self.requested
+            self.stop_requested = number != signal.SIGHUP or self.stop_requested
         elif number == signal.SIGINT:
             raise KeyboardInterrupt
         else:
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
-            raise SystemExit(128 + number if self.polled else EXIT_STATUS[reason])
+            raise SystemExit(128 + number if self.was_polled else EXIT_STATUS[reason])
 
 
 @contextmanager
 def handle_signals() -> Iterator[StopSignal]:
     """Catches the signals inside the block, and restores the handlers at its end.
 
-    A signal that is ignored at the start stays ignored, as under `nohup` and for `command &` in a script. Only the
+    A signal that is already ignored stays ignored, as under `nohup` and for `command &` in a script. Only the
     main thread of a program can catch signals.
     """
     should_stop = StopSignal()

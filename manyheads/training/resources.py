@@ -57,8 +57,8 @@ def estimate_resources(
     optimizer_state = (MOMENTS + bool(run.spec.optim.ema_decay)) * gradients
     evaluation = logits_bytes(run, max(rows * length for rows, length in evaluation_shapes(run)))
     checkpoint = weights + optimizer_state
-    kept = run.spec.train.keep_last + (run.spec.train.best is not None)
-    existing = min(len(checkpoints(folder / "checkpoints")), kept) if folder else 0
+    num_kept_checkpoints = run.spec.train.keep_last + (run.spec.train.best is not None)
+    existing = min(len(checkpoints(folder / "checkpoints")), num_kept_checkpoints) if folder else 0
     return ResourceEstimate(
         parameters=parameters,
         weights=weights,
@@ -69,7 +69,7 @@ def estimate_resources(
         memory=weights + gradients + optimizer_state + max(activations, evaluation),
         memory_free=memory_free(torch.device(device)),
         checkpoint=checkpoint,
-        disk=(kept + 1 - existing) * checkpoint,
+        disk=(num_kept_checkpoints + 1 - existing) * checkpoint,
         disk_free=free_bytes(folder) if folder else None,
     )
 

@@ -41,8 +41,8 @@ from manyheads.training.run import BestSpec
 SCHEMA = 1  # version of trainer.json
 NAME = re.compile(r"step-(\d{8})")
 # in the name of a checkpoint that is being written or removed, or that is being replaced by one of the same step
-DRAFT, REPLACED = "tmp", "old"
-LEFTOVER = re.compile(rf"(step-\d{{8}})\.({DRAFT}|{REPLACED})-[0-9a-f]{{8}}")
+STAGING, REPLACED = "tmp", "old"
+LEFTOVER = re.compile(rf"(step-\d{{8}})\.({STAGING}|{REPLACED})-[0-9a-f]{{8}}")
 SAVED_RUN = "saved_run.toml"  # in each checkpoint, the settings of the run when it was saved
 DISK_MARGIN = 1.1  # the free space a checkpoint needs, relative to its size
 USUAL_POSITIONS = 2048  # positions of an exported model without a limit of its own, if it was trained on no more
@@ -61,7 +61,7 @@ class TrainState:
     batch: NonNegativeInt = 0  # index of the next batch in the epoch
     rows: NonNegativeInt = 0
     tokens: NonNegativeInt = 0
-    skipped: NonNegativeInt = 0  # steps in a row whose loss or gradients were NaN or infinite
+    consecutive_skips: NonNegativeInt = 0  # steps in a row whose loss or gradients were NaN or infinite
     evaluated_step: NonNegativeInt = 0
     metrics: dict[str, float | None] = field(default_factory=dict)  # of that evaluation; None for NaN or infinity
     metric: str = ""  # name of the metric by which evaluations are compared
@@ -131,36 +131,36 @@ def save(
     tokenizer: Any,
     adapter: dict[str, str],
 ) -> Path:
-    """Writes a checkpoint into a draft folder, renames it, and only then removes old ones.
+    """Writes a checkpoint into a staging folder, renames it, and only then removes old ones.
 
     An error leaves every earlier checkpoint as it was. For LoRA, the saved weights are merged, and `adapter` has the
     names for PEFT.
     """
     final = folder / f"step-{state.step:08}"
-    draft, old = (leftover_path(final, role) for role in (DRAFT, REPLACED))
+    staging, old = (temporary_path(final, role) for role in (STAGING, REPLACED))
     check_disk_space(folder, model)
     try:
         with ema_weights(optimizer):
             for name, parameter in model.named_parameters():
                 check_finite_weight(name, parameter)
-            draft.mkdir()
-            fill_folder(draft, merge_lora(model), metadata, tokenizer, shard_bytes=math.inf)
+            staging.mkdir()
+            fill_folder(staging, merge_lora(model), metadata, tokenizer, shard_bytes=math.inf)
             if run.spec.lora:
-                write_adapter(draft, model, run.spec.lora, base=str(run.spec.init_from), names=adapter)
-            save_tensors(optimizer_tensors(model, optimizer), draft / OPTIMIZER)
-        (draft / TRAINER).write_text(json.dumps(state.to_tree()), encoding="utf-8")
-        (draft / SAVED_RUN).write_text(to_toml(to_tree(run.spec)), encoding="utf-8")
-        write_manifest(draft)
-        for path in (*draft.rglob("*"), draft):
+                write_adapter(staging, model, run.spec.lora, base=str(run.spec.init_from), names=adapter)
+            save_tensors(optimizer_tensors(model, optimizer), staging / OPTIMIZER)
+        (staging / TRAINER).write_text(json.dumps(state.to_tree()), encoding="utf-8")
+        (staging / SAVED_RUN).write_text(to_toml(to_tree(run.spec)), encoding="utf-8")
+        write_manifest(staging)
+        for path in (*staging.rglob("*"), staging):
             fsync_path(path)
         if final.exists():  # a checkpoint of the same step was invalid, or lacked an evaluation
             final.rename(old)
-        draft.rename(final)
+        staging.rename(final)
         fsync_path(folder)
     except BaseException:
         if old.exists() and not final.exists():
             old.rename(final)
-        for path in (draft, old):
+        for path in (staging, old):
             shutil.rmtree(path, ignore_errors=True)
         raise
     write_atomic(folder / "latest", final.name)
@@ -170,18 +170,18 @@ def save(
     return final
 
 
-def write_manifest(draft: Path) -> None:
-    paths = sorted(path for path in draft.rglob("*") if path.is_file())
+def write_manifest(staging: Path) -> None:
+    paths = sorted(path for path in staging.rglob("*") if path.is_file())
     files = {
-        path.relative_to(draft).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in paths
+        path.relative_to(staging).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in paths
     }
-    (draft / MANIFEST).write_text(json.dumps({"schema": 1, "files": files}, indent=1), encoding="utf-8")
+    (staging / MANIFEST).write_text(json.dumps({"schema": 1, "files": files}, indent=1), encoding="utf-8")
 
 
 def check_disk_space(folder: Path, model: Model) -> None:
-    needed, there = int(DISK_MARGIN * checkpoint_bytes(folder, model)), free_bytes(folder)
-    if there < needed:
-        raise OSError(errno.ENOSPC, f"{there:,} bytes are free and a checkpoint needs {needed:,}", str(folder))
+    needed, free = int(DISK_MARGIN * checkpoint_bytes(folder, model)), free_bytes(folder)
+    if free < needed:
+        raise OSError(errno.ENOSPC, f"{free:,} bytes are free and a checkpoint needs {needed:,}", str(folder))
 
 
 def checkpoint_bytes(folder: Path, model: Model) -> int:
@@ -211,21 +211,21 @@ def purge(folder: Path, keep_last: int) -> None:
     for path in old:
         if path not in keep and not path.is_symlink():
             with suppress(OSError):
-                shutil.rmtree(path.rename(leftover_path(path, DRAFT)))
+                shutil.rmtree(path.rename(temporary_path(path, STAGING)))
 
 
 def newest_finite(folder: Path) -> Path | None:
     """Returns the newest checkpoint whose last step was not skipped, so its weights gave finite loss and gradients."""
-    finite = (path for path in checkpoints(folder) if read_json_or_empty(path / TRAINER).get("skipped") == 0)
+    finite = (path for path in checkpoints(folder) if read_json_or_empty(path / TRAINER).get("consecutive_skips") == 0)
     return next(finite, None)
 
 
-def leftover_path(checkpoint: Path, role: str) -> Path:
+def temporary_path(checkpoint: Path, role: str) -> Path:
     return checkpoint.with_name(f"{checkpoint.name}.{role}-{uuid.uuid4().hex[:8]}")
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Removes the draft of a killed save, and restores the checkpoint it was replacing. Needs the run's lock."""
+    """Removes the folder of a killed save, and restores the checkpoint it was replacing. Needs the run's lock."""
     for path in list(folder.iterdir()) if folder.is_dir() else ():
         match = LEFTOVER.fullmatch(path.name)
         if not match or not path.is_dir() or path.is_symlink():
@@ -260,8 +260,8 @@ def pointer_target(pointer: Path) -> str:
         return ""
 
 
-def find_start(folder: Path, resume: str) -> tuple[Path | None, list[str]]:
-    """Returns the checkpoint from which a run starts, or None for a new run, and why newer ones are not used."""
+def find_resume_checkpoint(folder: Path, resume: str) -> tuple[Path | None, list[str]]:
+    """Returns the checkpoint from which a run resumes, or None for a new run, and why newer ones are not used."""
     return newest_valid(folder) if resume in ("auto", "never") else (find_checkpoint(folder, Path(resume)), [])
 
 
@@ -291,8 +291,8 @@ def find_checkpoint(folder: Path, name: Path) -> Path:
     match = next((one for one in checkpoints(folder) if path and one.samefile(path)), None)
     if match is None:
         known = ", ".join(one.name for one in checkpoints(folder)) or "none"
-        kind = CheckpointNotFoundError if path else PathNotFoundError
-        raise kind(f"{name} is not a checkpoint of this run (it has: {known})")
+        error_type = CheckpointNotFoundError if path else PathNotFoundError
+        raise error_type(f"{name} is not a checkpoint of this run (it has: {known})")
     if fault := verify_manifest(match):
         raise CorruptFileError(fault)
     return match
@@ -339,14 +339,14 @@ def run_metadata(run: PreparedRun) -> CheckpointMetadata:
     }
     if run.model_spec.has_source:
         roles["decoder_start"] = special_tokens.decoder_prompt_ids[0]
-    inherited = {key: value for key, value in metadata.config.items() if key != "problem_type" or not labels}
-    config = dict(inherited)
+    inherited_config = {key: value for key, value in metadata.config.items() if key != "problem_type" or not labels}
+    config = dict(inherited_config)
     if run.tokenizer is not None:
         config |= {f"{role}_token_id": token for role, token in roles.items()}
     if run.max_length is not None and run.max_length > USUAL_POSITIONS:
         config["max_position_embeddings"] = run.max_length
     if initial:
-        config |= {key: value for key, value in inherited.items() if value is not None}
+        config |= {key: value for key, value in inherited_config.items() if value is not None}
     if labels:
         config |= {"id2label": labels, "label2id": {name: i for i, name in enumerate(run.labels)}}
     config |= {"task": to_tree(run.spec.task)} | ({"family": run.family} if run.family else {})

@@ -623,7 +623,7 @@ def test_a_run_that_diverges_stops_with_its_rows_and_a_finite_checkpoint(run_fil
         assert line["loss"] is None or line["grad_norm"] is None
     last = Path(re.search(r"\S*/step-\d{8}", error["hint"])[0])
     assert all(tensor.isfinite().all() for tensor in load_file(last / "model.safetensors").values())
-    assert json.loads((last / "trainer.json").read_text())["skipped"] == 0
+    assert json.loads((last / "trainer.json").read_text())["consecutive_skips"] == 0
 
 
 def test_a_nan_weight_does_not_replace_finite_checkpoints(run_file, copied):
@@ -739,5 +739,5 @@ def test_a_missing_gpu_is_refused_if_it_is_named_and_auto_trains_on_the_processo
     assert hashes(tmp_path / "auto") == hashes(tmp_path / "cpu")
     for command, *more in (("evaluate",), ("predict", "a text")):
         assert error_of(command, tmp_path / "cpu", *more, "--device", "cuda", check=2)["code"] == "usage.device"
-    assert json.loads((tmp_path / "cpu" / "env.json").read_text())["starts"][0]["device"] == "cpu"
+    assert json.loads((tmp_path / "cpu" / "env.json").read_text())["launches"][0]["device"] == "cpu"
     assert manyheads.load(tmp_path / "cpu").device.type == "cpu"

@@ -73,10 +73,10 @@ def log_lines(folder):
 # ----------------------------------------------------------------------------------------------------- changed settings
 
 
-def start(run, folder, overridden=()):
+def start(run, folder, override_fields=()):
     """What a start of a run does with its folder."""
     hashed = data_hashes(run)
-    changes = config_changes(run, hashed, folder, newest_valid(folder / "checkpoints")[0], overridden)
+    changes = config_changes(run, hashed, folder, newest_valid(folder / "checkpoints")[0], override_fields)
     write_run_files(run, hashed, folder, torch.device("cpu"))
     return changes
 
@@ -104,20 +104,20 @@ def test_every_changed_field_is_refused_unless_it_is_safe_or_overridden(copied, 
             inner = inner[table]
         inner[name] = another(value)
         path.write_text(to_toml(old))
-        overridden = []
+        override_fields = []
         if not is_within(field, SAFE_TO_CHANGE):
             with pytest.raises(RunChangedError) as error:
                 start(prepared, copied)
-            overridden = [one.field for one in error.value.changes]
-            assert field in overridden
+            override_fields = [one.field for one in error.value.changes]
+            assert field in override_fields
             assert field in str(error.value)
         if field == "optim.kind":  # no optimizer can use the state of another
             with pytest.raises(RunError) as error:
-                start(prepared, copied, overridden)
+                start(prepared, copied, override_fields)
             assert error.value.code == "run.invalid"
             path.write_text(before)
             continue
-        assert field in [one.field for one in start(prepared, copied, overridden)]
+        assert field in [one.field for one in start(prepared, copied, override_fields)]
         assert path.read_text() == before  # and has the settings of this start now
 
 
@@ -178,14 +178,14 @@ def test_files_that_are_not_of_a_run_are_not_overwritten(run_file, tmp_path):
     for name in ("run.toml", "data.json", "env.json", "metrics.jsonl", "lock.json"):
         folder = tmp_path / name.replace(".", "-")
         (folder / "checkpoints").mkdir(parents=True)  # which could be anybody's
-        (folder / name).write_text('{"starts": 3}')
+        (folder / name).write_text('{"launches": 3}')
         for more in ((), ("--dry-run",)):
             done = run("train", run_file, "--output", folder, *more, "--json", check=2)
             error = json.loads(done.stderr.splitlines()[-1])["error"]
             assert error["code"] == "run.invalid"
             assert str(folder / name) in error["message"]
         assert sorted(path.name for path in folder.iterdir()) == sorted(["checkpoints", name])
-        assert (folder / name).read_text() == '{"starts": 3}'
+        assert (folder / name).read_text() == '{"launches": 3}'
 
 
 def test_a_dry_run_refuses_what_the_run_would(run_file, copied, tmp_path):
@@ -414,8 +414,8 @@ def test_the_folder_records_the_commit_that_each_start_was_made_in(run_file, tmp
     head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
     for _ in range(2):
         run("train", run_file, "--output", tmp_path / "run", "--seed", "7", "-s", "train.steps=1", cwd=tmp_path)
-    starts = json.loads((tmp_path / "run" / "env.json").read_text())["starts"]
-    found = [(start["git"], start["seed"], start["command"][0], start["torch"]) for start in starts]
+    launches = json.loads((tmp_path / "run" / "env.json").read_text())["launches"]
+    found = [(launch["git"], launch["seed"], launch["command"][0], launch["torch"]) for launch in launches]
     assert found == [(head, 7, "manyheads", torch.__version__)] * 2
     assert read_toml(tmp_path / "run" / "run.toml")["seed"] == 7
 

@@ -255,7 +255,7 @@ def test_a_best_evaluation_that_could_not_be_saved_does_not_count(tmp_path):
             raise OSError(errno.ENOSPC, "No space left on device")
         return tmp_path / f"step-{state.step:08}"
 
-    checkpointer = Checkpointer(write, tmp_path, lambda: None, saved=TrainState())
+    checkpointer = Checkpointer(write, tmp_path, lambda: None, last_saved_state=TrainState())
     events = []
     for step, (loss, full) in enumerate([(3.0, False), (1.0, True), (2.0, False), (2.5, False)], start=1):
         state.step, full_disk[0] = step, full
