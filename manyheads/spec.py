@@ -131,14 +131,14 @@ class Spec(BaseModel):
         # pydantic appends the tried member of a union to the path, which should end at the field
         path = tuple(step for i, step in enumerate(where) if i == 0 or isinstance(step, int))
         expected = EXPECTED.get(first["type"]) or first["msg"].removeprefix("Input should be ")
-        kind: type[ConfigError] = WrongTypeError if first["type"] in EXPECTED else ConfigError
+        error_type: type[ConfigError] = WrongTypeError if first["type"] in EXPECTED else ConfigError
         if first["type"] == "too_short":
-            expected, kind = f"at least {context['min_length']} in the list", OutOfRangeError
+            expected, error_type = f"at least {context['min_length']} in the list", OutOfRangeError
         for bound, words in (("ge", "at least"), ("le", "at most"), ("gt", "more than"), ("lt", "less than")):
             if bound in context:
-                limit, kind = context[bound], OutOfRangeError
+                limit, error_type = context[bound], OutOfRangeError
                 expected = f"{words} {limit:g}" if isinstance(limit, float) else f"{words} {limit}"
-        return kind(f"given {quoted(value)}, expected {expected}", path)
+        return error_type(f"given {quoted(value)}, expected {expected}", path)
 
     @classmethod
     def formula(cls) -> str:
@@ -303,7 +303,7 @@ def _value(text: str, assignment: str) -> Any:
 
 
 def assign(tree: Any, steps: list[str], value: Any) -> None:
-    """Sets the field at a path; a kind on the way becomes a table with that kind."""
+    """Sets the field at a path; a bare kind on the path, "rope", becomes {kind = "rope"}."""
     for depth, step in enumerate(steps[:-1]):
         inner = tree[_index(tree, step, steps)] if isinstance(tree, list) else tree.get(step, {})
         inner = {"kind": inner} if isinstance(inner, str) else {} if inner is True else inner

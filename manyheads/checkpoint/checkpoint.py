@@ -218,7 +218,7 @@ class Checkpoint:
         """As `encode`, but these special tokens are recognised in a text, even if the tokenizer reads them as text."""
         check_texts(texts)
         special, plain = self._piece_tokenizers
-        encode = partial(encode_texts, kind=CheckpointTokenizerError, add_special_tokens=False)
+        encode = partial(encode_texts, error_type=CheckpointTokenizerError, add_special_tokens=False)
         tokens = dict(zip(names, encode(special, names), strict=True))
         between = re.compile(f"({'|'.join(map(re.escape, names))})")
         encodings = []

@@ -128,7 +128,7 @@ Parts = Annotated[
         "--parts",
         metavar="FILE.py",
         callback=load_own_parts,
-        help="A Python file with your own parts; may be repeated. It is executed, as no other file is.",
+        help="A Python file with your own parts; may be repeated. This file is executed; no other file is.",
     ),
 ]
 Device = Annotated[

@@ -31,10 +31,10 @@ class Sample:
 
     names: Sequence[str]
     rows: list[list[str]]
-    named: bool
+    has_names: bool
 
     def column(self, index: int) -> str | int:
-        return self.names[index] if self.named else index
+        return self.names[index] if self.has_names else index
 
 
 def choose_columns(
@@ -68,7 +68,7 @@ def choose_columns(
 def numbers_to_names(spec: TableSpec, fields: Sequence[str | int]) -> tuple[str | int, ...]:
     """Replaces column numbers by names, if the file has them, so that another file with these names is read alike."""
     table = spec.open_table(Path(spec.path), Counter())
-    names = table.names if table is not None and table.named else ()
+    names = table.names if table is not None and table.has_names else ()
     return tuple(names[column] if isinstance(column, int) and column < len(names) else column for column in fields)
 
 
@@ -97,9 +97,9 @@ def read_sample(table: Table) -> Sample:
         elif (index := rng.randrange(i + 1)) < SAMPLE_ROWS:
             records[index] = record
     if not records or isinstance(records[0], list):
-        return Sample(table.names, records, table.named)
+        return Sample(table.names, records, table.has_names)
     names = [name for name in table.names if all(isinstance(record.get(name), str | int) for record in records)]
-    return Sample(names, [[str(record[name]) for name in names] for record in records], named=True)
+    return Sample(names, [[str(record[name]) for name in names] for record in records], has_names=True)
 
 
 def label_columns(sample: Sample) -> tuple[tuple[str | int, ...], str]:
@@ -125,7 +125,7 @@ def text_columns(
         chosen, reason = list(columns), "in the order of the file"
     elif len(texts) == count:
         chosen, reason = texts, f"more than one word, as in no other of the {len(columns)} columns"
-    elif sample.named or count == 1:
+    elif sample.has_names or count == 1:
         longest = sorted(sorted(columns, key=lambda i: -sizes[i])[:count])
         raise ColumnError(
             f"{path} has {', '.join(sample.names)}, and it is not clear what is {' and '.join(required)}",

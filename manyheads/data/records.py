@@ -53,10 +53,10 @@ class Table(ABC):
     """A file of records. `names` are its columns, or their numbers if they have no names."""
 
     unit = "line"  # what records are numbered by
-    named = True
+    has_names = True
     header = False  # whether the first line has the names
     names: Sequence[str] = ()
-    separated = ""  # how the columns are, if they are separated by a character
+    delimiter_note = ""  # which character separates the columns, if one does
 
     def __init__(self, lines: LineReader) -> None:
         self.lines = lines
@@ -106,12 +106,14 @@ class DelimitedTable(Table):
         self.delimiter = layout.delimiter or (
             separator[1] if separator else recognise_delimiter(lines.path, tuple(bounded(line for _, line in silent)))
         )
-        self.separated = f", separated by {DELIMITERS[self.delimiter]}s"
+        self.delimiter_note = f", separated by {DELIMITERS[self.delimiter]}s"
         self.quotes = self._has_quotes(silent) if layout.quotes is None else layout.quotes
         records = (cells for _, cells in self._parse(silent, quotes=self.quotes))
         first, *rows = tuple(bounded(records)) or [[]]
         self.num_columns = len(first)
-        self.header = self.named = layout.header if layout.header is not None else is_header(first, rows, layout.names)
+        self.header = self.has_names = (
+            layout.header if layout.header is not None else is_header(first, rows, layout.names)
+        )
         self.names = first if self.header else [str(i) for i in range(len(first))]
 
     def records(self, columns: Sequence[str | int] | None = None) -> Iterator[tuple[int, Record]]:
@@ -123,7 +125,7 @@ class DelimitedTable(Table):
                 like = "as in the header" if self.header else "as in the first line"
                 other = [name for one, name in DELIMITERS.items() if one != self.delimiter and one in "".join(cells)]
                 not_by = f", not by {other[0]}s" if len(cells) == 1 and other else ""
-                expected = f"{self.num_columns} {like}{self.separated}{not_by}"
+                expected = f"{self.num_columns} {like}{self.delimiter_note}{not_by}"
                 line = quoted(self.delimiter.join(cells))
                 raise RowError(f"{self.locate(number)} has {len(cells)} columns, expected {expected}: {line}")
             yield number, cells

@@ -69,7 +69,7 @@ class TableSpec(FileSpec):
     def _notes(self, table: Table, columns: list[str | int]) -> Iterator[str]:
         yield from table.notes()
         names = [table.names[column] if isinstance(column, int) else column for column in columns]
-        if names != [*(self.corpus_fields() if table.named else map(str, range(len(names))))]:
+        if names != [*(self.corpus_fields() if table.has_names else map(str, range(len(names))))]:
             yield f"columns {', '.join(names)}"
 
     def fits(self, path: str) -> bool:
@@ -77,7 +77,7 @@ class TableSpec(FileSpec):
         if not self.file_columns(path)[0] or (table := self.open_table(Path(path), Counter())) is None:
             return True
         if self.uses_default_columns(table):
-            return not table.named and len(table.names) >= len(self.fields)
+            return not table.has_names and len(table.names) >= len(self.fields)
         return all(
             column < len(table.names) if isinstance(column, int) else column in table.names for column in self.fields
         )
@@ -85,11 +85,11 @@ class TableSpec(FileSpec):
     def uses_default_columns(self, table: Table) -> bool:
         """Whether neither `fields` nor the file names the columns, so that the first ones are read."""
         default = self.fields == self.corpus_fields() and not set(self.fields) & set(table.names)
-        return default and (table.header or not table.named)
+        return default and (table.header or not table.has_names)
 
     def columns_of(self, table: Table) -> list[str | int]:
         """Returns the columns as keys of the table's records: by name, by number, or the first ones by default."""
-        by_number = table.header or not table.named  # a record is a list of cells
+        by_number = table.header or not table.has_names  # a record is a list of cells
         columns = list(range(len(self.fields))) if self.uses_default_columns(table) else self.fields
         keys = list[str | int]()
         for column in columns:
@@ -102,10 +102,10 @@ class TableSpec(FileSpec):
                     )
                 keys.append(list(table.names).index(column) if by_number else column)
             elif column >= len(table.names):
-                found = f"{len(table.names)} columns{table.separated}"
+                found = f"{len(table.names)} columns{table.delimiter_note}"
                 raise RowError(
                     f"{table.locate(1)} has {found}, expected at least {column + 1}",
-                    hint="set data.delimiter if another character separates them" if table.separated else "",
+                    hint="set data.delimiter if another character separates them" if table.delimiter_note else "",
                 )
             else:
                 keys.append(column if by_number else table.names[column])

@@ -24,24 +24,24 @@ Result = TypeVar("Result")
 
 
 @contextmanager
-def explain_tokenizer_errors(message: str, kind: type[ManyheadsError] = TokenizerError) -> Iterator[None]:
+def explain_tokenizer_errors(message: str, error_type: type[ManyheadsError] = TokenizerError) -> Iterator[None]:
     """Turns errors of the tokenizers library, and its panics, which are not Exceptions, into an error of ours."""
     try:
         yield
     except (ManyheadsError, KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
     except BaseException as error:
-        raise kind(f"{message}: {shortened(str(error))}") from None
+        raise error_type(f"{message}: {shortened(str(error))}") from None
 
 
 # ------------------------------------------------------------------------------------------------------------- reading
 
 
-def parse_tokenizer(data: bytes, path: object, kind: type[ManyheadsError] = TokenizerError) -> Any:
+def parse_tokenizer(data: bytes, path: object, error_type: type[ManyheadsError] = TokenizerError) -> Any:
     """The tokenizer of a tokenizer.json, after checking that its steps cannot make a long text of a short one."""
     from tokenizers import Tokenizer
 
-    with explain_tokenizer_errors(f"{path} is not a tokenizer that can be read", kind):
+    with explain_tokenizer_errors(f"{path} is not a tokenizer that can be read", error_type):
         tokenizer = Tokenizer.from_buffer(data)
         check_sizes(json.loads(data, object_pairs_hook=no_duplicate_keys))
         return tokenizer
@@ -92,22 +92,22 @@ def expansion(step: Any) -> int:
 def encode_texts(
     tokenizer: Any,
     texts: Sequence[str],
-    kind: type[ManyheadsError] = TokenizerError,
+    error_type: type[ManyheadsError] = TokenizerError,
     *,
     offsets: bool = True,
     **options: Any,
 ) -> list[Any]:
     """The encodings of texts, in bounded time. Without `offsets`, the positions of tokens are not computed."""
     encode, texts = tokenizer.encode_batch if offsets else tokenizer.encode_batch_fast, list(texts)
-    return run_bounded(lambda: list(encode(texts, **options)), sum(map(len, texts)), kind)
+    return run_bounded(lambda: list(encode(texts, **options)), sum(map(len, texts)), error_type)
 
 
-def decode_ids(tokenizer: Any, ids: Sequence[int], kind: type[ManyheadsError] = TokenizerError) -> str:
+def decode_ids(tokenizer: Any, ids: Sequence[int], error_type: type[ManyheadsError] = TokenizerError) -> str:
     """The text of token ids, in bounded time."""
-    return run_bounded(lambda: str(tokenizer.decode_batch([list(ids)])[0]), len(ids), kind)
+    return run_bounded(lambda: str(tokenizer.decode_batch([list(ids)])[0]), len(ids), error_type)
 
 
-def run_bounded(function: Callable[[], Result], size: int, kind: type[ManyheadsError]) -> Result:
+def run_bounded(function: Callable[[], Result], size: int, error_type: type[ManyheadsError]) -> Result:
     """Calls the tokenizers library in a thread, and raises if it fails, panics or takes far too long for its text.
 
     A regular expression of a tokenizer may need exponential time, and the library cannot be interrupted: the thread is
@@ -123,8 +123,10 @@ def run_bounded(function: Callable[[], Result], size: int, kind: type[ManyheadsE
 
     Thread(target=work, daemon=True).start()
     seconds = SECONDS + size / CHARACTERS_PER_SECOND
-    with explain_tokenizer_errors("the tokenizer failed", kind):
+    with explain_tokenizer_errors("the tokenizer failed", error_type):
         try:
             return future.result(seconds)
         except TimeoutError:
-            raise kind(f"the tokenizer took over {seconds:.0f} seconds for {size:,} characters or tokens") from None
+            raise error_type(
+                f"the tokenizer took over {seconds:.0f} seconds for {size:,} characters or tokens"
+            ) from None

@@ -196,9 +196,8 @@ class StackState(State):
     padding_mask: Tensor | None = None  # B×length
     document_ids: Tensor | None = None  # B×length
     prefix_lengths: Tensor | None = None  # B
-    counted_positions: bool = (
-        True  # whether positions were counted from tokens, not given; then each is below the length
-    )
+    # True if the caller passed no positions, so every position is < length
+    default_positions: bool = True
     final_length: int | None = None  # the length of the sequence after generation, if known
 
     def truncate(self, lengths: Tensor) -> StackState:

@@ -44,10 +44,12 @@ class Encoder(nn.Module):
     def forward(self, source: Inputs) -> tuple[Memory, Tensor]:
         """The memory, and the output at the last token (of the backward direction, at the first token)."""
         check_not_packed(source)
-        index, counted = input_positions(source), source.positions is None
-        positions = Positions(index, index, bound=source.length if counted else None)
+        index, default_positions = input_positions(source), source.positions is None
+        positions = Positions(index, index, bound=source.length if default_positions else None)
         x_BMD = self.embed(source, positions, table=None, memory=None)
-        memory_positions = None if source.padding_mask is None and counted else index.expand(source.batch_size, -1)
+        memory_positions = (
+            None if source.padding_mask is None and default_positions else index.expand(source.batch_size, -1)
+        )
         if source.padding_mask is None:
             h_BMD, _ = self.reader(x_BMD)
             last = h_BMD[:, -1]
@@ -66,7 +68,7 @@ class Encoder(nn.Module):
         if source.padding_mask is not None:
             h_BMD = torch.zeros_like(h_BMD).scatter(1, order.expand_as(h_BMD), h_BMD)
             last = last.masked_fill(source.padding_mask.all(dim=1)[:, None], 0.0)
-        return Memory(h_BMD, memory_positions, source.padding_mask, counted_positions=counted), last
+        return Memory(h_BMD, memory_positions, source.padding_mask, default_positions=default_positions), last
 
 
 class Recurrent(StepwiseModel[RecurrentState]):

@@ -183,7 +183,7 @@ class Stack(nn.Module):
     ) -> AttentionContext:
         keys = memory.states.shape[1]
         mask = Mask(queries, keys, memory.states.device, padding_BM=memory.padding_mask, document_ids=document_ids)
-        bound = max(positions.bound, keys) if positions.bound is not None and memory.counted_positions else None
+        bound = max(positions.bound, keys) if positions.bound is not None and memory.default_positions else None
         cross_positions = Positions(positions.query, memory.key_positions(), bound=bound)
         return AttentionContext(self.no_position, None, mask, cross_positions)
 
@@ -211,7 +211,7 @@ def check_sources(inputs: Inputs, memory: Memory | None) -> None:
 
 def positions_after(state: StackState, new_state: StackState, device: torch.device) -> Positions:
     """The positions of the queries, which are the new tokens, and of the keys, which are all tokens."""
-    bound = new_state.length if new_state.counted_positions else None
+    bound = new_state.length if new_state.default_positions else None
     key = torch.arange(new_state.length, device=device)[None] if new_state.positions is None else new_state.positions
     return Positions(key[:, state.length :], key, state.final_length, bound)
 
@@ -237,7 +237,7 @@ def append_inputs(state: StackState, inputs: Inputs) -> StackState:
     if document_ids is not None and state.document_ids is not None:
         document_ids = torch.cat((state.document_ids, document_ids), dim=1)
     if document_ids is not None and inputs.positions is None:
-        if not state.counted_positions:
+        if not state.default_positions:
             raise InputError("positions were given for earlier tokens of packed documents; give them at every step")
         positions = positions_in_documents(document_ids, padding_mask)
     return StackState(
@@ -249,7 +249,7 @@ def append_inputs(state: StackState, inputs: Inputs) -> StackState:
         prefix_lengths=state.prefix_lengths
         if inputs.prefix_lengths is None
         else first_prefix(state, inputs, padding_mask),
-        counted_positions=state.counted_positions and inputs.positions is None,
+        default_positions=state.default_positions and inputs.positions is None,
         final_length=state.final_length,
     )
 
@@ -270,7 +270,7 @@ def positions_in_documents(document_ids: Tensor, padding_mask: Tensor | None) ->
 
 
 def first_prefix(state: StackState, inputs: Inputs, padding_mask: Tensor | None) -> Tensor:
-    """Checks prefix_lengths, which the first step must give and which it must contain entirely."""
+    """Returns prefix_lengths; raises unless this is the first step and it contains every prefix."""
     prefix = inputs.prefix_lengths
     assert prefix is not None
     if state.length:

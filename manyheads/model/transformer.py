@@ -115,7 +115,7 @@ class Transformer(nn.Module):
         if source is None:
             raise InputError("an encoder–decoder needs a source")
         hidden_states, state = self.encoder(Inputs.of(source))
-        return Memory(hidden_states, state.positions, state.padding_mask, state.document_ids, state.counted_positions)
+        return Memory(hidden_states, state.positions, state.padding_mask, state.document_ids, state.default_positions)
 
     def start(self, source: Inputs | Tensor | None = None, *, capacity: int | None = None) -> TransformerState:
         """The state before the first token. With a capacity, which is the maximum length, caches are allocated once."""

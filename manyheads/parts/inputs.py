@@ -119,9 +119,8 @@ class Memory:
     positions: Tensor | None = None  # B×M; None means 0, 1, 2, …
     padding_mask: Tensor | None = None  # B×M
     document_ids: Tensor | None = None  # B×M
-    counted_positions: bool = (
-        True  # whether positions were counted from tokens, not given; then each is below the length
-    )
+    # True if the caller passed no positions, so every position is < length
+    default_positions: bool = True
 
     def key_positions(self) -> Tensor:
         """The positions, (B or 1)×M."""

@@ -27,7 +27,7 @@ class Positions:
     query: Tensor
     key: Tensor
     final_length: int | None = None  # the length of the sequence after generation, if known
-    bound: int | None = None  # every position is below it; None if only the tensors tell
+    bound: int | None = None  # every position is below it; None if unknown without reading the tensors
 
     def offsets(self) -> Tensor:
         """The offsets j − i of key j from query i, (B or 1)×L×M."""

@@ -235,7 +235,7 @@ def swap_ema(optimizer: torch.optim.Optimizer) -> None:
 
 
 def restore_ema(optimizer: torch.optim.Optimizer, decay: float) -> None:
-    """Swaps weights and averages back after a checkpoint is loaded, whose model holds the averages.
+    """A saved model holds the EMA weights; swaps the training weights back in.
 
     Without a decay the averages are dropped, because they are no longer updated.
     """
