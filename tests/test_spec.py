@@ -152,7 +152,7 @@ INVALID = {
         "incompatible",
         "encoder.position.max_distance",
     ),
-    'encoder.position={kind="rope", scaling={kind="banded", low_freq_factor=5.0}}': (
+    'encoder.position={kind="rope", scaling={kind="llama3", low_freq_factor=5.0}}': (
         "incompatible",
         "encoder.position.scaling.high_freq_factor",
     ),
@@ -354,7 +354,7 @@ INVALID_MODELS = {
     "{vocab = 9, decoder = {cross = true}}": ("incompatible", "decoder.cross"),
     '{vocab = 9, encoder = {like = "decoder"}, decoder = {like = "encoder"}}': ("incompatible", "encoder.like"),
     '{vocab = 9, recurrent = {position = "rope"}}': ("incompatible", "recurrent.position"),
-    '{vocab = 9, recurrent = {core = "fused"}}': ("incompatible", "recurrent.core"),
+    '{vocab = 9, recurrent = {core = "merged-qk"}}': ("incompatible", "recurrent.core"),
     '{vocab = 9, source_vocab = 5, encoder = {}, decoder = {cross = true, embed = "shared"}}': (
         "incompatible",
         "decoder.embed",

@@ -28,7 +28,7 @@ class Pooling:
     """The kind of pooling, whether vectors are normalised to length 1, and how texts are read."""
 
     kind: str = "mean"
-    unit: bool = False
+    normalize: bool = False
     max_seq_length: int | None = None  # tokens to which texts are truncated, special tokens included
     do_lower_case: bool = False
     unsupported: str = ""  # why the config is not supported, which is an error only if a vector is computed
@@ -37,7 +37,7 @@ class Pooling:
         if self.unsupported:
             raise CheckpointConfigError(self.unsupported)
         pooled: Tensor = PoolSpec.choose(self.kind).pool(x_BLD, padding_mask)
-        return F.normalize(pooled, dim=-1) if self.unit else pooled
+        return F.normalize(pooled, dim=-1) if self.normalize else pooled
 
     def configure(self, tokenizer: Any, max_positions: int | None) -> None:
         """Makes the tokenizer read texts as sentence-transformers does, unless a run has set its own truncation."""
@@ -101,7 +101,7 @@ def write_pooling(head: VectorSpec, width: int) -> dict[str, bytes]:
     active = next((mode for mode, kind in MODES.items() if kind == head.pool.kind), None)
     if active is None or head.dense:
         return {}
-    paths = ["", "1_Pooling", *(["2_Normalize"] if head.unit else [])]
+    paths = ["", "1_Pooling", *(["2_Normalize"] if head.normalize else [])]
     modules = [
         {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{MODULES[i]}"}
         for i, path in enumerate(paths)

@@ -115,7 +115,7 @@ class Recurrent(StepwiseModel[RecurrentState]):
         memory, last = self.encoder(Inputs.of(source))
         first = torch.tanh(self.bridge(last[:, -self.bridge.in_features :])).unflatten(-1, (self.layers, -1))
         rest = first.new_zeros(len(first), self.layers, (self.cell_states - 1) * self.width)
-        keys = None if self.core is None else self.core.key(memory.states[:, None])
+        keys = None if self.core is None else self.core.key_transform(memory.states[:, None])
         return RecurrentState(self.spec, torch.cat((first, rest), dim=-1), None, memory, keys)
 
     def step(self, inputs: Inputs | Tensor, state: RecurrentState) -> tuple[Tensor, RecurrentState]:

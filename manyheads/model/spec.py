@@ -183,7 +183,7 @@ def check_layer(layer: LayerSpec, width: int) -> None:
             layer.cross.attention.head_size(width)
     with located("position"):
         for part in sorted(layer.position.needs):
-            if getattr(layer.core, part) == "none":
+            if getattr(layer.core, f"{part}_source") == "none":
                 raise IncompatibleError(
                     f"'{layer.position.kind}' needs a {part}, and core '{layer.core.kind}' has no {part}"
                 )
@@ -227,7 +227,7 @@ class RecurrentSpec(Spec):
                 f"use none, sinusoidal or learned",
                 ("position",),
             )
-        if (self.core.query, self.core.key) != ("head", "head"):
+        if (self.core.query_source, self.core.key_source) != ("head", "head"):
             raise IncompatibleError(
                 f"'{self.core.kind}' replaces projections, and a recurrent network has no projections; "
                 f"use additive, bilinear, projected or dot",

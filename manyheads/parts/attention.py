@@ -39,16 +39,16 @@ class AttentionSpec(Part, slot="attention", default="heads"):
 
     def query_size(self, width: int, core: CoreSpec, memory_width: int | None = None) -> int:
         """The size of one query as the core and the position scheme receive it; 0 if the core has no queries."""
-        return {"head": self.head_size(width), "memory": memory_width or width, "none": 0}[core.query]
+        return {"head": self.head_size(width), "memory": memory_width or width, "none": 0}[core.query_source]
 
     def build(self, width: int, core: CoreSpec, memory_width: int | None = None) -> Attention:
         memory_width = memory_width or width
         with located("attention"):
             size, query_size = self.head_size(width), self.query_size(width, core, memory_width)
-            key_size = {"head": size, "raw": memory_width, "none": 0}[core.key]
+            key_size = {"head": size, "raw": memory_width, "none": 0}[core.key_source]
             query = self.projection(width, self.heads, query_size) if query_size else EmptyHeads(self.heads)
             key: nn.Module = RawHead() if key_size else EmptyHeads(1)
-            if core.key == "head":
+            if core.key_source == "head":
                 key = self.projection(memory_width, self.num_kv_heads(), size)
             value = self.projection(memory_width, self.num_kv_heads(), size)
         with located("core"):
@@ -205,7 +205,7 @@ class Attention(nn.Module):
     def key_value(self, y_BMD: Tensor, context: AttentionContext) -> KeyValue:
         """Keys and values of y. Cross-attention computes them once per source, a cache once per token."""
         key = context.position.rotate(self.key_norm(self.key(y_BMD)), context.position_data)
-        return KeyValue(self.core.key(key), self.value(y_BMD))
+        return KeyValue(self.core.key_transform(key), self.value(y_BMD))
 
     def forward(self, x_BLD: Tensor, memory: KeyValue, context: AttentionContext) -> Tensor:
         q = context.position.rotate(self.query_norm(self.query(x_BLD)), context.position_data)

@@ -28,9 +28,9 @@ class CoreSpec(Part, slot="core", default="dot"):
     """Computes a distribution over the keys for each query, and the mean of the values under it."""
 
     # a query has the size of a head or the width of the memory; "none" means that the core uses no queries
-    query: ClassVar[Literal["head", "memory", "none"]] = "head"
+    query_source: ClassVar[Literal["head", "memory", "none"]] = "head"
     # keys are projected to the size of a head, or are the memory itself ("raw"); "none" means that it uses no keys
-    key: ClassVar[Literal["head", "raw", "none"]] = "head"
+    key_source: ClassVar[Literal["head", "raw", "none"]] = "head"
 
     dropout: float = field(0.0, "dropout probability of the attention weights", ge=0, lt=1)
 
@@ -58,7 +58,7 @@ class Core(nn.Module):
     def __init__(self, spec: CoreSpec) -> None:
         super().__init__()
         self.dropout = spec.dropout
-        self.key: nn.Module = nn.Identity()  # applied to keys before scoring; its output is cached
+        self.key_transform: nn.Module = nn.Identity()  # applied to keys before scoring; its output is cached
 
     def scores(self, q_BHLK: Tensor, k_BHMK: Tensor, positions: Positions) -> Tensor:
         return q_BHLK @ k_BHMK.transpose(-1, -2) * self.scale
@@ -207,12 +207,12 @@ def check_equal_sizes(query_size: int, key_size: int) -> None:
 class InnerProduct(Core):
     """A core whose score is an inner product of (transformed) queries and keys, so torch's fused kernel computes it."""
 
-    def query(self, q_BHLK: Tensor) -> Tensor:
+    def query_transform(self, q_BHLK: Tensor) -> Tensor:
         """The queries after the transformation that precedes the inner product."""
         return q_BHLK
 
     def scores(self, q_BHLK: Tensor, k_BHMK: Tensor, positions: Positions) -> Tensor:
-        return super().scores(self.query(q_BHLK), k_BHMK, positions)
+        return super().scores(self.query_transform(q_BHLK), k_BHMK, positions)
 
     def blocks(self, q: Tensor, k: Tensor, mask: Mask) -> list[tuple[slice, slice, Mask]]:
         return mask.blocks() if mask.form == "blocks" else [(slice(None), slice(None), mask)]
@@ -221,7 +221,7 @@ class InnerProduct(Core):
         # kernels of other libraries, to which a graph is exported, disagree on the output of a fully masked row
         if torch.compiler.is_exporting():
             return super()._attend(q, k, v, mask, positions, bias)
-        q = self.query(q)
+        q = self.query_transform(q)
         if q.shape[-1] != k.shape[-1]:
             raise InputShapeError(
                 f"q·k needs q and k of one size, given {q.shape[-1]} for q of shape {tuple(q.shape)} "
@@ -284,7 +284,7 @@ class Bilinear(InnerProduct):
     def reset_parameters(self) -> None:
         nn.init.normal_(self.weight, std=inverse_root(self.weight.shape[1]))
 
-    def query(self, q_BHLK: Tensor) -> Tensor:
+    def query_transform(self, q_BHLK: Tensor) -> Tensor:
         return q_BHLK @ self.weight
 
 
@@ -306,13 +306,13 @@ class Projected(InnerProduct):
         super().__init__(spec)
         self.scale = inverse_root(spec.size) if spec.scaled else 1.0
         self.query_weight = nn.Parameter(torch.empty(heads, query_size, spec.size))
-        self.key = PerHeadLinear(heads, key_size, spec.size)
+        self.key_transform = PerHeadLinear(heads, key_size, spec.size)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         nn.init.normal_(self.query_weight, std=inverse_root(self.query_weight.shape[1]))
 
-    def query(self, q_BHLK: Tensor) -> Tensor:
+    def query_transform(self, q_BHLK: Tensor) -> Tensor:
         return q_BHLK @ self.query_weight
 
 
@@ -331,14 +331,14 @@ class PerHeadLinear(nn.Module):
         return k_BGMK.repeat_interleave(len(self.weight) // k_BGMK.shape[1], dim=1) @ self.weight
 
 
-class FusedSpec(CoreSpec, kind="fused"):
+class MergedQKSpec(CoreSpec, kind="merged-qk"):
     """softmax(xᵀ W̃ y) v: one matrix per head instead of two, W̃ = W_Qᵀ W_K / √K
 
     The keys are the memory itself, shared by all heads: D² parameters per head where two projections have 2KD.
     """
 
-    query: ClassVar[Literal["head", "memory", "none"]] = "memory"
-    key: ClassVar[Literal["head", "raw", "none"]] = "raw"
+    query_source: ClassVar[Literal["head", "memory", "none"]] = "memory"
+    key_source: ClassVar[Literal["head", "raw", "none"]] = "raw"
 
     def build(self, heads: int, query_size: int, key_size: int) -> Core:
         return InnerProduct(self)
@@ -413,7 +413,7 @@ class Additive(Core):
         super().__init__(spec)
         self.floats_per_score = spec.size
         self.query_weight = nn.Parameter(torch.empty(heads, query_size, spec.size))
-        self.key = PerHeadLinear(heads, key_size, spec.size)
+        self.key_transform = PerHeadLinear(heads, key_size, spec.size)
         self.score_weight = nn.Parameter(torch.empty(heads, spec.size, 1))
         self.reset_parameters()
 

@@ -269,29 +269,31 @@ class PooledHeadSpec(HeadSpec):
     pool: PoolSpec = field(FirstSpec(), "how one vector per sequence is computed")
     dense: bool = field(False, "whether a layer f(Wh + b) follows the pooling")
     activation: Activation = field("tanh", "f, the activation function of that layer")
-    late: bool = field(False, "whether that layer comes before the pooling, at every token")
+    dense_before_pool: bool = field(False, "whether that layer comes before the pooling, at every token")
     dropout: float = field(0.0, "dropout probability of the pooled vector", ge=0, lt=1)
 
     @model_validator(mode="after")
-    def _late_needs_dense(self) -> Self:
-        if self.late and not self.dense:
-            raise IncompatibleError("late needs dense = true, the layer that comes before the pooling", ("late",))
+    def _dense_before_pool_needs_dense(self) -> Self:
+        if self.dense_before_pool and not self.dense:
+            raise IncompatibleError(
+                "dense_before_pool needs dense = true, the layer that comes before the pooling", ("dense_before_pool",)
+            )
         return self
 
 
 class PooledHead(Head):
     def __init__(self, spec: PooledHeadSpec, width: int) -> None:
         super().__init__()
-        self.pool, self.late = spec.pool, spec.late
+        self.pool, self.dense_before_pool = spec.pool, spec.dense_before_pool
         self.dense = nn.Linear(width, width) if spec.dense else None
         self.activation = ACTIVATIONS[spec.activation]
         self.dropout = nn.Dropout(spec.dropout)
 
     def pool_states(self, x_BLD: Tensor, padding_mask: Tensor | None) -> Tensor:
-        if self.late:
+        if self.dense_before_pool:
             x_BLD = self.transform(x_BLD)
         h_BD = self.pool.pool(x_BLD, padding_mask)
-        return self.dropout(h_BD if self.late else self.transform(h_BD))
+        return self.dropout(h_BD if self.dense_before_pool else self.transform(h_BD))
 
     def transform(self, x: Tensor) -> Tensor:
         return x if self.dense is None else self.activation(self.dense(x))
@@ -332,11 +334,11 @@ class Classes(PooledHead):
 
 
 class VectorSpec(PooledHeadSpec, kind="vector"):
-    """pool(h), one vector per sequence; of length one with `unit`"""
+    """pool(h), one vector per sequence; of length one with `normalize`"""
 
     output = "vector"
 
-    unit: bool = field(False, "divide the vector by its length")
+    normalize: bool = field(False, "divide the vector by its length")
 
     def build(self, width: int, vocab: int, table_shape: TableShape | None) -> Head:
         return Vector(self, width)
@@ -345,11 +347,11 @@ class VectorSpec(PooledHeadSpec, kind="vector"):
 class Vector(PooledHead):
     def __init__(self, spec: VectorSpec, width: int) -> None:
         super().__init__(spec, width)
-        self.unit = spec.unit
+        self.normalize = spec.normalize
 
     def forward(self, x_BLD: Tensor, *, table: Tensor | None, padding_mask: Tensor | None) -> Tensor:
         h_BD = self.pool_states(x_BLD, padding_mask)
-        return F.normalize(h_BD, dim=-1) if self.unit else h_BD
+        return F.normalize(h_BD, dim=-1) if self.normalize else h_BD
 
 
 # ------------------------------------------------------------------------------------------------------ one per patch

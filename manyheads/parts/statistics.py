@@ -70,7 +70,7 @@ def log_weights(
     row, query, key = (index[order] for index in cells)
     if isinstance(core, InnerProduct) and is_fusable(q, bias):
         lse = fused_statistics(core, q, k, mask, positions)[0]
-        q_cells, k_cells = core.query(q)[row, :, query], repeat_kv(k, q)[row, :, key]
+        q_cells, k_cells = core.query_transform(q)[row, :, query], repeat_kv(k, q)[row, :, key]
         logs = ((q_cells * k_cells).sum(-1) * core.scale - lse[row, :, query]).mT
         return logs[:, order.argsort()]
 
@@ -127,7 +127,7 @@ def fused_statistics(
     core: InnerProduct, q: Tensor, k: Tensor, mask: Mask, positions: Positions
 ) -> tuple[Tensor, Tensor, Tensor]:
     """lse, entropy and distance of every row, B×H×L, in at least float32, as half precision cannot represent j²."""
-    q = core.query(q)
+    q = core.query_transform(q)
     q, k = q.to(at_least_float32(q)), k.to(at_least_float32(k))
     return FusedStatistics.apply(q, k, mask, positions, core.scale)  # type: ignore[no-untyped-call]
 

@@ -16,7 +16,7 @@ from manyheads.spec import field
 class SynthesizerSpec(CoreSpec):
     """The base of both Synthesizers, which compute scores without keys for up to a fixed number of keys."""
 
-    key: ClassVar[Literal["head", "raw", "none"]] = "none"
+    key_source: ClassVar[Literal["head", "raw", "none"]] = "none"
 
     length: int = field(512, "T, the largest number of keys", ge=1, le=1 << 20)
 
@@ -58,7 +58,7 @@ class RandomSynthesizerSpec(SynthesizerSpec, kind="synthesizer-random"):
     Tay et al. 2021, arXiv 2005.00743.
     """
 
-    query: ClassVar[Literal["head", "memory", "none"]] = "none"
+    query_source: ClassVar[Literal["head", "memory", "none"]] = "none"
 
     def build(self, heads: int, query_size: int, key_size: int) -> Core:
         return RandomSynthesizer(self, heads)

@@ -55,7 +55,7 @@ SETTINGS = {
             {"scaling": {"kind": "ntk", "factor": 3.0}},
             {"scaling": {"kind": "dynamic", "factor": 3.0, "length": 4}},
             {"scaling": {"kind": "yarn", "factor": 3.0, "length": 4}},
-            {"scaling": {"kind": "banded", "factor": 3.0, "length": 16}},
+            {"scaling": {"kind": "llama3", "factor": 3.0, "length": 16}},
             {"scaling": {"kind": "longrope", "short_factor": [1.0], "long_factor": [2.0], "length": 4}},
         ],
     },
@@ -88,7 +88,7 @@ SETTINGS = {
             {"pool": "mean", "dense": True},
             {"pool": {"kind": "at", "index": 1}},
         ],
-        "vector": [{}, {"pool": "mean", "unit": True}],
+        "vector": [{}, {"pool": "mean", "normalize": True}],
     },
     "cell": {},
     "readout": {"maxout": [{"size": 6}]},
@@ -130,7 +130,7 @@ def stack(**changes):
 def fits(position, core):
     """Whether a position scheme works with a core; the spec raises an error for the others."""
     needs, core_spec = SLOTS["position"].kinds[position["kind"]].needs, SLOTS["core"].kinds[core["kind"]]
-    return all(getattr(core_spec, part) != "none" for part in needs)
+    return all(getattr(core_spec, f"{part}_source") != "none" for part in needs)
 
 
 def decoder(**changes):

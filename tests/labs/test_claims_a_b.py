@@ -13,10 +13,10 @@ from html.parser import HTMLParser
 import kinds
 import pytest
 import torch
-from fused import fused_weight, split_weight
 from hypothesis import given
 from hypothesis import strategies as st
 from kinds import choices, random_model, tokens
+from merged_qk import merged_weight, split_weight
 from raising import raises
 from small_attention import attention_context, make_mask, plain, positions, seeds
 from torch import nn
@@ -25,7 +25,7 @@ from manyheads import build, read_model
 from manyheads.inspect.page import attention_page
 from manyheads.model.cache import NoCache
 from manyheads.parts.attention import HeadsSpec
-from manyheads.parts.core import ArgmaxSpec, DotSpec, FusedSpec, check_rows
+from manyheads.parts.core import ArgmaxSpec, DotSpec, MergedQKSpec, check_rows
 from manyheads.spec import SLOTS
 
 sizes = st.integers(1, 6)
@@ -51,12 +51,14 @@ def test_a1_attention_is_a_distribution_and_a_mean(queries, keys, size, seed, co
     torch.manual_seed(seed)
     spec = SLOTS["core"].choose(core)
     width = {"head": size, "memory": size, "none": 0}
-    module = spec.build(2, width[spec.query], {"head": size, "raw": size, "none": 0}[spec.key]).double().eval()
-    q = torch.randn(1, 2, queries, width[spec.query], dtype=torch.float64)
-    k = torch.randn(1, 2, keys, 0 if spec.key == "none" else size, dtype=torch.float64)
+    module = (
+        spec.build(2, width[spec.query_source], {"head": size, "raw": size, "none": 0}[spec.key_source]).double().eval()
+    )
+    q = torch.randn(1, 2, queries, width[spec.query_source], dtype=torch.float64)
+    k = torch.randn(1, 2, keys, 0 if spec.key_source == "none" else size, dtype=torch.float64)
     v = torch.randn(1, 2, keys, size, dtype=torch.float64)
     context = {"mask": make_mask(queries, keys), "positions": positions(queries, keys)}
-    k = module.key(k)
+    k = module.key_transform(k)
     weights, out = module.weights(q, k, **context), module(q, k, v, **context)
     assert (weights >= 0).all()
     torch.testing.assert_close(weights.sum(-1), torch.ones(1, 2, queries, dtype=torch.float64), rtol=0, atol=1e-6)
@@ -322,60 +324,60 @@ def test_a16_the_measured_field_is_the_pointer_graph(k, n, seed):
     assert len(measured) <= min((k + 1) ** n, length, index + 1)
 
 
-def fused_pair(dtype, width=12, heads=3):
-    """Separate query and key projections without biases, and the fused attention made from them."""
+def merged_pair(dtype, width=12, heads=3):
+    """Separate query and key projections without biases, and the merged attention made from them."""
     separate = HeadsSpec(heads=heads, bias=False).build(width, DotSpec()).to(dtype)
-    fused = HeadsSpec(heads=heads, bias=False).build(width, FusedSpec()).to(dtype)
+    merged = HeadsSpec(heads=heads, bias=False).build(width, MergedQKSpec()).to(dtype)
     with torch.no_grad():
-        fused.query.weight.copy_(fused_weight(separate.query.weight, separate.key.weight, heads))
-    return separate, fused
+        merged.query.weight.copy_(merged_weight(separate.query.weight, separate.key.weight, heads))
+    return separate, merged
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-12)])
 @pytest.mark.parametrize("causal", [False, True])
-def test_a17_the_fused_matrix_gives_the_same_attention(dtype, tolerance, causal):
-    separate, fused = fused_pair(dtype)
+def test_a17_the_merged_matrix_gives_the_same_attention(dtype, tolerance, causal):
+    separate, merged = merged_pair(dtype)
     x, context = torch.randn(2, 6, 12, dtype=dtype), attention_context(6, 6, causal=causal)
     weights = [
-        a.core.weights(a.query(x), a.key(x), mask=context.mask, positions=context.positions) for a in (separate, fused)
+        a.core.weights(a.query(x), a.key(x), mask=context.mask, positions=context.positions) for a in (separate, merged)
     ]
     assert weights[0].shape == (2, 3, 6, 6)
     assert (weights[0] - weights[1]).abs().max() <= tolerance
 
 
 @given(heads=st.integers(1, 6), size=st.integers(1, 8))
-def test_a18_fused_scores_have_half_the_heads_times_the_parameters_of_separate_ones(heads, size):
+def test_a18_merged_scores_have_half_the_heads_times_the_parameters_of_separate_ones(heads, size):
     width = heads * size
     separate = HeadsSpec(heads=heads, bias=False).build(width, DotSpec())
-    fused = HeadsSpec(heads=heads, bias=False).build(width, FusedSpec())
+    merged = HeadsSpec(heads=heads, bias=False).build(width, MergedQKSpec())
 
     def scoring(attention):
         return sum(p.numel() for part in (attention.query, attention.key, attention.core) for p in part.parameters())
 
     assert scoring(separate) == 2 * heads * size * width
-    assert scoring(fused) == heads * width**2
-    assert scoring(fused) * 2 == scoring(separate) * heads
+    assert scoring(merged) == heads * width**2
+    assert scoring(merged) * 2 == scoring(separate) * heads
     if heads == 2:
-        assert scoring(fused) == scoring(separate)
+        assert scoring(merged) == scoring(separate)
 
 
-def test_a19_fused_is_trainable_and_splits_into_two_matrices_if_its_rank_is_at_most_k():
-    _separate, fused = fused_pair(torch.float64)
-    ranks = torch.linalg.matrix_rank(fused.query.weight.unflatten(0, (3, -1)))
+def test_a19_merged_is_trainable_and_splits_into_two_matrices_if_its_rank_is_at_most_k():
+    _separate, merged = merged_pair(torch.float64)
+    ranks = torch.linalg.matrix_rank(merged.query.weight.unflatten(0, (3, -1)))
     assert (ranks <= 4).all()
-    query, key = split_weight(fused.query.weight.detach(), 3, 4)
-    torch.testing.assert_close(fused_weight(query, key, 3), fused.query.weight.detach())
+    query, key = split_weight(merged.query.weight.detach(), 3, 4)
+    torch.testing.assert_close(merged_weight(query, key, 3), merged.query.weight.detach())
     x, context = torch.randn(2, 6, 12, dtype=torch.float64), attention_context(6, 6)
-    optimizer = torch.optim.SGD(fused.query.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(merged.query.parameters(), lr=0.1)
     for step in range(3):
         target = torch.randn(2, 6, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
         optimizer.zero_grad()
-        (fused(x, fused.key_value(x, context), context) - target).square().sum().backward()
+        (merged(x, merged.key_value(x, context), context) - target).square().sum().backward()
         optimizer.step()
-    ranks = torch.linalg.matrix_rank(fused.query.weight.unflatten(0, (3, -1)))
+    ranks = torch.linalg.matrix_rank(merged.query.weight.unflatten(0, (3, -1)))
     assert (ranks > 4).any()
     with pytest.raises(ValueError, match=f"rank {int(ranks.max())}"):
-        split_weight(fused.query.weight.detach(), 3, 4)
+        split_weight(merged.query.weight.detach(), 3, 4)
 
 
 def test_a20_heads_without_parameters_of_their_own_are_one_head():

@@ -64,11 +64,17 @@ def test_e2_attention_of_the_recurrent_decoder_is_a_distribution_with_exact_grad
 
     def context(s, states):
         return model.core(
-            s, model.core.key(states[:, None]), states[:, None], mask=make_mask(1, 5), positions=positions(1, 5)
+            s,
+            model.core.key_transform(states[:, None]),
+            states[:, None],
+            mask=make_mask(1, 5),
+            positions=positions(1, 5),
         )
 
     assert torch.autograd.gradcheck(context, (s, states))
-    weights = model.core.weights(s, model.core.key(states[:, None]), mask=make_mask(1, 5), positions=positions(1, 5))
+    weights = model.core.weights(
+        s, model.core.key_transform(states[:, None]), mask=make_mask(1, 5), positions=positions(1, 5)
+    )
     torch.testing.assert_close(weights.sum(-1), torch.ones(2, 1, 1, dtype=torch.float64))
     assert (weights > 0).all()
 
@@ -108,11 +114,11 @@ def test_e2_it_learns_to_attend_to_the_word_it_generates(function, aligned):
 def test_e3_two_projections_are_a_bilinear_score():
     projected, bilinear = ProjectedSpec(size=3, scaled=False).build(2, 5, 4), BilinearSpec(scaled=False).build(2, 5, 4)
     with torch.no_grad():
-        bilinear.weight.copy_(projected.query_weight @ projected.key.weight.transpose(1, 2))
+        bilinear.weight.copy_(projected.query_weight @ projected.key_transform.weight.transpose(1, 2))
     q, k = torch.randn(1, 2, 3, 5), torch.randn(1, 2, 6, 4)
     context = {"mask": make_mask(3, 6), "positions": positions(3, 6)}
     torch.testing.assert_close(
-        projected.weights(q, projected.key(k), **context),
+        projected.weights(q, projected.key_transform(k), **context),
         bilinear.weights(q, k, **context),
         rtol=0,
         atol=1e-6,

@@ -80,13 +80,13 @@ MASKS = list(masks(2, 5, 9))
 def attention_inputs(core, queries, keys, dtype, groups=HEADS):
     spec = SLOTS["core"].choose(core)
     sizes = {"head": 6, "memory": 8, "none": 0}
-    query_size, key_size = sizes[spec.query], {"head": 6, "raw": 8, "none": 0}[spec.key]
+    query_size, key_size = sizes[spec.query_source], {"head": 6, "raw": 8, "none": 0}[spec.key_source]
     module = spec.build(HEADS, query_size, key_size).to(dtype).requires_grad_(False)
     q = torch.randn(2, HEADS, queries, query_size, dtype=dtype)
-    k = torch.randn(2, groups if spec.key == "head" else 1, keys, key_size, dtype=dtype)
+    k = torch.randn(2, groups if spec.key_source == "head" else 1, keys, key_size, dtype=dtype)
     v = torch.randn(2, groups, keys, 6, dtype=dtype)
     positions = Positions(torch.arange(keys - queries, keys)[None], torch.arange(keys)[None])
-    return module, [x.requires_grad_() for x in (q, module.key(k), v)], positions
+    return module, [x.requires_grad_() for x in (q, module.key_transform(k), v)], positions
 
 
 @pytest.mark.parametrize("name", MASKS)
@@ -476,7 +476,7 @@ RECURRENT = (
         {"core": core, "bidirectional": False}
         for core in CORES
         if (spec := SLOTS["core"].kinds[core["kind"]])
-        and (spec.query, spec.key) == ("head", "head")
+        and (spec.query_source, spec.key_source) == ("head", "head")
         and "heads" not in core
     ]
     + [

@@ -107,7 +107,7 @@ STACK = {"layers": 3, "width": 64, "attention": {"heads": 4}}
         *(
             {"decoder": STACK | {"core": core, "position": "rope"}}
             for core in kinds.choices("core")
-            if core["kind"] in ("dot", "argmax", "fused")
+            if core["kind"] in ("dot", "argmax", "merged-qk")
         ),
         *(
             {"decoder": STACK | {"position": position}}

@@ -92,7 +92,9 @@ def test_a_mask_lets_through_what_its_fields_define(causal, window, prefix, pad,
 def core_weights(spec, queries=5, keys=7, query_size=4, key_size=4):
     core = randomize(spec.build(2, query_size, key_size))
     q, k = torch.randn(1, 2, queries, query_size, **FLOAT64), torch.randn(1, 2, keys, key_size, **FLOAT64)
-    weights = core.weights(q, core.key(k), mask=Mask(queries, keys, q.device), positions=positions(queries, keys))
+    weights = core.weights(
+        q, core.key_transform(k), mask=Mask(queries, keys, q.device), positions=positions(queries, keys)
+    )
     return core, q[0], k[0], weights[0]
 
 
@@ -128,17 +130,17 @@ def test_bilinear_projected_and_additive_scores_are_their_formulas(scaled):
     )
 
     def score(h, i, j):
-        return float((q[h, i] @ core.query_weight[h]) @ (k[h, j] @ core.key.weight[h])) / (3 if scaled else 1)
+        return float((q[h, i] @ core.query_weight[h]) @ (k[h, j] @ core.key_transform.weight[h])) / (3 if scaled else 1)
 
     close(weights, softmax_rows(score, 5, 7))
     core, q, k, weights = core_weights(CoreSpec.choose({"kind": "additive", "size": 6}), query_size=3, key_size=4)
-    hidden = lambda h, i, j: torch.tanh(q[h, i] @ core.query_weight[h] + k[h, j] @ core.key.weight[h])  # noqa: E731
+    hidden = lambda h, i, j: torch.tanh(q[h, i] @ core.query_weight[h] + k[h, j] @ core.key_transform.weight[h])  # noqa: E731
     close(weights, softmax_rows(lambda h, i, j: float(core.score_weight[h, :, 0] @ hidden(h, i, j)), 5, 7))
 
 
-@formula("core", "fused", "argmax", "synthesizer-dense", "synthesizer-random")
+@formula("core", "merged-qk", "argmax", "synthesizer-dense", "synthesizer-random")
 def test_fused_argmax_dense_and_random_cores_are_their_formulas():
-    _, q, k, weights = core_weights(CoreSpec.choose("fused"))
+    _, q, k, weights = core_weights(CoreSpec.choose("merged-qk"))
     close(weights, softmax_rows(lambda h, i, j: float(q[h, i] @ k[h, j]), 5, 7))
     _, q, k, weights = core_weights(CoreSpec.choose("argmax"))
     close(weights, torch.nn.functional.one_hot((q @ k.transpose(1, 2)).argmax(-1), 7).double())
@@ -259,14 +261,14 @@ def test_amplitudes_of_scaled_rope_are_their_formulas():
     assert of(kind="yarn", factor=4.0) == pytest.approx(0.1 * math.log(4) + 1)
     assert of(kind="yarn", factor=4.0, attention_factor=1.7) == 1.7
     assert of(kind="longrope", length=100, factor=8.0) == pytest.approx(math.sqrt(1 + math.log(8) / math.log(100)))
-    assert {of(kind=kind) for kind in ("none", "linear", "ntk", "dynamic", "banded")} == {1.0}
+    assert {of(kind=kind) for kind in ("none", "linear", "ntk", "dynamic", "llama3")} == {1.0}
 
 
 LONGROPE = {"kind": "longrope", "attention_factor": 1.0}
 
 
 @formula("position", "rope")
-@formula("scaling", "none", "linear", "ntk", "dynamic", "yarn", "banded", "longrope")
+@formula("scaling", "none", "linear", "ntk", "dynamic", "yarn", "llama3", "longrope")
 @pytest.mark.parametrize("layout", ["halves", "interleaved"])
 @pytest.mark.parametrize(
     ("scaling", "frequency"),
@@ -278,7 +280,7 @@ LONGROPE = {"kind": "longrope", "attention_factor": 1.0}
             {"kind": "dynamic", "factor": 4.1, "length": 5},
             lambda i, w: (10000 * (4.1 * 6 / 5 - 3.1) ** (8 / 6)) ** (-2 * i / 8),
         ),
-        ({"kind": "banded", "factor": 4.0, "length": 30}, lambda i, w: banded(w)),
+        ({"kind": "llama3", "factor": 4.0, "length": 30}, lambda i, w: banded(w)),
         ({"kind": "yarn", "factor": 4.0, "length": 300, "attention_factor": 1.0}, lambda i, w: yarn(i, w)),
         (
             {**LONGROPE, "short_factor": [1.0], "long_factor": [2.0, 3.0, 4.0, 5.0], "length": 3},
@@ -398,7 +400,7 @@ def test_heads_and_pools_are_their_formulas():
     own, h, _, out = head(kind="classes", classes=3, pool="mean", dense=True)
     pooled = torch.tanh(h.mean(1) @ own.dense.weight.T + own.dense.bias)
     close(out, pooled @ own.output.weight.T + own.output.bias)
-    _, h, _, out = head(kind="vector", pool="last", unit=True)
+    _, h, _, out = head(kind="vector", pool="last", normalize=True)
     close(out, h[:, -1] / h[:, -1].norm(dim=-1, keepdim=True))
     close(head(kind="vector")[3], head(kind="vector")[1][:, 0])
     close(head(kind="vector", pool={"kind": "at", "index": 2})[3], head(kind="vector")[1][:, 2])
@@ -447,7 +449,7 @@ def test_a_recurrent_step_is_context_cell_readout_and_head(cell, readout):
     c = torch.zeros(4, **FLOAT64)
     for t, logits in enumerate(model(target, source)[0]):
         e = model.embed.table(target[0, t])
-        hidden = torch.tanh(s @ model.core.query_weight[0] + h @ model.core.key.weight[0])
+        hidden = torch.tanh(s @ model.core.query_weight[0] + h @ model.core.key_transform.weight[0])
         context = torch.softmax(hidden @ model.core.score_weight[0, :, 0], dim=0) @ h
         weights = model.cells[0].cell
         x = torch.cat((e, context)) @ weights.weight_ih.T + weights.bias_ih
@@ -742,9 +744,9 @@ def test_blocks_stay_within_their_limits():
     assert all(block.dense.numel() <= 200 for _, _, block in mask.blocks())
     core, q = CoreSpec.choose({"kind": "additive", "size": 5}).build(2, 4, 4), torch.randn(4, 2, 10, 4)
     core.max_scores = 2000
-    for _, _, block in core.blocks(q, core.key(q), Mask(10, 10, q.device)):
+    for _, _, block in core.blocks(q, core.key_transform(q), Mask(10, 10, q.device)):
         rows = block.num_queries
-        assert core.scores(q[:, :, :rows], core.key(q), positions(rows, 10)).numel() * 5 <= 2000
+        assert core.scores(q[:, :, :rows], core.key_transform(q), positions(rows, 10)).numel() * 5 <= 2000
 
 
 def test_yarn_blends_between_its_borders():

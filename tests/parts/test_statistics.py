@@ -51,7 +51,10 @@ def by_the_matrix(weights, positions):
 
 def core_and_inputs(choice, heads=4, groups=2, size=5):
     spec = SLOTS["core"].choose(choice)
-    query, key = {"head": size, "memory": size, "none": 0}[spec.query], {"head": size, "raw": size, "none": 0}[spec.key]
+    query, key = (
+        {"head": size, "memory": size, "none": 0}[spec.query_source],
+        {"head": size, "raw": size, "none": 0}[spec.key_source],
+    )
     core = spec.build(heads, query, key).double().eval()
     q = torch.randn(2, heads, LENGTH, query, dtype=torch.float64, requires_grad=True)
     k = torch.randn(2, groups if key else 1, LENGTH, key, dtype=torch.float64, requires_grad=True)
@@ -77,8 +80,8 @@ def test_statistics_of_every_core_are_those_of_its_weights(choice, mask, blocks,
         in_small_blocks(monkeypatch, rows=5, scores=2 * 4 * LENGTH * 5)
     core, q, k = core_and_inputs(choice)
     arguments, leaves = context(MASKS[mask]), [q, k, *core.parameters()]
-    ours = statistics.statistics(core, q, core.key(k), **arguments)
-    entropy, distance = by_the_matrix(core.weights(q, core.key(k), **arguments), arguments["positions"])
+    ours = statistics.statistics(core, q, core.key_transform(k), **arguments)
+    entropy, distance = by_the_matrix(core.weights(q, core.key_transform(k), **arguments), arguments["positions"])
     torch.testing.assert_close((ours.entropy, ours.distance), (entropy, distance), rtol=1e-10, atol=1e-10)
     by = torch.randn(2, 2, 4, LENGTH, dtype=torch.float64)
     one = gradients((by[0] * ours.entropy + by[1] * ours.distance).sum(), *leaves)
@@ -94,8 +97,8 @@ def test_single_log_weights_of_every_core_are_those_of_its_weights(choice, block
     core, q, k = core_and_inputs(choice)
     arguments = context({"causal": True})
     row, query, key = torch.tensor([[1, 9, 9], [0, 3, 0], [1, 2, 2], [0, 11, 5]]).T
-    ours = statistics.log_weights(core, q, core.key(k), (row, query, key), **arguments)
-    expected = core.weights(q, core.key(k), **arguments)[row, :, query, key].log().T
+    ours = statistics.log_weights(core, q, core.key_transform(k), (row, query, key), **arguments)
+    expected = core.weights(q, core.key_transform(k), **arguments)[row, :, query, key].log().T
     torch.testing.assert_close(ours, expected, rtol=1e-10, atol=1e-10)
     leaves, by = [q, k, *core.parameters()], torch.randn(4, 4, dtype=torch.float64)
     one, other = (gradients((by * logs).sum(), *leaves) for logs in (ours, expected))
@@ -161,7 +164,7 @@ def test_memory_is_linear_in_the_length(choice, bound, monkeypatch, tmp_path):
 
     def step(length):
         q, k = (torch.randn(1, 2, length, size, requires_grad=True) for _ in range(2))
-        arguments, keys = causal_context(length), core.key(k)
+        arguments, keys = causal_context(length), core.key_transform(k)
         if choice == "matrix":
             entropy, distance = by_the_matrix(core.weights(q, keys, **arguments), arguments["positions"])
         else:

@@ -84,7 +84,7 @@ def test_a_preset_is_the_model_its_published_config_describes(name):
         pooler, classifier = to_tree(ours.head), to_tree(theirs.head)
         assert all(pooler[field] == classifier[field] for field in ("pool", "dense", "activation"))
         assert pooler["pool"]["kind"] == "first"
-        assert (pooler["unit"], pooler["dense"], pooler["activation"]) == (False, True, "tanh")
+        assert (pooler["normalize"], pooler["dense"], pooler["activation"]) == (False, True, "tanh")
 
 
 @pytest.mark.parametrize("name", CONFIGS)

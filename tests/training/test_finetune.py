@@ -583,9 +583,9 @@ def test_lora_trains_with_every_optimizer(kind, data, tmp_path):
 # ---------------------------------------------------------------------------------------------------- vectors of texts
 
 
-def pooling(folder, *modes, unit=False):
+def pooling(folder, *modes, normalize=False):
     """The files by which sentence-transformers defines the pooling."""
-    names = ["Transformer", "Pooling", *["Normalize"] * unit]
+    names = ["Transformer", "Pooling", *["Normalize"] * normalize]
     steps = [
         {"idx": i, "path": f"{i}_{name}" if i else "", "type": f"sentence_transformers.models.{name}"}
         for i, name in enumerate(names)
@@ -604,8 +604,8 @@ def without_special_tokens(folder):
 FOLDERS = {
     "plain": lambda folder: None,
     "first token": lambda folder: pooling(folder, "cls_token"),
-    "last token": lambda folder: pooling(folder, "lasttoken", unit=True),
-    "mean": lambda folder: pooling(folder, "mean_tokens", unit=True),
+    "last token": lambda folder: pooling(folder, "lasttoken", normalize=True),
+    "mean": lambda folder: pooling(folder, "mean_tokens", normalize=True),
     "no special tokens": without_special_tokens,
     "first token, no special tokens": lambda folder: [pooling(folder, "cls_token"), without_special_tokens(folder)],
 }
@@ -640,7 +640,8 @@ def test_retrieval_trains_the_vectors_that_embed_gives(kind, more, data, tmp_pat
 
 
 @pytest.mark.parametrize(
-    "head", ["none", "vector", {"kind": "vector", "pool": "mean", "unit": True}, {"kind": "vector", "pool": "last"}]
+    "head",
+    ["none", "vector", {"kind": "vector", "pool": "mean", "normalize": True}, {"kind": "vector", "pool": "last"}],
 )
 def test_retrieval_without_a_checkpoint_trains_the_vectors_that_embed_gives(head, data, tmp_path):
     stack = {"layers": 1, "width": 16, "attention": {"kind": "heads", "heads": 2}, "position": "rope"}

@@ -12,9 +12,9 @@ POOLING = Choice(
     "classifier_pooling",
     "head",
     (
-        ("late", {"pool.kind": "mean", "late": True}),
-        ("mean", {"pool.kind": "mean", "late": False}),
-        ("bos", {"pool.kind": "first", "late": False}),
+        ("late", {"pool.kind": "mean", "dense_before_pool": True}),
+        ("mean", {"pool.kind": "mean", "dense_before_pool": False}),
+        ("bos", {"pool.kind": "first", "dense_before_pool": False}),
     ),
     "late",
 )
