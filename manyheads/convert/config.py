@@ -82,7 +82,7 @@ class Fixed(OneKey):
 
 
 @dataclass(frozen=True)
-class Written:
+class WriteOnlyKey:
     """Keys that are written with a computed value and ignored when a config is read."""
 
     keys: tuple[str, ...]

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from manyheads.convert.config import Config
-from manyheads.convert.families import NAMES, NO_TOKENS, Family, get_family
+from manyheads.convert.families import NAMES, UNSET_TOKEN_IDS, Family, get_family
 from manyheads.convert.match import expressible, same_model
 from manyheads.convert.pooling import POOLING_FILES, write_pooling
 from manyheads.convert.weights import Parameters, Tensors, WeightTable
@@ -130,7 +130,12 @@ class NativeFormat:
         return self.spec_of(config)
 
     def config_of(self, spec: ModelSpec, architecture: str) -> Tree:
-        return {"architectures": [architecture], "model_type": self.model_type, **NO_TOKENS, "model": to_tree(spec)}
+        return {
+            "architectures": [architecture],
+            "model_type": self.model_type,
+            **UNSET_TOKEN_IDS,
+            "model": to_tree(spec),
+        }
 
     def tables(self, spec: ModelSpec, architecture: str, parameters: Parameters) -> list[NativeTable]:
         return [NativeTable()]
@@ -370,7 +375,7 @@ IMAGE_FILES = ("preprocessor_config.json",)
 def kept_keys(model: Model) -> tuple[str, ...]:
     """The keys without a field in a description that belong to such a model, which are copied from the old config."""
     return (
-        *NO_TOKENS,
+        *UNSET_TOKEN_IDS,
         "task",
         *(("decoder_start_token_id",) if model.spec.has_source else ()),
         *(("forced_bos_token_id", "forced_eos_token_id") if model.can_generate else ()),

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from manyheads.convert.config import REQUIRED, Config, Fields, GetField, Key, OneKey, Written, missing_key
+from manyheads.convert.config import REQUIRED, Config, Fields, GetField, Key, OneKey, WriteOnlyKey, missing_key
 from manyheads.errors import CheckpointConfigError
 from manyheads.spec import Tree, did_you_mean, quoted
 
@@ -103,7 +103,7 @@ class RopeKeys:
             raise CheckpointConfigError("the config has different values of rope_parameters and rope_scaling")
         rope = newer or older or {}
         if not isinstance(rope, Mapping):
-            raise CheckpointConfigError(f"rope_parameters is {quoted(rope)}, expected a table")
+            raise CheckpointConfigError(f"rope_parameters is {quoted(rope)}, expected a JSON object")
         return rope
 
     def write(self, get: GetField) -> Tree:
@@ -213,7 +213,7 @@ class Labels:
         if names is None:
             return {"head.classes": config.get("num_labels", 2)}
         if not isinstance(names, Mapping) or not all(re.fullmatch("[0-9]{1,9}", str(key)) for key in names):
-            raise CheckpointConfigError(f"id2label is {quoted(names)}, expected a table of names by their index")
+            raise CheckpointConfigError(f"id2label is {quoted(names)}, expected a JSON object of names by their index")
         return {"head.classes": len(names)}
 
     def write(self, get: GetField) -> Tree:
@@ -222,7 +222,7 @@ class Labels:
 
 
 # transformers pools the last token other than pad_token_id, so that −1 gives the last token
-PAD_TOKEN_FOR_LAST_POOLING = Written(("pad_token_id",), lambda get: -1)
+PAD_TOKEN_FOR_LAST_POOLING = WriteOnlyKey(("pad_token_id",), lambda get: -1)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ QKV = ("query", "key", "value")
 
 
 @dataclass(frozen=True)
-class Row:
+class WeightRow:
     """A stored tensor (`theirs`) and the names of the parameters that it holds (`ours`)."""
 
     theirs: str
@@ -35,16 +35,16 @@ class Row:
         return replace(self, theirs=rename(self.theirs))
 
 
-class Ignored(Row):
+class Ignored(WeightRow):
     """A tensor that no computation reads. An export writes it unchanged."""
 
 
-class TiedTensor(Row):
+class TiedTensor(WeightRow):
     """A second name of a parameter, which a checkpoint may omit."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Weight(Row, ABC):
+class Weight(WeightRow, ABC):
     """A tensor that a checkpoint must hold, unless it is `optional` and the model does not have it."""
 
     optional: bool = False
@@ -121,11 +121,11 @@ class Concatenated(Weight):
         return tensor.mT.contiguous() if self.transposed and tensor.dim() > 1 else tensor
 
 
-Rows = tuple[Row, ...]
+Rows = tuple[WeightRow, ...]
 Table = Rows | Callable[[ModelSpec], Rows]  # a function if the rows depend on the spec
 
 
-def same(
+def renames(
     names: Mapping[str, str], ours: str = "", theirs: str = "", *, transposed: bool = False, optional: bool = False
 ) -> Rows:
     """A Rename row for each pair of our and their name, which follow the prefixes `ours` and `theirs`."""
@@ -135,17 +135,17 @@ def same(
     )
 
 
-def fused(theirs: str, ours: str, parts: Iterable[str], **options: Any) -> Concatenated:
+def concatenated(theirs: str, ours: str, parts: Iterable[str], **options: Any) -> Concatenated:
     return Concatenated(theirs, tuple(ours + part for part in parts), **options)
 
 
 def token_scores(theirs: str, embedding: str) -> Rows:
     """The rows of a token head, which is tied to the token embedding or has its own matrix."""
-    output = same({"head.output": theirs, "head.bias": f"{theirs}.bias"}, optional=True)
+    output = renames({"head.output": theirs, "head.bias": f"{theirs}.bias"}, optional=True)
     return *output, TiedTensor(f"{theirs}.weight", (f"{embedding}.weight",))
 
 
-def expand(rows: Iterable[Row], parameters: Container[str], layers: Mapping[str, int]) -> Iterator[Row]:
+def expand(rows: Iterable[WeightRow], parameters: Container[str], layers: Mapping[str, int]) -> Iterator[WeightRow]:
     """Expands rows to every layer, weight and bias of a model. `layers` is the number of layers of each stack."""
     stored = set[str]()
     for row in rows:
@@ -157,7 +157,7 @@ def expand(rows: Iterable[Row], parameters: Container[str], layers: Mapping[str,
                     yield one
 
 
-def concrete(row: Row, layer: int, parameters: Container[str]) -> list[Row]:
+def concrete(row: WeightRow, layer: int, parameters: Container[str]) -> list[WeightRow]:
     """The rows of one layer, one for each parameter of the module that the model has."""
     theirs, ours = row.theirs.replace("*", str(layer)), [name.replace("*", str(layer)) for name in row.ours]
     rows = [

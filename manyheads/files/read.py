@@ -91,15 +91,15 @@ def read_text(path: Path, max_bytes: int) -> str:
 
 
 def read_json(path: Path, max_bytes: int) -> Tree:
-    """Reads a table from a JSON file."""
+    """Reads an object from a JSON file."""
     return parse_json(read_bytes(path, max_bytes), path)
 
 
 def parse_json(data: bytes, path: Path) -> Tree:
-    """Parses a table as `parse_json_value` does."""
+    """Parses an object as `parse_json_value` does."""
     table = parse_json_value(data, path)
     if not isinstance(table, dict):
-        raise CorruptFileError(f"{path} holds {quoted(table)}, expected a table")
+        raise CorruptFileError(f"{path} holds {quoted(table)}, expected a JSON object")
     return table
 
 
@@ -131,7 +131,7 @@ def no_duplicate_keys(pairs: list[tuple[str, Any]]) -> Tree:
 
 
 def read_json_or_empty(path: Path) -> Tree:
-    """Reads a table from a JSON file that manyheads wrote; empty if the file is missing or incomplete."""
+    """Reads an object from a JSON file that manyheads wrote; empty if the file is missing or incomplete."""
     try:
         return read_json(path, MAX_INDEX_BYTES)
     except (OSError, CorruptFileError):

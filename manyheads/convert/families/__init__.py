@@ -8,13 +8,13 @@ from importlib import import_module
 
 from manyheads.convert.config import Config, ConfigRow, read_config, write_config
 from manyheads.convert.keys import PAD_TOKEN_FOR_LAST_POOLING, Labels
-from manyheads.convert.weights import Parameters, Rows, Spelling, Table, Tensors, WeightTable, expand, same
+from manyheads.convert.weights import Parameters, Rows, Spelling, Table, Tensors, WeightTable, expand, renames
 from manyheads.errors import CheckpointConfigError, UnknownArchitectureError
 from manyheads.model.spec import ModelSpec, read_model
 from manyheads.spec import Tree, copy_tree, did_you_mean, quoted
 
 # written as None, because transformers would replace missing keys by the special tokens of published models
-NO_TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+UNSET_TOKEN_IDS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,14 +27,14 @@ class Architecture:
     prefix: str = ""  # precedes the names of the other weights
 
 
-BARE = Architecture(head={"kind": "none"})  # a class without a head
+HEADLESS = Architecture(head={"kind": "none"})  # a class without a head
 
 
 def last_token_classes(prefix: str) -> Architecture:
     """A decoder's class with one score per class, computed from the last token without a bias."""
     return Architecture(
         head={"kind": "classes", "pool": "last", "bias": False},
-        weights=same({"head.output": "score"}),
+        weights=renames({"head.output": "score"}),
         keys=(Labels(), PAD_TOKEN_FOR_LAST_POOLING),
         prefix=prefix,
     )
@@ -45,7 +45,7 @@ class Family:
     """The fields that all models of a family share, the keys of their configs, and the names of their weights."""
 
     model_type: str
-    template: Tree
+    base_fields: Tree
     _: KW_ONLY
     keys: tuple[ConfigRow, ...]
     weights: Table  # the weights except those of the head, without prefix
@@ -68,7 +68,7 @@ class Family:
 
     def spec_of(self, config: Config) -> ModelSpec:
         own = self.architectures[self.architecture(config)]
-        tree = copy_tree(self.template) | {"head": copy_tree(own.head)}
+        tree = copy_tree(self.base_fields) | {"head": copy_tree(own.head)}
         return read_model(read_config((*self.keys, *own.keys), config, tree, ignored=self.ignored))
 
     def stored_spec(self, config: Config, names: Collection[str]) -> ModelSpec:
@@ -78,7 +78,7 @@ class Family:
     def config_of(self, spec: ModelSpec, architecture: str) -> Tree:
         """A config for the spec. If `spec_of` reads another spec from it, the family cannot express the spec."""
         config = write_config((*self.keys, *self.architectures[architecture].keys), spec)
-        return {"architectures": [architecture], "model_type": self.model_type} | NO_TOKENS | config
+        return {"architectures": [architecture], "model_type": self.model_type} | UNSET_TOKEN_IDS | config
 
     def table(self, spec: ModelSpec, architecture: str, parameters: Parameters) -> WeightTable:
         """The weight table of a model, whose parameters may be on the meta device."""

@@ -5,18 +5,18 @@ from __future__ import annotations
 from manyheads.convert.config import Fixed, Key
 from manyheads.convert.families import Architecture, Family
 from manyheads.convert.families.bert import (
+    BASE,
     CLASSES,
     EMBEDDINGS,
     KEYS,
     LENGTH,
     MASKED,
     MASKED_KEYS,
-    SHAPE,
     dropout,
     masked,
 )
 from manyheads.convert.keys import Labels
-from manyheads.convert.weights import Ignored, Rows, same
+from manyheads.convert.weights import Ignored, Rows, renames
 
 LAYER = {
     "attention.query": "attention.query",
@@ -39,7 +39,7 @@ HEAD = masked("predictions.dense", "predictions.LayerNorm", "predictions.bias", 
 FAMILIES = {
     "albert": Family(
         "albert",
-        SHAPE,
+        BASE,
         keys=(
             *KEYS,
             LENGTH,
@@ -50,8 +50,8 @@ FAMILIES = {
         ),
         weights=(
             *EMBEDDINGS,
-            *same({"encoder.embed.project": "encoder.embedding_hidden_mapping_in"}, optional=True),
-            *same(LAYER, "encoder.layers.*.", "encoder.albert_layer_groups.*.albert_layers.0."),
+            *renames({"encoder.embed.project": "encoder.embedding_hidden_mapping_in"}, optional=True),
+            *renames(LAYER, "encoder.layers.*.", "encoder.albert_layer_groups.*.albert_layers.0."),
         ),
         architectures={
             "AlbertForMaskedLM": Architecture(
@@ -59,7 +59,7 @@ FAMILIES = {
             ),
             "AlbertForSequenceClassification": Architecture(
                 head=CLASSES,
-                weights=same({"head.dense": "albert.pooler", "head.output": "classifier"}),
+                weights=renames({"head.dense": "albert.pooler", "head.output": "classifier"}),
                 keys=(Labels(), Key("classifier_dropout_prob", "head.dropout", 0.1)),
                 prefix="albert.",
             ),

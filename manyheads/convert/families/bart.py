@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from manyheads.convert.config import Fixed, Key
-from manyheads.convert.families import BARE, Architecture, Family
-from manyheads.convert.families.marian import EMBEDDINGS, IGNORED, KEYS, LAYERS, SHAPE, TOKEN_SCORES
+from manyheads.convert.families import HEADLESS, Architecture, Family
+from manyheads.convert.families.marian import BASE, EMBEDDINGS, IGNORED, KEYS, LAYERS, TOKEN_SCORES
 from manyheads.convert.keys import in_both
-from manyheads.convert.weights import Ignored, same
+from manyheads.convert.weights import Ignored, renames
 from manyheads.spec import merge_trees
 
 EMBED = {"embed": {"norm": {"kind": "layer"}}, "position": {"kind": "learned", "offset": 2}}
@@ -15,7 +15,7 @@ NAMES = {"embed.position.table": "embed_positions", "embed.norm": "layernorm_emb
 FAMILIES = {
     "bart": Family(
         "bart",
-        merge_trees(SHAPE, {"encoder": EMBED, "decoder": EMBED}),
+        merge_trees(BASE, {"encoder": EMBED, "decoder": EMBED}),
         keys=(
             *KEYS,
             Key("max_position_embeddings", in_both("position.length")),
@@ -27,8 +27,8 @@ FAMILIES = {
         ),
         weights=(
             *EMBEDDINGS,
-            *same(NAMES, "encoder.", "encoder."),
-            *same(NAMES, "decoder.", "decoder."),
+            *renames(NAMES, "encoder.", "encoder."),
+            *renames(NAMES, "decoder.", "decoder."),
             Ignored("encoder.version"),
             Ignored("decoder.version"),
             *LAYERS,
@@ -37,7 +37,7 @@ FAMILIES = {
             "BartForConditionalGeneration": Architecture(
                 head={"kind": "tied", "bias": True}, weights=TOKEN_SCORES, prefix="model."
             ),
-            "BartModel": BARE,
+            "BartModel": HEADLESS,
         },
         ignored=(
             *IGNORED, "extra_pos_embeddings", "force_bos_token_to_be_generated", "replacing_rate", "save_step",

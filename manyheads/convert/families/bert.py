@@ -5,10 +5,10 @@ from __future__ import annotations
 from manyheads.convert.config import ConfigRow, Fixed, Key
 from manyheads.convert.families import Architecture, Family
 from manyheads.convert.keys import FirstOf, Labels, activation
-from manyheads.convert.weights import Ignored, Rows, TiedTensor, same
+from manyheads.convert.weights import Ignored, Rows, TiedTensor, renames
 from manyheads.spec import Tree
 
-SHAPE: Tree = {
+BASE: Tree = {
     "encoder": {
         "embed": {"kind": "tokens", "norm": {"kind": "layer"}},
         "position": {"kind": "learned"},
@@ -44,13 +44,13 @@ def dropout(default: float) -> tuple[ConfigRow, ...]:
 
 
 EMBEDDINGS: Rows = (
-    *same({
+    *renames({
         "encoder.embed.table": "embeddings.word_embeddings",
         "encoder.embed.position.table": "embeddings.position_embeddings",
         "encoder.embed.types": "embeddings.token_type_embeddings",
         "encoder.embed.norm": "embeddings.LayerNorm",
     }),
-    *same({"encoder.embed.tasks": "embeddings.task_type_embeddings"}, optional=True),
+    *renames({"encoder.embed.tasks": "embeddings.task_type_embeddings"}, optional=True),
     Ignored("embeddings.position_ids"),
     Ignored("embeddings.token_type_ids"),
 )  # fmt: skip
@@ -64,7 +64,7 @@ LAYER = {
     "feedforward.down": "output.dense",
     "residual.norms.1": "output.LayerNorm",
 }
-WEIGHTS: Rows = (*EMBEDDINGS, *same(LAYER, "encoder.layers.*.", "encoder.layer.*."))
+WEIGHTS: Rows = (*EMBEDDINGS, *renames(LAYER, "encoder.layers.*.", "encoder.layer.*."))
 
 
 def pooler(prefix: str = "") -> Rows:
@@ -82,7 +82,7 @@ MASKED_KEYS: tuple[ConfigRow, ...] = (
 def masked(dense: str, norm: str, bias: str, decoder: str) -> Rows:
     """The rows of a masked-language-model head, whose matrix is tied to the token embedding."""
     return (
-        *same({"head.project": dense, "head.norm": norm, "head.scores.bias": bias}),
+        *renames({"head.project": dense, "head.norm": norm, "head.scores.bias": bias}),
         TiedTensor(f"{decoder}.weight", ("encoder.embed.table.weight",)),
         TiedTensor(f"{decoder}.bias", ("head.scores.bias",)),
     )
@@ -103,7 +103,7 @@ def architectures(name: str, prefix: str) -> dict[str, Architecture]:
         Ignored("cls.seq_relationship.weight"),
         Ignored("cls.seq_relationship.bias"),
     )
-    classes = same({"head.dense": f"{prefix}pooler.dense", "head.output": "classifier"})
+    classes = renames({"head.dense": f"{prefix}pooler.dense", "head.output": "classifier"})
     language = Architecture(head=MASKED, weights=rows, keys=MASKED_KEYS, prefix=prefix)
     return {
         f"{name}ForMaskedLM": language,
@@ -122,7 +122,7 @@ IGNORED = (
 FAMILIES = {
     "bert": Family(
         "bert",
-        SHAPE,
+        BASE,
         keys=(*KEYS, LENGTH, *dropout(0.1)),
         weights=WEIGHTS,
         architectures=architectures("Bert", "bert."),

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from manyheads.convert.config import Fixed, Key
-from manyheads.convert.families import BARE, Architecture, Family
-from manyheads.convert.families.bert import LENGTH, MASKED, SHAPE
+from manyheads.convert.families import HEADLESS, Architecture, Family
+from manyheads.convert.families.bert import BASE, LENGTH, MASKED
 from manyheads.convert.keys import Labels, activation
-from manyheads.convert.weights import Ignored, TiedTensor, same
+from manyheads.convert.weights import Ignored, TiedTensor, renames
 from manyheads.spec import merge_trees
 
 EMBEDDINGS = {
@@ -34,7 +34,7 @@ EPS = {"kind": "layer", "eps": 1e-12}
 FAMILIES = {
     "distilbert": Family(
         "distilbert",
-        merge_trees(SHAPE, {"encoder": {"norm": EPS, "embed": {"norm": EPS}}}),
+        merge_trees(BASE, {"encoder": {"norm": EPS, "embed": {"norm": EPS}}}),
         keys=(
             Key("vocab_size", "vocab"),
             Key("n_layers", "encoder.layers"),
@@ -47,24 +47,24 @@ FAMILIES = {
             Key("attention_dropout", "encoder.core.dropout", 0.1),
         ),
         weights=(
-            *same(EMBEDDINGS),
+            *renames(EMBEDDINGS),
             Ignored("embeddings.position_ids"),
-            *same(LAYER, "encoder.layers.*.", "transformer.layer.*."),
+            *renames(LAYER, "encoder.layers.*.", "transformer.layer.*."),
         ),
         architectures={
             "DistilBertForMaskedLM": Architecture(
                 head=MASKED | {"norm": EPS},
-                weights=(*same(HEAD), TiedTensor("vocab_projector.weight", ("encoder.embed.table.weight",))),
+                weights=(*renames(HEAD), TiedTensor("vocab_projector.weight", ("encoder.embed.table.weight",))),
                 keys=(activation("activation", "head.activation"), Fixed("tie_word_embeddings", True)),
                 prefix="distilbert.",
             ),
             "DistilBertForSequenceClassification": Architecture(
                 head={"kind": "classes", "pool": "first", "dense": True, "activation": "relu"},
-                weights=same({"head.dense": "pre_classifier", "head.output": "classifier"}),
+                weights=renames({"head.dense": "pre_classifier", "head.output": "classifier"}),
                 keys=(Labels(), Key("seq_classif_dropout", "head.dropout", 0.2)),
                 prefix="distilbert.",
             ),
-            "DistilBertModel": BARE,
+            "DistilBertModel": HEADLESS,
         },
         ignored=("sinusoidal_pos_embds", "qa_dropout", "seq_classif_dropout", "tie_word_embeddings", "tie_weights_"),
     )

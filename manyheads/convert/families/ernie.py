@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from manyheads.convert.config import Config, Fields, GetField
 from manyheads.convert.families import Family
-from manyheads.convert.families.bert import IGNORED, KEYS, LENGTH, SHAPE, WEIGHTS, architectures, dropout
+from manyheads.convert.families.bert import BASE, IGNORED, KEYS, LENGTH, WEIGHTS, architectures, dropout
 from manyheads.spec import Tree
 
 
@@ -31,7 +31,7 @@ class TaskTypes:
 FAMILIES = {
     "ernie": Family(
         "ernie",
-        SHAPE,
+        BASE,
         keys=(*KEYS, LENGTH, *dropout(0.1), TaskTypes()),
         weights=WEIGHTS,
         architectures=architectures("Ernie", "ernie."),

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from manyheads.convert.config import Fixed, Key
-from manyheads.convert.families import BARE, Architecture, Family
+from manyheads.convert.families import HEADLESS, Architecture, Family
 from manyheads.convert.families.llama import EMBEDDINGS, IGNORED, LAYER, STACK, biases, heads, stack_keys
 from manyheads.convert.keys import Choice, Labels, RopeKeys, tying
-from manyheads.convert.weights import same, token_scores
+from manyheads.convert.weights import renames, token_scores
 
 POOLING = Choice(
     "classifier_pooling",
@@ -30,7 +30,7 @@ FAMILIES = {
             *biases("encoder"),
             Fixed("pretraining_tp", 1),
         ),
-        weights=(*same(EMBEDDINGS, "encoder."), *same(LAYER, "encoder.layers.*.", "layers.*.")),
+        weights=(*renames(EMBEDDINGS, "encoder."), *renames(LAYER, "encoder.layers.*.", "layers.*.")),
         architectures={
             "EuroBertForMaskedLM": Architecture(
                 weights=token_scores("lm_head", "encoder.embed.table"),
@@ -39,11 +39,11 @@ FAMILIES = {
             ),
             "EuroBertForSequenceClassification": Architecture(
                 head={"kind": "classes", "dense": True, "activation": "gelu"},
-                weights=same({"head.dense": "dense", "head.output": "classifier"}),
+                weights=renames({"head.dense": "dense", "head.output": "classifier"}),
                 keys=(Labels(), POOLING),
                 prefix="model.",
             ),
-            "EuroBertModel": BARE,
+            "EuroBertModel": HEADLESS,
         },
         ignored=(*IGNORED, "classifier_pooling", "clf_pooling", "hidden_dropout", "is_causal"),
     )

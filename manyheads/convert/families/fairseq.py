@@ -8,7 +8,7 @@ from manyheads.convert.config import Config, Fields, Fixed, GetField, Key
 from manyheads.convert.families import Architecture, Family
 from manyheads.convert.families.marian import DROPOUT, LAYERS, STACK
 from manyheads.convert.keys import Choice, activation, in_both, number
-from manyheads.convert.weights import Ignored, TiedTensor, same
+from manyheads.convert.weights import Ignored, TiedTensor, renames
 from manyheads.errors import CheckpointConfigError
 from manyheads.spec import Tree, merge_trees, quoted
 
@@ -41,7 +41,7 @@ def normalize_before(name: str) -> Choice:
     return Choice(f"{name}_normalize_before", f"{name}.residual", kinds, False)
 
 
-SHAPE: Tree = {"encoder": STACK, "decoder": STACK | {"mask": {"causal": True}, "cross": True}}
+BASE: Tree = {"encoder": STACK, "decoder": STACK | {"mask": {"causal": True}, "cross": True}}
 SINUSOIDS: Tree = {
     "embed": {"kind": "tokens", "scale": True},
     "position": {"kind": "sinusoidal", "layout": "halves", "offset": 2},
@@ -108,7 +108,7 @@ TRAINER = frozenset((
 FAMILIES = {
     "fairseq": Family(
         "fairseq",
-        merge_trees(SHAPE, {"encoder": SINUSOIDS, "decoder": SINUSOIDS}),
+        merge_trees(BASE, {"encoder": SINUSOIDS, "decoder": SINUSOIDS}),
         keys=(
             Key("target_tokens", "vocab"),
             Key("source_tokens", "source_vocab"),
@@ -125,8 +125,8 @@ FAMILIES = {
             *DROPOUT,
         ),
         weights=(
-            *same({f"{name}.embed.table": f"{name}.embed_tokens" for name in STACKS}),
-            *same({f"{name}.norm": f"{name}.layer_norm" for name in STACKS}, optional=True),
+            *renames({f"{name}.embed.table": f"{name}.embed_tokens" for name in STACKS}),
+            *renames({f"{name}.norm": f"{name}.layer_norm" for name in STACKS}, optional=True),
             *(Ignored(f"{name}.version") for name in STACKS),
             *(Ignored(f"{name}.embed_positions._float_tensor") for name in STACKS),
             *LAYERS,

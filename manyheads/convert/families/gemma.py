@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from manyheads.convert.config import Fixed, Key
 from manyheads.convert.families import Family
-from manyheads.convert.families.llama import BIASES, IGNORED, KEYS, SHAPE, WEIGHTS, architectures, heads
+from manyheads.convert.families.llama import BASE, BIASES, IGNORED, KEYS, WEIGHTS, architectures, heads
 from manyheads.convert.keys import Choice, RopeKeys, read_activation, write_activation
 from manyheads.spec import merge_trees
 
@@ -20,7 +20,7 @@ HIDDEN_ACTIVATION = Choice("hidden_activation", "decoder.feedforward", ((None, {
 FAMILIES = {
     "gemma": Family(
         "gemma",
-        merge_trees(SHAPE, {"decoder": {"embed": {"scale": True}, "norm": {"kind": "rms-one"}}}),
+        merge_trees(BASE, {"decoder": {"embed": {"scale": True}, "norm": {"kind": "rms-one"}}}),
         keys=(
             *KEYS,
             *heads(kv_heads=16, size=256),

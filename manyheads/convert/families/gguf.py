@@ -11,9 +11,9 @@ import torch
 
 from manyheads.convert.config import Config, ConfigRow, Fields, Fixed, GetField, Key, required
 from manyheads.convert.families import Architecture, Family
-from manyheads.convert.families.gpt2 import SHAPE as PLAIN
+from manyheads.convert.families.gpt2 import BASE as PLAIN
 from manyheads.convert.families.gpt_neox import PARALLEL
-from manyheads.convert.families.llama import SHAPE as GATED
+from manyheads.convert.families.llama import BASE as GATED
 from manyheads.convert.keys import number, tying
 from manyheads.convert.weights import (
     QKV,
@@ -22,8 +22,8 @@ from manyheads.convert.weights import (
     PermuteForRope,
     Rows,
     Table,
-    fused,
-    same,
+    concatenated,
+    renames,
     token_scores,
 )
 from manyheads.errors import CheckpointConfigError, ExportError
@@ -228,20 +228,20 @@ def table(*, fuse: bool = False, interleaved: bool = False, shift: float = 0.0) 
 
     def rows(spec: ModelSpec) -> Rows:
         assert spec.decoder is not None
-        norms: Rows = same(NORMS, optional=True)
+        norms: Rows = renames(NORMS, optional=True)
         if shift:
             norms = tuple(AddConstant(row.theirs, row.ours, by=shift, optional=True) for row in norms)
-        projections: Rows = same({"query": "q", "key": "k"}, "decoder.layers.*.attention.", "blk.*.attn_")
+        projections: Rows = renames({"query": "q", "key": "k"}, "decoder.layers.*.attention.", "blk.*.attn_")
         if interleaved:
             heads = (spec.decoder.attention.heads, spec.decoder.attention.num_kv_heads())
             pairs = zip(projections, heads, strict=True)
             projections = tuple(PermuteForRope(row.theirs, row.ours, heads=count) for row, count in pairs)
         if fuse:
             projections = (
-                fused("blk.*.attn_qkv", "decoder.layers.*.attention.", QKV),
-                fused("blk.*.ffn_up", "decoder.layers.*.feedforward.", ("gate", "up"), optional=True),
+                concatenated("blk.*.attn_qkv", "decoder.layers.*.attention.", QKV),
+                concatenated("blk.*.ffn_up", "decoder.layers.*.feedforward.", ("gate", "up"), optional=True),
             )
-        others = same(OTHERS if fuse else OTHERS | SEPARATE, optional=True)
+        others = renames(OTHERS if fuse else OTHERS | SEPARATE, optional=True)
         return (*norms, *projections, *others, *(Ignored(f"{name}.weight") for name in FACTORS))
 
     return rows
@@ -268,12 +268,12 @@ BIASES = (
 OWN_SIZE = ("llama", "qwen2", "qwen3", "gemma")
 
 
-def decoder(template: Tree, activation: str, **fields: Any) -> Tree:
-    return merge_trees(template, {"decoder": {"feedforward": {"activation": activation}} | fields})
+def decoder(base: Tree, activation: str, **fields: Any) -> Tree:
+    return merge_trees(base, {"decoder": {"feedforward": {"activation": activation}} | fields})
 
 
 def gguf_family(
-    name: str, template: Tree, keys: tuple[ConfigRow, ...], weights: Table, head: Tree | None = None
+    name: str, base_fields: Tree, keys: tuple[ConfigRow, ...], weights: Table, head: Tree | None = None
 ) -> Family:
     """The family of one llama.cpp architecture. Without a `head`, the file determines whether it is tied."""
     own = Architecture(
@@ -283,7 +283,7 @@ def gguf_family(
     )
     return Family(
         f"gguf-{name}",
-        template,
+        base_fields,
         keys=(*SIZES, HeadSize(own=name in OWN_SIZE), *keys),
         weights=weights,
         architectures={"CausalLM": own},

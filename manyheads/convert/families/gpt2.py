@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from manyheads.convert.config import Fixed, Key
-from manyheads.convert.families import BARE, Architecture, Family, last_token_classes
+from manyheads.convert.families import HEADLESS, Architecture, Family, last_token_classes
 from manyheads.convert.keys import Choice, activation
-from manyheads.convert.weights import QKV, Ignored, fused, same, token_scores
+from manyheads.convert.weights import QKV, Ignored, concatenated, renames, token_scores
 from manyheads.spec import Tree
 
-SHAPE: Tree = {
+BASE: Tree = {
     "decoder": {
         "embed": {"kind": "tokens"},
         "position": {"kind": "learned"},
@@ -27,7 +27,7 @@ MATRICES = {"attention.output": "attn.c_proj", "feedforward.up": "mlp.c_fc", "fe
 FAMILIES = {
     "gpt2": Family(
         "gpt2",
-        SHAPE,
+        BASE,
         keys=(
             Key("vocab_size", "vocab"),
             Key("n_layer", "decoder.layers"),
@@ -45,10 +45,10 @@ FAMILIES = {
             Fixed("add_cross_attention", False),
         ),
         weights=(
-            *same(EMBEDDINGS),
-            *same(NORMS, "decoder.layers.*.", "h.*."),
-            *same(MATRICES, "decoder.layers.*.", "h.*.", transposed=True),
-            fused("h.*.attn.c_attn", "decoder.layers.*.attention.", QKV, transposed=True),
+            *renames(EMBEDDINGS),
+            *renames(NORMS, "decoder.layers.*.", "h.*."),
+            *renames(MATRICES, "decoder.layers.*.", "h.*.", transposed=True),
+            concatenated("h.*.attn.c_attn", "decoder.layers.*.attention.", QKV, transposed=True),
             Ignored("h.*.attn.bias"),  # the causal mask, which older checkpoints store
             Ignored("h.*.attn.masked_bias"),
         ),
@@ -60,7 +60,7 @@ FAMILIES = {
                 prefix="transformer.",
             ),
             "GPT2ForSequenceClassification": last_token_classes("transformer."),
-            "GPT2Model": BARE,
+            "GPT2Model": HEADLESS,
         },
         ignored=(
             "is_decoder", "n_ctx", "n_special", "predict_special_tokens", "reorder_and_upcast_attn",

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from manyheads.convert.config import Key
-from manyheads.convert.families import BARE, Architecture, Family, last_token_classes
-from manyheads.convert.families.gpt2 import SHAPE
+from manyheads.convert.families import HEADLESS, Architecture, Family, last_token_classes
+from manyheads.convert.families.gpt2 import BASE
 from manyheads.convert.keys import Choice, RopeKeys, activation, tying
-from manyheads.convert.weights import QKV, Ignored, Rows, fused, same, token_scores
+from manyheads.convert.weights import QKV, Ignored, Rows, concatenated, renames, token_scores
 from manyheads.model.spec import ModelSpec
 from manyheads.spec import merge_trees
 
@@ -23,9 +23,9 @@ def weights(spec: ModelSpec) -> Rows:
     assert spec.decoder is not None
     heads = spec.decoder.attention.heads
     return (
-        *same({"decoder.embed.table": "embed_in", "decoder.norm": "final_layer_norm"}),
-        *same(LAYER, "decoder.layers.*.", "layers.*."),
-        fused("layers.*.attention.query_key_value", "decoder.layers.*.attention.", QKV, heads=heads),
+        *renames({"decoder.embed.table": "embed_in", "decoder.norm": "final_layer_norm"}),
+        *renames(LAYER, "decoder.layers.*.", "layers.*."),
+        concatenated("layers.*.attention.query_key_value", "decoder.layers.*.attention.", QKV, heads=heads),
         Ignored("layers.*.attention.bias"),  # buffers that older checkpoints store
         Ignored("layers.*.attention.masked_bias"),
         Ignored("layers.*.attention.rotary_emb.inv_freq"),
@@ -39,7 +39,7 @@ PARALLEL = Choice(
 FAMILIES = {
     "gpt_neox": Family(
         "gpt_neox",
-        merge_trees(SHAPE, {"decoder": {"position": {"kind": "rope"}}}),
+        merge_trees(BASE, {"decoder": {"position": {"kind": "rope"}}}),
         keys=(
             Key("vocab_size", "vocab"),
             Key("num_hidden_layers", "decoder.layers"),
@@ -64,7 +64,7 @@ FAMILIES = {
                 weights=token_scores("embed_out", "decoder.embed.table"), keys=(tying(False),), prefix="gpt_neox."
             ),
             "GPTNeoXForSequenceClassification": last_token_classes("gpt_neox."),
-            "GPTNeoXModel": BARE,
+            "GPTNeoXModel": HEADLESS,
         },
         ignored=(
             "attention_probs_dropout_prob",

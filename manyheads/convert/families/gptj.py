@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from manyheads.convert.config import Config, Fields, GetField, Key, required
-from manyheads.convert.families import BARE, Architecture, Family, last_token_classes
-from manyheads.convert.families.gpt2 import SHAPE
+from manyheads.convert.families import HEADLESS, Architecture, Family, last_token_classes
+from manyheads.convert.families.gpt2 import BASE
 from manyheads.convert.keys import activation
-from manyheads.convert.weights import Ignored, same, token_scores
+from manyheads.convert.weights import Ignored, renames, token_scores
 from manyheads.errors import CheckpointConfigError
 from manyheads.spec import Tree, merge_trees, quoted
 
@@ -47,7 +47,7 @@ FAMILIES = {
     "gptj": Family(
         "gptj",
         merge_trees(
-            SHAPE,
+            BASE,
             {
                 "decoder": {
                     "position": {"kind": "rope", "layout": "interleaved"},
@@ -70,8 +70,8 @@ FAMILIES = {
             RotaryDim(),
         ),
         weights=(
-            *same({"decoder.embed.table": "wte", "decoder.norm": "ln_f"}),
-            *same(LAYER, "decoder.layers.*.", "h.*."),
+            *renames({"decoder.embed.table": "wte", "decoder.norm": "ln_f"}),
+            *renames(LAYER, "decoder.layers.*.", "h.*."),
             Ignored("h.*.attn.bias"),  # the causal mask, which older checkpoints store
             Ignored("h.*.attn.masked_bias"),
         ),
@@ -82,7 +82,7 @@ FAMILIES = {
                 prefix="transformer.",
             ),
             "GPTJForSequenceClassification": last_token_classes("transformer."),
-            "GPTJModel": BARE,
+            "GPTJModel": HEADLESS,
         },
         ignored=(
             "n_ctx", "n_positions", "rotary", "scale_attn_weights", "summary_activation", "summary_first_dropout",

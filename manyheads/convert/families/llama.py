@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from manyheads.convert.config import ConfigRow, Fixed, Key
-from manyheads.convert.families import BARE, Architecture, Family, last_token_classes
+from manyheads.convert.families import HEADLESS, Architecture, Family, last_token_classes
 from manyheads.convert.keys import RopeKeys, activation, tying
-from manyheads.convert.weights import Ignored, Rows, same, token_scores
+from manyheads.convert.weights import Ignored, Rows, renames, token_scores
 from manyheads.spec import Tree
 
 STACK: Tree = {
@@ -17,7 +17,7 @@ STACK: Tree = {
     "norm": {"kind": "rms"},
     "residual": {"kind": "pre"},
 }
-SHAPE: Tree = {"decoder": STACK | {"mask": {"causal": True}}}
+BASE: Tree = {"decoder": STACK | {"mask": {"causal": True}}}
 
 
 def stack_keys(stack: str) -> tuple[ConfigRow, ...]:
@@ -64,9 +64,9 @@ LAYER = {
 QUERY_KEY_NORMS = {"attention.query_norm": "self_attn.q_norm", "attention.key_norm": "self_attn.k_norm"}
 INV_FREQ = Ignored("layers.*.self_attn.rotary_emb.inv_freq")  # a buffer that older checkpoints store
 WEIGHTS: Rows = (
-    *same(EMBEDDINGS, "decoder."),
-    *same(LAYER, "decoder.layers.*.", "layers.*."),
-    *same(QUERY_KEY_NORMS, "decoder.layers.*.", "layers.*.", optional=True),
+    *renames(EMBEDDINGS, "decoder."),
+    *renames(LAYER, "decoder.layers.*.", "layers.*."),
+    *renames(QUERY_KEY_NORMS, "decoder.layers.*.", "layers.*.", optional=True),
     INV_FREQ,
 )
 
@@ -77,7 +77,7 @@ def architectures(name: str, *, tied: bool = False) -> dict[str, Architecture]:
             weights=token_scores("lm_head", "decoder.embed.table"), keys=(tying(tied),), prefix="model."
         ),
         f"{name}ForSequenceClassification": last_token_classes("model."),
-        f"{name}Model": BARE,
+        f"{name}Model": HEADLESS,
     }
 
 
@@ -87,7 +87,7 @@ BIASES = biases("decoder")[0]
 FAMILIES = {
     "llama": Family(
         "llama",
-        SHAPE,
+        BASE,
         keys=(
             *KEYS,
             *heads(),

@@ -6,10 +6,10 @@ from collections.abc import Collection
 
 import torch
 
-from manyheads.convert.config import Config, ConfigRow, Fixed, Key, Written
+from manyheads.convert.config import Config, ConfigRow, Fixed, Key, WriteOnlyKey
 from manyheads.convert.families import Architecture, Family
 from manyheads.convert.keys import activation, in_both
-from manyheads.convert.weights import Ignored, Rename, Rows, Tensors, TiedTensor, same
+from manyheads.convert.weights import Ignored, Rename, Rows, Tensors, TiedTensor, renames
 from manyheads.model.spec import ModelSpec
 from manyheads.parts.position import Sinusoidal, SinusoidalSpec
 from manyheads.spec import Tree, merge_trees
@@ -22,7 +22,7 @@ STACK: Tree = {
     "norm": {"kind": "layer"},
     "residual": {"kind": "post"},
 }
-SHAPE: Tree = {
+BASE: Tree = {
     "encoder": STACK,
     "decoder": STACK | {"embed": {"kind": "shared"}, "mask": {"causal": True}, "cross": True},
 }
@@ -65,14 +65,14 @@ DECODER_NORMS = {
     "residual.norms.2": "final_layer_norm",
 }
 LAYERS: Rows = (
-    *same(PROJECTIONS, "encoder.layers.*.attention.", "encoder.layers.*.self_attn."),
-    *same(ENCODER_NORMS | FEEDFORWARD, "encoder.layers.*.", "encoder.layers.*."),
-    *same(PROJECTIONS, "decoder.layers.*.attention.", "decoder.layers.*.self_attn."),
-    *same(PROJECTIONS, "decoder.layers.*.cross.", "decoder.layers.*.encoder_attn."),
-    *same(DECODER_NORMS | FEEDFORWARD, "decoder.layers.*.", "decoder.layers.*."),
+    *renames(PROJECTIONS, "encoder.layers.*.attention.", "encoder.layers.*.self_attn."),
+    *renames(ENCODER_NORMS | FEEDFORWARD, "encoder.layers.*.", "encoder.layers.*."),
+    *renames(PROJECTIONS, "decoder.layers.*.attention.", "decoder.layers.*.self_attn."),
+    *renames(PROJECTIONS, "decoder.layers.*.cross.", "decoder.layers.*.encoder_attn."),
+    *renames(DECODER_NORMS | FEEDFORWARD, "decoder.layers.*.", "decoder.layers.*."),
 )
 EMBEDDINGS: Rows = (
-    *same({"encoder.embed.table": "shared"}),
+    *renames({"encoder.embed.table": "shared"}),
     TiedTensor("encoder.embed_tokens.weight", ("encoder.embed.table.weight",)),
     TiedTensor("decoder.embed_tokens.weight", ("encoder.embed.table.weight",)),
 )
@@ -98,9 +98,9 @@ TOKEN_SCORES: Rows = (
 
 SINUSOID_KEYS: tuple[ConfigRow, ...] = (
     # transformers requires the id of the token that starts a target and pads a batch
-    Written(("pad_token_id", "decoder_start_token_id"), lambda get: (get("vocab") or 1) - 1),
-    Written(("forced_eos_token_id",), lambda get: None),  # otherwise that of the published models
-    Written(("max_position_embeddings",), lambda get: MAX_SINUSOIDS),
+    WriteOnlyKey(("pad_token_id", "decoder_start_token_id"), lambda get: (get("vocab") or 1) - 1),
+    WriteOnlyKey(("forced_eos_token_id",), lambda get: None),  # otherwise that of the published models
+    WriteOnlyKey(("max_position_embeddings",), lambda get: MAX_SINUSOIDS),
 )
 MAX_SINUSOIDS = 2048  # rows of the tables in transformers; sinusoids themselves have no limit
 SINUSOIDS: Tree = {"position": {"kind": "sinusoidal", "layout": "halves"}}
@@ -108,7 +108,7 @@ SINUSOIDS: Tree = {"position": {"kind": "sinusoidal", "layout": "halves"}}
 FAMILIES = {
     "marian": Family(
         "marian",
-        merge_trees(SHAPE, {"encoder": SINUSOIDS, "decoder": SINUSOIDS}),
+        merge_trees(BASE, {"encoder": SINUSOIDS, "decoder": SINUSOIDS}),
         keys=(
             *KEYS,
             Key("decoder_vocab_size", "vocab", None),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from manyheads.convert.config import Key
 from manyheads.convert.families import Family
-from manyheads.convert.families.llama import IGNORED, KEYS, SHAPE, WEIGHTS, architectures, heads
+from manyheads.convert.families.llama import BASE, IGNORED, KEYS, WEIGHTS, architectures, heads
 from manyheads.convert.keys import RopeKeys
 
 WINDOW = Key("sliding_window", "decoder.mask.window", 4096)
@@ -12,7 +12,7 @@ WINDOW = Key("sliding_window", "decoder.mask.window", 4096)
 FAMILIES = {
     "mistral": Family(
         "mistral",
-        SHAPE,
+        BASE,
         keys=(*KEYS, *heads(kv_heads=8), RopeKeys(), WINDOW),
         weights=WEIGHTS,
         architectures=architectures("Mistral"),

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from manyheads.convert.config import Fixed
-from manyheads.convert.families import BARE, Architecture, Family
+from manyheads.convert.families import HEADLESS, Architecture, Family
 from manyheads.convert.families.marian import (
+    BASE,
     EMBEDDINGS,
     IGNORED,
     KEYS,
     LAYERS,
     POSITION_TABLES,
-    SHAPE,
     SINUSOID_KEYS,
     SINUSOIDS,
     TOKEN_SCORES,
     sinusoid_tables,
 )
-from manyheads.convert.weights import same
+from manyheads.convert.weights import renames
 from manyheads.spec import merge_trees
 
 STACK = SINUSOIDS | {"residual": {"kind": "pre"}}
@@ -24,7 +24,7 @@ STACK = SINUSOIDS | {"residual": {"kind": "pre"}}
 FAMILIES = {
     "pegasus": Family(
         "pegasus",
-        merge_trees(SHAPE, {"encoder": STACK, "decoder": STACK}),
+        merge_trees(BASE, {"encoder": STACK, "decoder": STACK}),
         keys=(
             *KEYS,
             *SINUSOID_KEYS,
@@ -38,13 +38,13 @@ FAMILIES = {
             *EMBEDDINGS,
             *POSITION_TABLES,
             *LAYERS,
-            *same({"encoder.norm": "encoder.layer_norm", "decoder.norm": "decoder.layer_norm"}),
+            *renames({"encoder.norm": "encoder.layer_norm", "decoder.norm": "decoder.layer_norm"}),
         ),
         architectures={
             "PegasusForConditionalGeneration": Architecture(
                 head={"kind": "tied", "bias": True}, weights=TOKEN_SCORES, prefix="model."
             ),
-            "PegasusModel": BARE,
+            "PegasusModel": HEADLESS,
         },
         ignored=(*IGNORED, "extra_pos_embeddings", "force_bos_token_to_be_generated"),
         computed=sinusoid_tables,

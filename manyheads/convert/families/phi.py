@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from manyheads.convert.config import Config, ConfigRow, Fields, GetField, Key
-from manyheads.convert.families import BARE, Architecture, Family, last_token_classes
-from manyheads.convert.families.gpt2 import SHAPE
+from manyheads.convert.families import HEADLESS, Architecture, Family, last_token_classes
+from manyheads.convert.families.gpt2 import BASE
 from manyheads.convert.families.llama import INV_FREQ
 from manyheads.convert.keys import RopeKeys, activation
-from manyheads.convert.weights import same, token_scores
+from manyheads.convert.weights import renames, token_scores
 from manyheads.spec import Tree, merge_trees
 
 
@@ -56,12 +56,12 @@ LAYER = {
 FAMILIES = {
     "phi": Family(
         "phi",
-        merge_trees(SHAPE, {"decoder": {"position": {"kind": "rope"}, "residual": {"kind": "parallel"}}}),
+        merge_trees(BASE, {"decoder": {"position": {"kind": "rope"}, "residual": {"kind": "parallel"}}}),
         keys=KEYS,
         weights=(
-            *same({"decoder.embed.table": "embed_tokens", "decoder.norm": "final_layernorm"}),
-            *same(LAYER, "decoder.layers.*.", "layers.*."),
-            *same(QUERY_KEY_NORMS, "decoder.layers.*.", "layers.*.", optional=True),
+            *renames({"decoder.embed.table": "embed_tokens", "decoder.norm": "final_layernorm"}),
+            *renames(LAYER, "decoder.layers.*.", "layers.*."),
+            *renames(QUERY_KEY_NORMS, "decoder.layers.*.", "layers.*.", optional=True),
             INV_FREQ,
         ),
         architectures={
@@ -71,7 +71,7 @@ FAMILIES = {
                 prefix="model.",
             ),
             "PhiForSequenceClassification": last_token_classes("model."),
-            "PhiModel": BARE,
+            "PhiModel": HEADLESS,
         },
         ignored=("tie_word_embeddings",),
     )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from manyheads.convert.config import Fixed, Key
 from manyheads.convert.families import Family
-from manyheads.convert.families.llama import EMBEDDINGS, IGNORED, INV_FREQ, KEYS, SHAPE, architectures, heads
+from manyheads.convert.families.llama import BASE, EMBEDDINGS, IGNORED, INV_FREQ, KEYS, architectures, heads
 from manyheads.convert.keys import RopeKeys
-from manyheads.convert.weights import QKV, fused, same
+from manyheads.convert.weights import QKV, concatenated, renames
 
 LAYER = {
     "attention.output": "self_attn.o_proj",
@@ -18,7 +18,7 @@ LAYER = {
 FAMILIES = {
     "phi3": Family(
         "phi3",
-        SHAPE,
+        BASE,
         keys=(
             *KEYS,
             heads()[0],
@@ -30,10 +30,10 @@ FAMILIES = {
             *(Fixed(key, 1) for key in ("full_attn_mod", "interpolate_factor")),
         ),
         weights=(
-            *same(EMBEDDINGS, "decoder."),
-            *same(LAYER, "decoder.layers.*.", "layers.*."),
-            fused("layers.*.self_attn.qkv_proj", "decoder.layers.*.attention.", QKV),
-            fused("layers.*.mlp.gate_up_proj", "decoder.layers.*.feedforward.", ("gate", "up")),
+            *renames(EMBEDDINGS, "decoder."),
+            *renames(LAYER, "decoder.layers.*.", "layers.*."),
+            concatenated("layers.*.self_attn.qkv_proj", "decoder.layers.*.attention.", QKV),
+            concatenated("layers.*.mlp.gate_up_proj", "decoder.layers.*.feedforward.", ("gate", "up")),
             INV_FREQ,
         ),
         architectures=architectures("Phi3"),

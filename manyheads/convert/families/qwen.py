@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from manyheads.convert.config import Fixed, Key
 from manyheads.convert.families import Family
-from manyheads.convert.families.llama import BIASES, IGNORED, KEYS, SHAPE, WEIGHTS, architectures, heads
+from manyheads.convert.families.llama import BASE, BIASES, IGNORED, KEYS, WEIGHTS, architectures, heads
 from manyheads.convert.keys import RopeKeys, SlidingWindow
 from manyheads.spec import merge_trees
 
@@ -14,7 +14,7 @@ NORMS = Key("rms_norm_eps", "decoder.attention.qk_norm.eps")
 FAMILIES = {
     "qwen2": Family(
         "qwen2",
-        merge_trees(SHAPE, {"decoder": {"attention": {"bias": True}}}),
+        merge_trees(BASE, {"decoder": {"attention": {"bias": True}}}),
         keys=(*KEYS, heads(kv_heads=32)[0], RopeKeys(), SlidingWindow(), MROPE),
         weights=WEIGHTS,
         architectures=architectures("Qwen2"),
@@ -22,7 +22,7 @@ FAMILIES = {
     ),
     "qwen3": Family(
         "qwen3",
-        merge_trees(SHAPE, {"decoder": {"attention": {"qk_norm": {"kind": "rms"}}}}),
+        merge_trees(BASE, {"decoder": {"attention": {"qk_norm": {"kind": "rms"}}}}),
         keys=(*KEYS, *heads(kv_heads=32, size=128), RopeKeys(), SlidingWindow(), BIASES, NORMS),
         weights=WEIGHTS,
         architectures=architectures("Qwen3"),

@@ -5,18 +5,18 @@ from __future__ import annotations
 from manyheads.convert.config import Fixed, Key
 from manyheads.convert.families import Architecture, Family
 from manyheads.convert.families.bert import (
+    BASE,
     CLASSES,
     CLASSES_KEYS,
     IGNORED,
     KEYS,
     MASKED,
-    SHAPE,
     WEIGHTS,
     dropout,
     masked,
     pooler,
 )
-from manyheads.convert.weights import same
+from manyheads.convert.weights import renames
 from manyheads.spec import merge_trees
 
 OFFSET = 2  # the first position is the id of the padding token, 1, plus 1
@@ -31,7 +31,7 @@ HEAD = masked("lm_head.dense", "lm_head.layer_norm", "lm_head.bias", "lm_head.de
 FAMILIES = {
     "roberta": Family(
         "roberta",
-        merge_trees(SHAPE, {"encoder": {"position": {"offset": OFFSET}}}),
+        merge_trees(BASE, {"encoder": {"position": {"offset": OFFSET}}}),
         keys=(*KEYS, LENGTH, *dropout(0.1), Fixed("pad_token_id", 1)),
         weights=WEIGHTS,
         architectures={
@@ -44,7 +44,7 @@ FAMILIES = {
             "RobertaForSequenceClassification": Architecture(
                 head=CLASSES,
                 weights=(
-                    *same({"head.dense": "classifier.dense", "head.output": "classifier.out_proj"}),
+                    *renames({"head.dense": "classifier.dense", "head.output": "classifier.out_proj"}),
                     *pooler("roberta."),
                 ),
                 keys=CLASSES_KEYS,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from manyheads.convert.config import Config, Fields, Fixed, GetField, Key
 from manyheads.convert.families import Architecture, Family
 from manyheads.convert.keys import FirstOf, in_both, read_activation, write_activation
-from manyheads.convert.weights import Ignored, Rows, TiedTensor, same, token_scores
+from manyheads.convert.weights import Ignored, Rows, TiedTensor, renames, token_scores
 from manyheads.errors import CheckpointConfigError
 from manyheads.model.spec import ModelSpec
 from manyheads.spec import Tree, quoted
@@ -78,8 +78,8 @@ def weights(spec: ModelSpec) -> Rows:
     gated = spec.encoder.feedforward.kind == "gated"
     names = {"gate": "wi_0", "up": "wi_1", "down": "wo"} if gated else {"up": "wi", "down": "wo"}
     rows: Rows = (
-        *same({"encoder.embed.table": "shared"}),
-        *same(PROJECTIONS, "decoder.layers.*.cross.", "decoder.block.*.layer.1.EncDecAttention."),
+        *renames({"encoder.embed.table": "shared"}),
+        *renames(PROJECTIONS, "decoder.layers.*.cross.", "decoder.block.*.layer.1.EncDecAttention."),
         Ignored(
             "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
         ),  # in the first published checkpoints
@@ -88,10 +88,10 @@ def weights(spec: ModelSpec) -> Rows:
         ours, theirs = f"{stack}.layers.*.", f"{stack}.block.*.layer."
         bias = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias"
         rows += (
-            *same({f"{stack}.positions.0.table": bias, f"{stack}.norm": f"{stack}.final_layer_norm"}),
-            *same(PROJECTIONS, f"{ours}attention.", f"{theirs}0.SelfAttention."),
-            *same(names, f"{ours}feedforward.", f"{theirs}{sublayers - 1}.DenseReluDense."),
-            *same({f"residual.norms.{i}": f"{i}.layer_norm" for i in range(sublayers)}, ours, theirs),
+            *renames({f"{stack}.positions.0.table": bias, f"{stack}.norm": f"{stack}.final_layer_norm"}),
+            *renames(PROJECTIONS, f"{ours}attention.", f"{theirs}0.SelfAttention."),
+            *renames(names, f"{ours}feedforward.", f"{theirs}{sublayers - 1}.DenseReluDense."),
+            *renames({f"residual.norms.{i}": f"{i}.layer_norm" for i in range(sublayers)}, ours, theirs),
             TiedTensor(f"{stack}.embed_tokens.weight", ("encoder.embed.table.weight",)),
         )
     return rows

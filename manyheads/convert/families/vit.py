@@ -9,7 +9,7 @@ from manyheads.convert.config import Config, ConfigRow, Fields, GetField, Key, w
 from manyheads.convert.families import Architecture, Family
 from manyheads.convert.families.bert import pooler
 from manyheads.convert.keys import Labels, activation
-from manyheads.convert.weights import Rename, Rows, same
+from manyheads.convert.weights import Rename, Rows, renames
 from manyheads.errors import CheckpointConfigError
 from manyheads.model.spec import ModelSpec
 from manyheads.spec import Tree, quoted
@@ -58,14 +58,14 @@ def weights(spec: ModelSpec) -> Rows:
     # the shape of a convolution kernel
     kernel = (width, image["num_channels"], image["patch_size"], image["patch_size"])
     return (
-        *same({
+        *renames({
             "encoder.embed.cls_token": "embeddings.cls_token",
             "encoder.embed.project.bias": "embeddings.patch_embeddings.projection.bias",
             "encoder.norm": "layernorm",
         }),
         Rename("embeddings.position_embeddings", ("encoder.embed.position.table.weight",), shape=(1, -1, width)),
         Rename("embeddings.patch_embeddings.projection.weight", ("encoder.embed.project.weight",), shape=kernel),
-        *same(LAYER, "encoder.layers.*.", "encoder.layer.*."),
+        *renames(LAYER, "encoder.layers.*.", "encoder.layer.*."),
     )  # fmt: skip
 
 
@@ -77,7 +77,7 @@ STACK: Tree = {
     "norm": {"kind": "layer"},
     "residual": {"kind": "pre"},
 }
-SHAPE: Tree = {"encoder": STACK | {"embed": {"kind": "patches", "class_token": True}}}
+BASE: Tree = {"encoder": STACK | {"embed": {"kind": "patches", "class_token": True}}}
 
 KEYS: tuple[ConfigRow, ...] = (
     Key("num_hidden_layers", "encoder.layers"),
@@ -89,7 +89,7 @@ KEYS: tuple[ConfigRow, ...] = (
 FAMILIES = {
     "vit": Family(
         "vit",
-        SHAPE,
+        BASE,
         keys=(
             *KEYS,
             ImageSize(),
@@ -103,7 +103,7 @@ FAMILIES = {
         architectures={
             "ViTForImageClassification": Architecture(
                 head={"kind": "classes", "pool": "first"},
-                weights=same({"head.output": "classifier"}),
+                weights=renames({"head.output": "classifier"}),
                 keys=(Labels(),),
                 prefix="vit.",
             ),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from manyheads.convert.config import Key
 from manyheads.convert.families import Architecture, Family
-from manyheads.convert.families.vit import KEYS, LAYER, SHAPE, STACK, ImageSize
+from manyheads.convert.families.vit import BASE, KEYS, LAYER, STACK, ImageSize
 from manyheads.convert.families.vit import weights as encoder_weights
 from manyheads.convert.keys import activation, in_both
-from manyheads.convert.weights import Rename, Rows, same
+from manyheads.convert.weights import Rename, Rows, renames
 from manyheads.model.spec import ModelSpec
 
 DECODER = {
@@ -23,16 +23,16 @@ def weights(spec: ModelSpec) -> Rows:
     shape = (1, -1, spec.decoder.width)
     return (
         *(row.renamed(lambda name: f"vit.{name}") for row in encoder_weights(spec)),
-        *same(DECODER),
+        *renames(DECODER),
         Rename("decoder.decoder_pos_embed", ("decoder.embed.position.table.weight",), shape=shape),
-        *same(LAYER, "decoder.layers.*.", "decoder.decoder_layers.*."),
+        *renames(LAYER, "decoder.layers.*.", "decoder.decoder_layers.*."),
     )
 
 
 FAMILIES = {
     "vit_mae": Family(
         "vit_mae",
-        SHAPE | {"decoder": STACK | {"embed": {"kind": "mask-tokens", "class_token": True}, "mask": {"causal": False}}},
+        BASE | {"decoder": STACK | {"embed": {"kind": "mask-tokens", "class_token": True}, "mask": {"causal": False}}},
         keys=(
             *KEYS,
             ImageSize(in_both("position.length"), ("encoder.embed.pixels", "head.pixels")),
