@@ -11,6 +11,7 @@ import os
 import re
 import signal
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Iterable, Iterator
@@ -95,6 +96,13 @@ def check_exists(path: str | Path | None) -> None:
         raise PathNotFoundError(f"no file or folder {path}")
 
 
+def check_checkpoint_path(text: str) -> str:
+    """Raises at once, before torch is imported, if a path does not exist and is no OWNER/NAME either."""
+    if text.count("/") != 1 or os.path.isdir(text.partition("/")[0]):
+        check_exists(text)
+    return text
+
+
 def output_path(text: str | Path) -> Path:
     """Parses the path of an output; an empty one, as from an unset variable of a shell, would be the current folder."""
     if not str(text):
@@ -143,6 +151,7 @@ CheckpointPath = Annotated[
     str,
     typer.Argument(
         metavar="PATH",
+        callback=check_checkpoint_path,
         help="A run folder, a Hugging Face folder, OWNER/NAME on the Hub, a .gguf file, or a fairseq folder.",
     ),
 ]
@@ -201,13 +210,19 @@ class Progress:
         self.quiet, self.next_line, self.name = quiet, time.monotonic() + first_line, ""
         is_live = sys.stderr.isatty() and not self.console.is_dumb_terminal and not quiet
         self.bars = new_bars(self.console, one_line(text)) if is_live else None
+        # without a bar, work that reports no items is named when it takes long
+        self.timer = threading.Timer(PROGRESS_SECONDS, self.line, (text,))
+        self.timer.daemon = True
 
     def __enter__(self) -> Self:
         if self.bars is not None:
             self.bars.start()
+        elif self.timer.ident is None:
+            self.timer.start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.timer.cancel()
         if self.bars is not None:
             self.bars.stop()
 
@@ -227,7 +242,9 @@ class Progress:
                 self.name = name
                 self.bars.reset(bar)
             self.bars.update(bar, description=one_line(text), completed=done, total=total, note=one_line(note))
-        elif time.monotonic() >= self.next_line:
+            return
+        self.timer.cancel()
+        if time.monotonic() >= self.next_line:
             self.next_line = time.monotonic() + PROGRESS_SECONDS
             self.line(f"{text} · {note}" if note else text)
 

@@ -28,7 +28,7 @@ from manyheads.cli.console import (
     stdout,
 )
 from manyheads.cli.predict import DECODING, LENGTH_PENALTY, decoding_settings
-from manyheads.errors import MissingExtraError, OutputError, one_line
+from manyheads.errors import MissingExtraError, one_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -209,13 +209,11 @@ def image_text(image: Any, console: Console) -> Text:
 
 def check_output(path: Path | None) -> None:
     """Raises, before any work is done, if the output could not be written."""
-    from manyheads.files.write import check_absent
+    from manyheads.files.write import check_new_file
 
     if path is None:
         return
-    check_absent(path)
-    if not path.absolute().parent.is_dir():
-        raise OutputError(f"cannot write {path}: there is no folder {path.absolute().parent}")
+    check_new_file(path)
     if path.suffix == ".png" and find_spec("matplotlib") is None:
         raise MissingExtraError(f"{path} needs matplotlib", hint="pip install 'manyheads[plot]'")
 

@@ -17,6 +17,7 @@ from manyheads.cli.console import (
     RunFile,
     RunOverrides,
     app,
+    check_exists,
     integer,
     output_option,
     print_json,
@@ -67,12 +68,14 @@ def train(
 
     Examples: manyheads train run.toml --output runs/first -s train.steps=2000 · manyheads train run.toml --dry-run
     """
+    if output is None and not dry_run:
+        raise UsageError("--output is missing", hint="name the folder of the run")
+    check_exists(run)
+
     from manyheads.training.estimate import estimate_run
     from manyheads.training.prepare import prepare
     from manyheads.training.run import read_run_file
 
-    if output is None and not dry_run:
-        raise UsageError("--output is missing", hint="name the folder of the run")
     spec = read_run_file(run, [*(overrides or []), *([] if seed is None else [f"seed={seed}"])])
     options: dict[str, Any] = {"device": device, "resume": resume, "override_resume": override_resume or ()}
     if output is None or dry_run:

@@ -325,7 +325,10 @@ class ObjectTable(Table):
             except (ValueError, RecursionError) as error:
                 raise RowError(f"{self.locate(number)} is not JSON: {error}") from None
             if not isinstance(record, dict):
-                raise RowError(f"{self.locate(number)} has {quoted(record)}, expected one object per line")
+                raise RowError(
+                    f"{self.locate(number)} has {quoted(record)}, expected one object per line",
+                    hint="write a JSON array as JSON lines",
+                )
             yield number, record
 
 

@@ -245,7 +245,7 @@ class TokenizedFile:
         """Reads the items from `start` to `stop`."""
         item = np.dtype(dtype).itemsize
         with explain_changes(self):
-            data = os.pread(self._file.fileno(), max(0, stop - start) * item, start * item) if start >= 0 else b""
+            data = read_at(self._file.fileno(), max(0, stop - start) * item, start * item) if start >= 0 else b""
         if len(data) != (stop - start) * item:
             raise self.changed_error()
         return np.frombuffer(data, dtype)
@@ -255,6 +255,15 @@ class TokenizedFile:
             f"{self.path} is missing or has changed since it was written, with {self.size:,} bytes",
             hint="prepare the data again",
         )
+
+
+def read_at(handle: int, size: int, offset: int) -> bytes:
+    """Reads `size` bytes, or those up to the end of the file; one call of pread reads at most 2 GiB."""
+    parts = []
+    while size and (part := os.pread(handle, size, offset)):
+        parts.append(part)
+        size, offset = size - len(part), offset + len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 @contextmanager

@@ -50,7 +50,7 @@ def atomic_output(target: Path) -> Iterator[Path]:
                 folder.rmdir()
 
 
-def check_absent(target: Path) -> None:
+def check_absent(target: Path, *, hint: str = "name a path that does not exist") -> None:
     """Raises if a path exists, even as a dangling link, or if no file can have this path."""
     try:
         target.lstat()
@@ -58,20 +58,30 @@ def check_absent(target: Path) -> None:
         return
     except (OSError, ValueError) as error:
         raise OutputError(f"cannot write {target}: {getattr(error, 'strerror', error)}") from None
-    raise OutputExistsError(f"{target} already exists", hint="name a path that does not exist")
+    raise OutputExistsError(f"{target} already exists", hint=hint)
 
 
-def check_new_file(path: Path, *, force: bool = False) -> None:
+def check_new_file(path: Path, *, force: bool = False, hint: str = "name a path that does not exist") -> None:
     """Raises if a file cannot be written at this path, before the work for it; with `force` it may exist already."""
     with explain_write_errors(path):
         if path.is_dir():
             raise OutputError(f"{path} is a folder; name a file")
-        if not path.parent.is_dir():
-            raise OutputError(f"cannot write {path}: there is no folder {path.parent}")
-        if path.exists() and not force:
-            raise OutputExistsError(f"{path} exists already", hint="--force overwrites it")
-        if not os.access(path.parent, os.W_OK | os.X_OK):
-            raise OSError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        if not path.absolute().parent.is_dir():
+            raise OutputError(f"cannot write {path}: there is no folder {path.absolute().parent}")
+    if not force:
+        check_absent(path, hint=hint)
+    check_writable(path.absolute().parent)
+
+
+def check_writable(folder: Path) -> None:
+    """Raises if files cannot be made in a folder, or the folder itself in the nearest one that exists."""
+    with explain_write_errors(folder):
+        there = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
+        if not there.is_dir():
+            raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(there))
+        if not os.access(there, os.W_OK | os.X_OK):
+            code = errno.EROFS if os.statvfs(there).f_flag & os.ST_RDONLY else errno.EACCES
+            raise OSError(code, os.strerror(code), str(there))
 
 
 def write_atomic(path: Path, text: str) -> None:

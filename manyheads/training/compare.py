@@ -22,11 +22,11 @@ import torch
 from manyheads.checkpoint.checkpoint import load
 from manyheads.errors import RunChangedError, UsageError, one_line
 from manyheads.files.read import read_json_or_empty, read_toml
-from manyheads.files.write import explain_write_errors, write_atomic
+from manyheads.files.write import check_writable, explain_write_errors, write_atomic
 from manyheads.model.build import resolve_device
 from manyheads.spec import Tree, load_parts, override
 from manyheads.training.events import Finished, Step
-from manyheads.training.folder import check_same_run, check_writable, data_hashes, read_events, tree_changes
+from manyheads.training.folder import check_same_run, data_hashes, read_events, tree_changes
 from manyheads.training.grid import MAX_RUNS, Axis, CellRun, GridCell, make_grid, read_axes
 from manyheads.training.loop import handle_signals, train_events
 from manyheads.training.prepare import PreparedRun, prepare

@@ -35,7 +35,7 @@ from manyheads.errors import (
     UsageError,
 )
 from manyheads.files.read import open_regular, read_json_or_empty, read_toml
-from manyheads.files.write import append_atomic, explain_write_errors, write_atomic
+from manyheads.files.write import append_atomic, check_writable, explain_write_errors, write_atomic
 from manyheads.spec import Tree, did_you_mean, quoted, to_toml, to_tree
 from manyheads.training.events import Change, Event
 from manyheads.training.prepare import PreparedRun
@@ -63,16 +63,6 @@ def check_folder(folder: Path, resume: str = "auto") -> None:
     if resume == "never" and is_run(folder):
         raise RunError(f"{folder} already contains a run, and --resume is never", hint=NEW_OUTPUT)
     check_unlocked(folder)
-
-
-def check_writable(folder: Path) -> None:
-    with explain_write_errors(folder):
-        there = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
-        if not there.is_dir():
-            raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(there))
-        if not os.access(there, os.W_OK | os.X_OK):
-            code = errno.EROFS if os.statvfs(there).f_flag & os.ST_RDONLY else errno.EACCES
-            raise OSError(code, os.strerror(code), str(there))
 
 
 def is_run(folder: Path) -> bool:

@@ -65,8 +65,8 @@ def test_a_wrong_command_line_has_a_code(arguments):
         ("train", "run.toml", "-o", ""),
         ("compare", "run.toml", "seed=1,2", "--output="),
         ("data", "prepare", "run.toml", "--output", ""),
-        ("evaluate", "run", "--output", ""),
-        ("export", "run", ""),
+        ("evaluate", ".", "--output", ""),
+        ("export", ".", ""),
     ],
     ids=lambda command: command[0],
 )
@@ -133,6 +133,14 @@ def test_progress_without_a_terminal_is_a_line_every_ten_seconds(capsys):
     with Progress("loading") as progress:
         progress.update("row", 1)
     assert capsys.readouterr().err == ""
+
+
+def test_long_work_without_items_is_named(capsys, monkeypatch):
+    monkeypatch.setattr("manyheads.cli.console.PROGRESS_SECONDS", 0.0)
+    for quiet, expected in ((False, "loading ./model\n"), (True, "")):
+        with Progress("loading ./model", quiet=quiet) as progress:
+            progress.timer.join()
+        assert capsys.readouterr().err == expected
 
 
 def test_quiet_progress_shows_warnings_alone(capsys):

@@ -262,7 +262,7 @@ def test_a_path_and_one_text_or_several_from_python(tmp_path):
     ],
 )
 def test_wrong_options_are_refused_before_anything_is_read(arguments, code, name, tmp_path):
-    error = error_of("predict", tmp_path / "nowhere", *arguments, check=2)
+    error = error_of("predict", tmp_path, *arguments, check=2)  # an empty folder is no checkpoint, exit status 4
     assert error["code"] == code
     assert name in error["message"]
 

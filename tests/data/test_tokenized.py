@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import tomllib
 from functools import partial
@@ -17,7 +18,7 @@ from tokenizers import Tokenizer
 from trees import SHE, conllu
 
 from manyheads.data.source import Corpus, LazyRows
-from manyheads.data.tokenized import InMemoryRows, TokenizedRows, TruncatedRows, write_tokenized
+from manyheads.data.tokenized import InMemoryRows, TokenizedRows, TruncatedRows, read_at, write_tokenized
 from manyheads.spec import to_toml
 
 TEXTS = [
@@ -317,3 +318,13 @@ def test_data_show_counts_rows_and_tokens(tmp_path):
     for value in ("300", "█", source, target):
         assert value in text
     assert str(tmp_path / "nothing") in run("data", "show", tmp_path / "nothing", check=2).stderr
+
+
+def test_a_read_that_returns_less_goes_on(tmp_path, monkeypatch):
+    """Linux reads at most 2 GiB at a time."""
+    path, pread = write_file(tmp_path, "numbers", "0123456789abcdef"), os.pread
+    monkeypatch.setattr(os, "pread", lambda handle, size, offset: pread(handle, min(size, 3), offset))
+    with open(path, "rb") as file:
+        assert read_at(file.fileno(), 11, 2) == b"23456789abc"
+        assert read_at(file.fileno(), 100, 12) == b"cdef"
+        assert read_at(file.fileno(), 0, 2) == b""

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import errno
+import os
 import subprocess
 import sys
 
 import pytest
+from raising import raises
 
 from manyheads.errors import OutOfDiskError, OutputError, OutputExistsError
 from manyheads.files.manifest import verify_manifest
-from manyheads.files.write import append_atomic, atomic_output, check_absent, explain_write_errors, write_atomic
+from manyheads.files.write import (
+    append_atomic,
+    atomic_output,
+    check_absent,
+    check_new_file,
+    explain_write_errors,
+    write_atomic,
+)
 
 
 def names(folder):
@@ -64,6 +73,26 @@ def test_a_path_that_exists_or_cannot_exist_is_refused(tmp_path):
         with pytest.raises(OutputError if code == "usage.output" else OutputExistsError) as caught:
             check_absent(tmp_path / name)
         assert caught.value.code == code
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_the_work(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "dangling").symlink_to("nowhere")
+    check_new_file(tmp_path / "new")
+    check_new_file(tmp_path / "file", force=True)
+    for name, code in (
+        ("file", "usage.output-exists"),
+        ("dangling", "usage.output-exists"),
+        ("file/x", "usage.output"),
+        ("nowhere/x", "usage.output"),
+        (".", "usage.output"),
+    ):
+        with raises(code):
+            check_new_file(tmp_path / name)
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
+    for path in ("new", "file"):
+        with raises("usage.output", tmp_path):
+            check_new_file(tmp_path / path, force=True)
 
 
 def test_a_small_file_is_replaced_or_stays_as_it_was(tmp_path):
