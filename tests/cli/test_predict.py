@@ -17,8 +17,8 @@ from small_runs import described, train_all
 from tokenizers import Tokenizer, decoders
 
 import manyheads
-from manyheads.cli import predict
-from manyheads.cli.predict import CHUNK
+from manyheads.cli import inputs
+from manyheads.cli.inputs import CHUNK
 from manyheads.generate.config import GenerationConfig
 from manyheads.tasks.task import PredictOptions, task_of
 from manyheads.training.prepare import prepare
@@ -125,7 +125,7 @@ BAD_LINES = {
 
 
 def small_limits():
-    predict.MAX_LINE_LENGTH = 1000  # a character may have four bytes
+    inputs.MAX_LINE_LENGTH = 1000  # a character may have four bytes
 
 
 @pytest.mark.parametrize("name", BAD_LINES)
