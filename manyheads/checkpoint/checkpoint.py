@@ -16,7 +16,14 @@ from torch import Tensor
 
 from manyheads.convert.fairseq.model import CHECKPOINT, read_fairseq
 from manyheads.convert.gguf.model import chat_template, read_gguf
-from manyheads.convert.hf import CheckpointMetadata, name_in_errors, read_folder, read_tokenizer, read_tokenizer_config
+from manyheads.convert.hf import (
+    MAX_POSITION_KEYS,
+    CheckpointMetadata,
+    name_in_errors,
+    read_folder,
+    read_tokenizer,
+    read_tokenizer_config,
+)
 from manyheads.convert.hub import download, is_name
 from manyheads.convert.pooling import Pooling, read_pooling
 from manyheads.errors import (
@@ -39,13 +46,14 @@ from manyheads.files.tokenizer import encode_texts, explain_tokenizer_errors
 from manyheads.generate.checkpoint_settings import read_checkpoint_settings
 from manyheads.generate.config import CheckpointSettings, generation_config
 from manyheads.generate.generator import BATCH_TOKENS, TextGenerator
+from manyheads.generate.score import TokenRow, check_can_score, score_rows
 from manyheads.model.build import DTYPES, Model, check_device
 from manyheads.model.finite import check_finite
 from manyheads.model.record import record_hidden_states
 from manyheads.model.spec import ModelSpec
 from manyheads.model.transformer import Transformer
 from manyheads.parts.inputs import Inputs, group_by_length, pad_rows
-from manyheads.spec import Tree, quoted
+from manyheads.spec import MAX_COUNT, Tree, quoted
 
 MAX_READS = 100  # of a run's checkpoint, while the run replaces it
 
@@ -108,6 +116,13 @@ class Checkpoint:
     def max_target_positions(self) -> int | None:
         """The maximum number of decoder tokens; None if there is no limit."""
         return self.spec.decoder.max_positions if self.spec.decoder else None
+
+    @property
+    def window(self) -> int | None:
+        """The tokens that a decoder reads at once: its positions or, if it has no limit, the length in its config."""
+        lengths = (self.config.get(key) for key in MAX_POSITION_KEYS)
+        named = next((one for one in lengths if type(one) is int and 1 <= one <= MAX_COUNT), None)
+        return self.max_target_positions or named
 
     @property
     def has_source(self) -> bool:
@@ -296,7 +311,7 @@ class Checkpoint:
         """
         config = generation_config(self.generation_settings, **settings)
         self.check_reads_text()
-        is_list = isinstance(prompt, list | tuple) and bool(prompt) and all(isinstance(one, Sequence) for one in prompt)
+        is_list = is_batch(prompt)
         prompts: Sequence[Any] = prompt if is_list else [prompt]
         is_text = all(isinstance(one, str) for one in prompts)
         rows = self.encode_ids(prompts) if is_text else [checked_ids(one) for one in prompts]
@@ -318,6 +333,88 @@ class Checkpoint:
     def generator(self) -> TextGenerator:
         """Runs the decoding methods on rows of ids."""
         return TextGenerator(self.model, self.tokenizer)
+
+    # -------------------------------------------------------------------------------------------------------- scoring
+
+    def score(
+        self,
+        text: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]],
+        *,
+        context: Any = None,
+        source: Any = None,
+        stride: int | None = None,
+        decoder_start_token_id: int | None = None,
+    ) -> Any:
+        """The log-probability of each token of a given text, or row of ids, as a ScoredText; a list for a list.
+
+        A text directly follows its `context`, which is not scored. An encoder–decoder needs a `source`, whose target is
+        the text. Both are one for all texts, or a list of one per text. Tokens that the tokenizer adds are read: those
+        before a text are not scored, those after it, such as eos, are. A decoder has nothing before the first token
+        unless the tokenizer adds bos or there is a context: that token has no log-probability. A text longer than
+        `window` is read in windows, each `stride` tokens after the last; by default half a window.
+        """
+        self.check_reads_text()
+        check_can_score(self.model)
+        if self.has_source != (source is not None):
+            needs = "needs a source" if self.has_source else "has no encoder to read a source"
+            raise UsageError(f"this model is {self.spec.architecture} and {needs}")
+        is_list = is_batch(text)
+        texts: Sequence[Any] = text if is_list else [text]
+        contexts, sources = one_per_text("context", context, len(texts)), one_per_text("source", source, len(texts))
+        rows = self.rows_after(texts, contexts)
+        if self.has_source:
+            start = self.generation_settings.decoder_start_token_id
+            start = start if decoder_start_token_id is None else decoder_start_token_id
+            if start is None:
+                raise UnsupportedError("the checkpoint has no decoder_start_token_id; pass decoder_start_token_id=ID")
+            is_text = isinstance(sources[0], str)
+            encoded = self.encode_ids(sources) if is_text else [checked_ids(one) for one in sources]
+            rows = [row.after(start, ids) for row, ids in zip(rows, encoded, strict=True)]
+        scores = score_rows(self.model, rows, window=self.window, stride=stride)
+        name, results = self.generator.token_name, []
+        for one, row, logprobs in zip(texts, rows, scores, strict=True):
+            results.append(row.scored(one if isinstance(one, str) else "", logprobs, name))
+        return results if is_list else results[0]
+
+    def rows_after(self, texts: Sequence[Any], contexts: Sequence[Any]) -> list[TokenRow]:
+        """The tokens of each text, or row of ids, after its context."""
+        pairs = list(zip(texts, contexts, strict=True))
+        if not isinstance(texts[0], str):
+            rows = [(checked_ids(before or ()), checked_ids(ids)) for ids, before in pairs]
+            return [TokenRow(before + ids, len(before)) for before, ids in rows]
+        if self.tokenizer is None:
+            raise CheckpointTokenizerError("this checkpoint has no tokenizer; give token ids")
+        if not getattr(self.tokenizer, "encodes_targets", True):
+            raise UnsupportedError("this tokenizer encodes sources only; give the token ids of the target")
+        pairs = [(text, before or "") for text, before in pairs]
+        for column in zip(*pairs, strict=True):
+            check_texts(column)
+        together = [before + text for text, before in pairs]
+        encodings = encode_texts(self._untruncated_tokenizer, together, CheckpointTokenizerError)
+        return [TokenRow.of(one, before, text) for one, (text, before) in zip(encodings, pairs, strict=True)]
+
+    @cached_property
+    def _untruncated_tokenizer(self) -> Any:
+        """A copy of the tokenizer that does not truncate."""
+        copy = copy_tokenizer(self.tokenizer, encode_special_tokens=self.tokenizer.encode_special_tokens)
+        copy.no_truncation()
+        return copy
+
+
+def is_batch(inputs: Any) -> bool:
+    """Whether these are several texts, or several rows of ids."""
+    return isinstance(inputs, list | tuple) and bool(inputs) and all(isinstance(one, Sequence) for one in inputs)
+
+
+def one_per_text(name: str, value: Any, count: int) -> list[Any]:
+    """The value for each of `count` texts: one for all, or one each."""
+    if not is_batch(value):
+        return [value] * count
+    if len(value) != count:
+        raise UsageError(
+            f"there are {len(value):,} values of {name} for {count:,} texts; give one for all, or one each"
+        )
+    return list(value)
 
 
 def copy_tokenizer(tokenizer: Any, *, encode_special_tokens: bool) -> Any:

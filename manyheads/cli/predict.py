@@ -3,40 +3,21 @@
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from manyheads.cli.console import (
-    AsJson,
-    CheckpointPath,
-    Device,
-    Parts,
-    Progress,
-    app,
-    check_exists,
-    error_report,
-    integer,
-    print_json,
-    print_note,
-)
-from manyheads.errors import DataError, EmptyDataError, InputError, ManyheadsError, UsageError
+from manyheads.cli.console import AsJson, CheckpointPath, Device, Parts, Progress, app, integer, print_json, print_note
+from manyheads.cli.inputs import EncodingErrors, TextArgument, TextFile, Whole, open_texts, process_lines
+from manyheads.errors import InputError, UsageError
 
 if TYPE_CHECKING:
     from manyheads.checkpoint.checkpoint import Checkpoint
-    from manyheads.files.text import LineReader
     from manyheads.spec import Tree
     from manyheads.tasks.task import PredictOptions, TaskSpec
-
-CHUNK = 1024  # texts that are read together, so that those of similar length share a batch
-MAX_CHUNK_LINES = 64 * CHUNK  # blank lines included
-MAX_LINE_LENGTH = 1 << 24  # characters
 
 LENGTH_PENALTY = typer.Option(metavar="ALPHA", help="α of beam search: log p / length^α. Higher gives longer texts.")
 
@@ -48,16 +29,9 @@ DECODING = typer.Option(
 @app.command()
 def predict(
     path: CheckpointPath,
-    text: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="TEXT",
-            help="The input; token ids if there is no tokenizer. Without it, or with -, standard input is read.",
-        ),
-    ] = None,
-    file: Annotated[
-        Path | None, typer.Option("--file", "-f", metavar="FILE", help="One text per line; may be gzipped.")
-    ] = None,
+    text: TextArgument = None,
+    file: TextFile = None,
+    whole: Whole = False,
     max_new_tokens: Annotated[
         int | None,
         typer.Option(
@@ -97,9 +71,7 @@ def predict(
     ] = None,
     decoding: Annotated[str | None, DECODING] = None,
     seed: Annotated[int, typer.Option(parser=integer, metavar="N", help="Random seed for sampling.")] = 0,
-    encoding_errors: Annotated[
-        str, typer.Option(metavar="strict|replace", help="What to do with a line that is not UTF-8.")
-    ] = "strict",
+    encoding_errors: EncodingErrors = "strict",
     stream: Annotated[
         bool | None,
         typer.Option("--stream/--no-stream", help="Print a generated text as it grows [default: in a terminal]."),
@@ -107,6 +79,10 @@ def predict(
     truncate: Annotated[
         bool,
         typer.Option("--truncate", help="Truncate a text that is too long for the model, with a note, and read it."),
+    ] = False,
+    loops: Annotated[
+        bool,
+        typer.Option("--loops", help="Report what a generated text repeats at its end: prefix, period and text."),
     ] = False,
     device: Device = "auto",
     parts: Parts = None,
@@ -142,19 +118,15 @@ def predict(
     )
     settings |= override({}, other_settings or [])
     generation_config(**settings)  # raises for wrong settings before a model is loaded
-    if encoding_errors not in ("strict", "replace"):
-        raise UsageError(f"--encoding-errors is {encoding_errors!r}, expected strict or replace")
-    if text is not None and file is not None:
-        raise UsageError("TEXT and --file exclude each other")
-    if text is None and file is None and sys.stdin.isatty():
-        raise UsageError("there is no input", hint="give a TEXT, --file FILE, or one text per line on standard input")
-    check_exists(file)
-    load = partial(load_predictor, path, settings, truncate=truncate, device=device)
-    if text is None or text == "-":
-        predict_lines(open_lines(file, encoding_errors), path, load, as_json=as_json)
+    if stream and loops:
+        raise UsageError("--loops and --stream exclude each other")
+    inputs = open_texts(text, file, whole=whole, encoding_errors=encoding_errors)
+    load = partial(load_predictor, path, settings, truncate=truncate, loops=loops, device=device)
+    if isinstance(inputs, str):
+        streams = stream if stream is not None else sys.stdout.isatty() and not (as_json or n > 1 or loops)
+        predict_text(inputs, path, load, as_json=as_json, stream=streams)
     else:
-        streams = stream if stream is not None else sys.stdout.isatty() and not (as_json or n > 1)
-        predict_text(text, path, load, as_json=as_json, stream=streams)
+        process_lines(inputs, path, load, as_json=as_json)
 
 
 def decoding_settings(decoding: str | None, **given: Any) -> dict[str, Any]:
@@ -175,8 +147,14 @@ class Predictor:
     task: TaskSpec
     options: PredictOptions
 
+    def results(self, texts: Sequence[str], errors: dict[int, InputError]) -> Iterator[tuple[int, Tree]]:
+        return self.task.predict(self.checkpoint, texts, self.options, errors)
 
-def load_predictor(path: str, settings: dict[str, Any], *, truncate: bool, device: str) -> Predictor:
+    def format_line(self, result: Tree) -> str:
+        return self.task.format_line(result)
+
+
+def load_predictor(path: str, settings: dict[str, Any], *, truncate: bool, loops: bool, device: str) -> Predictor:
     """Loads the checkpoint; options of the command line override its settings of generation."""
     from manyheads.checkpoint.checkpoint import load
     from manyheads.generate.config import generation_config
@@ -186,9 +164,11 @@ def load_predictor(path: str, settings: dict[str, Any], *, truncate: bool, devic
     checkpoint = load(path, device=resolve_device(device))
     checkpoint.check_reads_text()
     task, generation = task_of(checkpoint), generation_config(checkpoint.generation_settings, **settings)
+    options = PredictOptions(generation, loops=loops)
+    options.check_task(task)
     if truncate:
         checkpoint = task.with_truncation(checkpoint, generation)
-    return Predictor(checkpoint, task, PredictOptions(generation))
+    return Predictor(checkpoint, task, options)
 
 
 def predict_text(text: str, path: str, load: Callable[[], Predictor], *, as_json: bool, stream: bool) -> None:
@@ -211,87 +191,3 @@ def predict_text(text: str, path: str, load: Callable[[], Predictor], *, as_json
         print_json({"schema": 1} | result | settings)
     else:
         typer.echo("\n".join(predictor.task.format_result(result)))
-
-
-def predict_lines(lines: LineReader, path: str, load: Callable[[], Predictor], *, as_json: bool) -> None:
-    chunks = read_chunks(lines)
-    first = next(chunks)  # before the model is loaded, so that an unreadable file raises at once
-    truncated = count = failed = 0
-    with Progress(f"loading {path}") as progress:
-        predictor, start = load(), time.monotonic()
-        for chunk in chain([first], chunks):
-            results: list[Tree | ManyheadsError | None] = [lines_error(lines, number) for number, _ in chunk]
-            index, errors = [i for i, (_, text) in enumerate(chunk) if text.strip()], dict[int, InputError]()
-            texts = [chunk[i][1] for i in index]
-            for i, result in predictor.task.predict(predictor.checkpoint, texts, predictor.options, errors):
-                results[index[i]] = result
-                count += 1
-                rate = count / (time.monotonic() - start)
-                progress.update(f"{lines.path}: text", count, note=f"{rate:,.1f} per second")
-            for i, error in errors.items():
-                message = f"{lines.path}, line {chunk[index[i]][0]:,}: {error.message}"
-                results[index[i]] = type(error)(message, hint=error.hint)
-            truncated += sum(isinstance(result, dict) and "truncated" in result for result in results)
-            failed += sum(isinstance(result, ManyheadsError) for result in results)
-            with progress.paused():
-                for one in results:
-                    print_result(one, predictor.task, as_json=as_json)
-    for warning, number in lines.warnings.items():
-        print_note(f"{lines.path}: {number:,} lines {warning}")
-    if truncated:
-        print_note(f"{lines.path}: {truncated:,} texts were truncated to what the model can read")
-    if failed:
-        print_note(f"{lines.path}: {failed:,} lines could not be read")
-        raise typer.Exit(DataError.exit_status)
-
-
-def lines_error(lines: LineReader, number: int) -> ManyheadsError | None:
-    """Returns, and forgets, the error of a line that is not text."""
-    return lines.errors.pop(number, None) if lines.errors else None
-
-
-def print_result(result: Tree | ManyheadsError | None, task: TaskSpec, *, as_json: bool) -> None:
-    """Prints one line for a result, for an error, which is also printed on standard error, or for a blank line."""
-    if isinstance(result, ManyheadsError):
-        print_json(error_report(result)) if as_json else print_note(f"manyheads: {result}")
-        line = ""
-    else:
-        line = task.format_line(result) if result and not as_json else ""
-        if as_json:
-            print_json({"schema": 1} | result if result else None)
-    if not as_json:
-        typer.echo(line)
-
-
-def open_lines(file: Path | None, encoding_errors: str) -> LineReader:
-    """Opens the lines of a file, or of standard input."""
-    from manyheads.files.text import LineReader
-
-    return LineReader(
-        file or Path("standard input"),
-        encoding_errors,
-        MAX_LINE_LENGTH,
-        file=None if file else sys.stdin.buffer,  # type: ignore[arg-type]
-        length_hint="give one text per line",
-        encoding_hint="save it as UTF-8, or use --encoding-errors replace",
-        errors={},
-    )
-
-
-def read_chunks(lines: LineReader) -> Iterator[list[tuple[int, str]]]:
-    """Yields groups of numbered lines, blank ones included, that are processed together; raises if all are blank."""
-    chunk: list[tuple[int, str]] = []
-    texts = count = 0
-    for number, line in lines:
-        chunk.append((number, line))
-        is_text = bool(line.strip()) or number in (lines.errors or {})
-        texts, count = texts + is_text, number
-        if (is_text and texts % CHUNK == 0) or len(chunk) == MAX_CHUNK_LINES:
-            yield chunk
-            chunk = []
-    if not texts:
-        raise EmptyDataError(
-            f"{lines.path} has no texts: {f'all {count:,} lines are blank' if count else 'it is empty'}"
-        )
-    if chunk:
-        yield chunk

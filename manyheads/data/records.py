@@ -306,6 +306,14 @@ def is_text_column(column: Sequence[str]) -> bool:
 # ------------------------------------------------------------------------------------------------ .jsonl and .parquet
 
 
+def parse_json_line(line: str, location: str) -> Any:
+    """Parses a line of JSON; `location` names it in an error."""
+    try:
+        return json.loads(line, object_pairs_hook=no_duplicate_keys)
+    except (ValueError, RecursionError) as error:
+        raise RowError(f"{location} is not JSON: {error}") from None
+
+
 class ObjectTable(Table):
     """One JSON object per line. `names` are the keys of the first one."""
 
@@ -320,10 +328,7 @@ class ObjectTable(Table):
         for number, line in lines:
             if not line.strip():
                 continue
-            try:
-                record = json.loads(line, object_pairs_hook=no_duplicate_keys)
-            except (ValueError, RecursionError) as error:
-                raise RowError(f"{self.locate(number)} is not JSON: {error}") from None
+            record = parse_json_line(line, self.locate(number))
             if not isinstance(record, dict):
                 raise RowError(
                     f"{self.locate(number)} has {quoted(record)}, expected one object per line",

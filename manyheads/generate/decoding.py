@@ -146,7 +146,7 @@ class TokenLogprobs:
     top: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # (log p, token) per step, B×count each
 
     def append(self, logits_BV: Tensor, tokens: Tensor) -> None:
-        logp_BV = logits_BV.log_softmax(dim=-1, dtype=torch.promote_types(logits_BV.dtype, torch.float32))
+        logp_BV = log_probabilities(logits_BV)
         self.token_logprobs.append(logp_BV.gather(1, tokens[:, None])[:, 0])
         values, index = logp_BV.topk(min(self.count, logp_BV.shape[1]))
         self.top.append((values, index))
@@ -159,6 +159,11 @@ class TokenLogprobs:
         token_logprobs = [float(one[row]) for one in self.token_logprobs]
         top = [dict(zip(index[row].tolist(), values[row].tolist(), strict=True)) for values, index in self.top]
         return token_logprobs, top
+
+
+def log_probabilities(logits: Tensor) -> Tensor:
+    """ln p of every token, in float32 or more."""
+    return logits.log_softmax(dim=-1, dtype=torch.promote_types(logits.dtype, torch.float32))
 
 
 def generate_token_by_token(request: Request, choose: Callable[[Tensor, list[int]], Tensor]) -> DecodingSteps:

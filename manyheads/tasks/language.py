@@ -26,6 +26,7 @@ from manyheads.errors import (
     UsageError,
 )
 from manyheads.generate.config import GenerationConfig
+from manyheads.generate.score import windows
 from manyheads.metrics import metric
 from manyheads.metrics.baselines import Bigram, Unigram
 from manyheads.metrics.likelihood import LogLikelihood
@@ -97,10 +98,10 @@ class CausalSpec(PackableTask, kind="causal"):
             raise UnsupportedError("the tokenizer has no bos token, so a text's first token cannot be predicted")
         texts, train_texts = (text_ids(evaluation, rows) for rows in (data.rows, data.train_rows))
         window = evaluation.max_length or WINDOW
-        windows = [text[i : i + window + 1] for text in texts for i in range(0, len(text) - 1, window)]
+        parts = [text[part] for text in texts for part, _ in windows(len(text), window, stride=window)]
         total = LossSum()
-        for index in evaluation.batches([len(ids) for ids in windows], "reading", logits=True):
-            rows = [windows[i] for i in index]
+        for index in evaluation.batches([len(ids) for ids in parts], "reading", logits=True):
+            rows = [parts[i] for i in index]
             inputs = pad_rows([ids[:-1] for ids in rows], special_tokens.pad).to(checkpoint.device)
             targets = pad_targets([ids[1:] for ids in rows]).to(checkpoint.device)
             batch = Batch(inputs, targets)

@@ -20,6 +20,7 @@ from torch import Tensor
 from manyheads.checkpoint.checkpoint import Checkpoint, load
 from manyheads.errors import ConfigError, IncompatibleError, InputError, UnknownKindError, UnsupportedError, UsageError
 from manyheads.generate.config import GenerationConfig, generation_config
+from manyheads.generate.loops import find_repetition
 from manyheads.generate.text import GeneratedText
 from manyheads.model.build import Model
 from manyheads.model.spec import ModelSpec
@@ -177,6 +178,12 @@ class PredictOptions:
     generation: GenerationConfig
     num_fills: int = 5  # how many candidate tokens to report per mask
     mask_token_id: int | None = None  # if the checkpoint has none
+    loops: bool = False  # whether to report the loop at the end of each generated text
+
+    def check_task(self, task: TaskSpec) -> None:
+        """Raises if loops are to be found by a task that generates no text."""
+        if self.loops and not task.streams:
+            raise UsageError(f"loops are those of generated texts, and {task.kind} generates none")
 
 
 class TaskSpec(Part, slot="task"):
@@ -300,7 +307,7 @@ class TaskSpec(Part, slot="task"):
     ) -> Iterator[tuple[int, Tree]]:
         """Yields the index and the model's output for each row of ids, as soon as it is ready, as plain data."""
         for i, texts in checkpoint.generator.texts(rows, options.generation):
-            yield i, generated_result(checkpoint, texts)
+            yield i, generated_result(checkpoint, texts, loops=options.loops)
 
     def predict(
         self,
@@ -339,8 +346,11 @@ class TaskSpec(Part, slot="task"):
 
     def format_result(self, result: Tree) -> list[str]:
         """Formats the result for a single text, as lines to print."""
-        several = result.get("sequences", [result])
-        return [one["generated"] if isinstance(one["generated"], str) else self.format_line(one) for one in several]
+        lines = []
+        for one in result.get("sequences", [result]):
+            lines.append(one["generated"] if isinstance(one["generated"], str) else self.format_line(one))
+            lines += [format_loop(one["loop"])] if "loop" in one else []
+        return lines
 
     # ------------------------------------------------------------------------------------------------------ evaluation
 
@@ -414,12 +424,14 @@ def predict(
     num_fills: int = 5,
     mask_token_id: int | None = None,
     truncate: bool = False,
+    loops: bool = False,
     **settings: Any,
 ) -> Any:
     """Applies a checkpoint to a text as `manyheads predict` does; returns plain data, or a list for a list of texts.
 
     With `truncate`, a text that is longer than the model can read is truncated, and its result has `truncated`, the
-    number of tokens that were read. Settings are those of `generation_config`. Without a tokenizer, a text consists of
+    number of tokens that were read. With `loops`, the result of a task that generates has `loop`, what the generated
+    text repeats at its end, or None. Settings are those of `generation_config`. Without a tokenizer, a text consists of
     token ids, such as "3 14 15".
     """
     if not isinstance(checkpoint, Checkpoint):
@@ -429,11 +441,12 @@ def predict(
     if mask_token_id is not None and (type(mask_token_id) is not int or mask_token_id < 0):
         raise UsageError(f"mask_token_id is {quoted(mask_token_id)}, expected a token id")
     generation = generation_config(checkpoint.generation_settings, **settings)
-    options = PredictOptions(generation, num_fills=num_fills, mask_token_id=mask_token_id)
+    options = PredictOptions(generation, num_fills=num_fills, mask_token_id=mask_token_id, loops=loops)
     checkpoint.check_reads_text()
     if not isinstance(text, str | Sequence):
         raise InputError(f"given {quoted(text)}, expected a text or a list of texts")
     texts, task = [text] if isinstance(text, str) else list(text), task_of(checkpoint)
+    options.check_task(task)
     if truncate:
         checkpoint = task.with_truncation(checkpoint, generation)
     results = dict(task.predict(checkpoint, texts, options))
@@ -466,15 +479,38 @@ def ids_and_truncated(encodings: Sequence[Any]) -> tuple[list[list[int]], dict[i
     return [one.ids for one in encodings], truncated
 
 
-def generated_result(checkpoint: Checkpoint, texts: Sequence[GeneratedText]) -> Tree:
+def generated_result(checkpoint: Checkpoint, texts: Sequence[GeneratedText], *, loops: bool = False) -> Tree:
     """The best generated text as plain data; the others, if there are several, are under `sequences`."""
     results = [
         {"generated": one.tokens if checkpoint.tokenizer is None else one.text, "finish_reason": one.finish_reason}
         | ({} if one.score is None else {"score": one.score})
         | ({} if one.logprobs is None else {"logprobs": token_logprobs(checkpoint, one)})
+        | ({"loop": loop_at_end(checkpoint, one)} if loops else {})
         for one in texts
     ]
     return results[0] | ({"sequences": results} if len(results) > 1 else {})
+
+
+def loop_at_end(checkpoint: Checkpoint, text: GeneratedText) -> Tree | None:
+    """What the last tokens of a text repeat; None if they do not, or if the text ended by itself."""
+    loop = find_repetition(text.tokens) if text.finish_reason == "length" else None
+    if loop is None:
+        return None
+    first = text.tokens[loop.prefix : loop.prefix + loop.period]
+    return {
+        "prefix": loop.prefix,
+        "period": loop.period,
+        "repeats": (len(text.tokens) - loop.prefix) // loop.period,
+        "text": checkpoint.decode(first),
+    }
+
+
+def format_loop(loop: Tree | None) -> str:
+    """Formats a loop as one line of text."""
+    if loop is None:
+        return "no loop"
+    text = loop["text"] if isinstance(loop["text"], str) else " ".join(map(str, loop["text"]))
+    return f"loop after {loop['prefix']:,} tokens: {loop['period']:,} tokens, {loop['repeats']:,} times: {quoted(text)}"
 
 
 def token_logprobs(checkpoint: Checkpoint, text: GeneratedText) -> list[Tree]:
@@ -491,17 +527,22 @@ def token_logprobs(checkpoint: Checkpoint, text: GeneratedText) -> list[Tree]:
     ]
 
 
+def parse_row(text: str, index: int = 0) -> list[int]:
+    """Parses the token ids of a text, for a model without a tokenizer."""
+    if not re.fullmatch(r"\s*\d{1,9}(\s+\d{1,9})*\s*", text):
+        raise InputError(
+            f"given {quoted(text)}, but the checkpoint has no tokenizer",
+            index,
+            hint="give token ids, such as '3 14 15'",
+        )
+    return [int(word) for word in text.split()]
+
+
 def parse_ids(checkpoint: Checkpoint, texts: Sequence[str]) -> list[list[int]]:
-    """Parses token ids, for a model without a tokenizer."""
+    """Parses token ids that a model can read."""
     rows, vocab = [], checkpoint.spec.source_vocab or checkpoint.spec.vocab
     for index, text in enumerate(texts):
-        if not re.fullmatch(r"\s*\d{1,9}(\s+\d{1,9})*\s*", text):
-            raise InputError(
-                f"given {quoted(text)}, but the checkpoint has no tokenizer",
-                index,
-                hint="give token ids, such as '3 14 15'",
-            )
-        rows.append([int(word) for word in text.split()])
+        rows.append(parse_row(text, index))
         checkpoint.check_length(len(rows[-1]), index)
         if isinstance(vocab, int) and (largest := max(rows[-1])) >= vocab:
             raise InputError(f"token {largest} is outside the {vocab:,} tokens of the model", index)

@@ -17,8 +17,8 @@ from small_runs import described, train_all
 from tokenizers import Tokenizer, decoders
 
 import manyheads
-from manyheads.cli import predict
-from manyheads.cli.predict import CHUNK
+from manyheads.cli import inputs
+from manyheads.cli.inputs import CHUNK
 from manyheads.generate.config import GenerationConfig
 from manyheads.tasks.task import PredictOptions, task_of
 from manyheads.training.prepare import prepare
@@ -125,7 +125,7 @@ BAD_LINES = {
 
 
 def small_limits():
-    predict.MAX_LINE_LENGTH = 1000  # a character may have four bytes
+    inputs.MAX_LINE_LENGTH = 1000  # a character may have four bytes
 
 
 @pytest.mark.parametrize("name", BAD_LINES)
@@ -154,6 +154,120 @@ def test_a_line_that_cannot_be_read_costs_that_line(name, tmp_path):
     assert [bool(one) for one in lines] == [True, False, False, True, False, False]
     assert plain.stderr.count(str(values[0])) >= 2
     assert "Traceback" not in plain.stderr
+
+
+# --------------------------------------------------------------------------------------------- prompts with line breaks
+
+
+def test_a_whole_input_is_one_text_with_its_line_breaks(tmp_path):
+    folder = folder_of("gpt2", tmp_path / "gpt2", bos_token_id=None)
+    (tmp_path / "prompt").write_bytes(b"\xef\xbb\xbfword1 word2\r\n\r\nword3\n")
+    text = "word1 word2\n\nword3"
+    expected = run_json("predict", folder, text)
+    assert expected["text"] == text
+    common = ["predict", folder, "--whole"]
+    assert run_json(*common, "--file", tmp_path / "prompt") == expected
+    assert run_json(*common, stdin=f"{text}\n".encode()) == run_json(*common, "-", stdin=text.encode()) == expected
+    assert run_json(*common, stdin=f"{text}\n\n".encode())["text"] == f"{text}\n", "one line break ends the last line"
+    (tmp_path / "prompt.jsonl").write_text('"word1"\n')
+    assert run_json(*common, "--file", tmp_path / "prompt.jsonl")["text"] == '"word1"'
+
+
+def test_a_whole_input_that_cannot_be_read_is_an_error(tmp_path):
+    folder = folder_of("gpt2", tmp_path / "gpt2", bos_token_id=None)
+    common = ["predict", folder, "--whole"]
+    for stdin, code in (
+        (b"", "data.empty"),
+        (b"\n \n", "data.empty"),
+        (b"word1\n\xff\n", "data.encoding"),
+        (b"word1 word2\n" * 100, "data.too-large"),
+        (b"word1 " * 1000, "data.too-large"),
+    ):
+        assert error_of(*common, stdin=stdin, check=3, before=small_limits)["code"] == code
+    assert error_of(*common, "word1", check=2)["code"] == "usage.argument"
+    replaced = run(*common, "--encoding-errors", "replace", stdin=b"word1\n\xe9\n")
+    assert replaced.stderr.startswith("standard input: 1 ")
+
+
+def test_json_lines_are_texts_with_line_breaks(tmp_path):
+    folder = folder_of("gpt2", tmp_path / "gpt2", bos_token_id=None)
+    texts = ["word1\nword2 word3", "word4", "word5 \n\n word6"]
+    lines = [json.dumps(texts[0]), "", json.dumps({"text": texts[1], "label": 3}), json.dumps({"prompt": texts[2]})]
+    data = "\n".join([*lines, '""']).encode()
+    (tmp_path / "prompts.jsonl").write_bytes(data)
+    (tmp_path / "prompts.ndjson.gz").write_bytes(gzip.compress(data))
+    common = ["predict", folder, "--max-new-tokens", 3]
+    alone = [run_json(*common, text)["generated"] for text in texts]
+    for name in ("prompts.jsonl", "prompts.ndjson.gz"):
+        rows = [json.loads(line) for line in run(*common, "--json", "-f", tmp_path / name).stdout.splitlines()]
+        assert [row and row["text"] for row in rows] == [texts[0], None, *texts[1:], None]
+        assert [row["generated"] for row in rows if row] == alone
+    plain = run(*common, "-f", tmp_path / "prompts.jsonl").stdout.splitlines()
+    assert plain == [" ".join(alone[0].split()), "", *(" ".join(one.split()) for one in alone[1:]), ""]
+
+
+BAD_JSON = [
+    "{",
+    "3",
+    "null",
+    '{"text": 3}',
+    '{"label": "word1"}',
+    '{"text": "a", "prompt": "b"}',
+    '{"text": "a", "text": "b"}',
+]
+
+
+def test_a_line_of_json_without_a_text_costs_that_line(tmp_path):
+    folder = folder_of("gpt2", tmp_path / "gpt2", bos_token_id=None)
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("\n".join(['"word1"', *BAD_JSON, '"\\ud800"', '"word2"']))
+    done = run("predict", folder, "--max-new-tokens", 2, "--json", "--file", path, check=3)
+    first, *bad, surrogate, last = map(json.loads, done.stdout.splitlines())
+    assert (first["text"], last["text"]) == ("word1", "word2")
+    assert [row["error"]["code"] for row in bad] == ["data.row"] * len(BAD_JSON)
+    assert [f"{path}, line {i + 2}" in row["error"]["message"] for i, row in enumerate(bad)] == [True] * len(BAD_JSON)
+    assert surrogate["error"]["code"] == "input.invalid"
+
+
+# ----------------------------------------------------------------------------------------------------------------- loops
+
+
+def test_loops_are_reported(tmp_path):
+    folder = folder_of("gpt2", tmp_path / "gpt2", bos_token_id=None, eos_token_id=None)
+    common = ["predict", folder, "--loops", "-s", "suppress_tokens=[0, 1, 2, 3]"]
+    result = run_json(*common, "word1", "--max-new-tokens", 36)
+    words, loop = result["generated"].split(), result["loop"]
+    assert set(loop) == {"prefix", "period", "repeats", "text"}, "this model repeats itself"
+    assert words[loop["prefix"] : len(words) - loop["period"]] == words[loop["prefix"] + loop["period"] :]
+    assert words[loop["prefix"] :][: loop["period"]] == loop["text"].split()
+    assert loop["repeats"] == (36 - loop["prefix"]) // loop["period"] >= 2
+    plain = run(*common, "word1", "--max-new-tokens", 36).stdout.splitlines()
+    assert plain[0] == result["generated"]
+    assert all(str(value) in plain[1] for value in loop.values())
+    assert "loop" not in run_json("predict", folder, "word1")
+    none = run_json(*common, "word1", "--max-new-tokens", 1)
+    assert none["loop"] is None
+    several = run_json(*common, "word1", "--num-beams", 2, "-n", 2, "--max-new-tokens", 4)
+    assert all("loop" in one for one in several["sequences"])
+    done = run(*common, "--max-new-tokens", 36, stdin=b"word1\n\nword2\n")
+    assert len(done.stdout.splitlines()) == 3
+    assert "of 2" in done.stderr
+
+
+def test_a_text_that_ended_has_no_loop(tmp_path):
+    folder = folder_of("gpt2", tmp_path / "gpt2", bos_token_id=None, eos_token_id=None)
+    command = ["predict", folder, "word1", "--loops", "--max-new-tokens", 30]
+    generated = run_json(*command)["generated"].split()
+    result = run_json(*command, "--stop", generated[-1])
+    assert (result["finish_reason"], result["loop"]) == ("stop", None)
+
+
+def test_loops_need_a_generated_text_that_is_complete(tmp_path):
+    bert = folder_of("bert", tmp_path / "bert")
+    assert error_of("predict", bert, "[MASK]", "--loops", check=2)["code"] == "usage.argument"
+    with raises("usage.argument"):
+        manyheads.predict(bert, "[MASK]", loops=True)
+    assert error_of("predict", bert, "[MASK]", "--loops", "--stream", check=2)["code"] == "usage.argument"
 
 
 def test_when_no_line_can_be_read_each_has_its_error(tmp_path):

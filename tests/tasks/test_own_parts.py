@@ -9,6 +9,7 @@ import tomllib
 
 import pytest
 from command import error_of, run, run_json
+from small_checkpoints import folder_of
 from small_runs import described
 
 from manyheads.spec import to_toml
@@ -237,3 +238,49 @@ def test_an_own_method_is_listed_and_used(scored):
     assert run(*command, '{kind = "test-constant"}').stdout.strip() == text
     assert error_of(*command, "no-such-method", check=2)["code"] == "generate.config"
     assert error_of(*command, "test-constant", "--num-beams", "2", check=2)["code"] == "generate.config"
+
+
+# ------------------------------------------------------------------------------------------------------------ own filter
+
+FILTER = '''
+"""A logits filter."""
+
+from typing import ClassVar
+
+from manyheads.generate.filter import FilterSpec, remove
+from manyheads.spec import field
+
+
+class NeverAtSpec(FilterSpec, kind="test-never-at"):
+    """−∞ for a token at one step"""
+
+    selected_by: ClassVar = ("test_never", -1)
+
+    test_never: int = field(-1, "token id", ge=-1)
+    test_step: int = field(0, "step", ge=0)
+
+    def apply(self, logits_BV, context):
+        return remove((self.test_never,), logits_BV) if context.num_generated == self.test_step else logits_BV
+'''
+
+
+def test_an_own_filter_is_listed_and_changes_the_output(tmp_path):
+    (tmp_path / "own.py").write_text(FILTER)
+    parts = ["--parts", tmp_path / "own.py"]
+    (slot,) = run_json("show", "filter", *parts)["slots"]
+    (kind,) = [kind for kind in slot["kinds"] if kind["kind"] == "test-never-at"]
+    assert kind["formula"] == "−∞ for a token at one step"
+    assert [one["field"] for one in kind["fields"]] == ["test_never", "test_step"]
+    assert "test-never-at" not in [kind["kind"] for kind in run_json("show", "filter")["slots"][0]["kinds"]]
+    folder = folder_of("gpt2", tmp_path / "gpt2", bos_token_id=None, eos_token_id=None)
+    common = ["predict", folder, "word1 word2", "--max-new-tokens", 4, "--logprobs", 1]
+    before = [token["id"] for token in run_json(*common)["logprobs"]]
+    own = ["-s", f"test_never={before[1]}", "-s", "test_step=1", *parts]
+    result = run_json(*common, *own)
+    after = [token["id"] for token in result["logprobs"]]
+    assert (after[0], after[1] != before[1]) == (before[0], True)
+    assert result["settings"]["test_never"] == {"value": before[1], "from": "caller"}
+    off = run_json(*common, "-s", "test_never=-1", *parts)
+    assert [token["id"] for token in off["logprobs"]] == before
+    assert error_of(*common, "-s", "test_never=3", check=2)["code"] == "generate.config", "without its file"
+    assert error_of(*common, "-s", "test_step=1", *parts, check=2)["code"] == "generate.config"

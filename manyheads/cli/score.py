@@ -1,0 +1,229 @@
+"""`manyheads score`: log-probability, perplexity and surprise per token of given texts."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from manyheads.cli.console import (
+    AsJson,
+    CheckpointPath,
+    Device,
+    Parts,
+    Progress,
+    app,
+    integer,
+    new_table,
+    print_json,
+    stdout,
+)
+from manyheads.cli.inputs import EncodingErrors, TextArgument, TextFile, Whole, open_texts, process_lines
+from manyheads.errors import InputError, one_line
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.text import Text
+
+    from manyheads.checkpoint.checkpoint import Checkpoint
+    from manyheads.generate.score import ScoredText
+    from manyheads.spec import Tree
+
+# the style of a token by its surprise, from so many bits on; both colours are set, so they suit any background
+STYLES = {
+    0.0: "",
+    1.0: "#000000 on #fff0b8",
+    2.0: "#000000 on #ffd274",
+    4.0: "#000000 on #ff9f5a",
+    8.0: "#ffffff on #c83a24",
+    12.0: "#ffffff on #7a0c1c",
+}
+UNSCORED = "dim"  # a token without a probability
+
+
+@app.command()
+def score(
+    path: CheckpointPath,
+    text: TextArgument = None,
+    file: TextFile = None,
+    whole: Whole = False,
+    context: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help="What is before the text, not scored; a space between them is part of one."),
+    ] = None,
+    source: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="The input of an encoder-decoder, whose target is the text.")
+    ] = None,
+    stride: Annotated[
+        int | None,
+        typer.Option(
+            parser=integer,
+            metavar="N",
+            help="Tokens between the windows of a text that is too long for the model [default: half a window].",
+        ),
+    ] = None,
+    encoding_errors: EncodingErrors = "strict",
+    device: Device = "auto",
+    parts: Parts = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show how probable a model finds given texts.
+
+    One text is shown with its tokens coloured by surprise, −log₂ p, or as a table if there is no terminal. Many texts,
+    one per line, give one line each, in the same order: log-probability, perplexity, number of tokens and the text,
+    separated by tabs. A blank line stays blank. With --json each line is one object with all tokens.
+
+    Examples: manyheads score ./gpt2 " Paris" --context "The capital of France is" · manyheads score ./gpt2 --file
+    poem.txt --whole · manyheads score runs/de-en "Good morning" --source "Guten Morgen"
+    """
+    given = open_texts(text, file, whole=whole, encoding_errors=encoding_errors)
+    load = partial(load_scorer, path, context, source, stride, device=device)
+    if not isinstance(given, str):
+        process_lines(given, path, load, as_json=as_json)
+        return
+    with Progress(f"loading {path}"):
+        scorer = load()
+        (scored,) = scorer.score([given])
+    print_json({"schema": 1} | scorer.result(given, scored)) if as_json else print_scores(scored, stdout())
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """A checkpoint with the options of the command line."""
+
+    checkpoint: Checkpoint
+    context: str | None
+    source: str | None
+    stride: int | None
+
+    def score(self, texts: Sequence[str]) -> list[ScoredText]:
+        from manyheads.tasks.task import parse_row
+
+        def read(text: str | None, index: int = 0) -> Any:
+            return text if text is None or self.checkpoint.tokenizer is not None else parse_row(text, index)
+
+        scored: list[ScoredText] = self.checkpoint.score(
+            [read(text, index) for index, text in enumerate(texts)],
+            context=read(self.context),
+            source=read(self.source),
+            stride=self.stride,
+        )
+        return scored
+
+    def results(self, texts: Sequence[str], errors: dict[int, InputError]) -> Iterator[tuple[int, Tree]]:
+        try:
+            scored = dict(enumerate(self.score(texts)))
+        except InputError:
+            scored = {}
+            for i, text in enumerate(texts):
+                try:
+                    (scored[i],) = self.score([text])
+                except InputError as error:
+                    errors[i] = error
+        for i, one in scored.items():
+            yield i, self.result(texts[i], one)
+
+    def result(self, text: str, scored: ScoredText) -> Tree:
+        """A scored text as plain data."""
+        options = {"context": self.context, "source": self.source}
+        tokens = [
+            {"token": one.token, "id": one.id, "logprob": one.logprob, "surprise": one.surprise}
+            for one in scored.tokens
+        ]
+        return {
+            "text": text,
+            **{name: value for name, value in options.items() if value is not None},
+            "tokens": tokens,
+            "count": scored.count,
+            "logprob": scored.logprob,
+            "perplexity": scored.perplexity,
+            "bits_per_token": scored.bits_per_token,
+        }
+
+    def format_line(self, result: Tree) -> str:
+        numbers = f"{result['logprob']:.4f}", f"{result['perplexity']:.4f}", str(result["count"])
+        return "\t".join((*numbers, one_line(result["text"])))
+
+
+def load_scorer(path: str, context: str | None, source: str | None, stride: int | None, *, device: str) -> Scorer:
+    from manyheads.checkpoint.checkpoint import load
+    from manyheads.model.build import resolve_device
+
+    return Scorer(load(path, device=resolve_device(device)), context, source, stride)
+
+
+# ------------------------------------------------------------------------------------------------------------- printing
+
+
+def print_scores(scored: ScoredText, console: Console) -> None:
+    """Prints a text with coloured tokens and a legend, or without colours a table; then its scores in one line."""
+    if console.color_system is None or console.no_color:
+        console.print(token_table(scored))
+    else:
+        console.print(coloured_text(scored), overflow="fold")
+        console.print()
+        console.print(legend())
+    total = f"{scored.count:,}" + (f" of {len(scored.tokens):,}" if scored.count < len(scored.tokens) else "")
+    console.print(
+        f"{total} tokens · log-probability {scored.logprob:,.4f} · perplexity {scored.perplexity:,.4f} · "
+        f"{scored.bits_per_token:.4f} bits per token"
+    )
+
+
+def token_table(scored: ScoredText) -> RenderableType:
+    table = new_table(["token"], ["id", "log p", "surprise"])
+    for one in scored.tokens:
+        numbers = ("–", "–") if one.logprob is None else (f"{one.logprob:.4f}", f"{one.surprise:.2f}")
+        table.add_row(json.dumps(one.token, ensure_ascii=False), str(one.id), *numbers)
+    return table
+
+
+def coloured_text(scored: ScoredText) -> Text:
+    from rich.text import Text
+
+    text = Text()
+    for characters, surprise in visible_tokens(scored):
+        text.append(characters, style=style_of(surprise))
+    return text
+
+
+def visible_tokens(scored: ScoredText) -> Iterator[tuple[str, float | None]]:
+    """Yields what is shown of each token, and its surprise; the tokens of one character are shown together."""
+    from manyheads.generate.text import REPLACEMENT
+
+    shown, surprise = "", None
+    for one in scored.tokens:
+        if shown and not one.text and REPLACEMENT in one.token:
+            surprise = None if surprise is None or one.surprise is None else surprise + one.surprise
+            continue
+        if shown:
+            yield shown, surprise
+        shown, surprise = visible(one.text or f"{one.token} "), one.surprise
+    yield shown, surprise
+
+
+def visible(text: str) -> str:
+    """A text whose line breaks can be seen, and that sends no control codes to a terminal."""
+    return "\n".join(one_line(line) for line in text.replace("\r\n", "\n").replace("\n", "↵\n").split("\n"))
+
+
+def style_of(surprise: float | None) -> str:
+    if surprise is None:
+        return UNSCORED
+    return STYLES[max((least for least in STYLES if least <= surprise), default=0.0)]
+
+
+def legend() -> Text:
+    """The scale of surprise, each range in its colours."""
+    from rich.text import Text
+
+    text = Text("surprise in bits: ")
+    for least, most in pairwise((*STYLES, math.inf)):
+        text.append(f" {least:g}–{most:g} " if most < math.inf else f" {least:g} or more ", style=STYLES[least])
+    return text
