@@ -50,13 +50,13 @@ def randomize(module):
 # ---------------------------------------------------------------------------------------------------------- masks
 
 
-def may_attend(i, j, *, causal, window, prefix, pad, document_ids, real_indices):
+def may_attend(i, j, *, causal, window, prefix, pad, document_ids, non_padding_indices):
     """Whether query i may attend to key j, by the definition of each field."""
     if pad[j] or document_ids[i] != document_ids[j]:
         return False
-    if prefix is not None and real_indices[j] < prefix:
+    if prefix is not None and non_padding_indices[j] < prefix:
         return True
-    return (not causal or j <= i) and (window is None or abs(real_indices[i] - real_indices[j]) < window)
+    return (not causal or j <= i) and (window is None or abs(non_padding_indices[i] - non_padding_indices[j]) < window)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -71,7 +71,7 @@ def test_a_mask_lets_through_what_its_fields_define(causal, window, prefix, pad,
     model, length = build(read_model({"vocab": 9, "decoder": kinds.stack(mask=mask)})), 8
     padded = [index in {"": (), "left": (0, 1), "right": (6, 7), "middle": (3, 4)}[pad] for index in range(length)]
     document_ids = [int(packed and index > 3) for index in range(length)]
-    real_indices = [sum(not p for p in padded[: index + 1]) - 1 for index in range(length)]
+    non_padding_indices = [sum(not p for p in padded[: index + 1]) - 1 for index in range(length)]
     with record(model) as attentions:
         model(
             Inputs(
@@ -82,7 +82,10 @@ def test_a_mask_lets_through_what_its_fields_define(causal, window, prefix, pad,
             )
         )
     fields = {"causal": causal, "window": window, "prefix": prefix, "pad": padded, "document_ids": document_ids}
-    expected = [[may_attend(i, j, **fields, real_indices=real_indices) for j in range(length)] for i in range(length)]
+    expected = [
+        [may_attend(i, j, **fields, non_padding_indices=non_padding_indices) for j in range(length)]
+        for i in range(length)
+    ]
     assert (attentions[0].weights()[0, 0] > 0).tolist() == expected
 
 
@@ -563,7 +566,7 @@ def test_position_tables_are_shared_or_per_layer():
             if "position" in name
         ]
 
-    assert tables(kind="bucketed") == ["decoder.positions.0.table.weight"]
+    assert tables(kind="bucketed") == ["decoder.position_modules.0.table.weight"]
     own = [f"decoder.layers.{i}.position.table.weight" for i in range(3)]
     assert tables(kind="bucketed", shared=False) == tables(kind="shaw") == tables(kind="clipped") == own
 
