@@ -36,7 +36,7 @@ from manyheads.errors import (
     WrongTypeError,
 )
 
-Tree = dict[str, Any]
+Tree = dict[str, Any]  # a TOML or JSON object: names to values
 
 
 MAX_COUNT = 1 << 24  # the upper bound of any count: 16,777,216
@@ -349,16 +349,16 @@ class FrozenTable(dict[str, Any]):
         return FrozenTable, (dict(self),)
 
 
-def frozen(value: Any) -> Any:
+def immutable(value: Any) -> Any:
     """Returns an immutable copy of a tree; a spec in it becomes the tree of the fields that were set."""
     if isinstance(value, Spec):
         value = value.model_dump(mode="json", exclude_unset=True, exclude_none=True)
     if value is None:
         raise WrongTypeError("given None, which TOML does not have; leave the field out")
     if isinstance(value, Mapping):
-        return FrozenTable({name: frozen(inner) for name, inner in value.items()})
+        return FrozenTable({name: immutable(inner) for name, inner in value.items()})
     if isinstance(value, list | tuple):
-        return tuple(frozen(inner) for inner in value)
+        return tuple(immutable(inner) for inner in value)
     if not isinstance(value, str | int | float):
         raise WrongTypeError(f"given {quoted(value)}, which TOML does not have")
     return value

@@ -13,7 +13,7 @@ from torch import Tensor
 from manyheads.model.build import Model
 from manyheads.model.finite import check_next_token_logits
 from manyheads.parts.head import token_at
-from manyheads.parts.inputs import Inputs, tokens_first
+from manyheads.parts.inputs import Inputs, padding_first
 from manyheads.spec import Part
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class RunningSequences:
         self.tokens = prompt.tokens  # rows×length, padded with −1 on the left
         if prompt.padding_mask is not None:
             self.tokens = prompt.tokens.masked_fill(prompt.padding_mask, -1).gather(
-                1, tokens_first(~prompt.padding_mask)
+                1, padding_first(prompt.padding_mask)
             )
         self.prompt_indices = list(range(prompt.batch_size))  # the prompt that each sequence continues
         self.logprobs = TokenLogprobs(config.logprobs) if config.logprobs is not None else None

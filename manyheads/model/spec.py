@@ -26,7 +26,7 @@ from manyheads.spec import (
     check_names,
     copy_tree,
     field,
-    frozen,
+    immutable,
     located,
     merge_trees,
     override,
@@ -106,7 +106,7 @@ class StackSpec(LayerSpec):
         for index, changes in enumerate(value):
             if not isinstance(changes, Mapping):
                 raise WrongTypeError(f"given {quoted(changes)}, expected a table", (index,))
-        return tuple(frozen(copy_tree(changes)) for changes in value)
+        return tuple(immutable(copy_tree(changes)) for changes in value)
 
     def _pattern_layers(self) -> list[LayerSpec]:
         """The spec of each entry of the pattern; without a pattern, the one spec of all layers."""

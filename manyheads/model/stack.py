@@ -80,9 +80,9 @@ class Stack(nn.Module):
         built = self.layer_specs[:: spec.group_size]
         self.layers = nn.ModuleList(Layer(layer, spec.width, memory_width) for layer in built)
         self.residual_terms = sum(self.layer(i).num_sublayers for i in range(spec.layers))
-        self.positions, self.position_of = self._shared_positions()
+        self.position_modules, self.position_index = self._shared_positions()
         self.masks = list(dict.fromkeys(layer.mask for layer in self.layer_specs))
-        self.mask_of = [self.masks.index(layer.mask) for layer in self.layer_specs]
+        self.mask_index = [self.masks.index(layer.mask) for layer in self.layer_specs]
         self.no_position = AttentionPosition()
         norm = spec.output_norm()
         self.norm = norm.build(spec.width) if norm else nn.Identity()
@@ -104,8 +104,8 @@ class Stack(nn.Module):
         return layer
 
     def position(self, index: int) -> AttentionPosition:
-        shared = self.position_of[index]
-        position = self.layer(index).position if shared is None else self.positions[shared]
+        shared = self.position_index[index]
+        position = self.layer(index).position if shared is None else self.position_modules[shared]
         assert isinstance(position, AttentionPosition)
         return position
 
@@ -145,7 +145,7 @@ class Stack(nn.Module):
         """Yields the context of each layer when the layer runs, so that biases of other layers take no memory."""
         masks = [mask_for(spec, inputs, state, new_state) for spec in self.masks]
         shared_data = dict[int, Any]()
-        for i, shared in enumerate(self.position_of):
+        for i, shared in enumerate(self.position_index):
             position = self.position(i)
             if shared is None:
                 data = position.precompute(positions, dtype)
@@ -153,7 +153,7 @@ class Stack(nn.Module):
                 data = shared_data[shared]
             else:
                 data = shared_data[shared] = position.precompute(positions, dtype)
-            yield AttentionContext(position, data, masks[self.mask_of[i]], positions)
+            yield AttentionContext(position, data, masks[self.mask_index[i]], positions)
 
     def _check(self, state: StackState) -> None:
         """Raises an error for inputs that are missing or that this stack cannot use."""
@@ -291,10 +291,10 @@ def mask_for(spec: MaskSpec, inputs: Inputs, state: StackState, new_state: Stack
         if inputs.document_ids is None or new_state.document_ids is None
         else (inputs.document_ids, new_state.document_ids)
     )
-    real_indices = None
+    non_padding_indices = None
     if new_state.padding_mask is not None and (spec.window is not None or spec.prefix):
         counts = (~new_state.padding_mask).cumsum(dim=1) - 1
-        real_indices = counts[:, state.length :], counts
+        non_padding_indices = counts[:, state.length :], counts
     return Mask(
         num_queries=inputs.length,
         num_keys=new_state.length,
@@ -305,5 +305,5 @@ def mask_for(spec: MaskSpec, inputs: Inputs, state: StackState, new_state: Stack
         prefix_B=new_state.prefix_lengths if spec.prefix else None,
         padding_BM=new_state.padding_mask,
         document_ids=document_ids,
-        real_indices=real_indices,
+        non_padding_indices=non_padding_indices,
     )

@@ -50,7 +50,7 @@ class Mask:
     prefix_B: Tensor | None = None
     padding_BM: Tensor | None = None
     document_ids: tuple[Tensor, Tensor] | None = None  # document ids of the queries, B×L, and of the keys, B×M
-    real_indices: tuple[Tensor, Tensor] | None = (
+    non_padding_indices: tuple[Tensor, Tensor] | None = (
         None  # (query, key) indices counted without padding; used by window and prefix
     )
     dense_limit: int = DENSE_LIMIT  # a mask with more elements is computed in blocks
@@ -81,7 +81,7 @@ class Mask:
     @property
     def _reach(self) -> int | None:
         """The window in indices; None without a window, or if padding or a prefix allow larger distances."""
-        return self.window if self.real_indices is None and self.prefix_B is None else None
+        return self.window if self.non_padding_indices is None and self.prefix_B is None else None
 
     @cached_property
     def dense(self) -> Tensor | None:
@@ -90,7 +90,7 @@ class Mask:
         if self.causal or self.window is not None:
             visible = self._by_order()
         if self.prefix_B is not None and visible is not None:
-            visible = visible | (self._real_indices()[1] < self.prefix_B[:, None])[:, None]
+            visible = visible | (self._non_padding_indices()[1] < self.prefix_B[:, None])[:, None]
         if self.document_ids is not None:
             of_queries, of_keys = self.document_ids
             same = of_queries[:, :, None] == of_keys[:, None, :]
@@ -104,8 +104,8 @@ class Mask:
         query = torch.arange(self.query_offset, self.query_offset + self.num_queries, device=self.device)[None]
         return query, torch.arange(self.key_offset, self.key_offset + self.num_keys, device=self.device)[None]
 
-    def _real_indices(self) -> tuple[Tensor, Tensor]:
-        return self._indices() if self.real_indices is None else self.real_indices
+    def _non_padding_indices(self) -> tuple[Tensor, Tensor]:
+        return self._indices() if self.non_padding_indices is None else self.non_padding_indices
 
     def _by_order(self) -> Tensor:
         query, key = self._indices()
@@ -113,7 +113,7 @@ class Mask:
         visible = behind >= 0 if self.causal else torch.ones_like(behind, dtype=torch.bool)
         if self.window is None:
             return visible
-        query, key = self._real_indices()
+        query, key = self._non_padding_indices()
         return visible & ((query[:, :, None] - key[:, None, :]).abs() < self.window)
 
     def submask(self, rows: slice, columns: slice) -> Mask:
@@ -132,7 +132,7 @@ class Mask:
             key_offset=self.key_offset + first_column,
             padding_BM=None if self.padding_BM is None else self.padding_BM[:, columns],
             document_ids=part(self.document_ids),
-            real_indices=part(self.real_indices),
+            non_padding_indices=part(self.non_padding_indices),
         )
 
     @cached_property

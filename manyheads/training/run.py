@@ -15,7 +15,19 @@ from manyheads.errors import IncompatibleError, MissingKeyError
 from manyheads.files.read import locate_config_errors, read_toml
 from manyheads.metrics.metric import higher_is_better
 from manyheads.model.spec import BACKBONES, ModelSpec, read_model
-from manyheads.spec import Spec, Tree, check_names, field, frozen, import_all, located, override, parse, quoted, to_tree
+from manyheads.spec import (
+    Spec,
+    Tree,
+    check_names,
+    field,
+    immutable,
+    import_all,
+    located,
+    override,
+    parse,
+    quoted,
+    to_tree,
+)
 from manyheads.tasks.auxiliary import AuxiliaryLossSpec
 from manyheads.tasks.task import TaskSpec
 from manyheads.training.lora import LoraSpec
@@ -91,7 +103,7 @@ class RunSpec(Spec):
     @field_validator("model", mode="before")
     @classmethod
     def _freeze_overrides(cls, model: Any) -> Any:
-        return frozen(model) if isinstance(model, Mapping) else model
+        return immutable(model) if isinstance(model, Mapping) else model
 
     def check_model(self, model: ModelSpec) -> None:
         """Raises if the model does not fit the task, or the run's other settings."""

@@ -116,7 +116,7 @@ def test_a_masked_autoencoder_takes_whole_images_and_the_positions_of_visible_pa
 def test_parts_that_no_other_library_has_are_exported(tmp_path):
     """ALiBi, relative keys with another core and a window, scaled RoPE with grouped keys: one per layer."""
     rope = {
-        "position": {"kind": "rope", "scaling": {"kind": "llama3", "factor": 3.0, "length": 16}},
+        "position": {"kind": "rope", "scaling": {"kind": "banded", "factor": 3.0, "length": 16}},
         "attention": {"kv_heads": 1},
         "feedforward": "gated",
         "norm": "rms",

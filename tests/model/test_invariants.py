@@ -165,13 +165,16 @@ def test_blocks_of_rows_give_the_same(core, training):
     module.train(training)
     device, padding_mask = torch.device("cpu"), torch.arange(200).expand(2, -1) < 5
     document_ids = torch.arange(200).div(60, rounding_mode="floor").expand(2, -1)
-    real_indices = ((~padding_mask).cumsum(1) - 1,) * 2
+    non_padding_indices = ((~padding_mask).cumsum(1) - 1,) * 2
     several = [
         (None, {"window": 7, "causal": True}),
         (None, {"window": 7}),
         (None, {"window": 40, "causal": True, "document_ids": (document_ids, document_ids)}),
         (1 << 14, {"causal": True, "padding_BM": padding_mask}),
-        (1 << 14, {"causal": True, "window": 9, "padding_BM": padding_mask, "real_indices": real_indices}),
+        (
+            1 << 14,
+            {"causal": True, "window": 9, "padding_BM": padding_mask, "non_padding_indices": non_padding_indices},
+        ),
         (1 << 14, {"causal": True, "prefix_B": torch.tensor([30, 3])}),
         (1 << 14, {"causal": True, "window": 9, "prefix_B": torch.tensor([30, 3])}),
         (1 << 14, {"document_ids": (document_ids, document_ids)}),

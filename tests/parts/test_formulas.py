@@ -50,13 +50,13 @@ def randomize(module):
 # ---------------------------------------------------------------------------------------------------------- masks
 
 
-def may_attend(i, j, *, causal, window, prefix, pad, document_ids, real_indices):
+def may_attend(i, j, *, causal, window, prefix, pad, document_ids, non_padding_indices):
     """Whether query i may attend to key j, by the definition of each field."""
     if pad[j] or document_ids[i] != document_ids[j]:
         return False
-    if prefix is not None and real_indices[j] < prefix:
+    if prefix is not None and non_padding_indices[j] < prefix:
         return True
-    return (not causal or j <= i) and (window is None or abs(real_indices[i] - real_indices[j]) < window)
+    return (not causal or j <= i) and (window is None or abs(non_padding_indices[i] - non_padding_indices[j]) < window)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -71,7 +71,7 @@ def test_a_mask_lets_through_what_its_fields_define(causal, window, prefix, pad,
     model, length = build(read_model({"vocab": 9, "decoder": kinds.stack(mask=mask)})), 8
     padded = [index in {"": (), "left": (0, 1), "right": (6, 7), "middle": (3, 4)}[pad] for index in range(length)]
     document_ids = [int(packed and index > 3) for index in range(length)]
-    real_indices = [sum(not p for p in padded[: index + 1]) - 1 for index in range(length)]
+    non_padding_indices = [sum(not p for p in padded[: index + 1]) - 1 for index in range(length)]
     with record(model) as attentions:
         model(
             Inputs(
@@ -82,7 +82,10 @@ def test_a_mask_lets_through_what_its_fields_define(causal, window, prefix, pad,
             )
         )
     fields = {"causal": causal, "window": window, "prefix": prefix, "pad": padded, "document_ids": document_ids}
-    expected = [[may_attend(i, j, **fields, real_indices=real_indices) for j in range(length)] for i in range(length)]
+    expected = [
+        [may_attend(i, j, **fields, non_padding_indices=non_padding_indices) for j in range(length)]
+        for i in range(length)
+    ]
     assert (attentions[0].weights()[0, 0] > 0).tolist() == expected
 
 
@@ -261,14 +264,14 @@ def test_amplitudes_of_scaled_rope_are_their_formulas():
     assert of(kind="yarn", factor=4.0) == pytest.approx(0.1 * math.log(4) + 1)
     assert of(kind="yarn", factor=4.0, attention_factor=1.7) == 1.7
     assert of(kind="longrope", length=100, factor=8.0) == pytest.approx(math.sqrt(1 + math.log(8) / math.log(100)))
-    assert {of(kind=kind) for kind in ("none", "linear", "ntk", "dynamic", "llama3")} == {1.0}
+    assert {of(kind=kind) for kind in ("none", "linear", "ntk", "dynamic", "banded")} == {1.0}
 
 
 LONGROPE = {"kind": "longrope", "attention_factor": 1.0}
 
 
 @formula("position", "rope")
-@formula("scaling", "none", "linear", "ntk", "dynamic", "yarn", "llama3", "longrope")
+@formula("scaling", "none", "linear", "ntk", "dynamic", "yarn", "banded", "longrope")
 @pytest.mark.parametrize("layout", ["halves", "interleaved"])
 @pytest.mark.parametrize(
     ("scaling", "frequency"),
@@ -280,7 +283,7 @@ LONGROPE = {"kind": "longrope", "attention_factor": 1.0}
             {"kind": "dynamic", "factor": 4.1, "length": 5},
             lambda i, w: (10000 * (4.1 * 6 / 5 - 3.1) ** (8 / 6)) ** (-2 * i / 8),
         ),
-        ({"kind": "llama3", "factor": 4.0, "length": 30}, lambda i, w: banded(w)),
+        ({"kind": "banded", "factor": 4.0, "length": 30}, lambda i, w: banded(w)),
         ({"kind": "yarn", "factor": 4.0, "length": 300, "attention_factor": 1.0}, lambda i, w: yarn(i, w)),
         (
             {**LONGROPE, "short_factor": [1.0], "long_factor": [2.0, 3.0, 4.0, 5.0], "length": 3},
@@ -563,7 +566,7 @@ def test_position_tables_are_shared_or_per_layer():
             if "position" in name
         ]
 
-    assert tables(kind="bucketed") == ["decoder.positions.0.table.weight"]
+    assert tables(kind="bucketed") == ["decoder.position_modules.0.table.weight"]
     own = [f"decoder.layers.{i}.position.table.weight" for i in range(3)]
     assert tables(kind="bucketed", shared=False) == tables(kind="shaw") == tables(kind="clipped") == own
 

@@ -88,7 +88,7 @@ def weights(spec: ModelSpec) -> Rows:
         ours, theirs = f"{stack}.layers.*.", f"{stack}.block.*.layer."
         bias = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias"
         rows += (
-            *renames({f"{stack}.positions.0.table": bias, f"{stack}.norm": f"{stack}.final_layer_norm"}),
+            *renames({f"{stack}.position_modules.0.table": bias, f"{stack}.norm": f"{stack}.final_layer_norm"}),
             *renames(PROJECTIONS, f"{ours}attention.", f"{theirs}0.SelfAttention."),
             *renames(names, f"{ours}feedforward.", f"{theirs}{sublayers - 1}.DenseReluDense."),
             *renames({f"residual.norms.{i}": f"{i}.layer_norm" for i in range(sublayers)}, ours, theirs),
