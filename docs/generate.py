@@ -318,8 +318,8 @@ def json_outputs() -> str:
 
     introduction = (
         "What `--json` prints: one object on one line, on standard output, with `schema` = 1. The keys below are those "
-        "of real commands. `*` stands for any name, `[]` for each element of a list. `predict` with many texts prints "
-        "one object per line. An error is one object on standard error."
+        "of real commands. `*` stands for any name, `[]` for each element of a list. `predict` and `score` with many "
+        "texts print one object per line. An error is one object on standard error."
     )
     meanings = tomllib.loads(MEANINGS.read_text(encoding="utf-8"))
     outputs = real_outputs()
@@ -456,6 +456,7 @@ def real_outputs() -> dict[str, list[Any]]:
             if name == "copy":
                 more = ("--num-beams", "2", "-n", "2", "--logprobs", "1")
                 predicted += call("predict", name, input_text, "--max-new-tokens", "2", *more)
+                predicted += call("predict", name, input_text, "--loops", "-s", f"forced_prefix_ids={[7] * 64}")
             evaluated += call("evaluate", name, "--max-rows", "4", "--examples", "1", "--max-new-tokens", "2")
         return {
             "manyheads show": call("show"),
@@ -469,6 +470,10 @@ def real_outputs() -> dict[str, list[Any]]:
             "manyheads train --dry-run": call("train", "copy.toml", "--dry-run"),
             "manyheads compare": call("compare", "copy.toml", "position=none,rope", "--seeds", "2", "-o", "grid"),
             "manyheads predict": predicted,
+            "manyheads score": [
+                *call("score", "causal", "born in", "--context", "was "),
+                *call("score", "copy", "a b", "--source", "b a"),
+            ],
             "manyheads evaluate": evaluated,
             "manyheads export": call("export", "copy", "out", "--to", "manyheads"),
             "manyheads audit": call("audit", "copy"),

@@ -96,6 +96,8 @@ def predict(
     line stays blank. With --json each line is one object, null for a blank line. A line that cannot be read gives an
     empty line and a message, or an object with its error; the other lines are read, and the exit status is 3.
 
+    A text with line breaks is an argument, a line of a .jsonl file, or a whole file or standard input with --whole.
+
     Examples: manyheads predict ./gpt2 "The capital of France is" · manyheads predict ./bert "Paris is in [MASK]." ·
     manyheads predict runs/de-en --file german.txt --num-beams 4 > english.txt
     """

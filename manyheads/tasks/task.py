@@ -497,11 +497,12 @@ def loop_at_end(checkpoint: Checkpoint, text: GeneratedText) -> Tree | None:
     if loop is None:
         return None
     first = text.tokens[loop.prefix : loop.prefix + loop.period]
+    names = " ".join(map(checkpoint.generator.token_name, first))  # of special tokens, which have no text
     return {
         "prefix": loop.prefix,
         "period": loop.period,
         "repeats": (len(text.tokens) - loop.prefix) // loop.period,
-        "text": checkpoint.decode(first),
+        "text": checkpoint.decode(first) or names,
     }
 
 

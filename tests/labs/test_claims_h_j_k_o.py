@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import math
+import string
+from itertools import pairwise
 
 import kinds
 import numpy as np
@@ -21,10 +23,11 @@ from small_runs import train_and_evaluate
 from torch.utils._python_dispatch import TorchDispatchMode
 from trivial_losses import mean_of, unigram_entropy
 
-from manyheads import Inputs, build, read_model
+from manyheads import Checkpoint, Inputs, build, predict, read_model
 from manyheads.data.attention_targets import targets_from_arcs
 from manyheads.data.builtin import BiographiesSpec, functions_of, stdlib
 from manyheads.data.tokenizer import TokenizerSpec
+from manyheads.generate.loops import find_loop, ngram_successor
 from manyheads.model.record import RecordedAttention, record
 from manyheads.parts.core import DotSpec, inverse_root
 from manyheads.parts.mask import MaskSpec
@@ -154,6 +157,46 @@ def test_k1_k2_attention_and_the_head_have_one_temperature():
     logits = model.head(h, table=table, padding_mask=None)
     assert logits.mean().item() == pytest.approx(0, abs=0.05)
     assert logits.var().item() == pytest.approx(1, rel=0.05)
+
+
+@given(vocab=st.integers(2, 7), seed=seeds, end=st.booleans())
+def test_k6_zero_temperature_loops(vocab, seed, end):
+    """A trigram model decides by the last two tokens, of which there are V² pairs; a text that ended stays as it is."""
+    model = random_model(
+        read_model({"vocab": vocab, "ngram": {"width": 4}, "head": "untied", "init": {"kind": "normal", "std": 1.0}}),
+        seed=seed % 1000,
+    )
+    start, eos = (1, vocab - 1), (0,) if end else ()
+    loop = find_loop(ngram_successor(model, eos), start)
+    assert loop.prefix + loop.period <= vocab**2
+    tokens = Checkpoint(model).generate(list(start), max_new_tokens=2 * vocab**2, temperature=0.0)
+    if ends := end and 0 in tokens:
+        tokens = tokens[: tokens.index(0) + 1] + [0] * len(tokens)
+        assert loop.period == 1, "the pair of the last token and eos"
+    text = [*start, *tokens]
+    bigrams = list(pairwise(text))
+    assert len(set(bigrams[: vocab**2 + 1])) < vocab**2 + 1, "V² + 1 bigrams cannot all differ"
+    assert all(text[i] == text[i + loop.period] for i in range(loop.prefix + ends, len(text) - loop.period))
+
+
+def test_k7_loops_of_a_transformer_are_reported_and_rarer_at_a_higher_temperature():
+    """What was seen in 40 tokens, and no proof: a transformer reads all tokens before the next one."""
+    words = [2 * letter for letter in string.ascii_lowercase]
+    tokenizer = TokenizerSpec.choose("words").make([" ".join(words)])
+    spec = kinds.decoder(position="sinusoidal").replace(vocab=tokenizer.get_vocab_size())
+    checkpoint = Checkpoint(random_model(spec, seed=2), tokenizer)
+    shares = {}
+    for temperature in (0.0, 1.0, 4.0):
+        settings = {"max_new_tokens": 40, "temperature": temperature, "suppress_tokens": list(SpecialTokens().all_ids)}
+        results = predict(checkpoint, words, loops=True, **settings)
+        found = [(one["generated"].split(), one["loop"]) for one in results if one["loop"] is not None]
+        shares[temperature] = len(found) / len(results)
+        for output, loop in found:
+            rest, period = output[loop["prefix"] :], loop["period"]
+            assert rest[:period] == loop["text"].split()
+            assert rest[:-period] == rest[period:]
+            assert len(rest) // period == loop["repeats"] >= 2
+    assert shares[0.0] > shares[4.0], shares
 
 
 # --------------------------------------------------------------------------------------------------- J: loss shaping
