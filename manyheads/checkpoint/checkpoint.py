@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -14,9 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from manyheads.checkpoint.chat import chat_config, check_messages, encode_chats, render_chats
 from manyheads.convert.fairseq.model import CHECKPOINT, read_fairseq
 from manyheads.convert.gguf.model import chat_template, read_gguf
-from manyheads.convert.hf import CheckpointMetadata, name_in_errors, read_folder, read_tokenizer, read_tokenizer_config
+from manyheads.convert.hf import (
+    MAX_POSITION_KEYS,
+    CheckpointMetadata,
+    name_in_errors,
+    read_folder,
+    read_tokenizer,
+    read_tokenizer_config,
+)
 from manyheads.convert.hub import download, is_name
 from manyheads.convert.pooling import Pooling, read_pooling
 from manyheads.errors import (
@@ -108,6 +116,13 @@ class Checkpoint:
     def max_target_positions(self) -> int | None:
         """The maximum number of decoder tokens; None if there is no limit."""
         return self.spec.decoder.max_positions if self.spec.decoder else None
+
+    @property
+    def context_length(self) -> int | None:
+        """The number of tokens that the model was made for: `max_positions`, or else the length in its config."""
+        lengths = (self.config.get(key) for key in MAX_POSITION_KEYS)
+        known = (length for length in lengths if type(length) is int and length > 0)
+        return next(known, None) if self.max_positions is None else self.max_positions
 
     @property
     def has_source(self) -> bool:
@@ -307,6 +322,33 @@ class Checkpoint:
             if not details and config.logprobs is None:
                 results = [best.text if is_text else best.tokens for best in results]
         return results if is_list else results[0]
+
+    def chat(self, messages: Sequence[Mapping[str, str]], *, details: bool = False, **settings: Any) -> Any:
+        """The answer to a conversation, a list of {"role": …, "content": …} whose last message is of the user.
+
+        Roles are system, user and assistant. Settings and results are those of `generate`. `Conversation` remembers
+        the messages, and what the model has read of them.
+        """
+        config = chat_config(self, **settings)
+        ((_, results),) = self.generator.texts(self.encode_chats([check_messages(messages)]), config)
+        if "n" in settings:
+            return results
+        return results[0] if details or config.logprobs is not None else results[0].text
+
+    def stream_chat(self, messages: Sequence[Mapping[str, str]], **settings: Any) -> Iterator[str]:
+        """Yields the answer to a conversation in pieces, each as soon as it is final. Settings are those of `chat`."""
+        return self.generator.stream(self.encode_chats([check_messages(messages)])[0], chat_config(self, **settings))
+
+    def apply_chat_template(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """A conversation as one text, up to where the answer begins, as `apply_chat_template` of transformers."""
+        return render_chats(self, [check_messages(messages)])[0]
+
+    def encode_chats(self, conversations: Sequence[Sequence[Mapping[str, str]]]) -> list[list[int]]:
+        """The ids of conversations by the chat template; special tokens in a message are read as text."""
+        rows = encode_chats(self, conversations)
+        for index, ids in enumerate(rows):
+            self.check_length(len(ids), index)
+        return rows
 
     def stream(self, text: str, **settings: Any) -> Iterator[str]:
         """Yields the generated text in pieces, each as soon as it is final. Settings are those of `generate`."""

@@ -26,7 +26,7 @@ from manyheads.cli.console import (
     print_json,
     print_note,
 )
-from manyheads.errors import DataError, EmptyDataError, InputError, ManyheadsError, UsageError
+from manyheads.errors import DataError, EmptyDataError, InputError, ManyheadsError, UnsupportedError, UsageError
 
 if TYPE_CHECKING:
     from manyheads.checkpoint.checkpoint import Checkpoint
@@ -37,6 +37,37 @@ if TYPE_CHECKING:
 CHUNK = 1024  # texts that are read together, so that those of similar length share a batch
 MAX_CHUNK_LINES = 64 * CHUNK  # blank lines included
 MAX_LINE_LENGTH = 1 << 24  # characters
+
+MaxNewTokens = Annotated[
+    int | None,
+    typer.Option(
+        parser=integer,
+        metavar="N",
+        help="Maximum tokens to generate [default: the checkpoint's, or 64; 512 in a chat].",
+    ),
+]
+Temperature = Annotated[
+    float | None, typer.Option(metavar="T", help="Sampling temperature; 0 is greedy [default: the checkpoint's].")
+]
+TopK = Annotated[int | None, typer.Option(parser=integer, metavar="K", help="Sample from the K most probable tokens.")]
+TopP = Annotated[float | None, typer.Option(metavar="P", help="Sample from the most probable tokens that sum to P.")]
+RepetitionPenalty = Annotated[
+    float | None, typer.Option(metavar="THETA", help="Above 1, makes tokens of the text so far less probable.")
+]
+Stop = Annotated[list[str] | None, typer.Option(metavar="TEXT", help="End at this text; may be repeated.")]
+OtherSettings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        "-s",
+        metavar="NAME=VALUE",
+        help="Any other setting of 'manyheads show decoding' and 'manyheads show filter', such as min_p=0.1.",
+    ),
+]
+Seed = Annotated[int, typer.Option(parser=integer, metavar="N", help="Random seed for sampling.")]
+System = Annotated[
+    str | None, typer.Option("--system", metavar="TEXT", help="The system prompt, which says how to answer.")
+]
 
 LENGTH_PENALTY = typer.Option(metavar="ALPHA", help="α of beam search: log p / length^α. Higher gives longer texts.")
 
@@ -58,45 +89,28 @@ def predict(
     file: Annotated[
         Path | None, typer.Option("--file", "-f", metavar="FILE", help="One text per line; may be gzipped.")
     ] = None,
-    max_new_tokens: Annotated[
-        int | None,
-        typer.Option(
-            parser=integer, metavar="N", help="Maximum tokens to generate [default: the checkpoint's, or 64]."
-        ),
-    ] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Answer a text as a message, by the chat template of the checkpoint.")
+    ] = False,
+    system: System = None,
+    max_new_tokens: MaxNewTokens = None,
     num_beams: Annotated[
         int | None, typer.Option(parser=integer, metavar="N", help="Beam width; 1 disables beam search [default: 1].")
     ] = None,
     length_penalty: Annotated[float | None, LENGTH_PENALTY] = None,
-    temperature: Annotated[
-        float | None, typer.Option(metavar="T", help="Sampling temperature; 0 is greedy [default: the checkpoint's].")
-    ] = None,
-    top_k: Annotated[
-        int | None, typer.Option(parser=integer, metavar="K", help="Sample from the K most probable tokens.")
-    ] = None,
-    top_p: Annotated[
-        float | None, typer.Option(metavar="P", help="Sample from the most probable tokens that sum to P.")
-    ] = None,
-    repetition_penalty: Annotated[
-        float | None, typer.Option(metavar="THETA", help="Above 1, makes tokens of the text so far less probable.")
-    ] = None,
-    stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="End at this text; may be repeated.")] = None,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    repetition_penalty: RepetitionPenalty = None,
+    stop: Stop = None,
     n: Annotated[int, typer.Option("-n", parser=integer, metavar="N", help="Sequences per text.")] = 1,
     logprobs: Annotated[
         int | None,
         typer.Option(parser=integer, metavar="N", help="With --json, log p of each token and of the N most probable."),
     ] = None,
-    other_settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            "-s",
-            metavar="NAME=VALUE",
-            help="Any other setting of 'manyheads show decoding' and 'manyheads show filter', such as min_p=0.1.",
-        ),
-    ] = None,
+    other_settings: OtherSettings = None,
     decoding: Annotated[str | None, DECODING] = None,
-    seed: Annotated[int, typer.Option(parser=integer, metavar="N", help="Random seed for sampling.")] = 0,
+    seed: Seed = 0,
     encoding_errors: Annotated[
         str, typer.Option(metavar="strict|replace", help="What to do with a line that is not UTF-8.")
     ] = "strict",
@@ -123,11 +137,9 @@ def predict(
     Examples: manyheads predict ./gpt2 "The capital of France is" · manyheads predict ./bert "Paris is in [MASK]." ·
     manyheads predict runs/de-en --file german.txt --num-beams 4 > english.txt
     """
-    from manyheads.generate.config import generation_config
-    from manyheads.spec import override
-
-    settings = decoding_settings(
+    settings = generation_settings(
         decoding,
+        other_settings,
         max_new_tokens=max_new_tokens,
         num_beams=num_beams,
         length_penalty=length_penalty,
@@ -140,8 +152,10 @@ def predict(
         n=n,
         stop=tuple(stop) if stop else None,
     )
-    settings |= override({}, other_settings or [])
-    generation_config(**settings)  # raises for wrong settings before a model is loaded
+    if system is not None and not chat:
+        raise UsageError("--system is for a chat", hint="add --chat")
+    if truncate and chat:
+        raise UsageError("--truncate and --chat exclude each other: a truncated prompt is not a conversation")
     if encoding_errors not in ("strict", "replace"):
         raise UsageError(f"--encoding-errors is {encoding_errors!r}, expected strict or replace")
     if text is not None and file is not None:
@@ -149,12 +163,22 @@ def predict(
     if text is None and file is None and sys.stdin.isatty():
         raise UsageError("there is no input", hint="give a TEXT, --file FILE, or one text per line on standard input")
     check_exists(file)
-    predictor = partial(load_predictor, path, settings, truncate=truncate, device=device)
+    predictor = partial(load_predictor, path, settings, truncate=truncate, device=device, chat=chat, system=system)
     if text is None or text == "-":
         predict_lines(open_lines(file, encoding_errors), path, predictor, as_json=as_json)
     else:
         streams = stream if stream is not None else sys.stdout.isatty() and not (as_json or n > 1)
         predict_text(text, path, predictor, as_json=as_json, stream=streams)
+
+
+def generation_settings(decoding: str | None, other: list[str] | None, **given: Any) -> dict[str, Any]:
+    """All settings of generation on the command line; wrong ones raise, before a model is loaded."""
+    from manyheads.generate.config import generation_config
+    from manyheads.spec import override
+
+    settings = decoding_settings(decoding, **given) | override({}, other or [])
+    generation_config(**settings)
+    return settings
 
 
 def decoding_settings(decoding: str | None, **given: Any) -> dict[str, Any]:
@@ -176,16 +200,26 @@ class Predictor:
     options: PredictOptions
 
 
-def load_predictor(path: str, settings: dict[str, Any], *, truncate: bool, device: str) -> Predictor:
+def load_predictor(
+    path: str, settings: dict[str, Any], *, truncate: bool, device: str, chat: bool = False, system: str | None = None
+) -> Predictor:
     """Loads the checkpoint; options of the command line override its settings of generation."""
+    from manyheads.checkpoint.chat import chat_config
     from manyheads.checkpoint.checkpoint import load
     from manyheads.generate.config import generation_config
     from manyheads.model.build import resolve_device
-    from manyheads.tasks.task import PredictOptions, task_of
+    from manyheads.tasks.task import PredictOptions, TaskSpec, task_of
 
     checkpoint = load(path, device=resolve_device(device))
     checkpoint.check_reads_text()
-    task, generation = task_of(checkpoint), generation_config(checkpoint.generation_settings, **settings)
+    task = task_of(checkpoint)
+    if chat:
+        if not task.streams or type(task).encode is not TaskSpec.encode:
+            raise UnsupportedError(f"a model for the task {task.kind} cannot chat")
+        return Predictor(
+            checkpoint, task, PredictOptions(chat_config(checkpoint, **settings), chat=True, system=system)
+        )
+    generation = generation_config(checkpoint.generation_settings, **settings)
     if truncate:
         checkpoint = task.truncating(checkpoint, generation)
     return Predictor(checkpoint, task, PredictOptions(generation))

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from manyheads.checkpoint.checkpoint import Checkpoint, load
+from manyheads.checkpoint.checkpoint import Checkpoint, check_texts, load
 from manyheads.errors import ConfigError, IncompatibleError, InputError, UnknownKindError, UnsupportedError, UsageError
 from manyheads.generate.config import GenerationConfig, generation_config
 from manyheads.generate.text import GeneratedText
@@ -177,6 +177,12 @@ class PredictOptions:
     generation: GenerationConfig
     top_k: int = 5
     mask_token_id: int | None = None
+    chat: bool = False  # whether a text is a message to answer, after the system prompt
+    system: str | None = None
+
+    def messages(self, text: str) -> list[Tree]:
+        system = [] if self.system is None else [{"role": "system", "content": self.system}]
+        return [*system, {"role": "user", "content": text}]
 
 
 class TaskSpec(Part, slot="task"):
@@ -282,6 +288,9 @@ class TaskSpec(Part, slot="task"):
         self, checkpoint: Checkpoint, texts: Sequence[str], options: PredictOptions
     ) -> tuple[list[list[int]], dict[int, Tree]]:
         """Returns the input ids of each text, and how many tokens were read of each truncated one."""
+        if options.chat:
+            check_texts(texts)
+            return checkpoint.encode_chats([options.messages(text) for text in texts]), {}
         if checkpoint.tokenizer is None:
             return parse_ids(checkpoint, texts), {}
         return ids_and_truncated(checkpoint.encode(texts))

@@ -17,6 +17,7 @@ class SampleSpec(DecodingSpec, kind="sample"):
     """
 
     samples: ClassVar[bool] = True
+    resumes: ClassVar[bool] = True
 
     def generate(self, request: Request) -> Generated:
         def choose(logits_BV: Tensor, rows: list[int]) -> Tensor:
