@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from manyheads.checkpoint.chat import Conversation
     from manyheads.checkpoint.checkpoint import Checkpoint, load
     from manyheads.checkpoint.exporter import export
     from manyheads.errors import ManyheadsError
@@ -27,6 +28,7 @@ __version__ = "0.1.0"
 # name → its module, imported on first use, so that importing the package is fast
 _MODULES = {
     "Checkpoint": "manyheads.checkpoint.checkpoint",
+    "Conversation": "manyheads.checkpoint.chat",
     "Inputs": "manyheads.parts.inputs",
     "ManyheadsError": "manyheads.errors",
     "ModelSpec": "manyheads.model.spec",
@@ -50,6 +52,7 @@ _MODULES = {
 
 __all__ = [
     "Checkpoint",
+    "Conversation",
     "Inputs",
     "ManyheadsError",
     "ModelSpec",

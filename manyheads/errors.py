@@ -232,6 +232,10 @@ class CheckpointTokenizerError(CheckpointError, code="checkpoint.tokenizer"):
     """The tokenizer of a checkpoint is missing or cannot be read."""
 
 
+class ChatTemplateError(CheckpointError, code="checkpoint.chat-template"):
+    """The chat template fails, refuses the conversation, or needs too much time or memory."""
+
+
 class ExportError(ManyheadsError, code="export.unsupported"):
     """The target format cannot express this model."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from manyheads.checkpoint.chat import chat_config, check_messages, encode_chats, render_chats
 from manyheads.convert.fairseq.model import CHECKPOINT, read_fairseq
 from manyheads.convert.gguf.model import chat_template, read_gguf
 from manyheads.convert.hf import (
@@ -118,11 +119,11 @@ class Checkpoint:
         return self.spec.decoder.max_positions if self.spec.decoder else None
 
     @property
-    def window(self) -> int | None:
-        """The tokens that a decoder reads at once: its positions or, if it has no limit, the length in its config."""
+    def context_length(self) -> int | None:
+        """The tokens that a decoder was made for: its positions or, if it has no limit, the length in its config."""
         lengths = (self.config.get(key) for key in MAX_POSITION_KEYS)
-        named = next((one for one in lengths if type(one) is int and 1 <= one <= MAX_COUNT), None)
-        return self.max_target_positions or named
+        known = next((one for one in lengths if type(one) is int and 1 <= one <= MAX_COUNT), None)
+        return self.max_target_positions or known
 
     @property
     def has_source(self) -> bool:
@@ -323,6 +324,33 @@ class Checkpoint:
                 results = [best.text if is_text else best.tokens for best in results]
         return results if is_list else results[0]
 
+    def chat(self, messages: Sequence[Mapping[str, str]], *, details: bool = False, **settings: Any) -> Any:
+        """The answer to a conversation, a list of {"role": …, "content": …} whose last message is of the user.
+
+        Roles are system, user and assistant. Settings and results are those of `generate`. `Conversation` remembers
+        the messages, and what the model has read of them.
+        """
+        config = chat_config(self, **settings)
+        ((_, results),) = self.generator.texts(self.encode_chats([check_messages(messages)]), config)
+        if "n" in settings:
+            return results
+        return results[0] if details or config.logprobs is not None else results[0].text
+
+    def stream_chat(self, messages: Sequence[Mapping[str, str]], **settings: Any) -> Iterator[str]:
+        """Yields the answer to a conversation in pieces, each as soon as it is final. Settings are those of `chat`."""
+        return self.generator.stream(self.encode_chats([check_messages(messages)])[0], chat_config(self, **settings))
+
+    def apply_chat_template(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """A conversation as one text, up to where the answer begins, as `apply_chat_template` of transformers."""
+        return render_chats(self, [check_messages(messages)])[0]
+
+    def encode_chats(self, conversations: Sequence[Sequence[Mapping[str, str]]]) -> list[list[int]]:
+        """The ids of conversations by the chat template; special tokens in a message are read as text."""
+        rows = encode_chats(self, conversations)
+        for index, ids in enumerate(rows):
+            self.check_length(len(ids), index)
+        return rows
+
     def stream(self, text: str, **settings: Any) -> Iterator[str]:
         """Yields the generated text in pieces, each as soon as it is final. Settings are those of `generate`."""
         config = generation_config(self.generation_settings, **settings)
@@ -370,7 +398,7 @@ class Checkpoint:
             is_text = isinstance(sources[0], str)
             encoded = self.encode_ids(sources) if is_text else [checked_ids(one) for one in sources]
             rows = [row.after(start, ids) for row, ids in zip(rows, encoded, strict=True)]
-        scores = score_rows(self.model, rows, window=self.window, stride=stride)
+        scores = score_rows(self.model, rows, window=self.context_length, stride=stride)
         name, results = self.generator.token_name, []
         for one, row, logprobs in zip(texts, rows, scores, strict=True):
             results.append(row.scored(one if isinstance(one, str) else "", logprobs, name))

@@ -19,6 +19,37 @@ if TYPE_CHECKING:
     from manyheads.spec import Tree
     from manyheads.tasks.task import PredictOptions, TaskSpec
 
+MaxNewTokens = Annotated[
+    int | None,
+    typer.Option(
+        parser=integer,
+        metavar="N",
+        help="Maximum tokens to generate [default: the checkpoint's, or 64; 512 in a chat].",
+    ),
+]
+Temperature = Annotated[
+    float | None, typer.Option(metavar="T", help="Sampling temperature; 0 is greedy [default: the checkpoint's].")
+]
+TopK = Annotated[int | None, typer.Option(parser=integer, metavar="K", help="Sample from the K most probable tokens.")]
+TopP = Annotated[float | None, typer.Option(metavar="P", help="Sample from the most probable tokens that sum to P.")]
+RepetitionPenalty = Annotated[
+    float | None, typer.Option(metavar="THETA", help="Above 1, makes tokens of the text so far less probable.")
+]
+Stop = Annotated[list[str] | None, typer.Option(metavar="TEXT", help="End at this text; may be repeated.")]
+OtherSettings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        "-s",
+        metavar="NAME=VALUE",
+        help="Any other setting of 'manyheads show decoding' and 'manyheads show filter', such as min_p=0.1.",
+    ),
+]
+Seed = Annotated[int, typer.Option(parser=integer, metavar="N", help="Random seed for sampling.")]
+System = Annotated[
+    str | None, typer.Option("--system", metavar="TEXT", help="The system prompt, which says how to answer.")
+]
+
 LENGTH_PENALTY = typer.Option(metavar="ALPHA", help="α of beam search: log p / length^α. Higher gives longer texts.")
 
 DECODING = typer.Option(
@@ -32,45 +63,28 @@ def predict(
     text: TextArgument = None,
     file: TextFile = None,
     whole: Whole = False,
-    max_new_tokens: Annotated[
-        int | None,
-        typer.Option(
-            parser=integer, metavar="N", help="Maximum tokens to generate [default: the checkpoint's, or 64]."
-        ),
-    ] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Answer a text as a message, by the chat template of the checkpoint.")
+    ] = False,
+    system: System = None,
+    max_new_tokens: MaxNewTokens = None,
     num_beams: Annotated[
         int | None, typer.Option(parser=integer, metavar="N", help="Beam width; 1 disables beam search [default: 1].")
     ] = None,
     length_penalty: Annotated[float | None, LENGTH_PENALTY] = None,
-    temperature: Annotated[
-        float | None, typer.Option(metavar="T", help="Sampling temperature; 0 is greedy [default: the checkpoint's].")
-    ] = None,
-    top_k: Annotated[
-        int | None, typer.Option(parser=integer, metavar="K", help="Sample from the K most probable tokens.")
-    ] = None,
-    top_p: Annotated[
-        float | None, typer.Option(metavar="P", help="Sample from the most probable tokens that sum to P.")
-    ] = None,
-    repetition_penalty: Annotated[
-        float | None, typer.Option(metavar="THETA", help="Above 1, makes tokens of the text so far less probable.")
-    ] = None,
-    stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="End at this text; may be repeated.")] = None,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    repetition_penalty: RepetitionPenalty = None,
+    stop: Stop = None,
     n: Annotated[int, typer.Option("-n", parser=integer, metavar="N", help="Sequences per text.")] = 1,
     logprobs: Annotated[
         int | None,
         typer.Option(parser=integer, metavar="N", help="With --json, log p of each token and of the N most probable."),
     ] = None,
-    other_settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            "-s",
-            metavar="NAME=VALUE",
-            help="Any other setting of 'manyheads show decoding' and 'manyheads show filter', such as min_p=0.1.",
-        ),
-    ] = None,
+    other_settings: OtherSettings = None,
     decoding: Annotated[str | None, DECODING] = None,
-    seed: Annotated[int, typer.Option(parser=integer, metavar="N", help="Random seed for sampling.")] = 0,
+    seed: Seed = 0,
     encoding_errors: EncodingErrors = "strict",
     stream: Annotated[
         bool | None,
@@ -101,11 +115,9 @@ def predict(
     Examples: manyheads predict ./gpt2 "The capital of France is" · manyheads predict ./bert "Paris is in [MASK]." ·
     manyheads predict runs/de-en --file german.txt --num-beams 4 > english.txt
     """
-    from manyheads.generate.config import generation_config
-    from manyheads.spec import override
-
-    settings = decoding_settings(
+    settings = generation_settings(
         decoding,
+        other_settings,
         max_new_tokens=max_new_tokens,
         num_beams=num_beams,
         length_penalty=length_penalty,
@@ -118,17 +130,31 @@ def predict(
         n=n,
         stop=tuple(stop) if stop else None,
     )
-    settings |= override({}, other_settings or [])
-    generation_config(**settings)  # raises for wrong settings before a model is loaded
+    if system is not None and not chat:
+        raise UsageError("--system is for a chat", hint="add --chat")
+    if truncate and chat:
+        raise UsageError("--truncate and --chat exclude each other: a truncated prompt is not a conversation")
     if stream and loops:
         raise UsageError("--loops and --stream exclude each other")
     inputs = open_texts(text, file, whole=whole, encoding_errors=encoding_errors)
-    load = partial(load_predictor, path, settings, truncate=truncate, loops=loops, device=device)
+    load = partial(
+        load_predictor, path, settings, truncate=truncate, loops=loops, device=device, chat=chat, system=system
+    )
     if isinstance(inputs, str):
         streams = stream if stream is not None else sys.stdout.isatty() and not (as_json or n > 1 or loops)
         predict_text(inputs, path, load, as_json=as_json, stream=streams)
     else:
         process_lines(inputs, path, load, as_json=as_json)
+
+
+def generation_settings(decoding: str | None, other: list[str] | None, **given: Any) -> dict[str, Any]:
+    """All settings of generation on the command line; wrong ones raise, before a model is loaded."""
+    from manyheads.generate.config import generation_config
+    from manyheads.spec import override
+
+    settings = decoding_settings(decoding, **given) | override({}, other or [])
+    generation_config(**settings)
+    return settings
 
 
 def decoding_settings(decoding: str | None, **given: Any) -> dict[str, Any]:
@@ -156,8 +182,18 @@ class Predictor:
         return self.task.format_line(result)
 
 
-def load_predictor(path: str, settings: dict[str, Any], *, truncate: bool, loops: bool, device: str) -> Predictor:
+def load_predictor(
+    path: str,
+    settings: dict[str, Any],
+    *,
+    truncate: bool,
+    loops: bool,
+    device: str,
+    chat: bool = False,
+    system: str | None = None,
+) -> Predictor:
     """Loads the checkpoint; options of the command line override its settings of generation."""
+    from manyheads.checkpoint.chat import chat_config
     from manyheads.checkpoint.checkpoint import load
     from manyheads.generate.config import generation_config
     from manyheads.model.build import resolve_device
@@ -165,8 +201,11 @@ def load_predictor(path: str, settings: dict[str, Any], *, truncate: bool, loops
 
     checkpoint = load(path, device=resolve_device(device))
     checkpoint.check_reads_text()
-    task, generation = task_of(checkpoint), generation_config(checkpoint.generation_settings, **settings)
-    options = PredictOptions(generation, loops=loops)
+    task = task_of(checkpoint)
+    generation = (
+        chat_config(checkpoint, **settings) if chat else generation_config(checkpoint.generation_settings, **settings)
+    )
+    options = PredictOptions(generation, loops=loops, chat=chat, system=system)
     options.check_task(task)
     if truncate:
         checkpoint = task.with_truncation(checkpoint, generation)

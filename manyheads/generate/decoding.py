@@ -35,6 +35,24 @@ class Hypothesis:
 DecodingSteps: TypeAlias = Generator[list[tuple[int, int]], None, list[list[Hypothesis]]]
 
 
+@dataclass
+class PrefixCache:
+    """The decoding state of a sequence and the tokens that it has read, to be continued from a common prefix.
+
+    The output for a prompt is the same as without it.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    state: Any = None
+
+    def start(self, model: Model, tokens: list[int], capacity: int) -> tuple[Any, int]:
+        """A state with room for `capacity` tokens, and how many of the prompt's tokens it has read, not the last."""
+        pairs = zip(self.tokens, tokens[:-1], strict=False)
+        length = next((i for i, (old, new) in enumerate(pairs) if old != new), min(len(self.tokens), len(tokens) - 1))
+        state = self.state.resume(length, capacity) if length else None
+        return (model.start(capacity=capacity), 0) if state is None else (state, length)
+
+
 @dataclass(frozen=True)
 class Request:
     """A batch of sequences to generate. For an encoder–decoder, `prompt` has the first tokens of the decoder."""
@@ -47,6 +65,14 @@ class Request:
     rng: Sequence[torch.Generator] = ()
     # whether the new tokens of a sequence end it, by a stop string
     is_stopped: Callable[[list[int]], bool] | None = None
+    # of one row, for a method that resumes: what an earlier request has read
+    cache: PrefixCache | None = None
+
+    def start(self, capacity: int) -> tuple[Any, int]:
+        """The state before the first token, or that of the cache, and how many tokens of the prompt it has read."""
+        if self.cache is None:
+            return self.model.start(self.source, capacity=capacity), 0
+        return self.cache.start(self.model, self.prompt.tokens[0].tolist(), capacity)
 
 
 class DecodingSpec(Part, slot="decoding", default="greedy"):
@@ -55,6 +81,7 @@ class DecodingSpec(Part, slot="decoding", default="greedy"):
     # (name, off): passing the setting `name` with any value except `off` selects this method; it is not inherited
     selected_by: ClassVar[tuple[str, float] | None] = None
     do_sample: ClassVar[bool] = False  # whether it uses the filters of sampling
+    resumes: ClassVar[bool] = False  # whether it continues the state of a request's cache, as `Request.start` does
 
     @property
     def rows_per_sequence(self) -> int:
@@ -76,8 +103,8 @@ class RunningSequences:
 
     def __init__(self, request: Request) -> None:
         self.request, config, prompt = request, request.config, request.prompt
-        self.state: Any = request.model.start(request.source, capacity=prompt.length + config.max_new_tokens)
-        self.inputs, self.prompt_length = prompt, prompt.length
+        self.state, length = request.start(prompt.length + config.max_new_tokens)
+        self.inputs, self.prompt_length = prompt if length == 0 else Inputs(prompt.tokens[:, length:]), prompt.length
         self.tokens = prompt.tokens  # rows×length, padded with −1 on the left
         if prompt.padding_mask is not None:
             self.tokens = prompt.tokens.masked_fill(prompt.padding_mask, -1).gather(
@@ -94,6 +121,8 @@ class RunningSequences:
         """The logits of the next token of each sequence, without filters; raises if they are not finite."""
         logits, self.state = self.request.model.step(self.inputs, self.state)
         self.last_logits = check_next_token_logits(token_at(logits, self.inputs.padding_mask, -1))
+        if (cache := self.request.cache) is not None:
+            cache.state, cache.tokens = self.state, self.tokens[0].tolist()
         return self.last_logits
 
     def filter(self, logits_BV: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from manyheads.errors import CheckpointTokenizerError, GenerationConfigError, NonFiniteOutputError, UnsupportedError
 from manyheads.files.tokenizer import decode_ids
 from manyheads.generate.config import GenerationConfig
-from manyheads.generate.decoding import Hypothesis, Request, exhaust
+from manyheads.generate.decoding import Hypothesis, PrefixCache, Request, exhaust
 from manyheads.generate.text import Detokenizer, GeneratedText, TextStream, find_stop
 from manyheads.model.build import Model
 from manyheads.model.finite import raise_nonfinite
@@ -28,17 +28,21 @@ class TextGenerator:
     model: Model
     tokenizer: Any = None
 
-    def stream(self, ids: list[int], config: GenerationConfig) -> Iterator[str]:
-        """Yields the generated text for a row of ids in pieces, each as soon as it is final."""
+    def stream(
+        self, ids: list[int], config: GenerationConfig, cache: PrefixCache | None = None
+    ) -> Generator[str, None, GeneratedText]:
+        """Yields the generated text for a row of ids in pieces, each as soon as it is final; returns it whole."""
         if config.n != 1 or config.logprobs is not None:
             raise GenerationConfigError("a stream is the text of one sequence; n and logprobs are for generate")
         texts = TextStream(Detokenizer.of(self.tokenizer, self.decode), config.stop)
-        for _, item in self.run([ids], config):
-            if isinstance(item, int):
-                if item not in config.eos_token_id and (piece := texts.push(item)):
-                    yield piece
-            elif piece := texts.finish(self.to_text(item[0], config).text):
+        for _, item in self.run([ids], config, cache):
+            if not isinstance(item, int):
+                result = self.to_text(item[0], config)
+            elif item not in config.eos_token_id and (piece := texts.push(item)):
                 yield piece
+        if piece := texts.finish(result.text):
+            yield piece
+        return result
 
     def texts(self, rows: Sequence[list[int]], config: GenerationConfig) -> Iterator[tuple[int, list[GeneratedText]]]:
         """Yields (index, generated texts) for each row, batch by batch. Rows of similar length share a batch."""
@@ -46,7 +50,9 @@ class TextGenerator:
             if not isinstance(item, int):
                 yield i, [self.to_text(hypothesis, config) for hypothesis in item]
 
-    def run(self, rows: Sequence[list[int]], config: GenerationConfig) -> Iterator[tuple[int, int | list[Hypothesis]]]:
+    def run(
+        self, rows: Sequence[list[int]], config: GenerationConfig, cache: PrefixCache | None = None
+    ) -> Iterator[tuple[int, int | list[Hypothesis]]]:
         """Yields (index, token) for each new token of the first sequence of a row, then (index, all its hypotheses)."""
         if self.model.spec.has_source and config.decoder_start_token_id is None:
             raise UnsupportedError("the checkpoint has no decoder_start_token_id; pass decoder_start_token_id=ID")
@@ -58,14 +64,19 @@ class TextGenerator:
         for (max_new_tokens, _), group in groups.items():
             limited = replace(config, max_new_tokens=max_new_tokens)
             for batch in group_by_length([len(rows[i]) for i in group], max_tokens):
-                yield from self.run_batch(rows, [group[i] for i in batch], limited, num_samples)
+                yield from self.run_batch(rows, [group[i] for i in batch], limited, num_samples, cache)
 
     def run_batch(
-        self, rows: Sequence[list[int]], batch: Sequence[int], config: GenerationConfig, num_samples: int
+        self,
+        rows: Sequence[list[int]],
+        batch: Sequence[int],
+        config: GenerationConfig,
+        num_samples: int,
+        cache: PrefixCache | None = None,
     ) -> Iterator[tuple[int, int | list[Hypothesis]]]:
         """As `run`, for the rows of one batch, each with this many samples."""
         index = [i for i in batch for _ in range(num_samples)]
-        request = self.request([rows[i] for i in index], config, num_samples)
+        request = self.request([rows[i] for i in index], config, num_samples, cache)
         steps, hypotheses = config.decoding.generate(request), None
         while hypotheses is None:
             try:
@@ -79,13 +90,16 @@ class TextGenerator:
         for k in range(0, len(index), num_samples):
             yield index[k], [one for some in hypotheses[k : k + num_samples] for one in some][: config.n]
 
-    def request(self, rows: Sequence[list[int]], config: GenerationConfig, num_samples: int) -> Request:
+    def request(
+        self, rows: Sequence[list[int]], config: GenerationConfig, num_samples: int, cache: PrefixCache | None = None
+    ) -> Request:
         has_source, device = self.model.spec.has_source, next(self.model.parameters()).device
         inputs = pad_rows(rows, left=not has_source).to(device)
         rng = [rng_for(config.seed, row, device, k % num_samples) for k, row in enumerate(rows)]
         is_stopped = (lambda ids: find_stop(self.decode(ids), config.stop) is not None) if config.stop else None
         if not has_source:
-            return Request(self.model, inputs, None, config, rng, is_stopped)
+            usable = cache if len(rows) == 1 and config.decoding.resumes else None
+            return Request(self.model, inputs, None, config, rng, is_stopped, usable)
         start = pad_rows([[config.decoder_start_token_id or 0]] * len(rows)).to(device)
         return Request(self.model, start, inputs, config, rng, is_stopped)
 

@@ -70,6 +70,10 @@ class Cache:
     def select(self, rows: Tensor) -> Cache:
         return Cache(None if self.key_value is None else select(self.key_value, rows))
 
+    def with_capacity(self, capacity: int) -> Cache:
+        """The same keys and values in a cache with room for `capacity` tokens."""
+        return self.fork()
+
     def truncate(self, length: int) -> Cache:
         """The cache of the first `length` tokens; nothing is copied."""
         cache = self.fork()
@@ -111,6 +115,9 @@ class StaticCache(Cache):
 
     def fork(self) -> Cache:
         return StaticCache(self.capacity, self.key_value, self.buffer)
+
+    def with_capacity(self, capacity: int) -> Cache:
+        return StaticCache(capacity, self.key_value)  # copied into a buffer of this size by the next step
 
     def extend(self, new: KeyValue) -> KeyValue:
         length, new_length = self.length, self.length + new.key.shape[2]
@@ -185,6 +192,10 @@ class State:
         """The state after the first `lengths` tokens of each row, padding included."""
         raise UnsupportedError("this model has no cache of its tokens, so its state cannot be truncated")
 
+    def resume(self, length: int, capacity: int) -> Self | None:
+        """The state after the first `length` tokens of its only row, with room for `capacity`; None if it cannot."""
+        return None
+
 
 @dataclass(frozen=True)
 class StackState(State):
@@ -199,6 +210,11 @@ class StackState(State):
     # True if the caller passed no positions, so every position is < length
     default_positions: bool = True
     final_length: int | None = None  # the length of the sequence after generation, if known
+
+    def resume(self, length: int, capacity: int) -> StackState:
+        state = self.truncate(torch.tensor([length]))
+        caches = tuple(cache.with_capacity(capacity) for cache in state.caches)
+        return replace(state, caches=caches, final_length=capacity)
 
     def truncate(self, lengths: Tensor) -> StackState:
         """Rows that are shorter than the longest get padding, so that all have one length."""

@@ -36,6 +36,14 @@ class TransformerState(State):
     def truncate(self, lengths: Tensor) -> TransformerState:
         return replace(self, decoder=self.decoder.truncate(lengths))
 
+    def resume(self, length: int, capacity: int) -> TransformerState | None:
+        """None for an encoder–decoder, whose source may differ, and if the positions depend on the final length."""
+        assert self.spec.decoder is not None
+        layers = self.spec.decoder.expanded_layers()
+        if self.memory is not None or any(layer.position.needs_final_length for layer in layers):
+            return None
+        return replace(self, decoder=self.decoder.resume(length, capacity))
+
 
 class Transformer(nn.Module):
     """One or two stacks and a head. The model is encoder-only, decoder-only or encoder-decoder."""

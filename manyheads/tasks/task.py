@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from manyheads.checkpoint.checkpoint import Checkpoint, load
+from manyheads.checkpoint.checkpoint import Checkpoint, check_texts, load
 from manyheads.errors import ConfigError, IncompatibleError, InputError, UnknownKindError, UnsupportedError, UsageError
 from manyheads.generate.config import GenerationConfig, generation_config
 from manyheads.generate.loops import find_repetition
@@ -179,11 +179,19 @@ class PredictOptions:
     num_fills: int = 5  # how many candidate tokens to report per mask
     mask_token_id: int | None = None  # if the checkpoint has none
     loops: bool = False  # whether to report the loop at the end of each generated text
+    chat: bool = False  # whether a text is a message to answer, after the system prompt
+    system: str | None = None
 
     def check_task(self, task: TaskSpec) -> None:
-        """Raises if loops are to be found by a task that generates no text."""
+        """Raises if a task that generates no text is to find loops, or one that reads no plain text is to chat."""
         if self.loops and not task.streams:
             raise UsageError(f"loops are those of generated texts, and {task.kind} generates none")
+        if self.chat and (not task.streams or type(task).encode is not TaskSpec.encode):
+            raise UnsupportedError(f"a model for the task {task.kind} cannot chat")
+
+    def messages(self, text: str) -> list[Tree]:
+        system = [] if self.system is None else [{"role": "system", "content": self.system}]
+        return [*system, {"role": "user", "content": text}]
 
 
 class TaskSpec(Part, slot="task"):
@@ -289,6 +297,9 @@ class TaskSpec(Part, slot="task"):
         self, checkpoint: Checkpoint, texts: Sequence[str], options: PredictOptions
     ) -> tuple[list[list[int]], dict[int, Tree]]:
         """Returns the input ids of each text, and how many tokens were read of each truncated one."""
+        if options.chat:
+            check_texts(texts)
+            return checkpoint.encode_chats([options.messages(text) for text in texts]), {}
         if checkpoint.tokenizer is None:
             return parse_ids(checkpoint, texts), {}
         return ids_and_truncated(checkpoint.encode(texts))

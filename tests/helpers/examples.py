@@ -34,8 +34,15 @@ FEWER = {
     "compare": ("-s", "train.steps=2", "-s", "train.eval_rows=4", "--seeds", "1", "--jobs", "1"),
     "new": ("--minutes", "0.001"),
     "predict": ("--max-new-tokens", "3"),
+    "chat": ("--max-new-tokens", "3"),
     "evaluate": ("--max-rows", "4"),
 }
+
+
+CHAT_TEMPLATE = """{% for message in messages %}<|start|>{{ message.role }}
+{{ message.content }}<|end|>
+{% endfor %}<|start|>assistant
+"""
 
 
 @dataclass(frozen=True)
@@ -254,6 +261,10 @@ def write_checkpoints(folder):
     tokenizer.train_from_iterator([], trainer)
     folder_of("llama", make(folder / "model"), tokenizer=False, vocab_size=259)
     tokenizer.save(str(folder / "model" / "tokenizer.json"))
+    shutil.copytree(folder / "model", folder / "instruct")
+    (folder / "instruct" / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    config = json.loads((folder / "instruct" / "config.json").read_text()) | {"max_position_embeddings": 4096}
+    (folder / "instruct" / "config.json").write_text(json.dumps(config))
     folder_of("bert", make(folder / "bert"))
     folder_of("bert-bare", make(folder / "encoder"))
     shutil.copytree(folder / "model", folder / "HuggingFaceTB" / "SmolLM2-135M")

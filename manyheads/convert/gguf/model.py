@@ -77,6 +77,9 @@ def special_tokens(config: Mapping[str, Any], vocab_size: int) -> dict[str, int 
 def chat_template(extra_files: Mapping[str, bytes]) -> str | None:
     """The chat template, from its own file or from tokenizer_config.json; None if there is none."""
     template = read_tokenizer_config(extra_files).get("chat_template")
+    if isinstance(template, list):  # several with their names, as of version 4 of transformers
+        named = [one for one in template if isinstance(one, dict) and one.get("name") == "default"]
+        template = named[0].get("template") if named else None
     if TEMPLATE in extra_files:
         template = decode(extra_files[TEMPLATE], Path(TEMPLATE))
     if isinstance(template, str) and len(template) > MAX_TEMPLATE_LENGTH:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from manyheads.generate.decoding import DecodingSpec, DecodingSteps, Request, generate_token_by_token
 
 
 class GreedySpec(DecodingSpec, kind="greedy"):
     """argmax_v p(v | x_<t), the most probable token at each step"""
+
+    resumes: ClassVar[bool] = True
 
     def generate(self, request: Request) -> DecodingSteps:
         return generate_token_by_token(request, lambda logits_BV, prompt_indices: logits_BV.argmax(dim=-1))

@@ -22,6 +22,7 @@ class PromptLookupSpec(DecodingSpec, kind="prompt-lookup"):
     """
 
     selected_by: ClassVar[tuple[str, float]] = ("prompt_lookup_num_tokens", 0)
+    resumes: ClassVar[bool] = True
 
     prompt_lookup_num_tokens: int = field(10, "maximum tokens of a draft", ge=1, le=1024)
     max_matching_ngram_size: int = field(2, "n, the longest n-gram that is looked up", ge=1, le=64)
@@ -38,8 +39,8 @@ class PromptLookupSpec(DecodingSpec, kind="prompt-lookup"):
         logprobs = None if config.logprobs is None else TokenLogprobs(config.logprobs)
         capacity = len(tokens) + config.max_new_tokens + self.prompt_lookup_num_tokens
         with torch.no_grad():
-            state = model.start(request.source, capacity=capacity)
-        unread, length, is_finished = list(tokens), 0, False  # tokens that the model has not read, and those it has
+            state, length = request.start(capacity)
+        unread, is_finished = tokens[length:], False  # tokens that the model has not read
         while len(new) < config.max_new_tokens and not is_finished:
             draft = self.draft(tokens)[: config.max_new_tokens - len(new) - 1]
             with torch.no_grad():
@@ -58,6 +59,8 @@ class PromptLookupSpec(DecodingSpec, kind="prompt-lookup"):
                     break
                 length += 1
             state, unread = state.truncate(torch.tensor([length], device=device)), tokens[-1:]
+            if request.cache is not None:
+                request.cache.state, request.cache.tokens = state, tokens[:length]
         return Hypothesis(new, is_finished, None, *(logprobs.of(0) if logprobs is not None else ()))
 
     def draft(self, tokens: list[int]) -> list[int]:

@@ -1,0 +1,214 @@
+"""Chat with a checkpoint: conversations as token ids, by its chat template, and a conversation that continues."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from bisect import bisect_left
+from collections.abc import Generator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from manyheads.errors import CheckpointTokenizerError, InputLengthError, UnsupportedError, UsageError
+from manyheads.files.chat_template import Message, render_template
+from manyheads.files.tokenizer import encode_texts
+from manyheads.generate.config import GenerationConfig, generation_config
+from manyheads.generate.decoding import PrefixCache
+from manyheads.generate.text import GeneratedText
+from manyheads.spec import quoted
+
+if TYPE_CHECKING:
+    from manyheads.checkpoint.checkpoint import Checkpoint
+
+ROLES = ("system", "user", "assistant")
+MAX_ANSWER_TOKENS = 512  # if neither the caller nor the checkpoint sets max_new_tokens
+# two characters that Unicode reserves for a program's own use, around a special token that a message contains
+OPEN, CLOSE = "\ufdd0", "\ufdd1"
+
+
+def check_messages(messages: Any) -> list[Message]:
+    """The messages of a conversation; raises unless each has a role and a text, and the last is the user's."""
+    if not isinstance(messages, list | tuple) or not messages:
+        raise UsageError(f"messages are {quoted(messages)}, expected a list of {{'role': …, 'content': …}}")
+    for i, message in enumerate(messages):
+        if not isinstance(message, dict) or set(message) != {"role", "content"}:
+            raise UsageError(f"message {i} is {quoted(message)}, expected a table with role and content")
+        if message["role"] not in ROLES:
+            raise UsageError(f"message {i} has the role {quoted(message['role'])}, expected {', '.join(ROLES)}")
+        content = message["content"]
+        if not isinstance(content, str) or any("\ud800" <= c <= "\udfff" for c in content):
+            raise UsageError(f"message {i} has the content {quoted(content)}, expected a text of Unicode characters")
+    if (role := messages[-1]["role"]) != "user":
+        raise UsageError(f"the last message has the role {role}, expected a message of the user to answer")
+    return list(messages)
+
+
+def chat_config(checkpoint: Checkpoint, **settings: Any) -> GenerationConfig:
+    """As `generation_config`, with longer answers than the default for texts."""
+    if settings.get("max_new_tokens") is None and checkpoint.generation_settings.max_new_tokens is None:
+        settings["max_new_tokens"] = MAX_ANSWER_TOKENS
+    return generation_config(checkpoint.generation_settings, **settings)
+
+
+# ------------------------------------------------------------------------------------------------------------ templates
+
+
+def render_chats(checkpoint: Checkpoint, conversations: Sequence[Sequence[Message]]) -> list[str]:
+    """Each conversation as one text, up to where the answer begins, by the chat template of the checkpoint."""
+    return render_template(
+        chat_template(checkpoint), conversations, template_tokens(checkpoint) | {"add_generation_prompt": True}
+    )
+
+
+def chat_template(checkpoint: Checkpoint) -> str:
+    if checkpoint.tokenizer is None:
+        raise CheckpointTokenizerError("this checkpoint has no tokenizer, so it cannot chat")
+    if (template := checkpoint.chat_template) is None:
+        raise UnsupportedError("this checkpoint has no chat template", hint="continue a text with predict or generate")
+    return template
+
+
+def template_tokens(checkpoint: Checkpoint) -> dict[str, str]:
+    """The variables bos_token, eos_token, … of a template: as in tokenizer_config.json, or else by the config's ids."""
+    if checkpoint.metadata and "tokenizer_config.json" in checkpoint.metadata.extra_files:
+        return {f"{role}_token": token for role, token in checkpoint.token_names.items()}
+    ids = {name: checkpoint.config.get(f"{name}_id") for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
+    tokens = {name: checkpoint.tokenizer.id_to_token(i) for name, i in ids.items() if type(i) is int and i >= 0}
+    return {name: token for name, token in tokens.items() if token is not None}
+
+
+def encode_chats(checkpoint: Checkpoint, conversations: Sequence[Sequence[Message]]) -> list[list[int]]:
+    """The token ids of each conversation, as of transformers for ordinary texts.
+
+    The special tokens that the template writes are recognised. Those in a message are read as text, so that a message
+    cannot end its turn or begin another.
+    """
+    chat_template(checkpoint)  # raises if it cannot chat
+    added: dict[int, Any] = getattr(checkpoint.tokenizer, "get_added_tokens_decoder", dict)()
+    special = sorted((token.content for token in added.values() if token.special), key=len, reverse=True)
+    names = re.compile("|".join(map(re.escape, special)) or "(?!)")
+    marked = [
+        [dict(message, content=names.sub(rf"{OPEN}\g<0>{CLOSE}", message["content"])) for message in messages]
+        for messages in conversations
+    ]
+    return [encode_marked(checkpoint, text, names) for text in render_chats(checkpoint, marked)]
+
+
+def encode_marked(checkpoint: Checkpoint, text: str, names: re.Pattern[str]) -> list[int]:
+    """The ids of a text in which OPEN and CLOSE are around the special tokens that are read as text."""
+    special, plain = checkpoint._piece_tokenizers
+    pieces, before = list[tuple[Any, str]](), ""
+    if OPEN not in text and CLOSE not in text:
+        pieces.append((special, text))
+    else:
+        for piece in re.split(f"({OPEN}(?:{names.pattern}){CLOSE}|{names.pattern})", text):
+            if names.fullmatch(piece):
+                pieces += [(plain, before), (special, piece)]
+                before = ""
+            else:
+                before += piece.replace(OPEN, "").replace(CLOSE, "")
+        pieces.append((plain, before))
+    encode = partial(encode_texts, kind=CheckpointTokenizerError, add_special_tokens=False)
+    return [token for tokenizer, piece in pieces for token in encode(tokenizer, [piece])[0].ids]
+
+
+# --------------------------------------------------------------------------------------------------------- conversation
+
+
+class Conversation:
+    """A conversation with a checkpoint: the system prompt, the messages, and what the model has read of them.
+
+    Each turn reads only the tokens after the longest prefix that it shares with what was read before, and gives the
+    answer that a new conversation with the same messages would give. If the context is full, the oldest turns are not
+    read, with a warning; they stay in `messages`. Settings are those of `generate`.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, *, system: str | None = None, **settings: Any) -> None:
+        chat_template(checkpoint)  # raises if it cannot chat
+        self.checkpoint, self.config = checkpoint, chat_config(checkpoint, **settings)
+        self.system, self.messages = system, list[Message]()
+        self.answer: GeneratedText | None = None  # the last one; None if it was stopped
+        self.num_dropped = 0  # how many of the first messages were not read in the last turn
+        self.cache = PrefixCache()
+
+    def send(self, text: str) -> str:
+        """The answer to a message of the user."""
+        return "".join(self.stream(text))
+
+    def stream(self, text: str) -> Generator[str, None, None]:
+        """Yields the answer to a message of the user in pieces. If the caller stops, the pieces so far are the answer.
+
+        A message that raises, or is stopped before there is any answer, is not part of the conversation.
+        """
+        self.messages.append({"role": "user", "content": text})
+        self.answer, pieces = None, list[str]()
+        try:
+            ids = self.encode()
+            config = replace(self.config, max_new_tokens=self.max_new_tokens(len(ids)))
+            generated = self.checkpoint.generator.stream(ids, config, self.cache)
+            while self.answer is None:
+                try:
+                    pieces.append(next(generated))
+                    yield pieces[-1]
+                except StopIteration as end:
+                    self.answer = end.value
+        finally:
+            if pieces or self.answer is not None:
+                self.messages.append({"role": "assistant", "content": "".join(pieces)})
+            else:
+                self.messages.pop()
+
+    def undo(self) -> bool:
+        """Removes the last message of the user and what follows it; returns whether there was one."""
+        starts = self.turn_starts()
+        del self.messages[starts[-1] if starts else 0 :]
+        return bool(starts)
+
+    def reset(self) -> None:
+        """Removes all messages; the system prompt stays."""
+        self.messages.clear()
+        self.num_dropped = 0
+
+    def messages_from(self, start: int = 0) -> list[Message]:
+        """The system prompt, if there is one, and the messages from `start` on."""
+        system: list[Message] = [] if self.system is None else [{"role": "system", "content": self.system}]
+        return system + self.messages[start:]
+
+    def turn_starts(self) -> list[int]:
+        return [i for i, message in enumerate(self.messages) if message["role"] == "user"]
+
+    # -------------------------------------------------------------------------------------------------------- context
+
+    def max_new_tokens(self, length: int) -> int:
+        """The maximum length of an answer to a prompt of `length` tokens, within the context."""
+        limit, context = self.config.max_new_tokens, self.checkpoint.context_length
+        return limit if context is None or self.checkpoint.has_source else max(1, min(limit, context - length))
+
+    def encode(self) -> list[int]:
+        """The ids of the conversation, without its oldest turns if they and the answer do not fit into the context."""
+
+        def ids_from(start: int) -> list[int]:
+            (ids,) = encode_chats(self.checkpoint, [check_messages(self.messages_from(start))])
+            return ids
+
+        ids, context, dropped = ids_from(0), self.checkpoint.context_length, 0
+        if context is not None:
+            room = context if self.checkpoint.has_source else context - min(self.config.max_new_tokens, context // 4)
+            if len(ids) > room:
+                starts = self.turn_starts()[1:]
+                index = bisect_left(starts, True, key=lambda start: len(ids_from(start)) <= room)
+                dropped = starts[min(index, len(starts) - 1)] if starts else 0
+                ids = ids_from(dropped)
+            if len(ids) > room:
+                raise InputLengthError(
+                    f"the message and the system prompt have {len(ids):,} tokens, but the context has {context:,}, of "
+                    f"which {context - room:,} are for the answer"
+                )
+        if dropped != self.num_dropped and dropped:
+            warnings.warn(
+                f"the first {dropped:,} messages are not read any more: the context of {context:,} tokens is full",
+                stacklevel=4,
+            )
+        self.num_dropped = dropped
+        return ids

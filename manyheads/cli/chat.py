@@ -1,0 +1,262 @@
+"""`manyheads chat`: a conversation with a checkpoint, in a terminal or with one message per line of standard input."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from collections.abc import Callable
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from manyheads.cli.console import CheckpointPath, Device, Parts, Progress, app, print_note
+from manyheads.cli.inputs import MAX_LINE_LENGTH, lines_error, open_lines
+from manyheads.cli.predict import (
+    DECODING,
+    MaxNewTokens,
+    OtherSettings,
+    RepetitionPenalty,
+    Seed,
+    Stop,
+    System,
+    Temperature,
+    TopK,
+    TopP,
+    generation_settings,
+)
+from manyheads.errors import DataError, DataSizeError, EncodingError, ManyheadsError, UsageError
+
+if TYPE_CHECKING:
+    from manyheads.checkpoint.chat import Conversation
+
+PROMPT, CONTINUED = "> ", "… "
+QUOTES = '"""'
+HELP = f"""\
+/system TEXT  set the system prompt; without TEXT, remove it
+/undo         remove the last message and its answer
+/reset        remove all messages; the system prompt stays
+/save FILE    write the conversation as JSON to a new file
+/exit         leave, as Ctrl-D does
+A line that ends in \\ continues on the next one; {QUOTES} begins and ends a message of several lines. A space before /
+makes it a message. Ctrl-C stops an answer, and what there is of it stays in the conversation."""
+
+
+@app.command()
+def chat(
+    path: CheckpointPath,
+    system: System = None,
+    max_new_tokens: MaxNewTokens = None,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    repetition_penalty: RepetitionPenalty = None,
+    stop: Stop = None,
+    other_settings: OtherSettings = None,
+    decoding: Annotated[str | None, DECODING] = None,
+    seed: Seed = 0,
+    device: Device = "auto",
+    parts: Parts = None,
+) -> None:
+    """Talk to a checkpoint that has a chat template.
+
+    Each turn reads the conversation so far; if it fills the context, the oldest turns are dropped, with a note.
+
+    Answers go to standard output, everything else to standard error. Piped standard input has one message, or one
+    command such as /reset, per line. A line that cannot be answered gives a message on standard error; the others are
+    answered, and the exit status is 3.
+
+    Examples: manyheads chat SmolLM2-135M-Instruct.Q4_1.gguf · manyheads chat ./model --system "Answer in one word." ·
+    printf 'Hello\\nWhat did I say?\\n' | manyheads chat ./model
+    """
+    settings = generation_settings(
+        decoding,
+        other_settings,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        repetition_penalty=repetition_penalty,
+        seed=seed,
+        stop=tuple(stop) if stop else None,
+    )
+    from manyheads.checkpoint.chat import Conversation
+    from manyheads.checkpoint.checkpoint import load
+    from manyheads.model.build import resolve_device
+
+    with Progress(f"loading {path}"):
+        checkpoint = load(path, device=resolve_device(device))
+        checkpoint.check_reads_text()
+        conversation = Conversation(checkpoint, system=system, **settings)
+    context = checkpoint.context_length
+    length = "" if context is None else f" · {context:,} tokens of context"
+    print_note(f"{path}{length} · /help lists the commands, Ctrl-D leaves")
+    warnings.simplefilter("always")  # the same turns may be dropped again after /reset
+    (talk if sys.stdin.isatty() else answer_lines)(conversation)
+
+
+# ------------------------------------------------------------------------------------------------------------ messages
+
+
+def talk(conversation: Conversation) -> None:
+    """Reads messages from a terminal. Ctrl-C stops an answer, or clears the line; the second time, it leaves."""
+    with suppress(ImportError):
+        import readline  # noqa: F401  # line editing and history for `input`
+    interrupted = False
+    while True:
+        try:
+            respond(conversation, read_message(input_line))
+            interrupted = False
+        except EOFError:
+            print(file=sys.stderr)
+            return
+        except KeyboardInterrupt:
+            print(file=sys.stderr)
+            if interrupted:
+                raise
+            interrupted = True
+            print_note("Ctrl-C again or Ctrl-D leaves")
+        except ManyheadsError as error:
+            print_note(f"manyheads: {error}")
+
+
+def answer_lines(conversation: Conversation) -> None:
+    """Reads messages from piped standard input."""
+    lines, failed = open_lines(None, "strict"), 0
+    numbered = iter(lines)
+
+    def next_line(prompt: str) -> str:
+        number, line = next(numbered, (0, ""))
+        if not number:
+            raise EOFError
+        if error := lines_error(lines, number):
+            raise error
+        return line
+
+    while True:
+        try:
+            respond(conversation, read_message(next_line))
+        except EOFError:
+            break
+        except ManyheadsError as error:
+            failed += 1
+            print_note(f"manyheads: {error}")
+    if failed:
+        print_note(f"{lines.path}: {failed:,} lines were not answered")
+        raise typer.Exit(DataError.exit_status)
+
+
+def input_line(prompt: str) -> str:
+    """Reads a line from a terminal; the prompt is not part of the output."""
+    try:
+        if sys.stdout.isatty():
+            return input(prompt)
+        print(prompt, end="", file=sys.stderr, flush=True)
+        if not (line := sys.stdin.readline()):
+            raise EOFError
+        return line.removesuffix("\n")
+    except UnicodeDecodeError:
+        raise EncodingError(f"the line is not text in {sys.stdin.encoding}") from None
+
+
+def read_message(read_line: Callable[[str], str]) -> str:
+    """A message of one line, or of several."""
+    text = read_line(PROMPT)
+    if text.startswith(QUOTES):
+        text = text.removeprefix(QUOTES)
+        while not text.rstrip().endswith(QUOTES):
+            text = continued(text, read_line)
+        return text.rstrip().removesuffix(QUOTES).strip("\n")
+    while text.endswith("\\"):
+        text = continued(text[:-1], read_line)
+    return text
+
+
+def continued(text: str, read_line: Callable[[str], str]) -> str:
+    if len(text) > MAX_LINE_LENGTH:
+        raise DataSizeError(f"the message is longer than {MAX_LINE_LENGTH:,} characters")
+    try:
+        return f"{text}\n{read_line(CONTINUED)}"
+    except EOFError:
+        raise DataError("the input ends in the middle of a message of several lines") from None
+
+
+def respond(conversation: Conversation, text: str) -> None:
+    """Runs a command, or prints the answer to a message as it grows; raises EOFError to leave."""
+    if not text.strip():
+        return
+    if text.startswith("/"):
+        name, _, argument = text.partition(" ")
+        run_command(conversation, name, argument.strip())
+        return
+    before = len(conversation.messages)
+    try:
+        with closing(conversation.stream(text)) as pieces:
+            for piece in pieces:
+                typer.echo(piece, nl=False)
+    except KeyboardInterrupt:
+        if not sys.stdin.isatty():
+            raise
+        typer.echo()
+        kept = len(conversation.messages) > before
+        print_note("stopped" if kept else "stopped before there was an answer; the message was removed")
+        return
+    typer.echo()
+    answer = conversation.answer
+    if answer is not None and answer.finish_reason == "length":
+        print_note(f"the answer ends here because it has {len(answer.tokens):,} tokens")
+
+
+# ------------------------------------------------------------------------------------------------------------ commands
+
+
+def run_command(conversation: Conversation, name: str, argument: str) -> None:
+    if name not in COMMANDS:
+        raise UsageError(f"no command {name}; nothing was sent", hint="/help lists the commands")
+    if argument and name not in ("/system", "/save"):
+        raise UsageError(f"{name} takes no argument; nothing was sent")
+    COMMANDS[name](conversation, argument)
+
+
+def set_system(conversation: Conversation, text: str) -> None:
+    conversation.system = text or None
+    print_note("the system prompt is set" if text else "the system prompt is removed")
+
+
+def undo(conversation: Conversation, _: str) -> None:
+    if not conversation.undo():
+        raise UsageError("there is no message to remove")
+    print_note("the last message and its answer are removed")
+
+
+def reset(conversation: Conversation, _: str) -> None:
+    conversation.reset()
+    print_note("all messages are removed")
+
+
+def save(conversation: Conversation, name: str) -> None:
+    """Writes the messages as JSON, which `Checkpoint.chat` reads; raises if the file exists."""
+    from manyheads.files.write import atomic_output
+
+    if not name:
+        raise UsageError("/save needs the name of a file")
+    path = Path(name).expanduser()
+    with atomic_output(path) as draft:
+        text = json.dumps(conversation.messages_from(), ensure_ascii=False, indent=2)
+        draft.write_text(f"{text}\n", encoding="utf-8")
+    print_note(f"the conversation is in {path}")
+
+
+def print_help(_: Conversation, __: str) -> None:
+    print(HELP, file=sys.stderr)
+
+
+def leave(_: Conversation, __: str) -> None:
+    raise EOFError
+
+
+COMMANDS: dict[str, Callable[[Conversation, str], None]] = {
+    "/system": set_system, "/undo": undo, "/reset": reset, "/save": save, "/help": print_help, "/exit": leave,
+}  # fmt: skip

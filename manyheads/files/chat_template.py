@@ -1,0 +1,67 @@
+"""Renders chat templates from other people: in Jinja's sandbox, and in a process with little memory and time."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from manyheads.errors import ChatTemplateError
+from manyheads.spec import shortened
+
+Message = Mapping[str, str]  # its role and its content
+
+PROGRAM = Path(__file__).with_name("template_process.py")
+SECONDS = 5  # of processor time for a conversation; a usual one needs a thousandth of it
+START_SECONDS = 60  # for the process to start, on a busy machine
+MAX_CHARACTERS = 1 << 24  # of the texts of one call
+MAX_BYTES = 1 << 29  # of memory
+
+
+def render_template(
+    template: str, conversations: Sequence[Sequence[Message]], variables: Mapping[str, Any]
+) -> list[str]:
+    """The text of each conversation, as `apply_chat_template` of transformers renders it.
+
+    A template is a program, and the sandbox bounds neither its time nor its memory, so another process runs it, which
+    starts in a tenth of a second.
+    """
+    request = {
+        "template": template,
+        "conversations": [[dict(message) for message in messages] for messages in conversations],
+        "variables": {"tools": None, "documents": None} | dict(variables),
+        "seconds": SECONDS,
+        "max_characters": MAX_CHARACTERS,
+        "max_bytes": MAX_BYTES,
+    }
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", str(PROGRAM)],
+            input=json.dumps(request),
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+            timeout=START_SECONDS + 2 * SECONDS * len(conversations),
+            start_new_session=True,  # Ctrl-C is for us
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise too_slow() from None
+    if done.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
+        raise too_slow()
+    if done.returncode != 0:  # the process was killed, or its interpreter failed
+        reason = done.stderr.strip().rpartition("\n")[2] or f"its process ended with {done.returncode}"
+        raise ChatTemplateError(f"the chat template failed: {shortened(reason, 300)}")
+    result = json.loads(done.stdout)
+    if "error" in result:
+        raise ChatTemplateError(f"the chat template failed: {shortened(result['error'], 300)}")
+    texts: list[str] = result["texts"]
+    return texts
+
+
+def too_slow() -> ChatTemplateError:
+    return ChatTemplateError(f"the chat template took over {SECONDS} seconds for a conversation")
