@@ -26,7 +26,15 @@ from manyheads.cli.console import (
     print_json,
     print_note,
 )
-from manyheads.errors import DataError, EmptyDataError, InputError, ManyheadsError, UsageError
+from manyheads.errors import (
+    DataError,
+    EmptyDataError,
+    FileAccessError,
+    GenerationConfigError,
+    InputError,
+    ManyheadsError,
+    UsageError,
+)
 
 if TYPE_CHECKING:
     from manyheads.checkpoint.checkpoint import Checkpoint
@@ -79,6 +87,13 @@ def predict(
     ] = None,
     repetition_penalty: Annotated[
         float | None, typer.Option(metavar="THETA", help="Above 1, makes tokens of the text so far less probable.")
+    ] = None,
+    json_schema: Annotated[
+        str | None,
+        typer.Option(metavar="SCHEMA", help="Generate JSON of this schema: a file, or a text; {} is any JSON."),
+    ] = None,
+    regex: Annotated[
+        str | None, typer.Option(metavar="REGEX", help="Generate a text that this regular expression matches.")
     ] = None,
     stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="End at this text; may be repeated.")] = None,
     n: Annotated[int, typer.Option("-n", parser=integer, metavar="N", help="Sequences per text.")] = 1,
@@ -135,6 +150,8 @@ def predict(
         top_k=top_k,
         top_p=top_p,
         repetition_penalty=repetition_penalty,
+        json_schema=None if json_schema is None else read_schema(json_schema),
+        regex=regex,
         logprobs=logprobs,
         seed=seed,
         n=n,
@@ -155,6 +172,21 @@ def predict(
     else:
         streams = stream if stream is not None else sys.stdout.isatty() and not (as_json or n > 1)
         predict_text(text, path, predictor, as_json=as_json, stream=streams)
+
+
+def read_schema(value: str) -> str:
+    """The JSON text of --json-schema, or of the file that it names."""
+    from manyheads.files.read import decode, read_bytes
+    from manyheads.generate.grammar import MAX_BYTES
+
+    if value.lstrip()[:1] in ("", "{", "[", '"') or value.strip() in ("true", "false"):
+        return value
+    path = Path(value)
+    check_exists(path)
+    try:
+        return decode(read_bytes(path, MAX_BYTES, error=GenerationConfigError), path, error=GenerationConfigError)
+    except OSError as error:
+        raise FileAccessError(f"cannot read {path}: {error.strerror or error}") from None
 
 
 def decoding_settings(decoding: str | None, **given: Any) -> dict[str, Any]:

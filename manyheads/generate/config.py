@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
@@ -11,7 +11,8 @@ from torch import Tensor
 from manyheads.errors import ConfigError, GenerationConfigError
 from manyheads.generate import filters, methods
 from manyheads.generate.decoding import DecodingSpec
-from manyheads.generate.filter import FilterContext, FilterSpec
+from manyheads.generate.filter import FilterContext, FilterSpec, LogitsFilter
+from manyheads.generate.vocabulary import Vocabulary
 from manyheads.spec import MAX_COUNT, Part, Tree, did_you_mean, import_all, quoted
 
 for _package in (filters, methods):
@@ -28,7 +29,7 @@ class GenerationConfig:
     max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS
     max_length: int | None = None  # of the checkpoint: tokens of the prompt and the new ones together
     decoding: DecodingSpec = field(default_factory=lambda: choose_decoding("greedy"))
-    filters: tuple[FilterSpec, ...] = ()  # in the order in which they are applied
+    filters: tuple[LogitsFilter, ...] = ()  # in the order in which they are applied
     seed: int = 0  # random seed for sampling
     n: int = 1  # sequences per prompt
     stop: tuple[str, ...] = ()  # strings that end a sequence and are not part of it
@@ -61,6 +62,16 @@ class GenerationConfig:
         for one in self.filters:
             logits_BV = one.apply(logits_BV, FilterContext(tokens_BL, num_generated, remaining, self.eos_token_id))
         return logits_BV
+
+    def prepare(self, vocabulary: Vocabulary) -> GenerationConfig:
+        """The same settings with the filters of one batch."""
+        made = (one.prepare(vocabulary) if isinstance(one, FilterSpec) else one for one in self.filters)
+        return replace(self, filters=tuple(made))
+
+    @property
+    def ending_filters(self) -> list[LogitsFilter]:
+        """The filters that may end a sequence."""
+        return [one for one in self.filters if type(one).is_complete is not FilterSpec.is_complete]
 
     def without_eos(self, tokens: list[int]) -> list[int]:
         """The tokens before the first eos token."""
@@ -269,6 +280,9 @@ def make_filters(method: DecodingSpec, settings: Tree) -> tuple[FilterSpec, ...]
             raise GenerationConfigError(f"{name} is a setting of {kind.kind}, which needs {kind.selected_by[0]}")
         if is_selected_filter(kind, settings):
             made.append(choose_filter({"kind": kind.kind} | own))
+            made[-1].check()
+    if len(names := [one.selected_by[0] for one in made if one.is_grammar]) > 1:
+        raise GenerationConfigError(f"given both {names[0]} and {names[1]}; a text follows at most one")
     used = [one for one in made if method.samples or not one.for_sampling]
     return tuple(sorted(used, key=lambda one: one.order))
 

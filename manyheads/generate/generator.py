@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from manyheads.files.tokenizer import decode_ids
 from manyheads.generate.config import GenerationConfig
 from manyheads.generate.decoding import Hypothesis, Request, exhaust
 from manyheads.generate.text import Decoding, GeneratedText, TextStream, find_stop
+from manyheads.generate.vocabulary import Vocabulary
 from manyheads.model.build import Model
 from manyheads.model.finite import raise_nonfinite
 from manyheads.parts.inputs import group_by_length, pad_rows
@@ -83,7 +85,8 @@ class TextGenerator:
         has_source, device = self.model.spec.has_source, next(self.model.parameters()).device
         inputs = pad_rows(rows, left=not has_source).to(device)
         rng = [rng_for(config.seed, row, device, k % samples) for k, row in enumerate(rows)]
-        is_stopped = (lambda ids: find_stop(self.decode(ids), config.stop) is not None) if config.stop else None
+        config = config.prepare(self.vocabulary)
+        is_stopped = partial(self.is_stopped, config) if config.stop or config.ending_filters else None
         if not has_source:
             return Request(self.model, inputs, None, config, rng, is_stopped)
         start = pad_rows([[config.decoder_start_token_id or 0]] * len(rows)).to(device)
@@ -107,6 +110,16 @@ class TextGenerator:
             max_new_tokens = min(max_new_tokens, limit - length + 1)
         needs_equal_lengths = any(layer.position.needs_final_length for layer in spec.decoder.expanded_layers())
         return max_new_tokens, length if needs_equal_lengths else 0
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        return Vocabulary(self.tokenizer)
+
+    def is_stopped(self, config: GenerationConfig, ids: list[int]) -> bool:
+        """Whether generated ids end with a stop string, or are all that a filter allows."""
+        if config.stop and find_stop(self.decode(ids), config.stop) is not None:
+            return True
+        return any(one.is_complete(ids) for one in config.ending_filters)
 
     def decode(self, ids: Sequence[int]) -> Any:
         """The text of ids; without a tokenizer, the ids."""

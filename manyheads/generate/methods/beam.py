@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from manyheads.generate.decoding import DecodingSpec, Generated, Hypothesis, Request, RunningSequences
+from manyheads.generate.decoding import DecodingSpec, Generated, Hypothesis, Request, RunningSequences, raise_impossible
 from manyheads.spec import field
 
 
@@ -38,7 +39,12 @@ class BeamSearch(DecodingSpec):
         with torch.no_grad():
             results = Search(self, request).run()
         yield from ()  # no token is final before the end
-        return results
+        return check_found(results)
+
+
+def check_found(results: list[list[Hypothesis]]) -> list[list[Hypothesis]]:
+    """The hypotheses of each row; raises if a row has none, because no token was possible."""
+    return results if all(results) else raise_impossible()
 
 
 class BeamSpec(BeamSearch, kind="beam"):
@@ -85,7 +91,7 @@ class Search:
             logp_BKV = self.running.filter(logp_RV).unflatten(0, live_BK.shape) + live_BK[:, :, None]
             best_BC, row_BC, token_BC = self.candidates(logp_BKV)
             ends_BC = torch.isin(token_BC, self.eos) | (length == limit)
-            ends_BC |= self.stopped(row_BC, token_BC, ends_BC)
+            ends_BC |= self.stopped(row_BC, token_BC, ends_BC | best_BC.isneginf())
             self.finish(best_BC, row_BC, token_BC, ends_BC, length=length)
             live_BK, which_BK = best_BC.masked_fill(ends_BC, -torch.inf).topk(min(self.width, best_BC.shape[1]))
             unfinished = self.unfinished(live_BK[:, 0].tolist(), length, limit)
@@ -131,7 +137,10 @@ class Search:
         index = [
             i
             for i, row in enumerate(self.rows)
-            if not self.spec.is_done([float(one.score or 0) for one in self.finished[row]], best_live[i], length, limit)
+            if best_live[i] > -math.inf
+            and not self.spec.is_done(
+                [float(one.score or 0) for one in self.finished[row]], best_live[i], length, limit
+            )
         ]
         self.rows = [self.rows[i] for i in index]
         return index if length < limit else []

@@ -9,7 +9,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from manyheads.errors import UnsupportedError
-from manyheads.generate.decoding import DecodingSpec, Generated, Request, RunningSequences, extend_until_end
+from manyheads.generate.decoding import (
+    DecodingSpec,
+    Generated,
+    Request,
+    RunningSequences,
+    check_possible,
+    extend_until_end,
+)
 from manyheads.model.record import record_hidden_states
 from manyheads.model.transformer import Transformer
 from manyheads.parts.head import token_at
@@ -60,6 +67,8 @@ class ContrastiveSequences(RunningSequences):
 
     def select(self, rows: Tensor) -> None:
         super().select(rows)
+        if self.logprobs is None:  # which are those of the next token here
+            self.last_logits = self.last_logits.index_select(0, rows)
         self.hidden_BLD = self.hidden_BLD.index_select(0, rows)
         if self.padding_mask is not None:
             self.padding_mask = self.padding_mask.index_select(0, rows)
@@ -67,7 +76,7 @@ class ContrastiveSequences(RunningSequences):
     def advance(self) -> list[int]:
         """Appends the best candidate to each sequence; returns the new tokens."""
         batch, k = len(self.tokens), min(self.spec.top_k, self.last_logits.shape[1])
-        p_BV = self.filter(self.last_logits).softmax(dim=-1)
+        p_BV = check_possible(self.filter(self.last_logits)).softmax(dim=-1)
         p_BK, token_BK = p_BV.topk(k)
         repeated = torch.arange(batch, device=self.tokens.device).repeat_interleave(k)
         logits_BV, before = self.last_logits, self.state
