@@ -35,9 +35,12 @@ class BeamSearch(DecodingSpec):
         """Whether a row is done, by the scores of its finished sequences, best first, and the best live log p."""
         raise NotImplementedError
 
+    def search(self, request: Request) -> Search:
+        return Search(self, request)
+
     def generate(self, request: Request) -> Generated:
         with torch.no_grad():
-            results = Search(self, request).run()
+            results = self.search(request).run()
         yield from ()  # no token is final before the end
         return check_found(results)
 
@@ -75,10 +78,17 @@ class Search:
 
     def __init__(self, spec: BeamSearch, request: Request, width: int | None = None) -> None:
         self.spec, self.request, self.width = spec, request, width or spec.num_beams
-        self.running, self.device = RunningSequences(request), request.prompt.tokens.device
+        self.running, self.device = self.start(), request.prompt.tokens.device
         self.eos = torch.tensor(request.config.eos_token_id, device=self.device, dtype=torch.long)
         self.rows = list(range(request.prompt.batch_size))  # those that are not done
         self.finished: list[list[Hypothesis]] = [[] for _ in self.rows]
+
+    def start(self) -> RunningSequences:
+        return RunningSequences(self.request)
+
+    def score(self, row: int, logp: float, length: int) -> float:
+        """The score of a running sequence, by its number, that ends with this many new tokens."""
+        return self.spec.score(logp, length)
 
     def run(self) -> list[list[Hypothesis]]:
         live_BK = torch.zeros(
@@ -123,7 +133,7 @@ class Search:
         ends_BC = ends_BC[:, : self.width] & best_BC[:, : self.width].isfinite()
         for b, c in ends_BC.nonzero().tolist():
             finished = self.finished[self.rows[b]]
-            score = self.spec.score(float(best_BC[b, c]), length)
+            score = self.score(int(row_BC[b, c]), float(best_BC[b, c]), length)
             if len(finished) < self.width or score > finished[-1].score:
                 token = int(token_BC[b, c])
                 is_finished = length < self.request.config.max_new_tokens or token in self.request.config.eos_token_id
