@@ -16,7 +16,14 @@ from torch import Tensor
 
 from manyheads.convert.fairseq.model import CHECKPOINT, read_fairseq
 from manyheads.convert.gguf.model import chat_template, read_gguf
-from manyheads.convert.hf import CheckpointMetadata, name_in_errors, read_folder, read_tokenizer, read_tokenizer_config
+from manyheads.convert.hf import (
+    MAX_POSITION_KEYS,
+    CheckpointMetadata,
+    name_in_errors,
+    read_folder,
+    read_tokenizer,
+    read_tokenizer_config,
+)
 from manyheads.convert.hub import download, is_name
 from manyheads.convert.pooling import Pooling, read_pooling
 from manyheads.errors import (
@@ -108,6 +115,18 @@ class Checkpoint:
     def max_target_positions(self) -> int | None:
         """The maximum number of decoder tokens; None if there is no limit."""
         return self.spec.decoder.max_positions if self.spec.decoder else None
+
+    @property
+    def trained_length(self) -> int | None:
+        """The tokens of the texts that the model was trained on, of the config, a run or its rope; None if unknown."""
+        decoder = self.spec.decoder
+        scaled = (getattr(layer.position, "scaling", None) for layer in (decoder.expanded_layers() if decoder else ()))
+        lengths = (
+            *(self.config.get(key) for key in MAX_POSITION_KEYS),
+            ((self.tokenizer and getattr(self.tokenizer, "truncation", None)) or {}).get("max_length"),
+            *(getattr(scaling, "length", None) for scaling in scaled),
+        )
+        return next((length for length in lengths if type(length) is int), None)
 
     @property
     def has_source(self) -> bool:
@@ -302,6 +321,8 @@ class Checkpoint:
         rows = self.encode_ids(prompts) if is_text else [checked_ids(one) for one in prompts]
         outputs = dict(self.generator.texts(rows, config))
         results: list[Any] = [outputs[i] for i in range(len(rows))]
+        for note in dict.fromkeys(one.note for texts in results for one in texts if one.note):
+            warnings.warn(note, stacklevel=2)
         if "n" not in settings:
             results = [best for best, *_ in results]
             if not details and config.logprobs is None:
@@ -317,7 +338,7 @@ class Checkpoint:
     @cached_property
     def generator(self) -> TextGenerator:
         """Runs the decoding methods on rows of ids."""
-        return TextGenerator(self.model, self.tokenizer)
+        return TextGenerator(self.model, self.tokenizer, self.trained_length)
 
 
 def copy_tokenizer(tokenizer: Any, *, encode_special_tokens: bool) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -238,6 +239,8 @@ def predict_text(text: str, path: str, load: Callable[[], Predictor], *, as_json
         ((_, result),) = model.task.predict(model.checkpoint, [text], model.options)
     if "truncated" in result:
         print_note(f"the text was truncated to {result['truncated']:,} tokens")
+    if "note" in result:
+        print_note(f"manyheads: {result['note']}")
     if as_json:
         settings = {"settings": model.options.generation.applied} if model.task.streams else {}
         print_json({"schema": 1} | result | settings)
@@ -249,6 +252,7 @@ def predict_lines(lines: LineReader, path: str, load: Callable[[], Predictor], *
     chunks = read_chunks(lines)
     first = next(chunks)  # before the model is loaded, so that an unreadable file raises at once
     truncated = count = failed = 0
+    notes = Counter[str]()
     with Progress(f"loading {path}") as progress:
         model, start = load(), time.monotonic()
         for chunk in chain([first], chunks):
@@ -257,6 +261,7 @@ def predict_lines(lines: LineReader, path: str, load: Callable[[], Predictor], *
             texts = [chunk[i][1] for i in index]
             for i, result in model.task.predict(model.checkpoint, texts, model.options, errors):
                 results[index[i]] = result
+                notes.update([result["note"]] if "note" in result else [])
                 count += 1
                 rate = count / (time.monotonic() - start)
                 progress.update(f"{lines.path}: text", count, note=f"{rate:,.1f} per second")
@@ -272,6 +277,8 @@ def predict_lines(lines: LineReader, path: str, load: Callable[[], Predictor], *
         print_note(f"{lines.path}: {number:,} lines {warning}")
     if truncated:
         print_note(f"{lines.path}: {truncated:,} texts were truncated to what the model can read")
+    for note, number in notes.items():
+        print_note(f"{lines.path}: {number:,} texts: {note}")
     if failed:
         print_note(f"{lines.path}: {failed:,} lines could not be read")
         raise typer.Exit(DataError.exit_status)

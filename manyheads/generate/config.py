@@ -27,6 +27,7 @@ class GenerationConfig:
     """All settings of generation, with the names of transformers. A caller's settings override a checkpoint's."""
 
     max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS
+    max_new_tokens_given: bool = False  # by the caller: then a text that has no room for them is an error
     max_length: int | None = None  # of the checkpoint: tokens of the prompt and the new ones together
     decoding: DecodingSpec = field(default_factory=lambda: choose_decoding("greedy"))
     filters: tuple[LogitsFilter, ...] = ()  # in the order in which they are applied
@@ -105,6 +106,7 @@ def generation_config(
     base: CheckpointSettings | None = None,
     *,
     max_new_tokens: int | None = None,
+    default_max_new_tokens: int | None = None,
     seed: int = 0,
     n: int = 1,
     stop: str | Iterable[str] | None = None,
@@ -116,7 +118,8 @@ def generation_config(
     """A GenerationConfig from keyword arguments, on top of a checkpoint's settings.
 
     `decoding` is a kind of method, or a table with its fields. Without it, other settings, such as num_beams or top_p,
-    select a method and set its fields. The remaining settings are those of filters.
+    select a method and set its fields. The remaining settings are those of filters. `default_max_new_tokens` is used
+    instead of a checkpoint's, as far as the model has positions.
     """
     base = base or CheckpointSettings()
     base.check()
@@ -130,13 +133,13 @@ def generation_config(
         for name, value in chosen.items()
         if name in names
     }
-    max_length = base.max_length if max_new_tokens is base.max_new_tokens is None else None
-    if max_new_tokens is None:
-        max_new_tokens = base.max_new_tokens or DEFAULT_MAX_NEW_TOKENS
+    limits = (max_new_tokens, default_max_new_tokens, base.max_new_tokens)
+    limit = next((one for one in limits if one is not None), None)
     start = base.decoder_start_token_id if decoder_start_token_id is None else decoder_start_token_id
     return GenerationConfig(
-        max_new_tokens=max_new_tokens,
-        max_length=max_length,
+        max_new_tokens=DEFAULT_MAX_NEW_TOKENS if limit is None else limit,
+        max_new_tokens_given=max_new_tokens is not None,
+        max_length=base.max_length if limit is None else None,
         decoding=method,
         filters=used,
         seed=seed,

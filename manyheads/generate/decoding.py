@@ -57,6 +57,7 @@ class DecodingSpec(Part, slot="decoding", default="greedy"):
     # (name, off): passing the setting `name` with any value except `off` selects this method; it is not inherited
     selected_by: ClassVar[tuple[str, float] | None] = None
     samples: ClassVar[bool] = False  # whether it uses the filters of sampling
+    reads_last_token: ClassVar[bool] = False  # whether the model reads the last new token too, which needs a position
 
     @property
     def beams(self) -> int:
