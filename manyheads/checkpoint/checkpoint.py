@@ -120,10 +120,16 @@ class Checkpoint:
 
     @property
     def context_length(self) -> int | None:
-        """The tokens that a decoder was made for: its positions or, if it has no limit, the length in its config."""
-        lengths = (self.config.get(key) for key in MAX_POSITION_KEYS)
-        known = next((one for one in lengths if type(one) is int and 1 <= one <= MAX_COUNT), None)
-        return self.max_target_positions or known
+        """The tokens that a decoder was made for: its positions, or the length in its config, its run or its rope."""
+        decoder = self.spec.decoder
+        scaled = (getattr(layer.position, "scaling", None) for layer in (decoder.expanded_layers() if decoder else ()))
+        lengths = (
+            self.max_target_positions,
+            *(self.config.get(key) for key in MAX_POSITION_KEYS),
+            ((self.tokenizer and getattr(self.tokenizer, "truncation", None)) or {}).get("max_length"),
+            *(getattr(scaling, "length", None) for scaling in scaled),
+        )
+        return next((length for length in lengths if type(length) is int and 1 <= length <= MAX_COUNT), None)
 
     @property
     def has_source(self) -> bool:
@@ -318,6 +324,8 @@ class Checkpoint:
         rows = self.encode_ids(prompts) if is_text else [checked_ids(one) for one in prompts]
         outputs = dict(self.generator.texts(rows, config))
         results: list[Any] = [outputs[i] for i in range(len(rows))]
+        for note in dict.fromkeys(one.note for texts in results for one in texts if one.note):
+            warnings.warn(note, stacklevel=2)
         if "n" not in settings:
             results = [best for best, *_ in results]
             if not details and config.logprobs is None:
@@ -360,7 +368,7 @@ class Checkpoint:
     @cached_property
     def generator(self) -> TextGenerator:
         """Runs the decoding methods on rows of ids."""
-        return TextGenerator(self.model, self.tokenizer)
+        return TextGenerator(self.model, self.tokenizer, self.context_length)
 
     # -------------------------------------------------------------------------------------------------------- scoring
 

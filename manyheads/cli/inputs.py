@@ -111,7 +111,7 @@ def process_lines(lines: LineReader, path: str, load: Callable[[], LineModel], *
     """Prints one line per line of input, in the same order: its result, nothing for a blank one, or its error."""
     chunks = read_chunks(lines)
     first = next(chunks)  # before the model is loaded, so that an unreadable file raises at once
-    reported, noted, count, failed = Counter[str](), Counter[str](), 0, 0
+    reported, noted, notes, count, failed = Counter[str](), Counter[str](), Counter[str](), 0, 0
     with Progress(f"loading {path}") as progress:
         model, start = load(), time.monotonic()
         for chunk in chain([first], chunks):
@@ -122,6 +122,7 @@ def process_lines(lines: LineReader, path: str, load: Callable[[], LineModel], *
                 count += 1
                 reported.update(name for name in NOTES if name in result)
                 noted.update(name for name in NOTES if result.get(name) is not None)
+                notes.update([result["note"]] if "note" in result else [])
                 rate = count / (time.monotonic() - start)
                 progress.update(f"{lines.path}: text", count, note=f"{rate:,.1f} per second")
             for i, error in errors.items():
@@ -134,6 +135,8 @@ def process_lines(lines: LineReader, path: str, load: Callable[[], LineModel], *
     print_warnings(lines)
     for name in reported:
         print_note(f"{lines.path}: {noted[name]:,} of {count:,} texts {NOTES[name]}")
+    for note, number in notes.items():
+        print_note(f"{lines.path}: {number:,} texts: {note}")
     if failed:
         print_note(f"{lines.path}: {failed:,} lines could not be read")
         raise typer.Exit(DataError.exit_status)

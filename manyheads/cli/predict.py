@@ -6,13 +6,25 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from manyheads.cli.console import AsJson, CheckpointPath, Device, Parts, Progress, app, integer, print_json, print_note
+from manyheads.cli.console import (
+    AsJson,
+    CheckpointPath,
+    Device,
+    Parts,
+    Progress,
+    app,
+    check_exists,
+    integer,
+    print_json,
+    print_note,
+)
 from manyheads.cli.inputs import EncodingErrors, TextArgument, TextFile, Whole, open_texts, process_lines
-from manyheads.errors import InputError, UsageError
+from manyheads.errors import FileAccessError, GenerationConfigError, InputError, UsageError
 
 if TYPE_CHECKING:
     from manyheads.checkpoint.checkpoint import Checkpoint
@@ -76,6 +88,13 @@ def predict(
     top_k: TopK = None,
     top_p: TopP = None,
     repetition_penalty: RepetitionPenalty = None,
+    json_schema: Annotated[
+        str | None,
+        typer.Option(metavar="SCHEMA", help="Generate JSON of this schema: a file, or a text; {} is any JSON."),
+    ] = None,
+    regex: Annotated[
+        str | None, typer.Option(metavar="REGEX", help="Generate a text that this regular expression matches.")
+    ] = None,
     stop: Stop = None,
     n: Annotated[int, typer.Option("-n", parser=integer, metavar="N", help="Sequences per text.")] = 1,
     logprobs: Annotated[
@@ -125,6 +144,8 @@ def predict(
         top_k=top_k,
         top_p=top_p,
         repetition_penalty=repetition_penalty,
+        json_schema=None if json_schema is None else read_schema(json_schema),
+        regex=regex,
         logprobs=logprobs,
         seed=seed,
         n=n,
@@ -155,6 +176,21 @@ def generation_settings(decoding: str | None, other: list[str] | None, **given: 
     settings = decoding_settings(decoding, **given) | override({}, other or [])
     generation_config(**settings)
     return settings
+
+
+def read_schema(value: str) -> str:
+    """The JSON text of --json-schema, or of the file that it names."""
+    from manyheads.files.read import decode, read_bytes
+    from manyheads.generate.grammar import MAX_BYTES
+
+    if value.lstrip()[:1] in ("", "{", "[", '"') or value.strip() in ("true", "false"):
+        return value
+    path = Path(value)
+    check_exists(path)
+    try:
+        return decode(read_bytes(path, MAX_BYTES, error=GenerationConfigError), path, error=GenerationConfigError)
+    except OSError as error:
+        raise FileAccessError(f"cannot read {path}: {error.strerror or error}") from None
 
 
 def decoding_settings(decoding: str | None, **given: Any) -> dict[str, Any]:
@@ -227,6 +263,8 @@ def predict_text(text: str, path: str, load: Callable[[], Predictor], *, as_json
         ((_, result),) = predictor.task.predict(predictor.checkpoint, [text], predictor.options)
     if "truncated" in result:
         print_note(f"the text was truncated to {result['truncated']:,} tokens")
+    if "note" in result:
+        print_note(f"manyheads: {result['note']}")
     if as_json:
         settings = {"settings": predictor.options.generation.effective_settings} if predictor.task.streams else {}
         print_json({"schema": 1} | result | settings)

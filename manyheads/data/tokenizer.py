@@ -86,7 +86,7 @@ def _nonempty(texts: Iterable[str]) -> Iterator[str]:
         raise TokenizerError("there is no text to train a tokenizer on")
 
 
-def _byte_characters() -> list[str]:
+def byte_characters() -> list[str]:
     """Returns the 256 characters that stand for bytes in byte-level tokenizers (GPT-2), in the order of the bytes."""
     printable = [b for b in range(256) if 33 <= b <= 126 or 161 <= b <= 172 or b >= 174]
     others = [b for b in range(256) if b not in printable]
@@ -98,7 +98,7 @@ class BytesSpec(TokenizerSpec, kind="bytes"):
     """One token per byte of UTF-8: 256 of them, and no text is unknown"""
 
     def make(self, texts: Iterable[str] = ()) -> Tokenizer:
-        tokenizer = Tokenizer(models.BPE(vocab=_vocab(_byte_characters()), merges=[]))
+        tokenizer = Tokenizer(models.BPE(vocab=_vocab(byte_characters()), merges=[]))
         return _with_special_tokens(_byte_level(tokenizer, use_regex=False))
 
 
@@ -182,7 +182,7 @@ class BPESpec(SubwordSpec, kind="bpe"):
 
     def make(self, texts: Iterable[str]) -> Tokenizer:
         trainer = trainers.BpeTrainer(
-            **_settings(self.vocab_size), min_frequency=self.min_frequency, initial_alphabet=_byte_characters()
+            **_settings(self.vocab_size), min_frequency=self.min_frequency, initial_alphabet=byte_characters()
         )
         return self._train(_byte_level(Tokenizer(models.BPE())), texts, trainer)
 
@@ -225,7 +225,7 @@ class UnigramSpec(SubwordSpec, kind="unigram"):
 
     def make(self, texts: Iterable[str]) -> Tokenizer:
         trainer = trainers.UnigramTrainer(
-            **_settings(self.vocab_size), initial_alphabet=_byte_characters(), unk_token="<unk>"
+            **_settings(self.vocab_size), initial_alphabet=byte_characters(), unk_token="<unk>"
         )
         trained = self._train(_byte_level(Tokenizer(models.Unigram())), texts, trainer)
         # the trainer sums in random order and ranks bytes that never occur at random: rounding makes it reproducible

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
@@ -11,7 +11,8 @@ from torch import Tensor
 from manyheads.errors import ConfigError, GenerationConfigError
 from manyheads.generate import filters, methods
 from manyheads.generate.decoding import DecodingSpec
-from manyheads.generate.filter import FilterContext, FilterSpec
+from manyheads.generate.filter import FilterContext, FilterSpec, LogitsFilter
+from manyheads.generate.vocabulary import Vocabulary
 from manyheads.spec import MAX_COUNT, Part, Tree, did_you_mean, import_all, quoted
 
 for _package in (filters, methods):
@@ -26,9 +27,10 @@ class GenerationConfig:
     """All settings of generation, with the names of transformers. A caller's settings override a checkpoint's."""
 
     max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS
+    max_new_tokens_given: bool = False  # by the caller: then a text that has no room for them is an error
     max_length: int | None = None  # of the checkpoint: tokens of the prompt and the new ones together
     decoding: DecodingSpec = field(default_factory=lambda: choose_decoding("greedy"))
-    filters: tuple[FilterSpec, ...] = ()  # in the order in which they are applied
+    filters: tuple[LogitsFilter, ...] = ()  # in the order in which they are applied
     seed: int = 0  # random seed for sampling
     n: int = 1  # sequences per prompt
     stop: tuple[str, ...] = ()  # strings that end a sequence and are not part of it
@@ -62,6 +64,16 @@ class GenerationConfig:
             logits_BV = one.apply(logits_BV, FilterContext(tokens_BL, num_generated, remaining, self.eos_token_id))
         return logits_BV
 
+    def prepare(self, vocabulary: Vocabulary) -> GenerationConfig:
+        """The same settings with the filters of one batch."""
+        filters = (one.prepare(vocabulary) if isinstance(one, FilterSpec) else one for one in self.filters)
+        return replace(self, filters=tuple(filters))
+
+    @property
+    def ending_filters(self) -> list[LogitsFilter]:
+        """The filters that may end a sequence."""
+        return [one for one in self.filters if type(one).is_complete is not FilterSpec.is_complete]
+
     def without_eos(self, tokens: list[int]) -> list[int]:
         """The tokens before the first eos token."""
         return tokens[: next((i for i, token in enumerate(tokens) if token in self.eos_token_id), len(tokens))]
@@ -94,6 +106,7 @@ def generation_config(
     base: CheckpointSettings | None = None,
     *,
     max_new_tokens: int | None = None,
+    default_max_new_tokens: int | None = None,
     seed: int = 0,
     n: int = 1,
     stop: str | Iterable[str] | None = None,
@@ -105,7 +118,8 @@ def generation_config(
     """A GenerationConfig from keyword arguments, on top of a checkpoint's settings.
 
     `decoding` is a kind of method, or a table with its fields. Without it, other settings, such as num_beams or top_p,
-    select a method and set its fields. The remaining settings are those of filters.
+    select a method and set its fields. The remaining settings are those of filters. `default_max_new_tokens` is used
+    instead of a checkpoint's, as far as the model has positions.
     """
     base = base or CheckpointSettings()
     base.check()
@@ -119,13 +133,13 @@ def generation_config(
         for name, value in merged_settings.items()
         if name in names
     }
-    max_length = base.max_length if max_new_tokens is base.max_new_tokens is None else None
-    if max_new_tokens is None:
-        max_new_tokens = base.max_new_tokens or DEFAULT_MAX_NEW_TOKENS
+    limits = (max_new_tokens, default_max_new_tokens, base.max_new_tokens)
+    limit = next((one for one in limits if one is not None), None)
     start = base.decoder_start_token_id if decoder_start_token_id is None else decoder_start_token_id
     return GenerationConfig(
-        max_new_tokens=max_new_tokens,
-        max_length=max_length,
+        max_new_tokens=DEFAULT_MAX_NEW_TOKENS if limit is None else limit,
+        max_new_tokens_given=max_new_tokens is not None,
+        max_length=base.max_length if limit is None else None,
         decoding=method,
         filters=active_filters,
         seed=seed,
@@ -269,6 +283,9 @@ def make_filters(method: DecodingSpec, settings: Tree) -> tuple[FilterSpec, ...]
             raise GenerationConfigError(f"{name} is a setting of {kind.kind}, which needs {kind.selected_by[0]}")
         if is_selected_filter(kind, settings):
             selected_filters.append(choose_filter({"kind": kind.kind} | own))
+            selected_filters[-1].check()
+    if len(names := [one.selected_by[0] for one in selected_filters if one.is_grammar]) > 1:
+        raise GenerationConfigError(f"given both {names[0]} and {names[1]}; a text follows at most one")
     active_filters = [one for one in selected_filters if method.do_sample or not one.for_sampling]
     return tuple(sorted(active_filters, key=lambda one: one.order))
 

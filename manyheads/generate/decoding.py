@@ -5,11 +5,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeAlias
 
 import torch
 from torch import Tensor
 
+from manyheads.errors import GenerationConfigError
 from manyheads.model.build import Model
 from manyheads.model.finite import check_next_token_logits
 from manyheads.parts.head import token_at
@@ -82,6 +83,7 @@ class DecodingSpec(Part, slot="decoding", default="greedy"):
     selected_by: ClassVar[tuple[str, float] | None] = None
     do_sample: ClassVar[bool] = False  # whether it uses the filters of sampling
     resumes: ClassVar[bool] = False  # whether it continues the state of a request's cache, as `Request.start` does
+    reads_last_token: ClassVar[bool] = False  # whether the model reads the last new token too, which needs a position
 
     @property
     def rows_per_sequence(self) -> int:
@@ -201,11 +203,25 @@ def generate_token_by_token(request: Request, choose: Callable[[Tensor, list[int
         running = RunningSequences(request)
 
     def advance() -> list[int]:
-        tokens = choose(running.filter(running.logits()), running.prompt_indices)
+        tokens = choose(check_possible(running.filter(running.logits())), running.prompt_indices)
         running.append(tokens)
         return tokens.tolist()
 
     return extend_until_end(running, advance)
+
+
+def check_possible(logits_BV: Tensor) -> Tensor:
+    """The logits after all filters; raises if they leave no token for some sequence."""
+    if not (logits_BV > -torch.inf).any(dim=1).all():
+        raise_impossible()
+    return logits_BV
+
+
+def raise_impossible() -> NoReturn:
+    raise GenerationConfigError(
+        "these settings together allow no further token of the vocabulary, and the text may not end here",
+        hint="'predict --json' prints the settings in effect",
+    )
 
 
 def extend_until_end(running: RunningSequences, advance: Callable[[], list[int]]) -> DecodingSteps:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
 from manyheads.errors import UnsupportedError
 from manyheads.spec import Part
+
+if TYPE_CHECKING:
+    from manyheads.generate.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,16 @@ class FilterContext:
         return self.tokens[:, self.tokens.shape[1] - self.num_generated :]
 
 
+class LogitsFilter(Protocol):
+    """What a filter does at each step of one batch."""
+
+    def apply(self, logits_BV: Tensor, context: FilterContext) -> Tensor:
+        """Returns the changed logits; the given ones stay as they are."""
+
+    def is_complete(self, tokens: Sequence[int]) -> bool:
+        """Whether the filter ends a sequence with these generated tokens."""
+
+
 class FilterSpec(Part, slot="filter"):
     """A logits filter. It is a function of the logits and the tokens so far, so that any method can use it."""
 
@@ -36,6 +50,18 @@ class FilterSpec(Part, slot="filter"):
     # whether it shapes the distribution that is sampled from: it then selects sampling, and no other method uses it
     for_sampling: ClassVar[bool] = False
     order: ClassVar[int] = 50  # filters are applied by increasing order, which is that of transformers
+    # whether it runs an expression of the caller: no checkpoint can set it, and a text follows at most one
+    is_grammar: ClassVar[bool] = False
+
+    def check(self) -> None:
+        """Raises for a value that only the filter itself can judge."""
+
+    def prepare(self, vocabulary: Vocabulary) -> LogitsFilter:
+        """The filter of one batch. One that needs the tokenizer, or keeps a state, returns another object."""
+        return self
+
+    def is_complete(self, tokens: Sequence[int]) -> bool:
+        return False
 
     @abstractmethod
     def apply(self, logits_BV: Tensor, context: FilterContext) -> Tensor:

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 
-from manyheads.errors import CheckpointTokenizerError, GenerationConfigError, NonFiniteOutputError, UnsupportedError
+from manyheads.errors import (
+    CheckpointTokenizerError,
+    GenerationConfigError,
+    InputLengthError,
+    NonFiniteOutputError,
+    UnsupportedError,
+)
 from manyheads.files.tokenizer import decode_ids
 from manyheads.generate.config import GenerationConfig
 from manyheads.generate.decoding import Hypothesis, PrefixCache, Request, exhaust
 from manyheads.generate.text import Detokenizer, GeneratedText, TextStream, find_stop
+from manyheads.generate.vocabulary import Vocabulary
 from manyheads.model.build import Model
 from manyheads.model.finite import raise_nonfinite
 from manyheads.parts.inputs import group_by_length, pad_rows
@@ -27,6 +36,7 @@ class TextGenerator:
 
     model: Model
     tokenizer: Any = None
+    context_length: int | None = None  # tokens that the model was made for, if known
 
     def stream(
         self, ids: list[int], config: GenerationConfig, cache: PrefixCache | None = None
@@ -37,18 +47,20 @@ class TextGenerator:
         texts = TextStream(Detokenizer.of(self.tokenizer, self.decode), config.stop)
         for _, item in self.run([ids], config, cache):
             if not isinstance(item, int):
-                result = self.to_text(item[0], config)
+                result = self.to_text(item[0], config, len(ids))
             elif item not in config.eos_token_id and (piece := texts.push(item)):
                 yield piece
         if piece := texts.finish(result.text):
             yield piece
+        if result.note:
+            warnings.warn(result.note, stacklevel=2)
         return result
 
     def texts(self, rows: Sequence[list[int]], config: GenerationConfig) -> Iterator[tuple[int, list[GeneratedText]]]:
         """Yields (index, generated texts) for each row, batch by batch. Rows of similar length share a batch."""
         for i, item in self.run(rows, config):
             if not isinstance(item, int):
-                yield i, [self.to_text(hypothesis, config) for hypothesis in item]
+                yield i, [self.to_text(hypothesis, config, len(rows[i])) for hypothesis in item]
 
     def run(
         self, rows: Sequence[list[int]], config: GenerationConfig, cache: PrefixCache | None = None
@@ -56,6 +68,7 @@ class TextGenerator:
         """Yields (index, token) for each new token of the first sequence of a row, then (index, all its hypotheses)."""
         if self.model.spec.has_source and config.decoder_start_token_id is None:
             raise UnsupportedError("the checkpoint has no decoder_start_token_id; pass decoder_start_token_id=ID")
+        self.check_room([len(row) for row in rows], config)
         groups: dict[tuple[int, int], list[int]] = {}
         for i, row in enumerate(rows):
             groups.setdefault(self.limit(len(row), config), []).append(i)
@@ -96,7 +109,8 @@ class TextGenerator:
         has_source, device = self.model.spec.has_source, next(self.model.parameters()).device
         inputs = pad_rows(rows, left=not has_source).to(device)
         rng = [rng_for(config.seed, row, device, k % num_samples) for k, row in enumerate(rows)]
-        is_stopped = (lambda ids: find_stop(self.decode(ids), config.stop) is not None) if config.stop else None
+        config = config.prepare(self.vocabulary)
+        is_stopped = partial(self.is_stopped, config) if config.stop or config.ending_filters else None
         if not has_source:
             usable = cache if len(rows) == 1 and config.decoding.resumes else None
             return Request(self.model, inputs, None, config, rng, is_stopped, usable)
@@ -110,24 +124,76 @@ class TextGenerator:
         checkpoint is the default for an encoder–decoder, and an upper bound for a decoder.
         """
         spec = self.model.spec
-        length, max_new_tokens = 1 if spec.has_source else length, config.max_new_tokens
+        length, max_new_tokens = self.decoder_length(length), config.max_new_tokens
         if config.max_length is not None:
             rest = max(1, config.max_length - length)
             max_new_tokens = rest if spec.has_source else min(max_new_tokens, rest)
-        if spec.decoder is None:
-            return max_new_tokens, 0
-        limit = spec.decoder.max_positions
-        if limit is not None and length <= limit:
-            max_new_tokens = min(max_new_tokens, limit - length + 1)
-        needs_equal_lengths = any(layer.position.needs_final_length for layer in spec.decoder.expanded_layers())
-        return max_new_tokens, length if needs_equal_lengths else 0
+        if (room := self.room(length, config)) is not None and room > 0:
+            max_new_tokens = min(max_new_tokens, room)
+        layers = spec.decoder.expanded_layers() if spec.decoder else ()
+        return max_new_tokens, length if any(layer.position.needs_final_length for layer in layers) else 0
+
+    @property
+    def positions(self) -> int | None:
+        """The positions of the decoder; None if there is no limit."""
+        return self.model.spec.decoder.max_positions if self.model.spec.decoder else None
+
+    def decoder_length(self, length: int) -> int:
+        """The number of tokens that the decoder reads before it generates."""
+        return 1 if self.model.spec.has_source else length
+
+    def room(self, length: int, config: GenerationConfig) -> int | None:
+        """The number of new tokens that the model has positions for after `length` tokens of the decoder."""
+        return None if self.positions is None else self.positions - length + (not config.decoding.reads_last_token)
+
+    def check_room(self, lengths: Sequence[int], config: GenerationConfig) -> None:
+        """Raises if a prompt leaves no position, or too few for the tokens that the caller wants to generate."""
+        least = config.max_new_tokens if config.max_new_tokens_given else 1
+        rooms = {length: self.room(length, config) for length in map(self.decoder_length, lengths)}
+        for index, length in enumerate(map(self.decoder_length, lengths)):
+            room = rooms[length]
+            if room is not None and room < least:
+                hint = f"set max_new_tokens to {room} or less, or leave it out to stop where the positions end"
+                raise InputLengthError(
+                    f"{length:,} tokens and {least:,} new ones are more than the model's {self.positions:,} positions",
+                    index,
+                    hint=hint if room > 0 else "shorten the text",
+                )
+
+    def length_note(self, hypothesis: Hypothesis, config: GenerationConfig, length: int) -> str | None:
+        """A sentence about a text that a limit other than max_new_tokens ended, or that is longer than in training."""
+        length, count, positions = self.decoder_length(length), len(hypothesis.tokens), self.positions
+        is_limited = not hypothesis.is_finished and count < config.max_new_tokens
+        if is_limited and count == self.room(length, config):
+            return f"the text ends where the {positions} positions of the model end"
+        if is_limited and not self.model.spec.has_source:
+            return f"the text ends at max_length of the checkpoint, {config.max_length:,} tokens with the prompt"
+        decoder, trained = self.model.spec.decoder, self.context_length
+        if decoder is None or trained is None or positions is not None or length + count - 1 <= trained:
+            return None
+        schemes = [layer.position for layer in decoder.expanded_layers()]
+        scheme = next((one for one in schemes if one.mechanism != "none"), schemes[0])
+        return (
+            f"the text is longer than the {trained:,} tokens of the texts that the model was trained on; "
+            f"{scheme.beyond_training}"
+        )
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        return Vocabulary(self.tokenizer)
+
+    def is_stopped(self, config: GenerationConfig, ids: list[int]) -> bool:
+        """Whether generated ids end with a stop string, or are all that a filter allows."""
+        if config.stop and find_stop(self.decode(ids), config.stop) is not None:
+            return True
+        return any(one.is_complete(ids) for one in config.ending_filters)
 
     def decode(self, ids: Sequence[int]) -> Any:
         """The text of ids; without a tokenizer, the ids."""
         return list(ids) if self.tokenizer is None else decode_ids(self.tokenizer, ids, CheckpointTokenizerError)
 
-    def to_text(self, hypothesis: Hypothesis, config: GenerationConfig) -> GeneratedText:
-        """A generated sequence as text, without its eos token and what follows the first stop string."""
+    def to_text(self, hypothesis: Hypothesis, config: GenerationConfig, length: int) -> GeneratedText:
+        """A sequence generated after `length` tokens, as text, without its eos token and what follows a stop string."""
         ids, stop = config.without_eos(hypothesis.tokens), None
         text = self.decode(ids) if self.tokenizer is not None else ""
         if found := find_stop(text, config.stop):
@@ -141,6 +207,7 @@ class TextGenerator:
             score=hypothesis.score,
             logprobs=hypothesis.logprobs,
             top_logprobs=None if top is None else [[(self.token_name(i), p) for i, p in one.items()] for one in top],
+            note=self.length_note(hypothesis, config, length),
         )
 
     def token_name(self, token: int) -> str:

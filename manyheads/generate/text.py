@@ -20,6 +20,7 @@ class GeneratedText:
     score: float | None = None  # of a search
     logprobs: list[float] | None = None  # log p of each token, before filters and temperature
     top_logprobs: list[list[tuple[str, float]]] | None = None  # the most probable tokens of each step
+    note: str | None = None  # what to know about its length
 
     def __str__(self) -> str:
         return self.text

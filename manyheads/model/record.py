@@ -13,7 +13,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from manyheads.errors import UsageError
+from manyheads.errors import UnsupportedError, UsageError
+from manyheads.model.recurrent import Recurrent
 from manyheads.model.transformer import Transformer
 from manyheads.parts.core import Core
 from manyheads.parts.mask import Mask
@@ -57,9 +58,23 @@ class RecordedAttention:
         return {"mask": self.mask, "positions": self.positions, "bias": self.bias}
 
 
+def last_cross_attention(model: Any) -> Core:
+    """The core of the last attention from the decoder to the source; raises if the model has none."""
+    if isinstance(model, Transformer) and model.decoder is not None:
+        layers = (model.decoder.layer(i) for i in reversed(range(model.decoder.spec.layers)))
+        found = next((layer.cross.core for layer in layers if layer.cross is not None), None)
+    else:
+        found = model.core if isinstance(model, Recurrent) else None
+    if found is None:
+        raise UnsupportedError(
+            f"this needs the attention from a decoder to its source, and this {model.spec.architecture} has none"
+        )
+    return found
+
+
 @contextmanager
-def record(model: nn.Module) -> Iterator[list[RecordedAttention]]:
-    """Records every attention of the forwards inside the block, in the order in which they run.
+def record(model: nn.Module, only: Core | None = None) -> Iterator[list[RecordedAttention]]:
+    """Records every attention of the forwards inside the block, or `only` one, in the order in which they run.
 
     Example: `with record(model) as attentions: model(ids)`, then `attentions[0].weights()`.
     """
@@ -75,7 +90,7 @@ def record(model: nn.Module) -> Iterator[list[RecordedAttention]]:
     handles = [
         module.register_forward_pre_hook(partial(keep, name.removesuffix(".core")), with_kwargs=True)
         for name, module in model.named_modules()
-        if isinstance(module, Core)
+        if isinstance(module, Core) and only in (None, module)
     ]
     try:
         yield attentions

@@ -56,6 +56,11 @@ class PositionSpec(Part, slot="position", default="none"):
         """Whether the scheme depends on the length after generation, which must then be known at the start."""
         return False
 
+    @property
+    def beyond_training(self) -> str:
+        """What a text of more tokens than those of training means for a scheme without a limit."""
+        return f"{self.kind} positions have no limit, but the model has not learned from such distances"
+
     def token_width(self, width: int) -> int:
         """The width of token embeddings, which is less than `width` if positions are concatenated to them."""
         return width

@@ -218,6 +218,12 @@ class RopeSpec(PositionSpec, kind="rope"):
     def needs_final_length(self) -> bool:
         return self.scaling.depends_on_length
 
+    @property
+    def beyond_training(self) -> str:
+        if self.scaling.kind == "none":
+            return super().beyond_training
+        return f"the {self.scaling.kind} scaling of rope is made for that"
+
     def rotated_size(self, head_size: int) -> int:
         size = int(head_size * self.fraction)
         if size % 2:

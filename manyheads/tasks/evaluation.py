@@ -54,9 +54,13 @@ class EvalOptions:
 
     def generation(self, base: CheckpointSettings, *, default_max_new_tokens: int) -> GenerationConfig:
         """The settings of generation: those given, or those of a checkpoint with num_beams, or 4 beams."""
-        limit = default_max_new_tokens if self.max_new_tokens is None else self.max_new_tokens
         default = {} if "num_beams" in base.settings else {"decoding": "gnmt-beam"}
-        return generation_config(base, max_new_tokens=limit, **self.settings or default)
+        return generation_config(
+            base,
+            max_new_tokens=self.max_new_tokens,
+            default_max_new_tokens=default_max_new_tokens,
+            **self.settings or default,
+        )
 
 
 @dataclass(frozen=True)

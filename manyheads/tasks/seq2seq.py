@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
@@ -111,9 +112,12 @@ class Seq2SeqSpec(TaskSpec, kind="seq2seq"):
         config = evaluation.options.generation(
             checkpoint.generation_settings, default_max_new_tokens=max_target_tokens(evaluation)
         )
+        limited = Counter[str]()
         for done, (i, (best, *_)) in enumerate(checkpoint.generator.texts(rows, config), 1):
             outputs[i] = best.text
+            limited.update([best.note] if best.note else [])
             evaluation.progress("generating", done, len(sources))
+        notes += tuple(f"{count:,} of {len(rows):,} outputs: {note}" for note, count in limited.items())
         texts = {"model": outputs, "copy": sources, f"lead-{LEAD}": [lead(source, LEAD) for source in sources]}
         if all(one.split() == other.split() for one, other in zip(sources, texts[f"lead-{LEAD}"], strict=True)):
             del texts[f"lead-{LEAD}"]  # no source is longer

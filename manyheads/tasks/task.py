@@ -304,6 +304,15 @@ class TaskSpec(Part, slot="task"):
             return parse_ids(checkpoint, texts), {}
         return ids_and_truncated(checkpoint.encode(texts))
 
+    def encode_checked(
+        self, checkpoint: Checkpoint, texts: Sequence[str], options: PredictOptions
+    ) -> tuple[list[list[int]], dict[int, Tree]]:
+        """As `encode`; raises if the model has no positions for the tokens that the caller wants to generate."""
+        rows, truncation_by_row = self.encode(checkpoint, texts, options)
+        if self.streams:
+            checkpoint.generator.check_room([len(row) for row in rows], options.generation)
+        return rows, truncation_by_row
+
     def with_truncation(self, checkpoint: Checkpoint, generation: GenerationConfig) -> Checkpoint:
         """Returns a copy that truncates texts to what the model can read; by default it reads their first tokens."""
         return checkpoint.with_truncation(checkpoint.max_positions)
@@ -333,14 +342,14 @@ class TaskSpec(Part, slot="task"):
         """
         index: Sequence[int] = range(len(texts))
         try:
-            rows, truncation_by_row = self.encode(checkpoint, texts, options)
+            rows, truncation_by_row = self.encode_checked(checkpoint, texts, options)
         except InputError:
             if errors is None:
                 raise
             encodings = {}
             for i, text in enumerate(texts):
                 try:
-                    encodings[i] = self.encode(checkpoint, [text], options)
+                    encodings[i] = self.encode_checked(checkpoint, [text], options)
                 except InputError as error:
                     errors[i] = error
             index = list(encodings)
@@ -495,6 +504,7 @@ def generated_result(checkpoint: Checkpoint, texts: Sequence[GeneratedText], *, 
     results = [
         {"generated": one.tokens if checkpoint.tokenizer is None else one.text, "finish_reason": one.finish_reason}
         | ({} if one.score is None else {"score": one.score})
+        | ({} if one.note is None else {"note": one.note})
         | ({} if one.logprobs is None else {"logprobs": token_logprobs(checkpoint, one)})
         | ({"loop": loop_at_end(checkpoint, one)} if loops else {})
         for one in texts

@@ -471,18 +471,21 @@ def test_only_a_gguf_file_has_an_outtype(tmp_path):
 def test_generation_ends_at_the_last_position(tmp_path):
     ours = manyheads.load(folder_of("gpt2", tmp_path / "gpt2", eos_token_id=None, bos_token_id=None))
     assert ours.max_positions == 40
-    assert len(ours.generate([3, 4, 5], max_new_tokens=100)) == 38
-    assert len(ours.generate([3] * 39, max_new_tokens=100)) == 2
-    assert len(ours.generate([3] * 40, max_new_tokens=100)) == 1
+    for length in (3, 39, 40):
+        with pytest.warns(UserWarning, match="40 positions"):
+            text = ours.generate([3] * length, details=True)
+        assert (len(text.tokens), text.finish_reason, "40" in text.note) == (41 - length, "length", True)
+    assert len(ours.generate([3, 4, 5], max_new_tokens=37)) == 37
     with raises("input.length", 40):
         ours.generate([3] * 41)
     stacks = ["encoder.layers=1", "decoder.layers=1", "encoder.position=learned", "encoder.position.length=8"]
     pair = build(
-        read("transformer-base", "vocab=61", *stacks, "decoder.position=learned", "decoder.position.length=64")
+        read("transformer-base", "vocab=61", *stacks, "decoder.position=learned", "decoder.position.length=48")
     )
     checkpoint = Checkpoint(pair.eval())
-    assert len(checkpoint.generate([3] * 8, max_new_tokens=100, decoder_start_token_id=1)) == 64
-    assert (checkpoint.max_positions, checkpoint.max_target_positions) == (8, 64)
+    with pytest.warns(UserWarning, match="48 positions"):
+        assert len(checkpoint.generate([3] * 8, decoder_start_token_id=1)) == 48
+    assert (checkpoint.max_positions, checkpoint.max_target_positions) == (8, 48)
 
 
 GENERATION_CONFIGS = {

@@ -130,6 +130,7 @@ def test_a_forced_prefix_is_generated_first():
 def test_every_filter_has_a_test_and_a_formula():
     tested = {spec["kind"] for spec, _ in SAME}
     tested |= {"presence", "frequency", "logit-bias", "forced-prefix", "renormalize"}
+    tested |= {"json-schema", "regex"}  # in test_constrained.py
     assert tested == set(filter_kinds())
     for kind in filter_kinds().values():
         assert kind.formula() != "no formula given"

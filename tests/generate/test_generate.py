@@ -27,6 +27,7 @@ from manyheads.generate.config import (
 )
 from manyheads.generate.decoding import DecodingSpec, Request, exhaust, generate_token_by_token
 from manyheads.generate.methods.gnmt import GnmtBeamSpec
+from manyheads.model.record import record
 from manyheads.spec import field, to_tree
 from manyheads.tasks.evaluation import EvalOptions
 
@@ -220,6 +221,64 @@ def test_a_search_ends_when_no_text_can_become_better():
     steps.clear()
     beam(model, prompt, num_beams=4, length_penalty=5.0, config=config)
     assert 1 < len(steps) < 10, "four have ended"
+
+
+# ---------------------------------------------------------------------------------------------------- coverage penalty
+
+
+@torch.no_grad()
+def log_coverages(model, prompt, source, texts):
+    """Σ_i log min(Σ_t a_ti, 1) of each text, by a forward pass over the whole text."""
+    values = []
+    for text in texts:
+        with record(model) as attentions:
+            model(torch.cat((prompt, torch.tensor([text[:-1]], dtype=torch.long)), dim=1), source)
+        if model.spec.recurrent:  # one attention per token
+            weights = torch.cat([one.weights()[0, 0] for one in attentions])
+        else:
+            (last,) = [one for one in attentions if one.name == "decoder.layers.1.cross"]
+            weights = last.weights()[0].mean(dim=0)
+        values.append(weights[-len(text) :].sum(dim=0).clamp(max=1).log().sum().item())
+    return values
+
+
+@pytest.mark.parametrize("coverage_penalty", [0.2, 5.0])
+@pytest.mark.parametrize("name", ["pair", "recurrent"])
+def test_with_a_beam_per_text_the_best_covered_of_all_texts_is_found(name, coverage_penalty):
+    """Sources of different lengths in a batch: padding is not to be covered."""
+    model, eos, counts = small(name), (2,), [4, 2, 3]
+    prompt, source = torch.ones(3, 1, dtype=torch.long), tokens(3, 4) % 4
+    config = settings(max_new_tokens=4, eos_token_id=eos)
+    method = {"kind": "gnmt-beam", "num_beams": 4**4, "coverage_penalty": coverage_penalty}
+    found = exhaust(
+        choose_decoding(method).generate(Request(model, Inputs(prompt), padded(source, counts, "right"), config))
+    )
+    texts, plain = list(every_text(4, 4, eos)), []
+    for i, (best, *_) in enumerate(found):
+        own = prompt[:1], source[i : i + 1, : counts[i]]
+        pairs = zip(log_likelihoods(model, *own, texts), log_coverages(model, *own, texts), texts, strict=True)
+        scores = [(p / ((5 + len(text)) / 6) ** 0.6, coverage_penalty * c) for p, c, text in pairs]
+        totals = [p + c for p, c in scores]
+        assert best.tokens == texts[totals.index(max(totals))]
+        assert best.score == pytest.approx(max(totals))
+        plain.append(texts[max(range(len(texts)), key=lambda k: scores[k][0])])
+    assert coverage_penalty < 1 or plain != [best.tokens for best, *_ in found], "coverage changed no text"
+
+
+def test_without_a_coverage_penalty_nothing_is_recorded_and_scores_are_the_same(monkeypatch):
+    model, (prompt, source) = random_model(SHAPES["pair"]), prompt_and_source("pair")
+    request = Request(model, Inputs(prompt), Inputs(source), SEVERAL_EOS)
+    expected = exhaust(choose_decoding("gnmt-beam").generate(request))
+    monkeypatch.setattr("manyheads.generate.methods.gnmt.record", None)
+    assert exhaust(choose_decoding({"kind": "gnmt-beam", "coverage_penalty": 0.0}).generate(request)) == expected
+    assert generation_config(num_beams=3, coverage_penalty=0.3).decoding.kind == "gnmt-beam"
+    assert generation_config(num_beams=3, coverage_penalty=0).decoding.kind == "beam"
+
+
+@pytest.mark.parametrize("spec", [decoder(), ngram(), recurrent(source=False), recurrent(attention=False)], ids=str)
+def test_a_model_without_attention_to_a_source_is_refused(spec):
+    with raises("model.unsupported", spec.architecture):
+        Checkpoint(random_model(spec)).generate([3, 4], coverage_penalty=0.2, decoder_start_token_id=1)
 
 
 # ----------------------------------------------------------------------------------------------------------- sampling
@@ -425,11 +484,12 @@ def test_a_checkpoint_generates_for_each_text_as_if_alone(name, temperature):
     dynamic = manyheads.read_model(to_tree(dynamic) | UNTIED)
     for one in (spec, dynamic):
         checkpoint = Checkpoint(random_model(one))
-        same = {"max_new_tokens": 9, "temperature": temperature, "seed": 3, "decoder_start_token_id": 1}
-        together = checkpoint.generate(rows, **same)
-        assert together == [checkpoint.generate(row, **same) for row in rows]
+        same = {"temperature": temperature, "seed": 3, "decoder_start_token_id": 1}
+        with pytest.warns(UserWarning, match="12"):  # the positions end, or the texts are longer than in training
+            together, *alone = (checkpoint.generate(ids, **same) for ids in (rows, *rows))
+        assert together == alone
         assert together[1] == together[3]
-        hot = {"max_new_tokens": 9, "temperature": 1e6, "decoder_start_token_id": 1}
+        hot = {"max_new_tokens": 4, "temperature": 1e6, "decoder_start_token_id": 1}
         random = [checkpoint.generate([token], **hot) for token in (5, 6, 5)]
         assert random[0] == random[2] != random[1], "random draws are a function of the text too"
 

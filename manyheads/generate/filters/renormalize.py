@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from manyheads.generate.filter import FilterContext, FilterSpec
@@ -19,4 +20,7 @@ class RenormalizeSpec(FilterSpec, kind="renormalize"):
     renormalize_logits: bool = field(True, "whether to renormalise")
 
     def apply(self, logits_BV: Tensor, context: FilterContext) -> Tensor:
-        return logits_BV.log_softmax(dim=-1) if self.renormalize_logits else logits_BV
+        if not self.renormalize_logits:
+            return logits_BV
+        # a row without a possible token stays so
+        return logits_BV.log_softmax(dim=-1).masked_fill(logits_BV == -torch.inf, -torch.inf)

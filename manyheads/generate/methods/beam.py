@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from manyheads.generate.decoding import DecodingSpec, DecodingSteps, Hypothesis, Request, RunningSequences
+from manyheads.generate.decoding import (
+    DecodingSpec,
+    DecodingSteps,
+    Hypothesis,
+    Request,
+    RunningSequences,
+    raise_impossible,
+)
 from manyheads.spec import field
 
 
@@ -38,11 +46,19 @@ class BeamSearch(DecodingSpec):
         """Whether a row is done, by the scores of its finished sequences, best first, and the best live log p."""
         raise NotImplementedError
 
+    def search(self, request: Request) -> Search:
+        return Search(self, request)
+
     def generate(self, request: Request) -> DecodingSteps:
         with torch.no_grad():
-            results = Search(self, request).run()
+            results = self.search(request).run()
         yield from ()  # no token is final before the end
-        return results
+        return check_found(results)
+
+
+def check_found(results: list[list[Hypothesis]]) -> list[list[Hypothesis]]:
+    """The hypotheses of each row; raises if a row has none, because no token was possible."""
+    return results if all(results) else raise_impossible()
 
 
 class BeamSpec(BeamSearch, kind="beam"):
@@ -73,10 +89,17 @@ class Search:
 
     def __init__(self, spec: BeamSearch, request: Request, width: int | None = None) -> None:
         self.spec, self.request, self.width = spec, request, width or spec.num_beams
-        self.running, self.device = RunningSequences(request), request.prompt.tokens.device
+        self.running, self.device = self.start(), request.prompt.tokens.device
         self.eos = torch.tensor(request.config.eos_token_id, device=self.device, dtype=torch.long)
         self.prompt_indices = list(range(request.prompt.batch_size))  # of the prompts that are not done
         self.finished: list[list[Hypothesis]] = [[] for _ in self.prompt_indices]
+
+    def start(self) -> RunningSequences:
+        return RunningSequences(self.request)
+
+    def score(self, row: int, logp: float, length: int) -> float:
+        """The score of a running sequence, by its number, that ends with this many new tokens."""
+        return self.spec.score(logp, length)
 
     def run(self) -> list[list[Hypothesis]]:
         live_BN = torch.zeros(
@@ -89,7 +112,7 @@ class Search:
             logp_BNV = self.running.filter(logp_RV).unflatten(0, live_BN.shape) + live_BN[:, :, None]
             best_BC, beam_BC, token_BC = self.candidates(logp_BNV)
             ends_BC = torch.isin(token_BC, self.eos) | (length == limit)
-            ends_BC |= self.stopped(beam_BC, token_BC, ends_BC)
+            ends_BC |= self.stopped(beam_BC, token_BC, ends_BC | best_BC.isneginf())
             self.finish(best_BC, beam_BC, token_BC, ends_BC, length=length)
             live_BN, which_BN = best_BC.masked_fill(ends_BC, -torch.inf).topk(min(self.width, best_BC.shape[1]))
             unfinished = self.unfinished(live_BN[:, 0].tolist(), length, limit)
@@ -121,7 +144,7 @@ class Search:
         ends_BC = ends_BC[:, : self.width] & best_BC[:, : self.width].isfinite()
         for b, c in ends_BC.nonzero().tolist():
             finished = self.finished[self.prompt_indices[b]]
-            score = self.spec.score(float(best_BC[b, c]), length)
+            score = self.score(int(beam_BC[b, c]), float(best_BC[b, c]), length)
             if len(finished) < self.width or score > finished[-1].score:
                 token = int(token_BC[b, c])
                 is_finished = length < self.request.config.max_new_tokens or token in self.request.config.eos_token_id
@@ -135,7 +158,10 @@ class Search:
         index = [
             i
             for i, row in enumerate(self.prompt_indices)
-            if not self.spec.is_done([float(one.score or 0) for one in self.finished[row]], best_live[i], length, limit)
+            if best_live[i] > -math.inf
+            and not self.spec.is_done(
+                [float(one.score or 0) for one in self.finished[row]], best_live[i], length, limit
+            )
         ]
         self.prompt_indices = [self.prompt_indices[i] for i in index]
         return index if length < limit else []

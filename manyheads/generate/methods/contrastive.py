@@ -9,7 +9,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from manyheads.errors import UnsupportedError
-from manyheads.generate.decoding import DecodingSpec, DecodingSteps, Request, RunningSequences, extend_until_end
+from manyheads.generate.decoding import (
+    DecodingSpec,
+    DecodingSteps,
+    Request,
+    RunningSequences,
+    check_possible,
+    extend_until_end,
+)
 from manyheads.model.record import record_hidden_states
 from manyheads.model.transformer import Transformer
 from manyheads.parts.head import token_at
@@ -25,6 +32,7 @@ class ContrastiveSpec(DecodingSpec, kind="contrastive"):
     """
 
     selected_by: ClassVar[tuple[str, float]] = ("penalty_alpha", 0)
+    reads_last_token: ClassVar[bool] = True  # as a candidate
 
     penalty_alpha: float = field(0.6, "α, the weight of the similarity to earlier tokens", ge=0, le=1)
     top_k: int = field(4, "k, the number of candidates", ge=1, le=256)
@@ -60,6 +68,8 @@ class ContrastiveSequences(RunningSequences):
 
     def select(self, beam_indices: Tensor) -> None:
         super().select(beam_indices)
+        if self.logprobs is None:  # which are those of the next token here
+            self.last_logits = self.last_logits.index_select(0, beam_indices)
         self.hidden_BLD = self.hidden_BLD.index_select(0, beam_indices)
         if self.padding_mask is not None:
             self.padding_mask = self.padding_mask.index_select(0, beam_indices)
@@ -67,7 +77,7 @@ class ContrastiveSequences(RunningSequences):
     def advance(self) -> list[int]:
         """Appends the best candidate to each sequence; returns the new tokens."""
         batch, k = len(self.tokens), min(self.spec.top_k, self.last_logits.shape[1])
-        p_BV = self.filter(self.last_logits).softmax(dim=-1)
+        p_BV = check_possible(self.filter(self.last_logits)).softmax(dim=-1)
         p_BC, token_BC = p_BV.topk(k)
         repeated = torch.arange(batch, device=self.tokens.device).repeat_interleave(k)
         logits_BV, before = self.last_logits, self.state

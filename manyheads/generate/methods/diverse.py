@@ -11,7 +11,7 @@ from torch import Tensor
 
 from manyheads.errors import IncompatibleError
 from manyheads.generate.decoding import DecodingSteps, Hypothesis, Request
-from manyheads.generate.methods.beam import BeamSpec, Search
+from manyheads.generate.methods.beam import BeamSpec, Search, check_found
 from manyheads.parts.inputs import Inputs
 from manyheads.spec import field
 
@@ -41,7 +41,7 @@ class DiverseBeamSpec(BeamSpec, kind="diverse-beam"):
             results = DiverseSearch(self, request).run()
         yield from ()  # no token is final before the end
         groups = self.num_beam_groups
-        return [sorted_by_score(results[i : i + groups]) for i in range(0, len(results), groups)]
+        return check_found([sorted_by_score(results[i : i + groups]) for i in range(0, len(results), groups)])
 
 
 class DiverseSearch(Search):

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, cast
 
 import torch
 
-from manyheads.generate.decoding import DecodingSpec, DecodingSteps, Hypothesis, Request, TokenLogprobs
+from manyheads.generate.decoding import DecodingSpec, DecodingSteps, Hypothesis, Request, TokenLogprobs, check_possible
 from manyheads.parts.inputs import Inputs
 from manyheads.spec import field
 
@@ -48,7 +48,8 @@ class PromptLookupSpec(DecodingSpec, kind="prompt-lookup"):
             length += len(unread)
             for i in range(len(draft) + 1):
                 logits_1V = logits[:, len(unread) - 1 + i]
-                token = int(config.filter(logits_1V, torch.tensor([tokens], device=device), len(new)).argmax())
+                filtered_1V = config.filter(logits_1V, torch.tensor([tokens], device=device), len(new))
+                token = int(check_possible(filtered_1V).argmax())
                 tokens.append(token)
                 new.append(token)
                 if logprobs is not None:

@@ -1,0 +1,99 @@
+"""Texts that must follow a JSON schema or match a regular expression."""
+
+from __future__ import annotations
+
+import json
+from abc import abstractmethod
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from manyheads.errors import GenerationConfigError, UnsupportedError
+from manyheads.generate.filter import FilterContext, FilterSpec
+from manyheads.generate.grammar import MAX_BYTES, GrammarFilter, check_grammar, lark
+from manyheads.generate.vocabulary import Vocabulary, import_llguidance
+from manyheads.spec import field, quoted
+
+SEPARATORS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # those of json.dumps
+
+
+class ConstrainedSpec(FilterSpec):
+    """−∞ for every token after which no text of the grammar is possible."""
+
+    order: ClassVar[int] = 95  # after those that force tokens
+    is_grammar: ClassVar[bool] = True
+
+    @abstractmethod
+    def grammar(self) -> str:
+        """The grammar in llguidance's form of Lark; raises if the setting is too large or has a wrong type."""
+
+    def check(self) -> None:
+        check_grammar(self.selected_by[0], self.grammar())
+
+    def prepare(self, vocabulary: Vocabulary) -> GrammarFilter:
+        if vocabulary.tokenizer is None:
+            raise UnsupportedError(f"{self.selected_by[0]} needs a tokenizer, and this checkpoint has none")
+        return GrammarFilter(self.selected_by[0], self.grammar(), vocabulary)
+
+    def apply(self, logits_BV: Tensor, context: FilterContext) -> Tensor:
+        raise UnsupportedError(f"{self.selected_by[0]} needs a tokenizer: call prepare(vocabulary) first")
+
+
+class JsonSchemaSpec(ConstrainedSpec, kind="json-schema"):
+    """−∞ for every token after which no JSON of this schema is possible; eos only after a whole value
+
+    White space is that of Python's json.dumps, ", " and ": ". A keyword that is not supported is an error. Computed by
+    llguidance.
+    """
+
+    selected_by: ClassVar[tuple[str, object]] = ("json_schema", False)
+
+    json_schema: bool | str | dict[str, Any] = field(True, "a JSON schema as a table or as JSON; true is any JSON")
+
+    def grammar(self) -> str:
+        schema = self.tree()
+        own = schema.get("x-guidance", {})
+        if not isinstance(own, dict):
+            raise GenerationConfigError(f"json_schema: x-guidance is {quoted(own)}, expected a table")
+        return lark(f"%json {json.dumps(schema | {'x-guidance': SEPARATORS | own})}")
+
+    def tree(self) -> dict[str, Any]:
+        text: Any = self.json_schema
+        try:
+            if not isinstance(text, str):
+                text = json.dumps(text, allow_nan=False)
+            check_size("json_schema", text)
+            tree = json.loads(text)
+        except (RecursionError, TypeError, ValueError) as error:
+            if isinstance(error, GenerationConfigError):
+                raise
+            raise GenerationConfigError(f"json_schema is not JSON: {error}") from None
+        if tree is not True and not isinstance(tree, dict):
+            raise GenerationConfigError(f"json_schema is {quoted(tree)}, expected a JSON object, or true for any JSON")
+        return {} if tree is True else tree
+
+
+class RegexSpec(ConstrainedSpec, kind="regex"):
+    """−∞ for every token after which the regular expression cannot match the whole text; eos only where it does
+
+    The syntax is that of Rust's regex, without look-around and backreferences. Computed by llguidance.
+    """
+
+    selected_by: ClassVar[tuple[str, object]] = ("regex", "")
+
+    regex: str = field("", "a regular expression that matches the whole text")
+
+    def grammar(self) -> str:
+        check_size("regex", self.regex)
+        if (len(self.regex) - len(self.regex.rstrip("\\"))) % 2:
+            raise GenerationConfigError("regex ends with a backslash that escapes nothing")
+        return lark(f"/{import_llguidance().regex_to_lark(self.regex, '')}/")
+
+
+def check_size(name: str, text: str) -> None:
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        raise GenerationConfigError(f"{name} has half of a character, which is not valid Unicode") from None
+    if size > MAX_BYTES:
+        raise GenerationConfigError(f"{name} has {size:,} bytes, expected at most {MAX_BYTES:,}")
