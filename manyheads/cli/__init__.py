@@ -1,3 +1,3 @@
-"""The command line: one file per command, and what they share: the console for output and errors, and the input of texts."""
+"""The command line: one file per command, and what they share: their console, and how they read texts."""
 
 from manyheads.cli.console import main as main
