@@ -1,3 +1,3 @@
-"""The command line: one file per command, and one console for their output, progress and errors."""
+"""The command line: one file per command, and what they share: their console, and how they read texts."""
 
 from manyheads.cli.console import main as main

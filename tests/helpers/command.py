@@ -16,7 +16,8 @@ from manyheads import cli
 FORKS = multiprocessing.get_context("forkserver")
 # imported in advance, because a child may not be allowed to read files (tests limit that)
 LAZY_IMPORTS = ["pydantic.type_adapter", "rich.console", "rich.table", "typer._adapters", "typer._click.decorators"]
-COMMAND_NAMES = [module.name for module in pkgutil.iter_modules(cli.__path__) if module.name != "console"]
+SHARED = ("console", "inputs")  # by several commands
+COMMAND_NAMES = [module.name for module in pkgutil.iter_modules(cli.__path__) if module.name not in SHARED]
 LIBRARY = [
     "inspect.describe",
     "inspect.audit",
