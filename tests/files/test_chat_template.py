@@ -46,6 +46,7 @@ HOSTILE = {
     "a long range": "{% for i in range(10 ** 9) %}{% endfor %}",
     "a long text": "{{ 'a' * 10 ** 9 }}",
     "a long list": "{{ [1] * 10 ** 9 }}",
+    "memory without output": "{% set x = 'a' * 10 ** 9 %}done",
     "padding": "{{ '%1000000000d' % 1 }}",
     "a growing text": "{% set ns = namespace(s='aaaa') %}{% for i in range(99) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
     "much output": "{% for i in range(99999) %}{{ 'a' * 1000 }}{% endfor %}",
