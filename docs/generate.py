@@ -407,6 +407,7 @@ validation_count = 20
 [task]
 kind = "copy"
 """
+LEARNED = 'position = { kind = "learned", length = 16 }'
 TEXT = """
 [data]
 kind = "biographies"
@@ -439,7 +440,7 @@ def real_outputs() -> dict[str, list[Any]]:
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         runs = {
             "copy": TINY.format(stack="encoder", more=SEQUENCE),
-            "causal": TINY.format(stack="decoder", more=TEXT.format(task="causal")),
+            "causal": TINY.format(stack="decoder", more=LEARNED + TEXT.format(task="causal")),
             "masked": TINY.format(stack="encoder", more=TEXT.format(task="masked")),
             "classify": TINY.format(stack="encoder", more=LABELS),
             "retrieval": TINY.format(stack="encoder", more=VECTOR).replace("[model]\n", '[model]\nhead = "none"\n', 1),
@@ -457,6 +458,8 @@ def real_outputs() -> dict[str, list[Any]]:
                 more = ("--num-beams", "2", "-n", "2", "--logprobs", "1")
                 predicted += call("predict", name, input_text, "--max-new-tokens", "2", *more)
                 predicted += call("predict", name, input_text, "--loops", "-s", f"forced_prefix_ids={[7] * 64}")
+            if name == "causal":
+                predicted += call("predict", name, input_text)  # ends where the positions end, with a note
             evaluated += call("evaluate", name, "--max-rows", "4", "--examples", "1", "--max-new-tokens", "2")
         return {
             "manyheads show": call("show"),

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import manyheads
 from manyheads import Checkpoint
+from manyheads.cli.predict import read_schema
 from manyheads.errors import GenerationConfigError
 from manyheads.generate.config import choose_filter, filter_kinds, generation_config
 from manyheads.generate.filter import FilterContext
@@ -481,3 +482,21 @@ def test_the_text_of_tokens_is_their_bytes_joined(name, data):
         return
     text = text.removeprefix(" ") if vocabulary.strips_space else text
     assert tokenizer.decode(ids) == text
+
+
+def test_the_command_line_reads_a_schema_from_a_file_or_as_text(tmp_path):
+    file = tmp_path / "schema.json"
+    file.write_text('{"type": "null"}')
+    assert read_schema(str(file)) == '{"type": "null"}'
+    for text in ('{"type": "null"}', " {}", "true"):
+        assert read_schema(text) == text
+    with raises("usage.path-not-found"):
+        read_schema(str(tmp_path / "none.json"))
+    with raises("file.access"):
+        read_schema(str(tmp_path))
+    file.write_bytes(b"{" + b" " * 100_000 + b"}")
+    with raises("generate.config"):
+        read_schema(str(file))
+    file.write_bytes(b'{"a": "\xff"}')
+    with raises("generate.config"):
+        read_schema(str(file))

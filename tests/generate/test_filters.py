@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from raising import raises
-from scripted import Scripted, frequencies
+from scripted import Scripted, chi2_tail, frequencies
 from transformers.generation import logits_process as theirs
 
 from manyheads.generate.config import choose_filter, filter_kinds, generation_config
@@ -131,6 +131,7 @@ def test_every_filter_has_a_test_and_a_formula():
     tested = {spec["kind"] for spec, _ in SAME}
     tested |= {"presence", "frequency", "logit-bias", "forced-prefix", "renormalize"}
     tested |= {"json-schema", "regex"}  # in test_constrained.py
+    tested |= {"forced-prefix-text"}  # in test_laws.py
     assert tested == set(filter_kinds())
     for kind in filter_kinds().values():
         assert kind.formula() != "no formula given"
@@ -181,13 +182,6 @@ def test_samples_follow_the_filtered_distribution(settings):
     possible = expected > 0
     chi = count * ((sampled - expected)[possible] ** 2 / expected[possible]).sum().item()
     assert chi2_tail(chi, int(possible.sum()) - 1) > 1e-6
-
-
-def chi2_tail(value, freedom):
-    """P(χ² > value), by torch's incomplete gamma function."""
-    if freedom == 0:
-        return 1.0
-    return float(torch.special.gammaincc(torch.tensor(freedom / 2.0), torch.tensor(value / 2.0)))
 
 
 @given(seed=st.integers(0, 100))

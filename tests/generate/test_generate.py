@@ -137,6 +137,19 @@ def test_with_a_beam_per_text_the_best_of_all_texts_is_found(name, eos, length_p
         assert output == texts[scores.index(max(scores))]
 
 
+@pytest.mark.parametrize("length_penalty", [0.0, 1.0, 3.0])
+@pytest.mark.parametrize("name", SHAPES)
+def test_with_a_beam_per_text_the_best_of_the_texts_with_a_prefix_is_found(name, length_penalty):
+    model, (prompt, source) = small(name), prompt_and_source(name, batch=1)
+    prompt, source = prompt % 4, None if source is None else source % 4
+    config = settings(max_new_tokens=4, eos_token_id=(2,), forced_prefix_ids=(3, 1))
+    (output,) = beam(model, prompt, source, num_beams=4**4, length_penalty=length_penalty, config=config)
+    texts = [text for text in every_text(4, 4, (2,)) if text[:2] == [3, 1]]
+    log_ps = log_likelihoods(model, prompt, source, texts)
+    scores = [p / ((5 + len(text)) / 6) ** length_penalty for text, p in zip(texts, log_ps, strict=True)]
+    assert output == texts[scores.index(max(scores))]
+
+
 def test_many_beams_find_more_probable_texts_than_one():
     """Two beams need not: the text of one beam may fall out of two on its way (−29.5 in all against −28.6 here)."""
     model, prompt = random_model(SHAPES["decoder"]), tokens(16, 3)

@@ -36,3 +36,10 @@ def frequencies(model, config, count, vocab):
     request = Request(model, Inputs(torch.zeros(count, 1, dtype=torch.long)), None, config, rng)
     output = [hypotheses[0].tokens for hypotheses in exhaust(config.decoding.generate(request))]
     return torch.bincount(torch.tensor(output).flatten(), minlength=vocab) / count
+
+
+def chi2_tail(value, freedom):
+    """P(χ² > value), by torch's incomplete gamma function."""
+    if freedom == 0:
+        return 1.0
+    return float(torch.special.gammaincc(torch.tensor(freedom / 2.0), torch.tensor(value / 2.0)))
