@@ -198,10 +198,12 @@ class SequenceSpec(DataSpec, kind="sequence"):
             return [word for pair in zip(keys, words, strict=True) for word in pair] + [keys[query]], [words[query]]
         if self.function == "dyck":
             return brackets(words, [number % 2 == 0 for number in numbers[self.max_length + 2 :]])
-        targets = {"copy": words, "reverse": words[::-1], "sort": [symbol(i) for i in sorted(indices)]}
-        return words, targets[self.function]
+        if self.function == "sort":
+            return words, [symbol(i) for i in sorted(indices)]
+        return words, words[::-1] if self.function == "reverse" else words
 
 
+@cache
 def symbol(number: int) -> str:
     """Names a symbol a, b, … z, ba, bb, … in letters only, so that every tokenizer reads it as one word."""
     letters = ""

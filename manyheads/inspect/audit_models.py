@@ -133,12 +133,14 @@ class ManyheadsModel(RandomInputs):
 
     def reference_implementation(self) -> tuple[str, ReferenceLogits] | None:
         """The name of another library and a function that computes the logits of the same model with it."""
+        metadata = self.checkpoint.metadata
+        if self.folder is None or metadata is None:
+            return None
         try:
             import transformers
         except ImportError:
             return None
-        metadata = self.checkpoint.metadata
-        if self.folder is None or metadata is None or not hasattr(transformers, metadata.architecture):
+        if not hasattr(transformers, metadata.architecture):
             return None
         architecture = getattr(transformers, metadata.architecture)
         with progress_bars_off(transformers.utils.logging):

@@ -24,6 +24,7 @@ from manyheads.training.store import find_resume_checkpoint
 
 MAX_COUNTED_BATCHES = 200
 MIN_TIMED_STEPS = 3  # fewer only if a step is very slow
+MAX_TIMED_STEPS = 30  # more would change their median little
 COMPILING_STEPS = 3  # first steps that compile: for the shapes of the first batches, then for dynamic shapes
 LONG_RUN = 1200.0  # seconds; a longer run is worth trying torch.compile
 
@@ -156,13 +157,16 @@ def typical_seconds(steps: Sequence[Step]) -> float:
 
 
 def time_steps(run: PreparedRun, model: Model, *, first: int, seconds: float) -> tuple[list[Step], list[Step]]:
-    """Returns the first steps, which take longer, and the steps of this time after them, if possible at least three."""
+    """Returns the first steps, which take longer, and the steps of this time after them, if possible 3 to 30."""
     optimizer, stream, steps = run.spec.optim.build(model), BatchStream(run), list[Step]()
 
     def spent() -> float:
         return sum(step.seconds for step in steps[first:])
 
-    while len(steps) <= first or spent() < (seconds if len(steps) >= first + MIN_TIMED_STEPS else 10 * seconds):
+    while len(steps) <= first or (
+        len(steps) < first + MAX_TIMED_STEPS
+        and spent() < (seconds if len(steps) >= first + MIN_TIMED_STEPS else 10 * seconds)
+    ):
         steps.append(train_step(model, optimizer, stream, run, stream.state))
     return steps[:first], steps[first:]
 

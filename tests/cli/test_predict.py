@@ -8,16 +8,16 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
+from functools import partial
 
 import pytest
-from command import error_of, run, run_json
+from command import error_of, run, run_json, set_attribute
 from raising import raises
 from small_checkpoints import folder_of
 from small_runs import described, train_all
 from tokenizers import Tokenizer, decoders
 
 import manyheads
-from manyheads.cli import inputs
 from manyheads.cli.inputs import CHUNK
 from manyheads.generate.config import GenerationConfig
 from manyheads.tasks.task import PredictOptions, task_of
@@ -124,8 +124,8 @@ BAD_LINES = {
 }
 
 
-def small_limits():
-    inputs.MAX_LINE_LENGTH = 1000  # a character may have four bytes
+# a character may have four bytes
+SMALL_LIMITS = partial(set_attribute, "manyheads.cli.inputs", "MAX_LINE_LENGTH", 1000)
 
 
 @pytest.mark.parametrize("name", BAD_LINES)
@@ -138,7 +138,7 @@ def test_a_line_that_cannot_be_read_costs_that_line(name, tmp_path):
     data = b"[MASK]\n\n" + line + b"\nword1 [MASK]\n" + line
     (tmp_path / "lines").write_bytes(data)
     common = ["predict", folder, "--file", tmp_path / "lines"]
-    done = run(*common, "--json", check=3, before=small_limits)
+    done = run(*common, "--json", check=3, before=SMALL_LIMITS)
     first, blank, bad, second, last = map(json.loads, done.stdout.splitlines())
     assert (first["filled"][0]["tokens"][0], blank, second["text"]) == (
         good[0]["filled"][0]["tokens"][0],
@@ -149,7 +149,7 @@ def test_a_line_that_cannot_be_read_costs_that_line(name, tmp_path):
         assert set(error) == {"schema", "error"}
         assert error["error"]["code"] == code
         assert all(str(value) in error["error"]["message"] for value in (tmp_path / "lines", f"line {number}", *values))
-    plain = run(*common, check=3, before=small_limits)
+    plain = run(*common, check=3, before=SMALL_LIMITS)
     lines = plain.stdout.split("\n")
     assert [bool(one) for one in lines] == [True, False, False, True, False, False]
     assert plain.stderr.count(str(values[0])) >= 2

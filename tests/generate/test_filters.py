@@ -14,6 +14,7 @@ from transformers.generation import logits_process as theirs
 
 from manyheads.generate.config import choose_filter, filter_kinds, generation_config
 from manyheads.generate.filter import FilterContext
+from manyheads.generate.filters.sequence_bias import MAX_SEQUENCES
 from manyheads.spec import Part
 
 VOCAB = 24
@@ -196,7 +197,7 @@ def test_k3_entropy_rises_with_the_temperature(seed):
     assert entropies[-1] <= math.log(VOCAB) + 1e-12
 
 
-def test_a_million_bad_words_are_refused():
+def test_too_many_bad_words_are_refused():
     with raises("generate.config", "bad_words_ids"):
-        generation_config(bad_words_ids=[[token] for token in range(1_000_000)])
+        generation_config(bad_words_ids=[[token] for token in range(MAX_SEQUENCES + 1)])
     assert isinstance(choose_filter({"kind": "bad-words", "bad_words_ids": [[3]] * 50_000}), Part)

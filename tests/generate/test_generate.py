@@ -421,7 +421,8 @@ def test_a_method_derived_from_another_is_selected_only_by_its_own_name():
     )
 
 
-EXTRA = [{}, {"forced_bos_token_id": 9, "forced_eos_token_id": 2}, {"bad_words_ids": [[5], [7, 8], [31]]}]
+FORCED, BAD_WORDS = {"forced_bos_token_id": 9, "forced_eos_token_id": 2}, {"bad_words_ids": [[5], [7, 8], [31]]}
+SEARCHES = [({}, True), ({}, False), ({}, "never"), (FORCED, True), (FORCED, "never"), (BAD_WORDS, False)]
 
 
 @pytest.mark.parametrize("length_penalty", [0.0, 1.0, 3.0])
@@ -432,7 +433,7 @@ def test_four_beams_find_what_transformers_finds(name, length_penalty, tmp_path)
     architecture, config, options = CASES[name]
     theirs = perturbed(make(architecture, config, **options)).eval()
     theirs.save_pretrained(tmp_path / name)
-    for extra, early_stopping in itertools.product(EXTRA, (True, False, "never")):
+    for extra, early_stopping in SEARCHES:
         same = {"num_beams": 4, "length_penalty": length_penalty, "early_stopping": early_stopping}
         generation = {"eos_token_id": [2, 11], "decoder_start_token_id": 3, "pad_token_id": 60, "bos_token_id": 1}
         (tmp_path / name / "generation_config.json").write_text(json.dumps(generation | extra | same))

@@ -9,13 +9,21 @@ import pkgutil
 import sys
 import tempfile
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 from manyheads import cli
 
 FORKS = multiprocessing.get_context("forkserver")
 # imported in advance, because a child may not be allowed to read files (tests limit that)
-LAZY_IMPORTS = ["pydantic.type_adapter", "rich.console", "rich.table", "typer._adapters", "typer._click.decorators"]
+LAZY_IMPORTS = [
+    "sacrebleu",
+    "pydantic.type_adapter",
+    "rich.console",
+    "rich.table",
+    "typer._adapters",
+    "typer._click.decorators",
+]
 SHARED = ("console", "inputs")  # by several commands
 COMMAND_NAMES = [module.name for module in pkgutil.iter_modules(cli.__path__) if module.name not in SHARED]
 LIBRARY = [
@@ -33,6 +41,7 @@ FORKS.set_forkserver_preload(
         *(f"manyheads.cli.{name}" for name in COMMAND_NAMES),
         *(f"manyheads.{module}" for module in LIBRARY),
         *LAZY_IMPORTS,
+        "pytest",  # which a child imports with the test module of its `before`
         "command",
     ]
 )
@@ -59,6 +68,11 @@ def child(arguments, stdin, stdout, stderr, cwd, env, before=None):
     from manyheads.cli.console import main
 
     main()
+
+
+def set_attribute(module, name, value):
+    """As `before`: sets a constant of a module, without the imports of a test module."""
+    setattr(import_module(module), name, value)
 
 
 def run(*arguments, check=0, cwd=None, env=None, timeout=120, stdin=b"", before=None):

@@ -31,7 +31,7 @@ STACK = {
 }
 PATCHES = {"embed": {"kind": "patches", "pixels": 4, "channels": 1}}
 RESTORED = {"embed": "mask-tokens", "mask": {"causal": False}}
-SEQUENCE = {"kind": "sequence", "function": "reverse", "count": 400}
+SEQUENCE = {"kind": "sequence", "function": "reverse", "count": 400, "validation_count": 40}
 # as a file of one's own: scikit-learn takes seconds to import, and each of these processes would
 DIGITS = {
     "kind": "images",
@@ -64,7 +64,7 @@ TASKS = {
     "infill": {"model": {"vocab": "tokenizer", "decoder": STACK}, "data": {"kind": "biographies", "people": 60}},
     "retrieval": {
         "model": {"vocab": "tokenizer", "encoder": STACK, "head": {"kind": "vector", "pool": "mean"}},
-        "data": {"kind": "sequence", "function": "reverse", "count": 400},
+        "data": SEQUENCE,
     },
     "classify": {
         "model": {"encoder": STACK | PATCHES, "head": {"kind": "classes", "classes": 10, "pool": "mean"}},

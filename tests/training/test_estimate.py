@@ -16,7 +16,7 @@ import manyheads
 from manyheads.errors import ManyheadsError, OutOfDiskError
 from manyheads.spec import to_toml
 from manyheads.training.batches import BatchPlan, BatchStream
-from manyheads.training.estimate import format_seconds, measure_speed
+from manyheads.training.estimate import MAX_TIMED_STEPS, format_seconds, measure_speed
 from manyheads.training.loop import train_events
 from manyheads.training.prepare import prepare
 from manyheads.training.resources import check_resources, estimate_resources, evaluation_shapes, read_kibibytes
@@ -47,6 +47,7 @@ def test_a_dry_run_estimates_everything_and_writes_nothing(run_file, tmp_path):
     }
     assert report["epochs"] == pytest.approx(6 * 2 / len(batches))
     assert report["seconds"] > 0
+    assert 1 <= report["speed"]["timed_steps"] <= MAX_TIMED_STEPS
     assert read_run(report["run"]).model == prepared.model_spec
     assert f"{report['resources']['parameters']:,}" in run("train", run_file, "--dry-run").stdout
     assert [entry.name for entry in tmp_path.iterdir()] == ["run.toml"]

@@ -17,7 +17,7 @@ import transformers
 from command import error_of, run
 from raising import raises
 from small_checkpoints import assert_close, folder_of
-from small_runs import end_of
+from small_runs import described, end_of
 
 import manyheads
 from manyheads import build
@@ -458,7 +458,7 @@ def test_timing_leaves_the_number_of_threads_as_it_was(one_thread, tmp_path):
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        run = prepare(read_run(tomllib.loads(suggest("copy", minutes=0.01)[0])))
+        run = prepare(read_run(described("seq2seq")))
         assert measure_speed(run, seconds=0.01, one_thread=one_thread).step > 0
         assert torch.get_num_threads() == 2
     finally:

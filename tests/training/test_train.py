@@ -7,8 +7,6 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import sysconfig
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from command import error_of, run, run_json
+from command import FORKS, child, error_of, run, run_json
 from safetensors.torch import load_file
 from small_runs import (
     PATCHES,
@@ -390,16 +388,20 @@ def run_file(tmp_path):
     ("number", "status", "reason"), [(signal.SIGTERM, 75, "terminated"), (signal.SIGINT, 130, "interrupted")]
 )
 def test_a_signal_saves_and_the_same_command_resumes(run_file, tmp_path, number, status, reason):
-    folder = tmp_path / "run"
-    command = [sys.executable, "-m", "manyheads", "train", str(run_file), "--output", str(folder)]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    folder, stderr = tmp_path / "run", tmp_path / "err"
+    stderr.touch()
+    command = ["train", str(run_file), "--output", str(folder)]
+    process = FORKS.Process(
+        target=child, args=(command, os.devnull, os.devnull, stderr, str(tmp_path), dict(os.environ))
+    )
+    process.start()
     deadline = time.monotonic() + 100
     log = folder / "metrics.jsonl"
     while not (log.is_file() and '"event": "step"' in log.read_text()) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    process.send_signal(number)
-    _, stderr = process.communicate(timeout=60)
-    assert process.returncode == status, stderr
+        time.sleep(0.02)
+    os.kill(process.pid, number)
+    process.join(60)
+    assert process.exitcode == status, stderr.read_text()
     last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
     assert (last["event"], last["reason"]) == ("finished", reason)
     assert (folder / "checkpoints" / f"step-{last['step']:08}" / "manifest.json").is_file()
@@ -437,22 +439,19 @@ def test_the_command_uses_a_run_that_was_trained(run_file, tmp_path):
 
 
 def test_transformers_gives_the_same_logits_for_an_exported_run(tmp_path):
-    """In a process of its own."""
+    """As in a process of its own, in tests/checkpoint."""
     heads = {"kind": "heads", "heads": 4, "kv_heads": 2, "bias": False, "output_bias": False}
     feedforward = {"kind": "gated", "hidden": 48, "activation": "silu", "bias": False}
     stack = {"layers": 2, "width": 32, "attention": heads, "position": "rope", "feedforward": feedforward}
     model = {"vocab": "tokenizer", "head": "untied", "decoder": stack | {"norm": "rms", "residual": "pre"}}
     train_all(described("causal") | {"model": model}, tmp_path / "run")
     manyheads.export(tmp_path / "run", tmp_path / "out")
-    code = (
-        "import sys, torch, transformers\nmodel = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1])\n"
-        "print(*model(torch.tensor([[1, 9, 8, 7]])).logits.detach().flatten().tolist())"
+    model, ids = (
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval(),
+        torch.tensor([[1, 9, 8, 7]]),
     )
-    command = [sys.executable, "-c", code, str(tmp_path / "out")]
-    stdout = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    theirs = torch.tensor([float(number) for number in stdout.split()])
-    ours = manyheads.load(tmp_path / "run").logits(torch.tensor([[1, 9, 8, 7]])).flatten()
-    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)
+    ours = manyheads.load(tmp_path / "run").logits(ids)
+    torch.testing.assert_close(ours, model(ids).logits.detach(), atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("tokenizer", ["words", {"kind": "bpe", "vocab_size": 280}], ids=["words", "bpe"])
