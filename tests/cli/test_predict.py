@@ -183,7 +183,7 @@ def test_a_whole_input_that_cannot_be_read_is_an_error(tmp_path):
         (b"word1 word2\n" * 100, "data.too-large"),
         (b"word1 " * 1000, "data.too-large"),
     ):
-        assert error_of(*common, stdin=stdin, check=3, before=small_limits)["code"] == code
+        assert error_of(*common, stdin=stdin, check=3, before=SMALL_LIMITS)["code"] == code
     assert error_of(*common, "word1", check=2)["code"] == "usage.argument"
     replaced = run(*common, "--encoding-errors", "replace", stdin=b"word1\n\xe9\n")
     assert replaced.stderr.startswith("standard input: 1 ")
