@@ -20,7 +20,7 @@ import json, sys, time
 import torch
 torch.set_num_threads(2)
 if sys.argv[1] == "manyheads":
-    from manyheads.checkpoint.checkpoint import load
+    from manyheads.checkpoint.loading import load
 else:
     import transformers
     from transformers import LlamaForCausalLM

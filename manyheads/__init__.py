@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from manyheads.checkpoint.chat import Conversation
-    from manyheads.checkpoint.checkpoint import Checkpoint, load
+    from manyheads.checkpoint.checkpoint import Checkpoint
     from manyheads.checkpoint.exporter import export
+    from manyheads.checkpoint.loading import load
     from manyheads.errors import ManyheadsError
     from manyheads.inspect.audit import audit
     from manyheads.inspect.page import attention_page
@@ -39,7 +40,7 @@ _MODULES = {
     "compare": "manyheads.training.compare",
     "evaluate": "manyheads.training.evaluate",
     "export": "manyheads.checkpoint.exporter",
-    "load": "manyheads.checkpoint.checkpoint",
+    "load": "manyheads.checkpoint.loading",
     "predict": "manyheads.tasks.task",
     "preset": "manyheads.presets",
     "read": "manyheads.presets",

@@ -1,8 +1,7 @@
-"""A checkpoint, which is a model with its tokenizer: loading it, and running it on texts or token ids."""
+"""A checkpoint, which is a model with its tokenizer, and running it on texts or token ids."""
 
 from __future__ import annotations
 
-import os
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,48 +14,33 @@ import torch
 from torch import Tensor
 
 from manyheads.checkpoint.chat import chat_config, check_messages, encode_chats, render_chats
-from manyheads.convert.fairseq.model import CHECKPOINT, read_fairseq
-from manyheads.convert.gguf.model import chat_template, read_gguf
+from manyheads.convert.gguf.model import chat_template
 from manyheads.convert.hf import (
     MAX_POSITION_KEYS,
     CheckpointMetadata,
-    name_in_errors,
-    read_folder,
-    read_tokenizer,
     read_tokenizer_config,
 )
-from manyheads.convert.hub import download, is_name
-from manyheads.convert.pooling import Pooling, read_pooling
+from manyheads.convert.pooling import Pooling
 from manyheads.errors import (
     CheckpointConfigError,
-    CheckpointError,
-    CheckpointNotFoundError,
     CheckpointTokenizerError,
-    HashMismatchError,
     InputError,
     InputLengthError,
     InputShapeError,
-    ManyheadsError,
-    PathNotFoundError,
     UnsupportedError,
     UsageError,
 )
-from manyheads.files.manifest import TRAINER, verify_manifest
-from manyheads.files.read import explain_read_errors, read_bytes, safe_join
 from manyheads.files.tokenizer import encode_texts, explain_tokenizer_errors
 from manyheads.generate.checkpoint_settings import read_checkpoint_settings
 from manyheads.generate.config import CheckpointSettings, generation_config
 from manyheads.generate.generator import BATCH_TOKENS, TextGenerator
-from manyheads.generate.score import TokenRow, check_can_score, score_rows
-from manyheads.model.build import DTYPES, Model, check_device
+from manyheads.model.build import Model
 from manyheads.model.finite import check_finite
 from manyheads.model.record import record_hidden_states
 from manyheads.model.spec import ModelSpec
 from manyheads.model.transformer import Transformer
 from manyheads.parts.inputs import Inputs, group_by_length, pad_rows
 from manyheads.spec import MAX_COUNT, Tree, quoted
-
-MAX_READS = 100  # of a run's checkpoint, while the run replaces it
 
 
 @dataclass(frozen=True)
@@ -387,47 +371,11 @@ class Checkpoint:
         the text. Both are one for all texts, or a list of one per text. Tokens that the tokenizer adds are read: those
         before a text are not scored, those after it, such as eos, are. A decoder has nothing before the first token
         unless the tokenizer adds bos or there is a context: that token has no log-probability. A text longer than
-        `window` is read in windows, each `stride` tokens after the last; by default half a window.
+        `context_length` is read in windows, each `stride` tokens after the last; by default half a window.
         """
-        self.check_reads_text()
-        check_can_score(self.model)
-        if self.has_source != (source is not None):
-            needs = "needs a source" if self.has_source else "has no encoder to read a source"
-            raise UsageError(f"this model is {self.spec.architecture} and {needs}")
-        is_list = is_batch(text)
-        texts: Sequence[Any] = text if is_list else [text]
-        contexts, sources = one_per_text("context", context, len(texts)), one_per_text("source", source, len(texts))
-        rows = self.rows_after(texts, contexts)
-        if self.has_source:
-            start = self.generation_settings.decoder_start_token_id
-            start = start if decoder_start_token_id is None else decoder_start_token_id
-            if start is None:
-                raise UnsupportedError("the checkpoint has no decoder_start_token_id; pass decoder_start_token_id=ID")
-            is_text = isinstance(sources[0], str)
-            encoded = self.encode_ids(sources) if is_text else [checked_ids(one) for one in sources]
-            rows = [row.after(start, ids) for row, ids in zip(rows, encoded, strict=True)]
-        scores = score_rows(self.model, rows, window=self.context_length, stride=stride)
-        name, results = self.generator.token_name, []
-        for one, row, logprobs in zip(texts, rows, scores, strict=True):
-            results.append(row.scored(one if isinstance(one, str) else "", logprobs, name))
-        return results if is_list else results[0]
+        from manyheads.checkpoint.scoring import score
 
-    def rows_after(self, texts: Sequence[Any], contexts: Sequence[Any]) -> list[TokenRow]:
-        """The tokens of each text, or row of ids, after its context."""
-        pairs = list(zip(texts, contexts, strict=True))
-        if not isinstance(texts[0], str):
-            rows = [(checked_ids(before or ()), checked_ids(ids)) for ids, before in pairs]
-            return [TokenRow(before + ids, len(before)) for before, ids in rows]
-        if self.tokenizer is None:
-            raise CheckpointTokenizerError("this checkpoint has no tokenizer; give token ids")
-        if not getattr(self.tokenizer, "encodes_targets", True):
-            raise UnsupportedError("this tokenizer encodes sources only; give the token ids of the target")
-        pairs = [(text, before or "") for text, before in pairs]
-        for column in zip(*pairs, strict=True):
-            check_texts(column)
-        together = [before + text for text, before in pairs]
-        encodings = encode_texts(self._untruncated_tokenizer, together, CheckpointTokenizerError)
-        return [TokenRow.of(one, before, text) for one, (text, before) in zip(encodings, pairs, strict=True)]
+        return score(self, text, context, source, stride, decoder_start_token_id)
 
     @cached_property
     def _untruncated_tokenizer(self) -> Any:
@@ -440,17 +388,6 @@ class Checkpoint:
 def is_batch(inputs: Any) -> bool:
     """Whether these are several texts, or several rows of ids."""
     return isinstance(inputs, list | tuple) and bool(inputs) and all(isinstance(one, Sequence) for one in inputs)
-
-
-def one_per_text(name: str, value: Any, count: int) -> list[Any]:
-    """The value for each of `count` texts: one for all, or one each."""
-    if not is_batch(value):
-        return [value] * count
-    if len(value) != count:
-        raise UsageError(
-            f"there are {len(value):,} values of {name} for {count:,} texts; give one for all, or one each"
-        )
-    return list(value)
 
 
 def copy_tokenizer(tokenizer: Any, *, encode_special_tokens: bool) -> Any:
@@ -479,104 +416,3 @@ def checked_ids(ids: Sequence[int]) -> list[int]:
             f"token ids are {tensor.dtype} of shape {tuple(tensor.shape)}, expected a list of integers"
         )
     return list(map(int, tensor[0].tolist()))
-
-
-# -------------------------------------------------------------------------------------------------------------- loading
-
-
-def load(
-    path: str | Path,
-    *,
-    dtype: torch.dtype | None = None,
-    device: str | torch.device = "cpu",
-    allow_nonfinite: bool = False,
-    copy: bool = False,
-    verify: bool = False,
-) -> Checkpoint:
-    """Loads a Hugging Face folder, OWNER/NAME on the Hub, a GGUF file, a run or a fairseq folder. Executes none of it.
-
-    Weights in safetensors are memory-mapped, so the file must not change while the model is used, unless `copy` is set.
-    With `verify`, the files of a run's checkpoint are compared with the hashes that the run saved.
-    """
-    if dtype not in (None, *DTYPES):
-        raise UsageError(
-            f"dtype is {quoted(dtype)}, expected {', '.join(map(str, DTYPES))}, or None for the stored one"
-        )
-    device = check_device(device)
-    path = check_path(path)
-    if not os.path.exists(path):
-        if not is_name(str(path)) or os.path.isdir(path.parts[0]):  # a mistyped path is not downloaded from the Hub
-            raise PathNotFoundError(f"no folder or file {path}")
-        path = download(str(path))
-    read = partial(read_checkpoint_at, dtype=dtype, allow_nonfinite=allow_nonfinite, copy=copy, verify=verify)
-    checkpoint = read_while_saved(path, read)
-    with name_in_errors(path):  # checked here, because they are read only where they are used
-        _ = checkpoint.generation_settings, checkpoint.chat_template
-    checkpoint.model.to(device)
-    return checkpoint
-
-
-def check_path(path: str | Path) -> Path:
-    if not isinstance(path, str | Path) or not str(path):
-        raise UsageError(f"given {quoted(path)}, expected the path of a folder or a file")
-    return Path(path)
-
-
-def read_while_saved(path: Path, read: Callable[[Path], Checkpoint]) -> Checkpoint:
-    """Reads a checkpoint, and reads the next one if its run removed or replaced it meanwhile."""
-    for _ in range(MAX_READS):
-        with explain_read_errors(path):
-            folder = checkpoint_dir(path)
-            before = inode(folder)
-            try:
-                checkpoint = read(folder)
-            except (ManyheadsError, OSError):
-                if inode(folder) == before and checkpoint_dir(path) == folder:
-                    raise
-            else:
-                if inode(folder) == before:
-                    return checkpoint
-    raise CheckpointError(f"{path} is replaced faster than it can be read", hint="raise train.save_every")
-
-
-def inode(path: Path) -> int | None:
-    try:
-        return path.stat().st_ino
-    except OSError:
-        return None
-
-
-def read_checkpoint_at(
-    path: Path, *, dtype: torch.dtype | None, allow_nonfinite: bool, copy: bool, verify: bool
-) -> Checkpoint:
-    """Reads a checkpoint in any supported format."""
-    from_run = (path / TRAINER).is_file()
-    if verify and from_run and (fault := verify_manifest(path, optimizer=False)):
-        raise HashMismatchError(f"{fault}; this checkpoint differs from the one that its run saved")
-    if path.suffix == ".gguf" and not path.is_dir():
-        model, metadata, tokenizer = read_gguf(path, dtype=dtype, allow_nonfinite=allow_nonfinite)
-        return Checkpoint(model, tokenizer, metadata)
-    if (path.suffix == ".pt" and not path.is_dir()) or os.path.lexists(path.joinpath(*CHECKPOINT)):
-        model, metadata, tokenizer = read_fairseq(path, dtype=dtype, allow_nonfinite=allow_nonfinite)
-        return Checkpoint(model, tokenizer, metadata)
-    model, metadata = read_folder(path, dtype=dtype, allow_nonfinite=allow_nonfinite, copy=copy)
-    tokenizer = read_tokenizer(path, metadata.extra_files, keep_truncation=from_run)
-    pooling = read_pooling(metadata.extra_files) if "modules.json" in metadata.extra_files else None
-    checkpoint = Checkpoint(model, tokenizer, metadata, pooling, path)
-    if pooling and tokenizer is not None:
-        pooling.configure(tokenizer, checkpoint.max_positions)
-    return checkpoint
-
-
-def checkpoint_dir(folder: Path) -> Path:
-    """The best checkpoint of a run, or its latest if none was selected; other paths are returned unchanged."""
-    checkpoints = folder / "checkpoints"
-    paths = (checkpoints / "best", checkpoints / "latest")
-    pointers = [path for path in paths if os.path.lexists(path) and not path.is_dir()]
-    for pointer in pointers:
-        target = safe_join(checkpoints, read_bytes(pointer, 100).decode(errors="replace").strip())
-        if target.is_dir() or pointer == pointers[-1]:
-            return target
-    if (folder / "run.toml").is_file() and checkpoints.is_dir():
-        raise CheckpointNotFoundError(f"the run {folder} has saved no checkpoint yet")
-    return folder

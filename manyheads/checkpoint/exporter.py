@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from manyheads.checkpoint.checkpoint import Checkpoint, check_path, load
+from manyheads.checkpoint.checkpoint import Checkpoint
+from manyheads.checkpoint.loading import check_path, load
 from manyheads.convert.gguf.model import write_gguf
 from manyheads.convert.hf import export_form, write_folder
 from manyheads.errors import ExportError, OutputError, UsageError

@@ -83,7 +83,7 @@ def chat(
         stop=tuple(stop) if stop else None,
     )
     from manyheads.checkpoint.chat import Conversation
-    from manyheads.checkpoint.checkpoint import load
+    from manyheads.checkpoint.loading import load
     from manyheads.model.build import resolve_device
 
     with Progress(f"loading {path}"):

@@ -60,7 +60,7 @@ def demo(
 
     Example: manyheads demo
     """
-    from manyheads.checkpoint.checkpoint import load
+    from manyheads.checkpoint.loading import load
     from manyheads.files.manifest import TRAINER
     from manyheads.files.read import read_json_or_empty
     from manyheads.metrics.metric import format_value

@@ -230,7 +230,7 @@ def load_predictor(
 ) -> Predictor:
     """Loads the checkpoint; options of the command line override its settings of generation."""
     from manyheads.checkpoint.chat import chat_config
-    from manyheads.checkpoint.checkpoint import load
+    from manyheads.checkpoint.loading import load
     from manyheads.generate.config import generation_config
     from manyheads.model.build import resolve_device
     from manyheads.tasks.task import PredictOptions, task_of

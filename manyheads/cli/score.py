@@ -152,7 +152,7 @@ class Scorer:
 
 
 def load_scorer(path: str, context: str | None, source: str | None, stride: int | None, *, device: str) -> Scorer:
-    from manyheads.checkpoint.checkpoint import load
+    from manyheads.checkpoint.loading import load
     from manyheads.model.build import resolve_device
 
     return Scorer(load(path, device=resolve_device(device)), context, source, stride)

@@ -13,7 +13,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from manyheads.checkpoint.checkpoint import Checkpoint, load
+from manyheads.checkpoint.checkpoint import Checkpoint
+from manyheads.checkpoint.loading import load
 from manyheads.errors import UsageError
 from manyheads.inspect.audit_models import AuditedModel, ManyheadsModel, TransformersModel
 from manyheads.model.transformer import Transformer

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from manyheads.checkpoint.checkpoint import Checkpoint, load
+from manyheads.checkpoint.checkpoint import Checkpoint
+from manyheads.checkpoint.loading import load
 from manyheads.errors import UnsupportedError
 from manyheads.model.record import RecordedAttention, record
 from manyheads.model.transformer import Transformer

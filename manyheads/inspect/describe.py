@@ -11,7 +11,8 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic_core import PydanticUndefined
 
-from manyheads.checkpoint.checkpoint import Checkpoint, load
+from manyheads.checkpoint.checkpoint import Checkpoint
+from manyheads.checkpoint.loading import load
 from manyheads.convert.hub import is_name
 from manyheads.errors import UnknownKindError, UnsupportedError
 from manyheads.files.manifest import TRAINER

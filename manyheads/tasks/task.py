@@ -17,7 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from manyheads.checkpoint.checkpoint import Checkpoint, check_texts, load
+from manyheads.checkpoint.checkpoint import Checkpoint, check_texts
+from manyheads.checkpoint.loading import load
 from manyheads.errors import ConfigError, IncompatibleError, InputError, UnknownKindError, UnsupportedError, UsageError
 from manyheads.generate.config import GenerationConfig, generation_config
 from manyheads.generate.loops import find_repetition

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from manyheads.checkpoint.checkpoint import load
+from manyheads.checkpoint.loading import load
 from manyheads.errors import RunChangedError, UsageError, one_line
 from manyheads.files.read import read_json_or_empty, read_toml
 from manyheads.files.write import check_writable, explain_write_errors, write_atomic

@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from manyheads.checkpoint.checkpoint import Checkpoint, load
+from manyheads.checkpoint.checkpoint import Checkpoint
+from manyheads.checkpoint.loading import load
 from manyheads.data.columns import choose_columns
 from manyheads.data.source import Corpus, DataSpec, Row, same_file
 from manyheads.data.tables import TableSpec

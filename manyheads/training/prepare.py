@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from manyheads.checkpoint.checkpoint import Checkpoint, load
+from manyheads.checkpoint.checkpoint import Checkpoint
+from manyheads.checkpoint.loading import load
 from manyheads.data.attention_targets import AttentionTargets
 from manyheads.data.source import NON_TEXT_FIELDS, Corpus
 from manyheads.data.tokenized import InMemoryRows, TokenizedRows, TokenRows, TruncatedRows, resolve_tokenizer_spec

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from manyheads.checkpoint.checkpoint import Checkpoint, load
+from manyheads.checkpoint.checkpoint import Checkpoint
+from manyheads.checkpoint.loading import load
 from manyheads.convert.families import NAMES
 from manyheads.convert.match import find_architecture
 from manyheads.data.columns import choose_columns
