@@ -104,14 +104,11 @@ class Checkpoint:
 
     @property
     def context_length(self) -> int | None:
-        """The tokens that a decoder was made for: its positions, or the length in its config, its run or its rope."""
-        decoder = self.spec.decoder
-        scaled = (getattr(layer.position, "scaling", None) for layer in (decoder.expanded_layers() if decoder else ()))
+        """The tokens that a decoder was made for: its positions, or the length in its config or of its run."""
         lengths = (
             self.max_target_positions,
             *(self.config.get(key) for key in MAX_POSITION_KEYS),
             ((self.tokenizer and getattr(self.tokenizer, "truncation", None)) or {}).get("max_length"),
-            *(getattr(scaling, "length", None) for scaling in scaled),
         )
         return next((length for length in lengths if type(length) is int and 1 <= length <= MAX_COUNT), None)
 

@@ -168,10 +168,12 @@ class TextGenerator:
             return f"the text ends where the {positions} positions of the model end"
         if is_limited and not self.model.spec.has_source:
             return f"the text ends at max_length of the checkpoint, {config.max_length:,} tokens with the prompt"
-        decoder, trained = self.model.spec.decoder, self.context_length
-        if decoder is None or trained is None or positions is not None or length + count - 1 <= trained:
+        decoder = self.model.spec.decoder
+        schemes = [layer.position for layer in decoder.expanded_layers()] if decoder else []
+        lengths = (self.context_length, *(getattr(getattr(one, "scaling", None), "length", None) for one in schemes))
+        trained = next((one for one in lengths if one is not None), None)
+        if not schemes or trained is None or positions is not None or length + count - 1 <= trained:
             return None
-        schemes = [layer.position for layer in decoder.expanded_layers()]
         scheme = next((one for one in schemes if one.mechanism != "none"), schemes[0])
         return (
             f"the text is longer than the {trained:,} tokens of the texts that the model was trained on; "

@@ -95,7 +95,7 @@ def test_a_default_ends_where_the_positions_end_and_says_so(gpt2):
 def test_a_scheme_without_a_limit_goes_on_beyond_the_trained_length_and_says_so(position, named):
     checkpoint = Checkpoint(random_model(decoder(position=position)))
     if "scaling" not in position:
-        assert checkpoint.trained_length is None
+        assert checkpoint.context_length is None
         assert checkpoint.generate([3] * 20, details=True).note is None, "no length is known"
         checkpoint.__dict__["generator"] = TextGenerator(checkpoint.model, None, 8)
     with pytest.warns(UserWarning, match=f"8 tokens.*{named}"):
@@ -104,11 +104,12 @@ def test_a_scheme_without_a_limit_goes_on_beyond_the_trained_length_and_says_so(
     assert checkpoint.generate([3] * 6, max_new_tokens=3, details=True).note is None, "the last token is not read"
 
 
-def test_the_trained_length_is_that_of_the_config_or_of_the_run(tmp_path):
-    assert manyheads.load(folder_of("llama", tmp_path / "llama", tokenizer=False)).trained_length == 40
+def test_the_context_length_is_that_of_the_positions_the_config_or_the_run(tmp_path):
+    assert manyheads.load(folder_of("llama", tmp_path / "llama", tokenizer=False)).context_length == 40
     checkpoint = manyheads.load(folder_of("gpt2", tmp_path / "gpt2"))
+    assert checkpoint.context_length == checkpoint.max_positions
     checkpoint.tokenizer.enable_truncation(17)
-    assert Checkpoint(checkpoint.model, checkpoint.tokenizer).trained_length == 17
+    assert Checkpoint(random_model(decoder(position="rope")), checkpoint.tokenizer).context_length == 17
 
 
 @pytest.mark.parametrize("spec", [ngram(), recurrent(source=False)], ids=["ngram", "recurrent"])
