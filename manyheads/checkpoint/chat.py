@@ -109,7 +109,7 @@ def encode_marked(checkpoint: Checkpoint, text: str, names: re.Pattern[str]) -> 
             else:
                 before += piece.replace(OPEN, "").replace(CLOSE, "")
         pieces.append((plain, before))
-    encode = partial(encode_texts, kind=CheckpointTokenizerError, add_special_tokens=False)
+    encode = partial(encode_texts, error_type=CheckpointTokenizerError, add_special_tokens=False)
     return [token for tokenizer, piece in pieces for token in encode(tokenizer, [piece])[0].ids]
 
 

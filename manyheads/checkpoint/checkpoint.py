@@ -105,10 +105,11 @@ class Checkpoint:
     @property
     def context_length(self) -> int | None:
         """The tokens that a decoder was made for: its positions, or the length in its config or of its run."""
+        truncation = None if self.has_source else getattr(self.tokenizer, "truncation", None)  # of a run
         lengths = (
             self.max_target_positions,
             *(self.config.get(key) for key in MAX_POSITION_KEYS),
-            ((self.tokenizer and getattr(self.tokenizer, "truncation", None)) or {}).get("max_length"),
+            (truncation or {}).get("max_length"),
         )
         return next((length for length in lengths if type(length) is int and 1 <= length <= MAX_COUNT), None)
 

@@ -11,7 +11,6 @@ import os
 import re
 import signal
 import sys
-import threading
 import time
 import warnings
 from collections.abc import Iterable, Iterator
@@ -98,7 +97,7 @@ def check_exists(path: str | Path | None) -> None:
 
 def check_checkpoint_path(text: str) -> str:
     """Raises at once, before torch is imported, if a path does not exist and is no OWNER/NAME either."""
-    if text.count("/") != 1 or os.path.isdir(text.partition("/")[0]):
+    if text and (text.count("/") != 1 or os.path.isdir(text.partition("/")[0])):
         check_exists(text)
     return text
 
@@ -210,19 +209,13 @@ class Progress:
         self.quiet, self.next_line, self.name = quiet, time.monotonic() + first_line, ""
         is_live = sys.stderr.isatty() and not self.console.is_dumb_terminal and not quiet
         self.bars = new_bars(self.console, one_line(text)) if is_live else None
-        # without a bar, work that reports no items is named when it takes long
-        self.timer = threading.Timer(PROGRESS_SECONDS, self.line, (text,))
-        self.timer.daemon = True
 
     def __enter__(self) -> Self:
         if self.bars is not None:
             self.bars.start()
-        elif self.timer.ident is None:
-            self.timer.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.timer.cancel()
         if self.bars is not None:
             self.bars.stop()
 
@@ -242,9 +235,7 @@ class Progress:
                 self.name = name
                 self.bars.reset(bar)
             self.bars.update(bar, description=one_line(text), completed=done, total=total, note=one_line(note))
-            return
-        self.timer.cancel()
-        if time.monotonic() >= self.next_line:
+        elif time.monotonic() >= self.next_line:
             self.next_line = time.monotonic() + PROGRESS_SECONDS
             self.line(f"{text} · {note}" if note else text)
 

@@ -53,13 +53,14 @@ def new(
     Examples: manyheads new translate pairs.tsv --output run.toml · manyheads new copy ·
     manyheads new classify reviews.jsonl --fields text,stars --init-from ./bert
     """
-    check_exists(file)
-
     from manyheads.files.write import check_new_file, explain_write_errors, write_atomic
-    from manyheads.training.suggest import suggest
 
     if output is not None:
         check_new_file(output, force=force, hint="--force overwrites it")
+    check_exists(file)
+
+    from manyheads.training.suggest import suggest
+
     with Progress(f"reading {file or task} and timing this machine"):
         text, reasons = suggest(
             task,

@@ -135,14 +135,6 @@ def test_progress_without_a_terminal_is_a_line_every_ten_seconds(capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_long_work_without_items_is_named(capsys, monkeypatch):
-    monkeypatch.setattr("manyheads.cli.console.PROGRESS_SECONDS", 0.0)
-    for quiet, expected in ((False, "loading ./model\n"), (True, "")):
-        with Progress("loading ./model", quiet=quiet) as progress:
-            progress.timer.join()
-        assert capsys.readouterr().err == expected
-
-
 def test_quiet_progress_shows_warnings_alone(capsys):
     with Progress("loading", quiet=True, first_line=0) as progress:
         progress.update("row", 3, 30)

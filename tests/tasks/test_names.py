@@ -33,7 +33,7 @@ def test_show_lists_the_kinds_of_the_slot():
     assert sorted(kind["kind"] for kind in slot["kinds"]) == sorted(KINDS)
 
 
-@pytest.mark.parametrize("arguments", [["new", "no-such-task"], ["evaluate", "no-such-run", "--task", "no-such-task"]])
+@pytest.mark.parametrize("arguments", [["new", "no-such-task"], ["evaluate", ".", "--task", "no-such-task"]])
 def test_new_and_evaluate_know_the_kinds_of_the_slot(arguments):
     error = error_of(*arguments, check=2)
     assert error["code"] == "usage.argument"
