@@ -110,8 +110,7 @@ class Search:
         for length in range(1, limit + 1):
             logp_RV = log_probabilities(self.running.logits())  # R = B·N sequences
             logp_BNV = self.running.filter(logp_RV).unflatten(0, live_BN.shape) + live_BN[:, :, None]
-            best_BC, beam_BC, token_BC = self.candidates(logp_BNV)
-            is_end_BC = self.is_end(best_BC, beam_BC, token_BC)
+            best_BC, beam_BC, token_BC, is_end_BC = self.candidates(logp_BNV)
             self.finish(best_BC, beam_BC, token_BC, is_end_BC, length=length)
             live_BN, which_BN = best_BC.masked_fill(is_end_BC, -torch.inf).topk(min(self.width, best_BC.shape[1]))
             unfinished = self.unfinished(live_BN[:, 0].tolist(), length, limit)
@@ -123,12 +122,16 @@ class Search:
             self.running.append(tokens.flatten(), beam_indices.flatten())
         return self.finished
 
-    def candidates(self, logp_BNV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The best continuations of each row, B×C: log p, the running sequence, and the token."""
+    def candidates(self, logp_BNV: Tensor, first: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The best continuations of each row, B×C: log p, the running sequence, the token, and whether it ends there.
+
+        `first` is the number of the first running sequence of these rows.
+        """
         batch, beams, vocab = logp_BNV.shape
         best_BC, index_BC = logp_BNV.flatten(1).topk(min((1 + max(1, len(self.eos))) * self.width, beams * vocab))
-        first_B1 = beams * torch.arange(batch, device=self.device)[:, None]
-        return best_BC, index_BC // vocab + first_B1, index_BC % vocab
+        first_B1 = first + beams * torch.arange(batch, device=self.device)[:, None]
+        beam_BC, token_BC = index_BC // vocab + first_B1, index_BC % vocab
+        return best_BC, beam_BC, token_BC, self.is_end(best_BC, beam_BC, token_BC)
 
     def is_end(self, best_BC: Tensor, beam_BC: Tensor, token_BC: Tensor) -> Tensor:
         """Which candidates end their sequence, with eos, a stop string or a complete grammar."""
