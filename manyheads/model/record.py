@@ -5,7 +5,8 @@ Attention weights are computed only when they are used, and a recorded forward g
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -72,9 +73,22 @@ def last_cross_attention(model: Any) -> Core:
     return found
 
 
+def of_this_thread(hook: Callable[..., None]) -> Callable[..., None]:
+    """The hook of a module that other threads may use too, without their calls."""
+    thread = threading.get_ident()
+
+    def call(*args: Any) -> None:  # while it is added or removed, torch may call it without the keyword arguments
+        if threading.get_ident() == thread:
+            hook(*args)
+
+    return call
+
+
 @contextmanager
 def record(model: nn.Module, only: Core | None = None) -> Iterator[list[RecordedAttention]]:
     """Records every attention of the forwards inside the block, or `only` one, in the order in which they run.
+
+    Forwards of other threads are not recorded, here and in `record_hidden_states`.
 
     Example: `with record(model) as attentions: model(ids)`, then `attentions[0].weights()`.
     """
@@ -88,7 +102,7 @@ def record(model: nn.Module, only: Core | None = None) -> Iterator[list[Recorded
         attentions.append(RecordedAttention(name, core, query, key, value, mask, positions, bias))
 
     handles = [
-        module.register_forward_pre_hook(partial(keep, name.removesuffix(".core")), with_kwargs=True)
+        module.register_forward_pre_hook(of_this_thread(partial(keep, name.removesuffix(".core"))), with_kwargs=True)
         for name, module in model.named_modules()
         if isinstance(module, Core) and only in (None, module)
     ]
@@ -111,8 +125,9 @@ def record_hidden_states(model: Transformer) -> Iterator[list[Tensor]]:
         states[-1] = out
 
     stacks = [stack for stack in (model.encoder, model.decoder) if stack is not None]
-    handles = [module.register_forward_hook(append) for stack in stacks for module in (stack.embed, *stack.layers)]
-    handles += [stack.norm.register_forward_hook(replace_last) for stack in stacks]
+    modules = [module for stack in stacks for module in (stack.embed, *stack.layers)]
+    handles = [module.register_forward_hook(of_this_thread(append)) for module in modules]
+    handles += [stack.norm.register_forward_hook(of_this_thread(replace_last)) for stack in stacks]
     try:
         yield states
     finally:

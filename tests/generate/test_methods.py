@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -16,7 +19,7 @@ import manyheads
 from manyheads import Checkpoint, Inputs
 from manyheads.generate.config import CheckpointSettings, generation_config
 from manyheads.generate.decoding import Request, exhaust
-from manyheads.model.record import record_hidden_states
+from manyheads.model.record import record, record_hidden_states
 from manyheads.spec import to_tree
 
 UNTIED = {"head": {"kind": "untied"}, "init": {"kind": "normal", "std": 1.0}}
@@ -254,3 +257,57 @@ def test_more_sequences_than_a_method_returns_are_an_error(kind):
     assert len(generate(checkpoint, [3, 4], n=count, decoding=kind)) == count
     with raises("generate.config", f"n is {count + 1}", kind):
         generate(checkpoint, [3, 4], n=count + 1, decoding=kind)
+
+
+# ---------------------------------------------------------------------------------------------------------- threads
+
+
+@pytest.fixture
+def frequent_switches():
+    """Threads take turns after a microsecond, rather than after five milliseconds."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)
+
+
+@pytest.mark.usefixtures("frequent_switches")
+@pytest.mark.parametrize(
+    "settings", [{"num_beams": 3, "coverage_penalty": 0.5}, {"penalty_alpha": 0.6, "top_k": 3}], ids=str
+)
+def test_two_threads_that_record_one_model_get_what_one_gets(settings):
+    checkpoint, rows, barrier = checkpoint_of(pair()), [[3, 4, 5, 6, 7], [8, 9]], threading.Barrier(2)
+
+    def texts(row):
+        return generate(checkpoint, row, details=True, **settings)
+
+    def several_rounds(row):
+        results = []
+        for _ in range(8):
+            barrier.wait(60)
+            try:
+                results.append(texts(row))
+            except BaseException:
+                barrier.abort()
+                raise
+        return results
+
+    expected = [texts(row) for row in rows]
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(several_rounds, rows)) == [[one] * 8 for one in expected]
+
+
+@pytest.mark.parametrize("recorder", [record, record_hidden_states])
+def test_a_recording_has_the_calls_of_its_own_thread(recorder):
+    """Torch may call a hook that another thread adds or removes at that moment, even without its keyword arguments."""
+    model, ids = random_model(decoder()), tokens(1, 4)
+    with ThreadPoolExecutor(1) as pool, recorder(model) as recorded:
+        pool.submit(model, ids).result()
+        assert not recorded
+        model(ids)
+        count = len(recorded)
+        pool.submit(model, ids).result()
+        for module in model.modules():
+            module._forward_pre_hooks_with_kwargs.clear()
+        pool.submit(model, ids).result()
+        assert len(recorded) == count > 0
