@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from manyheads.errors import UnsupportedError, UsageError
@@ -74,11 +75,11 @@ def last_cross_attention(model: Any) -> Core:
 
 
 def of_this_thread(hook: Callable[..., None]) -> Callable[..., None]:
-    """The hook of a module that other threads may use too, without their calls."""
+    """The hook of a module that other threads may use too, without their calls; a compiled layer is for one thread."""
     thread = threading.get_ident()
 
     def call(*args: Any) -> None:  # while it is added or removed, torch may call it without the keyword arguments
-        if threading.get_ident() == thread:
+        if torch.compiler.is_compiling() or threading.get_ident() == thread:  # which torch.compile cannot trace
             hook(*args)
 
     return call
