@@ -65,7 +65,7 @@ class Request:
     config: GenerationConfig
     # one random generator per row, so that a row's samples do not depend on its neighbours
     rng: Sequence[torch.Generator] = ()
-    # whether the new tokens of a sequence end it, by a stop string
+    # whether the new tokens of a sequence end it, by a stop string or a complete grammar
     is_stopped: Callable[[list[int]], bool] | None = None
     # of one row, for a method that resumes: what an earlier request has read
     cache: PrefixCache | None = None

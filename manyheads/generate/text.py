@@ -15,7 +15,7 @@ class GeneratedText:
 
     text: str
     tokens: list[int]  # without the eos token
-    finish_reason: str  # "stop" for an eos token or a stop string, "length" at max_new_tokens
+    finish_reason: str  # "stop" for an eos token, a stop string or a complete grammar; else "length"
     stop: str | None = None  # the stop string that ended it
     score: float | None = None  # of a search
     logprobs: list[float] | None = None  # log p of each token, before filters and temperature

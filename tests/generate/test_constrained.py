@@ -288,6 +288,12 @@ def test_a_text_ends_when_nothing_can_follow_even_without_an_eos_token():
         assert re.fullmatch("a+", whole.text)
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_a_text_that_is_complete_at_max_new_tokens_is_finished(method):
+    one = CHECKPOINTS["words"].generate([2], regex="[ab]!!", max_new_tokens=3, details=True, **METHODS[method])
+    assert (len(one.tokens), one.finish_reason) == (3, "stop")
+
+
 def test_a_text_that_max_new_tokens_ends_says_so():
     one = CHECKPOINTS["byte-level"].generate(
         "x", json_schema={"type": "array", "minItems": 99}, max_new_tokens=5, details=True

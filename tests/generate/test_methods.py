@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from kinds import VOCAB, decoder, ngram, pair, random_model, recurrent, tokens
 from raising import raises
+from scripted import Scripted
 
 import manyheads
 from manyheads import Checkpoint, Inputs
+from manyheads.generate.config import CheckpointSettings, generation_config
+from manyheads.generate.decoding import Request, exhaust
 from manyheads.model.record import record_hidden_states
 from manyheads.spec import to_tree
 
@@ -170,6 +175,41 @@ def test_diverse_beam_search_is_its_formula():
     assert [one.score for one in found] == pytest.approx([score for score, _ in oracle])
     plain = generate(checkpoint, [3, 4], max_new_tokens=4, n=4, num_beams=4, length_penalty=0.0)
     assert [one.tokens for one in plain] != [one.tokens for one in found]
+
+
+class Markov(Scripted):
+    """A language model of given probabilities: the next token depends on the last one alone."""
+
+    def step(self, inputs, state):
+        return self.steps[inputs.tokens], state
+
+
+def two_groups(steps, is_stopped=None):
+    """The texts of two groups of one beam, of which the second never takes a token that counts as chosen."""
+    config = generation_config(
+        CheckpointSettings(eos_token_id=(2,)),
+        max_new_tokens=2,
+        num_beams=2,
+        num_beam_groups=2,
+        diversity_penalty=10.0,
+        length_penalty=0.0,
+    )
+    request = Request(Markov(steps), Inputs(torch.tensor([[2]])), None, config, is_stopped=is_stopped)
+    (found,) = exhaust(config.decoding.generate(request))
+    return [(one.tokens, round(math.exp(one.score), 4)) for one in found]
+
+
+@pytest.mark.parametrize("best", [0, 1])
+def test_a_token_of_probability_0_is_not_chosen_by_a_group(best):
+    """The first group ends at the second step, where all other tokens are impossible."""
+    after_1 = [0.3, 0.7, 0.0] if best else [0.7, 0.3, 0.0]
+    assert two_groups([[0.0, 0.0, 1.0], after_1, [0.6, 0.4, 0.0]]) == [([0, 2], 0.6), ([1, best], 0.28)]
+
+
+def test_a_token_that_completes_a_stop_string_is_not_chosen_by_a_group_any_more_than_eos():
+    steps = [[0.9, 0.1, 0.0], [0.7, 0.3, 0.0], [0.6, 0.4, 0.0]]
+    assert two_groups(steps, lambda ids: ids == [0, 0]) == [([0, 0], 0.54), ([1, 0], 0.28)]
+    assert two_groups(steps)[1][0] == [1, 1]
 
 
 def test_the_best_of_n_beams_come_with_their_scores():

@@ -114,6 +114,26 @@ def test_a_text_ends_before_its_stop_string_in_every_method():
 
 
 @pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"temperature": 1.5},
+        {"num_beams": 3},
+        {"decoding": "gnmt-beam"},
+        {"num_beams": 4, "num_beam_groups": 2},
+        {"prompt_lookup_num_tokens": 4},
+        {"penalty_alpha": 0.4},
+    ],
+    ids=str,
+)
+def test_a_stop_string_that_the_last_token_completes_ends_the_text(settings):
+    same = {"forced_prefix": "abc", "max_new_tokens": 3, "details": True} | settings
+    found = checkpoint().generate("Once upon", stop=["bc"], **same)
+    assert (found.text, found.finish_reason, found.stop) == ("a", "stop", "bc")
+    assert checkpoint().generate("Once upon", stop=["bd"], **same).finish_reason == "length"
+
+
+@pytest.mark.parametrize(
     "settings", [{}, {"temperature": 1.5, "seed": 3}, {"num_beams": 3}, {"stop": ["a", "\n"]}], ids=str
 )
 def test_a_stream_is_the_generated_text(settings):

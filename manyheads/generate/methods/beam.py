@@ -15,6 +15,7 @@ from manyheads.generate.decoding import (
     Hypothesis,
     Request,
     RunningSequences,
+    log_probabilities,
     raise_impossible,
 )
 from manyheads.spec import field
@@ -23,9 +24,9 @@ from manyheads.spec import field
 class BeamSearch(DecodingSpec):
     """What all kinds of beam search share; a kind defines the score of a sequence and when a row is done.
 
-    Each step computes the best (1 + number of eos tokens) · num_beams continuations. Those that end with eos and are
-    among the best `num_beams` are finished; the best `num_beams` of the others continue. At max_new_tokens every
-    sequence is finished. A width of 1 is greedy decoding.
+    Each step computes the best (1 + number of eos tokens) · num_beams continuations. Those that end, with eos, a stop
+    string or a complete grammar, and are among the best `num_beams` are finished; the best `num_beams` of the others
+    continue. At max_new_tokens every sequence ends. A width of 1 is greedy decoding.
     """
 
     num_beams: int = field(4, "beam width", ge=1, le=256)
@@ -107,14 +108,11 @@ class Search:
         )  # log p of the live sequences, one per row at first
         limit = self.request.config.max_new_tokens
         for length in range(1, limit + 1):
-            logits_RV = self.running.logits()  # R = B·N sequences
-            logp_RV = logits_RV.log_softmax(dim=-1, dtype=torch.promote_types(logits_RV.dtype, torch.float32))
+            logp_RV = log_probabilities(self.running.logits())  # R = B·N sequences
             logp_BNV = self.running.filter(logp_RV).unflatten(0, live_BN.shape) + live_BN[:, :, None]
-            best_BC, beam_BC, token_BC = self.candidates(logp_BNV)
-            ends_BC = torch.isin(token_BC, self.eos) | (length == limit)
-            ends_BC |= self.stopped(beam_BC, token_BC, ends_BC | best_BC.isneginf())
-            self.finish(best_BC, beam_BC, token_BC, ends_BC, length=length)
-            live_BN, which_BN = best_BC.masked_fill(ends_BC, -torch.inf).topk(min(self.width, best_BC.shape[1]))
+            best_BC, beam_BC, token_BC, is_end_BC = self.candidates(logp_BNV)
+            self.finish(best_BC, beam_BC, token_BC, is_end_BC, length=length)
+            live_BN, which_BN = best_BC.masked_fill(is_end_BC, -torch.inf).topk(min(self.width, best_BC.shape[1]))
             unfinished = self.unfinished(live_BN[:, 0].tolist(), length, limit)
             if not unfinished:
                 break
@@ -124,31 +122,35 @@ class Search:
             self.running.append(tokens.flatten(), beam_indices.flatten())
         return self.finished
 
-    def candidates(self, logp_BNV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The best continuations of each row, B×C: log p, the running sequence, and the token."""
+    def candidates(self, logp_BNV: Tensor, first: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The best continuations of each row, B×C: log p, the running sequence, the token, and whether it ends there.
+
+        `first` is the number of the first running sequence of these rows.
+        """
         batch, beams, vocab = logp_BNV.shape
         best_BC, index_BC = logp_BNV.flatten(1).topk(min((1 + max(1, len(self.eos))) * self.width, beams * vocab))
-        first_B1 = beams * torch.arange(batch, device=self.device)[:, None]
-        return best_BC, index_BC // vocab + first_B1, index_BC % vocab
+        first_B1 = first + beams * torch.arange(batch, device=self.device)[:, None]
+        beam_BC, token_BC = index_BC // vocab + first_B1, index_BC % vocab
+        return best_BC, beam_BC, token_BC, self.is_end(best_BC, beam_BC, token_BC)
 
-    def stopped(self, beam_BC: Tensor, token_BC: Tensor, ends_BC: Tensor) -> Tensor:
-        """Which candidates end with a stop string."""
-        is_stopped, stopped_BC = self.request.is_stopped, torch.zeros_like(ends_BC)
-        for b, c in (~ends_BC).nonzero().tolist() if is_stopped else ():
-            tokens = self.running.new_tokens(int(beam_BC[b, c]))
-            stopped_BC[b, c] = is_stopped([*tokens, int(token_BC[b, c])])  # type: ignore[misc]
-        return stopped_BC
+    def is_end(self, best_BC: Tensor, beam_BC: Tensor, token_BC: Tensor) -> Tensor:
+        """Which candidates end their sequence, with eos, a stop string or a complete grammar."""
+        is_stopped, is_end_BC = self.request.is_stopped, torch.isin(token_BC, self.eos)
+        if is_stopped is not None:
+            for b, c in (~is_end_BC & best_BC.isfinite()).nonzero().tolist():
+                tokens = self.running.new_tokens(int(beam_BC[b, c]))
+                is_end_BC[b, c] = is_stopped([*tokens, int(token_BC[b, c])])
+        return is_end_BC
 
-    def finish(self, best_BC: Tensor, beam_BC: Tensor, token_BC: Tensor, ends_BC: Tensor, *, length: int) -> None:
-        """Adds the finished candidates among the best `width` to their rows, and keeps the best `width` of each row."""
-        ends_BC = ends_BC[:, : self.width] & best_BC[:, : self.width].isfinite()
-        for b, c in ends_BC.nonzero().tolist():
+    def finish(self, best_BC: Tensor, beam_BC: Tensor, token_BC: Tensor, is_end_BC: Tensor, *, length: int) -> None:
+        """Adds those of the best `width` candidates that end, at the limit all, and keeps the best `width` of a row."""
+        ends_BC = (is_end_BC | (length == self.request.config.max_new_tokens)) & best_BC.isfinite()
+        for b, c in ends_BC[:, : self.width].nonzero().tolist():
             finished = self.finished[self.prompt_indices[b]]
             score = self.score(int(beam_BC[b, c]), float(best_BC[b, c]), length)
             if len(finished) < self.width or score > finished[-1].score:
-                token = int(token_BC[b, c])
-                is_finished = length < self.request.config.max_new_tokens or token in self.request.config.eos_token_id
-                new = self.running.hypothesis(int(beam_BC[b, c]), token, is_finished=is_finished, score=score)
+                beam, token, is_finished = int(beam_BC[b, c]), int(token_BC[b, c]), bool(is_end_BC[b, c])
+                new = self.running.hypothesis(beam, token, is_finished=is_finished, score=score)
                 finished.append(new)
                 finished.sort(key=lambda one: -one.score)
                 del finished[self.width :]

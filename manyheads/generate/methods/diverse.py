@@ -57,18 +57,19 @@ class DiverseSearch(Search):
         )
         super().__init__(spec, repeated, spec.num_beams // spec.num_beam_groups)
 
-    def candidates(self, logp_BNV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        groups, vocab = self.spec.num_beam_groups, logp_BNV.shape[2]
+    def candidates(self, logp_BNV: Tensor, first: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        groups, (_, beams, vocab) = self.spec.num_beam_groups, logp_BNV.shape
         token_counts: dict[int, Tensor] = {}  # by prompt of the request, how often its groups chose each token
-        candidates: list[tuple[Tensor, Tensor, Tensor]] = []
+        candidates: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
         for i, row in enumerate(self.prompt_indices):  # the groups of a row are next to each other, in their order
             counts_V = token_counts.setdefault(row // groups, logp_BNV.new_zeros(vocab))
-            best, beam, token = super().candidates(logp_BNV[i : i + 1] - self.spec.diversity_penalty * counts_V)
-            going_on = token[0][~torch.isin(token[0], self.eos)][: self.width]
+            logp_1NV = logp_BNV[i : i + 1] - self.spec.diversity_penalty * counts_V
+            best, beam, token, is_end = super().candidates(logp_1NV, first + i * beams)
+            going_on = token[best.isfinite() & ~is_end][: self.width]
             counts_V += torch.bincount(going_on, minlength=vocab)
-            candidates.append((best, beam + i * logp_BNV.shape[1], token))
-        best_BC, beam_BC, token_BC = (torch.cat(parts) for parts in zip(*candidates, strict=True))
-        return best_BC, beam_BC, token_BC
+            candidates.append((best, beam, token, is_end))
+        best_BC, beam_BC, token_BC, is_end_BC = (torch.cat(parts) for parts in zip(*candidates, strict=True))
+        return best_BC, beam_BC, token_BC, is_end_BC
 
 
 def repeat_rows(inputs: Inputs, times: int) -> Inputs:
