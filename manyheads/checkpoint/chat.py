@@ -96,7 +96,7 @@ def encode_chats(checkpoint: Checkpoint, conversations: Sequence[Sequence[Messag
     pieces = [re.split(f"{OPEN}({names}){CLOSE}", text) for text in render_chats(checkpoint, marked)]
     texts, names_as_text = ([one for some in pieces for one in some[start::2]] for start in (0, 1))
     encode = partial(encode_texts, error_type=CheckpointTokenizerError, add_special_tokens=False)
-    recognising, plain = checkpoint._piece_tokenizers
+    recognising, plain = checkpoint.piece_tokenizers
     encodings = (iter(encode(recognising, texts)), iter(encode(plain, names_as_text)))
     return [[token for i in range(len(some)) for token in next(encodings[i % 2]).ids] for some in pieces]
 

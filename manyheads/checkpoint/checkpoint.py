@@ -222,7 +222,7 @@ class Checkpoint:
     def encode_with_special(self, texts: Sequence[str], names: Sequence[str]) -> list[Any]:
         """As `encode`, but these special tokens are recognised in a text, even if the tokenizer reads them as text."""
         check_texts(texts)
-        special, plain = self._piece_tokenizers
+        special, plain = self.piece_tokenizers
         encode = partial(encode_texts, error_type=CheckpointTokenizerError, add_special_tokens=False)
         tokens = dict(zip(names, encode(special, names), strict=True))
         between = re.compile(f"({'|'.join(map(re.escape, names))})")
@@ -237,10 +237,10 @@ class Checkpoint:
 
     def encode_pieces(self, pieces: Sequence[str]) -> list[Any]:
         """The encodings of parts of a text, without special tokens and truncation."""
-        return encode_texts(self._piece_tokenizers[1], pieces, CheckpointTokenizerError, add_special_tokens=False)
+        return encode_texts(self.piece_tokenizers[1], pieces, CheckpointTokenizerError, add_special_tokens=False)
 
     @cached_property
-    def _piece_tokenizers(self) -> tuple[Any, Any]:
+    def piece_tokenizers(self) -> tuple[Any, Any]:
         """Copies of the tokenizer for parts of a text: one recognises special tokens, and none truncates."""
         special, plain = (copy_tokenizer(self.tokenizer, encode_special_tokens=one) for one in (False, True))
         special.no_truncation()
@@ -376,13 +376,6 @@ class Checkpoint:
         from manyheads.checkpoint.scoring import score
 
         return score(self, text, context, source, stride, decoder_start_token_id)
-
-    @cached_property
-    def _untruncated_tokenizer(self) -> Any:
-        """A copy of the tokenizer that does not truncate."""
-        copy = copy_tokenizer(self.tokenizer, encode_special_tokens=self.tokenizer.encode_special_tokens)
-        copy.no_truncation()
-        return copy
 
 
 def is_batch(inputs: Any) -> bool:
