@@ -46,8 +46,8 @@ def check_messages(messages: Any) -> list[Message]:
 
 def chat_config(checkpoint: Checkpoint, **settings: Any) -> GenerationConfig:
     """As `generation_config`, with longer answers than the default for texts."""
-    if settings.get("max_new_tokens") is None and checkpoint.generation_settings.max_new_tokens is None:
-        settings["max_new_tokens"] = MAX_ANSWER_TOKENS
+    if checkpoint.generation_settings.max_new_tokens is None:
+        settings["default_max_new_tokens"] = MAX_ANSWER_TOKENS
     return generation_config(checkpoint.generation_settings, **settings)
 
 
@@ -57,11 +57,11 @@ def chat_config(checkpoint: Checkpoint, **settings: Any) -> GenerationConfig:
 def render_chats(checkpoint: Checkpoint, conversations: Sequence[Sequence[Message]]) -> list[str]:
     """Each conversation as one text, up to where the answer begins, by the chat template of the checkpoint."""
     return render_template(
-        chat_template(checkpoint), conversations, template_tokens(checkpoint) | {"add_generation_prompt": True}
+        require_chat_template(checkpoint), conversations, template_tokens(checkpoint) | {"add_generation_prompt": True}
     )
 
 
-def chat_template(checkpoint: Checkpoint) -> str:
+def require_chat_template(checkpoint: Checkpoint) -> str:
     if checkpoint.tokenizer is None:
         raise CheckpointTokenizerError("this checkpoint has no tokenizer, so it cannot chat")
     if (template := checkpoint.chat_template) is None:
@@ -84,33 +84,21 @@ def encode_chats(checkpoint: Checkpoint, conversations: Sequence[Sequence[Messag
     The special tokens that the template writes are recognised. Those in a message are read as text, so that a message
     cannot end its turn or begin another.
     """
-    chat_template(checkpoint)  # raises if it cannot chat
+    require_chat_template(checkpoint)
     added: dict[int, Any] = getattr(checkpoint.tokenizer, "get_added_tokens_decoder", dict)()
     special = sorted((token.content for token in added.values() if token.special), key=len, reverse=True)
-    names = re.compile("|".join(map(re.escape, special)) or "(?!)")
+    names = "|".join(map(re.escape, special)) or "(?!)"
     marked = [
-        [dict(message, content=names.sub(rf"{OPEN}\g<0>{CLOSE}", message["content"])) for message in messages]
+        [dict(message, content=re.sub(names, rf"{OPEN}\g<0>{CLOSE}", message["content"])) for message in messages]
         for messages in conversations
     ]
-    return [encode_marked(checkpoint, text, names) for text in render_chats(checkpoint, marked)]
-
-
-def encode_marked(checkpoint: Checkpoint, text: str, names: re.Pattern[str]) -> list[int]:
-    """The ids of a text in which OPEN and CLOSE are around the special tokens that are read as text."""
-    special, plain = checkpoint._piece_tokenizers
-    pieces, before = list[tuple[Any, str]](), ""
-    if OPEN not in text and CLOSE not in text:
-        pieces.append((special, text))
-    else:
-        for piece in re.split(f"({OPEN}(?:{names.pattern}){CLOSE}|{names.pattern})", text):
-            if names.fullmatch(piece):
-                pieces += [(plain, before), (special, piece)]
-                before = ""
-            else:
-                before += piece.replace(OPEN, "").replace(CLOSE, "")
-        pieces.append((plain, before))
+    # a text, and then names that are read as text and further texts, in turn
+    pieces = [re.split(f"{OPEN}({names}){CLOSE}", text) for text in render_chats(checkpoint, marked)]
+    texts, names_as_text = ([one for some in pieces for one in some[start::2]] for start in (0, 1))
     encode = partial(encode_texts, error_type=CheckpointTokenizerError, add_special_tokens=False)
-    return [token for tokenizer, piece in pieces for token in encode(tokenizer, [piece])[0].ids]
+    recognising, plain = checkpoint.piece_tokenizers
+    encodings = (iter(encode(recognising, texts)), iter(encode(plain, names_as_text)))
+    return [[token for i in range(len(some)) for token in next(encodings[i % 2]).ids] for some in pieces]
 
 
 # --------------------------------------------------------------------------------------------------------- conversation
@@ -125,7 +113,7 @@ class Conversation:
     """
 
     def __init__(self, checkpoint: Checkpoint, *, system: str | None = None, **settings: Any) -> None:
-        chat_template(checkpoint)  # raises if it cannot chat
+        require_chat_template(checkpoint)  # raises if it cannot chat
         self.checkpoint, self.config = checkpoint, chat_config(checkpoint, **settings)
         self.system, self.messages = system, list[Message]()
         self.answer: GeneratedText | None = None  # the last one; None if it was stopped
@@ -142,19 +130,22 @@ class Conversation:
         A message that raises, or is stopped before there is any answer, is not part of the conversation.
         """
         self.messages.append({"role": "user", "content": text})
-        self.answer, pieces = None, list[str]()
+        self.answer, pieces, is_answered = None, list[str](), False
         try:
             ids = self.encode()
-            config = replace(self.config, max_new_tokens=self.max_new_tokens(len(ids)))
-            generated = self.checkpoint.generator.stream(ids, config, self.cache)
+            steps = self.checkpoint.generator.stream(ids, self.answer_config(len(ids)), self.cache)
             while self.answer is None:
                 try:
-                    pieces.append(next(generated))
+                    pieces.append(next(steps))
                     yield pieces[-1]
                 except StopIteration as end:
                     self.answer = end.value
+            is_answered = True
+        except (GeneratorExit, KeyboardInterrupt):
+            is_answered = bool(pieces)
+            raise
         finally:
-            if pieces or self.answer is not None:
+            if is_answered:
                 self.messages.append({"role": "assistant", "content": "".join(pieces)})
             else:
                 self.messages.pop()
@@ -180,10 +171,17 @@ class Conversation:
 
     # -------------------------------------------------------------------------------------------------------- context
 
-    def max_new_tokens(self, length: int) -> int:
-        """The maximum length of an answer to a prompt of `length` tokens, within the context."""
-        limit, context = self.config.max_new_tokens, self.checkpoint.context_length
-        return limit if context is None or self.checkpoint.has_source else max(1, min(limit, context - length))
+    @property
+    def context_length(self) -> int | None:
+        """The number of tokens that a prompt and its answer may have; for an encoder–decoder, a prompt."""
+        return self.checkpoint.max_positions if self.checkpoint.has_source else self.checkpoint.context_length
+
+    def answer_config(self, length: int) -> GenerationConfig:
+        """The settings of an answer to a prompt of `length` tokens: by default, it ends where the context ends."""
+        context = None if self.checkpoint.has_source else self.context_length
+        if context is None or self.config.max_new_tokens_given or self.checkpoint.generator.positions is not None:
+            return self.config
+        return replace(self.config, max_new_tokens=max(1, min(self.config.max_new_tokens, context - length)))
 
     def encode(self) -> list[int]:
         """The ids of the conversation, without its oldest turns if they and the answer do not fit into the context."""
@@ -192,9 +190,9 @@ class Conversation:
             (ids,) = encode_chats(self.checkpoint, [check_messages(self.messages_from(start))])
             return ids
 
-        ids, context, dropped = ids_from(0), self.checkpoint.context_length, 0
+        ids, context, dropped = ids_from(0), self.context_length, 0
         if context is not None:
-            room = context if self.checkpoint.has_source else context - min(self.config.max_new_tokens, context // 4)
+            room = context - self.answer_room(context)
             if len(ids) > room:
                 starts = self.turn_starts()[1:]
                 index = bisect_left(starts, True, key=lambda start: len(ids_from(start)) <= room)
@@ -212,3 +210,10 @@ class Conversation:
             )
         self.num_dropped = dropped
         return ids
+
+    def answer_room(self, context: int) -> int:
+        """The tokens of the context that are kept for the answer: as many as the caller wants, or up to a quarter."""
+        if self.checkpoint.has_source:
+            return 0
+        limit = self.config.max_new_tokens
+        return limit if self.config.max_new_tokens_given else min(limit, context // 4)

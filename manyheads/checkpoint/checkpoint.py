@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from manyheads.checkpoint.chat import chat_config, check_messages, encode_chats, render_chats
-from manyheads.convert.gguf.model import chat_template
+from manyheads.convert.gguf.model import read_chat_template
 from manyheads.convert.hf import (
     MAX_POSITION_KEYS,
     CheckpointMetadata,
@@ -34,6 +34,7 @@ from manyheads.files.tokenizer import encode_texts, explain_tokenizer_errors
 from manyheads.generate.checkpoint_settings import read_checkpoint_settings
 from manyheads.generate.config import CheckpointSettings, generation_config
 from manyheads.generate.generator import BATCH_TOKENS, TextGenerator
+from manyheads.generate.text import GeneratedText
 from manyheads.model.build import Model
 from manyheads.model.finite import check_finite
 from manyheads.model.record import record_hidden_states
@@ -89,7 +90,7 @@ class Checkpoint:
     @property
     def chat_template(self) -> str | None:
         """The Jinja template that formats a conversation as one text, if the checkpoint has one."""
-        return chat_template(self.metadata.extra_files) if self.metadata else None
+        return read_chat_template(self.metadata.extra_files) if self.metadata else None
 
     @property
     def max_positions(self) -> int | None:
@@ -221,7 +222,7 @@ class Checkpoint:
     def encode_with_special(self, texts: Sequence[str], names: Sequence[str]) -> list[Any]:
         """As `encode`, but these special tokens are recognised in a text, even if the tokenizer reads them as text."""
         check_texts(texts)
-        special, plain = self._piece_tokenizers
+        special, plain = self.piece_tokenizers
         encode = partial(encode_texts, error_type=CheckpointTokenizerError, add_special_tokens=False)
         tokens = dict(zip(names, encode(special, names), strict=True))
         between = re.compile(f"({'|'.join(map(re.escape, names))})")
@@ -236,10 +237,10 @@ class Checkpoint:
 
     def encode_pieces(self, pieces: Sequence[str]) -> list[Any]:
         """The encodings of parts of a text, without special tokens and truncation."""
-        return encode_texts(self._piece_tokenizers[1], pieces, CheckpointTokenizerError, add_special_tokens=False)
+        return encode_texts(self.piece_tokenizers[1], pieces, CheckpointTokenizerError, add_special_tokens=False)
 
     @cached_property
-    def _piece_tokenizers(self) -> tuple[Any, Any]:
+    def piece_tokenizers(self) -> tuple[Any, Any]:
         """Copies of the tokenizer for parts of a text: one recognises special tokens, and none truncates."""
         special, plain = (copy_tokenizer(self.tokenizer, encode_special_tokens=one) for one in (False, True))
         special.no_truncation()
@@ -306,8 +307,7 @@ class Checkpoint:
         rows = self.encode_ids(prompts) if is_text else [checked_ids(one) for one in prompts]
         outputs = dict(self.generator.texts(rows, config))
         results: list[Any] = [outputs[i] for i in range(len(rows))]
-        for note in dict.fromkeys(one.note for texts in results for one in texts if one.note):
-            warnings.warn(note, stacklevel=2)
+        warn_notes(one for texts in results for one in texts)
         if "n" not in settings:
             results = [best for best, *_ in results]
             if not details and config.logprobs is None:
@@ -322,13 +322,15 @@ class Checkpoint:
         """
         config = chat_config(self, **settings)
         ((_, results),) = self.generator.texts(self.encode_chats([check_messages(messages)]), config)
+        warn_notes(results)
         if "n" in settings:
             return results
         return results[0] if details or config.logprobs is not None else results[0].text
 
     def stream_chat(self, messages: Sequence[Mapping[str, str]], **settings: Any) -> Iterator[str]:
         """Yields the answer to a conversation in pieces, each as soon as it is final. Settings are those of `chat`."""
-        return self.generator.stream(self.encode_chats([check_messages(messages)])[0], chat_config(self, **settings))
+        config = chat_config(self, **settings)
+        return with_warning(self.generator.stream(self.encode_chats([check_messages(messages)])[0], config))
 
     def apply_chat_template(self, messages: Sequence[Mapping[str, str]]) -> str:
         """A conversation as one text, up to where the answer begins, as `apply_chat_template` of transformers."""
@@ -345,7 +347,7 @@ class Checkpoint:
         """Yields the generated text in pieces, each as soon as it is final. Settings are those of `generate`."""
         config = generation_config(self.generation_settings, **settings)
         self.check_reads_text()
-        return self.generator.stream(self.encode_ids([text])[0], config)
+        return with_warning(self.generator.stream(self.encode_ids([text])[0], config))
 
     @cached_property
     def generator(self) -> TextGenerator:
@@ -375,17 +377,20 @@ class Checkpoint:
 
         return score(self, text, context, source, stride, decoder_start_token_id)
 
-    @cached_property
-    def _untruncated_tokenizer(self) -> Any:
-        """A copy of the tokenizer that does not truncate."""
-        copy = copy_tokenizer(self.tokenizer, encode_special_tokens=self.tokenizer.encode_special_tokens)
-        copy.no_truncation()
-        return copy
-
 
 def is_batch(inputs: Any) -> bool:
     """Whether these are several texts, or several rows of ids."""
     return isinstance(inputs, list | tuple) and bool(inputs) and all(isinstance(one, Sequence) for one in inputs)
+
+
+def with_warning(pieces: Generator[str, None, GeneratedText]) -> Iterator[str]:
+    """The pieces of a stream, and then the warning about its length, if there is one."""
+    warn_notes([(yield from pieces)])
+
+
+def warn_notes(texts: Iterable[GeneratedText]) -> None:
+    for note in dict.fromkeys(one.note for one in texts if one.note):
+        warnings.warn(note, stacklevel=3)
 
 
 def copy_tokenizer(tokenizer: Any, *, encode_special_tokens: bool) -> Any:

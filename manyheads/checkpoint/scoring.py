@@ -61,7 +61,9 @@ def rows_after(checkpoint: Checkpoint, texts: Sequence[Any], contexts: Sequence[
     for column in zip(*pairs, strict=True):
         check_texts(column)
     together = [before + text for text, before in pairs]
-    encodings = encode_texts(checkpoint._untruncated_tokenizer, together, CheckpointTokenizerError)
+    recognising, plain = checkpoint.piece_tokenizers
+    tokenizer = plain if checkpoint.tokenizer.encode_special_tokens else recognising
+    encodings = encode_texts(tokenizer, together, CheckpointTokenizerError)
     return [TokenRow.of(one, before, text) for one, (text, before) in zip(encodings, pairs, strict=True)]
 
 

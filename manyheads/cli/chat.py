@@ -27,7 +27,7 @@ from manyheads.cli.predict import (
     TopP,
     generation_settings,
 )
-from manyheads.errors import DataError, DataSizeError, EncodingError, ManyheadsError, UsageError
+from manyheads.errors import DataError, DataSizeError, EncodingError, InputError, ManyheadsError, UsageError
 
 if TYPE_CHECKING:
     from manyheads.checkpoint.chat import Conversation
@@ -93,7 +93,7 @@ def chat(
     context = checkpoint.context_length
     length = "" if context is None else f" · {context:,} tokens of context"
     print_note(f"{path}{length} · /help lists the commands, Ctrl-D leaves")
-    warnings.simplefilter("always")  # the same turns may be dropped again after /reset
+    warnings.simplefilter("always", UserWarning)  # the same turns may be dropped again after /reset
     (talk if sys.stdin.isatty() else answer_lines)(conversation)
 
 
@@ -140,7 +140,7 @@ def answer_lines(conversation: Conversation) -> None:
             respond(conversation, read_message(next_line))
         except EOFError:
             break
-        except ManyheadsError as error:
+        except (InputError, DataError, UsageError) as error:
             failed += 1
             print_note(f"manyheads: {error}")
     if failed:
@@ -206,7 +206,7 @@ def respond(conversation: Conversation, text: str) -> None:
     typer.echo()
     answer = conversation.answer
     if answer is not None and answer.finish_reason == "length":
-        print_note(f"the answer ends here because it has {len(answer.tokens):,} tokens")
+        print_note(answer.note or f"the answer ends here because it has {len(answer.tokens):,} tokens")
 
 
 # ------------------------------------------------------------------------------------------------------------ commands

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,7 @@ from manyheads.errors import FileAccessError, GenerationConfigError, InputError,
 
 if TYPE_CHECKING:
     from manyheads.checkpoint.checkpoint import Checkpoint
+    from manyheads.generate.text import GeneratedText
     from manyheads.spec import Tree
     from manyheads.tasks.task import PredictOptions, TaskSpec
 
@@ -251,22 +252,34 @@ def load_predictor(
 def predict_text(text: str, path: str, load: Callable[[], Predictor], *, as_json: bool, stream: bool) -> None:
     with Progress(f"loading {path}") as progress:
         predictor = load()
-        if stream and predictor.task.streams:
+        if stream and predictor.task.streams and predictor.checkpoint.tokenizer is not None:
             with progress.paused():
-                rows, truncated = predictor.task.encode(predictor.checkpoint, [text], predictor.options)
-                for piece in predictor.checkpoint.generator.stream(rows[0], predictor.options.generation):
-                    typer.echo(piece, nl=False)
-                typer.echo()
-                if truncated:
-                    print_note(f"the text was truncated to {truncated[0]['truncated']:,} tokens")
+                rows, truncation_by_row = predictor.task.encode_checked(predictor.checkpoint, [text], predictor.options)
+                note = print_pieces(predictor.checkpoint.generator.stream(rows[0], predictor.options.generation)).note
+                print_notes(truncation_by_row.get(0, {}) | ({} if note is None else {"note": note}))
             return
         ((_, result),) = predictor.task.predict(predictor.checkpoint, [text], predictor.options)
-    if "truncated" in result:
-        print_note(f"the text was truncated to {result['truncated']:,} tokens")
-    if "note" in result:
-        print_note(f"manyheads: {result['note']}")
+    print_notes(result)
     if as_json:
         settings = {"settings": predictor.options.generation.effective_settings} if predictor.task.streams else {}
         print_json({"schema": 1} | result | settings)
     else:
         typer.echo("\n".join(predictor.task.format_result(result)))
+
+
+def print_pieces(pieces: Generator[str, None, GeneratedText]) -> GeneratedText:
+    """Prints a text as it grows; returns the whole."""
+    while True:
+        try:
+            typer.echo(next(pieces), nl=False)
+        except StopIteration as end:
+            typer.echo()
+            return end.value
+
+
+def print_notes(result: Tree) -> None:
+    """Prints what is to be said about a result, on standard error."""
+    if "truncated" in result:
+        print_note(f"the text was truncated to {result['truncated']:,} tokens")
+    if "note" in result:
+        print_note(f"manyheads: {result['note']}")

@@ -1,4 +1,4 @@
-"""`manyheads score`: log-probability, perplexity and surprise per token of given texts."""
+"""`manyheads score`: log-probability, perplexity and surprisal per token of given texts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from manyheads.generate.score import ScoredText
     from manyheads.spec import Tree
 
-# the style of a token by its surprise, from so many bits on; both colours are set, so they suit any background
+# the style of a token by its surprisal, from so many bits on; both colours are set, so they suit any background
 STYLES = {
     0.0: "",
     1.0: "#000000 on #fff0b8",
@@ -75,22 +75,22 @@ def score(
 ) -> None:
     """Show how probable a model finds given texts.
 
-    One text is shown with its tokens coloured by surprise, −log₂ p, or as a table if there is no terminal. Many texts,
+    One text is shown with its tokens coloured by surprisal, −log₂ p, or as a table if there is no terminal. Many texts,
     one per line, give one line each, in the same order: log-probability, perplexity, number of tokens and the text,
     separated by tabs. A blank line stays blank. With --json each line is one object with all tokens.
 
     Examples: manyheads score ./gpt2 " Paris" --context "The capital of France is" · manyheads score ./gpt2 --file
     poem.txt --whole · manyheads score runs/de-en "Good morning" --source "Guten Morgen"
     """
-    given = open_texts(text, file, whole=whole, encoding_errors=encoding_errors)
+    inputs = open_texts(text, file, whole=whole, encoding_errors=encoding_errors)
     load = partial(load_scorer, path, context, source, stride, device=device)
-    if not isinstance(given, str):
-        process_lines(given, path, load, as_json=as_json)
+    if not isinstance(inputs, str):
+        process_lines(inputs, path, load, as_json=as_json)
         return
     with Progress(f"loading {path}"):
         scorer = load()
-        (scored,) = scorer.score([given])
-    print_json({"schema": 1} | scorer.result(given, scored)) if as_json else print_scores(scored, stdout())
+        (scored,) = scorer.score([inputs])
+    print_json({"schema": 1} | scorer.result(inputs, scored)) if as_json else print_scores(scored, stdout())
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class Scorer:
         """A scored text as plain data."""
         options = {"context": self.context, "source": self.source}
         tokens = [
-            {"token": one.token, "id": one.id, "logprob": one.logprob, "surprise": one.surprise}
+            {"token": one.token, "id": one.id, "logprob": one.logprob, "surprisal": one.surprisal}
             for one in scored.tokens
         ]
         return {
@@ -177,9 +177,9 @@ def print_scores(scored: ScoredText, console: Console) -> None:
 
 
 def token_table(scored: ScoredText) -> RenderableType:
-    table = new_table(["token"], ["id", "log p", "surprise"])
+    table = new_table(["token"], ["id", "log p", "surprisal"])
     for one in scored.tokens:
-        numbers = ("–", "–") if one.logprob is None else (f"{one.logprob:.4f}", f"{one.surprise:.2f}")
+        numbers = ("–", "–") if one.logprob is None else (f"{one.logprob:.4f}", f"{one.surprisal:.2f}")
         table.add_row(json.dumps(one.token, ensure_ascii=False), str(one.id), *numbers)
     return table
 
@@ -188,24 +188,24 @@ def coloured_text(scored: ScoredText) -> Text:
     from rich.text import Text
 
     text = Text()
-    for characters, surprise in visible_tokens(scored):
-        text.append(characters, style=style_of(surprise))
+    for characters, surprisal in visible_tokens(scored):
+        text.append(characters, style=style_of(surprisal))
     return text
 
 
 def visible_tokens(scored: ScoredText) -> Iterator[tuple[str, float | None]]:
-    """Yields what is shown of each token, and its surprise; the tokens of one character are shown together."""
+    """Yields what is shown of each token, and its surprisal; the tokens of one character are shown together."""
     from manyheads.generate.text import REPLACEMENT
 
-    shown, surprise = "", None
+    shown, surprisal = "", None
     for one in scored.tokens:
         if shown and not one.text and REPLACEMENT in one.token:
-            surprise = None if surprise is None or one.surprise is None else surprise + one.surprise
+            surprisal = None if surprisal is None or one.surprisal is None else surprisal + one.surprisal
             continue
         if shown:
-            yield shown, surprise
-        shown, surprise = visible(one.text or f"{one.token} "), one.surprise
-    yield shown, surprise
+            yield shown, surprisal
+        shown, surprisal = visible(one.text or f"{one.token} "), one.surprisal
+    yield shown, surprisal
 
 
 def visible(text: str) -> str:
@@ -213,17 +213,17 @@ def visible(text: str) -> str:
     return "\n".join(one_line(line) for line in text.replace("\r\n", "\n").replace("\n", "↵\n").split("\n"))
 
 
-def style_of(surprise: float | None) -> str:
-    if surprise is None:
+def style_of(surprisal: float | None) -> str:
+    if surprisal is None:
         return UNSCORED
-    return STYLES[max((least for least in STYLES if least <= surprise), default=0.0)]
+    return STYLES[max((bound for bound in STYLES if bound <= surprisal), default=0.0)]
 
 
 def legend() -> Text:
-    """The scale of surprise, each range in its colours."""
+    """The scale of surprisal, each range in its colours."""
     from rich.text import Text
 
-    text = Text("surprise in bits: ")
-    for least, most in pairwise((*STYLES, math.inf)):
-        text.append(f" {least:g}–{most:g} " if most < math.inf else f" {least:g} or more ", style=STYLES[least])
+    text = Text("surprisal in bits: ")
+    for low, high in pairwise((*STYLES, math.inf)):
+        text.append(f" {low:g}–{high:g} " if high < math.inf else f" {low:g} or more ", style=STYLES[low])
     return text

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from manyheads.errors import ChatTemplateError
+from manyheads.errors import ChatTemplateError, InputError
 from manyheads.spec import shortened
 
 Message = Mapping[str, str]  # its role and its content
@@ -18,7 +18,7 @@ Message = Mapping[str, str]  # its role and its content
 PROGRAM = Path(__file__).with_name("template_process.py")
 SECONDS = 5  # of processor time for a conversation; a usual one needs a thousandth of it
 START_SECONDS = 60  # for the process to start, on a busy machine
-MAX_CHARACTERS = 1 << 24  # of the texts of one call
+MAX_CHARACTERS = 1 << 24  # of the text of a conversation
 MAX_BYTES = 1 << 29  # of memory
 
 
@@ -28,7 +28,7 @@ def render_template(
     """The text of each conversation, as `apply_chat_template` of transformers renders it.
 
     A template is a program, and the sandbox bounds neither its time nor its memory, so another process runs it, which
-    starts in a tenth of a second.
+    starts in a tenth of a second. A conversation that the template refuses, with raise_exception, is an InputError.
     """
     request = {
         "template": template,
@@ -49,19 +49,17 @@ def render_template(
             start_new_session=True,  # Ctrl-C is for us
             check=False,
         )
-    except subprocess.TimeoutExpired:
-        raise too_slow() from None
-    if done.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
-        raise too_slow()
+    except subprocess.TimeoutExpired as error:
+        raise ChatTemplateError(f"the chat template took over {error.timeout:.0f} seconds") from None
+    if done.returncode == -signal.SIGXCPU:
+        raise ChatTemplateError(f"the chat template took over {SECONDS} seconds for a conversation")
     if done.returncode != 0:  # the process was killed, or its interpreter failed
         reason = done.stderr.strip().rpartition("\n")[2] or f"its process ended with {done.returncode}"
         raise ChatTemplateError(f"the chat template failed: {shortened(reason, 300)}")
     result = json.loads(done.stdout)
+    if "refused" in result:
+        raise InputError(f"the chat template refuses it: {shortened(result['refused'], 300)}", result["index"])
     if "error" in result:
         raise ChatTemplateError(f"the chat template failed: {shortened(result['error'], 300)}")
     texts: list[str] = result["texts"]
     return texts
-
-
-def too_slow() -> ChatTemplateError:
-    return ChatTemplateError(f"the chat template took over {SECONDS} seconds for a conversation")

@@ -1,7 +1,7 @@
 """The program that renders chat templates in a process of its own, with little memory and time and no files.
 
-It reads a JSON object from standard input, {"template", "conversations", …}, and prints {"texts": […]} or {"error": …}.
-It imports nothing of manyheads, so that it starts fast. The environment of a template is that of transformers.
+It reads a JSON object from standard input, {"template", "conversations", …}, and prints {"texts": […]}, {"refused": …}
+or {"error": …}. It imports nothing of manyheads, so that it starts fast. The environment is that of transformers.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import resource
 import sys
+from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
@@ -62,8 +63,12 @@ class Generation(jinja2.ext.Extension):
         return str(caller())
 
 
+class RefusedError(Exception):
+    """A template does not accept a conversation, or makes too long a text of it."""
+
+
 def raise_exception(message: str) -> None:
-    raise jinja2.exceptions.TemplateError(message)
+    raise RefusedError(message)
 
 
 def tojson(
@@ -102,35 +107,36 @@ def limit_resources(max_bytes: int) -> None:
         limit(kind, 0)
 
 
-def render(request: dict[str, Any]) -> list[str]:
-    """The text of each conversation; a template that takes too long ends the process."""
+def render(request: dict[str, Any]) -> Iterator[str]:
+    """Yields the text of each conversation; a template that takes too long ends the process."""
     limit_resources(request["max_bytes"])
-    texts, rest = [], request["max_characters"]
     for i, messages in enumerate(request["conversations"]):
         usage = resource.getrusage(resource.RUSAGE_SELF)
         limit(resource.RLIMIT_CPU, int(usage.ru_utime + usage.ru_stime) + 1 + request["seconds"])
         if i == 0:
             template = environment().from_string(request["template"])
-        pieces = []
+        pieces, rest = [], request["max_characters"]
         for piece in template.generate(messages=messages, **request["variables"]):
             pieces.append(piece)
             rest -= len(piece)
             if rest < 0:
-                raise ValueError(f"its text has more than {request['max_characters']:,} characters")
-        texts.append("".join(pieces))
-    return texts
+                raise RefusedError(f"its text has more than {request['max_characters']:,} characters")
+        yield "".join(pieces)
 
 
 def main() -> None:
     request = json.load(sys.stdin)
     environment().from_string(WARM_UP).render()  # Python and Jinja import some modules at their first use
+    texts: list[str] = []
     try:
-        result: dict[str, Any] = {"texts": render(request)}
+        texts.extend(render(request))
+        result: dict[str, Any] = {"texts": texts}
+    except RefusedError as error:
+        result = {"refused": str(error)[:1000], "index": len(texts)}
     except MemoryError:
         result = {"error": "it needs too much memory"}
     except Exception as error:
-        kind = "" if type(error) in (jinja2.exceptions.TemplateError, ValueError) else f"{type(error).__name__}: "
-        result = {"error": f"{kind}{error}"[:1000]}
+        result = {"error": f"{type(error).__name__}: {error}"[:1000]}
     limit(resource.RLIMIT_AS, resource.getrlimit(resource.RLIMIT_AS)[1])
     json.dump(result, sys.stdout)
 

@@ -95,10 +95,11 @@ def encode_texts(
     error_type: type[ManyheadsError] = TokenizerError,
     *,
     offsets: bool = True,
-    **options: Any,
+    add_special_tokens: bool = True,
 ) -> list[Any]:
     """The encodings of texts, in bounded time. Without `offsets`, the positions of tokens are not computed."""
     encode, texts = tokenizer.encode_batch if offsets else tokenizer.encode_batch_fast, list(texts)
+    options = {} if add_special_tokens else {"add_special_tokens": False}  # not every tokenizer can leave them out
     return run_bounded(lambda: list(encode(texts, **options)), sum(map(len, texts)), error_type)
 
 

@@ -43,14 +43,15 @@ class PrefixCache:
     The output for a prompt is the same as without it.
     """
 
-    tokens: list[int] = field(default_factory=list)
-    state: Any = None
+    read: tuple[Tensor, Any] | None = None  # the tokens, and the state after them
 
-    def start(self, model: Model, tokens: list[int], capacity: int) -> tuple[Any, int]:
+    def start(self, model: Model, tokens: Tensor, capacity: int) -> tuple[Any, int]:
         """A state with room for `capacity` tokens, and how many of the prompt's tokens it has read, not the last."""
-        pairs = zip(self.tokens, tokens[:-1], strict=False)
-        length = next((i for i, (old, new) in enumerate(pairs) if old != new), min(len(self.tokens), len(tokens) - 1))
-        state = self.state.resume(length, capacity) if length else None
+        length = 0
+        if self.read is not None:
+            limit = min(len(self.read[0]), len(tokens) - 1)
+            length = int((self.read[0][:limit] == tokens[:limit]).cumprod(0).sum())
+        state = self.read[1].resume(length, capacity) if self.read is not None and length else None
         return (model.start(capacity=capacity), 0) if state is None else (state, length)
 
 
@@ -73,7 +74,7 @@ class Request:
         """The state before the first token, or that of the cache, and how many tokens of the prompt it has read."""
         if self.cache is None:
             return self.model.start(self.source, capacity=capacity), 0
-        return self.cache.start(self.model, self.prompt.tokens[0].tolist(), capacity)
+        return self.cache.start(self.model, self.prompt.tokens[0], capacity)
 
 
 class DecodingSpec(Part, slot="decoding", default="greedy"):
@@ -124,7 +125,7 @@ class RunningSequences:
         logits, self.state = self.request.model.step(self.inputs, self.state)
         self.last_logits = check_next_token_logits(token_at(logits, self.inputs.padding_mask, -1))
         if (cache := self.request.cache) is not None:
-            cache.state, cache.tokens = self.state, self.tokens[0].tolist()
+            cache.read = (self.tokens[0], self.state)
         return self.last_logits
 
     def filter(self, logits_BV: Tensor) -> Tensor:

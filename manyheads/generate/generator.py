@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import warnings
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -44,6 +43,8 @@ class TextGenerator:
         """Yields the generated text for a row of ids in pieces, each as soon as it is final; returns it whole."""
         if config.n != 1 or config.logprobs is not None:
             raise GenerationConfigError("a stream is the text of one sequence; n and logprobs are for generate")
+        if self.tokenizer is None:
+            raise CheckpointTokenizerError("a stream is text, and this checkpoint has no tokenizer")
         texts = TextStream(Detokenizer.of(self.tokenizer, self.decode), config.stop)
         for _, item in self.run([ids], config, cache):
             if not isinstance(item, int):
@@ -52,8 +53,6 @@ class TextGenerator:
                 yield piece
         if piece := texts.finish(result.text):
             yield piece
-        if result.note:
-            warnings.warn(result.note, stacklevel=2)
         return result
 
     def texts(self, rows: Sequence[list[int]], config: GenerationConfig) -> Iterator[tuple[int, list[GeneratedText]]]:
@@ -148,14 +147,12 @@ class TextGenerator:
 
     def check_room(self, lengths: Sequence[int], config: GenerationConfig) -> None:
         """Raises if a prompt leaves no position, or too few for the tokens that the caller wants to generate."""
-        least = config.max_new_tokens if config.max_new_tokens_given else 1
-        rooms = {length: self.room(length, config) for length in map(self.decoder_length, lengths)}
+        needed = config.max_new_tokens if config.max_new_tokens_given else 1
         for index, length in enumerate(map(self.decoder_length, lengths)):
-            room = rooms[length]
-            if room is not None and room < least:
+            if (room := self.room(length, config)) is not None and room < needed:
                 hint = f"set max_new_tokens to {room} or less, or leave it out to stop where the positions end"
                 raise InputLengthError(
-                    f"{length:,} tokens and {least:,} new ones are more than the model's {self.positions:,} positions",
+                    f"{length:,} tokens and {needed:,} new ones are more than the model's {self.positions:,} positions",
                     index,
                     hint=hint if room > 0 else "shorten the text",
                 )

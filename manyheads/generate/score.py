@@ -71,7 +71,7 @@ class ScoredToken:
     logprob: float | None  # ln p of the token after all before it; None for the first if nothing is before it
 
     @property
-    def surprise(self) -> float | None:
+    def surprisal(self) -> float | None:
         """−log₂ p, in bits."""
         return None if self.logprob is None else -self.logprob / math.log(2)
 
@@ -100,7 +100,7 @@ class ScoredText:
 
     @property
     def bits_per_token(self) -> float:
-        """The mean surprise."""
+        """The mean surprisal."""
         return -self.logprob / self.count / math.log(2)
 
 

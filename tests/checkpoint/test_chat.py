@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from contextlib import contextmanager, nullcontext, suppress
 
 import pytest
@@ -24,6 +25,8 @@ from small_checkpoints import folder_of
 
 import manyheads
 from manyheads import Checkpoint, Conversation
+from manyheads.errors import InputError
+from manyheads.spec import to_tree
 
 BYTES, WORD_TOKENIZER = byte_tokenizer(), word_tokenizer()
 
@@ -137,7 +140,7 @@ def test_a_model_that_cannot_chat_says_so():
         for ask in (lambda one: one.chat(ASKED), lambda one: list(one.stream_chat(ASKED)), Conversation):
             with raises(code):
                 ask(other)
-    with raises("checkpoint.chat-template"):
+    with raises("input.invalid", "no"):
         byte_checkpoint("{{ raise_exception('no') }}").chat(ASKED)
     with raises("generate.config"):
         checkpoint.chat(ASKED, max_new_tokens=0)
@@ -231,6 +234,7 @@ def talk(checkpoint, **settings):
         ("encoder-decoder", "prompt-lookup"),
     ],
 )
+@pytest.mark.filterwarnings("ignore:the text is longer than the 4 tokens")
 def test_a_conversation_answers_as_each_of_its_turns_alone(name, method):
     answers, alone = talk(word_checkpoint((MODELS | WITHOUT_PREFIX)[name]), **METHODS[method])
     assert [one.tokens for one in answers] == [one.tokens for one in alone]
@@ -253,7 +257,7 @@ def test_a_turn_reads_only_the_tokens_that_are_new(name, method):
             first, draft = read[0][: len(prompt) - common], read[0][len(prompt) - common :]
             assert first == prompt[common:]
             assert len(draft) <= METHODS[method].get("prompt_lookup_num_tokens", 0)
-            before = conversation.cache.tokens
+            before = conversation.cache.read[0].tolist()
             assert before == (prompt + conversation.answer.tokens)[: len(before)]
             assert len(before) >= len(prompt) + 3, "the answer was read too, except its end"
     assert common > 20
@@ -309,11 +313,60 @@ def test_a_message_that_raises_is_not_part_of_the_conversation():
         with raises(code):
             conversation.send(wrong)
         assert len(conversation.messages) == 2
+    broken = conversation.stream("word2")
+    next(broken)
+    with raises("input.invalid"):
+        broken.throw(InputError("an error in the middle of an answer"))
+    assert len(conversation.messages) == 2
     stream = conversation.stream("word2")
     stream.close()  # before the first piece
     assert len(conversation.messages) == 2
     conversation.send("word3")
     assert conversation.messages[-1]["content"] == checkpoint.chat(conversation.messages[:-1], max_new_tokens=5)
+
+
+def test_an_answer_of_default_length_ends_where_the_positions_end():
+    """Only an answer that the caller wants longer than the positions is refused."""
+    checkpoint = word_checkpoint(decoder(position={"kind": "learned", "length": 40}))
+    with pytest.warns(UserWarning, match="40"):
+        answer = checkpoint.chat([message("user", "word1")], details=True)
+    assert (answer.finish_reason, "40" in answer.note) == ("length", True)
+    conversation = Conversation(checkpoint)
+    assert conversation.send("word1") == answer.text
+    assert conversation.answer == answer
+    for ask in (checkpoint.chat, lambda messages, **limit: Conversation(checkpoint, **limit).send("word1")):
+        with raises("input.length", 39):
+            ask([message("user", "word1")], max_new_tokens=39)
+
+
+@pytest.mark.parametrize(("source", "target"), [(40, 200), (200, 40)])
+def test_the_prompt_of_an_encoder_decoder_fills_the_positions_of_the_encoder(source, target):
+    tree = to_tree(pair(position={"kind": "learned", "length": source}))
+    tree["decoder"]["position"] = {"kind": "learned", "length": target}
+    spec = manyheads.read_model(tree)
+    conversation = Conversation(word_checkpoint(spec), max_new_tokens=4, decoder_start_token_id=1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for i in range(9):
+            conversation.send(f"word{i}")
+    assert bool(conversation.num_dropped) == bool(caught) == (source == 40)
+
+
+def test_a_special_token_in_a_message_changes_no_other_token():
+    """Also with a tokenizer that prepends a space to a text, and special tokens that take the space after them."""
+    from tokenizers import AddedToken, pre_tokenizers
+
+    tokenizer = word_tokenizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    tokenizer.add_special_tokens([AddedToken(name, rstrip=True, special=True) for name in WORDS[1:9]])
+    checkpoint = chat_checkpoint(random_model(spec_with(decoder(), tokenizer)), tokenizer, TEMPLATES["turns"])
+    usual, other = (
+        checkpoint.encode_chats([[message("system", "word1 word2"), message("user", text)]])[0]
+        for text in ("x", "x<s>")
+    )
+    end = next(i for i, (one, two) in enumerate(zip(usual, other, strict=False)) if one != two)
+    assert end > 5
+    assert other[-(len(usual) - end - 1) :] == usual[end + 1 :]
 
 
 @pytest.mark.parametrize("settings", [{}, {"max_new_tokens": 3}])
@@ -339,8 +392,8 @@ def test_a_full_context_drops_the_oldest_turns_and_says_so(learned, settings):
             longer = conversation.messages_from(conversation.num_dropped - 2)[:-1]
             assert len(WORD_TOKENIZER.encode(word_prompt(longer)).ids) > room
         assert len(prompt) + len(conversation.answer.tokens) <= 41
-        most = min(settings.get("max_new_tokens", 512), 40 - len(prompt))
-        assert conversation.answer == checkpoint.generate(prompt, max_new_tokens=most, details=True)
+        limit = min(settings.get("max_new_tokens", 512), 40 - len(prompt) + learned)
+        assert conversation.answer.tokens == checkpoint.generate(prompt, max_new_tokens=limit)
     assert len(conversation.messages) == 16, "dropped messages are not forgotten"
     assert dropped[0] == 0
     assert dropped[-1] > 0

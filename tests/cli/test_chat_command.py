@@ -149,6 +149,12 @@ def test_what_is_wrong_from_the_start_is_an_error(model, tmp_path):
         assert error_of("predict", *arguments, "word1", check=check)["code"] == code
 
 
+def test_a_broken_template_ends_the_program(tmp_path):
+    wrong = chat_folder(tmp_path / "wrong", "{% for %}")
+    done = chat(wrong, ["word1", "word2"], check=4)
+    assert done.stdout == ""
+
+
 # ------------------------------------------------------------------------------------------------------ predict --chat
 
 

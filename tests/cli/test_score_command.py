@@ -24,7 +24,7 @@ def gpt2(tmp_path_factory):
 
 
 def as_tree(scored):
-    names = ("token", "id", "logprob", "surprise")
+    names = ("token", "id", "logprob", "surprisal")
     tokens = [{name: getattr(token, name) for name in names} for token in scored.tokens]
     return {"text": scored.text, "tokens": tokens} | {
         name: getattr(scored, name) for name in ("count", "logprob", "perplexity", "bits_per_token")
@@ -139,8 +139,8 @@ def test_the_colours_of_a_text_are_those_of_the_legend():
 
 def test_tokens_of_one_character_are_shown_together():
     units = dict(visible_tokens(SCORED))
-    assert units["漢"] == pytest.approx(SCORED.tokens[3].surprise + SCORED.tokens[4].surprise)
-    assert units["</s> "] == SCORED.tokens[5].surprise
+    assert units["漢"] == pytest.approx(SCORED.tokens[3].surprisal + SCORED.tokens[4].surprisal)
+    assert units["</s> "] == SCORED.tokens[5].surprisal
     assert units["a"] is None
 
 
@@ -149,7 +149,7 @@ def test_without_colours_every_token_has_a_row(options):
     text = shown(SCORED, **options)
     assert "48;" not in text
     rows = [line.split() for line in text.splitlines()]
-    assert sum(row[-1] == f"{SCORED.tokens[2].surprise:.2f}" for row in rows if row) == 1
+    assert sum(row[-1] == f"{SCORED.tokens[2].surprisal:.2f}" for row in rows if row) == 1
     assert sum('"' in line for line in text.splitlines()) == len(SCORED.tokens)
 
 

@@ -101,6 +101,7 @@ def test_a_row_with_too_many_logits_is_read_in_steps(name, monkeypatch):
 
 
 @pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.filterwarnings("ignore:the text is longer than")
 def test_a_generated_text_has_the_log_probabilities_that_generation_reports(name):
     checkpoint = Checkpoint(random_model(SHAPES[name]))
     if name in WITH_SOURCE:
@@ -139,7 +140,7 @@ def test_scores_are_those_of_transformers(name, tmp_path):
     assert (scored.count, scored.logprob) == (89, pytest.approx(-89 * mean))
     assert scored.perplexity == pytest.approx(math.exp(mean))
     assert scored.bits_per_token == pytest.approx(mean / math.log(2))
-    assert scored.tokens[3].surprise == pytest.approx(-math.log2(math.exp(expected[3])))
+    assert scored.tokens[3].surprisal == pytest.approx(-math.log2(math.exp(expected[3])))
 
 
 @pytest.mark.parametrize("name", ["bart", "t5"])
@@ -209,7 +210,7 @@ def test_a_token_of_context_and_text_belongs_to_the_text(byte_level):
 def test_without_bos_and_context_the_first_token_has_no_probability(tmp_path):
     checkpoint = manyheads.load(folder_of("gpt2", tmp_path / "gpt2", bos_token_id=None))
     first, *others = checkpoint.score("word1 word2 word3").tokens
-    assert (first.logprob, first.surprise) == (None, None)
+    assert (first.logprob, first.surprisal) == (None, None)
     assert all(token.logprob < 0 for token in others)
     after = checkpoint.score("word2 word3", context="word1 ")
     assert [token.logprob for token in after.tokens] == pytest.approx([token.logprob for token in others], abs=1e-5)

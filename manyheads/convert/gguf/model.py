@@ -55,7 +55,7 @@ def write_gguf(
     if tokenizer is None:
         warnings.warn("the model has no tokenizer, so llama.cpp can open the file but cannot read texts", stacklevel=3)
     vocabulary = write_vocabulary(tokenizer, config["vocab_size"], config)
-    if (template := chat_template(metadata.extra_files if metadata else {})) is not None:
+    if (template := read_chat_template(metadata.extra_files if metadata else {})) is not None:
         vocabulary["tokenizer.chat_template"] = template
     tied = frozenset({HEAD} if family.model_type in NEEDS_HEAD else ())
     table = family.table(model.spec, architecture, dict(model.named_parameters()))
@@ -74,7 +74,7 @@ def special_tokens(config: Mapping[str, Any], vocab_size: int) -> dict[str, int 
     return {key: token if type(token) is int and 0 <= token < vocab_size else None for key, token in ids.items()}
 
 
-def chat_template(extra_files: Mapping[str, bytes]) -> str | None:
+def read_chat_template(extra_files: Mapping[str, bytes]) -> str | None:
     """The chat template, from its own file or from tokenizer_config.json; None if there is none."""
     template = read_tokenizer_config(extra_files).get("chat_template")
     if isinstance(template, list):  # several with their names, as of version 4 of transformers

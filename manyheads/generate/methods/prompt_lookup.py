@@ -61,7 +61,7 @@ class PromptLookupSpec(DecodingSpec, kind="prompt-lookup"):
                 length += 1
             state, unread = state.truncate(torch.tensor([length], device=device)), tokens[-1:]
             if request.cache is not None:
-                request.cache.state, request.cache.tokens = state, tokens[:length]
+                request.cache.read = (torch.tensor(tokens[:length], device=device), state)
         return Hypothesis(new, is_finished, None, *(logprobs.of(0) if logprobs is not None else ()))
 
     def draft(self, tokens: list[int]) -> list[int]:
