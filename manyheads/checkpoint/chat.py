@@ -8,9 +8,16 @@ from bisect import bisect_left
 from collections.abc import Generator, Sequence
 from dataclasses import replace
 from functools import partial
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from manyheads.errors import CheckpointTokenizerError, InputLengthError, UnsupportedError, UsageError
+from manyheads.errors import (
+    CheckpointTokenizerError,
+    GenerationConfigError,
+    InputLengthError,
+    UnsupportedError,
+    UsageError,
+)
 from manyheads.files.chat_template import Message, render_template
 from manyheads.files.tokenizer import encode_texts
 from manyheads.generate.config import GenerationConfig, generation_config
@@ -85,20 +92,35 @@ def encode_chats(checkpoint: Checkpoint, conversations: Sequence[Sequence[Messag
     cannot end its turn or begin another.
     """
     require_chat_template(checkpoint)
-    added: dict[int, Any] = getattr(checkpoint.tokenizer, "get_added_tokens_decoder", dict)()
-    special = sorted((token.content for token in added.values() if token.special), key=len, reverse=True)
-    names = "|".join(map(re.escape, special)) or "(?!)"
-    marked = [
-        [dict(message, content=re.sub(names, rf"{OPEN}\g<0>{CLOSE}", message["content"])) for message in messages]
-        for messages in conversations
-    ]
-    # a text, and then names that are read as text and further texts, in turn
-    pieces = [re.split(f"{OPEN}({names}){CLOSE}", text) for text in render_chats(checkpoint, marked)]
-    texts, names_as_text = ([one for some in pieces for one in some[start::2]] for start in (0, 1))
-    encode = partial(encode_texts, error_type=CheckpointTokenizerError, add_special_tokens=False)
     recognising, plain = checkpoint.piece_tokenizers
+    encode = partial(encode_texts, error_type=CheckpointTokenizerError, add_special_tokens=False)
+    added: dict[int, Any] = getattr(checkpoint.tokenizer, "get_added_tokens_decoder", dict)()
+    special = {i for i, token in added.items() if token.special}
+    contents = list(dict.fromkeys(message["content"] for messages in conversations for message in messages))
+    spans = {
+        content: [span for i, span in zip(one.ids, one.offsets, strict=True) if i in special]
+        for content, one in zip(contents, encode(recognising, contents), strict=True)
+    }
+    marked = [
+        [dict(one, content=mark(one["content"], spans[one["content"]])) for one in some] for some in conversations
+    ]
+    rendered = render_chats(checkpoint, marked)
+    names = {content[start:end] for content, some in spans.items() for start, end in some}
+    if not names:
+        return [one.ids for one in encode(recognising, rendered)]
+    # a text, and then names that are read as text and further texts, in turn; a template may cut off a mark
+    pattern = f"{OPEN}({'|'.join(map(re.escape, sorted(names, key=len, reverse=True)))}){CLOSE}?"
+    pieces = [[one.replace(OPEN, "").replace(CLOSE, "") for one in re.split(pattern, text)] for text in rendered]
+    texts, names_as_text = ([one for some in pieces for one in some[start::2]] for start in (0, 1))
     encodings = (iter(encode(recognising, texts)), iter(encode(plain, names_as_text)))
     return [[token for i in range(len(some)) for token in next(encodings[i % 2]).ids] for some in pieces]
+
+
+def mark(text: str, spans: Sequence[tuple[int, int]]) -> str:
+    """The text with OPEN and CLOSE around these parts."""
+    for start, end in reversed(spans):
+        text = f"{text[:start]}{OPEN}{text[start:end]}{CLOSE}{text[end:]}"
+    return text
 
 
 # --------------------------------------------------------------------------------------------------------- conversation
@@ -118,7 +140,9 @@ class Conversation:
         self.system, self.messages = system, list[Message]()
         self.answer: GeneratedText | None = None  # the last one; None if it was stopped
         self.num_dropped = 0  # how many of the first messages were not read in the last turn
-        self.cache = PrefixCache()
+        self.cache, self.lock = PrefixCache(), Lock()
+        if self.config.n != 1 or self.config.logprobs is not None:
+            raise GenerationConfigError("an answer is one text; n and logprobs are for Checkpoint.chat")
 
     def send(self, text: str) -> str:
         """The answer to a message of the user."""
@@ -129,6 +153,8 @@ class Conversation:
 
         A message that raises, or is stopped before there is any answer, is not part of the conversation.
         """
+        if not self.lock.acquire(blocking=False):
+            self.check_idle()
         self.messages.append({"role": "user", "content": text})
         self.answer, pieces, is_answered = None, list[str](), False
         try:
@@ -149,17 +175,24 @@ class Conversation:
                 self.messages.append({"role": "assistant", "content": "".join(pieces)})
             else:
                 self.messages.pop()
+            self.lock.release()
 
     def undo(self) -> bool:
         """Removes the last message of the user and what follows it; returns whether there was one."""
+        self.check_idle()
         starts = self.turn_starts()
         del self.messages[starts[-1] if starts else 0 :]
         return bool(starts)
 
     def reset(self) -> None:
         """Removes all messages; the system prompt stays."""
+        self.check_idle()
         self.messages.clear()
         self.num_dropped = 0
+
+    def check_idle(self) -> None:
+        if self.lock.locked():
+            raise UsageError("an answer is still being generated; read it to its end, or close it")
 
     def messages_from(self, start: int = 0) -> list[Message]:
         """The system prompt, if there is one, and the messages from `start` on."""

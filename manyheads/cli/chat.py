@@ -107,7 +107,7 @@ def talk(conversation: Conversation) -> None:
     interrupted = False
     while True:
         try:
-            respond(conversation, read_message(input_line))
+            respond(conversation, *read_message(input_line))
             interrupted = False
         except EOFError:
             print(file=sys.stderr)
@@ -137,7 +137,7 @@ def answer_lines(conversation: Conversation) -> None:
 
     while True:
         try:
-            respond(conversation, read_message(next_line))
+            respond(conversation, *read_message(next_line))
         except EOFError:
             break
         except (InputError, DataError, UsageError) as error:
@@ -161,17 +161,23 @@ def input_line(prompt: str) -> str:
         raise EncodingError(f"the line is not text in {sys.stdin.encoding}") from None
 
 
-def read_message(read_line: Callable[[str], str]) -> str:
-    """A message of one line, or of several."""
-    text = read_line(PROMPT)
+def read_message(read_line: Callable[[str], str]) -> tuple[str, bool]:
+    """A message of one line, or of several, and whether it is a command."""
+    text, wrong = read_line(PROMPT), None
     if text.startswith(QUOTES):
         text = text.removeprefix(QUOTES)
         while not text.rstrip().endswith(QUOTES):
-            text = continued(text, read_line)
-        return text.rstrip().removesuffix(QUOTES).strip("\n")
+            try:
+                text = continued(text, read_line)
+            except EncodingError as error:  # the rest of the message is read, so that it is not taken for others
+                wrong = error
+        if wrong is not None:
+            raise wrong
+        return text.rstrip().removesuffix(QUOTES).strip("\n"), False
+    is_command = text.startswith("/")
     while text.endswith("\\"):
         text = continued(text[:-1], read_line)
-    return text
+    return text, is_command
 
 
 def continued(text: str, read_line: Callable[[str], str]) -> str:
@@ -183,12 +189,12 @@ def continued(text: str, read_line: Callable[[str], str]) -> str:
         raise DataError("the input ends in the middle of a message of several lines") from None
 
 
-def respond(conversation: Conversation, text: str) -> None:
+def respond(conversation: Conversation, text: str, is_command: bool) -> None:
     """Runs a command, or prints the answer to a message as it grows; raises EOFError to leave."""
     if not text.strip():
         return
-    if text.startswith("/"):
-        name, _, argument = text.partition(" ")
+    if is_command:
+        name, argument = (*text.split(maxsplit=1), "")[:2]
         run_command(conversation, name, argument.strip())
         return
     before = len(conversation.messages)

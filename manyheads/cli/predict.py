@@ -156,14 +156,15 @@ def predict(
         raise UsageError("--system is for a chat", hint="add --chat")
     if truncate and chat:
         raise UsageError("--truncate and --chat exclude each other: a truncated prompt is not a conversation")
-    if stream and loops:
-        raise UsageError("--loops and --stream exclude each other")
+    if stream and (loops or as_json):
+        raise UsageError(f"--{'loops' if loops else 'json'} and --stream exclude each other")
     inputs = open_texts(text, file, whole=whole, encoding_errors=encoding_errors)
     load = partial(
         load_predictor, path, settings, truncate=truncate, loops=loops, device=device, chat=chat, system=system
     )
     if isinstance(inputs, str):
-        streams = stream if stream is not None else sys.stdout.isatty() and not (as_json or n > 1 or loops)
+        is_plain = not (as_json or loops or "logprobs" in settings or settings.get("n", 1) != 1)
+        streams = stream if stream is not None else sys.stdout.isatty() and is_plain
         predict_text(inputs, path, load, as_json=as_json, stream=streams)
     else:
         process_lines(inputs, path, load, as_json=as_json)

@@ -79,6 +79,12 @@ class GenerationConfig:
         return tokens[: next((i for i, token in enumerate(tokens) if token in self.eos_token_id), len(tokens))]
 
 
+def stop_strings(stop: Any) -> tuple[str, ...]:
+    if not isinstance(stop, str | list | tuple):
+        raise GenerationConfigError(f"stop is {quoted(stop)}, expected a text or a list of texts")
+    return (stop,) if isinstance(stop, str) else tuple(stop)
+
+
 def check_integer(name: str, value: Any, low: int, high: int) -> None:
     if type(value) is not int or not low <= value <= high:
         raise GenerationConfigError(f"{name} is {quoted(value)}, expected an integer from {low} to {high:,}")
@@ -144,7 +150,7 @@ def generation_config(
         filters=active_filters,
         seed=seed,
         n=n,
-        stop=base.stop if stop is None else (stop,) if isinstance(stop, str) else tuple(stop),
+        stop=base.stop if stop is None else stop_strings(stop),
         logprobs=logprobs,
         eos_token_id=base.eos_token_id,
         decoder_start_token_id=start,

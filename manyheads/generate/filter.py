@@ -82,8 +82,8 @@ def remove(tokens: tuple[int, ...], logits_BV: Tensor) -> Tensor:
 
 
 def check_tokens(tokens: tuple[int, ...], logits_BV: Tensor) -> None:
-    if tokens and max(tokens) >= logits_BV.shape[1]:
-        raise UnsupportedError(f"token {max(tokens)} is outside the vocabulary of {logits_BV.shape[1]}")
+    if wrong := [token for token in tokens if not 0 <= token < logits_BV.shape[1]]:
+        raise UnsupportedError(f"token {wrong[0]} is outside the vocabulary of {logits_BV.shape[1]}")
 
 
 def token_counts(tokens_BL: Tensor, vocab: int) -> Tensor:

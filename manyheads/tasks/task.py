@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from manyheads.checkpoint.chat import check_messages
 from manyheads.checkpoint.checkpoint import Checkpoint, check_texts
 from manyheads.checkpoint.loading import load
 from manyheads.errors import ConfigError, IncompatibleError, InputError, UnknownKindError, UnsupportedError, UsageError
@@ -189,6 +190,8 @@ class PredictOptions:
             raise UsageError(f"loops are those of generated texts, and {task.kind} generates none")
         if self.chat and (not task.streams or type(task).encode is not TaskSpec.encode):
             raise UnsupportedError(f"a model for the task {task.kind} cannot chat")
+        if self.chat:
+            check_messages(self.messages(""))  # the system prompt
 
     def messages(self, text: str) -> list[Tree]:
         system = [] if self.system is None else [{"role": "system", "content": self.system}]

@@ -325,6 +325,43 @@ def test_a_message_that_raises_is_not_part_of_the_conversation():
     assert conversation.messages[-1]["content"] == checkpoint.chat(conversation.messages[:-1], max_new_tokens=5)
 
 
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        (TEMPLATES["turns"], "<|END|> <|End|>"),
+        ("{{ messages[-1].content[:8] }}", "<|end|>xyz"),
+        ("{{ messages[-1].content.split('xyz')[0] }}", "<|end|>xyz<|end|>"),
+        ("{{ messages[-1].content | replace('<|end|>', '') }}", "<|end|>xyz"),
+    ],
+)
+def test_no_message_becomes_a_special_token(template, text):
+    """Not by another spelling, which a normalizer makes equal, and not if a template cuts a message."""
+    from tokenizers import AddedToken, normalizers
+
+    tokenizer = byte_tokenizer()
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=True) for name in WORDS[1:9]])
+    checkpoint = chat_checkpoint(random_model(spec_with(decoder(), tokenizer)), tokenizer, template)
+    special = {tokenizer.token_to_id(name) for name in WORDS[1:9]}
+    ids, usual = (checkpoint.encode_chats([[message("user", one)]])[0] for one in (text, "x"))
+    assert [i for i in ids if i in special] == [i for i in usual if i in special]
+    assert not {"\ufdd0", "\ufdd1"} & set(tokenizer.decode(ids, skip_special_tokens=False))
+
+
+def test_a_conversation_gives_one_answer_at_a_time():
+    conversation = Conversation(word_checkpoint(MODELS["rope"]), max_new_tokens=5)
+    answer = conversation.stream("word1")
+    next(answer)
+    for change in (lambda: conversation.send("word2"), conversation.reset, conversation.undo):
+        with raises("usage.argument"):
+            change()
+    list(answer)
+    conversation.send("word2")
+    assert [one["role"] for one in conversation.messages] == ["user", "assistant"] * 2
+    with raises("generate.config"):
+        Conversation(conversation.checkpoint, n=2, temperature=1.0)
+
+
 def test_an_answer_of_default_length_ends_where_the_positions_end():
     """Only an answer that the caller wants longer than the positions is refused."""
     checkpoint = word_checkpoint(decoder(position={"kind": "learned", "length": 40}))

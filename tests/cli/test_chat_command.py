@@ -43,7 +43,7 @@ def answers_of(folder, questions, system=None, **settings):
 
 
 def chat(folder, lines, *options, check=0, **more):
-    text = "".join(f"{line}\n" for line in lines).encode()
+    text = b"".join((line if isinstance(line, bytes) else line.encode()) + b"\n" for line in lines)
     return run("chat", folder, "--max-new-tokens", 4, *options, stdin=text, check=check, **more)
 
 
@@ -147,6 +147,11 @@ def test_what_is_wrong_from_the_start_is_an_error(model, tmp_path):
         ([wrong, "--chat"], 4, "checkpoint.chat-template"),
     ):
         assert error_of("predict", *arguments, "word1", check=check)["code"] == code
+
+
+def test_a_message_in_quotes_is_no_command_and_costs_itself_alone(model):
+    done = chat(model, ['"""', "/word1", '"""', '"""', "word2", b"\xff", "word3", '"""', "word4"], check=3)
+    assert done.stdout.splitlines() == answers_of(model, ["/word1", "word4"])
 
 
 def test_a_broken_template_ends_the_program(tmp_path):

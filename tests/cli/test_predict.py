@@ -373,6 +373,7 @@ def test_a_path_and_one_text_or_several_from_python(tmp_path):
         (["TEXT", "--max-new-tokens", 0], "generate.config", "max_new_tokens"),
         (["TEXT", "--decoding", ""], "usage.argument", "decoding"),
         (["--encoding-errors", "skip"], "usage.argument", "encoding-errors"),
+        (["TEXT", "--stream"], "usage.argument", "stream"),
     ],
 )
 def test_wrong_options_are_refused_before_anything_is_read(arguments, code, name, tmp_path):

@@ -201,3 +201,10 @@ def test_too_many_bad_words_are_refused():
     with raises("generate.config", "bad_words_ids"):
         generation_config(bad_words_ids=[[token] for token in range(MAX_SEQUENCES + 1)])
     assert isinstance(choose_filter({"kind": "bad-words", "bad_words_ids": [[3]] * 50_000}), Part)
+
+
+@pytest.mark.parametrize("name", ["forced_prefix_ids", "suppress_tokens", "begin_suppress_tokens"])
+def test_a_token_outside_the_vocabulary_is_refused(name):
+    config = generation_config(**{name: [-1]})
+    with raises("model.unsupported", -1):
+        config.filter(torch.zeros(1, 9), torch.tensor([[3]]), 0)

@@ -134,3 +134,9 @@ def test_the_distribution_that_is_sampled_is_that_of_transformers(settings, tmp_
     own = generation_config(ours.generation_settings, max_new_tokens=1)
     torch.testing.assert_close(own.filter(ours.logits(ids)[:, -1], ids, 0).softmax(-1), expected, rtol=1e-4, atol=1e-6)
     assert own.decoding.kind == "sample"
+
+
+@pytest.mark.parametrize("stop", [3, {"a": 1}, [3], b"x"])
+def test_a_wrong_stop_string_has_a_code(stop):
+    with raises("generate.config", "stop"):
+        generation_config(stop=stop)
