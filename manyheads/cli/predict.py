@@ -279,7 +279,7 @@ def print_pieces(pieces: Generator[str, None, GeneratedText]) -> GeneratedText:
 
 
 def print_notes(result: Tree) -> None:
-    """Prints what is to be said about a result, on standard error."""
+    """Prints the notes of a result on standard error."""
     if "truncated" in result:
         print_note(f"the text was truncated to {result['truncated']:,} tokens")
     if "note" in result:
