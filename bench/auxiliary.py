@@ -25,8 +25,8 @@ from manyheads import build, read_model
 from manyheads.parts.core import InnerProduct
 from manyheads.parts.inputs import Inputs
 from manyheads.tasks.auxiliary import FocusSpec, loss_with_auxiliary, term_counts, total_loss
+from manyheads.tasks.batch import Batch
 from manyheads.tasks.language import CausalSpec
-from manyheads.tasks.task import Batch
 
 VOCAB = 512
 FOCUS = (FocusSpec(weight=0.1),)

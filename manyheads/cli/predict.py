@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from manyheads.checkpoint.checkpoint import Checkpoint
     from manyheads.generate.text import GeneratedText
     from manyheads.spec import Tree
-    from manyheads.tasks.task import PredictOptions, TaskSpec
+    from manyheads.tasks.prediction import PredictOptions
+    from manyheads.tasks.task import TaskSpec
 
 MaxNewTokens = Annotated[
     int | None,
@@ -235,7 +236,8 @@ def load_predictor(
     from manyheads.checkpoint.loading import load
     from manyheads.generate.config import generation_config
     from manyheads.model.build import resolve_device
-    from manyheads.tasks.task import PredictOptions, task_of
+    from manyheads.tasks.prediction import PredictOptions
+    from manyheads.tasks.task import task_of
 
     checkpoint = load(path, device=resolve_device(device))
     checkpoint.check_reads_text()
@@ -244,7 +246,7 @@ def load_predictor(
         chat_config(checkpoint, **settings) if chat else generation_config(checkpoint.generation_settings, **settings)
     )
     options = PredictOptions(generation, loops=loops, chat=chat, system=system)
-    options.check_task(task)
+    task.check_options(options)
     if truncate:
         checkpoint = task.with_truncation(checkpoint, generation)
     return Predictor(checkpoint, task, options)

@@ -103,7 +103,7 @@ class Scorer:
     stride: int | None
 
     def score(self, texts: Sequence[str]) -> list[ScoredText]:
-        from manyheads.tasks.task import parse_row
+        from manyheads.tasks.prediction import parse_row
 
         def read(text: str | None, index: int = 0) -> Any:
             return text if text is None or self.checkpoint.tokenizer is not None else parse_row(text, index)

@@ -31,7 +31,8 @@ from manyheads.model.stack import Stack
 from manyheads.parts.inputs import Inputs
 from manyheads.parts.mask import MaskSpec
 from manyheads.spec import Part, field
-from manyheads.tasks.task import Batch, Loss, SpecialTokens, TaskSpec
+from manyheads.tasks.batch import Batch, Loss, SpecialTokens
+from manyheads.tasks.task import TaskSpec
 
 StackName = Literal["encoder", "decoder"]
 

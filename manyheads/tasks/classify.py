@@ -18,9 +18,11 @@ from manyheads.metrics.baselines import Majority, NaiveBayes
 from manyheads.metrics.classes import class_scores, confusion_matrix
 from manyheads.parts.inputs import Inputs, pad_rows
 from manyheads.spec import Tree, quoted
+from manyheads.tasks.batch import Batch, EncodedRow, SpecialTokens
 from manyheads.tasks.evaluation import EvalResult, Evaluation, class_names
+from manyheads.tasks.prediction import PredictOptions
 from manyheads.tasks.suggestion import Lines, Suggestion
-from manyheads.tasks.task import Batch, EncodedRow, PredictOptions, SpecialTokens, TaskSpec, cut_patches
+from manyheads.tasks.task import TaskSpec, cut_patches
 
 REGRESSION, MULTI_LABEL, SINGLE_LABEL = "regression", "multi_label_classification", "single_label_classification"
 PROBLEM_TYPES = (REGRESSION, MULTI_LABEL, SINGLE_LABEL)  # values of problem_type in a Hugging Face config

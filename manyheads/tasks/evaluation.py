@@ -18,7 +18,8 @@ from manyheads.errors import UnsupportedError, UsageError
 from manyheads.generate.config import CheckpointSettings, GenerationConfig, generation_config
 from manyheads.model.finite import check_finite
 from manyheads.spec import MAX_COUNT, Tree, quoted
-from manyheads.tasks.task import IGNORE_INDEX, Loss, LossSum, SpecialTokens, TaskSpec, cut_patches
+from manyheads.tasks.batch import IGNORE_INDEX, Loss, LossSum, SpecialTokens
+from manyheads.tasks.task import TaskSpec, cut_patches
 
 WINDOW = 1024  # tokens per window of a long text if the model has no limit
 BATCH_TOKENS, BATCH_LOGITS = 8192, 1 << 25  # maximum numbers of tokens and of logits per batch

@@ -17,17 +17,10 @@ from manyheads.model.spec import ModelSpec
 from manyheads.model.transformer import Transformer
 from manyheads.parts.inputs import Inputs
 from manyheads.spec import Tree, field
+from manyheads.tasks.batch import IGNORE_INDEX, Batch, EncodedRow, Loss, SpecialTokens
 from manyheads.tasks.evaluation import EvalResult, Evaluation, evaluate_loss
 from manyheads.tasks.suggestion import Lines, Suggestion
-from manyheads.tasks.task import (
-    IGNORE_INDEX,
-    Batch,
-    EncodedRow,
-    Loss,
-    SpecialTokens,
-    TaskSpec,
-    cut_patches,
-)
+from manyheads.tasks.task import TaskSpec, cut_patches
 
 
 class MaeSpec(TaskSpec, kind="mae"):

@@ -33,25 +33,21 @@ from manyheads.metrics.likelihood import LogLikelihood
 from manyheads.model.spec import ModelSpec
 from manyheads.parts.inputs import pad_rows
 from manyheads.spec import Tree, field, quoted
-from manyheads.tasks.evaluation import WINDOW, EvalResult, Evaluation, evaluate_loss, finite_loss
-from manyheads.tasks.suggestion import Lines, Suggestion
-from manyheads.tasks.task import (
+from manyheads.tasks.batch import (
     IGNORE_INDEX,
     Batch,
     Chunk,
     EncodedRow,
     LossSum,
-    PackableTask,
-    PredictOptions,
     SpecialTokens,
-    TextTask,
-    ids_and_truncated,
     pad_targets,
-    parse_ids,
     seq2seq_batch,
     target_loss,
-    token_text,
 )
+from manyheads.tasks.evaluation import WINDOW, EvalResult, Evaluation, evaluate_loss, finite_loss
+from manyheads.tasks.prediction import PredictOptions, ids_and_truncated, parse_ids, token_text
+from manyheads.tasks.suggestion import Lines, Suggestion
+from manyheads.tasks.task import PackableTask, TextTask
 
 SENTINEL = re.compile(r"<extra_(id_)?\d+>")
 

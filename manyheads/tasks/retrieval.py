@@ -21,9 +21,11 @@ from manyheads.model.transformer import Transformer
 from manyheads.parts.head import Pool
 from manyheads.parts.inputs import Inputs, pad_rows
 from manyheads.spec import Tree, field
+from manyheads.tasks.batch import Batch, EncodedRow, Loss, SpecialTokens
 from manyheads.tasks.evaluation import EvalResult, Evaluation
+from manyheads.tasks.prediction import PredictOptions
 from manyheads.tasks.suggestion import Lines, Suggestion
-from manyheads.tasks.task import Batch, EncodedRow, Loss, PredictOptions, SpecialTokens, TaskSpec
+from manyheads.tasks.task import TaskSpec
 
 
 class RetrievalSpec(TaskSpec, kind="retrieval"):

@@ -22,9 +22,10 @@ from manyheads.metrics.text import count_without_words, sacrebleu_signatures
 from manyheads.model.build import Model
 from manyheads.parts.inputs import Inputs
 from manyheads.spec import MAX_COUNT, Tree, field, to_tree
+from manyheads.tasks.batch import Batch, EncodedRow, Loss, SpecialTokens, seq2seq_batch, target_loss
 from manyheads.tasks.evaluation import EvalResult, Evaluation
 from manyheads.tasks.suggestion import Lines, Suggestion
-from manyheads.tasks.task import Batch, EncodedRow, Loss, SpecialTokens, TaskSpec, seq2seq_batch, target_loss
+from manyheads.tasks.task import TaskSpec
 
 LEAD = 12  # words of the source that the lead baseline copies
 BLEU_ORDER = 4  # the longest n-gram that BLEU counts

@@ -2,200 +2,29 @@
 
 from __future__ import annotations
 
-import re
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from dataclasses import field as dataclass_field
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from manyheads.checkpoint.chat import check_messages
 from manyheads.checkpoint.checkpoint import Checkpoint, check_texts
 from manyheads.checkpoint.loading import load
 from manyheads.errors import ConfigError, IncompatibleError, InputError, UnknownKindError, UnsupportedError, UsageError
 from manyheads.generate.config import GenerationConfig, generation_config
-from manyheads.generate.loops import find_repetition
-from manyheads.generate.text import GeneratedText
 from manyheads.model.build import Model
 from manyheads.model.spec import ModelSpec
-from manyheads.parts.head import Pool
-from manyheads.parts.inputs import Inputs, pad_rows
 from manyheads.spec import Part, Tree, located, quoted
+from manyheads.tasks.batch import Batch, Chunk, EncodedRow, Loss, SpecialTokens, target_loss
+from manyheads.tasks.prediction import PredictOptions, format_loop, generated_result, ids_and_truncated, parse_ids
 
 if TYPE_CHECKING:
     from manyheads.tasks.evaluation import EvalResult, Evaluation
     from manyheads.tasks.suggestion import Lines, Suggestion
-
-EncodedRow = tuple[np.ndarray, ...]  # one array per field: ids, the index of a class, or patches, L×pixels
-IGNORE_INDEX = -100  # target of a position that is not in the loss, as in torch
-
-
-@dataclass(frozen=True)
-class SpecialTokens:
-    """The special token ids of a tokenizer, and how texts are wrapped in them."""
-
-    pad: int = 0
-    bos: int = 1
-    eos: int = 2
-    unk: int = 3
-    mask: int = 4
-    vocab_size: int = 5
-    all_ids: tuple[int, ...] = (0, 1, 2, 3, 4)  # ids of all special tokens, and ids without a token
-    decoder_start_token_id: int | None = None  # if it is not `bos`
-    # the ids that a checkpoint's tokenizer adds before and after a text; None to use the task's template
-    prefix_suffix_ids: tuple[tuple[int, ...], tuple[int, ...]] | None = None
-    sentinels: tuple[int, ...] = ()  # the ids of `TaskSpec.additional_special_tokens`
-    pool: Pool | None = None  # the pooling that a checkpoint's files define
-
-    @cached_property
-    def ordinary_ids(self) -> np.ndarray:
-        """All ids that are not special tokens."""
-        return np.setdiff1d(np.arange(self.vocab_size), self.all_ids)
-
-    def prefix_and_suffix(self, template: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Returns the ids before and after a text, from the checkpoint's tokenizer or else from the template."""
-        if self.prefix_suffix_ids is not None:
-            return self.prefix_suffix_ids
-        ids = {"<s>": self.bos, "</s>": self.eos}
-        before, after = (tuple(ids[name] for name in part.split()) for part in template.split("$A"))
-        return before, after
-
-    def add_special_tokens(self, text: np.ndarray, template: str) -> np.ndarray:
-        before, after = self.prefix_and_suffix(template)
-        ids = np.concatenate((before, text, after)).astype(np.int64)
-        return ids if len(ids) else np.array([self.bos])
-
-    def target_ids(self, text: np.ndarray, template: str) -> np.ndarray:
-        """Returns the ids of a target, which are the text with its special tokens and always end in eos."""
-        ids = self.add_special_tokens(text, template)
-        return ids if ids[-1] == self.eos or self.prefix_suffix_ids is None else np.append(ids, self.eos)
-
-    @property
-    def decoder_prompt_ids(self) -> tuple[int, ...]:
-        """The decoder's input ids before the first target token: its start token and the tokenizer's prefix."""
-        start = self.bos if self.decoder_start_token_id is None else self.decoder_start_token_id
-        return (start, *(self.prefix_suffix_ids[0] if self.prefix_suffix_ids else ()))
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Inputs, and a target class or token per position, IGNORE_INDEX where there is none.
-
-    `source` is the input of an encoder: the source of a target, the document of a query, or the visible patches of
-    an image.
-    """
-
-    inputs: Inputs
-    targets: Tensor
-    source: Inputs | None = None
-    pool: Pool | None = None  # overrides the model's own pooling
-    # for guided attention, N×3: row, query position, key position
-    attention_targets: dict[str, Tensor] = dataclass_field(default_factory=dict)
-
-    def to(self, device: torch.device) -> Batch:
-        moved: dict[str, Any] = {
-            name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor | Inputs)
-        }
-        return replace(
-            self, **moved, attention_targets={name: value.to(device) for name, value in self.attention_targets.items()}
-        )
-
-    @property
-    def num_tokens(self) -> int:
-        """The number of tokens without padding."""
-        return self.inputs.num_tokens + (self.source.num_tokens if self.source else 0)
-
-
-@dataclass(frozen=True)
-class Loss:
-    """A loss as a sum and a count, divided once at the end, so that accumulation and padding are exact.
-
-    `correct` counts argmax hits, None where there is no argmax; `terms` are the auxiliary losses.
-    """
-
-    sum: Tensor
-    count: int
-    correct: int | None = 0
-    terms: dict[str, Loss] = dataclass_field(default_factory=dict)
-
-
-@dataclass
-class LossSum:
-    """The losses of several batches together."""
-
-    sum: float = 0.0
-    count: int = 0
-    correct: int | None = 0
-
-    def add(self, loss: Loss) -> None:
-        self.sum, self.count = self.sum + float(loss.sum), self.count + loss.count
-        self.correct = None if self.correct is None or loss.correct is None else self.correct + loss.correct
-
-    def metrics(self) -> dict[str, float]:
-        loss, count = {"loss": self.sum / max(1, self.count)}, max(1, self.count)
-        return loss if self.correct is None else loss | {"accuracy": self.correct / count}
-
-
-def cross_entropy(logits_NV: Tensor, targets: Tensor, smoothing: float = 0.0) -> Loss:
-    total = F.cross_entropy(logits_NV.float(), targets, reduction="sum", label_smoothing=smoothing)
-    correct = int((logits_NV.detach().argmax(dim=-1) == targets).sum())
-    return Loss(total, targets.numel(), correct)
-
-
-def target_loss(model: Model, batch: Batch, smoothing: float = 0.0) -> Loss:
-    """Returns the cross-entropy of a batch's targets, with label smoothing only in training."""
-    mask = batch.targets != IGNORE_INDEX
-    logits = model(batch.inputs, batch.source, logits_to_keep=mask)
-    return cross_entropy(logits, batch.targets[mask], smoothing if model.training else 0.0)
-
-
-def pad_targets(rows: Sequence[Sequence[int] | np.ndarray]) -> Tensor:
-    return pad_rows(rows, IGNORE_INDEX).tokens
-
-
-def seq2seq_batch(
-    pairs: Sequence[tuple[np.ndarray, np.ndarray]], special_tokens: SpecialTokens, template: str
-) -> Batch:
-    """Makes a batch of sources, and of targets shifted right behind the decoder's start token."""
-    sources = [special_tokens.add_special_tokens(text, template) for text, _ in pairs]
-    targets = [special_tokens.target_ids(text, template) for _, text in pairs]
-    shifted = [np.concatenate((special_tokens.decoder_prompt_ids[:1], ids[:-1])) for ids in targets]
-    return Batch(
-        pad_rows(shifted, special_tokens.pad), pad_targets(targets), source=pad_rows(sources, special_tokens.pad)
-    )
-
-
-@dataclass(frozen=True)
-class PredictOptions:
-    """Settings of `predict`."""
-
-    generation: GenerationConfig
-    num_fills: int = 5  # how many candidate tokens to report per mask
-    mask_token_id: int | None = None  # if the checkpoint has none
-    loops: bool = False  # whether to report the loop at the end of each generated text
-    chat: bool = False  # whether a text is a message to answer, after the system prompt
-    system: str | None = None
-
-    def check_task(self, task: TaskSpec) -> None:
-        """Raises if a task that generates no text is to find loops, or one that reads no plain text is to chat."""
-        if self.loops and not task.streams:
-            raise UsageError(f"loops are those of generated texts, and {task.kind} generates none")
-        if self.chat and (not task.streams or type(task).encode is not TaskSpec.encode):
-            raise UnsupportedError(f"a model for the task {task.kind} cannot chat")
-        if self.chat:
-            check_messages(self.messages(""))  # the system prompt
-
-    def messages(self, text: str) -> list[Tree]:
-        system = [] if self.system is None else [{"role": "system", "content": self.system}]
-        return [*system, {"role": "user", "content": text}]
 
 
 class TaskSpec(Part, slot="task"):
@@ -296,6 +125,15 @@ class TaskSpec(Part, slot="task"):
         generates = checkpoint.model.can_generate if self.generates_tokens is None else self.generates_tokens
         same = (checkpoint.has_source, checkpoint.model.can_generate) == (self.has_source, generates)
         return checkpoint.spec.head.output in self.head_outputs and same
+
+    def check_options(self, options: PredictOptions) -> None:
+        """Raises if a task that generates no text is to find loops, or one that reads no plain text is to chat."""
+        if options.loops and not self.streams:
+            raise UsageError(f"loops are those of generated texts, and {self.kind} generates none")
+        if options.chat and (not self.streams or type(self).encode is not TaskSpec.encode):
+            raise UnsupportedError(f"a model for the task {self.kind} cannot chat")
+        if options.chat:
+            check_messages(options.messages(""))  # the system prompt
 
     def encode(
         self, checkpoint: Checkpoint, texts: Sequence[str], options: PredictOptions
@@ -432,15 +270,6 @@ class PackableTask(TextTask):
         """Makes a batch of chunks, one per row."""
 
 
-@dataclass(frozen=True)
-class Chunk:
-    """A text or a part of it; special tokens are added only at the ends of the text."""
-
-    text: np.ndarray
-    is_start: bool = True
-    is_end: bool = True
-
-
 def predict(
     checkpoint: Checkpoint | str | Path,
     text: str | Sequence[str],
@@ -470,7 +299,7 @@ def predict(
     if not isinstance(text, str | Sequence):
         raise InputError(f"given {quoted(text)}, expected a text or a list of texts")
     texts, task = [text] if isinstance(text, str) else list(text), task_of(checkpoint)
-    options.check_task(task)
+    task.check_options(options)
     if truncate:
         checkpoint = task.with_truncation(checkpoint, generation)
     results = dict(task.predict(checkpoint, texts, options))
@@ -495,92 +324,6 @@ def task_of(checkpoint: Checkpoint) -> TaskSpec:
         return min(fitting, key=lambda task: checkpoint.spec.head.output not in task.head_outputs)
     head = f"{checkpoint.spec.architecture} with the head '{checkpoint.spec.head.kind}'"
     raise UnsupportedError(f"no task fits this model ({head})")
-
-
-def ids_and_truncated(encodings: Sequence[Any]) -> tuple[list[list[int]], dict[int, Tree]]:
-    """Returns the ids of each encoding, and how many tokens are left of each truncated one."""
-    truncated = {i: {"truncated": len(one.ids)} for i, one in enumerate(encodings) if one.overflowing}
-    return [one.ids for one in encodings], truncated
-
-
-def generated_result(checkpoint: Checkpoint, texts: Sequence[GeneratedText], *, loops: bool = False) -> Tree:
-    """The best generated text as plain data; the others, if there are several, are under `sequences`."""
-    results = [
-        {"generated": one.tokens if checkpoint.tokenizer is None else one.text, "finish_reason": one.finish_reason}
-        | ({} if one.score is None else {"score": one.score})
-        | ({} if one.note is None else {"note": one.note})
-        | ({} if one.logprobs is None else {"logprobs": token_logprobs(checkpoint, one)})
-        | ({"loop": loop_at_end(checkpoint, one)} if loops else {})
-        for one in texts
-    ]
-    return results[0] | ({"sequences": results} if len(results) > 1 else {})
-
-
-def loop_at_end(checkpoint: Checkpoint, text: GeneratedText) -> Tree | None:
-    """What the last tokens of a text repeat; None if they do not, or if the text ended by itself."""
-    loop = find_repetition(text.tokens) if text.finish_reason == "length" else None
-    if loop is None:
-        return None
-    first = text.tokens[loop.prefix : loop.prefix + loop.period]
-    names = " ".join(map(checkpoint.generator.token_name, first))  # of special tokens, which have no text
-    return {
-        "prefix": loop.prefix,
-        "period": loop.period,
-        "repeats": (len(text.tokens) - loop.prefix) // loop.period,
-        "text": checkpoint.decode(first) or names,
-    }
-
-
-def format_loop(loop: Tree | None) -> str:
-    """Formats a loop as one line of text."""
-    if loop is None:
-        return "no loop"
-    text = loop["text"] if isinstance(loop["text"], str) else " ".join(map(str, loop["text"]))
-    return f"loop after {loop['prefix']:,} tokens: {loop['period']:,} tokens, {loop['repeats']:,} times: {quoted(text)}"
-
-
-def token_logprobs(checkpoint: Checkpoint, text: GeneratedText) -> list[Tree]:
-    """Each token with its log-probability and the most probable tokens of its step."""
-    rows = zip(text.tokens, text.logprobs or (), text.top_logprobs or (), strict=False)
-    return [
-        {
-            "token": checkpoint.generator.token_name(token),
-            "id": token,
-            "logprob": logprob,
-            "top": [list(one) for one in top],
-        }
-        for token, logprob, top in rows
-    ]
-
-
-def parse_row(text: str, index: int = 0) -> list[int]:
-    """Parses the token ids of a text, for a model without a tokenizer."""
-    if not re.fullmatch(r"\s*\d{1,9}(\s+\d{1,9})*\s*", text):
-        raise InputError(
-            f"given {quoted(text)}, but the checkpoint has no tokenizer",
-            index,
-            hint="give token ids, such as '3 14 15'",
-        )
-    return [int(word) for word in text.split()]
-
-
-def parse_ids(checkpoint: Checkpoint, texts: Sequence[str]) -> list[list[int]]:
-    """Parses token ids that a model can read."""
-    rows, vocab = [], checkpoint.spec.source_vocab or checkpoint.spec.vocab
-    for index, text in enumerate(texts):
-        rows.append(parse_row(text, index))
-        checkpoint.check_length(len(rows[-1]), index)
-        if isinstance(vocab, int) and (largest := max(rows[-1])) >= vocab:
-            raise InputError(f"token {largest} is outside the {vocab:,} tokens of the model", index)
-    return rows
-
-
-def token_text(checkpoint: Checkpoint, token: int) -> str:
-    """Decodes one token as text."""
-    if checkpoint.tokenizer is None:
-        return str(token)
-    text = str(checkpoint.decode([token])).strip()
-    return text or str(checkpoint.tokenizer.id_to_token(token))  # decoding drops special tokens
 
 
 def cut_patches(rows: list[Any], fields: Sequence[str], model: ModelSpec) -> list[Any]:

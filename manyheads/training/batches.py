@@ -14,7 +14,8 @@ from manyheads.data.order import batch_by_length, pack_documents, sample_indices
 from manyheads.data.tokenized import TokenRows
 from manyheads.parts.inputs import Inputs
 from manyheads.tasks.auxiliary import add_attention_targets
-from manyheads.tasks.task import IGNORE_INDEX, Batch, PackableTask
+from manyheads.tasks.batch import IGNORE_INDEX, Batch
+from manyheads.tasks.task import PackableTask
 from manyheads.training.prepare import PreparedRun
 from manyheads.training.store import TrainState
 

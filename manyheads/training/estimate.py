@@ -13,7 +13,7 @@ import torch
 
 from manyheads.model.build import Model, resolve_device
 from manyheads.spec import Tree, to_tree
-from manyheads.tasks.task import Batch
+from manyheads.tasks.batch import Batch
 from manyheads.training.batches import BatchStream
 from manyheads.training.events import Step
 from manyheads.training.folder import check_folder, config_changes, data_hashes

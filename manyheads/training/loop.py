@@ -24,7 +24,7 @@ from manyheads.files.write import free_bytes, write_atomic
 from manyheads.model.build import Model, resolve_device
 from manyheads.spec import Tree
 from manyheads.tasks.auxiliary import loss_with_auxiliary, term_counts, total_loss
-from manyheads.tasks.task import IGNORE_INDEX, Batch, LossSum
+from manyheads.tasks.batch import IGNORE_INDEX, Batch, LossSum
 from manyheads.training.batches import BatchPlan, BatchStream
 from manyheads.training.events import (
     Change,

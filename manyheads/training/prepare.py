@@ -25,7 +25,8 @@ from manyheads.model.build import Model, build
 from manyheads.model.spec import ModelSpec, StackSpec, read_model
 from manyheads.model.transformer import Transformer
 from manyheads.spec import copy_tree, did_you_mean, located, merge_trees, quoted, to_tree
-from manyheads.tasks.task import SpecialTokens, TaskSpec, cut_patches
+from manyheads.tasks.batch import SpecialTokens
+from manyheads.tasks.task import TaskSpec, cut_patches
 from manyheads.training.events import Event, Initialized, Truncated
 from manyheads.training.lora import adapter_names, add_lora
 from manyheads.training.run import RunSpec

@@ -13,7 +13,7 @@ from manyheads.errors import OutOfDiskError, OutOfMemoryError
 from manyheads.files.write import free_bytes
 from manyheads.model.build import Model, build_meta
 from manyheads.model.size import BYTES, MAX_RECURRENT_LENGTH, dummy_inputs, format_bytes, saved_bytes
-from manyheads.tasks.task import Batch
+from manyheads.tasks.batch import Batch
 from manyheads.training.batches import BatchPlan
 from manyheads.training.lora import add_lora
 from manyheads.training.optim import trainable

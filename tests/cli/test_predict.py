@@ -20,7 +20,8 @@ from tokenizers import Tokenizer, decoders
 import manyheads
 from manyheads.cli.inputs import CHUNK
 from manyheads.generate.config import GenerationConfig
-from manyheads.tasks.task import PredictOptions, task_of
+from manyheads.tasks.prediction import PredictOptions
+from manyheads.tasks.task import task_of
 from manyheads.training.prepare import prepare
 from manyheads.training.run import read_run
 

@@ -29,8 +29,8 @@ from manyheads.convert.weights import Ignored, WeightTable
 from manyheads.errors import CheckpointConfigError, ConfigError, ExportError, ManyheadsError, UnknownArchitectureError
 from manyheads.parts.feedforward import ACTIVATIONS
 from manyheads.spec import SLOTS, to_tree
+from manyheads.tasks.batch import IGNORE_INDEX, SpecialTokens
 from manyheads.tasks.images import MaeSpec
-from manyheads.tasks.task import IGNORE_INDEX, SpecialTokens
 
 FIRST_CASES = {case[1]: name for name, case in reversed(CASES.items())}.values()  # the first one of each family
 

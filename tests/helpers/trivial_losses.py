@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from manyheads.tasks.task import IGNORE_INDEX
+from manyheads.tasks.batch import IGNORE_INDEX
 from manyheads.training.batches import BatchPlan
 
 

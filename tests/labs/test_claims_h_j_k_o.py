@@ -39,9 +39,10 @@ from manyheads.tasks.auxiliary import (
     loss_with_auxiliary,
     total_loss,
 )
+from manyheads.tasks.batch import IGNORE_INDEX, Batch, SpecialTokens
 from manyheads.tasks.images import MaeSpec
 from manyheads.tasks.language import CausalSpec, InfillSpec, MaskedSpec
-from manyheads.tasks.task import IGNORE_INDEX, Batch, SpecialTokens, TaskSpec
+from manyheads.tasks.task import TaskSpec
 from manyheads.training.evaluate import evaluate
 from manyheads.training.loop import train_events
 from manyheads.training.prepare import prepare

@@ -28,7 +28,7 @@ from manyheads.tasks.auxiliary import (
     term_counts,
     total_loss,
 )
-from manyheads.tasks.task import Batch
+from manyheads.tasks.batch import Batch
 from manyheads.training.batches import BatchStream
 from manyheads.training.events import Evaluated, Step
 from manyheads.training.loop import train_events, train_step

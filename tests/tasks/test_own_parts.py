@@ -20,7 +20,9 @@ TAGGING = '''
 from dataclasses import replace
 
 from manyheads.spec import field
-from manyheads.tasks.task import Batch, TaskSpec, pad_rows, pad_targets
+from manyheads.parts.inputs import pad_rows
+from manyheads.tasks.batch import Batch, pad_targets
+from manyheads.tasks.task import TaskSpec
 
 
 class TagSpec(TaskSpec, kind="tag"):

@@ -19,12 +19,13 @@ import manyheads
 from manyheads import Inputs, read_model
 from manyheads.data.tokenizer import WordsSpec
 from manyheads.parts.embed import EmbedSpec
+from manyheads.tasks.batch import IGNORE_INDEX, Batch, SpecialTokens
 from manyheads.tasks.classify import ClassifySpec
 from manyheads.tasks.images import MaeSpec
 from manyheads.tasks.language import InfillSpec, MaskedSpec, SpansSpec, draw_gap, draw_spans
 from manyheads.tasks.retrieval import RetrievalSpec
 from manyheads.tasks.seq2seq import Seq2SeqSpec
-from manyheads.tasks.task import IGNORE_INDEX, Batch, SpecialTokens, TaskSpec
+from manyheads.tasks.task import TaskSpec
 from manyheads.training.loop import validate
 from manyheads.training.prepare import prepare
 from manyheads.training.run import read_run

@@ -12,8 +12,8 @@ from small_runs import STACK, TASKS, described
 
 import manyheads
 from manyheads.errors import ConfigError
+from manyheads.tasks.batch import IGNORE_INDEX
 from manyheads.tasks.seq2seq import Seq2SeqSpec
-from manyheads.tasks.task import IGNORE_INDEX
 from manyheads.training.batches import BatchPlan, BatchStream, row_lengths
 from manyheads.training.estimate import batch_positions
 from manyheads.training.loop import validate

@@ -1,0 +1,117 @@
+"""Predictions: the settings of `predict`, the ids of a text without a tokenizer, and generated texts as plain data."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from manyheads.checkpoint.checkpoint import Checkpoint
+from manyheads.errors import InputError
+from manyheads.generate.config import GenerationConfig
+from manyheads.generate.loops import find_repetition
+from manyheads.generate.text import GeneratedText
+from manyheads.spec import Tree, quoted
+
+
+@dataclass(frozen=True)
+class PredictOptions:
+    """Settings of `predict`."""
+
+    generation: GenerationConfig
+    num_fills: int = 5  # how many candidate tokens to report per mask
+    mask_token_id: int | None = None  # if the checkpoint has none
+    loops: bool = False  # whether to report the loop at the end of each generated text
+    chat: bool = False  # whether a text is a message to answer, after the system prompt
+    system: str | None = None
+
+    def messages(self, text: str) -> list[Tree]:
+        system = [] if self.system is None else [{"role": "system", "content": self.system}]
+        return [*system, {"role": "user", "content": text}]
+
+
+def ids_and_truncated(encodings: Sequence[Any]) -> tuple[list[list[int]], dict[int, Tree]]:
+    """Returns the ids of each encoding, and how many tokens are left of each truncated one."""
+    truncated = {i: {"truncated": len(one.ids)} for i, one in enumerate(encodings) if one.overflowing}
+    return [one.ids for one in encodings], truncated
+
+
+def generated_result(checkpoint: Checkpoint, texts: Sequence[GeneratedText], *, loops: bool = False) -> Tree:
+    """The best generated text as plain data; the others, if there are several, are under `sequences`."""
+    results = [
+        {"generated": one.tokens if checkpoint.tokenizer is None else one.text, "finish_reason": one.finish_reason}
+        | ({} if one.score is None else {"score": one.score})
+        | ({} if one.note is None else {"note": one.note})
+        | ({} if one.logprobs is None else {"logprobs": token_logprobs(checkpoint, one)})
+        | ({"loop": loop_at_end(checkpoint, one)} if loops else {})
+        for one in texts
+    ]
+    return results[0] | ({"sequences": results} if len(results) > 1 else {})
+
+
+def loop_at_end(checkpoint: Checkpoint, text: GeneratedText) -> Tree | None:
+    """What the last tokens of a text repeat; None if they do not, or if the text ended by itself."""
+    loop = find_repetition(text.tokens) if text.finish_reason == "length" else None
+    if loop is None:
+        return None
+    first = text.tokens[loop.prefix : loop.prefix + loop.period]
+    names = " ".join(map(checkpoint.generator.token_name, first))  # of special tokens, which have no text
+    return {
+        "prefix": loop.prefix,
+        "period": loop.period,
+        "repeats": (len(text.tokens) - loop.prefix) // loop.period,
+        "text": checkpoint.decode(first) or names,
+    }
+
+
+def format_loop(loop: Tree | None) -> str:
+    """Formats a loop as one line of text."""
+    if loop is None:
+        return "no loop"
+    text = loop["text"] if isinstance(loop["text"], str) else " ".join(map(str, loop["text"]))
+    return f"loop after {loop['prefix']:,} tokens: {loop['period']:,} tokens, {loop['repeats']:,} times: {quoted(text)}"
+
+
+def token_logprobs(checkpoint: Checkpoint, text: GeneratedText) -> list[Tree]:
+    """Each token with its log-probability and the most probable tokens of its step."""
+    rows = zip(text.tokens, text.logprobs or (), text.top_logprobs or (), strict=False)
+    return [
+        {
+            "token": checkpoint.generator.token_name(token),
+            "id": token,
+            "logprob": logprob,
+            "top": [list(one) for one in top],
+        }
+        for token, logprob, top in rows
+    ]
+
+
+def parse_row(text: str, index: int = 0) -> list[int]:
+    """Parses the token ids of a text, for a model without a tokenizer."""
+    if not re.fullmatch(r"\s*\d{1,9}(\s+\d{1,9})*\s*", text):
+        raise InputError(
+            f"given {quoted(text)}, but the checkpoint has no tokenizer",
+            index,
+            hint="give token ids, such as '3 14 15'",
+        )
+    return [int(word) for word in text.split()]
+
+
+def parse_ids(checkpoint: Checkpoint, texts: Sequence[str]) -> list[list[int]]:
+    """Parses token ids that a model can read."""
+    rows, vocab = [], checkpoint.spec.source_vocab or checkpoint.spec.vocab
+    for index, text in enumerate(texts):
+        rows.append(parse_row(text, index))
+        checkpoint.check_length(len(rows[-1]), index)
+        if isinstance(vocab, int) and (largest := max(rows[-1])) >= vocab:
+            raise InputError(f"token {largest} is outside the {vocab:,} tokens of the model", index)
+    return rows
+
+
+def token_text(checkpoint: Checkpoint, token: int) -> str:
+    """Decodes one token as text."""
+    if checkpoint.tokenizer is None:
+        return str(token)
+    text = str(checkpoint.decode([token])).strip()
+    return text or str(checkpoint.tokenizer.id_to_token(token))  # decoding drops special tokens
