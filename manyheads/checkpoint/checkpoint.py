@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from manyheads.checkpoint.chat import chat_config, check_messages, encode_chats, render_chats
-from manyheads.convert.gguf.model import read_chat_template
 from manyheads.convert.hf import (
     MAX_POSITION_KEYS,
     CheckpointMetadata,
+    read_chat_template,
     read_tokenizer_config,
 )
 from manyheads.convert.pooling import Pooling

@@ -33,7 +33,7 @@ from manyheads.errors import (
     UnknownArchitectureError,
     WeightsError,
 )
-from manyheads.files.read import MAX_CONFIG_BYTES, parse_json, read_bytes, read_json, safe_join
+from manyheads.files.read import MAX_CONFIG_BYTES, decode, parse_json, read_bytes, read_json, safe_join
 from manyheads.files.tensors import SafetensorsFolder, TensorStore
 from manyheads.files.tokenizer import MAX_TOKENIZER_BYTES, parse_tokenizer
 from manyheads.files.write import atomic_output
@@ -43,10 +43,12 @@ from manyheads.parts.head import NoHeadSpec, VectorSpec
 from manyheads.spec import Tree, quoted, to_tree
 
 SHARD_BYTES = 50_000_000_000  # as in transformers
+CHAT_TEMPLATE = "chat_template.jinja"
+MAX_TEMPLATE_LENGTH = 1 << 16
 EXTRA_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt",
     "vocab.json", "merges.txt", "spiece.model", "tokenizer.model", "source.spm", "target.spm",
-    "generation_config.json", "chat_template.jinja", "preprocessor_config.json", *POOLING_FILES,
+    "generation_config.json", CHAT_TEMPLATE, "preprocessor_config.json", *POOLING_FILES,
 )  # fmt: skip
 MAX_EXTRA_BYTES = {"generation_config.json": MAX_CONFIG_BYTES, "modules.json": MAX_CONFIG_BYTES}  # others are larger
 MODULE_FOLDER = re.compile(r"[0-9]_[A-Za-z]+")  # a module of sentence-transformers, such as 1_Pooling
@@ -292,6 +294,19 @@ def read_tokenizer_config(extra_files: Mapping[str, bytes]) -> Tree:
     """Reads tokenizer_config.json. The result is empty if the file is missing."""
     name = "tokenizer_config.json"
     return parse_json(extra_files.get(name, b"{}"), Path(name))
+
+
+def read_chat_template(extra_files: Mapping[str, bytes]) -> str | None:
+    """The chat template, from its own file or from tokenizer_config.json; None if there is none."""
+    template = read_tokenizer_config(extra_files).get("chat_template")
+    if isinstance(template, list):  # several with their names, as of version 4 of transformers
+        named = [one for one in template if isinstance(one, dict) and one.get("name") == "default"]
+        template = named[0].get("template") if named else None
+    if CHAT_TEMPLATE in extra_files:
+        template = decode(extra_files[CHAT_TEMPLATE], Path(CHAT_TEMPLATE))
+    if isinstance(template, str) and len(template) > MAX_TEMPLATE_LENGTH:
+        raise CheckpointConfigError(f"the chat template has more than {MAX_TEMPLATE_LENGTH:,} characters")
+    return template if isinstance(template, str) else None
 
 
 # ------------------------------------------------------------------------------------------------------------- writing

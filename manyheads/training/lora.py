@@ -86,12 +86,9 @@ def lora_layers(model: nn.Module) -> dict[str, Lora]:
 
 
 def merge_lora(model: Model) -> Model:
-    """Returns a model with (α/r)·BA added to every W, or the model itself if it has no LoRA layers."""
-    layers = lora_layers(model)
-    if not layers:
-        return model
+    """Returns a model without LoRA layers, with (α/r)·BA added to every W."""
     merged, state = build_meta(model.spec), model.state_dict()
-    for path, layer in layers.items():
+    for path, layer in lora_layers(model).items():
         state |= layer.base_layer.state_dict(prefix=f"{path}.") | {f"{path}.weight": layer.weight.detach()}
     merged.load_state_dict({name: state[name] for name in merged.state_dict()}, assign=True)
     return merged.eval()

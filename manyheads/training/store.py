@@ -144,7 +144,8 @@ def save(
             for name, parameter in model.named_parameters():
                 check_finite_weight(name, parameter)
             staging.mkdir()
-            fill_folder(staging, merge_lora(model), metadata, tokenizer, shard_bytes=math.inf)
+            merged = merge_lora(model) if run.spec.lora else model
+            fill_folder(staging, merged, metadata, tokenizer, shard_bytes=math.inf)
             if run.spec.lora:
                 write_adapter(staging, model, run.spec.lora, base=str(run.spec.init_from), names=adapter)
             save_tensors(optimizer_tensors(model, optimizer), staging / OPTIMIZER)

@@ -13,16 +13,19 @@ from manyheads.convert.families import GGUF
 from manyheads.convert.families.gguf import HEAD, NEEDS_HEAD, resolve_sizes
 from manyheads.convert.gguf.container import OUTTYPES, SPECIAL, GgufFile, config_of, write_container
 from manyheads.convert.gguf.vocabulary import read_vocabulary, write_vocabulary
-from manyheads.convert.hf import MAX_POSITION_KEYS, CheckpointMetadata, StoredWeights, load_model, read_tokenizer_config
+from manyheads.convert.hf import (
+    CHAT_TEMPLATE,
+    MAX_POSITION_KEYS,
+    CheckpointMetadata,
+    StoredWeights,
+    load_model,
+    read_chat_template,
+)
 from manyheads.convert.match import expressible
-from manyheads.errors import CheckpointConfigError, CheckpointTokenizerError, ExportError, UsageError
-from manyheads.files.read import decode
+from manyheads.errors import CheckpointTokenizerError, ExportError, UsageError
 from manyheads.files.write import atomic_output
 from manyheads.model.build import Model
 from manyheads.spec import MAX_COUNT
-
-TEMPLATE = "chat_template.jinja"
-MAX_TEMPLATE_LENGTH = 1 << 16
 
 
 def read_gguf(
@@ -34,7 +37,7 @@ def read_gguf(
     tokens, rows = file.metadata.get("tokenizer.ggml.tokens"), file.shapes.get("token_embd.weight", (0,))[0]
     if isinstance(tokens, list) and len(tokens) > rows:
         raise CheckpointTokenizerError(f"{path} has {len(tokens):,} tokens, but embeddings for {rows:,}")
-    extra_files = {TEMPLATE: template.encode()} if isinstance(template, str) else {}
+    extra_files = {CHAT_TEMPLATE: template.encode()} if isinstance(template, str) else {}
     model, metadata = load_model(path, config_of(file), file, extra_files, dtype=dtype, allow_nonfinite=allow_nonfinite)
     return model, metadata, read_vocabulary(file.metadata, path)
 
@@ -72,16 +75,3 @@ def special_tokens(config: Mapping[str, Any], vocab_size: int) -> dict[str, int 
     if ids["eot_token_id"] is None and len(ends) > 1:
         ids["eot_token_id"] = ends[1]
     return {key: token if type(token) is int and 0 <= token < vocab_size else None for key, token in ids.items()}
-
-
-def read_chat_template(extra_files: Mapping[str, bytes]) -> str | None:
-    """The chat template, from its own file or from tokenizer_config.json; None if there is none."""
-    template = read_tokenizer_config(extra_files).get("chat_template")
-    if isinstance(template, list):  # several with their names, as of version 4 of transformers
-        named = [one for one in template if isinstance(one, dict) and one.get("name") == "default"]
-        template = named[0].get("template") if named else None
-    if TEMPLATE in extra_files:
-        template = decode(extra_files[TEMPLATE], Path(TEMPLATE))
-    if isinstance(template, str) and len(template) > MAX_TEMPLATE_LENGTH:
-        raise CheckpointConfigError(f"the chat template has more than {MAX_TEMPLATE_LENGTH:,} characters")
-    return template if isinstance(template, str) else None
