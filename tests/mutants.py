@@ -2,7 +2,8 @@
 
 A fault has an id, the hash of its file, its line and its change; a seed orders all faults by their ids, so another change
 of the sources leaves the choice as it was, and a run that was interrupted goes on where it stopped. `--only ID` tries one
-fault. The tests of the same package run first; only a fault that survives them meets the whole suite.
+fault. First the whole suite runs once with coverage, which tells the tests that run each line. They meet a fault of the
+line, the shortest first, and a fault that survives the first minute of them meets all of them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
+from queue import SimpleQueue
+
+from coverage import CoverageData
 
 ROOT = Path(__file__).parent.parent
 SWAPPED = {
@@ -30,6 +35,15 @@ SWAPPED = {
 }  # fmt: skip
 RENAMED = {"min": "max", "max": "min", "any": "all", "all": "any"}
 TIMEOUT = 1500  # seconds; a fault that hangs has been noticed
+FIRST_SECONDS = 60
+CONFIG = """[run]
+data_file = {data}
+source = {package}
+context = ${{TEST_CONTEXT-}}
+parallel = true
+sigterm = true
+patch = fork, _exit
+"""
 
 
 def mutated(node):
@@ -113,32 +127,64 @@ def plant(file, number, target):
     return line, change
 
 
-def noticed_by(folder, tests):
-    """The first test that fails, 'hang' at the time limit, or None."""
-    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "--no-header", *tests]
-    environment = os.environ | {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+def run_tests(folder, options, **environment):
+    """Runs the tests of a copy; returns the exit status, None at the time limit, and what was printed."""
+    paths = f"{folder}:{folder / 'tests/helpers'}"
     process = subprocess.Popen(
-        command, cwd=folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        start_new_session=True,
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--no-header", *options],
+        cwd=folder, env=os.environ | {"PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1"} | environment,
+        text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
     )  # fmt: skip
     try:
         output, _ = process.communicate(timeout=TIMEOUT)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, 9)
         process.communicate()
-        return "hang"
-    if process.returncode == 0:
-        return None
+        return None, ""
+    return process.returncode, output
+
+
+def noticed_by(folder, tests):
+    """The first test that fails, 'hang' at the time limit, or None."""
+    listed = folder / "tests.txt"
+    listed.write_text("".join(f"{test}\n" for test in tests))
+    status, output = run_tests(folder, ["-x", "-n", "0", f"@{listed}"])
+    if not status:
+        return "hang" if status is None else None
     failed = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.M)
     return failed[1] if failed else output.strip().splitlines()[-1]
 
 
-def nearest_tests(file):
-    """The tests of the file's own package, those named like the file first."""
-    package = file.relative_to(ROOT / "manyheads").parts[0].removesuffix(".py")
-    named = sorted((ROOT / "tests").rglob(f"test_{file.stem}*.py"))
-    others = sorted((ROOT / "tests" / package).glob("test_*.py")) if (ROOT / "tests" / package).is_dir() else []
-    return [str(path.relative_to(ROOT)) for path in dict.fromkeys((*named, *others))]
+class Coverage:
+    """The tests that run each line, from a run of the whole suite, whose data stay in a folder."""
+
+    def __init__(self, folder, sources):
+        self.data, durations = CoverageData(str(folder / "coverage")), folder / "durations"
+        if not (folder / "coverage").exists():
+            folder.mkdir(exist_ok=True)
+            config = folder / "config.ini"
+            config.write_text(CONFIG.format(data=folder / "coverage", package=sources / "manyheads"))
+            environment = {"COVERAGE_PROCESS_START": str(config), "TEST_DURATIONS": str(durations)}
+            status, output = run_tests(sources, ["-p", "coverage_contexts"], **environment)
+            if status:
+                sys.exit(f"without a fault:\n{output[-5000:]}")
+            subprocess.run([sys.executable, "-m", "coverage", "combine", f"--rcfile={config}"], check=True)
+        self.data.read()
+        self.seconds = {
+            test: float(time) for time, test in (row.split(" ", 1) for row in durations.read_text().splitlines())
+        }
+        self.files = {name.partition("/manyheads/")[2]: name for name in self.data.measured_files()}
+
+    def tests(self, file, line):
+        """The tests that run a line, the shortest first; for one that runs only at import, those that run its file."""
+        by_line = self.data.contexts_by_lineno(self.files[str(file.relative_to(ROOT / "manyheads"))])
+        covering = {number: self.names(contexts) for number, contexts in by_line.items()}
+        tests = next((covering[one] for one in range(line, line - 4, -1) if covering.get(one)), set())
+        return sorted(tests or set().union(*covering.values()), key=self.seconds.__getitem__)
+
+    def names(self, contexts):
+        parts = {part for context in contexts for part in context.split("|")}
+        return {part for part in parts if part in self.seconds}
 
 
 def copy_sources(folder):
@@ -149,18 +195,20 @@ def copy_sources(folder):
     subprocess.run(["git", "init", "-q"], cwd=folder, check=True)  # tests ask git for the files
 
 
-def try_fault(fault, folder, *, quick):
+def try_fault(fault, folder, coverage, *, quick):
     """Plants one fault, runs the tests and restores the file; returns a row of the results."""
     key, file, number = fault
     target, start = folder / file.relative_to(ROOT), time.time()
     line, change = plant(file, number, target)
-    test = noticed_by(folder, nearest_tests(file))
-    if test is None and not quick:
-        test = noticed_by(folder, [])
+    tests, total = coverage.tests(file, line), 0.0
+    first = [test for test in tests if (total := total + coverage.seconds[test]) < FIRST_SECONDS] or tests[:1]
+    test = noticed_by(folder, first) if tests else None
+    if test is None and len(first) < len(tests) and not quick:
+        test = noticed_by(folder, tests[len(first) :])
     shutil.copy(file, target)
     return {
         "id": key, "file": str(file.relative_to(ROOT)), "line": line, "change": change, "noticed_by": test,
-        "seconds": round(time.time() - start),
+        "tests": len(tests), "seconds": round(time.time() - start),
     }  # fmt: skip
 
 
@@ -169,27 +217,39 @@ def main():
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", metavar="ID", help="one fault, by its id")
-    parser.add_argument("--quick", action="store_true", help="leave out the whole suite for survivors")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="faults at a time")
+    parser.add_argument("--quick", action="store_true", help="survivors of the first minute meet no more tests")
+    parser.add_argument("--coverage", type=Path, default=ROOT / ".mutants", help="folder of the coverage data")
     parser.add_argument("--results", type=Path, default=ROOT / ".mutants.jsonl")
     options = parser.parse_args()
     lines = options.results.read_text().splitlines() if options.results.exists() else []
     done = {row["id"]: row for row in map(json.loads, lines)}
     chosen = [fault for fault in faults(options.seed) if options.only in (None, fault[0])][: options.count]
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        copy_sources(folder)
-        todo = [fault for fault in chosen if fault[0] not in done]
-        if todo and (
-            failed := noticed_by(folder, sorted({test for _, file, _ in todo for test in nearest_tests(file)}))
-        ):
-            sys.exit(f"{failed} fails without a fault")
-        for fault in todo:
-            row = try_fault(fault, folder, quick=options.quick)
-            done[row["id"]] = row
-            with options.results.open("a") as results:
-                results.write(json.dumps(row, ensure_ascii=False) + "\n")
-            verdict = "SURVIVED" if row["noticed_by"] is None else "noticed "
-            print(f"{row['id']}  {verdict}  {row['file']}:{row['line']}  {row['change']}", flush=True)
+    todo = [fault for fault in chosen if fault[0] not in done]
+    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(options.jobs) as pool:
+        folders = SimpleQueue()
+        for k in range(options.jobs):
+            copy_sources(Path(name) / str(k))
+            folders.put(Path(name) / str(k))
+        coverage = Coverage(options.coverage.absolute(), Path(name) / "0")
+
+        def work(fault):
+            folder = folders.get()
+            try:
+                return try_fault(fault, folder, coverage, quick=options.quick)
+            finally:
+                folders.put(folder)
+
+        try:
+            for result in as_completed([pool.submit(work, fault) for fault in todo]):
+                row = result.result()
+                done[row["id"]] = row
+                with options.results.open("a") as results:
+                    results.write(json.dumps(row, ensure_ascii=False) + "\n")
+                verdict = "SURVIVED" if row["noticed_by"] is None else "noticed "
+                print(f"{row['id']}  {verdict}  {row['file']}:{row['line']}  {row['change']}", flush=True)
+        finally:
+            pool.shutdown(cancel_futures=True)
     rows = [done[key] for key, *_ in chosen]
     survivors = [row for row in rows if row["noticed_by"] is None]
     print(f"{len(rows) - len(survivors)} of {len(rows)} faults were noticed ({1 - len(survivors) / len(rows):.0%})")
