@@ -8,6 +8,7 @@ import io
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from data_files import all_rows, data_spec, load_data, write_file
@@ -15,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from raising import raises
 
+from manyheads.data.records import recognise_delimiter, repeats
 from manyheads.errors import ManyheadsError
 
 ROWS = [
@@ -99,6 +101,14 @@ def test_balanced_quotes_that_no_cell_needs_are_text_in_a_few_lines_and_csv_in_m
     assert rows == sorted(tuple(line.split("\t")) for line in lines[1:])
 
 
+@pytest.mark.parametrize(("needless", "is_csv"), [(2, False), (3, True)])
+def test_quotes_that_no_cell_needs_are_csv_in_more_than_half_of_the_lines(needless, is_csv, tmp_path):
+    lines = [f'"word {i}"\t"Wort {i}"' if i < needless else f"word {i}\tWort {i}" for i in range(4)]
+    rows = all_rows(load_data("pairs", path=write_file(tmp_path, "a.tsv", "\n".join(lines))))
+    assert (("word 0", "Wort 0") in rows) == is_csv
+    assert (('"word 0"', '"Wort 0"') in rows) != is_csv
+
+
 def test_a_quote_within_a_cell_is_text(tmp_path):
     path = write_file(tmp_path, "a.csv", 'size,text\n5" pipe,"a ""b"", c"\n6" pipe,d\n')
     assert all_rows(load_data("pairs", path=path, fields=["size", "text"])) == [
@@ -152,6 +162,12 @@ def test_the_delimiter_is_recognised_and_can_be_overruled(tmp_path):
     assert ("yes, no; 3", "1") in all_rows(load_data("labels", path=prose))
     exported = write_file(tmp_path, "c.txt", (tmp_path / "b.csv").read_text().encode("utf-16"))
     assert ("yes, no; 3", "1") in all_rows(load_data("labels", path=exported))
+
+
+def test_a_delimiter_gives_as_many_columns_in_more_than_half_of_the_lines():
+    lines = ["a;b", "c;d", "e", "f"]
+    assert recognise_delimiter(Path("a.csv"), lines) == ","
+    assert recognise_delimiter(Path("a.csv"), lines[:3]) == ";"
 
 
 @pytest.mark.parametrize("settings", [{}, {"max_line_length": 1000}])
@@ -223,6 +239,14 @@ def test_a_header_is_recognised_by_the_lines_below_it(name, tmp_path):
     without = load_data("pairs", path=write_file(tmp_path, "b.tsv", "\n".join(lines)), fields=columns)
     assert len(all_rows(without)) == 12
     assert "header = true" in without.description
+
+
+@pytest.mark.parametrize(
+    ("column", "expected"),
+    [("aabba", True), ("aabb", False), ("aabbc", False), ("aabbccaabb", True), ("aabbcc", False), ("  aa", False)],
+)
+def test_classes_are_values_of_which_each_is_in_more_than_two_rows_on_average_and_at_least_in_two(column, expected):
+    assert repeats(column) == expected
 
 
 def test_a_class_of_one_row_does_not_make_it_a_header(tmp_path):
