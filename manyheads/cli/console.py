@@ -226,6 +226,11 @@ class Progress:
         yield
         self.__enter__()
 
+    def announce(self, text: str) -> None:
+        """Prints what begins now, if there is no bar that shows it."""
+        if self.bars is None:
+            self.line(text)
+
     def update(self, name: str, done: int, total: int | None = None, note: str = "") -> None:
         """Shows that `done` of `total` items of this name are done, with a note such as the loss."""
         text = f"{name} {done:,}" + (f" of {total:,}" if total else "")

@@ -61,7 +61,10 @@ def new(
 
     from manyheads.training.suggest import suggest
 
-    with Progress(f"reading {file or task} and timing this machine"):
+    doing = f"reading {file or task} and timing this machine"
+    with Progress(doing) as progress:
+        if not as_json:
+            progress.announce(doing)
         text, reasons = suggest(
             task,
             file,
