@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor
-
 from manyheads.errors import ConfigError, GenerationConfigError
-from manyheads.generate import filters, methods
+from manyheads.generate import filters, methods  # noqa: F401  # registers every filter and method
 from manyheads.generate.decoding import DecodingSpec
-from manyheads.generate.filter import FilterContext, FilterSpec, LogitsFilter
-from manyheads.generate.vocabulary import Vocabulary
-from manyheads.spec import MAX_COUNT, Part, Tree, did_you_mean, import_all, quoted
-
-for _package in (filters, methods):
-    import_all(_package.__name__)  # registers every filter and method
+from manyheads.generate.filter import FilterSpec
+from manyheads.spec import MAX_COUNT, Part, Tree, did_you_mean, quoted
 
 DEFAULT_MAX_NEW_TOKENS = 64
 MAX_SEQUENCES, MAX_LOGPROBS, MAX_STOP_STRINGS, MAX_STOP_LENGTH = 256, 100, 16, 1000
@@ -30,7 +24,7 @@ class GenerationConfig:
     max_new_tokens_given: bool = False  # by the caller: then a text that has no room for them is an error
     max_length: int | None = None  # of the checkpoint: tokens of the prompt and the new ones together
     decoding: DecodingSpec = field(default_factory=lambda: choose_decoding("greedy"))
-    filters: tuple[LogitsFilter, ...] = ()  # in the order in which they are applied
+    filters: tuple[FilterSpec, ...] = ()  # in the order in which they are applied
     seed: int = 0  # random seed for sampling
     n: int = 1  # sequences per prompt
     stop: tuple[str, ...] = ()  # strings that end a sequence and are not part of it
@@ -56,23 +50,6 @@ class GenerationConfig:
         if len(self.stop) > MAX_STOP_STRINGS or not valid:
             expected = f"expected up to {MAX_STOP_STRINGS} texts of up to {MAX_STOP_LENGTH} characters"
             raise GenerationConfigError(f"stop is {quoted(self.stop)}, {expected}")
-
-    def filter(self, logits_BV: Tensor, tokens_BL: Tensor, num_generated: int) -> Tensor:
-        """Applies the filters. `tokens_BL` is padded with −1 on the left."""
-        remaining = self.max_new_tokens - num_generated
-        for one in self.filters:
-            logits_BV = one.apply(logits_BV, FilterContext(tokens_BL, num_generated, remaining, self.eos_token_id))
-        return logits_BV
-
-    def prepare(self, vocabulary: Vocabulary) -> GenerationConfig:
-        """The same settings with the filters of one batch."""
-        filters = (one.prepare(vocabulary) if isinstance(one, FilterSpec) else one for one in self.filters)
-        return replace(self, filters=tuple(filters))
-
-    @property
-    def ending_filters(self) -> list[LogitsFilter]:
-        """The filters that may end a sequence."""
-        return [one for one in self.filters if type(one).is_complete is not FilterSpec.is_complete]
 
     def without_eos(self, tokens: list[int]) -> list[int]:
         """The tokens before the first eos token."""

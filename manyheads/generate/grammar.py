@@ -113,15 +113,11 @@ class GrammarFilter:
 
     def state(self, tokens: tuple[int, ...]) -> GrammarState | None:
         """The state after these tokens, one step from that of the tokens before the last, which is usually known."""
-        if tokens not in self.states:
-            if tokens[:-1] in self.states:
-                before = self.states[tokens[:-1]]
-                return before and before.after(tokens[-1])
-            state: GrammarState | None = self.start
-            for token in tokens:
-                state = state and state.after(token)
-            return state
-        return self.states[tokens]
+        known = next((count for count in (len(tokens), len(tokens) - 1) if tokens[:count] in self.states), 0)
+        state = self.states.get(tokens[:known], self.start)
+        for token in tokens[known:]:
+            state = state and state.after(token)
+        return state
 
     def apply(self, logits_BV: Tensor, context: FilterContext) -> Tensor:
         rows = [tuple(row) for row in context.generated.tolist()]

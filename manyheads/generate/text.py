@@ -86,10 +86,7 @@ class TextStream:
         text = self.detokenizer.final_text(self.tokens)
         return self.send(text[: len(text) - possible_stop(text, self.stops)])
 
-    def finish(self, text: str) -> str:
-        """The rest of the whole text."""
-        return self.send(text)
-
     def send(self, text: str) -> str:
+        """The characters of a text, the whole one in the end, that were not sent yet."""
         piece, self.sent = text[self.sent :], max(self.sent, len(text))
         return piece

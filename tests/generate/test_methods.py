@@ -198,7 +198,7 @@ def two_groups(steps, is_stopped=None):
         diversity_penalty=10.0,
         length_penalty=0.0,
     )
-    request = Request(Markov(steps), Inputs(torch.tensor([[2]])), None, config, is_stopped=is_stopped)
+    request = Request(Markov(steps), Inputs(torch.tensor([[2]])), None, config, (), is_stopped=is_stopped)
     (found,) = exhaust(config.decoding.generate(request))
     return [(one.tokens, round(math.exp(one.score), 4)) for one in found]
 

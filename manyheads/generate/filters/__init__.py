@@ -1,4 +1,4 @@
-"""Logits filters, one or two per file. Importing this package registers them."""
+"""Logits filters, by what they do. Importing this package registers them."""
 
 from manyheads.spec import import_all
 

@@ -1,4 +1,4 @@
-"""Tokens that are forced at the beginning or at the end."""
+"""Tokens that are forced or forbidden, at all steps or at some, such as eos in a text that is too short."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from manyheads.errors import CheckpointTokenizerError, UnsupportedError
 from manyheads.files.tokenizer import encode_texts
-from manyheads.generate.filter import FilterContext, FilterSpec, LogitsFilter, keep_only
+from manyheads.generate.filter import FilterContext, FilterSpec, LogitsFilter, keep_only, remove
 from manyheads.generate.vocabulary import Vocabulary
 from manyheads.spec import field
 
@@ -72,7 +72,59 @@ class ForcedPrefixTextSpec(FilterSpec, kind="forced-prefix-text"):
             )
         kind = CheckpointTokenizerError
         (encoding,) = encode_texts(vocabulary.tokenizer, [self.forced_prefix], kind, add_special_tokens=False)
-        return ForcedPrefixSpec(forced_prefix_ids=tuple(encoding.ids))
+        return ForcedPrefixSpec(forced_prefix_ids=tuple(encoding.ids)).prepare(vocabulary)
+
+
+class SuppressTokensSpec(FilterSpec, kind="suppress-tokens"):
+    """−∞ for these tokens"""
+
+    selected_by: ClassVar[tuple[str, object]] = ("suppress_tokens", ())
+    order: ClassVar[int] = 61
+
+    suppress_tokens: tuple[int, ...] = field((), "token ids", strict=False, max_length=1 << 20)
 
     def apply(self, logits_BV: Tensor, context: FilterContext) -> Tensor:
-        raise UnsupportedError("forced_prefix needs a tokenizer: call prepare(vocabulary) first")
+        return remove(self.suppress_tokens, logits_BV)
+
+
+class BeginSuppressTokensSpec(FilterSpec, kind="begin-suppress-tokens"):
+    """−∞ for these tokens at the first step"""
+
+    selected_by: ClassVar[tuple[str, object]] = ("begin_suppress_tokens", ())
+    order: ClassVar[int] = 62
+
+    begin_suppress_tokens: tuple[int, ...] = field((), "token ids", strict=False, max_length=1 << 20)
+
+    def apply(self, logits_BV: Tensor, context: FilterContext) -> Tensor:
+        return logits_BV if context.num_generated else remove(self.begin_suppress_tokens, logits_BV)
+
+
+class MinNewTokensSpec(FilterSpec, kind="min-new-tokens"):
+    """−∞ for eos tokens until n tokens are generated"""
+
+    selected_by: ClassVar[tuple[str, object]] = ("min_new_tokens", 0)
+    order: ClassVar[int] = 40
+
+    min_new_tokens: int = field(1, "n", ge=1)
+
+    def min_new_tokens_after(self, length: int) -> int:
+        return self.min_new_tokens
+
+    def apply(self, logits_BV: Tensor, context: FilterContext) -> Tensor:
+        return logits_BV if context.num_generated >= self.min_new_tokens else remove(context.eos_token_id, logits_BV)
+
+
+class MinLengthSpec(FilterSpec, kind="min-length"):
+    """−∞ for eos tokens until prompt and generated tokens are n; of an encoder–decoder, those of the decoder"""
+
+    selected_by: ClassVar[tuple[str, object]] = ("min_length", 0)
+    order: ClassVar[int] = 39
+
+    min_length: int = field(1, "n", ge=1)
+
+    def min_new_tokens_after(self, length: int) -> int:
+        return self.min_length - length
+
+    def apply(self, logits_BV: Tensor, context: FilterContext) -> Tensor:
+        is_short_B1 = ((context.tokens >= 0).sum(dim=1) < self.min_length)[:, None]
+        return torch.where(is_short_B1, remove(context.eos_token_id, logits_BV), logits_BV)
