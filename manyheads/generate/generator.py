@@ -67,7 +67,7 @@ class TextGenerator:
             if not isinstance(item, int):
                 texts = [self.to_text(hypothesis, config, len(rows[i])) for hypothesis in item]
                 if len(texts) < config.n:
-                    few = f"found {len(texts):,} of {config.n:,} sequences: the settings allow no others"
+                    few = f"the search found only {len(texts):,} of {config.n:,} sequences"
                     texts[0] = replace(texts[0], note="; ".join(filter(None, (few, texts[0].note))))
                 yield i, texts
 
