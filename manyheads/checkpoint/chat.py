@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
 from bisect import bisect_left
@@ -222,26 +223,24 @@ class Conversation:
         def ids_from(start: int) -> list[int]:
             return prompt_ids(self.checkpoint, [check_messages(self.messages_from(start))])[0]
 
-        ids, context, dropped = ids_from(0), self.context_length, 0
-        if context is not None:
-            room = context - self.answer_room(context)
-            if len(ids) > room:
-                starts = self.turn_starts()[1:]
-                index = bisect_left(starts, True, key=lambda start: len(ids_from(start)) <= room)
-                dropped = starts[min(index, len(starts) - 1)] if starts else 0
-                ids = ids_from(dropped)
-            if len(ids) > room:
-                raise InputLengthError(
-                    f"the message and the system prompt have {len(ids):,} tokens, but the context has {context:,}, of "
-                    f"which {context - room:,} are for the answer"
-                )
-        if dropped != self.num_dropped and dropped:
+        context = self.context_length
+        kept = 0 if context is None else self.answer_room(context)
+        room = math.inf if context is None else context - kept
+        starts = [0, *self.turn_starts()[1:]]
+        index = 0 if len(ids_from(0)) <= room else bisect_left(starts, True, 1, key=lambda i: len(ids_from(i)) <= room)
+        dropped = starts[min(index, len(starts) - 1)]
+        if (count := len(ids_from(dropped))) > room:
+            raise InputLengthError(
+                f"the message and the system prompt have {count:,} tokens, but the context has {context:,}, of which "
+                f"{kept:,} are for the answer"
+            )
+        if dropped not in (0, self.num_dropped):
             warnings.warn(
                 f"the first {dropped:,} messages are not read any more: the context of {context:,} tokens is full",
                 stacklevel=4,
             )
         self.num_dropped = dropped
-        return ids
+        return ids_from(dropped)
 
     def answer_room(self, context: int) -> int:
         """The tokens of the context that are kept for the answer: as many as the caller wants, or up to a quarter."""

@@ -15,11 +15,7 @@ from torch import Tensor
 
 from manyheads.checkpoint.chat import chat_config, check_messages, prompt_ids, render_chats
 from manyheads.convert.gguf.model import read_chat_template
-from manyheads.convert.hf import (
-    MAX_POSITION_KEYS,
-    CheckpointMetadata,
-    read_tokenizer_config,
-)
+from manyheads.convert.hf import MAX_POSITION_KEYS, CheckpointMetadata, read_tokenizer_config
 from manyheads.convert.pooling import Pooling
 from manyheads.errors import (
     CheckpointConfigError,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -49,10 +49,6 @@ class TokenRow:
             pieces.append(text[last:stop])
             last = stop
         return cls(encoding.ids, own[0], pieces)
-
-    def after(self, token: int, source: list[int]) -> TokenRow:
-        """The row as the target of a source, after the decoder's start token."""
-        return replace(self, ids=[token, *self.ids], first=self.first + 1, source=source)
 
     def scored(self, text: str, logprobs: Sequence[float | None], name: Callable[[int], str]) -> ScoredText:
         """The result; `name` gives the text of one token."""

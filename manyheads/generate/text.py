@@ -34,12 +34,7 @@ def find_stop(text: str, stops: Sequence[str]) -> tuple[int, str] | None:
 
 def possible_stop(text: str, stops: Sequence[str]) -> int:
     """The number of last characters that may be the beginning of a stop string."""
-    lengths = (
-        length
-        for stop in stops
-        for length in range(min(len(stop) - 1, len(text)), 0, -1)
-        if text.endswith(stop[:length])
-    )
+    lengths = (length for stop in stops for length in range(1, len(stop)) if text.endswith(stop[:length]))
     return max(lengths, default=0)
 
 

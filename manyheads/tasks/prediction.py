@@ -78,15 +78,8 @@ def format_loop(loop: Tree | None) -> str:
 def token_logprobs(checkpoint: Checkpoint, text: GeneratedText) -> list[Tree]:
     """Each token with its log-probability and the most probable tokens of its step."""
     rows = zip(text.tokens, text.logprobs or (), text.top_logprobs or (), strict=False)
-    return [
-        {
-            "token": checkpoint.generator.token_name(token),
-            "id": token,
-            "logprob": logprob,
-            "top": [list(one) for one in top],
-        }
-        for token, logprob, top in rows
-    ]
+    name = checkpoint.generator.token_name
+    return [{"token": name(i), "id": i, "logprob": p, "top": [list(one) for one in top]} for i, p, top in rows]
 
 
 def apply_to_each(
