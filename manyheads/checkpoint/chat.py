@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
 from bisect import bisect_left
 from collections.abc import Generator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from manyheads.errors import (
+    ChatTemplateError,
     CheckpointTokenizerError,
     GenerationConfigError,
     InputLengthError,
@@ -85,8 +87,8 @@ def template_tokens(checkpoint: Checkpoint) -> dict[str, str]:
     return {name: token for name, token in tokens.items() if token is not None}
 
 
-def encode_chats(checkpoint: Checkpoint, conversations: Sequence[Sequence[Message]]) -> list[list[int]]:
-    """The token ids of each conversation, as of transformers for ordinary texts.
+def prompt_ids(checkpoint: Checkpoint, conversations: Sequence[Sequence[Message]]) -> list[list[int]]:
+    """The token ids of each conversation, however many, as of transformers for ordinary texts.
 
     The special tokens that the template writes are recognised. Those in a message are read as text, so that a message
     cannot end its turn or begin another.
@@ -106,14 +108,17 @@ def encode_chats(checkpoint: Checkpoint, conversations: Sequence[Sequence[Messag
     ]
     rendered = render_chats(checkpoint, marked)
     names = {content[start:end] for content, some in spans.items() for start, end in some}
-    if not names:
-        return [one.ids for one in encode(recognising, rendered)]
     # a text, and then names that are read as text and further texts, in turn; a template may cut off a mark
-    pattern = f"{OPEN}({'|'.join(map(re.escape, sorted(names, key=len, reverse=True)))}){CLOSE}?"
-    pieces = [[one.replace(OPEN, "").replace(CLOSE, "") for one in re.split(pattern, text)] for text in rendered]
+    pieces = [[text] for text in rendered]
+    if names:
+        pattern = f"{OPEN}({'|'.join(map(re.escape, sorted(names, key=len, reverse=True)))}){CLOSE}?"
+        pieces = [[one.replace(OPEN, "").replace(CLOSE, "") for one in re.split(pattern, text)] for text in rendered]
     texts, names_as_text = ([one for some in pieces for one in some[start::2]] for start in (0, 1))
     encodings = (iter(encode(recognising, texts)), iter(encode(plain, names_as_text)))
-    return [[token for i in range(len(some)) for token in next(encodings[i % 2]).ids] for some in pieces]
+    rows = [[token for i in range(len(some)) for token in next(encodings[i % 2]).ids] for some in pieces]
+    if not all(rows):
+        raise ChatTemplateError("the chat template gives an empty text for a conversation")
+    return rows
 
 
 def mark(text: str, spans: Sequence[tuple[int, int]]) -> str:
@@ -136,7 +141,10 @@ class Conversation:
 
     def __init__(self, checkpoint: Checkpoint, *, system: str | None = None, **settings: Any) -> None:
         require_chat_template(checkpoint)  # raises if it cannot chat
-        self.checkpoint, self.config = checkpoint, chat_config(checkpoint, **settings)
+        self.checkpoint, config = checkpoint, chat_config(checkpoint, **settings)
+        # by default, an answer ends where the context ends
+        is_bounded = config.max_new_tokens_given or checkpoint.has_source or checkpoint.generator.positions is not None
+        self.config = config if is_bounded else replace(config, max_length=checkpoint.context_length)
         self.system, self.messages = system, list[Message]()
         self.answer: GeneratedText | None = None  # the last one; None if it was stopped
         self.num_dropped = 0  # how many of the first messages were not read in the last turn
@@ -158,8 +166,7 @@ class Conversation:
         self.messages.append({"role": "user", "content": text})
         self.answer, pieces, is_answered = None, list[str](), False
         try:
-            ids = self.encode()
-            steps = self.checkpoint.generator.stream(ids, self.answer_config(len(ids)), self.cache)
+            steps = self.checkpoint.generator.stream(self.encode(), self.config, self.cache)
             while self.answer is None:
                 try:
                     pieces.append(next(steps))
@@ -209,40 +216,31 @@ class Conversation:
         """The number of tokens that a prompt and its answer may have; for an encoder–decoder, a prompt."""
         return self.checkpoint.max_positions if self.checkpoint.has_source else self.checkpoint.context_length
 
-    def answer_config(self, length: int) -> GenerationConfig:
-        """The settings of an answer to a prompt of `length` tokens: by default, it ends where the context ends."""
-        context = None if self.checkpoint.has_source else self.context_length
-        if context is None or self.config.max_new_tokens_given or self.checkpoint.generator.positions is not None:
-            return self.config
-        return replace(self.config, max_new_tokens=max(1, min(self.config.max_new_tokens, context - length)))
-
     def encode(self) -> list[int]:
         """The ids of the conversation, without its oldest turns if they and the answer do not fit into the context."""
 
+        @cache
         def ids_from(start: int) -> list[int]:
-            (ids,) = encode_chats(self.checkpoint, [check_messages(self.messages_from(start))])
-            return ids
+            return prompt_ids(self.checkpoint, [check_messages(self.messages_from(start))])[0]
 
-        ids, context, dropped = ids_from(0), self.context_length, 0
-        if context is not None:
-            room = context - self.answer_room(context)
-            if len(ids) > room:
-                starts = self.turn_starts()[1:]
-                index = bisect_left(starts, True, key=lambda start: len(ids_from(start)) <= room)
-                dropped = starts[min(index, len(starts) - 1)] if starts else 0
-                ids = ids_from(dropped)
-            if len(ids) > room:
-                raise InputLengthError(
-                    f"the message and the system prompt have {len(ids):,} tokens, but the context has {context:,}, of "
-                    f"which {context - room:,} are for the answer"
-                )
-        if dropped != self.num_dropped and dropped:
+        context = self.context_length
+        kept = 0 if context is None else self.answer_room(context)
+        room = math.inf if context is None else context - kept
+        starts = [0, *self.turn_starts()[1:]]
+        index = 0 if len(ids_from(0)) <= room else bisect_left(starts, True, 1, key=lambda i: len(ids_from(i)) <= room)
+        dropped = starts[min(index, len(starts) - 1)]
+        if (count := len(ids_from(dropped))) > room:
+            raise InputLengthError(
+                f"the message and the system prompt have {count:,} tokens, but the context has {context:,}, of which "
+                f"{kept:,} are for the answer"
+            )
+        if dropped not in (0, self.num_dropped):
             warnings.warn(
                 f"the first {dropped:,} messages are not read any more: the context of {context:,} tokens is full",
                 stacklevel=4,
             )
         self.num_dropped = dropped
-        return ids
+        return ids_from(dropped)
 
     def answer_room(self, context: int) -> int:
         """The tokens of the context that are kept for the answer: as many as the caller wants, or up to a quarter."""

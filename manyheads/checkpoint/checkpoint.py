@@ -13,13 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from manyheads.checkpoint.chat import chat_config, check_messages, encode_chats, render_chats
-from manyheads.convert.hf import (
-    MAX_POSITION_KEYS,
-    CheckpointMetadata,
-    read_chat_template,
-    read_tokenizer_config,
-)
+from manyheads.checkpoint.chat import chat_config, check_messages, prompt_ids, render_chats
+from manyheads.convert.hf import MAX_POSITION_KEYS, CheckpointMetadata, read_chat_template, read_tokenizer_config
 from manyheads.convert.pooling import Pooling
 from manyheads.errors import (
     CheckpointConfigError,
@@ -33,7 +28,7 @@ from manyheads.errors import (
 from manyheads.files.tokenizer import encode_texts, explain_tokenizer_errors
 from manyheads.generate.checkpoint_settings import read_checkpoint_settings
 from manyheads.generate.config import CheckpointSettings, generation_config
-from manyheads.generate.generator import BATCH_TOKENS, TextGenerator
+from manyheads.generate.generator import TextGenerator
 from manyheads.generate.text import GeneratedText
 from manyheads.model.build import Model
 from manyheads.model.finite import check_finite
@@ -190,7 +185,7 @@ class Checkpoint:
 
         An output per token is as long as the longest row of its batch. `function` is called instead of the model.
         """
-        for batch in group_by_length([len(row) for row in rows], BATCH_TOKENS):
+        for batch in group_by_length([len(row) for row in rows]):
             with torch.no_grad():
                 outputs = self.compute_checked(partial(function or self.model, self.pad([rows[i] for i in batch])))
             yield from zip(batch, outputs, strict=True)
@@ -338,7 +333,7 @@ class Checkpoint:
 
     def encode_chats(self, conversations: Sequence[Sequence[Mapping[str, str]]]) -> list[list[int]]:
         """The ids of conversations by the chat template; special tokens in a message are read as text."""
-        rows = encode_chats(self, conversations)
+        rows = prompt_ids(self, conversations)
         for index, ids in enumerate(rows):
             self.check_length(len(ids), index)
         return rows
@@ -411,8 +406,10 @@ def check_texts(texts: Sequence[str]) -> None:
 
 def checked_ids(ids: Sequence[int]) -> list[int]:
     try:
+        if isinstance(ids, bytes | bytearray | memoryview):
+            raise TypeError
         tensor = torch.tensor([list(ids)])
-    except (TypeError, ValueError, RuntimeError):  # not iterable, nested, or too large
+    except (TypeError, ValueError, RuntimeError):  # bytes, not iterable, nested, or too large
         raise InputShapeError(f"given {quoted(ids)}, expected a text or a list of token ids") from None
     if tensor.numel() and (tensor.dim() != 2 or tensor.dtype is not torch.int64):
         raise InputShapeError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from manyheads.checkpoint.checkpoint import check_texts, checked_ids, is_batch
@@ -39,7 +40,10 @@ def score(
             raise UnsupportedError("the checkpoint has no decoder_start_token_id; pass decoder_start_token_id=ID")
         is_text = isinstance(sources[0], str)
         encoded = checkpoint.encode_ids(sources) if is_text else [checked_ids(one) for one in sources]
-        rows = [row.after(start, ids) for row, ids in zip(rows, encoded, strict=True)]
+        rows = [
+            replace(row, ids=[start, *row.ids], first=row.first + 1, source=ids)
+            for row, ids in zip(rows, encoded, strict=True)
+        ]
     scores = score_rows(checkpoint.model, rows, window=checkpoint.context_length, stride=stride)
     name, results = checkpoint.generator.token_name, []
     for one, row, logprobs in zip(texts, rows, scores, strict=True):

@@ -8,25 +8,13 @@ import warnings
 from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from manyheads.cli.console import CheckpointPath, Device, Parts, Progress, app, print_note
+from manyheads.cli import generation
+from manyheads.cli.console import CheckpointPath, Device, Parts, Progress, app, load_checkpoint, print_note
 from manyheads.cli.inputs import MAX_LINE_LENGTH, lines_error, open_lines
-from manyheads.cli.predict import (
-    DECODING,
-    MaxNewTokens,
-    OtherSettings,
-    RepetitionPenalty,
-    Seed,
-    Stop,
-    System,
-    Temperature,
-    TopK,
-    TopP,
-    generation_settings,
-)
 from manyheads.errors import DataError, DataSizeError, EncodingError, InputError, ManyheadsError, UsageError
 
 if TYPE_CHECKING:
@@ -46,17 +34,18 @@ makes it a message. Ctrl-C stops an answer, and what there is of it stays in the
 
 @app.command()
 def chat(
+    ctx: typer.Context,
     path: CheckpointPath,
-    system: System = None,
-    max_new_tokens: MaxNewTokens = None,
-    temperature: Temperature = None,
-    top_k: TopK = None,
-    top_p: TopP = None,
-    repetition_penalty: RepetitionPenalty = None,
-    stop: Stop = None,
-    other_settings: OtherSettings = None,
-    decoding: Annotated[str | None, DECODING] = None,
-    seed: Seed = 0,
+    system: generation.System = None,
+    max_new_tokens: generation.MaxNewTokens = None,
+    temperature: generation.Temperature = None,
+    top_k: generation.TopK = None,
+    top_p: generation.TopP = None,
+    repetition_penalty: generation.RepetitionPenalty = None,
+    stop: generation.Stop = None,
+    other_settings: generation.OtherSettings = None,
+    decoding: generation.Decoding = None,
+    seed: generation.Seed = 0,
     device: Device = "auto",
     parts: Parts = None,
 ) -> None:
@@ -71,23 +60,11 @@ def chat(
     Examples: manyheads chat SmolLM2-135M-Instruct.Q4_1.gguf · manyheads chat ./model --system "Answer in one word." ·
     printf 'Hello\\nWhat did I say?\\n' | manyheads chat ./model
     """
-    settings = generation_settings(
-        decoding,
-        other_settings,
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        repetition_penalty=repetition_penalty,
-        seed=seed,
-        stop=tuple(stop) if stop else None,
-    )
+    settings = generation.settings_of(ctx.params)
     from manyheads.checkpoint.chat import Conversation
-    from manyheads.checkpoint.loading import load
-    from manyheads.model.build import resolve_device
 
     with Progress(f"loading {path}"):
-        checkpoint = load(path, device=resolve_device(device))
+        checkpoint = load_checkpoint(path, device)
         checkpoint.check_reads_text()
         conversation = Conversation(checkpoint, system=system, **settings)
     context = checkpoint.context_length
@@ -124,7 +101,7 @@ def talk(conversation: Conversation) -> None:
 
 def answer_lines(conversation: Conversation) -> None:
     """Reads messages from piped standard input."""
-    lines, failed = open_lines(None, "strict"), 0
+    lines, failed = open_lines(None, "strict", encoding_hint="send it as UTF-8"), 0
     numbered = iter(lines)
 
     def next_line(prompt: str) -> str:
@@ -219,27 +196,28 @@ def respond(conversation: Conversation, text: str, is_command: bool) -> None:
 
 
 def run_command(conversation: Conversation, name: str, argument: str) -> None:
-    if name not in COMMANDS:
-        raise UsageError(f"no command {name}; nothing was sent", hint="/help lists the commands")
-    if argument and name not in ("/system", "/save"):
+    """Runs a command; /exit raises EOFError."""
+    if argument and name in ("/undo", "/reset", "/help", "/exit"):
         raise UsageError(f"{name} takes no argument; nothing was sent")
-    COMMANDS[name](conversation, argument)
-
-
-def set_system(conversation: Conversation, text: str) -> None:
-    conversation.system = text or None
-    print_note("the system prompt is set" if text else "the system prompt is removed")
-
-
-def undo(conversation: Conversation, _: str) -> None:
-    if not conversation.undo():
-        raise UsageError("there is no message to remove")
-    print_note("the last message and its answer are removed")
-
-
-def reset(conversation: Conversation, _: str) -> None:
-    conversation.reset()
-    print_note("all messages are removed")
+    match name:
+        case "/system":
+            conversation.system = argument or None
+            print_note("the system prompt is set" if argument else "the system prompt is removed")
+        case "/undo":
+            if not conversation.undo():
+                raise UsageError("there is no message to remove")
+            print_note("the last message and its answer are removed")
+        case "/reset":
+            conversation.reset()
+            print_note("all messages are removed")
+        case "/save":
+            save(conversation, argument)
+        case "/help":
+            print(HELP, file=sys.stderr)
+        case "/exit":
+            raise EOFError
+        case _:
+            raise UsageError(f"no command {name}; nothing was sent", hint="/help lists the commands")
 
 
 def save(conversation: Conversation, name: str) -> None:
@@ -253,16 +231,3 @@ def save(conversation: Conversation, name: str) -> None:
         text = json.dumps(conversation.messages_from(), ensure_ascii=False, indent=2)
         draft.write_text(f"{text}\n", encoding="utf-8")
     print_note(f"the conversation is in {path}")
-
-
-def print_help(_: Conversation, __: str) -> None:
-    print(HELP, file=sys.stderr)
-
-
-def leave(_: Conversation, __: str) -> None:
-    raise EOFError
-
-
-COMMANDS: dict[str, Callable[[Conversation, str], None]] = {
-    "/system": set_system, "/undo": undo, "/reset": reset, "/save": save, "/help": print_help, "/exit": leave,
-}  # fmt: skip

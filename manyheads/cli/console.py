@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bars
     from rich.table import Table
 
+    from manyheads.checkpoint.checkpoint import Checkpoint
+
 PROGRESS_SECONDS = 10.0  # between lines of progress if standard error is not a terminal
 PIPED_WIDTH = 200  # columns of a table if standard output is not a terminal
 EXIT_FAILURE, EXIT_INTERRUPTED = 1, 130
@@ -100,6 +102,14 @@ def check_checkpoint_path(text: str) -> str:
     if text and (text.count("/") != 1 or os.path.isdir(text.partition("/")[0])):
         check_exists(text)
     return text
+
+
+def load_checkpoint(path: str, device: str) -> Checkpoint:
+    """Loads the checkpoint of a command to the device of its option."""
+    from manyheads.checkpoint.loading import load
+    from manyheads.model.build import resolve_device
+
+    return load(path, device=resolve_device(device))
 
 
 def output_path(text: str | Path) -> Path:
@@ -183,7 +193,10 @@ def new_table(left: Iterable[str], right: Iterable[str] = (), *, title: str | No
 
 
 def print_json(data: Any) -> None:
-    typer.echo(json.dumps(data, ensure_ascii=False, allow_nan=False, default=str))
+    """Prints one line of JSON, in which null stands for an infinite number; NaN raises."""
+    infinite = {"Infinity": None, "-Infinity": None}
+    tree = json.loads(json.dumps(data, default=str), parse_constant=infinite.__getitem__)
+    typer.echo(json.dumps(tree, ensure_ascii=False))
 
 
 def print_note(text: str) -> None:

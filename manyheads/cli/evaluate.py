@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from manyheads.cli import generation
 from manyheads.cli.console import (
     AsJson,
     CheckpointPath,
@@ -27,7 +28,6 @@ from manyheads.cli.console import (
     shade,
     stdout,
 )
-from manyheads.cli.predict import DECODING, LENGTH_PENALTY, decoding_settings
 from manyheads.errors import MissingExtraError, one_line
 
 if TYPE_CHECKING:
@@ -62,8 +62,8 @@ def evaluate(
         int | None,
         typer.Option(parser=integer, metavar="N", help="Beam width; 1 is greedy [default: 4 with decoding gnmt-beam]."),
     ] = None,
-    length_penalty: Annotated[float | None, LENGTH_PENALTY] = None,
-    decoding: Annotated[str | None, DECODING] = None,
+    length_penalty: generation.LengthPenalty = None,
+    decoding: generation.Decoding = None,
     max_new_tokens: Annotated[
         int | None,
         typer.Option(
@@ -112,7 +112,7 @@ def evaluate(
             output=None if output is None else "images" if is_image else "rows",
             device=device,
             progress=progress.update,
-            **decoding_settings(decoding, num_beams=num_beams, length_penalty=length_penalty),
+            **generation.settings_of({"num_beams": num_beams, "length_penalty": length_penalty, "decoding": decoding}),
         )
     outputs = report.pop("outputs")
     shown = report | {"examples": report["examples"][:examples]}

@@ -77,7 +77,11 @@ def open_texts(text: str | None, file: Path | None, *, whole: bool, encoding_err
     return read_whole(lines) if whole else lines
 
 
-def open_lines(file: Path | None, encoding_errors: str) -> LineReader:
+def open_lines(
+    file: Path | None,
+    encoding_errors: str,
+    encoding_hint: str = "save it as UTF-8, or use --encoding-errors replace",
+) -> LineReader:
     from manyheads.files.text import LineReader
 
     return LineReader(
@@ -86,7 +90,7 @@ def open_lines(file: Path | None, encoding_errors: str) -> LineReader:
         MAX_LINE_LENGTH,
         file=None if file else sys.stdin.buffer,  # type: ignore[arg-type]
         length_hint="give one text per line",
-        encoding_hint="save it as UTF-8, or use --encoding-errors replace",
+        encoding_hint=encoding_hint,
         errors={},
     )
 
@@ -153,16 +157,13 @@ def lines_error(lines: LineReader, number: int) -> ManyheadsError | None:
 
 
 def print_result(result: Tree | ManyheadsError | None, model: LineModel, *, as_json: bool) -> None:
-    """Prints one line for a result, for an error, which is also printed on standard error, or for a blank line."""
+    """Prints one line for a result, for an error, whose message goes to standard error, or for a blank line."""
     if isinstance(result, ManyheadsError):
         print_json(error_report(result)) if as_json else print_note(f"manyheads: {result}")
-        line = ""
-    else:
-        line = model.format_line(result) if result and not as_json else ""
-        if as_json:
-            print_json({"schema": 1} | result if result else None)
+    elif as_json:
+        print_json({"schema": 1} | result if result else None)
     if not as_json:
-        typer.echo(line)
+        typer.echo(model.format_line(result) if isinstance(result, dict) else "")
 
 
 def read_chunks(lines: LineReader) -> Iterator[list[tuple[int, str]]]:

@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +19,7 @@ from manyheads.cli.console import (
     Progress,
     app,
     integer,
+    load_checkpoint,
     new_table,
     print_json,
     stdout,
@@ -83,7 +83,10 @@ def score(
     poem.txt --whole · manyheads score runs/de-en "Good morning" --source "Guten Morgen"
     """
     inputs = open_texts(text, file, whole=whole, encoding_errors=encoding_errors)
-    load = partial(load_scorer, path, context, source, stride, device=device)
+
+    def load() -> Scorer:
+        return Scorer(load_checkpoint(path, device), context, source, stride)
+
     if not isinstance(inputs, str):
         process_lines(inputs, path, load, as_json=as_json)
         return
@@ -117,16 +120,9 @@ class Scorer:
         return scored
 
     def results(self, texts: Sequence[str], errors: dict[int, InputError]) -> Iterator[tuple[int, Tree]]:
-        try:
-            scored = dict(enumerate(self.score(texts)))
-        except InputError:
-            scored = {}
-            for i, text in enumerate(texts):
-                try:
-                    (scored[i],) = self.score([text])
-                except InputError as error:
-                    errors[i] = error
-        for i, one in scored.items():
+        from manyheads.tasks.prediction import apply_to_each
+
+        for i, one in apply_to_each(self.score, texts, errors).items():
             yield i, self.result(texts[i], one)
 
     def result(self, text: str, scored: ScoredText) -> Tree:
@@ -149,13 +145,6 @@ class Scorer:
     def format_line(self, result: Tree) -> str:
         numbers = f"{result['logprob']:.4f}", f"{result['perplexity']:.4f}", str(result["count"])
         return "\t".join((*numbers, one_line(result["text"])))
-
-
-def load_scorer(path: str, context: str | None, source: str | None, stride: int | None, *, device: str) -> Scorer:
-    from manyheads.checkpoint.loading import load
-    from manyheads.model.build import resolve_device
-
-    return Scorer(load(path, device=resolve_device(device)), context, source, stride)
 
 
 # ------------------------------------------------------------------------------------------------------------- printing

@@ -15,6 +15,7 @@ from manyheads.generate.config import (
     filter_kinds,
     make_filters,
     method_kinds,
+    stop_strings,
 )
 from manyheads.spec import quoted
 
@@ -89,7 +90,7 @@ def read_checkpoint_settings(config: Mapping[str, Any], extra_files: Mapping[str
         decoder_start_token_id=next((start for start in starts if type(start) is int), None),
         max_new_tokens=count_of(values, "max_new_tokens"),
         max_length=count_of(values, "max_length"),
-        stop=stop_strings(values),
+        stop=stop_strings("stop_strings", values.get("stop_strings", []), CheckpointConfigError),
         unsupported=tuple(unsupported),
     )
     check_values(checkpoint_settings)
@@ -110,14 +111,6 @@ def check_bad_words(words: Any) -> None:
         raise CheckpointConfigError(
             f"bad_words_ids is {quoted(words)}, expected lists of {MAX_BAD_IDS:,} token ids in all"
         )
-
-
-def stop_strings(values: Mapping[str, Any]) -> tuple[str, ...]:
-    value = values.get("stop_strings", [])
-    texts = [value] if isinstance(value, str) else value
-    if not isinstance(texts, list) or not all(isinstance(text, str) and text for text in texts):
-        raise CheckpointConfigError(f"stop_strings is {quoted(value)}, expected texts")
-    return tuple(texts)
 
 
 def count_of(values: Mapping[str, Any], name: str) -> int | None:

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor
-
-from manyheads.errors import ConfigError, GenerationConfigError
-from manyheads.generate import filters, methods
+from manyheads.errors import ConfigError, GenerationConfigError, ManyheadsError
+from manyheads.generate import filters, methods  # noqa: F401  # registers every filter and method
 from manyheads.generate.decoding import DecodingSpec
-from manyheads.generate.filter import FilterContext, FilterSpec, LogitsFilter
-from manyheads.generate.vocabulary import Vocabulary
-from manyheads.spec import MAX_COUNT, Part, Tree, did_you_mean, import_all, quoted
-
-for _package in (filters, methods):
-    import_all(_package.__name__)  # registers every filter and method
+from manyheads.generate.filter import FilterSpec
+from manyheads.spec import MAX_COUNT, Part, Tree, did_you_mean, quoted
 
 DEFAULT_MAX_NEW_TOKENS = 64
 MAX_SEQUENCES, MAX_LOGPROBS, MAX_STOP_STRINGS, MAX_STOP_LENGTH = 256, 100, 16, 1000
@@ -30,7 +24,7 @@ class GenerationConfig:
     max_new_tokens_given: bool = False  # by the caller: then a text that has no room for them is an error
     max_length: int | None = None  # of the checkpoint: tokens of the prompt and the new ones together
     decoding: DecodingSpec = field(default_factory=lambda: choose_decoding("greedy"))
-    filters: tuple[LogitsFilter, ...] = ()  # in the order in which they are applied
+    filters: tuple[FilterSpec, ...] = ()  # in the order in which they are applied
     seed: int = 0  # random seed for sampling
     n: int = 1  # sequences per prompt
     stop: tuple[str, ...] = ()  # strings that end a sequence and are not part of it
@@ -52,37 +46,20 @@ class GenerationConfig:
                 f"n is {self.n}, but {self.decoding.kind} finds only {self.decoding.max_sequences} per prompt",
                 hint="sample with a temperature, or raise num_beams",
             )
-        valid = all(isinstance(one, str) and 0 < len(one) <= MAX_STOP_LENGTH for one in self.stop)
-        if len(self.stop) > MAX_STOP_STRINGS or not valid:
-            expected = f"expected up to {MAX_STOP_STRINGS} texts of up to {MAX_STOP_LENGTH} characters"
-            raise GenerationConfigError(f"stop is {quoted(self.stop)}, {expected}")
-
-    def filter(self, logits_BV: Tensor, tokens_BL: Tensor, num_generated: int) -> Tensor:
-        """Applies the filters. `tokens_BL` is padded with −1 on the left."""
-        remaining = self.max_new_tokens - num_generated
-        for one in self.filters:
-            logits_BV = one.apply(logits_BV, FilterContext(tokens_BL, num_generated, remaining, self.eos_token_id))
-        return logits_BV
-
-    def prepare(self, vocabulary: Vocabulary) -> GenerationConfig:
-        """The same settings with the filters of one batch."""
-        filters = (one.prepare(vocabulary) if isinstance(one, FilterSpec) else one for one in self.filters)
-        return replace(self, filters=tuple(filters))
-
-    @property
-    def ending_filters(self) -> list[LogitsFilter]:
-        """The filters that may end a sequence."""
-        return [one for one in self.filters if type(one).is_complete is not FilterSpec.is_complete]
 
     def without_eos(self, tokens: list[int]) -> list[int]:
         """The tokens before the first eos token."""
         return tokens[: next((i for i, token in enumerate(tokens) if token in self.eos_token_id), len(tokens))]
 
 
-def stop_strings(stop: Any) -> tuple[str, ...]:
-    if not isinstance(stop, str | list | tuple):
-        raise GenerationConfigError(f"stop is {quoted(stop)}, expected a text or a list of texts")
-    return (stop,) if isinstance(stop, str) else tuple(stop)
+def stop_strings(name: str, value: Any, error_type: type[ManyheadsError] = GenerationConfigError) -> tuple[str, ...]:
+    """One text, or a list of texts, as a tuple."""
+    texts = [value] if isinstance(value, str) else value
+    valid = isinstance(texts, list | tuple) and len(texts) <= MAX_STOP_STRINGS
+    if not valid or not all(isinstance(one, str) and 0 < len(one) <= MAX_STOP_LENGTH for one in texts):
+        expected = f"expected up to {MAX_STOP_STRINGS} texts of up to {MAX_STOP_LENGTH} characters"
+        raise error_type(f"{name} is {quoted(value)}, {expected}")
+    return tuple(texts)
 
 
 def check_integer(name: str, value: Any, low: int, high: int) -> None:
@@ -150,7 +127,7 @@ def generation_config(
         filters=active_filters,
         seed=seed,
         n=n,
-        stop=base.stop if stop is None else stop_strings(stop),
+        stop=base.stop if stop is None else stop_strings("stop", stop),
         logprobs=logprobs,
         eos_token_id=base.eos_token_id,
         decoder_start_token_id=start,
@@ -171,10 +148,6 @@ def filter_kinds() -> dict[str, type[FilterSpec]]:
 
 def fields_of(kinds: Iterable[type[Part]]) -> set[str]:
     return {name for kind in kinds for name in kind.model_fields}
-
-
-def sampling_settings() -> set[str]:
-    return fields_of(kind for kind in filter_kinds().values() if kind.for_sampling)
 
 
 def selectors() -> dict[str, tuple[type[DecodingSpec], object]]:
@@ -209,7 +182,8 @@ def choose_method(
     base: CheckpointSettings, settings: Tree, decoding: str | Tree | DecodingSpec | None
 ) -> tuple[DecodingSpec, Tree]:
     """The method, and all settings of filters in effect. A caller's settings override a checkpoint's."""
-    merged_settings, sampling = base.settings | settings, sampling_settings()
+    merged_settings = base.settings | settings
+    sampling = fields_of(kind for kind in filter_kinds().values() if kind.for_sampling)
     if decoding is not None:
         method = choose_decoding(decoding)
         unused = [

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from manyheads.errors import GenerationConfigError
+from manyheads.generate.filter import FilterContext, LogitsFilter
 from manyheads.model.build import Model
 from manyheads.model.finite import check_next_token_logits
 from manyheads.parts.head import token_at
@@ -63,6 +64,7 @@ class Request:
     prompt: Inputs
     source: Inputs | None
     config: GenerationConfig
+    filters: Sequence[LogitsFilter]  # those of the config, prepared, in the order in which they are applied
     # one random generator per row, so that a row's samples do not depend on its neighbours
     rng: Sequence[torch.Generator] = ()
     # whether the new tokens of a sequence end it, by a stop string or a complete grammar
@@ -75,6 +77,14 @@ class Request:
         if self.cache is None:
             return self.model.start(self.source, capacity=capacity), 0
         return self.cache.start(self.model, self.prompt.tokens[0], capacity)
+
+    def filter(self, logits_BV: Tensor, tokens_BL: Tensor, num_generated: int) -> Tensor:
+        """Applies the filters. `tokens_BL` is padded with −1 on the left."""
+        remaining = self.config.max_new_tokens - num_generated
+        context = FilterContext(tokens_BL, num_generated, remaining, self.config.eos_token_id)
+        for one in self.filters:
+            logits_BV = one.apply(logits_BV, context)
+        return logits_BV
 
 
 class DecodingSpec(Part, slot="decoding", default="greedy"):
@@ -130,7 +140,7 @@ class RunningSequences:
 
     def filter(self, logits_BV: Tensor) -> Tensor:
         """The logits, or log-probabilities, after the filters."""
-        return self.request.config.filter(logits_BV, self.tokens, self.num_generated)
+        return self.request.filter(logits_BV, self.tokens, self.num_generated)
 
     def new_tokens(self, index: int) -> list[int]:
         """The generated tokens of a sequence."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -32,14 +31,13 @@ class FilterContext:
         return self.tokens[:, self.tokens.shape[1] - self.num_generated :]
 
 
-class LogitsFilter(Protocol):
+@dataclass(frozen=True)
+class LogitsFilter:
     """What a filter does at each step of one batch."""
 
-    def apply(self, logits_BV: Tensor, context: FilterContext) -> Tensor:
-        """Returns the changed logits; the given ones stay as they are."""
-
-    def is_complete(self, tokens: Sequence[int]) -> bool:
-        """Whether the filter ends a sequence with these generated tokens."""
+    apply: Callable[[Tensor, FilterContext], Tensor]  # the changed logits; the given ones stay as they are
+    # whether nothing can follow these generated tokens, which end a sequence; None for a filter that ends none
+    is_complete: Callable[[Sequence[int]], bool] | None = None
 
 
 class FilterSpec(Part, slot="filter"):
@@ -53,19 +51,20 @@ class FilterSpec(Part, slot="filter"):
     # whether it runs an expression of the caller: no checkpoint can set it, and a text follows at most one
     is_grammar: ClassVar[bool] = False
 
+    def min_new_tokens_after(self, length: int) -> int:
+        """The number of generated tokens before which eos is forbidden, after `length` tokens of the decoder."""
+        return 0
+
     def check(self) -> None:
         """Raises for a value that only the filter itself can judge."""
 
     def prepare(self, vocabulary: Vocabulary) -> LogitsFilter:
-        """The filter of one batch. One that needs the tokenizer, or keeps a state, returns another object."""
-        return self
+        """The filter of one batch: `apply`, unless it needs the tokenizer or keeps a state."""
+        return LogitsFilter(self.apply)
 
-    def is_complete(self, tokens: Sequence[int]) -> bool:
-        return False
-
-    @abstractmethod
     def apply(self, logits_BV: Tensor, context: FilterContext) -> Tensor:
         """Returns the changed logits; the given ones stay as they are."""
+        raise NotImplementedError
 
 
 def keep_only(tokens: tuple[int, ...], logits_BV: Tensor) -> Tensor:

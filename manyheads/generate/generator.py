@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -24,9 +24,15 @@ from manyheads.generate.text import Detokenizer, GeneratedText, TextStream, find
 from manyheads.generate.vocabulary import Vocabulary
 from manyheads.model.build import Model
 from manyheads.model.finite import raise_nonfinite
-from manyheads.parts.inputs import group_by_length, pad_rows
+from manyheads.parts.inputs import BATCH_TOKENS, group_by_length, pad_rows
 
-BATCH_TOKENS = 2048  # tokens per batch, padding included, with one row per beam
+
+@dataclass(frozen=True)
+class LengthLimit:
+    """How many tokens may follow a prompt, and a sentence about why, unless that is max_new_tokens."""
+
+    max_new_tokens: int
+    reason: str | None = None
 
 
 @dataclass(frozen=True)
@@ -51,7 +57,7 @@ class TextGenerator:
                 result = self.to_text(item[0], config, len(ids))
             elif item not in config.eos_token_id and (piece := texts.push(item)):
                 yield piece
-        if piece := texts.finish(result.text):
+        if piece := texts.send(result.text):
             yield piece
         return result
 
@@ -59,7 +65,11 @@ class TextGenerator:
         """Yields (index, generated texts) for each row, batch by batch. Rows of similar length share a batch."""
         for i, item in self.run(rows, config):
             if not isinstance(item, int):
-                yield i, [self.to_text(hypothesis, config, len(rows[i])) for hypothesis in item]
+                texts = [self.to_text(hypothesis, config, len(rows[i])) for hypothesis in item]
+                if len(texts) < config.n:
+                    few = f"the search found only {len(texts):,} of {config.n:,} sequences"
+                    texts[0] = replace(texts[0], note="; ".join(filter(None, (few, texts[0].note))))
+                yield i, texts
 
     def run(
         self, rows: Sequence[list[int]], config: GenerationConfig, cache: PrefixCache | None = None
@@ -67,16 +77,14 @@ class TextGenerator:
         """Yields (index, token) for each new token of the first sequence of a row, then (index, all its hypotheses)."""
         if self.model.spec.has_source and config.decoder_start_token_id is None:
             raise UnsupportedError("the checkpoint has no decoder_start_token_id; pass decoder_start_token_id=ID")
-        self.check_room([len(row) for row in rows], config)
-        groups: dict[tuple[int, int], list[int]] = {}
-        for i, row in enumerate(rows):
-            groups.setdefault(self.limit(len(row), config), []).append(i)
+        counts = [one.max_new_tokens for one in self.limits(rows, config)]
+        needs_same = self.model.spec.needs_final_length
+        keys = [(count, needs_same and self.decoder_length(len(row))) for count, row in zip(counts, rows, strict=True)]
         num_samples = config.n if config.decoding.do_sample else 1
         max_tokens = BATCH_TOKENS // (config.decoding.rows_per_sequence * num_samples)
-        for (max_new_tokens, _), group in groups.items():
-            limited = replace(config, max_new_tokens=max_new_tokens)
-            for batch in group_by_length([len(rows[i]) for i in group], max_tokens):
-                yield from self.run_batch(rows, [group[i] for i in batch], limited, num_samples, cache)
+        for batch in group_by_length([len(row) for row in rows], max_tokens, keys=keys):
+            limited = replace(config, max_new_tokens=counts[batch[0]])
+            yield from self.run_batch(rows, batch, limited, num_samples, cache)
 
     def run_batch(
         self,
@@ -105,71 +113,71 @@ class TextGenerator:
     def request(
         self, rows: Sequence[list[int]], config: GenerationConfig, num_samples: int, cache: PrefixCache | None = None
     ) -> Request:
-        has_source, device = self.model.spec.has_source, next(self.model.parameters()).device
-        inputs = pad_rows(rows, left=not has_source).to(device)
+        device, source = next(self.model.parameters()).device, None
+        prompt = pad_rows(rows, left=not self.model.spec.has_source).to(device)
+        if self.model.spec.has_source:
+            source, prompt = prompt, pad_rows([[config.decoder_start_token_id or 0]] * len(rows)).to(device)
         rng = [rng_for(config.seed, row, device, k % num_samples) for k, row in enumerate(rows)]
-        config = config.prepare(self.vocabulary)
-        is_stopped = partial(self.is_stopped, config) if config.stop or config.ending_filters else None
-        if not has_source:
-            usable = cache if len(rows) == 1 and config.decoding.resumes else None
-            return Request(self.model, inputs, None, config, rng, is_stopped, usable)
-        start = pad_rows([[config.decoder_start_token_id or 0]] * len(rows)).to(device)
-        return Request(self.model, start, inputs, config, rng, is_stopped)
+        filters = [one.prepare(self.vocabulary) for one in config.filters]
+        endings = [one.is_complete for one in filters if one.is_complete is not None]
+        is_stopped = partial(self.is_stopped, config.stop, endings) if config.stop or endings else None
+        usable = cache if source is None and len(rows) == 1 and config.decoding.resumes else None
+        return Request(self.model, prompt, source, config, filters, rng, is_stopped, usable)
 
-    def limit(self, length: int, config: GenerationConfig) -> tuple[int, int]:
-        """`max_new_tokens` within the model's positions, and the length that all rows of a batch must share, or 0.
+    # --------------------------------------------------------------------------------------------------------- lengths
 
-        Rows must share a length if the RoPE frequencies depend on the length after generation. The max_length of a
-        checkpoint is the default for an encoder–decoder, and an upper bound for a decoder.
-        """
-        spec = self.model.spec
-        length, max_new_tokens = self.decoder_length(length), config.max_new_tokens
-        if config.max_length is not None:
-            rest = max(1, config.max_length - length)
-            max_new_tokens = rest if spec.has_source else min(max_new_tokens, rest)
-        if (room := self.room(length, config)) is not None and room > 0:
-            max_new_tokens = min(max_new_tokens, room)
-        layers = spec.decoder.expanded_layers() if spec.decoder else ()
-        return max_new_tokens, length if any(layer.position.needs_final_length for layer in layers) else 0
+    def decoder_length(self, length: int) -> int:
+        """The number of tokens that the decoder reads before it generates."""
+        return 1 if self.model.spec.has_source else length
 
     @property
     def positions(self) -> int | None:
         """The positions of the decoder; None if there is no limit."""
         return self.model.spec.decoder.max_positions if self.model.spec.decoder else None
 
-    def decoder_length(self, length: int) -> int:
-        """The number of tokens that the decoder reads before it generates."""
-        return 1 if self.model.spec.has_source else length
+    def room(self, count: int, config: GenerationConfig) -> int | None:
+        """How many tokens the decoder has positions for besides `count` others, the new ones included."""
+        return None if self.positions is None else self.positions - count + (not config.decoding.reads_last_token)
 
-    def room(self, length: int, config: GenerationConfig) -> int | None:
-        """The number of new tokens that the model has positions for after `length` tokens of the decoder."""
-        return None if self.positions is None else self.positions - length + (not config.decoding.reads_last_token)
+    def limits(self, rows: Sequence[Sequence[int]], config: GenerationConfig) -> list[LengthLimit]:
+        """The limit of each row; raises if the model has no positions for the tokens that the caller wants."""
+        return [self.limit(len(row), config, index) for index, row in enumerate(rows)]
 
-    def check_room(self, lengths: Sequence[int], config: GenerationConfig) -> None:
-        """Raises if a prompt leaves no position, or too few for the tokens that the caller wants to generate."""
+    def limit(self, length: int, config: GenerationConfig, index: int = 0) -> LengthLimit:
+        """How many tokens may follow a prompt of `length`; raises if these are none, or fewer than the caller wants.
+
+        The max_length of the settings is the default for an encoder–decoder, and an upper bound for a decoder.
+        """
+        length, count, reason = self.decoder_length(length), config.max_new_tokens, None
+        if config.max_length is not None:
+            rest = max(1, config.max_length - length)
+            if self.model.spec.has_source:
+                count = rest
+            elif rest < count:
+                count, reason = rest, f"the text ends at max_length, {config.max_length:,} tokens with the prompt"
         needed = config.max_new_tokens if config.max_new_tokens_given else 1
-        for index, length in enumerate(map(self.decoder_length, lengths)):
-            if (room := self.room(length, config)) is not None and room < needed:
-                hint = f"set max_new_tokens to {room} or less, or leave it out to stop where the positions end"
-                raise InputLengthError(
-                    f"{length:,} tokens and {needed:,} new ones are more than the model's {self.positions:,} positions",
-                    index,
-                    hint=hint if room > 0 else "shorten the text",
-                )
+        if (room := self.room(length, config)) is not None and room < needed:
+            hint = f"set max_new_tokens to {room} or less, or leave it out to stop where the positions end"
+            raise InputLengthError(
+                f"{length:,} tokens and {needed:,} new ones are more than the model's {self.positions:,} positions",
+                index,
+                hint=hint if room > 0 else "shorten the text",
+            )
+        if room is not None and room < count:
+            count, reason = room, f"the text ends where the {self.positions:,} positions of the model end"
+        return LengthLimit(count, reason)
 
     def length_note(self, hypothesis: Hypothesis, config: GenerationConfig, length: int) -> str | None:
-        """A sentence about a text that a limit other than max_new_tokens ended, or that is longer than in training."""
-        length, count, positions = self.decoder_length(length), len(hypothesis.tokens), self.positions
-        is_limited = not hypothesis.is_finished and count < config.max_new_tokens
-        if is_limited and count == self.room(length, config):
-            return f"the text ends where the {positions} positions of the model end"
-        if is_limited and not self.model.spec.has_source:
-            return f"the text ends at max_length of the checkpoint, {config.max_length:,} tokens with the prompt"
-        decoder = self.model.spec.decoder
+        """A sentence about a text that ends before max_new_tokens or min_new_tokens, or is longer than in training."""
+        if not hypothesis.is_finished and (reason := self.limit(length, config).reason):
+            return reason
+        length, count, decoder = self.decoder_length(length), len(hypothesis.tokens), self.model.spec.decoder
+        needed = max((one.min_new_tokens_after(length) for one in config.filters), default=0)
+        if hypothesis.is_finished and count < needed:
+            return f"a stop string or a grammar ends the text after {count:,} tokens, before its minimum of {needed:,}"
         schemes = [layer.position for layer in decoder.expanded_layers()] if decoder else []
-        lengths = (self.context_length, *(getattr(getattr(one, "scaling", None), "length", None) for one in schemes))
-        trained = next((one for one in lengths if one is not None), None)
-        if not schemes or trained is None or positions is not None or length + count - 1 <= trained:
+        trained = self.context_length or next((one.trained_length for one in schemes if one.trained_length), None)
+        if not schemes or trained is None or self.positions is not None or length + count - 1 <= trained:
             return None
         scheme = next((one for one in schemes if one.mechanism != "none"), schemes[0])
         return (
@@ -181,11 +189,9 @@ class TextGenerator:
     def vocabulary(self) -> Vocabulary:
         return Vocabulary(self.tokenizer)
 
-    def is_stopped(self, config: GenerationConfig, ids: list[int]) -> bool:
-        """Whether generated ids end with a stop string, or are all that a filter allows."""
-        if config.stop and find_stop(self.decode(ids), config.stop) is not None:
-            return True
-        return any(one.is_complete(ids) for one in config.ending_filters)
+    def is_stopped(self, stop: Sequence[str], endings: Sequence[Callable[[list[int]], bool]], ids: list[int]) -> bool:
+        """Whether generated ids have a stop string, or are all that a filter allows."""
+        return bool(stop and find_stop(self.decode(ids), stop)) or any(is_complete(ids) for is_complete in endings)
 
     def decode(self, ids: Sequence[int]) -> Any:
         """The text of ids; without a tokenizer, the ids."""

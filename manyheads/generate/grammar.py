@@ -113,15 +113,11 @@ class GrammarFilter:
 
     def state(self, tokens: tuple[int, ...]) -> GrammarState | None:
         """The state after these tokens, one step from that of the tokens before the last, which is usually known."""
-        if tokens not in self.states:
-            if tokens[:-1] in self.states:
-                before = self.states[tokens[:-1]]
-                return before and before.after(tokens[-1])
-            state: GrammarState | None = self.start
-            for token in tokens:
-                state = state and state.after(token)
-            return state
-        return self.states[tokens]
+        known = next((count for count in (len(tokens), len(tokens) - 1) if tokens[:count] in self.states), 0)
+        state = self.states.get(tokens[:known], self.start)
+        for token in tokens[known:]:
+            state = state and state.after(token)
+        return state
 
     def apply(self, logits_BV: Tensor, context: FilterContext) -> Tensor:
         rows = [tuple(row) for row in context.generated.tolist()]
@@ -130,7 +126,9 @@ class GrammarFilter:
         allowed_BV = torch.stack([masks[tokens] for tokens in rows]).to(logits_BV.device)
         forced_B = (logits_BV > -torch.inf).sum(dim=1) == 1
         if forced_B.any():
-            allowed_BV |= forced_B[:, None] & self.without_text(logits_BV, context)
+            tokens_V = torch.arange(logits_BV.shape[1], device=logits_BV.device)
+            without_text = self.start.vocabulary.tokens.has_no_text.difference(context.eos_token_id)
+            allowed_BV |= forced_B[:, None] & torch.isin(tokens_V, tokens_V.new_tensor(list(without_text)))
         return logits_BV.masked_fill(~allowed_BV, -torch.inf)
 
     def mask(self, state: GrammarState | None, logits_BV: Tensor, context: FilterContext) -> Tensor:
@@ -142,13 +140,6 @@ class GrammarFilter:
         mask_V[:size] = state.allowed[:size]
         mask_V[[token for token in context.eos_token_id if token < len(mask_V)]] = state.may_end
         return mask_V
-
-    def without_text(self, logits_BV: Tensor, context: FilterContext) -> Tensor:
-        """The tokens without a text, except eos tokens, V."""
-        ids = self.start.vocabulary.tokens.has_no_text.difference(context.eos_token_id)
-        mask_V = torch.zeros(logits_BV.shape[1], dtype=torch.bool)
-        mask_V[[token for token in ids if token < len(mask_V)]] = True
-        return mask_V.to(logits_BV.device)
 
     def is_complete(self, tokens: Sequence[int]) -> bool:
         """Whether these generated tokens are a text of the grammar that nothing can follow."""

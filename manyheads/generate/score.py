@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,10 +16,10 @@ from manyheads.generate.decoding import log_probabilities
 from manyheads.metrics.likelihood import LogLikelihood, perplexity
 from manyheads.model.build import Model
 from manyheads.model.finite import check_finite
-from manyheads.parts.inputs import Inputs, group_by_length, pad_rows
+from manyheads.parts.inputs import BATCH_TOKENS, Inputs, group_by_length, pad_rows
 from manyheads.spec import MAX_COUNT, quoted
 
-BATCH_TOKENS, BATCH_LOGITS = 2048, 1 << 25  # maximum numbers of tokens and of logits per step, if a row has not more
+BATCH_LOGITS = 1 << 25  # maximum number of logits per step, if a row has not more
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,6 @@ class TokenRow:
             pieces.append(text[last:stop])
             last = stop
         return cls(encoding.ids, own[0], pieces)
-
-    def after(self, token: int, source: list[int]) -> TokenRow:
-        """The row as the target of a source, after the decoder's start token."""
-        return replace(self, ids=[token, *self.ids], first=self.first + 1, source=source)
 
     def scored(self, text: str, logprobs: Sequence[float | None], name: Callable[[int], str]) -> ScoredText:
         """The result; `name` gives the text of one token."""
@@ -167,15 +163,9 @@ def batch_logprobs(model: Model, rows: Sequence[list[int]], sources: Sequence[li
 
 def batches(model: Model, sizes: Sequence[tuple[int, Sequence[int] | None]]) -> Iterator[list[int]]:
     """Groups rows, given by their length and source. They share a length if the RoPE frequencies depend on it."""
-    layers = model.spec.decoder.expanded_layers() if model.spec.decoder else ()
-    equal_lengths = any(layer.position.needs_final_length for layer in layers)
-    groups: dict[int, list[int]] = {}
-    for i, (length, _) in enumerate(sizes):
-        groups.setdefault(length if equal_lengths else 0, []).append(i)
-    for group in groups.values():
-        lengths = [max(sizes[i][0], len(sizes[i][1] or ())) for i in group]
-        for batch in group_by_length(lengths, max_tokens(model)):
-            yield [group[k] for k in batch]
+    lengths = [max(length, len(source or ())) for length, source in sizes]
+    keys = [length for length, _ in sizes] if model.spec.needs_final_length else None
+    return group_by_length(lengths, max_tokens(model), keys=keys)
 
 
 def max_tokens(model: Model) -> int:

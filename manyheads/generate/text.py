@@ -34,12 +34,7 @@ def find_stop(text: str, stops: Sequence[str]) -> tuple[int, str] | None:
 
 def possible_stop(text: str, stops: Sequence[str]) -> int:
     """The number of last characters that may be the beginning of a stop string."""
-    lengths = (
-        length
-        for stop in stops
-        for length in range(min(len(stop) - 1, len(text)), 0, -1)
-        if text.endswith(stop[:length])
-    )
+    lengths = (length for stop in stops for length in range(1, len(stop)) if text.endswith(stop[:length]))
     return max(lengths, default=0)
 
 
@@ -86,10 +81,7 @@ class TextStream:
         text = self.detokenizer.final_text(self.tokens)
         return self.send(text[: len(text) - possible_stop(text, self.stops)])
 
-    def finish(self, text: str) -> str:
-        """The rest of the whole text."""
-        return self.send(text)
-
     def send(self, text: str) -> str:
+        """The characters of a text, the whole one in the end, that were not sent yet."""
         piece, self.sent = text[self.sent :], max(self.sent, len(text))
         return piece

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 
 from manyheads.metrics.metric import register_metric
@@ -26,8 +27,9 @@ def loss(texts: LogLikelihood) -> float:
 
 @register_metric("perplexity", "likelihood", higher_is_better=False)
 def perplexity(texts: LogLikelihood) -> float:
-    """e^loss, at most e^700, which is still a finite number."""
-    return math.exp(min(loss(texts), 700.0))
+    """e^loss; infinite if it is more than the largest float, about e^709.78."""
+    exponent = loss(texts)
+    return math.exp(exponent) if exponent < math.log(sys.float_info.max) else math.inf
 
 
 @register_metric("bits_per_byte", "likelihood", higher_is_better=False)

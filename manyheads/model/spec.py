@@ -344,6 +344,12 @@ class ModelSpec(Spec):
         """Whether the model reads a source and a target, as an encoder–decoder does."""
         return self.architecture == "encoder-decoder" or (self.recurrent is not None and self.recurrent.source)
 
+    @property
+    def needs_final_length(self) -> bool:
+        """Whether the decoder's positions depend on the length after generation, so that rows must share it."""
+        layers = self.decoder.expanded_layers() if self.decoder else ()
+        return any(layer.position.needs_final_length for layer in layers)
+
 
 def read_model(tree: Tree) -> ModelSpec:
     """Converts a table to a ModelSpec. `like = "encoder"` in the decoder first copies the encoder's fields."""

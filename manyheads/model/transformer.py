@@ -38,9 +38,7 @@ class TransformerState(State):
 
     def resume(self, length: int, capacity: int) -> TransformerState | None:
         """None for an encoder–decoder, whose source may differ, and if the positions depend on the final length."""
-        assert self.spec.decoder is not None
-        layers = self.spec.decoder.expanded_layers()
-        if self.memory is not None or any(layer.position.needs_final_length for layer in layers):
+        if self.memory is not None or self.spec.needs_final_length:
             return None
         return replace(self, decoder=self.decoder.resume(length, capacity))
 
@@ -130,7 +128,7 @@ class Transformer(nn.Module):
         check_can_generate(self)
         assert self.decoder is not None
         check_capacity(capacity)
-        if capacity is None and any(layer.position.needs_final_length for layer in self.decoder.layer_specs):
+        if capacity is None and self.spec.needs_final_length:
             raise UnsupportedError(
                 "the rotary embeddings of this model depend on the final length; give start a capacity"
             )

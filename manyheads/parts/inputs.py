@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from manyheads.errors import InputError, InputLengthError, InputShapeError
 
 INTEGERS = (torch.int64, torch.int32)
+BATCH_TOKENS = 2048  # tokens per batch, padding included, with one row per beam
 
 
 @dataclass(frozen=True)
@@ -102,13 +103,22 @@ def pad_rows(rows: Sequence[Sequence[int] | np.ndarray], pad: int = 0, *, left: 
     return Inputs(torch.from_numpy(ids), padding_mask=torch.from_numpy(padding_mask) if padding_mask.any() else None)
 
 
-def group_by_length(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
-    """Yields the row indices of each batch of at most `max_tokens` with padding, the longest rows first."""
-    order, start = sorted(range(len(lengths)), key=lambda i: -lengths[i]), 0
-    while start < len(order):
-        end = start + max(1, max_tokens // max(1, lengths[order[start]]))
-        yield order[start:end]
-        start = end
+def group_by_length(
+    lengths: Sequence[int], max_tokens: int = BATCH_TOKENS, *, keys: Sequence[Hashable] | None = None
+) -> Iterator[list[int]]:
+    """Yields the row indices of each batch of at most `max_tokens` with padding, the longest rows first.
+
+    Rows of different keys share no batch.
+    """
+    groups: dict[Hashable, list[int]] = {}
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        groups.setdefault(keys[i] if keys else None, []).append(i)
+    for order in groups.values():
+        start = 0
+        while start < len(order):
+            end = start + max(1, max_tokens // max(1, lengths[order[start]]))
+            yield order[start:end]
+            start = end
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,11 @@ class PositionSpec(Part, slot="position", default="none"):
         return False
 
     @property
+    def trained_length(self) -> int | None:
+        """The tokens of a text of training, if the scheme says how many."""
+        return None
+
+    @property
     def beyond_training(self) -> str:
         """What a text of more tokens than those of training means for a scheme without a limit."""
         return f"{self.kind} positions have no limit, but the model has not learned from such distances"

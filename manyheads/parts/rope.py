@@ -219,6 +219,10 @@ class RopeSpec(PositionSpec, kind="rope"):
         return self.scaling.depends_on_length
 
     @property
+    def trained_length(self) -> int | None:
+        return getattr(self.scaling, "length", None)  # of the kinds that have one
+
+    @property
     def beyond_training(self) -> str:
         if self.scaling.kind == "none":
             return super().beyond_training

@@ -80,12 +80,11 @@ class CausalSpec(PackableTask, kind="causal"):
 
     def with_truncation(self, checkpoint: Checkpoint, generation: GenerationConfig) -> Checkpoint:
         """Returns a copy that reads the last tokens of a text, so that the continuation follows it and has room."""
-        positions = checkpoint.max_positions
-        if checkpoint.tokenizer is None or positions is None:
+        positions, room = checkpoint.max_positions, checkpoint.generator.room(generation.max_new_tokens, generation)
+        if checkpoint.tokenizer is None or positions is None or room is None:
             return checkpoint
         least = 1 + checkpoint.tokenizer.num_special_tokens_to_add(is_pair=False)
-        limit = max(least, positions - generation.max_new_tokens + 1)
-        return checkpoint.with_truncation(min(positions, limit), direction="left")
+        return checkpoint.with_truncation(min(positions, max(least, room)), direction="left")
 
     def evaluate(self, evaluation: Evaluation) -> EvalResult:
         """Computes −ln p of every token, each predicted once; long texts are read in windows."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from manyheads.checkpoint.checkpoint import Checkpoint
 from manyheads.errors import InputError
@@ -13,6 +13,8 @@ from manyheads.generate.config import GenerationConfig
 from manyheads.generate.loops import find_repetition
 from manyheads.generate.text import GeneratedText
 from manyheads.spec import Tree, quoted
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -37,17 +39,17 @@ def ids_and_truncated(encodings: Sequence[Any]) -> tuple[list[list[int]], dict[i
     return [one.ids for one in encodings], truncated
 
 
-def generated_result(checkpoint: Checkpoint, texts: Sequence[GeneratedText], *, loops: bool = False) -> Tree:
-    """The best generated text as plain data; the others, if there are several, are under `sequences`."""
+def generated_result(checkpoint: Checkpoint, texts: Sequence[GeneratedText], options: PredictOptions) -> Tree:
+    """The best generated text as plain data; all of them, if several were asked for, are under `sequences`."""
     results = [
         {"generated": one.tokens if checkpoint.tokenizer is None else one.text, "finish_reason": one.finish_reason}
         | ({} if one.score is None else {"score": one.score})
         | ({} if one.note is None else {"note": one.note})
         | ({} if one.logprobs is None else {"logprobs": token_logprobs(checkpoint, one)})
-        | ({"loop": loop_at_end(checkpoint, one)} if loops else {})
+        | ({"loop": loop_at_end(checkpoint, one)} if options.loops else {})
         for one in texts
     ]
-    return results[0] | ({"sequences": results} if len(results) > 1 else {})
+    return results[0] | ({"sequences": results} if options.generation.n > 1 else {})
 
 
 def loop_at_end(checkpoint: Checkpoint, text: GeneratedText) -> Tree | None:
@@ -76,15 +78,29 @@ def format_loop(loop: Tree | None) -> str:
 def token_logprobs(checkpoint: Checkpoint, text: GeneratedText) -> list[Tree]:
     """Each token with its log-probability and the most probable tokens of its step."""
     rows = zip(text.tokens, text.logprobs or (), text.top_logprobs or (), strict=False)
-    return [
-        {
-            "token": checkpoint.generator.token_name(token),
-            "id": token,
-            "logprob": logprob,
-            "top": [list(one) for one in top],
-        }
-        for token, logprob, top in rows
-    ]
+    name = checkpoint.generator.token_name
+    return [{"token": name(i), "id": i, "logprob": p, "top": [list(one) for one in top]} for i, p, top in rows]
+
+
+def apply_to_each(
+    function: Callable[[Sequence[str]], Sequence[Result]], texts: Sequence[str], errors: dict[int, InputError] | None
+) -> dict[int, Result]:
+    """What a function of many texts returns for each, by index.
+
+    A text that it refuses raises, or, if `errors` is given, has its error there instead of a result.
+    """
+    try:
+        return dict(enumerate(function(texts)))
+    except InputError:
+        if errors is None:
+            raise
+    results = {}
+    for i, text in enumerate(texts):
+        try:
+            (results[i],) = function([text])
+        except InputError as error:
+            errors[i] = error
+    return results
 
 
 def parse_row(text: str, index: int = 0) -> list[int]:

@@ -99,7 +99,7 @@ class Seq2SeqSpec(TaskSpec, kind="seq2seq"):
         limit = MAX_COUNT if limit is None else limit - prompt.shape[1] + 1
         longest = max(len(target) for _, target in rows)
         config = GenerationConfig(max_new_tokens=min(longest + 2, limit), eos_token_id=(special_tokens.eos,))
-        request = Request(checkpoint.model, Inputs(prompt), batch.source, config)
+        request = Request(checkpoint.model, Inputs(prompt), batch.source, config, ())
         outputs = [hypotheses[0].tokens for hypotheses in exhaust(config.decoding.generate(request))]
         return [(config.without_eos(ids), target.tolist()) for ids, (_, target) in zip(outputs, rows, strict=True)]
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -20,7 +22,14 @@ from manyheads.model.build import Model
 from manyheads.model.spec import ModelSpec
 from manyheads.spec import Part, Tree, located, quoted
 from manyheads.tasks.batch import Batch, Chunk, EncodedRow, Loss, SpecialTokens, target_loss
-from manyheads.tasks.prediction import PredictOptions, format_loop, generated_result, ids_and_truncated, parse_ids
+from manyheads.tasks.prediction import (
+    PredictOptions,
+    apply_to_each,
+    format_loop,
+    generated_result,
+    ids_and_truncated,
+    parse_ids,
+)
 
 if TYPE_CHECKING:
     from manyheads.tasks.evaluation import EvalResult, Evaluation
@@ -139,21 +148,21 @@ class TaskSpec(Part, slot="task"):
         self, checkpoint: Checkpoint, texts: Sequence[str], options: PredictOptions
     ) -> tuple[list[list[int]], dict[int, Tree]]:
         """Returns the input ids of each text, and how many tokens were read of each truncated one."""
+        check_texts(texts)
         if options.chat:
-            check_texts(texts)
             return checkpoint.encode_chats([options.messages(text) for text in texts]), {}
         if checkpoint.tokenizer is None:
             return parse_ids(checkpoint, texts), {}
         return ids_and_truncated(checkpoint.encode(texts))
 
     def encode_checked(
-        self, checkpoint: Checkpoint, texts: Sequence[str], options: PredictOptions
-    ) -> tuple[list[list[int]], dict[int, Tree]]:
-        """As `encode`; raises if the model has no positions for the tokens that the caller wants to generate."""
+        self, checkpoint: Checkpoint, options: PredictOptions, texts: Sequence[str]
+    ) -> list[tuple[list[int], Tree]]:
+        """The ids of each text, with `truncated` if it was; raises if the model has no positions for new tokens."""
         rows, truncation_by_row = self.encode(checkpoint, texts, options)
         if self.streams:
-            checkpoint.generator.check_room([len(row) for row in rows], options.generation)
-        return rows, truncation_by_row
+            checkpoint.generator.limits(rows, options.generation)
+        return [(ids, truncation_by_row.get(i, {})) for i, ids in enumerate(rows)]
 
     def with_truncation(self, checkpoint: Checkpoint, generation: GenerationConfig) -> Checkpoint:
         """Returns a copy that truncates texts to what the model can read; by default it reads their first tokens."""
@@ -169,7 +178,7 @@ class TaskSpec(Part, slot="task"):
     ) -> Iterator[tuple[int, Tree]]:
         """Yields the index and the model's output for each row of ids, as soon as it is ready, as plain data."""
         for i, texts in checkpoint.generator.texts(rows, options.generation):
-            yield i, generated_result(checkpoint, texts, loops=options.loops)
+            yield i, generated_result(checkpoint, texts, options)
 
     def predict(
         self,
@@ -182,23 +191,11 @@ class TaskSpec(Part, slot="task"):
 
         A text that the model cannot read raises, or, if `errors` is given, has its error there instead of a result.
         """
-        index: Sequence[int] = range(len(texts))
-        try:
-            rows, truncation_by_row = self.encode_checked(checkpoint, texts, options)
-        except InputError:
-            if errors is None:
-                raise
-            encodings = {}
-            for i, text in enumerate(texts):
-                try:
-                    encodings[i] = self.encode_checked(checkpoint, [text], options)
-                except InputError as error:
-                    errors[i] = error
-            index = list(encodings)
-            rows = [ids for (ids,), _ in encodings.values()]
-            truncation_by_row = {k: truncation[0] for k, (_, truncation) in enumerate(encodings.values()) if truncation}
-        for k, result in self.results(checkpoint, rows, options):
-            yield index[k], {"task": self.kind, "text": texts[index[k]]} | result | truncation_by_row.get(k, {})
+        encoded = apply_to_each(partial(self.encode_checked, checkpoint, options), texts, errors)
+        index = list(encoded)
+        for k, result in self.results(checkpoint, [ids for ids, _ in encoded.values()], options):
+            i = index[k]
+            yield i, {"task": self.kind, "text": texts[i]} | result | encoded[i][1]
 
     def format_line(self, result: Tree) -> str:
         """Formats a result as one line of text."""
@@ -287,6 +284,8 @@ def predict(
     text repeats at its end, or None. Settings are those of `generation_config`. Without a tokenizer, a text consists of
     token ids, such as "3 14 15".
     """
+    if not isinstance(text, str | Sequence):
+        raise InputError(f"given {quoted(text)}, expected a text or a list of texts")
     if not isinstance(checkpoint, Checkpoint):
         checkpoint = load(checkpoint)
     if type(num_fills) is not int or num_fills < 1:
@@ -295,15 +294,32 @@ def predict(
         raise UsageError(f"mask_token_id is {quoted(mask_token_id)}, expected a token id")
     generation = generation_config(checkpoint.generation_settings, **settings)
     options = PredictOptions(generation, num_fills=num_fills, mask_token_id=mask_token_id, loops=loops)
-    checkpoint.check_reads_text()
-    if not isinstance(text, str | Sequence):
-        raise InputError(f"given {quoted(text)}, expected a text or a list of texts")
-    texts, task = [text] if isinstance(text, str) else list(text), task_of(checkpoint)
-    task.check_options(options)
-    if truncate:
-        checkpoint = task.with_truncation(checkpoint, generation)
-    results = dict(task.predict(checkpoint, texts, options))
+    predictor, texts = Predictor.of(checkpoint, options, truncate=truncate), [text] if isinstance(text, str) else text
+    results = dict(predictor.results(texts))
     return results[0] if isinstance(text, str) else [results[i] for i in range(len(texts))]
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """A checkpoint with its task, applied to texts."""
+
+    checkpoint: Checkpoint
+    task: TaskSpec
+    options: PredictOptions
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint, options: PredictOptions, *, truncate: bool) -> Predictor:
+        """Raises if the model reads no texts, or its task cannot do what the options ask for."""
+        checkpoint.check_reads_text()
+        task = task_of(checkpoint)
+        task.check_options(options)
+        return cls(task.with_truncation(checkpoint, options.generation) if truncate else checkpoint, task, options)
+
+    def results(self, texts: Sequence[str], errors: dict[int, InputError] | None = None) -> Iterator[tuple[int, Tree]]:
+        return self.task.predict(self.checkpoint, texts, self.options, errors)
+
+    def format_line(self, result: Tree) -> str:
+        return self.task.format_line(result)
 
 
 def task_of(checkpoint: Checkpoint) -> TaskSpec:

@@ -38,6 +38,18 @@ def byte_checkpoint(template=TEMPLATES["turns"]):
 # -------------------------------------------------------------------------------------------------------------- prompts
 
 
+@pytest.mark.parametrize("template", ["", " {{ '' }}"])
+def test_a_template_that_gives_no_text_is_blamed_and_not_the_message(template):
+    checkpoint = chat_checkpoint(random_model(spec_with(decoder(), WORD_TOKENIZER)), WORD_TOKENIZER, template)
+    for call in (
+        lambda: checkpoint.chat(ASKED),
+        lambda: Conversation(checkpoint).send("word1"),
+        lambda: checkpoint.encode_chats([ASKED]),
+    ):
+        with raises("checkpoint.chat-template"):
+            call()
+
+
 def test_the_tokens_of_a_prompt_are_those_of_transformers(tmp_path):
     """From a folder that transformers has written, for every template."""
     from jinja2.exceptions import TemplateError

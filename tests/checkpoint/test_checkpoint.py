@@ -19,6 +19,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 import manyheads
 from manyheads import Checkpoint, build, read
+from manyheads.errors import ManyheadsError
 from manyheads.tasks.evaluation import EvalOptions
 from manyheads.tasks.task import task_of
 from manyheads.training.evaluate import load_rows, make_evaluation
@@ -171,6 +172,9 @@ def test_wrong_inputs_have_a_code(tmp_path):
         (["a", 3], "input.shape", ["a", 3]),
         (None, "input.shape", None),
         (3, "input.shape", 3),
+        (b"hi", "input.shape", b"hi"),
+        ([b"hi", b"you"], "input.shape", b"hi"),
+        (bytearray(b"hi"), "input.shape"),
         ("", "input.length"),
         ("word0 \udcff", "input.invalid"),
     ):
@@ -192,6 +196,24 @@ def test_wrong_inputs_have_a_code(tmp_path):
         with raises("usage.argument", "num_fills", num_fills):
             manyheads.predict(bert, "word0 [MASK]", num_fills=num_fills)
     assert len(manyheads.predict(bert, "word0 [MASK]", num_fills=10**30)["filled"][0]["tokens"]) == 61
+
+
+@pytest.mark.parametrize("data", [b"hi", bytearray(b"hi"), memoryview(b"hi")], ids=lambda data: type(data).__name__)
+def test_bytes_are_neither_a_text_nor_token_ids(data, tmp_path):
+    checkpoint = manyheads.load(folder_of("gpt2", tmp_path / "gpt2"))
+    for call in (
+        lambda: checkpoint.generate(data),
+        lambda: checkpoint.score(data),
+        lambda: checkpoint.score([3, 4], context=data),
+        lambda: list(checkpoint.stream(data)),
+        lambda: checkpoint.embed(data),
+        lambda: manyheads.predict(checkpoint, data),
+        lambda: manyheads.predict(Checkpoint(checkpoint.model), data),
+        lambda: checkpoint.chat([{"role": "user", "content": data}]),
+    ):
+        with pytest.raises(ManyheadsError) as caught:
+            call()
+        assert caught.value.code in ("input.shape", "input.invalid", "usage.argument")
 
 
 def test_predict_samples_from_the_top_k_tokens(tmp_path):

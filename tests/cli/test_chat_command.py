@@ -50,6 +50,13 @@ def chat(folder, lines, *options, check=0, **more):
 # -------------------------------------------------------------------------------------------------------- piped input
 
 
+def test_a_line_that_is_not_text_is_refused_without_naming_an_option_that_chat_has_not(model):
+    done = chat(model, [b"word1 \xff", "word2"], check=3)
+    assert len(done.stdout.splitlines()) == 1
+    assert "UTF-8" in done.stderr
+    assert "--encoding-errors" not in done.stderr
+
+
 @pytest.mark.parametrize("options", [{}, {"temperature": 1.5, "seed": 3, "top_k": 5}, {"system": "word9"}], ids=str)
 def test_each_line_is_a_message_and_each_answer_is_printed(options, model):
     questions = ["word1 word2", "word3", "", "word4 word5 word6", " /word7", "word8"]

@@ -301,6 +301,12 @@ def test_token_ids_that_the_model_lacks_cost_their_line(tmp_path):
     assert "41" in long["error"]["message"]
 
 
+def test_a_truncated_text_has_room_for_the_last_token_that_contrastive_search_reads(tmp_path):
+    checkpoint = manyheads.load(folder_of("gpt2", tmp_path / "gpt2", eos_token_id=None, bos_token_id=None))
+    result = manyheads.predict(checkpoint, "word1 " * 60, truncate=True, max_new_tokens=8, penalty_alpha=0.5)
+    assert (result["truncated"], len(result["generated"].split())) == (32, 8)
+
+
 TRUNCATED = {
     "gpt2": 33,
     "bert-classes": 40,
@@ -375,12 +381,26 @@ def test_a_path_and_one_text_or_several_from_python(tmp_path):
         (["TEXT", "--decoding", ""], "usage.argument", "decoding"),
         (["--encoding-errors", "skip"], "usage.argument", "encoding-errors"),
         (["TEXT", "--stream"], "usage.argument", "stream"),
+        (["TEXT", "--regex", ""], "generate.config", "regex"),
+        (["TEXT", "--json-schema", "false"], "generate.config", "json_schema"),
     ],
 )
 def test_wrong_options_are_refused_before_anything_is_read(arguments, code, name, tmp_path):
     error = error_of("predict", tmp_path, *arguments, check=2)  # an empty folder is no checkpoint, exit status 4
     assert error["code"] == code
     assert name in error["message"]
+
+
+def test_a_stream_is_that_of_one_generated_text(tmp_path):
+    """One that is asked for; in a terminal, other results are printed as they are."""
+    folder, lines = tmp_path, tmp_path / "lines.txt"
+    lines.write_text("word1\nword2\n")
+    for arguments in (("--file", lines), ("-",)):
+        done = run("predict", folder, *arguments, "--stream", stdin=b"word1\nword2\n", check=2)
+        assert (done.stdout, "--stream" in done.stderr) == ("", True)
+    bert = folder_of("bert-classes", tmp_path / "bert")
+    done = run("predict", bert, "word1", "--stream", check=2)
+    assert (done.stdout, "--stream" in done.stderr) == ("", True)
 
 
 def test_line_breaks_in_a_result_become_spaces(tmp_path):

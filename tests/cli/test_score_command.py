@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import re
 
 import pytest
@@ -12,7 +13,8 @@ from rich.console import Console
 from small_checkpoints import folder_of
 
 import manyheads
-from manyheads.cli.score import STYLES, print_scores, visible_tokens
+from manyheads.cli.console import print_json
+from manyheads.cli.score import STYLES, Scorer, print_scores, visible_tokens
 from manyheads.generate.score import ScoredText, ScoredToken
 
 TEXTS = ["word0 word4 word2", "word7 word1", "", "word9 word3 word1 word2 word8", "word5 word5"]
@@ -21,6 +23,17 @@ TEXTS = ["word0 word4 word2", "word7 word1", "", "word9 word3 word1 word2 word8"
 @pytest.fixture(scope="module")
 def gpt2(tmp_path_factory):
     return folder_of("gpt2", tmp_path_factory.mktemp("score") / "gpt2", bos_token_id=None)
+
+
+def test_an_infinite_perplexity_is_null_in_json(capsys):
+    """And no other value that JSON lacks is written."""
+    scored = ScoredText("a", (ScoredToken("a", 3, "a", -800.0),))
+    result = Scorer(None, None, None, None).result("a", scored)
+    print_json(result)
+    assert json.loads(capsys.readouterr().out) == result | {"perplexity": None}
+    assert Scorer.format_line(None, result).split("\t")[1] == "inf"
+    with pytest.raises(KeyError):
+        print_json({"loss": math.nan})
 
 
 def as_tree(scored):

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import manyheads
 from manyheads import Checkpoint
-from manyheads.cli.predict import read_schema
+from manyheads.cli.generation import read_schema
 from manyheads.errors import GenerationConfigError
 from manyheads.generate.config import choose_filter, filter_kinds, generation_config
 from manyheads.generate.filter import FilterContext
@@ -286,6 +286,32 @@ def test_a_text_ends_when_nothing_can_follow_even_without_an_eos_token():
         )
         assert whole.finish_reason == "length"
         assert re.fullmatch("a+", whole.text)
+
+
+@pytest.mark.parametrize("setting", [{"regex": ""}, {"json_schema": False}, {"json_schema": "false"}], ids=str)
+def test_an_expression_that_constrains_nothing_is_refused(setting):
+    with raises("generate.config", next(iter(setting))):
+        generation_config(**setting)
+    assert not generation_config(regex=None, json_schema=None).filters
+
+
+@pytest.mark.parametrize("minimum", [{"min_new_tokens": 4}, {"min_length": 5}], ids=str)
+@pytest.mark.parametrize("ending", [{"regex": "[ab]!!"}, {"regex": "([ab]!)+", "stop": "!"}], ids=str)
+def test_a_text_that_ends_before_its_minimum_has_a_note(ending, minimum):
+    checkpoint = CHECKPOINTS["words"]
+    with pytest.warns(UserWarning, match="minimum of 4"):
+        one = checkpoint.generate([2], details=True, **ending, **minimum)
+    assert (one.finish_reason, len(one.tokens) < 4) == ("stop", True)
+    assert checkpoint.generate([2], details=True, min_new_tokens=2, **ending).note is None
+
+
+@pytest.mark.parametrize("method", [{"num_beams": 4}, {"decoding": "gnmt-beam"}, METHODS["diverse-beam"]], ids=str)
+def test_a_search_that_finds_fewer_texts_than_asked_for_says_so(method):
+    with pytest.warns(UserWarning, match="[12] of 3"):
+        found = [one.text for one in CHECKPOINTS["words"].generate([2], regex="!!", n=3, **method)]
+    result = manyheads.predict(CHECKPOINTS["words"], "a", regex="!!", n=3, **method)
+    assert [one["generated"] for one in result["sequences"]] == found
+    assert (set(found), f"{len(found)} of 3" in result["note"]) == ({"!!"}, True)
 
 
 @pytest.mark.parametrize("method", METHODS)

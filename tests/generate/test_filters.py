@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from raising import raises
-from scripted import Scripted, chi2_tail, frequencies
+from scripted import Scripted, chi2_tail, filtered, frequencies
 from transformers.generation import logits_process as theirs
 
 from manyheads.generate.config import choose_filter, filter_kinds, generation_config
@@ -191,7 +191,7 @@ def test_k3_entropy_rises_with_the_temperature(seed):
     entropies = []
     for temperature in (0.1, 0.5, 1.0, 2.0, 10.0):
         config = generation_config(temperature=temperature)
-        p = config.filter(logits, torch.tensor([[0]]), 0).softmax(-1)
+        p = filtered(config, logits, torch.tensor([[0]])).softmax(-1)
         entropies.append(-(p * p.log()).nansum().item())
     assert entropies == sorted(entropies)
     assert entropies[-1] <= math.log(VOCAB) + 1e-12
@@ -207,4 +207,4 @@ def test_too_many_bad_words_are_refused():
 def test_a_token_outside_the_vocabulary_is_refused(name):
     config = generation_config(**{name: [-1]})
     with raises("model.unsupported", -1):
-        config.filter(torch.zeros(1, 9), torch.tensor([[3]]), 0)
+        filtered(config, torch.zeros(1, 9), torch.tensor([[3]]))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from kinds import VOCAB, decoder, ngram, padded, pair, random_model, recurrent, tokens
 from raising import raises
-from scripted import Scripted, frequencies
+from scripted import Scripted, frequencies, prepared
 from small_checkpoints import CASES, folder_of, make, perturbed
 
 import manyheads
@@ -66,7 +66,7 @@ def prompt_and_source(name, batch=3, length=4):
 
 def decode(method, model, prompt, source=None, *, config, rng=()):
     source = None if source is None else Inputs.of(source)
-    request = Request(model, Inputs.of(prompt), source, config, rng)
+    request = Request(model, Inputs.of(prompt), source, config, prepared(config), rng)
     return [hypotheses[0].tokens for hypotheses in exhaust(choose_decoding(method).generate(request))]
 
 
@@ -264,7 +264,7 @@ def test_with_a_beam_per_text_the_best_covered_of_all_texts_is_found(name, cover
     config = settings(max_new_tokens=4, eos_token_id=eos)
     method = {"kind": "gnmt-beam", "num_beams": 4**4, "coverage_penalty": coverage_penalty}
     found = exhaust(
-        choose_decoding(method).generate(Request(model, Inputs(prompt), padded(source, counts, "right"), config))
+        choose_decoding(method).generate(Request(model, Inputs(prompt), padded(source, counts, "right"), config, ()))
     )
     texts, plain = list(every_text(4, 4, eos)), []
     for i, (best, *_) in enumerate(found):
@@ -280,7 +280,7 @@ def test_with_a_beam_per_text_the_best_covered_of_all_texts_is_found(name, cover
 
 def test_without_a_coverage_penalty_nothing_is_recorded_and_scores_are_the_same(monkeypatch):
     model, (prompt, source) = random_model(SHAPES["pair"]), prompt_and_source("pair")
-    request = Request(model, Inputs(prompt), Inputs(source), SEVERAL_EOS)
+    request = Request(model, Inputs(prompt), Inputs(source), SEVERAL_EOS, ())
     expected = exhaust(choose_decoding("gnmt-beam").generate(request))
     monkeypatch.setattr("manyheads.generate.methods.gnmt.record", None)
     assert exhaust(choose_decoding({"kind": "gnmt-beam", "coverage_penalty": 0.0}).generate(request)) == expected

@@ -6,13 +6,12 @@ import pytest
 import torch
 from kinds import VOCAB, choices, decoder, fits, kind_id, ngram, pair, random_model, recurrent
 from raising import raises
-from scripted import Scripted, chi2_tail, frequencies
+from scripted import Scripted, chi2_tail, filtered, frequencies
 from tokenizers import Tokenizer, decoders, models
 
 import manyheads
 from manyheads import Checkpoint, presets
 from manyheads.generate.config import CheckpointSettings, filter_kinds, generation_config, method_kinds
-from manyheads.generate.vocabulary import Vocabulary
 from manyheads.spec import to_tree
 
 METHODS = {
@@ -220,9 +219,9 @@ def test_sampled_frequencies_are_the_filtered_distribution_with_every_filter(kin
     model = Scripted((torch.randn(VOCAB, generator=rng) * 1.5).softmax(-1)[None].tolist())
     config = generation_config(
         CheckpointSettings(eos_token_id=EOS), max_new_tokens=1, **{"temperature": 1.0} | FILTERS[kind]
-    ).prepare(Vocabulary(letters()))
-    expected = config.filter(model.steps, torch.tensor([[0]]), 0).softmax(-1)[0].double()
-    sampled = frequencies(model, config, count, VOCAB).double()
+    )
+    expected = filtered(config, model.steps, torch.tensor([[0]]), letters()).softmax(-1)[0].double()
+    sampled = frequencies(model, config, count, VOCAB, letters()).double()
     possible = expected > 0
     assert (sampled[~possible] == 0).all()
     chi = count * ((sampled - expected)[possible] ** 2 / expected[possible]).sum().item()

@@ -14,7 +14,8 @@ from raising import raises
 
 import manyheads
 from manyheads import Checkpoint
-from manyheads.generate.loops import Loop, find_loop, find_repetition, ngram_successor
+from manyheads.generate.loops import Loop, find_repetition
+from manyheads.labs.loops import find_loop, ngram_successor
 
 
 def first_repeat(next_state, start):

@@ -188,6 +188,15 @@ class Markov(Scripted):
         return self.steps[inputs.tokens], state
 
 
+def test_every_search_returns_as_many_texts_as_asked_for():
+    """Although a live text cannot reach the best one that is finished, long before there are n."""
+    model = Markov([[0.01, 0.09, 0.9], [0.3, 0.4, 0.3], [0.3, 0.3, 0.4]])
+    for method in ({"num_beams": 3}, {"decoding": {"kind": "gnmt-beam", "num_beams": 3}}):
+        config = generation_config(CheckpointSettings(eos_token_id=(2,)), max_new_tokens=6, n=3, **method)
+        (found,) = exhaust(config.decoding.generate(Request(model, Inputs(torch.tensor([[0]])), None, config, ())))
+        assert len(found) == 3, method
+
+
 def two_groups(steps, is_stopped=None):
     """The texts of two groups of one beam, of which the second never takes a token that counts as chosen."""
     config = generation_config(
@@ -198,7 +207,7 @@ def two_groups(steps, is_stopped=None):
         diversity_penalty=10.0,
         length_penalty=0.0,
     )
-    request = Request(Markov(steps), Inputs(torch.tensor([[2]])), None, config, is_stopped=is_stopped)
+    request = Request(Markov(steps), Inputs(torch.tensor([[2]])), None, config, (), is_stopped=is_stopped)
     (found,) = exhaust(config.decoding.generate(request))
     return [(one.tokens, round(math.exp(one.score), 4)) for one in found]
 

@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 from raising import raises
+from scripted import filtered
 from small_checkpoints import folder_of
 from transformers import GenerationConfig as TheirConfig
 
@@ -132,7 +133,7 @@ def test_the_distribution_that_is_sampled_is_that_of_transformers(settings, tmp_
     logits = theirs(ids).logits[:, -1].float()
     expected = processors(ids, logits).softmax(-1)
     own = generation_config(ours.generation_settings, max_new_tokens=1)
-    torch.testing.assert_close(own.filter(ours.logits(ids)[:, -1], ids, 0).softmax(-1), expected, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(filtered(own, ours.logits(ids)[:, -1], ids).softmax(-1), expected, rtol=1e-4, atol=1e-6)
     assert own.decoding.kind == "sample"
 
 

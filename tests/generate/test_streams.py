@@ -81,7 +81,7 @@ def test_the_pieces_of_a_stream_are_the_text_up_to_the_first_stop_string(name, d
     final = tokenizer.decode(stream.tokens)
     found = find_stop(final, stops)
     final = final[: found[0]] if found else final
-    pieces.append(stream.finish(final))
+    pieces.append(stream.send(final))
     assert "".join(pieces) == final
     assert not any(stop in "".join(pieces) for stop in stops)
 

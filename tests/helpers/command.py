@@ -24,7 +24,7 @@ LAZY_IMPORTS = [
     "typer._adapters",
     "typer._click.decorators",
 ]
-SHARED = ("console", "inputs")  # by several commands
+SHARED = ("console", "generation", "inputs")  # by several commands
 COMMAND_NAMES = [module.name for module in pkgutil.iter_modules(cli.__path__) if module.name not in SHARED]
 LIBRARY = [
     "inspect.describe",

@@ -6,6 +6,7 @@ import torch
 
 from manyheads import Inputs
 from manyheads.generate.decoding import Request, exhaust
+from manyheads.generate.vocabulary import Vocabulary
 
 
 class Scripted:
@@ -30,10 +31,21 @@ class Counted:
         return self
 
 
-def frequencies(model, config, count, vocab):
+def prepared(config, tokenizer=None):
+    """The filters of one batch."""
+    return [one.prepare(Vocabulary(tokenizer)) for one in config.filters]
+
+
+def filtered(config, logits, tokens, tokenizer=None):
+    """The logits after the filters at the first step."""
+    return Request(None, None, None, config, prepared(config, tokenizer)).filter(logits, tokens, 0)
+
+
+def frequencies(model, config, count, vocab, tokenizer=None):
     """How often each token is the first generated one after the prompt 0, over rows with a generator each."""
     rng = [torch.Generator().manual_seed(i) for i in range(count)]
-    request = Request(model, Inputs(torch.zeros(count, 1, dtype=torch.long)), None, config, rng)
+    prompt = Inputs(torch.zeros(count, 1, dtype=torch.long))
+    request = Request(model, prompt, None, config, prepared(config, tokenizer), rng)
     output = [hypotheses[0].tokens for hypotheses in exhaust(config.decoding.generate(request))]
     return torch.bincount(torch.tensor(output).flatten(), minlength=vocab) / count
 

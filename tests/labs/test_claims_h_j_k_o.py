@@ -27,7 +27,7 @@ from manyheads import Checkpoint, Inputs, build, predict, read_model
 from manyheads.data.attention_targets import targets_from_arcs
 from manyheads.data.builtin import BiographiesSpec, functions_of, stdlib
 from manyheads.data.tokenizer import TokenizerSpec
-from manyheads.generate.loops import find_loop, ngram_successor
+from manyheads.labs.loops import find_loop, ngram_successor
 from manyheads.model.record import RecordedAttention, record
 from manyheads.parts.core import DotSpec, inverse_root
 from manyheads.parts.mask import MaskSpec

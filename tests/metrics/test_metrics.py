@@ -351,8 +351,9 @@ def test_a_random_byte_takes_eight_bits():
     )
 
 
-def test_perplexity_stays_finite():
-    assert math.isfinite(metric.scores("likelihood", LogLikelihood(1e9, 1, 1, 1))["perplexity"])
+@pytest.mark.parametrize(("nats", "expected"), [(709.0, math.exp(709)), (710.0, math.inf), (1e9, math.inf)])
+def test_perplexity_is_infinite_where_floats_end(nats, expected):
+    assert metric.scores("likelihood", LogLikelihood(nats, 1, 1, 1))["perplexity"] == expected
 
 
 @given(st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=8), min_size=1, max_size=6))

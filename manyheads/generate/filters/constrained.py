@@ -6,10 +6,8 @@ import json
 from abc import abstractmethod
 from typing import Any, ClassVar
 
-from torch import Tensor
-
 from manyheads.errors import GenerationConfigError, UnsupportedError
-from manyheads.generate.filter import FilterContext, FilterSpec
+from manyheads.generate.filter import FilterSpec, LogitsFilter
 from manyheads.generate.grammar import MAX_BYTES, GrammarFilter, check_grammar, lark
 from manyheads.generate.vocabulary import Vocabulary, import_llguidance
 from manyheads.spec import field, quoted
@@ -30,13 +28,11 @@ class ConstrainedSpec(FilterSpec):
     def check(self) -> None:
         check_grammar(self.selected_by[0], self.grammar())
 
-    def prepare(self, vocabulary: Vocabulary) -> GrammarFilter:
+    def prepare(self, vocabulary: Vocabulary) -> LogitsFilter:
         if vocabulary.tokenizer is None:
             raise UnsupportedError(f"{self.selected_by[0]} needs a tokenizer, and this checkpoint has none")
-        return GrammarFilter(self.selected_by[0], self.grammar(), vocabulary)
-
-    def apply(self, logits_BV: Tensor, context: FilterContext) -> Tensor:
-        raise UnsupportedError(f"{self.selected_by[0]} needs a tokenizer: call prepare(vocabulary) first")
+        constraint = GrammarFilter(self.selected_by[0], self.grammar(), vocabulary)
+        return LogitsFilter(constraint.apply, constraint.is_complete)
 
 
 class JsonSchemaSpec(ConstrainedSpec, kind="json-schema"):
@@ -46,7 +42,7 @@ class JsonSchemaSpec(ConstrainedSpec, kind="json-schema"):
     llguidance.
     """
 
-    selected_by: ClassVar[tuple[str, object]] = ("json_schema", False)
+    selected_by: ClassVar[tuple[str, object]] = ("json_schema", None)
 
     json_schema: bool | str | dict[str, Any] = field(True, "a JSON schema as a table or as JSON; true is any JSON")
 
@@ -79,11 +75,13 @@ class RegexSpec(ConstrainedSpec, kind="regex"):
     The syntax is that of Rust's regex, without look-around and backreferences. Computed by llguidance.
     """
 
-    selected_by: ClassVar[tuple[str, object]] = ("regex", "")
+    selected_by: ClassVar[tuple[str, object]] = ("regex", None)
 
     regex: str = field("", "a regular expression that matches the whole text")
 
     def grammar(self) -> str:
+        if not self.regex:
+            raise GenerationConfigError("regex is empty, so it matches only the empty text")
         check_size("regex", self.regex)
         if (len(self.regex) - len(self.regex.rstrip("\\"))) % 2:
             raise GenerationConfigError("regex ends with a backslash that escapes nothing")

@@ -72,7 +72,4 @@ class ForcedPrefixTextSpec(FilterSpec, kind="forced-prefix-text"):
             )
         kind = CheckpointTokenizerError
         (encoding,) = encode_texts(vocabulary.tokenizer, [self.forced_prefix], kind, add_special_tokens=False)
-        return ForcedPrefixSpec(forced_prefix_ids=tuple(encoding.ids))
-
-    def apply(self, logits_BV: Tensor, context: FilterContext) -> Tensor:
-        raise UnsupportedError("forced_prefix needs a tokenizer: call prepare(vocabulary) first")
+        return ForcedPrefixSpec(forced_prefix_ids=tuple(encoding.ids)).prepare(vocabulary)

@@ -19,6 +19,9 @@ class MinNewTokensSpec(FilterSpec, kind="min-new-tokens"):
 
     min_new_tokens: int = field(1, "n", ge=1)
 
+    def min_new_tokens_after(self, length: int) -> int:
+        return self.min_new_tokens
+
     def apply(self, logits_BV: Tensor, context: FilterContext) -> Tensor:
         return logits_BV if context.num_generated >= self.min_new_tokens else remove(context.eos_token_id, logits_BV)
 
@@ -30,6 +33,9 @@ class MinLengthSpec(FilterSpec, kind="min-length"):
     order: ClassVar[int] = 39
 
     min_length: int = field(1, "n", ge=1)
+
+    def min_new_tokens_after(self, length: int) -> int:
+        return self.min_length - length
 
     def apply(self, logits_BV: Tensor, context: FilterContext) -> Tensor:
         is_short_B1 = ((context.tokens >= 0).sum(dim=1) < self.min_length)[:, None]

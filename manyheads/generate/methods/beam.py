@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -19,6 +19,9 @@ from manyheads.generate.decoding import (
     raise_impossible,
 )
 from manyheads.spec import field
+
+if TYPE_CHECKING:
+    from manyheads.generate.config import GenerationConfig
 
 
 class BeamSearch(DecodingSpec):
@@ -43,7 +46,7 @@ class BeamSearch(DecodingSpec):
         """The score of a finished sequence of this many new tokens."""
         raise NotImplementedError
 
-    def is_done(self, finished: Sequence[float], best_live: float, length: int, limit: int) -> bool:
+    def is_done(self, finished: Sequence[float], best_live: float, length: int, config: GenerationConfig) -> bool:
         """Whether a row is done, by the scores of its finished sequences, best first, and the best live log p."""
         raise NotImplementedError
 
@@ -78,10 +81,10 @@ class BeamSpec(BeamSearch, kind="beam"):
     def score(self, logp: float, length: int) -> float:
         return logp / length**self.length_penalty
 
-    def is_done(self, finished: Sequence[float], best_live: float, length: int, limit: int) -> bool:
+    def is_done(self, finished: Sequence[float], best_live: float, length: int, config: GenerationConfig) -> bool:
         if len(finished) < self.num_beams:
             return False
-        longest = limit if self.early_stopping == "never" and self.length_penalty > 0 else length
+        longest = config.max_new_tokens if self.early_stopping == "never" and self.length_penalty > 0 else length
         return self.early_stopping is True or self.score(best_live, longest) <= finished[-1]
 
 
@@ -103,17 +106,15 @@ class Search:
         return self.spec.score(logp, length)
 
     def run(self) -> list[list[Hypothesis]]:
-        live_BN = torch.zeros(
-            len(self.prompt_indices), 1, device=self.device
-        )  # log p of the live sequences, one per row at first
-        limit = self.request.config.max_new_tokens
-        for length in range(1, limit + 1):
+        # log p of the live sequences, one per row at first
+        live_BN = torch.zeros(len(self.prompt_indices), 1, device=self.device)
+        for length in range(1, self.request.config.max_new_tokens + 1):
             logp_RV = log_probabilities(self.running.logits())  # R = B·N sequences
             logp_BNV = self.running.filter(logp_RV).unflatten(0, live_BN.shape) + live_BN[:, :, None]
             best_BC, beam_BC, token_BC, is_end_BC = self.candidates(logp_BNV)
             self.finish(best_BC, beam_BC, token_BC, is_end_BC, length=length)
             live_BN, which_BN = best_BC.masked_fill(is_end_BC, -torch.inf).topk(min(self.width, best_BC.shape[1]))
-            unfinished = self.unfinished(live_BN[:, 0].tolist(), length, limit)
+            unfinished = self.unfinished(live_BN[:, 0].tolist(), length)
             if not unfinished:
                 break
             index = torch.tensor(unfinished, device=self.device)
@@ -155,15 +156,12 @@ class Search:
                 finished.sort(key=lambda one: -one.score)
                 del finished[self.width :]
 
-    def unfinished(self, best_live: list[float], length: int, limit: int) -> list[int]:
+    def unfinished(self, best_live: list[float], length: int) -> list[int]:
         """The indices of the rows that continue."""
-        index = [
-            i
-            for i, row in enumerate(self.prompt_indices)
-            if best_live[i] > -math.inf
-            and not self.spec.is_done(
-                [float(one.score or 0) for one in self.finished[row]], best_live[i], length, limit
-            )
-        ]
+        config, index = self.request.config, list[int]()
+        for i, row in enumerate(self.prompt_indices):
+            scores = [float(one.score or 0) for one in self.finished[row]]
+            if best_live[i] > -math.inf and not self.spec.is_done(scores, best_live[i], length, config):
+                index.append(i)
         self.prompt_indices = [self.prompt_indices[i] for i in index]
-        return index if length < limit else []
+        return index if length < config.max_new_tokens else []

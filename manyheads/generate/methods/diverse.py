@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 from typing import Any, ClassVar, Self
 
 import torch
@@ -10,7 +11,7 @@ from pydantic import model_validator
 from torch import Tensor
 
 from manyheads.errors import IncompatibleError
-from manyheads.generate.decoding import DecodingSteps, Hypothesis, Request
+from manyheads.generate.decoding import DecodingSteps, Request
 from manyheads.generate.methods.beam import BeamSpec, Search, check_found
 from manyheads.parts.inputs import Inputs
 from manyheads.spec import field
@@ -41,7 +42,8 @@ class DiverseBeamSpec(BeamSpec, kind="diverse-beam"):
             results = DiverseSearch(self, request).run()
         yield from ()  # no token is final before the end
         groups = self.num_beam_groups
-        return check_found([sorted_by_score(results[i : i + groups]) for i in range(0, len(results), groups)])
+        rows = (chain.from_iterable(results[i : i + groups]) for i in range(0, len(results), groups))
+        return check_found([sorted(row, key=lambda one: -(one.score or 0.0)) for row in rows])
 
 
 class DiverseSearch(Search):
@@ -76,7 +78,3 @@ def repeat_rows(inputs: Inputs, times: int) -> Inputs:
     tensors = ((name, value) for name, value in vars(inputs).items() if isinstance(value, Tensor))
     repeated: dict[str, Any] = {name: value.repeat_interleave(times, dim=0) for name, value in tensors}
     return replace(inputs, **repeated)
-
-
-def sorted_by_score(groups: list[list[Hypothesis]]) -> list[Hypothesis]:
-    return sorted((one for group in groups for one in group), key=lambda one: -(one.score or 0.0))

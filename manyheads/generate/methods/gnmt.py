@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -13,6 +14,9 @@ from manyheads.generate.methods.beam import BeamSearch, Search
 from manyheads.model.record import last_cross_attention, record
 from manyheads.spec import field
 
+if TYPE_CHECKING:
+    from manyheads.generate.config import GenerationConfig
+
 
 class GnmtBeamSpec(BeamSearch, kind="gnmt-beam"):
     """argmax_y log p(y | x) / lp(|y|) + β Σ_i log min(Σ_t a_ti, 1) with lp(n) = ((5 + n) / 6)^α over `num_beams` beams
@@ -21,7 +25,7 @@ class GnmtBeamSpec(BeamSearch, kind="gnmt-beam"):
     token; α = 0.6 as in Vaswani et al. 2017. The coverage term compares finished sequences: a_ti is the weight of
     source token i when token t of y was predicted, in the last layer with cross-attention, averaged over its heads (Wu
     et al. have one attention of one head). A row is done when num_beams of its sequences are finished, or when no live
-    sequence can reach the best score: log p only decreases and the coverage term is at most 0, so
+    sequence can reach the n best scores: log p only decreases and the coverage term is at most 0, so
     log p / lp(max_new_tokens) is an upper bound.
     """
 
@@ -33,8 +37,9 @@ class GnmtBeamSpec(BeamSearch, kind="gnmt-beam"):
     def score(self, logp: float, length: int) -> float:
         return logp / ((5 + length) / 6) ** self.length_penalty
 
-    def is_done(self, finished: Sequence[float], best_live: float, length: int, limit: int) -> bool:
-        return len(finished) >= self.num_beams or (bool(finished) and self.score(best_live, limit) <= finished[0])
+    def is_done(self, finished: Sequence[float], best_live: float, length: int, config: GenerationConfig) -> bool:
+        worst = finished[config.n - 1] if len(finished) >= config.n else -math.inf
+        return len(finished) >= self.num_beams or self.score(best_live, config.max_new_tokens) <= worst
 
     def search(self, request: Request) -> Search:
         return CoverageSearch(self, request) if self.coverage_penalty else Search(self, request)

@@ -48,7 +48,7 @@ class PromptLookupSpec(DecodingSpec, kind="prompt-lookup"):
             length += len(unread)
             for i in range(len(draft) + 1):
                 logits_1V = logits[:, len(unread) - 1 + i]
-                filtered_1V = config.filter(logits_1V, torch.tensor([tokens], device=device), len(new))
+                filtered_1V = request.filter(logits_1V, torch.tensor([tokens], device=device), len(new))
                 token = int(check_possible(filtered_1V).argmax())
                 tokens.append(token)
                 new.append(token)

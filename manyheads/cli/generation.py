@@ -1,0 +1,89 @@
+"""The settings of generation that `predict`, `chat` and `evaluate` take: their options, and what was given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from manyheads.cli.console import check_exists, integer
+from manyheads.errors import FileAccessError, GenerationConfigError, UsageError
+
+MaxNewTokens = Annotated[
+    int | None,
+    typer.Option(
+        parser=integer,
+        metavar="N",
+        help="Maximum tokens to generate [default: the checkpoint's, or 64; 512 in a chat].",
+    ),
+]
+Temperature = Annotated[
+    float | None, typer.Option(metavar="T", help="Sampling temperature; 0 is greedy [default: the checkpoint's].")
+]
+TopK = Annotated[int | None, typer.Option(parser=integer, metavar="K", help="Sample from the K most probable tokens.")]
+TopP = Annotated[float | None, typer.Option(metavar="P", help="Sample from the most probable tokens that sum to P.")]
+RepetitionPenalty = Annotated[
+    float | None, typer.Option(metavar="THETA", help="Above 1, makes tokens of the text so far less probable.")
+]
+Stop = Annotated[list[str] | None, typer.Option(metavar="TEXT", help="End at this text; may be repeated.")]
+OtherSettings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        "-s",
+        metavar="NAME=VALUE",
+        help="Any other setting of 'manyheads show decoding' and 'manyheads show filter', such as min_p=0.1.",
+    ),
+]
+Seed = Annotated[int, typer.Option(parser=integer, metavar="N", help="Random seed for sampling.")]
+System = Annotated[
+    str | None, typer.Option("--system", metavar="TEXT", help="The system prompt, which says how to answer.")
+]
+LengthPenalty = Annotated[
+    float | None, typer.Option(metavar="ALPHA", help="α of beam search: log p / length^α. Higher gives longer texts.")
+]
+Decoding = Annotated[
+    str | None,
+    typer.Option(
+        metavar="KIND", help="Decoding method, one of 'manyheads show decoding', or a table, {kind = ..., ...}."
+    ),
+]
+
+# the options that are settings of generation of the same name
+NAMES = (
+    "max_new_tokens", "num_beams", "length_penalty", "temperature", "top_k", "top_p", "repetition_penalty",
+    "json_schema", "regex", "stop", "n", "logprobs", "seed",
+)  # fmt: skip
+
+
+def settings_of(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of generation among the options of a command; wrong ones raise, before a model is loaded."""
+    from manyheads.generate.config import generation_config
+    from manyheads.spec import override
+
+    settings = {name: options[name] for name in NAMES if options.get(name) not in (None, ())}
+    if "json_schema" in settings:
+        settings["json_schema"] = read_schema(settings["json_schema"])
+    if (decoding := options.get("decoding")) is not None and not decoding.strip():
+        raise UsageError("--decoding is empty", hint="name one of 'manyheads show decoding'")
+    other = [] if decoding is None else [f"decoding={decoding}"]
+    settings |= override({}, [*other, *(options.get("other_settings") or ())])
+    generation_config(**settings)
+    return settings
+
+
+def read_schema(value: str) -> str:
+    """The JSON text of --json-schema, or of the file that it names."""
+    from manyheads.files.read import decode, read_bytes
+    from manyheads.generate.grammar import MAX_BYTES
+
+    if value.lstrip()[:1] in ("", "{", "[", '"') or value.strip() in ("true", "false"):
+        return value
+    path = Path(value)
+    check_exists(path)
+    try:
+        return decode(read_bytes(path, MAX_BYTES, error=GenerationConfigError), path, error=GenerationConfigError)
+    except OSError as error:
+        raise FileAccessError(f"cannot read {path}: {error.strerror or error}") from None
