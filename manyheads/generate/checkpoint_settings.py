@@ -9,6 +9,7 @@ from typing import Any
 from manyheads.errors import CheckpointConfigError, GenerationConfigError
 from manyheads.files.read import parse_json
 from manyheads.generate.config import (
+    MAX_TOKEN_IDS,
     CheckpointSettings,
     choose_method,
     fields_of,
@@ -20,7 +21,7 @@ from manyheads.generate.config import (
 from manyheads.spec import quoted
 
 FILE = "generation_config.json"
-MAX_TOKEN_IDS, MAX_BAD_IDS = 1 << 10, 1 << 14  # in one setting, and in all bad words
+MAX_BAD_IDS = 1 << 14  # in all bad words
 
 # keys handled outside methods and filters
 TOKENS = ("eos_token_id", "eot_token_id", "decoder_start_token_id", "bos_token_id", "pad_token_id")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ from manyheads.spec import MAX_COUNT, Part, Tree, did_you_mean, quoted
 
 DEFAULT_MAX_NEW_TOKENS = 64
 MAX_SEQUENCES, MAX_LOGPROBS, MAX_STOP_STRINGS, MAX_STOP_LENGTH = 256, 100, 16, 1000
+MAX_TOKEN_IDS = 1 << 10  # in one setting
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,16 @@ def stop_strings(name: str, value: Any, error_type: type[ManyheadsError] = Gener
     return tuple(texts)
 
 
+def end_tokens(value: Any) -> tuple[int, ...]:
+    """The ids of the tokens that end a sequence: one, or a list."""
+    ids = [value] if type(value) is int else value
+    if not isinstance(ids, list | tuple) or len(ids) > MAX_TOKEN_IDS:
+        raise GenerationConfigError(f"eos_token_id is {quoted(value)}, expected up to {MAX_TOKEN_IDS:,} token ids")
+    for token in ids:
+        check_integer("eos_token_id", token, 0, MAX_COUNT)
+    return tuple(ids)
+
+
 def check_integer(name: str, value: Any, low: int, high: int) -> None:
     if type(value) is not int or not low <= value <= high:
         raise GenerationConfigError(f"{name} is {quoted(value)}, expected an integer from {low} to {high:,}")
@@ -94,6 +105,7 @@ def generation_config(
     n: int = 1,
     stop: str | Iterable[str] | None = None,
     logprobs: int | None = None,
+    eos_token_id: int | Sequence[int] | None = None,
     decoder_start_token_id: int | None = None,
     decoding: str | Tree | DecodingSpec | None = None,
     **settings: Any,
@@ -129,7 +141,7 @@ def generation_config(
         n=n,
         stop=base.stop if stop is None else stop_strings("stop", stop),
         logprobs=logprobs,
-        eos_token_id=base.eos_token_id,
+        eos_token_id=base.eos_token_id if eos_token_id is None else end_tokens(eos_token_id),
         decoder_start_token_id=start,
         effective_settings=effective_settings,
     )

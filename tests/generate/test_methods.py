@@ -181,6 +181,22 @@ def test_diverse_beam_search_is_its_formula():
     assert [one.tokens for one in plain] != [one.tokens for one in found]
 
 
+@pytest.mark.parametrize("early_stopping", [True, False, "never"])
+def test_without_a_penalty_every_group_of_diverse_beam_search_is_a_beam_search(early_stopping):
+    checkpoint = checkpoint_of(decoder())
+    for prompt in ([3, 4], [5], [1, 2, 6]):
+        settings = {
+            "n": 2,
+            "eos_token_id": list(range(0, VOCAB, 3)),
+            "length_penalty": 3.0,
+            "early_stopping": early_stopping,
+        }
+        alone = [one.tokens for one in generate(checkpoint, prompt, num_beams=2, **settings)]
+        groups = {"num_beams": 6, "num_beam_groups": 3, "diversity_penalty": 0.0}
+        together = [one.tokens for one in generate(checkpoint, prompt, **settings | groups | {"n": 6})]
+        assert sorted(together) == sorted(3 * alone)
+
+
 class Markov(Scripted):
     """A language model of given probabilities: the next token depends on the last one alone."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kinds import decoder, random_model
+from kinds import VOCAB, decoder, random_model
 from raising import raises
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -140,6 +140,17 @@ def test_a_stream_is_the_generated_text(settings):
     model = checkpoint()
     pieces = list(model.stream("Once upon", max_new_tokens=20, **settings))
     assert "".join(pieces) == model.generate("Once upon", max_new_tokens=20, **settings)
+
+
+def test_a_text_ends_before_the_stop_tokens_of_the_caller():
+    checkpoint = Checkpoint(random_model(decoder()))
+    tokens = checkpoint.generate([3, 4], max_new_tokens=6)
+    for eos_token_id in (tokens[3], [tokens[3]], (VOCAB + 5, tokens[3])):
+        result = checkpoint.generate([3, 4], max_new_tokens=6, eos_token_id=eos_token_id, details=True)
+        assert (result.tokens, result.finish_reason) == (tokens[: tokens.index(tokens[3])], "stop")
+    for wrong in (-1, "2", [1.0], [[1]], True, b"ab"):
+        with raises("generate.config"):
+            checkpoint.generate([3, 4], eos_token_id=wrong)
 
 
 def test_a_stream_has_one_sequence():

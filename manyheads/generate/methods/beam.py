@@ -42,6 +42,11 @@ class BeamSearch(DecodingSpec):
     def max_sequences(self) -> int:
         return self.num_beams
 
+    @property
+    def group_size(self) -> int:
+        """The number of beams that are searched together."""
+        return self.num_beams
+
     def score(self, logp: float, length: int) -> float:
         """The score of a finished sequence of this many new tokens."""
         raise NotImplementedError
@@ -82,7 +87,7 @@ class BeamSpec(BeamSearch, kind="beam"):
         return logp / length**self.length_penalty
 
     def is_done(self, finished: Sequence[float], best_live: float, length: int, config: GenerationConfig) -> bool:
-        if len(finished) < self.num_beams:
+        if len(finished) < self.group_size:
             return False
         longest = config.max_new_tokens if self.early_stopping == "never" and self.length_penalty > 0 else length
         return self.early_stopping is True or self.score(best_live, longest) <= finished[-1]
@@ -91,8 +96,8 @@ class BeamSpec(BeamSearch, kind="beam"):
 class Search:
     """One run of a beam search over the rows of a request."""
 
-    def __init__(self, spec: BeamSearch, request: Request, width: int | None = None) -> None:
-        self.spec, self.request, self.width = spec, request, width or spec.num_beams
+    def __init__(self, spec: BeamSearch, request: Request) -> None:
+        self.spec, self.request, self.width = spec, request, spec.group_size
         self.running, self.device = self.start(), request.prompt.tokens.device
         self.eos = torch.tensor(request.config.eos_token_id, device=self.device, dtype=torch.long)
         self.prompt_indices = list(range(request.prompt.batch_size))  # of the prompts that are not done

@@ -37,6 +37,10 @@ class DiverseBeamSpec(BeamSpec, kind="diverse-beam"):
             )
         return self
 
+    @property
+    def group_size(self) -> int:
+        return self.num_beams // self.num_beam_groups
+
     def generate(self, request: Request) -> DecodingSteps:
         with torch.no_grad():
             results = DiverseSearch(self, request).run()
@@ -57,7 +61,7 @@ class DiverseSearch(Search):
             prompt=repeat_rows(request.prompt, spec.num_beam_groups),
             source=None if request.source is None else repeat_rows(request.source, spec.num_beam_groups),
         )
-        super().__init__(spec, repeated, spec.num_beams // spec.num_beam_groups)
+        super().__init__(spec, repeated)
 
     def candidates(self, logp_BNV: Tensor, first: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         groups, (_, beams, vocab) = self.spec.num_beam_groups, logp_BNV.shape
