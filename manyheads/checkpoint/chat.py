@@ -7,7 +7,7 @@ import warnings
 from bisect import bisect_left
 from collections.abc import Generator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -219,6 +219,7 @@ class Conversation:
     def encode(self) -> list[int]:
         """The ids of the conversation, without its oldest turns if they and the answer do not fit into the context."""
 
+        @cache  # another process renders each
         def ids_from(start: int) -> list[int]:
             (ids,) = encode_chats(self.checkpoint, [check_messages(self.messages_from(start))])
             return ids
