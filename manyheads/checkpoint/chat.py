@@ -219,7 +219,7 @@ class Conversation:
     def encode(self) -> list[int]:
         """The ids of the conversation, without its oldest turns if they and the answer do not fit into the context."""
 
-        @cache
+        @cache  # another process renders each
         def ids_from(start: int) -> list[int]:
             return prompt_ids(self.checkpoint, [check_messages(self.messages_from(start))])[0]
 

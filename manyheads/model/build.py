@@ -112,6 +112,14 @@ def resolve_device(name: str | torch.device) -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu")
 
 
+def manual_seed(seed: int) -> None:
+    """As torch.manual_seed, which without an accelerator formats three stack traces, a millisecond, at each call."""
+    if torch.accelerator.is_available():
+        torch.manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)
+
+
 def build(
     spec: ModelSpec, *, seed: int = 0, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
 ) -> Model:
@@ -126,7 +134,7 @@ def build(
     with torch.no_grad(), torch.random.fork_rng():
         for tensor in floating_tensors(model).values():
             tensor.fill_(torch.nan)  # a tensor that is still NaN below was not initialised
-        torch.manual_seed(seed)
+        manual_seed(seed)
         init_weights(model, spec.init)
         parameters = dict(model.named_parameters())
         for name, tensor in floating_tensors(model).items():  # reset_parameters() may have replaced some

@@ -21,7 +21,7 @@ from manyheads.checkpoint.checkpoint import Checkpoint
 from manyheads.data.order import sample_indices
 from manyheads.errors import DivergedError, NonFiniteError, OutOfDiskError, OutOfMemoryError, RunChangedError
 from manyheads.files.write import free_bytes, write_atomic
-from manyheads.model.build import Model, resolve_device
+from manyheads.model.build import Model, manual_seed, resolve_device
 from manyheads.spec import Tree
 from manyheads.tasks.auxiliary import loss_with_auxiliary, term_counts, total_loss
 from manyheads.tasks.batch import IGNORE_INDEX, Batch, LossSum
@@ -346,7 +346,7 @@ def accumulate_gradients(
     loss_sum, counts = 0.0, term_counts(spec.auxiliary_losses, model, batches)
     terms = dict.fromkeys(counts, 0.0)
     for i, batch in enumerate(batches):
-        torch.manual_seed(mix_seed(spec.seed, step, i))  # so that resuming needs no random state
+        manual_seed(mix_seed(spec.seed, step, i))  # so that resuming needs no random state
         with autocast(batch.inputs.tokens.device):
             loss = loss_with_auxiliary(spec.task, spec.auxiliary_losses, model, batch)
         total_loss(loss, target_count, spec.auxiliary_losses, counts).backward()

@@ -22,6 +22,11 @@ MARIAN = {"pad_token_id": 60, "eos_token_id": 0, "decoder_start_token_id": 60, "
 
 def make(name, config, **options):
     """A small model by its class; `options` replace the usual sizes."""
+    return getattr(transformers, name)(make_config(config, **options))
+
+
+def make_config(config, **options):
+    """The config of a small model by its class."""
     usual = {
         "GPT2Config": VOCAB | {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 40, "bos_token_id": 1, "eos_token_id": 2},
         "GPTJConfig": VOCAB | {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 40, "rotary_dim": 4, "bos_token_id": 1, "eos_token_id": 2},
@@ -53,7 +58,7 @@ def make(name, config, **options):
         usual = usual | ENDS
         if config != "GPTNeoXConfig":
             usual = usual | {"num_key_value_heads": 2}
-    return getattr(transformers, name)(getattr(transformers, config)(**usual | options))
+    return getattr(transformers, config)(**usual | options)
 
 
 def rope(kind, **options):

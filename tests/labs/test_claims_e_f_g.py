@@ -85,7 +85,7 @@ RNNSEARCH = {"width": 48, "core": {"kind": "additive", "size": 24}, "readout": "
 
 @pytest.mark.parametrize(("function", "aligned"), [("copy", lambda j: j), ("reverse", lambda j: 5 - j)])
 def test_e2_it_learns_to_attend_to_the_word_it_generates(function, aligned):
-    """After a few hundred steps with teacher forcing, the weights of output j are highest at its source word."""
+    """After at most a few hundred steps with teacher forcing, the weights of output j are highest at its source word."""
     torch.manual_seed(1)
     model = build(read_model({"vocab": 14, "recurrent": RNNSEARCH, "head": "untied", "init": "xavier"}))
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
@@ -102,6 +102,8 @@ def test_e2_it_learns_to_attend_to_the_word_it_generates(function, aligned):
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
+        if loss.item() < 0.02:
+            break
     assert loss.item() < 0.05
     source, _, inputs = batch(100)
     with torch.no_grad(), record(model.eval()) as attentions:

@@ -98,7 +98,7 @@ def test_cache_bytes_are_those_of_a_state(spec):
     assert cost.weights_bytes == 4 * cost.parameters == sum(p.numel() * 4 for p in model.parameters())
 
 
-STACK = {"layers": 3, "width": 64, "attention": {"heads": 4}}
+STACK = {"layers": 2, "width": 64, "attention": {"heads": 4}}
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ import kinds
 import pytest
 import torch
 from kinds import random_model, tokens
-from transformers.models.t5.modeling_t5 import T5Attention
 
 from manyheads import Inputs, build, read_model, record
 from manyheads.model.build import build_meta
@@ -236,6 +235,8 @@ def test_bucketed_positions_are_those_of_t5_also_beyond_the_maximum_distance(buc
     one_query = Positions(torch.tensor([[0]]), torch.tensor([list(offsets)]))
     bias = module.precompute(one_query, torch.float64)
     assert torch.equal(bias[0, :, 0], module.table.weight[expected].T)
+    from transformers.models.t5.modeling_t5 import T5Attention
+
     theirs = T5Attention._relative_position_bucket(torch.tensor(offsets), bidirectional, buckets, distance)
     assert theirs.tolist() == expected
 
