@@ -13,16 +13,14 @@ import signal
 import subprocess
 import sys
 import tempfile
-import termios
 import time
-from fcntl import ioctl
 from functools import partial
 from pathlib import Path
 from random import Random
 
 import pytest
 import torch
-from command import error_of, run
+from command import at_terminal, error_of, run
 from safetensors.torch import load_file, save_file
 from small_runs import at_file, at_forward, described, end_of, hashes, resume, train_all
 
@@ -191,14 +189,8 @@ def test_signals_at_random_steps_change_no_bit(run_file, tmp_path, whole):
 
 def test_ctrl_c_at_a_terminal_saves_and_ends_the_run(run_file, tmp_path):
     """A real terminal: a bar that moves, and Ctrl-C typed once."""
-    master, slave = pty.openpty()
-    command = [sys.executable, "-m", "manyheads", "train", run_file, "--output", tmp_path / "run"]
-    process = subprocess.Popen(
-        [*map(str, command), "-s", "train.steps=100000"], stdin=slave, stdout=slave, stderr=slave,
-        start_new_session=True, preexec_fn=lambda: ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509
-        env=os.environ | {"TERM": "xterm", "NO_COLOR": "1"},
-    )  # fmt: skip
-    os.close(slave)
+    command = ("train", run_file, "--output", tmp_path / "run", "-s", "train.steps=100000")
+    process, master = at_terminal(*command, TERM="xterm", NO_COLOR="1")
     output, typed, deadline = b"", False, time.monotonic() + 100
     while time.monotonic() < deadline:
         if not select.select([master], [], [], 1)[0]:
@@ -211,7 +203,8 @@ def test_ctrl_c_at_a_terminal_saves_and_ends_the_run(run_file, tmp_path):
             os.write(master, b"\x03")
             typed = True
     os.close(master)
-    assert process.wait(60) == 130, output.decode()
+    process.join(60)
+    assert process.exitcode == 130, output.decode()
     assert b"left" in output
     assert not re.search(rb"\x1b\[[0-9;]*3[0-9]m", output)  # NO_COLOR
     assert log_lines(tmp_path / "run")[-1]["reason"] == "interrupted"
