@@ -286,7 +286,7 @@ def test_one_closed_stream_leaves_the_others_as_they_are(number, copied):
 
 
 def test_an_error_without_a_standard_error_is_not_written_elsewhere(tmp_path):
-    command = f"{sys.executable} -m manyheads show gtp2 2>&- <&-"
+    command = f"{sys.executable} -m manyheads shw 2>&- <&-"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
 
