@@ -267,8 +267,8 @@ def test_every_command_works_with_closed_standard_streams(run_file, copied, tmp_
         ("audit", copied),
         ("data", "show", run_file),
         ("data", "prepare", run_file, "--output", tmp_path / "ids"),
-        ("new", "copy", "--output", tmp_path / "copy.toml"),
-        ("show", "gpt2"),
+        ("new", "copy", "--output", tmp_path / "copy.toml", "--minutes", "0.001", "-s", "data.count=200"),
+        ("show", "gpt2", "-s", "decoder.layers=1"),
         ("--version",),
     ):
         run(*command, before=partial(close_streams, 0, 1, 2))

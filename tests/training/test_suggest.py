@@ -116,7 +116,7 @@ def trained(text, folder, steps=2):
 @pytest.mark.parametrize("task", FILES)
 def test_the_suggested_run_trains_and_its_comments_are_true(task, tmp_path):
     path = FILES[task](tmp_path)
-    text, reasons = suggest(task, path, overrides=FEW[task] if path is None else ())
+    text, reasons = suggest(task, path, overrides=FEW[task] if path is None else (), minutes=0.05)
     run = trained(text, tmp_path / "run")
     whole = prepare(read_run(tomllib.loads(text)))
     steps, epochs, rows = re.search(r"# ([\d,]+) steps, ([\d.e+]+) epochs of ([\d,]+) rows", text).groups()
@@ -171,7 +171,7 @@ def test_spans_get_a_sentinel_per_span_of_the_longest_text(tmp_path):
     ],
 )
 def test_another_architecture_than_the_usual_trains_too(task, architecture, tmp_path):
-    text, reasons = suggest(task, FILES[task](tmp_path), architecture=architecture)
+    text, reasons = suggest(task, FILES[task](tmp_path), architecture=architecture, minutes=0.01)
     assert trained(text, tmp_path / "run").model_spec.architecture == architecture
     assert architecture in reasons[1]
     assert TaskSpec.kinds[task].architectures[0] in reasons[1]
@@ -275,7 +275,10 @@ def test_ambiguous_columns_are_asked_for(tmp_path):
     path = objects(tmp_path / "a.jsonl", [("a b", a, b) for a, b in pairs()], "id", "en", "loud")
     with raises("data.columns", "id", "en", "loud"):
         suggest("translate", path)
-    assert tomllib.loads(suggest("translate", path, fields="en,loud")[0])["data"]["fields"] == ["en", "loud"]
+    assert tomllib.loads(suggest("translate", path, fields="en,loud", minutes=0.01)[0])["data"]["fields"] == [
+        "en",
+        "loud",
+    ]
 
 
 def test_wrong_arguments_and_data_have_codes(tmp_path):
@@ -312,7 +315,7 @@ def test_a_value_comes_back_from_toml(value):
 def test_a_long_text_is_split_into_rows(tmp_path):
     path = tmp_path / "book.txt"
     path.write_text(" ".join(sentences(1500)))
-    text, _ = suggest("causal", path)
+    text, _ = suggest("causal", path, minutes=0.01)
     assert tomllib.loads(text)["train"]["pack"] == 512
     trained(text, tmp_path / "run")
 
