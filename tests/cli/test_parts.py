@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
+import subprocess
 import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from command import FORKS, error_of, run, run_json
+from command import error_of, run, run_json
 
 from manyheads.spec import to_toml
 
@@ -94,12 +94,11 @@ def test_a_run_with_an_own_part_is_trained_predicted_audited_and_exported(own_pa
 def test_the_invariants_are_tested_with_an_own_part_and_find_a_wrong_one(own_parts):
     own_parts.write_text(GAUSSIAN + WRONG)
     report = own_parts.with_name("report.xml")
-    process = FORKS.Process(
-        target=run_invariants, args=(own_parts, report, "(gaussian or wrong) and (any_decoder or fast_forward)")
-    )
-    process.start()
-    process.join(200)
-    assert process.exitcode == pytest.ExitCode.TESTS_FAILED
+    names = "(gaussian or wrong) and (any_decoder or fast_forward)"
+    options = ("-n", "0", "-p", "no:cacheprovider", "--junitxml", report, "--parts", own_parts, "-k", names)
+    invariants = [sys.executable, "-m", "pytest", ROOT / "tests/model/test_invariants.py", *options]
+    done = subprocess.run(invariants, capture_output=True, text=True)
+    assert done.returncode == pytest.ExitCode.TESTS_FAILED, done.stdout
     failed = {name: [] for name in ("gaussian", "wrong")}
     for case in ElementTree.parse(report).iter("testcase"):
         (kind,) = (name for name in failed if name in case.get("name"))
@@ -107,12 +106,6 @@ def test_the_invariants_are_tested_with_an_own_part_and_find_a_wrong_one(own_par
     assert failed["gaussian"]
     assert not any(failed["gaussian"])
     assert any(failed["wrong"]), "a core whose forward does not use its weights"
-
-
-def run_invariants(parts, report, names):
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    options = ("-n", "0", "-p", "no:cacheprovider", "--junitxml", report, "--parts", parts, "-k", names)
-    sys.exit(pytest.main([str(ROOT / "tests/model/test_invariants.py"), *map(str, options)]))
 
 
 @pytest.mark.parametrize(
