@@ -55,7 +55,7 @@ def size(spec: ModelSpec, *, batch: int = 1, length: int = 128, source_length: i
     inputs, source = dummy_inputs(spec, batch, length, source_length)
     activations = saved_bytes(model, inputs, source)
     with torch.device("meta"), torch.no_grad(), MultiplyAdds(model.eval()) as multiply_adds:
-        model(inputs, source)
+        state = final_state(model, inputs, source)
     parameters = Counter[str]()
     for path, parameter in model.named_parameters():
         parameters[part_of(path)] += parameter.numel()
@@ -71,7 +71,7 @@ def size(spec: ModelSpec, *, batch: int = 1, length: int = 128, source_length: i
         weights_bytes=weights,
         activation_bytes=activations,
         training_bytes=4 * weights + activations,
-        cache_bytes=cache_bytes(model, inputs, source),
+        cache_bytes=None if state is None else state_bytes(state),
     )
 
 
@@ -175,10 +175,9 @@ class FusedAttention(TorchFunctionMode):
         return fused(*args, 0.0, kwargs["is_causal"], attn_mask=mask, scale=kwargs["scale"])[0]
 
 
-def cache_bytes(model: Model, inputs: Inputs, source: Inputs | None) -> int | None:
-    """The size of a state after reading the inputs; None if the model cannot generate."""
+def final_state(model: Model, inputs: Inputs, source: Inputs | None) -> Any:
+    """Runs a forward pass, and returns the decoding state after it; None if the model cannot generate."""
     if not model.can_generate:
+        model(inputs, source)
         return None
-    with torch.device("meta"), torch.no_grad():
-        _, state = model.step(inputs, model.start(source, capacity=inputs.length))  # type: ignore[arg-type]
-    return state_bytes(state)
+    return model.step(inputs, model.start(source, capacity=inputs.length))[1]  # type: ignore[arg-type]

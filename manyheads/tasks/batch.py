@@ -52,7 +52,9 @@ class SpecialTokens:
 
     def add_special_tokens(self, text: np.ndarray, template: str) -> np.ndarray:
         before, after = self.prefix_and_suffix(template)
-        ids = np.concatenate((before, text, after)).astype(np.int64)
+        end = len(before) + len(text)
+        ids = np.empty(end + len(after), dtype=np.int64)  # much faster than concatenating tuples, for every row
+        ids[: len(before)], ids[len(before) : end], ids[end:] = before, text, after
         return ids if len(ids) else np.array([self.bos])
 
     def target_ids(self, text: np.ndarray, template: str) -> np.ndarray:

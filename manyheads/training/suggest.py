@@ -90,7 +90,7 @@ def suggest(
         suggestion = replace(suggestion, size=initial.size)
     draft = limit_lengths(choose_tokenizer(Draft(suggestion, tree, why_columns, initial)))
     draft, steps, epoch = choose_size(draft)
-    draft, why = fit_time(draft, steps, epoch.batches, minutes=minutes)
+    draft, why = fit_time(draft, steps, epoch, minutes=minutes)
     header = [f"# {one_line(reason)}" for reason in why]
     return "\n".join((*header, "", draft.text())), why
 
@@ -433,11 +433,11 @@ def choose_size(draft: Draft) -> tuple[Draft, int, EpochEstimate]:
     return draft, two_digits(max(MIN_STEPS, epochs * epoch.batches)), epoch
 
 
-def reasons(draft: Draft, speed: SpeedEstimate, *, seconds_allowed: float | None) -> list[str]:
+def reasons(draft: Draft, epoch: EpochEstimate, speed: SpeedEstimate, *, seconds_allowed: float | None) -> list[str]:
     """Returns the reasons for the run file; `seconds_allowed` if the time decided the number of steps."""
     run, suggestion, task = draft.run, draft.suggestion, draft.suggestion.task
     parameters = sum(one.numel() for one in build_meta(run.model_spec).parameters())
-    epoch, architecture, device = estimate_epoch(run), suggestion.architecture, resolve_device("auto")
+    architecture, device = suggestion.architecture, resolve_device("auto")
     why = (
         f": {task.architecture_reason}"
         if architecture == task.architectures[0]
@@ -459,7 +459,7 @@ def reasons(draft: Draft, speed: SpeedEstimate, *, seconds_allowed: float | None
     ]
 
 
-def fit_time(draft: Draft, steps: int, batches: int, *, minutes: float) -> tuple[Draft, list[str]]:
+def fit_time(draft: Draft, steps: int, epoch: EpochEstimate, *, minutes: float) -> tuple[Draft, list[str]]:
     """Takes a smaller model if fewer than half of the steps fit into the time, and then as many steps as fit."""
     seconds = 60 * minutes
     speed = measure_speed(draft.run, resolve_device("auto"), seconds=min(1.5, seconds / 10), one_thread=True)
@@ -467,12 +467,12 @@ def fit_time(draft: Draft, steps: int, batches: int, *, minutes: float) -> tuple
     possible = two_digits(max(1.0, (seconds - evaluations * speed.evaluation) / speed.step))
     lower = draft.smaller() if 2 * possible < steps and not draft.initial else None
     if lower is not None:
-        return fit_time(lower, steps, batches, minutes=minutes)
-    useful = min(steps, max(USEFUL_STEPS, batches if batches <= USEFUL_EPOCH else 0))
+        return fit_time(lower, steps, epoch, minutes=minutes)
+    useful = min(steps, max(USEFUL_STEPS, epoch.batches if epoch.batches <= USEFUL_EPOCH else 0))
     count = max(useful, min(steps, possible))
-    suggestion = replace(draft.suggestion, epochs=count / batches)
+    suggestion = replace(draft.suggestion, epochs=count / epoch.batches)
     draft = draft.replace(suggestion=suggestion, steps=count, evaluations=evaluations)
-    why = reasons(draft, speed, seconds_allowed=seconds if useful <= possible < steps else None)
+    why = reasons(draft, epoch, speed, seconds_allowed=seconds if useful <= possible < steps else None)
     if possible < useful:
         why.append(
             f"warning: {useful:,} steps, the fewest that are worth training, take about "

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import select
 import signal
-import subprocess
-import sys
-import termios
 import time
-from contextlib import suppress
-from fcntl import ioctl
+from multiprocessing import Pipe
 
 import pytest
 from chat_examples import TEMPLATES, WORD_TEMPLATE, message, word_tokenizer
-from command import error_of, run, run_json
+from command import at_terminal, error_of, run, run_json, started
 from small_checkpoints import folder_of
 
 import manyheads
@@ -193,13 +188,7 @@ class Terminal:
     """A process of `manyheads chat` in a terminal."""
 
     def __init__(self, *arguments):
-        self.master, slave = pty.openpty()
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "manyheads", "chat", *map(str, arguments)], stdin=slave, stdout=slave, stderr=slave,
-            start_new_session=True, preexec_fn=lambda: ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509
-            env=os.environ | {"TERM": "dumb"},
-        )  # fmt: skip
-        os.close(slave)
+        self.process, self.master = at_terminal("chat", *arguments, TERM="dumb")
         self.output = ""
 
     def __enter__(self):
@@ -207,7 +196,7 @@ class Terminal:
 
     def __exit__(self, *_):
         self.process.kill()
-        self.process.wait()
+        self.process.join()
         os.close(self.master)
 
     def type(self, text):
@@ -233,9 +222,10 @@ class Terminal:
     def end(self, key=""):
         """The exit status; `key` is typed until the process has ended."""
         for _ in range(12):
-            with suppress(subprocess.TimeoutExpired):
-                self.type(key)
-                return self.process.wait(10)
+            self.type(key)
+            self.process.join(10)
+            if self.process.exitcode is not None:
+                return self.process.exitcode
         raise AssertionError(self.output)
 
 
@@ -293,21 +283,20 @@ def test_keys_at_the_prompt(model):
         assert terminal.end(key="\x03") == 130
 
 
-def test_ctrl_c_with_piped_input_ends_the_program(model):
-    command = [sys.executable, "-m", "manyheads", "chat", str(model), "--max-new-tokens", "100000"]
-
-    def default_interrupt():  # a process started with & has SIGINT ignored, which its children inherit
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, preexec_fn=default_interrupt, **pipes) as process:  # noqa: PLW1509
-        process.stdin.write(b"word1\n")
-        process.stdin.flush()
-        assert process.stdout.read(20), "the answer is written as it grows"
-        process.send_signal(signal.SIGINT)
-        process.stdout.read()
-        assert process.wait(60) == 130
-        assert b"Traceback" not in process.stderr.read()
+def test_ctrl_c_with_piped_input_ends_the_program(model, tmp_path):
+    (stdin, typing), (reading, stdout), stderr = Pipe(duplex=False), Pipe(duplex=False), tmp_path / "err"
+    stderr.touch()
+    command = ("chat", model, "--max-new-tokens", 100_000)
+    process = started(*command, stdin=stdin, stdout=stdout, stderr=stderr)
+    with typing, reading:
+        os.write(typing.fileno(), b"word1\n")
+        assert os.read(reading.fileno(), 20), "the answer is written as it grows"
+        os.kill(process.pid, signal.SIGINT)
+        while os.read(reading.fileno(), 1 << 16):
+            pass
+        process.join(60)
+    assert process.exitcode == 130
+    assert "Traceback" not in stderr.read_text()
 
 
 def test_templates_of_the_tests_are_used_by_the_command(tmp_path):

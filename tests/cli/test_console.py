@@ -104,7 +104,7 @@ def test_every_exception_has_a_code_and_a_status(exception, code, status):
 
 
 def test_a_full_disk_under_standard_output_has_a_code(tmp_path):
-    command = f"{sys.executable} -m manyheads show --json > /dev/full"
+    command = f"{sys.executable} -m manyheads show parts --json > /dev/full"
     done = subprocess.run(command, shell=True, capture_output=True, text=True)
     assert done.returncode == 5
     assert json.loads(done.stderr)["error"]["code"] == "resource.disk"

@@ -10,6 +10,7 @@ from manyheads.cli import demo
 
 
 def fewer_steps():
+    demo.RUN["data"] |= {"count": 200}
     demo.RUN["train"] = {"steps": 4, "batch_tokens": 512, "eval_every": 4, "eval_rows": 8}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from command import error_of, run, run_json
@@ -35,7 +36,14 @@ class Gaussian(Core):
         distance = (q.unsqueeze(3) - k.unsqueeze(2)).square().sum(-1)  # B×H×L×M
         return -distance / (2 * self.sigma**2)
 '''
-WRONG_FORWARD = "def forward(self, q, k, v, **rest):\n        return v.flip(2)[:, :, :q.shape[2]]\n\n    def scores"
+WRONG = (
+    GAUSSIAN.replace("Gaussian", "Wrong")
+    .replace('"gaussian"', '"wrong"')
+    .replace(
+        "def scores",
+        "def forward(self, q, k, v, **rest):\n        return v.flip(2)[:, :, :q.shape[2]]\n\n    def scores",
+    )
+)
 
 
 @pytest.fixture
@@ -46,15 +54,18 @@ def own_parts(tmp_path):
 
 
 def test_an_own_part_takes_its_slot(own_parts, tmp_path):
-    core = "decoder.core={kind='gaussian', sigma=2.0}"
-    text = run("show", "gpt2", "--parts", own_parts, "-s", core, "-s", "decoder.residual=sandwich").stdout
+    core, few = "decoder.core={kind='gaussian', sigma=2.0}", ("-s", "decoder.layers=2")
+    text = run("show", "gpt2", "--parts", own_parts, "-s", core, "-s", "decoder.residual=sandwich", *few).stdout
     assert "gaussian(sigma=2)" in text
     assert "σ²" in text
     assert "sandwich" in text
     described = tmp_path / "saved.toml"
-    described.write_text(run("show", "gpt2", "--parts", own_parts, "-s", "decoder.core=gaussian", "--toml").stdout)
+    command = ("show", "gpt2", "--parts", own_parts, "-s", "decoder.core=gaussian", *few)
+    described.write_text(run(*command, "--toml").stdout)
     assert error_of("show", described, check=2)["code"] == "config.unknown-kind", "reading it executes nothing"
-    assert run_json("show", described, "--parts", own_parts)["parameters"] > 124_000_000
+    shown = run_json("show", described, "--parts", own_parts)
+    assert shown["parameters"] == run_json(*command)["parameters"]
+    assert {layer["core"]["kind"] for layer in shown["layers"]["decoder"]} == {"gaussian"}
 
 
 def test_a_run_with_an_own_part_is_trained_predicted_audited_and_exported(own_parts, tmp_path):
@@ -81,22 +92,20 @@ def test_a_run_with_an_own_part_is_trained_predicted_audited_and_exported(own_pa
 
 
 def test_the_invariants_are_tested_with_an_own_part_and_find_a_wrong_one(own_parts):
-    invariants = [sys.executable, "-m", "pytest", str(ROOT / "tests/model/test_invariants.py"), "-n", "0", "-x"]
-    command = [
-        *invariants,
-        "-p",
-        "no:cacheprovider",
-        "--parts",
-        str(own_parts),
-        "-k",
-        "gaussian and (any_decoder or fast_forward)",
-    ]
-    right = subprocess.run(command, capture_output=True, text=True)
-    assert right.returncode == 0, right.stdout
-    assert " passed" in right.stdout
-    own_parts.write_text(GAUSSIAN.replace("def scores", WRONG_FORWARD))
-    wrong = subprocess.run(command, capture_output=True, text=True)
-    assert wrong.returncode == 1, "a core whose forward does not use its weights"
+    own_parts.write_text(GAUSSIAN + WRONG)
+    report = own_parts.with_name("report.xml")
+    names = "(gaussian or wrong) and (any_decoder or fast_forward)"
+    options = ("-n", "0", "-p", "no:cacheprovider", "--junitxml", report, "--parts", own_parts, "-k", names)
+    invariants = [sys.executable, "-m", "pytest", ROOT / "tests/model/test_invariants.py", *options]
+    done = subprocess.run(invariants, capture_output=True, text=True)
+    assert done.returncode == pytest.ExitCode.TESTS_FAILED, done.stdout
+    failed = {name: [] for name in ("gaussian", "wrong")}
+    for case in ElementTree.parse(report).iter("testcase"):
+        (kind,) = (name for name in failed if name in case.get("name"))
+        failed[kind].append(case.find("failure") is not None)
+    assert failed["gaussian"]
+    assert not any(failed["gaussian"])
+    assert any(failed["wrong"]), "a core whose forward does not use its weights"
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import signal
-import subprocess
-import sys
-from contextlib import suppress
 from functools import partial
+from multiprocessing import Pipe
 
 import pytest
-from command import error_of, run, run_json, set_attribute
+from command import error_of, run, run_json, set_attribute, started
 from raising import raises
 from small_checkpoints import folder_of
 from small_runs import described, train_all
@@ -417,23 +416,20 @@ def test_line_breaks_in_a_result_become_spaces(tmp_path):
 
 def test_ctrl_c_ends_it_and_the_results_so_far_are_there(tmp_path):
     folder = folder_of("gpt2", tmp_path / "gpt2", eos_token_id=None, bos_token_id=None)
-    command = [sys.executable, "-m", "manyheads", "predict", str(folder), "--max-new-tokens", "1"]
-
-    def default_interrupt():  # a process started with & has SIGINT ignored, which its children inherit
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, preexec_fn=default_interrupt, **pipes) as process:  # noqa: PLW1509
-        process.stdin.write(b"word0 word1\n" * CHUNK)
-        process.stdin.flush()
-        lines = [process.stdout.readline() for _ in range(CHUNK)]  # now it waits for more
+    (stdin, typing), (reading, stdout), stderr = Pipe(duplex=False), Pipe(duplex=False), tmp_path / "err"
+    stderr.touch()
+    process = started("predict", folder, "--max-new-tokens", 1, stdin=stdin, stdout=stdout, stderr=stderr)
+    with typing, reading, open(reading.fileno(), "rb", closefd=False) as output:
+        with open(typing.fileno(), "wb", closefd=False) as file:
+            file.write(b"word0 word1\n" * CHUNK)
+        lines = [output.readline() for _ in range(CHUNK)]  # now it waits for more
         for _ in range(3):  # Python drops a signal that arrives while it shuts down; a user presses again
-            process.send_signal(signal.SIGINT)
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(30)
+            os.kill(process.pid, signal.SIGINT)
+            process.join(30)
+            if process.exitcode is not None:
                 break
-        assert process.returncode == 130
-        assert b"Traceback" not in process.stderr.read()
+    assert process.exitcode == 130
+    assert "Traceback" not in stderr.read_text()
     assert len(set(lines)) == 1
 
 

@@ -155,7 +155,8 @@ def test_digits_are_images_between_0_and_1():
 def test_biographies_answer_the_questions_about_every_person():
     texts = load_data("biographies", people=60, texts_per_person=32)
     questions = load_data("biographies", people=60, subset="questions")
-    assert not set(texts.train) & set(texts.validation)
+    train = list(texts.train)  # which are made as they are read
+    assert not set(train) & set(texts.validation)
     names, about = [set(), set(), set()], {}
     for split_names, rows in zip(names, questions.splits.values(), strict=True):
         for question, answer in rows:
@@ -163,7 +164,7 @@ def test_biographies_answer_the_questions_about_every_person():
             name = " ".join(word for word in words if word not in ("Where", "When", "What"))
             split_names.add(name)
             if name not in about:
-                about[name] = [text for (text,) in texts.train if name in text]
+                about[name] = [text for (text,) in train if name in text]
             assert any(answer in text for text in about[name])
     assert sum(map(len, names)) == len(set().union(*names)) == 60
 

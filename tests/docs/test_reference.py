@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from command import FORKS
 
 DOCS = Path(__file__).parents[2] / "docs"
 sys.path.insert(0, str(DOCS))
@@ -20,7 +20,10 @@ def generated(tmp_path_factory):
     """Written by a new process, in which no test has registered a part of its own."""
     folder = tmp_path_factory.mktemp("reference")
     page = folder.with_name("architecture.md")
-    subprocess.run([sys.executable, DOCS / "generate.py", folder, page], check=True)
+    process = FORKS.Process(target=generate.main, args=(folder, page))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
     return {path.name: path.read_text(encoding="utf-8") for path in (page, *folder.iterdir())}
 
 

@@ -6,10 +6,15 @@ import json
 import multiprocessing
 import os
 import pkgutil
+import pty
+import signal
 import sys
 import tempfile
+import termios
 from dataclasses import dataclass
+from fcntl import ioctl
 from importlib import import_module
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 from manyheads import cli
@@ -18,6 +23,8 @@ FORKS = multiprocessing.get_context("forkserver")
 # imported in advance, because a child may not be allowed to read files (tests limit that)
 LAZY_IMPORTS = [
     "sacrebleu",
+    "transformers",
+    "matplotlib.pyplot",
     "pydantic.type_adapter",
     "rich.console",
     "rich.table",
@@ -54,9 +61,17 @@ class Done:
     stderr: str
 
 
+def default_signals():
+    """In a process: the signals as a terminal starts it. `make test &` starts with SIGINT ignored, nohup with SIGHUP."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def child(arguments, stdin, stdout, stderr, cwd, env, before=None):
-    for path, number in ((stdin, 0), (stdout, 1), (stderr, 2)):
-        os.dup2(os.open(path, os.O_RDWR), number)
+    default_signals()
+    for stream, number in ((stdin, 0), (stdout, 1), (stderr, 2)):
+        os.dup2(stream.fileno() if isinstance(stream, Connection) else os.open(stream, os.O_RDWR), number)
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
@@ -75,19 +90,40 @@ def set_attribute(module, name, value):
     setattr(import_module(module), name, value)
 
 
-def run(*arguments, check=0, cwd=None, env=None, timeout=120, stdin=b"", before=None):
-    """What a command writes and its exit status; `before` is called first, in its process."""
+def started(*arguments, stdin=os.devnull, stdout=os.devnull, stderr=os.devnull, cwd=None, env=None, before=None):
+    """The process of a command whose standard streams are files by their paths, or ends of pipes as Connection."""
     # readline, which pytest imports, puts COLUMNS into the environment of its workers
     env = env or {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    streams = (stdin, stdout, stderr)
+    process = FORKS.Process(
+        target=child, args=([*map(str, arguments)], *streams, cwd or os.getcwd(), dict(env), before)
+    )
+    process.start()
+    for stream in {one for one in streams if isinstance(one, Connection)}:
+        stream.close()
+    return process
+
+
+def at_terminal(*arguments, **env):
+    """The process of a command at a new terminal, and the file descriptor of the other end of that terminal."""
+    master, slave = pty.openpty()
+    end = Connection(slave)
+    return started(*arguments, stdin=end, stdout=end, stderr=end, env=os.environ | env, before=own_terminal), master
+
+
+def own_terminal():
+    os.setsid()
+    ioctl(0, termios.TIOCSCTTY, 0)
+
+
+def run(*arguments, check=0, cwd=None, env=None, timeout=120, stdin=b"", before=None):
+    """What a command writes and its exit status; `before` is called first, in its process."""
     with tempfile.TemporaryDirectory() as folder:
         paths = [Path(folder) / name for name in ("in", "out", "err")]
         for path in paths:
             path.write_bytes(stdin if path.name == "in" else b"")
-        process = FORKS.Process(
-            target=child,
-            args=([*map(str, arguments)], *paths, cwd or os.getcwd(), dict(env), before),
-        )
-        process.start()
+        stdin, stdout, stderr = paths
+        process = started(*arguments, stdin=stdin, stdout=stdout, stderr=stderr, cwd=cwd, env=env, before=before)
         process.join(timeout)
         if timed_out := process.exitcode is None:
             process.kill()

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import tomllib
 
 import pytest
-from command import error_of, run, run_json
+from command import FORKS, error_of, run, run_json
 from small_checkpoints import folder_of
 from small_runs import described
 
-from manyheads.spec import to_toml
+import manyheads
+from manyheads.spec import load_parts, to_toml
 
 TAGGING = '''
 """Tagging: one tag per word of a text."""
@@ -219,21 +218,23 @@ def test_an_own_metric_selects_the_best_checkpoint(scored):
     assert (error["code"], "length_error" in error["message"]) == ("config.incompatible", True)
 
 
-def test_an_own_method_is_listed_and_used(scored):
+def use_own_method(parts, folder, results):
+    """In a process of its own, which alone has the parts."""
+    load_parts(parts)
+    checkpoint = manyheads.load(folder)
+    ids = checkpoint.generate(checkpoint.tokenizer.encode("a b").ids, decoding="test-constant", max_new_tokens=3)
+    text = manyheads.predict(checkpoint, "a b", decoding={"kind": "test-constant"}, max_new_tokens=2)["generated"]
+    results.write_text(json.dumps([ids, text]))
+
+
+def test_an_own_method_is_listed_and_used(scored, tmp_path):
     (slot,) = run_json("show", "decoding", "--parts", scored / "scores.py")["slots"]
     assert {"greedy", "sample", "beam", "test-constant"} <= {kind["kind"] for kind in slot["kinds"]}
-    code = (
-        "import sys; from pathlib import Path; import manyheads; from manyheads.spec import load_parts\n"
-        "load_parts(Path(sys.argv[1])); checkpoint = manyheads.load(sys.argv[2])\n"
-        "ids = checkpoint.tokenizer.encode('a b').ids\n"
-        "print(checkpoint.generate(ids, decoding='test-constant', max_new_tokens=3))\n"
-        "print(manyheads.predict(checkpoint, 'a b', decoding={'kind': 'test-constant'}, max_new_tokens=2)['generated'])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, scored / "scores.py", scored / "run"], capture_output=True, text=True, check=True
-    )
-    ids, text = done.stdout.splitlines()
-    assert ids == "[7, 7, 7]"
+    process = FORKS.Process(target=use_own_method, args=(scored / "scores.py", scored / "run", tmp_path / "results"))
+    process.start()
+    process.join(120)
+    ids, text = json.loads((tmp_path / "results").read_text())
+    assert ids == [7, 7, 7]
     assert len(text.split()) == 2
     command = ("predict", scored / "run", "a b", "--parts", scored / "scores.py", "--max-new-tokens", "2", "--decoding")
     assert run(*command, "test-constant").stdout.strip() == text

@@ -6,15 +6,14 @@ import json
 import os
 import signal
 import statistics
-import subprocess
-import sys
 import time
 from contextlib import suppress
+from multiprocessing import Pipe
 from pathlib import Path
 
 import pytest
 import torch
-from command import FORKS, child, error_of, run, run_json
+from command import error_of, run, run_json, started
 from small_runs import last_metrics, train_all
 
 from manyheads import build
@@ -341,10 +340,7 @@ def test_an_interrupted_grid_is_resumed(path, tmp_path, jobs):
     axes, grid, stderr = ["position=none,rope,sinusoidal"], tmp_path / "grid", tmp_path / "err"
     command = ["compare", path, *axes, "--seeds", 1, "--jobs", jobs, "-s", "train.steps=20", "--quiet", "-o", grid]
     stderr.touch()
-    environment = dict(os.environ) | {"OMP_NUM_THREADS": "1"}
-    arguments = ([*map(str, command)], os.devnull, os.devnull, stderr, str(tmp_path), environment)
-    process = FORKS.Process(target=child, args=arguments)
-    process.start()
+    process = started(*command, stderr=stderr)
     while process.is_alive() and not list(grid.glob("*/*/metrics.jsonl")):
         time.sleep(0.01)
     os.kill(process.pid, signal.SIGINT)
@@ -358,24 +354,24 @@ def test_an_interrupted_grid_is_resumed(path, tmp_path, jobs):
 
 
 def test_two_signals_end_parallel_runs_at_once(path, tmp_path):
-    command = [sys.executable, "-m", "manyheads", "compare", path, "position=none,rope", "--seeds", "1", "--jobs", "2"]
-    process = subprocess.Popen(
-        [*command, "-s", "train.steps=100000", "--output", tmp_path / "grid"],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        start_new_session=True,
-        stderr=subprocess.PIPE,
-    )
+    command = ("compare", path, "position=none,rope", "--seeds", 1, "--jobs", 2, "-s", "train.steps=100000")
+    reading, stderr = Pipe(duplex=False)
+    process = started(*command, "--output", tmp_path / "grid", stderr=stderr, before=os.setsid)
     try:
         while len(list(tmp_path.glob("grid/*/*/metrics.jsonl"))) < 2:
             time.sleep(0.05)
         for _ in range(2):
             os.killpg(process.pid, signal.SIGINT)
             time.sleep(0.02)
-        _, stderr = process.communicate(timeout=60)  # not before the last of its processes ended
+        output = b""
+        while reading.poll(60) and (chunk := os.read(reading.fileno(), 1 << 16)):
+            output += chunk  # to the end, which is not before the last of its processes ended
+        assert reading.poll(0), "they have not ended"
+        process.join(60)
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-    assert process.returncode == 130, stderr
+    assert process.exitcode == 130, output
 
 
 def is_running(pid):
@@ -390,9 +386,7 @@ def test_a_killed_comparison_takes_its_runs_with_it_and_they_save(path, tmp_path
     command = ["compare", path, "position=none,rope", "--seeds", 1, "--jobs", 2, "-s", "train.steps=1000000"]
     grid, stderr = tmp_path / "grid", tmp_path / "err"
     stderr.touch()
-    arguments = ([*map(str, command), "-o", str(grid)], os.devnull, os.devnull, stderr, str(tmp_path), dict(os.environ))
-    process = FORKS.Process(target=child, args=arguments)
-    process.start()
+    process = started(*command, "-o", grid, stderr=stderr)
     while process.is_alive() and len(list(grid.glob("*/*/metrics.jsonl"))) < 2:
         time.sleep(0.05)
     workers = [json.loads(one.read_text())["pid"] for one in grid.glob("*/*/lock.json")]

@@ -13,16 +13,14 @@ import signal
 import subprocess
 import sys
 import tempfile
-import termios
 import time
-from fcntl import ioctl
 from functools import partial
 from pathlib import Path
 from random import Random
 
 import pytest
 import torch
-from command import error_of, run
+from command import at_terminal, error_of, run
 from safetensors.torch import load_file, save_file
 from small_runs import at_file, at_forward, described, end_of, hashes, resume, train_all
 
@@ -191,14 +189,8 @@ def test_signals_at_random_steps_change_no_bit(run_file, tmp_path, whole):
 
 def test_ctrl_c_at_a_terminal_saves_and_ends_the_run(run_file, tmp_path):
     """A real terminal: a bar that moves, and Ctrl-C typed once."""
-    master, slave = pty.openpty()
-    command = [sys.executable, "-m", "manyheads", "train", run_file, "--output", tmp_path / "run"]
-    process = subprocess.Popen(
-        [*map(str, command), "-s", "train.steps=100000"], stdin=slave, stdout=slave, stderr=slave,
-        start_new_session=True, preexec_fn=lambda: ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509
-        env=os.environ | {"TERM": "xterm", "NO_COLOR": "1"},
-    )  # fmt: skip
-    os.close(slave)
+    command = ("train", run_file, "--output", tmp_path / "run", "-s", "train.steps=100000")
+    process, master = at_terminal(*command, TERM="xterm", NO_COLOR="1")
     output, typed, deadline = b"", False, time.monotonic() + 100
     while time.monotonic() < deadline:
         if not select.select([master], [], [], 1)[0]:
@@ -211,7 +203,8 @@ def test_ctrl_c_at_a_terminal_saves_and_ends_the_run(run_file, tmp_path):
             os.write(master, b"\x03")
             typed = True
     os.close(master)
-    assert process.wait(60) == 130, output.decode()
+    process.join(60)
+    assert process.exitcode == 130, output.decode()
     assert b"left" in output
     assert not re.search(rb"\x1b\[[0-9;]*3[0-9]m", output)  # NO_COLOR
     assert log_lines(tmp_path / "run")[-1]["reason"] == "interrupted"
@@ -274,8 +267,8 @@ def test_every_command_works_with_closed_standard_streams(run_file, copied, tmp_
         ("audit", copied),
         ("data", "show", run_file),
         ("data", "prepare", run_file, "--output", tmp_path / "ids"),
-        ("new", "copy", "--output", tmp_path / "copy.toml"),
-        ("show", "gpt2"),
+        ("new", "copy", "--output", tmp_path / "copy.toml", "--minutes", "0.001", "-s", "data.count=200"),
+        ("show", "gpt2", "-s", "decoder.layers=1"),
         ("--version",),
     ):
         run(*command, before=partial(close_streams, 0, 1, 2))
@@ -293,7 +286,7 @@ def test_one_closed_stream_leaves_the_others_as_they_are(number, copied):
 
 
 def test_an_error_without_a_standard_error_is_not_written_elsewhere(tmp_path):
-    command = f"{sys.executable} -m manyheads show gtp2 2>&- <&-"
+    command = f"{sys.executable} -m manyheads shw 2>&- <&-"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
 

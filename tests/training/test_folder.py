@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from command import FORKS, child, error_of, run
+from command import error_of, run, started
 from small_runs import TASKS, at_file, described, end_of, hashes, in_a_process, train_all
 
 import manyheads
@@ -432,9 +432,7 @@ def test_a_second_run_is_refused_until_the_first_is_gone(run_file, tmp_path):
     folder, stderr = tmp_path / "run", tmp_path / "err"
     stderr.touch()
     command = ["train", str(run_file), "--output", str(folder), "-s", "train.steps=1000000"]
-    arguments = (command, os.devnull, os.devnull, stderr, os.getcwd(), dict(os.environ))
-    first = FORKS.Process(target=child, args=arguments)
-    first.start()
+    first = started(*command, stderr=stderr)
     deadline = time.monotonic() + 60
     while not (folder / "metrics.jsonl").exists() and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -22,6 +22,7 @@ from small_runs import described, end_of
 import manyheads
 from manyheads import build
 from manyheads.data.source import DataSpec
+from manyheads.spec import override
 from manyheads.tasks.task import TaskSpec
 from manyheads.training.batches import BatchStream
 from manyheads.training.estimate import SpeedEstimate, measure_speed, typical_seconds
@@ -30,7 +31,7 @@ from manyheads.training.loop import train_events
 from manyheads.training.prepare import prepare
 from manyheads.training.resources import estimate_resources
 from manyheads.training.run import read_run
-from manyheads.training.suggest import USEFUL_STEPS, inline, suggest
+from manyheads.training.suggest import USEFUL_STEPS, VOCAB_SIZES, inline, suggest
 
 WORDS = [
     "the",
@@ -101,6 +102,7 @@ FILES = {
     "mae": lambda folder: images(folder / "small.csv"),
     "copy": lambda folder: None,
 }
+FEW = {"copy": ["data.count=300"], "translate": ["data.count=300"]}  # rows, of those that are generated
 
 
 def trained(text, folder, steps=2):
@@ -114,7 +116,7 @@ def trained(text, folder, steps=2):
 @pytest.mark.parametrize("task", FILES)
 def test_the_suggested_run_trains_and_its_comments_are_true(task, tmp_path):
     path = FILES[task](tmp_path)
-    text, reasons = suggest(task, path)
+    text, reasons = suggest(task, path, overrides=FEW[task] if path is None else (), minutes=0.05)
     run = trained(text, tmp_path / "run")
     whole = prepare(read_run(tomllib.loads(text)))
     steps, epochs, rows = re.search(r"# ([\d,]+) steps, ([\d.e+]+) epochs of ([\d,]+) rows", text).groups()
@@ -143,9 +145,10 @@ def test_every_task_has_data_of_its_own_and_is_tried_on_a_file():
 @pytest.mark.parametrize("task", ["copy", "translate", "mae"])
 def test_without_a_file_the_suggested_run_reads_the_data_of_the_task(task):
     """The other tasks read the documentation of Python, which takes longer."""
-    text, _ = suggest(task, minutes=0.01)
+    text, _ = suggest(task, minutes=0.01, overrides=FEW.get(task, ()))
     spec = read_run(tomllib.loads(text))
-    assert (spec.task.kind, spec.data) == (task, DataSpec.choose(TaskSpec.kinds[task].default_data))
+    expected = override({"data": TaskSpec.kinds[task].default_data}, FEW.get(task, ()))["data"]
+    assert (spec.task.kind, spec.data) == (task, DataSpec.choose(expected))
 
 
 def test_spans_get_a_sentinel_per_span_of_the_longest_text(tmp_path):
@@ -168,7 +171,7 @@ def test_spans_get_a_sentinel_per_span_of_the_longest_text(tmp_path):
     ],
 )
 def test_another_architecture_than_the_usual_trains_too(task, architecture, tmp_path):
-    text, reasons = suggest(task, FILES[task](tmp_path), architecture=architecture)
+    text, reasons = suggest(task, FILES[task](tmp_path), architecture=architecture, minutes=0.01)
     assert trained(text, tmp_path / "run").model_spec.architecture == architecture
     assert architecture in reasons[1]
     assert TaskSpec.kinds[task].architectures[0] in reasons[1]
@@ -272,7 +275,10 @@ def test_ambiguous_columns_are_asked_for(tmp_path):
     path = objects(tmp_path / "a.jsonl", [("a b", a, b) for a, b in pairs()], "id", "en", "loud")
     with raises("data.columns", "id", "en", "loud"):
         suggest("translate", path)
-    assert tomllib.loads(suggest("translate", path, fields="en,loud")[0])["data"]["fields"] == ["en", "loud"]
+    assert tomllib.loads(suggest("translate", path, fields="en,loud", minutes=0.01)[0])["data"]["fields"] == [
+        "en",
+        "loud",
+    ]
 
 
 def test_wrong_arguments_and_data_have_codes(tmp_path):
@@ -309,7 +315,7 @@ def test_a_value_comes_back_from_toml(value):
 def test_a_long_text_is_split_into_rows(tmp_path):
     path = tmp_path / "book.txt"
     path.write_text(" ".join(sentences(1500)))
-    text, _ = suggest("causal", path)
+    text, _ = suggest("causal", path, minutes=0.01)
     assert tomllib.loads(text)["train"]["pack"] == 512
     trained(text, tmp_path / "run")
 
@@ -327,7 +333,7 @@ def test_a_long_text_that_cannot_be_packed_is_split_into_pieces(tmp_path):
 
 def test_a_few_long_rows_are_truncated_and_counted(tmp_path):
     long = " ".join(sentences(280))
-    text, _ = suggest("translate", table(tmp_path / "a.tsv", [*pairs(6000), (f"{long} a", long), (f"{long} b", long)]))
+    text, _ = suggest("translate", table(tmp_path / "a.tsv", [*pairs(3000), (f"{long} a", long), (f"{long} b", long)]))
     tree = tomllib.loads(text)
     assert tree["train"]["max_length"] <= tree["train"]["batch_tokens"]
     run = prepare(read_run(tree))
@@ -336,9 +342,9 @@ def test_a_few_long_rows_are_truncated_and_counted(tmp_path):
 
 def test_more_data_gets_a_larger_model(tmp_path):
     small, large = (
-        tomllib.loads(suggest("translate", table(tmp_path / f"{count}.tsv", pairs(count)))[0]) for count in (60, 12_000)
+        tomllib.loads(suggest("translate", table(tmp_path / f"{count}.tsv", pairs(count)))[0]) for count in (60, 2_000)
     )
-    assert small["tokenizer"].get("vocab_size", 256) < large["tokenizer"]["vocab_size"]
+    assert small["tokenizer"].get("vocab_size", 256) < large["tokenizer"]["vocab_size"] > VOCAB_SIZES[-1][1]
     assert small["train"]["batch_tokens"] <= large["train"]["batch_tokens"]
 
 
@@ -347,7 +353,8 @@ def test_more_data_gets_a_larger_model(tmp_path):
 
 def exported(task, folder, **options):
     """A run of two steps of what is suggested, with weights that differ from their initial values, and its export."""
-    text, _ = suggest(task, FILES[task](folder), minutes=0.05, **options)
+    path = FILES[task](folder)
+    text, _ = suggest(task, path, minutes=0.05, overrides=FEW[task] if path is None else (), **options)
     trained(text, folder / "run")
     ours = manyheads.load(folder / "run", copy=True)
     torch.manual_seed(1)

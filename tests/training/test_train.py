@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from command import FORKS, child, error_of, run, run_json
+from command import error_of, run, run_json, started
 from safetensors.torch import load_file
 from small_runs import (
     PATCHES,
@@ -391,10 +391,7 @@ def test_a_signal_saves_and_the_same_command_resumes(run_file, tmp_path, number,
     folder, stderr = tmp_path / "run", tmp_path / "err"
     stderr.touch()
     command = ["train", str(run_file), "--output", str(folder)]
-    process = FORKS.Process(
-        target=child, args=(command, os.devnull, os.devnull, stderr, str(tmp_path), dict(os.environ))
-    )
-    process.start()
+    process = started(*command, stderr=stderr)
     deadline = time.monotonic() + 100
     log = folder / "metrics.jsonl"
     while not (log.is_file() and '"event": "step"' in log.read_text()) and time.monotonic() < deadline:
