@@ -167,7 +167,7 @@ class Coverage:
             environment = {"COVERAGE_PROCESS_START": str(config), "TEST_DURATIONS": str(durations)}
             status, output = run_tests(sources, ["-p", "coverage_contexts"], **environment)
             if status:
-                sys.exit(f"without a fault:\n{output[-5000:]}")
+                print(f"without a fault:\n{output[-5000:]}", flush=True)
             subprocess.run([sys.executable, "-m", "coverage", "combine", f"--rcfile={config}"], check=True)
         self.data.read()
         self.seconds = {
