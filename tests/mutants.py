@@ -127,7 +127,7 @@ def plant(file, number, target):
     return line, change
 
 
-def run_tests(folder, options, **environment):
+def run_tests(folder, options, timeout=None, **environment):
     """Runs the tests of a copy; returns the exit status, None at the time limit, and what was printed."""
     paths = f"{folder}:{folder / 'tests/helpers'}"
     process = subprocess.Popen(
@@ -136,7 +136,7 @@ def run_tests(folder, options, **environment):
         text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
     )  # fmt: skip
     try:
-        output, _ = process.communicate(timeout=TIMEOUT)
+        output, _ = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, 9)
         process.communicate()
@@ -148,7 +148,7 @@ def noticed_by(folder, tests):
     """The first test that fails, 'hang' at the time limit, or None."""
     listed = folder / "tests.txt"
     listed.write_text("".join(f"{test}\n" for test in tests))
-    status, output = run_tests(folder, ["-x", "-n", "0", f"@{listed}"])
+    status, output = run_tests(folder, ["-x", "-n", "0", f"@{listed}"], TIMEOUT)
     if not status:
         return "hang" if status is None else None
     failed = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.M)
