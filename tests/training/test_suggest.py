@@ -25,13 +25,14 @@ from manyheads.data.source import DataSpec
 from manyheads.spec import override
 from manyheads.tasks.task import TaskSpec
 from manyheads.training.batches import BatchStream
+from manyheads.training.draft import inline
 from manyheads.training.estimate import SpeedEstimate, measure_speed, typical_seconds
 from manyheads.training.events import Step
 from manyheads.training.loop import train_events
 from manyheads.training.prepare import prepare
 from manyheads.training.resources import estimate_resources
 from manyheads.training.run import read_run
-from manyheads.training.suggest import USEFUL_STEPS, VOCAB_SIZES, inline, suggest
+from manyheads.training.suggest import USEFUL_STEPS, VOCAB_SIZES, suggest
 
 WORDS = [
     "the",
