@@ -143,7 +143,7 @@ def predict_text(text: str, path: str, load: Callable[[], Predictor], *, as_json
         ((_, result),) = predictor.task.predict(predictor.checkpoint, [text], predictor.options)
     print_notes(result)
     if as_json:
-        settings = {"settings": predictor.options.generation.effective_settings} if predictor.task.streams else {}
+        settings = {"settings": predictor.options.generation.effective_settings()} if predictor.task.streams else {}
         print_json({"schema": 1} | result | settings)
     else:
         typer.echo("\n".join(predictor.task.format_result(result)))

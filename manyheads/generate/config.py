@@ -10,16 +10,21 @@ from manyheads.errors import ConfigError, GenerationConfigError, ManyheadsError
 from manyheads.generate import filters, methods  # noqa: F401  # registers every filter and method
 from manyheads.generate.decoding import DecodingSpec
 from manyheads.generate.filter import FilterSpec
-from manyheads.spec import MAX_COUNT, Part, Tree, did_you_mean, quoted
+from manyheads.spec import MAX_COUNT, Part, Tree, did_you_mean, quoted, to_tree
 
 DEFAULT_MAX_NEW_TOKENS = 64
 MAX_SEQUENCES, MAX_LOGPROBS, MAX_STOP_STRINGS, MAX_STOP_LENGTH = 256, 100, 16, 1000
 MAX_TOKEN_IDS = 1 << 10  # in one setting
+COMMON = ("max_new_tokens", "max_length", "n", "seed", "stop", "logprobs", "eos_token_id", "decoder_start_token_id")
+SAME = {  # names of other libraries
+    "num_return_sequences": "n", "stop_strings": "stop", "max_length": "max_new_tokens", "max_tokens": "max_new_tokens",
+    "stop_token_ids": "eos_token_id",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class GenerationConfig:
-    """All settings of generation, with the names of transformers. A caller's settings override a checkpoint's."""
+    """All settings of generation. A caller's settings override a checkpoint's."""
 
     max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS
     max_new_tokens_given: bool = False  # by the caller: then a text that has no room for them is an error
@@ -32,8 +37,8 @@ class GenerationConfig:
     logprobs: int | None = None  # number of most probable tokens to report per step, besides the chosen one
     eos_token_id: tuple[int, ...] = ()
     decoder_start_token_id: int | None = None
-    # the settings of the method and the filters in effect: {"value": …, "from": "caller" or "checkpoint"} by name
-    effective_settings: Tree = field(default_factory=dict)
+    given: frozenset[str] = frozenset()  # the names of the settings of the caller
+    of_checkpoint: frozenset[str] = frozenset()  # and of the checkpoint
 
     def __post_init__(self) -> None:
         check_integer("max_new_tokens", self.max_new_tokens, 1, MAX_COUNT)
@@ -47,6 +52,28 @@ class GenerationConfig:
                 f"n is {self.n}, but {self.decoding.kind} finds only {self.decoding.max_sequences} per prompt",
                 hint="sample with a temperature, or raise num_beams",
             )
+
+    def effective_settings(self) -> Tree:
+        """Every setting in effect by name: its value, and whether it is from the caller, the checkpoint or neither."""
+        names = (
+            "max_new_tokens",
+            "max_length",
+            "n",
+            "seed",
+            "stop",
+            "logprobs",
+            "eos_token_id",
+            "decoder_start_token_id",
+        )
+        values: Tree = {"decoding": self.decoding.kind} | {name: getattr(self, name) for name in names}
+        for part in (self.decoding, *self.filters):
+            values |= {name: getattr(part, name) for name in type(part).model_fields}
+        origins = dict.fromkeys(self.of_checkpoint, "checkpoint") | dict.fromkeys(self.given, "caller")
+        return {
+            name: {"value": value, "from": origins.get(name, "default")}
+            for name, value in values.items()
+            if value not in (None, ())
+        }
 
     def without_eos(self, tokens: list[int]) -> list[int]:
         """The tokens before the first eos token."""
@@ -101,8 +128,8 @@ def generation_config(
     *,
     max_new_tokens: int | None = None,
     default_max_new_tokens: int | None = None,
-    seed: int = 0,
-    n: int = 1,
+    seed: int | None = None,
+    n: int | None = None,
     stop: str | Iterable[str] | None = None,
     logprobs: int | None = None,
     eos_token_id: int | Sequence[int] | None = None,
@@ -113,7 +140,7 @@ def generation_config(
     """A GenerationConfig from keyword arguments, on top of a checkpoint's settings.
 
     `decoding` is a kind of method, or a table with its fields. Without it, other settings, such as num_beams or top_p,
-    select a method and set its fields. The remaining settings are those of filters. `default_max_new_tokens` is used
+    select a method. The remaining settings are its fields and those of filters. `default_max_new_tokens` is used
     instead of a checkpoint's, as far as the model has positions.
     """
     base = base or CheckpointSettings()
@@ -121,29 +148,31 @@ def generation_config(
     settings = with_do_sample(settings)
     check_known(settings)
     method, merged_settings = choose_method(base, settings, decoding)
-    active_filters = make_filters(method, merged_settings)
-    names = {*type(method).model_fields, *fields_of(type(one) for one in active_filters)}
-    effective_settings = {
-        name: {"value": value, "from": "caller" if name in settings else "checkpoint"}
-        for name, value in merged_settings.items()
-        if name in names
-    }
     limits = (max_new_tokens, default_max_new_tokens, base.max_new_tokens)
     limit = next((one for one in limits if one is not None), None)
     start = base.decoder_start_token_id if decoder_start_token_id is None else decoder_start_token_id
+    others = {
+        "max_new_tokens": max_new_tokens, "seed": seed, "n": n, "stop": stop, "logprobs": logprobs,
+        "eos_token_id": eos_token_id, "decoder_start_token_id": decoder_start_token_id,
+        "decoding": decoding or selected_method(settings),
+    }  # fmt: skip
+    of_checkpoint = [name for name, value in vars(base).items() if value]
+    of_checkpoint += ["decoding"] if method.kind != "greedy" else []
+    of_checkpoint += (name for name, value in base.settings.items() if getattr(method, name, value) == value)
     return GenerationConfig(
         max_new_tokens=DEFAULT_MAX_NEW_TOKENS if limit is None else limit,
         max_new_tokens_given=max_new_tokens is not None,
         max_length=base.max_length if limit is None else None,
         decoding=method,
-        filters=active_filters,
-        seed=seed,
-        n=n,
+        filters=make_filters(method, merged_settings),
+        seed=0 if seed is None else seed,
+        n=1 if n is None else n,
         stop=base.stop if stop is None else stop_strings("stop", stop),
         logprobs=logprobs,
         eos_token_id=base.eos_token_id if eos_token_id is None else end_tokens(eos_token_id),
         decoder_start_token_id=start,
-        effective_settings=effective_settings,
+        given=frozenset((*settings, *(name for name, value in others.items() if value is not None))),
+        of_checkpoint=frozenset(of_checkpoint),
     )
 
 
@@ -162,6 +191,10 @@ def fields_of(kinds: Iterable[type[Part]]) -> set[str]:
     return {name for kind in kinds for name in kind.model_fields}
 
 
+def sampling_settings() -> set[str]:
+    return fields_of(kind for kind in filter_kinds().values() if kind.for_sampling)
+
+
 def selectors() -> dict[str, tuple[type[DecodingSpec], object]]:
     """The methods by the setting that selects them, with the value that does not."""
     # a method that is derived from another does not inherit its selector
@@ -173,7 +206,8 @@ def check_known(settings: Mapping[str, Any]) -> None:
     known = fields_of(method_kinds().values()) | fields_of(filter_kinds().values())
     for name in settings:
         if name not in known:
-            raise GenerationConfigError(f"unknown setting {quoted(name)}{did_you_mean(name, known)}")
+            meant = f"; use {SAME[name]}" if name in SAME else did_you_mean(name, known)
+            raise GenerationConfigError(f"unknown setting {quoted(name)}{meant}")
 
 
 def with_do_sample(settings: Tree) -> Tree:
@@ -193,23 +227,30 @@ def with_do_sample(settings: Tree) -> Tree:
 def choose_method(
     base: CheckpointSettings, settings: Tree, decoding: str | Tree | DecodingSpec | None
 ) -> tuple[DecodingSpec, Tree]:
-    """The method, and all settings of filters in effect. A caller's settings override a checkpoint's."""
-    merged_settings = base.settings | settings
-    sampling = fields_of(kind for kind in filter_kinds().values() if kind.for_sampling)
-    if decoding is not None:
-        method = choose_decoding(decoding)
-        unused = [
-            name
-            for name in settings
-            if name not in fields_of(filter_kinds().values()) or (name in sampling and not method.do_sample)
-        ]
-        if unused:
-            raise GenerationConfigError(f"given both decoding and {unused[0]}, which {method.kind} does not use")
-        return method, merged_settings
+    """The method, and all settings of methods and filters. A caller's settings override a checkpoint's.
+
+    The fields of a method are those of the checkpoint only if its own method is the same, or one that it extends.
+    """
+    sampling = sampling_settings()
     theirs = base.settings if base.do_sample else {n: v for n, v in base.settings.items() if n not in sampling}
-    kind = selected_method(settings) or selected_method(theirs) or method_kinds()["greedy"]
-    check_owned(settings)
-    return choose_decoding({"kind": kind.kind} | own_settings(kind, merged_settings)), merged_settings
+    their_kind = selected_method(theirs) or method_kinds()["greedy"]
+    fields: Tree = {}
+    if decoding is None:
+        kind = selected_method(settings) or their_kind
+        check_owned(settings)
+    else:
+        method = choose_decoding(decoding)
+        kind = type(method)
+        fields = {name: value for name, value in to_tree(method).items() if name in method.model_fields_set}
+        for name in settings:
+            if name in fields or name not in fields_of((kind, *filter_kinds().values())):
+                why = "which it has too" if name in fields else f"which {method.kind} does not use"
+                raise GenerationConfigError(f"given both decoding and {name}, {why}")
+            if name in sampling and not method.do_sample:
+                raise GenerationConfigError(f"given both decoding and {name}, which {method.kind} does not use")
+    inherited = own_settings(kind, base.settings) if issubclass(kind, their_kind) else {}
+    fields = inherited | fields | own_settings(kind, settings)
+    return choose_decoding({"kind": kind.kind} | fields), base.settings | settings
 
 
 def selected_method(settings: Tree) -> type[DecodingSpec] | None:
@@ -225,7 +266,7 @@ def selected_method(settings: Tree) -> type[DecodingSpec] | None:
         candidates.append(("temperature", kinds["greedy"]))
     else:
         active = [kind for kind in filter_kinds().values() if kind.for_sampling and is_selected_filter(kind, settings)]
-        candidates += [(kind.selected_by[0], kinds["sample"]) for kind in active[:1]]
+        candidates += [(kind.selector()[0], kinds["sample"]) for kind in active[:1]]
     others = [(name, kind) for name, kind in candidates if kind.kind != "greedy"]
     # a method that has the setting of another as a field is the more specific one
     others = [
@@ -261,7 +302,7 @@ def is_off(value: Any, off: object) -> bool:
 
 
 def is_selected_filter(kind: type[FilterSpec], settings: Tree) -> bool:
-    name, off = kind.selected_by
+    name, off = kind.selector()
     return name in settings and not is_off(settings[name], off)
 
 
@@ -270,13 +311,12 @@ def make_filters(method: DecodingSpec, settings: Tree) -> tuple[FilterSpec, ...]
     selected_filters = []
     for kind in filter_kinds().values():
         own = own_settings(kind, settings)
-        if own and kind.selected_by[0] not in own:
-            name = next(iter(own))
-            raise GenerationConfigError(f"{name} is a setting of {kind.kind}, which needs {kind.selected_by[0]}")
+        if own and (needed := kind.selector()[0]) not in own:
+            raise GenerationConfigError(f"{next(iter(own))} is a setting of {kind.kind}, which needs {needed}")
         if is_selected_filter(kind, settings):
             selected_filters.append(choose_filter({"kind": kind.kind} | own))
             selected_filters[-1].check()
-    if len(names := [one.selected_by[0] for one in selected_filters if one.is_grammar]) > 1:
+    if len(names := [one.name for one in selected_filters if one.is_grammar]) > 1:
         raise GenerationConfigError(f"given both {names[0]} and {names[1]}; a text follows at most one")
     active_filters = [one for one in selected_filters if method.do_sample or not one.for_sampling]
     return tuple(sorted(active_filters, key=lambda one: one.order))

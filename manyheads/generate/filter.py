@@ -41,15 +41,26 @@ class LogitsFilter:
 
 
 class FilterSpec(Part, slot="filter"):
-    """A logits filter. It is a function of the logits and the tokens so far, so that any method can use it."""
+    """A logits filter. It is a function of the logits and the tokens so far, so that any method can use it.
 
-    # (name, off): passing the setting `name` with any value except `off` adds this filter
-    selected_by: ClassVar[tuple[str, object]]
+    Its first field is the setting that adds it, with any value except the default.
+    """
+
     # whether it shapes the distribution that is sampled from: it then selects sampling, and no other method uses it
     for_sampling: ClassVar[bool] = False
     order: ClassVar[int] = 50  # filters are applied by increasing order, which is that of transformers
     # whether it runs an expression of the caller: no checkpoint can set it, and a text follows at most one
     is_grammar: ClassVar[bool] = False
+
+    @classmethod
+    def selector(cls) -> tuple[str, object]:
+        """The name of the setting that adds the filter, and the value that does not."""
+        return next((name, info.get_default(call_default_factory=True)) for name, info in cls.model_fields.items())
+
+    @property
+    def name(self) -> str:
+        """The name of the setting that adds the filter."""
+        return self.selector()[0]
 
     def min_new_tokens_after(self, length: int) -> int:
         """The number of generated tokens before which eos is forbidden, after `length` tokens of the decoder."""

@@ -15,7 +15,14 @@ from manyheads.data.order import batch_by_length
 from manyheads.data.source import Corpus, Row
 from manyheads.data.tokenized import InMemoryRows
 from manyheads.errors import UnsupportedError, UsageError
-from manyheads.generate.config import CheckpointSettings, GenerationConfig, generation_config
+from manyheads.generate.config import (
+    CheckpointSettings,
+    GenerationConfig,
+    generation_config,
+    method_kinds,
+    sampling_settings,
+    selectors,
+)
 from manyheads.model.finite import check_finite
 from manyheads.spec import MAX_COUNT, Tree, quoted
 from manyheads.tasks.batch import IGNORE_INDEX, Loss, LossSum, SpecialTokens
@@ -54,14 +61,13 @@ class EvalOptions:
             raise UsageError(f"{task.kind} cannot write {kinds.get(self.output, quoted(self.output))}", hint=hint)
 
     def generation(self, base: CheckpointSettings, *, default_max_new_tokens: int) -> GenerationConfig:
-        """The settings of generation: those given, or those of a checkpoint with num_beams, or 4 beams."""
-        default = {} if "num_beams" in base.settings else {"decoding": "gnmt-beam"}
-        return generation_config(
-            base,
-            max_new_tokens=self.max_new_tokens,
-            default_max_new_tokens=default_max_new_tokens,
-            **self.settings or default,
-        )
+        """The settings of generation: those given, and 4 beams of gnmt-beam if neither they nor a checkpoint differ."""
+        of_gnmt = method_kinds()["gnmt-beam"].model_fields
+        selecting = {*selectors(), "decoding", "do_sample", *sampling_settings()}.difference(of_gnmt)
+        is_other = "num_beams" in base.settings or not selecting.isdisjoint(self.settings)
+        settings: Tree = ({} if is_other else {"decoding": "gnmt-beam"}) | self.settings
+        limits: Tree = {"max_new_tokens": self.max_new_tokens, "default_max_new_tokens": default_max_new_tokens}
+        return generation_config(base, **limits, **settings)
 
 
 @dataclass(frozen=True)

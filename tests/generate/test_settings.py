@@ -72,8 +72,11 @@ def test_the_settings_of_a_checkpoint_are_applied_and_say_where_they_are_from():
     assert config.decoding.early_stopping is True
     assert [one.kind for one in config.filters] == ["no-repeat-ngram", "min-length", "forced-eos"]
     assert (config.eos_token_id, config.max_length, config.stop) == ((2, 3), 20, (".",))
-    assert {one["from"] for one in config.effective_settings.values()} == {"checkpoint"}
-    assert "top_p" not in config.effective_settings, "without do_sample it has no effect, as in transformers"
+    effective = config.effective_settings()
+    assert {name for name, one in effective.items() if one["from"] == "default"} == {"max_new_tokens", "n", "seed"}
+    assert {one["from"] for one in effective.values()} == {"checkpoint", "default"}
+    assert effective["decoding"] == {"value": "beam", "from": "checkpoint"}
+    assert "top_p" not in effective, "without do_sample it has no effect, as in transformers"
     own = generation_config(base, no_repeat_ngram_size=2, num_beams=2, max_new_tokens=7, stop=())
     assert (own.decoding.num_beams, own.decoding.length_penalty, own.max_new_tokens, own.max_length) == (
         2,
@@ -81,12 +84,43 @@ def test_the_settings_of_a_checkpoint_are_applied_and_say_where_they_are_from():
         7,
         None,
     )
-    assert own.effective_settings["no_repeat_ngram_size"] == {"value": 2, "from": "caller"}
-    assert own.effective_settings["length_penalty"] == {"value": 2.0, "from": "checkpoint"}
+    assert own.effective_settings()["no_repeat_ngram_size"] == {"value": 2, "from": "caller"}
+    assert own.effective_settings()["length_penalty"] == {"value": 2.0, "from": "checkpoint"}
+    assert own.effective_settings()["decoding"] == {"value": "beam", "from": "caller"}
     assert own.stop == ()
-    assert (
-        generation_config(base, no_repeat_ngram_size=0).effective_settings.keys().isdisjoint({"no_repeat_ngram_size"})
+    assert "no_repeat_ngram_size" not in generation_config(base, no_repeat_ngram_size=0).effective_settings()
+
+
+def test_a_method_that_is_named_takes_its_settings_from_the_caller_and_from_a_checkpoint_of_the_same_method():
+    base = settings_of({"num_beams": 8, "length_penalty": 2.0})
+    same = generation_config(base, decoding="beam", early_stopping=True)
+    assert (same.decoding.num_beams, same.decoding.length_penalty, same.decoding.early_stopping) == (8, 2.0, True)
+    other = generation_config(base, decoding="gnmt-beam", num_beams=3)  # its length penalty is another formula
+    assert (other.decoding.num_beams, other.decoding.length_penalty) == (3, 0.6)
+    assert other.effective_settings()["num_beams"] == {"value": 3, "from": "caller"}
+    assert other.effective_settings()["length_penalty"] == {"value": 0.6, "from": "default"}
+    assert generation_config(base, coverage_penalty=0.1).decoding == other.decoding.replace(
+        num_beams=4, coverage_penalty=0.1
     )
+    for settings in ({"early_stopping": True}, {"top_p": 0.5}, {"penalty_alpha": 0.5}):
+        with raises("generate.config", next(iter(settings)), "gnmt-beam"):
+            generation_config(base, decoding="gnmt-beam", **settings)
+    with raises("generate.config", "num_beams"):
+        generation_config(decoding={"kind": "beam", "num_beams": 2}, num_beams=3)
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("num_return_sequences", "n"),
+        ("stop_strings", "stop"),
+        ("max_length", "max_new_tokens"),
+        ("stop_token_ids", "eos_token_id"),
+    ],
+)
+def test_a_name_of_another_library_is_answered_with_ours(name, other):
+    with raises("generate.config", name, f"use {other}"):
+        generation_config(**{name: 3})
 
 
 def test_a_checkpoint_that_samples_does_unless_the_caller_selects_another_method():

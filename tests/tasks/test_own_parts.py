@@ -248,16 +248,12 @@ def test_an_own_method_is_listed_and_used(scored, tmp_path):
 FILTER = '''
 """A logits filter."""
 
-from typing import ClassVar
-
 from manyheads.generate.filter import FilterSpec, remove
 from manyheads.spec import field
 
 
 class NeverAtSpec(FilterSpec, kind="test-never-at"):
     """−∞ for a token at one step"""
-
-    selected_by: ClassVar = ("test_never", -1)
 
     test_never: int = field(-1, "token id", ge=-1)
     test_step: int = field(0, "step", ge=0)

@@ -23,6 +23,7 @@ import manyheads
 from manyheads import evaluate
 from manyheads.cli.evaluate import print_classes
 from manyheads.files.read import read_toml
+from manyheads.generate.config import CheckpointSettings
 from manyheads.metrics import metric
 from manyheads.metrics.baselines import Bigram, Majority, NaiveBayes, Unigram
 from manyheads.metrics.classes import confusion_matrix as confusion_of
@@ -688,3 +689,23 @@ def test_examples_of_images_are_the_visible_patches_the_restored_image_and_the_t
     assert points.shape == (30, 80)
     for i, (image, _) in enumerate(digit_rows("test")[:8]):
         np.testing.assert_allclose(points[21:29, 10 * i + 1 : 10 * i + 9], image, atol=0.01)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, ("gnmt-beam", 4, 0.6)),
+        ({"num_beams": 2}, ("gnmt-beam", 2, 0.6)),
+        ({"length_penalty": 1.5}, ("gnmt-beam", 4, 1.5)),
+        ({"stop": "x"}, ("gnmt-beam", 4, 0.6)),
+        ({"num_beams": 2, "coverage_penalty": 0.1}, ("gnmt-beam", 2, 0.6)),
+        ({"decoding": "beam", "num_beams": 2}, ("beam", 2, 1.0)),
+        ({"temperature": 0}, ("greedy", None, None)),
+        ({"top_p": 0.5}, ("sample", None, None)),
+    ],
+    ids=str,
+)
+def test_a_setting_of_generation_changes_no_other_one_of_an_evaluation(settings, expected):
+    method = EvalOptions(settings=settings).generation(CheckpointSettings(), default_max_new_tokens=5).decoding
+    found = (method.kind, getattr(method, "num_beams", None), getattr(method, "length_penalty", None))
+    assert found == expected

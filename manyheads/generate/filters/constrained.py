@@ -26,12 +26,12 @@ class ConstrainedSpec(FilterSpec):
         """The grammar in llguidance's form of Lark; raises if the setting is too large or has a wrong type."""
 
     def check(self) -> None:
-        check_grammar(self.selected_by[0], self.grammar())
+        check_grammar(self.name, self.grammar())
 
     def prepare(self, vocabulary: Vocabulary) -> LogitsFilter:
         if vocabulary.tokenizer is None:
-            raise UnsupportedError(f"{self.selected_by[0]} needs a tokenizer, and this checkpoint has none")
-        constraint = GrammarFilter(self.selected_by[0], self.grammar(), vocabulary)
+            raise UnsupportedError(f"{self.name} needs a tokenizer, and this checkpoint has none")
+        constraint = GrammarFilter(self.name, self.grammar(), vocabulary)
         return LogitsFilter(constraint.apply, constraint.is_complete)
 
 
@@ -42,9 +42,9 @@ class JsonSchemaSpec(ConstrainedSpec, kind="json-schema"):
     llguidance.
     """
 
-    selected_by: ClassVar[tuple[str, object]] = ("json_schema", None)
-
-    json_schema: bool | str | dict[str, Any] = field(True, "a JSON schema as a table or as JSON; true is any JSON")
+    json_schema: bool | str | dict[str, Any] | None = field(
+        None, "a JSON schema as a table or as JSON; true is any JSON"
+    )
 
     def grammar(self) -> str:
         schema = self.tree()
@@ -75,9 +75,7 @@ class RegexSpec(ConstrainedSpec, kind="regex"):
     The syntax is that of Rust's regex, without look-around and backreferences. Computed by llguidance.
     """
 
-    selected_by: ClassVar[tuple[str, object]] = ("regex", None)
-
-    regex: str = field("", "a regular expression that matches the whole text")
+    regex: str | None = field(None, "a regular expression that matches the whole text")
 
     def grammar(self) -> str:
         if not self.regex:

@@ -17,7 +17,6 @@ from manyheads.spec import field
 class ForcedBosSpec(FilterSpec, kind="forced-bos"):
     """Only these tokens after a single first token, such as the decoder_start_token_id"""
 
-    selected_by: ClassVar[tuple[str, object]] = ("forced_bos_token_id", ())
     order: ClassVar[int] = 45
 
     forced_bos_token_id: tuple[int, ...] = field((), "token ids", strict=False, max_length=1 << 20)
@@ -32,7 +31,6 @@ class ForcedBosSpec(FilterSpec, kind="forced-bos"):
 class ForcedEosSpec(FilterSpec, kind="forced-eos"):
     """Only these tokens at max_new_tokens"""
 
-    selected_by: ClassVar[tuple[str, object]] = ("forced_eos_token_id", ())
     order: ClassVar[int] = 46
 
     forced_eos_token_id: tuple[int, ...] = field((), "token ids", strict=False, max_length=1 << 20)
@@ -47,7 +45,6 @@ class ForcedPrefixSpec(FilterSpec, kind="forced-prefix"):
     The logit of the token stays, so the score of a search is that of the model, among the texts with this prefix.
     """
 
-    selected_by: ClassVar[tuple[str, object]] = ("forced_prefix_ids", ())
     order: ClassVar[int] = 90
 
     forced_prefix_ids: tuple[int, ...] = field((), "token ids", strict=False, max_length=1 << 20)
@@ -60,7 +57,6 @@ class ForcedPrefixSpec(FilterSpec, kind="forced-prefix"):
 class ForcedPrefixTextSpec(FilterSpec, kind="forced-prefix-text"):
     """forced-prefix with the tokens of a text"""
 
-    selected_by: ClassVar[tuple[str, object]] = ("forced_prefix", "")
     order: ClassVar[int] = 90
 
     forced_prefix: str = field("", "the first text that is generated", max_length=1 << 20)

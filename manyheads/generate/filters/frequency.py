@@ -16,10 +16,9 @@ class FrequencySpec(FilterSpec, kind="frequency"):
     As in the API of OpenAI and in vLLM.
     """
 
-    selected_by: ClassVar[tuple[str, object]] = ("frequency_penalty", 0.0)
     order: ClassVar[int] = 22
 
-    frequency_penalty: float = field(0.5, "f; above 0 makes repetition less probable", ge=-100, le=100)
+    frequency_penalty: float = field(0.0, "f; above 0 makes repetition less probable", ge=-100, le=100)
 
     def apply(self, logits_BV: Tensor, context: FilterContext) -> Tensor:
         return logits_BV - self.frequency_penalty * token_counts(context.generated, logits_BV.shape[1])

@@ -14,10 +14,9 @@ from manyheads.spec import field
 class MinNewTokensSpec(FilterSpec, kind="min-new-tokens"):
     """−∞ for eos tokens until n tokens are generated"""
 
-    selected_by: ClassVar[tuple[str, object]] = ("min_new_tokens", 0)
     order: ClassVar[int] = 40
 
-    min_new_tokens: int = field(1, "n", ge=1)
+    min_new_tokens: int = field(0, "n", ge=1)
 
     def min_new_tokens_after(self, length: int) -> int:
         return self.min_new_tokens
@@ -29,10 +28,9 @@ class MinNewTokensSpec(FilterSpec, kind="min-new-tokens"):
 class MinLengthSpec(FilterSpec, kind="min-length"):
     """−∞ for eos tokens until prompt and generated tokens are n; of an encoder–decoder, those of the decoder"""
 
-    selected_by: ClassVar[tuple[str, object]] = ("min_length", 0)
     order: ClassVar[int] = 39
 
-    min_length: int = field(1, "n", ge=1)
+    min_length: int = field(0, "n", ge=1)
 
     def min_new_tokens_after(self, length: int) -> int:
         return self.min_length - length

@@ -17,11 +17,10 @@ class MinPSpec(FilterSpec, kind="min-p"):
     Nguyen et al. 2024, arXiv 2407.01082.
     """
 
-    selected_by: ClassVar[tuple[str, object]] = ("min_p", 0.0)
     for_sampling: ClassVar[bool] = True
     order: ClassVar[int] = 130
 
-    min_p: float = field(0.05, "m", gt=0, le=1)
+    min_p: float = field(0.0, "m", gt=0, le=1)
 
     def apply(self, logits_BV: Tensor, context: FilterContext) -> Tensor:
         probabilities_BV = logits_BV.softmax(dim=-1)

@@ -17,10 +17,9 @@ class NoRepeatNgramSpec(FilterSpec, kind="no-repeat-ngram"):
     Paulus et al. 2018, arXiv 1705.04304, section 2.5.
     """
 
-    selected_by: ClassVar[tuple[str, object]] = ("no_repeat_ngram_size", 0)
     order: ClassVar[int] = 30
 
-    no_repeat_ngram_size: int = field(3, "n", ge=1, le=1024)
+    no_repeat_ngram_size: int = field(0, "n", ge=1, le=1024)
 
     def apply(self, logits_BV: Tensor, context: FilterContext) -> Tensor:
         n, tokens_BL = self.no_repeat_ngram_size, context.tokens

@@ -16,10 +16,9 @@ class PresenceSpec(FilterSpec, kind="presence"):
     As in the API of OpenAI and in vLLM.
     """
 
-    selected_by: ClassVar[tuple[str, object]] = ("presence_penalty", 0.0)
     order: ClassVar[int] = 21
 
-    presence_penalty: float = field(0.5, "p; above 0 makes repetition less probable", ge=-100, le=100)
+    presence_penalty: float = field(0.0, "p; above 0 makes repetition less probable", ge=-100, le=100)
 
     def apply(self, logits_BV: Tensor, context: FilterContext) -> Tensor:
         return logits_BV - self.presence_penalty * (token_counts(context.generated, logits_BV.shape[1]) > 0)

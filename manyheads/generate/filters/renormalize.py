@@ -14,10 +14,9 @@ from manyheads.spec import field
 class RenormalizeSpec(FilterSpec, kind="renormalize"):
     """log softmax(z) after all other filters, which changes the scores of a beam search"""
 
-    selected_by: ClassVar[tuple[str, object]] = ("renormalize_logits", False)
     order: ClassVar[int] = 200
 
-    renormalize_logits: bool = field(True, "whether to renormalise")
+    renormalize_logits: bool = field(False, "whether to renormalise")
 
     def apply(self, logits_BV: Tensor, context: FilterContext) -> Tensor:
         if not self.renormalize_logits:

@@ -17,10 +17,9 @@ class RepetitionSpec(FilterSpec, kind="repetition"):
     Keskar et al. 2019 (CTRL), arXiv 1909.05858, section 4.1, with the sign rule of transformers.
     """
 
-    selected_by: ClassVar[tuple[str, object]] = ("repetition_penalty", 1.0)
     order: ClassVar[int] = 20
 
-    repetition_penalty: float = field(1.2, "θ; above 1 makes repetition less probable", ge=0.01, le=100)
+    repetition_penalty: float = field(1.0, "θ; above 1 makes repetition less probable", ge=0.01, le=100)
 
     def apply(self, logits_BV: Tensor, context: FilterContext) -> Tensor:
         seen_BV = token_counts(context.tokens, logits_BV.shape[1]) > 0

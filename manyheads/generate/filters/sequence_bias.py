@@ -35,13 +35,11 @@ class SequencesFilter(FilterSpec):
             raise OutOfRangeError(
                 f"given {len(self.sequences):,} sequences of {count:,} tokens, expected at most {MAX_SEQUENCES:,} of "
                 f"{MAX_TOKENS:,}",
-                self.selected_by[:1],
+                (self.name,),
             )
         for ids, bias in self.sequences:
             if not ids or min(ids) < 0 or math.isnan(bias):
-                raise WrongTypeError(
-                    f"given {quoted(ids)} with {bias}, expected token ids and a number", self.selected_by[:1]
-                )
+                raise WrongTypeError(f"given {quoted(ids)} with {bias}, expected token ids and a number", (self.name,))
         return self
 
     @cached_property
@@ -77,7 +75,6 @@ def add_biases(logits_BV: Tensor, rows: slice, tokens: list[int], biases: list[f
 class SequenceBiasSpec(SequencesFilter, kind="sequence-bias"):
     """z + b for the last token of each sequence, where the tokens before it are the last tokens so far"""
 
-    selected_by: ClassVar[tuple[str, object]] = ("sequence_bias", ())
     order: ClassVar[int] = 10
 
     sequence_bias: tuple[BiasedIds, ...] = field((), "sequences of token ids, each with its b", strict=False)
@@ -90,7 +87,6 @@ class SequenceBiasSpec(SequencesFilter, kind="sequence-bias"):
 class LogitBiasSpec(SequencesFilter, kind="logit-bias"):
     """z + b for these tokens"""
 
-    selected_by: ClassVar[tuple[str, object]] = ("logit_bias", {})
     order: ClassVar[int] = 11
 
     logit_bias: dict[Annotated[int, Lists], float] = field({}, "b by token id", strict=False)
@@ -103,7 +99,6 @@ class LogitBiasSpec(SequencesFilter, kind="logit-bias"):
 class BadWordsSpec(SequencesFilter, kind="bad-words"):
     """−∞ for the last token of each sequence, where the tokens before it are the last tokens so far"""
 
-    selected_by: ClassVar[tuple[str, object]] = ("bad_words_ids", ())
     order: ClassVar[int] = 35
 
     bad_words_ids: tuple[Ids, ...] = field((), "sequences of token ids that are never generated", strict=False)

@@ -13,7 +13,6 @@ from manyheads.spec import field
 class SuppressTokensSpec(FilterSpec, kind="suppress-tokens"):
     """−∞ for these tokens"""
 
-    selected_by: ClassVar[tuple[str, object]] = ("suppress_tokens", ())
     order: ClassVar[int] = 61
 
     suppress_tokens: tuple[int, ...] = field((), "token ids", strict=False, max_length=1 << 20)
@@ -25,7 +24,6 @@ class SuppressTokensSpec(FilterSpec, kind="suppress-tokens"):
 class BeginSuppressTokensSpec(FilterSpec, kind="begin-suppress-tokens"):
     """−∞ for these tokens at the first step"""
 
-    selected_by: ClassVar[tuple[str, object]] = ("begin_suppress_tokens", ())
     order: ClassVar[int] = 62
 
     begin_suppress_tokens: tuple[int, ...] = field((), "token ids", strict=False, max_length=1 << 20)

@@ -13,12 +13,11 @@ from manyheads.spec import field
 class TemperatureSpec(FilterSpec, kind="temperature"):
     """z / T; the setting temperature = 0 is greedy decoding, without a division"""
 
-    selected_by: ClassVar[tuple[str, object]] = ("temperature", 0)
     for_sampling: ClassVar[bool] = True
     order: ClassVar[int] = 100
 
     temperature: float = field(
-        1.0, "T, the temperature; sampling approaches greedy decoding towards 0", ge=1e-6, le=1e6
+        0.0, "T, the temperature; sampling approaches greedy decoding towards 0", ge=1e-6, le=1e6
     )
 
     def apply(self, logits_BV: Tensor, context: FilterContext) -> Tensor:

@@ -17,11 +17,10 @@ class TopKSpec(FilterSpec, kind="top-k"):
     Fan et al. 2018, arXiv 1805.04833, section 5.4.
     """
 
-    selected_by: ClassVar[tuple[str, object]] = ("top_k", 0)
     for_sampling: ClassVar[bool] = True
     order: ClassVar[int] = 110
 
-    top_k: int = field(50, "k", ge=1)
+    top_k: int = field(0, "k", ge=1)
 
     def apply(self, logits_BV: Tensor, context: FilterContext) -> Tensor:
         least_B1 = logits_BV.topk(min(self.top_k, logits_BV.shape[1])).values[:, -1:]

@@ -17,11 +17,10 @@ class TopPSpec(FilterSpec, kind="top-p"):
     Holtzman et al. 2020, arXiv 1904.09751, section 3.1.
     """
 
-    selected_by: ClassVar[tuple[str, object]] = ("top_p", 1.0)
     for_sampling: ClassVar[bool] = True
     order: ClassVar[int] = 120
 
-    top_p: float = field(0.9, "p", gt=0, le=1)
+    top_p: float = field(1.0, "p", gt=0, le=1)
 
     def apply(self, logits_BV: Tensor, context: FilterContext) -> Tensor:
         sorted_BV, index_BV = logits_BV.sort(descending=True)

@@ -17,11 +17,10 @@ class TypicalSpec(FilterSpec, kind="typical"):
     Meister et al. 2023, arXiv 2202.00666.
     """
 
-    selected_by: ClassVar[tuple[str, object]] = ("typical_p", 1.0)
     for_sampling: ClassVar[bool] = True
     order: ClassVar[int] = 140
 
-    typical_p: float = field(0.95, "τ", gt=0, le=1)
+    typical_p: float = field(1.0, "τ", gt=0, le=1)
 
     def apply(self, logits_BV: Tensor, context: FilterContext) -> Tensor:
         logp_BV = logits_BV.log_softmax(dim=-1)
