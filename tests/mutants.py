@@ -1,9 +1,9 @@
 """Plants random faults in a copy of the package and reports which of them the tests notice: `make mutants`.
 
-A fault has an id, the hash of its file, its line and its change; a seed orders all faults by their ids, so another change
+A fault has an id, the hash of the seed, its file, its line and its change, and the ids order the faults. So another change
 of the sources leaves the choice as it was, and a run that was interrupted goes on where it stopped. `--only ID` tries one
-fault. First the whole suite runs once with coverage, which tells the tests that run each line. They meet a fault of the
-line, the shortest first, and a fault that survives the first minute of them meets all of them.
+fault again. First the whole suite runs once with coverage, which tells the tests that run each line. They meet a fault of
+the line, the shortest first, and a fault that survives the first minute of them meets all of them.
 """
 
 from __future__ import annotations
@@ -68,23 +68,16 @@ def mutated(node):
     return changed
 
 
-def sites(tree):
+def sites(node):
     """(parent, field, index) of every node that can have a fault: no annotation, no message of an error."""
-    for parent in ast.walk(tree):
-        for field, value in ast.iter_fields(parent):
-            if field in ("annotation", "returns", "decorator_list", "keywords") and not isinstance(parent, ast.Call):
-                continue
-            for index, node in enumerate(value if isinstance(value, list) else [value]):
-                if isinstance(node, ast.AST) and not isinstance(node, ast.Raise) and mutated(node) is not None:
-                    yield parent, field, index if isinstance(value, list) else None
-
-
-def without_raises(tree):
-    """The tree in which nothing under a `raise` can be changed."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Raise):
-            node.exc, node.cause = ast.Constant(ast.unparse(node)), None
-    return tree
+    for field, value in ast.iter_fields(node):
+        if field in ("annotation", "returns", "decorator_list", "keywords") and not isinstance(node, ast.Call):
+            continue
+        for index, child in enumerate(value if isinstance(value, list) else [value]):
+            if isinstance(child, ast.AST) and not isinstance(child, ast.Raise):
+                if mutated(child) is not None:
+                    yield node, field, index if isinstance(value, list) else None
+                yield from sites(child)
 
 
 def faults(seed):
@@ -93,7 +86,7 @@ def faults(seed):
     for file in sorted((ROOT / "manyheads").rglob("*.py")):
         source = file.read_text()
         lines = source.splitlines()
-        for number, (parent, field, index) in enumerate(sites(without_raises(ast.parse(source)))):
+        for number, (parent, field, index) in enumerate(sites(ast.parse(source))):
             value = getattr(parent, field)
             node = value if index is None else value[index]
             text = f"{seed}\n{file.relative_to(ROOT)}\n{lines[node.lineno - 1]}\n{change_of(node)}"
@@ -110,12 +103,8 @@ def change_of(node):
 
 def plant(file, number, target):
     """Writes the file with the fault to `target`; returns the line and the change."""
-    source = file.read_text()
-    tree, marked = ast.parse(source), without_raises(ast.parse(source))
-    parent, field, index = list(sites(marked))[number]
-    raises = [node for node in ast.walk(tree) if isinstance(node, ast.Raise)]
-    for node, original in zip([n for n in ast.walk(marked) if isinstance(n, ast.Raise)], raises, strict=True):
-        node.exc, node.cause = original.exc, original.cause
+    tree = ast.parse(file.read_text())
+    parent, field, index = list(sites(tree))[number]
     value = getattr(parent, field)
     node = value if index is None else value[index]
     line, change, new = node.lineno, change_of(node), mutated(node)
@@ -123,7 +112,7 @@ def plant(file, number, target):
         setattr(parent, field, new)
     else:
         value[index] = new
-    target.write_text(ast.unparse(ast.fix_missing_locations(marked)))
+    target.write_text(ast.unparse(ast.fix_missing_locations(tree)))
     return line, change
 
 
@@ -159,9 +148,10 @@ class Coverage:
     """The tests that run each line, from a run of the whole suite, whose data stay in a folder."""
 
     def __init__(self, folder, sources):
+        folder = folder / hash_of_sources()  # lines and tests have moved if they differ
         self.data, durations = CoverageData(str(folder / "coverage")), folder / "durations"
         if not (folder / "coverage").exists():
-            folder.mkdir(exist_ok=True)
+            folder.mkdir(exist_ok=True, parents=True)
             config = folder / "config.ini"
             config.write_text(CONFIG.format(data=folder / "coverage", package=sources / "manyheads"))
             environment = {"COVERAGE_PROCESS_START": str(config), "TEST_DURATIONS": str(durations)}
@@ -185,6 +175,11 @@ class Coverage:
     def names(self, contexts):
         parts = {part for context in contexts for part in context.split("|")}
         return {part for part in parts if part in self.seconds}
+
+
+def hash_of_sources():
+    files = sorted(path for name in ("manyheads", "tests") for path in (ROOT / name).rglob("*.py"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:12]
 
 
 def copy_sources(folder):
@@ -225,7 +220,9 @@ def main():
     lines = options.results.read_text().splitlines() if options.results.exists() else []
     done = {row["id"]: row for row in map(json.loads, lines)}
     chosen = [fault for fault in faults(options.seed) if options.only in (None, fault[0])][: options.count]
-    todo = [fault for fault in chosen if fault[0] not in done]
+    if not chosen:
+        sys.exit(f"no fault {options.only}")
+    todo = [fault for fault in chosen if options.only or fault[0] not in done]
     with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(options.jobs) as pool:
         folders = SimpleQueue()
         for k in range(options.jobs):
