@@ -1,4 +1,4 @@
-"""Biases of tokens and of token sequences, and sequences that are never generated."""
+"""Biases of tokens and of token sequences."""
 
 from __future__ import annotations
 
@@ -94,15 +94,3 @@ class LogitBiasSpec(SequencesFilter, kind="logit-bias"):
     @property
     def sequences(self) -> tuple[BiasedIds, ...]:
         return tuple(((token,), bias) for token, bias in self.logit_bias.items())
-
-
-class BadWordsSpec(SequencesFilter, kind="bad-words"):
-    """−∞ for the last token of each sequence, where the tokens before it are the last tokens so far"""
-
-    order: ClassVar[int] = 35
-
-    bad_words_ids: tuple[Ids, ...] = field((), "sequences of token ids that are never generated", strict=False)
-
-    @property
-    def sequences(self) -> tuple[BiasedIds, ...]:
-        return tuple((ids, -math.inf) for ids in self.bad_words_ids)
