@@ -284,7 +284,12 @@ def override(tree: Tree, assignments: Iterable[str]) -> Tree:
         steps = path.strip().split(".")
         if not equals or not all(steps):
             raise ConfigSyntaxError(f"given {quoted(assignment)}, expected path=value, such as decoder.width=64")
-        assign(tree, steps, _value(text.strip(), assignment))
+        value = _value(text.strip(), assignment)
+        if value == text.strip() != text and path == path.strip():  # not written as in TOML, path = value
+            raise ConfigSyntaxError(
+                f"{quoted(text)} in {quoted(assignment)} begins or ends with a space; put it in quotes"
+            )
+        assign(tree, steps, value)
     return tree
 
 

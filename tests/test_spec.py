@@ -59,6 +59,14 @@ def test_a_path_needs_no_quotes(path):
     assert override({}, [f"data.path={path}"]) == override({}, [f'data.path="{path}"']) == {"data": {"path": path}}
 
 
+def test_a_space_of_a_value_is_not_lost():
+    assert override({}, ['text=" is"']) == {"text": " is"}
+    assert override({}, ["width = 3", "kind = rope"]) == {"width": 3, "kind": "rope"}
+    for assignment in ("text= is", "text=is ", "text=is\n"):
+        with raises("config.syntax", "quotes"):
+            override({}, [assignment])
+
+
 def test_overrides_reach_into_lists():
     base = BASE | {"encoder": BASE["encoder"] | {"layers": 4, "pattern": [{"mask": {"window": 2}}, {}]}}
     assert [

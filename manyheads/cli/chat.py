@@ -45,7 +45,7 @@ def chat(
     stop: generation.Stop = None,
     other_settings: generation.OtherSettings = None,
     decoding: generation.Decoding = None,
-    seed: generation.Seed = 0,
+    seed: generation.Seed = None,
     device: Device = "auto",
     parts: Parts = None,
 ) -> None:

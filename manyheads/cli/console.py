@@ -229,19 +229,26 @@ class Progress:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Takes the bar off the terminal."""
         if self.bars is not None:
             self.bars.stop()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Takes the bar off the terminal while standard output is written."""
-        self.__exit__()
+        self.stop()
         yield
         self.__enter__()
 
-    def announce(self, text: str) -> None:
-        """Prints what begins now, if there is no bar that shows it."""
-        if self.bars is None:
+    def describe(self, text: str) -> None:
+        """Shows what begins now, beside the bar or as a line."""
+        if self.bars is not None:
+            self.bars.update(self.bars.task_ids[0], description=one_line(text))
+        elif time.monotonic() >= self.next_line:
+            self.next_line = time.monotonic() + PROGRESS_SECONDS
             self.line(text)
 
     def update(self, name: str, done: int, total: int | None = None, note: str = "") -> None:
@@ -252,10 +259,10 @@ class Progress:
             if name != self.name:
                 self.name = name
                 self.bars.reset(bar)
-            self.bars.update(bar, description=one_line(text), completed=done, total=total, note=one_line(note))
-        elif time.monotonic() >= self.next_line:
-            self.next_line = time.monotonic() + PROGRESS_SECONDS
-            self.line(f"{text} · {note}" if note else text)
+            self.bars.update(bar, completed=done, total=total, note=one_line(note))
+            self.describe(text)
+        else:
+            self.describe(f"{text} · {note}" if note else text)
 
     def line(self, text: str, *, warning: bool = False) -> None:
         """Prints a line above the bar; warnings are shown even if quiet."""
@@ -265,11 +272,19 @@ class Progress:
 
 def new_bars(console: Console, text: str) -> Bars:
     """Makes a progress bar of rich with one task."""
-    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, ProgressColumn, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars
+    from rich.text import Text
 
     description, note = (TextColumn(f"{{task.{name}}}", markup=False) for name in ("description", "fields[note]"))
-    columns = (description, BarColumn(), note, TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+
+    class TimeLeft(TimeRemainingColumn):
+        """The time that is left, if the total is known."""
+
+        def render(self, task: Task) -> Text:
+            return Text("") if task.total is None else super().render(task) + Text(" left")
+
+    columns: tuple[ProgressColumn, ...] = (description, BarColumn(), note, TimeElapsedColumn(), TimeLeft())
     bars = Bars(*columns, console=console, transient=True)
     bars.add_task(text, total=None, note="")
     return bars

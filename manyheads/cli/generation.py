@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,7 +28,10 @@ TopP = Annotated[float | None, typer.Option(metavar="P", help="Sample from the m
 RepetitionPenalty = Annotated[
     float | None, typer.Option(metavar="THETA", help="Above 1, makes tokens of the text so far less probable.")
 ]
-Stop = Annotated[list[str] | None, typer.Option(metavar="TEXT", help="End at this text; may be repeated.")]
+Stop = Annotated[
+    list[str] | None,
+    typer.Option(metavar="TEXT", help=r"End at this text; may be repeated. \n is a line break, \t a tab."),
+]
 OtherSettings = Annotated[
     list[str] | None,
     typer.Option(
@@ -37,7 +41,7 @@ OtherSettings = Annotated[
         help="Any other setting of 'manyheads show decoding' and 'manyheads show filter', such as min_p=0.1.",
     ),
 ]
-Seed = Annotated[int, typer.Option(parser=integer, metavar="N", help="Random seed for sampling.")]
+Seed = Annotated[int | None, typer.Option(parser=integer, metavar="N", help="Random seed for sampling [default: 0].")]
 System = Annotated[
     str | None, typer.Option("--system", metavar="TEXT", help="The system prompt, which says how to answer.")
 ]
@@ -64,6 +68,8 @@ def settings_of(options: Mapping[str, Any]) -> dict[str, Any]:
     from manyheads.spec import override
 
     settings = {name: options[name] for name in NAMES if options.get(name) not in (None, ())}
+    if "stop" in settings:
+        settings["stop"] = [unescape(text) for text in settings["stop"]]
     if "json_schema" in settings:
         settings["json_schema"] = read_schema(settings["json_schema"])
     if (decoding := options.get("decoding")) is not None and not decoding.strip():
@@ -72,6 +78,11 @@ def settings_of(options: Mapping[str, Any]) -> dict[str, Any]:
     settings |= override({}, [*other, *(options.get("other_settings") or ())])
     generation_config(**settings)
     return settings
+
+
+def unescape(text: str) -> str:
+    """The text with its line breaks, tabs and backslashes, which a shell passes as two characters each."""
+    return re.sub(r"\\([nt\\])", lambda found: {"n": "\n", "t": "\t"}.get(found[1], "\\"), text)
 
 
 def read_schema(value: str) -> str:

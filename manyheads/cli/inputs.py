@@ -73,6 +73,7 @@ def open_texts(text: str | None, file: Path | None, *, whole: bool, encoding_err
     if text is None and file is None and sys.stdin.isatty():
         raise UsageError("there is no input", hint="give a TEXT, --file FILE, or one text per line on standard input")
     check_exists(file)
+    check_no_table(file)
     lines = open_lines(file, encoding_errors)
     return read_whole(lines) if whole else lines
 
@@ -93,6 +94,16 @@ def open_lines(
         encoding_hint=encoding_hint,
         errors={},
     )
+
+
+def check_no_table(file: Path | None) -> None:
+    """Raises for a table, whose header and other columns would be read as texts."""
+    from manyheads.data.records import JSONL, TABLES, has_suffix
+
+    if file is not None and has_suffix(file, *TABLES) and not has_suffix(file, *JSONL):
+        raise UsageError(
+            f"{file} is a table", hint="give a .txt with one text per line, or a .jsonl with text or prompt"
+        )
 
 
 def read_whole(lines: LineReader) -> str:

@@ -62,9 +62,9 @@ def new(
     from manyheads.training.suggest import suggest
 
     doing = f"reading {file or task} and timing this machine"
-    with Progress(doing) as progress:
+    with Progress(doing, first_line=0) as progress:
         if not as_json:
-            progress.announce(doing)
+            progress.describe(doing)
         text, reasons = suggest(
             task,
             file,

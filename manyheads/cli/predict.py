@@ -58,14 +58,16 @@ def predict(
         str | None, typer.Option(metavar="REGEX", help="Generate a text that this regular expression matches.")
     ] = None,
     stop: generation.Stop = None,
-    n: Annotated[int, typer.Option("-n", parser=integer, metavar="N", help="Sequences per text.")] = 1,
+    n: Annotated[
+        int | None, typer.Option("-n", parser=integer, metavar="N", help="Sequences per text [default: 1].")
+    ] = None,
     logprobs: Annotated[
         int | None,
         typer.Option(parser=integer, metavar="N", help="With --json, log p of each token and of the N most probable."),
     ] = None,
     other_settings: generation.OtherSettings = None,
     decoding: generation.Decoding = None,
-    seed: generation.Seed = 0,
+    seed: generation.Seed = None,
     encoding_errors: EncodingErrors = "strict",
     stream: Annotated[
         bool | None,
@@ -118,7 +120,7 @@ def predict(
         return Predictor.of(checkpoint, options, truncate=truncate)
 
     if isinstance(inputs, str):
-        is_plain = not (as_json or loops or "logprobs" in settings or settings["n"] != 1)
+        is_plain = not (as_json or loops or "logprobs" in settings or settings.get("n", 1) != 1)
         may_stream = stream or (stream is None and is_plain and sys.stdout.isatty())
         predict_text(inputs, path, load, as_json=as_json, stream=stream if may_stream else False)
         return
@@ -134,11 +136,12 @@ def predict_text(text: str, path: str, load: Callable[[], Predictor], *, as_json
         can_stream = predictor.task.streams and predictor.checkpoint.tokenizer is not None
         if stream and not can_stream:
             raise UsageError("--stream is for generated texts, and this checkpoint generates none")
+        progress.describe("predicting")
         if stream is not False and can_stream:
-            with progress.paused():
-                ((ids, truncation),) = predictor.task.encode_checked(predictor.checkpoint, predictor.options, [text])
-                note = print_pieces(predictor.checkpoint.generator.stream(ids, predictor.options.generation)).note
-                print_notes(truncation | ({} if note is None else {"note": note}))
+            ((ids, truncation),) = predictor.task.encode_checked(predictor.checkpoint, predictor.options, [text])
+            pieces = predictor.checkpoint.generator.stream(ids, predictor.options.generation)
+            note = print_pieces(pieces, progress).note
+            print_notes(truncation | ({} if note is None else {"note": note}))
             return
         ((_, result),) = predictor.task.predict(predictor.checkpoint, [text], predictor.options)
     print_notes(result)
@@ -149,14 +152,20 @@ def predict_text(text: str, path: str, load: Callable[[], Predictor], *, as_json
         typer.echo("\n".join(predictor.task.format_result(result)))
 
 
-def print_pieces(pieces: Generator[str, None, GeneratedText]) -> GeneratedText:
-    """Prints a text as it grows; returns the whole."""
-    while True:
-        try:
-            typer.echo(next(pieces), nl=False)
-        except StopIteration as end:
-            typer.echo()
-            return end.value
+def print_pieces(pieces: Generator[str, None, GeneratedText], progress: Progress | None = None) -> GeneratedText:
+    """Prints a text as it grows; returns the whole. The progress of reading the prompt ends with the first piece."""
+    try:
+        while True:
+            piece = next(pieces)
+            if progress is not None:
+                progress.stop()
+            typer.echo(piece, nl=False)
+    except StopIteration as end:
+        return end.value
+    finally:
+        if progress is not None:
+            progress.stop()
+        typer.echo()
 
 
 def print_notes(result: Tree) -> None:

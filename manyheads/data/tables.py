@@ -70,7 +70,7 @@ class TableSpec(FileSpec):
         yield from table.notes()
         names = [table.names[column] if isinstance(column, int) else column for column in columns]
         if names != [*(self.corpus_fields() if table.has_names else map(str, range(len(names))))]:
-            yield f"columns {', '.join(names)}"
+            yield f"columns {', '.join(map(quoted, names))}"
 
     def fits(self, path: str) -> bool:
         """Whether a file can be read with these settings: it has the names in `fields`, and as many columns."""

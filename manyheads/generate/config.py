@@ -85,7 +85,7 @@ def stop_strings(name: str, value: Any, error_type: type[ManyheadsError] = Gener
     texts = [value] if isinstance(value, str) else value
     valid = isinstance(texts, list | tuple) and len(texts) <= MAX_STOP_STRINGS
     if not valid or not all(isinstance(one, str) and 0 < len(one) <= MAX_STOP_LENGTH for one in texts):
-        expected = f"expected up to {MAX_STOP_STRINGS} texts of up to {MAX_STOP_LENGTH} characters"
+        expected = f"expected up to {MAX_STOP_STRINGS} texts of 1 to {MAX_STOP_LENGTH} characters"
         raise error_type(f"{name} is {quoted(value)}, {expected}")
     return tuple(texts)
 
@@ -326,7 +326,7 @@ def choose_decoding(decoding: str | Tree | DecodingSpec) -> DecodingSpec:
     try:
         return DecodingSpec.choose(decoding)
     except ConfigError as error:
-        raise GenerationConfigError(error.message) from None
+        raise GenerationConfigError(error.message, hint=error.hint) from None
 
 
 def choose_filter(tree: Tree) -> FilterSpec:

@@ -153,6 +153,6 @@ def describe_classes(confusion_CC: NDArray[np.int64], names: Sequence[str]) -> l
 def class_indices(rows: Sequence[Row], names: Sequence[str]) -> list[int]:
     index = {name: i for i, name in enumerate(names)}
     if unknown := [label for _, label in rows if label not in index]:
-        known = quoted(", ".join(names))
+        known = ", ".join(map(quoted, names[:20])) + (", …" if len(names) > 20 else "")
         raise LabelError(f"the label {quoted(unknown[0])} is not one of the model's {len(names)} classes: {known}")
     return [index[label] for _, label in rows]

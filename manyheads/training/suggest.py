@@ -214,7 +214,8 @@ def reasons(draft: Draft, epoch: EpochEstimate, speed: SpeedEstimate, *, seconds
         if architecture == task.architectures[0]
         else f", as given; usual is {task.architectures[0]}"
     )
-    cores = f"{os.cpu_count()} cores, {torch.get_num_threads()} threads" if device.type == "cpu" else str(device)
+    threads = torch.get_num_threads()
+    cores = f"{os.cpu_count()} cores, {threads} thread{'s' * (threads > 1)}" if device.type == "cpu" else str(device)
     machine = f"{cores}, {format_bytes(free)} of memory free" if (free := memory_free(device)) else cores
     seconds = format_seconds(run_seconds(run, speed))
     time = f"about {seconds} here ({machine}; a step took {1000 * speed.step:,.0f} ms)"

@@ -524,3 +524,20 @@ def test_a_command_that_does_not_end_is_reported():
 def test_a_line_that_never_ends_is_refused(tmp_path):
     folder = folder_of("gpt2", tmp_path / "gpt2")
     assert error_of("predict", folder, "--file", "/dev/zero", check=3)["code"] == "data.too-large"
+
+
+def test_a_stop_string_may_be_a_line_break_as_a_shell_passes_it(tmp_path):
+    folder = folder_of("gpt2", tmp_path / "gpt2", eos_token_id=9, bos_token_id=None)
+    stops = ["--stop", r"\n", "--stop", r"a\\nb\t"]
+    settings = run_json("predict", folder, "word1", *stops, "--max-new-tokens", 1)["settings"]
+    assert settings["stop"] == {"value": ["\n", "a\\nb\t"], "from": "caller"}
+    assert settings["max_new_tokens"] == {"value": 1, "from": "caller"}
+    assert (settings["seed"], settings["n"]) == ({"value": 0, "from": "default"}, {"value": 1, "from": "default"})
+
+
+@pytest.mark.parametrize("command", ["predict", "score"])
+def test_a_table_is_not_read_as_lines_of_text(command, tmp_path):
+    folder = folder_of("gpt2", tmp_path / "gpt2", eos_token_id=9, bos_token_id=None)
+    for name in ("a.csv", "a.tsv", "a.csv.gz", "a.parquet"):
+        (tmp_path / name).write_text("text,label\nword1,a\n")
+        assert error_of(command, folder, "--file", tmp_path / name, check=2)["code"] == "usage.argument"
