@@ -55,9 +55,9 @@ def check_messages(messages: Any) -> list[Message]:
 
 def chat_config(checkpoint: Checkpoint, **settings: Any) -> GenerationConfig:
     """As `generation_config`, with longer answers than the default for texts."""
-    if checkpoint.generation_settings.max_new_tokens is None:
-        settings["default_max_new_tokens"] = MAX_ANSWER_TOKENS
-    return generation_config(checkpoint.generation_settings, **settings)
+    base = checkpoint.generation_settings
+    default = MAX_ANSWER_TOKENS if base.max_new_tokens is None else None
+    return generation_config(base, default, **settings)
 
 
 # ------------------------------------------------------------------------------------------------------------ templates

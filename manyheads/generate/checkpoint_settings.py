@@ -10,6 +10,7 @@ from manyheads.errors import CheckpointConfigError, GenerationConfigError
 from manyheads.files.read import parse_json
 from manyheads.generate.config import (
     MAX_TOKEN_IDS,
+    TRANSFORMERS_TOP_K,
     CheckpointSettings,
     choose_method,
     fields_of,
@@ -18,7 +19,7 @@ from manyheads.generate.config import (
     method_kinds,
     stop_strings,
 )
-from manyheads.spec import quoted
+from manyheads.spec import MAX_COUNT, quoted
 
 FILE = "generation_config.json"
 MAX_BAD_IDS = 1 << 14  # in all bad words
@@ -53,7 +54,6 @@ NO_EFFECT = frozenset((
     "remove_invalid_values",  # logits that are NaN or infinite are an error here
     "return_dict_in_generate", "speculation_type", "target_lookbehind", "transformers_version", "use_cache", "use_mtp",
 ))  # fmt: skip
-TRANSFORMERS_TOP_K = 50  # transformers samples with it unless told otherwise
 
 
 def read_checkpoint_settings(config: Mapping[str, Any], extra_files: Mapping[str, bytes]) -> CheckpointSettings:
@@ -80,7 +80,9 @@ def read_checkpoint_settings(config: Mapping[str, Any], extra_files: Mapping[str
     if words := settings.pop("bad_words_ids", None):
         check_bad_words(words)
         settings["bad_words_ids"] = [word for word in words if word not in [[end] for end in eos]]
-    do_sample = values.get("do_sample") is True
+    do_sample = values.get("do_sample", False)
+    if type(do_sample) is not bool:
+        raise CheckpointConfigError(f"do_sample is {quoted(do_sample)}, expected true or false")
     if do_sample:
         settings = {"temperature": 1.0, "top_k": TRANSFORMERS_TOP_K} | settings
     starts = (values.get(key) for key in ("decoder_start_token_id", "bos_token_id", "pad_token_id"))
@@ -116,8 +118,8 @@ def check_bad_words(words: Any) -> None:
 
 def count_of(values: Mapping[str, Any], name: str) -> int | None:
     value = values.get(name)
-    if value is not None and (type(value) is not int or value < 1):
-        raise CheckpointConfigError(f"{name} is {quoted(value)}, expected a positive integer")
+    if value is not None and (type(value) is not int or not 1 <= value <= MAX_COUNT):
+        raise CheckpointConfigError(f"{name} is {quoted(value)}, expected an integer from 1 to {MAX_COUNT:,}")
     return value
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from manyheads.errors import ConfigError, GenerationConfigError, ManyheadsError
@@ -15,6 +15,7 @@ from manyheads.spec import MAX_COUNT, Part, Tree, did_you_mean, quoted, to_tree
 DEFAULT_MAX_NEW_TOKENS = 64
 MAX_SEQUENCES, MAX_LOGPROBS, MAX_STOP_STRINGS, MAX_STOP_LENGTH = 256, 100, 16, 1000
 MAX_TOKEN_IDS = 1 << 10  # in one setting
+TRANSFORMERS_TOP_K = 50  # transformers samples with it unless told otherwise
 COMMON = ("max_new_tokens", "max_length", "n", "seed", "stop", "logprobs", "eos_token_id", "decoder_start_token_id")
 SAME = {  # names of other libraries
     "num_return_sequences": "n", "stop_strings": "stop", "max_length": "max_new_tokens", "max_tokens": "max_new_tokens",
@@ -84,7 +85,8 @@ def stop_strings(name: str, value: Any, error_type: type[ManyheadsError] = Gener
     """One text, or a list of texts, as a tuple."""
     texts = [value] if isinstance(value, str) else value
     valid = isinstance(texts, list | tuple) and len(texts) <= MAX_STOP_STRINGS
-    if not valid or not all(isinstance(one, str) and 0 < len(one) <= MAX_STOP_LENGTH for one in texts):
+    valid = valid and all(isinstance(one, str) and 0 < len(one) <= MAX_STOP_LENGTH for one in texts)
+    if not valid or "".join(texts).encode(errors="ignore").decode() != "".join(texts):  # half a character
         expected = f"expected up to {MAX_STOP_STRINGS} texts of 1 to {MAX_STOP_LENGTH} characters"
         raise error_type(f"{name} is {quoted(value)}, {expected}")
     return tuple(texts)
@@ -125,9 +127,10 @@ class CheckpointSettings:
 
 def generation_config(
     base: CheckpointSettings | None = None,
+    default_max_new_tokens: int | None = None,
+    /,
     *,
     max_new_tokens: int | None = None,
-    default_max_new_tokens: int | None = None,
     seed: int | None = None,
     n: int | None = None,
     stop: str | Iterable[str] | None = None,
@@ -145,7 +148,7 @@ def generation_config(
     """
     base = base or CheckpointSettings()
     base.check()
-    settings = with_do_sample(settings)
+    base, settings = with_do_sample(base, settings)
     check_known(settings)
     method, merged_settings = choose_method(base, settings, decoding)
     limits = (max_new_tokens, default_max_new_tokens, base.max_new_tokens)
@@ -210,16 +213,19 @@ def check_known(settings: Mapping[str, Any]) -> None:
             raise GenerationConfigError(f"unknown setting {quoted(name)}{meant}")
 
 
-def with_do_sample(settings: Tree) -> Tree:
-    """Replaces do_sample of transformers: false is temperature 0, true is temperature 1 unless it is given."""
+def with_do_sample(base: CheckpointSettings, settings: Tree) -> tuple[CheckpointSettings, Tree]:
+    """Replaces do_sample of transformers: false is temperature 0, true the checkpoint's sampling, or temperature 1."""
     settings = dict(settings)
     match settings.pop("do_sample", None):
         case None:
-            return settings
+            return base, settings
+        case True if base.settings:
+            sampling = {"temperature": 1.0, "top_k": TRANSFORMERS_TOP_K} | base.settings
+            return replace(base, do_sample=True, settings=sampling), settings
         case True:
-            return {"temperature": 1.0} | settings
+            return base, {"temperature": 1.0} | settings
         case False:
-            return settings | {"temperature": 0}
+            return base, settings | {"temperature": 0}
         case other:
             raise GenerationConfigError(f"do_sample is {quoted(other)}, expected true or false")
 

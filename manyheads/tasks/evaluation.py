@@ -66,8 +66,7 @@ class EvalOptions:
         selecting = {*selectors(), "decoding", "do_sample", *sampling_settings()}.difference(of_gnmt)
         is_other = "num_beams" in base.settings or not selecting.isdisjoint(self.settings)
         settings: Tree = ({} if is_other else {"decoding": "gnmt-beam"}) | self.settings
-        limits: Tree = {"max_new_tokens": self.max_new_tokens, "default_max_new_tokens": default_max_new_tokens}
-        return generation_config(base, **limits, **settings)
+        return generation_config(base, default_max_new_tokens, max_new_tokens=self.max_new_tokens, **settings)
 
 
 @dataclass(frozen=True)

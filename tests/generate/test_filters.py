@@ -163,6 +163,7 @@ ORDER = {
         {"min_p": 0.3},
         {"typical_p": 0.6},
         {"temperature": 2.0, "top_k": 4, "top_p": 0.8},
+        {"temperature": 1.0, "top_k": 3, "typical_p": 0.5},
         {"temperature": 1.0, "repetition_penalty": 1.8},
         {"temperature": 1.0, "logit_bias": {1: 1.0}},
     ],

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -171,7 +174,32 @@ def test_the_distribution_that_is_sampled_is_that_of_transformers(settings, tmp_
     assert own.decoding.kind == "sample"
 
 
-@pytest.mark.parametrize("stop", [3, {"a": 1}, [3], b"x"])
+@pytest.mark.parametrize("stop", [3, {"a": 1}, [3], b"x", "", "a\ud800"])
 def test_a_wrong_stop_string_has_a_code(stop):
     with raises("generate.config", "stop"):
         generation_config(stop=stop)
+
+
+def test_do_sample_is_the_sampling_of_the_checkpoint():
+    for own in ({"do_sample": True}, {}):
+        base = settings_of({"temperature": 0.6, "top_p": 0.9} | own)
+        filters = {one.kind: one for one in generation_config(base, do_sample=True).filters}
+        assert (filters["temperature"].temperature, filters["top-k"].top_k, filters["top-p"].top_p) == (0.6, 50, 0.9)
+    assert [one.kind for one in generation_config(do_sample=True).filters] == ["temperature"]
+    assert generation_config(base, do_sample=True, temperature=0.3).filters[0].temperature == 0.3
+
+
+@pytest.mark.parametrize("name", ["base", "default_max_new_tokens"])
+def test_an_argument_that_is_no_setting_is_unknown(name):
+    with raises("generate.config", name):
+        generation_config(**{name: 3})
+
+
+def test_filters_are_documented_in_the_order_in_which_they_are_applied():
+    page = (Path(__file__).parents[2] / "docs" / "generating.md").read_text()
+    rows = re.findall(r"^\| (`.+?) \|", page.split("## Filters")[1].split("\n## ")[0], re.M)
+    groups = [re.findall(r"`(\w+)`", row) for row in rows]
+    orders = {kind.selector()[0]: kind.order for kind in filter_kinds().values()}
+    assert sorted(name for group in groups for name in group) == sorted(orders)
+    for before, after in pairwise(groups):
+        assert max(orders[name] for name in before) <= min(orders[name] for name in after)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import manyheads
 from manyheads import Checkpoint
+from manyheads.generate.config import CheckpointSettings
 from manyheads.generate.text import Detokenizer, TextStream, find_stop
 from manyheads.spec import to_tree
 
@@ -100,6 +103,11 @@ def checkpoint():
     return Checkpoint(random_model(spec), tokenizer)
 
 
+def test_of_stop_strings_that_begin_together_the_longest_is_reported():
+    assert find_stop("one two", ["tw", "two", "t"]) == (4, "two")
+    assert find_stop("one two", ["two", "ne"]) == (1, "ne")
+
+
 def test_a_text_ends_before_its_stop_string_in_every_method():
     model = checkpoint()
     whole = model.generate("Once upon", max_new_tokens=30)
@@ -148,6 +156,10 @@ def test_a_text_ends_before_the_stop_tokens_of_the_caller():
     for eos_token_id in (tokens[3], [tokens[3]], (VOCAB + 5, tokens[3])):
         result = checkpoint.generate([3, 4], max_new_tokens=6, eos_token_id=eos_token_id, details=True)
         assert (result.tokens, result.finish_reason) == (tokens[: tokens.index(tokens[3])], "stop")
+    ending = replace(checkpoint, metadata=None)
+    ending.__dict__["generation_settings"] = CheckpointSettings(eos_token_id=(tokens[1],))
+    assert ending.generate([3, 4], max_new_tokens=6) == tokens[: tokens.index(tokens[1])]
+    assert ending.generate([3, 4], max_new_tokens=6, eos_token_id=VOCAB + 5) == tokens
     for wrong in (-1, "2", [1.0], [[1]], True, b"ab"):
         with raises("generate.config"):
             checkpoint.generate([3, 4], eos_token_id=wrong)

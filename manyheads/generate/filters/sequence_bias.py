@@ -18,6 +18,7 @@ Lists = Field(strict=False)  # TOML and JSON have lists, not tuples
 Ids = Annotated[tuple[int, ...], Lists]
 BiasedIds = Annotated[tuple[Ids, float], Lists]
 MAX_SEQUENCES, MAX_TOKENS = 100_000, 1_000_000  # tokens of all sequences together
+MAX_BIAS = 1e30  # which float32 has room for
 
 
 class SequencesFilter(FilterSpec):
@@ -38,8 +39,9 @@ class SequencesFilter(FilterSpec):
                 (self.name,),
             )
         for ids, bias in self.sequences:
-            if not ids or min(ids) < 0 or math.isnan(bias):
-                raise WrongTypeError(f"given {quoted(ids)} with {bias}, expected token ids and a number", (self.name,))
+            if not ids or min(ids) < 0 or not (bias == -math.inf or abs(bias) <= MAX_BIAS):
+                expected = f"expected token ids and a number up to {MAX_BIAS:g}"
+                raise WrongTypeError(f"given {quoted(ids)} with {bias}, {expected}", (self.name,))
         return self
 
     @cached_property
