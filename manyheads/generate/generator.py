@@ -97,9 +97,10 @@ class TextGenerator:
         """As `run`, for the rows of one batch, each with this many samples."""
         index = [i for i in batch for _ in range(num_samples)]
         request = self.request([rows[i] for i in index], config, num_samples, cache)
-        steps, hypotheses = config.decoding.generate(request), None
+        steps, hypotheses = None, None
         while hypotheses is None:
             try:
+                steps = steps or config.decoding.generate(request)
                 tokens = next(steps)
             except StopIteration as end:
                 hypotheses = end.value
