@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -17,10 +17,10 @@ from manyheads.errors import (
     NonFiniteOutputError,
     UnsupportedError,
 )
-from manyheads.files.tokenizer import decode_ids
+from manyheads.files.tokenizer import decode_ids, explain_tokenizer_errors
 from manyheads.generate.config import GenerationConfig
 from manyheads.generate.decoding import Hypothesis, PrefixCache, Request, exhaust
-from manyheads.generate.text import Detokenizer, GeneratedText, TextStream, find_stop
+from manyheads.generate.text import GeneratedText, GrowingText, StopStrings, TextStream, find_stop
 from manyheads.generate.vocabulary import Vocabulary
 from manyheads.model.build import Model
 from manyheads.model.finite import raise_nonfinite
@@ -52,7 +52,7 @@ class TextGenerator:
             raise GenerationConfigError("a stream is the text of one sequence; n and logprobs are for generate")
         if self.tokenizer is None:
             raise CheckpointTokenizerError("a stream is text, and this checkpoint has no tokenizer")
-        texts = TextStream(Detokenizer.of(self.tokenizer, self.decode), config.stop)
+        texts = TextStream(self.empty_text, config.stop)
         limit = self.limit(len(ids), config)
         for _, item in self.run([ids], config, [limit], cache):
             if not isinstance(item, int):
@@ -125,7 +125,9 @@ class TextGenerator:
         rng = [rng_for(config.seed, row, device, k % num_samples) for k, row in enumerate(rows)]
         filters = [one.prepare(self.vocabulary) for one in config.filters]
         endings = [one.is_complete for one in filters if one.is_complete is not None]
-        is_stopped = partial(self.is_stopped, config.stop, endings) if config.stop or endings else None
+        if config.stop:
+            endings.append(StopStrings(self.empty_text, config.stop).is_complete)
+        is_stopped = (lambda ids: any(is_complete(ids) for is_complete in endings)) if endings else None
         usable = cache if source is None and len(rows) == 1 and config.decoding.resumes else None
         return Request(self.model, prompt, source, config, filters, rng, is_stopped, usable)
 
@@ -188,9 +190,16 @@ class TextGenerator:
     def vocabulary(self) -> Vocabulary:
         return Vocabulary(self.tokenizer)
 
-    def is_stopped(self, stop: Sequence[str], endings: Sequence[Callable[[list[int]], bool]], ids: list[int]) -> bool:
-        """Whether generated ids have a stop string, or are all that a filter allows."""
-        return bool(stop and find_stop(self.decode(ids), stop)) or any(is_complete(ids) for is_complete in endings)
+    @property
+    def empty_text(self) -> GrowingText:
+        """The text to which tokens are added."""
+        decoder = self.vocabulary.decoder
+        return GrowingText(self.decode_at_once if decoder.is_local else self.decode, decoder)
+
+    def decode_at_once(self, ids: Sequence[int]) -> str:
+        """As `decode`, without a limit of time, which a local decoder does not need: it has no regular expression."""
+        with explain_tokenizer_errors("the tokenizer failed", CheckpointTokenizerError):
+            return str(self.tokenizer.decode(list(ids)))
 
     def decode(self, ids: Sequence[int]) -> Any:
         """The text of ids; without a tokenizer, the ids."""
