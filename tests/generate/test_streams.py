@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 import manyheads
 from manyheads import Checkpoint
 from manyheads.convert.fairseq.model import FairseqTokenizer
+from manyheads.generate.generator import TextGenerator
 from manyheads.generate.text import GrowingText, StopStrings, TextStream, find_stop
 from manyheads.generate.vocabulary import TokenDecoder
 from manyheads.spec import to_tree
@@ -104,7 +105,11 @@ for one in TOKENIZERS.values():
 @given(data=st.data())
 def test_the_pieces_of_a_stream_are_the_text_up_to_the_first_stop_string(name, data):
     tokenizer = TOKENIZERS[name]
-    ids = data.draw(st.lists(st.integers(0, tokenizer.get_vocab_size() - 1), max_size=24))
+    some = st.lists(st.integers(0, tokenizer.get_vocab_size() - 1), max_size=24)
+    if name in ("byte-level", "fallback"):  # characters of several tokens, whole and not
+        characters = st.text(alphabet="aé€😀", max_size=12).map(lambda text: tokenizer.encode(text).ids)
+        some = st.lists(st.one_of(some, characters), max_size=3).map(lambda parts: [i for part in parts for i in part])
+    ids = data.draw(some)
     whole = tokenizer.decode(ids)
     inside = st.builds(lambda i, n: whole[i : i + n], st.integers(0, max(0, len(whole) - 1)), st.integers(1, 4))
     stops = data.draw(st.lists(st.one_of(inside.filter(bool), st.text(min_size=1, max_size=3)), max_size=2))
@@ -152,6 +157,14 @@ def test_a_piece_is_never_half_a_character(text):
     stream = TextStream(GrowingText(tokenizer.decode, TokenDecoder(tokenizer)))
     for token in tokenizer.encode(text).ids:
         assert "\ufffd" not in stream.push(token) or "\ufffd" in text
+
+
+def test_a_tokenizer_that_fails_for_one_token_is_an_error_of_the_checkpoint():
+    """Its library panics if both ends of a token are the character to strip."""
+    generator = TextGenerator(None, word_level(decoders.Strip("a", 1, 1)))
+    assert generator.token_name(2) == "▁"
+    with raises("checkpoint.tokenizer"):
+        generator.token_name(1)
 
 
 def checkpoint():
