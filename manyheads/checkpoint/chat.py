@@ -6,7 +6,8 @@ import math
 import re
 import warnings
 from bisect import bisect_left
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
 from threading import Lock
@@ -16,12 +17,13 @@ from manyheads.errors import (
     ChatTemplateError,
     CheckpointTokenizerError,
     GenerationConfigError,
+    InputError,
     InputLengthError,
     UnsupportedError,
     UsageError,
 )
 from manyheads.files.chat_template import Message, render_template
-from manyheads.files.tokenizer import encode_texts
+from manyheads.files.tokenizer import encode_texts, is_unicode_text
 from manyheads.generate.config import GenerationConfig, generation_config
 from manyheads.generate.decoding import PrefixCache
 from manyheads.generate.text import GeneratedText
@@ -45,19 +47,24 @@ def check_messages(messages: Any) -> list[Message]:
             raise UsageError(f"message {i} is {quoted(message)}, expected a table with role and content")
         if message["role"] not in ROLES:
             raise UsageError(f"message {i} has the role {quoted(message['role'])}, expected {', '.join(ROLES)}")
-        content = message["content"]
-        if not isinstance(content, str) or any("\ud800" <= c <= "\udfff" for c in content):
+        if not is_unicode_text(content := message["content"]):
             raise UsageError(f"message {i} has the content {quoted(content)}, expected a text of Unicode characters")
     if (role := messages[-1]["role"]) != "user":
         raise UsageError(f"the last message has the role {role}, expected a message of the user to answer")
     return list(messages)
 
 
+def with_system(system: str | None, messages: Sequence[Message]) -> list[Message]:
+    """The system prompt, if there is one, and then the messages."""
+    return [*([] if system is None else [{"role": "system", "content": system}]), *messages]
+
+
 def chat_config(checkpoint: Checkpoint, **settings: Any) -> GenerationConfig:
-    """As `generation_config`, with longer answers than the default for texts."""
+    """As `generation_config`, with longer answers than the default for texts, which end where the context ends."""
     base = checkpoint.generation_settings
-    default = MAX_ANSWER_TOKENS if base.max_new_tokens is None else None
-    return generation_config(base, default, **settings)
+    config = generation_config(base, MAX_ANSWER_TOKENS if base.max_new_tokens is None else None, **settings)
+    is_bounded = config.max_new_tokens_given or checkpoint.has_source or checkpoint.max_target_positions is not None
+    return config if is_bounded else replace(config, max_length=checkpoint.context_length)
 
 
 # ------------------------------------------------------------------------------------------------------------ templates
@@ -99,6 +106,9 @@ def prompt_ids(checkpoint: Checkpoint, conversations: Sequence[Sequence[Message]
     added: dict[int, Any] = getattr(checkpoint.tokenizer, "get_added_tokens_decoder", dict)()
     special = {i for i, token in added.items() if token.special}
     contents = list(dict.fromkeys(message["content"] for messages in conversations for message in messages))
+    for index, messages in enumerate(conversations):
+        if any(mark in message["content"] for message in messages for mark in (OPEN, CLOSE)):
+            raise InputError("a message has U+FDD0 or U+FDD1, which Unicode reserves and no text has", index)
     spans = {
         content: [span for i, span in zip(one.ids, one.offsets, strict=True) if i in special]
         for content, one in zip(contents, encode(recognising, contents), strict=True)
@@ -141,10 +151,7 @@ class Conversation:
 
     def __init__(self, checkpoint: Checkpoint, *, system: str | None = None, **settings: Any) -> None:
         require_chat_template(checkpoint)  # raises if it cannot chat
-        self.checkpoint, config = checkpoint, chat_config(checkpoint, **settings)
-        # by default, an answer ends where the context ends
-        is_bounded = config.max_new_tokens_given or checkpoint.has_source or checkpoint.generator.positions is not None
-        self.config = config if is_bounded else replace(config, max_length=checkpoint.context_length)
+        self.checkpoint, self.config = checkpoint, chat_config(checkpoint, **settings)
         self.system, self.messages = system, list[Message]()
         self.answer: GeneratedText | None = None  # the last one; None if it was stopped
         self.num_dropped = 0  # how many of the first messages were not read in the last turn
@@ -161,50 +168,53 @@ class Conversation:
 
         A message that raises, or is stopped before there is any answer, is not part of the conversation.
         """
-        if not self.lock.acquire(blocking=False):
-            self.check_idle()
-        self.messages.append({"role": "user", "content": text})
-        self.answer, pieces, is_answered = None, list[str](), False
-        try:
-            steps = self.checkpoint.generator.stream(self.encode(), self.config, self.cache)
-            while self.answer is None:
-                try:
-                    pieces.append(next(steps))
-                    yield pieces[-1]
-                except StopIteration as end:
-                    self.answer = end.value
-            is_answered = True
-        except (GeneratorExit, KeyboardInterrupt):
-            is_answered = bool(pieces)
-            raise
-        finally:
-            if is_answered:
-                self.messages.append({"role": "assistant", "content": "".join(pieces)})
-            else:
-                self.messages.pop()
-            self.lock.release()
+        with self.idle():
+            self.messages.append({"role": "user", "content": text})
+            self.answer, pieces, is_answered = None, list[str](), False
+            try:
+                steps = self.checkpoint.generator.stream(self.encode(), self.config, self.cache)
+                while self.answer is None:
+                    try:
+                        pieces.append(next(steps))
+                        yield pieces[-1]
+                    except StopIteration as end:
+                        self.answer = end.value
+                is_answered = True
+            except (GeneratorExit, KeyboardInterrupt):
+                is_answered = bool(pieces)
+                raise
+            finally:
+                if is_answered:
+                    self.messages.append({"role": "assistant", "content": "".join(pieces)})
+                else:
+                    self.messages.pop()
 
     def undo(self) -> bool:
         """Removes the last message of the user and what follows it; returns whether there was one."""
-        self.check_idle()
-        starts = self.turn_starts()
-        del self.messages[starts[-1] if starts else 0 :]
-        return bool(starts)
+        with self.idle():
+            starts = self.turn_starts()
+            del self.messages[starts[-1] if starts else 0 :]
+            return bool(starts)
 
     def reset(self) -> None:
         """Removes all messages; the system prompt stays."""
-        self.check_idle()
-        self.messages.clear()
-        self.num_dropped = 0
-
-    def check_idle(self) -> None:
-        if self.lock.locked():
-            raise UsageError("an answer is still being generated; read it to its end, or close it")
+        with self.idle():
+            self.messages.clear()
+            self.num_dropped = 0
 
     def messages_from(self, start: int = 0) -> list[Message]:
         """The system prompt, if there is one, and the messages from `start` on."""
-        system: list[Message] = [] if self.system is None else [{"role": "system", "content": self.system}]
-        return system + self.messages[start:]
+        return with_system(self.system, self.messages[start:])
+
+    @contextmanager
+    def idle(self) -> Iterator[None]:
+        """Keeps other threads from changing the conversation; raises if it is being changed."""
+        if not self.lock.acquire(blocking=False):
+            raise UsageError("an answer is still being generated; read it to its end, or close it")
+        try:
+            yield
+        finally:
+            self.lock.release()
 
     def turn_starts(self) -> list[int]:
         return [i for i, message in enumerate(self.messages) if message["role"] == "user"]

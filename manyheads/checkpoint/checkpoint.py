@@ -25,7 +25,7 @@ from manyheads.errors import (
     UnsupportedError,
     UsageError,
 )
-from manyheads.files.tokenizer import encode_texts, explain_tokenizer_errors
+from manyheads.files.tokenizer import encode_texts, explain_tokenizer_errors, is_unicode_text
 from manyheads.generate.checkpoint_settings import read_checkpoint_settings
 from manyheads.generate.config import CheckpointSettings, generation_config
 from manyheads.generate.generator import TextGenerator
@@ -96,7 +96,7 @@ class Checkpoint:
     @property
     def max_target_positions(self) -> int | None:
         """The maximum number of decoder tokens; None if there is no limit."""
-        return self.spec.decoder.max_positions if self.spec.decoder else None
+        return self.spec.max_target_positions
 
     @property
     def context_length(self) -> int | None:
@@ -163,7 +163,8 @@ class Checkpoint:
         """
         self.check_reads_text()
         checkpoint = self.with_truncation(self.max_positions) if truncate else self
-        return self.embed_inputs(self.pad(checkpoint.encode_ids([texts] if isinstance(texts, str) else texts)))
+        rows = checkpoint.encode_ids([texts] if isinstance(texts, str) else texts)
+        return self.embed_inputs(self.pad(rows or [[0]]))[: len(rows)]  # no texts have no vectors, of the same size
 
     def embed_inputs(self, inputs: Inputs) -> Tensor:
         architectures = ("encoder", "decoder") if self.pooling else ("encoder",)
@@ -213,6 +214,10 @@ class Checkpoint:
             limit = self.tokenizer.truncation["max_length"]
             warnings.warn(f"{count:,} of {len(texts):,} texts were truncated to {limit:,} tokens", stacklevel=3)
         return [one.ids for one in encodings]
+
+    def rows_of(self, prompts: Sequence[Any]) -> list[list[int]]:
+        """The ids of each text, or rows of ids as they are."""
+        return self.encode_ids(prompts) if all_texts(prompts) else [checked_ids(one) for one in prompts]
 
     def encode_with_special(self, texts: Sequence[str], names: Sequence[str]) -> list[Any]:
         """As `encode`, but these special tokens are recognised in a text, even if the tokenizer reads them as text."""
@@ -298,8 +303,7 @@ class Checkpoint:
         self.check_reads_text()
         is_list = is_batch(prompt)
         prompts: Sequence[Any] = prompt if is_list else [prompt]
-        is_text = all(isinstance(one, str) for one in prompts)
-        rows = self.encode_ids(prompts) if is_text else [checked_ids(one) for one in prompts]
+        is_text, rows = all_texts(prompts), self.rows_of(prompts)
         outputs = dict(self.generator.texts(rows, config))
         results: list[Any] = [outputs[i] for i in range(len(rows))]
         warn_notes(one for texts in results for one in texts)
@@ -374,8 +378,13 @@ class Checkpoint:
 
 
 def is_batch(inputs: Any) -> bool:
-    """Whether these are several texts, or several rows of ids."""
-    return isinstance(inputs, list | tuple) and bool(inputs) and all(isinstance(one, Sequence) for one in inputs)
+    """Whether these are several texts, or several rows of ids; an empty list is none of them."""
+    return isinstance(inputs, list | tuple) and all(isinstance(one, Sequence) for one in inputs)
+
+
+def all_texts(inputs: Sequence[Any]) -> bool:
+    """Whether there are inputs, all of which are texts."""
+    return bool(inputs) and all(isinstance(one, str) for one in inputs)
 
 
 def with_warning(pieces: Generator[str, None, GeneratedText]) -> Iterator[str]:
@@ -400,7 +409,7 @@ def copy_tokenizer(tokenizer: Any, *, encode_special_tokens: bool) -> Any:
 
 def check_texts(texts: Sequence[str]) -> None:
     for index, text in enumerate(texts):
-        if not isinstance(text, str) or any("\ud800" <= c <= "\udfff" for c in text):
+        if not is_unicode_text(text):
             raise InputError(f"given {quoted(text)}, expected a text of Unicode characters", index)
 
 

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from manyheads.checkpoint.checkpoint import check_texts, checked_ids, is_batch
+from manyheads.checkpoint.checkpoint import all_texts, check_texts, checked_ids, is_batch
 from manyheads.errors import CheckpointTokenizerError, UnsupportedError, UsageError
 from manyheads.files.tokenizer import encode_texts
+from manyheads.generate.generator import start_token
 from manyheads.generate.score import TokenRow, check_can_score, score_rows
 
 if TYPE_CHECKING:
@@ -35,14 +36,10 @@ def score(
     rows = rows_after(checkpoint, texts, contexts)
     if checkpoint.has_source:
         start = checkpoint.generation_settings.decoder_start_token_id
-        start = start if decoder_start_token_id is None else decoder_start_token_id
-        if start is None:
-            raise UnsupportedError("the checkpoint has no decoder_start_token_id; pass decoder_start_token_id=ID")
-        is_text = isinstance(sources[0], str)
-        encoded = checkpoint.encode_ids(sources) if is_text else [checked_ids(one) for one in sources]
+        start = start_token(start if decoder_start_token_id is None else decoder_start_token_id)
         rows = [
             replace(row, ids=[start, *row.ids], first=row.first + 1, source=ids)
-            for row, ids in zip(rows, encoded, strict=True)
+            for row, ids in zip(rows, checkpoint.rows_of(sources), strict=True)
         ]
     scores = score_rows(checkpoint.model, rows, window=checkpoint.context_length, stride=stride)
     name, results = checkpoint.generator.token_name, []
@@ -54,7 +51,7 @@ def score(
 def rows_after(checkpoint: Checkpoint, texts: Sequence[Any], contexts: Sequence[Any]) -> list[TokenRow]:
     """The tokens of each text, or row of ids, after its context."""
     pairs = list(zip(texts, contexts, strict=True))
-    if not isinstance(texts[0], str):
+    if not all_texts(texts):
         rows = [(checked_ids(before or ()), checked_ids(ids)) for ids, before in pairs]
         return [TokenRow(before + ids, len(before)) for before, ids in rows]
     if checkpoint.tokenizer is None:
@@ -73,7 +70,7 @@ def rows_after(checkpoint: Checkpoint, texts: Sequence[Any], contexts: Sequence[
 
 def one_per_text(name: str, value: Any, count: int) -> list[Any]:
     """The value for each of `count` texts: one for all, or one each."""
-    if not is_batch(value):
+    if not value or not is_batch(value):
         return [value] * count
     if len(value) != count:
         raise UsageError(

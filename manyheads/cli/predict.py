@@ -133,7 +133,7 @@ def predict_text(text: str, path: str, load: Callable[[], Predictor], *, as_json
     """Prints the result for one text; with `stream` as it grows, with None if the task can do that."""
     with Progress(f"loading {path}") as progress:
         predictor = load()
-        can_stream = predictor.task.streams and predictor.checkpoint.tokenizer is not None
+        can_stream = predictor.task.generates_text and predictor.checkpoint.tokenizer is not None
         if stream and not can_stream:
             raise UsageError("--stream is for generated texts, and this checkpoint generates none")
         progress.describe("predicting")
@@ -146,8 +146,8 @@ def predict_text(text: str, path: str, load: Callable[[], Predictor], *, as_json
         ((_, result),) = predictor.task.predict(predictor.checkpoint, [text], predictor.options)
     print_notes(result)
     if as_json:
-        settings = {"settings": predictor.options.generation.effective_settings()} if predictor.task.streams else {}
-        print_json({"schema": 1} | result | settings)
+        settings = {"settings": predictor.options.generation.effective_settings()}
+        print_json({"schema": 1} | result | (settings if predictor.task.generates_text else {}))
     else:
         typer.echo("\n".join(predictor.task.format_result(result)))
 

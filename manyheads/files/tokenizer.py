@@ -89,6 +89,11 @@ def expansion(step: Any) -> int:
 # ------------------------------------------------------------------------------------------------------------- running
 
 
+def is_unicode_text(text: Any) -> bool:
+    """Whether this is a text that can be encoded: one of Unicode characters, without surrogates."""
+    return isinstance(text, str) and not any("\ud800" <= one <= "\udfff" for one in text)
+
+
 def encode_texts(
     tokenizer: Any,
     texts: Sequence[str],

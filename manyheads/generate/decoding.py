@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeAlias
 
 import torch
@@ -78,13 +79,27 @@ class Request:
             return self.model.start(self.source, capacity=capacity), 0
         return self.cache.start(self.model, self.prompt.tokens[0], capacity)
 
+    def step(self, inputs: Inputs, state: Any, num_drafted: int = 0) -> tuple[Tensor, Any]:
+        """The logits of the next token, B×V, and the state; raises if they are not finite.
+
+        If the last `num_drafted` tokens are a draft, there are also those after each of them, as further rows.
+        """
+        logits, state = self.model.step(inputs, state)
+        last = [token_at(logits, inputs.padding_mask, i) for i in range(-1 - num_drafted, 0)]
+        return check_next_token_logits(torch.cat(last)), state
+
     def filter(self, logits_BV: Tensor, tokens_BL: Tensor, num_generated: int) -> Tensor:
-        """Applies the filters. `tokens_BL` is padded with −1 on the left."""
+        """Applies the filters, in float32 or more. `tokens_BL` is padded with −1 on the left."""
+        logits_BV = logits_BV.to(torch.promote_types(logits_BV.dtype, torch.float32))
         remaining = self.config.max_new_tokens - num_generated
         context = FilterContext(tokens_BL, num_generated, remaining, self.config.eos_token_id)
         for one in self.filters:
             logits_BV = one.apply(logits_BV, context)
         return logits_BV
+
+    def has_ended(self, token: int, new_tokens: Callable[[], list[int]]) -> bool:
+        """Whether a sequence ends with this token, which is the last of its new tokens."""
+        return token in self.config.eos_token_id or (self.is_stopped is not None and self.is_stopped(new_tokens()))
 
 
 class DecodingSpec(Part, slot="decoding", default="greedy"):
@@ -132,8 +147,7 @@ class RunningSequences:
 
     def logits(self) -> Tensor:
         """The logits of the next token of each sequence, without filters; raises if they are not finite."""
-        logits, self.state = self.request.model.step(self.inputs, self.state)
-        self.last_logits = check_next_token_logits(token_at(logits, self.inputs.padding_mask, -1))
+        self.last_logits, self.state = self.request.step(self.inputs, self.state)
         if (cache := self.request.cache) is not None:
             cache.read = (self.tokens[0], self.state)
         return self.last_logits
@@ -158,9 +172,8 @@ class RunningSequences:
         """Keeps these sequences, each as often as it is named."""
         self.state, self.tokens = self.state.select(beam_indices), self.tokens.index_select(0, beam_indices)
         self.prompt_indices = [self.prompt_indices[i] for i in beam_indices.tolist()]
-        self.inputs = Inputs(self.tokens[:, -1:])
+        self.inputs, self.last_logits = Inputs(self.tokens[:, -1:]), self.last_logits.index_select(0, beam_indices)
         if self.logprobs is not None:
-            self.last_logits = self.last_logits.index_select(0, beam_indices)
             self.logprobs.select(beam_indices)
 
     def hypothesis(
@@ -184,23 +197,20 @@ class TokenLogprobs:
     """log p of the tokens of some sequences, and of the `count` most probable tokens of each step."""
 
     count: int
-    token_logprobs: list[Tensor] = field(default_factory=list)  # B per step
-    top: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # (log p, token) per step, B×count each
+    steps: tuple[Tensor, ...] = ()  # log p of the tokens, B×T, and log p and ids of the most probable, B×T×count
 
     def append(self, logits_BV: Tensor, tokens: Tensor) -> None:
         logp_BV = log_probabilities(logits_BV)
-        self.token_logprobs.append(logp_BV.gather(1, tokens[:, None])[:, 0])
         values, index = logp_BV.topk(min(self.count, logp_BV.shape[1]))
-        self.top.append((values, index))
+        new = (logp_BV.gather(1, tokens[:, None]), values[:, None], index[:, None])
+        self.steps = tuple(map(partial(torch.cat, dim=1), zip(self.steps, new, strict=True))) if self.steps else new
 
     def select(self, beam_indices: Tensor) -> None:
-        self.token_logprobs = [one[beam_indices] for one in self.token_logprobs]
-        self.top = [(values[beam_indices], index[beam_indices]) for values, index in self.top]
+        self.steps = tuple(one.index_select(0, beam_indices) for one in self.steps)
 
     def of(self, row: int) -> tuple[list[float], list[dict[int, float]]]:
-        token_logprobs = [float(one[row]) for one in self.token_logprobs]
-        top = [dict(zip(index[row].tolist(), values[row].tolist(), strict=True)) for values, index in self.top]
-        return token_logprobs, top
+        token_logprobs, values, index = (one[row].tolist() for one in self.steps) if self.steps else ([], [], [])
+        return token_logprobs, [dict(zip(*one, strict=True)) for one in zip(index, values, strict=True)]
 
 
 def log_probabilities(logits: Tensor) -> Tensor:
@@ -230,8 +240,7 @@ def check_possible(logits_BV: Tensor) -> Tensor:
 
 def raise_impossible() -> NoReturn:
     raise GenerationConfigError(
-        "these settings together allow no further token of the vocabulary, and the text may not end here",
-        hint="'predict --json' prints the settings in effect",
+        "these settings together allow no further token of the vocabulary, and the text may not end here"
     )
 
 
@@ -244,7 +253,7 @@ def extend_until_end(running: RunningSequences, advance: Callable[[], list[int]]
         yield list(zip(running.prompt_indices, tokens, strict=True))
         unfinished = []
         for i, token in enumerate(tokens):
-            ended = has_ended(request, running, i, token)
+            ended = request.has_ended(token, partial(running.new_tokens, i))
             if ended or remaining == 1:
                 results[running.prompt_indices[i]].append(running.hypothesis(i, is_finished=ended))
             else:
@@ -254,12 +263,6 @@ def extend_until_end(running: RunningSequences, advance: Callable[[], list[int]]
         if len(unfinished) < len(tokens):
             running.select(torch.tensor(unfinished, device=running.tokens.device))
     return results
-
-
-def has_ended(request: Request, running: RunningSequences, index: int, token: int) -> bool:
-    """Whether a sequence ends with this token, which is the last of its tokens."""
-    is_stopped = request.is_stopped
-    return token in request.config.eos_token_id or (is_stopped is not None and is_stopped(running.new_tokens(index)))
 
 
 def exhaust(steps: DecodingSteps) -> list[list[Hypothesis]]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -17,10 +17,10 @@ from manyheads.errors import (
     NonFiniteOutputError,
     UnsupportedError,
 )
-from manyheads.files.tokenizer import decode_ids
+from manyheads.files.tokenizer import decode_ids, explain_tokenizer_errors
 from manyheads.generate.config import GenerationConfig
 from manyheads.generate.decoding import Hypothesis, PrefixCache, Request, exhaust
-from manyheads.generate.text import Detokenizer, GeneratedText, TextStream, find_stop
+from manyheads.generate.text import GeneratedText, GrowingText, StopStrings, TextStream, find_stop
 from manyheads.generate.vocabulary import Vocabulary
 from manyheads.model.build import Model
 from manyheads.model.finite import raise_nonfinite
@@ -31,6 +31,7 @@ from manyheads.parts.inputs import BATCH_TOKENS, group_by_length, pad_rows
 class LengthLimit:
     """How many tokens may follow a prompt, and a sentence about why, unless that is max_new_tokens."""
 
+    prompt_length: int  # tokens that the decoder reads before it generates
     max_new_tokens: int
     reason: str | None = None
 
@@ -51,10 +52,11 @@ class TextGenerator:
             raise GenerationConfigError("a stream is the text of one sequence; n and logprobs are for generate")
         if self.tokenizer is None:
             raise CheckpointTokenizerError("a stream is text, and this checkpoint has no tokenizer")
-        texts = TextStream(Detokenizer.of(self.tokenizer, self.decode), config.stop)
-        for _, item in self.run([ids], config, cache):
+        texts = TextStream(self.empty_text, config.stop)
+        limit = self.limit(len(ids), config)
+        for _, item in self.run([ids], config, [limit], cache):
             if not isinstance(item, int):
-                result = self.to_text(item[0], config, len(ids))
+                result = self.to_text(item[0], config, limit)
             elif item not in config.eos_token_id and (piece := texts.push(item)):
                 yield piece
         if piece := texts.send(result.text):
@@ -63,27 +65,29 @@ class TextGenerator:
 
     def texts(self, rows: Sequence[list[int]], config: GenerationConfig) -> Iterator[tuple[int, list[GeneratedText]]]:
         """Yields (index, generated texts) for each row, batch by batch. Rows of similar length share a batch."""
-        for i, item in self.run(rows, config):
+        limits = self.limits(rows, config)
+        for i, item in self.run(rows, config, limits):
             if not isinstance(item, int):
-                texts = [self.to_text(hypothesis, config, len(rows[i])) for hypothesis in item]
+                texts = [self.to_text(hypothesis, config, limits[i]) for hypothesis in item]
                 if len(texts) < config.n:
                     few = f"the search found only {len(texts):,} of {config.n:,} sequences"
                     texts[0] = replace(texts[0], note="; ".join(filter(None, (few, texts[0].note))))
                 yield i, texts
 
     def run(
-        self, rows: Sequence[list[int]], config: GenerationConfig, cache: PrefixCache | None = None
+        self,
+        rows: Sequence[list[int]],
+        config: GenerationConfig,
+        limits: Sequence[LengthLimit],
+        cache: PrefixCache | None = None,
     ) -> Iterator[tuple[int, int | list[Hypothesis]]]:
         """Yields (index, token) for each new token of the first sequence of a row, then (index, all its hypotheses)."""
-        if self.model.spec.has_source and config.decoder_start_token_id is None:
-            raise UnsupportedError("the checkpoint has no decoder_start_token_id; pass decoder_start_token_id=ID")
-        counts = [one.max_new_tokens for one in self.limits(rows, config)]
         needs_same = self.model.spec.needs_final_length
-        keys = [(count, needs_same and self.decoder_length(len(row))) for count, row in zip(counts, rows, strict=True)]
+        keys = [(one.max_new_tokens, needs_same and one.prompt_length) for one in limits]
         num_samples = config.n if config.decoding.do_sample else 1
         max_tokens = BATCH_TOKENS // (config.decoding.rows_per_sequence * num_samples)
         for batch in group_by_length([len(row) for row in rows], max_tokens, keys=keys):
-            limited = replace(config, max_new_tokens=counts[batch[0]])
+            limited = replace(config, max_new_tokens=limits[batch[0]].max_new_tokens)
             yield from self.run_batch(rows, batch, limited, num_samples, cache)
 
     def run_batch(
@@ -97,9 +101,10 @@ class TextGenerator:
         """As `run`, for the rows of one batch, each with this many samples."""
         index = [i for i in batch for _ in range(num_samples)]
         request = self.request([rows[i] for i in index], config, num_samples, cache)
-        steps, hypotheses = config.decoding.generate(request), None
+        steps, hypotheses = None, None
         while hypotheses is None:
             try:
+                steps = steps or config.decoding.generate(request)
                 tokens = next(steps)
             except StopIteration as end:
                 hypotheses = end.value
@@ -116,28 +121,22 @@ class TextGenerator:
         device, source = next(self.model.parameters()).device, None
         prompt = pad_rows(rows, left=not self.model.spec.has_source).to(device)
         if self.model.spec.has_source:
-            source, prompt = prompt, pad_rows([[config.decoder_start_token_id or 0]] * len(rows)).to(device)
+            source, prompt = prompt, pad_rows([[start_token(config.decoder_start_token_id)]] * len(rows)).to(device)
         rng = [rng_for(config.seed, row, device, k % num_samples) for k, row in enumerate(rows)]
         filters = [one.prepare(self.vocabulary) for one in config.filters]
         endings = [one.is_complete for one in filters if one.is_complete is not None]
-        is_stopped = partial(self.is_stopped, config.stop, endings) if config.stop or endings else None
+        if config.stop:
+            endings.append(StopStrings(self.empty_text, config.stop).is_complete)
+        is_stopped = (lambda ids: any(is_complete(ids) for is_complete in endings)) if endings else None
         usable = cache if source is None and len(rows) == 1 and config.decoding.resumes else None
         return Request(self.model, prompt, source, config, filters, rng, is_stopped, usable)
 
     # --------------------------------------------------------------------------------------------------------- lengths
 
-    def decoder_length(self, length: int) -> int:
-        """The number of tokens that the decoder reads before it generates."""
-        return 1 if self.model.spec.has_source else length
-
-    @property
-    def positions(self) -> int | None:
-        """The positions of the decoder; None if there is no limit."""
-        return self.model.spec.decoder.max_positions if self.model.spec.decoder else None
-
     def room(self, count: int, config: GenerationConfig) -> int | None:
         """How many tokens the decoder has positions for besides `count` others, the new ones included."""
-        return None if self.positions is None else self.positions - count + (not config.decoding.reads_last_token)
+        positions = self.model.spec.max_target_positions
+        return None if positions is None else positions - count + (not config.decoding.reads_last_token)
 
     def limits(self, rows: Sequence[Sequence[int]], config: GenerationConfig) -> list[LengthLimit]:
         """The limit of each row; raises if the model has no positions for the tokens that the caller wants."""
@@ -148,7 +147,8 @@ class TextGenerator:
 
         The max_length of the settings is the default for an encoder–decoder, and an upper bound for a decoder.
         """
-        length, count, reason = self.decoder_length(length), config.max_new_tokens, None
+        length, count, reason = 1 if self.model.spec.has_source else length, config.max_new_tokens, None
+        positions, room = self.model.spec.max_target_positions, self.room(length, config)
         if config.max_length is not None:
             rest = max(1, config.max_length - length)
             if self.model.spec.has_source:
@@ -156,28 +156,29 @@ class TextGenerator:
             elif rest < count:
                 count, reason = rest, f"the text ends at max_length, {config.max_length:,} tokens with the prompt"
         needed = config.max_new_tokens if config.max_new_tokens_given else 1
-        if (room := self.room(length, config)) is not None and room < needed:
+        if room is not None and room < needed:
             hint = f"set max_new_tokens to {room} or less, or leave it out to stop where the positions end"
             raise InputLengthError(
-                f"{length:,} tokens and {needed:,} new ones are more than the model's {self.positions:,} positions",
+                f"{length:,} tokens and {needed:,} new ones are more than the model's {positions:,} positions",
                 index,
                 hint=hint if room > 0 else "shorten the text",
             )
         if room is not None and room < count:
-            count, reason = room, f"the text ends where the {self.positions:,} positions of the model end"
-        return LengthLimit(count, reason)
+            count, reason = room, f"the text ends where the {positions:,} positions of the model end"
+        return LengthLimit(length, count, reason)
 
-    def length_note(self, hypothesis: Hypothesis, config: GenerationConfig, length: int) -> str | None:
+    def length_note(self, hypothesis: Hypothesis, config: GenerationConfig, limit: LengthLimit) -> str | None:
         """A sentence about a text that ends before max_new_tokens or min_new_tokens, or is longer than in training."""
-        if not hypothesis.is_finished and (reason := self.limit(length, config).reason):
-            return reason
-        length, count, decoder = self.decoder_length(length), len(hypothesis.tokens), self.model.spec.decoder
+        if not hypothesis.is_finished and limit.reason:
+            return limit.reason
+        length, count, decoder = limit.prompt_length, len(hypothesis.tokens), self.model.spec.decoder
         needed = max((one.min_new_tokens_after(length) for one in config.filters), default=0)
         if hypothesis.is_finished and count < needed:
             return f"a stop string or a grammar ends the text after {count:,} tokens, before its minimum of {needed:,}"
         schemes = [layer.position for layer in decoder.expanded_layers()] if decoder else []
         trained = self.context_length or next((one.trained_length for one in schemes if one.trained_length), None)
-        if not schemes or trained is None or self.positions is not None or length + count - 1 <= trained:
+        is_bounded = self.model.spec.max_target_positions is not None
+        if not schemes or trained is None or is_bounded or length + count - 1 <= trained:
             return None
         scheme = next((one for one in schemes if one.mechanism != "none"), schemes[0])
         return (
@@ -189,16 +190,23 @@ class TextGenerator:
     def vocabulary(self) -> Vocabulary:
         return Vocabulary(self.tokenizer)
 
-    def is_stopped(self, stop: Sequence[str], endings: Sequence[Callable[[list[int]], bool]], ids: list[int]) -> bool:
-        """Whether generated ids have a stop string, or are all that a filter allows."""
-        return bool(stop and find_stop(self.decode(ids), stop)) or any(is_complete(ids) for is_complete in endings)
+    @property
+    def empty_text(self) -> GrowingText:
+        """The text to which tokens are added."""
+        decoder = self.vocabulary.decoder
+        return GrowingText(self.decode_at_once if decoder.is_local else self.decode, decoder)
+
+    def decode_at_once(self, ids: Sequence[int]) -> str:
+        """As `decode`, without a limit of time, which a local decoder does not need: it has no regular expression."""
+        with explain_tokenizer_errors("the tokenizer failed", CheckpointTokenizerError):
+            return str(self.tokenizer.decode(list(ids)))
 
     def decode(self, ids: Sequence[int]) -> Any:
         """The text of ids; without a tokenizer, the ids."""
         return list(ids) if self.tokenizer is None else decode_ids(self.tokenizer, ids, CheckpointTokenizerError)
 
-    def to_text(self, hypothesis: Hypothesis, config: GenerationConfig, length: int) -> GeneratedText:
-        """A sequence generated after `length` tokens, as text, without its eos token and what follows a stop string."""
+    def to_text(self, hypothesis: Hypothesis, config: GenerationConfig, limit: LengthLimit) -> GeneratedText:
+        """A generated sequence as text, without its eos token and what follows a stop string."""
         ids, stop = config.without_eos(hypothesis.tokens), None
         text = self.decode(ids) if self.tokenizer is not None else ""
         if found := find_stop(text, config.stop):
@@ -212,14 +220,22 @@ class TextGenerator:
             score=hypothesis.score,
             logprobs=hypothesis.logprobs,
             top_logprobs=None if top is None else [[(self.token_name(i), p) for i, p in one.items()] for one in top],
-            note=self.length_note(hypothesis, config, length),
+            note=self.length_note(hypothesis, config, limit),
         )
 
-    def token_name(self, token: int) -> str:
-        """The text of one token, or its name if it has none."""
+    def token_name(self, token: int, *, strip: bool = False) -> str:
+        """The text of one token, or its name if it has none; with `strip`, without the spaces around it."""
         if self.tokenizer is None:
             return str(token)
-        return self.tokenizer.decode([token]) or str(self.tokenizer.id_to_token(token))
+        text: str = self.decode([token])
+        return (text.strip() if strip else text) or str(self.tokenizer.id_to_token(token))
+
+
+def start_token(token: int | None) -> int:
+    """The first token that the decoder of an encoder–decoder reads."""
+    if token is None:
+        raise UnsupportedError("the checkpoint has no decoder_start_token_id; pass decoder_start_token_id=ID")
+    return token
 
 
 def rng_for(seed: int, ids: Sequence[int], device: torch.device, number: int = 0) -> torch.Generator:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from functools import reduce
+
+from manyheads.generate.vocabulary import TokenDecoder
 
 REPLACEMENT = "\ufffd"  # what an incomplete UTF-8 character is decoded to
 
@@ -26,9 +28,9 @@ class GeneratedText:
         return self.text
 
 
-def find_stop(text: str, stops: Sequence[str]) -> tuple[int, str] | None:
-    """The first stop string in a text, and where it begins."""
-    found = [(text.index(stop), stop) for stop in stops if stop in text]
+def find_stop(text: str, stops: Sequence[str], start: int = 0) -> tuple[int, str] | None:
+    """The first stop string in a text, and where it begins, which is not before `start`."""
+    found = [(text.index(stop, start), stop) for stop in stops if text.find(stop, start) >= 0]
     return min(found, default=None, key=lambda one: (one[0], -len(one[1])))
 
 
@@ -39,46 +41,90 @@ def possible_stop(text: str, stops: Sequence[str]) -> int:
 
 
 @dataclass(frozen=True)
-class Detokenizer:
-    """How a tokenizer decodes a growing sequence: what later tokens may still change."""
+class GrowingText:
+    """The text of some tokens. It does not change: the text with another token is another object.
+
+    A new token can change only the text of the last ones, so only these are decoded again. They follow a token as
+    their context, because some decoders treat the first token of a text in another way.
+    """
 
     decode: Callable[[Sequence[int]], str]
-    lookback: int = 0  # number of last characters
-    byte_ids: frozenset[int] = frozenset()  # tokens of single bytes, of which a whole run is decoded together
+    decoder: TokenDecoder
+    start: str = ""  # the text of all tokens before those of `end`
+    end: str = ""
+    tokens: tuple[int, ...] = ()  # those of `end`, after the context if there is one
+    context: str = ""  # what the decoder makes of the context alone
+    window: int = 32  # tokens that are decoded again, at most, unless they are parts of one character
 
-    @classmethod
-    def of(cls, tokenizer: Any, decode: Callable[[Sequence[int]], str]) -> Detokenizer:
-        state = tokenizer.decoder.__getstate__() if getattr(tokenizer, "decoder", None) is not None else b""
-        # a WordPiece decoder joins punctuation and contractions to the word before, as "do n't" to "don't"
-        lookback = 8 if any(name in state for name in (b'"WordPiece"', b'"CTC"', b'"BPEDecoder"')) else 0
-        names = (f"<0x{byte:02X}>" for byte in range(256)) if b'"ByteFallback"' in state else ()
-        ids = (tokenizer.token_to_id(name) for name in names)
-        return cls(decode, lookback, frozenset(token for token in ids if token is not None))
+    @property
+    def text(self) -> str:
+        return self.start + self.end
 
-    def final_text(self, tokens: Sequence[int]) -> str:
-        """The text that no later token changes."""
-        end = len(tokens)
-        while end and tokens[end - 1] in self.byte_ids:
+    def after(self, token: int) -> GrowingText:
+        """The text with one more token."""
+        is_long = self.decoder.is_local and self.tokens and len(self.tokens) % self.window == 0
+        old = self.shortened() if is_long else self
+        tokens = (*old.tokens, token)
+        return replace(old, tokens=tokens, end=self.decode(tokens)[len(old.context) :])
+
+    def shortened(self) -> GrowingText:
+        """The same text, with the last token that ends its characters as the context of the next ones."""
+        for end in range(len(self.tokens), 1, -1):
+            last, rest = self.tokens[end - 1], self.tokens[end - 1 :]
+            if self.decoder.is_closed(last) and (alone := self.decode([last])) and not alone.endswith(REPLACEMENT):
+                after = self.decode(rest)[len(alone) :]
+                start = self.text[: len(self.text) - len(after)]
+                return replace(self, start=start, end=after, tokens=rest, context=alone)
+        return self
+
+    @property
+    def final_length(self) -> int:
+        """The number of first characters that no later token changes."""
+        end = len(self.tokens) if self.decoder.is_local else 0
+        while end and not self.decoder.is_closed(self.tokens[end - 1]):
             end -= 1
-        text = self.decode(tokens[:end]).rstrip(REPLACEMENT)
-        return text[: max(0, len(text) - self.lookback)]
+        text = self.end if end == len(self.tokens) else self.decode(self.tokens[:end])[len(self.context) :]
+        return len((self.start + text).rstrip(REPLACEMENT))
+
+    def find_stop(self, stops: Sequence[str]) -> tuple[int, str] | None:
+        """The first stop string, and where it begins; not in `start`, where an earlier text would have had it."""
+        return find_stop(self.text, stops, max(0, len(self.start) + 1 - max(map(len, stops), default=0)))
+
+
+@dataclass
+class StopStrings:
+    """Finds stop strings in sequences. A step adds a token to each, so only the texts of the last step are kept."""
+
+    empty: GrowingText
+    stops: Sequence[str]
+    length: int = 0  # of the sequences of the last step
+    texts: dict[tuple[int, ...], GrowingText] = field(default_factory=dict)
+
+    def is_complete(self, tokens: Sequence[int]) -> bool:
+        """Whether the last of these tokens completes a stop string."""
+        key = tuple(tokens)
+        if len(key) != self.length:
+            self.length, before = len(key), len(key) - 1
+            self.texts = {known: text for known, text in self.texts.items() if len(known) == before}
+        old = self.texts.get(key[:-1]) or reduce(GrowingText.after, key[:-1], self.empty)
+        new = self.texts[key] = old.after(key[-1])
+        return new.find_stop(self.stops) is not None
 
 
 @dataclass
 class TextStream:
     """The text of a growing sequence, in pieces: never half a character, never a part of a stop string."""
 
-    detokenizer: Detokenizer
+    text: GrowingText
     stops: Sequence[str] = ()
-    tokens: list[int] = field(default_factory=list)
     sent: int = 0  # characters in the pieces so far
 
     def push(self, token: int) -> str:
         """Adds a token; returns the characters that became final."""
-        self.tokens.append(token)
-        if self.stops and (found := find_stop(text := self.detokenizer.decode(self.tokens), self.stops)):
-            return self.send(text[: found[0]])
-        text = self.detokenizer.final_text(self.tokens)
+        self.text = self.text.after(token)
+        if found := self.text.find_stop(self.stops):
+            return self.send(self.text.text[: found[0]])
+        text = self.text.text[: self.text.final_length]
         return self.send(text[: len(text) - possible_stop(text, self.stops)])
 
     def send(self, text: str) -> str:

@@ -17,7 +17,7 @@ from manyheads.spec import Tree
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
-BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 SPACE = "▁"  # what SentencePiece writes for a space
 
 
@@ -28,8 +28,12 @@ class Vocabulary:
     tokenizer: Any
 
     @cached_property
+    def decoder(self) -> TokenDecoder:
+        return TokenDecoder(self.tokenizer)
+
+    @cached_property
     def tokens(self) -> TokenBytes:
-        return token_bytes(self.tokenizer)
+        return token_bytes(self.decoder)
 
     @cached_property
     def for_grammars(self) -> LLTokenizer:
@@ -68,56 +72,75 @@ class TokenBytes:
         return []
 
 
-def token_bytes(tokenizer: Any) -> TokenBytes:
+class TokenDecoder:
+    """What the decoder of a tokenizer does, read once for grammars and for texts that grow."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        decoder = getattr(tokenizer, "decoder", None)
+        self.tokenizer, self.steps = tokenizer, list(steps_of(decoder and json.loads(decoder.__getstate__())))
+        self.kinds = [step["type"] for step in self.steps]
+        self.strips = [strips_space(step) for step in self.steps]
+        self.has_bytes = "ByteFallback" in self.kinds
+        added: dict[int, Any] = getattr(tokenizer, "get_added_tokens_decoder", dict)()
+        self.special = {i for i, token in added.items() if token.special}
+
+    @cached_property
+    def is_local(self) -> bool:
+        """Whether the text of a token depends on no other tokens than those next to it, and only later ones add text.
+
+        The bytes of a character, and a run of byte tokens, are one in this sense. The first token may be an exception.
+        """
+        match self.steps:
+            case [{"type": "BPEDecoder", "suffix": str(suffix)}]:  # it becomes a space, or nothing in the last token
+                return not any(suffix in name.removesuffix(suffix) for name in self.tokenizer.get_vocab())
+        return self.kinds in ([], ["ByteLevel"], ["WordPiece"], ["CTC"]) or None not in self.strips
+
+    def is_closed(self, token: int) -> bool:
+        """Whether no later token is decoded together with this one; bytes that are no characters are not considered."""
+        name = self.tokenizer.id_to_token(token) if self.has_bytes else ""
+        return not self.has_bytes or not (name is None or token in self.special or BYTE_TOKEN.fullmatch(name))
+
+    def bytes_of(self) -> Callable[[str], bytes]:
+        """The bytes of a token by its name; raises if the text is not the tokens joined as they are."""
+        if self.kinds == ["ByteLevel"]:
+            return byte_level()
+        refused = [kind for kind, one in zip(self.kinds, self.strips, strict=True) if one is None]
+        if refused or not self.kinds:
+            raise UnsupportedError(
+                f"a grammar needs a tokenizer whose tokens are joined as they are, such as one of bytes or "
+                f"SentencePiece; the decoder of this one is {(refused or ['none'])[0]}"
+            )
+        has_spaces = bool({"Replace", "Metaspace"} & set(self.kinds))
+
+        def sentence_piece(name: str) -> bytes:
+            found = BYTE_TOKEN.fullmatch(name) if self.has_bytes else None
+            return bytes([int(found[1], 16)]) if found else (name.replace(SPACE, " ") if has_spaces else name).encode()
+
+        return sentence_piece
+
+
+def token_bytes(decoder: TokenDecoder) -> TokenBytes:
     """The bytes of the tokens of a `tokenizers.Tokenizer`, by its decoder; a decoder that is not a join is refused."""
+    tokenizer = decoder.tokenizer
     if not hasattr(tokenizer, "to_str"):
         raise UnsupportedError(f"a grammar needs a tokenizer of bytes or SentencePiece, not {type(tokenizer).__name__}")
-    tree = json.loads(tokenizer.to_str())
-    decode, strips_space = decoder_of(tree.get("decoder"))
-    vocab: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
+    decode, vocab = decoder.bytes_of(), tokenizer.get_vocab(with_added_tokens=True)
     tokens = [b""] * (1 + max(vocab.values(), default=-1))
     for name, token in vocab.items():
         tokens[token] = decode(name)
-    special = {one["id"] for one in tree.get("added_tokens") or () if one.get("special")}
-    return TokenBytes(tokens, special, strips_space=strips_space)
+    return TokenBytes(tokens, decoder.special, strips_space=any(decoder.strips))
 
 
-def decoder_of(decoder: Tree | None) -> tuple[Callable[[str], bytes], bool]:
-    """The bytes of a token, and whether a space at the start of a text is removed."""
-    steps = list(steps_of(decoder))
-    kinds = [step["type"] for step in steps]
-    if kinds == ["ByteLevel"]:
-        return byte_level(), False
-    has_bytes = "ByteFallback" in kinds
-    strips_space = False
-    for step in steps:
-        match step:
-            case {"type": "Fuse" | "ByteFallback"}:
-                pass
-            case {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}:
-                pass
-            case {"type": "Strip", "content": " ", "start": int(start), "stop": 0}:
-                strips_space |= start > 0
-            case {"type": "Metaspace", "replacement": "▁"}:
-                strips_space |= step.get("prepend_scheme") != "never"
-            case _:
-                raise refused(step["type"])
-    if not steps:
-        raise refused("none")
-    has_spaces = bool({"Replace", "Metaspace"} & set(kinds))
-
-    def sentence_piece(name: str) -> bytes:
-        found = BYTE_TOKEN.fullmatch(name) if has_bytes else None
-        return bytes([int(found[1], 16)]) if found else (name.replace(SPACE, " ") if has_spaces else name).encode()
-
-    return sentence_piece, strips_space
-
-
-def refused(kind: str) -> UnsupportedError:
-    return UnsupportedError(
-        f"a grammar needs a tokenizer whose tokens are joined as they are, such as one of bytes or SentencePiece; the "
-        f"decoder of this one is {kind}"
-    )
+def strips_space(step: Tree) -> bool | None:
+    """Whether a step of a decoder removes a space at the start of a text; None if it does more than to join tokens."""
+    match step:
+        case {"type": "Fuse" | "ByteFallback"} | {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}:
+            return False
+        case {"type": "Strip", "content": " ", "start": int(start), "stop": 0}:
+            return start > 0
+        case {"type": "Metaspace", "replacement": "▁"}:
+            return step.get("prepend_scheme") != "never"
+    return None
 
 
 def steps_of(decoder: Tree | None) -> Iterator[Tree]:

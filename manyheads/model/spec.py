@@ -345,6 +345,11 @@ class ModelSpec(Spec):
         return self.architecture == "encoder-decoder" or (self.recurrent is not None and self.recurrent.source)
 
     @property
+    def max_target_positions(self) -> int | None:
+        """The maximum number of decoder tokens; None if there is no limit."""
+        return self.decoder.max_positions if self.decoder else None
+
+    @property
     def needs_final_length(self) -> bool:
         """Whether the decoder's positions depend on the length after generation, so that rows must share it."""
         layers = self.decoder.expanded_layers() if self.decoder else ()

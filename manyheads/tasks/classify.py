@@ -33,6 +33,7 @@ class ClassifySpec(TaskSpec, kind="classify"):
 
     fields: ClassVar[tuple[str, ...]] = ("text", "label")
     architectures: ClassVar[tuple[str, ...]] = ("encoder", "decoder")
+    generates_text: ClassVar[bool] = False
     head_outputs: ClassVar[tuple[str, ...]] = ("classes",)
     is_default: ClassVar[bool] = True
     eval_outputs: ClassVar[str] = "rows"

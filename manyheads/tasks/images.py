@@ -32,6 +32,7 @@ class MaeSpec(TaskSpec, kind="mae"):
 
     fields: ClassVar[tuple[str, ...]] = ("image",)
     architectures: ClassVar[tuple[str, ...]] = ("encoder-decoder",)
+    generates_text: ClassVar[bool] = False
     head_outputs: ClassVar[tuple[str, ...]] = ("pixels",)
     has_source: ClassVar[bool] = True
     is_default: ClassVar[bool] = True

@@ -45,7 +45,7 @@ from manyheads.tasks.batch import (
     target_loss,
 )
 from manyheads.tasks.evaluation import WINDOW, EvalResult, Evaluation, evaluate_loss, finite_loss
-from manyheads.tasks.prediction import PredictOptions, ids_and_truncated, parse_ids, token_text
+from manyheads.tasks.prediction import PredictOptions, ids_and_truncated, parse_ids
 from manyheads.tasks.suggestion import Lines, Suggestion
 from manyheads.tasks.task import PackableTask, TextTask
 
@@ -156,6 +156,7 @@ class MaskedSpec(MaskingTask, PackableTask, kind="masked"):
     """
 
     architectures: ClassVar[tuple[str, ...]] = ("encoder",)
+    generates_text: ClassVar[bool] = False
     is_default: ClassVar[bool] = True
     template: ClassVar[str] = "<s> $A </s>"
     generates_tokens: ClassVar[bool | None] = False
@@ -247,14 +248,15 @@ class MaskedSpec(MaskingTask, PackableTask, kind="masked"):
 
 def top_tokens(checkpoint: Checkpoint, position: int, logits_V: torch.Tensor, num_fills: int) -> Tree:
     top = torch.softmax(logits_V.float(), dim=-1).topk(min(num_fills, logits_V.shape[-1]))
-    tokens = [{"token": token_text(checkpoint, int(i)), "probability": float(p)} for p, i in zip(*top, strict=True)]
+    name = partial(checkpoint.generator.token_name, strip=True)
+    tokens = [{"token": name(int(i)), "probability": float(p)} for p, i in zip(*top, strict=True)]
     return {"position": position, "tokens": tokens}
 
 
 def mask_of(checkpoint: Checkpoint, token_id: int | None) -> tuple[str, int]:
     """Returns the mask token as text and id: as given, by the tokenizer's config, or by its usual names."""
     if token_id is not None:
-        return token_text(checkpoint, token_id), token_id
+        return checkpoint.generator.token_name(token_id, strip=True), token_id
     if checkpoint.tokenizer is None:
         value = checkpoint.config.get("mask_token_id")
         if type(value) is not int:
@@ -279,6 +281,7 @@ class SpansSpec(TextTask, kind="spans"):
     """
 
     architectures: ClassVar[tuple[str, ...]] = ("encoder-decoder", "recurrent")
+    can_chat: ClassVar[bool] = False
     has_source: ClassVar[bool] = True
     template: ClassVar[str] = "$A </s>"
     num_special_tokens: ClassVar[int] = 1  # without sentinels, which `lengths` counts
@@ -379,6 +382,7 @@ class InfillSpec(MaskingTask, kind="infill"):
     """
 
     architectures: ClassVar[tuple[str, ...]] = ("decoder", "recurrent")
+    can_chat: ClassVar[bool] = False
     template: ClassVar[str] = "<s> $A"
     generates_tokens: ClassVar[bool | None] = True
     num_special_tokens: ClassVar[int] = 3

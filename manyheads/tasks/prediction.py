@@ -7,8 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from manyheads.checkpoint.chat import with_system
 from manyheads.checkpoint.checkpoint import Checkpoint
 from manyheads.errors import InputError
+from manyheads.files.chat_template import Message
 from manyheads.generate.config import GenerationConfig
 from manyheads.generate.loops import find_repetition
 from manyheads.generate.text import GeneratedText
@@ -28,9 +30,8 @@ class PredictOptions:
     chat: bool = False  # whether a text is a message to answer, after the system prompt
     system: str | None = None
 
-    def messages(self, text: str) -> list[Tree]:
-        system = [] if self.system is None else [{"role": "system", "content": self.system}]
-        return [*system, {"role": "user", "content": text}]
+    def messages(self, text: str) -> list[Message]:
+        return with_system(self.system, [{"role": "user", "content": text}])
 
 
 def ids_and_truncated(encodings: Sequence[Any]) -> tuple[list[list[int]], dict[int, Tree]]:
@@ -123,11 +124,3 @@ def parse_ids(checkpoint: Checkpoint, texts: Sequence[str]) -> list[list[int]]:
         if isinstance(vocab, int) and (largest := max(rows[-1])) >= vocab:
             raise InputError(f"token {largest} is outside the {vocab:,} tokens of the model", index)
     return rows
-
-
-def token_text(checkpoint: Checkpoint, token: int) -> str:
-    """Decodes one token as text."""
-    if checkpoint.tokenizer is None:
-        return str(token)
-    text = str(checkpoint.decode([token])).strip()
-    return text or str(checkpoint.tokenizer.id_to_token(token))  # decoding drops special tokens

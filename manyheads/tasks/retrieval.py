@@ -39,6 +39,7 @@ class RetrievalSpec(TaskSpec, kind="retrieval"):
 
     fields: ClassVar[tuple[str, ...]] = ("query", "document")
     architectures: ClassVar[tuple[str, ...]] = ("encoder",)
+    generates_text: ClassVar[bool] = False
     head_outputs: ClassVar[tuple[str, ...]] = ("vector", "states")
     is_default: ClassVar[bool] = True
     eval_outputs: ClassVar[str] = "rows"

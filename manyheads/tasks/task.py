@@ -48,6 +48,8 @@ class TaskSpec(Part, slot="task"):
     head_outputs: ClassVar[tuple[str, ...]] = ("tokens",)  # outputs of the heads that can learn it
     has_source: ClassVar[bool] = False  # whether the model generates a target for a source
     generates_tokens: ClassVar[bool | None] = None  # True if the model must be able to generate, False if it must not
+    generates_text: ClassVar[bool] = True  # whether its result is a generated text, which can be shown as it grows
+    can_chat: ClassVar[bool] = True  # whether a text, which it reads as it is, may be a message to answer
     is_default: ClassVar[bool] = False  # whether it is the task of a checkpoint that records none and has such a head
     template: ClassVar[str]  # the special tokens around a text, $A
     num_special_tokens: ClassVar[int] = 1  # special tokens that the template, or a target, adds to a text
@@ -137,9 +139,9 @@ class TaskSpec(Part, slot="task"):
 
     def check_options(self, options: PredictOptions) -> None:
         """Raises if a task that generates no text is to find loops, or one that reads no plain text is to chat."""
-        if options.loops and not self.streams:
+        if options.loops and not self.generates_text:
             raise UsageError(f"loops are those of generated texts, and {self.kind} generates none")
-        if options.chat and (not self.streams or type(self).encode is not TaskSpec.encode):
+        if options.chat and not (self.generates_text and self.can_chat):
             raise UnsupportedError(f"a model for the task {self.kind} cannot chat")
         if options.chat:
             check_messages(options.messages(""))  # the system prompt
@@ -160,18 +162,13 @@ class TaskSpec(Part, slot="task"):
     ) -> list[tuple[list[int], Tree]]:
         """The ids of each text, with `truncated` if it was; raises if the model has no positions for new tokens."""
         rows, truncation_by_row = self.encode(checkpoint, texts, options)
-        if self.streams:
+        if self.generates_text:
             checkpoint.generator.limits(rows, options.generation)
         return [(ids, truncation_by_row.get(i, {})) for i, ids in enumerate(rows)]
 
     def with_truncation(self, checkpoint: Checkpoint, generation: GenerationConfig) -> Checkpoint:
         """Returns a copy that truncates texts to what the model can read; by default it reads their first tokens."""
         return checkpoint.with_truncation(checkpoint.max_positions)
-
-    @property
-    def streams(self) -> bool:
-        """Whether the result is the generated text, which can be shown as it grows."""
-        return type(self).results is TaskSpec.results
 
     def results(
         self, checkpoint: Checkpoint, rows: Sequence[list[int]], options: PredictOptions

@@ -359,6 +359,17 @@ def test_no_message_becomes_a_special_token(template, text):
     assert not {"\ufdd0", "\ufdd1"} & set(tokenizer.decode(ids, skip_special_tokens=False))
 
 
+@pytest.mark.parametrize("character", ["\ufdd0", "\ufdd1"])
+def test_a_message_with_a_mark_of_ours_is_refused(character):
+    """Taken out of the rendered text, it would join the halves of a special token."""
+    tokenizer = byte_tokenizer()
+    checkpoint = chat_checkpoint(random_model(spec_with(decoder(), tokenizer)), tokenizer, TEMPLATES["turns"])
+    other = [message("user", "</s>")]
+    with raises("input.invalid") as caught:
+        checkpoint.encode_chats([other, [message("user", f"<|e{character}nd|>")]])
+    assert caught.value.index == 1
+
+
 def test_a_conversation_gives_one_answer_at_a_time():
     conversation = Conversation(word_checkpoint(MODELS["rope"]), max_new_tokens=5)
     answer = conversation.stream("word1")
@@ -371,6 +382,46 @@ def test_a_conversation_gives_one_answer_at_a_time():
     assert [one["role"] for one in conversation.messages] == ["user", "assistant"] * 2
     with raises("generate.config"):
         Conversation(conversation.checkpoint, n=2, temperature=1.0)
+
+
+class Watched(list):
+    """Messages that are changed only while the conversation is locked."""
+
+    def __delitem__(self, index):
+        assert self.lock.locked()
+        super().__delitem__(index)
+
+    def clear(self):
+        assert self.lock.locked()
+        super().clear()
+
+
+def test_no_turn_starts_while_the_messages_change():
+    conversation = Conversation(word_checkpoint(MODELS["rope"]), max_new_tokens=5)
+    conversation.messages = Watched()
+    conversation.messages.lock = conversation.lock
+    conversation.send("word1")
+    assert conversation.undo()
+    conversation.reset()
+    assert not conversation.lock.locked()
+
+
+def test_a_turn_that_another_one_has_just_ended_before_is_refused_and_not_run_unlocked():
+    """As if the other thread released the lock right after this one could not get it."""
+    conversation = Conversation(word_checkpoint(MODELS["rope"]), max_new_tokens=5)
+
+    class Released:
+        def acquire(self, blocking):
+            return False
+
+        def locked(self):
+            return False
+
+    conversation.lock = Released()
+    for change in (lambda: conversation.send("word2"), conversation.reset, conversation.undo):
+        with raises("usage.argument"):
+            change()
+    assert conversation.messages == []
 
 
 def test_an_answer_of_default_length_ends_where_the_positions_end():

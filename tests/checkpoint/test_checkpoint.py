@@ -370,6 +370,19 @@ def test_a_sentence_encoder_truncates_texts_as_its_folder_says(tmp_path):
             manyheads.load(folder).embed(short)
 
 
+def test_an_empty_list_is_an_empty_batch(tmp_path):
+    encoder = manyheads.load(folder_of("bert-bare", tmp_path / "bert"))
+    assert encoder.embed([]).shape == (0, *encoder.embed("word0").shape[1:])
+    for name in ("gpt2", "t5"):
+        ours = manyheads.load(folder_of(name, tmp_path / name))
+        source = {"source": "word0"} if ours.has_source else {}
+        for checkpoint in (ours, Checkpoint(ours.model)):  # with a tokenizer, and without
+            assert checkpoint.generate([]) == checkpoint.generate((), n=1) == manyheads.predict(ours, []) == []
+        assert ours.score([], **source) == ours.score([], **source | {"context": []}) == []
+    with raises("input.length"):
+        manyheads.load(tmp_path / "gpt2").generate([[]])
+
+
 def test_embed_truncates_if_asked(tmp_path):
     ours = manyheads.load(folder_of("bert-bare", tmp_path / "bert"))
     words = [f"word{i}" for i in range(50)]

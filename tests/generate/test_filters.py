@@ -208,3 +208,18 @@ def test_a_token_outside_the_vocabulary_is_refused(name):
     config = generation_config(**{name: [-1]})
     with raises("model.unsupported", -1):
         filtered(config, torch.zeros(1, 9), torch.tensor([[3]]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_filters_compute_in_float32_whatever_the_model_does(dtype):
+    logits = torch.randn(1, 5000, generator=torch.Generator().manual_seed(0)).to(dtype)
+    for settings in (
+        {"temperature": 1e-4},
+        {"top_p": 0.99},
+        {"typical_p": 0.9},
+        {"temperature": 1.0, "logit_bias": {5: 1e30}},
+    ):
+        config = generation_config(**settings)
+        output = filtered(config, logits, torch.tensor([[0]]))
+        assert torch.equal(output, filtered(config, logits.float(), torch.tensor([[0]])))
+        assert not output.softmax(-1).isnan().any()

@@ -19,7 +19,7 @@ from scripted import Scripted
 
 import manyheads
 from manyheads import Checkpoint, Inputs
-from manyheads.generate.config import CheckpointSettings, generation_config
+from manyheads.generate.config import CheckpointSettings, generation_config, method_kinds
 from manyheads.generate.decoding import Request, exhaust
 from manyheads.model.record import record, record_hidden_states
 from manyheads.spec import to_tree
@@ -359,3 +359,13 @@ def test_the_compiler_can_trace_a_recording():
     assert [one.name for one in compiled] == [one.name for one in plain]
     for one, other in zip(compiled, plain, strict=True):
         torch.testing.assert_close(one.weights(), other.weights())
+
+
+@pytest.mark.parametrize("kind", method_kinds())
+def test_a_model_that_computes_nan_is_an_error_that_names_the_layer_in_every_method(kind):
+    """Of the model's file, exit status 4, not of the caller's settings."""
+    model = random_model(decoder())
+    with torch.no_grad():
+        model.last.layers[1].feedforward.up.weight[0, 0] = math.nan
+    with raises("model.non-finite", "layers.1.feedforward.up"):
+        Checkpoint(model).generate([3, 4, 3], decoding=kind, max_new_tokens=3)

@@ -13,8 +13,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import manyheads
 from manyheads import Checkpoint
+from manyheads.convert.fairseq.model import FairseqTokenizer
 from manyheads.generate.config import CheckpointSettings
-from manyheads.generate.text import Detokenizer, TextStream, find_stop
+from manyheads.generate.generator import TextGenerator
+from manyheads.generate.text import GrowingText, StopStrings, TextStream, find_stop
+from manyheads.generate.vocabulary import TokenDecoder
 from manyheads.spec import to_tree
 
 SYMBOLS = pre_tokenizers.ByteLevel.alphabet()
@@ -65,23 +68,64 @@ def fallback():
     return tokenizer
 
 
-TOKENIZERS = {"byte-level": byte_level(), "word-piece": word_piece(), "fallback": fallback()}
+def word_level(decoder=None):
+    """Words of which some have a meaning for a decoder, or none without one, which is a space between them."""
+    words = ["<unk>", "a", "▁", "▁b", "c▁▁d", "e</w>", "</w>", "|", "<pad>", "##f", "##", ".", "n't", "<0x41>"]
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    if decoder is not None:
+        tokenizer.decoder = decoder
+    return tokenizer
+
+
+class Fairseq(FairseqTokenizer):
+    def __init__(self):
+        self.ids, self.target = {}, ("<s>", "<pad>", "</s>", "<unk>", "a@@", "b", "@@", ".", "\u2003")
+
+    def get_vocab_size(self):
+        return len(self.target)
+
+
+TOKENIZERS = {
+    "byte-level": byte_level(),
+    "word-piece": word_piece(),
+    "fallback": fallback(),
+    "joined by spaces": word_level(),
+    "metaspace": word_level(decoders.Metaspace()),
+    "metaspace-never": word_level(decoders.Metaspace(prepend_scheme="never")),
+    "bpe": word_level(decoders.BPEDecoder()),
+    "ctc": word_level(decoders.CTC()),
+    "word-piece, other": word_level(decoders.WordPiece()),
+    "any": word_level(decoders.Sequence([decoders.Fuse(), decoders.Replace("aa", "x")])),
+    "any-strip": word_level(decoders.Sequence([decoders.Fuse(), decoders.Strip("a", 2, 0)])),
+    "fairseq": Fairseq(),
+}
+for one in TOKENIZERS.values():
+    if isinstance(one, Tokenizer):
+        one.add_special_tokens(["<s>"])  # which has no text, and is between others as if it were not there
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 @given(data=st.data())
 def test_the_pieces_of_a_stream_are_the_text_up_to_the_first_stop_string(name, data):
     tokenizer = TOKENIZERS[name]
-    ids = data.draw(st.lists(st.integers(0, tokenizer.get_vocab_size() - 1), max_size=24))
+    some = st.lists(st.integers(0, tokenizer.get_vocab_size() - 1), max_size=24)
+    if name in ("byte-level", "fallback"):  # characters of several tokens, whole and not
+        characters = st.text(alphabet="aé€😀", max_size=12).map(lambda text: tokenizer.encode(text).ids)
+        some = st.lists(st.one_of(some, characters), max_size=3).map(lambda parts: [i for part in parts for i in part])
+    ids = data.draw(some)
     whole = tokenizer.decode(ids)
     inside = st.builds(lambda i, n: whole[i : i + n], st.integers(0, max(0, len(whole) - 1)), st.integers(1, 4))
     stops = data.draw(st.lists(st.one_of(inside.filter(bool), st.text(min_size=1, max_size=3)), max_size=2))
-    stream, pieces = TextStream(Detokenizer.of(tokenizer, tokenizer.decode), stops), []
-    for token in ids:
-        pieces.append(stream.push(token))
-        if find_stop(tokenizer.decode(stream.tokens), stops):
+    empty = GrowingText(tokenizer.decode, TokenDecoder(tokenizer), window=data.draw(st.integers(1, 6)))
+    stream, stopping, pieces = TextStream(empty, stops), StopStrings(empty, stops), []
+    for count in range(1, len(ids) + 1):
+        pieces.append(stream.push(ids[count - 1]))
+        assert stream.text.text == tokenizer.decode(ids[:count])
+        is_stopped = find_stop(stream.text.text, stops) is not None
+        assert stopping.is_complete(ids[:count]) == is_stopped
+        if is_stopped:
             break
-    final = tokenizer.decode(stream.tokens)
+    final = stream.text.text
     found = find_stop(final, stops)
     final = final[: found[0]] if found else final
     pieces.append(stream.send(final))
@@ -89,12 +133,41 @@ def test_the_pieces_of_a_stream_are_the_text_up_to_the_first_stop_string(name, d
     assert not any(stop in "".join(pieces) for stop in stops)
 
 
+@pytest.mark.parametrize("name", ["byte-level", "fallback", "word-piece", "metaspace", "bpe", "fairseq"])
+def test_a_token_of_a_long_text_costs_no_more_than_one_of_a_short_text(name):
+    """As many tokens are decoded for each, whatever the text, and the stop strings that it does not have."""
+    tokenizer, sizes = TOKENIZERS[name], []
+
+    def decode(ids):
+        sizes.append(len(ids))
+        return tokenizer.decode(ids)
+
+    empty = GrowingText(decode, TokenDecoder(tokenizer))
+    stream, stopping = TextStream(empty, ["zzz"]), StopStrings(empty, ["zzz"])
+    first = tokenizer.token_to_id("a") if name == "byte-level" else tokenizer.get_vocab_size() - 4
+    ids = [first + i % 3 for i in range(300)]
+    for count in range(1, len(ids) + 1):
+        stream.push(ids[count - 1])
+        stopping.is_complete(ids[:count])
+        assert len(stopping.texts) <= 2
+    assert max(sizes) <= 2 * empty.window
+    assert len(sizes) < 3 * len(ids)
+
+
 @given(text=st.text(max_size=20))
 def test_a_piece_is_never_half_a_character(text):
     tokenizer = TOKENIZERS["byte-level"]
-    stream = TextStream(Detokenizer.of(tokenizer, tokenizer.decode))
+    stream = TextStream(GrowingText(tokenizer.decode, TokenDecoder(tokenizer)))
     for token in tokenizer.encode(text).ids:
         assert "\ufffd" not in stream.push(token) or "\ufffd" in text
+
+
+def test_a_tokenizer_that_fails_for_one_token_is_an_error_of_the_checkpoint():
+    """Its library panics if both ends of a token are the character to strip."""
+    generator = TextGenerator(None, word_level(decoders.Strip("a", 1, 1)))
+    assert generator.token_name(2) == "▁"
+    with raises("checkpoint.tokenizer"):
+        generator.token_name(1)
 
 
 def checkpoint():

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import json
 import tomllib
+from dataclasses import replace
 
 import pytest
 from command import FORKS, error_of, run, run_json
+from kinds import decoder, random_model
+from raising import raises
 from small_checkpoints import folder_of
 from small_runs import described
 
 import manyheads
+from manyheads import Checkpoint
+from manyheads.generate.config import generation_config
 from manyheads.spec import load_parts, to_toml
+from manyheads.tasks.language import CausalSpec
+from manyheads.tasks.prediction import PredictOptions
 
 TAGGING = '''
 """Tagging: one tag per word of a text."""
@@ -29,6 +36,7 @@ class TagSpec(TaskSpec, kind="tag"):
 
     fields = ("source", "target")
     architectures = ("encoder",)
+    generates_text = False
     template = "$A"
     num_special_tokens = 0
     file_kind = "pairs"
@@ -137,6 +145,28 @@ def test_an_own_task_predicts_one_text_and_many(tagging):
     rows = [json.loads(line) for line in run(*common, "--json", stdin=lines).stdout.splitlines()]
     assert rows[1] is None
     assert [row["tags"] for row in rows if row] == tags
+
+
+class Quoting(CausalSpec):
+    """A causal task whose results have one key more."""
+
+    def encode(self, checkpoint, texts, options):
+        return super().encode(checkpoint, [text.strip() for text in texts], options)
+
+    def results(self, checkpoint, rows, options):
+        for i, result in super().results(checkpoint, rows, options):
+            yield i, result | {"quoted": repr(result["generated"])}
+
+
+def test_an_own_task_that_extends_the_results_of_another_still_generates_text():
+    """It may stream, report loops and chat, and a text without room for new tokens is refused before the model runs."""
+    task, checkpoint = Quoting(), Checkpoint(random_model(decoder(position={"kind": "learned", "length": 8})))
+    options = PredictOptions(generation_config(max_new_tokens=3), loops=True, chat=True)
+    task.check_options(options)
+    ((_, result),) = task.predict(checkpoint, [" 3 4 "], replace(options, chat=False))
+    assert {"generated", "quoted", "loop"} <= set(result)
+    with raises("input.length"):
+        task.encode_checked(checkpoint, replace(options, chat=False), ["3 " * 8])
 
 
 def test_an_own_task_has_a_suggested_run(tagging, tmp_path):

@@ -62,12 +62,7 @@ class BeamSearch(DecodingSpec):
         with torch.no_grad():
             results = self.search(request).run()
         yield from ()  # no token is final before the end
-        return check_found(results)
-
-
-def check_found(results: list[list[Hypothesis]]) -> list[list[Hypothesis]]:
-    """The hypotheses of each row; raises if a row has none, because no token was possible."""
-    return results if all(results) else raise_impossible()
+        return results if all(results) else raise_impossible()
 
 
 class BeamSpec(BeamSearch, kind="beam"):

@@ -19,7 +19,6 @@ from manyheads.generate.decoding import (
 )
 from manyheads.model.record import record_hidden_states
 from manyheads.model.transformer import Transformer
-from manyheads.parts.head import token_at
 from manyheads.parts.inputs import Inputs
 from manyheads.spec import field
 
@@ -63,13 +62,11 @@ class ContrastiveSequences(RunningSequences):
     def step(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
         """The logits of the next token, and the hidden states of the new tokens."""
         with record_hidden_states(self.request.model) as states:  # type: ignore[arg-type]
-            logits, self.state = self.request.model.step(inputs, self.state)
-        return token_at(logits, inputs.padding_mask, -1), states[-1]
+            logits, self.state = self.request.step(inputs, self.state)
+        return logits, states[-1]
 
     def select(self, beam_indices: Tensor) -> None:
         super().select(beam_indices)
-        if self.logprobs is None:  # which are those of the next token here
-            self.last_logits = self.last_logits.index_select(0, beam_indices)
         self.hidden_BLD = self.hidden_BLD.index_select(0, beam_indices)
         if self.padding_mask is not None:
             self.padding_mask = self.padding_mask.index_select(0, beam_indices)
@@ -80,8 +77,7 @@ class ContrastiveSequences(RunningSequences):
         p_BV = check_possible(self.filter(self.last_logits)).softmax(dim=-1)
         p_BC, token_BC = p_BV.topk(k)
         repeated = torch.arange(batch, device=self.tokens.device).repeat_interleave(k)
-        logits_BV, before = self.last_logits, self.state
-        self.state = before.select(repeated)
+        self.state = self.state.select(repeated)
         next_RV, hidden_R1D = self.step(Inputs(token_BC.flatten()[:, None]))
         similarity_RL = F.cosine_similarity(hidden_R1D, self.hidden_BLD[repeated], dim=-1)
         if self.padding_mask is not None:
@@ -91,10 +87,8 @@ class ContrastiveSequences(RunningSequences):
         best_B = score_BC.masked_fill(p_BC == 0, -torch.inf).argmax(dim=1)
         chosen_B = best_B + k * torch.arange(batch, device=best_B.device)
         tokens_B = token_BC.flatten()[chosen_B]
-        self.state, self.tokens = self.state.select(chosen_B), torch.cat((self.tokens, tokens_B[:, None]), dim=1)
-        if self.logprobs is not None:
-            self.logprobs.append(logits_BV, tokens_B)
-        self.last_logits = next_RV[chosen_B]
+        self.append(tokens_B)
+        self.state, self.last_logits = self.state.select(chosen_B), next_RV[chosen_B]
         self.hidden_BLD = torch.cat((self.hidden_BLD, hidden_R1D[chosen_B]), dim=1)
         if self.padding_mask is not None:
             self.padding_mask = F.pad(self.padding_mask, (0, 1))

@@ -11,8 +11,8 @@ from pydantic import model_validator
 from torch import Tensor
 
 from manyheads.errors import IncompatibleError
-from manyheads.generate.decoding import DecodingSteps, Request
-from manyheads.generate.methods.beam import BeamSpec, Search, check_found
+from manyheads.generate.decoding import Hypothesis, Request
+from manyheads.generate.methods.beam import BeamSpec, Search
 from manyheads.parts.inputs import Inputs
 from manyheads.spec import field
 
@@ -41,13 +41,8 @@ class DiverseBeamSpec(BeamSpec, kind="diverse-beam"):
     def group_size(self) -> int:
         return self.num_beams // self.num_beam_groups
 
-    def generate(self, request: Request) -> DecodingSteps:
-        with torch.no_grad():
-            results = DiverseSearch(self, request).run()
-        yield from ()  # no token is final before the end
-        groups = self.num_beam_groups
-        rows = (chain.from_iterable(results[i : i + groups]) for i in range(0, len(results), groups))
-        return check_found([sorted(row, key=lambda one: -(one.score or 0.0)) for row in rows])
+    def search(self, request: Request) -> Search:
+        return DiverseSearch(self, request)
 
 
 class DiverseSearch(Search):
@@ -62,6 +57,11 @@ class DiverseSearch(Search):
             source=None if request.source is None else repeat_rows(request.source, spec.num_beam_groups),
         )
         super().__init__(spec, repeated)
+
+    def run(self) -> list[list[Hypothesis]]:
+        results, groups = super().run(), self.spec.num_beam_groups
+        rows = (chain.from_iterable(results[i : i + groups]) for i in range(0, len(results), groups))
+        return [sorted(row, key=lambda one: -(one.score or 0.0)) for row in rows]
 
     def candidates(self, logp_BNV: Tensor, first: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         groups, (_, beams, vocab) = self.spec.num_beam_groups, logp_BNV.shape

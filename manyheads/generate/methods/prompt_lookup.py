@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import replace
-from typing import Any, ClassVar, cast
+from typing import ClassVar
 
 import torch
 
@@ -34,7 +34,7 @@ class PromptLookupSpec(DecodingSpec, kind="prompt-lookup"):
         return results
 
     def generate_row(self, request: Request, row: int) -> Generator[list[tuple[int, int]], None, Hypothesis]:
-        config, device, model = request.config, request.prompt.tokens.device, cast(Any, request.model)
+        config, device = request.config, request.prompt.tokens.device
         tokens, new = request.prompt.tokens[0].tolist(), list[int]()
         logprobs = None if config.logprobs is None else TokenLogprobs(config.logprobs)
         capacity = len(tokens) + config.max_new_tokens + self.prompt_lookup_num_tokens
@@ -44,10 +44,11 @@ class PromptLookupSpec(DecodingSpec, kind="prompt-lookup"):
         while len(new) < config.max_new_tokens and not is_finished:
             draft = self.draft(tokens)[: config.max_new_tokens - len(new) - 1]
             with torch.no_grad():
-                logits, state = model.step(Inputs(torch.tensor([unread + draft], device=device)), state)
+                inputs = Inputs(torch.tensor([unread + draft], device=device))
+                logits_NV, state = request.step(inputs, state, num_drafted=len(draft))
             length += len(unread)
             for i in range(len(draft) + 1):
-                logits_1V = logits[:, len(unread) - 1 + i]
+                logits_1V = logits_NV[i : i + 1]
                 filtered_1V = request.filter(logits_1V, torch.tensor([tokens], device=device), len(new))
                 token = int(check_possible(filtered_1V).argmax())
                 tokens.append(token)
@@ -55,7 +56,7 @@ class PromptLookupSpec(DecodingSpec, kind="prompt-lookup"):
                 if logprobs is not None:
                     logprobs.append(logits_1V, torch.tensor([token], device=device))
                 yield [(row, token)]
-                is_finished = token in config.eos_token_id or bool(request.is_stopped and request.is_stopped(new))
+                is_finished = request.has_ended(token, lambda: new)
                 if is_finished or i == len(draft) or token != draft[i]:
                     break
                 length += 1
