@@ -126,7 +126,7 @@ def model_of_many_parts():
 
 def test_the_command_exports_parts_that_no_other_library_has_with_the_tokenizer_and_prints_one_line(tmp_path):
     folder, tokenizer = tmp_path / "own", Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
-    manyheads.export(Checkpoint(model_of_many_parts(), tokenizer), folder)
+    manyheads.export(Checkpoint(model_of_many_parts(), tokenizer), folder, to="manyheads")
     (folder / "generation_config.json").write_text("{}")
     before = partial(warnings.simplefilter, "error")
     done = run_command("export", folder, tmp_path / "out", "--to", "onnx", before=before)

@@ -23,7 +23,6 @@ FORKS = multiprocessing.get_context("forkserver")
 # imported in advance, because a child may not be allowed to read files (tests limit that)
 LAZY_IMPORTS = [
     "sacrebleu",
-    "transformers",
     "matplotlib.pyplot",
     "pydantic.type_adapter",
     "rich.console",
