@@ -74,6 +74,10 @@ def child(arguments, stdin, stdout, stderr, cwd, env, before=None):
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
+    if name := env.get("TEST_CONTEXT"):  # for tests/mutants.py; the server of forks was started in another test
+        import coverage
+
+        coverage.Coverage.current().switch_context(name)
     encoding = env.get("PYTHONIOENCODING", "utf-8")
     sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w", encoding=encoding), open(2, "w", encoding=encoding)  # noqa: SIM115
     sys.argv = ["manyheads", *arguments]
