@@ -303,7 +303,8 @@ def check_owned(settings: Tree) -> None:
 
 
 def is_off(value: Any, off: object) -> bool:
-    """Whether a value turns a method or filter off; false is not 0."""
+    """Whether a value turns a method or filter off; false is not 0, and a list is as good as a tuple."""
+    value = tuple(value) if isinstance(value, list) else value
     return value == off and isinstance(value, bool) == isinstance(off, bool)
 
 

@@ -92,7 +92,8 @@ class Request:
         """Applies the filters, in float32 or more. `tokens_BL` is padded with −1 on the left."""
         logits_BV = logits_BV.to(torch.promote_types(logits_BV.dtype, torch.float32))
         remaining = self.config.max_new_tokens - num_generated
-        context = FilterContext(tokens_BL, num_generated, remaining, self.config.eos_token_id)
+        forces_bos = any(one.forces_bos for one in self.config.filters)
+        context = FilterContext(tokens_BL, num_generated, remaining, self.config.eos_token_id, forces_bos)
         for one in self.filters:
             logits_BV = one.apply(logits_BV, context)
         return logits_BV

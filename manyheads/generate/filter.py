@@ -24,6 +24,7 @@ class FilterContext:
     num_generated: int
     remaining: int  # tokens up to max_new_tokens, the next one included
     eos_token_id: tuple[int, ...]
+    forces_bos: bool = False  # whether the token after a single first token is forced
 
     @property
     def generated(self) -> Tensor:
@@ -49,6 +50,7 @@ class FilterSpec(Part, slot="filter"):
     # whether it shapes the distribution that is sampled from: it then selects sampling, and no other method uses it
     for_sampling: ClassVar[bool] = False
     order: ClassVar[int] = 50  # filters are applied by increasing order, which is that of transformers
+    forces_bos: ClassVar[bool] = False  # whether it forces the token after a single first token
     # whether it runs an expression of the caller: no checkpoint can set it, and a text follows at most one
     is_grammar: ClassVar[bool] = False
 

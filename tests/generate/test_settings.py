@@ -203,3 +203,18 @@ def test_filters_are_documented_in_the_order_in_which_they_are_applied():
     assert sorted(name for group in groups for name in group) == sorted(orders)
     for before, after in pairwise(groups):
         assert max(orders[name] for name in before) <= min(orders[name] for name in after)
+
+
+@pytest.mark.parametrize("forced", [None, 50])
+def test_tokens_are_suppressed_after_a_forced_one_as_in_transformers(forced, tmp_path):
+    from transformers import AutoModelForSeq2SeqLM
+
+    folder = folder_of("bart", tmp_path / "bart", tokenizer=False)
+    settings = {"begin_suppress_tokens": list(range(40)), "forced_bos_token_id": forced, "max_new_tokens": 3}
+    theirs = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    expected = theirs.generate(
+        torch.tensor([[5, 9, 7]]), do_sample=False, num_beams=1, forced_eos_token_id=None, **settings
+    )
+    ours = manyheads.load(folder).generate([5, 9, 7], **settings | {"forced_bos_token_id": [forced] if forced else []})
+    assert ours[:3] == expected[0, 1 : 1 + len(ours)].tolist()
+    assert ours[bool(forced)] >= 40

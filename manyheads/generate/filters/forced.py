@@ -15,6 +15,7 @@ class ForcedBosSpec(FilterSpec, kind="forced-bos"):
     """Only these tokens after a single first token, such as the decoder_start_token_id"""
 
     order: ClassVar[int] = 45
+    forces_bos: ClassVar[bool] = True
 
     forced_bos_token_id: tuple[int, ...] = field((), "token ids", strict=False, max_length=1 << 20)
 
