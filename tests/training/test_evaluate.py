@@ -208,7 +208,8 @@ def test_texts_are_read_as_in_training_however_long_they_are(tmp_path):
     assert re.findall(r"\d+", done.stderr) == ["8"], "its first 8 tokens were read"
     assert done.stdout.split()[1] == "red"
     assert run_json("predict", tmp_path / "labels", text)["truncated"] == 8
-    assert re.findall(r"\d+", run("predict", tmp_path / "labels", "-f", tmp_path / "long.tsv").stderr)[-1] == "80"
+    (tmp_path / "long.txt").write_text("".join(row.replace("\t", " ") for row in rows))
+    assert re.findall(r"\d+", run("predict", tmp_path / "labels", "-f", tmp_path / "long.txt").stderr)[-1] == "80"
     longer = {"data": labels, "task": "classify", "train": settings | {"max_length": 30}}
     again = prepare(read_run({"init_from": str(tmp_path / "labels")} | longer))
     assert max(len(again.train_rows[i][0]) for i in range(60)) > 8, "another run truncates where it says"
@@ -262,11 +263,11 @@ def test_each_row_gets_its_own_output(runs):
     )
     report = evaluate(runs / "seq2seq", max_rows=8, examples=8, **settings)
     texts = [row["prediction"] for row in report["outputs"]]
-    assert texts == [checkpoint.generate(row["source"], **settings) for row in report["examples"]]
+    assert texts == [checkpoint.generate(row["source"], decoding="gnmt-beam", **settings) for row in report["examples"]]
     assert len(set(texts)) > 1
     assert report["generation"]["max_new_tokens"] == 5
     chosen = report["generation"]["decoding"]
-    assert (chosen["kind"], chosen["num_beams"], chosen["length_penalty"]) == ("beam", 2, 0.6)
+    assert (chosen["kind"], chosen["num_beams"], chosen["length_penalty"]) == ("gnmt-beam", 2, 0.6)
 
 
 OUTPUT_KEYS = {
@@ -437,10 +438,10 @@ def test_the_columns_of_another_file_are_found_as_new_finds_them(runs, tmp_path)
         "".join(json.dumps({"said": text, "colour": label}) + "\n" for text, label in rows)
     )
     expected = evaluate(runs / "classify", data=str(tmp_path / "c.jsonl"))
-    assert (expected["rows"], "columns said, colour" in expected["data"]) == (10, True)
+    assert (expected["rows"], "columns 'said', 'colour'" in expected["data"]) == (10, True)
     report = evaluate(runs / "classify", data=str(tmp_path / "b.csv"))
     assert report["scores"] == expected["scores"]
-    for name in ("semicolon-separated", "columns What was said, Colour"):
+    for name in ("semicolon-separated", "columns 'What was said', 'Colour'"):
         assert name in report["data"]
     report = evaluate(runs / "classify", data=str(tmp_path / "a.csv"), overrides=["data.fields=[2, 1]"])
     assert report["scores"] == expected["scores"]

@@ -216,7 +216,7 @@ def test_a_file_saved_from_a_spreadsheet_is_trained_evaluated_and_used_in_four_c
     content = spreadsheet([("Nr.", "Review Text", "Verdict (final)"), *rows], delimiter)
     (tmp_path / name).write_bytes(content.encode(encoding))
     done = run("new", "classify", name, "--output", "run.toml", "--minutes", "0.01", cwd=tmp_path)
-    for value in ("-separated", "Review Text, Verdict (final)", "header"):
+    for value in ("-separated", "'Review Text', 'Verdict (final)'", "header"):
         assert value in done.stderr
     run("train", "run.toml", "--output", "runs/x", "-s", "train.steps=2", "-s", "train.eval_rows=4", cwd=tmp_path)
     report = json.loads(run("evaluate", "runs/x", "--data", name, "--json", cwd=tmp_path).stdout)
