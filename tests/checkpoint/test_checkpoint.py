@@ -163,7 +163,7 @@ def test_wrong_inputs_have_a_code(tmp_path):
         ([2**70], "input.shape", 2**70),
         ([-1], "input.invalid", -1, 61),
         ([61], "input.invalid", 61),
-        ([], "input.length"),
+        ([[]], "input.length"),
         ([1.5], "input.shape", "float"),
         ([True], "input.shape", "bool"),
         ([[[1, 2]]], "input.shape", "(1, 1, 2)"),
