@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -68,10 +68,14 @@ class InMemoryTensors(TensorStore):
         return self.tensors[name]
 
 
-def is_shape(values: Sequence[Any]) -> bool:
+def are_counts(values: Iterable[Any]) -> bool:
+    """Whether these can be sizes, strides or offsets of a tensor that torch can describe."""
+    return all(type(value) is int and 0 <= value <= MAX_ELEMENTS for value in values)
+
+
+def is_shape(sizes: Sequence[Any]) -> bool:
     """Whether these are the sizes of a tensor that torch can describe, even if one of them is 0."""
-    counts = len(values) <= MAX_AXES and all(type(one) is int and 0 <= one <= MAX_ELEMENTS for one in values)
-    return counts and math.prod(max(one, 1) for one in values) <= MAX_ELEMENTS
+    return len(sizes) <= MAX_AXES and are_counts(sizes) and math.prod(max(size, 1) for size in sizes) <= MAX_ELEMENTS
 
 
 def stamp(file: BinaryIO) -> tuple[int, int, int]:
@@ -114,7 +118,7 @@ class SafetensorsFile(TensorStore):
             if entry["dtype"] not in DTYPES:
                 raise ValueError(f"{quoted(name)} has the unknown dtype {quoted(entry['dtype'])}")
             dtype = DTYPES[entry["dtype"]]
-            valid = is_shape(shape) and is_shape((start, stop))
+            valid = is_shape(shape) and are_counts((start, stop))
             if not valid or base + start != end or stop - start != math.prod(shape) * dtype.itemsize:
                 place = f"bytes {quoted(start)} to {quoted(stop)}"
                 raise ValueError(f"{place} cannot hold {quoted(name)}, {entry['dtype']} {quoted(shape)}")

@@ -41,7 +41,7 @@ def ids_and_truncated(encodings: Sequence[Any]) -> tuple[list[list[int]], dict[i
 
 
 def generated_result(checkpoint: Checkpoint, texts: Sequence[GeneratedText], options: PredictOptions) -> Tree:
-    """The best generated text as plain data; all of them, if several were asked for, are under `sequences`."""
+    """The best generated text as plain data; if n > 1, all of them are under `sequences`."""
     results = [
         {"generated": one.tokens if checkpoint.tokenizer is None else one.text, "finish_reason": one.finish_reason}
         | ({} if one.score is None else {"score": one.score})

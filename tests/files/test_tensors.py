@@ -128,3 +128,17 @@ def test_a_tensor_that_is_not_aligned_is_read(tmp_path):
     path.write_bytes(struct.pack("<Q", len(text)) + text + b"\7" + torch.tensor([1.5, -2.0]).numpy().tobytes())
     for copy in (False, True):
         assert SafetensorsFile(path, copy=copy)["b"].tolist() == [1.5, -2.0]
+
+
+def test_a_file_of_many_gigabytes_is_read(tmp_path):
+    # a sparse file: the offsets are those of a large model, the disk holds one page
+    path, first = tmp_path / "model.safetensors", 20 << 30
+    front = header({"wte": entry(0, first, "U8", (first,)), "bias": entry(first, first + 8)})
+    with path.open("wb") as file:
+        file.write(front)
+        file.seek(len(front) + first)
+        file.write(struct.pack("<2f", 1.0, 2.0))
+    for copy in (False, True):
+        store = SafetensorsFile(path, copy=copy)
+        assert store.shapes == {"wte": (first,), "bias": (2,)}
+        assert store["bias"].tolist() == [1.0, 2.0]

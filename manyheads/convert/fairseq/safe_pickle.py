@@ -18,7 +18,7 @@ from torch import Tensor
 
 from manyheads.errors import CheckpointError, CorruptFileError, UnsafeFileError
 from manyheads.files.read import open_regular
-from manyheads.files.tensors import is_shape
+from manyheads.files.tensors import are_counts, is_shape
 from manyheads.spec import quoted, shortened
 
 MAX_PICKLE_BYTES = 64 << 20
@@ -65,7 +65,7 @@ class SafeUnpickler(pickle.Unpickler):
 
     def rebuild_tensor(self, storage: Any, offset: Any, shape: Any, stride: Any, *_: Any) -> Tensor:
         """Copies a tensor from its storage, after checking that it fits, and that all together are not too large."""
-        valid = isinstance(storage, Tensor) and is_shape(shape) and is_shape((offset, *stride))
+        valid = isinstance(storage, Tensor) and is_shape(shape) and are_counts((offset, *stride))
         if valid and not math.prod(shape):
             return torch.empty(tuple(shape), dtype=storage.dtype)
         last = offset + sum((length - 1) * step for length, step in zip(shape, stride, strict=True)) if valid else 0
