@@ -35,7 +35,7 @@ from manyheads.model.finite import check_finite
 from manyheads.model.record import record_hidden_states
 from manyheads.model.spec import ModelSpec
 from manyheads.model.transformer import Transformer
-from manyheads.parts.inputs import Inputs, group_by_length, pad_rows
+from manyheads.parts.inputs import Inputs, check_token_ids, group_by_length, pad_rows
 from manyheads.spec import MAX_COUNT, Tree, quoted
 
 
@@ -217,7 +217,15 @@ class Checkpoint:
 
     def rows_of(self, prompts: Sequence[Any]) -> list[list[int]]:
         """The ids of each text, or rows of ids as they are."""
-        return self.encode_ids(prompts) if all_texts(prompts) else [checked_ids(one) for one in prompts]
+        if all_texts(prompts):
+            return self.encode_ids(prompts)
+        rows, vocab = [], self.spec.source_vocab or self.spec.vocab
+        for index, ids in enumerate(prompts):
+            rows.append(checked_ids(ids, index))
+            self.check_length(len(rows[-1]), index)
+            if isinstance(vocab, int):
+                check_token_ids(rows[-1], vocab, index)
+        return rows
 
     def encode_with_special(self, texts: Sequence[str], names: Sequence[str]) -> list[Any]:
         """As `encode`, but these special tokens are recognised in a text, even if the tokenizer reads them as text."""
@@ -413,15 +421,15 @@ def check_texts(texts: Sequence[str]) -> None:
             raise InputError(f"given {quoted(text)}, expected a text of Unicode characters", index)
 
 
-def checked_ids(ids: Sequence[int]) -> list[int]:
+def checked_ids(ids: Sequence[int], index: int = 0) -> list[int]:
     try:
         if isinstance(ids, bytes | bytearray | memoryview):
             raise TypeError
         tensor = torch.tensor([list(ids)])
     except (TypeError, ValueError, RuntimeError):  # bytes, not iterable, nested, or too large
-        raise InputShapeError(f"given {quoted(ids)}, expected a text or a list of token ids") from None
+        raise InputShapeError(f"given {quoted(ids)}, expected a text or a list of token ids", index) from None
     if tensor.numel() and (tensor.dim() != 2 or tensor.dtype is not torch.int64):
         raise InputShapeError(
-            f"token ids are {tensor.dtype} of shape {tuple(tensor.shape)}, expected a list of integers"
+            f"token ids are {tensor.dtype} of shape {tuple(tensor.shape)}, expected a list of integers", index
         )
     return list(map(int, tensor[0].tolist()))

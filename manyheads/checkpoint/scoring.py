@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 from manyheads.checkpoint.checkpoint import all_texts, check_texts, checked_ids, is_batch
 from manyheads.errors import CheckpointTokenizerError, UnsupportedError, UsageError
 from manyheads.files.tokenizer import encode_texts
+from manyheads.generate.config import check_integer
 from manyheads.generate.generator import start_token
 from manyheads.generate.score import TokenRow, check_can_score, score_rows
+from manyheads.spec import MAX_COUNT
 
 if TYPE_CHECKING:
     from manyheads.checkpoint.checkpoint import Checkpoint
@@ -36,9 +38,11 @@ def score(
     rows = rows_after(checkpoint, texts, contexts)
     if checkpoint.has_source:
         start = checkpoint.generation_settings.decoder_start_token_id
-        start = start_token(start if decoder_start_token_id is None else decoder_start_token_id)
+        if decoder_start_token_id is not None:
+            check_integer("decoder_start_token_id", decoder_start_token_id, 0, MAX_COUNT)
+            start = decoder_start_token_id
         rows = [
-            replace(row, ids=[start, *row.ids], first=row.first + 1, source=ids)
+            replace(row, ids=[start_token(start), *row.ids], first=row.first + 1, source=ids)
             for row, ids in zip(rows, checkpoint.rows_of(sources), strict=True)
         ]
     scores = score_rows(checkpoint.model, rows, window=checkpoint.context_length, stride=stride)
@@ -52,7 +56,7 @@ def rows_after(checkpoint: Checkpoint, texts: Sequence[Any], contexts: Sequence[
     """The tokens of each text, or row of ids, after its context."""
     pairs = list(zip(texts, contexts, strict=True))
     if not all_texts(texts):
-        rows = [(checked_ids(before or ()), checked_ids(ids)) for ids, before in pairs]
+        rows = [(checked_ids(before or (), i), checked_ids(ids, i)) for i, (ids, before) in enumerate(pairs)]
         return [TokenRow(before + ids, len(before)) for before, ids in rows]
     if checkpoint.tokenizer is None:
         raise CheckpointTokenizerError("this checkpoint has no tokenizer; give token ids")

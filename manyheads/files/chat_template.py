@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from manyheads.errors import ChatTemplateError, InputError
+from manyheads.files.tokenizer import is_unicode_text
 from manyheads.spec import shortened
 
 Message = Mapping[str, str]  # its role and its content
@@ -62,4 +63,6 @@ def render_template(
     if "error" in result:
         raise ChatTemplateError(f"the chat template failed: {shortened(result['error'], 300)}")
     texts: list[str] = result["texts"]
+    if not all(map(is_unicode_text, texts)):
+        raise ChatTemplateError("the chat template writes half of a surrogate pair")
     return texts

@@ -16,6 +16,7 @@ DEFAULT_MAX_NEW_TOKENS = 64
 MAX_SEQUENCES, MAX_LOGPROBS, MAX_STOP_STRINGS, MAX_STOP_LENGTH = 256, 100, 16, 1000
 MAX_TOKEN_IDS = 1 << 10  # in one setting
 TRANSFORMERS_TOP_K = 50  # transformers samples with it unless told otherwise
+# the settings of every request, whatever its method and filters
 COMMON = ("max_new_tokens", "max_length", "n", "seed", "stop", "logprobs", "eos_token_id", "decoder_start_token_id")
 SAME = {  # names of other libraries
     "num_return_sequences": "n", "stop_strings": "stop", "max_length": "max_new_tokens", "max_tokens": "max_new_tokens",
@@ -56,17 +57,7 @@ class GenerationConfig:
 
     def effective_settings(self) -> Tree:
         """Every setting in effect by name: its value, and whether it is from the caller, the checkpoint or neither."""
-        names = (
-            "max_new_tokens",
-            "max_length",
-            "n",
-            "seed",
-            "stop",
-            "logprobs",
-            "eos_token_id",
-            "decoder_start_token_id",
-        )
-        values: Tree = {"decoding": self.decoding.kind} | {name: getattr(self, name) for name in names}
+        values: Tree = {"decoding": self.decoding.kind} | {name: getattr(self, name) for name in COMMON}
         for part in (self.decoding, *self.filters):
             values |= {name: getattr(part, name) for name in type(part).model_fields}
         origins = dict.fromkeys(self.of_checkpoint, "checkpoint") | dict.fromkeys(self.given, "caller")
@@ -337,11 +328,14 @@ def choose_decoding(decoding: str | Tree | DecodingSpec) -> DecodingSpec:
 
 
 def choose_filter(tree: Tree) -> FilterSpec:
-    # a table of token ids may have integers as keys, which TOML and JSON write as strings
-    tables = {
-        name: {str(key): one for key, one in value.items()} for name, value in tree.items() if type(value) is dict
-    }
+    values = dict(tree)
+    fields = filter_kinds()[tree["kind"]].model_fields
+    for name, value in tree.items():
+        if type(value) is dict:  # a table of token ids may have integers as keys, which TOML and JSON write as strings
+            values[name] = {str(key): one for key, one in value.items()}
+        elif type(value) is int and name in fields and fields[name].default == ():  # one token id instead of a list
+            values[name] = (value,)
     try:
-        return FilterSpec.choose(tree | tables)
+        return FilterSpec.choose(values)
     except ConfigError as error:
         raise GenerationConfigError(error.message) from None

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from manyheads.errors import InputError, InputLengthError, UnsupportedError, UsageError
+from manyheads.errors import InputLengthError, UnsupportedError, UsageError
 from manyheads.generate.decoding import log_probabilities
 from manyheads.metrics.likelihood import LogLikelihood, perplexity
 from manyheads.model.build import Model
 from manyheads.model.finite import check_finite
-from manyheads.parts.inputs import BATCH_TOKENS, Inputs, group_by_length, pad_rows
+from manyheads.parts.inputs import BATCH_TOKENS, Inputs, check_token_ids, group_by_length, pad_rows
 from manyheads.spec import MAX_COUNT, quoted
 
 BATCH_LOGITS = 1 << 25  # maximum number of logits per step, if a row has not more
@@ -200,5 +200,4 @@ def check_row(model: Model, row: TokenRow, index: int) -> None:
         raise InputLengthError(
             "the text has one token and nothing is before it, so it has no probability", index, hint="give a context"
         )
-    if wrong := [one for one in row.ids if not 0 <= one < model.spec.vocab]:
-        raise InputError(f"token {wrong[0]} is outside the {model.spec.vocab:,} tokens of the model", index)
+    check_token_ids(row.ids, model.spec.vocab, index)

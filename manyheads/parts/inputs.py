@@ -103,6 +103,12 @@ def pad_rows(rows: Sequence[Sequence[int] | np.ndarray], pad: int = 0, *, left: 
     return Inputs(torch.from_numpy(ids), padding_mask=torch.from_numpy(padding_mask) if padding_mask.any() else None)
 
 
+def check_token_ids(ids: Sequence[int], vocab: int, index: int = 0) -> None:
+    """Raises if an id of row `index` is outside the vocabulary."""
+    if wrong := [one for one in ids if not 0 <= one < vocab]:
+        raise InputError(f"token {wrong[0]} is outside the {vocab:,} tokens of the model (0 to {vocab - 1})", index)
+
+
 def group_by_length(
     lengths: Sequence[int], max_tokens: int = BATCH_TOKENS, *, keys: Sequence[Hashable] | None = None
 ) -> Iterator[list[int]]:

@@ -117,10 +117,4 @@ def parse_row(text: str, index: int = 0) -> list[int]:
 
 def parse_ids(checkpoint: Checkpoint, texts: Sequence[str]) -> list[list[int]]:
     """Parses token ids that a model can read."""
-    rows, vocab = [], checkpoint.spec.source_vocab or checkpoint.spec.vocab
-    for index, text in enumerate(texts):
-        rows.append(parse_row(text, index))
-        checkpoint.check_length(len(rows[-1]), index)
-        if isinstance(vocab, int) and (largest := max(rows[-1])) >= vocab:
-            raise InputError(f"token {largest} is outside the {vocab:,} tokens of the model", index)
-    return rows
+    return checkpoint.rows_of([parse_row(text, index) for index, text in enumerate(texts)])

@@ -67,6 +67,7 @@ HOSTILE = {
     "undefined": "{{ nothing.at.all }}",
     "an unknown filter": "{{ 1 | system }}",
     "division": "{{ 1 / 0 }}",
+    "half of a surrogate pair": r"{{ '\ud83d' }}",
 }
 
 

@@ -275,6 +275,7 @@ def test_a_masked_model_is_refused_by_name(tmp_path):
         ("pair", [1, 2], {"source": [3]}, "model.unsupported"),
         ("pair", [1, 2], {"source": [], "decoder_start_token_id": 1}, "input.length"),
         ("pair", [1, 2], {"source": [3], "decoder_start_token_id": VOCAB}, "input.invalid"),
+        ("pair", [1, 2], {"source": [3], "decoder_start_token_id": "a"}, "generate.config"),
     ],
 )
 def test_what_cannot_be_scored_is_an_error(name, row, options, code):
@@ -282,9 +283,11 @@ def test_what_cannot_be_scored_is_an_error(name, row, options, code):
         Checkpoint(random_model(SHAPES[name])).score(row, **options)
 
 
-def test_the_text_with_an_error_is_known():
-    with raises("input.invalid") as caught:
-        Checkpoint(random_model(SHAPES["decoder"])).score([[1, 2], [1, 99]])
+@pytest.mark.parametrize("verb", ["score", "generate"])
+@pytest.mark.parametrize(("row", "code"), [([], "input.length"), ([1.5], "input.shape"), ([1, 99], "input.invalid")])
+def test_the_text_with_an_error_is_known(verb, row, code):
+    with raises(code) as caught:
+        getattr(Checkpoint(random_model(SHAPES["decoder"])), verb)([[1, 2], row])
     assert caught.value.index == 1
 
 

@@ -215,6 +215,6 @@ def test_tokens_are_suppressed_after_a_forced_one_as_in_transformers(forced, tmp
     expected = theirs.generate(
         torch.tensor([[5, 9, 7]]), do_sample=False, num_beams=1, forced_eos_token_id=None, **settings
     )
-    ours = manyheads.load(folder).generate([5, 9, 7], **settings | {"forced_bos_token_id": [forced] if forced else []})
+    ours = manyheads.load(folder).generate([5, 9, 7], **settings | {"forced_bos_token_id": forced or []})
     assert ours[:3] == expected[0, 1 : 1 + len(ours)].tolist()
     assert ours[bool(forced)] >= 40
