@@ -101,31 +101,32 @@ def prompt_ids(checkpoint: Checkpoint, conversations: Sequence[Sequence[Message]
     cannot end its turn or begin another.
     """
     require_chat_template(checkpoint)
-    recognising, plain = checkpoint.piece_tokenizers
+    special_tokenizer, plain_tokenizer = checkpoint.piece_tokenizers
     encode = partial(encode_texts, error_type=CheckpointTokenizerError, add_special_tokens=False)
-    added: dict[int, Any] = getattr(checkpoint.tokenizer, "get_added_tokens_decoder", dict)()
-    special = {i for i, token in added.items() if token.special}
+    added_tokens: dict[int, Any] = getattr(checkpoint.tokenizer, "get_added_tokens_decoder", dict)()
+    special = {i for i, token in added_tokens.items() if token.special}
     contents = list(dict.fromkeys(message["content"] for messages in conversations for message in messages))
     for index, messages in enumerate(conversations):
         if any(mark in message["content"] for message in messages for mark in (OPEN, CLOSE)):
             raise InputError("a message has U+FDD0 or U+FDD1, which Unicode reserves and no text has", index)
     spans = {
-        content: [span for i, span in zip(one.ids, one.offsets, strict=True) if i in special]
-        for content, one in zip(contents, encode(recognising, contents), strict=True)
+        content: [span for i, span in zip(encoding.ids, encoding.offsets, strict=True) if i in special]
+        for content, encoding in zip(contents, encode(special_tokenizer, contents), strict=True)
     }
-    marked = [
-        [dict(one, content=mark(one["content"], spans[one["content"]])) for one in some] for some in conversations
+    marked_conversations = [
+        [dict(message, content=mark(message["content"], spans[message["content"]])) for message in messages]
+        for messages in conversations
     ]
-    rendered = render_chats(checkpoint, marked)
-    names = {content[start:end] for content, some in spans.items() for start, end in some}
+    prompts = render_chats(checkpoint, marked_conversations)
+    names = {content[start:end] for content, content_spans in spans.items() for start, end in content_spans}
     # a text, and then names that are read as text and further texts, in turn; a template may cut off a mark
-    pieces = [[text] for text in rendered]
+    pieces = [[text] for text in prompts]
     if names:
         pattern = f"{OPEN}({'|'.join(map(re.escape, sorted(names, key=len, reverse=True)))}){CLOSE}?"
-        pieces = [[one.replace(OPEN, "").replace(CLOSE, "") for one in re.split(pattern, text)] for text in rendered]
-    texts, names_as_text = ([one for some in pieces for one in some[start::2]] for start in (0, 1))
-    encodings = (iter(encode(recognising, texts)), iter(encode(plain, names_as_text)))
-    rows = [[token for i in range(len(some)) for token in next(encodings[i % 2]).ids] for some in pieces]
+        pieces = [[piece.replace(OPEN, "").replace(CLOSE, "") for piece in re.split(pattern, text)] for text in prompts]
+    texts, names_as_text = ([piece for parts in pieces for piece in parts[start::2]] for start in (0, 1))
+    encodings = (iter(encode(special_tokenizer, texts)), iter(encode(plain_tokenizer, names_as_text)))
+    rows = [[token for i in range(len(parts)) for token in next(encodings[i % 2]).ids] for parts in pieces]
     if not all(rows):
         raise ChatTemplateError("the chat template gives an empty text for a conversation")
     return rows
@@ -234,25 +235,27 @@ class Conversation:
             return prompt_ids(self.checkpoint, [check_messages(self.messages_from(start))])[0]
 
         context = self.context_length
-        kept = 0 if context is None else self.answer_room(context)
-        room = math.inf if context is None else context - kept
+        answer_tokens = 0 if context is None else self.num_answer_tokens(context)
+        limit = math.inf if context is None else context - answer_tokens
         starts = [0, *self.turn_starts()[1:]]
-        index = 0 if len(ids_from(0)) <= room else bisect_left(starts, True, 1, key=lambda i: len(ids_from(i)) <= room)
-        dropped = starts[min(index, len(starts) - 1)]
-        if (count := len(ids_from(dropped))) > room:
+        index = (
+            0 if len(ids_from(0)) <= limit else bisect_left(starts, True, 1, key=lambda i: len(ids_from(i)) <= limit)
+        )
+        num_dropped = starts[min(index, len(starts) - 1)]
+        if (count := len(ids_from(num_dropped))) > limit:
             raise InputLengthError(
                 f"the message and the system prompt have {count:,} tokens, but the context has {context:,}, of which "
-                f"{kept:,} are for the answer"
+                f"{answer_tokens:,} are for the answer"
             )
-        if dropped not in (0, self.num_dropped):
+        if num_dropped not in (0, self.num_dropped):
             warnings.warn(
-                f"the first {dropped:,} messages are not read any more: the context of {context:,} tokens is full",
+                f"the first {num_dropped:,} messages are not read any more: the context of {context:,} tokens is full",
                 stacklevel=4,
             )
-        self.num_dropped = dropped
-        return ids_from(dropped)
+        self.num_dropped = num_dropped
+        return ids_from(num_dropped)
 
-    def answer_room(self, context: int) -> int:
+    def num_answer_tokens(self, context: int) -> int:
         """The tokens of the context that are kept for the answer: as many as the caller wants, or up to a quarter."""
         if self.checkpoint.has_source:
             return 0

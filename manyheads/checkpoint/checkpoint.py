@@ -128,10 +128,10 @@ class Checkpoint:
 
     @torch.no_grad()
     def logits(
-        self, ids: Tensor, decoder_input_ids: Tensor | None = None, padding_mask: Tensor | None = None, **more: Tensor
+        self, ids: Tensor, decoder_input_ids: Tensor | None = None, padding_mask: Tensor | None = None, **kwargs: Tensor
     ) -> Tensor:
         """The output of the head, B×L×V for tokens. `ids` and `padding_mask` are those of the encoder, if any."""
-        inputs = Inputs(ids, padding_mask=padding_mask, **more).to(self.device)  # type: ignore[arg-type]
+        inputs = Inputs(ids, padding_mask=padding_mask, **kwargs).to(self.device)  # type: ignore[arg-type]
         if not self.has_source:
             if decoder_input_ids is not None:
                 raise UsageError(
@@ -143,8 +143,8 @@ class Checkpoint:
         return self.model(Inputs.of(decoder_input_ids).to(self.device), inputs)
 
     @torch.no_grad()
-    def hidden(
-        self, ids: Tensor, decoder_input_ids: Tensor | None = None, padding_mask: Tensor | None = None, **more: Tensor
+    def hidden_states(
+        self, ids: Tensor, decoder_input_ids: Tensor | None = None, padding_mask: Tensor | None = None, **kwargs: Tensor
     ) -> list[Tensor]:
         """The embeddings and the output of every layer (the last after the final norm), first of the encoder."""
         if not isinstance(self.model, Transformer):
@@ -152,7 +152,7 @@ class Checkpoint:
                 f"hidden states are available for transformers; this model is {self.spec.architecture}"
             )
         with record_hidden_states(self.model) as states:
-            self.logits(ids, decoder_input_ids, padding_mask, **more)
+            self.logits(ids, decoder_input_ids, padding_mask, **kwargs)
         return states
 
     @torch.no_grad()
@@ -210,10 +210,10 @@ class Checkpoint:
     def encode_ids(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of each text, with a warning if some were truncated."""
         encodings = self.encode(texts)
-        if count := sum(bool(one.overflowing) for one in encodings):
+        if count := sum(bool(encoding.overflowing) for encoding in encodings):
             limit = self.tokenizer.truncation["max_length"]
             warnings.warn(f"{count:,} of {len(texts):,} texts were truncated to {limit:,} tokens", stacklevel=3)
-        return [one.ids for one in encodings]
+        return [encoding.ids for encoding in encodings]
 
     def rows_of(self, prompts: Sequence[Any]) -> list[list[int]]:
         """The ids of each text, or rows of ids as they are."""
@@ -237,7 +237,7 @@ class Checkpoint:
         encodings = []
         for index, text in enumerate(texts):
             pieces = between.split(text)
-            parts = [tokens.get(one, encoding) for one, encoding in zip(pieces, encode(plain, pieces), strict=True)]
+            parts = [tokens.get(piece, encoding) for piece, encoding in zip(pieces, encode(plain, pieces), strict=True)]
             with explain_tokenizer_errors("the tokenizer failed", CheckpointTokenizerError):
                 encodings.append(self.tokenizer.post_process(type(parts[0]).merge(parts)))
             self.check_length(len(encodings[-1].ids), index)
@@ -250,7 +250,7 @@ class Checkpoint:
     @cached_property
     def piece_tokenizers(self) -> tuple[Any, Any]:
         """Copies of the tokenizer for parts of a text: one recognises special tokens, and none truncates."""
-        special, plain = (copy_tokenizer(self.tokenizer, encode_special_tokens=one) for one in (False, True))
+        special, plain = (copy_tokenizer(self.tokenizer, encode_special_tokens=as_text) for as_text in (False, True))
         special.no_truncation()
         plain.no_truncation()
         return special, plain
@@ -314,7 +314,7 @@ class Checkpoint:
         is_text, rows = all_texts(prompts), self.rows_of(prompts)
         outputs = dict(self.generator.texts(rows, config))
         results: list[Any] = [outputs[i] for i in range(len(rows))]
-        warn_notes(one for texts in results for one in texts)
+        warn_notes(text for texts in results for text in texts)
         if "n" not in settings:
             results = [best for best, *_ in results]
             if not details and config.logprobs is None:
@@ -387,12 +387,12 @@ class Checkpoint:
 
 def is_batch(inputs: Any) -> bool:
     """Whether these are several texts, or several rows of ids; an empty list is none of them."""
-    return isinstance(inputs, list | tuple) and all(isinstance(one, Sequence) for one in inputs)
+    return isinstance(inputs, list | tuple) and all(isinstance(item, Sequence) for item in inputs)
 
 
 def all_texts(inputs: Sequence[Any]) -> bool:
     """Whether there are inputs, all of which are texts."""
-    return bool(inputs) and all(isinstance(one, str) for one in inputs)
+    return bool(inputs) and all(isinstance(item, str) for item in inputs)
 
 
 def with_warning(pieces: Generator[str, None, GeneratedText]) -> Iterator[str]:
@@ -401,7 +401,7 @@ def with_warning(pieces: Generator[str, None, GeneratedText]) -> Iterator[str]:
 
 
 def warn_notes(texts: Iterable[GeneratedText]) -> None:
-    for note in dict.fromkeys(one.note for one in texts if one.note):
+    for note in dict.fromkeys(text.note for text in texts if text.note):
         warnings.warn(note, stacklevel=3)
 
 

@@ -43,7 +43,7 @@ def export(
     try:
         write(checkpoint, path, to, outtype)
     except ExportError as error:
-        formats = " or ".join(other for other in other_formats(checkpoint) if other != to)
+        formats = " or ".join(name for name in other_formats(checkpoint) if name != to)
         raise ExportError(error.message, hint=error.hint or f"this model can be exported to {formats}") from error
 
 

@@ -47,8 +47,8 @@ def score(
         ]
     scores = score_rows(checkpoint.model, rows, window=checkpoint.context_length, stride=stride)
     name, results = checkpoint.generator.token_name, []
-    for one, row, logprobs in zip(texts, rows, scores, strict=True):
-        results.append(row.scored(one if isinstance(one, str) else "", logprobs, name))
+    for item, row, logprobs in zip(texts, rows, scores, strict=True):
+        results.append(row.scored(item if isinstance(item, str) else "", logprobs, name))
     return results if is_list else results[0]
 
 
@@ -65,11 +65,14 @@ def rows_after(checkpoint: Checkpoint, texts: Sequence[Any], contexts: Sequence[
     pairs = [(text, before or "") for text, before in pairs]
     for column in zip(*pairs, strict=True):
         check_texts(column)
-    together = [before + text for text, before in pairs]
-    recognising, plain = checkpoint.piece_tokenizers
-    tokenizer = plain if checkpoint.tokenizer.encode_special_tokens else recognising
-    encodings = encode_texts(tokenizer, together, CheckpointTokenizerError)
-    return [TokenRow.of(one, before, text) for one, (text, before) in zip(encodings, pairs, strict=True)]
+    joined_texts = [before + text for text, before in pairs]
+    special_tokenizer, plain_tokenizer = checkpoint.piece_tokenizers
+    tokenizer = plain_tokenizer if checkpoint.tokenizer.encode_special_tokens else special_tokenizer
+    encodings = encode_texts(tokenizer, joined_texts, CheckpointTokenizerError)
+    return [
+        TokenRow.from_encoding(encoding, before, text)
+        for encoding, (text, before) in zip(encodings, pairs, strict=True)
+    ]
 
 
 def one_per_text(name: str, value: Any, count: int) -> list[Any]:

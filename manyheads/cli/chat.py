@@ -140,16 +140,16 @@ def input_line(prompt: str) -> str:
 
 def read_message(read_line: Callable[[str], str]) -> tuple[str, bool]:
     """A message of one line, or of several, and whether it is a command."""
-    text, wrong = read_line(PROMPT), None
+    text, encoding_error = read_line(PROMPT), None
     if text.startswith(QUOTES):
         text = text.removeprefix(QUOTES)
         while not text.rstrip().endswith(QUOTES):
             try:
                 text = continued(text, read_line)
             except EncodingError as error:  # the rest of the message is read, so that it is not taken for others
-                wrong = error
-        if wrong is not None:
-            raise wrong
+                encoding_error = error
+        if encoding_error is not None:
+            raise encoding_error
         return text.rstrip().removesuffix(QUOTES).strip("\n"), False
     is_command = text.startswith("/")
     while text.endswith("\\"):
@@ -183,8 +183,8 @@ def respond(conversation: Conversation, text: str, is_command: bool) -> None:
         if not sys.stdin.isatty():
             raise
         typer.echo()
-        kept = len(conversation.messages) > before
-        print_note("stopped" if kept else "stopped before there was an answer; the message was removed")
+        is_answered = len(conversation.messages) > before
+        print_note("stopped" if is_answered else "stopped before there was an answer; the message was removed")
         return
     typer.echo()
     answer = conversation.answer

@@ -114,7 +114,9 @@ class CompareProgress(Progress):
             return
         self.finished += 1
         left = (time.monotonic() - self.start) / self.finished * (event.runs - event.number)
-        result = event.error or " · ".join(f"{name} {format_value(name, one)}" for name, one in event.metrics.items())
+        result = event.error or " · ".join(
+            f"{name} {format_value(name, value)}" for name, value in event.metrics.items()
+        )
         more = f" · about {format_seconds(left)} left" if event.number < event.runs else ""
         self.line(f"{run}: {result}{more}")
 

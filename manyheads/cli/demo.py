@@ -113,7 +113,7 @@ def print_attention(checkpoint: Checkpoint, text: str, console: Console) -> None
     target = torch.tensor([[checkpoint.generation_settings.decoder_start_token_id, *generated]])
     with record(checkpoint.model) as attentions:
         checkpoint.logits(torch.tensor([encoding.ids]), target)
-    weights_LM = [one for one in attentions if "cross" in one.name][-1].weights()[0].mean(dim=0)
+    weights_LM = [attention for attention in attentions if "cross" in attention.name][-1].weights()[0].mean(dim=0)
     columns = [token.strip("▁") or " " for token in encoding.tokens]  # ▁ stands for a space
     rows = [checkpoint.tokenizer.id_to_token(token).strip("▁") for token in generated] + ["</s>"]
     console.print(f"\nCross-attention while generating {''.join(rows[:-1])} (last layer, mean over heads):\n")

@@ -74,15 +74,15 @@ def settings_of(options: Mapping[str, Any]) -> dict[str, Any]:
         settings["json_schema"] = read_schema(settings["json_schema"])
     if (decoding := options.get("decoding")) is not None and not decoding.strip():
         raise UsageError("--decoding is empty", hint="name one of 'manyheads show decoding'")
-    other = [] if decoding is None else [f"decoding={decoding}"]
-    settings |= override({}, [*other, *(options.get("other_settings") or ())])
+    assignments = [] if decoding is None else [f"decoding={decoding}"]
+    settings |= override({}, [*assignments, *(options.get("other_settings") or ())])
     generation_config(**settings)
     return settings
 
 
 def unescape(text: str) -> str:
     """The text with its line breaks, tabs and backslashes, which a shell passes as two characters each."""
-    return re.sub(r"\\([nt\\])", lambda found: {"n": "\n", "t": "\t"}.get(found[1], "\\"), text)
+    return re.sub(r"\\([nt\\])", lambda match: {"n": "\n", "t": "\t"}.get(match[1], "\\"), text)
 
 
 def read_schema(value: str) -> str:

@@ -126,7 +126,7 @@ def process_lines(lines: LineReader, path: str, load: Callable[[], LineModel], *
     """Prints one line per line of input, in the same order: its result, nothing for a blank one, or its error."""
     chunks = read_chunks(lines)
     first = next(chunks)  # before the model is loaded, so that an unreadable file raises at once
-    reported, noted, notes, count, failed = Counter[str](), Counter[str](), Counter[str](), 0, 0
+    reported, noted, notes, count, num_failed = Counter[str](), Counter[str](), Counter[str](), 0, 0
     with Progress(f"loading {path}") as progress:
         model, start = load(), time.monotonic()
         for chunk in chain([first], chunks):
@@ -143,17 +143,17 @@ def process_lines(lines: LineReader, path: str, load: Callable[[], LineModel], *
             for i, error in errors.items():
                 message = f"{lines.path}, line {chunk[index[i]][0]:,}: {error.message}"
                 results[index[i]] = type(error)(message, hint=error.hint)
-            failed += sum(isinstance(result, ManyheadsError) for result in results)
+            num_failed += sum(isinstance(result, ManyheadsError) for result in results)
             with progress.paused():
-                for one in results:
-                    print_result(one, model, as_json=as_json)
+                for line_result in results:
+                    print_result(line_result, model, as_json=as_json)
     print_warnings(lines)
     for name in reported:
         print_note(f"{lines.path}: {noted[name]:,} of {count:,} texts {NOTES[name]}")
     for note, number in notes.items():
         print_note(f"{lines.path}: {number:,} texts: {note}")
-    if failed:
-        print_note(f"{lines.path}: {failed:,} lines could not be read")
+    if num_failed:
+        print_note(f"{lines.path}: {num_failed:,} lines could not be read")
         raise typer.Exit(DataError.exit_status)
 
 
@@ -220,8 +220,8 @@ def json_text(line: str, location: str) -> str:
     from manyheads.spec import quoted
 
     value = parse_json_line(line, location)
-    named = [value[name] for name in FIELDS if name in value] if isinstance(value, dict) else [value]
-    if len(named) != 1 or not isinstance(named[0], str):
+    texts = [value[name] for name in FIELDS if name in value] if isinstance(value, dict) else [value]
+    if len(texts) != 1 or not isinstance(texts[0], str):
         expected = f"expected a string, or an object with one of {' and '.join(FIELDS)}"
         raise RowError(f"{location} has {quoted(value)}, {expected}")
-    return named[0]
+    return texts[0]

@@ -117,7 +117,7 @@ def predict(
         base = checkpoint.generation_settings
         config = chat_config(checkpoint, **settings) if chat else generation_config(base, **settings)
         options = PredictOptions(config, loops=loops, chat=chat, system=system)
-        return Predictor.of(checkpoint, options, truncate=truncate)
+        return Predictor.from_checkpoint(checkpoint, options, truncate=truncate)
 
     if isinstance(inputs, str):
         is_plain = not (as_json or loops or "logprobs" in settings or settings.get("n", 1) != 1)

@@ -92,8 +92,8 @@ def score(
         return
     with Progress(f"loading {path}"):
         scorer = load()
-        (scored,) = scorer.score([inputs])
-    print_json({"schema": 1} | scorer.result(inputs, scored)) if as_json else print_scores(scored, stdout())
+        (scored_text,) = scorer.score([inputs])
+    print_json({"schema": 1} | scorer.result(inputs, scored_text)) if as_json else print_scores(scored_text, stdout())
 
 
 @dataclass(frozen=True)
@@ -111,35 +111,35 @@ class Scorer:
         def read(text: str | None, index: int = 0) -> Any:
             return text if text is None or self.checkpoint.tokenizer is not None else parse_row(text, index)
 
-        scored: list[ScoredText] = self.checkpoint.score(
+        scored_texts: list[ScoredText] = self.checkpoint.score(
             [read(text, index) for index, text in enumerate(texts)],
             context=read(self.context),
             source=read(self.source),
             stride=self.stride,
         )
-        return scored
+        return scored_texts
 
     def results(self, texts: Sequence[str], errors: dict[int, InputError]) -> Iterator[tuple[int, Tree]]:
         from manyheads.tasks.prediction import apply_to_each
 
-        for i, one in apply_to_each(self.score, texts, errors).items():
-            yield i, self.result(texts[i], one)
+        for i, scored_text in apply_to_each(self.score, texts, errors).items():
+            yield i, self.result(texts[i], scored_text)
 
-    def result(self, text: str, scored: ScoredText) -> Tree:
+    def result(self, text: str, scored_text: ScoredText) -> Tree:
         """A scored text as plain data."""
         options = {"context": self.context, "source": self.source}
         tokens = [
-            {"token": one.token, "id": one.id, "logprob": one.logprob, "surprisal": one.surprisal}
-            for one in scored.tokens
+            {"token": token.token, "id": token.id, "logprob": token.logprob, "surprisal": token.surprisal}
+            for token in scored_text.tokens
         ]
         return {
             "text": text,
             **{name: value for name, value in options.items() if value is not None},
             "tokens": tokens,
-            "count": scored.count,
-            "logprob": scored.logprob,
-            "perplexity": scored.perplexity,
-            "bits_per_token": scored.bits_per_token,
+            "count": scored_text.count,
+            "logprob": scored_text.logprob,
+            "perplexity": scored_text.perplexity,
+            "bits_per_token": scored_text.bits_per_token,
         }
 
     def format_line(self, result: Tree) -> str:
@@ -150,51 +150,53 @@ class Scorer:
 # ------------------------------------------------------------------------------------------------------------- printing
 
 
-def print_scores(scored: ScoredText, console: Console) -> None:
+def print_scores(scored_text: ScoredText, console: Console) -> None:
     """Prints a text with coloured tokens and a legend, or without colours a table; then its scores in one line."""
     if console.color_system is None or console.no_color:
-        console.print(token_table(scored))
+        console.print(token_table(scored_text))
     else:
-        console.print(coloured_text(scored), overflow="fold")
+        console.print(coloured_text(scored_text), overflow="fold")
         console.print()
         console.print(legend())
-    total = f"{scored.count:,}" + (f" of {len(scored.tokens):,}" if scored.count < len(scored.tokens) else "")
+    total = f"{scored_text.count:,}" + (
+        f" of {len(scored_text.tokens):,}" if scored_text.count < len(scored_text.tokens) else ""
+    )
     console.print(
-        f"{total} tokens · log-probability {scored.logprob:,.4f} · perplexity {scored.perplexity:,.4f} · "
-        f"{scored.bits_per_token:.4f} bits per token"
+        f"{total} tokens · log-probability {scored_text.logprob:,.4f} · perplexity {scored_text.perplexity:,.4f} · "
+        f"{scored_text.bits_per_token:.4f} bits per token"
     )
 
 
-def token_table(scored: ScoredText) -> RenderableType:
+def token_table(scored_text: ScoredText) -> RenderableType:
     table = new_table(["token"], ["id", "log p", "surprisal"])
-    for one in scored.tokens:
-        numbers = ("–", "–") if one.logprob is None else (f"{one.logprob:.4f}", f"{one.surprisal:.2f}")
-        table.add_row(json.dumps(one.token, ensure_ascii=False), str(one.id), *numbers)
+    for token in scored_text.tokens:
+        numbers = ("–", "–") if token.logprob is None else (f"{token.logprob:.4f}", f"{token.surprisal:.2f}")
+        table.add_row(json.dumps(token.token, ensure_ascii=False), str(token.id), *numbers)
     return table
 
 
-def coloured_text(scored: ScoredText) -> Text:
+def coloured_text(scored_text: ScoredText) -> Text:
     from rich.text import Text
 
     text = Text()
-    for characters, surprisal in visible_tokens(scored):
+    for characters, surprisal in visible_tokens(scored_text):
         text.append(characters, style=style_of(surprisal))
     return text
 
 
-def visible_tokens(scored: ScoredText) -> Iterator[tuple[str, float | None]]:
+def visible_tokens(scored_text: ScoredText) -> Iterator[tuple[str, float | None]]:
     """Yields what is shown of each token, and its surprisal; the tokens of one character are shown together."""
     from manyheads.generate.text import REPLACEMENT
 
-    shown, surprisal = "", None
-    for one in scored.tokens:
-        if shown and not one.text and REPLACEMENT in one.token:
-            surprisal = None if surprisal is None or one.surprisal is None else surprisal + one.surprisal
+    characters, surprisal = "", None
+    for token in scored_text.tokens:
+        if characters and not token.text and REPLACEMENT in token.token:
+            surprisal = None if surprisal is None or token.surprisal is None else surprisal + token.surprisal
             continue
-        if shown:
-            yield shown, surprisal
-        shown, surprisal = visible(one.text or f"{one.token} "), one.surprisal
-    yield shown, surprisal
+        if characters:
+            yield characters, surprisal
+        characters, surprisal = visible(token.text or f"{token.token} "), token.surprisal
+    yield characters, surprisal
 
 
 def visible(text: str) -> str:

@@ -122,17 +122,18 @@ def list_parts() -> list[Tree]:
 def entries_of_kind(target: str, entries: list[Tree]) -> list[Tree]:
     """Returns the slot that has this kind, with this kind alone; [] if there is none. `SLOT.KIND` names one slot."""
     slot, _, kind = target.rpartition(".")
-    found = [
+    matches = [
         entry | {"kinds": kinds}
         for entry in entries
-        if slot in ("", entry["slot"]) and (kinds := [one for one in entry["kinds"] if one["kind"] == kind])
+        if slot in ("", entry["slot"])
+        and (kinds := [kind_entry for kind_entry in entry["kinds"] if kind_entry["kind"] == kind])
     ]
-    if len(found) > 1:
-        slots = [entry["slot"] for entry in found]
+    if len(matches) > 1:
+        slots = [entry["slot"] for entry in matches]
         raise UsageError(
             f"'{kind}' is a kind of {', '.join(slots[:-1])} and {slots[-1]}", hint=f"manyheads show {slots[0]}.{kind}"
         )
-    return found
+    return matches
 
 
 def unknown_target(target: str, slots_and_tables: list[str]) -> ConfigError:
@@ -187,7 +188,9 @@ def checkpoint_text(name: str, value: Any) -> str:
     from manyheads.metrics.metric import format_value
 
     if isinstance(value, dict):
-        return " · ".join(f"{metric} {format_value(metric, one)}" for metric, one in value.items() if one is not None)
+        return " · ".join(
+            f"{metric} {format_value(metric, number)}" for metric, number in value.items() if number is not None
+        )
     unit = " tokens" if name in ("tokenizer", "max_positions", "truncates_at") else ""
     return f"{value:,}{unit}" if isinstance(value, int) else str(value)
 

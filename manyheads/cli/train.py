@@ -181,8 +181,10 @@ class TrainingProgress(Progress):
                 for warning in warnings:
                     self.line(warning, warning=True)
                 self.line(f"resuming from {step}")
-            case e.Truncated(train_rows=rows, validation_rows=others):
-                self.line(f"truncated {rows:,} training rows and {others:,} validation rows to max_length")
+            case e.Truncated(train_rows=train_rows, validation_rows=validation_rows):
+                self.line(
+                    f"truncated {train_rows:,} training rows and {validation_rows:,} validation rows to max_length"
+                )
             case e.Initialized():
                 self.show_initialized(event)
             case e.Finished(reason=reason) if not self.means and reason not in ("interrupted", "terminated"):
@@ -219,7 +221,7 @@ class TrainingProgress(Progress):
         def text(value: Any) -> str:
             return "–" if value is None else quoted(value)
 
-        rows = [("field", "was", "is"), *((one.field, text(one.old), text(one.new)) for one in changes)]
+        rows = [("field", "was", "is"), *((change.field, text(change.old), text(change.new)) for change in changes)]
         widths = [max(len(row[i]) for row in rows) for i in range(2)]
         for name, old, new in rows:
             self.line(f"  {name:<{widths[0]}}  {old:<{widths[1]}}  {new}")

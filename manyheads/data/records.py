@@ -104,7 +104,7 @@ class DelimitedTable(Table):
         super().__init__(lines)
         self.layout, self.why_no_quotes = layout, ""
         self.delimiter = layout.delimiter or (
-            separator[1] if separator else recognise_delimiter(lines.path, tuple(bounded(line for _, line in silent)))
+            separator[1] if separator else detect_delimiter(lines.path, tuple(bounded(line for _, line in silent)))
         )
         self.delimiter_note = f", separated by {DELIMITERS[self.delimiter]}s"
         self.quotes = self._has_quotes(silent) if layout.quotes is None else layout.quotes
@@ -232,7 +232,7 @@ def bounded(items: Iterable[Any], max_items: int = SAMPLE_ROWS + 1) -> Iterator[
             return
 
 
-def recognise_delimiter(path: Path, lines: Sequence[str]) -> str:
+def detect_delimiter(path: Path, lines: Sequence[str]) -> str:
     """Returns the delimiter by which most lines have as many columns as the first, at least two; otherwise a comma.
 
     In a .tsv it is a tab, unless no line has one and all lines have as many columns by another delimiter.

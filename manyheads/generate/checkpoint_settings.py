@@ -70,8 +70,8 @@ def read_checkpoint_settings(config: Mapping[str, Any], extra_files: Mapping[str
         if name in UNSUPPORTED and values[name] != UNSUPPORTED[name]
     ]
     if data is not None:
-        known = {*setting_names, *TOKENS, *OTHER_KEYS, *UNSUPPORTED, *NO_EFFECT}
-        unsupported += [f"{FILE} has the unknown key {quoted(name)}" for name in values if name not in known]
+        known_names = {*setting_names, *TOKENS, *OTHER_KEYS, *UNSUPPORTED, *NO_EFFECT}
+        unsupported += [f"{FILE} has the unknown key {quoted(name)}" for name in values if name not in known_names]
     eos = (*token_ids(values, "eos_token_id"), *token_ids(values, "eot_token_id"))
     settings = {name: value for name, value in values.items() if name in setting_names}
     for name in ("forced_bos_token_id", "forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens"):

@@ -18,7 +18,7 @@ MAX_TOKEN_IDS = 1 << 10  # in one setting
 TRANSFORMERS_TOP_K = 50  # transformers samples with it unless told otherwise
 # the settings of every request, whatever its method and filters
 COMMON = ("max_new_tokens", "max_length", "n", "seed", "stop", "logprobs", "eos_token_id", "decoder_start_token_id")
-SAME = {  # names of other libraries
+ALIASES = {  # names of other libraries
     "num_return_sequences": "n", "stop_strings": "stop", "max_length": "max_new_tokens", "max_tokens": "max_new_tokens",
     "stop_token_ids": "eos_token_id",
 }  # fmt: skip
@@ -39,8 +39,8 @@ class GenerationConfig:
     logprobs: int | None = None  # number of most probable tokens to report per step, besides the chosen one
     eos_token_id: tuple[int, ...] = ()
     decoder_start_token_id: int | None = None
-    given: frozenset[str] = frozenset()  # the names of the settings of the caller
-    of_checkpoint: frozenset[str] = frozenset()  # and of the checkpoint
+    set_by_caller: frozenset[str] = frozenset()  # the names of the settings of the caller
+    set_by_checkpoint: frozenset[str] = frozenset()  # and of the checkpoint
 
     def __post_init__(self) -> None:
         check_integer("max_new_tokens", self.max_new_tokens, 1, MAX_COUNT)
@@ -60,7 +60,7 @@ class GenerationConfig:
         values: Tree = {"decoding": self.decoding.kind} | {name: getattr(self, name) for name in COMMON}
         for part in (self.decoding, *self.filters):
             values |= {name: getattr(part, name) for name in type(part).model_fields}
-        origins = dict.fromkeys(self.of_checkpoint, "checkpoint") | dict.fromkeys(self.given, "caller")
+        origins = dict.fromkeys(self.set_by_checkpoint, "checkpoint") | dict.fromkeys(self.set_by_caller, "caller")
         return {
             name: {"value": value, "from": origins.get(name, "default")}
             for name, value in values.items()
@@ -76,7 +76,7 @@ def stop_strings(name: str, value: Any, error_type: type[ManyheadsError] = Gener
     """One text, or a list of texts, as a tuple."""
     texts = [value] if isinstance(value, str) else value
     valid = isinstance(texts, list | tuple) and len(texts) <= MAX_STOP_STRINGS
-    valid = valid and all(isinstance(one, str) and 0 < len(one) <= MAX_STOP_LENGTH for one in texts)
+    valid = valid and all(isinstance(text, str) and 0 < len(text) <= MAX_STOP_LENGTH for text in texts)
     if not valid or "".join(texts).encode(errors="ignore").decode() != "".join(texts):  # half a character
         expected = f"expected up to {MAX_STOP_STRINGS} texts of 1 to {MAX_STOP_LENGTH} characters"
         raise error_type(f"{name} is {quoted(value)}, {expected}")
@@ -143,16 +143,16 @@ def generation_config(
     check_known(settings)
     method, merged_settings = choose_method(base, settings, decoding)
     limits = (max_new_tokens, default_max_new_tokens, base.max_new_tokens)
-    limit = next((one for one in limits if one is not None), None)
+    limit = next((value for value in limits if value is not None), None)
     start = base.decoder_start_token_id if decoder_start_token_id is None else decoder_start_token_id
-    others = {
+    common_settings = {
         "max_new_tokens": max_new_tokens, "seed": seed, "n": n, "stop": stop, "logprobs": logprobs,
         "eos_token_id": eos_token_id, "decoder_start_token_id": decoder_start_token_id,
         "decoding": decoding or selected_method(settings),
     }  # fmt: skip
-    of_checkpoint = [name for name, value in vars(base).items() if value]
-    of_checkpoint += ["decoding"] if method.kind != "greedy" else []
-    of_checkpoint += (name for name, value in base.settings.items() if getattr(method, name, value) == value)
+    set_by_checkpoint = [name for name, value in vars(base).items() if value]
+    set_by_checkpoint += ["decoding"] if method.kind != "greedy" else []
+    set_by_checkpoint += (name for name, value in base.settings.items() if getattr(method, name, value) == value)
     return GenerationConfig(
         max_new_tokens=DEFAULT_MAX_NEW_TOKENS if limit is None else limit,
         max_new_tokens_given=max_new_tokens is not None,
@@ -165,8 +165,8 @@ def generation_config(
         logprobs=logprobs,
         eos_token_id=base.eos_token_id if eos_token_id is None else end_tokens(eos_token_id),
         decoder_start_token_id=start,
-        given=frozenset((*settings, *(name for name, value in others.items() if value is not None))),
-        of_checkpoint=frozenset(of_checkpoint),
+        set_by_caller=frozenset((*settings, *(name for name, value in common_settings.items() if value is not None))),
+        set_by_checkpoint=frozenset(set_by_checkpoint),
     )
 
 
@@ -193,14 +193,14 @@ def selectors() -> dict[str, tuple[type[DecodingSpec], object]]:
     """The methods by the setting that selects them, with the value that does not."""
     # a method that is derived from another does not inherit its selector
     selector_by_method = {kind: vars(kind).get("selected_by") for kind in method_kinds().values()}
-    return {own[0]: (kind, own[1]) for kind, own in selector_by_method.items() if own}
+    return {selector[0]: (kind, selector[1]) for kind, selector in selector_by_method.items() if selector}
 
 
 def check_known(settings: Mapping[str, Any]) -> None:
-    known = fields_of(method_kinds().values()) | fields_of(filter_kinds().values())
+    names = fields_of(method_kinds().values()) | fields_of(filter_kinds().values())
     for name in settings:
-        if name not in known:
-            meant = f"; use {SAME[name]}" if name in SAME else did_you_mean(name, known)
+        if name not in names:
+            meant = f"; use {ALIASES[name]}" if name in ALIASES else did_you_mean(name, names)
             raise GenerationConfigError(f"unknown setting {quoted(name)}{meant}")
 
 
@@ -217,8 +217,8 @@ def with_do_sample(base: CheckpointSettings, settings: Tree) -> tuple[Checkpoint
             return base, {"temperature": 1.0} | settings
         case False:
             return base, settings | {"temperature": 0}
-        case other:
-            raise GenerationConfigError(f"do_sample is {quoted(other)}, expected true or false")
+        case value:
+            raise GenerationConfigError(f"do_sample is {quoted(value)}, expected true or false")
 
 
 def choose_method(
@@ -229,24 +229,24 @@ def choose_method(
     The fields of a method are those of the checkpoint only if its own method is the same, or one that it extends.
     """
     sampling = sampling_settings()
-    theirs = base.settings if base.do_sample else {n: v for n, v in base.settings.items() if n not in sampling}
-    their_kind = selected_method(theirs) or method_kinds()["greedy"]
+    base_settings = base.settings if base.do_sample else {n: v for n, v in base.settings.items() if n not in sampling}
+    base_kind = selected_method(base_settings) or method_kinds()["greedy"]
     fields: Tree = {}
     if decoding is None:
-        kind = selected_method(settings) or their_kind
-        check_owned(settings)
+        kind = selected_method(settings) or base_kind
+        check_unselected(settings)
     else:
         method = choose_decoding(decoding)
         kind = type(method)
         fields = {name: value for name, value in to_tree(method).items() if name in method.model_fields_set}
         for name in settings:
             if name in fields or name not in fields_of((kind, *filter_kinds().values())):
-                why = "which it has too" if name in fields else f"which {method.kind} does not use"
-                raise GenerationConfigError(f"given both decoding and {name}, {why}")
+                reason = "which it has too" if name in fields else f"which {method.kind} does not use"
+                raise GenerationConfigError(f"given both decoding and {name}, {reason}")
             if name in sampling and not method.do_sample:
                 raise GenerationConfigError(f"given both decoding and {name}, which {method.kind} does not use")
-    inherited = own_settings(kind, base.settings) if issubclass(kind, their_kind) else {}
-    fields = inherited | fields | own_settings(kind, settings)
+    inherited = settings_of_kind(kind, base.settings) if issubclass(kind, base_kind) else {}
+    fields = inherited | fields | settings_of_kind(kind, settings)
     return choose_decoding({"kind": kind.kind} | fields), base.settings | settings
 
 
@@ -257,7 +257,7 @@ def selected_method(settings: Tree) -> type[DecodingSpec] | None:
         if name in settings:
             is_selected = not is_off(settings[name], off)
             # a wrong value raises, also if the method is off
-            choose_decoding({"kind": kind.kind} | own_settings(kind, settings, without="" if is_selected else name))
+            choose_decoding({"kind": kind.kind} | settings_of_kind(kind, settings, without="" if is_selected else name))
             candidates.append((name, kind if is_selected else kinds["greedy"]))
     if is_off(settings.get("temperature"), 0):
         candidates.append(("temperature", kinds["greedy"]))
@@ -277,20 +277,20 @@ def selected_method(settings: Tree) -> type[DecodingSpec] | None:
     return (others or candidates)[0][1] if candidates else None
 
 
-def own_settings(kind: type[Part], settings: Tree, *, without: str = "") -> Tree:
+def settings_of_kind(kind: type[Part], settings: Tree, *, without: str = "") -> Tree:
     return {name: value for name, value in settings.items() if name in kind.model_fields and name != without}
 
 
-def check_owned(settings: Tree) -> None:
+def check_unselected(settings: Tree) -> None:
     """Raises if a setting belongs to methods that no setting selects."""
     by_setting = selectors()
     selected_methods = [kind for name, (kind, _) in by_setting.items() if name in settings]
-    known = fields_of(selected_methods) | fields_of(filter_kinds().values())
+    names = fields_of(selected_methods) | fields_of(filter_kinds().values())
     for name in settings:
-        if name not in known:
+        if name not in names:
             owner = next(kind for kind in method_kinds().values() if name in kind.model_fields)
-            needed = next((key for key, (kind, _) in by_setting.items() if kind is owner), f"decoding = {owner.kind}")
-            raise GenerationConfigError(f"{name} is a setting of {owner.kind}, which is not selected; give {needed}")
+            selector = next((key for key, (kind, _) in by_setting.items() if kind is owner), f"decoding = {owner.kind}")
+            raise GenerationConfigError(f"{name} is a setting of {owner.kind}, which is not selected; give {selector}")
 
 
 def is_off(value: Any, off: object) -> bool:
@@ -308,16 +308,18 @@ def make_filters(method: DecodingSpec, settings: Tree) -> tuple[FilterSpec, ...]
     """The filters that the settings select and the method uses, in their order; a wrong value raises in any case."""
     selected_filters = []
     for kind in filter_kinds().values():
-        own = own_settings(kind, settings)
-        if own and (needed := kind.selector()[0]) not in own:
-            raise GenerationConfigError(f"{next(iter(own))} is a setting of {kind.kind}, which needs {needed}")
+        fields = settings_of_kind(kind, settings)
+        if fields and (selector := kind.selector()[0]) not in fields:
+            raise GenerationConfigError(f"{next(iter(fields))} is a setting of {kind.kind}, which needs {selector}")
         if is_selected_filter(kind, settings):
-            selected_filters.append(choose_filter({"kind": kind.kind} | own))
+            selected_filters.append(choose_filter({"kind": kind.kind} | fields))
             selected_filters[-1].check()
-    if len(names := [one.name for one in selected_filters if one.is_grammar]) > 1:
+    if len(names := [filter_spec.name for filter_spec in selected_filters if filter_spec.is_grammar]) > 1:
         raise GenerationConfigError(f"given both {names[0]} and {names[1]}; a text follows at most one")
-    active_filters = [one for one in selected_filters if method.do_sample or not one.for_sampling]
-    return tuple(sorted(active_filters, key=lambda one: one.order))
+    active_filters = [
+        filter_spec for filter_spec in selected_filters if method.do_sample or not filter_spec.for_sampling
+    ]
+    return tuple(sorted(active_filters, key=lambda filter_spec: filter_spec.order))
 
 
 def choose_decoding(decoding: str | Tree | DecodingSpec) -> DecodingSpec:
@@ -332,7 +334,7 @@ def choose_filter(tree: Tree) -> FilterSpec:
     fields = filter_kinds()[tree["kind"]].model_fields
     for name, value in tree.items():
         if type(value) is dict:  # a table of token ids may have integers as keys, which TOML and JSON write as strings
-            values[name] = {str(key): one for key, one in value.items()}
+            values[name] = {str(key): inner for key, inner in value.items()}
         elif type(value) is int and name in fields and fields[name].default == ():  # one token id instead of a list
             values[name] = (value,)
     try:

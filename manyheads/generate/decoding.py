@@ -92,10 +92,10 @@ class Request:
         """Applies the filters, in float32 or more. `tokens_BL` is padded with −1 on the left."""
         logits_BV = logits_BV.to(torch.promote_types(logits_BV.dtype, torch.float32))
         remaining = self.config.max_new_tokens - num_generated
-        forces_bos = any(one.forces_bos for one in self.config.filters)
+        forces_bos = any(filter_spec.forces_bos for filter_spec in self.config.filters)
         context = FilterContext(tokens_BL, num_generated, remaining, self.config.eos_token_id, forces_bos)
-        for one in self.filters:
-            logits_BV = one.apply(logits_BV, context)
+        for logits_filter in self.filters:
+            logits_BV = logits_filter.apply(logits_BV, context)
         return logits_BV
 
     def has_ended(self, token: int, new_tokens: Callable[[], list[int]]) -> bool:
@@ -185,11 +185,11 @@ class RunningSequences:
         logprobs = self.logprobs
         if logprobs is None:
             return Hypothesis(tokens, is_finished, score)
-        token_logprobs, top = logprobs.of(index)
+        token_logprobs, top = logprobs.of_row(index)
         if token is not None:
             last = TokenLogprobs(logprobs.count)
             last.append(self.last_logits[index : index + 1], torch.tensor([token], device=self.tokens.device))
-            token_logprobs, top = token_logprobs + last.of(0)[0], top + last.of(0)[1]
+            token_logprobs, top = token_logprobs + last.of_row(0)[0], top + last.of_row(0)[1]
         return Hypothesis(tokens, is_finished, score, token_logprobs, top)
 
 
@@ -207,11 +207,11 @@ class TokenLogprobs:
         self.steps = tuple(map(partial(torch.cat, dim=1), zip(self.steps, new, strict=True))) if self.steps else new
 
     def select(self, beam_indices: Tensor) -> None:
-        self.steps = tuple(one.index_select(0, beam_indices) for one in self.steps)
+        self.steps = tuple(tensor.index_select(0, beam_indices) for tensor in self.steps)
 
-    def of(self, row: int) -> tuple[list[float], list[dict[int, float]]]:
-        token_logprobs, values, index = (one[row].tolist() for one in self.steps) if self.steps else ([], [], [])
-        return token_logprobs, [dict(zip(*one, strict=True)) for one in zip(index, values, strict=True)]
+    def of_row(self, row: int) -> tuple[list[float], list[dict[int, float]]]:
+        token_logprobs, values, index = (tensor[row].tolist() for tensor in self.steps) if self.steps else ([], [], [])
+        return token_logprobs, [dict(zip(*step, strict=True)) for step in zip(index, values, strict=True)]
 
 
 def log_probabilities(logits: Tensor) -> Tensor:

@@ -83,12 +83,12 @@ class TextGenerator:
     ) -> Iterator[tuple[int, int | list[Hypothesis]]]:
         """Yields (index, token) for each new token of the first sequence of a row, then (index, all its hypotheses)."""
         needs_same = self.model.spec.needs_final_length
-        keys = [(one.max_new_tokens, needs_same and one.prompt_length) for one in limits]
+        keys = [(limit.max_new_tokens, needs_same and limit.prompt_length) for limit in limits]
         num_samples = config.n if config.decoding.do_sample else 1
         max_tokens = BATCH_TOKENS // (config.decoding.rows_per_sequence * num_samples)
         for batch in group_by_length([len(row) for row in rows], max_tokens, keys=keys):
-            limited = replace(config, max_new_tokens=limits[batch[0]].max_new_tokens)
-            yield from self.run_batch(rows, batch, limited, num_samples, cache)
+            batch_config = replace(config, max_new_tokens=limits[batch[0]].max_new_tokens)
+            yield from self.run_batch(rows, batch, batch_config, num_samples, cache)
 
     def run_batch(
         self,
@@ -113,7 +113,10 @@ class TextGenerator:
             else:
                 yield from ((index[k], token) for k, token in tokens if k % num_samples == 0)
         for k in range(0, len(index), num_samples):
-            yield index[k], [one for some in hypotheses[k : k + num_samples] for one in some][: config.n]
+            yield (
+                index[k],
+                [hypothesis for sample in hypotheses[k : k + num_samples] for hypothesis in sample][: config.n],
+            )
 
     def request(
         self, rows: Sequence[list[int]], config: GenerationConfig, num_samples: int, cache: PrefixCache | None = None
@@ -123,17 +126,17 @@ class TextGenerator:
         if self.model.spec.has_source:
             source, prompt = prompt, pad_rows([[start_token(config.decoder_start_token_id)]] * len(rows)).to(device)
         rng = [rng_for(config.seed, row, device, k % num_samples) for k, row in enumerate(rows)]
-        filters = [one.prepare(self.vocabulary) for one in config.filters]
-        endings = [one.is_complete for one in filters if one.is_complete is not None]
+        filters = [filter_spec.prepare(self.vocabulary) for filter_spec in config.filters]
+        endings = [logits_filter.is_complete for logits_filter in filters if logits_filter.is_complete is not None]
         if config.stop:
             endings.append(StopStrings(self.empty_text, config.stop).is_complete)
         is_stopped = (lambda ids: any(is_complete(ids) for is_complete in endings)) if endings else None
-        usable = cache if source is None and len(rows) == 1 and config.decoding.resumes else None
-        return Request(self.model, prompt, source, config, filters, rng, is_stopped, usable)
+        usable_cache = cache if source is None and len(rows) == 1 and config.decoding.resumes else None
+        return Request(self.model, prompt, source, config, filters, rng, is_stopped, usable_cache)
 
     # --------------------------------------------------------------------------------------------------------- lengths
 
-    def room(self, count: int, config: GenerationConfig) -> int | None:
+    def remaining_positions(self, count: int, config: GenerationConfig) -> int | None:
         """How many tokens the decoder has positions for besides `count` others, the new ones included."""
         positions = self.model.spec.max_target_positions
         return None if positions is None else positions - count + (not config.decoding.reads_last_token)
@@ -148,23 +151,23 @@ class TextGenerator:
         The max_length of the settings is the default for an encoder–decoder, and an upper bound for a decoder.
         """
         length, count, reason = 1 if self.model.spec.has_source else length, config.max_new_tokens, None
-        positions, room = self.model.spec.max_target_positions, self.room(length, config)
+        positions, remaining = self.model.spec.max_target_positions, self.remaining_positions(length, config)
         if config.max_length is not None:
-            rest = max(1, config.max_length - length)
+            max_tokens = max(1, config.max_length - length)
             if self.model.spec.has_source:
-                count = rest
-            elif rest < count:
-                count, reason = rest, f"the text ends at max_length, {config.max_length:,} tokens with the prompt"
+                count = max_tokens
+            elif max_tokens < count:
+                count, reason = max_tokens, f"the text ends at max_length, {config.max_length:,} tokens with the prompt"
         needed = config.max_new_tokens if config.max_new_tokens_given else 1
-        if room is not None and room < needed:
-            hint = f"set max_new_tokens to {room} or less, or leave it out to stop where the positions end"
+        if remaining is not None and remaining < needed:
+            hint = f"set max_new_tokens to {remaining} or less, or leave it out to stop where the positions end"
             raise InputLengthError(
                 f"{length:,} tokens and {needed:,} new ones are more than the model's {positions:,} positions",
                 index,
-                hint=hint if room > 0 else "shorten the text",
+                hint=hint if remaining > 0 else "shorten the text",
             )
-        if room is not None and room < count:
-            count, reason = room, f"the text ends where the {positions:,} positions of the model end"
+        if remaining is not None and remaining < count:
+            count, reason = remaining, f"the text ends where the {positions:,} positions of the model end"
         return LengthLimit(length, count, reason)
 
     def length_note(self, hypothesis: Hypothesis, config: GenerationConfig, limit: LengthLimit) -> str | None:
@@ -172,18 +175,22 @@ class TextGenerator:
         if not hypothesis.is_finished and limit.reason:
             return limit.reason
         length, count, decoder = limit.prompt_length, len(hypothesis.tokens), self.model.spec.decoder
-        needed = max((one.min_new_tokens_after(length) for one in config.filters), default=0)
+        needed = max((filter_spec.min_new_tokens_after(length) for filter_spec in config.filters), default=0)
         if hypothesis.is_finished and count < needed:
             return f"a stop string or a grammar ends the text after {count:,} tokens, before its minimum of {needed:,}"
-        schemes = [layer.position for layer in decoder.expanded_layers()] if decoder else []
-        trained = self.context_length or next((one.trained_length for one in schemes if one.trained_length), None)
+        position_specs = [layer.position for layer in decoder.expanded_layers()] if decoder else []
+        trained_length = self.context_length or next(
+            (position.trained_length for position in position_specs if position.trained_length), None
+        )
         is_bounded = self.model.spec.max_target_positions is not None
-        if not schemes or trained is None or is_bounded or length + count - 1 <= trained:
+        if not position_specs or trained_length is None or is_bounded or length + count - 1 <= trained_length:
             return None
-        scheme = next((one for one in schemes if one.mechanism != "none"), schemes[0])
+        position_spec = next(
+            (position for position in position_specs if position.mechanism != "none"), position_specs[0]
+        )
         return (
-            f"the text is longer than the {trained:,} tokens of the texts that the model was trained on; "
-            f"{scheme.beyond_training}"
+            f"the text is longer than the {trained_length:,} tokens of the texts that the model was trained on; "
+            f"{position_spec.beyond_training}"
         )
 
     @cached_property
@@ -209,8 +216,8 @@ class TextGenerator:
         """A generated sequence as text, without its eos token and what follows a stop string."""
         ids, stop = config.without_eos(hypothesis.tokens), None
         text = self.decode(ids) if self.tokenizer is not None else ""
-        if found := find_stop(text, config.stop):
-            text, stop = text[: found[0]], found[1]
+        if match := find_stop(text, config.stop):
+            text, stop = text[: match[0]], match[1]
         top = hypothesis.top_logprobs
         return GeneratedText(
             text,
@@ -219,7 +226,7 @@ class TextGenerator:
             stop=stop,
             score=hypothesis.score,
             logprobs=hypothesis.logprobs,
-            top_logprobs=None if top is None else [[(self.token_name(i), p) for i, p in one.items()] for one in top],
+            top_logprobs=None if top is None else [[(self.token_name(i), p) for i, p in step.items()] for step in top],
             note=self.length_note(hypothesis, config, limit),
         )
 

@@ -113,9 +113,9 @@ class GrammarFilter:
 
     def state(self, tokens: tuple[int, ...]) -> GrammarState | None:
         """The state after these tokens, one step from that of the tokens before the last, which is usually known."""
-        known = next((count for count in (len(tokens), len(tokens) - 1) if tokens[:count] in self.states), 0)
-        state = self.states.get(tokens[:known], self.start)
-        for token in tokens[known:]:
+        count = next((count for count in (len(tokens), len(tokens) - 1) if tokens[:count] in self.states), 0)
+        state = self.states.get(tokens[:count], self.start)
+        for token in tokens[count:]:
             state = state and state.after(token)
         return state
 

@@ -22,7 +22,7 @@ def find_repetition(tokens: Sequence[int]) -> Loop | None:
     """
     matches = prefix_matches(tokens[::-1])
     # the last n tokens also occur `period` tokens earlier, so the last n + period have that period
-    period = max(range(1, len(tokens)), key=lambda one: (matches[one] >= one, matches[one]), default=0)
+    period = max(range(1, len(tokens)), key=lambda period: (matches[period] >= period, matches[period]), default=0)
     if not period or matches[period] < period:
         return None
     return Loop(len(tokens) - matches[period] - period, period)

@@ -32,29 +32,29 @@ class TokenRow:
     source: list[int] | None = None
 
     @classmethod
-    def of(cls, encoding: Any, context: str, text: str) -> TokenRow:
+    def from_encoding(cls, encoding: Any, context: str, text: str) -> TokenRow:
         """The row of a text that follows a context, from the tokenizer's encoding of both together.
 
         A token of the last characters of the context and the first of the text belongs to the text; tokens that the
         tokenizer adds before the text do not.
         """
         ends = [end - len(context) for _, end in encoding.offsets]
-        added = encoding.special_tokens_mask
-        own = [i for i, end in enumerate(ends) if not added[i] and (end > 0 or not context)]
-        if not own:
+        is_added = encoding.special_tokens_mask
+        text_indices = [i for i, end in enumerate(ends) if not is_added[i] and (end > 0 or not context)]
+        if not text_indices:
             return cls(encoding.ids, len(encoding.ids))
-        ends[own[-1]], last, pieces = len(text), 0, []
-        for i in range(own[0], len(ends)):
-            stop = last if added[i] else max(last, ends[i])
+        ends[text_indices[-1]], last, pieces = len(text), 0, []
+        for i in range(text_indices[0], len(ends)):
+            stop = last if is_added[i] else max(last, ends[i])
             pieces.append(text[last:stop])
             last = stop
-        return cls(encoding.ids, own[0], pieces)
+        return cls(encoding.ids, text_indices[0], pieces)
 
     def scored(self, text: str, logprobs: Sequence[float | None], name: Callable[[int], str]) -> ScoredText:
         """The result; `name` gives the text of one token."""
         ids = self.ids[self.first :]
         columns = zip(map(name, ids), ids, self.pieces or [""] * len(ids), logprobs, strict=True)
-        return ScoredText(text, tuple(ScoredToken(*one) for one in columns))
+        return ScoredText(text, tuple(ScoredToken(*values) for values in columns))
 
 
 @dataclass(frozen=True)
@@ -133,14 +133,14 @@ def score_rows(
             if (first := max(first, row.first)) < part.stop:
                 parts.append((index, part, first))
     for batch in batches(model, [(part.stop - part.start - 1, rows[i].source) for i, part, _ in parts]):
-        chosen = [parts[k] for k in batch]
+        batch_parts = [parts[k] for k in batch]
         compute = partial(
             batch_logprobs,
             model,
-            [rows[i].ids[part] for i, part, _ in chosen],
-            [source for i, _, _ in chosen if (source := rows[i].source) is not None],
+            [rows[i].ids[part] for i, part, _ in batch_parts],
+            [source for i, _, _ in batch_parts if (source := rows[i].source) is not None],
         )
-        for (i, part, first), values in zip(chosen, check_finite(model, compute(), compute).tolist(), strict=True):
+        for (i, part, first), values in zip(batch_parts, check_finite(model, compute(), compute).tolist(), strict=True):
             logprobs[i][first : part.stop] = values[first - part.start - 1 : part.stop - part.start - 1]
     return [values[row.first :] for row, values in zip(rows, logprobs, strict=True)]
 
@@ -187,8 +187,8 @@ def window_stride(window: int | None, stride: int | None) -> int | None:
     """The tokens between windows, by default half a window; None if a text of any length is read at once."""
     largest = MAX_COUNT if window is None else window
     if stride is not None and (type(stride) is not int or not 1 <= stride <= largest):
-        of = "" if window is None else ", the tokens that the model reads at once"
-        raise UsageError(f"stride is {quoted(stride)}, expected an integer from 1 to {largest:,}{of}")
+        note = "" if window is None else ", the tokens that the model reads at once"
+        raise UsageError(f"stride is {quoted(stride)}, expected an integer from 1 to {largest:,}{note}")
     return None if window is None else stride or max(1, window // 2)
 
 

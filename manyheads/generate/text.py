@@ -30,8 +30,8 @@ class GeneratedText:
 
 def find_stop(text: str, stops: Sequence[str], start: int = 0) -> tuple[int, str] | None:
     """The first stop string in a text, and where it begins, which is not before `start`."""
-    found = [(text.index(stop, start), stop) for stop in stops if text.find(stop, start) >= 0]
-    return min(found, default=None, key=lambda one: (one[0], -len(one[1])))
+    matches = [(text.index(stop, start), stop) for stop in stops if text.find(stop, start) >= 0]
+    return min(matches, default=None, key=lambda match: (match[0], -len(match[1])))
 
 
 def possible_stop(text: str, stops: Sequence[str]) -> int:
@@ -71,10 +71,14 @@ class GrowingText:
         """The same text, with the last token that ends its characters as the context of the next ones."""
         for end in range(len(self.tokens), 1, -1):
             last, rest = self.tokens[end - 1], self.tokens[end - 1 :]
-            if self.decoder.is_closed(last) and (alone := self.decode([last])) and not alone.endswith(REPLACEMENT):
-                after = self.decode(rest)[len(alone) :]
+            if (
+                self.decoder.is_closed(last)
+                and (last_text := self.decode([last]))
+                and not last_text.endswith(REPLACEMENT)
+            ):
+                after = self.decode(rest)[len(last_text) :]
                 start = self.text[: len(self.text) - len(after)]
-                return replace(self, start=start, end=after, tokens=rest, context=alone)
+                return replace(self, start=start, end=after, tokens=rest, context=last_text)
         return self
 
     @property
@@ -105,7 +109,7 @@ class StopStrings:
         key = tuple(tokens)
         if len(key) != self.length:
             self.length, before = len(key), len(key) - 1
-            self.texts = {known: text for known, text in self.texts.items() if len(known) == before}
+            self.texts = {prefix: text for prefix, text in self.texts.items() if len(prefix) == before}
         old = self.texts.get(key[:-1]) or reduce(GrowingText.after, key[:-1], self.empty)
         new = self.texts[key] = old.after(key[-1])
         return new.find_stop(self.stops) is not None
@@ -122,8 +126,8 @@ class TextStream:
     def push(self, token: int) -> str:
         """Adds a token; returns the characters that became final."""
         self.text = self.text.after(token)
-        if found := self.text.find_stop(self.stops):
-            return self.send(self.text.text[: found[0]])
+        if match := self.text.find_stop(self.stops):
+            return self.send(self.text.text[: match[0]])
         text = self.text.text[: self.text.final_length]
         return self.send(text[: len(text) - possible_stop(text, self.stops)])
 

@@ -81,8 +81,8 @@ class TokenDecoder:
         self.kinds = [step["type"] for step in self.steps]
         self.strips = [strips_space(step) for step in self.steps]
         self.has_bytes = "ByteFallback" in self.kinds
-        added: dict[int, Any] = getattr(tokenizer, "get_added_tokens_decoder", dict)()
-        self.special = {i for i, token in added.items() if token.special}
+        added_tokens: dict[int, Any] = getattr(tokenizer, "get_added_tokens_decoder", dict)()
+        self.special = {i for i, token in added_tokens.items() if token.special}
 
     @cached_property
     def is_local(self) -> bool:
@@ -104,17 +104,17 @@ class TokenDecoder:
         """The bytes of a token by its name; raises if the text is not the tokens joined as they are."""
         if self.kinds == ["ByteLevel"]:
             return byte_level()
-        refused = [kind for kind, one in zip(self.kinds, self.strips, strict=True) if one is None]
-        if refused or not self.kinds:
+        unsupported = [kind for kind, strip in zip(self.kinds, self.strips, strict=True) if strip is None]
+        if unsupported or not self.kinds:
             raise UnsupportedError(
                 f"a grammar needs a tokenizer whose tokens are joined as they are, such as one of bytes or "
-                f"SentencePiece; the decoder of this one is {(refused or ['none'])[0]}"
+                f"SentencePiece; the decoder of this one is {(unsupported or ['none'])[0]}"
             )
         has_spaces = bool({"Replace", "Metaspace"} & set(self.kinds))
 
         def sentence_piece(name: str) -> bytes:
-            found = BYTE_TOKEN.fullmatch(name) if self.has_bytes else None
-            return bytes([int(found[1], 16)]) if found else (name.replace(SPACE, " ") if has_spaces else name).encode()
+            match = BYTE_TOKEN.fullmatch(name) if self.has_bytes else None
+            return bytes([int(match[1], 16)]) if match else (name.replace(SPACE, " ") if has_spaces else name).encode()
 
         return sentence_piece
 
@@ -156,4 +156,8 @@ def byte_level() -> Callable[[str], bytes]:
     from manyheads.data.tokenizer import byte_characters
 
     table = {character: byte for byte, character in enumerate(byte_characters())}
-    return lambda name: bytes(table[one] for one in name) if all(one in table for one in name) else name.encode()
+    return lambda name: (
+        bytes(table[character] for character in name)
+        if all(character in table for character in name)
+        else name.encode()
+    )

@@ -63,7 +63,7 @@ class Core(nn.Module):
     def scores(self, q_BHLK: Tensor, k_BHMK: Tensor, positions: Positions) -> Tensor:
         return q_BHLK @ k_BHMK.transpose(-1, -2) * self.scale
 
-    def normalise(self, scores_BHLM: Tensor) -> Tensor:
+    def normalize(self, scores_BHLM: Tensor) -> Tensor:
         return torch.softmax(scores_BHLM, dim=-1)
 
     def weights(
@@ -115,11 +115,11 @@ class Core(nn.Module):
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
         visible = mask.dense
         if visible is None:
-            weights = self.normalise(scores)
+            weights = self.normalize(scores)
         else:
             # a row without visible keys has no distribution; it is not masked in the softmax and set to zero afterwards
             empty = ~visible.any(dim=-1, keepdim=True)
-            weights = self.normalise(scores.masked_fill(~(visible | empty), -torch.inf)).masked_fill(empty, 0.0)
+            weights = self.normalize(scores.masked_fill(~(visible | empty), -torch.inf)).masked_fill(empty, 0.0)
         return F.dropout(weights.to(q.dtype), self.dropout, self.training and dropout)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, positions: Positions, bias: Tensor | None) -> Tensor:
@@ -368,7 +368,7 @@ class Argmax(Core):
         self.scale = inverse_root(query_size)
         self.hard = list(range(heads)) if spec.heads is None else sorted(set(spec.heads))
 
-    def normalise(self, scores_BHLM: Tensor) -> Tensor:
+    def normalize(self, scores_BHLM: Tensor) -> Tensor:
         soft = torch.softmax(scores_BHLM, dim=-1)
         if len(self.hard) == soft.shape[1]:
             return one_hot(soft, scores_BHLM)

@@ -82,27 +82,27 @@ class AuxiliaryLossSpec(Part, slot="auxiliary_loss"):
 
     def select_layers(self, model: ModelSpec) -> list[AttentionLayer]:
         """Returns the attentions that the loss applies to; raises if there are none."""
-        fitting = [
+        candidates = [
             layer
             for layer in attention_layers(model)
             if self.where in ("all", layer.where) and self.stack in (None, layer.stack)
         ]
-        if not fitting:
+        if not candidates:
             name = "attention" if self.where == "all" else f"{self.where}-attention"
             stack = f" in the {self.stack}" if self.stack else ""
             raise IncompatibleError(f"{self.kind} needs {name}{stack}, and this model has none")
         for name, indices, count in (
-            ("layers", self.layers, max(layer.index for layer in fitting) + 1),
-            ("heads", self.heads, min(layer.heads for layer in fitting)),
+            ("layers", self.layers, max(layer.index for layer in candidates) + 1),
+            ("heads", self.heads, min(layer.heads for layer in candidates)),
         ):
             if wrong := [index for index in indices or () if not 0 <= index < count]:
                 raise OutOfRangeError(f"given {wrong[0]}, expected 0 to {count - 1}", (name,))
             if indices and len(set(indices)) < len(indices):
                 raise ConfigError("an index is repeated", (name,))
-        selected = [layer for layer in fitting if self.layers is None or layer.index in self.layers]
-        if not selected:
+        layers = [layer for layer in candidates if self.layers is None or layer.index in self.layers]
+        if not layers:
             raise IncompatibleError(f"{self.kind} has no attention in these layers", ("layers",))
-        return selected
+        return layers
 
     def check_task(self, task: TaskSpec) -> None:
         """Raises if the term cannot be added to this task."""
@@ -136,7 +136,7 @@ class AuxiliaryLossSpec(Part, slot="auxiliary_loss"):
 
     def loss(self, model: Model, records: Sequence[RecordedQueries], batch: Batch) -> Loss:
         layers = set(self.select_layers(model.spec))
-        totals = [self.total(one, batch) for one in records if one.layer in layers]
+        totals = [self.total(record, batch) for record in records if record.layer in layers]
         return Loss(torch.stack(totals).sum(), self.count(model, batch))
 
     @abstractmethod
@@ -227,8 +227,8 @@ class GuidedSpec(AuxiliaryLossSpec, kind="guided"):
 
     def total(self, record: RecordedQueries, batch: Batch) -> Tensor:
         row, query, key = self.visible_targets(record.layer, batch)
-        here = (query >= record.query_offset) & (query < record.query_offset + record.attention.mask.num_queries)
-        row, query, key = row[here], query[here] - record.query_offset, key[here]
+        is_recorded = (query >= record.query_offset) & (query < record.query_offset + record.attention.mask.num_queries)
+        row, query, key = row[is_recorded], query[is_recorded] - record.query_offset, key[is_recorded]
         _, target, count = torch.stack((row, query)).unique(dim=1, return_inverse=True, return_counts=True)
         logs_HN = record.attention.log_weights((row, query, key))
         return -((logs_HN if self.heads is None else logs_HN[list(self.heads)]) / count[target]).sum()
@@ -274,22 +274,22 @@ def attention_layers(model: ModelSpec) -> tuple[AttentionLayer, ...]:
 def stack_inputs(layer: AttentionLayer, model: Model, batch: Batch) -> Iterator[Inputs]:
     """Yields the inputs of a stack after `embed.prepare_inputs`; a single stack also reads a pair's second text."""
     has_both = model.spec.encoder is not None and model.spec.decoder is not None
-    inputs = [batch.inputs, batch.source]
+    all_inputs = [batch.inputs, batch.source]
     if has_both or model.spec.recurrent is not None:
-        inputs = [batch.source] if layer.stack == "encoder" else [batch.inputs]
+        all_inputs = [batch.source] if layer.stack == "encoder" else [batch.inputs]
     stack = getattr(model, layer.stack, None)
-    for one in inputs:
-        if one is not None:
-            yield stack.embed.prepare_inputs(one) if isinstance(stack, Stack) else one
+    for inputs in all_inputs:
+        if inputs is not None:
+            yield stack.embed.prepare_inputs(inputs) if isinstance(stack, Stack) else inputs
 
 
-def attention_records(model: ModelSpec, recorded: Sequence[RecordedAttention], batch: Batch) -> list[RecordedQueries]:
+def attention_records(model: ModelSpec, attentions: Sequence[RecordedAttention], batch: Batch) -> list[RecordedQueries]:
     """Pairs the recorded attentions with their layers. A recurrent network attends once per generated token."""
     by_name: dict[str, list[AttentionLayer]] = {}
     for layer in attention_layers(model):
         by_name.setdefault(layer.name, []).append(layer)
     records, calls, padding_mask = [], Counter[str](), batch.inputs.padding_mask
-    for attention in recorded:
+    for attention in attentions:
         call = calls[attention.name]
         calls[attention.name] += 1
         if model.recurrent is not None:
@@ -319,9 +319,9 @@ def loss_with_auxiliary(
     """Returns the task's loss, with the auxiliary losses of the same forward pass."""
     if not auxiliary_losses:
         return task.loss(model, batch)
-    with record(model) as recorded:
+    with record(model) as attentions:
         loss = task.loss(model, batch)
-    records = attention_records(model.spec, recorded, batch)
+    records = attention_records(model.spec, attentions, batch)
     terms = {
         name: spec.loss(model, records, batch)
         for name, spec in zip(term_names(auxiliary_losses), auxiliary_losses, strict=True)

@@ -22,7 +22,7 @@ from manyheads.tasks.batch import Batch, EncodedRow, SpecialTokens
 from manyheads.tasks.evaluation import EvalResult, Evaluation, class_names
 from manyheads.tasks.prediction import PredictOptions
 from manyheads.tasks.suggestion import Lines, Suggestion
-from manyheads.tasks.task import TaskSpec, cut_patches
+from manyheads.tasks.task import TaskSpec, patchify_rows
 
 REGRESSION, MULTI_LABEL, SINGLE_LABEL = "regression", "multi_label_classification", "single_label_classification"
 PROBLEM_TYPES = (REGRESSION, MULTI_LABEL, SINGLE_LABEL)  # values of problem_type in a Hugging Face config
@@ -83,14 +83,14 @@ class ClassifySpec(TaskSpec, kind="classify"):
             if data.fields[0] == "text":
                 bayes = NaiveBayes((row[0] for row in data.train_rows), labels, len(names))
                 scores["naive Bayes"] = metric.scores("classes", targets, bayes.probabilities(inputs))
-        predicted = probabilities.argmax(1)
+        predictions = probabilities.argmax(1)
         notes = (*notes, *evaluation.baseline_note)
         outputs = tuple(
             ({"row": i} if data.fields[0] == "image" else {"text": row[0]})
-            | {"reference": row[1], "prediction": names[predicted[i]]}
+            | {"reference": row[1], "prediction": names[predictions[i]]}
             for i, row in enumerate(data.rows)
         )
-        confusion = confusion_matrix(targets, predicted, len(names))
+        confusion = confusion_matrix(targets, predictions, len(names))
         extra = {"classes": list(names), "confusion_matrix": confusion.tolist()}
         return EvalResult(
             scores, notes, outputs=outputs, extra=extra | {"by_class": describe_classes(confusion, names)}
@@ -134,12 +134,16 @@ def class_probabilities(
     images, notes = evaluation.data.fields[0] == "image", tuple[str, ...]()
     rows: list[Any]
     if images:
-        rows = [patches for (patches,) in cut_patches([(image,) for image in inputs], ("image",), checkpoint.spec)]
+        rows = [patches for (patches,) in patchify_rows([(image,) for image in inputs], ("image",), checkpoint.spec)]
     else:
         rows, notes = evaluation.encode(inputs)
     for index in evaluation.batches([*map(len, rows)], "reading"):
-        some = [rows[i] for i in index]
-        batch = Inputs(torch.from_numpy(np.stack(some))).to(checkpoint.device) if images else checkpoint.pad(some)
+        batch_rows = [rows[i] for i in index]
+        batch = (
+            Inputs(torch.from_numpy(np.stack(batch_rows))).to(checkpoint.device)
+            if images
+            else checkpoint.pad(batch_rows)
+        )
         logits_BC = checkpoint.compute_checked(partial(checkpoint.model, batch))
         probabilities[index] = logits_BC.double().softmax(-1).numpy(force=True)
     return probabilities, notes
@@ -154,6 +158,6 @@ def describe_classes(confusion_CC: NDArray[np.int64], names: Sequence[str]) -> l
 def class_indices(rows: Sequence[Row], names: Sequence[str]) -> list[int]:
     index = {name: i for i, name in enumerate(names)}
     if unknown := [label for _, label in rows if label not in index]:
-        known = ", ".join(map(quoted, names[:20])) + (", …" if len(names) > 20 else "")
-        raise LabelError(f"the label {quoted(unknown[0])} is not one of the model's {len(names)} classes: {known}")
+        classes = ", ".join(map(quoted, names[:20])) + (", …" if len(names) > 20 else "")
+        raise LabelError(f"the label {quoted(unknown[0])} is not one of the model's {len(names)} classes: {classes}")
     return [index[label] for _, label in rows]

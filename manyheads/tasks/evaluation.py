@@ -26,7 +26,7 @@ from manyheads.generate.config import (
 from manyheads.model.finite import check_finite
 from manyheads.spec import MAX_COUNT, Tree, quoted
 from manyheads.tasks.batch import IGNORE_INDEX, Loss, LossSum, SpecialTokens
-from manyheads.tasks.task import TaskSpec, cut_patches
+from manyheads.tasks.task import TaskSpec, patchify_rows
 
 WINDOW = 1024  # tokens per window of a long text if the model has no limit
 BATCH_TOKENS, BATCH_LOGITS = 8192, 1 << 25  # maximum numbers of tokens and of logits per batch
@@ -92,27 +92,27 @@ class Evaluation:
     max_length: int | None  # tokens per text, special tokens included
     from_run: bool  # whether a run of manyheads trained the checkpoint for this task
     seed: int = 0
-    progress: OnProgress = lambda what, done, total: None
+    progress: OnProgress = lambda action, done, total: None
 
     def encode(self, texts: Sequence[str]) -> tuple[list[list[int]], tuple[str, ...]]:
         """Returns the ids of each text, and a note if some were truncated."""
         encodings = self.checkpoint.encode(texts)
-        count = sum(bool(one.overflowing) for one in encodings)
+        count = sum(bool(encoding.overflowing) for encoding in encodings)
         if not count:
-            return [one.ids for one in encodings], ()
+            return [encoding.ids for encoding in encodings], ()
         note = f"{count:,} of {len(texts):,} texts were truncated to {self.max_length:,} tokens"
-        return [one.ids for one in encodings], (note,)
+        return [encoding.ids for encoding in encodings], (note,)
 
-    def batches(self, lengths: Sequence[int], what: str, *, logits: bool = False) -> Iterator[list[int]]:
+    def batches(self, lengths: Sequence[int], action: str, *, logits: bool = False) -> Iterator[list[int]]:
         """Yields batches of row indices with similar lengths; gradients are disabled in the loop over them."""
         vocab, done = self.checkpoint.spec.vocab, 0
         max_tokens = min(BATCH_TOKENS, BATCH_LOGITS // vocab) if logits and isinstance(vocab, int) else BATCH_TOKENS
         with torch.no_grad():
             for index in batch_by_length(np.array(lengths), 0, 0, max_tokens=max(max_tokens, *lengths, 1)):
-                self.progress(what, done, len(lengths))
+                self.progress(action, done, len(lengths))
                 yield index.tolist()
                 done += len(index)
-        self.progress(what, done, len(lengths))
+        self.progress(action, done, len(lengths))
 
     @property
     def baseline_note(self) -> tuple[str, ...]:
@@ -140,8 +140,8 @@ def evaluate_loss(evaluation: Evaluation) -> tuple[EvalResult, NDArray[np.int64]
     if not getattr(checkpoint.tokenizer, "encodes_targets", True):
         raise UnsupportedError("this tokenizer encodes sources only, so the loss of targets cannot be computed")
     labels = class_names(checkpoint) if "label" in data.fields else ()
-    whole = cut_patches(list(data.rows), data.fields, checkpoint.spec)
-    rows = InMemoryRows(whole, checkpoint.tokenizer, data.fields, labels).rows
+    patched_rows = patchify_rows(list(data.rows), data.fields, checkpoint.spec)
+    rows = InMemoryRows(patched_rows, checkpoint.tokenizer, data.fields, labels).rows
     if task.eval_in_windows:
         window = max(1, (evaluation.max_length or WINDOW) - task.num_special_tokens)
         rows = [(ids[i : i + window],) for (ids,) in rows for i in range(0, len(ids), window)]

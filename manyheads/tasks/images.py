@@ -20,7 +20,7 @@ from manyheads.spec import Tree, field
 from manyheads.tasks.batch import IGNORE_INDEX, Batch, EncodedRow, Loss, SpecialTokens
 from manyheads.tasks.evaluation import EvalResult, Evaluation, evaluate_loss
 from manyheads.tasks.suggestion import Lines, Suggestion
-from manyheads.tasks.task import TaskSpec, cut_patches
+from manyheads.tasks.task import TaskSpec, patchify_rows
 
 
 class MaeSpec(TaskSpec, kind="mae"):
@@ -58,10 +58,10 @@ class MaeSpec(TaskSpec, kind="mae"):
                 ("model", "decoder", "embed"),
             )
         pixels = model.encoder.embed.patch_pixels() if model.encoder else None
-        predicted = getattr(model.head, "pixels", None)
-        if predicted is None or predicted != pixels:
+        head_pixels = getattr(model.head, "pixels", None)
+        if head_pixels is None or head_pixels != pixels:
             raise IncompatibleError(
-                f"the head predicts {predicted} pixels per patch, but a patch has {pixels}; set its pixels",
+                f"the head predicts {head_pixels} pixels per patch, but a patch has {pixels}; set its pixels",
                 ("model", "head"),
             )
         if self.norm_pix_loss and pixels == 1:
@@ -89,7 +89,7 @@ class MaeSpec(TaskSpec, kind="mae"):
         masked = batch.targets != IGNORE_INDEX
         patches = batch.inputs.tokens[masked]
         restored = model(batch.inputs, batch.source)[masked]
-        return Loss((restored - self.normalise(patches)).square().mean(dim=-1).sum(), len(patches), None)
+        return Loss((restored - self.normalize(patches)).square().mean(dim=-1).sum(), len(patches), None)
 
     def moments(self, patches: Tensor) -> tuple[Tensor, Tensor]:
         """Returns mean and standard deviation by which each patch is normalised, or 0 and 1 without norm_pix_loss."""
@@ -97,7 +97,7 @@ class MaeSpec(TaskSpec, kind="mae"):
             return patches.new_zeros(()), patches.new_ones(())
         return patches.mean(-1, keepdim=True), (patches.var(-1, keepdim=True) + 1e-6).sqrt()
 
-    def normalise(self, patches: Tensor) -> Tensor:
+    def normalize(self, patches: Tensor) -> Tensor:
         mean, scale = self.moments(patches)
         return (patches - mean) / scale
 
@@ -119,10 +119,14 @@ class MaeSpec(TaskSpec, kind="mae"):
         if not data.train_rows:
             return result
         patches = [
-            torch.from_numpy(np.stack([one for one, *_ in cut_patches(list(rows), data.fields, checkpoint.spec)]))
+            torch.from_numpy(
+                np.stack(
+                    [image_patches for image_patches, *_ in patchify_rows(list(rows), data.fields, checkpoint.spec)]
+                )
+            )
             for rows in (data.rows, data.train_rows)
         ]
-        targets, train_targets = (self.normalise(part) for part in patches)
+        targets, train_targets = (self.normalize(part) for part in patches)
         mean_error = float((targets - train_targets.mean(0)).square().mean())
         scores = {"model": dict(result.scores["model"]), "pixels": {"loss": mean_error}}
         notes = ["pixels is the error of the mean image"]
@@ -149,9 +153,9 @@ class MaeSpec(TaskSpec, kind="mae"):
     def suggest_stacks(cls, suggestion: Suggestion) -> Iterator[tuple[str, Lines]]:
         pixels, channels, count = patch_size(suggestion)
         embed = {"kind": "patches", "pixels": pixels, "channels": channels}
-        position, why = {"kind": "learned", "length": count}, f"{count} patches per image"
+        position, reason = {"kind": "learned", "length": count}, f"{count} patches per image"
         layers = suggestion.plain_layers(position, activation="gelu")
-        yield "model.encoder", suggestion.stack(("embed", embed, why), *layers)
+        yield "model.encoder", suggestion.stack(("embed", embed, reason), *layers)
         width, depth = suggestion.size.width // 2, max(1, suggestion.size.layers // 2)
         yield (
             "model.decoder",
@@ -183,7 +187,7 @@ def example_images(task: MaeSpec, evaluation: Evaluation) -> Iterator[Tree]:
     encoder = checkpoint.spec.encoder
     if not rows or encoder is None:
         return
-    patches = cut_patches(list(rows), evaluation.data.fields, checkpoint.spec)
+    patches = patchify_rows(list(rows), evaluation.data.fields, checkpoint.spec)
     batch = task.batch(patches, evaluation.special_tokens, np.random.default_rng(evaluation.seed)).to(checkpoint.device)
     with torch.no_grad():
         restored = task.restore(checkpoint.model, batch)
@@ -207,8 +211,8 @@ def mean_states(evaluation: Evaluation, model: Model, patches_NLP: Tensor) -> Te
     states = list[Tensor]()
     assert isinstance(model, Transformer)
     with torch.no_grad():
-        for some in patches_NLP.split(256):
-            memory = model.encode(Inputs(some).to(evaluation.checkpoint.device))
+        for batch in patches_NLP.split(256):
+            memory = model.encode(Inputs(batch).to(evaluation.checkpoint.device))
             assert memory is not None
             states.append(memory.states.mean(dim=1).cpu())
             evaluation.progress("probing", sum(map(len, states)), len(patches_NLP))

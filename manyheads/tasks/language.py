@@ -71,20 +71,23 @@ class CausalSpec(PackableTask, kind="causal"):
 
     def batch_chunks(self, chunks: Sequence[Chunk], special_tokens: SpecialTokens, rng: np.random.Generator) -> Batch:
         rows = [
-            np.concatenate(([special_tokens.bos] * one.is_start, one.text, [special_tokens.eos] * one.is_end)).astype(
-                np.int64
-            )
-            for one in chunks
+            np.concatenate(
+                ([special_tokens.bos] * chunk.is_start, chunk.text, [special_tokens.eos] * chunk.is_end)
+            ).astype(np.int64)
+            for chunk in chunks
         ]
         return Batch(pad_rows([ids[:-1] for ids in rows], special_tokens.pad), pad_targets([ids[1:] for ids in rows]))
 
     def with_truncation(self, checkpoint: Checkpoint, generation: GenerationConfig) -> Checkpoint:
         """Returns a copy that reads the last tokens of a text, so that the continuation follows it and has room."""
-        positions, room = checkpoint.max_positions, checkpoint.generator.room(generation.max_new_tokens, generation)
-        if checkpoint.tokenizer is None or positions is None or room is None:
+        positions, remaining = (
+            checkpoint.max_positions,
+            checkpoint.generator.remaining_positions(generation.max_new_tokens, generation),
+        )
+        if checkpoint.tokenizer is None or positions is None or remaining is None:
             return checkpoint
-        least = 1 + checkpoint.tokenizer.num_special_tokens_to_add(is_pair=False)
-        return checkpoint.with_truncation(min(positions, max(least, room)), direction="left")
+        min_length = 1 + checkpoint.tokenizer.num_special_tokens_to_add(is_pair=False)
+        return checkpoint.with_truncation(min(positions, max(min_length, remaining)), direction="left")
 
     def evaluate(self, evaluation: Evaluation) -> EvalResult:
         """Computes −ln p of every token, each predicted once; long texts are read in windows."""
@@ -126,8 +129,10 @@ def text_ids(evaluation: Evaluation, rows: Sequence[Row]) -> list[NDArray[np.int
     """Returns texts as ids after the bos token, and before the eos token if the model was trained to predict it."""
     special_tokens = evaluation.special_tokens
     end = [special_tokens.eos] if evaluation.from_run else []
-    encoded = InMemoryRows(rows, evaluation.checkpoint.tokenizer, ("text",))
-    return [np.concatenate(([special_tokens.bos], ids, end)).astype(np.int64) for (ids,) in encoded.rows if len(ids)]
+    encoded_rows = InMemoryRows(rows, evaluation.checkpoint.tokenizer, ("text",))
+    return [
+        np.concatenate(([special_tokens.bos], ids, end)).astype(np.int64) for (ids,) in encoded_rows.rows if len(ids)
+    ]
 
 
 # -------------------------------------------------------------------------------------------------------------- masked
@@ -180,24 +185,24 @@ class MaskedSpec(MaskingTask, PackableTask, kind="masked"):
 
     def batch_chunks(self, chunks: Sequence[Chunk], special_tokens: SpecialTokens, rng: np.random.Generator) -> Batch:
         mask_token, inputs, targets = self.mask_token(special_tokens), [], []
-        for one in chunks:
-            text, (before, after) = one.text, special_tokens.prefix_and_suffix(self.template)
-            before, after = before * one.is_start, after * one.is_end
-            selected = rng.random(len(text)) < self.mlm_probability
-            if len(text) and not selected.any():
-                selected[rng.integers(len(text))] = True  # every text has a target
+        for chunk in chunks:
+            text, (before, after) = chunk.text, special_tokens.prefix_and_suffix(self.template)
+            before, after = before * chunk.is_start, after * chunk.is_end
+            is_target = rng.random(len(text)) < self.mlm_probability
+            if len(text) and not is_target.any():
+                is_target[rng.integers(len(text))] = True  # every text has a target
             draw = rng.random(len(text))
-            masked = draw < self.mask_replace_prob
-            replaced = selected & ~masked & (draw < self.mask_replace_prob + self.random_replace_prob)
-            ids = np.where(selected & masked, mask_token, text)
+            is_masked = draw < self.mask_replace_prob
+            is_random = is_target & ~is_masked & (draw < self.mask_replace_prob + self.random_replace_prob)
+            ids = np.where(is_target & is_masked, mask_token, text)
             ids = np.where(
-                replaced,
+                is_random,
                 special_tokens.ordinary_ids[rng.integers(len(special_tokens.ordinary_ids), size=len(text))],
                 ids,
             )
             inputs.append(np.concatenate((before, ids, after)).astype(np.int64))
             ignored = ([IGNORE_INDEX] * len(before), [IGNORE_INDEX] * len(after))
-            row = np.concatenate((ignored[0], np.where(selected, text, IGNORE_INDEX), ignored[1]))
+            row = np.concatenate((ignored[0], np.where(is_target, text, IGNORE_INDEX), ignored[1]))
             targets.append(row.astype(np.int64))
         return Batch(pad_rows(inputs, special_tokens.pad), pad_targets(targets))
 
@@ -229,18 +234,18 @@ class MaskedSpec(MaskingTask, PackableTask, kind="masked"):
             yield i, {"filled": [top_tokens(checkpoint, k, logits_LV[k], options.num_fills) for k in positions]}
 
     def format_line(self, result: Tree) -> str:
-        return " ".join("\t".join(one["tokens"][0]["token"] for one in result["filled"]).splitlines())
+        return " ".join("\t".join(mask["tokens"][0]["token"] for mask in result["filled"]).splitlines())
 
     def format_result(self, result: Tree) -> list[str]:
-        rows = [row for one in result["filled"] for row in one["tokens"]]
+        rows = [row for mask in result["filled"] for row in mask["tokens"]]
         return [f"{row['probability']:8.4f}  {row['token']}" for row in rows]
 
     def evaluate(self, evaluation: Evaluation) -> EvalResult:
         result, targets = evaluate_loss(evaluation)
         scores, train_rows = dict(result.scores), evaluation.data.train_rows
         if train_rows:
-            encoded = InMemoryRows(train_rows, evaluation.checkpoint.tokenizer, ("text",)).rows
-            unigram = Unigram((ids for (ids,) in encoded), evaluation.special_tokens.vocab_size)
+            encoded_rows = InMemoryRows(train_rows, evaluation.checkpoint.tokenizer, ("text",)).rows
+            unigram = Unigram((ids for (ids,) in encoded_rows), evaluation.special_tokens.vocab_size)
             accuracy = float((targets == unigram.log_probs_V.argmax()).mean())
             scores["unigram"] = {"loss": float(unigram.nats(targets).mean()), "accuracy": accuracy}
         return EvalResult(scores, evaluation.baseline_note, extra=result.extra)
@@ -330,8 +335,8 @@ class SpansSpec(TextTask, kind="spans"):
         sentinels = 1 + int(
             masked_counts(np.array(suggestion.max_row_length), spec.noise_density, spec.mean_span_length)[1]
         )
-        why = "one more than the masked spans of the longest text"
-        return [("num_sentinels", sentinels, why)] if sentinels > spec.num_sentinels else []
+        reason = "one more than the masked spans of the longest text"
+        return [("num_sentinels", sentinels, reason)] if sentinels > spec.num_sentinels else []
 
 
 def masked_counts(lengths: np.ndarray, noise_density: float, mean_span_length: float) -> tuple[np.ndarray, np.ndarray]:
@@ -347,7 +352,7 @@ def draw_spans(
     """Draws the start and stop of each span."""
     if not length:
         return []
-    masked, count = (int(one) for one in masked_counts(np.array(length), noise_density, mean_span_length))
+    masked, count = (int(count) for count in masked_counts(np.array(length), noise_density, mean_span_length))
     visible = length - masked
     ends = np.sort(rng.choice(masked - 1, count - 1, replace=False)) + 1 if count > 1 else np.empty(0, np.int64)
     before = np.concatenate(([0], ends))  # masked tokens before each span
@@ -430,10 +435,10 @@ class InfillSpec(MaskingTask, kind="infill"):
         return rows, truncated
 
 
-def around_gap(prefix: list[int], suffix: list[int], room: int) -> list[list[int]]:
-    """Returns the tokens nearest to a gap, at most `room` of them, about as many on both sides."""
-    before = min(len(prefix), max(room // 2, room - len(suffix)))
-    return [prefix[len(prefix) - before :], suffix[: room - before]]
+def around_gap(prefix: list[int], suffix: list[int], max_tokens: int) -> list[list[int]]:
+    """Returns the tokens nearest to a gap, at most `max_tokens` of them, about as many on both sides."""
+    before = min(len(prefix), max(max_tokens // 2, max_tokens - len(suffix)))
+    return [prefix[len(prefix) - before :], suffix[: max_tokens - before]]
 
 
 def draw_gap(length: int, rng: np.random.Generator) -> tuple[int, int]:

@@ -36,19 +36,19 @@ class PredictOptions:
 
 def ids_and_truncated(encodings: Sequence[Any]) -> tuple[list[list[int]], dict[int, Tree]]:
     """Returns the ids of each encoding, and how many tokens are left of each truncated one."""
-    truncated = {i: {"truncated": len(one.ids)} for i, one in enumerate(encodings) if one.overflowing}
-    return [one.ids for one in encodings], truncated
+    truncated = {i: {"truncated": len(encoding.ids)} for i, encoding in enumerate(encodings) if encoding.overflowing}
+    return [encoding.ids for encoding in encodings], truncated
 
 
 def generated_result(checkpoint: Checkpoint, texts: Sequence[GeneratedText], options: PredictOptions) -> Tree:
     """The best generated text as plain data; if n > 1, all of them are under `sequences`."""
     results = [
-        {"generated": one.tokens if checkpoint.tokenizer is None else one.text, "finish_reason": one.finish_reason}
-        | ({} if one.score is None else {"score": one.score})
-        | ({} if one.note is None else {"note": one.note})
-        | ({} if one.logprobs is None else {"logprobs": token_logprobs(checkpoint, one)})
-        | ({"loop": loop_at_end(checkpoint, one)} if options.loops else {})
-        for one in texts
+        {"generated": text.tokens if checkpoint.tokenizer is None else text.text, "finish_reason": text.finish_reason}
+        | ({} if text.score is None else {"score": text.score})
+        | ({} if text.note is None else {"note": text.note})
+        | ({} if text.logprobs is None else {"logprobs": token_logprobs(checkpoint, text)})
+        | ({"loop": loop_at_end(checkpoint, text)} if options.loops else {})
+        for text in texts
     ]
     return results[0] | ({"sequences": results} if options.generation.n > 1 else {})
 
@@ -80,7 +80,7 @@ def token_logprobs(checkpoint: Checkpoint, text: GeneratedText) -> list[Tree]:
     """Each token with its log-probability and the most probable tokens of its step."""
     rows = zip(text.tokens, text.logprobs or (), text.top_logprobs or (), strict=False)
     name = checkpoint.generator.token_name
-    return [{"token": name(i), "id": i, "logprob": p, "top": [list(one) for one in top]} for i, p, top in rows]
+    return [{"token": name(i), "id": i, "logprob": p, "top": [list(pair) for pair in top]} for i, p, top in rows]
 
 
 def apply_to_each(

@@ -75,8 +75,8 @@ class RetrievalSpec(TaskSpec, kind="retrieval"):
         assert batch.source is not None
         queries, documents = (unit_vectors(model, texts, batch.pool) for texts in (batch.inputs, batch.source))
         logits = queries @ documents.T / self.temperature
-        same = equal_rows(batch.inputs.tokens) | equal_rows(batch.source.tokens)
-        logits = logits.masked_fill(same.fill_diagonal_(False), -torch.inf)
+        is_equal = equal_rows(batch.inputs.tokens) | equal_rows(batch.source.tokens)
+        logits = logits.masked_fill(is_equal.fill_diagonal_(False), -torch.inf)
         total = F.cross_entropy(logits, batch.targets, reduction="sum")
         if self.symmetric:
             total = (total + F.cross_entropy(logits.T, batch.targets, reduction="sum")) / 2
@@ -90,7 +90,9 @@ class RetrievalSpec(TaskSpec, kind="retrieval"):
         self, checkpoint: Checkpoint, texts: Sequence[str], options: PredictOptions
     ) -> tuple[list[list[int]], dict[int, Tree]]:
         if checkpoint.tokenizer is None:
-            raise UnsupportedError("the checkpoint has no tokenizer; load(...).hidden(ids) gives the vectors of tokens")
+            raise UnsupportedError(
+                "the checkpoint has no tokenizer; load(...).hidden_states(ids) gives the vectors of tokens"
+            )
         return super().encode(checkpoint, texts, options)
 
     def results(
@@ -150,11 +152,13 @@ def equal_rows(tokens_BL: Tensor) -> Tensor:
     return (tokens_BL[:, None] == tokens_BL[None]).all(dim=-1)
 
 
-def embed_texts(evaluation: Evaluation, texts: Sequence[str], what: str) -> tuple[Tensor, tuple[str, ...]]:
+def embed_texts(evaluation: Evaluation, texts: Sequence[str], action: str) -> tuple[Tensor, tuple[str, ...]]:
     rows, notes = evaluation.encode(texts)
     checkpoint, vectors = evaluation.checkpoint, torch.empty(0)
-    for index in evaluation.batches([*map(len, rows)], what):
-        some = F.normalize(checkpoint.embed_inputs(checkpoint.pad([rows[i] for i in index])).float().cpu(), dim=-1)
-        vectors = vectors if len(vectors) else torch.empty(len(texts), some.shape[1])
-        vectors[index] = some
+    for index in evaluation.batches([*map(len, rows)], action):
+        batch_vectors = F.normalize(
+            checkpoint.embed_inputs(checkpoint.pad([rows[i] for i in index])).float().cpu(), dim=-1
+        )
+        vectors = vectors if len(vectors) else torch.empty(len(texts), batch_vectors.shape[1])
+        vectors[index] = batch_vectors
     return vectors, notes

@@ -113,16 +113,19 @@ class Seq2SeqSpec(TaskSpec, kind="seq2seq"):
         config = evaluation.options.generation(
             checkpoint.generation_settings, default_max_new_tokens=max_target_tokens(evaluation)
         )
-        limited = Counter[str]()
+        note_counts = Counter[str]()
         for done, (i, (best, *_)) in enumerate(checkpoint.generator.texts(rows, config), 1):
             outputs[i] = best.text
-            limited.update([best.note] if best.note else [])
+            note_counts.update([best.note] if best.note else [])
             evaluation.progress("generating", done, len(sources))
-        notes += tuple(f"{count:,} of {len(rows):,} outputs: {note}" for note, count in limited.items())
-        texts = {"model": outputs, "copy": sources, f"lead-{LEAD}": [lead(source, LEAD) for source in sources]}
-        if all(one.split() == other.split() for one, other in zip(sources, texts[f"lead-{LEAD}"], strict=True)):
-            del texts[f"lead-{LEAD}"]  # no source is longer
-        scores = {name: metric.scores("text", some, targets) for name, some in texts.items()}
+        notes += tuple(f"{count:,} of {len(rows):,} outputs: {note}" for note, count in note_counts.items())
+        systems = {"model": outputs, "copy": sources, f"lead-{LEAD}": [lead(source, LEAD) for source in sources]}
+        if all(
+            source.split() == first_words.split()
+            for source, first_words in zip(sources, systems[f"lead-{LEAD}"], strict=True)
+        ):
+            del systems[f"lead-{LEAD}"]  # no source is longer
+        scores = {name: metric.scores("text", texts, targets) for name, texts in systems.items()}
         if count := count_without_words(targets):
             notes += (f"{count:,} of {len(targets):,} targets have no a–z or 0–9, so their ROUGE is 0",)
         if not scores["model"]["bleu"] and max(len(text.split()) for text in targets) < BLEU_ORDER:
@@ -184,6 +187,6 @@ def mean_words(texts: Sequence[str]) -> float:
 def max_target_tokens(evaluation: Evaluation) -> int:
     """Returns twice the length of the longest of some training targets, so that endless generation is noticed."""
     rows = evaluation.data.train_rows
-    some = [rows[i][1] for i in sample_indices(len(rows), 1000).tolist()]
-    encodings = encode_texts(evaluation.checkpoint.tokenizer, some, CheckpointTokenizerError)
-    return 8 + 2 * max(len(one.ids) for one in encodings) if some else 256
+    targets = [rows[i][1] for i in sample_indices(len(rows), 1000).tolist()]
+    encodings = encode_texts(evaluation.checkpoint.tokenizer, targets, CheckpointTokenizerError)
+    return 8 + 2 * max(len(encoding.ids) for encoding in encodings) if targets else 256

@@ -45,8 +45,8 @@ class Suggestion:
 
     def model(self) -> Lines:
         vocab: Lines = [("vocab", "tokenizer", "the tokenizer's number of tokens")] if self.text_fields else []
-        why = "with smaller initial weights, small models learn much later"
-        return [*vocab, *self.task.suggest_head(self), ("init", "xavier", why)]
+        reason = "with smaller initial weights, small models learn much later"
+        return [*vocab, *self.task.suggest_head(self), ("init", "xavier", reason)]
 
     @property
     def residual(self) -> tuple[Any, str]:
@@ -83,9 +83,14 @@ class Suggestion:
             )
 
     def stack(self, *lines: tuple[str, Any, str]) -> Lines:
-        sizes = ", ".join(str(one.width) for one in SIZES)
-        why = f"for this much data; the sizes are {sizes}"
-        return [("layers", self.size.layers, ""), ("width", self.size.width, why), *lines, ("residual", *self.residual)]
+        sizes = ", ".join(str(size.width) for size in SIZES)
+        reason = f"for this much data; the sizes are {sizes}"
+        return [
+            ("layers", self.size.layers, ""),
+            ("width", self.size.width, reason),
+            *lines,
+            ("residual", *self.residual),
+        ]
 
     def gated_layers(self) -> Lines:
         """The layers of most recent decoders and encoders, which other libraries have, too."""

@@ -188,11 +188,11 @@ class TaskSpec(Part, slot="task"):
 
         A text that the model cannot read raises, or, if `errors` is given, has its error there instead of a result.
         """
-        encoded = apply_to_each(partial(self.encode_checked, checkpoint, options), texts, errors)
-        index = list(encoded)
-        for k, result in self.results(checkpoint, [ids for ids, _ in encoded.values()], options):
+        encoded_texts = apply_to_each(partial(self.encode_checked, checkpoint, options), texts, errors)
+        index = list(encoded_texts)
+        for k, result in self.results(checkpoint, [ids for ids, _ in encoded_texts.values()], options):
             i = index[k]
-            yield i, {"task": self.kind, "text": texts[i]} | result | encoded[i][1]
+            yield i, {"task": self.kind, "text": texts[i]} | result | encoded_texts[i][1]
 
     def format_line(self, result: Tree) -> str:
         """Formats a result as one line of text."""
@@ -203,9 +203,11 @@ class TaskSpec(Part, slot="task"):
     def format_result(self, result: Tree) -> list[str]:
         """Formats the result for a single text, as lines to print."""
         lines = []
-        for one in result.get("sequences", [result]):
-            lines.append(one["generated"] if isinstance(one["generated"], str) else self.format_line(one))
-            lines += [format_loop(one["loop"])] if "loop" in one else []
+        for sequence in result.get("sequences", [result]):
+            lines.append(
+                sequence["generated"] if isinstance(sequence["generated"], str) else self.format_line(sequence)
+            )
+            lines += [format_loop(sequence["loop"])] if "loop" in sequence else []
         return lines
 
     # ------------------------------------------------------------------------------------------------------ evaluation
@@ -291,7 +293,10 @@ def predict(
         raise UsageError(f"mask_token_id is {quoted(mask_token_id)}, expected a token id")
     generation = generation_config(checkpoint.generation_settings, **settings)
     options = PredictOptions(generation, num_fills=num_fills, mask_token_id=mask_token_id, loops=loops)
-    predictor, texts = Predictor.of(checkpoint, options, truncate=truncate), [text] if isinstance(text, str) else text
+    predictor, texts = (
+        Predictor.from_checkpoint(checkpoint, options, truncate=truncate),
+        [text] if isinstance(text, str) else text,
+    )
     results = dict(predictor.results(texts))
     return results[0] if isinstance(text, str) else [results[i] for i in range(len(texts))]
 
@@ -305,8 +310,8 @@ class Predictor:
     options: PredictOptions
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint, options: PredictOptions, *, truncate: bool) -> Predictor:
-        """Raises if the model reads no texts, or its task cannot do what the options ask for."""
+    def from_checkpoint(cls, checkpoint: Checkpoint, options: PredictOptions, *, truncate: bool) -> Predictor:
+        """A predictor; raises if the model reads no texts, or its task cannot do what the options ask for."""
         checkpoint.check_reads_text()
         task = task_of(checkpoint)
         task.check_options(options)
@@ -322,24 +327,24 @@ class Predictor:
 def task_of(checkpoint: Checkpoint) -> TaskSpec:
     """Returns the task that a run recorded in the checkpoint, or else the task that fits its architecture and head."""
     kinds: dict[str, Any] = TaskSpec.kinds
-    metadata, recorded = checkpoint.metadata, checkpoint.task
-    if recorded and recorded["kind"] in kinds:
+    metadata, task_tree = checkpoint.metadata, checkpoint.task
+    if task_tree and task_tree["kind"] in kinds:
         with suppress(ConfigError):  # another version may have had other fields
-            if (task := TaskSpec.choose(recorded)).supports(checkpoint):
+            if (task := TaskSpec.choose(task_tree)).supports(checkpoint):
                 return task
-    elif recorded and metadata and metadata.family.model_type == "manyheads":
+    elif task_tree and metadata and metadata.family.model_type == "manyheads":
         raise UnknownKindError(
-            f"this checkpoint was trained for the task {quoted(recorded['kind'])}, which does not exist here",
+            f"this checkpoint was trained for the task {quoted(task_tree['kind'])}, which does not exist here",
             hint="if it is your own, name its file with --parts",
         )
-    fitting = [task for task in (kind() for kind in kinds.values() if kind.is_default) if task.supports(checkpoint)]
-    if fitting:  # prefer a task that needs this head
-        return min(fitting, key=lambda task: checkpoint.spec.head.output not in task.head_outputs)
+    tasks = [task for task in (kind() for kind in kinds.values() if kind.is_default) if task.supports(checkpoint)]
+    if tasks:  # prefer a task that needs this head
+        return min(tasks, key=lambda task: checkpoint.spec.head.output not in task.head_outputs)
     head = f"{checkpoint.spec.architecture} with the head '{checkpoint.spec.head.kind}'"
     raise UnsupportedError(f"no task fits this model ({head})")
 
 
-def cut_patches(rows: list[Any], fields: Sequence[str], model: ModelSpec) -> list[Any]:
+def patchify_rows(rows: list[Any], fields: Sequence[str], model: ModelSpec) -> list[Any]:
     """Cuts the images of the rows into the patches that the model reads."""
     stack = model.encoder or model.decoder
     embed: Any = stack.embed if stack and stack.embed.reads == "patches" else None
@@ -353,4 +358,4 @@ def cut_patches(rows: list[Any], fields: Sequence[str], model: ModelSpec) -> lis
     images = torch.from_numpy(np.stack([row[index] for row in rows]))
     with located("model", "encoder", "embed"):
         patches = embed.patchify(images if images.dim() == 4 else images[:, None]).numpy()
-    return [(*row[:index], one, *row[index + 1 :]) for row, one in zip(rows, patches, strict=True)]
+    return [(*row[:index], image_patches, *row[index + 1 :]) for row, image_patches in zip(rows, patches, strict=True)]

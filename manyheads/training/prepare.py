@@ -26,7 +26,7 @@ from manyheads.model.spec import ModelSpec, StackSpec, read_model
 from manyheads.model.transformer import Transformer
 from manyheads.spec import copy_tree, did_you_mean, located, merge_trees, quoted, to_tree
 from manyheads.tasks.batch import SpecialTokens
-from manyheads.tasks.task import TaskSpec, cut_patches
+from manyheads.tasks.task import TaskSpec, patchify_rows
 from manyheads.training.events import Event, Initialized, Truncated
 from manyheads.training.lora import adapter_names, add_lora
 from manyheads.training.run import RunSpec
@@ -86,7 +86,7 @@ def prepare(spec: RunSpec) -> PreparedRun:
         if folder:
             return TokenizedRows(folder, split, tokenizer=tokenizer, fields=fields, labels=labels)
         rows = [tuple(row[i] for i in columns) for row in corpus.splits[split]]
-        return InMemoryRows(cut_patches(rows, fields, model_spec), tokenizer, fields, labels)
+        return InMemoryRows(patchify_rows(rows, fields, model_spec), tokenizer, fields, labels)
 
     limits = text_limits(spec, fields, model_spec, special_tokens)
     train, validation = (TruncatedRows(encode(split), limits) for split in ("train", "validation"))

@@ -329,7 +329,7 @@ def write_pooling(folder, **modes):
 def test_a_text_is_embedded_by_the_pooling_of_its_folder(tmp_path):
     folder = folder_of("bert-bare", tmp_path / "bert")
     ours, ids = manyheads.load(folder), torch.tensor([[1, 5, 6, 7, 2]])
-    states = ours.hidden(ids)[-1][0]
+    states = ours.hidden_states(ids)[-1][0]
     texts = ["word0 word1 word2", "word3"]
     torch.testing.assert_close(ours.embed(texts)[0], states.mean(0), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(ours.embed(texts[0])[0], ours.embed(texts)[0], rtol=1e-5, atol=1e-5)
@@ -423,7 +423,7 @@ def test_a_decoder_embeds_texts_by_the_pooling_of_its_folder(tmp_path):
         manyheads.load(folder).embed("word0")
     write_pooling(folder, pooling_mode_lasttoken=True, pooling_mode_mean_tokens=False)
     ours = manyheads.load(folder)
-    states = ours.hidden(torch.tensor([[5, 6, 7]]))[-1][0]
+    states = ours.hidden_states(torch.tensor([[5, 6, 7]]))[-1][0]
     vector = ours.embed(["word0 word1 word2", "word3 word4 word5 word6 word7"])[0]
     torch.testing.assert_close(vector, torch.nn.functional.normalize(states[-1], dim=0), rtol=1e-5, atol=1e-5)
 
@@ -555,7 +555,7 @@ def test_inputs_go_to_the_device_of_the_model(tmp_path):
     ids, padding_mask = torch.tensor([[3, 4, 5]]), torch.tensor([[False, False, True]])
     for output in (
         ours.logits(ids, padding_mask=padding_mask),
-        *ours.hidden(ids),
+        *ours.hidden_states(ids),
         ours.embed(["word0", "word1 word2"]),
         ours.pad([[1, 2]]).tokens,
     ):
@@ -568,7 +568,7 @@ def test_inputs_go_to_the_device_of_the_model(tmp_path):
 @pytest.mark.parametrize("spec", [recurrent(), ngram()], ids=lambda spec: spec.architecture)
 def test_only_a_transformer_has_hidden_states(spec):
     with raises("model.unsupported", spec.architecture):
-        Checkpoint(build(spec)).hidden(torch.tensor([[1]]))
+        Checkpoint(build(spec)).hidden_states(torch.tensor([[1]]))
 
 
 @pytest.fixture(scope="module")

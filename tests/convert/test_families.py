@@ -81,9 +81,9 @@ def both(ours, theirs, *, padding_mask=None, hidden=False):
         return ours.logits(*inputs), logits_of(out)
     if reads_images(theirs):  # their last state is before the final norm
         *before, last = out.hidden_states
-        return ours.hidden(*inputs), (*before, theirs.base_model.layernorm(last))
+        return ours.hidden_states(*inputs), (*before, theirs.base_model.layernorm(last))
     states = out.encoder_hidden_states + out.decoder_hidden_states if ours.has_source else out.hidden_states
-    return ours.hidden(*inputs), states
+    return ours.hidden_states(*inputs), states
 
 
 def roberta_positions(padding_mask):

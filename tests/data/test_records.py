@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from raising import raises
 
-from manyheads.data.records import recognise_delimiter, repeats
+from manyheads.data.records import detect_delimiter, repeats
 from manyheads.errors import ManyheadsError
 
 ROWS = [
@@ -166,8 +166,8 @@ def test_the_delimiter_is_recognised_and_can_be_overruled(tmp_path):
 
 def test_a_delimiter_gives_as_many_columns_in_more_than_half_of_the_lines():
     lines = ["a;b", "c;d", "e", "f"]
-    assert recognise_delimiter(Path("a.csv"), lines) == ","
-    assert recognise_delimiter(Path("a.csv"), lines[:3]) == ";"
+    assert detect_delimiter(Path("a.csv"), lines) == ","
+    assert detect_delimiter(Path("a.csv"), lines[:3]) == ";"
 
 
 @pytest.mark.parametrize("settings", [{}, {"max_line_length": 1000}])

@@ -202,7 +202,7 @@ def literal_weights(core, q, k, mask, positions, bias):
     scores = core.scores(q, k.repeat_interleave(q.shape[1] // k.shape[1], dim=1), positions) + bias
     visible = torch.ones_like(scores, dtype=torch.bool) if mask.dense is None else mask.dense.expand_as(scores)
     empty = ~visible.any(dim=-1, keepdim=True)
-    return core.normalise(scores.masked_fill(~visible & ~empty, -torch.inf)).masked_fill(empty, 0.0)
+    return core.normalize(scores.masked_fill(~visible & ~empty, -torch.inf)).masked_fill(empty, 0.0)
 
 
 # ------------------------------------------------------------------------------------------------- composed models

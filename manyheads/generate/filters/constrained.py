@@ -48,10 +48,10 @@ class JsonSchemaSpec(ConstrainedSpec, kind="json-schema"):
 
     def grammar(self) -> str:
         schema = self.tree()
-        own = schema.get("x-guidance", {})
-        if not isinstance(own, dict):
-            raise GenerationConfigError(f"json_schema: x-guidance is {quoted(own)}, expected a table")
-        return lark(f"%json {json.dumps(schema | {'x-guidance': SEPARATORS | own})}")
+        options = schema.get("x-guidance", {})
+        if not isinstance(options, dict):
+            raise GenerationConfigError(f"json_schema: x-guidance is {quoted(options)}, expected a table")
+        return lark(f"%json {json.dumps(schema | {'x-guidance': SEPARATORS | options})}")
 
     def tree(self) -> dict[str, Any]:
         text: Any = self.json_schema

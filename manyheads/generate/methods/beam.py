@@ -153,14 +153,14 @@ class Search:
                 beam, token, is_finished = int(beam_BC[b, c]), int(token_BC[b, c]), bool(is_end_BC[b, c])
                 new = self.running.hypothesis(beam, token, is_finished=is_finished, score=score)
                 finished.append(new)
-                finished.sort(key=lambda one: -one.score)
+                finished.sort(key=lambda hypothesis: -hypothesis.score)
                 del finished[self.width :]
 
     def unfinished(self, best_live: list[float], length: int) -> list[int]:
         """The indices of the rows that continue."""
         config, index = self.request.config, list[int]()
         for i, row in enumerate(self.prompt_indices):
-            scores = [float(one.score or 0) for one in self.finished[row]]
+            scores = [float(hypothesis.score or 0) for hypothesis in self.finished[row]]
             if best_live[i] > -math.inf and not self.spec.is_done(scores, best_live[i], length, config):
                 index.append(i)
         self.prompt_indices = [self.prompt_indices[i] for i in index]

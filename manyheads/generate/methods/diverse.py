@@ -61,7 +61,7 @@ class DiverseSearch(Search):
     def run(self) -> list[list[Hypothesis]]:
         results, groups = super().run(), self.spec.num_beam_groups
         rows = (chain.from_iterable(results[i : i + groups]) for i in range(0, len(results), groups))
-        return [sorted(row, key=lambda one: -(one.score or 0.0)) for row in rows]
+        return [sorted(row, key=lambda hypothesis: -(hypothesis.score or 0.0)) for row in rows]
 
     def candidates(self, logp_BNV: Tensor, first: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         groups, (_, beams, vocab) = self.spec.num_beam_groups, logp_BNV.shape

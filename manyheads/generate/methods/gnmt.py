@@ -79,7 +79,7 @@ class CoverageSequences(RunningSequences):
     def select(self, rows: Tensor) -> None:
         super().select(rows)
         self.coverage_BM, self.padding_BM = (
-            None if one is None else one.index_select(0, rows) for one in (self.coverage_BM, self.padding_BM)
+            None if tensor is None else tensor.index_select(0, rows) for tensor in (self.coverage_BM, self.padding_BM)
         )
 
     def log_coverage(self, row: int) -> float:

@@ -63,7 +63,7 @@ class PromptLookupSpec(DecodingSpec, kind="prompt-lookup"):
             state, unread = state.truncate(torch.tensor([length], device=device)), tokens[-1:]
             if request.cache is not None:
                 request.cache.read = (torch.tensor(tokens[:length], device=device), state)
-        return Hypothesis(new, is_finished, None, *(logprobs.of(0) if logprobs is not None else ()))
+        return Hypothesis(new, is_finished, None, *(logprobs.of_row(0) if logprobs is not None else ()))
 
     def draft(self, tokens: list[int]) -> list[int]:
         """The longest draft for the longest n-gram that occurred before; of equally long ones, the last."""
