@@ -116,7 +116,7 @@ class Spec(BaseModel):
     def _config_error(cls, error: ValidationError) -> ConfigError:
         """Converts pydantic's first error to a ConfigError: where, what was given, what was expected."""
         # a misspelt field is reported before a missing one, because both may be the same field
-        first = min(error.errors(), key=lambda one: {"extra_forbidden": 0, "missing": 2}.get(one["type"], 1))
+        first = min(error.errors(), key=lambda detail: {"extra_forbidden": 0, "missing": 2}.get(detail["type"], 1))
         where, context, value = first["loc"], first.get("ctx", {}), first["input"]
         inner = context.get("error")
         if isinstance(inner, ConfigError):
@@ -188,8 +188,8 @@ class Part(Spec):
             cls.slot, cls.default_kind, cls.kinds = slot, default, {}
             SLOTS[slot] = cls
         elif kind:
-            known = cls.kinds.get(kind)
-            names = [(one.__module__, one.__qualname__) for one in (known or cls, cls)]
+            registered = cls.kinds.get(kind)
+            names = [(part.__module__, part.__qualname__) for part in (registered or cls, cls)]
             if names[0] != names[1]:  # the same class may be defined again, in a notebook
                 raise PartsFileError(f"the slot '{cls.slot}' already has a kind '{kind}'; give yours another name")
             cls.kind = kind
@@ -369,10 +369,10 @@ def immutable(value: Any) -> Any:
     return value
 
 
-def merge_trees(base: Tree, own: Tree) -> Tree:
-    """Merges `own` into `base`: a table without a kind changes a part's fields, one with a kind replaces the part."""
+def merge_trees(base: Tree, overrides: Tree) -> Tree:
+    """Merges `overrides` into `base`: a table without a kind changes a part's fields, one with a kind replaces it."""
     result = dict(base)
-    for name, value in own.items():
+    for name, value in overrides.items():
         below = {"kind": base[name]} if isinstance(base.get(name), str) else base.get(name)
         refines = isinstance(value, dict) and "kind" not in value and isinstance(below, dict)
         result[name] = merge_trees(cast(Tree, below), value) if refines else value

@@ -113,7 +113,7 @@ def date_patterns(languages: tuple[str, ...]) -> list[list[tuple[Form, str]]]:
         skeletons = locale.datetime_skeletons
         formats = [locale.date_formats[size] for size in ("full", "long", "medium", "short")]
         formats += [skeletons[key] for key in ("yMMMd", "yMMMEd", "yMd", "yMEd") if key in skeletons]
-        patterns = dict.fromkeys(one.pattern.replace("yy", "y") for one in formats)
+        patterns = dict.fromkeys(date_format.pattern.replace("yy", "y") for date_format in formats)
         result.append(
             [
                 (partial(format_date, parse_pattern(text), locale), "" if "MMM" in text else f"<{name}>")

@@ -122,9 +122,9 @@ def text_columns(
     columns, sizes, count = range(len(sample.names)), column_sizes(sample), len(required)
     texts = [i for i in columns if sum(len(row[i].split()) > 1 for row in sample.rows) > len(sample.rows) / 2]
     if len(columns) == count:
-        chosen, reason = list(columns), "in the order of the file"
+        indices, reason = list(columns), "in the order of the file"
     elif len(texts) == count:
-        chosen, reason = texts, f"more than one word, as in no other of the {len(columns)} columns"
+        indices, reason = texts, f"more than one word, as in no other of the {len(columns)} columns"
     elif sample.has_names or count == 1:
         longest = sorted(sorted(columns, key=lambda i: -sizes[i])[:count])
         raise ColumnError(
@@ -132,10 +132,10 @@ def text_columns(
             hint=f"choose with --fields, such as --fields {shlex.quote(','.join(sample.names[i] for i in longest))}",
         )
     else:
-        chosen, reason = list(range(count)), f"in the order of the file, the first {count} of {len(columns)}"
+        indices, reason = list(range(count)), f"in the order of the file, the first {count} of {len(columns)}"
     if longer_column_first:
-        chosen, reason = sorted(chosen, key=lambda i: -sizes[i]), "the longer of the two is the source"
-    return tuple(sample.column(i) for i in chosen), reason
+        indices, reason = sorted(indices, key=lambda i: -sizes[i]), "the longer of the two is the source"
+    return tuple(sample.column(i) for i in indices), reason
 
 
 def column_sizes(sample: Sample) -> list[int]:

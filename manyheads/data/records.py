@@ -35,8 +35,8 @@ Record = Any  # the cells of a line, by number, or an object, by name
 
 def has_suffix(path: Path, *suffixes: str) -> bool:
     """Whether a file has one of these suffixes, or has it before .gz."""
-    named = path.with_suffix("") if path.suffix.lower() == ".gz" else path
-    return named.suffix.lower() in suffixes
+    uncompressed = path.with_suffix("") if path.suffix.lower() == ".gz" else path
+    return uncompressed.suffix.lower() in suffixes
 
 
 @dataclass(frozen=True)
@@ -123,8 +123,12 @@ class DelimitedTable(Table):
         for number, cells in numbered:
             if len(cells) != self.num_columns:
                 like = "as in the header" if self.header else "as in the first line"
-                other = [name for one, name in DELIMITERS.items() if one != self.delimiter and one in "".join(cells)]
-                not_by = f", not by {other[0]}s" if len(cells) == 1 and other else ""
+                others = [
+                    name
+                    for delimiter, name in DELIMITERS.items()
+                    if delimiter != self.delimiter and delimiter in "".join(cells)
+                ]
+                not_by = f", not by {others[0]}s" if len(cells) == 1 and others else ""
                 expected = f"{self.num_columns} {like}{self.delimiter_note}{not_by}"
                 line = quoted(self.delimiter.join(cells))
                 raise RowError(f"{self.locate(number)} has {len(cells)} columns, expected {expected}: {line}")
@@ -214,12 +218,12 @@ class RecordReader:
 
     def _opening_line(self) -> int:
         """Returns the line of the record where the quote opens that is open at its end."""
-        opened, is_open = self.record[0][0], False
+        opening_line, is_open = self.record[0][0], False
         for number, line in self.record:
             for _ in range(line.replace('""', "").count('"')):  # two are an escape, or an empty cell
                 is_open = not is_open
-                opened = number if is_open else opened
-        return opened
+                opening_line = number if is_open else opening_line
+        return opening_line
 
 
 def bounded(items: Iterable[Any], max_items: int = SAMPLE_ROWS + 1) -> Iterator[Any]:
@@ -348,12 +352,12 @@ class ParquetTable(Table):
             schema, size = file.schema_arrow, sum(group["total_byte_size"] for group in self._groups(file))
         check_plausible_size(lines.path, size, compressed_size=lines.path.stat().st_size)
         self.names = schema.names
-        self.text_columns = [one.name for one in schema if is_text_type(str(one.type))]
-        self.class_columns = [one.name for one in schema if CLASS_TYPE.fullmatch(str(one.type))]
+        self.text_columns = [column.name for column in schema if is_text_type(str(column.type))]
+        self.class_columns = [column.name for column in schema if CLASS_TYPE.fullmatch(str(column.type))]
 
     def records(self, columns: Sequence[str | int] | None = None) -> Iterator[tuple[int, Record]]:
-        kept = [*self.text_columns, *self.class_columns] if columns is None else columns
-        names = [name for name in self.names if name in kept]
+        selected_columns = [*self.text_columns, *self.class_columns] if columns is None else columns
+        names = [name for name in self.names if name in selected_columns]
         number, size, file_size = 0, 0, self.lines.path.stat().st_size
         with self._open(read_dictionary=self.text_columns) as file:
             for batch in file.iter_batches(PARQUET_ROWS, columns=names):

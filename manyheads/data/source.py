@@ -61,8 +61,8 @@ class LazyRows(Sequence[Row]):
         return self.size
 
     def __getitem__(self, index: Any) -> Any:
-        selected = range(self.size)[index]
-        return [self.row(i) for i in selected] if isinstance(selected, range) else self.row(selected)
+        indices = range(self.size)[index]
+        return [self.row(i) for i in indices] if isinstance(indices, range) else self.row(indices)
 
 
 class DataSpec(Part, slot="data"):
@@ -131,13 +131,13 @@ class FileSpec(DataSpec):
         if not self.validation:
             train, validation = self.split(train)
         counts = row_counts(train, validation, test, self.unit)
-        own = {"validation": self.validation, "test": self.test}
-        same = [
+        paths = {"validation": self.validation, "test": self.test}
+        notes = [
             f"{name} and training file are the same"
-            for name, path in own.items()
+            for name, path in paths.items()
             if path and same_file(self.path, path)
         ]
-        return self._corpus(train, validation, test, (f"{self.path}: {counts}", *messages(warnings), *same))
+        return self._corpus(train, validation, test, (f"{self.path}: {counts}", *messages(warnings), *notes))
 
     def load_file(self, path: str) -> Corpus:
         warnings: Counter[str] = Counter()
@@ -211,5 +211,5 @@ def digest(text: str | bytes) -> bytes:
     return hashlib.blake2b(text.encode() if isinstance(text, str) else text, digest_size=16).digest()
 
 
-def same_file(one: str, other: str) -> bool:
-    return os.path.exists(one) and os.path.exists(other) and os.path.samefile(one, other)
+def same_file(path: str, other: str) -> bool:
+    return os.path.exists(path) and os.path.exists(other) and os.path.samefile(path, other)

@@ -102,9 +102,9 @@ class TableSpec(FileSpec):
                     )
                 keys.append(list(table.names).index(column) if by_number else column)
             elif column >= len(table.names):
-                found = f"{len(table.names)} columns{table.delimiter_note}"
+                description = f"{len(table.names)} columns{table.delimiter_note}"
                 raise RowError(
-                    f"{table.locate(1)} has {found}, expected at least {column + 1}",
+                    f"{table.locate(1)} has {description}, expected at least {column + 1}",
                     hint="set data.delimiter if another character separates them" if table.delimiter_note else "",
                 )
             else:

@@ -72,7 +72,7 @@ class TextSpec(TableSpec, kind="text"):
     def _decide_document(self, files: Sequence[Path], warnings: Counter[str]) -> Document:
         numbered = (line for file in files for _, line in chain(self.lines(file, Counter()), [(0, "")]))
         document = what_is_a_document(list(bounded(numbered, SAMPLE_LINES)))
-        others = " or ".join(f'"{one}"' for one in ("paragraph", "line", "file") if one != document)
+        others = " or ".join(f'"{unit}"' for unit in ("paragraph", "line", "file") if unit != document)
         warnings[f"one text per {document} (document = {others} overrules it)"] = 0
         return document
 

@@ -227,9 +227,9 @@ class UnigramSpec(SubwordSpec, kind="unigram"):
         trainer = trainers.UnigramTrainer(
             **_settings(self.vocab_size), initial_alphabet=byte_characters(), unk_token="<unk>"
         )
-        trained = self._train(_byte_level(Tokenizer(models.Unigram())), texts, trainer)
+        tokenizer = self._train(_byte_level(Tokenizer(models.Unigram())), texts, trainer)
         # the trainer sums in random order and ranks bytes that never occur at random: rounding makes it reproducible
-        scores = [(token, round(score, 6)) for token, score in json.loads(trained.to_str())["model"]["vocab"]][
+        scores = [(token, round(score, 6)) for token, score in json.loads(tokenizer.to_str())["model"]["vocab"]][
             len(SPECIAL_TOKENS) :
         ]
         lowest = min(score for _, score in scores)

@@ -50,9 +50,11 @@ def safe_join(folder: Path, name: str) -> Path:
     path = folder / name
     if path.is_symlink():
         # unlike Path.resolve, realpath does not raise for a link to itself
-        target, home = (Path(os.path.realpath(one)) for one in (path, folder))
+        target, home = Path(os.path.realpath(path)), Path(os.path.realpath(folder))
         # the Hub's cache stores files once, in blobs/, and links to them from snapshots/NAME/ and the folders in it
-        blobs = [one.parent.parent / "blobs" for one in (home, home.parent) if one.parent.name == "snapshots"]
+        blobs = [
+            snapshot.parent.parent / "blobs" for snapshot in (home, home.parent) if snapshot.parent.name == "snapshots"
+        ]
         if not target.is_relative_to(home) and target.parent not in blobs:
             raise UnsafeFileError(f"{path} is a link that leads out of its folder")
     if os.path.exists(path) and not path.is_file() and not path.is_dir():  # False for a name too long for a file
@@ -171,7 +173,11 @@ def locate_config_errors(path: Path, overrides: Iterable[str] = ()) -> Iterator[
         yield
     except ConfigError as error:
         field = tuple(str(name) for name in (*error.path, *([error.key] if error.key else [])))
-        matching = [one for one in overrides if field and is_prefix(one.partition("=")[0].strip().split("."), field)]
+        matching = [
+            assignment
+            for assignment in overrides
+            if field and is_prefix(assignment.partition("=")[0].strip().split("."), field)
+        ]
         line = None if matching else line_of_field(path, tuple(name for name in field if not name.isdigit()))
         if not matching and line is None:
             raise

@@ -49,9 +49,9 @@ def parse_tokenizer(data: bytes, path: object, error_type: type[ManyheadsError] 
 
 def check_sizes(tree: Any) -> None:
     """Raises if a token, or what becomes of one character or token of a text, is implausibly long."""
-    added = [str(token.get("content")) for token in tree.get("added_tokens") or ()]
+    added_tokens = [str(token.get("content")) for token in tree.get("added_tokens") or ()]
     vocab = tree["model"]["vocab"]
-    check_tokens([*added, *(token if isinstance(token, str) else token[0] for token in vocab)])
+    check_tokens([*added_tokens, *(token if isinstance(token, str) else token[0] for token in vocab)])
     for steps in (("normalizer", "pre_tokenizer"), ("post_processor",), ("decoder",)):
         if math.prod(expansion(tree.get(name)) for name in steps) > MAX_EXPANSION:
             raise ValueError(f"its {' and '.join(steps)} can make more than {MAX_EXPANSION} of one character or token")
@@ -67,7 +67,7 @@ def expansion(step: Any) -> int:
     size = 1
     match step:
         case {"type": "Sequence"}:
-            for inner in (one for steps in step.values() if isinstance(steps, list) for one in steps):
+            for inner in (item for steps in step.values() if isinstance(steps, list) for item in steps):
                 size = min(size * expansion(inner), 1 << 32)
         case {"type": "Replace", "pattern": {"String": str(text)}, "content": str(content)} if text:
             size = max(1, math.ceil(len(content) / len(text)))
@@ -91,7 +91,7 @@ def expansion(step: Any) -> int:
 
 def is_unicode_text(text: Any) -> bool:
     """Whether this is a text that can be encoded: one of Unicode characters, without surrogates."""
-    return isinstance(text, str) and not any("\ud800" <= one <= "\udfff" for one in text)
+    return isinstance(text, str) and not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def encode_texts(

@@ -76,12 +76,12 @@ def check_new_file(path: Path, *, force: bool = False, hint: str = "name a path 
 def check_writable(folder: Path) -> None:
     """Raises if files cannot be made in a folder, or the folder itself in the nearest one that exists."""
     with explain_write_errors(folder):
-        there = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
-        if not there.is_dir():
-            raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(there))
-        if not os.access(there, os.W_OK | os.X_OK):
-            code = errno.EROFS if os.statvfs(there).f_flag & os.ST_RDONLY else errno.EACCES
-            raise OSError(code, os.strerror(code), str(there))
+        existing = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
+        if not existing.is_dir():
+            raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(existing))
+        if not os.access(existing, os.W_OK | os.X_OK):
+            code = errno.EROFS if os.statvfs(existing).f_flag & os.ST_RDONLY else errno.EACCES
+            raise OSError(code, os.strerror(code), str(existing))
 
 
 def write_atomic(path: Path, text: str) -> None:

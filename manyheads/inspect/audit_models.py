@@ -85,17 +85,17 @@ class ManyheadsModel(RandomInputs):
         if not self.checkpoint.has_source:
             return self.checkpoint.logits(patches)
         ratio = self.checkpoint.config.get("mask_ratio")
-        masked = ratio if isinstance(ratio, int | float) else 0.75
-        return self.checkpoint.logits(patches[:, : int(patches.shape[1] * (1 - masked))], patches)
+        ratio = ratio if isinstance(ratio, int | float) else 0.75
+        return self.checkpoint.logits(patches[:, : int(patches.shape[1] * (1 - ratio))], patches)
 
-    def recorded(self, ids: Tensor, target: Tensor | None) -> list[RecordedAttention]:
+    def record_attentions(self, ids: Tensor, target: Tensor | None) -> list[RecordedAttention]:
         with record(self.model) as attentions:
             self.logits(ids, target=target)
         return attentions
 
     def attention(self, ids: Tensor, target: Tensor | None) -> list[Tensor]:
         """The weights of every attention of one forward pass, B×H×L×M; empty if the model does not return them."""
-        return [recorded.weights() for recorded in self.recorded(ids, target)]
+        return [attention.weights() for attention in self.record_attentions(ids, target)]
 
     def stepwise(self, ids: Tensor, source: Tensor | None) -> Tensor | None:
         """The logits of decoding token by token with a cache; None if the model does not generate."""
@@ -110,14 +110,14 @@ class ManyheadsModel(RandomInputs):
 
     def count_dead_heads(self, ids: Tensor, target: Tensor | None) -> int:
         """The number of heads whose contribution is zero for every token."""
-        return sum(map(self._dead_heads, self.recorded(ids, target)))
+        return sum(map(self._dead_heads, self.record_attentions(ids, target)))
 
-    def _dead_heads(self, recorded: RecordedAttention) -> int:
+    def _dead_heads(self, recorded_attention: RecordedAttention) -> int:
         """The number of heads of one attention whose values W_O maps to zero."""
-        attention: Any = self.model.get_submodule(recorded.name)
+        attention: Any = self.model.get_submodule(recorded_attention.name)
         weight = attention.output.weight
-        heads = weight.shape[1] // recorded.value.shape[-1]
-        value_BHMK = recorded.value.repeat_interleave(heads // recorded.value.shape[1], dim=1)
+        heads = weight.shape[1] // recorded_attention.value.shape[-1]
+        value_BHMK = recorded_attention.value.repeat_interleave(heads // recorded_attention.value.shape[1], dim=1)
         output_BHMD = torch.einsum("bhmk,dhk->bhmd", value_BHMK, weight.unflatten(1, (heads, -1)))
         return int((output_BHMD == 0).all(dim=3).all(dim=2).all(dim=0).sum())
 
@@ -180,7 +180,9 @@ class TransformersModel(RandomInputs):
         if self.input_name == "pixel_values":
             self.image_size = (self.config.num_channels, self.config.image_size, self.config.image_size)
         # some models compute positions from the padding tokens among the ids
-        self.derives_positions = any(hasattr(one, "create_position_ids_from_input_ids") for one in model.modules())
+        self.derives_positions = any(
+            hasattr(module, "create_position_ids_from_input_ids") for module in model.modules()
+        )
         self.max_positions = self.max_target_positions = self._max_positions()
 
     @cached_property
@@ -215,12 +217,12 @@ class TransformersModel(RandomInputs):
         return output_of(self.model(**inputs))
 
     def attention(self, ids: Tensor, target: Tensor | None) -> list[Tensor]:
-        usual = self.config._attn_implementation
+        implementation = self.config._attn_implementation
         try:
             self.model.set_attn_implementation("eager")
             output = self.model(**self.inputs(ids, target), output_attentions=True)
         finally:
-            self.model.set_attn_implementation(usual)
+            self.model.set_attn_implementation(implementation)
         names = ("attentions", "encoder_attentions", "decoder_attentions", "cross_attentions")
         return [weights for name in names for weights in getattr(output, name, None) or () if weights is not None]
 
@@ -237,7 +239,7 @@ class TransformersModel(RandomInputs):
         return torch.cat(steps, dim=1)
 
     @cached_property
-    def own(self) -> ManyheadsModel | None:
+    def manyheads_model(self) -> ManyheadsModel | None:
         """A model of this package with the same weights; None if the architecture is not supported."""
         with tempfile.TemporaryDirectory() as folder:
             self.model.save_pretrained(folder)
@@ -247,7 +249,7 @@ class TransformersModel(RandomInputs):
                 return None
 
     def count_dead_heads(self, ids: Tensor, target: Tensor | None) -> int | None:
-        return self.own.count_dead_heads(ids, target) if self.own else None
+        return self.manyheads_model.count_dead_heads(ids, target) if self.manyheads_model else None
 
     def tied(self) -> tuple[Tensor, Tensor] | str:
         head, table = self.model.get_output_embeddings(), self.model.get_input_embeddings()
@@ -259,8 +261,8 @@ class TransformersModel(RandomInputs):
         return None
 
     def reference_implementation(self) -> tuple[str, ReferenceLogits] | None:
-        own = self.own
-        return None if own is None else ("manyheads", lambda ids, target: own.logits(ids, target=target))
+        model = self.manyheads_model
+        return None if model is None else ("manyheads", lambda ids, target: model.logits(ids, target=target))
 
 
 def output_of(output: Any) -> Tensor:

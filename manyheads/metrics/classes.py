@@ -40,17 +40,24 @@ def calibration_error(targets: ArrayLike, probabilities_NC: ArrayLike) -> float:
     return float(np.abs(gaps).sum() / len(confidence))
 
 
-def confusion_matrix(targets: ArrayLike, predicted: ArrayLike, classes: int) -> NDArray[np.int64]:
+def confusion_matrix(targets: ArrayLike, predictions: ArrayLike, classes: int) -> NDArray[np.int64]:
     """Counts rows by target class (first axis) and predicted class (second axis), C×C."""
-    cells = np.asarray(targets, np.int64) * classes + np.asarray(predicted, np.int64)
+    cells = np.asarray(targets, np.int64) * classes + np.asarray(predictions, np.int64)
     return np.bincount(cells, minlength=classes * classes).reshape(classes, classes)
 
 
 def class_scores(confusion_CC: NDArray[np.int64]) -> dict[str, list[float | None]]:
     """Precision, recall and F₁ of every class; None where it would be 0 / 0."""
-    correct, targets, predicted = confusion_CC.diagonal(), confusion_CC.sum(1), confusion_CC.sum(0)
-    shares = {"precision": (correct, predicted), "recall": (correct, targets), "f1": (2 * correct, targets + predicted)}
+    correct, targets, predictions = confusion_CC.diagonal(), confusion_CC.sum(1), confusion_CC.sum(0)
+    shares = {
+        "precision": (correct, predictions),
+        "recall": (correct, targets),
+        "f1": (2 * correct, targets + predictions),
+    }
     return {
-        name: [int(some) / int(all_) if all_ else None for some, all_ in zip(*counts, strict=True)]
+        name: [
+            int(numerator) / int(denominator) if denominator else None
+            for numerator, denominator in zip(*counts, strict=True)
+        ]
         for name, counts in shares.items()
     }

@@ -14,7 +14,7 @@ from manyheads.metrics.metric import register_metric
 @register_metric("exact_match", "text", percent=True)
 def exact_match(outputs: Sequence[str], targets: Sequence[str]) -> float:
     """The share of outputs that equal their targets; the amount of white space does not matter."""
-    return sum(one.split() == other.split() for one, other in zip(outputs, targets, strict=True)) / len(targets)
+    return sum(output.split() == target.split() for output, target in zip(outputs, targets, strict=True)) / len(targets)
 
 
 # -------------------------------------------------------------------------------------------------------- BLEU and chrF
@@ -93,8 +93,10 @@ def count_without_words(texts: Sequence[str]) -> int:
 
 def ngram_f1(output: Sequence[str], target: Sequence[str], *, n: int) -> float:
     """Returns F₁ of the n-grams, each counted at most as often as the other text has it."""
-    ours, theirs = (Counter(tuple(text[i : i + n]) for i in range(len(text) - n + 1)) for text in (output, target))
-    return f1((ours & theirs).total(), ours.total(), theirs.total())
+    output_ngrams, target_ngrams = (
+        Counter(tuple(text[i : i + n]) for i in range(len(text) - n + 1)) for text in (output, target)
+    )
+    return f1((output_ngrams & target_ngrams).total(), output_ngrams.total(), target_ngrams.total())
 
 
 def subsequence_f1(output: Sequence[str], target: Sequence[str]) -> float:
@@ -102,8 +104,8 @@ def subsequence_f1(output: Sequence[str], target: Sequence[str]) -> float:
     previous = [0] * (len(target) + 1)  # its length for the output so far and each prefix of the target
     for word in output:
         row = [0]
-        for j, other in enumerate(target):
-            row.append(previous[j] + 1 if word == other else max(previous[j + 1], row[j]))
+        for j, target_word in enumerate(target):
+            row.append(previous[j] + 1 if word == target_word else max(previous[j + 1], row[j]))
         previous = row
     return f1(previous[-1], len(output), len(target))
 

@@ -23,8 +23,8 @@ from manyheads.spec import MAX_COUNT
 def check_state(state: Any, expected: type, spec: ModelSpec) -> None:
     if not isinstance(state, expected):
         raise InputError(f"given a {type(state).__name__}, expected the state that start or step returned")
-    started = state.spec  # type: ignore[attr-defined]
-    if started is not spec and started != spec:
+    state_spec = state.spec  # type: ignore[attr-defined]
+    if state_spec is not spec and state_spec != spec:
         raise InputError("this state was started by another model")
 
 
@@ -35,9 +35,9 @@ def check_can_generate(model: Any) -> None:
         raise UnsupportedError("this model cannot generate; only a decoder with a causal mask can")
 
 
-def check_batch(stored: Tensor, batch: int) -> None:
-    if stored.shape[0] != batch:
-        raise InputShapeError(f"the state has {stored.shape[0]} rows, but the new tokens have {batch}")
+def check_batch(tensor: Tensor, batch: int) -> None:
+    if tensor.shape[0] != batch:
+        raise InputShapeError(f"the state has {tensor.shape[0]} rows, but the new tokens have {batch}")
 
 
 def check_capacity(capacity: int | None) -> None:

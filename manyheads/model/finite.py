@@ -33,7 +33,9 @@ def raise_nonfinite(model: nn.Module, again: Callable[[], object]) -> NoReturn:
 
     def check(name: str, _: nn.Module, __: Any, output: Any) -> None:
         tensors = output if isinstance(output, tuple | list) else (output,)
-        if not all(one.isfinite().all() for one in tensors if isinstance(one, Tensor) and one.is_floating_point()):
+        if not all(
+            tensor.isfinite().all() for tensor in tensors if isinstance(tensor, Tensor) and tensor.is_floating_point()
+        ):
             raise error(name or type(model).__name__)
 
     def error(where: str) -> NonFiniteOutputError:

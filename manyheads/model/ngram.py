@@ -30,14 +30,14 @@ class Ngram(StepwiseModel[NgramState]):
     def __init__(self, spec: ModelSpec, vocab: int) -> None:
         super().__init__()
         assert spec.ngram is not None
-        self.spec, own = spec, spec.ngram
-        hidden = own.hidden or own.width
-        self.embedding = nn.Embedding(vocab, own.width)
-        self.hidden = nn.Linear((own.order - 1) * own.width, hidden)
-        self.dropout = nn.Dropout(own.dropout)
+        self.spec, backbone = spec, spec.ngram
+        hidden = backbone.hidden or backbone.width
+        self.embedding = nn.Embedding(vocab, backbone.width)
+        self.hidden = nn.Linear((backbone.order - 1) * backbone.width, hidden)
+        self.dropout = nn.Dropout(backbone.dropout)
         with located("head"):
-            self.head = spec.head.build(hidden, vocab, TableShape(own.width, own.width))
-        self.num_previous = own.order - 2
+            self.head = spec.head.build(hidden, vocab, TableShape(backbone.width, backbone.width))
+        self.num_previous = backbone.order - 2
 
     def first_state(self, source: Inputs | Tensor | None) -> NgramState:
         if source is not None:

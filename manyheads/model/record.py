@@ -64,14 +64,14 @@ def last_cross_attention(model: Any) -> Core:
     """The core of the last attention from the decoder to the source; raises if the model has none."""
     if isinstance(model, Transformer) and model.decoder is not None:
         layers = (model.decoder.layer(i) for i in reversed(range(model.decoder.spec.layers)))
-        found = next((layer.cross.core for layer in layers if layer.cross is not None), None)
+        core = next((layer.cross.core for layer in layers if layer.cross is not None), None)
     else:
-        found = model.core if isinstance(model, Recurrent) else None
-    if found is None:
+        core = model.core if isinstance(model, Recurrent) else None
+    if core is None:
         raise UnsupportedError(
             f"this needs the attention from a decoder to its source, and this {model.spec.architecture} has none"
         )
-    return found
+    return core
 
 
 def of_this_thread(hook: Callable[..., None]) -> Callable[..., None]:

@@ -77,24 +77,27 @@ class Recurrent(StepwiseModel[RecurrentState]):
     def __init__(self, spec: ModelSpec, vocab: int) -> None:
         super().__init__()
         assert spec.recurrent is not None
-        self.spec, own = spec, spec.recurrent
-        self.cell_states, self.layers, self.width = own.cell.states, own.layers, own.width
-        size = own.embedding_width
-        memory_width = own.width * (2 if own.bidirectional else 1) if own.source else 0
-        context = memory_width if own.attention else 0
-        self.encoder = Encoder(own, spec.source_vocab or vocab) if own.source else None
-        bridge_width = own.width if own.attention else memory_width
-        self.bridge = nn.Linear(bridge_width, own.layers * own.width) if own.source else None
-        self.embed = own.embed.build(vocab, size, own.position, None)
+        self.spec, backbone = spec, spec.recurrent
+        self.cell_states, self.layers, self.width = backbone.cell.states, backbone.layers, backbone.width
+        size = backbone.embedding_width
+        memory_width = backbone.width * (2 if backbone.bidirectional else 1) if backbone.source else 0
+        context = memory_width if backbone.attention else 0
+        self.encoder = Encoder(backbone, spec.source_vocab or vocab) if backbone.source else None
+        bridge_width = backbone.width if backbone.attention else memory_width
+        self.bridge = nn.Linear(bridge_width, backbone.layers * backbone.width) if backbone.source else None
+        self.embed = backbone.embed.build(vocab, size, backbone.position, None)
         with located("recurrent", "core"):
-            self.core = own.core.build(1, own.width, memory_width) if own.source and own.attention else None
+            self.core = (
+                backbone.core.build(1, backbone.width, memory_width) if backbone.source and backbone.attention else None
+            )
         self.cells = nn.ModuleList(
-            Cell(own.cell, size + context if i == 0 else own.width, own.width) for i in range(own.layers)
+            Cell(backbone.cell, size + context if i == 0 else backbone.width, backbone.width)
+            for i in range(backbone.layers)
         )
-        self.readout = own.readout.build(own.width, size, context)
-        self.dropout = nn.Dropout(own.dropout)
+        self.readout = backbone.readout.build(backbone.width, size, context)
+        self.dropout = nn.Dropout(backbone.dropout)
         with located("head"):
-            self.head = spec.head.build(own.readout.width(own.width), vocab, self.embed.table_shape)
+            self.head = spec.head.build(backbone.readout.width(backbone.width), vocab, self.embed.table_shape)
 
     @property
     def table(self) -> Tensor | None:

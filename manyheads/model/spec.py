@@ -287,8 +287,8 @@ class ModelSpec(Spec):
     def _consistent(self) -> Self:
         names = [name for name in BACKBONES if getattr(self, name) is not None]
         if names not in (["encoder"], ["decoder"], ["encoder", "decoder"], ["recurrent"], ["ngram"]):
-            given = " and ".join(names) or "none of them"
-            raise IncompatibleError(f"given {given}, expected [encoder], [decoder], both, [recurrent] or [ngram]")
+            tables = " and ".join(names) or "none of them"
+            raise IncompatibleError(f"given {tables}, expected [encoder], [decoder], both, [recurrent] or [ngram]")
         for name in ("encoder", "decoder"):
             if stack := getattr(self, name):
                 with located(name):
@@ -298,7 +298,9 @@ class ModelSpec(Spec):
             raise IncompatibleError(
                 f"source_vocab needs a model with a source; this one is {self.architecture}", ("source_vocab",)
             )
-        reads_tokens = any(own.embed.reads == "tokens" for own in (self.encoder, self.decoder, self.recurrent) if own)
+        reads_tokens = any(
+            backbone.embed.reads == "tokens" for backbone in (self.encoder, self.decoder, self.recurrent) if backbone
+        )
         if self.vocab is None and (reads_tokens or self.ngram or self.head.output == "tokens"):
             raise MissingKeyError("vocab is required for a model that reads or predicts tokens", ("vocab",))
         return self
@@ -327,11 +329,11 @@ class ModelSpec(Spec):
             )
         if decoder.embed.shares_table:
             widths = [stack.position.token_width(stack.embed.table_width(stack.width)) for stack in (encoder, decoder)]
-            theirs, ours = (self.source_vocab or self.vocab, widths[0]), (self.vocab, widths[1])
-            if encoder.embed.reads != "tokens" or theirs != ours:
+            source, target = (self.source_vocab or self.vocab, widths[0]), (self.vocab, widths[1])
+            if encoder.embed.reads != "tokens" or source != target:
                 raise IncompatibleError(
-                    f"given an encoder with '{encoder.embed.kind}' of {theirs[0]} × {theirs[1]}, expected a token "
-                    f"table of {ours[0]} × {ours[1]} to share; use 'tokens' for a table of its own",
+                    f"given an encoder with '{encoder.embed.kind}' of {source[0]} × {source[1]}, expected a token "
+                    f"table of {target[0]} × {target[1]} to share; use 'tokens' for a table of its own",
                     ("decoder", "embed"),
                 )
 
@@ -365,17 +367,19 @@ def read_model(tree: Tree) -> ModelSpec:
     tree = copy_tree(tree)
     check_names(ModelSpec, tree)
     for name, other in (("encoder", "decoder"), ("decoder", "encoder")):
-        own = tree.get(name)
-        if not isinstance(own, dict):
+        stack = tree.get(name)
+        if not isinstance(stack, dict):
             continue
         with located(name):
-            check_names(StackSpec, own, "like")
-        if "like" in own:
-            if own["like"] != other or not isinstance(tree.get(other), dict):
-                raise ConfigError(f"given {quoted(own['like'])}, expected the name of the other stack", (name, "like"))
+            check_names(StackSpec, stack, "like")
+        if "like" in stack:
+            if stack["like"] != other or not isinstance(tree.get(other), dict):
+                raise ConfigError(
+                    f"given {quoted(stack['like'])}, expected the name of the other stack", (name, "like")
+                )
             if "like" in tree[other]:
                 raise IncompatibleError("only one stack can be like the other", (name, "like"))
-            tree[name] = merge_trees(tree[other], {key: value for key, value in own.items() if key != "like"})
+            tree[name] = merge_trees(tree[other], {key: value for key, value in stack.items() if key != "like"})
     for name in ("encoder", "decoder"):
         if isinstance(tree.get(name), dict):
             tree[name] = with_cross(tree[name])
@@ -411,5 +415,5 @@ def with_cross(stack: Tree) -> Tree:
     if not isinstance(stack.get("cross"), dict):
         return stack
     cross = {slot: value for slot, value in stack["cross"].items() if value is not None}
-    own = {slot: stack[slot] for slot in cross if slot in stack}
-    return stack | {"cross": merge_trees(own, cross)}
+    defaults = {slot: stack[slot] for slot in cross if slot in stack}
+    return stack | {"cross": merge_trees(defaults, cross)}

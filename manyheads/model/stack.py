@@ -77,8 +77,8 @@ class Stack(nn.Module):
         self.spec, self.layer_specs = spec, spec.expanded_layers()
         with located("embed"):
             self.embed: Embed = spec.embed.build(vocab, spec.width, spec.position, memory_width)
-        built = self.layer_specs[:: spec.group_size]
-        self.layers = nn.ModuleList(Layer(layer, spec.width, memory_width) for layer in built)
+        group_specs = self.layer_specs[:: spec.group_size]
+        self.layers = nn.ModuleList(Layer(layer, spec.width, memory_width) for layer in group_specs)
         self.residual_terms = sum(self.layer(i).num_sublayers for i in range(spec.layers))
         self.position_modules, self.position_index = self._shared_positions()
         self.masks = list(dict.fromkeys(layer.mask for layer in self.layer_specs))
@@ -219,10 +219,12 @@ def positions_after(state: StackState, new_state: StackState, device: torch.devi
 def append_inputs(state: StackState, inputs: Inputs) -> StackState:
     """The state after `inputs`, with copies of the caches for this step to extend."""
     batch, device = inputs.batch_size, inputs.tokens.device
-    stored = [tensor for tensor in (state.padding_mask, state.positions, state.document_ids) if tensor is not None]
-    stored += [cache.key_value.key for cache in state.caches if cache.key_value is not None]
-    if stored:
-        check_batch(stored[0], batch)
+    state_tensors = [
+        tensor for tensor in (state.padding_mask, state.positions, state.document_ids) if tensor is not None
+    ]
+    state_tensors += [cache.key_value.key for cache in state.caches if cache.key_value is not None]
+    if state_tensors:
+        check_batch(state_tensors[0], batch)
     padding_mask, positions, document_ids = inputs.padding_mask, None, inputs.document_ids
     if any(part is not None for part in (state.positions, state.padding_mask, inputs.positions, padding_mask)):
         start = state.length if state.positions is None else next_position(state.positions, state.padding_mask)

@@ -105,8 +105,8 @@ def pad_rows(rows: Sequence[Sequence[int] | np.ndarray], pad: int = 0, *, left: 
 
 def check_token_ids(ids: Sequence[int], vocab: int, index: int = 0) -> None:
     """Raises if an id of row `index` is outside the vocabulary."""
-    if wrong := [one for one in ids if not 0 <= one < vocab]:
-        raise InputError(f"token {wrong[0]} is outside the {vocab:,} tokens of the model (0 to {vocab - 1})", index)
+    if invalid := [token for token in ids if not 0 <= token < vocab]:
+        raise InputError(f"token {invalid[0]} is outside the {vocab:,} tokens of the model (0 to {vocab - 1})", index)
 
 
 def group_by_length(

@@ -209,8 +209,8 @@ class Block:
 
     @staticmethod
     def of(q: Tensor, k: Tensor, mask: Mask, positions: Positions, rows: slice, columns: slice) -> Block:
-        whole = (rows, columns) == (slice(0, mask.num_queries), slice(0, mask.num_keys))
-        mask = mask if whole else mask.submask(rows, columns)
+        is_whole = (rows, columns) == (slice(0, mask.num_queries), slice(0, mask.num_keys))
+        mask = mask if is_whole else mask.submask(rows, columns)
         queries, keys = q[:, :, rows], repeat_kv(k[:, :, columns], q)
         query, key = positions.query[:, rows], positions.key[:, columns]
         middle = (query.amin(1, keepdim=True) + query.amax(1, keepdim=True)) // 2
