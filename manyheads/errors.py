@@ -74,7 +74,7 @@ class ConfigError(ManyheadsError, code="config.invalid"):
         self.reason, self.path, self.key = message, tuple(path), key  # key: an unknown field at `path`
         super().__init__(f"{'.'.join(map(str, self.path))}: {message}" if self.path else message, hint=hint)
 
-    def below(self, *path: str | int) -> Self:
+    def with_prefix(self, *path: str | int) -> Self:
         """Returns the same error for a field that is inside `path`."""
         return type(self)(self.reason, (*path, *self.path), self.key, hint=self.hint)
 

@@ -66,7 +66,7 @@ def located(*path: str | int) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        raise error.below(*path) from None
+        raise error.with_prefix(*path) from None
 
 
 def field(default: Any, meaning: str, **bounds: Any) -> Any:
@@ -83,9 +83,9 @@ def field(default: Any, meaning: str, **bounds: Any) -> Any:
     return Field(default, description=meaning, **bounds)
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
+def did_you_mean(word: str, candidates: Iterable[str]) -> str:
     """Returns ': did you mean …?' if a known name is similar, and the list of all known names."""
-    names = sorted(known)
+    names = sorted(candidates)
     close = difflib.get_close_matches(word[:80], names, n=1, cutoff=0.5)
     hint = f": did you mean '{close[0]}'?" if close else ""
     return f"{hint} (known: {', '.join(names) or 'none'})"
@@ -120,7 +120,7 @@ class Spec(BaseModel):
         where, context, value = first["loc"], first.get("ctx", {}), first["input"]
         inner = context.get("error")
         if isinstance(inner, ConfigError):
-            return inner.below(*where)
+            return inner.with_prefix(*where)
         if first["type"] == "extra_forbidden":
             known = [*cls.model_fields, *(["kind"] if issubclass(cls, Part) else [])]
             return unknown_key(str(where[-1]), known, where[:-1])
@@ -373,9 +373,9 @@ def merge_trees(base: Tree, overrides: Tree) -> Tree:
     """Merges `overrides` into `base`: a table without a kind changes a part's fields, one with a kind replaces it."""
     result = dict(base)
     for name, value in overrides.items():
-        below = {"kind": base[name]} if isinstance(base.get(name), str) else base.get(name)
-        refines = isinstance(value, dict) and "kind" not in value and isinstance(below, dict)
-        result[name] = merge_trees(cast(Tree, below), value) if refines else value
+        base_value = {"kind": base[name]} if isinstance(base.get(name), str) else base.get(name)
+        refines = isinstance(value, dict) and "kind" not in value and isinstance(base_value, dict)
+        result[name] = merge_trees(cast(Tree, base_value), value) if refines else value
     return result
 
 

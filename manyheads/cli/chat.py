@@ -101,7 +101,7 @@ def talk(conversation: Conversation) -> None:
 
 def answer_lines(conversation: Conversation) -> None:
     """Reads messages from piped standard input."""
-    lines, failed = open_lines(None, "strict", encoding_hint="send it as UTF-8"), 0
+    lines, num_failed = open_lines(None, "strict", encoding_hint="send it as UTF-8"), 0
     numbered = iter(lines)
 
     def next_line(prompt: str) -> str:
@@ -118,10 +118,10 @@ def answer_lines(conversation: Conversation) -> None:
         except EOFError:
             break
         except (InputError, DataError, UsageError) as error:
-            failed += 1
+            num_failed += 1
             print_note(f"manyheads: {error}")
-    if failed:
-        print_note(f"{lines.path}: {failed:,} lines were not answered")
+    if num_failed:
+        print_note(f"{lines.path}: {num_failed:,} lines were not answered")
         raise typer.Exit(DataError.exit_status)
 
 
@@ -145,7 +145,7 @@ def read_message(read_line: Callable[[str], str]) -> tuple[str, bool]:
         text = text.removeprefix(QUOTES)
         while not text.rstrip().endswith(QUOTES):
             try:
-                text = continued(text, read_line)
+                text = append_line(text, read_line)
             except EncodingError as error:  # the rest of the message is read, so that it is not taken for others
                 encoding_error = error
         if encoding_error is not None:
@@ -153,11 +153,11 @@ def read_message(read_line: Callable[[str], str]) -> tuple[str, bool]:
         return text.rstrip().removesuffix(QUOTES).strip("\n"), False
     is_command = text.startswith("/")
     while text.endswith("\\"):
-        text = continued(text[:-1], read_line)
+        text = append_line(text[:-1], read_line)
     return text, is_command
 
 
-def continued(text: str, read_line: Callable[[str], str]) -> str:
+def append_line(text: str, read_line: Callable[[str], str]) -> str:
     if len(text) > MAX_LINE_LENGTH:
         raise DataSizeError(f"the message is longer than {MAX_LINE_LENGTH:,} characters")
     try:
@@ -227,7 +227,7 @@ def save(conversation: Conversation, name: str) -> None:
     if not name:
         raise UsageError("/save needs the name of a file")
     path = Path(name).expanduser()
-    with atomic_output(path) as draft:
+    with atomic_output(path) as temporary:
         text = json.dumps(conversation.messages_from(), ensure_ascii=False, indent=2)
-        draft.write_text(f"{text}\n", encoding="utf-8")
+        temporary.write_text(f"{text}\n", encoding="utf-8")
     print_note(f"the conversation is in {path}")

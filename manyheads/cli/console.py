@@ -323,7 +323,7 @@ def open_streams() -> None:
 
 
 def exit_at_signals() -> None:
-    """Ends the command at SIGTERM and SIGHUP by an exception, so that drafts are removed; train and compare save first.
+    """Ends the command at SIGTERM and SIGHUP by an exception that removes temporary files; a training saves first.
 
     A second SIGTERM ends it at once. A second SIGHUP does not, because a terminal and its shell both send one.
     """

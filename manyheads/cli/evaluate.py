@@ -115,8 +115,8 @@ def evaluate(
             **generation.settings_of({"num_beams": num_beams, "length_penalty": length_penalty, "decoding": decoding}),
         )
     outputs = report.pop("outputs")
-    shown = report | {"examples": report["examples"][:examples]}
-    print_json(shown) if as_json else print_report(shown, stdout())
+    short_report = report | {"examples": report["examples"][:examples]}
+    print_json(short_report) if as_json else print_report(short_report, stdout())
     if output is not None:
         write_output(output, outputs, report["examples"])
 
@@ -223,8 +223,8 @@ def write_output(path: Path, rows: Iterable[Tree], images: Sequence[Tree]) -> No
     from manyheads.files.write import atomic_output
     from manyheads.inspect.draw import draw_images
 
-    with atomic_output(path) as draft:
+    with atomic_output(path) as temporary:
         if path.suffix == ".png":
-            draw_images(images, draft)
+            draw_images(images, temporary)
         else:
-            draft.write_text("".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows), encoding="utf-8")
+            temporary.write_text("".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows), encoding="utf-8")

@@ -61,10 +61,10 @@ def new(
 
     from manyheads.training.suggest import suggest
 
-    doing = f"reading {file or task} and timing this machine"
-    with Progress(doing, first_line=0) as progress:
+    action = f"reading {file or task} and timing this machine"
+    with Progress(action, first_line=0) as progress:
         if not as_json:
-            progress.describe(doing)
+            progress.describe(action)
         text, reasons = suggest(
             task,
             file,

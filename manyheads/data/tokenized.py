@@ -160,17 +160,17 @@ def write_tokenized(
         "tokenizer_spec": to_tree(tokenizer_spec) if tokenizer_spec else None,
         "splits": {},
     }
-    with atomic_output(folder) as draft:
-        draft.mkdir()
+    with atomic_output(folder) as temporary:
+        temporary.mkdir()
         for split, rows in corpus.splits.items():
-            (draft / split).mkdir()
+            (temporary / split).mkdir()
             ids = encode_rows(rows, tokenizer, corpus.fields, labels, progress=partial(progress, split))
             index["splits"][split] = _write_split(
-                draft / split, ids, dtype=np.dtype(dtype).newbyteorder("<"), shard_tokens=shard_tokens
+                temporary / split, ids, dtype=np.dtype(dtype).newbyteorder("<"), shard_tokens=shard_tokens
             )
-        (draft / "tokenizer.json").write_text(tokenizer.to_str(), encoding="utf-8")
-        (draft / "index.json").write_text(json.dumps(index, indent=1, ensure_ascii=False), encoding="utf-8")
-        for path in (*draft.rglob("*"), draft):
+        (temporary / "tokenizer.json").write_text(tokenizer.to_str(), encoding="utf-8")
+        (temporary / "index.json").write_text(json.dumps(index, indent=1, ensure_ascii=False), encoding="utf-8")
+        for path in (*temporary.rglob("*"), temporary):
             fsync_path(path)
     fsync_path(folder.parent)
     return folder

@@ -115,11 +115,11 @@ def render(request: dict[str, Any]) -> Iterator[str]:
         limit(resource.RLIMIT_CPU, int(usage.ru_utime + usage.ru_stime) + 1 + request["seconds"])
         if i == 0:
             template = environment().from_string(request["template"])
-        pieces, rest = [], request["max_characters"]
+        pieces, remaining = [], request["max_characters"]
         for piece in template.generate(messages=messages, **request["variables"]):
             pieces.append(piece)
-            rest -= len(piece)
-            if rest < 0:
+            remaining -= len(piece)
+            if remaining < 0:
                 raise RefusedError(f"its text has more than {request['max_characters']:,} characters")
         yield "".join(pieces)
 

@@ -120,8 +120,8 @@ class SafetensorsFile(TensorStore):
             dtype = DTYPES[entry["dtype"]]
             valid = is_shape(shape) and are_counts((start, stop))
             if not valid or base + start != end or stop - start != math.prod(shape) * dtype.itemsize:
-                place = f"bytes {quoted(start)} to {quoted(stop)}"
-                raise ValueError(f"{place} cannot hold {quoted(name)}, {entry['dtype']} {quoted(shape)}")
+                byte_range = f"bytes {quoted(start)} to {quoted(stop)}"
+                raise ValueError(f"{byte_range} cannot hold {quoted(name)}, {entry['dtype']} {quoted(shape)}")
             end = base + stop
             self.shapes[name], self.dtypes[name], self.ranges[name] = shape, dtype, (base + start, end)
         if end != self.size:
@@ -162,18 +162,20 @@ class SafetensorsFolder(TensorStore):
     """All tensors of a folder, from one file or from several that an index lists."""
 
     def __init__(self, folder: Path, *, copy: bool = False) -> None:
-        index, whole = (safe_join(folder, f"model.safetensors{end}") for end in (".index.json", ""))
+        index, single_file = (safe_join(folder, f"model.safetensors{end}") for end in (".index.json", ""))
         weight_map = read_weight_map(index) if os.path.lexists(index) else None
-        if weight_map is None and not os.path.lexists(whole):
+        if weight_map is None and not os.path.lexists(single_file):
             raise missing_weights(folder)
         self.files: dict[str, SafetensorsFile] = {}
-        for file_name in sorted(set(weight_map.values())) if weight_map is not None else [whole.name]:
+        for file_name in sorted(set(weight_map.values())) if weight_map is not None else [single_file.name]:
             file = SafetensorsFile(safe_join(folder, file_name), copy=copy)
-            if twice := sorted(set(file) & set(self.files)):
-                raise CorruptFileError(f"{file.path} and {self.files[twice[0]].path.name} both hold {quoted(twice[0])}")
+            if duplicates := sorted(set(file) & set(self.files)):
+                raise CorruptFileError(
+                    f"{file.path} and {self.files[duplicates[0]].path.name} both hold {quoted(duplicates[0])}"
+                )
             self.files |= dict.fromkeys(file, file)
-        if weight_map is not None and (wrong := sorted(set(self.files) ^ set(weight_map))):
-            raise CorruptFileError(f"{index} and the files that it lists differ in {quoted(wrong[0])}")
+        if weight_map is not None and (difference := sorted(set(self.files) ^ set(weight_map))):
+            raise CorruptFileError(f"{index} and the files that it lists differ in {quoted(difference[0])}")
         self.shapes = {name: file.shapes[name] for name, file in self.files.items()}
         self.dtypes = {name: file.dtypes[name] for name, file in self.files.items()}
 

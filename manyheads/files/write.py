@@ -32,16 +32,16 @@ def explain_write_errors(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def atomic_output(target: Path) -> Iterator[Path]:
-    """Yields a path for a draft file or folder, which is renamed to `target` at the end of the block."""
+    """Yields a path for a temporary file or folder, which is renamed to `target` at the end of the block."""
     check_absent(target)
     new_folders = [folder for folder in target.parents if not os.path.exists(folder)]
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".draft-", dir=target.parent, ignore_cleanup_errors=True) as temporary:
-            draft = Path(temporary) / "draft"
-            yield draft
+        with tempfile.TemporaryDirectory(prefix=".draft-", dir=target.parent, ignore_cleanup_errors=True) as parent:
+            temporary = Path(parent) / "draft"
+            yield temporary
             check_absent(target)  # another process may have been faster
-            draft.rename(target)
+            temporary.rename(target)
     except OSError as error:
         raise write_error(target, error) from None
     finally:
@@ -86,17 +86,17 @@ def check_writable(folder: Path) -> None:
 
 def write_atomic(path: Path, text: str) -> None:
     """Writes or replaces a small file, completely or not at all."""
-    draft = path.with_name(f".{path.name}.draft")  # no name that a user would give a file
+    temporary = path.with_name(f".{path.name}.draft")  # no name that a user would give a file
     try:
-        draft.unlink(missing_ok=True)  # of a killed process; a pipe would block, and a link would be followed
-        with draft.open("x", encoding="utf-8") as file:
+        temporary.unlink(missing_ok=True)  # of a killed process; a pipe would block, and a link would be followed
+        with temporary.open("x", encoding="utf-8") as file:
             file.write(text)
-        fsync_path(draft)
-        draft.replace(path)
+        fsync_path(temporary)
+        temporary.replace(path)
         fsync_path(path.parent)
     except OSError:
         with suppress(OSError):
-            draft.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
         raise
 
 

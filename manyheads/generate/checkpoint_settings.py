@@ -62,8 +62,8 @@ def read_checkpoint_settings(config: Mapping[str, Any], extra_files: Mapping[str
     if data is not None:
         config = parse_json(data, Path(FILE))
     values = {name: value for name, value in config.items() if value is not None}
-    of_filters = fields_of(kind for kind in filter_kinds().values() if not kind.is_grammar)
-    setting_names = fields_of(method_kinds().values()) | of_filters
+    filter_settings = fields_of(kind for kind in filter_kinds().values() if not kind.is_grammar)
+    setting_names = fields_of(method_kinds().values()) | filter_settings
     unsupported = [
         f"{FILE if data else 'config.json'} sets {quoted(name)}, which is not supported"
         for name in values

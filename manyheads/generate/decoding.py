@@ -45,15 +45,15 @@ class PrefixCache:
     The output for a prompt is the same as without it.
     """
 
-    read: tuple[Tensor, Any] | None = None  # the tokens, and the state after them
+    entry: tuple[Tensor, Any] | None = None  # the tokens, and the state after them
 
     def start(self, model: Model, tokens: Tensor, capacity: int) -> tuple[Any, int]:
         """A state with room for `capacity` tokens, and how many of the prompt's tokens it has read, not the last."""
         length = 0
-        if self.read is not None:
-            limit = min(len(self.read[0]), len(tokens) - 1)
-            length = int((self.read[0][:limit] == tokens[:limit]).cumprod(0).sum())
-        state = self.read[1].resume(length, capacity) if self.read is not None and length else None
+        if self.entry is not None:
+            limit = min(len(self.entry[0]), len(tokens) - 1)
+            length = int((self.entry[0][:limit] == tokens[:limit]).cumprod(0).sum())
+        state = self.entry[1].resume(length, capacity) if self.entry is not None and length else None
         return (model.start(capacity=capacity), 0) if state is None else (state, length)
 
 
@@ -150,7 +150,7 @@ class RunningSequences:
         """The logits of the next token of each sequence, without filters; raises if they are not finite."""
         self.last_logits, self.state = self.request.step(self.inputs, self.state)
         if (cache := self.request.cache) is not None:
-            cache.read = (self.tokens[0], self.state)
+            cache.entry = (self.tokens[0], self.state)
         return self.last_logits
 
     def filter(self, logits_BV: Tensor) -> Tensor:

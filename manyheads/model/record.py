@@ -46,9 +46,9 @@ class RecordedAttention:
         """Entropy and mean squared distance of every row, computed without the attention matrix."""
         return statistics(self.core, self.query, self.key, **self._context)
 
-    def log_weights(self, cells: WeightIndices) -> Tensor:
+    def log_weights(self, indices: WeightIndices) -> Tensor:
         """ln α at N indices, H×N, computed without the attention matrix."""
-        return log_weights(self.core, self.query, self.key, cells, **self._context)
+        return log_weights(self.core, self.query, self.key, indices, **self._context)
 
     def visible(self) -> Tensor | None:
         """True where the query may attend to the key, (B or 1)×1×L×M; None for no mask."""
@@ -74,7 +74,7 @@ def last_cross_attention(model: Any) -> Core:
     return core
 
 
-def of_this_thread(hook: Callable[..., None]) -> Callable[..., None]:
+def in_this_thread(hook: Callable[..., None]) -> Callable[..., None]:
     """The hook of a module that other threads may use too, without their calls; a compiled layer is for one thread."""
     thread = threading.get_ident()
 
@@ -97,13 +97,13 @@ def record(model: nn.Module, only: Core | None = None) -> Iterator[list[Recorded
         raise UsageError(f"given a {type(model).__name__}, expected a model, which build returns")
     attentions: list[RecordedAttention] = []
 
-    def keep(name: str, core: Core, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def hook(name: str, core: Core, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         query, key, value = args
         mask, positions, bias = kwargs["mask"], kwargs["positions"], kwargs.get("bias")
         attentions.append(RecordedAttention(name, core, query, key, value, mask, positions, bias))
 
     handles = [
-        module.register_forward_pre_hook(of_this_thread(partial(keep, name.removesuffix(".core"))), with_kwargs=True)
+        module.register_forward_pre_hook(in_this_thread(partial(hook, name.removesuffix(".core"))), with_kwargs=True)
         for name, module in model.named_modules()
         if isinstance(module, Core) and only in (None, module)
     ]
@@ -127,8 +127,8 @@ def record_hidden_states(model: Transformer) -> Iterator[list[Tensor]]:
 
     stacks = [stack for stack in (model.encoder, model.decoder) if stack is not None]
     modules = [module for stack in stacks for module in (stack.embed, *stack.layers)]
-    handles = [module.register_forward_hook(of_this_thread(append)) for module in modules]
-    handles += [stack.norm.register_forward_hook(of_this_thread(replace_last)) for stack in stacks]
+    handles = [module.register_forward_hook(in_this_thread(append)) for module in modules]
+    handles += [stack.norm.register_forward_hook(in_this_thread(replace_last)) for stack in stacks]
     try:
         yield states
     finally:

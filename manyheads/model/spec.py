@@ -253,7 +253,7 @@ class NgramSpec(Spec):
 
 
 BACKBONES = ("encoder", "decoder", "recurrent", "ngram")
-LARGEST_VOCAB = 1 << 22
+MAX_VOCAB = 1 << 22
 
 
 class ModelSpec(Spec):
@@ -262,9 +262,7 @@ class ModelSpec(Spec):
     vocab: int | Literal["tokenizer"] | None = field(
         None, "the vocabulary size; 'tokenizer' takes it from the tokenizer; not needed for images"
     )
-    source_vocab: int | None = field(
-        None, "the vocabulary size of the encoder; vocab by default", ge=1, le=LARGEST_VOCAB
-    )
+    source_vocab: int | None = field(None, "the vocabulary size of the encoder; vocab by default", ge=1, le=MAX_VOCAB)
     encoder: StackSpec | None = field(
         None, "a stack that reads the source of an encoder–decoder, or without a decoder the input"
     )
@@ -277,9 +275,9 @@ class ModelSpec(Spec):
     @field_validator("vocab", mode="before")
     @classmethod
     def _in_range(cls, value: Any) -> Any:
-        if value not in (None, "tokenizer") and not (type(value) is int and 1 <= value <= LARGEST_VOCAB):
+        if value not in (None, "tokenizer") and not (type(value) is int and 1 <= value <= MAX_VOCAB):
             raise OutOfRangeError(
-                f"given {quoted(value)}, expected a number of tokens from 1 to {LARGEST_VOCAB}, or 'tokenizer'"
+                f"given {quoted(value)}, expected a number of tokens from 1 to {MAX_VOCAB}, or 'tokenizer'"
             )
         return value
 

@@ -184,7 +184,7 @@ class DotSpec(CoreSpec, kind="dot"):
 
     def build(self, heads: int, query_size: int, key_size: int) -> Core:
         check_equal_sizes(query_size, key_size)
-        return Dot(self, query_size) if self.softcap is None else Capped(self, query_size, self.softcap)
+        return Dot(self, query_size) if self.softcap is None else SoftcappedDot(self, query_size, self.softcap)
 
     def factor(self, query_size: int) -> float:
         """The factor of q·k."""
@@ -251,7 +251,7 @@ class Dot(InnerProduct):
         self.scale = spec.factor(query_size)
 
 
-class Capped(Core):
+class SoftcappedDot(Core):
     """Dot with soft-capped scores, which no fused kernel computes."""
 
     def __init__(self, spec: DotSpec, query_size: int, cap: float) -> None:

@@ -86,10 +86,10 @@ class TokensSpec(EmbedSpec, kind="tokens"):
         return self.size or width
 
     def build(self, vocab: int, width: int, position: PositionSpec, memory_width: int | None) -> Embed:
-        return Tokens(self, vocab, width, position)
+        return TokenEmbedding(self, vocab, width, position)
 
 
-class Tokens(Embed):
+class TokenEmbedding(Embed):
     def __init__(self, spec: TokensSpec, vocab: int, width: int, position: PositionSpec) -> None:
         super().__init__()
         size = spec.table_width(width)
@@ -192,10 +192,10 @@ class PatchesSpec(EmbedSpec, kind="patches"):
         return patches.permute(0, 3, 1, 4, 2, 5).flatten(4).flatten(2, 3)
 
     def build(self, vocab: int, width: int, position: PositionSpec, memory_width: int | None) -> Embed:
-        return Patches(self, width, position)
+        return PatchEmbedding(self, width, position)
 
 
-class Patches(Embed):
+class PatchEmbedding(Embed):
     def __init__(self, spec: PatchesSpec, width: int, position: PositionSpec) -> None:
         super().__init__()
         size = position.token_width(width)
@@ -248,10 +248,10 @@ class MaskTokensSpec(EmbedSpec, kind="mask-tokens"):
 
     def build(self, vocab: int, width: int, position: PositionSpec, memory_width: int | None) -> Embed:
         assert memory_width is not None, "ModelSpec checks that there is an encoder"
-        return MaskTokens(self, width, position, memory_width)
+        return MaskTokenEmbedding(self, width, position, memory_width)
 
 
-class MaskTokens(Embed):
+class MaskTokenEmbedding(Embed):
     def __init__(self, spec: MaskTokensSpec, width: int, position: PositionSpec, memory_width: int) -> None:
         super().__init__()
         size = position.token_width(width)

@@ -317,10 +317,10 @@ class ClassesSpec(PooledHeadSpec, kind="classes"):
         return value
 
     def build(self, width: int, vocab: int, table_shape: TableShape | None) -> Head:
-        return Classes(self, width)
+        return ClassHead(self, width)
 
 
-class Classes(PooledHead):
+class ClassHead(PooledHead):
     def __init__(self, spec: ClassesSpec, width: int) -> None:
         super().__init__(spec, width)
         if spec.classes == "data":
@@ -341,10 +341,10 @@ class VectorSpec(PooledHeadSpec, kind="vector"):
     normalize: bool = field(False, "divide the vector by its length")
 
     def build(self, width: int, vocab: int, table_shape: TableShape | None) -> Head:
-        return Vector(self, width)
+        return VectorHead(self, width)
 
 
-class Vector(PooledHead):
+class VectorHead(PooledHead):
     def __init__(self, spec: VectorSpec, width: int) -> None:
         super().__init__(spec, width)
         self.normalize = spec.normalize
@@ -366,10 +366,10 @@ class PixelsSpec(HeadSpec, kind="pixels"):
     skip: int = field(0, "the number of vectors before the first patch, such as a class token, which are skipped", ge=0)
 
     def build(self, width: int, vocab: int, table_shape: TableShape | None) -> Head:
-        return Pixels(self, width)
+        return PixelHead(self, width)
 
 
-class Pixels(Head):
+class PixelHead(Head):
     def __init__(self, spec: PixelsSpec, width: int) -> None:
         super().__init__()
         self.skip = spec.skip

@@ -92,8 +92,8 @@ class Mask:
         if self.prefix_B is not None and visible is not None:
             visible = visible | (self._non_padding_indices()[1] < self.prefix_B[:, None])[:, None]
         if self.document_ids is not None:
-            of_queries, of_keys = self.document_ids
-            same = of_queries[:, :, None] == of_keys[:, None, :]
+            query_ids, key_ids = self.document_ids
+            same = query_ids[:, :, None] == key_ids[:, None, :]
             visible = same if visible is None else visible & same
         if self.padding_BM is not None:
             non_padding = ~self.padding_BM[:, None, :]

@@ -28,7 +28,7 @@ class RopeScalingSpec(Part, slot="scaling", default="none"):
         """Radians per position for each of the size/2 pairs; `length` is the number of positions in use."""
         return plain_frequencies(theta, size, length.device)
 
-    def amplitude(self) -> float:
+    def attention_scaling(self) -> float:
         """The factor of the rotated vectors."""
         return 1.0
 
@@ -132,11 +132,11 @@ class YarnScalingSpec(RopeScalingSpec, kind="yarn"):
         plain = plain_frequencies(theta, size, length.device)
         return plain / self.factor * ramp + plain * (1 - ramp)
 
-    def amplitude(self) -> float:
+    def attention_scaling(self) -> float:
         return 0.1 * math.log(self.factor) + 1.0 if self.attention_factor is None else self.attention_factor
 
 
-class BandedScalingSpec(RopeScalingSpec, kind="banded"):
+class Llama3ScalingSpec(RopeScalingSpec, kind="llama3"):
     """ω_i for short wavelengths, ω_i/s for long ones, a blend between T/high and T/low
 
     Dubey et al. 2024 (Llama 3.1), arXiv 2407.21783.
@@ -167,13 +167,13 @@ Factor = Annotated[float, Field(ge=MIN_POSITIVE, le=MAX_VALUE, strict=True)]
 class LongRopeScalingSpec(RopeScalingSpec, kind="longrope"):
     """ω_i / s_i, with one list of s_i for sequences of at most T tokens and another for longer ones
 
-    Ding et al. 2024, arXiv 2402.13753. Amplitude √(1 + ln s / ln T), with s = S/T for an extension from T to S.
+    Ding et al. 2024, arXiv 2402.13753. Attention scaling √(1 + ln s / ln T), with s = S/T for an extension from T to S.
     """
 
     short_factor: tuple[Factor, ...] = field((1.0,), "s_i for sequences of at most T tokens", strict=False)
     long_factor: tuple[Factor, ...] = field((2.0,), "s_i for longer sequences", strict=False)
     length: int = field(2048, "T, the length trained on", ge=2)
-    factor: float = field(2.0, "s in the amplitude", ge=1)
+    factor: float = field(2.0, "s of the attention scaling", ge=1)
     attention_factor: float | None = field(None, "the factor of rotated q and k; √(1 + ln s / ln T) by default", gt=0)
 
     @property
@@ -193,7 +193,7 @@ class LongRopeScalingSpec(RopeScalingSpec, kind="longrope"):
         )
         return plain_frequencies(theta, size, length.device) / torch.where(length > self.length, long, short)
 
-    def amplitude(self) -> float:
+    def attention_scaling(self) -> float:
         formula = math.sqrt(1 + math.log(self.factor) / math.log(self.length))
         return formula if self.attention_factor is None else self.attention_factor
 
@@ -259,8 +259,8 @@ class Rope(AttentionPosition):
             length = torch.full_like(length, positions.final_length)
         frequencies = self.spec.scaling.frequencies(self.spec.theta, self.size, length)
         angles = (positions.query.to(frequencies.dtype)[..., None] * frequencies)[:, None]
-        amplitude = self.spec.scaling.amplitude()
-        return (angles.cos() * amplitude).to(dtype), (angles.sin() * amplitude).to(dtype)
+        attention_scaling = self.spec.scaling.attention_scaling()
+        return (angles.cos() * attention_scaling).to(dtype), (angles.sin() * attention_scaling).to(dtype)
 
     def rotate(self, x_BHLK: Tensor, position_data: CosSin) -> Tensor:
         cos, sin = position_data

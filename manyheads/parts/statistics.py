@@ -50,15 +50,15 @@ def statistics(
         return Statistics(*fused_statistics(core, q, k, mask, positions)[1:])
 
     def measure(weights: Tensor, rows: slice, columns: slice) -> tuple[Tensor, ...]:
-        surprise = -torch.where(weights > 0, weights, 1.0).log()
+        surprisal = -torch.where(weights > 0, weights, 1.0).log()
         offsets = block_arguments(rows, columns, k=k, positions=positions, bias=None)["positions"].offsets()
-        return (weights * surprise).sum(-1), (weights * offsets.square()[:, None]).sum(-1)
+        return (weights * surprisal).sum(-1), (weights * offsets.square()[:, None]).sum(-1)
 
-    return Statistics(*literal_blocks(core, q, k, mask, positions, bias, measure, dim=2))
+    return Statistics(*explicit_blocks(core, q, k, mask, positions, bias, measure, dim=2))
 
 
 def log_weights(
-    core: Core, q: Tensor, k: Tensor, cells: WeightIndices, *, mask: Mask, positions: Positions,
+    core: Core, q: Tensor, k: Tensor, indices: WeightIndices, *, mask: Mask, positions: Positions,
     bias: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """ln α at N indices, H×N, before dropout. Each index must be a key that its query may attend to.
@@ -66,20 +66,20 @@ def log_weights(
     Fused attention computes s·q_i·k_j − lse_i. Explicit attention computes the logarithm of the weight, and of the
     smallest positive number for a weight of 0.
     """
-    order = cells[1].argsort(stable=True)  # by query, as the blocks are
-    row, query, key = (index[order] for index in cells)
+    order = indices[1].argsort(stable=True)  # by query, as the blocks are
+    row, query, key = (index[order] for index in indices)
     if isinstance(core, InnerProduct) and is_fusable(q, bias):
         lse = fused_statistics(core, q, k, mask, positions)[0]
-        q_cells, k_cells = core.query_transform(q)[row, :, query], repeat_kv(k, q)[row, :, key]
-        logs = ((q_cells * k_cells).sum(-1) * core.scale - lse[row, :, query]).mT
+        q_NHK, k_NHK = core.query_transform(q)[row, :, query], repeat_kv(k, q)[row, :, key]
+        logs = ((q_NHK * k_NHK).sum(-1) * core.scale - lse[row, :, query]).mT
         return logs[:, order.argsort()]
 
     def measure(weights: Tensor, rows: slice, columns: slice) -> tuple[Tensor, ...]:
         inside = (query >= rows.start) & (query < rows.stop)
-        of_cells = weights[row[inside], :, query[inside] - rows.start, key[inside] - columns.start]
-        return (of_cells.clamp(min=torch.finfo(of_cells.dtype).tiny).log().mT,)
+        weights_NH = weights[row[inside], :, query[inside] - rows.start, key[inside] - columns.start]
+        return (weights_NH.clamp(min=torch.finfo(weights_NH.dtype).tiny).log().mT,)
 
-    return literal_blocks(core, q, k, mask, positions, bias, measure, dim=1)[0][:, order.argsort()]
+    return explicit_blocks(core, q, k, mask, positions, bias, measure, dim=1)[0][:, order.argsort()]
 
 
 def is_fusable(q: Tensor, bias: Tensor | None) -> bool:
@@ -90,7 +90,7 @@ def is_fusable(q: Tensor, bias: Tensor | None) -> bool:
 # ------------------------------------------------------------------------------------------------- explicit attention
 
 
-def literal_blocks(
+def explicit_blocks(
     core: Core, q: Tensor, k: Tensor, mask: Mask, positions: Positions, bias: Tensor | None,
     measure: Callable[[Tensor, slice, slice], tuple[Tensor, ...]], *, dim: int,
 ) -> list[Tensor]:  # fmt: skip

@@ -62,9 +62,9 @@ class EvalOptions:
 
     def generation(self, base: CheckpointSettings, *, default_max_new_tokens: int) -> GenerationConfig:
         """The settings of generation: those given, and 4 beams of gnmt-beam if neither they nor a checkpoint differ."""
-        of_gnmt = method_kinds()["gnmt-beam"].model_fields
-        selecting = {*selectors(), "decoding", "do_sample", *sampling_settings()}.difference(of_gnmt)
-        is_other = "num_beams" in base.settings or not selecting.isdisjoint(self.settings)
+        gnmt_fields = method_kinds()["gnmt-beam"].model_fields
+        method_settings = {*selectors(), "decoding", "do_sample", *sampling_settings()}.difference(gnmt_fields)
+        is_other = "num_beams" in base.settings or not method_settings.isdisjoint(self.settings)
         settings: Tree = ({} if is_other else {"decoding": "gnmt-beam"}) | self.settings
         return generation_config(base, default_max_new_tokens, max_new_tokens=self.max_new_tokens, **settings)
 

@@ -29,7 +29,7 @@ from manyheads.convert.weights import (
 from manyheads.errors import CheckpointConfigError, ExportError
 from manyheads.model.spec import ModelSpec
 from manyheads.parts.rope import (
-    BandedScalingSpec,
+    Llama3ScalingSpec,
     LongRopeScalingSpec,
     NoScalingSpec,
     RopeScalingSpec,
@@ -152,9 +152,9 @@ def with_sizes(part: Part, **sizes: int | None) -> Part:
 
 
 def resolve_scaling(position: RopeSpec, size: int) -> RopeScalingSpec:
-    """Converts a banded scaling to factors, and resolves the default amplitude of other scalings."""
+    """Converts a llama3 scaling to factors, and resolves the default attention scaling of other scalings."""
     scaling = position.scaling
-    if isinstance(scaling, BandedScalingSpec):
+    if isinstance(scaling, Llama3ScalingSpec):
         rotated = position.rotated_size(size)
         plain, own = (part.frequencies(position.theta, rotated, torch.tensor(1)) for part in (NoScalingSpec(), scaling))
         factors = tuple(shortest_float32(float(factor)) for factor in plain / own)
@@ -162,10 +162,10 @@ def resolve_scaling(position: RopeSpec, size: int) -> RopeScalingSpec:
             short_factor=factors, long_factor=factors, length=scaling.length, factor=1.0, attention_factor=1.0
         )
     if isinstance(scaling, LongRopeScalingSpec):
-        return scaling.replace(factor=1.0, attention_factor=shortest_float32(scaling.amplitude()))
+        return scaling.replace(factor=1.0, attention_factor=shortest_float32(scaling.attention_scaling()))
     if isinstance(scaling, YarnScalingSpec):
         usual = scaling.replace(attention_factor=None)
-        return usual if scaling.attention_factor == usual.amplitude() else scaling
+        return usual if scaling.attention_factor == usual.attention_scaling() else scaling
     return scaling
 
 

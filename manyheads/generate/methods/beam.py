@@ -113,13 +113,13 @@ class Search:
             logp_BNV = self.running.filter(logp_RV).unflatten(0, live_BN.shape) + live_BN[:, :, None]
             best_BC, beam_BC, token_BC, is_end_BC = self.candidates(logp_BNV)
             self.finish(best_BC, beam_BC, token_BC, is_end_BC, length=length)
-            live_BN, which_BN = best_BC.masked_fill(is_end_BC, -torch.inf).topk(min(self.width, best_BC.shape[1]))
+            live_BN, index_BN = best_BC.masked_fill(is_end_BC, -torch.inf).topk(min(self.width, best_BC.shape[1]))
             unfinished = self.unfinished(live_BN[:, 0].tolist(), length)
             if not unfinished:
                 break
             index = torch.tensor(unfinished, device=self.device)
-            live_BN, which_BN = live_BN[index], which_BN[index]
-            tokens, beam_indices = token_BC[index].gather(1, which_BN), beam_BC[index].gather(1, which_BN)
+            live_BN, index_BN = live_BN[index], index_BN[index]
+            tokens, beam_indices = token_BC[index].gather(1, index_BN), beam_BC[index].gather(1, index_BN)
             self.running.append(tokens.flatten(), beam_indices.flatten())
         return self.finished
 

@@ -85,11 +85,11 @@ class ContrastiveSequences(RunningSequences):
         penalty_BC = similarity_RL.max(dim=1).values.unflatten(0, (batch, k))
         score_BC = (1 - self.spec.penalty_alpha) * p_BC - self.spec.penalty_alpha * penalty_BC
         best_B = score_BC.masked_fill(p_BC == 0, -torch.inf).argmax(dim=1)
-        chosen_B = best_B + k * torch.arange(batch, device=best_B.device)
-        tokens_B = token_BC.flatten()[chosen_B]
+        index_B = best_B + k * torch.arange(batch, device=best_B.device)
+        tokens_B = token_BC.flatten()[index_B]
         self.append(tokens_B)
-        self.state, self.last_logits = self.state.select(chosen_B), next_RV[chosen_B]
-        self.hidden_BLD = torch.cat((self.hidden_BLD, hidden_R1D[chosen_B]), dim=1)
+        self.state, self.last_logits = self.state.select(index_B), next_RV[index_B]
+        self.hidden_BLD = torch.cat((self.hidden_BLD, hidden_R1D[index_B]), dim=1)
         if self.padding_mask is not None:
             self.padding_mask = F.pad(self.padding_mask, (0, 1))
         return tokens_B.tolist()

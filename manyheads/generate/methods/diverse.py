@@ -71,8 +71,8 @@ class DiverseSearch(Search):
             counts_V = token_counts.setdefault(row // groups, logp_BNV.new_zeros(vocab))
             logp_1NV = logp_BNV[i : i + 1] - self.spec.diversity_penalty * counts_V
             best, beam, token, is_end = super().candidates(logp_1NV, first + i * beams)
-            going_on = token[best.isfinite() & ~is_end][: self.width]
-            counts_V += torch.bincount(going_on, minlength=vocab)
+            unfinished = token[best.isfinite() & ~is_end][: self.width]
+            counts_V += torch.bincount(unfinished, minlength=vocab)
             candidates.append((best, beam, token, is_end))
         best_BC, beam_BC, token_BC, is_end_BC = (torch.cat(parts) for parts in zip(*candidates, strict=True))
         return best_BC, beam_BC, token_BC, is_end_BC

@@ -62,7 +62,7 @@ class PromptLookupSpec(DecodingSpec, kind="prompt-lookup"):
                 length += 1
             state, unread = state.truncate(torch.tensor([length], device=device)), tokens[-1:]
             if request.cache is not None:
-                request.cache.read = (torch.tensor(tokens[:length], device=device), state)
+                request.cache.entry = (torch.tensor(tokens[:length], device=device), state)
         return Hypothesis(new, is_finished, None, *(logprobs.of_row(0) if logprobs is not None else ()))
 
     def draft(self, tokens: list[int]) -> list[int]:
