@@ -123,7 +123,7 @@ def output_option(metavar: str, help: str) -> Any:  # noqa: A002
     return typer.Option("--output", "-o", parser=output_path, metavar=metavar, help=help)
 
 
-def load_own_parts(context: typer.Context, paths: list[Path] | None) -> list[Path] | None:
+def load_user_parts(context: typer.Context, paths: list[Path] | None) -> list[Path] | None:
     if paths and not context.resilient_parsing:
         from manyheads import spec
 
@@ -144,7 +144,7 @@ Parts = Annotated[
     typer.Option(
         "--parts",
         metavar="FILE.py",
-        callback=load_own_parts,
+        callback=load_user_parts,
         help="A Python file with your own parts; may be repeated. This file is executed; no other file is.",
     ),
 ]

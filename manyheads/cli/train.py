@@ -92,8 +92,8 @@ def train(
             f"stopped after {step:,} of {spec.train.steps:,} steps, and saved; run the same command again to resume"
         )
     elif not quiet:
-        why = "" if reason == "steps" else f" (train.best.{reason})"
-        print_note(f"finished after {step:,} steps{why}; next: manyheads evaluate {output}")
+        reason_note = "" if reason == "steps" else f" (train.best.{reason})"
+        print_note(f"finished after {step:,} steps{reason_note}; next: manyheads evaluate {output}")
     raise typer.Exit(exit_status)
 
 
@@ -166,9 +166,9 @@ class TrainingProgress(Progress):
                 self.line(data)
                 self.line(f"device: {device}{' (no GPU found)' if (self.device, device) == ('auto', 'cpu') else ''}")
             case e.Evaluated(metrics=metrics):
-                labels = [*map(labelled, metrics, metrics.values())]
-                self.last_metric = "" if list(metrics) == ["loss"] else f"{labels[-1]} at {step}"
-                self.line(f"{step} · validation: {' · '.join(labels)}")
+                metric_texts = [*map(format_metric, metrics, metrics.values())]
+                self.last_metric = "" if list(metrics) == ["loss"] else f"{metric_texts[-1]} at {step}"
+                self.line(f"{step} · validation: {' · '.join(metric_texts)}")
             case e.Saved(path=path) if event.step == self.steps:
                 self.line(f"saved {path}")
             case e.SaveFailed(message=message):
@@ -227,7 +227,7 @@ class TrainingProgress(Progress):
             self.line(f"  {name:<{widths[0]}}  {old:<{widths[1]}}  {new}")
 
 
-def labelled(name: str, value: float) -> str:
+def format_metric(name: str, value: float) -> str:
     from manyheads.metrics.metric import format_value
 
     return f"{name} {format_value(name, value)}"

@@ -40,7 +40,7 @@ def has_suffix(path: Path, *suffixes: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Layout:
+class Dialect:
     """How a delimited file is written, as far as the user says it; None is decided by the file."""
 
     delimiter: str | None = None
@@ -73,7 +73,7 @@ class Table(ABC):
         return f"{self.lines.path}, {self.unit} {number:,}"
 
 
-def open_table(lines: LineReader, layout: Layout) -> Table | None:
+def open_table(lines: LineReader, dialect: Dialect) -> Table | None:
     """Returns the table in a file, by its suffix or else by its first line; None if the file is blank."""
     path = lines.path
     check_rereadable(path)
@@ -86,8 +86,8 @@ def open_table(lines: LineReader, layout: Layout) -> Table | None:
             pass
         return None
     if has_suffix(path, *JSONL) or (not has_suffix(path, ".tsv", ".csv") and first.lstrip().startswith("{")):
-        return ObjectTable(lines, silent)
-    return DelimitedTable(lines, silent, layout)
+        return JsonLinesTable(lines, silent)
+    return DelimitedTable(lines, silent, dialect)
 
 
 # ----------------------------------------------------------------------------------------------------- .csv and .tsv
@@ -96,23 +96,23 @@ def open_table(lines: LineReader, layout: Layout) -> Table | None:
 class DelimitedTable(Table):
     """Lines of cells, separated by tabs, commas or semicolons, and quoted by the rules of Python's csv or not."""
 
-    def __init__(self, lines: LineReader, silent: LineReader, layout: Layout) -> None:
+    def __init__(self, lines: LineReader, silent: LineReader, dialect: Dialect) -> None:
         csv.field_size_limit(max(csv.field_size_limit(), lines.max_length))
         _, first_line = next(iter(silent))
         if separator := SEPARATOR_LINE.fullmatch(first_line):
             lines, silent = replace(lines, skip=1), replace(silent, skip=1)
         super().__init__(lines)
-        self.layout, self.why_no_quotes = layout, ""
-        self.delimiter = layout.delimiter or (
-            separator[1] if separator else detect_delimiter(lines.path, tuple(bounded(line for _, line in silent)))
+        self.dialect, self.no_quotes_reason = dialect, ""
+        self.delimiter = dialect.delimiter or (
+            separator[1] if separator else detect_delimiter(lines.path, tuple(first_items(line for _, line in silent)))
         )
         self.delimiter_note = f", separated by {DELIMITERS[self.delimiter]}s"
-        self.quotes = self._has_quotes(silent) if layout.quotes is None else layout.quotes
+        self.quotes = self._has_quotes(silent) if dialect.quotes is None else dialect.quotes
         records = (cells for _, cells in self._parse(silent, quotes=self.quotes))
-        first, *rows = tuple(bounded(records)) or [[]]
+        first, *rows = tuple(first_items(records)) or [[]]
         self.num_columns = len(first)
         self.header = self.has_names = (
-            layout.header if layout.header is not None else is_header(first, rows, layout.names)
+            dialect.header if dialect.header is not None else is_header(first, rows, dialect.names)
         )
         self.names = first if self.header else [str(i) for i in range(len(first))]
 
@@ -137,9 +137,9 @@ class DelimitedTable(Table):
     def notes(self) -> Iterator[str]:
         quotes = ", with quoted cells" if self.quotes else ""
         yield f"{DELIMITERS[self.delimiter]}-separated{quotes}"
-        if self.why_no_quotes:
-            yield f"quotes are read as text, because {self.why_no_quotes} (quotes = true reads quoted cells)"
-        if self.layout.header is None:
+        if self.no_quotes_reason:
+            yield f"quotes are read as text, because {self.no_quotes_reason} (quotes = true reads quoted cells)"
+        if self.dialect.header is None:
             line, other = ("a header", "false") if self.header else ("a row", "true")
             yield f"the first line is {line} (header = {other} overrules it)"
 
@@ -173,11 +173,13 @@ class DelimitedTable(Table):
         except (RowError, DataSizeError) as error:
             if len({len(cells) for _, cells in self._parse(silent, quotes=False)}) > 1:
                 raise
-            self.why_no_quotes = error.message.removeprefix(f"{silent.path}, ")
+            self.no_quotes_reason = error.message.removeprefix(f"{silent.path}, ")
             return False
         # a program quotes all texts, or those that contain a delimiter, a quote or a line break
         if self.delimiter == "\t" and 0 < 2 * counts["needless"] <= counts["lines"]:
-            self.why_no_quotes = f"{counts['needless']:,} of {counts['lines']:,} lines have quotes that no cell needs"
+            self.no_quotes_reason = (
+                f"{counts['needless']:,} of {counts['lines']:,} lines have quotes that no cell needs"
+            )
             return False
         return True
 
@@ -226,7 +228,7 @@ class RecordReader:
         return opening_line
 
 
-def bounded(items: Iterable[Any], max_items: int = SAMPLE_ROWS + 1) -> Iterator[Any]:
+def first_items(items: Iterable[Any], max_items: int = SAMPLE_ROWS + 1) -> Iterator[Any]:
     """Yields the first lines or records, fewer than `max_items` if they are long."""
     length = 0
     for item in islice(items, max_items):
@@ -318,7 +320,7 @@ def parse_json_line(line: str, location: str) -> Any:
         raise RowError(f"{location} is not JSON: {error}") from None
 
 
-class ObjectTable(Table):
+class JsonLinesTable(Table):
     """One JSON object per line. `names` are the keys of the first one."""
 
     def __init__(self, lines: LineReader, silent: LineReader) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, StrictInt, StrictStr
 
-from manyheads.data.records import Layout, Record, Table, open_table
+from manyheads.data.records import Dialect, Record, Table, open_table
 from manyheads.data.source import Corpus, FileSpec, Row
 from manyheads.errors import ColumnError, RowError
 from manyheads.spec import did_you_mean, field, parse, quoted
@@ -48,7 +48,7 @@ class TableSpec(FileSpec):
     def open_table(self, path: Path, warnings: Counter[str]) -> Table | None:
         """Decides how a file is written; None if it is blank."""
         names = tuple(name for name in self.fields if isinstance(name, str)) or self.corpus_fields()
-        return open_table(self.lines(path, warnings), Layout(self.delimiter, self.quotes, self.header, names))
+        return open_table(self.lines(path, warnings), Dialect(self.delimiter, self.quotes, self.header, names))
 
     def read_rows(self, path: Path, warnings: Counter[str]) -> Iterator[Row]:
         if (table := self.open_table(path, warnings)) is None:

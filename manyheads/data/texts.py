@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import ClassVar, Literal
 
-from manyheads.data.records import TABLES, bounded, has_suffix
+from manyheads.data.records import TABLES, first_items, has_suffix
 from manyheads.data.source import Row
 from manyheads.data.tables import ColumnNames, TableSpec, column_names
 from manyheads.errors import DataFileError, EmptyDataError, IncompatibleError
@@ -71,7 +71,7 @@ class TextSpec(TableSpec, kind="text"):
 
     def _decide_document(self, files: Sequence[Path], warnings: Counter[str]) -> Document:
         numbered = (line for file in files for _, line in chain(self.lines(file, Counter()), [(0, "")]))
-        document = what_is_a_document(list(bounded(numbered, SAMPLE_LINES)))
+        document = detect_document(list(first_items(numbered, SAMPLE_LINES)))
         others = " or ".join(f'"{unit}"' for unit in ("paragraph", "line", "file") if unit != document)
         warnings[f"one text per {document} (document = {others} overrules it)"] = 0
         return document
@@ -97,7 +97,7 @@ def join_lines(lines: list[str]) -> Iterator[Row]:
         yield (text,)
 
 
-def what_is_a_document(lines: Sequence[str]) -> Document:
+def detect_document(lines: Sequence[str]) -> Document:
     """Decides by the lines of a file what one text is.
 
     Blank lines separate paragraphs. Without them, or with few, every line is a text, unless most lines end within a

@@ -345,7 +345,7 @@ def task_of(checkpoint: Checkpoint) -> TaskSpec:
 
 
 def patchify_rows(rows: list[Any], fields: Sequence[str], model: ModelSpec) -> list[Any]:
-    """Cuts the images of the rows into the patches that the model reads."""
+    """Splits the images of the rows into the patches that the model reads."""
     stack = model.encoder or model.decoder
     embed: Any = stack.embed if stack and stack.embed.reads == "patches" else None
     if "image" not in fields:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from raising import raises
 
-from manyheads.data.texts import split_text, what_is_a_document
+from manyheads.data.texts import detect_document, split_text
 
 SENTENCE = "the cat sees the old dog under the tree"
 WRAPPED = "\n".join(("the cat and the dog are old friends who like to sit under the tree near the house",) * 30)
@@ -47,12 +47,12 @@ def test_what_a_document_is_is_decided_by_the_file_and_reported(name, tmp_path):
 ])  # fmt: skip
 def test_lines_of_usual_width_of_which_fewer_than_half_end_a_sentence_are_one_wrapped_text(ends, length, document):
     lines = ["w" * (length - 1) + ("." if i < ends else "w") for i in range(10)]
-    assert what_is_a_document(lines) == document
+    assert detect_document(lines) == document
 
 
 @pytest.mark.parametrize(("lines", "document"), [(40, "paragraph"), (41, "line")])
 def test_blank_lines_separate_paragraphs_of_at_most_twenty_lines_on_average(lines, document):
-    assert what_is_a_document(["A sentence.", "", *["A sentence."] * (lines - 1)]) == document
+    assert detect_document(["A sentence.", "", *["A sentence."] * (lines - 1)]) == document
 
 
 def test_every_row_of_a_table_is_a_text(tmp_path):
