@@ -282,22 +282,23 @@ def comparison_report(cells: Sequence[GridCell], axes: Sequence[Axis], seeds: in
     rows = []
     for cell in cells:
         results = [read_result(run.folder, run.spec) for run in cell.runs]
-        finished = [one for one in results if one.finished]
-        names = dict.fromkeys(name for one in finished for name in one.metrics)
+        finished = [result for result in results if result.finished]
+        names = dict.fromkeys(name for result in finished for name in result.metrics)
         error = cell.error or next((errors[run.folder] for run in cell.runs if run.folder in errors), None)
         rows.append(
             {
                 "cell": dict(cell.values),
                 "parameters": parameter_count(finished[0].folder) if finished else None,
-                "seconds": statistics.fmean(one.seconds for one in finished) if finished else None,
+                "seconds": statistics.fmean(result.seconds for result in finished) if finished else None,
                 "metrics": {
-                    name: summarize([one.metrics[name] for one in finished if name in one.metrics]) for name in names
+                    name: summarize([result.metrics[name] for result in finished if name in result.metrics])
+                    for name in names
                 },
                 "seeds": [
-                    {name: getattr(one, name) for name in ("seed", "steps", "seconds", "metrics", "curve")}
-                    for one in finished
+                    {name: getattr(result, name) for name in ("seed", "steps", "seconds", "metrics", "curve")}
+                    for result in finished
                 ],
-                "still_improving": sum(is_improving(one.curve) for one in finished if not one.early),
+                "still_improving": sum(is_improving(result.curve) for result in finished if not result.early),
                 "error": error,
             }
         )
@@ -322,4 +323,4 @@ def summarize(values: Sequence[float]) -> Tree:
 def parameter_count(folder: Path) -> int | None:
     """Returns the number of parameters of the run's latest checkpoint, or None if it has none."""
     checkpoint = read_pointer(folder / "checkpoints", "latest")
-    return None if checkpoint is None else sum(one.numel() for one in load(checkpoint).model.parameters())
+    return None if checkpoint is None else sum(parameter.numel() for parameter in load(checkpoint).model.parameters())

@@ -239,7 +239,7 @@ def toml_line(key: str, value: Any, why: str) -> list[str]:
 def inline(value: Any) -> str:
     """Formats a value on one line of TOML."""
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{key} = {inline(one)}" for key, one in value.items()) + " }"
+        return "{ " + ", ".join(f"{key} = {inline(inner)}" for key, inner in value.items()) + " }"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(inline, value)) + "]"
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

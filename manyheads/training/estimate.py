@@ -110,7 +110,9 @@ def estimate_epoch(run: PreparedRun) -> EpochEstimate:
 
 def batch_positions(batch: Batch) -> int:
     """Returns the number of tokens of a batch, padding included."""
-    return sum(one.tokens.shape[0] * one.tokens.shape[1] for one in (batch.inputs, batch.source) if one is not None)
+    return sum(
+        inputs.tokens.shape[0] * inputs.tokens.shape[1] for inputs in (batch.inputs, batch.source) if inputs is not None
+    )
 
 
 # --------------------------------------------------------------------------------------------------------------- speed
@@ -179,7 +181,7 @@ def measure_compiled(
     compile_layers(model)
     first, steps = time_steps(run, model, first=COMPILING_STEPS, seconds=seconds)
     step = typical_seconds(steps)
-    compiling = max(0.0, sum(one.seconds for one in first) - COMPILING_STEPS * step)
+    compiling = max(0.0, sum(event.seconds for event in first) - COMPILING_STEPS * step)
     return replace(speed, compiled_step=step, compiling=compiling)
 
 

@@ -65,18 +65,24 @@ def evaluate(
         raise UsageError(f"split is {quoted(split)}, expected {', '.join(SPLITS)}")
     if task is not None and (not isinstance(task, str) or task not in TaskSpec.kinds):
         raise UsageError(f"no task {quoted(task)}{did_you_mean(str(task), TaskSpec.kinds)}")
-    if isinstance(overrides, str) or not all(isinstance(one, str) for one in overrides):
+    if isinstance(overrides, str) or not all(isinstance(assignment, str) for assignment in overrides):
         raise UsageError(f"overrides is {quoted(overrides)}, expected a list such as ['data.path=rows.tsv']")
     checkpoint = load(path, device=resolve_device(device), verify=True)
     checkpoint.model.eval()
     if checkpoint.tokenizer is None and checkpoint.spec.vocab is not None:
         raise CheckpointTokenizerError(f"{path} has no tokenizer, so it cannot read texts")
-    of_file = [one for one in overrides if data is not None and one.partition("=")[0].strip() in LAYOUT_PATHS]
-    run = find_run(Path(path), task, [one for one in overrides if one not in of_file])
+    file_overrides = [
+        assignment
+        for assignment in overrides
+        if data is not None and assignment.partition("=")[0].strip() in LAYOUT_PATHS
+    ]
+    run = find_run(Path(path), task, [assignment for assignment in overrides if assignment not in file_overrides])
     task_spec = run.task if run else find_task(checkpoint, task)
     options.check_task(task_spec)
     data_spec = run.data if run else read_data(task_spec, data, overrides)
-    corpus, rows = load_rows(data_spec, task_spec, data=data, split=split, from_run=run is not None, overrides=of_file)
+    corpus, rows = load_rows(
+        data_spec, task_spec, data=data, split=split, from_run=run is not None, overrides=file_overrides
+    )
     evaluation = make_evaluation(checkpoint, task_spec, run, corpus, rows, options=options, progress=progress)
     if not evaluation.data.rows:
         raise EmptyDataError(
@@ -92,9 +98,9 @@ def evaluate(
 def evaluation_report(evaluation: Evaluation, result: EvalResult, notes: Sequence[str]) -> Tree:
     names = list(next(iter(result.scores.values())))
     examples = list(result.images) or [
-        {"source": one["text"], "generated": one["prediction"], "target": one["reference"]}
-        for one in result.outputs[: evaluation.options.examples]
-        if "text" in one
+        {"source": output["text"], "generated": output["prediction"], "target": output["reference"]}
+        for output in result.outputs[: evaluation.options.examples]
+        if "text" in output
     ]
     return {
         "task": evaluation.task.kind,
@@ -127,8 +133,8 @@ def find_task(checkpoint: Checkpoint, name: str | None) -> TaskSpec:
     task: TaskSpec = TaskSpec.kinds[name]()  # type: ignore[assignment]
     if not task.supports(checkpoint):
         model = f"{checkpoint.spec.architecture} with the head '{checkpoint.spec.head.kind}'"
-        own = task_of(checkpoint).kind
-        raise UnsupportedError(f"this model ({model}) is for {own} and cannot be evaluated as {name}")
+        trained_task = task_of(checkpoint).kind
+        raise UnsupportedError(f"this model ({model}) is for {trained_task} and cannot be evaluated as {name}")
     return task
 
 
@@ -167,7 +173,7 @@ def form_of_file(
     if isinstance(form, TextSpec) and form.file_columns(path)[0] and "document" not in given:
         form = form.model_copy(update={"document": None})  # each row of a table is a text
     files = (spec.path, spec.validation, spec.test) if from_run and isinstance(spec, TableSpec) else ()
-    of_run = any(one and same_file(one, path) for one in files)
+    of_run = any(file and same_file(file, path) for file in files)
     if "fields" in given or of_run or form.fits(path):
         return form
     tree = {name: value for name, value in to_tree(form).items() if name not in LAYOUT} | given
@@ -193,17 +199,17 @@ def make_evaluation(
             f"{task.kind} needs the field {missing[0]} and {corpus.description} has {', '.join(corpus.fields)}"
         )
     columns = [corpus.fields.index(name) for name in fields]
-    some = rows[: options.max_rows]
+    evaluated_rows = rows[: options.max_rows]
     labels = None
     if "label" in corpus.fields:
         index = corpus.fields.index("label")
-        labels = [row[index] for row in some], [row[index] for row in corpus.train]
+        labels = [row[index] for row in evaluated_rows], [row[index] for row in corpus.train]
     limits = (checkpoint.max_positions, options.max_length or trained_length(checkpoint, run))
     max_length = min((limit for limit in limits if limit is not None), default=None)
     data = EvalData(
         corpus=corpus,
         fields=fields,
-        rows=[tuple(row[i] for i in columns) for row in some],
+        rows=[tuple(row[i] for i in columns) for row in evaluated_rows],
         train_rows=[tuple(row[i] for i in columns) for row in corpus.train],
         labels=labels,
     )
@@ -239,7 +245,7 @@ def row_notes(run: RunSpec, *, split: str, data: str | None, overrides: Sequence
     """Yields a note for everything that makes the scores optimistic."""
     if data is not None and run.data.source_path is not None and same_file(run.data.source_path, data):
         yield f"{data} is the training file of the run"
-    if any(one.startswith("data" if data is None else "data.path") for one in overrides):
+    if any(assignment.startswith("data" if data is None else "data.path") for assignment in overrides):
         yield "-s changed the data, so the run may have been trained on some of these rows"
     if data is None and run.train.best is not None and split == "validation":
         other = "use --split test" if corpus.splits["test"] else "use --data FILE"

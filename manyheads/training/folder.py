@@ -91,10 +91,10 @@ def check_foreign_files(folder: Path) -> None:
 def lock_folder(folder: Path) -> Iterator[Callable[[], None]]:
     """Locks the folder for this process, replacing a stale lock; yields a function that raises if the lock is lost."""
     path = folder / "lock.json"
-    own = {"pid": os.getpid(), "host": socket.gethostname(), "started": process_start(os.getpid())}
+    lock = {"pid": os.getpid(), "host": socket.gethostname(), "started": process_start(os.getpid())}
 
     def check() -> None:
-        if read_json_or_empty(path) != own:  # the folder was removed, its disk unmounted, or another process locked it
+        if read_json_or_empty(path) != lock:  # the folder was removed, its disk unmounted, or another process locked it
             raise OSError(errno.ENOENT, "the run's folder is gone, or locked by another process", str(folder))
 
     with explain_write_errors(folder):
@@ -102,7 +102,7 @@ def lock_folder(folder: Path) -> Iterator[Callable[[], None]]:
         with exclusive(folder):
             check_unlocked(folder)
             try:
-                write_atomic(path, json.dumps(own))
+                write_atomic(path, json.dumps(lock))
             except OSError:
                 path.unlink(missing_ok=True)
                 raise
@@ -110,7 +110,7 @@ def lock_folder(folder: Path) -> Iterator[Callable[[], None]]:
         yield check
     finally:
         with suppress(OSError):
-            if read_json_or_empty(path) == own:
+            if read_json_or_empty(path) == lock:
                 path.unlink()
 
 
@@ -188,12 +188,12 @@ def config_changes(
             hint="--override-resume data resumes without it",
         )
     changes = [*spec_changes(folder, checkpoint, run.spec), *(tree_changes(old_hashes, hashes) if old_hashes else ())]
-    unsafe = [one for one in changes if not is_within(one.field, (*SAFE_TO_CHANGE, *override_fields))]
+    unsafe = [change for change in changes if not is_within(change.field, (*SAFE_TO_CHANGE, *override_fields))]
     if unsafe:
         raise changed_error(
             folder, unsafe, f"{NEW_OUTPUT}, restore the old value, or pass --override-resume {unsafe[0].field}"
         )
-    if any(one.field == "optim.kind" for one in changes):
+    if any(change.field == "optim.kind" for change in changes):
         raise RunError("optim.kind changed, and no optimizer can use the state of another one", hint=NEW_OUTPUT)
     return changes
 
@@ -212,7 +212,9 @@ def check_same_run(folder: Path, spec: RunSpec) -> None:
     """Raises if `compare` finds another run in the folder; a safe field counts too if the metrics depend on it."""
     changes = spec_changes(folder, next(iter(checkpoints(folder / "checkpoints")), None), spec)
     if unsafe := [
-        one for one in changes if is_within(one.field, METRIC_FIELDS) or not is_within(one.field, SAFE_TO_CHANGE)
+        change
+        for change in changes
+        if is_within(change.field, METRIC_FIELDS) or not is_within(change.field, SAFE_TO_CHANGE)
     ]:
         raise changed_error(folder, unsafe, f"{NEW_OUTPUT}, or restore the old value")
 
@@ -301,8 +303,8 @@ def hash_rows(rows: TokenRows) -> str:
 
 def hash_arrays(header: str, arrays: Iterable[np.ndarray] = ()) -> str:
     digest, remaining = hashlib.sha256(header.encode()), iter(arrays)
-    while some := [array.tobytes() for array in islice(remaining, ROWS_PER_HASH_CALL)]:
-        digest.update(b"".join(some))
+    while chunks := [array.tobytes() for array in islice(remaining, ROWS_PER_HASH_CALL)]:
+        digest.update(b"".join(chunks))
     return digest.hexdigest()[:16]
 
 
@@ -382,7 +384,9 @@ class Log:
         if self.path.exists():
             with explain_write_errors(self.path):
                 last_steps = {"evaluated": evaluated_step}
-                kept = (one for one in read_events(self.path) if one["step"] <= last_steps.get(one["event"], step))
+                kept = (
+                    event for event in read_events(self.path) if event["step"] <= last_steps.get(event["event"], step)
+                )
                 write_atomic(self.path, "".join(f"{json.dumps(event)}\n" for event in kept))
 
 

@@ -135,7 +135,7 @@ def train_events(
         log.drop_after(state.step if checkpoint else -1, state.evaluated_step if checkpoint else -1)
         if checkpoint:
             write_atomic(checkpoints / "latest", checkpoint.name)  # the run may have been killed between the two
-            if any(one.field == "train.eval_rows" for one in changes):
+            if any(change.field == "train.eval_rows" for change in changes):
                 state.reset_best()  # evaluations on other rows are not comparable
             lost = repair_best(checkpoints, state, run.spec.train.best)
             messages = [*([lost] if lost else []), *environment_warnings]

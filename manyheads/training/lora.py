@@ -103,7 +103,7 @@ def transformers_names(spec: ModelSpec, family: str | None) -> dict[str, str]:
     found, architecture, *_ = find_architecture(spec, families)
     parameters = dict(build_meta(spec).named_parameters())
     names = found.table(spec, architecture, parameters).renamed
-    return {ours.removesuffix(".weight"): theirs.removesuffix(".weight") for ours, theirs in names.items()}
+    return {name.removesuffix(".weight"): renamed.removesuffix(".weight") for name, renamed in names.items()}
 
 
 def adapter_names(model: Model, family: str | None) -> tuple[dict[str, str], str]:

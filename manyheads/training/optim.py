@@ -105,10 +105,10 @@ class OptimSpec(Part, slot="optim", default="adamw"):
         """Returns AdamW with a group for matrices and one for vectors, or an empty group without parameters."""
         all_parameters = list(parameters)
         split = (
-            ([one for one in all_parameters if (one.dim() >= 2) == decays], self.weight_decay * decays)
+            ([p for p in all_parameters if (p.dim() >= 2) == decays], self.weight_decay * decays)
             for decays in (True, False)
         )
-        groups = [{"params": some, "weight_decay": decay} for some, decay in split if some] or [{"params": []}]
+        groups = [{"params": params, "weight_decay": decay} for params, decay in split if params] or [{"params": []}]
         return torch.optim.AdamW(groups, lr=self.lr, betas=(self.beta1, self.beta2), eps=self.eps, fused=True)
 
 

@@ -233,19 +233,22 @@ def checkpoint_tokenizer(initial: Checkpoint, spec: TokenizerSpec, texts: Iterab
     return initial_tokenizer
 
 
-def check_equal(theirs: Any, ours: Any, texts: Sequence[str]) -> None:
+def check_equal(initial_tokenizer: Any, run_tokenizer: Any, texts: Sequence[str]) -> None:
     """Raises if two tokenizers have different vocabularies, or split one of the texts differently."""
-    vocabularies = [{i: token for token, i in one.get_vocab(with_added_tokens=True).items()} for one in (theirs, ours)]
+    tokenizers = (initial_tokenizer, run_tokenizer)
+    vocabularies = [
+        {i: token for token, i in tokenizer.get_vocab(with_added_tokens=True).items()} for tokenizer in tokenizers
+    ]
     for i in sorted({*vocabularies[0], *vocabularies[1]}):
-        one, other = (quoted(tokens[i]) if i in tokens else "nothing" for tokens in vocabularies)
-        if one != other:
+        expected, token = (quoted(tokens[i]) if i in tokens else "nothing" for tokens in vocabularies)
+        if expected != token:
             raise IncompatibleError(
-                f"the vocabulary differs at id {i}: {one} in the checkpoint, {other} in [tokenizer]; leave it out",
+                f"the vocabulary differs at id {i}: {expected} in the checkpoint, {token} in [tokenizer]; leave it out",
                 ("tokenizer",),
             )
-    both = (encode_texts(tokenizer, texts, add_special_tokens=False) for tokenizer in (theirs, ours))
-    for text, one, other in zip(texts, *both, strict=True):
-        if one.ids != other.ids:
+    encodings = (encode_texts(tokenizer, texts, add_special_tokens=False) for tokenizer in tokenizers)
+    for text, initial_encoding, encoding in zip(texts, *encodings, strict=True):
+        if initial_encoding.ids != encoding.ids:
             raise IncompatibleError(
                 f"{quoted(text)} is split differently by the checkpoint's tokenizer; leave [tokenizer] out",
                 ("tokenizer",),
@@ -259,7 +262,7 @@ def task_special_tokens(task: TaskSpec, tokenizer: Any, initial: Checkpoint | No
         [tokenizer.token_to_id(name.replace("<extra_", prefix)) for name in extra]
         for prefix in ("<extra_", "<extra_id_")
     ]
-    sentinels = max((tuple(takewhile(lambda one: one is not None, ids)) for ids in spellings), key=len)
+    sentinels = max((tuple(takewhile(lambda token_id: token_id is not None, ids)) for ids in spellings), key=len)
     if extra and not sentinels:
         raise IncompatibleError(
             f"{task.kind} needs the tokens {extra[0]} … or <extra_id_0> …, and this tokenizer has none", ("tokenizer",)
@@ -276,13 +279,14 @@ def find_special_tokens(tokenizer: Any, checkpoint: Checkpoint | None = None) ->
 
     def find(*roles: str) -> int | None:
         ids = [config.get(f"{role}_token_id") for role in roles]
-        ids = [one[0] if isinstance(one, list) and one else one for one in ids]
+        ids = [value[0] if isinstance(value, list) and value else value for value in ids]
         ids += [vocab.get(names[role]) for role in roles if role in names]
-        return next((one for one in ids if type(one) is int and 0 <= one < vocab_size), usual[roles[0]])
+        return next((value for value in ids if type(value) is int and 0 <= value < vocab_size), usual[roles[0]])
 
     bos, eos, pad, unk, mask = find("bos", "cls"), find("eos", "sep"), find("pad"), find("unk"), find("mask")
     eos = bos if eos is None else eos
-    bos = next((one for one in (bos, pad, eos) if one is not None), None)  # without bos, pad or else eos starts a text
+    # without bos, pad or else eos starts a text
+    bos = next((token_id for token_id in (bos, pad, eos) if token_id is not None), None)
     if bos is None or eos is None:
         raise TokenizerError("this tokenizer has no token that begins or ends a text")
     special = {i for i in (pad, bos, eos, unk, mask) if i is not None}
@@ -352,26 +356,26 @@ def copy_weights(model: nn.Module, checkpoint: Checkpoint, labels: Sequence[str]
 
     Only a head may have another shape or other classes; it then keeps its random weights.
     """
-    ours, theirs = model.state_dict(), checkpoint.model.state_dict()
-    same = {name for name in ours if name in theirs and ours[name].shape == theirs[name].shape}
+    weights, initial_weights = model.state_dict(), checkpoint.model.state_dict()
+    same = {name for name in weights if name in initial_weights and weights[name].shape == initial_weights[name].shape}
     if labels and (names := given_class_names(checkpoint)) and sorted(names) != sorted(labels):
         same -= {name for name in same if name.startswith("head.output.")}
-    for name in sorted(set(ours) & set(theirs) - same):
+    for name in sorted(set(weights) & set(initial_weights) - same):
         if not name.startswith("head."):
-            in_checkpoint, in_model = (" × ".join(map(str, side[name].shape)) for side in (theirs, ours))
+            in_checkpoint, in_model = (" × ".join(map(str, side[name].shape)) for side in (initial_weights, weights))
             raise IncompatibleError(
                 f"{name} has shape {in_checkpoint} in the checkpoint and {in_model} in [model]", ("model",)
             )
     if not same:
         raise IncompatibleError("no weight of the checkpoint fits this model", ("init_from",))
     for name in same:
-        ours[name].copy_(theirs[name])
+        weights[name].copy_(initial_weights[name])
     assert checkpoint.metadata is not None
     return Initialized(
         step=0,
         loaded=len(same),
-        missing_keys=tuple(name for name in ours if name not in same),
-        unexpected_keys=(*(name for name in theirs if name not in same), *checkpoint.metadata.weights.unused),
+        missing_keys=tuple(name for name in weights if name not in same),
+        unexpected_keys=(*(name for name in initial_weights if name not in same), *checkpoint.metadata.weights.unused),
     )
 
 

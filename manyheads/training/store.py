@@ -105,7 +105,7 @@ class TrainState:
     def from_tree(cls, tree: Tree) -> TrainState:
         """Reads what `to_tree` gives; a missing field has its default."""
         values = {name: value for name, value in tree.items() if name != "schema"}
-        unknown = sorted(values.keys() - {one.name for one in fields(cls)})
+        unknown = sorted(values.keys() - {f.name for f in fields(cls)})
         if tree.get("schema") != SCHEMA or unknown:
             what = f"an unknown field {quoted(unknown[0])}" if unknown else f"schema {quoted(tree.get('schema'))}"
             raise CheckpointConfigError(f"{TRAINER} has {what}; this version reads schema {SCHEMA}")
@@ -289,9 +289,9 @@ def newest_valid(folder: Path) -> tuple[Path | None, list[str]]:
 def find_checkpoint(folder: Path, name: Path) -> Path:
     """Returns the checkpoint of this run that the user named, by its path or its name."""
     path = next((path for path in (name, folder / name) if path.exists()), None)
-    match = next((one for one in checkpoints(folder) if path and one.samefile(path)), None)
+    match = next((checkpoint for checkpoint in checkpoints(folder) if path and checkpoint.samefile(path)), None)
     if match is None:
-        known = ", ".join(one.name for one in checkpoints(folder)) or "none"
+        known = ", ".join(checkpoint.name for checkpoint in checkpoints(folder)) or "none"
         error_type = CheckpointNotFoundError if path else PathNotFoundError
         raise error_type(f"{name} is not a checkpoint of this run (it has: {known})")
     if fault := verify_manifest(match):
@@ -404,7 +404,7 @@ def restore(checkpoint: Path, model: Model, optimizer: torch.optim.Optimizer, *,
         raise WeightsError(f"{checkpoint} does not match this model: {name} is in only one of them")
     for name, tensor in state.items():
         if weights[name].shape != tensor.shape:
-            shapes = (" × ".join(map(str, one.shape)) for one in (weights[name], tensor))
+            shapes = (" × ".join(map(str, side.shape)) for side in (weights[name], tensor))
             raise WeightsError(f"{checkpoint} does not match this model: {name} has shape {', not '.join(shapes)}")
     model.load_state_dict(weights, strict=False)
     for name, value in SafetensorsFile(checkpoint / OPTIMIZER, copy=True).items():

@@ -65,7 +65,7 @@ def suggest(
     if task not in TaskSpec.kinds:
         raise UsageError(f"no task {quoted(task)}{did_you_mean(task, TaskSpec.kinds)}")
     kind: Any = TaskSpec.kinds[task]
-    if other := [one for one in overrides if not one.startswith("data.")]:
+    if other := [assignment for assignment in overrides if not assignment.startswith("data.")]:
         raise UsageError(
             f"-s is {quoted(other[0])}, expected a field of the data", hint="change others in the run file"
         )
@@ -179,7 +179,7 @@ def limit_lengths(draft: Draft) -> Draft:
     if longest > MAX_LENGTH:
         raise DataSizeError(f"the longest row has {longest:,} tokens, more than {MAX_LENGTH:,}; split it into pieces")
     rows = draft.run.train_rows, draft.run.validation_rows
-    longest = max(int(row_lengths(draft.run, some).sum(1).max()) for some in rows)
+    longest = max(int(row_lengths(draft.run, split).sum(1).max()) for split in rows)
     return draft.replace(suggestion=replace(suggestion, max_row_length=longest))
 
 
@@ -207,7 +207,7 @@ def choose_size(draft: Draft) -> tuple[Draft, int, EpochEstimate]:
 def reasons(draft: Draft, epoch: EpochEstimate, speed: SpeedEstimate, *, seconds_allowed: float | None) -> list[str]:
     """Returns the reasons for the run file; `seconds_allowed` if the time decided the number of steps."""
     run, suggestion, task = draft.run, draft.suggestion, draft.suggestion.task
-    parameters = sum(one.numel() for one in build_meta(run.model_spec).parameters())
+    parameters = sum(parameter.numel() for parameter in build_meta(run.model_spec).parameters())
     architecture, device = suggestion.architecture, resolve_device("auto")
     why = (
         f": {task.architecture_reason}"
