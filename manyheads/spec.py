@@ -91,8 +91,8 @@ def did_you_mean(word: str, candidates: Iterable[str]) -> str:
     return f"{hint} (known: {', '.join(names) or 'none'})"
 
 
-def unknown_key(name: str, known: Iterable[str], path: Iterable[str | int] = ()) -> UnknownKeyError:
-    return UnknownKeyError(f"no field {quoted(name)}{did_you_mean(name, known)}", path, name)
+def unknown_key(name: str, names: Iterable[str], path: Iterable[str | int] = ()) -> UnknownKeyError:
+    return UnknownKeyError(f"no field {quoted(name)}{did_you_mean(name, names)}", path, name)
 
 
 class Spec(BaseModel):
@@ -122,8 +122,8 @@ class Spec(BaseModel):
         if isinstance(inner, ConfigError):
             return inner.with_prefix(*where)
         if first["type"] == "extra_forbidden":
-            known = [*cls.model_fields, *(["kind"] if issubclass(cls, Part) else [])]
-            return unknown_key(str(where[-1]), known, where[:-1])
+            names = [*cls.model_fields, *(["kind"] if issubclass(cls, Part) else [])]
+            return unknown_key(str(where[-1]), names, where[:-1])
         if first["type"] == "missing":
             return MissingKeyError("missing, but required", where)
         if first["type"] == "value_error":
@@ -255,9 +255,9 @@ def parse(spec: type[SpecType], tree: Mapping[str, Any]) -> SpecType:
 
 def check_names(spec: type[Spec], tree: Mapping[str, Any], *also: str) -> None:
     """Raises if the tree has a field that the spec does not have."""
-    known = (*spec.model_fields, *also)
-    if unknown := [name for name in tree if name not in known]:
-        raise unknown_key(unknown[0], known)
+    names = (*spec.model_fields, *also)
+    if unknown := [name for name in tree if name not in names]:
+        raise unknown_key(unknown[0], names)
 
 
 def to_tree(spec: Spec) -> Tree:

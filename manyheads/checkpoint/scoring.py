@@ -48,7 +48,7 @@ def score(
     scores = score_rows(checkpoint.model, rows, window=checkpoint.context_length, stride=stride)
     name, results = checkpoint.generator.token_name, []
     for item, row, logprobs in zip(texts, rows, scores, strict=True):
-        results.append(row.scored(item if isinstance(item, str) else "", logprobs, name))
+        results.append(row.to_scored_text(item if isinstance(item, str) else "", logprobs, name))
     return results if is_list else results[0]
 
 

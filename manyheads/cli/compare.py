@@ -78,9 +78,9 @@ def compare(
         )
     print_json(report) if as_json else print_comparison(report, stdout())
     if not quiet and not as_json and (improving := sum(cell["still_improving"] for cell in report["cells"])):
-        trained = sum(len(cell["seeds"]) for cell in report["cells"])
+        num_runs = sum(len(cell["seeds"]) for cell in report["cells"])
         print_note(
-            f"in {improving} of {trained} runs the validation loss was still falling at the end; "
+            f"in {improving} of {num_runs} runs the validation loss was still falling at the end; "
             "more steps (train.steps) may change the order"
         )
     if any(cell["seeds"] for cell in report["cells"]):
@@ -113,11 +113,11 @@ class CompareProgress(Progress):
             self.update(f"run {run} · step", event.step, event.steps)
             return
         self.finished += 1
-        left = (time.monotonic() - self.start) / self.finished * (event.runs - event.number)
+        seconds_left = (time.monotonic() - self.start) / self.finished * (event.runs - event.number)
         result = event.error or " · ".join(
             f"{name} {format_value(name, value)}" for name, value in event.metrics.items()
         )
-        more = f" · about {format_seconds(left)} left" if event.number < event.runs else ""
+        more = f" · about {format_seconds(seconds_left)} left" if event.number < event.runs else ""
         self.line(f"{run}: {result}{more}")
 
 

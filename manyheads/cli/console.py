@@ -237,7 +237,7 @@ class Progress:
             self.bars.stop()
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
+    def pause(self) -> Iterator[None]:
         """Takes the bar off the terminal while standard output is written."""
         self.stop()
         yield

@@ -126,7 +126,7 @@ def process_lines(lines: LineReader, path: str, load: Callable[[], LineModel], *
     """Prints one line per line of input, in the same order: its result, nothing for a blank one, or its error."""
     chunks = read_chunks(lines)
     first = next(chunks)  # before the model is loaded, so that an unreadable file raises at once
-    reported, noted, notes, count, num_failed = Counter[str](), Counter[str](), Counter[str](), 0, 0
+    key_counts, note_counts, notes, count, num_failed = Counter[str](), Counter[str](), Counter[str](), 0, 0
     with Progress(f"loading {path}") as progress:
         model, start = load(), time.monotonic()
         for chunk in chain([first], chunks):
@@ -135,8 +135,8 @@ def process_lines(lines: LineReader, path: str, load: Callable[[], LineModel], *
             for i, result in model.results([chunk[i][1] for i in index], errors):
                 results[index[i]] = result
                 count += 1
-                reported.update(name for name in NOTES if name in result)
-                noted.update(name for name in NOTES if result.get(name) is not None)
+                key_counts.update(name for name in NOTES if name in result)
+                note_counts.update(name for name in NOTES if result.get(name) is not None)
                 notes.update([result["note"]] if "note" in result else [])
                 rate = count / (time.monotonic() - start)
                 progress.update(f"{lines.path}: text", count, note=f"{rate:,.1f} per second")
@@ -144,12 +144,12 @@ def process_lines(lines: LineReader, path: str, load: Callable[[], LineModel], *
                 message = f"{lines.path}, line {chunk[index[i]][0]:,}: {error.message}"
                 results[index[i]] = type(error)(message, hint=error.hint)
             num_failed += sum(isinstance(result, ManyheadsError) for result in results)
-            with progress.paused():
+            with progress.pause():
                 for line_result in results:
                     print_result(line_result, model, as_json=as_json)
     print_warnings(lines)
-    for name in reported:
-        print_note(f"{lines.path}: {noted[name]:,} of {count:,} texts {NOTES[name]}")
+    for name in key_counts:
+        print_note(f"{lines.path}: {note_counts[name]:,} of {count:,} texts {NOTES[name]}")
     for note, number in notes.items():
         print_note(f"{lines.path}: {number:,} texts: {note}")
     if num_failed:

@@ -62,7 +62,7 @@ def fold_scale(spec: ModelSpec, state: State) -> ModelSpec:
                 state[name] = state[name] / scale
     table = f"{tables[0]}.embed.table.weight"
     state[table] = state[table] * scale
-    changed = {name: one.replace(embed=one.embed.replace(scale=False)) for name, one in stacks.items()}
+    changed = {name: stack.replace(embed=stack.embed.replace(scale=False)) for name, stack in stacks.items()}
     return spec.replace(**changed)
 
 

@@ -170,8 +170,8 @@ def export_graph(model: OnnxModel) -> torch.onnx.ONNXProgram:
     """Exports the graph of a model, with names for its inputs and dynamic sizes."""
     from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 
-    examples = tuple(one.example() for one in model.inputs.values())
-    names = tuple(one.dynamic() for one in model.inputs.values())
+    examples = tuple(onnx_input.example() for onnx_input in model.inputs.values())
+    names = tuple(onnx_input.dynamic() for onnx_input in model.inputs.values())
     dynamic = tuple(dict.fromkeys(sizes, torch.export.Dim.DYNAMIC) for sizes in names)
     try:
         with torch.no_grad():

@@ -44,8 +44,8 @@ class Pooling:
         from tokenizers import normalizers
 
         if self.do_lower_case:
-            own = [tokenizer.normalizer] if tokenizer.normalizer else []
-            tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *own])
+            steps = [tokenizer.normalizer] if tokenizer.normalizer else []
+            tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *steps])
         if self.max_seq_length is not None and tokenizer.truncation is None:
             tokenizer.enable_truncation(min(self.max_seq_length, max_positions or self.max_seq_length))
 

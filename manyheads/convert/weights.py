@@ -151,10 +151,12 @@ def expand(rows: Iterable[WeightRow], parameters: Container[str], layers: Mappin
     for row in rows:
         stacks = [row.ours[0].partition(".")[0]] if row.ours else layers
         for i in range(max((layers.get(stack, 0) for stack in stacks), default=0)) if "*" in row.theirs else (0,):
-            for one in concrete(row, i, parameters):
-                if one.theirs not in stored:  # the name of an untied matrix is also the second name of a tied one
-                    stored.add(one.theirs)
-                    yield one
+            for stored_row in concrete(row, i, parameters):
+                if (
+                    stored_row.theirs not in stored
+                ):  # the name of an untied matrix is also the second name of a tied one
+                    stored.add(stored_row.theirs)
+                    yield stored_row
 
 
 def concrete(row: WeightRow, layer: int, parameters: Container[str]) -> list[WeightRow]:

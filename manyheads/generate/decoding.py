@@ -254,9 +254,9 @@ def extend_until_end(running: RunningSequences, advance: Callable[[], list[int]]
         yield list(zip(running.prompt_indices, tokens, strict=True))
         unfinished = []
         for i, token in enumerate(tokens):
-            ended = request.has_ended(token, partial(running.new_tokens, i))
-            if ended or remaining == 1:
-                results[running.prompt_indices[i]].append(running.hypothesis(i, is_finished=ended))
+            is_finished = request.has_ended(token, partial(running.new_tokens, i))
+            if is_finished or remaining == 1:
+                results[running.prompt_indices[i]].append(running.hypothesis(i, is_finished=is_finished))
             else:
                 unfinished.append(i)
         if not unfinished:

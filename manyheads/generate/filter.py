@@ -27,7 +27,7 @@ class FilterContext:
     forces_bos: bool = False  # whether the token after a single first token is forced
 
     @property
-    def generated(self) -> Tensor:
+    def generated_tokens(self) -> Tensor:
         """The generated tokens, B×num_generated."""
         return self.tokens[:, self.tokens.shape[1] - self.num_generated :]
 

@@ -70,8 +70,8 @@ class TextGenerator:
             if not isinstance(item, int):
                 texts = [self.to_text(hypothesis, config, limits[i]) for hypothesis in item]
                 if len(texts) < config.n:
-                    few = f"the search found only {len(texts):,} of {config.n:,} sequences"
-                    texts[0] = replace(texts[0], note="; ".join(filter(None, (few, texts[0].note))))
+                    note = f"the search found only {len(texts):,} of {config.n:,} sequences"
+                    texts[0] = replace(texts[0], note="; ".join(filter(None, (note, texts[0].note))))
                 yield i, texts
 
     def run(

@@ -120,7 +120,7 @@ class GrammarFilter:
         return state
 
     def apply(self, logits_BV: Tensor, context: FilterContext) -> Tensor:
-        rows = [tuple(row) for row in context.generated.tolist()]
+        rows = [tuple(row) for row in context.generated_tokens.tolist()]
         self.states = {tokens: self.state(tokens) for tokens in dict.fromkeys(rows)}
         masks = {tokens: self.mask(state, logits_BV, context) for tokens, state in self.states.items()}
         allowed_BV = torch.stack([masks[tokens] for tokens in rows]).to(logits_BV.device)

@@ -50,7 +50,7 @@ class TokenRow:
             last = stop
         return cls(encoding.ids, text_indices[0], pieces)
 
-    def scored(self, text: str, logprobs: Sequence[float | None], name: Callable[[int], str]) -> ScoredText:
+    def to_scored_text(self, text: str, logprobs: Sequence[float | None], name: Callable[[int], str]) -> ScoredText:
         """The result; `name` gives the text of one token."""
         ids = self.ids[self.first :]
         columns = zip(map(name, ids), ids, self.pieces or [""] * len(ids), logprobs, strict=True)

@@ -121,7 +121,7 @@ class TextStream:
 
     text: GrowingText
     stops: Sequence[str] = ()
-    sent: int = 0  # characters in the pieces so far
+    num_sent: int = 0  # characters in the pieces so far
 
     def push(self, token: int) -> str:
         """Adds a token; returns the characters that became final."""
@@ -133,5 +133,5 @@ class TextStream:
 
     def send(self, text: str) -> str:
         """The characters of a text, the whole one in the end, that were not sent yet."""
-        piece, self.sent = text[self.sent :], max(self.sent, len(text))
+        piece, self.num_sent = text[self.num_sent :], max(self.num_sent, len(text))
         return piece

@@ -93,16 +93,16 @@ def init_buffers(model: Model, dtype: torch.dtype) -> None:
 def check_device(device: str | torch.device) -> torch.device:
     """Checks that this machine has the device, and returns it."""
     try:
-        checked = torch.device(device)
+        torch_device = torch.device(device)
     except (RuntimeError, TypeError):
         raise DeviceError(f"device is {quoted(device)}, expected cpu, cuda, cuda:1 or mps") from None
     cuda = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    count = {"cpu": 1, "cuda": cuda, "mps": int(torch.backends.mps.is_available())}.get(checked.type, 0)
+    count = {"cpu": 1, "cuda": cuda, "mps": int(torch.backends.mps.is_available())}.get(torch_device.type, 0)
     if not count:
-        raise DeviceError(f"this machine has no {checked.type} device; use cpu")
-    if checked.type == "cuda" and checked.index is not None and checked.index >= count:
-        raise DeviceError(f"this machine has no {checked}, only cuda:0 to cuda:{count - 1}")
-    return checked
+        raise DeviceError(f"this machine has no {torch_device.type} device; use cpu")
+    if torch_device.type == "cuda" and torch_device.index is not None and torch_device.index >= count:
+        raise DeviceError(f"this machine has no {torch_device}, only cuda:0 to cuda:{count - 1}")
+    return torch_device
 
 
 def resolve_device(name: str | torch.device) -> torch.device:

@@ -98,8 +98,8 @@ def pad_rows(rows: Sequence[Sequence[int] | np.ndarray], pad: int = 0, *, left: 
     ids = np.full((len(rows), length), pad, dtype=np.int64)
     padding_mask = np.ones((len(rows), length), dtype=bool)
     for i, row in enumerate(rows):
-        filled = slice(length - len(row), length) if left else slice(len(row))
-        ids[i, filled], padding_mask[i, filled] = row, False
+        span = slice(length - len(row), length) if left else slice(len(row))
+        ids[i, span], padding_mask[i, span] = row, False
     return Inputs(torch.from_numpy(ids), padding_mask=torch.from_numpy(padding_mask) if padding_mask.any() else None)
 
 

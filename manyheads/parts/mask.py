@@ -60,18 +60,18 @@ class Mask:
         """The cheapest equivalent form: no mask, the kernel's causal flag, a boolean tensor, or blocks of rows."""
         last_key, last_query = self.key_offset + self.num_keys - 1, self.query_offset + self.num_queries - 1
         ahead = 0 if self.causal else last_key - self.query_offset  # the farthest key after a query
-        windowed = self.window is not None and max(last_query - self.key_offset, ahead) >= self.window
-        by_order = (self.causal and self.query_offset < last_key) or windowed
+        is_windowed = self.window is not None and max(last_query - self.key_offset, ahead) >= self.window
+        by_order = (self.causal and self.query_offset < last_key) or is_windowed
         by_batch = self.prefix_B is not None or self.padding_BM is not None or self.document_ids is not None
         if not by_order and not by_batch:
             return "none"
         square = self.num_queries == self.num_keys and self.query_offset == self.key_offset
-        if square and not by_batch and not windowed:
+        if square and not by_batch and not is_windowed:
             return "causal"
         by_row = by_order or self.prefix_B is not None or self.document_ids is not None
-        banded = self._reach is not None and 4 * self._reach < self.num_keys
+        is_banded = self._reach is not None and 4 * self._reach < self.num_keys
         too_large = self.batch_size * self.num_queries * self.num_keys > self.dense_limit
-        return "blocks" if banded or (by_row and too_large) else "dense"
+        return "blocks" if is_banded or (by_row and too_large) else "dense"
 
     @property
     def batch_size(self) -> int:

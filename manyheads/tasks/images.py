@@ -86,9 +86,9 @@ class MaeSpec(TaskSpec, kind="mae"):
 
     def loss(self, model: Model, batch: Batch) -> Loss:
         """Computes the mean squared error of masked patches; the decoder reads only the shape of the images."""
-        masked = batch.targets != IGNORE_INDEX
-        patches = batch.inputs.tokens[masked]
-        restored = model(batch.inputs, batch.source)[masked]
+        mask = batch.targets != IGNORE_INDEX
+        patches = batch.inputs.tokens[mask]
+        restored = model(batch.inputs, batch.source)[mask]
         return Loss((restored - self.normalize(patches)).square().mean(dim=-1).sum(), len(patches), None)
 
     def moments(self, patches: Tensor) -> tuple[Tensor, Tensor]:

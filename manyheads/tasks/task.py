@@ -134,8 +134,8 @@ class TaskSpec(Part, slot="task"):
     def supports(self, checkpoint: Checkpoint) -> bool:
         """Whether the model can be used and evaluated for this task, whatever it was trained for."""
         generates = checkpoint.model.can_generate if self.generates_tokens is None else self.generates_tokens
-        same = (checkpoint.has_source, checkpoint.model.can_generate) == (self.has_source, generates)
-        return checkpoint.spec.head.output in self.head_outputs and same
+        fits = (checkpoint.has_source, checkpoint.model.can_generate) == (self.has_source, generates)
+        return checkpoint.spec.head.output in self.head_outputs and fits
 
     def check_options(self, options: PredictOptions) -> None:
         """Raises if a task that generates no text is to find loops, or one that reads no plain text is to chat."""

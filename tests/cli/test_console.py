@@ -149,7 +149,7 @@ from manyheads.cli.console import Progress
 with Progress("loading") as progress:
     progress.update("row", 3, 30, "loss 0.5")
     progress.line("a line")
-    with progress.paused():
+    with progress.pause():
         print("a result", flush=True)
 """
 

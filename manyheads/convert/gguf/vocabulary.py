@@ -64,11 +64,11 @@ def read_vocabulary(metadata: Mapping[str, Any], path: object) -> Any:
             warnings.warn(f"{path} has a tokenizer of the unknown kind {name}; use token ids", stacklevel=2)
             return None
         for kind, special in ((CONTROL, True), (UNKNOWN, True), (USER_DEFINED, False)):
-            added = [token for token, own in zip(tokens, types, strict=False) if own == kind]
-            tokenizer.add_tokens([AddedToken(token, special=special, normalized=False) for token in added])
-    own = get(metadata, "add_bos_token", bool)
+            added_tokens = [token for token, token_type in zip(tokens, types, strict=False) if token_type == kind]
+            tokenizer.add_tokens([AddedToken(token, special=special, normalized=False) for token in added_tokens])
+    add_bos_token = get(metadata, "add_bos_token", bool)
     eos = get(metadata, "add_eos_token", bool) is True
-    add_special_tokens(tokenizer, tokens, metadata, bos=add_bos if own is None else own, eos=eos)
+    add_special_tokens(tokenizer, tokens, metadata, bos=add_bos if add_bos_token is None else add_bos_token, eos=eos)
     return tokenizer
 
 

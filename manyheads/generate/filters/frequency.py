@@ -21,4 +21,4 @@ class FrequencySpec(FilterSpec, kind="frequency"):
     frequency_penalty: float = field(0.0, "f; above 0 makes repetition less probable", ge=-100, le=100)
 
     def apply(self, logits_BV: Tensor, context: FilterContext) -> Tensor:
-        return logits_BV - self.frequency_penalty * token_counts(context.generated, logits_BV.shape[1])
+        return logits_BV - self.frequency_penalty * token_counts(context.generated_tokens, logits_BV.shape[1])

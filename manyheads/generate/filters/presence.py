@@ -21,4 +21,4 @@ class PresenceSpec(FilterSpec, kind="presence"):
     presence_penalty: float = field(0.0, "p; above 0 makes repetition less probable", ge=-100, le=100)
 
     def apply(self, logits_BV: Tensor, context: FilterContext) -> Tensor:
-        return logits_BV - self.presence_penalty * (token_counts(context.generated, logits_BV.shape[1]) > 0)
+        return logits_BV - self.presence_penalty * (token_counts(context.generated_tokens, logits_BV.shape[1]) > 0)

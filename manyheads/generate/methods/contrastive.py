@@ -76,12 +76,12 @@ class ContrastiveSequences(RunningSequences):
         batch, k = len(self.tokens), min(self.spec.top_k, self.last_logits.shape[1])
         p_BV = check_possible(self.filter(self.last_logits)).softmax(dim=-1)
         p_BC, token_BC = p_BV.topk(k)
-        repeated = torch.arange(batch, device=self.tokens.device).repeat_interleave(k)
-        self.state = self.state.select(repeated)
+        index_R = torch.arange(batch, device=self.tokens.device).repeat_interleave(k)
+        self.state = self.state.select(index_R)
         next_RV, hidden_R1D = self.step(Inputs(token_BC.flatten()[:, None]))
-        similarity_RL = F.cosine_similarity(hidden_R1D, self.hidden_BLD[repeated], dim=-1)
+        similarity_RL = F.cosine_similarity(hidden_R1D, self.hidden_BLD[index_R], dim=-1)
         if self.padding_mask is not None:
-            similarity_RL = similarity_RL.masked_fill(self.padding_mask[repeated], -torch.inf)
+            similarity_RL = similarity_RL.masked_fill(self.padding_mask[index_R], -torch.inf)
         penalty_BC = similarity_RL.max(dim=1).values.unflatten(0, (batch, k))
         score_BC = (1 - self.spec.penalty_alpha) * p_BC - self.spec.penalty_alpha * penalty_BC
         best_B = score_BC.masked_fill(p_BC == 0, -torch.inf).argmax(dim=1)
