@@ -25,7 +25,7 @@ class RecurrentState(State):
 
     spec: ModelSpec
     cells: Tensor | None = None  # None before the first token of a model without a source
-    next: Tensor | None = None  # None means 0
+    position: Tensor | None = None  # None means 0
     memory: Memory | None = None
     keys: Tensor | None = None  # the keys of the memory, computed once per source
 
@@ -125,9 +125,11 @@ class Recurrent(StepwiseModel[RecurrentState]):
         check_state(state, RecurrentState, self.spec)
         inputs = Inputs.of(inputs)
         check_not_packed(inputs)
-        index = input_positions(inputs, 0 if state.next is None else state.next).expand(inputs.batch_size, -1)
+        index = input_positions(inputs, 0 if state.position is None else state.position).expand(inputs.batch_size, -1)
         e_BLD = self.embed(inputs, Positions(index, index), table=None, memory=None)
-        real = torch.ones_like(inputs.tokens, dtype=torch.bool) if inputs.padding_mask is None else ~inputs.padding_mask
+        is_token = (
+            torch.ones_like(inputs.tokens, dtype=torch.bool) if inputs.padding_mask is None else ~inputs.padding_mask
+        )
         cells, outputs = state.cells, []
         if cells is None:
             cells = e_BLD.new_zeros(len(e_BLD), self.layers, self.cell_states * self.width)
@@ -136,14 +138,14 @@ class Recurrent(StepwiseModel[RecurrentState]):
             context = self.attend(cells, index[:, i : i + 1], state)
             new_cells = self.run_cells(torch.cat((e_BLD[:, i], context), dim=-1), cells)
             # padding does not change the state
-            previous, cells = cells, torch.where(real[:, i, None, None], new_cells, cells)
+            previous, cells = cells, torch.where(is_token[:, i, None, None], new_cells, cells)
             outputs.append(self.readout(self.output(cells), self.output(previous), e_BLD[:, i], context))
         h_BLD = self.dropout(torch.stack(outputs, dim=1))
         logits = self.head(h_BLD, table=self.table, padding_mask=inputs.padding_mask)
-        following = next_position(index, inputs.padding_mask)
-        if state.next is not None:
-            following = torch.where(real.any(dim=1, keepdim=True), following, state.next)
-        return logits, replace(state, cells=cells, next=following)
+        position = next_position(index, inputs.padding_mask)
+        if state.position is not None:
+            position = torch.where(is_token.any(dim=1, keepdim=True), position, state.position)
+        return logits, replace(state, cells=cells, position=position)
 
     def output(self, cells: Tensor) -> Tensor:
         """The output of the last layer of cells."""

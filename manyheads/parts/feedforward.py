@@ -88,10 +88,10 @@ class GatedSpec(FeedForwardSpec, kind="gated"):
         return self.hidden or -(-width // 3) * 8
 
     def build(self, width: int) -> nn.Module:
-        return Gated(self, width)
+        return GatedMlp(self, width)
 
 
-class Gated(nn.Module):
+class GatedMlp(nn.Module):
     def __init__(self, spec: GatedSpec, width: int) -> None:
         super().__init__()
         hidden = spec.hidden_size(width)

@@ -163,8 +163,8 @@ def next_position(positions_BL: Tensor, padding_mask: Tensor | None) -> Tensor:
     if padding_mask is None:
         return positions_BL[:, -1:] + 1
     last = (~padding_mask).flip(1).to(torch.int8).argmax(dim=1, keepdim=True)
-    following = positions_BL.flip(1).gather(1, last) + 1
-    return following.masked_fill(padding_mask.all(dim=1, keepdim=True), 0)
+    position = positions_BL.flip(1).gather(1, last) + 1
+    return position.masked_fill(padding_mask.all(dim=1, keepdim=True), 0)
 
 
 def input_positions(inputs: Inputs, start: Tensor | int = 0) -> Tensor:

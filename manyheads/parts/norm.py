@@ -62,8 +62,8 @@ class RMSOne(nn.RMSNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         # half precision would lose the 1 + γ
-        precise = x.to(torch.promote_types(x.dtype, torch.float32))
-        return F.rms_norm(precise, self.weight.shape, 1.0 + self.weight.to(precise.dtype), self.eps).to(x.dtype)
+        x_float32 = x.to(torch.promote_types(x.dtype, torch.float32))
+        return F.rms_norm(x_float32, self.weight.shape, 1.0 + self.weight.to(x_float32.dtype), self.eps).to(x.dtype)
 
 
 class NoNormSpec(NormSpec, kind="none"):

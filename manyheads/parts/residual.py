@@ -43,10 +43,10 @@ class PreSpec(ResidualSpec, kind="pre"):
     """
 
     def build(self, norm: NormSpec, width: int, sublayers: int) -> Residual:
-        return Pre(self, norm, width, sublayers)
+        return PreNorm(self, norm, width, sublayers)
 
 
-class Pre(Residual):
+class PreNorm(Residual):
     def forward(self, x_BLD: Tensor, sublayers: Sequence[Sublayer]) -> Tensor:
         for norm, sublayer in zip(self.norms, sublayers, strict=True):
             x_BLD = x_BLD + self.dropout(sublayer(norm(x_BLD)))
@@ -62,10 +62,10 @@ class PostSpec(ResidualSpec, kind="post"):
     final_norm: ClassVar[bool] = False
 
     def build(self, norm: NormSpec, width: int, sublayers: int) -> Residual:
-        return Post(self, norm, width, sublayers)
+        return PostNorm(self, norm, width, sublayers)
 
 
-class Post(Residual):
+class PostNorm(Residual):
     def forward(self, x_BLD: Tensor, sublayers: Sequence[Sublayer]) -> Tensor:
         for norm, sublayer in zip(self.norms, sublayers, strict=True):
             x_BLD = norm(x_BLD + self.dropout(sublayer(x_BLD)))
@@ -79,10 +79,10 @@ class SandwichSpec(ResidualSpec, kind="sandwich"):
     """
 
     def build(self, norm: NormSpec, width: int, sublayers: int) -> Residual:
-        return Sandwich(self, norm, width, 2 * sublayers)
+        return SandwichNorm(self, norm, width, 2 * sublayers)
 
 
-class Sandwich(Residual):
+class SandwichNorm(Residual):
     def forward(self, x_BLD: Tensor, sublayers: Sequence[Sublayer]) -> Tensor:
         for before, after, sublayer in zip(self.norms[::2], self.norms[1::2], sublayers, strict=True):
             x_BLD = x_BLD + self.dropout(after(sublayer(before(x_BLD))))
