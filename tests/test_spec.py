@@ -160,7 +160,7 @@ INVALID = {
         "incompatible",
         "encoder.position.max_distance",
     ),
-    'encoder.position={kind="rope", scaling={kind="llama3", low_freq_factor=5.0}}': (
+    'encoder.position={kind="rope", scaling={kind="banded", low_freq_factor=5.0}}': (
         "incompatible",
         "encoder.position.scaling.high_freq_factor",
     ),

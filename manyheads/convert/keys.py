@@ -125,7 +125,7 @@ SCALINGS: dict[str, tuple[str, tuple[str, ...]]] = {
     "linear": ("linear", ("factor",)),
     "dynamic": ("dynamic", ("factor", "length")),
     "yarn": ("yarn", ("length", "factor", "beta_fast", "beta_slow", "attention_factor", "truncate")),
-    "llama3": ("llama3", ("factor", "length", "low_freq_factor", "high_freq_factor")),
+    "llama3": ("banded", ("factor", "length", "low_freq_factor", "high_freq_factor")),
     "longrope": ("longrope", ("short_factor", "long_factor", "length", "factor", "attention_factor")),
 }
 OPTIONAL = ("length", "beta_fast", "beta_slow", "attention_factor", "truncate")

@@ -136,7 +136,7 @@ class YarnScalingSpec(RopeScalingSpec, kind="yarn"):
         return 0.1 * math.log(self.factor) + 1.0 if self.attention_factor is None else self.attention_factor
 
 
-class Llama3ScalingSpec(RopeScalingSpec, kind="llama3"):
+class BandedScalingSpec(RopeScalingSpec, kind="banded"):
     """ω_i for short wavelengths, ω_i/s for long ones, a blend between T/high and T/low
 
     Dubey et al. 2024 (Llama 3.1), arXiv 2407.21783.

@@ -114,7 +114,7 @@ def test_a_masked_autoencoder_takes_whole_images_and_the_positions_of_visible_pa
 def model_of_many_parts():
     """ALiBi, relative keys with another core and a window, scaled RoPE with grouped keys: one per layer."""
     rope = {
-        "position": {"kind": "rope", "scaling": {"kind": "llama3", "factor": 3.0, "length": 16}},
+        "position": {"kind": "rope", "scaling": {"kind": "banded", "factor": 3.0, "length": 16}},
         "attention": {"kv_heads": 1},
         "feedforward": "gated",
         "norm": "rms",

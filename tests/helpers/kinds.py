@@ -55,7 +55,7 @@ SETTINGS = {
             {"scaling": {"kind": "ntk", "factor": 3.0}},
             {"scaling": {"kind": "dynamic", "factor": 3.0, "length": 4}},
             {"scaling": {"kind": "yarn", "factor": 3.0, "length": 4}},
-            {"scaling": {"kind": "llama3", "factor": 3.0, "length": 16}},
+            {"scaling": {"kind": "banded", "factor": 3.0, "length": 16}},
             {"scaling": {"kind": "longrope", "short_factor": [1.0], "long_factor": [2.0], "length": 4}},
         ],
     },

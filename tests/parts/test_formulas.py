@@ -265,14 +265,14 @@ def test_attention_scalings_of_scaled_rope_are_their_formulas():
     assert of(kind="yarn", factor=4.0) == pytest.approx(0.1 * math.log(4) + 1)
     assert of(kind="yarn", factor=4.0, attention_factor=1.7) == 1.7
     assert of(kind="longrope", length=100, factor=8.0) == pytest.approx(math.sqrt(1 + math.log(8) / math.log(100)))
-    assert {of(kind=kind) for kind in ("none", "linear", "ntk", "dynamic", "llama3")} == {1.0}
+    assert {of(kind=kind) for kind in ("none", "linear", "ntk", "dynamic", "banded")} == {1.0}
 
 
 LONGROPE = {"kind": "longrope", "attention_factor": 1.0}
 
 
 @formula("position", "rope")
-@formula("scaling", "none", "linear", "ntk", "dynamic", "yarn", "llama3", "longrope")
+@formula("scaling", "none", "linear", "ntk", "dynamic", "yarn", "banded", "longrope")
 @pytest.mark.parametrize("layout", ["halves", "interleaved"])
 @pytest.mark.parametrize(
     ("scaling", "frequency"),
@@ -284,7 +284,7 @@ LONGROPE = {"kind": "longrope", "attention_factor": 1.0}
             {"kind": "dynamic", "factor": 4.1, "length": 5},
             lambda i, w: (10000 * (4.1 * 6 / 5 - 3.1) ** (8 / 6)) ** (-2 * i / 8),
         ),
-        ({"kind": "llama3", "factor": 4.0, "length": 30}, lambda i, w: banded(w)),
+        ({"kind": "banded", "factor": 4.0, "length": 30}, lambda i, w: banded(w)),
         ({"kind": "yarn", "factor": 4.0, "length": 300, "attention_factor": 1.0}, lambda i, w: yarn(i, w)),
         (
             {**LONGROPE, "short_factor": [1.0], "long_factor": [2.0, 3.0, 4.0, 5.0], "length": 3},

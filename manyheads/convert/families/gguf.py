@@ -29,7 +29,7 @@ from manyheads.convert.weights import (
 from manyheads.errors import CheckpointConfigError, ExportError
 from manyheads.model.spec import ModelSpec
 from manyheads.parts.rope import (
-    Llama3ScalingSpec,
+    BandedScalingSpec,
     LongRopeScalingSpec,
     NoScalingSpec,
     RopeScalingSpec,
@@ -152,9 +152,9 @@ def with_sizes(part: Part, **sizes: int | None) -> Part:
 
 
 def resolve_scaling(position: RopeSpec, size: int) -> RopeScalingSpec:
-    """Converts a llama3 scaling to factors, and resolves the default attention scaling of other scalings."""
+    """Converts a banded scaling to factors, and resolves the default attention scaling of other scalings."""
     scaling = position.scaling
-    if isinstance(scaling, Llama3ScalingSpec):
+    if isinstance(scaling, BandedScalingSpec):
         rotated = position.rotated_size(size)
         plain, own = (part.frequencies(position.theta, rotated, torch.tensor(1)) for part in (NoScalingSpec(), scaling))
         factors = tuple(shortest_float32(float(factor)) for factor in plain / own)
