@@ -14,9 +14,10 @@ from manyheads.convert.families.bert import (
     MASKED_KEYS,
     dropout,
     masked,
+    pooler,
 )
 from manyheads.convert.keys import Labels
-from manyheads.convert.weights import Ignored, Rows, renames
+from manyheads.convert.weights import renames
 
 LAYER = {
     "attention.query": "attention.query",
@@ -28,10 +29,6 @@ LAYER = {
     "feedforward.down": "ffn_output",
     "residual.norms.1": "full_layer_layer_norm",
 }
-
-
-def pooler(prefix: str = "") -> Rows:
-    return Ignored(f"{prefix}pooler.weight"), Ignored(f"{prefix}pooler.bias")
 
 
 HEAD = masked("predictions.dense", "predictions.LayerNorm", "predictions.bias", "predictions.decoder")
@@ -55,7 +52,7 @@ FAMILIES = {
         ),
         architectures={
             "AlbertForMaskedLM": Architecture(
-                head=MASKED, weights=(*HEAD, *pooler("albert.")), keys=MASKED_KEYS, prefix="albert."
+                head=MASKED, weights=(*HEAD, *pooler("albert.", "pooler")), keys=MASKED_KEYS, prefix="albert."
             ),
             "AlbertForSequenceClassification": Architecture(
                 head=CLASSES,
@@ -63,7 +60,7 @@ FAMILIES = {
                 keys=(Labels(), Key("classifier_dropout_prob", "head.dropout", 0.1)),
                 prefix="albert.",
             ),
-            "AlbertModel": Architecture(head={"kind": "none"}, weights=pooler()),
+            "AlbertModel": Architecture(head={"kind": "none"}, weights=pooler(name="pooler")),
         },
         ignored=(
             "classifier_dropout_prob",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from manyheads.convert.config import Fixed, Key
+from manyheads.convert.config import Key, fixed
 from manyheads.convert.families import HEADLESS, Architecture, Family
 from manyheads.convert.families.marian import BASE, EMBEDDINGS, IGNORED, KEYS, LAYERS, TOKEN_SCORES
 from manyheads.convert.keys import in_both
@@ -19,11 +19,8 @@ FAMILIES = {
         keys=(
             *KEYS,
             Key("max_position_embeddings", in_both("position.length")),
-            Fixed("normalize_before", False),
-            Fixed("add_final_layer_norm", False),
-            Fixed("normalize_embedding", True),
-            Fixed("static_position_embeddings", False),
-            Fixed("add_bias_logits", False),
+            *fixed(normalize_before=False, add_final_layer_norm=False, normalize_embedding=True),
+            *fixed(static_position_embeddings=False, add_bias_logits=False),
         ),
         weights=(
             *EMBEDDINGS,

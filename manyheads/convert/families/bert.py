@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
-from manyheads.convert.config import ConfigRow, Fixed, Key
+from manyheads.convert.config import ConfigRow, Key, fixed
 from manyheads.convert.families import Architecture, Family
-from manyheads.convert.keys import FirstOf, Labels, activation
+from manyheads.convert.keys import FirstOf, Labels, activation, sizes
 from manyheads.convert.weights import Ignored, Rows, TiedTensor, renames
 from manyheads.spec import Tree
 
 BASE: Tree = {
     "encoder": {
-        "embed": {"kind": "tokens", "norm": {"kind": "layer"}},
+        "embed": {"norm": {"kind": "layer"}},
         "position": {"kind": "learned"},
-        "attention": {"kind": "heads"},
-        "core": {"kind": "dot"},
-        "feedforward": {"kind": "mlp"},
-        "norm": {"kind": "layer"},
         "residual": {"kind": "post"},
     }
 }
 
 KEYS: tuple[ConfigRow, ...] = (
     Key("vocab_size", "vocab"),
-    Key("num_hidden_layers", "encoder.layers"),
-    Key("hidden_size", "encoder.width"),
-    Key("num_attention_heads", "encoder.attention.heads"),
-    Key("intermediate_size", "encoder.feedforward.hidden"),
+    *sizes("encoder"),
     activation("hidden_act", "encoder.feedforward.activation"),
     Key("type_vocab_size", "encoder.embed.type_vocab_size"),
     Key("layer_norm_eps", ("encoder.norm.eps", "encoder.embed.norm.eps"), 1e-12),
-    Fixed("is_decoder", False),
-    Fixed("add_cross_attention", False),
-    Fixed("position_embedding_type", "absolute"),
+    *fixed(is_decoder=False, add_cross_attention=False, position_embedding_type="absolute"),
 )
 LENGTH = Key("max_position_embeddings", "encoder.position.length")
 
@@ -67,15 +58,15 @@ LAYER = {
 WEIGHTS: Rows = (*EMBEDDINGS, *renames(LAYER, "encoder.layers.*.", "encoder.layer.*."))
 
 
-def pooler(prefix: str = "") -> Rows:
-    return Ignored(f"{prefix}pooler.dense.weight"), Ignored(f"{prefix}pooler.dense.bias")
+def pooler(prefix: str = "", name: str = "pooler.dense") -> Rows:
+    return Ignored(f"{prefix}{name}.weight"), Ignored(f"{prefix}{name}.bias")
 
 
 MASKED: Tree = {"kind": "masked", "norm": {"kind": "layer"}, "scores": {"kind": "tied", "bias": True}}
 MASKED_KEYS: tuple[ConfigRow, ...] = (
     activation("hidden_act", "head.activation"),
     Key("layer_norm_eps", "head.norm.eps", 1e-12),
-    Fixed("tie_word_embeddings", True),
+    *fixed(tie_word_embeddings=True),
 )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from manyheads.convert.config import Fixed, Key
+from manyheads.convert.config import Key, fixed
 from manyheads.convert.families import HEADLESS, Architecture, Family
 from manyheads.convert.families.llama import EMBEDDINGS, IGNORED, LAYER, STACK, biases, heads, stack_keys
 from manyheads.convert.keys import Choice, Labels, RopeKeys, tying
@@ -28,7 +28,7 @@ FAMILIES = {
             *heads(stack="encoder"),
             RopeKeys(stack="encoder"),
             *biases("encoder"),
-            Fixed("pretraining_tp", 1),
+            *fixed(pretraining_tp=1),
         ),
         weights=(*renames(EMBEDDINGS, "encoder."), *renames(LAYER, "encoder.layers.*.", "layers.*.")),
         architectures={

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from manyheads.convert.config import Fixed, Key
-from manyheads.convert.families import Family
-from manyheads.convert.families.llama import BASE, BIASES, IGNORED, KEYS, WEIGHTS, architectures, heads
-from manyheads.convert.keys import Choice, RopeKeys, read_activation, write_activation
+from manyheads.convert.families import Family, decoder_architectures
+from manyheads.convert.families.llama import BASE, BIASES, IGNORED, KEYS, WEIGHTS, heads
+from manyheads.convert.keys import Choice, RopeKeys, read_activation, tying, write_activation
 from manyheads.spec import merge_trees
 
 # "gelu" in the first releases means the tanh approximation
@@ -31,7 +31,7 @@ FAMILIES = {
             Fixed("use_bidirectional_attention", None),
         ),
         weights=WEIGHTS,
-        architectures=architectures("Gemma", tied=True),
+        architectures=decoder_architectures("Gemma", keys=(tying(True),)),
         ignored=IGNORED,
     )
 }

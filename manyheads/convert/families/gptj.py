@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from manyheads.convert.config import Config, Fields, GetField, Key, required
-from manyheads.convert.families import HEADLESS, Architecture, Family, last_token_classes
-from manyheads.convert.families.gpt2 import BASE
-from manyheads.convert.keys import activation
-from manyheads.convert.weights import Ignored, renames, token_scores
+from manyheads.convert.config import Config, Fields, GetField, required
+from manyheads.convert.families import Family, decoder_architectures
+from manyheads.convert.families.gpt2 import MASKS, keys
+from manyheads.convert.weights import renames
 from manyheads.errors import CheckpointConfigError
-from manyheads.spec import Tree, merge_trees, quoted
+from manyheads.spec import Tree, quoted
 
 
 @dataclass(frozen=True)
@@ -46,44 +45,20 @@ LAYER = {
 FAMILIES = {
     "gptj": Family(
         "gptj",
-        merge_trees(
-            BASE,
-            {
-                "decoder": {
-                    "position": {"kind": "rope", "layout": "interleaved"},
-                    "attention": {"bias": False, "output_bias": False},
-                    "residual": {"kind": "parallel"},
-                }
-            },
-        ),
-        keys=(
-            Key("vocab_size", "vocab"),
-            Key("n_layer", "decoder.layers"),
-            Key("n_embd", "decoder.width"),
-            Key("n_head", "decoder.attention.heads"),
-            Key("n_inner", "decoder.feedforward.hidden", None),
-            activation("activation_function", "decoder.feedforward.activation"),
-            Key("layer_norm_epsilon", "decoder.norm.eps"),
-            Key("embd_pdrop", "decoder.embed.dropout", 0.0),
-            Key("attn_pdrop", "decoder.core.dropout", 0.0),
-            Key("resid_pdrop", "decoder.residual.dropout", 0.0),
-            RotaryDim(),
-        ),
+        {
+            "decoder": {
+                "position": {"kind": "rope", "layout": "interleaved"},
+                "attention": {"bias": False, "output_bias": False},
+                "residual": {"kind": "parallel"},
+            }
+        },
+        keys=(*keys(dropout=0.0), RotaryDim()),
         weights=(
             *renames({"decoder.embed.table": "wte", "decoder.norm": "ln_f"}),
             *renames(LAYER, "decoder.layers.*.", "h.*."),
-            Ignored("h.*.attn.bias"),  # the causal mask, which older checkpoints store
-            Ignored("h.*.attn.masked_bias"),
+            *MASKS,
         ),
-        architectures={
-            "GPTJForCausalLM": Architecture(
-                head={"kind": "untied", "bias": True},
-                weights=token_scores("lm_head", "decoder.embed.table"),
-                prefix="transformer.",
-            ),
-            "GPTJForSequenceClassification": last_token_classes("transformer."),
-            "GPTJModel": HEADLESS,
-        },
+        architectures=decoder_architectures("GPTJ", "transformer.", head={"kind": "untied", "bias": True}, keys=()),
         ignored=(
             "n_ctx", "n_positions", "rotary", "scale_attn_weights", "summary_activation", "summary_first_dropout",
             "summary_proj_to_labels", "summary_type", "summary_use_proj", "tie_word_embeddings",

@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-from manyheads.convert.config import ConfigRow, Fixed, Key
-from manyheads.convert.families import HEADLESS, Architecture, Family, last_token_classes
-from manyheads.convert.keys import RopeKeys, activation, tying
-from manyheads.convert.weights import Ignored, Rows, renames, token_scores
+from manyheads.convert.config import ConfigRow, Key, fixed
+from manyheads.convert.families import Family, decoder_architectures
+from manyheads.convert.keys import RopeKeys, activation, sizes
+from manyheads.convert.weights import Ignored, Rows, renames
 from manyheads.spec import Tree
 
 STACK: Tree = {
-    "embed": {"kind": "tokens"},
     "position": {"kind": "rope"},
-    "attention": {"kind": "heads", "bias": False, "output_bias": False},
-    "core": {"kind": "dot"},
+    "attention": {"bias": False, "output_bias": False},
     "feedforward": {"kind": "gated"},
     "norm": {"kind": "rms"},
-    "residual": {"kind": "pre"},
 }
-BASE: Tree = {"decoder": STACK | {"mask": {"causal": True}}}
+BASE: Tree = {"decoder": STACK}
 
 
 def stack_keys(stack: str) -> tuple[ConfigRow, ...]:
     return (
         Key("vocab_size", "vocab"),
-        Key("num_hidden_layers", f"{stack}.layers"),
-        Key("hidden_size", f"{stack}.width"),
-        Key("num_attention_heads", f"{stack}.attention.heads"),
-        Key("intermediate_size", f"{stack}.feedforward.hidden"),
+        *sizes(stack),
         activation("hidden_act", f"{stack}.feedforward.activation", default="silu"),
         Key("rms_norm_eps", f"{stack}.norm.eps"),
         Key("attention_dropout", f"{stack}.core.dropout", 0.0),
@@ -69,18 +63,6 @@ WEIGHTS: Rows = (
     *renames(QUERY_KEY_NORMS, "decoder.layers.*.", "layers.*.", optional=True),
     INV_FREQ,
 )
-
-
-def architectures(name: str, *, tied: bool = False) -> dict[str, Architecture]:
-    return {
-        f"{name}ForCausalLM": Architecture(
-            weights=token_scores("lm_head", "decoder.embed.table"), keys=(tying(tied),), prefix="model."
-        ),
-        f"{name}ForSequenceClassification": last_token_classes("model."),
-        f"{name}Model": HEADLESS,
-    }
-
-
 IGNORED = ("tie_word_embeddings",)
 BIASES = biases("decoder")[0]
 
@@ -93,11 +75,10 @@ FAMILIES = {
             *heads(),
             RopeKeys(),
             *biases("decoder"),
-            Fixed("pretraining_tp", 1),
-            Fixed("rope_interleaved", False),
+            *fixed(pretraining_tp=1, rope_interleaved=False),
         ),
         weights=WEIGHTS,
-        architectures=architectures("Llama"),
+        architectures=decoder_architectures("Llama"),
         ignored=(*IGNORED, "is_llama_config", "max_sequence_length"),
     )
 }

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 import torch
 
-from manyheads.convert.config import Config, ConfigRow, Fixed, Key, WriteOnlyKey
+from manyheads.convert.config import Config, ConfigRow, Key, WriteOnlyKey, fixed
 from manyheads.convert.families import Architecture, Family
 from manyheads.convert.keys import activation, in_both
 from manyheads.convert.weights import Ignored, Rename, Rows, Tensors, TiedTensor, renames
@@ -14,18 +14,8 @@ from manyheads.model.spec import ModelSpec
 from manyheads.parts.position import Sinusoidal, SinusoidalSpec
 from manyheads.spec import Tree, merge_trees
 
-STACK: Tree = {
-    "embed": {"kind": "tokens"},
-    "attention": {"kind": "heads"},
-    "core": {"kind": "dot"},
-    "feedforward": {"kind": "mlp"},
-    "norm": {"kind": "layer"},
-    "residual": {"kind": "post"},
-}
-BASE: Tree = {
-    "encoder": STACK,
-    "decoder": STACK | {"embed": {"kind": "shared"}, "mask": {"causal": True}, "cross": True},
-}
+STACK: Tree = {"residual": {"kind": "post"}}
+BASE: Tree = {"encoder": STACK, "decoder": STACK | {"embed": {"kind": "shared"}, "cross": True}}
 
 DROPOUT: tuple[ConfigRow, ...] = (
     Key("dropout", (*in_both("residual.dropout"), *in_both("embed.dropout")), 0.1),
@@ -44,8 +34,7 @@ KEYS: tuple[ConfigRow, ...] = (
     activation("activation_function", *in_both("feedforward.activation")),
     Key("scale_embedding", in_both("embed.scale"), False),
     *DROPOUT,
-    Fixed("tie_word_embeddings", True),
-    Fixed("is_encoder_decoder", True),
+    *fixed(tie_word_embeddings=True, is_encoder_decoder=True),
 )
 IGNORED = (
     "classifier_dropout",
@@ -113,18 +102,10 @@ FAMILIES = {
             *KEYS,
             Key("decoder_vocab_size", "vocab", None),
             *SINUSOID_KEYS,
-            Fixed("share_encoder_decoder_embeddings", True),
-            Fixed("normalize_before", False),
-            Fixed("normalize_embedding", False),
-            Fixed("add_final_layer_norm", False),
-            Fixed("static_position_embeddings", True),
-            Fixed("add_bias_logits", False),
+            *fixed(share_encoder_decoder_embeddings=True, normalize_before=False, normalize_embedding=False),
+            *fixed(add_final_layer_norm=False, static_position_embeddings=True, add_bias_logits=False),
         ),
-        weights=(
-            *EMBEDDINGS,
-            *POSITION_TABLES,
-            *LAYERS,
-        ),
+        weights=(*EMBEDDINGS, *POSITION_TABLES, *LAYERS),
         architectures={
             "MarianMTModel": Architecture(head={"kind": "tied", "bias": True}, weights=TOKEN_SCORES, prefix="model.")
         },

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from manyheads.convert.config import Key
-from manyheads.convert.families import Family
-from manyheads.convert.families.llama import BASE, IGNORED, KEYS, WEIGHTS, architectures, heads
+from manyheads.convert.families import Family, decoder_architectures
+from manyheads.convert.families.llama import BASE, IGNORED, KEYS, WEIGHTS, heads
 from manyheads.convert.keys import RopeKeys
 
 WINDOW = Key("sliding_window", "decoder.mask.window", 4096)
@@ -15,7 +15,7 @@ FAMILIES = {
         BASE,
         keys=(*KEYS, *heads(kv_heads=8), RopeKeys(), WINDOW),
         weights=WEIGHTS,
-        architectures=architectures("Mistral"),
+        architectures=decoder_architectures("Mistral"),
         ignored=IGNORED,
     )
 }

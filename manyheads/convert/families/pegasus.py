@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from manyheads.convert.config import Fixed
+from manyheads.convert.config import fixed
 from manyheads.convert.families import HEADLESS, Architecture, Family
 from manyheads.convert.families.marian import (
     BASE,
@@ -28,11 +28,8 @@ FAMILIES = {
         keys=(
             *KEYS,
             *SINUSOID_KEYS,
-            Fixed("normalize_before", True),
-            Fixed("normalize_embedding", False),
-            Fixed("add_final_layer_norm", True),
-            Fixed("static_position_embeddings", True),
-            Fixed("add_bias_logits", False),
+            *fixed(normalize_before=True, normalize_embedding=False, add_final_layer_norm=True),
+            *fixed(static_position_embeddings=True, add_bias_logits=False),
         ),
         weights=(
             *EMBEDDINGS,

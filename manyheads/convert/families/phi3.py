@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from manyheads.convert.config import Fixed, Key
-from manyheads.convert.families import Family
-from manyheads.convert.families.llama import BASE, EMBEDDINGS, IGNORED, INV_FREQ, KEYS, architectures, heads
+from manyheads.convert.config import Key, fixed
+from manyheads.convert.families import Family, decoder_architectures
+from manyheads.convert.families.llama import BASE, EMBEDDINGS, IGNORED, INV_FREQ, KEYS, heads
 from manyheads.convert.keys import RopeKeys
 from manyheads.convert.weights import QKV, concatenated, renames
 
@@ -26,8 +26,7 @@ FAMILIES = {
             Key("sliding_window", "decoder.mask.window", None),
             Key("embd_pdrop", "decoder.embed.dropout", 0.0),
             Key("resid_pdrop", "decoder.residual.dropout", 0.0),
-            *(Fixed(key, False) for key in ("attention_bias", "lm_head_bias", "mlp_bias")),
-            *(Fixed(key, 1) for key in ("full_attn_mod", "interpolate_factor")),
+            *fixed(attention_bias=False, lm_head_bias=False, mlp_bias=False, full_attn_mod=1, interpolate_factor=1),
         ),
         weights=(
             *renames(EMBEDDINGS, "decoder."),
@@ -36,7 +35,7 @@ FAMILIES = {
             concatenated("layers.*.mlp.gate_up_proj", "decoder.layers.*.feedforward.", ("gate", "up")),
             INV_FREQ,
         ),
-        architectures=architectures("Phi3"),
+        architectures=decoder_architectures("Phi3"),
         ignored=IGNORED,
     )
 }

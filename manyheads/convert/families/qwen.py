@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from manyheads.convert.config import Fixed, Key
-from manyheads.convert.families import Family
-from manyheads.convert.families.llama import BASE, BIASES, IGNORED, KEYS, WEIGHTS, architectures, heads
+from manyheads.convert.families import Family, decoder_architectures
+from manyheads.convert.families.llama import BASE, BIASES, IGNORED, KEYS, WEIGHTS, heads
 from manyheads.convert.keys import RopeKeys, SlidingWindow
 from manyheads.spec import merge_trees
 
@@ -17,7 +17,7 @@ FAMILIES = {
         merge_trees(BASE, {"decoder": {"attention": {"bias": True}}}),
         keys=(*KEYS, heads(kv_heads=32)[0], RopeKeys(), SlidingWindow(), MROPE),
         weights=WEIGHTS,
-        architectures=architectures("Qwen2"),
+        architectures=decoder_architectures("Qwen2"),
         ignored=(*IGNORED, "seq_length"),
     ),
     "qwen3": Family(
@@ -25,7 +25,7 @@ FAMILIES = {
         merge_trees(BASE, {"decoder": {"attention": {"qk_norm": {"kind": "rms"}}}}),
         keys=(*KEYS, *heads(kv_heads=32, size=128), RopeKeys(), SlidingWindow(), BIASES, NORMS),
         weights=WEIGHTS,
-        architectures=architectures("Qwen3"),
+        architectures=decoder_architectures("Qwen3"),
         ignored=IGNORED,
     ),
 }

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import isqrt
 
-from manyheads.convert.config import Config, ConfigRow, Fields, GetField, Key, write_config
+from manyheads.convert.config import Config, Fields, GetField, Key, write_config
 from manyheads.convert.families import Architecture, Family
 from manyheads.convert.families.bert import pooler
-from manyheads.convert.keys import Labels, activation
+from manyheads.convert.keys import Labels, activation, sizes
 from manyheads.convert.weights import Rename, Rows, renames
 from manyheads.errors import CheckpointConfigError
 from manyheads.model.spec import ModelSpec
@@ -69,29 +69,15 @@ def weights(spec: ModelSpec) -> Rows:
     )  # fmt: skip
 
 
-STACK: Tree = {
-    "position": {"kind": "learned"},
-    "attention": {"kind": "heads"},
-    "core": {"kind": "dot"},
-    "feedforward": {"kind": "mlp"},
-    "norm": {"kind": "layer"},
-    "residual": {"kind": "pre"},
-}
-BASE: Tree = {"encoder": STACK | {"embed": {"kind": "patches", "class_token": True}}}
-
-KEYS: tuple[ConfigRow, ...] = (
-    Key("num_hidden_layers", "encoder.layers"),
-    Key("hidden_size", "encoder.width"),
-    Key("num_attention_heads", "encoder.attention.heads"),
-    Key("intermediate_size", "encoder.feedforward.hidden"),
-)
+POSITION = {"kind": "learned"}
+BASE: Tree = {"encoder": {"embed": {"kind": "patches", "class_token": True}, "position": POSITION}}
 
 FAMILIES = {
     "vit": Family(
         "vit",
         BASE,
         keys=(
-            *KEYS,
+            *sizes("encoder"),
             ImageSize(),
             activation("hidden_act", "encoder.feedforward.activation"),
             Key("layer_norm_eps", "encoder.norm.eps"),

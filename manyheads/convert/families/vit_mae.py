@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from manyheads.convert.config import Key
 from manyheads.convert.families import Architecture, Family
-from manyheads.convert.families.vit import BASE, KEYS, LAYER, STACK, ImageSize
+from manyheads.convert.families.vit import BASE, LAYER, POSITION, ImageSize
 from manyheads.convert.families.vit import weights as encoder_weights
-from manyheads.convert.keys import activation, in_both
+from manyheads.convert.keys import activation, in_both, sizes
 from manyheads.convert.weights import Rename, Rows, renames
 from manyheads.model.spec import ModelSpec
 
@@ -16,6 +16,7 @@ DECODER = {
     "decoder.norm": "decoder.decoder_norm",
     "head.output": "decoder.decoder_pred",
 }
+EMBED = {"kind": "mask-tokens", "class_token": True}
 
 
 def weights(spec: ModelSpec) -> Rows:
@@ -32,14 +33,11 @@ def weights(spec: ModelSpec) -> Rows:
 FAMILIES = {
     "vit_mae": Family(
         "vit_mae",
-        BASE | {"decoder": STACK | {"embed": {"kind": "mask-tokens", "class_token": True}, "mask": {"causal": False}}},
+        BASE | {"decoder": {"embed": EMBED, "position": POSITION, "mask": {"causal": False}}},
         keys=(
-            *KEYS,
+            *sizes("encoder"),
             ImageSize(in_both("position.length"), ("encoder.embed.pixels", "head.pixels")),
-            Key("decoder_num_hidden_layers", "decoder.layers"),
-            Key("decoder_hidden_size", "decoder.width"),
-            Key("decoder_num_attention_heads", "decoder.attention.heads"),
-            Key("decoder_intermediate_size", "decoder.feedforward.hidden"),
+            *sizes("decoder", "decoder_"),
             activation("hidden_act", *in_both("feedforward.activation")),
             Key("layer_norm_eps", in_both("norm.eps")),
             Key("hidden_dropout_prob", in_both("residual.dropout"), 0.0),
