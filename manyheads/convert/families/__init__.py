@@ -129,10 +129,10 @@ class Family:
 
 # model_type → module, in the order in which an export tries them
 NAMES = {
-    "gpt2": "gpt2", "bert": "bert", "llama": "llama", "t5": "t5", "bart": "bart", "marian": "marian",
-    "mistral": "mistral", "qwen2": "qwen", "qwen3": "qwen", "gemma": "gemma", "phi3": "phi3", "phi": "phi",
-    "gptj": "gptj", "gpt_neox": "gpt_neox", "roberta": "roberta", "distilbert": "distilbert", "albert": "albert",
-    "ernie": "ernie", "eurobert": "eurobert", "pegasus": "pegasus", "vit": "vit", "vit_mae": "vit_mae",
+    "gpt2": "gpt2", "bert": "bert", "llama": "llama", "t5": "t5", "bart": "marian", "marian": "marian",
+    "mistral": "llama", "qwen2": "llama", "qwen3": "llama", "gemma": "llama", "phi3": "llama", "phi": "phi",
+    "gptj": "gpt2", "gpt_neox": "gpt_neox", "roberta": "bert", "distilbert": "bert", "albert": "bert",
+    "ernie": "bert", "eurobert": "llama", "pegasus": "marian", "vit": "vit", "vit_mae": "vit",
 }  # fmt: skip
 # families of other formats
 GGUF = tuple(f"gguf-{name}" for name in ("llama", "qwen2", "qwen3", "phi3", "gemma", "gpt2", "gptneox", "phi2"))
@@ -143,5 +143,5 @@ def get_family(model_type: object) -> Family:
     modules = NAMES | OTHERS
     if not isinstance(model_type, str) or model_type not in modules:
         raise UnknownArchitectureError(f"unknown model_type {quoted(model_type)}{did_you_mean(str(model_type), NAMES)}")
-    families: dict[str, Family] = import_module(f"{__name__}.{modules[model_type]}").FAMILIES
-    return families[model_type]
+    families: tuple[Family, ...] = import_module(f"{__name__}.{modules[model_type]}").FAMILIES
+    return next(family for family in families if family.model_type == model_type)

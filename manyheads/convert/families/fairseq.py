@@ -104,8 +104,8 @@ TRAINER = frozenset((
     "warmup_updates", "weight_decay", "write_checkpoints_asynchronously", "zero_sharding",
 ))  # fmt: skip
 
-FAMILIES = {
-    "fairseq": Family(
+FAMILIES = (
+    Family(
         "fairseq",
         {"encoder": BASE, "decoder": BASE | {"cross": True}},
         keys=(
@@ -136,5 +136,5 @@ FAMILIES = {
                 weights=(TiedTensor("decoder.output_projection.weight", ("decoder.embed.table.weight",)),),
             )
         },
-    )
-}
+    ),
+)

@@ -34,8 +34,8 @@ PARALLEL = Choice(
     "use_parallel_residual", "decoder.residual", ((True, {"kind": "parallel-norms"}), (False, {"kind": "pre"})), True
 )
 
-FAMILIES = {
-    "gpt_neox": Family(
+FAMILIES = (
+    Family(
         "gpt_neox",
         {"decoder": {"position": {"kind": "rope"}}},
         keys=(
@@ -62,5 +62,5 @@ FAMILIES = {
             "is_decoder",
             "tie_word_embeddings",
         ),
-    )
-}
+    ),
+)

@@ -1,4 +1,4 @@
-"""Marian: Junczys-Dowmunt et al. 2018, as published for translation by Tiedemann and Thottingal 2020."""
+"""Marian, BART and PEGASUS, which share the layers of the encoder–decoder of Vaswani et al. 2017."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Collection
 import torch
 
 from manyheads.convert.config import Config, ConfigRow, Key, WriteOnlyKey, fixed
-from manyheads.convert.families import Architecture, Family
+from manyheads.convert.families import HEADLESS, Architecture, Family
 from manyheads.convert.keys import activation, in_both
 from manyheads.convert.weights import Ignored, Rename, Rows, Tensors, TiedTensor, renames
 from manyheads.model.spec import ModelSpec
@@ -83,7 +83,7 @@ TOKEN_SCORES: Rows = (
     Rename("final_logits_bias", ("head.bias",), shape=(1, -1)),
     TiedTensor("lm_head.weight", ("encoder.embed.table.weight",)),
 )
-
+GENERATION = Architecture(head={"kind": "tied", "bias": True}, weights=TOKEN_SCORES, prefix="model.")
 
 SINUSOID_KEYS: tuple[ConfigRow, ...] = (
     # transformers requires the id of the token that starts a target and pads a batch
@@ -94,8 +94,13 @@ SINUSOID_KEYS: tuple[ConfigRow, ...] = (
 MAX_SINUSOIDS = 2048  # rows of the tables in transformers; sinusoids themselves have no limit
 SINUSOIDS: Tree = {"position": {"kind": "sinusoidal", "layout": "halves"}}
 
-FAMILIES = {
-    "marian": Family(
+BART_STACK: Tree = {"embed": {"norm": {"kind": "layer"}}, "position": {"kind": "learned", "offset": 2}}
+BART_EMBEDDINGS = {"embed.position.table": "embed_positions", "embed.norm": "layernorm_embedding"}
+PEGASUS_STACK: Tree = SINUSOIDS | {"residual": {"kind": "pre"}}
+
+FAMILIES = (
+    # Junczys-Dowmunt et al. 2018, as published for translation by Tiedemann and Thottingal 2020
+    Family(
         "marian",
         merge_trees(BASE, {"encoder": SINUSOIDS, "decoder": SINUSOIDS}),
         keys=(
@@ -106,10 +111,52 @@ FAMILIES = {
             *fixed(add_final_layer_norm=False, static_position_embeddings=True, add_bias_logits=False),
         ),
         weights=(*EMBEDDINGS, *POSITION_TABLES, *LAYERS),
-        architectures={
-            "MarianMTModel": Architecture(head={"kind": "tied", "bias": True}, weights=TOKEN_SCORES, prefix="model.")
-        },
+        architectures={"MarianMTModel": GENERATION},
         ignored=(*IGNORED, "extra_pos_embeddings"),
         computed=sinusoid_tables,
-    )
-}
+    ),
+    # Lewis et al. 2020: position tables start with two unused rows, and a norm follows the embeddings
+    Family(
+        "bart",
+        merge_trees(BASE, {"encoder": BART_STACK, "decoder": BART_STACK}),
+        keys=(
+            *KEYS,
+            Key("max_position_embeddings", in_both("position.length")),
+            *fixed(normalize_before=False, add_final_layer_norm=False, normalize_embedding=True),
+            *fixed(static_position_embeddings=False, add_bias_logits=False),
+        ),
+        weights=(
+            *EMBEDDINGS,
+            *renames(BART_EMBEDDINGS, "encoder.", "encoder."),
+            *renames(BART_EMBEDDINGS, "decoder.", "decoder."),
+            Ignored("encoder.version"),
+            Ignored("decoder.version"),
+            *LAYERS,
+        ),
+        architectures={"BartForConditionalGeneration": GENERATION, "BartModel": HEADLESS},
+        ignored=(
+            *IGNORED, "extra_pos_embeddings", "force_bos_token_to_be_generated", "replacing_rate", "save_step",
+            "student_decoder_layers", "student_encoder_layers",
+        ),
+    ),
+    # Zhang et al. 2020: norms before the sublayers and after the last layer
+    Family(
+        "pegasus",
+        merge_trees(BASE, {"encoder": PEGASUS_STACK, "decoder": PEGASUS_STACK}),
+        keys=(
+            *KEYS,
+            *SINUSOID_KEYS,
+            *fixed(normalize_before=True, normalize_embedding=False, add_final_layer_norm=True),
+            *fixed(static_position_embeddings=True, add_bias_logits=False),
+        ),
+        weights=(
+            *EMBEDDINGS,
+            *POSITION_TABLES,
+            *LAYERS,
+            *renames({"encoder.norm": "encoder.layer_norm", "decoder.norm": "decoder.layer_norm"}),
+        ),
+        architectures={"PegasusForConditionalGeneration": GENERATION, "PegasusModel": HEADLESS},
+        ignored=(*IGNORED, "extra_pos_embeddings", "force_bos_token_to_be_generated"),
+        computed=sinusoid_tables,
+    ),
+)  # fmt: skip

@@ -52,8 +52,8 @@ LAYER = {
     "residual.norms.0": "input_layernorm",
 }
 
-FAMILIES = {
-    "phi": Family(
+FAMILIES = (
+    Family(
         "phi",
         {"decoder": {"position": {"kind": "rope"}, "residual": {"kind": "parallel"}}},
         keys=KEYS,
@@ -65,5 +65,5 @@ FAMILIES = {
         ),
         architectures=decoder_architectures("Phi", head={"kind": "untied", "bias": True}, keys=()),
         ignored=("tie_word_embeddings",),
-    )
-}
+    ),
+)

@@ -111,8 +111,8 @@ DECODER: Tree = {
 }
 DROPOUT = ("embed.dropout", "core.dropout", "feedforward.dropout", "residual.dropout")
 
-FAMILIES = {
-    "t5": Family(
+FAMILIES = (
+    Family(
         "t5",
         {"encoder": STACK, "decoder": STACK | DECODER, "init": "fan-in"},
         keys=(
@@ -138,5 +138,5 @@ FAMILIES = {
         },
         ignored=("classifier_dropout", "n_positions", "num_hidden_layers"),
         resolve=resolve,
-    )
-}
+    ),
+)
