@@ -192,9 +192,7 @@ def make_evaluation(
         raise ColumnError(
             f"{task.kind} needs the field {missing[0]} and {corpus.description} has {', '.join(corpus.fields)}"
         )
-    columns = [corpus.fields.index(name) for name in fields]
-    some = rows[: options.max_rows]
-    labels = None
+    some, labels = rows[: options.max_rows], None
     if "label" in corpus.fields:
         index = corpus.fields.index("label")
         labels = [row[index] for row in some], [row[index] for row in corpus.train]
@@ -203,8 +201,8 @@ def make_evaluation(
     data = EvalData(
         corpus=corpus,
         fields=fields,
-        rows=[tuple(row[i] for i in columns) for row in some],
-        train_rows=[tuple(row[i] for i in columns) for row in corpus.train],
+        rows=corpus.select(some, fields),
+        train_rows=corpus.select(corpus.train, fields),
         labels=labels,
     )
     return Evaluation(

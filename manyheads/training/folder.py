@@ -15,7 +15,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from itertools import chain, islice
 from pathlib import Path
@@ -28,11 +28,11 @@ from pydantic_core import to_jsonable_python
 from manyheads.data.tokenized import TokenizedRows, TokenRows, TruncatedRows, fingerprint, read_index
 from manyheads.errors import (
     CheckpointNotFoundError,
-    MissingExtraError,
     RunChangedError,
     RunError,
     RunLockedError,
     UsageError,
+    needs_extra,
 )
 from manyheads.files.read import open_regular, read_json_or_empty, read_toml
 from manyheads.files.write import append_atomic, check_writable, explain_write_errors, write_atomic
@@ -344,12 +344,8 @@ def git_commit() -> str | None:
 
 @contextmanager
 def open_log(folder: Path, *, tensorboard: bool) -> Iterator[Log]:
-    writer = TensorBoardWriter(folder) if tensorboard else None
-    try:
+    with closing(TensorBoardWriter(folder)) if tensorboard else nullcontext() as writer:
         yield Log(folder / "metrics.jsonl", writer=writer)
-    finally:
-        if writer is not None:
-            writer.close()
 
 
 class Log:
@@ -405,13 +401,9 @@ class TensorBoardWriter:
     """
 
     def __init__(self, folder: Path) -> None:
-        try:
+        with needs_extra("train.tensorboard needs tensorboardX", "log"):
             from tensorboardX import event_file_writer, proto, summary  # noqa: F401
             from tensorboardX.proto import event_pb2
-        except ImportError:
-            raise MissingExtraError(
-                "train.tensorboard needs tensorboardX", hint="pip install 'manyheads[log]'"
-            ) from None
         self.file: Any = None
         self.prefix, self.open = str(folder / "events"), event_file_writer.EventsWriter
         self.event, self.session, self.scalar = event_pb2.Event, event_pb2.SessionLog, summary.scalar

@@ -95,8 +95,10 @@ def train(
         check_folder(folder, resume)
         prepared = prepare(spec)
         check_resources(estimate_resources(prepared, folder, target))
-        options: Any = {"device": target, "resume": resume, "override_resume": override_resume}
-        for event in train_events(prepared, folder, should_stop=should_stop, **options):
+        events = train_events(
+            prepared, folder, should_stop=should_stop, device=target, resume=resume, override_resume=override_resume
+        )
+        for event in events:
             progress(event)
     return {"schema": 1, "folder": str(folder)} | asdict(event)
 
@@ -200,9 +202,7 @@ def train_loop(
     reason, improved = state.stop_reason(best) or should_stop(), False
     while reason is None and (state.step < settings.steps or evaluation_due()):
         improved = False
-        if (
-            not evaluation_due()
-        ):  # evaluation_due() is true on resume if a signal interrupted the evaluation of this step
+        if not evaluation_due():  # due on resume if a signal interrupted the evaluation of this step
             with explain_memory_errors(f"batches of {settings.batch_tokens:,} tokens"):
                 event = train_step(model, optimizer, stream, run, state)
             yield event
