@@ -517,7 +517,7 @@ def run_command(*arguments: str) -> tuple[str, str]:
 
 def errors() -> str:
     from manyheads import errors as module
-    from manyheads.training.loop import EXIT_STATUS
+    from manyheads.training.signals import EXIT_STATUS
 
     introduction = (
         "Every error has a class in `manyheads.errors`, a stable code and an exit status. All are `ManyheadsError`, "

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar, Self
 
 
@@ -46,6 +47,15 @@ class OutputError(UsageError, code="usage.output"):
 
 class MissingExtraError(UsageError, code="usage.missing-extra"):
     """An optional dependency is not installed."""
+
+
+@contextmanager
+def needs_extra(message: str, extra: str) -> Iterator[None]:
+    """Raises this message if an import inside the block fails, with the extra of manyheads that has the package."""
+    try:
+        yield
+    except ImportError:
+        raise MissingExtraError(message, hint=f"pip install 'manyheads[{extra}]'") from None
 
 
 class PartsFileError(UsageError, code="usage.parts-file"):

@@ -62,7 +62,7 @@ def compare(
     """
     from manyheads.inspect.draw import draw_comparison
     from manyheads.training.compare import compare as run_all
-    from manyheads.training.loop import EXIT_STATUS
+    from manyheads.training.signals import EXIT_STATUS
 
     with CompareProgress("reading the run", quiet=quiet or as_json) as progress:
         report = run_all(

@@ -67,8 +67,8 @@ def prepare_run(spec: RunSpec, folder: Path) -> None:
     """Writes the token ids of a run's data; a signal leaves nothing behind."""
     from manyheads.data.tokenized import write_tokenized
     from manyheads.files.write import check_absent
-    from manyheads.training.loop import EXIT_STATUS, handle_signals
     from manyheads.training.prepare import prepare_data
+    from manyheads.training.signals import EXIT_STATUS, handle_signals
 
     if spec.data.tokenized_folder:
         raise IncompatibleError(f"{spec.data.tokenized_folder} is tokenized already", ("data",))

@@ -101,8 +101,8 @@ def train_and_show(
     spec: RunSpec, folder: Path, *, device: str = "auto", quiet: bool = False, **options: Any
 ) -> tuple[Tree, int]:
     """Trains a run and shows its events on standard error; returns the report and the exit status."""
-    from manyheads.training.loop import EXIT_STATUS
     from manyheads.training.loop import train as train_run
+    from manyheads.training.signals import EXIT_STATUS
 
     with TrainingProgress(spec.train.steps, device, quiet=quiet) as progress:
         try:

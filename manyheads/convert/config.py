@@ -81,6 +81,11 @@ class Fixed(OneKey):
         return {self.theirs: self.value}
 
 
+def fixed(**values: Any) -> tuple[Fixed, ...]:
+    """A Fixed row for each of these keys."""
+    return tuple(Fixed(key, value) for key, value in values.items())
+
+
 @dataclass(frozen=True)
 class WriteOnlyKey:
     """Keys that are written with a computed value and ignored when a config is read."""

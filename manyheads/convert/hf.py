@@ -6,7 +6,7 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -22,7 +22,7 @@ from manyheads.convert.config import Config
 from manyheads.convert.families import NAMES, UNSET_TOKEN_IDS, Family, get_family
 from manyheads.convert.match import expressible, same_model
 from manyheads.convert.pooling import POOLING_FILES, write_pooling
-from manyheads.convert.weights import Parameters, Tensors, WeightTable
+from manyheads.convert.weights import Parameters, Rename, Tensors, WeightTable
 from manyheads.errors import (
     CheckpointConfigError,
     CheckpointError,
@@ -58,7 +58,7 @@ MODULE_FOLDER = re.compile(r"[0-9]_[A-Za-z]+")  # a module of sentence-transform
 class StoredWeights:
     """How the weights of a checkpoint are stored, so that an export writes the same tensors."""
 
-    table: WeightTable | NativeTable
+    table: WeightTable
     unused: Tensors = field(default_factory=dict)  # tensors that no computation reads
     tied: frozenset[str] = frozenset()  # second names of tied tensors that are stored
     dtypes: dict[str, torch.dtype] = field(default_factory=dict)  # the dtype of each tensor, if they differ
@@ -92,23 +92,6 @@ class CheckpointMetadata:
 # ------------------------------------------------------------------------------------------------------- native format
 
 
-@dataclass(frozen=True)
-class NativeTable:
-    """The weight table of the native format, in which every tensor has the name of its parameter."""
-
-    tied: dict[str, str] = field(default_factory=dict)
-    unused: frozenset[str] = frozenset()
-
-    def shapes(self, parameters: Parameters) -> dict[str, tuple[int, ...]]:
-        return {name: tuple(parameter.shape) for name, parameter in parameters.items()}
-
-    def read(self, stored: Callable[[str], Tensor], parameters: Parameters) -> Iterator[tuple[str, Tensor]]:
-        return ((name, stored(name)) for name in parameters)
-
-    def write(self, parameters: Parameters) -> Tensors:
-        return dict(parameters)
-
-
 class NativeFormat:
     """The native format, whose config holds the description of any model and whose weights have our names.
 
@@ -139,8 +122,8 @@ class NativeFormat:
             "model": to_tree(spec),
         }
 
-    def tables(self, spec: ModelSpec, architecture: str, parameters: Parameters) -> list[NativeTable]:
-        return [NativeTable()]
+    def tables(self, spec: ModelSpec, architecture: str, parameters: Parameters) -> list[WeightTable]:
+        return [WeightTable(tuple(Rename(name, (name,)) for name in parameters))]
 
 
 NATIVE, ARCHITECTURE = NativeFormat(), "Model"
@@ -222,9 +205,7 @@ def load_model(
     return model.eval(), CheckpointMetadata(family, architecture, config, spec, stored, widest, extra_files)
 
 
-def matching_table(
-    tables: Iterable[WeightTable | NativeTable], parameters: Parameters, weights: TensorStore
-) -> WeightTable | NativeTable:
+def matching_table(tables: Iterable[WeightTable], parameters: Parameters, weights: TensorStore) -> WeightTable:
     """The first table that matches the names of a checkpoint. If none does, the error is that of the first table."""
     errors = []
     for table in tables:

@@ -46,6 +46,16 @@ def in_both(path: str) -> tuple[str, str]:
     return f"encoder.{path}", f"decoder.{path}"
 
 
+def sizes(stack: str, prefix: str = "") -> tuple[Key, ...]:
+    """The rows of the sizes of a stack, under the names that most configs have."""
+    return (
+        Key(f"{prefix}num_hidden_layers", f"{stack}.layers"),
+        Key(f"{prefix}hidden_size", f"{stack}.width"),
+        Key(f"{prefix}num_attention_heads", f"{stack}.attention.heads"),
+        Key(f"{prefix}intermediate_size", f"{stack}.feedforward.hidden"),
+    )
+
+
 def number(value: Any, name: str) -> float:
     if type(value) not in (int, float):
         raise CheckpointConfigError(f"{name} is {quoted(value)}, expected a number")

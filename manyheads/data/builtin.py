@@ -21,7 +21,7 @@ from pydantic import StrictStr
 
 from manyheads.data.order import splitmix64
 from manyheads.data.source import Corpus, DataSpec, LazyRows, Row, digest, row_counts
-from manyheads.errors import DataError, EmptyDataError, MissingExtraError
+from manyheads.errors import DataError, EmptyDataError, needs_extra
 from manyheads.spec import field, quoted
 
 Splits = tuple[Sequence[Row], Sequence[Row], Sequence[Row]]  # train, validation, test
@@ -99,11 +99,9 @@ Form = Callable[[date], str]  # writes a date
 @cache
 def date_patterns(languages: tuple[str, ...]) -> list[list[tuple[Form, str]]]:
     """Returns the ways to write a date in each language, and the language's tag if the month is a number."""
-    try:
+    with needs_extra("dates need Babel", "demo"):
         from babel import Locale, UnknownLocaleError
         from babel.dates import parse_pattern
-    except ImportError:
-        raise MissingExtraError("dates need Babel", hint="pip install 'manyheads[demo]'") from None
     result = list[list[tuple[Form, str]]]()
     for name in languages:
         try:
@@ -340,10 +338,8 @@ class DigitsSpec(DataSpec, kind="digits"):
     """
 
     def load(self) -> Corpus:
-        try:
+        with needs_extra("digits need scikit-learn", "eval"):
             from sklearn.datasets import load_digits
-        except ImportError:
-            raise MissingExtraError("digits need scikit-learn", hint="pip install 'manyheads[eval]'") from None
         images, labels = load_digits(return_X_y=True)
         images = (images.reshape(-1, 8, 8) / 16).astype(np.float32)
         rows = [(image, str(label)) for image, label in zip(images, labels.tolist(), strict=True)]

@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from manyheads.errors import DataFileError, DataSizeError, EncodingError, MissingExtraError, RowError
+from manyheads.errors import DataFileError, DataSizeError, EncodingError, RowError, needs_extra
 from manyheads.files.read import no_duplicate_keys, open_regular
 from manyheads.files.text import LineReader, check_plausible_size, check_rereadable
 from manyheads.spec import quoted
@@ -275,7 +275,8 @@ def is_header(first: Sequence[str], rows: Sequence[Sequence[str]], names: Iterab
     if set(names) & set(first):
         return True
     rows = [row for row in rows if len(row) == len(first)]
-    if not rows or len(set(first)) < len(first) or not all(map(could_be_name, first)):
+    could_be_names = all(len(cell) <= MAX_NAME_LENGTH and len(cell.split()) <= MAX_NAME_WORDS for cell in first)
+    if not rows or len(set(first)) < len(first) or not could_be_names:
         return False
     columns = list(zip(*rows, strict=True))
     if any(cell in column for cell, column in zip(first, columns, strict=True)):
@@ -288,10 +289,6 @@ def is_header(first: Sequence[str], rows: Sequence[Sequence[str]], names: Iterab
         (is_number and cell.strip()) or repeats(column) or (words and is_text_column(column))
         for cell, column, is_number in zip(first, columns, numbers, strict=True)
     )
-
-
-def could_be_name(cell: str) -> bool:
-    return len(cell) <= MAX_NAME_LENGTH and len(cell.split()) <= MAX_NAME_WORDS
 
 
 def is_number_column(column: Sequence[str]) -> bool:
@@ -351,7 +348,8 @@ class ParquetTable(Table):
     def __init__(self, lines: LineReader) -> None:
         super().__init__(lines)
         with self._open() as file:
-            schema, size = file.schema_arrow, sum(group["total_byte_size"] for group in self._groups(file))
+            groups = (file.metadata.row_group(i).to_dict() for i in range(file.metadata.num_row_groups))
+            schema, size = file.schema_arrow, sum(group["total_byte_size"] for group in groups)
         check_plausible_size(lines.path, size, compressed_size=lines.path.stat().st_size)
         self.names = schema.names
         self.text_columns = [column.name for column in schema if is_text_type(str(column.type))]
@@ -366,25 +364,19 @@ class ParquetTable(Table):
                 for values in zip(*(batch.column(name) for name in names), strict=True):
                     number += 1
                     cells = [value.as_py() for value in values]
-                    longest, total = text_sizes(cells)
-                    if longest > self.lines.max_length:
+                    lengths = [len(cell) for cell in cells if isinstance(cell, str)]
+                    if max(lengths, default=0) > self.lines.max_length:
                         raise self.lines.too_long(self.locate(number))
-                    size += total
+                    size += sum(lengths)
                     check_plausible_size(self.lines.path, size, compressed_size=file_size)
                     yield number, dict(zip(names, cells, strict=True))
-
-    @staticmethod
-    def _groups(file: Any) -> Iterator[Any]:
-        return (file.metadata.row_group(i).to_dict() for i in range(file.metadata.num_row_groups))
 
     @contextmanager
     def _open(self, **options: Any) -> Iterator[Any]:
         path = self.lines.path
-        try:
+        with needs_extra(f"{path} needs pyarrow", "parquet"):
             import pyarrow
             from pyarrow import parquet
-        except ImportError:
-            raise MissingExtraError(f"{path} needs pyarrow", hint="pip install 'manyheads[parquet]'") from None
         try:
             with open_regular(path) as raw, parquet.ParquetFile(raw, **options) as file:
                 yield file
@@ -398,9 +390,3 @@ class ParquetTable(Table):
 
 def is_text_type(name: str) -> bool:
     return "string" in name and "<" not in name.replace("dictionary<", "", 1)
-
-
-def text_sizes(cells: Iterable[Any]) -> tuple[int, int]:
-    """Returns the length of the longest text, and of all together."""
-    lengths = [len(cell) for cell in cells if isinstance(cell, str)]
-    return max(lengths, default=0), sum(lengths)

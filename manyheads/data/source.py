@@ -38,6 +38,11 @@ class Corpus:
     def splits(self) -> dict[str, Sequence[Row]]:
         return {"train": self.train, "validation": self.validation, "test": self.test}
 
+    def select(self, rows: Iterable[Row], names: Iterable[str]) -> list[Row]:
+        """Returns these fields of rows."""
+        columns = [self.fields.index(name) for name in names]
+        return [tuple(row[i] for i in columns) for row in rows]
+
     def labels(self) -> tuple[str, ...]:
         """Returns the classes of all splits, sorted by name; empty if there is no field "label"."""
         return self.classes or (tuple(sorted(set(self._column("label")))) if "label" in self.fields else ())

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from manyheads.errors import MissingExtraError, UnsupportedError
+from manyheads.errors import UnsupportedError, needs_extra
 from manyheads.spec import Tree
 
 if TYPE_CHECKING:
@@ -45,12 +45,8 @@ class Vocabulary:
 
 
 def import_llguidance() -> Any:
-    try:
+    with needs_extra("json_schema and regex need llguidance", "constrain"):
         import llguidance
-    except ImportError:
-        raise MissingExtraError(
-            "json_schema and regex need llguidance", hint="pip install 'manyheads[constrain]'"
-        ) from None
     return llguidance
 
 

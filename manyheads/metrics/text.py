@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from manyheads.errors import MissingExtraError
+from manyheads.errors import needs_extra
 from manyheads.metrics.metric import register_metric
 
 
@@ -47,11 +47,9 @@ def sacrebleu_signatures() -> dict[str, str]:
 
 def sacrebleu_metrics() -> dict[str, Any]:
     """Returns BLEU and chrF with the default settings of sacrebleu: cased, one reference per text."""
-    try:
+    with needs_extra("BLEU and chrF need sacrebleu", "eval"):
         from sacrebleu.metrics.bleu import BLEU
         from sacrebleu.metrics.chrf import CHRF
-    except ImportError:
-        raise MissingExtraError("BLEU and chrF need sacrebleu", hint="pip install 'manyheads[eval]'") from None
     return {"bleu": BLEU(), "chrf": CHRF()}
 
 

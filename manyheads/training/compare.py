@@ -26,12 +26,14 @@ from manyheads.files.write import check_writable, explain_write_errors, write_at
 from manyheads.model.build import resolve_device
 from manyheads.spec import Tree, load_parts, override
 from manyheads.training.events import Finished, Step
-from manyheads.training.folder import check_same_run, data_hashes, read_events, tree_changes
+from manyheads.training.folder import check_same_run, data_hashes, tree_changes
 from manyheads.training.grid import MAX_RUNS, Axis, CellRun, GridCell, make_grid, read_axes
-from manyheads.training.loop import handle_signals, train_events
+from manyheads.training.log import read_events
+from manyheads.training.loop import train_events
 from manyheads.training.prepare import PreparedRun, prepare
 from manyheads.training.resources import check_resources, estimate_resources
 from manyheads.training.run import RunSpec, read_run, read_run_file
+from manyheads.training.signals import handle_signals
 from manyheads.training.store import read_pointer
 
 MAX_JOBS = 1024

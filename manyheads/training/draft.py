@@ -73,7 +73,8 @@ def head_for(task: type[TaskSpec], checkpoint: Checkpoint) -> Tree | None:
         return {"kind": "none"}
     pooled: Tree = {"pool": "mean"} if checkpoint.spec.encoder else {"pool": "last", "bias": False}
     usual = {"kind": "classes"} | pooled if classes else {"kind": "tied"}
-    return next((head for head in family_heads(checkpoint) if head_output(head) in task.head_outputs), usual) | classes
+    heads = (head for head in family_heads(checkpoint) if HeadSpec.choose(head).output in task.head_outputs)
+    return next(heads, usual) | classes
 
 
 def family_heads(checkpoint: Checkpoint) -> Iterator[Tree]:
@@ -88,10 +89,6 @@ def family_heads(checkpoint: Checkpoint) -> Iterator[Tree]:
             head = to_tree(family.spec_of(config | {"architectures": [architecture]}).head)
             usual = to_tree(HeadSpec.choose(head["kind"]))
             yield {key: value for key, value in head.items() if key == "kind" or value != usual[key]}
-
-
-def head_output(head: Tree) -> str:
-    return HeadSpec.choose(head).output
 
 
 # ---------------------------------------------------------------------------------------------------------------- draft

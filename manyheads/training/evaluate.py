@@ -198,9 +198,7 @@ def make_evaluation(
         raise ColumnError(
             f"{task.kind} needs the field {missing[0]} and {corpus.description} has {', '.join(corpus.fields)}"
         )
-    columns = [corpus.fields.index(name) for name in fields]
-    evaluated_rows = rows[: options.max_rows]
-    labels = None
+    evaluated_rows, labels = rows[: options.max_rows], None
     if "label" in corpus.fields:
         index = corpus.fields.index("label")
         labels = [row[index] for row in evaluated_rows], [row[index] for row in corpus.train]
@@ -209,8 +207,8 @@ def make_evaluation(
     data = EvalData(
         corpus=corpus,
         fields=fields,
-        rows=[tuple(row[i] for i in columns) for row in evaluated_rows],
-        train_rows=[tuple(row[i] for i in columns) for row in corpus.train],
+        rows=corpus.select(evaluated_rows, fields),
+        train_rows=corpus.select(corpus.train, fields),
         labels=labels,
     )
     return Evaluation(

@@ -1,4 +1,4 @@
-"""The folder of a run: its lock, its record of settings and data, and its log."""
+"""The folder of a run: its lock, and its record of settings and data."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import platform
-import re
 import socket
 import subprocess
 import sys
@@ -16,28 +15,25 @@ import time
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from pydantic_core import to_jsonable_python
 
 from manyheads.data.tokenized import TokenizedRows, TokenRows, TruncatedRows, fingerprint, read_index
 from manyheads.errors import (
     CheckpointNotFoundError,
-    MissingExtraError,
     RunChangedError,
     RunError,
     RunLockedError,
     UsageError,
 )
-from manyheads.files.read import open_regular, read_json_or_empty, read_toml
-from manyheads.files.write import append_atomic, check_writable, explain_write_errors, write_atomic
+from manyheads.files.read import read_json_or_empty, read_toml
+from manyheads.files.write import check_writable, explain_write_errors, write_atomic
 from manyheads.spec import Tree, did_you_mean, quoted, to_toml, to_tree
-from manyheads.training.events import Change, Event
+from manyheads.training.events import Change
+from manyheads.training.log import read_events
 from manyheads.training.prepare import PreparedRun
 from manyheads.training.run import SAFE_TO_CHANGE, RunSpec
 from manyheads.training.store import SAVED_RUN, checkpoints
@@ -52,7 +48,6 @@ DATA_FIELDS = (
     "tokenizer.hash",
 )  # fields of data.json
 ROWS_PER_HASH_CALL = 4096  # one call per row would take longer than hashing its ids
-MAX_EVENT_BYTES = 1 << 24  # a longer line of metrics.jsonl is read in pieces, which are no events
 NEW_OUTPUT = "use another --output"
 
 
@@ -339,106 +334,3 @@ def git_commit() -> str | None:
     except (OSError, subprocess.SubprocessError):  # no git, or no repository here
         return None
     return done.stdout.strip() or None
-
-
-# ------------------------------------------------------------------------------------------------------------- the log
-
-
-@contextmanager
-def open_log(folder: Path, *, tensorboard: bool) -> Iterator[Log]:
-    writer = TensorBoardWriter(folder) if tensorboard else None
-    try:
-        yield Log(folder / "metrics.jsonl", writer=writer)
-    finally:
-        if writer is not None:
-            writer.close()
-
-
-class Log:
-    """Writes metrics.jsonl, one line per event. On a full disk, lines wait in memory until they can be written."""
-
-    def __init__(self, path: Path, writer: Callable[[Tree], None] | None = None) -> None:
-        self.path, self.writer = path, writer
-        self.waiting, self.failing, self.created = list[str](), False, False
-
-    def add(self, event: Event) -> str | None:
-        """Writes an event: its name in snake case and its fields. Returns the error of the first write that fails."""
-        line = {"event": re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()} | asdict(event)
-        self.waiting.append(json.dumps(to_jsonable_python(line, inf_nan_mode="null")) + "\n")
-        failed_before, self.failing = self.failing, True
-        try:
-            append_atomic(self.path, "".join(self.waiting).encode(), create=not self.created)
-            self.created = True
-            self.waiting.clear()
-            if self.writer is not None:
-                self.writer(line)
-        except OSError as error:
-            path = self.path if self.waiting else self.path.with_name("events.out.tfevents.*")
-            message = f"cannot write {path}: {error.strerror or error}; training continues, and the write is retried"
-            return None if failed_before else message
-        self.failing = False
-        return None
-
-    def drop_after(self, step: int, evaluated_step: int) -> None:
-        """Removes lines of steps and evaluations that will be repeated, and a line that a crash left incomplete."""
-        if self.path.exists():
-            with explain_write_errors(self.path):
-                last_steps = {"evaluated": evaluated_step}
-                kept = (
-                    event for event in read_events(self.path) if event["step"] <= last_steps.get(event["event"], step)
-                )
-                write_atomic(self.path, "".join(f"{json.dumps(event)}\n" for event in kept))
-
-
-def read_events(path: Path) -> Iterator[Tree]:
-    """Yields the events of metrics.jsonl, without a line that a crash left incomplete."""
-    if not path.exists():
-        return
-    with open_regular(path) as file:
-        while line := file.readline(MAX_EVENT_BYTES):
-            with suppress(ValueError, RecursionError):
-                event = json.loads(line)
-                if isinstance(event, dict) and "event" in event and type(event.get("step")) is int:
-                    yield event
-
-
-class TensorBoardWriter:
-    """Writes one event file per launch; its first record makes TensorBoard drop later steps of earlier files.
-
-    tensorboardX's own writer has a thread, which a full disk kills with a traceback; here the caller gets the error.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        try:
-            from tensorboardX import event_file_writer, proto, summary  # noqa: F401
-            from tensorboardX.proto import event_pb2
-        except ImportError:
-            raise MissingExtraError(
-                "train.tensorboard needs tensorboardX", hint="pip install 'manyheads[log]'"
-            ) from None
-        self.file: Any = None
-        self.prefix, self.open = str(folder / "events"), event_file_writer.EventsWriter
-        self.event, self.session, self.scalar = event_pb2.Event, event_pb2.SessionLog, summary.scalar
-
-    def __call__(self, line: Tree) -> None:
-        if line["event"] == "evaluated":
-            scalars = {f"validation/{name}": value for name, value in line["metrics"].items()}
-        elif line["event"] == "step":
-            scalars = {f"train/{name}": line[name] for name in ("loss", "lr", "grad_norm")}
-            scalars["train/tokens_per_second"] = line["tokens"] / max(line["seconds"], 1e-9)
-        else:
-            return
-        if self.file is None:
-            self.file = self.open(self.prefix, filename_suffix=f".{os.getpid()}.{line['step']}")
-            self.write(line["step"], session_log=self.session(status=self.session.START))
-        for name, value in scalars.items():
-            self.write(line["step"], summary=self.scalar(name, value))
-        self.file.flush()
-
-    def write(self, step: int, **fields: Any) -> None:
-        self.file.write_event(self.event(wall_time=time.time(), step=step, **fields))
-
-    def close(self) -> None:
-        with suppress(OSError):
-            if self.file is not None:
-                self.file.close()

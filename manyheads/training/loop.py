@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -45,13 +43,14 @@ from manyheads.training.folder import (
     data_hashes,
     environment_changes,
     lock_folder,
-    open_log,
     write_run_files,
 )
+from manyheads.training.log import open_log
 from manyheads.training.optim import ema_weights, restore_ema, update_ema
 from manyheads.training.prepare import PreparedRun, checkpoint_hash, initial_model, prepare
 from manyheads.training.resources import check_resources, estimate_resources
 from manyheads.training.run import RunSpec, to_spec
+from manyheads.training.signals import handle_signals
 from manyheads.training.store import (
     TrainState,
     checkpoint_bytes,
@@ -67,9 +66,6 @@ from manyheads.training.store import (
 GENERATED_ROWS = 64  # rows per batch of greedy decoding in an evaluation
 MAX_SKIPPED_STEPS = 10  # consecutive skipped steps before the run stops
 MAX_FAILED_SAVES = 3  # consecutive failed saves before the run stops
-
-# exit status by the reason for which a run ended, a field of [train] or a signal; 75 is EX_TEMPFAIL, "run it again"
-EXIT_STATUS = {"steps": 0, "stop_at": 0, "patience": 0, "interrupted": 130, "terminated": 75}
 
 ShouldStop = Callable[[], str | None]  # polled between pieces of work; returns a reason to stop, or None
 
@@ -95,8 +91,10 @@ def train(
         check_folder(folder, resume)
         prepared = prepare(spec)
         check_resources(estimate_resources(prepared, folder, target))
-        options: Any = {"device": target, "resume": resume, "override_resume": override_resume}
-        for event in train_events(prepared, folder, should_stop=should_stop, **options):
+        events = train_events(
+            prepared, folder, should_stop=should_stop, device=target, resume=resume, override_resume=override_resume
+        )
+        for event in events:
             progress(event)
     return {"schema": 1, "folder": str(folder)} | asdict(event)
 
@@ -200,9 +198,7 @@ def train_loop(
     reason, improved = state.stop_reason(best) or should_stop(), False
     while reason is None and (state.step < settings.steps or evaluation_due()):
         improved = False
-        if (
-            not evaluation_due()
-        ):  # evaluation_due() is true on resume if a signal interrupted the evaluation of this step
+        if not evaluation_due():  # due on resume if a signal interrupted the evaluation of this step
             with explain_memory_errors(f"batches of {settings.batch_tokens:,} tokens"):
                 event = train_step(model, optimizer, stream, run, state)
             yield event
@@ -404,54 +400,3 @@ def generation_metrics(model: Model, run: PreparedRun, should_stop: ShouldStop) 
 def autocast(device: torch.device) -> torch.autocast:
     """Computes matrix products in bfloat16 on a GPU, and in float32 on a CPU."""
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda")
-
-
-# ------------------------------------------------------------------------------------------------------------- signals
-
-
-class StopSignal:
-    """Records SIGINT, SIGTERM and SIGHUP; calling it returns "interrupted", "terminated" or None.
-
-    A second SIGINT or SIGTERM stops at once. A SIGHUP never is that second signal, because a terminal that is closed,
-    its shell and the system's logout each send one. Before the first call there is nothing to save, so the first signal
-    stops at once, with the exit status of its reason.
-    """
-
-    def __init__(self) -> None:
-        self.reason: str | None = None
-        self.was_polled = self.stop_requested = False
-
-    def __call__(self) -> str | None:
-        self.was_polled = True
-        return self.reason
-
-    def handle(self, number: int, _: Any) -> None:
-        reason = "interrupted" if number == signal.SIGINT else "terminated"
-        if self.was_polled and (number == signal.SIGHUP or not self.stop_requested):
-            self.reason = self.reason or reason
-            self.stop_requested = number != signal.SIGHUP or self.stop_requested
-        elif number == signal.SIGINT:
-            raise KeyboardInterrupt
-        else:
-            signal.signal(signal.SIGHUP, signal.SIG_IGN)
-            raise SystemExit(128 + number if self.was_polled else EXIT_STATUS[reason])
-
-
-@contextmanager
-def handle_signals() -> Iterator[StopSignal]:
-    """Catches the signals inside the block, and restores the handlers at its end.
-
-    A signal that is already ignored stays ignored, as under `nohup` and for `command &` in a script. Only the
-    main thread of a program can catch signals.
-    """
-    should_stop = StopSignal()
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    in_main = threading.current_thread() is threading.main_thread()
-    before = {number: handler for number, handler in before.items() if in_main and handler is not signal.SIG_IGN}
-    for number in before:
-        signal.signal(number, should_stop.handle)
-    try:
-        yield should_stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -78,15 +78,14 @@ def prepare(spec: RunSpec) -> PreparedRun:
     data = prepare_data(spec)
     corpus, tokenizer, special_tokens = data.corpus, data.tokenizer, data.special_tokens
     fields, folder = spec.task.fields_in(corpus.fields), spec.data.tokenized_folder
-    columns = [corpus.fields.index(name) for name in fields]
     labels = label_order(corpus.labels(), data.init_checkpoint) if "label" in fields else ()
     model_spec = fill_sizes(data.model_spec, vocab_size=special_tokens.vocab_size, num_labels=len(labels))
 
     def encode(split: str) -> TokenRows:
         if folder:
             return TokenizedRows(folder, split, tokenizer=tokenizer, fields=fields, labels=labels)
-        rows = [tuple(row[i] for i in columns) for row in corpus.splits[split]]
-        return InMemoryRows(patchify_rows(rows, fields, model_spec), tokenizer, fields, labels)
+        rows = patchify_rows(corpus.select(corpus.splits[split], fields), fields, model_spec)
+        return InMemoryRows(rows, tokenizer, fields, labels)
 
     limits = text_limits(spec, fields, model_spec, special_tokens)
     train, validation = (TruncatedRows(encode(split), limits) for split in ("train", "validation"))

@@ -30,7 +30,8 @@ from manyheads.files.read import sha256
 from manyheads.files.write import write_atomic
 from manyheads.spec import to_toml
 from manyheads.training.events import Resumed, Step
-from manyheads.training.folder import Log, data_hashes
+from manyheads.training.folder import data_hashes
+from manyheads.training.log import Log
 from manyheads.training.prepare import prepare
 from manyheads.training.run import read_run
 from manyheads.training.store import checkpoints, newest_valid, purge

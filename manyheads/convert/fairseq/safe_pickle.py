@@ -56,7 +56,7 @@ class SafeUnpickler(pickle.Unpickler):
         safe = {
             ("collections", "OrderedDict"): OrderedDict,
             ("torch._utils", "_rebuild_tensor_v2"): self.rebuild_tensor,
-            ("torch._utils", "_rebuild_parameter"): rebuild_parameter,
+            ("torch._utils", "_rebuild_parameter"): lambda tensor, *_: tensor,
         } | {("torch", storage): storage for storage in STORAGES}
         return safe.get((module, name), Stub)
 
@@ -75,10 +75,6 @@ class SafeUnpickler(pickle.Unpickler):
         if self.remaining < 0:
             raise ValueError("its tensors are much larger than the file")
         return torch.as_strided(storage, tuple(shape), tuple(stride), offset).clone()
-
-
-def rebuild_parameter(tensor: Any, *_: Any) -> Any:
-    return tensor
 
 
 def read_pickle(path: Path) -> Any:

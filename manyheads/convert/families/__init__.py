@@ -7,8 +7,18 @@ from dataclasses import KW_ONLY, dataclass, field
 from importlib import import_module
 
 from manyheads.convert.config import Config, ConfigRow, read_config, write_config
-from manyheads.convert.keys import PAD_TOKEN_FOR_LAST_POOLING, Labels
-from manyheads.convert.weights import Parameters, Rows, Spelling, Table, Tensors, WeightTable, expand, renames
+from manyheads.convert.keys import PAD_TOKEN_FOR_LAST_POOLING, Labels, tying
+from manyheads.convert.weights import (
+    Parameters,
+    Rows,
+    Spelling,
+    Table,
+    Tensors,
+    WeightTable,
+    expand,
+    renames,
+    token_scores,
+)
 from manyheads.errors import CheckpointConfigError, UnknownArchitectureError
 from manyheads.model.spec import ModelSpec, read_model
 from manyheads.spec import Tree, copy_tree, did_you_mean, quoted
@@ -30,19 +40,39 @@ class Architecture:
 HEADLESS = Architecture(head={"kind": "none"})  # a class without a head
 
 
-def last_token_classes(prefix: str) -> Architecture:
-    """A decoder's class with one score per class, computed from the last token without a bias."""
-    return Architecture(
+def decoder_architectures(
+    name: str,
+    prefix: str = "model.",
+    *,
+    language: str = "ForCausalLM",
+    output: str = "lm_head",
+    head: Tree | None = None,
+    keys: tuple[ConfigRow, ...] = (tying(False),),
+) -> dict[str, Architecture]:
+    """The classes of a decoder: with scores of tokens, with scores of classes from the last token, and without a head.
+
+    The head of tokens is `head`, or the one that `keys` select.
+    """
+    tokens = token_scores(output, "decoder.embed.table")
+    classes = Architecture(
         head={"kind": "classes", "pool": "last", "bias": False},
         weights=renames({"head.output": "score"}),
         keys=(Labels(), PAD_TOKEN_FOR_LAST_POOLING),
         prefix=prefix,
     )
+    return {
+        f"{name}{language}": Architecture(head=head or {}, weights=tokens, keys=keys, prefix=prefix),
+        f"{name}ForSequenceClassification": classes,
+        f"{name}Model": HEADLESS,
+    }
 
 
 @dataclass(frozen=True)
 class Family:
-    """The fields that all models of a family share, the keys of their configs, and the names of their weights."""
+    """The fields that all models of a family share, the keys of their configs, and the names of their weights.
+
+    Parts of a stack that neither the fields nor the keys name are those of `StackSpec` and `DecoderSpec` by default.
+    """
 
     model_type: str
     base_fields: Tree
@@ -99,10 +129,10 @@ class Family:
 
 # model_type → module, in the order in which an export tries them
 NAMES = {
-    "gpt2": "gpt2", "bert": "bert", "llama": "llama", "t5": "t5", "bart": "bart", "marian": "marian",
-    "mistral": "mistral", "qwen2": "qwen", "qwen3": "qwen", "gemma": "gemma", "phi3": "phi3", "phi": "phi",
-    "gptj": "gptj", "gpt_neox": "gpt_neox", "roberta": "roberta", "distilbert": "distilbert", "albert": "albert",
-    "ernie": "ernie", "eurobert": "eurobert", "pegasus": "pegasus", "vit": "vit", "vit_mae": "vit_mae",
+    "gpt2": "gpt2", "bert": "bert", "llama": "llama", "t5": "t5", "bart": "marian", "marian": "marian",
+    "mistral": "llama", "qwen2": "llama", "qwen3": "llama", "gemma": "llama", "phi3": "llama", "phi": "phi",
+    "gptj": "gpt2", "gpt_neox": "gpt_neox", "roberta": "bert", "distilbert": "bert", "albert": "bert",
+    "ernie": "bert", "eurobert": "llama", "pegasus": "marian", "vit": "vit", "vit_mae": "vit",
 }  # fmt: skip
 # families of other formats
 GGUF = tuple(f"gguf-{name}" for name in ("llama", "qwen2", "qwen3", "phi3", "gemma", "gpt2", "gptneox", "phi2"))
@@ -113,5 +143,5 @@ def get_family(model_type: object) -> Family:
     modules = NAMES | OTHERS
     if not isinstance(model_type, str) or model_type not in modules:
         raise UnknownArchitectureError(f"unknown model_type {quoted(model_type)}{did_you_mean(str(model_type), NAMES)}")
-    families: dict[str, Family] = import_module(f"{__name__}.{modules[model_type]}").FAMILIES
-    return families[model_type]
+    families: tuple[Family, ...] = import_module(f"{__name__}.{modules[model_type]}").FAMILIES
+    return next(family for family in families if family.model_type == model_type)

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from manyheads.convert.config import Config, Fields, Fixed, GetField, Key
 from manyheads.convert.families import Architecture, Family
-from manyheads.convert.families.marian import DROPOUT, LAYERS, STACK
+from manyheads.convert.families.marian import DROPOUT, LAYERS
 from manyheads.convert.keys import Choice, activation, in_both, number
 from manyheads.convert.weights import Ignored, TiedTensor, renames
 from manyheads.errors import CheckpointConfigError
-from manyheads.spec import Tree, merge_trees, quoted
+from manyheads.spec import Tree, quoted
 
 STACKS = ("encoder", "decoder")
 
@@ -41,9 +41,8 @@ def normalize_before(name: str) -> Choice:
     return Choice(f"{name}_normalize_before", f"{name}.residual", kinds, False)
 
 
-BASE: Tree = {"encoder": STACK, "decoder": STACK | {"mask": {"causal": True}, "cross": True}}
-SINUSOIDS: Tree = {
-    "embed": {"kind": "tokens", "scale": True},
+BASE: Tree = {
+    "embed": {"scale": True},
     "position": {"kind": "sinusoidal", "layout": "halves", "offset": 2},
 }
 
@@ -105,10 +104,10 @@ TRAINER = frozenset((
     "warmup_updates", "weight_decay", "write_checkpoints_asynchronously", "zero_sharding",
 ))  # fmt: skip
 
-FAMILIES = {
-    "fairseq": Family(
+FAMILIES = (
+    Family(
         "fairseq",
-        merge_trees(BASE, {"encoder": SINUSOIDS, "decoder": SINUSOIDS}),
+        {"encoder": BASE, "decoder": BASE | {"cross": True}},
         keys=(
             Key("target_tokens", "vocab"),
             Key("source_tokens", "source_vocab"),
@@ -137,5 +136,5 @@ FAMILIES = {
                 weights=(TiedTensor("decoder.output_projection.weight", ("decoder.embed.table.weight",)),),
             )
         },
-    )
-}
+    ),
+)

@@ -291,7 +291,7 @@ def gguf_family(
     )
 
 
-ALL = (
+FAMILIES = (
     gguf_family(
         "llama",
         decoder(GATED, "silu"),
@@ -338,4 +338,3 @@ ALL = (
         {"kind": "untied", "bias": True},
     ),
 )
-FAMILIES = {one.model_type: one for one in ALL}

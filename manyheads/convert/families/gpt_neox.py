@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from manyheads.convert.config import Key
-from manyheads.convert.families import HEADLESS, Architecture, Family, last_token_classes
-from manyheads.convert.families.gpt2 import BASE
-from manyheads.convert.keys import Choice, RopeKeys, activation, tying
-from manyheads.convert.weights import QKV, Ignored, Rows, concatenated, renames, token_scores
+from manyheads.convert.families import Family, decoder_architectures
+from manyheads.convert.keys import Choice, RopeKeys, activation, sizes
+from manyheads.convert.weights import QKV, Ignored, Rows, concatenated, renames
 from manyheads.model.spec import ModelSpec
-from manyheads.spec import merge_trees
 
 LAYER = {
     "residual.norms.0": "input_layernorm",
@@ -36,16 +34,13 @@ PARALLEL = Choice(
     "use_parallel_residual", "decoder.residual", ((True, {"kind": "parallel-norms"}), (False, {"kind": "pre"})), True
 )
 
-FAMILIES = {
-    "gpt_neox": Family(
+FAMILIES = (
+    Family(
         "gpt_neox",
-        merge_trees(BASE, {"decoder": {"position": {"kind": "rope"}}}),
+        {"decoder": {"position": {"kind": "rope"}}},
         keys=(
             Key("vocab_size", "vocab"),
-            Key("num_hidden_layers", "decoder.layers"),
-            Key("hidden_size", "decoder.width"),
-            Key("num_attention_heads", "decoder.attention.heads"),
-            Key("intermediate_size", "decoder.feedforward.hidden"),
+            *sizes("decoder"),
             activation("hidden_act", "decoder.feedforward.activation"),
             Key("layer_norm_eps", "decoder.norm.eps"),
             Key("hidden_dropout", ("decoder.residual.dropout", "decoder.embed.dropout"), 0.0),
@@ -59,13 +54,7 @@ FAMILIES = {
             ),
         ),
         weights=weights,
-        architectures={
-            "GPTNeoXForCausalLM": Architecture(
-                weights=token_scores("embed_out", "decoder.embed.table"), keys=(tying(False),), prefix="gpt_neox."
-            ),
-            "GPTNeoXForSequenceClassification": last_token_classes("gpt_neox."),
-            "GPTNeoXModel": HEADLESS,
-        },
+        architectures=decoder_architectures("GPTNeoX", "gpt_neox.", output="embed_out"),
         ignored=(
             "attention_probs_dropout_prob",
             "classifier_dropout",
@@ -73,5 +62,5 @@ FAMILIES = {
             "is_decoder",
             "tie_word_embeddings",
         ),
-    )
-}
+    ),
+)

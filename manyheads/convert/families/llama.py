@@ -1,32 +1,36 @@
-"""LLaMA, all versions: Touvron et al. 2023, Dubey et al. 2024. Layers with RMS norm, gated MLP and RoPE."""
+"""LLaMA, and the families with its layers, which have RMS norm, a gated MLP and RoPE."""
 
 from __future__ import annotations
 
-from manyheads.convert.config import ConfigRow, Fixed, Key
-from manyheads.convert.families import HEADLESS, Architecture, Family, last_token_classes
-from manyheads.convert.keys import RopeKeys, activation, tying
-from manyheads.convert.weights import Ignored, Rows, renames, token_scores
-from manyheads.spec import Tree
+from manyheads.convert.config import ConfigRow, Key, fixed
+from manyheads.convert.families import HEADLESS, Architecture, Family, decoder_architectures
+from manyheads.convert.keys import (
+    Choice,
+    Labels,
+    RopeKeys,
+    SlidingWindow,
+    activation,
+    read_activation,
+    sizes,
+    tying,
+    write_activation,
+)
+from manyheads.convert.weights import QKV, Ignored, Rows, concatenated, renames, token_scores
+from manyheads.spec import Tree, merge_trees
 
 STACK: Tree = {
-    "embed": {"kind": "tokens"},
     "position": {"kind": "rope"},
-    "attention": {"kind": "heads", "bias": False, "output_bias": False},
-    "core": {"kind": "dot"},
+    "attention": {"bias": False, "output_bias": False},
     "feedforward": {"kind": "gated"},
     "norm": {"kind": "rms"},
-    "residual": {"kind": "pre"},
 }
-BASE: Tree = {"decoder": STACK | {"mask": {"causal": True}}}
+BASE: Tree = {"decoder": STACK}
 
 
 def stack_keys(stack: str) -> tuple[ConfigRow, ...]:
     return (
         Key("vocab_size", "vocab"),
-        Key("num_hidden_layers", f"{stack}.layers"),
-        Key("hidden_size", f"{stack}.width"),
-        Key("num_attention_heads", f"{stack}.attention.heads"),
-        Key("intermediate_size", f"{stack}.feedforward.hidden"),
+        *sizes(stack),
         activation("hidden_act", f"{stack}.feedforward.activation", default="silu"),
         Key("rms_norm_eps", f"{stack}.norm.eps"),
         Key("attention_dropout", f"{stack}.core.dropout", 0.0),
@@ -69,35 +73,144 @@ WEIGHTS: Rows = (
     *renames(QUERY_KEY_NORMS, "decoder.layers.*.", "layers.*.", optional=True),
     INV_FREQ,
 )
-
-
-def architectures(name: str, *, tied: bool = False) -> dict[str, Architecture]:
-    return {
-        f"{name}ForCausalLM": Architecture(
-            weights=token_scores("lm_head", "decoder.embed.table"), keys=(tying(tied),), prefix="model."
-        ),
-        f"{name}ForSequenceClassification": last_token_classes("model."),
-        f"{name}Model": HEADLESS,
-    }
-
-
 IGNORED = ("tie_word_embeddings",)
 BIASES = biases("decoder")[0]
 
-FAMILIES = {
-    "llama": Family(
+# "gelu" in the first releases of Gemma means the tanh approximation
+GEMMA_ACTIVATION = Key(
+    "hidden_act", "decoder.feedforward.activation", "gelu",
+    reads=lambda name: "gelu-tanh" if name == "gelu" else read_activation(name),
+    writes=lambda ours: "gelu_pytorch_tanh" if ours == "gelu-tanh" else write_activation(ours),
+)  # fmt: skip
+# a second key for the same activation, which some configs of Gemma have
+HIDDEN_ACTIVATION = Choice("hidden_activation", "decoder.feedforward", ((None, {}), ("gelu_pytorch_tanh", {})), None)
+PHI3_LAYER = {
+    "attention.output": "self_attn.o_proj",
+    "feedforward.down": "mlp.down_proj",
+    "residual.norms.0": "input_layernorm",
+    "residual.norms.1": "post_attention_layernorm",
+}
+POOLING = Choice(
+    "classifier_pooling",
+    "head",
+    (
+        ("late", {"pool.kind": "mean", "dense_before_pool": True}),
+        ("mean", {"pool.kind": "mean", "dense_before_pool": False}),
+        ("bos", {"pool.kind": "first", "dense_before_pool": False}),
+    ),
+    "late",
+)
+
+FAMILIES = (
+    # all versions: Touvron et al. 2023, Dubey et al. 2024
+    Family(
         "llama",
+        BASE,
+        keys=(*KEYS, *heads(), RopeKeys(), *biases("decoder"), *fixed(pretraining_tp=1, rope_interleaved=False)),
+        weights=WEIGHTS,
+        architectures=decoder_architectures("Llama"),
+        ignored=(*IGNORED, "is_llama_config", "max_sequence_length"),
+    ),
+    # Jiang et al. 2023: windowed attention
+    Family(
+        "mistral",
+        BASE,
+        keys=(*KEYS, *heads(kv_heads=8), RopeKeys(), Key("sliding_window", "decoder.mask.window", 4096)),
+        weights=WEIGHTS,
+        architectures=decoder_architectures("Mistral"),
+        ignored=IGNORED,
+    ),
+    # Yang et al. 2024: biases on q, k and v; each token has one position, not several as in images
+    Family(
+        "qwen2",
+        merge_trees(BASE, {"decoder": {"attention": {"bias": True}}}),
+        keys=(*KEYS, heads(kv_heads=32)[0], RopeKeys(), SlidingWindow(), *fixed(use_mrope=False)),
+        weights=WEIGHTS,
+        architectures=decoder_architectures("Qwen2"),
+        ignored=(*IGNORED, "seq_length"),
+    ),
+    # Yang et al. 2025: norms on q and k
+    Family(
+        "qwen3",
+        merge_trees(BASE, {"decoder": {"attention": {"qk_norm": {"kind": "rms"}}}}),
+        keys=(
+            *KEYS,
+            *heads(kv_heads=32, size=128),
+            RopeKeys(),
+            SlidingWindow(),
+            BIASES,
+            Key("rms_norm_eps", "decoder.attention.qk_norm.eps"),
+        ),
+        weights=WEIGHTS,
+        architectures=decoder_architectures("Qwen3"),
+        ignored=IGNORED,
+    ),
+    # Mesnard et al. 2024: embeddings are multiplied by √D, norms by 1 + γ, and the head is tied
+    Family(
+        "gemma",
+        merge_trees(BASE, {"decoder": {"embed": {"scale": True}, "norm": {"kind": "rms-one"}}}),
+        keys=(
+            *KEYS,
+            *heads(kv_heads=16, size=256),
+            RopeKeys(),
+            BIASES,
+            GEMMA_ACTIVATION,
+            HIDDEN_ACTIVATION,
+            *fixed(use_bidirectional_attention=None),
+        ),
+        weights=WEIGHTS,
+        architectures=decoder_architectures("Gemma", keys=(tying(True),)),
+        ignored=IGNORED,
+    ),
+    # Abdin et al. 2024: q, k and v concatenated, and gate and up concatenated
+    Family(
+        "phi3",
         BASE,
         keys=(
             *KEYS,
-            *heads(),
-            RopeKeys(),
-            *biases("decoder"),
-            Fixed("pretraining_tp", 1),
-            Fixed("rope_interleaved", False),
+            heads()[0],
+            RopeKeys(partial=1.0, trained=4096, former=(("su", "longrope"), ("yarn", "longrope"))),
+            Key("sliding_window", "decoder.mask.window", None),
+            Key("embd_pdrop", "decoder.embed.dropout", 0.0),
+            Key("resid_pdrop", "decoder.residual.dropout", 0.0),
+            *fixed(attention_bias=False, lm_head_bias=False, mlp_bias=False, full_attn_mod=1, interpolate_factor=1),
         ),
-        weights=WEIGHTS,
-        architectures=architectures("Llama"),
-        ignored=(*IGNORED, "is_llama_config", "max_sequence_length"),
-    )
-}
+        weights=(
+            *renames(EMBEDDINGS, "decoder."),
+            *renames(PHI3_LAYER, "decoder.layers.*.", "layers.*."),
+            concatenated("layers.*.self_attn.qkv_proj", "decoder.layers.*.attention.", QKV),
+            concatenated("layers.*.mlp.gate_up_proj", "decoder.layers.*.feedforward.", ("gate", "up")),
+            INV_FREQ,
+        ),
+        architectures=decoder_architectures("Phi3"),
+        ignored=IGNORED,
+    ),
+    # Boizard et al. 2025: without a causal mask, as an encoder
+    Family(
+        "eurobert",
+        {"encoder": STACK},
+        keys=(
+            *stack_keys("encoder"),
+            *heads(stack="encoder"),
+            RopeKeys(stack="encoder"),
+            *biases("encoder"),
+            *fixed(pretraining_tp=1),
+        ),
+        weights=(*renames(EMBEDDINGS, "encoder."), *renames(LAYER, "encoder.layers.*.", "layers.*.")),
+        architectures={
+            "EuroBertForMaskedLM": Architecture(
+                weights=token_scores("lm_head", "encoder.embed.table"),
+                keys=(tying(False), Key("mlp_bias", "head.bias", False)),
+                prefix="model.",
+            ),
+            "EuroBertForSequenceClassification": Architecture(
+                head={"kind": "classes", "dense": True, "activation": "gelu"},
+                weights=renames({"head.dense": "dense", "head.output": "classifier"}),
+                keys=(Labels(), POOLING),
+                prefix="model.",
+            ),
+            "EuroBertModel": HEADLESS,
+        },
+        ignored=(*IGNORED, "classifier_pooling", "clf_pooling", "hidden_dropout", "is_causal"),
+    ),
+)

@@ -1,4 +1,4 @@
-"""Marian: Junczys-Dowmunt et al. 2018, as published for translation by Tiedemann and Thottingal 2020."""
+"""Marian, BART and PEGASUS, which share the layers of the encoder–decoder of Vaswani et al. 2017."""
 
 from __future__ import annotations
 
@@ -6,26 +6,16 @@ from collections.abc import Collection
 
 import torch
 
-from manyheads.convert.config import Config, ConfigRow, Fixed, Key, WriteOnlyKey
-from manyheads.convert.families import Architecture, Family
+from manyheads.convert.config import Config, ConfigRow, Key, WriteOnlyKey, fixed
+from manyheads.convert.families import HEADLESS, Architecture, Family
 from manyheads.convert.keys import activation, in_both
 from manyheads.convert.weights import Ignored, Rename, Rows, Tensors, TiedTensor, renames
 from manyheads.model.spec import ModelSpec
 from manyheads.parts.position import Sinusoidal, SinusoidalSpec
 from manyheads.spec import Tree, merge_trees
 
-STACK: Tree = {
-    "embed": {"kind": "tokens"},
-    "attention": {"kind": "heads"},
-    "core": {"kind": "dot"},
-    "feedforward": {"kind": "mlp"},
-    "norm": {"kind": "layer"},
-    "residual": {"kind": "post"},
-}
-BASE: Tree = {
-    "encoder": STACK,
-    "decoder": STACK | {"embed": {"kind": "shared"}, "mask": {"causal": True}, "cross": True},
-}
+STACK: Tree = {"residual": {"kind": "post"}}
+BASE: Tree = {"encoder": STACK, "decoder": STACK | {"embed": {"kind": "shared"}, "cross": True}}
 
 DROPOUT: tuple[ConfigRow, ...] = (
     Key("dropout", (*in_both("residual.dropout"), *in_both("embed.dropout")), 0.1),
@@ -44,8 +34,7 @@ KEYS: tuple[ConfigRow, ...] = (
     activation("activation_function", *in_both("feedforward.activation")),
     Key("scale_embedding", in_both("embed.scale"), False),
     *DROPOUT,
-    Fixed("tie_word_embeddings", True),
-    Fixed("is_encoder_decoder", True),
+    *fixed(tie_word_embeddings=True, is_encoder_decoder=True),
 )
 IGNORED = (
     "classifier_dropout",
@@ -94,7 +83,7 @@ TOKEN_SCORES: Rows = (
     Rename("final_logits_bias", ("head.bias",), shape=(1, -1)),
     TiedTensor("lm_head.weight", ("encoder.embed.table.weight",)),
 )
-
+GENERATION = Architecture(head={"kind": "tied", "bias": True}, weights=TOKEN_SCORES, prefix="model.")
 
 SINUSOID_KEYS: tuple[ConfigRow, ...] = (
     # transformers requires the id of the token that starts a target and pads a batch
@@ -105,30 +94,69 @@ SINUSOID_KEYS: tuple[ConfigRow, ...] = (
 MAX_SINUSOIDS = 2048  # rows of the tables in transformers; sinusoids themselves have no limit
 SINUSOIDS: Tree = {"position": {"kind": "sinusoidal", "layout": "halves"}}
 
-FAMILIES = {
-    "marian": Family(
+BART_STACK: Tree = {"embed": {"norm": {"kind": "layer"}}, "position": {"kind": "learned", "offset": 2}}
+BART_EMBEDDINGS = {"embed.position.table": "embed_positions", "embed.norm": "layernorm_embedding"}
+PEGASUS_STACK: Tree = SINUSOIDS | {"residual": {"kind": "pre"}}
+
+FAMILIES = (
+    # Junczys-Dowmunt et al. 2018, as published for translation by Tiedemann and Thottingal 2020
+    Family(
         "marian",
         merge_trees(BASE, {"encoder": SINUSOIDS, "decoder": SINUSOIDS}),
         keys=(
             *KEYS,
             Key("decoder_vocab_size", "vocab", None),
             *SINUSOID_KEYS,
-            Fixed("share_encoder_decoder_embeddings", True),
-            Fixed("normalize_before", False),
-            Fixed("normalize_embedding", False),
-            Fixed("add_final_layer_norm", False),
-            Fixed("static_position_embeddings", True),
-            Fixed("add_bias_logits", False),
+            *fixed(share_encoder_decoder_embeddings=True, normalize_before=False, normalize_embedding=False),
+            *fixed(add_final_layer_norm=False, static_position_embeddings=True, add_bias_logits=False),
+        ),
+        weights=(*EMBEDDINGS, *POSITION_TABLES, *LAYERS),
+        architectures={"MarianMTModel": GENERATION},
+        ignored=(*IGNORED, "extra_pos_embeddings"),
+        computed=sinusoid_tables,
+    ),
+    # Lewis et al. 2020: position tables start with two unused rows, and a norm follows the embeddings
+    Family(
+        "bart",
+        merge_trees(BASE, {"encoder": BART_STACK, "decoder": BART_STACK}),
+        keys=(
+            *KEYS,
+            Key("max_position_embeddings", in_both("position.length")),
+            *fixed(normalize_before=False, add_final_layer_norm=False, normalize_embedding=True),
+            *fixed(static_position_embeddings=False, add_bias_logits=False),
+        ),
+        weights=(
+            *EMBEDDINGS,
+            *renames(BART_EMBEDDINGS, "encoder.", "encoder."),
+            *renames(BART_EMBEDDINGS, "decoder.", "decoder."),
+            Ignored("encoder.version"),
+            Ignored("decoder.version"),
+            *LAYERS,
+        ),
+        architectures={"BartForConditionalGeneration": GENERATION, "BartModel": HEADLESS},
+        ignored=(
+            *IGNORED, "extra_pos_embeddings", "force_bos_token_to_be_generated", "replacing_rate", "save_step",
+            "student_decoder_layers", "student_encoder_layers",
+        ),
+    ),
+    # Zhang et al. 2020: norms before the sublayers and after the last layer
+    Family(
+        "pegasus",
+        merge_trees(BASE, {"encoder": PEGASUS_STACK, "decoder": PEGASUS_STACK}),
+        keys=(
+            *KEYS,
+            *SINUSOID_KEYS,
+            *fixed(normalize_before=True, normalize_embedding=False, add_final_layer_norm=True),
+            *fixed(static_position_embeddings=True, add_bias_logits=False),
         ),
         weights=(
             *EMBEDDINGS,
             *POSITION_TABLES,
             *LAYERS,
+            *renames({"encoder.norm": "encoder.layer_norm", "decoder.norm": "decoder.layer_norm"}),
         ),
-        architectures={
-            "MarianMTModel": Architecture(head={"kind": "tied", "bias": True}, weights=TOKEN_SCORES, prefix="model.")
-        },
-        ignored=(*IGNORED, "extra_pos_embeddings"),
+        architectures={"PegasusForConditionalGeneration": GENERATION, "PegasusModel": HEADLESS},
+        ignored=(*IGNORED, "extra_pos_embeddings", "force_bos_token_to_be_generated"),
         computed=sinusoid_tables,
-    )
-}
+    ),
+)  # fmt: skip

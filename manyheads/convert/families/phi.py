@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from manyheads.convert.config import Config, ConfigRow, Fields, GetField, Key
-from manyheads.convert.families import HEADLESS, Architecture, Family, last_token_classes
-from manyheads.convert.families.gpt2 import BASE
+from manyheads.convert.families import Family, decoder_architectures
 from manyheads.convert.families.llama import INV_FREQ
 from manyheads.convert.keys import RopeKeys, activation
-from manyheads.convert.weights import renames, token_scores
-from manyheads.spec import Tree, merge_trees
+from manyheads.convert.weights import renames
+from manyheads.spec import Tree
 
 
 @dataclass(frozen=True)
@@ -53,10 +52,10 @@ LAYER = {
     "residual.norms.0": "input_layernorm",
 }
 
-FAMILIES = {
-    "phi": Family(
+FAMILIES = (
+    Family(
         "phi",
-        merge_trees(BASE, {"decoder": {"position": {"kind": "rope"}, "residual": {"kind": "parallel"}}}),
+        {"decoder": {"position": {"kind": "rope"}, "residual": {"kind": "parallel"}}},
         keys=KEYS,
         weights=(
             *renames({"decoder.embed.table": "embed_tokens", "decoder.norm": "final_layernorm"}),
@@ -64,15 +63,7 @@ FAMILIES = {
             *renames(QUERY_KEY_NORMS, "decoder.layers.*.", "layers.*.", optional=True),
             INV_FREQ,
         ),
-        architectures={
-            "PhiForCausalLM": Architecture(
-                head={"kind": "untied", "bias": True},
-                weights=token_scores("lm_head", "decoder.embed.table"),
-                prefix="model.",
-            ),
-            "PhiForSequenceClassification": last_token_classes("model."),
-            "PhiModel": HEADLESS,
-        },
+        architectures=decoder_architectures("Phi", head={"kind": "untied", "bias": True}, keys=()),
         ignored=("tie_word_embeddings",),
-    )
-}
+    ),
+)

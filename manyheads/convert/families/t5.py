@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from manyheads.convert.config import Config, Fields, Fixed, GetField, Key
+from manyheads.convert.config import Config, Fields, GetField, Key, fixed
 from manyheads.convert.families import Architecture, Family
 from manyheads.convert.keys import FirstOf, in_both, read_activation, write_activation
 from manyheads.convert.weights import Ignored, Rows, TiedTensor, renames, token_scores
@@ -98,24 +98,21 @@ def weights(spec: ModelSpec) -> Rows:
 
 
 STACK: Tree = {
-    "embed": {"kind": "tokens"},
     "position": {"kind": "bucketed"},
-    "attention": {"kind": "heads", "bias": False, "output_bias": False},
-    "core": {"kind": "dot", "scale": 1.0},
+    "attention": {"bias": False, "output_bias": False},
+    "core": {"scale": 1.0},
     "feedforward": {"bias": False},
     "norm": {"kind": "rms"},
-    "residual": {"kind": "pre"},
 }
 DECODER: Tree = {
     "embed": {"kind": "shared"},
     "position": {"kind": "bucketed", "bidirectional": False},
-    "mask": {"causal": True},
     "cross": True,
 }
 DROPOUT = ("embed.dropout", "core.dropout", "feedforward.dropout", "residual.dropout")
 
-FAMILIES = {
-    "t5": Family(
+FAMILIES = (
+    Family(
         "t5",
         {"encoder": STACK, "decoder": STACK | DECODER, "init": "fan-in"},
         keys=(
@@ -131,8 +128,7 @@ FAMILIES = {
             Key("layer_norm_epsilon", in_both("norm.eps"), 1e-6),
             Key("dropout_rate", tuple(path for name in DROPOUT for path in in_both(name)), 0.1),
             FeedForward(),
-            Fixed("is_decoder", False),
-            Fixed("is_encoder_decoder", True),
+            *fixed(is_decoder=False, is_encoder_decoder=True),
         ),
         weights=weights,
         architectures={
@@ -142,5 +138,5 @@ FAMILIES = {
         },
         ignored=("classifier_dropout", "n_positions", "num_hidden_layers"),
         resolve=resolve,
-    )
-}
+    ),
+)

@@ -1,14 +1,14 @@
-"""ViT: Dosovitskiy et al. 2021. Images are split into patches, which follow a learned class token."""
+"""ViT and ViT-MAE. Images are split into patches, which follow a learned class token."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from math import isqrt
 
-from manyheads.convert.config import Config, ConfigRow, Fields, GetField, Key, write_config
+from manyheads.convert.config import Config, Fields, GetField, Key, write_config
 from manyheads.convert.families import Architecture, Family
 from manyheads.convert.families.bert import pooler
-from manyheads.convert.keys import Labels, activation
+from manyheads.convert.keys import Labels, activation, in_both, sizes
 from manyheads.convert.weights import Rename, Rows, renames
 from manyheads.errors import CheckpointConfigError
 from manyheads.model.spec import ModelSpec
@@ -69,29 +69,36 @@ def weights(spec: ModelSpec) -> Rows:
     )  # fmt: skip
 
 
-STACK: Tree = {
-    "position": {"kind": "learned"},
-    "attention": {"kind": "heads"},
-    "core": {"kind": "dot"},
-    "feedforward": {"kind": "mlp"},
-    "norm": {"kind": "layer"},
-    "residual": {"kind": "pre"},
+POSITION = {"kind": "learned"}
+BASE: Tree = {"encoder": {"embed": {"kind": "patches", "class_token": True}, "position": POSITION}}
+
+MAE_DECODER = {
+    "decoder.embed.mask_token": "decoder.mask_token",
+    "decoder.embed.project": "decoder.decoder_embed",
+    "decoder.norm": "decoder.decoder_norm",
+    "head.output": "decoder.decoder_pred",
 }
-BASE: Tree = {"encoder": STACK | {"embed": {"kind": "patches", "class_token": True}}}
+EMBED = {"kind": "mask-tokens", "class_token": True}
 
-KEYS: tuple[ConfigRow, ...] = (
-    Key("num_hidden_layers", "encoder.layers"),
-    Key("hidden_size", "encoder.width"),
-    Key("num_attention_heads", "encoder.attention.heads"),
-    Key("intermediate_size", "encoder.feedforward.hidden"),
-)
 
-FAMILIES = {
-    "vit": Family(
+def mae_weights(spec: ModelSpec) -> Rows:
+    assert spec.decoder is not None
+    shape = (1, -1, spec.decoder.width)
+    return (
+        *(row.renamed(lambda name: f"vit.{name}") for row in weights(spec)),
+        *renames(MAE_DECODER),
+        Rename("decoder.decoder_pos_embed", ("decoder.embed.position.table.weight",), shape=shape),
+        *renames(LAYER, "decoder.layers.*.", "decoder.decoder_layers.*."),
+    )
+
+
+FAMILIES = (
+    # Dosovitskiy et al. 2021
+    Family(
         "vit",
         BASE,
         keys=(
-            *KEYS,
+            *sizes("encoder"),
             ImageSize(),
             activation("hidden_act", "encoder.feedforward.activation"),
             Key("layer_norm_eps", "encoder.norm.eps"),
@@ -110,5 +117,24 @@ FAMILIES = {
             "ViTModel": Architecture(head={"kind": "none"}, weights=pooler()),
         },
         ignored=("encoder_stride", "pooler_output_size", "pooler_act"),
-    )
-}
+    ),
+    # He et al. 2022: the encoder reads some patches, and a narrower decoder reconstructs the others
+    Family(
+        "vit_mae",
+        BASE | {"decoder": {"embed": EMBED, "position": POSITION, "mask": {"causal": False}}},
+        keys=(
+            *sizes("encoder"),
+            ImageSize(in_both("position.length"), ("encoder.embed.pixels", "head.pixels")),
+            *sizes("decoder", "decoder_"),
+            activation("hidden_act", *in_both("feedforward.activation")),
+            Key("layer_norm_eps", in_both("norm.eps")),
+            Key("hidden_dropout_prob", in_both("residual.dropout"), 0.0),
+            Key("attention_probs_dropout_prob", in_both("core.dropout"), 0.0),
+            Key("qkv_bias", in_both("attention.bias"), True),
+        ),
+        weights=mae_weights,
+        architectures={"ViTMAEForPreTraining": Architecture(head={"kind": "pixels", "skip": 1})},
+        ignored=("mask_ratio", "norm_pix_loss"),
+        spellings=(((r"^decoder\.decoder_layers\.", "decoder.decoder_encoder.layer."),),),
+    ),
+)

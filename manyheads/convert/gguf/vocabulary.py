@@ -40,7 +40,7 @@ ADD_BOS = ("llama-bpe",)  # these add bos to every text unless add_bos_token is 
 
 def read_vocabulary(metadata: Mapping[str, Any], path: object) -> Any:
     """The tokenizer of a file; None if it is missing or of an unknown kind."""
-    from tokenizers import AddedToken, Tokenizer
+    from tokenizers import AddedToken, Tokenizer, models
 
     from manyheads.files.tokenizer import check_tokens, explain_tokenizer_errors
 
@@ -54,7 +54,10 @@ def read_vocabulary(metadata: Mapping[str, Any], path: object) -> Any:
     with explain_tokenizer_errors(f"{path} has a tokenizer that cannot be read", CheckpointTokenizerError):
         check_tokens(tokens)
         if model == "gpt2" and pre in PRE_TOKENIZERS:
-            tokenizer = Tokenizer(bpe_by_merges(tokens, get(metadata, "merges", list) or [], ignore_merges=add_bos))
+            merges = (str(merge).partition(" ") for merge in get(metadata, "merges", list) or [])
+            pairs = [(left, right) for left, _, right in merges if right]
+            ids = {token: i for i, token in enumerate(tokens)}
+            tokenizer = Tokenizer(models.BPE(ids, pairs, ignore_merges=add_bos))
             pre_tokenize_bytes(tokenizer, PRE_TOKENIZERS[pre])
         elif model == "llama":
             tokenizer = Tokenizer(bpe_by_scores(tokens, get(metadata, "scores", list) or [], types))
@@ -75,13 +78,6 @@ def read_vocabulary(metadata: Mapping[str, Any], path: object) -> Any:
 def get(metadata: Mapping[str, Any], name: str, kind: type) -> Any:
     value = metadata.get(f"tokenizer.ggml.{name}")
     return value if isinstance(value, kind) else None
-
-
-def bpe_by_merges(tokens: Sequence[str], merges: Sequence[Any], *, ignore_merges: bool) -> Any:
-    from tokenizers import models
-
-    pairs = [(left, right) for left, _, right in (str(merge).partition(" ") for merge in merges) if right]
-    return models.BPE({token: i for i, token in enumerate(tokens)}, pairs, ignore_merges=ignore_merges)
 
 
 def bpe_by_scores(tokens: Sequence[str], scores: Sequence[float], types: Sequence[int]) -> Any:
