@@ -3,7 +3,7 @@
 A fault has an id, the hash of the seed, its file, its line and its change, and the ids order the faults. So another change
 of the sources leaves the choice as it was, and a run that was interrupted goes on where it stopped. `--only ID` tries one
 fault again. First the whole suite runs once with coverage, which tells the tests that run each line. They meet a fault of
-the line, the shortest first, and a fault that survives the first minute of them meets all of them.
+the line, the shortest first, and then the others that run the file. A survivor of the first minute meets all of them.
 """
 
 from __future__ import annotations
@@ -178,11 +178,15 @@ class Coverage:
         self.data.write()
 
     def tests(self, file, line):
-        """The tests that run a line, the shortest first; for one that runs only at import, those that run its file."""
+        """The tests that run a line, the shortest first, and then the others that run its file.
+
+        Some lines of processes that were killed, or that a test stopped from tracing, are missing from the data.
+        """
         by_line = self.data.contexts_by_lineno(self.files[str(file.relative_to(ROOT / "manyheads"))])
         covering = {number: self.names(contexts) for number, contexts in by_line.items()}
-        tests = next((covering[one] for one in range(line, line - 4, -1) if covering.get(one)), set())
-        return sorted(tests or set().union(*covering.values()), key=self.seconds.__getitem__)
+        of_line = next((covering[one] for one in range(line, line - 4, -1) if covering.get(one)), set())
+        of_file = set().union(*covering.values()) - of_line
+        return [sorted(tests, key=self.seconds.__getitem__) for tests in (of_line, of_file)]
 
     def names(self, contexts):
         parts = {part for context in contexts for part in context.split("|")}
@@ -207,7 +211,8 @@ def try_fault(fault, folder, coverage, *, quick):
     key, file, number = fault
     target, start = folder / file.relative_to(ROOT), time.time()
     line, change = plant(file, number, target)
-    tests, total = coverage.tests(file, line), 0.0
+    of_line, of_file = coverage.tests(file, line)
+    tests, total = of_line + of_file, 0.0
     first = [test for test in tests if (total := total + coverage.seconds[test]) < FIRST_SECONDS] or tests[:1]
     test = noticed_by(folder, first) if tests else None
     if test is None and len(first) < len(tests) and not quick:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from math import isqrt
@@ -19,6 +19,7 @@ from manyheads.checkpoint.loading import load
 from manyheads.errors import UnsupportedError
 from manyheads.model.record import RecordedAttention, record
 from manyheads.model.transformer import Transformer
+from manyheads.parts.attention import Attention
 
 LENGTH = 12  # tokens of a random input
 NOT_TIED = "the config ties no weights"
@@ -88,10 +89,10 @@ class ManyheadsModel(RandomInputs):
         ratio = ratio if isinstance(ratio, int | float) else 0.75
         return self.checkpoint.logits(patches[:, : int(patches.shape[1] * (1 - ratio))], patches)
 
-    def record_attentions(self, ids: Tensor, target: Tensor | None) -> list[RecordedAttention]:
-        with record(self.model) as attentions:
+    def record_attentions(self, ids: Tensor, target: Tensor | None) -> Sequence[RecordedAttention]:
+        with record(self.model, activations=False) as tape:
             self.logits(ids, target=target)
-        return attentions
+        return tape
 
     def attention(self, ids: Tensor, target: Tensor | None) -> list[Tensor]:
         """The weights of every attention of one forward pass, B×H×L×M; empty if the model does not return them."""
@@ -114,8 +115,11 @@ class ManyheadsModel(RandomInputs):
 
     def _dead_heads(self, recorded_attention: RecordedAttention) -> int:
         """The number of heads of one attention whose values W_O maps to zero."""
-        attention: Any = self.model.get_submodule(recorded_attention.name)
-        weight = attention.output.weight
+        (weight,) = (
+            module.output.weight
+            for module in self.model.modules()
+            if isinstance(module, Attention) and module.core is recorded_attention.core
+        )
         heads = weight.shape[1] // recorded_attention.value.shape[-1]
         value_BHMK = recorded_attention.value.repeat_interleave(heads // recorded_attention.value.shape[1], dim=1)
         output_BHMD = torch.einsum("bhmk,dhk->bhmd", value_BHMK, weight.unflatten(1, (heads, -1)))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from manyheads.errors import IncompatibleError
+from manyheads.errors import IncompatibleError, UnsupportedError
 from manyheads.parts.core import Core, CoreSpec
 from manyheads.parts.mask import Mask
 from manyheads.parts.norm import NoNormSpec, NormSpec
@@ -33,6 +35,10 @@ class AttentionSpec(Part, slot="attention", default="heads"):
     def num_kv_heads(self) -> int:
         """G, the number of key and value heads."""
         return self.heads
+
+    def keep_heads(self, kept: Sequence[int], width: int) -> AttentionSpec:
+        """The attention with only these heads."""
+        raise UnsupportedError(f"heads of the attention '{self.kind}' cannot be pruned")
 
     def projection(self, width: int, heads: int, size: int) -> nn.Module:
         return HeadsLinear(width, heads, size, bias=self.bias)
@@ -85,6 +91,8 @@ class HeadsSpec(AttentionSpec, kind="heads"):
     (Ainslie et al. 2023), one key head is multi-query attention (Shazeer 2019).
     """
 
+    title = "Multi-Head Attention"
+
     kv_heads: int | None = field(None, "G, the number of key and value heads; equal to H by default", ge=1, le=65536)
     size: int | None = field(None, "K, the size of a head; D/H by default", ge=1, le=65536)
 
@@ -99,12 +107,24 @@ class HeadsSpec(AttentionSpec, kind="heads"):
     def num_kv_heads(self) -> int:
         return self.kv_heads or self.heads
 
+    def keep_heads(self, kept: Sequence[int], width: int) -> AttentionSpec:
+        counts = Counter(head * self.num_kv_heads() // self.heads for head in kept)
+        if len(set(counts.values())) > 1:
+            shared = self.heads // self.num_kv_heads()
+            raise UnsupportedError(
+                f"{shared} query heads share a key head, and as many of each must stay; to keep: {list(kept)}"
+            )
+        kv_heads = None if self.kv_heads is None else len(counts)
+        return self.replace(heads=len(kept), kv_heads=kv_heads, size=self.head_size(width))
+
 
 class WideSpec(AttentionSpec, kind="wide"):
     """Every head as wide as the model (K = D); the n×(H·D) heads are projected back to D: 4·H·D² weights
 
     The drawing of many lectures, where the heads are n×D each.
     """
+
+    title = "Wide Multi-Head Attention"
 
     def head_size(self, width: int) -> int:
         return width
@@ -115,6 +135,8 @@ class NarrowSpec(AttentionSpec, kind="narrow"):
 
     A head reads only its chunk of the input; W_O mixes them. Bloem 2019 calls the two narrow and wide self-attention.
     """
+
+    title = "Narrow Multi-Head Attention"
 
     def head_size(self, width: int) -> int:
         return split_width(width, self.heads)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from manyheads.errors import UnsupportedError
 from manyheads.spec import Part, field
 
 
@@ -25,6 +27,8 @@ class LayerNormSpec(NormSpec, kind="layer"):
     Ba, Kiros and Hinton 2016, arXiv 1607.06450.
     """
 
+    title = "LayerNorm"
+
     eps: float = field(1e-5, "ε under the root", gt=0)
     bias: bool = field(True, "whether β is learned")
 
@@ -38,6 +42,8 @@ class RMSNormSpec(NormSpec, kind="rms"):
     Zhang and Sennrich 2019, arXiv 1910.07467.
     """
 
+    title = "RMSNorm"
+
     eps: float = field(1e-6, "ε under the root", gt=0)
 
     def build(self, width: int) -> nn.Module:
@@ -49,6 +55,8 @@ class RMSOneSpec(NormSpec, kind="rms-one"):
 
     Mesnard et al. 2024, arXiv 2403.08295, as published in code.
     """
+
+    title = "RMSNorm, gain 1 + γ"
 
     eps: float = field(1e-6, "ε under the root", gt=0)
 
@@ -69,5 +77,24 @@ class RMSOne(nn.RMSNorm):
 class NoNormSpec(NormSpec, kind="none"):
     """x, without normalisation"""
 
+    title = ""
+
     def build(self, width: int) -> nn.Module:
         return nn.Identity()
+
+
+def frozen_norm(norm: nn.Module, x: Tensor) -> tuple[Callable[[Tensor], Tensor], Tensor]:
+    """The norm as a linear map and an offset, norm(x) = map(x) + offset, with its scale at x held fixed."""
+    zero = torch.zeros_like(x)
+    match norm:
+        case nn.Identity():
+            return (lambda part: part), zero
+        case nn.LayerNorm():
+            factor = (x.var(dim=-1, unbiased=False, keepdim=True) + norm.eps).rsqrt() * norm.weight
+            offset = zero if norm.bias is None else norm.bias
+            return (lambda part: (part - part.mean(dim=-1, keepdim=True)) * factor), offset
+        case nn.RMSNorm():
+            gain = 1.0 + norm.weight if isinstance(norm, RMSOne) else norm.weight
+            factor = (x.square().mean(dim=-1, keepdim=True) + (norm.eps or 0.0)).rsqrt() * gain
+            return (lambda part: part * factor), zero
+    raise UnsupportedError(f"a norm of type {type(norm).__name__} is not known as a linear map")

@@ -6,7 +6,6 @@ Forward hooks record queries and keys during the task's own forward pass; the at
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -41,7 +40,7 @@ StackName = Literal["encoder", "decoder"]
 class AttentionLayer:
     """One self- or cross-attention of a model, as its spec describes it."""
 
-    name: str  # the name that `record` gives it; layers with shared weights share the name
+    name: str  # the name that `record` gives it
     where: Literal["self", "cross"]
     stack: StackName
     index: int
@@ -261,7 +260,7 @@ def attention_layers(model: ModelSpec) -> tuple[AttentionLayer, ...]:
     for stack in names:
         spec = getattr(model, stack)
         for i, layer in enumerate(spec.expanded_layers() if spec else ()):
-            name = f"{stack}.layers.{i // spec.group_size}"
+            name = f"{stack}.layers.{i}"
             layers.append(AttentionLayer(f"{name}.attention", "self", stack, i, layer.attention.heads, layer.mask))
             if layer.cross is not None:
                 heads = (layer.cross.attention or layer.attention).heads
@@ -285,18 +284,14 @@ def stack_inputs(layer: AttentionLayer, model: Model, batch: Batch) -> Iterator[
 
 def attention_records(model: ModelSpec, attentions: Sequence[RecordedAttention], batch: Batch) -> list[RecordedQueries]:
     """Pairs the recorded attentions with their layers. A recurrent network attends once per generated token."""
-    by_name: dict[str, list[AttentionLayer]] = {}
-    for layer in attention_layers(model):
-        by_name.setdefault(layer.name, []).append(layer)
-    records, calls, padding_mask = [], Counter[str](), batch.inputs.padding_mask
-    for attention in attentions:
-        call = calls[attention.name]
-        calls[attention.name] += 1
+    layers = {layer.name: layer for layer in attention_layers(model)}
+    records, padding_mask = [], batch.inputs.padding_mask
+    for call, attention in enumerate(attentions):
+        layer, first = layers[attention.name], 0
         if model.recurrent is not None:
-            layer, first = by_name[attention.name][0], call
+            first = call
             query_mask = None if padding_mask is None else ~padding_mask[:, first : first + 1]
         else:
-            layer, first = by_name[attention.name][call % len(by_name[attention.name])], 0
             if layer.where == "self":  # the cross-attention after it has the same queries
                 padding_mask = attention.mask.padding_BM
             query_mask = None if padding_mask is None else ~padding_mask
@@ -319,7 +314,7 @@ def loss_with_auxiliary(
     """Returns the task's loss, with the auxiliary losses of the same forward pass."""
     if not auxiliary_losses:
         return task.loss(model, batch)
-    with record(model) as attentions:
+    with record(model, activations=False) as attentions:
         loss = task.loss(model, batch)
     records = attention_records(model.spec, attentions, batch)
     terms = {

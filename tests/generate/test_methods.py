@@ -342,6 +342,7 @@ def test_a_recording_has_the_calls_of_its_own_thread(recorder):
         pool.submit(model, ids).result()
         for module in model.modules():
             module._forward_pre_hooks_with_kwargs.clear()
+            module._forward_hooks_with_kwargs.clear()
         pool.submit(model, ids).result()
         assert len(recorded) == count > 0
 

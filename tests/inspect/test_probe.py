@@ -1,0 +1,80 @@
+"""Probes find position where it is and chance where it is not (claims L1 to L7)."""
+
+from __future__ import annotations
+
+import kinds
+import pytest
+import torch
+from kinds import random_model
+from raising import raises
+
+from manyheads import build, read_model
+from manyheads.inspect.probe import hash_weights, next_token, position, probe, wilson
+
+ROWS = torch.randint(0, kinds.VOCAB, (150, 8), generator=torch.Generator().manual_seed(0)).tolist()
+
+
+def report(shape, label=position, **changes):
+    model = random_model(getattr(kinds, shape)(**changes), dtype=torch.float32)
+    before = hash_weights(model)
+    result = probe(model, ROWS, label)
+    assert hash_weights(model) == before == result.weights_hash, "the model is frozen"
+    return result
+
+
+@pytest.mark.parametrize("embedded", ["sinusoidal", {"kind": "learned", "length": 64}])
+def test_an_embedded_position_is_found_in_every_layer(embedded):
+    result = report("encoder", position=embedded)
+    assert result.chance == pytest.approx(1 / 8)
+    assert result.layers[0].name == "encoder.embed"
+    assert result.layers[0].accuracy > 0.95
+    for layer in result.layers:
+        assert layer.interval[0] > 3 * result.chance
+        assert layer.shuffled < 2 * result.chance
+        assert layer.mean_distance < 1.5
+
+
+def test_l4_without_positions_a_bidirectional_encoder_stays_at_chance():
+    result = report("encoder", position="none")
+    for layer in result.layers:
+        assert layer.interval[0] <= result.chance + 0.02
+        assert layer.accuracy < 2 * result.chance
+
+
+@pytest.mark.parametrize("stack", ["decoder", "encoder"])
+def test_l3_l7_without_positions_only_a_causal_model_knows_them_even_untrained(stack):
+    """All rows begin with the same token, whose share of the attention is 1/(i + 1) in a causal model."""
+    layers = {"layers": 2, "width": 64, "attention": {"kind": "heads", "heads": 4}, "position": "none"}
+    model = build(read_model({"vocab": kinds.VOCAB + 1, stack: layers, "head": "untied"}))
+    result = probe(model, [[kinds.VOCAB, *row[1:]] for row in ROWS])
+    embeddings, best = result.layers[0].accuracy, max(layer.accuracy for layer in result.layers[1:])
+    assert embeddings < 0.35, "the first position, and chance"
+    assert best > 1.6 * embeddings if stack == "decoder" else best < 1.3 * embeddings
+    assert all(layer.untrained == pytest.approx(layer.accuracy, abs=0.15) for layer in result.layers)
+
+
+def test_l6_any_label_of_a_token():
+    same = report("decoder", label=lambda ids, i: ids[i] % 3)
+    assert same.classes == 3
+    assert same.layers[0].accuracy > 0.95, "the token itself"
+    assert same.layers[0].mean_distance < 0.1
+    names = report("decoder", label=lambda ids, i: None if i == 0 else "odd" if ids[i] % 2 else "even", width=32)
+    assert names.layers[0].mean_distance is None
+    assert names.layers[0].accuracy > 0.95
+    following = report("encoder", label=next_token, position="sinusoidal")
+    assert following.layers[0].accuracy < 3 * following.chance, "a random next token is not in the embedding"
+
+
+def test_what_cannot_be_probed_is_an_error():
+    model = random_model(kinds.decoder(), dtype=torch.float32)
+    with raises("data.empty"):
+        probe(model, ROWS, lambda ids, i: 1)
+    with raises("usage.argument"):
+        probe(random_model(kinds.pair()), ROWS)
+
+
+def test_the_interval_is_wilsons():
+    """Figures of the formula at 8 of 10, from its definition: the roots of (p − f)² = z² p(1 − p)/n."""
+    for fraction, count in ((0.8, 10), (0.0, 20), (1.0, 7)):
+        for bound in wilson(fraction, count):
+            assert (bound - fraction) ** 2 == pytest.approx(1.96**2 * bound * (1 - bound) / count, abs=1e-9)
