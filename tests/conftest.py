@@ -37,8 +37,8 @@ def pytest_addoption(parser):
 
 
 def pytest_xdist_auto_num_workers():
-    """One more than there are cores: tests of signals and processes wait, and another can work meanwhile."""
-    return (os.cpu_count() or 1) + 1
+    """Twice as many as there are cores: tests of signals and processes wait, and another can work meanwhile."""
+    return 2 * (os.cpu_count() or 1)
 
 
 def pytest_collection_modifyitems(items):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import sys
 import threading
-import warnings
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
@@ -345,21 +344,6 @@ def test_a_recording_has_the_calls_of_its_own_thread(recorder):
             module._forward_hooks_with_kwargs.clear()
         pool.submit(model, ids).result()
         assert len(recorded) == count > 0
-
-
-def test_the_compiler_can_trace_a_recording():
-    model, ids = random_model(decoder()), tokens(1, 4)
-    with record(model) as plain:
-        model(ids)
-    for layer in model.decoder.layers:
-        layer.compile(dynamic=True, backend="eager")
-    with warnings.catch_warnings(), record(model) as compiled:
-        warnings.simplefilter("ignore")  # those of loading the compiler
-        warnings.filterwarnings("error", "Dynamo does not know")
-        model(ids)
-    assert [one.name for one in compiled] == [one.name for one in plain]
-    for one, other in zip(compiled, plain, strict=True):
-        torch.testing.assert_close(one.weights(), other.weights())
 
 
 @pytest.mark.parametrize("kind", method_kinds())

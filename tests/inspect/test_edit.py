@@ -147,6 +147,7 @@ def test_an_edit_is_for_its_own_thread():
         assert not torch.equal(model(ids), plain)
 
 
+@pytest.mark.xdist_group("compiler")
 def test_a_compiled_model_is_edited():
     model, ids = random_model(kinds.decoder()).eval(), tokens()
     with edit(model, ablate("decoder.layers.1.attention", head=0)):

@@ -353,6 +353,7 @@ def test_every_builtin_data_set_is_learned_better_than_a_trivial_prediction(name
     assert metrics["loss"] < trivial(run)
 
 
+@pytest.mark.xdist_group("compiler")
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")  # which loading the compiler raises
 @pytest.mark.parametrize("name", ["masked", "causal"])  # the layers of an encoder, and of a decoder
 @torch.no_grad()
