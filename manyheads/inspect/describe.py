@@ -236,7 +236,7 @@ def fields_of(spec: type[Spec]) -> list[Tree]:
     return [
         {
             "field": name,
-            "type": type_name(field.annotation),
+            "type": type_name(field.annotation) + limits(field.metadata),
             "default": plain_default(field.get_default()),
             "meaning": field.description or "",
         }
@@ -257,6 +257,15 @@ def type_name(annotation: Any) -> str:
     if get_origin(annotation) in (tuple, list):
         return "a list"
     return " or ".join(type_name(argument) for argument in arguments if argument is not type(None))
+
+
+def limits(metadata: list[Any]) -> str:
+    """Describes the bounds of a number in words, such as ', 1 to 65,536' or ', above 0'; '' without bounds."""
+    bounds = {name: getattr(one, name) for one in metadata for name in ("ge", "gt", "le", "lt") if hasattr(one, name)}
+    words = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+    if {"ge", "le"} <= set(bounds):
+        return f", {bounds['ge']:,} to {bounds['le']:,}"
+    return "".join(f", {words[name]} {bounds[name]:,}" for name in words if name in bounds)
 
 
 def plain_default(value: Any) -> Any:
