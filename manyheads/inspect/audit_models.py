@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from math import isqrt
@@ -88,10 +88,10 @@ class ManyheadsModel(RandomInputs):
         masked = ratio if isinstance(ratio, int | float) else 0.75
         return self.checkpoint.logits(patches[:, : int(patches.shape[1] * (1 - masked))], patches)
 
-    def recorded(self, ids: Tensor, target: Tensor | None) -> list[RecordedAttention]:
-        with record(self.model) as attentions:
+    def recorded(self, ids: Tensor, target: Tensor | None) -> Sequence[RecordedAttention]:
+        with record(self.model, activations=False) as tape:
             self.logits(ids, target=target)
-        return attentions
+        return tape
 
     def attention(self, ids: Tensor, target: Tensor | None) -> list[Tensor]:
         """The weights of every attention of one forward pass, B×H×L×M; empty if the model does not return them."""

@@ -1,27 +1,37 @@
-"""Records the inputs of every attention, and the hidden states, during a forward pass with the fused kernel.
+"""Records the inputs of every attention, and the activations, during a forward pass with the fused kernel.
 
 Attention weights are computed only when they are used, and a recorded forward gives the same bits as any other.
 """
 
 from __future__ import annotations
 
+import re
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import Any
+from functools import cached_property
+from itertools import cycle
+from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
 
 from manyheads.errors import UnsupportedError, UsageError
 from manyheads.model.recurrent import Recurrent
+from manyheads.model.stack import Stack
 from manyheads.model.transformer import Transformer
-from manyheads.parts.core import Core
+from manyheads.parts.core import Core, block_arguments, repeat_kv
 from manyheads.parts.mask import Mask
 from manyheads.parts.position import Positions
 from manyheads.parts.statistics import Statistics, WeightIndices, log_weights, statistics
+from manyheads.spec import did_you_mean, quoted
+
+# modules whose outputs are recorded besides the attentions, by their names
+ACTIVATIONS = re.compile(
+    r"((encoder|decoder)\.)?(embed|norm|readout|head|layers\.\d+(\.(attention|cross|feedforward))?)"
+)
+Index = int | slice | None  # one of an axis, which is then left out of the result, a part of it, or all
 
 
 @dataclass(frozen=True)
@@ -36,10 +46,23 @@ class RecordedAttention:
     mask: Mask
     positions: Positions
     bias: Tensor | None
+    output: Tensor | None = None  # of each head, B×H×L×K, if activations are recorded
 
-    def weights(self) -> Tensor:
-        """The distribution of every query over the keys, B×H×L×M."""
-        return self.core.weights(self.query, self.key, **self._context)
+    def weights(self, head: Index = None, rows: Index = None, columns: Index = None) -> Tensor:
+        """The distribution of every query over the keys, B×H×L×M, or of some heads and rows; only they are computed."""
+        heads, rows_slice = as_slice(head), as_slice(rows)
+        key = self.key
+        if heads == slice(None) or not self.core.heads_are_alike:
+            query, bias, computed = self.query, self.bias, heads
+        else:
+            query, computed = self.query[:, heads], slice(None)
+            key = repeat_kv(self.key, self.query)[:, heads]
+            bias = self.bias if self.bias is None or self.bias.shape[1] == 1 else self.bias[:, heads]
+        block = block_arguments(rows_slice, slice(None), k=key, positions=self.positions, bias=bias)
+        mask = self.mask if rows_slice == slice(None) else self.mask.submask(rows_slice, slice(None))
+        weights = self.core.weights(query[:, :, rows_slice], mask=mask, **block)[:, computed, :, as_slice(columns)]
+        axes = [axis for axis, index in ((1, head), (2, rows), (3, columns)) if isinstance(index, int)]
+        return weights.squeeze(axes) if axes else weights
 
     @cached_property
     def statistics(self) -> Statistics:
@@ -55,9 +78,87 @@ class RecordedAttention:
         dense = self.mask.dense
         return None if dense is None else dense.expand(-1, -1, self.mask.num_queries, -1)
 
+    @torch.no_grad()
+    def difference(self) -> float:
+        """The largest difference between weights @ v, computed now, and the recorded output."""
+        if self.output is None:
+            raise UsageError("the output was not recorded", hint="record(model, activations=True)")
+        if self.core.training and self.core.dropout:
+            raise UnsupportedError("dropout changed the recorded output; record in evaluation mode, model.eval()")
+        value, largest = repeat_kv(self.value, self.query), 0.0
+        for rows, columns, _ in Core.blocks(self.core, self.query, self.key, self.mask):
+            expected = self.weights(rows=rows, columns=columns) @ value[:, :, columns]
+            largest = max(largest, float((expected - self.output[:, :, rows]).abs().max()))
+        return largest
+
     @property
     def _context(self) -> dict[str, Any]:
         return {"mask": self.mask, "positions": self.positions, "bias": self.bias}
+
+
+def as_slice(index: Index) -> slice:
+    if index is None:
+        return slice(None)
+    return index if isinstance(index, slice) else slice(index, index + 1 or None)
+
+
+class Tape(Sequence[RecordedAttention]):
+    """What was recorded: the attentions, in the order in which they ran, and the activations by name."""
+
+    def __init__(self) -> None:
+        self.attentions: list[RecordedAttention] = []
+        self.outputs: dict[str, list[Tensor]] = {}
+
+    def __len__(self) -> int:
+        return len(self.attentions)
+
+    @overload
+    def __getitem__(self, index: int) -> RecordedAttention: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[RecordedAttention]: ...
+    def __getitem__(self, index: int | slice) -> RecordedAttention | list[RecordedAttention]:
+        return self.attentions[index]
+
+    def names(self) -> list[str]:
+        """The names of the attentions, such as decoder.layers.3.attention and decoder.layers.3.cross."""
+        return list(dict.fromkeys(attention.name for attention in self.attentions))
+
+    def calls(self, name: str) -> list[RecordedAttention]:
+        """The calls of one attention: one, or one per step of generation and of a recurrent network."""
+        calls = [attention for attention in self.attentions if attention.name == name]
+        if not calls:
+            raise UsageError(f"no attention {quoted(name)} was recorded{did_you_mean(name, self.names())}")
+        return calls
+
+    def weights(self, name: str, head: Index = None, rows: Index = None, columns: Index = None) -> Tensor:
+        """The weights of one attention, B×H×L×M; an integer instead of a slice leaves out its axis.
+
+        The rows of several calls follow one another. A call that had fewer keys has zeros for the others.
+        """
+        calls = self.calls(name)
+        if len(calls) == 1:
+            return calls[0].weights(head, rows, columns)
+        width = max(call.key.shape[2] for call in calls)
+        matrices = [call.weights(head) for call in calls]
+        matrix = torch.cat([nn.functional.pad(one, (0, width - one.shape[-1])) for one in matrices], dim=-2)
+        return matrix[..., slice(None) if rows is None else rows, :][..., slice(None) if columns is None else columns]
+
+    def activations(self) -> dict[str, Tensor]:
+        """The outputs of modules by name; those of several calls follow one another along the sequence.
+
+        Names are those of the modules: embed, layers.N, layers.N.attention, layers.N.cross and layers.N.feedforward
+        (before they are added to the residual stream) and norm, after `encoder.` or `decoder.`, and head.
+        """
+        return {name: outputs[0] if len(outputs) == 1 else join(outputs) for name, outputs in self.outputs.items()}
+
+    def verify(self) -> dict[str, float]:
+        """The largest difference between weights @ v and the recorded output, by the name of the attention."""
+        return {name: max(call.difference() for call in self.calls(name)) for name in self.names()}
+
+
+def join(outputs: list[Tensor]) -> Tensor:
+    """The outputs of several steps along the sequence, which is axis 1, or is missing if each is of one token."""
+    return torch.stack(outputs, dim=1) if outputs[0].dim() == 2 else torch.cat(outputs, dim=1)
 
 
 def last_cross_attention(model: Any) -> Core:
@@ -74,44 +175,73 @@ def last_cross_attention(model: Any) -> Core:
     return found
 
 
-def of_this_thread(hook: Callable[..., None]) -> Callable[..., None]:
+def of_this_thread(hook: Callable[..., Any]) -> Callable[..., Any]:
     """The hook of a module that other threads may use too, without their calls; a compiled layer is for one thread."""
     thread = threading.get_ident()
 
-    def call(*args: Any) -> None:  # while it is added or removed, torch may call it without the keyword arguments
+    def call(*args: Any) -> Any:  # while it is added or removed, torch may call it without the keyword arguments
         if torch.compiler.is_compiling() or threading.get_ident() == thread:  # which torch.compile cannot trace
-            hook(*args)
+            return hook(*args)
+        return None
 
     return call
 
 
+def module_names(model: nn.Module) -> dict[nn.Module, list[str]]:
+    """The name of each module, or all its names if several layers share it, in the order in which they run."""
+    names = {module: [name] for name, module in model.named_modules()}
+    for stack, (stack_name, *_) in list(names.items()):
+        if isinstance(stack, Stack) and (size := stack.spec.group_size) > 1:
+            for group, layer in enumerate(stack.layers):
+                for name, module in layer.named_modules(prefix="x"):
+                    numbers = range(group * size, (group + 1) * size)
+                    names[module] = [f"{stack_name}.layers.{i}{name.removeprefix('x')}" for i in numbers]
+    return names
+
+
 @contextmanager
-def record(model: nn.Module, only: Core | None = None) -> Iterator[list[RecordedAttention]]:
-    """Records every attention of the forwards inside the block, or `only` one, in the order in which they run.
+def record(model: nn.Module, only: Core | None = None, *, activations: bool = True) -> Iterator[Tape]:
+    """Records every attention of the forwards inside the block, or `only` one, and the activations of modules.
 
-    Forwards of other threads are not recorded, here and in `record_hidden_states`.
+    Tensors are kept by reference. Forwards of other threads are not recorded. A compiled model runs eagerly inside the
+    block, unless `activations` is false.
 
-    Example: `with record(model) as attentions: model(ids)`, then `attentions[0].weights()`.
+    Example: `with record(model) as tape: model(ids)`, then `tape.weights("decoder.layers.0.attention", head=3)`.
     """
     if not isinstance(model, nn.Module):
         raise UsageError(f"given a {type(model).__name__}, expected a model, which build returns")
-    attentions: list[RecordedAttention] = []
+    tape = Tape()
+    activations = activations and only is None
 
-    def keep(name: str, core: Core, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        query, key, value = args
-        mask, positions, bias = kwargs["mask"], kwargs["positions"], kwargs.get("bias")
-        attentions.append(RecordedAttention(name, core, query, key, value, mask, positions, bias))
+    def attention_hook(names: Iterator[str]) -> Callable[..., None]:
+        def keep(core: Core, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor | None = None) -> None:
+            query, key, value = args
+            mask, positions, bias = kwargs["mask"], kwargs["positions"], kwargs.get("bias")
+            tape.attentions.append(
+                RecordedAttention(next(names), core, query, key, value, mask, positions, bias, output)
+            )
 
-    handles = [
-        module.register_forward_pre_hook(of_this_thread(partial(keep, name.removesuffix(".core"))), with_kwargs=True)
-        for name, module in model.named_modules()
-        if isinstance(module, Core) and only in (None, module)
-    ]
-    try:
-        yield attentions
-    finally:
-        for handle in handles:
-            handle.remove()
+        return keep
+
+    def output_hook(names: Iterator[str]) -> Callable[..., None]:
+        def keep(module: nn.Module, args: Any, output: Any) -> None:
+            name = next(names)
+            if isinstance(output, Tensor):
+                tape.outputs.setdefault(name, []).append(output)
+
+        return keep
+
+    with ExitStack() as stack:
+        if activations:
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        for module, names in module_names(model).items():
+            if isinstance(module, Core) and only in (None, module):
+                hook = of_this_thread(attention_hook(cycle(name.removesuffix(".core") for name in names)))
+                register = module.register_forward_hook if activations else module.register_forward_pre_hook
+                stack.callback(register(hook, with_kwargs=True).remove)
+            if activations and ACTIVATIONS.fullmatch(names[0]):
+                stack.callback(module.register_forward_hook(of_this_thread(output_hook(cycle(names)))).remove)
+        yield tape
 
 
 @contextmanager

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from manyheads.errors import IncompatibleError
+from manyheads.errors import IncompatibleError, UnsupportedError
 from manyheads.parts.core import Core, CoreSpec
 from manyheads.parts.mask import Mask
 from manyheads.parts.norm import NoNormSpec, NormSpec
@@ -33,6 +35,10 @@ class AttentionSpec(Part, slot="attention", default="heads"):
     def num_kv_heads(self) -> int:
         """G, the number of key and value heads."""
         return self.heads
+
+    def keep_heads(self, kept: Sequence[int], width: int) -> AttentionSpec:
+        """The attention with only these heads."""
+        raise UnsupportedError(f"heads of the attention '{self.kind}' cannot be pruned")
 
     def projection(self, width: int, heads: int, size: int) -> nn.Module:
         return HeadsLinear(width, heads, size, bias=self.bias)
@@ -98,6 +104,16 @@ class HeadsSpec(AttentionSpec, kind="heads"):
 
     def num_kv_heads(self) -> int:
         return self.kv_heads or self.heads
+
+    def keep_heads(self, kept: Sequence[int], width: int) -> AttentionSpec:
+        counts = Counter(head * self.num_kv_heads() // self.heads for head in kept)
+        if len(set(counts.values())) > 1:
+            shared = self.heads // self.num_kv_heads()
+            raise UnsupportedError(
+                f"{shared} query heads share a key head, and as many of each must stay; to keep: {list(kept)}"
+            )
+        kv_heads = None if self.kv_heads is None else len(counts)
+        return self.replace(heads=len(kept), kv_heads=kv_heads, size=self.head_size(width))
 
 
 class WideSpec(AttentionSpec, kind="wide"):

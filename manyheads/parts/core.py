@@ -54,6 +54,7 @@ class Core(nn.Module):
     scale = 1.0  # q·k is multiplied by it
     floats_per_score = 1  # floats of memory that the computation of one score needs
     max_scores = 1 << 22  # scores computed at once where no fused kernel applies
+    heads_are_alike = False  # whether all heads have one formula without parameters, so that some can be computed alone
 
     def __init__(self, spec: CoreSpec) -> None:
         super().__init__()
@@ -246,6 +247,8 @@ class InnerProduct(Core):
 
 
 class Dot(InnerProduct):
+    heads_are_alike = True
+
     def __init__(self, spec: DotSpec, query_size: int) -> None:
         super().__init__(spec)
         self.scale = spec.factor(query_size)
@@ -253,6 +256,8 @@ class Dot(InnerProduct):
 
 class Capped(Core):
     """Dot with soft-capped scores, which no fused kernel computes."""
+
+    heads_are_alike = True
 
     def __init__(self, spec: DotSpec, query_size: int, cap: float) -> None:
         super().__init__(spec)

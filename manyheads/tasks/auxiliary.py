@@ -319,7 +319,7 @@ def loss_with_auxiliary(
     """Returns the task's loss, with the auxiliary losses of the same forward pass."""
     if not auxiliary_losses:
         return task.loss(model, batch)
-    with record(model) as recorded:
+    with record(model, activations=False) as recorded:
         loss = task.loss(model, batch)
     records = attention_records(model.spec, recorded, batch)
     terms = {

@@ -1,0 +1,186 @@
+"""Attribution: which layers, heads, words and positions a logit or an attention score comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from manyheads.errors import UnsupportedError, UsageError
+from manyheads.inspect.measure import qk_matrix
+from manyheads.model.record import Tape, record
+from manyheads.model.stack import Stack
+from manyheads.model.transformer import Transformer
+from manyheads.parts.attention import Attention
+from manyheads.parts.core import repeat_kv
+from manyheads.parts.embed import Tokens
+from manyheads.parts.inputs import Inputs
+from manyheads.parts.norm import frozen_norm
+
+TOLERANCE = 1e-3  # relative, between a sum of parts in float32 and the whole
+
+
+def last_stack(model: nn.Module) -> tuple[str, Stack]:
+    if not isinstance(model, Transformer) or model.spec.head.output != "tokens":
+        raise UnsupportedError("this needs a transformer that predicts tokens")
+    return ("encoder" if model.decoder is None else "decoder"), model.last
+
+
+def unembed(model: Transformer, states: Tensor) -> Tensor:
+    """The logits of hidden states after the final norm."""
+    logits: Tensor = model.head(states, table=model.table, padding_mask=None)
+    return logits
+
+
+@torch.no_grad()
+def logit_lens(model: nn.Module, tape: Tape) -> dict[str, Tensor]:
+    """The logits, B×L×V, that the final norm and the head give for the embeddings and for the output of every layer.
+
+    nostalgebraist 2020. Those of the last layer are the model's own.
+    """
+    name, stack = last_stack(model)
+    assert isinstance(model, Transformer)
+    activations = tape.activations()
+    names = [f"{name}.embed", *(f"{name}.layers.{i}" for i in range(stack.spec.layers))]
+    return {one: unembed(model, stack.norm(activations[one])) for one in names}
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """The terms of one logit: by the embedding, each head, each feed-forward network, and biases. They sum to it."""
+
+    terms: dict[str, float]
+    logit: float
+
+
+@torch.no_grad()
+def direct_logit_attribution(model: nn.Module, tape: Tape, position: int, token: int, row: int = 0) -> Attribution:
+    """What each part of the residual stream adds directly to one logit, with the scale of the final norm held fixed.
+
+    It needs a residual stream that is the sum of what the layers add (pre-norm or parallel). Heads are named as
+    decoder.layers.3.attention.5.
+    """
+    name, stack = last_stack(model)
+    assert isinstance(model, Transformer)
+    activations, parts = tape.activations(), dict[str, Tensor]()
+    parts[f"{name}.embed"] = activations[f"{name}.embed"][row, position]
+    bias = torch.zeros_like(parts[f"{name}.embed"])
+    for i in range(stack.spec.layers):
+        layer = f"{name}.layers.{i}"
+        for part in ("attention", "cross"):
+            if f"{layer}.{part}" in activations:
+                attention: Attention = getattr(stack.layer(i), part)
+                for head, added in enumerate(head_outputs(attention, tape, f"{layer}.{part}")[row, :, position]):
+                    parts[f"{layer}.{part}.{head}"] = added
+                bias = bias if attention.output.bias is None else bias + attention.output.bias
+        if f"{layer}.feedforward" in activations:
+            parts[f"{layer}.feedforward"] = activations[f"{layer}.feedforward"][row, position]
+    last = f"{name}.layers.{stack.spec.layers - 1}" if stack.spec.layers else f"{name}.embed"
+    x = activations[last][row, position]
+    total = torch.stack(list(parts.values())).sum(dim=0) + bias
+    if not torch.allclose(total, x, rtol=TOLERANCE, atol=TOLERANCE * float(x.abs().max())):
+        raise UnsupportedError(
+            "the residual stream of this model is not the sum of what its layers add; "
+            "direct logit attribution needs a pre-norm or parallel residual connection"
+        )
+    linear, offset = frozen_norm(stack.norm, x)
+
+    def logits(vectors: Tensor) -> Tensor:
+        return unembed(model, vectors)[..., token]
+
+    zero = torch.zeros_like(x)
+    base = float(logits(zero[None])[0])  # the bias of the head
+    contributions = logits(torch.stack([linear(part) for part in (*parts.values(), bias)])) - base
+    terms = dict(zip((*parts, "biases"), contributions.tolist(), strict=True))
+    terms["biases"] += float(logits((zero + offset)[None])[0])
+    return Attribution(terms, float(logits(stack.norm(x)[None])[0]))
+
+
+def head_outputs(attention: Attention, tape: Tape, name: str) -> Tensor:
+    """What each head adds to the residual stream, B×H×L×D, without the bias of the output projection."""
+    outputs = [call.output for call in tape.calls(name)]
+    if any(output is None for output in outputs):
+        raise UsageError("the outputs of heads were not recorded", hint="record(model, activations=True)")
+    heads_BHLK = torch.cat([output for output in outputs if output is not None], dim=2)
+    weight = attention.output.weight.unflatten(1, (heads_BHLK.shape[1], -1))
+    return torch.einsum("bhlk,dhk->bhld", heads_BHLK, weight)
+
+
+def input_gradients(model: nn.Module, ids: Sequence[int], position: int, token: int) -> Tensor:
+    """∂ logit / ∂ embedding of every input token, L×D; its product with the embedding is gradient × input."""
+    name, stack = last_stack(model)
+    with torch.enable_grad(), record(model) as tape:
+        handle = stack.embed.register_forward_hook(lambda module, args, out: out.detach().requires_grad_())
+        try:
+            logits = model(torch.tensor([list(ids)], device=next(model.parameters()).device))
+        finally:
+            handle.remove()
+    embeddings = tape.activations()[f"{name}.embed"]
+    (gradients,) = torch.autograd.grad(logits[0, position, token], embeddings)
+    return gradients[0]
+
+
+# -------------------------------------------------------------------------------------------- the terms of a score
+
+
+@dataclass(frozen=True)
+class ScoreTerms:
+    """The scores of a head of the first layer, L×L, as terms of words (w) and positions (p) of query and key."""
+
+    word_word: Tensor
+    word_position: Tensor
+    position_word: Tensor
+    position_position: Tensor
+    bias: Tensor  # of the projections and of the position scheme
+
+    @property
+    def total(self) -> Tensor:
+        return self.word_word + self.word_position + self.position_word + self.position_position + self.bias
+
+
+@torch.no_grad()
+def score_terms(model: nn.Module, ids: Sequence[int], head: int) -> ScoreTerms:
+    """Decomposes the scores of a head of the first layer by x = w + p: what q·k owes to words and to positions.
+
+    w is the embedding without its position and p the rest. Norms before the attention act with their scale held fixed,
+    so that the terms sum to the scores. `ids` are those of the encoder, if there is one.
+    """
+    if not isinstance(model, Transformer):
+        raise UnsupportedError("the terms of a score are those of a transformer")
+    name, stack = ("encoder", model.encoder) if model.encoder is not None else ("decoder", model.last)
+    assert stack is not None
+    embed, layer = stack.embed, stack.layer(0)
+    if not isinstance(embed, Tokens):
+        raise UnsupportedError("the terms of a score need token embeddings")
+    joined: list[tuple[Tensor, Tensor]] = []
+    normed: list[Tensor] = []
+    inputs = Inputs.of(torch.tensor([list(ids)], device=next(model.parameters()).device))
+    with ExitStack() as hooks, record(model) as tape:
+        keep_joined = embed.position.register_forward_hook(lambda _, args, out: joined.append((args[0], out)))
+        keep_normed = layer.attention.register_forward_pre_hook(lambda _, args: normed.append(args[0]))
+        hooks.callback(keep_joined.remove)
+        hooks.callback(keep_normed.remove)
+        stack(inputs, table=model.table)
+    word, x = (tensor[0] for tensor in joined[0])
+    if word.shape != x.shape:  # positions are concatenated after the words
+        word = F.pad(word, (0, x.shape[-1] - word.shape[-1]))
+    parts = [word, x - word]
+    embed_norm = frozen_norm(embed.norm, x)[0]
+    parts = [
+        embed_norm(part) if isinstance(embed.project, nn.Identity) else embed_norm(part) @ embed.project.weight.mT
+        for part in parts
+    ]
+    embedded = tape.activations()[f"{name}.embed"][0]
+    if not torch.equal(normed[0][0], embedded):
+        layer_norm = frozen_norm(layer.residual.norms[0], embedded)[0]
+        parts = [layer_norm(part) for part in parts]
+    matrix, call = qk_matrix(layer.attention, head), tape.calls(f"{name}.layers.0.attention")[0]
+    scores = call.core.scores(call.query, repeat_kv(call.key, call.query), call.positions)[0, head]
+    if call.bias is not None:
+        scores = scores + call.bias.expand(1, call.query.shape[1], *scores.shape)[0, head]
+    terms = [left @ matrix @ right.mT for left in parts for right in parts]
+    return ScoreTerms(*terms, bias=scores - torch.stack(terms).sum(dim=0))

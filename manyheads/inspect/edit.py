@@ -1,0 +1,204 @@
+"""Edits of a forward pass: switch off, scale or replace an activation or a head, and patch one from another run.
+
+An edit names an activation as `record` does: 'decoder.layers.3', 'decoder.layers.3.attention', '….feedforward'. With
+`head`, it changes the output of one head before the output projection. With `positions`, it changes only these.
+
+    with edit(model, ablate("decoder.layers.3.attention", head=5), scale("decoder.layers.0.feedforward", 0.5)):
+        logits = model(ids)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from manyheads.checkpoint.checkpoint import Checkpoint
+from manyheads.errors import InputShapeError, UnsupportedError, UsageError
+from manyheads.model.build import build
+from manyheads.model.record import ACTIVATIONS, Tape, as_slice, module_names, of_this_thread
+from manyheads.model.spec import read_model
+from manyheads.model.stack import Layer
+from manyheads.parts.attention import Attention
+from manyheads.parts.core import Core
+from manyheads.spec import Tree, did_you_mean, merge_trees, quoted, to_tree
+
+Positions = int | slice | Sequence[int] | None  # one position, some, or all
+
+
+@dataclass(frozen=True)
+class Edit:
+    """A change of one activation in every forward inside the block of `edit`."""
+
+    name: str
+    change: Callable[[Tensor, Tensor], Tensor]  # new output from (output, input of the module)
+    head: int | None = None
+    positions: Positions = None
+
+
+def ablate(name: str, *, head: int | None = None, positions: Positions = None) -> Edit:
+    """Removes what a module adds: a head, an attention or a feed-forward network gives 0, a layer gives its input."""
+    return Edit(name, lambda output, given: given if given.shape == output.shape else output.mul(0), head, positions)
+
+
+def scale(name: str, factor: float, *, head: int | None = None, positions: Positions = None) -> Edit:
+    """Multiplies an activation by a factor."""
+    return Edit(name, lambda output, _: output * factor, head, positions)
+
+
+def replace_with(name: str, value: Tensor, *, head: int | None = None, positions: Positions = None) -> Edit:
+    """Replaces an activation by a tensor that has its shape, or broadcasts to it."""
+
+    def change(output: Tensor, _: Tensor) -> Tensor:
+        try:
+            return value.to(output).expand_as(output)
+        except RuntimeError:
+            raise InputShapeError(
+                f"the value for {name} has shape {tuple(value.shape)}, expected {tuple(output.shape)}"
+            ) from None
+
+    return Edit(name, change, head, positions)
+
+
+def patch(name: str, tape: Tape, *, head: int | None = None, positions: Positions = None) -> Edit:
+    """Replaces an activation by that of a recorded run; with `head`, its output at these positions."""
+    if head is None:
+        activations = tape.activations()
+        if name not in activations:
+            raise UsageError(f"no activation {quoted(name)} was recorded{did_you_mean(name, activations)}")
+        value = activations[name]
+    else:
+        outputs = [call.output for call in tape.calls(name) if call.output is not None]
+        if not outputs:
+            raise UsageError("the outputs of heads were not recorded", hint="record(model, activations=True)")
+        value = torch.cat(outputs, dim=2)[:, head]
+    index = as_index(positions)
+    return replace_with(name, value if positions is None else value[:, index], head=head, positions=positions)
+
+
+def as_index(positions: Positions) -> Any:
+    """An index of the axis of positions that keeps the axis."""
+    return as_slice(positions) if positions is None or isinstance(positions, int | slice) else list(positions)
+
+
+def apply(edit: Edit, output: Tensor, given: Tensor) -> Tensor:
+    """The output of a module, B×L×D, or of a core, B×H×L×K, after one edit."""
+    index = as_index(edit.positions)
+    try:
+        where = (slice(None), index) if edit.head is None else (slice(None), edit.head, index)
+        part, before = output[where], given[where] if given.shape == output.shape else given
+    except IndexError as error:
+        raise UsageError(f"{edit.name}: {error}") from None
+    if part.shape == output.shape:
+        return edit.change(output, before)
+    result = output.clone()
+    result[where] = edit.change(part, before)
+    return result
+
+
+@contextmanager
+def edit(model: nn.Module, *edits: Edit) -> Iterator[None]:
+    """Applies edits to the forwards of this thread inside the block. Weights are not changed.
+
+    Edits of one activation are applied in the order given. A compiled model runs eagerly inside the block.
+    """
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"given a {type(model).__name__}, expected a model, which build returns")
+    names = module_names(model)
+    modules = {name: module for module, all_names in names.items() for name in all_names}
+    with ExitStack() as stack:
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        by_module: dict[nn.Module, dict[str, list[Edit]]] = {}
+        for one in edits:
+            name = one.name if one.head is None else f"{one.name}.core".removeprefix("core.")
+            editable = [key for key in modules if ACTIVATIONS.fullmatch(key)]
+            if name not in modules or (one.head is None and name not in editable):
+                raise UsageError(f"no activation {quoted(one.name)}{did_you_mean(one.name, editable)}")
+            if one.head is not None and not isinstance(modules[name], Core):
+                raise UsageError(f"{one.name} has no heads; leave out head")
+            by_module.setdefault(modules[name], {}).setdefault(name, []).append(one)
+        for module, edits_by_name in by_module.items():
+            hook = of_this_thread(output_hook(names[module], edits_by_name))
+            stack.callback(module.register_forward_hook(hook).remove)
+        yield
+
+
+def output_hook(names: Sequence[str], edits: Mapping[str, Sequence[Edit]]) -> Callable[..., Tensor]:
+    """A hook that changes the outputs of a module, which has several names if several layers share it."""
+    calls = count()
+
+    def change(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+        given = args[0] if isinstance(module, Layer) else output.new_empty(0)
+        for one in edits.get(names[next(calls) % len(names)], ()):
+            output = apply(one, output, given)
+        return output
+
+    return change
+
+
+# -------------------------------------------------------------------------------------------------------------- pruning
+
+
+def prune_heads(checkpoint: Checkpoint, heads: Mapping[str, Sequence[int]]) -> Checkpoint:
+    """A copy of a checkpoint without some heads, by the name of their attention, such as decoder.layers.3.attention.
+
+    Its logits are those of the model with these heads switched off, up to rounding. Save it with `export`.
+    """
+    model, spec = checkpoint.model, to_tree(checkpoint.spec)
+    state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    for name, numbers in heads.items():
+        attention, (stack, layer, part) = find_attention(model, name)
+        layers = getattr(checkpoint.spec, stack).expanded_layers()
+        own = (
+            layers[layer].attention if part == "attention" else layers[layer].cross.attention or layers[layer].attention
+        )
+        if wrong := [number for number in numbers if type(number) is not int or not 0 <= number < own.heads]:
+            raise UsageError(f"{name} has no head {quoted(wrong[0])}, expected 0 to {own.heads - 1}")
+        kept = [number for number in range(own.heads) if number not in numbers]
+        if not kept:
+            raise UnsupportedError(f"{name} would have no head left")
+        if layers[layer].position.mechanism == "bias" or not attention.core.heads_are_alike:
+            raise UnsupportedError(f"{name}: heads with parameters of their own, besides q, k and v, cannot be pruned")
+        width = getattr(checkpoint.spec, stack).width
+        changes: Tree = {"attention": to_tree(own.keep_heads(kept, width))}
+        pattern = spec[stack].get("pattern") or [{}]
+        spec[stack]["pattern"] = [merge_trees(pattern[i % len(pattern)], {}) for i in range(len(layers))]
+        entry = changes if part == "attention" else {"cross": changes}
+        spec[stack]["pattern"][layer] = merge_trees(spec[stack]["pattern"][layer], entry)
+        state |= {f"{name}.{key}": tensor for key, tensor in kept_weights(attention, kept, own.heads).items()}
+    pruned = build(read_model(spec)).to(checkpoint.device).train(model.training)
+    pruned.load_state_dict(state)
+    return replace(checkpoint, model=pruned)
+
+
+def find_attention(model: nn.Module, name: str) -> tuple[Attention, tuple[str, int, str]]:
+    """The attention of this name, and its stack, layer and part."""
+    attentions = {key: module for key, module in model.named_modules() if isinstance(module, Attention)}
+    if (
+        name not in attentions
+        or (match := re.fullmatch(r"(encoder|decoder)\.layers\.(\d+)\.(attention|cross)", name)) is None
+    ):
+        raise UsageError(f"no attention {quoted(name)}{did_you_mean(name, attentions)}")
+    if len(module_names(model)[attentions[name]]) > 1:
+        raise UnsupportedError(f"{name} is shared by several layers, so its heads cannot be pruned")
+    return attentions[name], (match[1], int(match[2]), match[3])
+
+
+def kept_weights(attention: Attention, kept: Sequence[int], heads: int) -> dict[str, Tensor]:
+    """The weights of an attention for some of its heads, by name."""
+    weights = {}
+    for part in ("query", "key", "value"):
+        module = getattr(attention, part)
+        count = module.weight.shape[0] // module.size
+        numbers = sorted({head * count // heads for head in kept})
+        for name, tensor in module.named_parameters():
+            weights[f"{part}.{name}"] = tensor.detach().unflatten(0, (count, -1))[numbers].flatten(0, 1)
+    weight = attention.output.weight.detach()
+    weights["output.weight"] = weight.unflatten(1, (heads, -1))[:, kept].flatten(1)
+    return weights

@@ -1,0 +1,170 @@
+"""Measures of recorded attention: what each head attends to, how attention composes over layers, what a token reaches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from manyheads.errors import UnsupportedError, UsageError
+from manyheads.model.record import RecordedAttention, Tape
+from manyheads.parts.attention import Attention
+from manyheads.parts.core import Core, InnerProduct
+
+
+@dataclass(frozen=True)
+class HeadMeasures:
+    """Means over the queries of one attention, for each head (H). Masses are sums of weights."""
+
+    entropy: Tensor  # −Σ_j α_ij ln α_ij
+    distance: Tensor  # root of the mean of Σ_j α_ij (i − j)²
+    first: Tensor  # mass on the first key that is no padding
+    self: Tensor  # on the key at the query's own position; these and the next are 0 in cross-attention
+    previous: Tensor  # on the key one position before
+    next: Tensor  # on the key one position after
+    same: Tensor  # on other keys with the query's token
+    induction: Tensor  # on the keys after earlier occurrences of the query's token
+
+    def to_dict(self, head: int) -> dict[str, float]:
+        return {field.name: float(getattr(self, field.name)[head]) for field in fields(self)}
+
+
+@torch.no_grad()
+def measure_heads(attention: RecordedAttention, tokens: Tensor | None = None) -> HeadMeasures:
+    """Measures every head. `tokens`, B×M, are the ids of the keys of self-attention; without them, same and induction
+    are 0. Rows of padding, whose query is a padded key, and rows without a visible key are left out."""
+    is_self = attention.mask.num_queries == attention.mask.num_keys and attention.name.split(".")[-1] == "attention"
+    padding_BM = attention.mask.padding_BM
+    rows_BL = row_mask(attention, is_self)
+    masses = torch.zeros(6, attention.query.shape[1], dtype=torch.float64)
+    for rows, _, _ in Core.blocks(attention.core, attention.query, attention.key, attention.mask):
+        weights = attention.weights(rows=rows).masked_fill(~rows_BL[:, None, rows, None], 0.0)
+        for number, cells in enumerate(cells_of(attention, rows, tokens if is_self else None, padding_BM, is_self)):
+            masses[number] += (weights * cells[:, None]).sum(dim=(0, 2, 3), dtype=torch.float64)
+    count = rows_BL.sum().clamp(min=1)
+    statistics, shown = attention.statistics, rows_BL[:, None]
+
+    def mean(values_BHL: Tensor) -> Tensor:
+        return values_BHL.masked_fill(~shown, 0.0).sum(dim=(0, 2), dtype=torch.float64) / count
+
+    return HeadMeasures(mean(statistics.entropy), mean(statistics.distance).clamp(min=0).sqrt(), *(masses / count))
+
+
+def row_mask(attention: RecordedAttention, is_self: bool) -> Tensor:
+    """True for the queries that are measured, B×L."""
+    batch, queries = attention.query.shape[0], attention.mask.num_queries
+    rows = torch.ones(batch, queries, dtype=torch.bool, device=attention.query.device)
+    if is_self and attention.mask.padding_BM is not None:
+        rows = rows & ~attention.mask.padding_BM
+    return rows
+
+
+def cells_of(
+    attention: RecordedAttention, rows: slice, tokens: Tensor | None, padding_BM: Tensor | None, is_self: bool
+) -> list[Tensor]:
+    """Where each of the masses from `first` to `induction` is counted, 1 or B×rows×M, in the order of the fields."""
+    keys = torch.arange(attention.mask.num_keys, device=attention.query.device)[None, None]
+    queries = torch.arange(attention.mask.num_queries, device=keys.device)[rows][None, :, None]
+    first = keys == 0 if padding_BM is None else keys == (~padding_BM).int().argmax(dim=1)[:, None, None]
+    none = torch.zeros(1, 1, 1, dtype=torch.bool, device=keys.device)
+    if not is_self:
+        return [first, none, none, none, none, none]
+    offsets = [keys == queries + step for step in (0, -1, 1)]
+    if tokens is None:
+        return [first, *offsets, none, none]
+    same = (tokens[:, rows, None] == tokens[:, None]) & ~offsets[0]
+    earlier = same & (keys < queries)
+    after = torch.cat((torch.zeros_like(earlier[..., :1]), earlier[..., :-1]), dim=-1)
+    return [first, *offsets, same, after]
+
+
+# ------------------------------------------------------------------------------------------------------- over layers
+
+
+@torch.no_grad()
+def rollout(tape: Tape, stack: str = "") -> Tensor:
+    """Attention rollout, B×L×L: the product over layers of (A + I)/2, with A the mean over heads (Abnar, Zuidema 2020).
+
+    Entry (i, j) is how much of position i of the last layer comes from input j. `stack` is encoder or decoder; by
+    default the only one.
+    """
+    names = [name for name in tape.names() if name.endswith(".attention") and name.startswith(stack)]
+    if len({name.split(".")[0] for name in names}) != 1:
+        found = " and ".join(dict.fromkeys(name.split(".")[0] for name in names)) or "no self-attention"
+        raise UsageError(f"the tape has {found}; name one stack")
+    result: Tensor | None = None
+    for name in names:
+        weights = tape.weights(name).mean(dim=1)
+        layer = (weights + torch.eye(weights.shape[-1], dtype=weights.dtype, device=weights.device)) / 2
+        layer = layer / layer.sum(dim=-1, keepdim=True)
+        result = layer if result is None else layer @ result
+    assert result is not None
+    return result
+
+
+def pointer_field(tape: Tape, position: int, row: int = 0) -> set[int]:
+    """The input positions that can reach an output through the highest weight of each head and the residual stream.
+
+    For cores that take only the highest weight (argmax) this is the receptive field, of at most (k + 1)ⁿ positions
+    with n layers of k heads.
+    """
+    reached = {position}
+    for name in reversed([name for name in tape.names() if name.endswith(".attention")]):
+        pointers = tape.weights(name)[row].argmax(dim=-1)  # H×L
+        reached |= {int(pointers[head, i]) for i in reached for head in range(pointers.shape[0])}
+    return reached
+
+
+@torch.no_grad()
+def receptive_field(
+    outputs: Callable[[Tensor], Tensor], ids: Sequence[int], position: int, *, replacements: Sequence[int]
+) -> set[int]:
+    """The input positions whose change alters the output at `position`, by changing each token in turn.
+
+    `outputs` maps ids, N×L, to outputs, N×L×…; each token is replaced by each of `replacements` that differs from it.
+    """
+    row = torch.tensor(list(ids))
+    before, reached = outputs(row[None])[0, position], set[int]()
+    for j in range(len(ids)):
+        changed = [token for token in replacements if token != ids[j]]
+        rows = row.repeat(len(changed), 1)
+        rows[:, j] = torch.tensor(changed)
+        if changed and bool((outputs(rows)[:, position] != before).any()):
+            reached.add(j)
+    return reached
+
+
+# ----------------------------------------------------------------------------------------------------------- matrices
+
+
+@torch.no_grad()
+def qk_matrix(attention: Attention, head: int) -> Tensor:
+    """W_QᵀW_K of a head times the scale, D×D: the score of x_i and x_j is x_iᵀ M x_j, without biases and positions."""
+    core = attention.core
+    if not isinstance(core, InnerProduct) or not core.heads_are_alike:
+        raise UnsupportedError("a QK matrix needs the core 'dot'")
+    query, key = head_weight(attention.query, head), head_weight(attention.key, head, attention.query)
+    return query.mT @ key * core.scale
+
+
+@torch.no_grad()
+def ov_matrix(attention: Attention, head: int) -> Tensor:
+    """W_O W_V of a head, D×D: what a head adds to the residual stream for an x that it attends to, without biases."""
+    value = head_weight(attention.value, head, attention.query)
+    size = value.shape[0]
+    return attention.output.weight[:, head * size : (head + 1) * size] @ value
+
+
+def head_weight(projection: Any, head: int, query: Any = None) -> Tensor:
+    """The matrix of one head, K×D; key and value heads may be shared by several query heads."""
+    weight = getattr(projection, "weight", None)
+    if not isinstance(weight, Tensor) or weight.dim() != 2:
+        raise UnsupportedError("this attention has no matrix per head that reads the whole vector")
+    matrices = weight.unflatten(0, (-1, projection.size))
+    heads = len(matrices) if query is None else query.weight.shape[0] // query.size
+    if not 0 <= head < heads:
+        raise UsageError(f"there is no head {head}, expected 0 to {heads - 1}")
+    return matrices[head * len(matrices) // heads]
