@@ -112,16 +112,20 @@ def head_outputs(attention: Attention, tape: Tape, name: str) -> Tensor:
 
 def input_gradients(model: nn.Module, ids: Sequence[int], position: int, token: int) -> Tensor:
     """∂ logit / ∂ embedding of every input token, L×D; its product with the embedding is gradient × input."""
-    name, stack = last_stack(model)
-    with torch.enable_grad(), record(model) as tape:
-        handle = stack.embed.register_forward_hook(lambda module, args, out: out.detach().requires_grad_())
-        try:
+    _, stack = last_stack(model)
+    embeddings: list[Tensor] = []
+
+    def replace_with_leaf(module: nn.Module, args: object, output: Tensor) -> Tensor:
+        embeddings.append(output.detach().requires_grad_())
+        return embeddings[0]
+
+    handle = stack.embed.register_forward_hook(replace_with_leaf)
+    try:
+        with torch.enable_grad():
             logits = model(torch.tensor([list(ids)], device=next(model.parameters()).device))
-        finally:
-            handle.remove()
-    embeddings = tape.activations()[f"{name}.embed"]
-    (gradients,) = torch.autograd.grad(logits[0, position, token], embeddings)
-    return gradients[0]
+    finally:
+        handle.remove()
+    return torch.autograd.grad(logits[0, position, token], embeddings)[0][0]
 
 
 # -------------------------------------------------------------------------------------------- the terms of a score
@@ -169,11 +173,9 @@ def score_terms(model: nn.Module, ids: Sequence[int], head: int) -> ScoreTerms:
     if word.shape != x.shape:  # positions are concatenated after the words
         word = F.pad(word, (0, x.shape[-1] - word.shape[-1]))
     parts = [word, x - word]
-    embed_norm = frozen_norm(embed.norm, x)[0]
-    parts = [
-        embed_norm(part) if isinstance(embed.project, nn.Identity) else embed_norm(part) @ embed.project.weight.mT
-        for part in parts
-    ]
+    parts = [frozen_norm(embed.norm, x)[0](part) for part in parts]
+    if isinstance(embed.project, nn.Linear):
+        parts = [part @ embed.project.weight.mT for part in parts]
     embedded = tape.activations()[f"{name}.embed"][0]
     if not torch.equal(normed[0][0], embedded):
         layer_norm = frozen_norm(layer.residual.norms[0], embedded)[0]
@@ -183,4 +185,4 @@ def score_terms(model: nn.Module, ids: Sequence[int], head: int) -> ScoreTerms:
     if call.bias is not None:
         scores = scores + call.bias.expand(1, call.query.shape[1], *scores.shape)[0, head]
     terms = [left @ matrix @ right.mT for left in parts for right in parts]
-    return ScoreTerms(*terms, bias=scores - torch.stack(terms).sum(dim=0))
+    return ScoreTerms(*terms, scores - torch.stack(terms).sum(dim=0))

@@ -1,4 +1,4 @@
-"""Measures of recorded attention: what each head attends to, how attention composes over layers, what a token reaches."""
+"""Measures of recorded attention: what a head attends to, how layers compose, what a token reaches."""
 
 from __future__ import annotations
 
