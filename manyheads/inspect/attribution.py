@@ -184,5 +184,5 @@ def score_terms(model: nn.Module, ids: Sequence[int], head: int) -> ScoreTerms:
     scores = call.core.scores(call.query, repeat_kv(call.key, call.query), call.positions)[0, head]
     if call.bias is not None:
         scores = scores + call.bias.expand(1, call.query.shape[1], *scores.shape)[0, head]
-    terms = [left @ matrix @ right.mT for left in parts for right in parts]
-    return ScoreTerms(*terms, scores - torch.stack(terms).sum(dim=0))
+    ww, wp, pw, pp = (left @ matrix @ right.mT for left in parts for right in parts)
+    return ScoreTerms(ww, wp, pw, pp, bias=scores - (ww + wp + pw + pp))

@@ -76,18 +76,17 @@ class NoNormSpec(NormSpec, kind="none"):
 
 
 def frozen_norm(norm: nn.Module, x: Tensor) -> tuple[Callable[[Tensor], Tensor], Tensor]:
-    """The norm as a linear map plus an offset, norm(x) = map(x) + offset, with the scale that it has at x held fixed."""
+    """The norm as a linear map and an offset, norm(x) = map(x) + offset, with its scale at x held fixed."""
     zero = torch.zeros_like(x)
     match norm:
         case nn.Identity():
             return (lambda part: part), zero
         case nn.LayerNorm():
             factor = (x.var(dim=-1, unbiased=False, keepdim=True) + norm.eps).rsqrt() * norm.weight
-            return (
-                lambda part: (part - part.mean(dim=-1, keepdim=True)) * factor
-            ), zero if norm.bias is None else norm.bias
+            offset = zero if norm.bias is None else norm.bias
+            return (lambda part: (part - part.mean(dim=-1, keepdim=True)) * factor), offset
         case nn.RMSNorm():
             gain = 1.0 + norm.weight if isinstance(norm, RMSOne) else norm.weight
-            factor = (x.square().mean(dim=-1, keepdim=True) + norm.eps).rsqrt() * gain
+            factor = (x.square().mean(dim=-1, keepdim=True) + (norm.eps or 0.0)).rsqrt() * gain
             return (lambda part: part * factor), zero
     raise UnsupportedError(f"a norm of type {type(norm).__name__} is not known as a linear map")
