@@ -77,19 +77,20 @@ def probe(model: nn.Module, rows: Sequence[Sequence[int]], label: Label = positi
         raise EmptyDataError(f"{len(rows):,} rows have {len(names)} labels, too few for a probe")
     fit, test = (y >= 0) & ~is_test, (y >= 0) & is_test
     untrained = build(model.spec, seed=seed, device=next(model.parameters()).device)
+    assert isinstance(untrained, Transformer)
     shuffled = y[fit][torch.randperm(int(fit.sum()), generator=torch.Generator().manual_seed(seed + 1))]
-    numbers = torch.tensor([float(name) for name in names]) if all(type(name) is int for name in names) else None
+    numbers = torch.tensor(names, dtype=torch.float) if all(type(name) is int for name in names) else None
     layers = []
     for (name, x), (_, control) in zip(layer_outputs(model, rows), layer_outputs(untrained, rows), strict=True):
         predicted = classify(x[fit], y[fit], x[test], len(names), seed)
-        right = float((predicted == y[test]).double().mean())
+        right = share(predicted == y[test])
         distance = None if numbers is None else float((numbers[predicted] - numbers[y[test]]).abs().mean())
-        controls = (
-            classify(x[fit], shuffled, x[test], len(names), seed),
-            classify(control[fit], y[fit], control[test], len(names), seed),
+        of_shuffled = classify(x[fit], shuffled, x[test], len(names), seed)
+        of_untrained = classify(control[fit], y[fit], control[test], len(names), seed)
+        interval = wilson(right, int(test.sum()))
+        layers.append(
+            LayerProbe(name, right, interval, share(of_shuffled == y[test]), share(of_untrained == y[test]), distance)
         )
-        others = [float((one == y[test]).double().mean()) for one in controls]
-        layers.append(LayerProbe(name, right, wilson(right, int(test.sum())), *others, mean_distance=distance))
     if hash_weights(model) != before:
         raise AssertionError("the probe changed the model")
     most = Counter(y[test].tolist()).most_common(1)[0][1]
@@ -127,7 +128,7 @@ def classify(x: Tensor, y: Tensor, test_x: Tensor, classes: int, seed: int) -> T
     accuracies = []
     for weight_decay in WEIGHT_DECAYS:
         weight, bias = fit_softmax(x[~held_out], y[~held_out], classes, weight_decay)
-        accuracies.append(float(((x[held_out] @ weight + bias).argmax(dim=1) == y[held_out]).double().mean()))
+        accuracies.append(share((x[held_out] @ weight + bias).argmax(dim=1) == y[held_out]))
     best = WEIGHT_DECAYS[accuracies.index(max(accuracies))]
     weight, bias = fit_softmax(x, y, classes, best)
     return (test_x @ weight + bias).argmax(dim=1)
@@ -142,19 +143,23 @@ def fit_softmax(x: Tensor, y: Tensor, classes: int, weight_decay: float) -> tupl
     def loss() -> Tensor:
         optimizer.zero_grad()
         value = F.cross_entropy(x @ weight + bias, y) + weight_decay / len(x) * weight.square().sum()
-        value.backward()  # type: ignore[no-untyped-call]
+        value.backward()
         return value
 
     with torch.enable_grad():
-        optimizer.step(loss)  # type: ignore[arg-type]
+        optimizer.step(loss)
     return weight.detach(), bias.detach()
 
 
-def wilson(share: float, count: int) -> tuple[float, float]:
-    """The 95 % confidence interval of a share of `count` trials (Wilson 1927)."""
+def share(is_right: Tensor) -> float:
+    return float(is_right.double().mean())
+
+
+def wilson(fraction: float, count: int) -> tuple[float, float]:
+    """The 95 % confidence interval of a fraction of `count` trials (Wilson 1927)."""
     square = CONFIDENCE**2
-    middle = (share + square / (2 * count)) / (1 + square / count)
-    half = CONFIDENCE / (1 + square / count) * math.sqrt(share * (1 - share) / count + square / (4 * count**2))
+    middle = (fraction + square / (2 * count)) / (1 + square / count)
+    half = CONFIDENCE / (1 + square / count) * math.sqrt(fraction * (1 - fraction) / count + square / (4 * count**2))
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
