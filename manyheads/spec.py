@@ -176,6 +176,7 @@ class Part(Spec):
     kind: ClassVar[str]
     default_kind: ClassVar[str]
     kinds: ClassVar[dict[str, type[Part]]]
+    title: ClassVar[str]  # its name in a drawing, by default kind and slot; "" if there is nothing to draw
 
     def __init_subclass__(cls, *, slot: str = "", default: str = "", kind: str = "") -> None:
         super().__init_subclass__()
@@ -194,6 +195,7 @@ class Part(Spec):
                 raise PartsFileError(f"the slot '{cls.slot}' already has a kind '{kind}'; give yours another name")
             cls.kind = kind
             cls.kinds[kind] = cls
+            cls.title = cls.__dict__.get("title", f"{kind} {cls.slot}")
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:

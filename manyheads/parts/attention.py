@@ -91,6 +91,8 @@ class HeadsSpec(AttentionSpec, kind="heads"):
     (Ainslie et al. 2023), one key head is multi-query attention (Shazeer 2019).
     """
 
+    title = "Multi-Head Attention"
+
     kv_heads: int | None = field(None, "G, the number of key and value heads; equal to H by default", ge=1, le=65536)
     size: int | None = field(None, "K, the size of a head; D/H by default", ge=1, le=65536)
 
@@ -122,6 +124,8 @@ class WideSpec(AttentionSpec, kind="wide"):
     The drawing of many lectures, where the heads are n×D each.
     """
 
+    title = "Wide Multi-Head Attention"
+
     def head_size(self, width: int) -> int:
         return width
 
@@ -131,6 +135,8 @@ class NarrowSpec(AttentionSpec, kind="narrow"):
 
     A head reads only its chunk of the input; W_O mixes them. Bloem 2019 calls the two narrow and wide self-attention.
     """
+
+    title = "Narrow Multi-Head Attention"
 
     def head_size(self, width: int) -> int:
         return split_width(width, self.heads)

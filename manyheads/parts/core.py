@@ -179,6 +179,8 @@ class DotSpec(CoreSpec, kind="dot"):
     Vaswani et al. 2017, section 3.2.1. With τ = 1 the scores of unit-normal q and k have variance one.
     """
 
+    title = "scaled dot product"
+
     temperature: float = field(1.0, "τ; a value above 1 flattens the weights, below 1 sharpens them", gt=0)
     scale: float | None = field(None, "the factor of q·k; 1/√K by default", gt=0)
     softcap: float | None = field(None, "c in c·tanh(score/c), which limits the scores; no limit by default", gt=0)
@@ -273,6 +275,8 @@ class BilinearSpec(CoreSpec, kind="bilinear"):
     Luong et al. 2015, arXiv 1508.04025, "general" (there without the scale).
     """
 
+    title = "bilinear score"
+
     scaled: bool = field(True, "divide by √K")
 
     def build(self, heads: int, query_size: int, key_size: int) -> Core:
@@ -298,6 +302,8 @@ class ProjectedSpec(CoreSpec, kind="projected"):
 
     A bilinear score with W = W₁ᵀW₂ of rank at most A.
     """
+
+    title = "projected dot product"
 
     size: int = field(16, "A, the size to which q and k are projected", ge=1, le=65536)
     scaled: bool = field(True, "divide by √A")
@@ -342,6 +348,8 @@ class MergedQKSpec(CoreSpec, kind="merged-qk"):
     The keys are the memory itself, shared by all heads: D² parameters per head where two projections have 2KD.
     """
 
+    title = "one matrix for q and k"
+
     query_source: ClassVar[Literal["head", "memory", "none"]] = "memory"
     key_source: ClassVar[Literal["head", "raw", "none"]] = "raw"
 
@@ -354,6 +362,8 @@ class ArgmaxSpec(CoreSpec, kind="argmax"):
 
     Ties go to the lowest index. Bengio, Léonard and Courville 2013 for the gradient, arXiv 1308.3432.
     """
+
+    title = "argmax"
 
     heads: tuple[StrictInt, ...] | None = field(
         None, "indices of the heads that take the maximum; all heads by default", strict=False, min_length=1
@@ -406,6 +416,8 @@ class AdditiveSpec(CoreSpec, kind="additive"):
 
     Bahdanau, Cho and Bengio 2015, arXiv 1409.0473, appendix A.1.2.
     """
+
+    title = "additive score"
 
     size: int = field(16, "the size of the hidden layer", ge=1, le=65536)
 

@@ -46,6 +46,8 @@ class MlpSpec(FeedForwardSpec, kind="mlp"):
     Vaswani et al. 2017, section 3.3.
     """
 
+    title = "Feed Forward"
+
     hidden: int | None = field(None, "F, the size of the hidden layer; 4·D by default", ge=1, le=1 << 20)
     activation: Activation = field("gelu", "f, the activation function")
     bias: bool = field(True, "whether there are biases b₁ and b₂")
@@ -77,6 +79,8 @@ class GatedSpec(FeedForwardSpec, kind="gated"):
     Shazeer 2020, arXiv 2002.05202.
     """
 
+    title = "Gated Feed Forward"
+
     hidden: int | None = field(
         None, "F, the size of the hidden layer; 8/3·D, rounded up to a multiple of 8, by default", ge=1, le=1 << 20
     )
@@ -107,6 +111,8 @@ class Gated(nn.Module):
 
 class NoFeedForwardSpec(FeedForwardSpec, kind="none"):
     """no feed-forward network after the attention of the layer"""
+
+    title = ""
 
     def build(self, width: int) -> None:
         return None

@@ -35,6 +35,15 @@ class HeadSpec(Part, slot="head", default="tied"):
         """Whether the logits are inner products with the token embedding itself."""
         return False
 
+    def output_size(self, width: int, vocab: int | None) -> int | None:
+        """The size of one output; None if it depends on a vocabulary or on data that is not known yet."""
+        return vocab if self.output == "tokens" else width
+
+    @property
+    def skipped_vectors(self) -> int:
+        """How many vectors before the first token or patch have no output."""
+        return 0
+
     @abstractmethod
     def build(self, width: int, vocab: int, table_shape: TableShape | None) -> Head:
         """Builds the head. `table_shape` is the shape of the token embedding; None if the model has none."""
@@ -49,6 +58,8 @@ class Head(nn.Module):
 
 class NoHeadSpec(HeadSpec, kind="none"):
     """h, the hidden states themselves"""
+
+    title = ""
 
     def build(self, width: int, vocab: int, table_shape: TableShape | None) -> Head:
         return NoHead()
@@ -102,6 +113,8 @@ class TiedHeadSpec(TokenHeadSpec, kind="tied"):
     Press and Wolf 2017, arXiv 1608.05859.
     """
 
+    title = "Linear, tied"
+
     @property
     def is_tied(self) -> bool:
         return True
@@ -132,6 +145,8 @@ class TiedHead(TokenHead):
 class UntiedHeadSpec(TokenHeadSpec, kind="untied"):
     """β · h·u + b, with a matrix of its own that has a row u per token"""
 
+    title = "Linear"
+
     def build(self, width: int, vocab: int, table_shape: TableShape | None) -> Head:
         return UntiedHead(self, width, vocab)
 
@@ -147,6 +162,8 @@ class UntiedHead(TokenHead):
 
 class BilinearHeadSpec(TokenHeadSpec, kind="bilinear"):
     """β · hᵀWe + b, a parametrised inner product with the token's embedding e"""
+
+    title = "Bilinear, tied"
 
     def build(self, width: int, vocab: int, table_shape: TableShape | None) -> Head:
         return BilinearHead(self, width, require_table(table_shape).size, vocab)
@@ -167,6 +184,8 @@ class MaskedHeadSpec(HeadSpec, kind="masked"):
 
     Devlin et al. 2019, arXiv 1810.04805, as published in code.
     """
+
+    title = "Transform, then Linear"
 
     output = "tokens"
 
@@ -302,6 +321,8 @@ class PooledHead(Head):
 class ClassesSpec(PooledHeadSpec, kind="classes"):
     """U·pool(h) + b, one logit per class"""
 
+    title = "Pooling, then Linear"
+
     output = "classes"
 
     classes: int | Literal["data"] = field(2, "the number of classes; 'data' takes it from the training data")
@@ -315,6 +336,9 @@ class ClassesSpec(PooledHeadSpec, kind="classes"):
                 f"given {quoted(value)}, expected a number of classes from 1 to {MAX_COUNT}, or 'data'"
             )
         return value
+
+    def output_size(self, width: int, vocab: int | None) -> int | None:
+        return None if self.classes == "data" else self.classes
 
     def build(self, width: int, vocab: int, table_shape: TableShape | None) -> Head:
         return Classes(self, width)
@@ -335,6 +359,8 @@ class Classes(PooledHead):
 
 class VectorSpec(PooledHeadSpec, kind="vector"):
     """pool(h), one vector per sequence; of length one with `normalize`"""
+
+    title = "Pooling"
 
     output = "vector"
 
@@ -360,10 +386,19 @@ class Vector(PooledHead):
 class PixelsSpec(HeadSpec, kind="pixels"):
     """U·h + b, the pixels of each patch"""
 
+    title = "Linear to Pixels"
+
     output = "pixels"
 
     pixels: int = field(4, "pixel values per patch", ge=1)
     skip: int = field(0, "the number of vectors before the first patch, such as a class token, which are skipped", ge=0)
+
+    def output_size(self, width: int, vocab: int | None) -> int | None:
+        return self.pixels
+
+    @property
+    def skipped_vectors(self) -> int:
+        return self.skip
 
     def build(self, width: int, vocab: int, table_shape: TableShape | None) -> Head:
         return Pixels(self, width)

@@ -27,6 +27,8 @@ class LayerNormSpec(NormSpec, kind="layer"):
     Ba, Kiros and Hinton 2016, arXiv 1607.06450.
     """
 
+    title = "LayerNorm"
+
     eps: float = field(1e-5, "ε under the root", gt=0)
     bias: bool = field(True, "whether β is learned")
 
@@ -40,6 +42,8 @@ class RMSNormSpec(NormSpec, kind="rms"):
     Zhang and Sennrich 2019, arXiv 1910.07467.
     """
 
+    title = "RMSNorm"
+
     eps: float = field(1e-6, "ε under the root", gt=0)
 
     def build(self, width: int) -> nn.Module:
@@ -51,6 +55,8 @@ class RMSOneSpec(NormSpec, kind="rms-one"):
 
     Mesnard et al. 2024, arXiv 2403.08295, as published in code.
     """
+
+    title = "RMSNorm, gain 1 + γ"
 
     eps: float = field(1e-6, "ε under the root", gt=0)
 
@@ -70,6 +76,8 @@ class RMSOne(nn.RMSNorm):
 
 class NoNormSpec(NormSpec, kind="none"):
     """x, without normalisation"""
+
+    title = ""
 
     def build(self, width: int) -> nn.Module:
         return nn.Identity()

@@ -105,6 +105,8 @@ class AttentionPosition(nn.Module):
 class NoPositionSpec(PositionSpec, kind="none"):
     """no position information; only a causal mask makes order visible"""
 
+    title = ""
+
 
 # ---------------------------------------------------------------------------------------------------- mechanism: embed
 
@@ -149,6 +151,8 @@ class SinusoidalSpec(AbsoluteSpec, kind="sinusoidal"):
     Vaswani et al. 2017, section 3.5. `halves` puts all sines before all cosines, as some published models do.
     """
 
+    title = "Positional Encoding, sinusoidal"
+
     theta: float = field(10000.0, "θ, the base of the wavelengths", gt=1)
     layout: Literal["interleaved", "halves"] = field(
         "interleaved", "interleaved is sin, cos, sin, cos …; halves is all sines, then all cosines"
@@ -184,6 +188,8 @@ class LearnedSpec(AbsoluteSpec, kind="learned"):
     Gehring et al. 2017, arXiv 1705.03122. A position of T or more is an error. `offset` skips rows
     that some published models reserve for padding.
     """
+
+    title = "Positional Embedding, learned"
 
     length: int = field(512, "T, the number of positions", ge=1)
     offset: int = field(0, "unused rows before position 0", ge=0)
@@ -253,6 +259,8 @@ class RelativeSpec(BiasSpec, kind="relative"):
     Shaw et al. 2018 in its scalar form. An offset of T or more is an error; use `clipped` for any length.
     """
 
+    title = "Relative Position Bias"
+
     length: int = field(512, "T, the number of positions", ge=1)
 
     @property
@@ -268,6 +276,8 @@ class ClippedSpec(BiasSpec, kind="clipped"):
 
     Shaw et al. 2018, section 3.2, in its scalar form.
     """
+
+    title = "Clipped Relative Position Bias"
 
     clip: int = field(16, "k, the largest offset with a value of its own; larger offsets share it", ge=1)
 
@@ -299,6 +309,8 @@ class BucketedSpec(BiasSpec, kind="bucketed"):
 
     Raffel et al. 2020, arXiv 1910.10683, section 2.1. All layers use one table unless `shared` is false.
     """
+
+    title = "Bucketed Relative Position Bias"
 
     buckets: int = field(32, "the number of buckets, each with a π per head", ge=4)
     max_distance: int = field(128, "offsets of at least this distance share the last bucket", ge=2)
@@ -353,6 +365,8 @@ class ShawSpec(BiasSpec, kind="shaw"):
     Shaw et al. 2018, equation 5 (without relative values, which did not help in their ablation).
     """
 
+    title = "Relative Position Keys"
+
     needs: ClassVar[frozenset[str]] = frozenset({"query"})
 
     clip: int = field(16, "k, the largest offset with a vector of its own; larger offsets share it", ge=1)
@@ -381,6 +395,8 @@ class AlibiSpec(BiasSpec, kind="alibi"):
     Press, Smith and Lewis 2022, arXiv 2108.12409. If H is not a power of two, every other slope of the next power of
     two fills the rest.
     """
+
+    title = "ALiBi"
 
     @property
     def per_layer(self) -> bool:

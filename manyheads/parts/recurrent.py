@@ -32,6 +32,8 @@ class GruSpec(CellSpec, kind="gru"):
     Cho et al. 2014, arXiv 1406.1078; r is applied after U, as in torch; the paper applies it before.
     """
 
+    title = "GRU"
+
     states, encoder, decoder = 1, nn.GRU, nn.GRUCell
 
 
@@ -40,6 +42,8 @@ class LstmSpec(CellSpec, kind="lstm"):
 
     Hochreiter and Schmidhuber 1997; Gers et al. 2000 for f.
     """
+
+    title = "LSTM"
 
     states, encoder, decoder = 2, nn.LSTM, nn.LSTMCell
 
@@ -61,6 +65,8 @@ class Cell(nn.Module):
 class ReadoutSpec(Part, slot="readout", default="state"):
     """The input of the head, computed from the decoder's states s and s′ (previous), embedding e and context c."""
 
+    reads: ClassVar[frozenset[str]] = frozenset({"s", "s′", "e", "c"})  # which of them its output depends on
+
     def width(self, hidden: int) -> int:
         """The size of its output."""
         return hidden
@@ -72,6 +78,9 @@ class ReadoutSpec(Part, slot="readout", default="state"):
 
 class StateReadoutSpec(ReadoutSpec, kind="state"):
     """s, the state itself"""
+
+    title = ""
+    reads: ClassVar[frozenset[str]] = frozenset({"s"})
 
     def build(self, hidden: int, embedding: int, context: int) -> nn.Module:
         return StateReadout()
@@ -87,6 +96,9 @@ class TanhReadoutSpec(ReadoutSpec, kind="tanh"):
 
     Luong et al. 2015, arXiv 1508.04025, equation 5.
     """
+
+    title = "Readout, tanh"
+    reads: ClassVar[frozenset[str]] = frozenset({"s", "c"})
 
     def build(self, hidden: int, embedding: int, context: int) -> nn.Module:
         return TanhReadout(hidden, context)
@@ -106,6 +118,9 @@ class MaxoutReadoutSpec(ReadoutSpec, kind="maxout"):
 
     Bahdanau, Cho and Bengio 2015, arXiv 1409.0473, appendix A.2.2.
     """
+
+    title = "Readout, maxout"
+    reads: ClassVar[frozenset[str]] = frozenset({"s′", "e", "c"})
 
     size: int = field(32, "the number of pairs", ge=1)
 

@@ -42,6 +42,8 @@ class PreSpec(ResidualSpec, kind="pre"):
     Xiong et al. 2020, arXiv 2002.04745.
     """
 
+    title = "pre-norm"
+
     def build(self, norm: NormSpec, width: int, sublayers: int) -> Residual:
         return Pre(self, norm, width, sublayers)
 
@@ -58,6 +60,8 @@ class PostSpec(ResidualSpec, kind="post"):
 
     Vaswani et al. 2017, section 3.1.
     """
+
+    title = "post-norm"
 
     final_norm: ClassVar[bool] = False
 
@@ -78,6 +82,8 @@ class SandwichSpec(ResidualSpec, kind="sandwich"):
     Ding et al. 2021 (CogView), arXiv 2105.13290.
     """
 
+    title = "sandwich norm"
+
     def build(self, norm: NormSpec, width: int, sublayers: int) -> Residual:
         return Sandwich(self, norm, width, 2 * sublayers)
 
@@ -94,6 +100,8 @@ class ParallelSpec(ResidualSpec, kind="parallel"):
 
     Wang and Komatsuzaki 2021 (mesh-transformer-jax).
     """
+
+    title = "parallel sublayers"
 
     def build(self, norm: NormSpec, width: int, sublayers: int) -> Residual:
         return Parallel(self, norm, width, 1)
@@ -113,6 +121,8 @@ class ParallelNormsSpec(ResidualSpec, kind="parallel-norms"):
     Black et al. 2022, arXiv 2204.06745, section 2.1.
     """
 
+    title = "parallel sublayers, a norm each"
+
     def build(self, norm: NormSpec, width: int, sublayers: int) -> Residual:
         return ParallelNorms(self, norm, width, sublayers)
 
@@ -127,6 +137,8 @@ class ParallelNorms(Residual):
 
 class NoResidualSpec(ResidualSpec, kind="none"):
     """f(norm(x)), for each sublayer in turn, without adding x"""
+
+    title = "no residual"
 
     def build(self, norm: NormSpec, width: int, sublayers: int) -> Residual:
         return NoResidual(self, norm, width, sublayers)

@@ -44,6 +44,8 @@ def plain_frequencies(theta: float, size: int, device: torch.device) -> Tensor:
 class NoScalingSpec(RopeScalingSpec, kind="none"):
     """ω_i = θ^(−2i/d)"""
 
+    title = ""
+
 
 class LinearScalingSpec(RopeScalingSpec, kind="linear"):
     """ω_i / s, which divides positions by s
@@ -203,6 +205,8 @@ class RopeSpec(PositionSpec, kind="rope"):
 
     Su et al. 2021, arXiv 2104.09864. `interleaved` pairs neighbours (2i, 2i+1); `halves` pairs (i, i + d/2).
     """
+
+    title = "RoPE"
 
     mechanism: ClassVar[Mechanism] = "rotate"
     needs: ClassVar[frozenset[str]] = frozenset({"query", "key"})

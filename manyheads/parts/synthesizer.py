@@ -31,6 +31,8 @@ class DenseSynthesizerSpec(SynthesizerSpec, kind="synthesizer-dense"):
     Tay et al. 2021, arXiv 2005.00743. XA + b₁ is the query projection; each head has its own B and b₂.
     """
 
+    title = "dense Synthesizer"
+
     def build(self, heads: int, query_size: int, key_size: int) -> Core:
         return DenseSynthesizer(self, heads, query_size)
 
@@ -57,6 +59,8 @@ class RandomSynthesizerSpec(SynthesizerSpec, kind="synthesizer-random"):
 
     Tay et al. 2021, arXiv 2005.00743.
     """
+
+    title = "random Synthesizer"
 
     query_source: ClassVar[Literal["head", "memory", "none"]] = "none"
 
