@@ -122,10 +122,9 @@ def rank(one: Difference) -> tuple[int, int]:
     """The place of a difference in the order of the steps."""
     if one.name in STACKS:
         return 0, int(one.after is None)  # a stack is added before another is removed: it may be a copy
-    steps = one.path.split(".")
-    if steps[-1] in NUMBERS:
-        return 3, NUMBERS.index(steps[-1])
-    slots = [PARTS.index(step) for step in steps if step in PARTS]
+    if one.name in NUMBERS:
+        return 3, NUMBERS.index(one.name)
+    slots = [PARTS.index(name) for name in one.path.split(".") if name in PARTS]
     return (1, slots[0]) if slots else (2, 0)
 
 
