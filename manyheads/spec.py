@@ -285,7 +285,7 @@ def to_toml(tree: Tree) -> str:
 def inline(value: Any) -> str:
     """Formats a value on one line of TOML."""
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{key} = {inline(one)}" for key, one in value.items()) + " }"
+        return "{ " + ", ".join(f"{key} = {inline(one)}" for key, one in value.items()) + " }" if value else "{}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(inline, value)) + "]"
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -220,9 +220,14 @@ def to_assignment(one: Difference) -> str:
     """The override that gives a field its new value."""
     if one.path in STACKS and one.after and "like" in one.after:
         return f"{one.path}.like={one.after['like']}"
-    value = False if one.after is None else True if one.after == CrossSpec() else to_plain(one.after)
-    is_word = isinstance(value, str) and BARE_WORD.fullmatch(value) and value not in ("true", "false", "inf", "nan")
-    return f"{one.path}={value if is_word else inline(value) if value != {} else '{}'}"
+    return f"{one.path}={to_text(one.after)}"
+
+
+def to_text(value: Any) -> str:
+    """A value as `-s` takes it: a bare word, or one line of TOML; false for a field that is not set."""
+    plain = False if value is None else True if value == CrossSpec() else to_plain(value)
+    is_word = isinstance(plain, str) and BARE_WORD.fullmatch(plain) and plain not in ("true", "false", "inf", "nan")
+    return str(plain) if is_word else inline(plain)
 
 
 def to_plain(value: Any) -> Any:
