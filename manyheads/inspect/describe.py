@@ -35,9 +35,7 @@ def describe_model(
     target: str, overrides: list[str], *, batch: int = 1, length: int | None = None, source_length: int | None = None
 ) -> Tree:
     """Describes the model of a preset, a file or a checkpoint. Costs are for one batch of the given size."""
-    checkpoint = load(target) if is_checkpoint(target) else None
-    tree, description = (to_tree(checkpoint.spec), {}) if checkpoint else read_description(target)
-    spec = read_model(override_model(tree, overrides))
+    spec, description, checkpoint = read_target(target, overrides)
     if length is None:
         length = min(description.get("context", DEFAULT_LENGTH), max_positions(spec))
     if source_length is None and spec.decoder and spec.decoder.embed.reads == "memory":
@@ -74,6 +72,13 @@ def describe_model(
         ],
         "spec": to_tree(spec),
     } | ({"checkpoint": describe_checkpoint(checkpoint, target)} if checkpoint else {})
+
+
+def read_target(target: str, overrides: list[str]) -> tuple[ModelSpec, Tree, Checkpoint | None]:
+    """The model of a preset, a file or a checkpoint, with overrides, its `about` table, and the checkpoint."""
+    checkpoint = load(target) if is_checkpoint(target) else None
+    tree, description = (to_tree(checkpoint.spec), {}) if checkpoint else read_description(target)
+    return read_model(override_model(tree, overrides)), description, checkpoint
 
 
 def is_checkpoint(target: str) -> bool:

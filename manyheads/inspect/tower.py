@@ -9,7 +9,7 @@ from dataclasses import replace
 from manyheads.inspect.layout import Arrow, Box, Point
 from manyheads.inspect.residual_graph import Node, ranks
 
-BOX_WIDTH, SIDE_WIDTH, LABEL_WIDTH = 228.0, 138.0, 104.0
+BOX_WIDTH, SIDE_WIDTH, LABEL_WIDTH = 248.0, 144.0, 108.0
 GAP = 32.0  # between rows, with room for a fork and for horizontal lines
 COLUMN_GAP = 18.0  # between boxes side by side
 TOWER_GAP = 44.0  # between two towers, where the encoder's output passes
