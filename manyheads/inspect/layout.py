@@ -122,7 +122,9 @@ def character_width(character: str) -> float:
         return 0.41
     if character in WIDE or unicodedata.east_asian_width(character) in "WF":
         return 1.02
-    return 0.79 if character.isupper() else 0.65
+    if character.isupper() or unicodedata.category(character) == "Sm":  # such as × and +
+        return 0.79
+    return 0.65
 
 
 def wrap(text: str, style: str, width: float) -> list[str]:

@@ -53,8 +53,7 @@ class Tower:
         if sum(first in node.inputs for node in nodes) != 1 or self.last is None:
             self.add(boxes[first], gap=GAP / 2)
         assert self.last is not None
-        outputs = {first: self.last}
-        placed = dict[str, Box]()
+        outputs, placed, first_box = {first: self.last}, dict[str, Box](), len(self.boxes)
         for row in range(1, max(rank.values()) + 1):
             members = [node for node in nodes if rank[node.name] == row]
             bottom = self.top - GAP
@@ -70,6 +69,10 @@ class Tower:
                     self.arrows.append(replace(upwards(box, fork), has_tip=False))
                     outputs[node.name] = fork
         self._add_skips(skips, outputs, placed)
+        order = [boxes[node.name].name for node in nodes]  # that in which they run; rows are by rank
+        self.boxes[first_box:] = sorted(
+            self.boxes[first_box:], key=lambda box: order.index(box.name.removesuffix(".fork"))
+        )
         self.last = outputs[nodes[-1].name]
 
     def _add_row(self, row: dict[str, Box]) -> dict[str, Box]:
