@@ -113,13 +113,11 @@ class Tower:
         xs += [x for arrow in arrows for x, _ in arrow.points]
         left, right = min(xs) - FRAME, max(xs) + FRAME
         self.top -= FRAME
-        framed = replace(
-            box, x=left, y=self.top, width=right - left, height=bottom - self.top, children=tuple(children)
-        )
-        self.boxes[first_box:] = [framed]
+        outer = replace(box, x=left, y=self.top, width=right - left, height=bottom - self.top, children=tuple(children))
+        self.boxes[first_box:] = [outer]
         if label is not None:
             x = left - label.width if self.side < 0 else right
-            self.boxes.append(label.moved(x - label.x, framed.center[1] - label.center[1]))
+            self.boxes.append(label.moved(x - label.x, outer.center[1] - label.center[1]))
 
     def moved(self, dx: float, dy: float) -> Tower:
         tower = Tower(self.side)
