@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from manyheads.checkpoint.loading import load
     from manyheads.errors import ManyheadsError
     from manyheads.inspect.audit import audit
+    from manyheads.inspect.drawing import draw_model
     from manyheads.inspect.page import attention_page
     from manyheads.model.build import build, build_meta
     from manyheads.model.record import record
@@ -38,6 +39,7 @@ _MODULES = {
     "build": "manyheads.model.build",
     "build_meta": "manyheads.model.build",
     "compare": "manyheads.training.compare",
+    "draw_model": "manyheads.inspect.drawing",
     "evaluate": "manyheads.training.evaluate",
     "export": "manyheads.checkpoint.exporter",
     "load": "manyheads.checkpoint.loading",
@@ -62,6 +64,7 @@ __all__ = [
     "build",
     "build_meta",
     "compare",
+    "draw_model",
     "evaluate",
     "export",
     "load",

@@ -1,12 +1,24 @@
-"""`manyheads show`: prints a model or a checkpoint in full, the presets, or all parts and their fields."""
+"""`manyheads show`: prints or draws a model or a checkpoint, or prints the presets, or all parts and their fields."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from manyheads.cli.console import AsJson, ModelOverrides, Parts, app, integer, new_table, print_json, stdout
+from manyheads.cli.console import (
+    AsJson,
+    ModelOverrides,
+    Parts,
+    app,
+    integer,
+    new_table,
+    output_path,
+    print_json,
+    print_note,
+    stdout,
+)
 from manyheads.errors import ConfigError, UsageError, one_line
 
 if TYPE_CHECKING:
@@ -43,6 +55,18 @@ def show(
         int | None, typer.Option(parser=integer, metavar="N", help="Tokens per source [default: as --length].")
     ] = None,
     as_toml: Annotated[bool, typer.Option("--toml", help="Print the resolved description with all defaults.")] = False,
+    svg: Annotated[
+        Path | None,
+        typer.Option(
+            parser=output_path,
+            metavar="FILE",
+            help="Draw the architecture, and write it to this file; - prints it.",
+        ),
+    ] = None,
+    swaps_from: Annotated[
+        str | None,
+        typer.Option(metavar="MODEL", help="List the overrides that turn this preset, file or checkpoint into NAME."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show a model in full, or list presets and parts.
@@ -50,30 +74,43 @@ def show(
     -s with a short path, such as -s position=none, changes every stack that has the field.
 
     Examples: manyheads show gpt2 · manyheads show transformer-base -s encoder.position=rope -s decoder.core=argmax ·
-    manyheads show runs/first · manyheads show position · manyheads show rope · manyheads show parts --json
+    manyheads show gpt2 --svg gpt2.svg · manyheads show gpt2 --swaps-from transformer-base · manyheads show runs/first · manyheads show position · manyheads show rope ·
+    manyheads show parts --json
     """
     from manyheads.inspect.describe import SCHEMA, describe_model, describe_preset, is_checkpoint
+    from manyheads.inspect.swaps import describe_swaps
     from manyheads.presets import is_path, names
     from manyheads.spec import SLOTS, to_toml
 
+    has_costs = length is not None or source_length is not None or batch != 1
     console, entries = stdout(), list_parts()
     is_slot = target in ("parts", *(entry["slot"] for entry in entries))
     is_model = target is not None and (target in names() or is_path(target) or is_checkpoint(target))
     if target is None or is_slot or (not is_model and (entries := entries_of_kind(target, entries))):
-        if overrides or as_toml or length is not None or source_length is not None or batch != 1:
-            raise UsageError("overrides, lengths and --toml need one model; name a preset or a file")
+        if overrides or as_toml or svg or swaps_from or has_costs:
+            raise UsageError(
+                "overrides, lengths, --toml, --svg and --swaps-from need one model; name a preset or a file"
+            )
         if target is None:
             presets = [describe_preset(name) for name in names()]
             print_json({"schema": SCHEMA, "presets": presets}) if as_json else print_presets(presets, console)
         else:
-            if is_slot:
-                entries = [entry for entry in entries if target in ("parts", entry["slot"])]
+            entries = [entry for entry in entries if not is_slot or target in ("parts", entry["slot"])]
             print_json({"schema": SCHEMA, "slots": entries}) if as_json else print_parts(entries, console)
         return
-    if as_json and as_toml:
-        raise UsageError("--json and --toml exclude each other")
+    if as_json + as_toml + (svg is not None) > 1 or (swaps_from and (as_toml or svg)):
+        raise UsageError("--json, --toml and --svg exclude each other, and --swaps-from goes with --json alone")
+    if (svg is not None or swaps_from) and has_costs:
+        raise UsageError("a drawing and a list of swaps show no costs; leave out --batch and the lengths")
     if not is_model:
         raise unknown_target(target, [*SLOTS, *tables()])
+    if svg is not None:
+        write_drawing(target, overrides or [], svg)
+        return
+    if swaps_from:
+        found = describe_swaps(swaps_from, target, overrides or [])
+        print_json(found) if as_json else print_swaps(found, console)
+        return
     model = describe_model(target, overrides or [], batch=batch, length=length, source_length=source_length)
     if source_length and model["flops"]["source_length"] is None:
         raise UsageError(f"--source-length needs a model with a source; {target} has none")
@@ -83,6 +120,25 @@ def show(
         typer.echo(to_toml(model["spec"] | ({"about": model["about"]} if model["about"] else {})), nl=False)
     else:
         print_model(model, console)
+
+
+def write_drawing(target: str, overrides: list[str], path: Path) -> None:
+    """Draws a model to a file, or to standard output if the path is '-'."""
+    from manyheads.files.write import atomic_output, check_new_file
+    from manyheads.inspect.describe import read_target
+    from manyheads.inspect.drawing import draw_model
+
+    to_stdout = str(path) == "-"
+    if not to_stdout:
+        check_new_file(path)
+    spec, about, _ = read_target(target, overrides)
+    drawing = draw_model(spec, title=one_line(about.get("title", target)))
+    if to_stdout:
+        typer.echo(drawing, nl=False)
+        return
+    with atomic_output(path) as draft:
+        draft.write_text(drawing, encoding="utf-8")
+    print_note(f"wrote {path}")
 
 
 def tables() -> dict[str, type[Spec]]:
@@ -181,6 +237,25 @@ def print_model(model: Tree, console: Console) -> None:
         console.print(table)
     print_weights(model, console)
     print_costs(model, console)
+
+
+def print_swaps(found: Tree, console: Console) -> None:
+    """Prints the steps from one model to another: overrides, and each change with the formulas of its parts."""
+    import shlex
+
+    from rich.text import Text
+
+    for number, step in enumerate(found["steps"], 1):
+        console.print(Text(f"{number}. {' '.join(f'-s {shlex.quote(one)}' for one in step['overrides'])}", "bold"))
+        for change in step["changes"]:
+            print_indented(console, 3, (change["path"], "cyan"), f"  {change['before']} → {change['after']}")
+            formulas = [change["before_formula"], change["after_formula"]]
+            lines = [change["meaning"]] if formulas[0] == formulas[1] else formulas
+            for label, line in zip(("" if len(lines) == 1 else "before: ", "after: "), lines, strict=False):
+                if line:
+                    print_indented(console, 5, (label + line, "dim"))
+    words = ["manyheads", "show", found["from"], *(word for one in found["overrides"] for word in ("-s", one))]
+    console.print(shlex.join(words) if found["steps"] else "the models are equal", soft_wrap=True)
 
 
 def checkpoint_text(name: str, value: Any) -> str:

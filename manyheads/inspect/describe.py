@@ -35,9 +35,7 @@ def describe_model(
     target: str, overrides: list[str], *, batch: int = 1, length: int | None = None, source_length: int | None = None
 ) -> Tree:
     """Describes the model of a preset, a file or a checkpoint. Costs are for one batch of the given size."""
-    checkpoint = load(target) if is_checkpoint(target) else None
-    tree, description = (to_tree(checkpoint.spec), {}) if checkpoint else read_description(target)
-    spec = read_model(override_model(tree, overrides))
+    spec, description, checkpoint = read_target(target, overrides)
     costs = describe_costs(
         spec, batch=batch, length=length, source_length=source_length, context=description.get("context")
     )
@@ -93,6 +91,18 @@ def describe_parts(spec: ModelSpec) -> Tree:
         ],
         "spec": to_tree(spec),
     }
+
+
+def read_target(target: str, overrides: list[str]) -> tuple[ModelSpec, Tree, Checkpoint | None]:
+    """The model of a preset, a file or a checkpoint, with overrides, its `about` table, and the checkpoint."""
+    tree, description, checkpoint = read_tree(target)
+    return read_model(override_model(tree, overrides)), description, checkpoint
+
+
+def read_tree(target: str) -> tuple[Tree, Tree, Checkpoint | None]:
+    """The description of a preset, a file or a checkpoint as it is written, its `about` table, and the checkpoint."""
+    checkpoint = load(target) if is_checkpoint(target) else None
+    return (to_tree(checkpoint.spec), {}, checkpoint) if checkpoint else (*read_description(target), None)
 
 
 def is_checkpoint(target: str) -> bool:

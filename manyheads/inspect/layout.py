@@ -6,8 +6,8 @@ import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-TITLE_SIZE, LINE_SIZE = 13.0, 11.0  # font sizes
 TITLE_HEIGHT, LINE_HEIGHT = 17.0, 15.0
+FONT_SIZES = {"title": 13.0, "line": 11.0, "shape": 11.0}
 PADDING = 7.0  # between the border of a box and its text
 
 Point = tuple[float, float]
@@ -45,9 +45,8 @@ class Box:
     def texts(self) -> list[tuple[str, str]]:
         """The texts of the box line by line, each with its style: title, line or shape."""
         room = self.width - 2 * PADDING
-        wrapped = [("title", row) for row in wrap(self.title, TITLE_SIZE, room)]
-        wrapped += [("line", row) for line in self.lines for row in wrap(line, LINE_SIZE, room)]
-        return wrapped + [("shape", row) for row in wrap(self.shape, LINE_SIZE, room)]
+        styled = [("title", self.title), *(("line", line) for line in self.lines), ("shape", self.shape)]
+        return [(style, row) for style, text in styled for row in wrap(text, style, room)]
 
     def text_height(self) -> float:
         return sum(TITLE_HEIGHT if style == "title" else LINE_HEIGHT for style, _ in self.texts())
@@ -64,8 +63,7 @@ class Box:
 
     def narrowed(self) -> Box:
         """The box as wide as its texts need."""
-        sizes = {"title": TITLE_SIZE, "line": LINE_SIZE, "shape": LINE_SIZE}
-        return replace(self, width=max(text_width(row, sizes[style]) for style, row in self.texts()) + 2 * PADDING + 1)
+        return replace(self, width=max(text_width(row, style) for style, row in self.texts()) + 2 * PADDING + 1)
 
     def moved(self, dx: float, dy: float) -> Box:
         children = tuple(child.moved(dx, dy) for child in self.children)
@@ -113,9 +111,10 @@ class Drawing:
 NARROW, WIDE = frozenset(" .,:;|!'`·ijlIft()[]/-"), frozenset("mwMW@%→←")
 
 
-def text_width(text: str, size: float) -> float:
+def text_width(text: str, style: str) -> float:
     """An upper estimate of the width of a text, as the fonts of the reader are unknown: that of a wide sans-serif."""
-    return size * sum(map(character_width, text))
+    bold = 1.1 if style == "title" else 1.0
+    return bold * FONT_SIZES[style] * sum(map(character_width, text))
 
 
 def character_width(character: str) -> float:
@@ -123,21 +122,23 @@ def character_width(character: str) -> float:
         return 0.41
     if character in WIDE or unicodedata.east_asian_width(character) in "WF":
         return 1.02
-    return 0.79 if character.isupper() else 0.65
+    if character.isupper() or unicodedata.category(character) == "Sm":  # such as × and +
+        return 0.79
+    return 0.65
 
 
-def wrap(text: str, size: float, width: float) -> list[str]:
+def wrap(text: str, style: str, width: float) -> list[str]:
     """Breaks a text into lines of at most this width, at spaces if possible."""
     lines = [""]
     for word in text.split():
         longer = f"{lines[-1]} {word}".lstrip()
-        if text_width(longer, size) <= width:
+        if text_width(longer, style) <= width:
             lines[-1] = longer
             continue
         if lines[-1]:
             lines.append("")
         for character in word:
-            if lines[-1] and text_width(lines[-1] + character, size) > width:
+            if lines[-1] and text_width(lines[-1] + character, style) > width:
                 lines.append("")
             lines[-1] += character
     return [line for line in lines if line]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from manyheads.errors import ConfigError
-from manyheads.inspect.describe import format_field, to_row
+from manyheads.inspect.describe import SCHEMA, format_field, read_target, read_tree, to_row
 from manyheads.model.spec import (
     STACKS,
     CrossSpec,
@@ -64,6 +64,19 @@ class Step:
 def swaps(model: Tree, goal: ModelSpec) -> list[str]:
     """The overrides after which the description of a model gives the spec `goal`: `override_model(model, swaps)`."""
     return [assignment for step in steps(model, goal) for assignment in step.overrides]
+
+
+def describe_swaps(start: str, target: str, overrides: list[str]) -> Tree:
+    """The steps from a preset, a file or a checkpoint to another, which may have overrides, as plain data."""
+    found = steps(read_tree(start)[0], read_target(target, overrides)[0])
+    return {
+        "schema": SCHEMA,
+        "from": start,
+        "to": target,
+        "to_overrides": overrides,
+        "overrides": [assignment for step in found for assignment in step.overrides],
+        "steps": [asdict(step) for step in found],
+    }
 
 
 def steps(model: Tree, goal: ModelSpec) -> list[Step]:
@@ -141,7 +154,7 @@ def topic(one: Difference) -> str:
 def describe(value: Any, owner: type[Spec]) -> tuple[str, str]:
     """A value in words, and the formula of the part that it is or that has it."""
     if isinstance(value, StackSpec):
-        return f"{value.layers} layers of width {value.width}", value.formula()
+        return f"{value.layers} layers of width {value.width}", ""
     if isinstance(value, Part):
         return to_row("", value)[1:]
     if isinstance(value, Spec):

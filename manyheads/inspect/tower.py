@@ -9,7 +9,7 @@ from dataclasses import replace
 from manyheads.inspect.layout import Arrow, Box, Point
 from manyheads.inspect.residual_graph import Node, ranks
 
-BOX_WIDTH, SIDE_WIDTH, LABEL_WIDTH = 228.0, 138.0, 104.0
+BOX_WIDTH, SIDE_WIDTH, LABEL_WIDTH = 248.0, 144.0, 108.0
 GAP = 32.0  # between rows, with room for a fork and for horizontal lines
 COLUMN_GAP = 18.0  # between boxes side by side
 TOWER_GAP = 44.0  # between two towers, where the encoder's output passes
@@ -53,8 +53,7 @@ class Tower:
         if sum(first in node.inputs for node in nodes) != 1 or self.last is None:
             self.add(boxes[first], gap=GAP / 2)
         assert self.last is not None
-        outputs = {first: self.last}
-        placed = dict[str, Box]()
+        outputs, placed, first_box = {first: self.last}, dict[str, Box](), len(self.boxes)
         for row in range(1, max(rank.values()) + 1):
             members = [node for node in nodes if rank[node.name] == row]
             bottom = self.top - GAP
@@ -70,6 +69,10 @@ class Tower:
                     self.arrows.append(replace(upwards(box, fork), has_tip=False))
                     outputs[node.name] = fork
         self._add_skips(skips, outputs, placed)
+        order = [boxes[node.name].name for node in nodes]  # that in which they run; rows are by rank
+        self.boxes[first_box:] = sorted(
+            self.boxes[first_box:], key=lambda box: order.index(box.name.removesuffix(".fork"))
+        )
         self.last = outputs[nodes[-1].name]
 
     def _add_row(self, row: dict[str, Box]) -> dict[str, Box]:
@@ -110,13 +113,11 @@ class Tower:
         xs += [x for arrow in arrows for x, _ in arrow.points]
         left, right = min(xs) - FRAME, max(xs) + FRAME
         self.top -= FRAME
-        framed = replace(
-            box, x=left, y=self.top, width=right - left, height=bottom - self.top, children=tuple(children)
-        )
-        self.boxes[first_box:] = [framed]
+        outer = replace(box, x=left, y=self.top, width=right - left, height=bottom - self.top, children=tuple(children))
+        self.boxes[first_box:] = [outer]
         if label is not None:
             x = left - label.width if self.side < 0 else right
-            self.boxes.append(label.moved(x - label.x, framed.center[1] - label.center[1]))
+            self.boxes.append(label.moved(x - label.x, outer.center[1] - label.center[1]))
 
     def moved(self, dx: float, dy: float) -> Tower:
         tower = Tower(self.side)

@@ -16,6 +16,7 @@ from pydantic import BaseModel, Field
 from manyheads.errors import UsageError
 from manyheads.inspect.describe import describe_costs, describe_parts, list_slots
 from manyheads.inspect.drawing import draw_model
+from manyheads.inspect.svg import style
 from manyheads.inspect.swaps import steps, swaps, to_text
 from manyheads.model.size import part_of
 from manyheads.model.spec import ModelSpec, override_model, read_model
@@ -73,6 +74,7 @@ def router(sessions: Sessions) -> APIRouter:
         return {
             "checkpoints": [{"target": target, "title": name_of(target)} for target in checkpoints],
             "presets": [{"target": name, **about(name)} for name in names()],
+            "style": style(),  # of every drawing; the page allows no inline style
             "slots": {entry["slot"]: entry["kinds"] for entry in list_slots()},
         }
 
@@ -84,7 +86,9 @@ def router(sessions: Sessions) -> APIRouter:
         name = name_of(model.target)
         with lock:
             parts = describe_parts(spec)
-            drawing = draw_model(spec, title=name if not model.overrides else f"{name}, changed")
+            equal = [other for other in names() if preset_spec(other) == spec]
+            title = name if not model.overrides else equal[0] if equal else f"{name}, changed"
+            drawing = draw_model(spec, title=title).replace(f"<style>{style()}</style>", "")
             shortest = swaps(tree, spec) if model.overrides else []
         by_part = Counter[str]()
         for weight in parts["weights"]:
@@ -95,7 +99,7 @@ def router(sessions: Sessions) -> APIRouter:
             "parameters_by_part": dict(by_part),
             **{key: parts[key] for key in ("architecture", "weights", "sections")},
             "fields": editable_fields(spec),
-            "equal_presets": [other for other in names() if preset_spec(other) == spec],
+            "equal_presets": equal,
             "svg": drawing,
             "toml": to_toml(to_tree(spec)),
             "command": shlex.join(["manyheads", "show", name, *(word for one in shortest for word in ("-s", one))]),

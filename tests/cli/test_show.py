@@ -92,6 +92,31 @@ def test_the_model_of_a_run_file(tmp_path):
     assert run_json("show", path)["architecture"] == "encoder"
 
 
+def test_svg_draws_a_model_to_a_file_or_to_standard_output(tmp_path):
+    path, arguments = tmp_path / "model.svg", ("show", "gpt2", "-s", "position=rope", "-s", "decoder.layers=7")
+    done = run(*arguments, "--svg", path)
+    assert done.stdout == ""
+    assert str(path) in done.stderr
+    printed = run(*arguments, "--svg", "-").stdout
+    assert path.read_text() == printed == manyheads.draw_model(
+        presets.read("gpt2", "position=rope", "decoder.layers=7"), title=presets.about("gpt2")["title"]
+    )  # fmt: skip
+    assert "7 ×" in printed
+    assert [one.name for one in tmp_path.iterdir()] == ["model.svg"]
+    run("show", "gpt2", "--svg", path, check=2)
+    assert path.read_text() == printed  # no file is overwritten
+    run("show", "gpt2", "--svg", tmp_path / "missing" / "model.svg", check=2)
+    run("show", "gpt2", "--svg", "-", "--length", "9", check=2)
+
+
+def test_a_model_whose_vocabulary_is_not_known_yet_is_drawn(tmp_path):
+    path = tmp_path / "model.toml"
+    path.write_text('vocab = "tokenizer"\ndecoder = {}\nabout = {title = "\\u001b[31m<b>"}\n')
+    text = run("show", path, "--svg", "-").stdout
+    assert "&lt;b&gt;" in text
+    assert "\x1b" not in text
+
+
 def test_parts_lists_every_slot_kind_and_field():
     slots = {slot["slot"]: slot for slot in run_json("show", "parts")["slots"]}
     assert set(slots) >= set(SLOTS)
@@ -203,6 +228,8 @@ def test_without_a_target_the_presets_are_listed():
         (["gpt2", "--parts", "missing.py"], "usage.parts-file", "missing.py"),
         (["gpt2", "--source-length", "9"], "usage.argument", "gpt2"),
         (["gpt2", "--toml"], "usage.argument", "--toml"),
+        (["gpt2", "--svg", "-"], "usage.argument", "--svg"),
+        (["position", "--svg", "-"], "usage.argument", "--svg"),
         (["parts", "-s", "a=1"], "usage.argument", ""),
     ],
 )

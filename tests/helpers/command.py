@@ -34,6 +34,7 @@ SHARED = ("console", "generation", "inputs")  # by several commands
 COMMAND_NAMES = [module.name for module in pkgutil.iter_modules(cli.__path__) if module.name not in SHARED]
 LIBRARY = [
     "inspect.describe",
+    "inspect.drawing",
     "inspect.audit",
     "training.loop",
     "training.estimate",

@@ -5,7 +5,7 @@
 import { ApiError, getJson, isOffline, post } from "./api.js";
 import { element, status } from "./dom.js";
 import { controls } from "./model_fields.js";
-import { costRows, partRows, showDrawing, stepItems, weightRows } from "./model_figures.js";
+import { adoptStyle, costRows, partRows, showDrawing, stepItems, weightRows } from "./model_figures.js";
 import { onChange, read, write } from "./state.js";
 
 export const title = "Model";
@@ -42,6 +42,7 @@ export async function show(root) {
     return () => {};
   }
   const known = await getJson("model/targets");
+  adoptStyle(known.style);
   const first = (known.checkpoints[0] ?? known.presets.find((one) => one.target === "transformer-base")).target;
   const titles = new Map([...known.presets, ...known.checkpoints].map((one) => [one.target, one.title]));
   let state = null; // the model shown

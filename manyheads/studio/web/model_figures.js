@@ -2,21 +2,17 @@
 
 import { element } from "./dom.js";
 
-const adopted = new Set();
+/** Adds the style of drawings to the page, which allows no inline styles. */
+export function adoptStyle(text) {
+  const sheet = new CSSStyleSheet();
+  sheet.replaceSync(text);
+  document.adoptedStyleSheets = [sheet];
+}
 
-/** Shows an SVG of the server. Its style becomes a style sheet of the page, as the page allows no inline styles. */
+/** Shows an SVG of the server. */
 export function showDrawing(root, svg) {
-  const drawn = new DOMParser().parseFromString(svg, "image/svg+xml").documentElement;
-  for (const style of drawn.querySelectorAll("style")) {
-    if (!adopted.has(style.textContent)) {
-      const sheet = new CSSStyleSheet();
-      sheet.replaceSync(style.textContent);
-      document.adoptedStyleSheets.push(sheet);
-      adopted.add(style.textContent);
-    }
-    style.remove();
-  }
-  root.replaceChildren(document.importNode(drawn, true));
+  const parsed = new DOMParser().parseFromString(svg, "image/svg+xml").documentElement;
+  root.replaceChildren(document.importNode(parsed, true));
 }
 
 export function count(value) {
