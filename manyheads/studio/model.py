@@ -55,17 +55,17 @@ def router(sessions: Sessions) -> APIRouter:
 
     def start(target: str) -> Tree:
         """The description of a target before any override."""
-        number = target.removeprefix(CHECKPOINT)
         if target in names():
             return preset(target)
-        if number != target and number.isdecimal() and int(number) < len(sessions.checkpoints):
-            return to_tree(sessions.checkpoints[int(number)].spec)
+        specs = {f"{CHECKPOINT}{index}": checkpoint.spec for index, checkpoint in enumerate(sessions.checkpoints)}
+        if target in specs:
+            return to_tree(specs[target])
         raise UsageError(f"no preset or open checkpoint {quoted(target)}")
 
     def name_of(target: str) -> str:
         """The target as `manyheads show` takes it."""
-        number = target.removeprefix(CHECKPOINT)
-        return sessions.names[int(number)] if number != target and int(number) < len(sessions.names) else target
+        paths = {f"{CHECKPOINT}{index}": path for index, path in enumerate(sessions.names)}
+        return paths.get(target) or target
 
     @routes.get("/targets")
     def targets(session: str) -> Tree:

@@ -2,7 +2,7 @@
 // The model is `model` in the address with the groups of overrides in `set`; a walk is its goal `to` with the number of
 // steps taken. A change that gives no valid model is explained, and changes nothing.
 
-import { ApiError, getJson, isOffline, post } from "./api.js";
+import { ApiError, getJson, post } from "./api.js";
 import { element, status } from "./dom.js";
 import { controls } from "./model_fields.js";
 import { adoptStyle, costRows, partRows, showDrawing, stepItems, weightRows } from "./model_figures.js";
@@ -36,12 +36,17 @@ function toAddress(state) {
   };
 }
 
+/** Loads the styles of this tab, once. */
+function addStyle() {
+  if (document.getElementById("model-style")) return null;
+  return new Promise((resolve) => {
+    document.head.append(element("link", { id: "model-style", rel: "stylesheet", href: "model.css", onload: resolve, onerror: resolve }));
+  });
+}
+
 export async function show(root) {
-  if (isOffline) {
-    root.append(element("p", {}, "The tab Model needs the command `manyheads look`; this file shows one recorded run."));
-    return () => {};
-  }
   const known = await getJson("model/targets");
+  await addStyle();
   adoptStyle(known.style);
   const first = (known.checkpoints[0] ?? known.presets.find((one) => one.target === "transformer-base")).target;
   const titles = new Map([...known.presets, ...known.checkpoints].map((one) => [one.target, one.title]));
