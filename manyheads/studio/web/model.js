@@ -53,6 +53,7 @@ export async function show(root) {
   let state = null; // the model shown
   let steps = []; // of the walk
   let shown = null; // its description
+  let pending = null; // the model that is being loaded
   let newest = 0; // answers to older requests are dropped
   let writing = false;
 
@@ -65,8 +66,8 @@ export async function show(root) {
   ];
   const chooseTarget = element("select", { id: "model-target", onchange: () => change({ target: chooseTarget.value, groups: [], goal: "", step: 0, length: null, source_length: null }) }, ...targets());
   const chooseGoal = element("select", { id: "model-goal", onchange: () => change({ groups: groupsNow(), goal: chooseGoal.value, step: 0 }) }, element("option", { value: "" }, "nowhere"), ...targets());
-  const back = element("button", { type: "button", id: "model-back", onclick: () => change({ step: state.step - 1 }) }, "← Back");
-  const next = element("button", { type: "button", id: "model-next", onclick: () => change({ step: state.step + 1 }) }, "Next →");
+  const back = element("button", { type: "button", id: "model-back", onclick: () => go(-1) }, "← Back");
+  const next = element("button", { type: "button", id: "model-next", onclick: () => go(1) }, "Next →");
   const undo = element("button", { type: "button", id: "model-undo", onclick: undoLast }, "Undo");
   const reset = element("button", { type: "button", id: "model-reset", onclick: () => change({ groups: [], goal: "", step: 0 }) }, "Undo all");
   const copyToml = element("button", { type: "button", id: "model-copy-toml", onclick: () => copy(shown.toml, "the TOML") }, "Copy TOML");
@@ -111,6 +112,12 @@ export async function show(root) {
     await load({ ...state, ...changes }, true);
   }
 
+  /** Some steps further on the walk, also while a step is still being loaded. */
+  function go(count) {
+    const from = pending && pending.goal === state.goal ? pending.step : state.step;
+    return change({ step: from + count });
+  }
+
   /** Changes some fields; a walk goes on from there. */
   function override(...overrides) {
     return change({ groups: [...groupsNow(), overrides], step: 0 });
@@ -140,6 +147,7 @@ export async function show(root) {
 
   async function load(wanted, byHand) {
     const number = ++newest;
+    pending = wanted;
     try {
       let walked = steps;
       const begins = JSON.stringify([wanted.target, wanted.groups, wanted.goal]);
@@ -152,6 +160,7 @@ export async function show(root) {
       const answer = await post("model/describe", { target: wanted.target, overrides });
       if (number !== newest) return;
       state = wanted;
+      pending = null;
       steps = walked;
       shown = answer;
       error.textContent = "";
@@ -166,6 +175,7 @@ export async function show(root) {
     } catch (problem) {
       if (!(problem instanceof ApiError)) throw problem;
       if (number !== newest) return;
+      pending = null;
       error.textContent = problem.message;
       if (shown) render();
     }
@@ -197,7 +207,7 @@ export async function show(root) {
     equal.textContent = shown.equal_presets.length ? `This is the spec of ${shown.equal_presets.join(" and ")}.` : "";
     walk.hidden = !state.goal;
     walkTitle.textContent = state.goal ? `Step ${state.step} of ${steps.length} to ${titles.get(state.goal)}` : "";
-    walkList.replaceChildren(...stepItems(steps, state.step, (step) => change({ step })));
+    walkList.replaceChildren(...(state.goal ? stepItems(steps, state.step, (step) => change({ step })) : []));
     walkList.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest" });
     parts.replaceChildren(...partRows(shown));
     weights.replaceChildren(...weightRows(shown));
