@@ -18,6 +18,7 @@ from manyheads.inspect.describe import describe_costs, describe_parts, list_slot
 from manyheads.inspect.drawing import draw_model
 from manyheads.inspect.svg import style
 from manyheads.inspect.swaps import steps, swaps, to_text
+from manyheads.model.build import build_meta
 from manyheads.model.size import part_of
 from manyheads.model.spec import ModelSpec, override_model, read_model
 from manyheads.presets import about, names, preset
@@ -90,12 +91,14 @@ def router(sessions: Sessions) -> APIRouter:
             title = name if not model.overrides else equal[0] if equal else f"{name}, changed"
             drawing = draw_model(spec, title=title).replace(f"<style>{style()}</style>", "")
             shortest = swaps(tree, spec) if model.overrides else []
+            at_start = parameters_of(read_model(tree))
         by_part = Counter[str]()
         for weight in parts["weights"]:
             by_part[part_of(weight["name"].replace(".*", ""))] += weight["count"] * prod(weight["shape"])
         return {
             "about": about(model.target) if model.target in names() else {},
             "parameters": by_part.total(),
+            "parameters_at_start": at_start,
             "parameters_by_part": dict(by_part),
             **{key: parts[key] for key in ("architecture", "weights", "sections")},
             "fields": editable_fields(spec),
@@ -126,6 +129,11 @@ def router(sessions: Sessions) -> APIRouter:
 @cache
 def preset_spec(name: str) -> ModelSpec:
     return read_model(preset(name))
+
+
+@lru_cache(64)
+def parameters_of(spec: ModelSpec) -> int:
+    return sum(parameter.numel() for parameter in build_meta(spec).parameters())
 
 
 @lru_cache(64)

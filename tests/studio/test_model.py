@@ -76,6 +76,7 @@ def test_a_swap_changes_figures_and_gives_the_shortest_command(ask):
     expected = describe_model("gpt2", overrides)
     costs = ask("costs", target="gpt2", overrides=overrides)
     assert shown["parameters"] == costs["parameters"] == expected["parameters"] < 124_439_808
+    assert shown["parameters_at_start"] == 124_439_808
     assert (costs["flops"], costs["memory"]) == (expected["flops"], expected["memory"])
     target, shortest = options_of(shown["command"])
     assert shortest == ["decoder.position=rope", "decoder.norm=rms"]

@@ -5,11 +5,12 @@
 import { ApiError, getJson, post } from "./api.js";
 import { element, status } from "./dom.js";
 import { controls } from "./model_fields.js";
-import { adoptStyle, costRows, partRows, showDrawing, stepItems, weightRows } from "./model_figures.js";
+import { adoptStyle, costRows, parameterRows, partRows, showDrawing, stepItems, weightRows } from "./model_figures.js";
 import { onChange, read, write } from "./state.js";
 
 export const title = "Model";
 
+const DELAY = 100; // milliseconds before costs are asked for: a quick walk skips those of steps passed
 const NUMBERS = ["batch", "length", "source_length"];
 
 /** The model that an address names. */
@@ -84,10 +85,11 @@ export async function show(root) {
   const numbers = NUMBERS.map((name) =>
     element("label", {}, { batch: "Texts per batch", length: "Tokens per text", source_length: "Tokens per source" }[name],
       element("input", { id: `model-${name}`, type: "number", min: "1", onchange: (event) => change({ [name]: Number.parseInt(event.target.value, 10) || null }) })));
-  const costTable = element("table", { id: "model-costs" });
+  const parameterBody = element("tbody", { id: "model-parameters" });
+  const costBody = element("tbody", { id: "model-costs" });
   const parts = element("table", {});
   const weights = element("table", {});
-  const costs = element("section", { class: "model-panel model-figures", "aria-label": "Figures" }, element("div", { class: "inputs" }, ...numbers), costTable,
+  const costs = element("section", { class: "model-panel model-figures", "aria-label": "Figures" }, element("div", { class: "inputs" }, ...numbers), element("table", {}, parameterBody, costBody),
     element("details", {}, element("summary", {}, "Parameters by part"), parts), element("details", {}, element("summary", {}, "Weights and their shapes"), weights));
   const fields = element("div", { id: "model-fields" });
   const free = element("textarea", { id: "model-free", rows: "1", "aria-label": "Overrides, one per line", placeholder: "decoder.position=rope", spellcheck: "false" });
@@ -184,6 +186,8 @@ export async function show(root) {
   async function loadCosts(number, overrides) {
     const batch = Object.fromEntries(NUMBERS.map((name) => [name, state[name]]).filter(([, value]) => value !== null));
     costs.classList.add("waiting");
+    await new Promise((resolve) => setTimeout(resolve, DELAY));
+    if (number !== newest) return;
     const now = await post("model/costs", { target: state.target, overrides, ...batch });
     if (number !== newest) return;
     // compared at the same batch; a length beyond the positions of the model at the start cannot be
@@ -191,7 +195,7 @@ export async function show(root) {
     const start = overrides.length ? await post("model/costs", { target: state.target, overrides: [], ...same }).catch(() => null) : now;
     if (number !== newest) return;
     costs.classList.remove("waiting");
-    costTable.replaceChildren(...costRows(now, start));
+    costBody.replaceChildren(...costRows(now, start));
     for (const name of NUMBERS) document.getElementById(`model-${name}`).placeholder = now.flops[name] ?? "none";
   }
 
@@ -209,6 +213,7 @@ export async function show(root) {
     walkTitle.textContent = state.goal ? `Step ${state.step} of ${steps.length} to ${titles.get(state.goal)}` : "";
     walkList.replaceChildren(...(state.goal ? stepItems(steps, state.step, (step) => change({ step })) : []));
     walkList.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest" });
+    parameterBody.replaceChildren(...parameterRows(shown));
     parts.replaceChildren(...partRows(shown));
     weights.replaceChildren(...weightRows(shown));
     fields.replaceChildren(...controls(shown.fields, known.slots, override));

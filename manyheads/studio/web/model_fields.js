@@ -18,7 +18,8 @@ function panel(table, slots, override) {
 /** A slot with its kind, formula and fields. */
 function slot(field, slots, override) {
   const id = `field-${field.path}`;
-  const name = element("label", { class: "name", for: id, title: field.meaning }, field.name);
+  const hasControl = field.type === "part" || field.optional;
+  const name = element(hasControl ? "label" : "span", { class: "name", for: hasControl ? id : null, title: field.meaning }, field.name);
   let control;
   if (field.type === "part") {
     control = element("select", { id, onchange: () => override(`${field.path}=${control.value}`) },

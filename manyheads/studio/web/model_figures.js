@@ -37,11 +37,20 @@ function difference(now, start, format) {
   return element("td", { class: `number ${more ? "model-more" : "model-less"}` }, `${more ? "+" : "−"}${format(Math.abs(now - start))}${share}`);
 }
 
-/** The rows of the table of costs; `start` is the model without changes, or null if it has no such length. */
+function row(name, now, start, format) {
+  return element("tr", {}, element("th", { scope: "row" }, name), element("td", { class: "number" }, now === null ? "none" : format(now)), difference(now, start, format));
+}
+
+/** The rows of numbers of parameters, which are known at once. */
+export function parameterRows(shown) {
+  const heading = (text) => element("th", { class: "number", scope: "col" }, text);
+  return [element("tr", {}, element("td"), heading("now"), heading("since the start")), row("Parameters", shown.parameters, shown.parameters_at_start, count)];
+}
+
+/** The rows of costs; `start` is the model without changes, or null if it has no such length. */
 export function costRows(now, start) {
   const bytes = (value) => short(value, 1024);
   const figures = [
-    ["Parameters", (one) => one.parameters, count],
     ["FLOPs of a forward pass", (one) => one.flops.forward, short],
     ["Weights (float32)", (one) => one.memory.weights, bytes],
     ["Activations kept for the backward pass", (one) => one.memory.activations, bytes],
@@ -49,12 +58,10 @@ export function costRows(now, start) {
     ["Cache after the last token", (one) => one.memory.cache, bytes],
   ];
   const { batch, length, source_length: source } = now.flops;
-  const heading = `for ${batch} × ${length} tokens${source ? `, source of ${source}` : ""}`;
+  const heading = `of ${batch} × ${length} tokens${source ? ` and sources of ${source}` : ""}${start ? "" : ", which the model at the start has no positions for"}`;
   return [
-    element("tr", {}, element("th", {}, heading), element("th", { class: "number", scope: "col" }, "now"), element("th", { class: "number", scope: "col" }, start ? "since the start" : "the start has no such length")),
-    ...figures.map(([name, get, format]) =>
-      element("tr", {}, element("th", { scope: "row" }, name), element("td", { class: "number" }, get(now) === null ? "none" : format(get(now))), start ? difference(get(now), get(start), format) : element("td")),
-    ),
+    element("tr", {}, element("th", { colspan: "3", class: "batch" }, heading)),
+    ...figures.map(([name, get, format]) => row(name, get(now), start ? get(start) : get(now), format)),
   ];
 }
 

@@ -68,7 +68,7 @@ def settled(page):
 
 
 def parameters(page):
-    return int(page.locator("#model-costs tr", has_text="Parameters").locator("td").first.inner_text().replace(",", ""))
+    return int(page.locator("#model-parameters td").nth(1).inner_text().replace(",", ""))
 
 
 def spec_of(page):
@@ -86,7 +86,7 @@ def test_a_swap_changes_drawing_figures_and_command_at_once(page, address):
     expect(page.locator("#model-command")).to_contain_text("rope")
     page.locator("[id='field-head']").select_option("untied")
     expect(page.locator("#model-command")).to_contain_text("head=untied")
-    expect(page.locator("#model-costs tr", has_text="Parameters")).to_contain_text("+")
+    expect(page.locator("#model-parameters")).to_contain_text("+18,944,000")
     settled(page)
     assert parameters(page) == before + 37000 * 512
     assert page.locator(".model-svg").inner_text() != drawn
@@ -142,7 +142,7 @@ def test_the_state_is_in_the_address(page, address):
     groups = [["decoder.norm=rms"]]
     open_model(page, address, model="gpt2", set=json.dumps(groups), to="llama-7b", step=2, length=64)
     expect(page.locator("#model-steps > [aria-current=step]")).to_contain_text("2. ")
-    assert "for 1 × 64 tokens" in page.locator("#model-costs").inner_text()
+    assert "of 1 × 64 tokens" in page.locator("#model-costs").inner_text()
     shown = page.locator("#model-command").inner_text()
     page.locator("#model-next").click()
     expect(page.locator("#model-steps > [aria-current=step]")).to_contain_text("3. ")
