@@ -207,7 +207,8 @@ export async function show(root) {
     next.disabled = !state.goal || state.step >= steps.length;
     undo.disabled = reset.disabled = state.groups.length + state.step === 0;
     showDrawing(drawing, shown.svg);
-    caption.replaceChildren(...[shown.about.title, shown.about.source].filter((line) => line).flatMap((line, index) => (index ? [element("br"), line] : [line])));
+    const isChanged = state.groups.length + state.step > 0;
+    caption.replaceChildren(...(shown.about.title ? [`${isChanged ? "Start: " : ""}${shown.about.title}`, element("br"), shown.about.source] : []));
     equal.textContent = shown.equal_presets.length ? `This is the spec of ${shown.equal_presets.join(" and ")}.` : "";
     walk.hidden = !state.goal;
     walkTitle.textContent = state.goal ? `Step ${state.step} of ${steps.length} to ${titles.get(state.goal)}` : "";
