@@ -93,6 +93,7 @@ def serve(sessions: Sessions, port: int = 0) -> Iterator[str]:
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         listener.bind(("127.0.0.1", port))
+        listener.listen(128)  # so that a browser may connect before the server has started
     except OSError as error:
         raise OutputError(f"port {port} cannot be used: {error.strerror}", hint="leave out --port") from None
     port = listener.getsockname()[1]

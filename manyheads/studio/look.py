@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from manyheads.errors import UsageError
 from manyheads.spec import Tree
 from manyheads.studio import forward
-from manyheads.studio.session import MAX_BYTES, Sessions, ShownCheckpoint
+from manyheads.studio.session import MAX_BYTES, Session, Sessions, ShownCheckpoint
 from manyheads.studio.views import BADGES, TILE, Run
 
 MAX_TEXT = 400_000  # characters
@@ -69,12 +69,7 @@ def router(sessions: Sessions) -> APIRouter:
     @routes.get("/info")
     def info(session: Key) -> Tree:
         _ = sessions[session]
-        return {
-            "checkpoints": [describe(one) for one in sessions.shown],
-            "text": sessions.text,
-            "badges": BADGES,
-            "tile": TILE,
-        }
+        return describe_all(sessions)
 
     @routes.get("/hash")
     def weights_hash(session: Key, checkpoint: Index) -> Tree:
@@ -124,7 +119,7 @@ def router(sessions: Sessions) -> APIRouter:
     return routes
 
 
-def run_text(sessions: Sessions, session: Any, request: RunRequest) -> Tree:
+def run_text(sessions: Sessions, session: Session, request: RunRequest) -> Tree:
     """Runs a text, and keeps the run in its session."""
     checkpoint, asked = choose(sessions, request.checkpoint).checkpoint, request.to_request()
     texts = forward.read(checkpoint, asked)
@@ -141,6 +136,12 @@ def added_ids(checkpoint: Any, asked: forward.Request, texts: dict[str, forward.
         return []
     count = len(forward.read_text(checkpoint, asked.text).ids)
     return texts["text"].ids[count:]
+
+
+def describe_all(sessions: Sessions) -> Tree:
+    """The checkpoints, the first text, and the thresholds of badges."""
+    checkpoints = [describe(one) for one in sessions.shown]
+    return {"checkpoints": checkpoints, "text": sessions.text, "badges": BADGES, "tile": TILE}
 
 
 def choose(sessions: Sessions, index: int) -> ShownCheckpoint:

@@ -114,6 +114,11 @@ class Run:
         self.tape.calls(name)  # raises for an unknown name
         return self.infos[name]
 
+    def labels(self, side: str, count: int) -> list[str]:
+        """The names of queries or keys, with that of a class token that the model adds."""
+        tokens = self.texts[side].tokens
+        return ["class token"] * (count - len(tokens)) + tokens
+
     def to_tree(self) -> Tree:
         attentions = [vars(info) | {"thumbnail": info.thumbnail} for info in self.infos.values()]
         return {

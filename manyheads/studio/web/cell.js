@@ -5,7 +5,7 @@ import { element } from "./dom.js";
 
 const TERMS = {
   word_word: "word · word", word_position: "word · position", position_word: "position · word",
-  position_position: "position · position", bias: "biases",
+  position_position: "position · position", bias: "biases, position scheme",
 };
 
 export function showCell(root, cell, names) {

@@ -30,7 +30,7 @@ export class LinesView {
     this.surface.redraw();
   }
 
-  limit() { return Math.max(0, Math.max(this.rows.length, this.columns.length) * STEP - this.surface.height + 2 * TOP); }
+  limit() { return Math.max(0, Math.max(this.rows.length, this.columns.length) * STEP - (this.surface.height ?? 0) + 2 * TOP); }
 
   resize(width, height) { this.surface.resize(width, height); }
   fit() { this.y = 0; this.surface.redraw(); }
