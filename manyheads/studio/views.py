@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
@@ -26,7 +26,8 @@ from manyheads.spec import Tree, quoted
 from manyheads.studio.forward import Head, Text, last_states, outputs
 
 THUMBNAIL = 48  # pixels
-THUMBNAIL_ROWS = 1024  # queries that a thumbnail is made of; of a longer text, these many, evenly spaced
+THUMBNAIL_ROWS = 1024  # queries that a thumbnail is made of
+THUMBNAIL_BLOCK = 176  # of them computed at once
 TILE = 256
 MAX_ROLLOUT = 2048  # tokens
 MAX_BANDS = 12  # rows of tiles kept per run
@@ -64,14 +65,8 @@ class AttentionInfo:
     @property
     def thumbnail(self) -> tuple[int, int]:
         """Height and width of its thumbnails."""
-        sampled = min(self.rows, THUMBNAIL_ROWS)
-        return pooled_size(sampled, ceil(sampled / THUMBNAIL)), pooled_size(
-            self.columns, ceil(self.columns / THUMBNAIL)
-        )
-
-
-def pooled_size(size: int, step: int) -> int:
-    return ceil(size / step)
+        height, width = (ceil(size / ceil(size / THUMBNAIL)) for size in (self.rows, self.columns))
+        return height, width
 
 
 class Run:
@@ -191,22 +186,33 @@ class Run:
 
     @torch.no_grad()
     def thumbnails(self, name: str) -> bytes:
-        """All heads of an attention as uint8, H×height×width: 255·√ of the largest weight in each pixel."""
+        """All heads of an attention as uint8, H×height×width: 255·√ of the largest weight in each pixel.
+
+        Of a long text, a row of pixels is made of the first of its queries, so that the grid paints at once.
+        """
         info = self.info(name)
-        sampled, height = min(info.rows, THUMBNAIL_ROWS), ceil(min(info.rows, THUMBNAIL_ROWS) / THUMBNAIL)
-        width = ceil(info.columns / THUMBNAIL)
-        block = max(height, BLOCK // (info.columns * info.heads) // height * height)
-        parts = []
-        for start in range(0, sampled, block):
-            stop = min(sampled, start + block)
-            if sampled == info.rows:
-                weights = self.tape.weights(name, rows=slice(start, stop))[0]
-            else:
-                numbers = [i * info.rows // sampled for i in range(start, stop)]
-                weights = torch.cat([self.tape.weights(name, rows=slice(i, i + 1))[0] for i in numbers], dim=1)
-            parts.append(pooled(weights, height, width, "max"))
-        picture = torch.cat(parts, dim=1).float()
+        step, width = ceil(info.rows / THUMBNAIL), ceil(info.columns / THUMBNAIL)
+        if info.rows > THUMBNAIL_ROWS:
+            used = THUMBNAIL_ROWS // THUMBNAIL
+            spans = [slice(start, min(info.rows, start + used)) for start in range(0, info.rows, step)]
+        else:
+            size = max(1, min(THUMBNAIL_BLOCK, BLOCK // (info.columns * info.heads)) // step) * step
+            spans = [slice(start, min(info.rows, start + size)) for start in range(0, info.rows, size)]
+        rows = [F.pad(pooled(one, step, width, "max"), (0, info.thumbnail[1])) for one in self._spans(name, spans)]
+        picture = torch.cat([one[..., : info.thumbnail[1]] for one in rows], dim=1).float()
         return picture.clamp(0, 1).sqrt().mul(255).round().to(torch.uint8).cpu().numpy().tobytes()
+
+    def _spans(self, name: str, spans: Sequence[slice]) -> Iterator[Tensor]:
+        """The weights of all heads for some rows, H×N×M, without the columns that a causal mask hides from all."""
+        calls = self.tape.calls(name)
+        for rows in spans:
+            call = calls[0]
+            if len(calls) > 1 or call.mask.form != "causal":
+                yield self.tape.weights(name, rows=rows)[0]
+                continue
+            columns = slice(0, rows.stop)
+            block = block_arguments(rows, columns, k=call.key, positions=call.positions, bias=call.bias)
+            yield call.core.weights(call.query[:, :, rows], mask=call.mask.submask(rows, columns), **block)[0]
 
     # -------------------------------------------------------------------------------------------------------- measures
 

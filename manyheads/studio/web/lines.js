@@ -4,7 +4,7 @@ import { label, position, Surface } from "./canvas.js";
 import { theme } from "./colors.js";
 import { element } from "./dom.js";
 
-const [STEP, TOP, SIDE] = [22, 14, 150];
+const [STEP, TOP] = [22, 14];
 const LEAST = 0.02; // thinner lines are not drawn, unless their token is chosen
 const MANY = 80; // tokens from which only the lines of the chosen token are drawn
 
@@ -30,6 +30,8 @@ export class LinesView {
     this.surface.redraw();
   }
 
+  get side() { return Math.min(150, this.surface.width / 3); }
+
   limit() { return Math.max(0, Math.max(this.rows.length, this.columns.length) * STEP - (this.surface.height ?? 0) + 2 * TOP); }
 
   resize(width, height) { this.surface.resize(width, height); }
@@ -38,8 +40,8 @@ export class LinesView {
 
   tokenAt(x, y) {
     const index = Math.floor((y - TOP + this.y) / STEP);
-    if (x < SIDE + 30 && index >= 0 && index < this.rows.length) return { row: index, column: null };
-    if (x > this.surface.width - SIDE - 30 && index >= 0 && index < this.columns.length) return { row: null, column: index };
+    if (x < this.side + 30 && index >= 0 && index < this.rows.length) return { row: index, column: null };
+    if (x > this.surface.width - this.side - 30 && index >= 0 && index < this.columns.length) return { row: null, column: index };
     return null;
   }
 
@@ -109,7 +111,7 @@ export class LinesView {
     context.clearRect(0, 0, width, height);
     if (!this.source) return;
     const at = (index) => TOP + (index + 0.5) * STEP - this.y;
-    const [left, right] = [SIDE + 8, width - SIDE - 8];
+    const [left, right] = [this.side + 8, width - this.side - 8];
     this.each((row, column, value) => {
       context.strokeStyle = value < 0 ? colours.warm : colours.accent;
       context.globalAlpha = Math.min(1, 0.08 + 0.92 * Math.abs(value));
@@ -128,7 +130,7 @@ export class LinesView {
       context.font = isChosen ? "600 13px system-ui, sans-serif" : "13px system-ui, sans-serif";
       context.fillStyle = isChosen ? colours.warm : group.special ? colours.soft : colours.ink;
       context.textAlign = side === "left" ? "right" : "left";
-      context.fillText(label(group.label, 20), side === "left" ? SIDE : width - SIDE, y);
+      context.fillText(label(group.label, 20), side === "left" ? this.side : width - this.side, y);
     };
     this.rows.forEach((group, i) => write(group, i, "left", chosen?.row === i));
     this.columns.forEach((group, i) => write(group, i, "right", chosen?.row === null && chosen?.column === i));
@@ -140,12 +142,12 @@ export class LinesView {
     const shapes = [];
     this.each((row, column, value) => {
       shapes.push(svg("line", {
-        x1: SIDE + 8, y1: at(row), x2: width - SIDE - 8, y2: at(column), stroke: theme().accent,
+        x1: this.side + 8, y1: at(row), x2: width - this.side - 8, y2: at(column), stroke: theme().accent,
         "stroke-opacity": Math.min(1, 0.08 + 0.92 * Math.abs(value)).toFixed(3), "stroke-width": (0.6 + 3.4 * Math.abs(value)).toFixed(2),
       }));
     });
-    this.rows.forEach((group, i) => shapes.push(svg("text", { x: SIDE, y: at(i) + 4, "text-anchor": "end" }, label(group.label, 20))));
-    this.columns.forEach((group, i) => shapes.push(svg("text", { x: width - SIDE, y: at(i) + 4 }, label(group.label, 20))));
+    this.rows.forEach((group, i) => shapes.push(svg("text", { x: this.side, y: at(i) + 4, "text-anchor": "end" }, label(group.label, 20))));
+    this.columns.forEach((group, i) => shapes.push(svg("text", { x: width - this.side, y: at(i) + 4 }, label(group.label, 20))));
     return { shapes, width, height: 2 * TOP + STEP * Math.max(this.rows.length, this.columns.length) };
   }
 }
