@@ -26,7 +26,6 @@ from manyheads.cli.console import (
     stdout,
 )
 from manyheads.errors import MissingExtraError, UsageError
-from manyheads.spec import quoted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -132,7 +131,7 @@ def open_page(
         typer.echo(full)
         print_note("Ctrl-C ends it")
         if not no_browser:
-            webbrowser.open(full)
+            webbrowser.open_new_tab(full)
         try:
             while True:
                 time.sleep(3600)
@@ -220,5 +219,7 @@ def print_matrix(
 
 def short(name: str) -> str:
     """A token as a label of a terminal, without control characters."""
+    from manyheads.spec import quoted
+
     text = quoted(name)[1:-1] if not name.isprintable() else name.strip()
     return text[:NAME_WIDTH] or "␣"

@@ -45,7 +45,7 @@ def create_app(sessions: Sessions, token: str, hosts: set[str]) -> FastAPI:
 
     @router.post("/session")
     def open_session() -> dict[str, Any]:
-        return {"session": sessions.open()}
+        return {"session": sessions.start()}
 
     @router.post("/session/{session}/close")
     def close_session(session: str) -> dict[str, Any]:

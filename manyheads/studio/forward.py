@@ -66,7 +66,7 @@ class Request:
 # --------------------------------------------------------------------------------------------------------------- texts
 
 
-def read_text(checkpoint: Checkpoint, text: str, *, add_special_tokens: bool = True) -> Text:
+def encode_text(checkpoint: Checkpoint, text: str, *, add_special_tokens: bool = True) -> Text:
     """The tokens of a text; without a tokenizer, the text is ids as numbers."""
     if checkpoint.tokenizer is None:
         return numbers(checkpoint, parse_row(text))
@@ -152,7 +152,7 @@ def read(checkpoint: Checkpoint, request: Request) -> dict[str, Text]:
     if reads_images(checkpoint):
         image = read_image(checkpoint, request.text)
         return {"source": image, "target": image} if checkpoint.has_source else {"text": image}
-    first = read_text(checkpoint, request.text)
+    first = encode_text(checkpoint, request.text)
     checkpoint.rows_of([first.ids])
     if not checkpoint.has_source:
         ids = [*first.ids, *request.add]
@@ -166,7 +166,7 @@ def read(checkpoint: Checkpoint, request: Request) -> dict[str, Text]:
     if request.add:
         target = list(request.add)
     elif request.target is not None:
-        target = read_text(checkpoint, request.target, add_special_tokens=False).ids
+        target = encode_text(checkpoint, request.target, add_special_tokens=False).ids
     else:
         target = generate(checkpoint, first.ids, replace(request, generate=request.generate or GENERATED))
     vocab = checkpoint.spec.vocab

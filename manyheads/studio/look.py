@@ -134,7 +134,7 @@ def added_ids(checkpoint: Any, asked: forward.Request, texts: dict[str, forward.
     """The ids after the text itself: those given, and those generated."""
     if not asked.add and not asked.generate:
         return []
-    count = len(forward.read_text(checkpoint, asked.text).ids)
+    count = len(forward.encode_text(checkpoint, asked.text).ids)
     return texts["text"].ids[count:]
 
 

@@ -73,7 +73,7 @@ class Sessions:
     def names(self) -> list[str]:
         return [one.path for one in self.shown]
 
-    def open(self) -> str:
+    def start(self) -> str:
         with self._opening:
             self._expire()
             key = secrets.token_hex(16)
