@@ -61,9 +61,10 @@ def router(sessions: Sessions) -> APIRouter:
     routes = APIRouter(prefix="/look")
 
     @contextmanager
-    def run_of(session: str, run: str) -> Iterator[Run]:
+    def run_of(session: str, run: str, *, background: bool = False) -> Iterator[Run]:
+        """A run. What the page asks for in the background waits for other computations, and keeps no tile waiting."""
         held = sessions[session][run]
-        with sessions.lock:
+        with sessions.lock if background else held.lock:
             yield held
 
     @routes.get("/info")
@@ -90,7 +91,7 @@ def router(sessions: Sessions) -> APIRouter:
 
     @routes.get("/measures")
     def measures(session: Key, run: Key, name: Name) -> Tree:
-        with run_of(session, run) as held:
+        with run_of(session, run, background=True) as held:
             return held.measures(name)
 
     @routes.get("/tile")
@@ -113,7 +114,7 @@ def router(sessions: Sessions) -> APIRouter:
 
     @routes.get("/effect")
     def effect(session: Key, run: Key, name: Name, head: Index) -> Tree:
-        with run_of(session, run) as held:
+        with run_of(session, run, background=True) as held:
             return held.effect(name, head)
 
     return routes

@@ -36,10 +36,11 @@ class Session:
         return key
 
     def __getitem__(self, key: str) -> Run:
-        if key not in self.runs:
-            raise UsageError("this run is no longer held; run the text again")
-        self.runs.move_to_end(key)
-        return self.runs[key]
+        try:
+            self.runs.move_to_end(key)
+            return self.runs[key]
+        except KeyError:
+            raise UsageError("this run is no longer held; run the text again") from None
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
+from threading import Lock
 from typing import Any, Literal
 
 import torch
@@ -21,7 +22,8 @@ from manyheads.inspect.attribution import score_terms
 from manyheads.inspect.edit import ablate, edit
 from manyheads.inspect.measure import measure_heads, rollout
 from manyheads.model.record import RecordedAttention, Tape
-from manyheads.parts.core import Core, Dot, InnerProduct, block_arguments, repeat_kv
+from manyheads.parts.core import Dot, InnerProduct, block_arguments, repeat_kv
+from manyheads.parts.mask import Mask
 from manyheads.spec import Tree, quoted
 from manyheads.studio.forward import Head, Text, last_states, outputs
 
@@ -76,6 +78,7 @@ class Run:
         self.checkpoint, self.texts, self.tape, self.states, self.off = checkpoint, texts, tape, states, tuple(off)
         self.infos = {name: self._info(name) for name in tape.names()}
         self._bands: OrderedDict[Any, Tensor] = OrderedDict()
+        self.lock = Lock()  # of the bands
 
     def _info(self, name: str) -> AttentionInfo:
         calls = self.tape.calls(name)
@@ -102,7 +105,7 @@ class Run:
             for tensor in (call.query, call.key, call.value, call.output, call.bias)
             if tensor is not None
         ]
-        unique = {tensor.data_ptr(): tensor for tensor in (*tensors, self.states, *self._bands.values())}
+        unique = {tensor.data_ptr(): tensor for tensor in (*tensors, self.states, *list(self._bands.values()))}
         return sum(tensor.numel() * tensor.element_size() for tensor in unique.values())
 
     def info(self, name: str) -> AttentionInfo:
@@ -204,15 +207,9 @@ class Run:
 
     def _spans(self, name: str, spans: Sequence[slice]) -> Iterator[Tensor]:
         """The weights of all heads for some rows, H×N×M, without the columns that a causal mask hides from all."""
-        calls = self.tape.calls(name)
+        call, *others = self.tape.calls(name)
         for rows in spans:
-            call = calls[0]
-            if len(calls) > 1 or call.mask.form != "causal":
-                yield self.tape.weights(name, rows=rows)[0]
-                continue
-            columns = slice(0, rows.stop)
-            block = block_arguments(rows, columns, k=call.key, positions=call.positions, bias=call.bias)
-            yield call.core.weights(call.query[:, :, rows], mask=call.mask.submask(rows, columns), **block)[0]
+            yield self.tape.weights(name, rows=rows)[0] if others else block_of(call, rows)[2]
 
     # -------------------------------------------------------------------------------------------------------- measures
 
@@ -229,23 +226,25 @@ class Run:
         ]
         return {"heads": [one | {"badges": badges(one, info)} for one in heads], "trust": self.trust(name)}
 
+    @torch.no_grad()
     def trust(self, name: str) -> Tree:
         """Of one attention: how far rows are from a sum of 1, the largest masked weight, recorded − recomputed."""
-        info, calls = self.info(name), self.tape.calls(name)
-        sums, hidden = 0.0, 0.0
-        for call in calls:
-            for rows, columns, mask in Core.blocks(call.core, call.query, call.key, call.mask):
-                weights = call.weights(rows=rows)
+        info, largest = self.info(name), {"row_sum": 0.0, "masked": 0.0, "difference": 0.0}
+        for call in self.tape.calls(name):
+            value = repeat_kv(call.value, call.query)[0]
+            count, step = call.query.shape[2], max(1, BLOCK // (info.heads * call.key.shape[2]))
+            for start in range(0, count, step):
+                rows = slice(start, min(count, start + step))
+                columns, mask, weights = block_of(call, rows)
                 total = weights.sum(dim=-1).float()
-                sums = max(sums, float(torch.where(total == 0, 0, total - 1).abs().max()))
+                found = {"row_sum": torch.where(total == 0, 0, total - 1)}
                 if mask.dense is not None:
-                    hidden = max(hidden, float(weights[..., columns].masked_fill(mask.dense, 0).max()))
-        return {
-            "row_sum": sums,
-            "masked": hidden,
-            "causal": info.causal,
-            "difference": max(call.difference() for call in calls),
-        }
+                    found["masked"] = weights.masked_fill(mask.dense[0], 0)
+                if call.output is not None:
+                    found["difference"] = weights @ value[:, columns] - call.output[0, :, rows]
+                largest = {key: max(largest[key], float(found[key].abs().max())) if key in found else largest[key]
+                           for key in largest}  # fmt: skip
+        return largest | {"causal": info.causal}
 
     # ------------------------------------------------------------------------------------------------------------ cell
 
@@ -362,6 +361,14 @@ class Run:
             "mean": float(change.mean()), "max": float(change.max()), "last": float(change[-1]),
             "measure": measure, "positions": len(change),
         }  # fmt: skip
+
+
+def block_of(call: RecordedAttention, rows: slice) -> tuple[slice, Mask, Tensor]:
+    """The weights of some rows, H×N×M, with their mask, and without the columns that a causal mask hides from all."""
+    columns = slice(0, rows.stop) if call.mask.form == "causal" else slice(None)
+    mask = call.mask.submask(rows, columns)
+    block = block_arguments(rows, columns, k=call.key, positions=call.positions, bias=call.bias)
+    return columns, mask, call.core.weights(call.query[:, :, rows], mask=mask, **block)[0]
 
 
 def head_number(info: AttentionInfo, head: str) -> int:
