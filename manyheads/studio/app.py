@@ -45,7 +45,7 @@ def create_app(sessions: Sessions, token: str, hosts: set[str]) -> FastAPI:
 
     @router.post("/session")
     def open_session() -> dict[str, Any]:
-        return {"session": sessions.open()}
+        return {"session": sessions.start()}
 
     @router.post("/session/{session}/close")
     def close_session(session: str) -> dict[str, Any]:
@@ -93,6 +93,7 @@ def serve(sessions: Sessions, port: int = 0) -> Iterator[str]:
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         listener.bind(("127.0.0.1", port))
+        listener.listen(128)  # so that a browser may connect before the server has started
     except OSError as error:
         raise OutputError(f"port {port} cannot be used: {error.strerror}", hint="leave out --port") from None
     port = listener.getsockname()[1]

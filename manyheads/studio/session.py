@@ -5,14 +5,14 @@ from __future__ import annotations
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from threading import Lock
-from typing import Any
 
 from manyheads.checkpoint.checkpoint import Checkpoint
 from manyheads.errors import UsageError
-from manyheads.model.record import Tape
+from manyheads.studio.views import Run, weights_hash
 
 MAX_SESSIONS, MAX_RUNS = 8, 6
 MAX_BYTES = 2 << 30  # of the tensors of all runs of a session
@@ -20,29 +20,8 @@ IDLE_SECONDS = 3600.0
 
 
 @dataclass
-class Run:
-    """One recorded forward pass."""
-
-    checkpoint: Checkpoint
-    tape: Tape
-    logits: Any
-    data: dict[str, Any] = field(default_factory=dict)  # what the tab keeps with it
-
-    @property
-    def bytes(self) -> int:
-        tensors = {
-            id(t): t
-            for call in self.tape
-            for t in (call.query, call.key, call.value, call.output, call.bias)
-            if t is not None
-        }
-        tensors |= {id(t): t for outputs in self.tape.outputs.values() for t in outputs}
-        return sum(t.numel() * t.element_size() for t in tensors.values())
-
-
-@dataclass
 class Session:
-    """The runs of one page; the oldest go first."""
+    """The runs of one page; those that were not used for the longest time go first."""
 
     runs: OrderedDict[str, Run] = field(default_factory=OrderedDict)
     used: float = field(default_factory=time.monotonic)
@@ -57,22 +36,45 @@ class Session:
         return key
 
     def __getitem__(self, key: str) -> Run:
-        if key not in self.runs:
-            raise UsageError("this run is no longer held; run the text again")
-        self.runs.move_to_end(key)
-        return self.runs[key]
+        try:
+            self.runs.move_to_end(key)
+            return self.runs[key]
+        except KeyError:
+            raise UsageError("this run is no longer held; run the text again") from None
+
+
+@dataclass(frozen=True)
+class ShownCheckpoint:
+    """A checkpoint that the page shows, by the path that the command was given."""
+
+    checkpoint: Checkpoint
+    path: str
+
+    @cached_property
+    def hash(self) -> str:
+        return weights_hash(self.checkpoint)
 
 
 class Sessions:
     """All open pages, and the checkpoints that they show. A page that is not used for an hour is closed."""
 
-    def __init__(self, checkpoints: Sequence[Checkpoint], names: Sequence[str] = (), text: str = "") -> None:
-        self.checkpoints, self.names, self.text = list(checkpoints), list(names), text
-        self.lock = Lock()  # one forward pass at a time: they share the processor
+    def __init__(self, checkpoints: Sequence[Checkpoint], paths: Sequence[str] = (), text: str = "") -> None:
+        paths = [*paths, *("" for _ in checkpoints)][: len(checkpoints)]
+        self.shown = [ShownCheckpoint(*one) for one in zip(checkpoints, paths, strict=True)]
+        self.text = text
+        self.lock = Lock()  # one computation at a time: they share the processor
         self._sessions: OrderedDict[str, Session] = OrderedDict()
         self._opening = Lock()
 
-    def open(self) -> str:
+    @property
+    def checkpoints(self) -> list[Checkpoint]:
+        return [one.checkpoint for one in self.shown]
+
+    @property
+    def names(self) -> list[str]:
+        return [one.path for one in self.shown]
+
+    def start(self) -> str:
         with self._opening:
             self._expire()
             key = secrets.token_hex(16)
@@ -94,6 +96,10 @@ class Sessions:
             self._sessions[key].used = time.monotonic()
             return self._sessions[key]
 
-    def _expire(self, clock: Callable[[], float] = time.monotonic) -> None:
-        for key in [key for key, one in self._sessions.items() if clock() - one.used > IDLE_SECONDS]:
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def _expire(self) -> None:
+        now = time.monotonic()
+        for key in [key for key, one in self._sessions.items() if now - one.used > IDLE_SECONDS]:
             del self._sessions[key]

@@ -6,7 +6,7 @@ import * as look from "./look.js";
 import * as model from "./model.js";
 import { onChange, read, write } from "./state.js";
 
-const TABS = { look, model };
+const TABS = isOffline ? { look } : { look, model };
 let current = null;
 let remove = null;
 
@@ -32,5 +32,5 @@ const tabs = Object.entries(TABS).map(([name, tab]) =>
 );
 document.querySelector("nav").append(...tabs);
 onChange(showTab);
-if (!isOffline) await openSession();
+await openSession();
 await showTab();
