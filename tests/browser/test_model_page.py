@@ -5,34 +5,22 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import shutil
 import tomllib
 from urllib.parse import parse_qs, urlsplit
 
 import kinds
 import pytest
-from playwright.sync_api import expect, sync_playwright
+from conftest import WAIT
+from playwright.sync_api import expect
 
 from manyheads import Checkpoint, build, read, read_model
 from manyheads.studio.app import serve
 from manyheads.studio.session import Sessions
 
 HOSTILE = "<img src=x onerror=document.title='broken'>"
-ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
 TITLES = {"gpt2": "GPT-2 small", "llama-7b": "LLaMA 7B"}
-TIMEOUT = 60_000  # milliseconds, on a busy machine
 
-expect.set_options(timeout=TIMEOUT)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path=shutil.which("chromium"), args=[*ARGUMENTS, "--disable-sync"]
-        )
-        yield browser
-        browser.close()
+expect.set_options(timeout=WAIT)
 
 
 @pytest.fixture(scope="module")
@@ -44,14 +32,14 @@ def address():
 @pytest.fixture
 def page(browser, address):
     context = browser.new_context(permissions=["clipboard-read", "clipboard-write"])
-    context.set_default_timeout(TIMEOUT)
+    context.set_default_timeout(WAIT)
     page, problems = context.new_page(), []
     page.on("pageerror", lambda error: problems.append(str(error)))
     page.on("console", lambda message: problems.append(message.text) if "Content Security" in message.text else None)
     page.on("request", lambda one: None if one.url.startswith((address, "data:")) else problems.append(one.url))
     yield page
     context.close()
-    assert [one for one in problems if "favicon" not in one] == []
+    assert problems == []
 
 
 def open_model(page, address, **state):
