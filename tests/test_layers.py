@@ -172,7 +172,7 @@ def test_helpers_do_not_shadow_rooms_and_tests_mirror_them():
     modules = {path.stem for path in FILES}
     assert not helpers & modules
     folders = {path.name for path in (ROOT / "tests").iterdir() if path.is_dir() and not path.name.startswith("__")}
-    assert folders <= set(LAYER) | {"helpers", "docs"}
+    assert folders <= set(LAYER) | {"helpers", "docs", "browser"}
 
 
 def test_importing_the_package_and_asking_for_help_leaves_torch_alone():

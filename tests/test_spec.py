@@ -17,7 +17,7 @@ from raising import raises
 from manyheads import build, build_meta, presets, read_model, size
 from manyheads.cli.show import tables
 from manyheads.errors import ConfigError, ManyheadsError
-from manyheads.model.spec import CrossSpec, LayerSpec, StackSpec
+from manyheads.model.spec import CrossSpec, LayerSpec, StackSpec, override_model
 from manyheads.parts.attention import HeadsSpec
 from manyheads.parts.core import DotSpec
 from manyheads.parts.mask import MaskSpec
@@ -86,6 +86,24 @@ def test_a_pattern_is_expanded_to_an_explicit_list():
     assert [layer.position.kind for layer in layers] == ["rope", "none", "none", "rope", "none"]
     assert [layer.mask.window for layer in layers] == [None, 3, None, None, 3]
     assert [layer.core.softcap for layer in layers] == [None, None, 9.0, None, None]
+
+
+def test_false_leaves_out_an_optional_field_and_is_an_error_elsewhere():
+    spec = read('encoder.final_norm="rms"', "encoder.final_norm=false", "decoder.attention.kv_heads=false")
+    assert spec.encoder.final_norm is spec.decoder.attention.kv_heads is None
+    liked = read("encoder.mask.window=3", "decoder.mask.window=false")
+    assert (liked.encoder.mask.window, liked.decoder.mask.window) == (3, None), "also what a stack like another has"
+    for assignment in ("encoder.layers=false", "encoder.norm=false"):
+        with raises("config.wrong-type"):
+            read(assignment)
+
+
+def test_a_stack_is_removed_and_copied_by_an_override():
+    model = override_model(BASE, ["encoder=false", "decoder.cross=false"])
+    assert read_model(model).architecture == "decoder"
+    assert read_model(model).decoder.width == 16, "what was like the encoder stays as it was"
+    copied = read_model(override_model(BASE, ["decoder.like=encoder", "encoder.norm=rms"]))
+    assert (copied.encoder.norm.kind, copied.decoder.norm.kind) == ("rms", "layer")
 
 
 @pytest.mark.parametrize("name", presets.names())

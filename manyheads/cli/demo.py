@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from manyheads.cli.console import app, output_option, print_note, shade, stdout
+from manyheads.cli.console import app, output_option, print_note, stdout
+from manyheads.cli.look import print_matrix
 from manyheads.cli.train import train_and_show
 
 if TYPE_CHECKING:
@@ -117,9 +118,4 @@ def print_attention(checkpoint: Checkpoint, text: str, console: Console) -> None
     columns = [token.strip("▁") or " " for token in encoding.tokens]  # ▁ stands for a space
     rows = [checkpoint.tokenizer.id_to_token(token).strip("▁") for token in generated] + ["</s>"]
     console.print(f"\nCross-attention while generating {''.join(rows[:-1])} (last layer, mean over heads):\n")
-    width = max(map(len, rows))
-    for name, weights in zip(rows, weights_LM.tolist(), strict=True):
-        console.print(f"  {name:>{width}} {''.join(shade(weight) * 2 + ' ' for weight in weights)}")
-    for row in range(max(map(len, columns))):  # the names of the columns, top to bottom
-        letters = (name[row] if row < len(name) else " " for name in columns)
-        console.print(" " * (width + 3) + "".join(f"{letter}  " for letter in letters))
+    print_matrix(weights_LM.tolist(), rows, columns, console)

@@ -63,6 +63,10 @@ def show(
             help="Draw the architecture, and write it to this file; - prints it.",
         ),
     ] = None,
+    swaps_from: Annotated[
+        str | None,
+        typer.Option(metavar="MODEL", help="List the overrides that turn this preset, file or checkpoint into NAME."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show a model in full, or list presets and parts.
@@ -70,33 +74,34 @@ def show(
     -s with a short path, such as -s position=none, changes every stack that has the field.
 
     Examples: manyheads show gpt2 · manyheads show transformer-base -s encoder.position=rope -s decoder.core=argmax ·
-    manyheads show gpt2 --svg gpt2.svg · manyheads show runs/first · manyheads show position · manyheads show rope ·
-    manyheads show parts --json
+    manyheads show gpt2 --svg gpt2.svg · manyheads show gpt2 --swaps-from transformer-base · manyheads show runs/first ·
+    manyheads show position · manyheads show rope · manyheads show parts --json
     """
-    from manyheads.inspect.describe import SCHEMA, describe_model, describe_preset, is_checkpoint
+    from manyheads.inspect.describe import describe_model, is_checkpoint
     from manyheads.presets import is_path, names
     from manyheads.spec import SLOTS, to_toml
 
     has_costs = length is not None or source_length is not None or batch != 1
-    console, entries = stdout(), list_parts()
+    entries = list_parts()
     is_slot = target in ("parts", *(entry["slot"] for entry in entries))
     is_model = target is not None and (target in names() or is_path(target) or is_checkpoint(target))
     if target is None or is_slot or (not is_model and (entries := entries_of_kind(target, entries))):
-        if overrides or as_toml or svg or has_costs:
-            raise UsageError("overrides, lengths, --toml and --svg need one model; name a preset or a file")
-        if target is None:
-            presets = [describe_preset(name) for name in names()]
-            print_json({"schema": SCHEMA, "presets": presets}) if as_json else print_presets(presets, console)
-        else:
-            entries = [entry for entry in entries if not is_slot or target in ("parts", entry["slot"])]
-            print_json({"schema": SCHEMA, "slots": entries}) if as_json else print_parts(entries, console)
+        if overrides or as_toml or svg or swaps_from or has_costs:
+            raise UsageError(
+                "overrides, lengths, --toml, --svg and --swaps-from need one model; name a preset or a file"
+            )
+        entries = [entry for entry in entries if not is_slot or target in ("parts", entry["slot"])]
+        show_presets(as_json=as_json) if target is None else show_parts(entries, as_json=as_json)
         return
-    if as_json + as_toml + (svg is not None) > 1:
-        raise UsageError("--json, --toml and --svg exclude each other")
-    if svg is not None and has_costs:
-        raise UsageError("a drawing shows no costs; leave out --batch and the lengths")
+    if as_json + as_toml + (svg is not None) > 1 or (swaps_from and (as_toml or svg)):
+        raise UsageError("--json, --toml and --svg exclude each other, and --swaps-from goes with --json alone")
+    if (svg or swaps_from) and has_costs:
+        raise UsageError("a drawing and a list of swaps show no costs; leave out --batch and the lengths")
     if not is_model:
         raise unknown_target(target, [*SLOTS, *tables()])
+    if swaps_from:
+        show_swaps(swaps_from, target, overrides or [], as_json=as_json)
+        return
     if svg is not None:
         write_drawing(target, overrides or [], svg)
         return
@@ -108,7 +113,7 @@ def show(
     elif as_toml:
         typer.echo(to_toml(model["spec"] | ({"about": model["about"]} if model["about"] else {})), nl=False)
     else:
-        print_model(model, console)
+        print_model(model, stdout())
 
 
 def write_drawing(target: str, overrides: list[str], path: Path) -> None:
@@ -229,6 +234,31 @@ def print_model(model: Tree, console: Console) -> None:
     print_costs(model, console)
 
 
+def show_swaps(start: str, target: str, overrides: list[str], *, as_json: bool) -> None:
+    """Prints the steps from one model to another: overrides, and each change with the formulas of its parts."""
+    import shlex
+
+    from rich.text import Text
+
+    from manyheads.inspect.swaps import describe_swaps
+
+    found, console = describe_swaps(start, target, overrides), stdout()
+    if as_json:
+        print_json(found)
+        return
+    for number, step in enumerate(found["steps"], 1):
+        console.print(Text(f"{number}. {' '.join(f'-s {shlex.quote(one)}' for one in step['overrides'])}", "bold"))
+        for change in step["changes"]:
+            print_indented(console, 3, (change["path"], "cyan"), f"  {change['before']} → {change['after']}")
+            formulas = [change["before_formula"], change["after_formula"]]
+            lines = [change["meaning"]] if formulas[0] == formulas[1] else formulas
+            for label, line in zip(("" if len(lines) == 1 else "before: ", "after: "), lines, strict=False):
+                if line:
+                    print_indented(console, 5, (label + line, "dim"))
+    words = ["manyheads", "show", start, *(word for one in found["overrides"] for word in ("-s", one))]
+    console.print(shlex.join(words) if found["steps"] else "the models are equal", soft_wrap=True)
+
+
 def checkpoint_text(name: str, value: Any) -> str:
     from manyheads.metrics.metric import format_value
 
@@ -279,7 +309,14 @@ def print_costs(model: Tree, console: Console) -> None:
     console.print(f"\n{flops['forward']:,} FLOPs per forward pass · {text}")
 
 
-def print_presets(presets: list[Tree], console: Console) -> None:
+def show_presets(*, as_json: bool) -> None:
+    from manyheads.inspect.describe import SCHEMA, describe_preset
+    from manyheads.presets import names
+
+    console, presets = stdout(), [describe_preset(name) for name in names()]
+    if as_json:
+        print_json({"schema": SCHEMA, "presets": presets})
+        return
     columns = ["name", "architecture", "position", *(["source"] if console.width >= 120 else [])]
     table = new_table(columns, ["parameters"])
     for preset in presets:
@@ -287,9 +324,15 @@ def print_presets(presets: list[Tree], console: Console) -> None:
     console.print(table)
 
 
-def print_parts(entries: list[Tree], console: Console) -> None:
+def show_parts(entries: list[Tree], *, as_json: bool) -> None:
     from rich.text import Text
 
+    from manyheads.inspect.describe import SCHEMA
+
+    console = stdout()
+    if as_json:
+        print_json({"schema": SCHEMA, "slots": entries})
+        return
     for entry in entries:
         console.print(Text.assemble("\n", (entry["slot"], "bold cyan"), f"  {entry['meaning']}"))
         print_fields(entry.get("fields", []), console, indent=2)

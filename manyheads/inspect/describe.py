@@ -36,18 +36,29 @@ def describe_model(
 ) -> Tree:
     """Describes the model of a preset, a file or a checkpoint. Costs are for one batch of the given size."""
     spec, description, checkpoint = read_target(target, overrides)
+    costs = describe_costs(
+        spec, batch=batch, length=length, source_length=source_length, context=description.get("context")
+    )
+    head = {"schema": SCHEMA, "name": target, "about": description, "overrides": overrides}
+    about_checkpoint = {"checkpoint": describe_checkpoint(checkpoint, target)} if checkpoint else {}
+    return head | costs | describe_parts(spec) | about_checkpoint
+
+
+def describe_costs(
+    spec: ModelSpec,
+    *,
+    batch: int = 1,
+    length: int | None = None,
+    source_length: int | None = None,
+    context: int | None = None,
+) -> Tree:
+    """The parameters, FLOPs and memory of a model for one batch; its length is the context by default."""
     if length is None:
-        length = min(description.get("context", DEFAULT_LENGTH), max_positions(spec))
+        length = min(context or DEFAULT_LENGTH, max_positions(spec))
     if source_length is None and spec.decoder and spec.decoder.embed.reads == "memory":
         source_length = max(1, length // 4)  # a masked autoencoder encodes a quarter of the patches, in He et al. 2022
     cost = size(spec, batch=batch, length=length, source_length=source_length)
-    stacks = {name: stack for name in ("encoder", "decoder") if (stack := getattr(spec, name))}
     return {
-        "schema": SCHEMA,
-        "name": target,
-        "about": description,
-        "overrides": overrides,
-        "architecture": spec.architecture,
         "parameters": cost.parameters,
         "parameters_by_part": cost.parameters_by_part,
         "flops": {
@@ -64,6 +75,14 @@ def describe_model(
             "training": cost.training_bytes,
             "cache": cost.cache_bytes,
         },
+    }
+
+
+def describe_parts(spec: ModelSpec) -> Tree:
+    """The architecture of a model, its weights with their shapes, every layer, and all parts with their formulas."""
+    stacks = {name: stack for name in ("encoder", "decoder") if (stack := getattr(spec, name))}
+    return {
+        "architecture": spec.architecture,
         "weights": weights_of(spec),
         "layers": {name: [to_tree(layer) for layer in stack.expanded_layers()] for name, stack in stacks.items()},
         "sections": [
@@ -71,14 +90,19 @@ def describe_model(
             for title, rows in sections(spec)
         ],
         "spec": to_tree(spec),
-    } | ({"checkpoint": describe_checkpoint(checkpoint, target)} if checkpoint else {})
+    }
 
 
 def read_target(target: str, overrides: list[str]) -> tuple[ModelSpec, Tree, Checkpoint | None]:
     """The model of a preset, a file or a checkpoint, with overrides, its `about` table, and the checkpoint."""
-    checkpoint = load(target) if is_checkpoint(target) else None
-    tree, description = (to_tree(checkpoint.spec), {}) if checkpoint else read_description(target)
+    tree, description, checkpoint = read_tree(target)
     return read_model(override_model(tree, overrides)), description, checkpoint
+
+
+def read_tree(target: str) -> tuple[Tree, Tree, Checkpoint | None]:
+    """The description of a preset, a file or a checkpoint as it is written, its `about` table, and the checkpoint."""
+    checkpoint = load(target) if is_checkpoint(target) else None
+    return (to_tree(checkpoint.spec), {}, checkpoint) if checkpoint else (*read_description(target), None)
 
 
 def is_checkpoint(target: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 from pydantic import field_validator, model_validator
 
@@ -57,7 +57,7 @@ class LayerSpec(Spec):
     @field_validator("cross", mode="before")
     @classmethod
     def _switch(cls, value: Any) -> Any:
-        return {True: CrossSpec(), False: None}[value] if isinstance(value, bool) else value
+        return CrossSpec() if value is True else value
 
 
 class StackSpec(LayerSpec):
@@ -364,6 +364,16 @@ def read_model(tree: Tree) -> ModelSpec:
         )
     tree = copy_tree(tree)
     check_names(ModelSpec, tree)
+    tree = resolve_like(tree)
+    for name in ("encoder", "decoder"):
+        if isinstance(tree.get(name), dict):
+            tree[name] = with_cross(tree[name])
+    return parse(ModelSpec, tree)
+
+
+def resolve_like(model: Tree) -> Tree:
+    """Returns the tree in which a stack with `like` has its own copy of the other stack's fields."""
+    tree = copy_tree(model)
     for name, other in (("encoder", "decoder"), ("decoder", "encoder")):
         stack = tree.get(name)
         if not isinstance(stack, dict):
@@ -378,10 +388,7 @@ def read_model(tree: Tree) -> ModelSpec:
             if "like" in tree[other]:
                 raise IncompatibleError("only one stack can be like the other", (name, "like"))
             tree[name] = merge_trees(tree[other], {key: value for key, value in stack.items() if key != "like"})
-    for name in ("encoder", "decoder"):
-        if isinstance(tree.get(name), dict):
-            tree[name] = with_cross(tree[name])
-    return parse(ModelSpec, tree)
+    return cast(Tree, tree)
 
 
 STACKS: dict[str, type[Spec]] = {
@@ -400,11 +407,19 @@ def resolve_field(name: str, model: Tree) -> tuple[str, ...]:
 
 
 def override_model(model: Tree, assignments: Iterable[str]) -> Tree:
-    """Returns the tree with overrides, such as `position=none` for every stack or `decoder.position=none` for one."""
+    """Returns the tree with overrides, such as `position=none` for every stack or `decoder.position=none` for one.
+
+    They apply in order: `encoder=false` removes a stack and leaves one that was like it as it is, and
+    `decoder.like=encoder` copies the fields that the encoder has then.
+    """
     for assignment in assignments:
         name, equals, value = str(assignment).partition("=")
+        if name.strip() in ("encoder", "decoder") and value.strip() == "false":
+            model = resolve_like(model)
         paths = resolve_field(name.strip(), model)
         model = override(model, [f"{path}{equals}{value}" for path in paths] or [assignment])
+        if name.strip() in ("encoder.like", "decoder.like"):
+            model = resolve_like(model)
     return model
 
 

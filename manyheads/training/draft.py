@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import tomllib
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from manyheads.data.source import DataSpec
 from manyheads.errors import ExportError, IncompatibleError, UsageError, one_line
 from manyheads.model.spec import ModelSpec, StackSpec
 from manyheads.parts.head import HeadSpec
-from manyheads.spec import Tree, quoted, to_tree
+from manyheads.spec import Tree, inline, quoted, to_tree
 from manyheads.tasks.suggestion import SIZES, Lines, ModelSize, Suggestion
 from manyheads.tasks.task import TaskSpec
 from manyheads.training.prepare import PreparedRun, fill_sizes, prepare, resolve_model
@@ -231,12 +230,3 @@ def encoding_of(spec: RunSpec) -> tuple[Any, ...]:
 def toml_line(key: str, value: Any, why: str) -> list[str]:
     line = f"{key} = {inline(value)}"
     return [f"{line:<48}  # {one_line(why)}" if why else line]
-
-
-def inline(value: Any) -> str:
-    """Formats a value on one line of TOML."""
-    if isinstance(value, dict):
-        return "{ " + ", ".join(f"{key} = {inline(inner)}" for key, inner in value.items()) + " }"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(inline, value)) + "]"
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -147,6 +147,17 @@ def test_a_kind_is_shown_by_its_name():
                 assert [(one["slot"], len(one["kinds"])) for one in found] == [(name, 1)]
 
 
+def test_swaps_from_lists_the_overrides_that_lead_from_one_model_to_another():
+    found = run_json("show", "gpt2", "-s", "decoder.layers=2", "--swaps-from", "transformer-base")
+    options = [word for one in found["overrides"] for word in ("-s", one)]
+    reached = run_json("show", "transformer-base", *options)["spec"]
+    assert reached == run_json("show", "gpt2", "-s", "decoder.layers=2")["spec"]
+    assert [one for step in found["steps"] for one in step["overrides"]] == found["overrides"]
+    text = run("show", "gpt2", "--swaps-from", "transformer-base").stdout
+    assert "p[t] = row t of a learned table" in text, "the formula of a new part"
+    assert "-s decoder.width=768" in text
+
+
 def test_a_short_path_changes_every_stack_that_has_the_field():
     model = run_json("show", "transformer-base", "-s", "position=none", "-s", "decoder.layers=2")
     assert {layer["position"]["kind"] for stack in model["layers"].values() for layer in stack} == {"none"}
@@ -230,6 +241,9 @@ def test_without_a_target_the_presets_are_listed():
         (["gpt2", "--toml"], "usage.argument", "--toml"),
         (["gpt2", "--svg", "-"], "usage.argument", "--svg"),
         (["position", "--svg", "-"], "usage.argument", "--svg"),
+        (["position", "--swaps-from", "gpt2"], "usage.argument", "--swaps-from"),
+        (["gpt2", "--swaps-from", "gtp2"], "config.unknown-preset", "'gpt2'"),
+        (["gpt2", "--swaps-from", "bert-base", "--batch", "2"], "usage.argument", "--batch"),
         (["parts", "-s", "a=1"], "usage.argument", ""),
     ],
 )

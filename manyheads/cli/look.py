@@ -1,0 +1,225 @@
+"""`manyheads look`: opens the page on a checkpoint, writes it as one file, or prints a head in the terminal."""
+
+from __future__ import annotations
+
+import time
+import webbrowser
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from manyheads.cli.console import (
+    CheckpointPath,
+    Device,
+    Parts,
+    Progress,
+    app,
+    check_checkpoint_path,
+    integer,
+    load_checkpoint,
+    output_path,
+    print_note,
+    shade,
+    stdout,
+)
+from manyheads.errors import MissingExtraError, UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from manyheads.checkpoint.checkpoint import Checkpoint
+    from manyheads.studio.views import Run
+
+NAME_WIDTH = 16  # characters of a token's name in a terminal
+
+
+def checkpoint_paths(paths: list[str] | None) -> list[str] | None:
+    for path in paths or ():
+        check_checkpoint_path(path)
+    return paths
+
+
+@app.command()
+def look(
+    path: CheckpointPath,
+    text: Annotated[str | None, typer.Argument(metavar="TEXT", help="The text to show first.")] = None,
+    target: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Target of an encoder–decoder [default: what it generates].")
+    ] = None,
+    compare: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATH", callback=checkpoint_paths, help="Another checkpoint to compare; may be repeated."),
+    ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(parser=output_path, metavar="FILE", help="Write one file that works offline, and open nothing."),
+    ] = None,
+    terminal: Annotated[bool, typer.Option("--terminal", help="Print a head as shaded blocks.")] = False,
+    png: Annotated[
+        Path | None, typer.Option(parser=output_path, metavar="FILE", help="Write a head as a figure.")
+    ] = None,
+    layer: Annotated[
+        int | None, typer.Option(parser=integer, metavar="N", help="Layer for --terminal and --png, from 0.")
+    ] = None,
+    head: Annotated[
+        int | None, typer.Option(parser=integer, metavar="N", help="Head, from 0 [default: the mean over heads].")
+    ] = None,
+    attention: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Attention by its name, such as decoder.layers.0.cross [default: the last]."),
+    ] = None,
+    state: Annotated[str, typer.Option(metavar="STATE", help="State of the page, from its “Copy command”.")] = "",
+    port: Annotated[int, typer.Option(parser=integer, metavar="N", help="Port on loopback [default: a free one].")] = 0,
+    no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the address, and open no browser.")] = False,
+    device: Device = "auto",
+    parts: Parts = None,
+) -> None:
+    """See the attention of a checkpoint in a page on this machine: every head, exactly.
+
+    Without TEXT the page starts with an example. Without a tokenizer, TEXT is token ids as numbers; of an image model,
+    its pixels from 0 to 1.
+
+    Examples: manyheads look runs/first "April 5, 1985" · manyheads look ./gpt2 "The cat sat on the mat" --terminal
+    --layer 3 --head 5 · manyheads look ./gpt2 "The cat sat" --html cat.html
+    """
+    prints = terminal or png is not None
+    check_options(html, png, prints, given=[layer, head, attention])
+    if not prints and find_spec("fastapi") is None:
+        raise MissingExtraError("the page needs FastAPI and uvicorn", hint="pip install 'manyheads[studio]'")
+    with Progress(f"loading {path}"):
+        checkpoints = [load_checkpoint(one, device) for one in (path, *(compare or ()))]
+    if prints:
+        show_head(checkpoints[0], text, target, attention, layer, head, terminal=terminal, png=png)
+    elif html is not None:
+        write_page(checkpoints[0], path, text, target, html)
+    else:
+        open_page(checkpoints, [path, *(compare or ())], text, target, state, port, no_browser=no_browser)
+
+
+def check_options(html: Path | None, png: Path | None, prints: bool, *, given: Sequence[object]) -> None:
+    """Raises for options that do not go together, and for files that exist, before the checkpoint is loaded."""
+    from manyheads.files.write import check_new_file
+
+    if html is not None and prints:
+        raise UsageError("give --html or --terminal and --png, not both")
+    if not prints and any(one is not None for one in given):
+        raise UsageError("--layer, --head and --attention are for --terminal and --png")
+    for path in (html, png):
+        if path is not None:
+            check_new_file(path)
+    if png is not None and find_spec("matplotlib") is None:
+        raise MissingExtraError("--png needs matplotlib", hint="pip install 'manyheads[plot]'")
+
+
+def open_page(
+    checkpoints: Sequence[Checkpoint], paths: Sequence[str], text: str | None, target: str | None, state: str,
+    port: int, *, no_browser: bool,
+) -> None:  # fmt: skip
+    from urllib.parse import parse_qsl, urlencode
+
+    from manyheads.studio.app import serve
+    from manyheads.studio.session import Sessions
+
+    if not 0 <= port < 1 << 16:
+        raise UsageError(f"port is {port}, expected 0 to 65535")
+    fields = dict(parse_qsl(state)) | ({"text": text} if text else {}) | ({"target": target} if target else {})
+    with serve(Sessions(checkpoints, paths, text or ""), port) as address:
+        full = f"{address}#{urlencode(fields)}" if fields else address
+        typer.echo(full)
+        print_note("Ctrl-C ends it")
+        if not no_browser:
+            webbrowser.open_new_tab(full)
+        try:
+            while True:
+                time.sleep(3600)
+        except KeyboardInterrupt:
+            print_note("ended")
+
+
+def write_page(checkpoint: Checkpoint, path: str, text: str | None, target: str | None, html: Path) -> None:
+    from manyheads.files.write import atomic_output
+    from manyheads.studio.offline import offline_page
+    from manyheads.studio.session import Sessions
+
+    with Progress("reading the text") as progress:
+        page, note = offline_page(Sessions([checkpoint], [path], text or ""), target=target, report=progress.update)
+    with atomic_output(html) as draft:
+        draft.write_text(page, encoding="utf-8")
+    print_note(f"wrote {html}, {len(page.encode()) / 1e6:.1f} MB. {note}")
+
+
+# ------------------------------------------------------------------------------------------------- terminal and figure
+
+
+def show_head(
+    checkpoint: Checkpoint, text: str | None, target: str | None, attention: str | None, layer: int | None,
+    head: int | None, *, terminal: bool, png: Path | None,
+) -> None:  # fmt: skip
+    """Prints one head, or draws it."""
+    from manyheads.files.write import atomic_output
+    from manyheads.studio import forward
+    from manyheads.studio.session import MAX_BYTES
+    from manyheads.studio.views import Run
+
+    if not text:
+        raise UsageError("--terminal and --png need a TEXT")
+    texts = forward.read(checkpoint, forward.Request(text, target))
+    run = Run(checkpoint, texts, *forward.forward(checkpoint, texts, (), MAX_BYTES), ())
+    name = choose_attention(run, attention, layer)
+    info = run.info(name)
+    weights = run.rows(name, "mean" if head is None else str(head), slice(None)).cpu()
+    rows, columns = run.labels(info.queries, info.rows), run.labels(info.keys, info.columns)
+    title = f"{name}, {'mean over heads' if head is None else f'head {head}'}"
+    if terminal:
+        console = stdout()
+        console.print(f"{title}\n")
+        print_matrix(weights.tolist(), rows, columns, console)
+    if png is not None:
+        from manyheads.studio.figure import draw_matrix
+
+        with atomic_output(png) as draft:
+            draw_matrix(weights, rows, columns, draft, title=title)
+
+
+def choose_attention(run: Run, attention: str | None, layer: int | None) -> str:
+    """The name of an attention: as given, or the last one, or the one like it in another layer."""
+    if attention is not None:
+        return run.info(attention).name
+    *_, last = run.infos.values()
+    same = [one for one in run.infos.values() if (one.stack, one.kind) == (last.stack, last.kind)]
+    if layer is None:
+        return last.name
+    if layer not in range(len(same)):
+        raise UsageError(f"there is no layer {layer}, expected 0 to {len(same) - 1}")
+    return same[layer].name
+
+
+def print_matrix(
+    weights: Sequence[Sequence[float]], rows: Sequence[str], columns: Sequence[str], console: Console
+) -> None:
+    """Prints weights as shaded blocks, with a row per query and the names of the keys below, top to bottom."""
+    rows, columns = ([short(name) for name in names] for names in (rows, columns))
+    width = max(map(len, rows))
+    step = next((step for step in (3, 1) if width + 3 + step * len(columns) <= console.width), None)
+    if step is None:
+        raise UsageError(
+            f"{len(columns):,} keys do not fit into {console.width} columns of the terminal",
+            hint="use --png FILE or the page",
+        )
+    block, space = (2, " ") if step == 3 else (1, "")
+    for name, line in zip(rows, weights, strict=True):
+        console.print(f"  {name:>{width}} {''.join(shade(weight) * block + space for weight in line)}")
+    for i in range(max(map(len, columns))):
+        letters = (name[i] if i < len(name) else " " for name in columns)
+        console.print(" " * (width + 3) + "".join(f"{letter:<{step}}" for letter in letters))
+
+
+def short(name: str) -> str:
+    """A token as a label of a terminal, without control characters."""
+    from manyheads.spec import quoted
+
+    text = quoted(name)[1:-1] if not name.isprintable() else name.strip()
+    return text[:NAME_WIDTH] or "␣"

@@ -1,0 +1,203 @@
+"""The tab Look: the attention of a text, from the grid of all heads to one cell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any, Literal
+
+import torch
+from fastapi import APIRouter, Query, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from manyheads.errors import UsageError
+from manyheads.spec import Tree
+from manyheads.studio import forward
+from manyheads.studio.session import MAX_BYTES, Session, Sessions, ShownCheckpoint
+from manyheads.studio.views import BADGES, TILE, Run
+
+MAX_TEXT = 400_000  # characters
+MAX_GENERATED = 256  # tokens
+EXAMPLES = {  # by what the model reads
+    "text": [
+        "The animal didn't cross the street because it was too tired.",
+        "When Mary and John went to the store, John gave a drink to Mary.",
+        "the keys to the cabinet are on the table , and the keys to the car are too",
+    ],
+    "dates": ["Friday, 5 April 1985", "25.12.2031", "<en> 5/6/2031"],
+    "ids": ["3 1 4 1 5 9 2 6 5 3 5"],
+}
+
+Name = Annotated[str, Field(max_length=200)]
+Key = Annotated[str, Query(max_length=64)]
+Index = Annotated[int, Query(ge=0, le=1 << 20)]
+
+
+class RunRequest(BaseModel):
+    """A text to run, and what to switch off."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    session: str = Field(max_length=64)
+    checkpoint: int = Field(0, ge=0, le=64)
+    text: str = Field(max_length=MAX_TEXT)
+    target: str | None = Field(None, max_length=MAX_TEXT)
+    add: list[Annotated[int, Field(ge=0, lt=1 << 31)]] = Field([], max_length=4096)
+    generate: int = Field(0, ge=0, le=MAX_GENERATED)
+    temperature: float = Field(0.0, ge=0, le=10)
+    seed: int = Field(0, ge=0, lt=1 << 31)
+    off: list[Annotated[list[Any], Field(min_length=2, max_length=2)]] = Field([], max_length=4096)
+
+    def to_request(self) -> forward.Request:
+        off = tuple((name, head) for name, head in self.off if isinstance(name, str) and type(head) is int)
+        if len(off) != len(self.off):
+            raise UsageError("a head that is switched off is [name of the attention, number]")
+        add = tuple(self.add)
+        return forward.Request(self.text, self.target, add, self.generate, self.temperature, self.seed, off)
+
+
+def router(sessions: Sessions) -> APIRouter:
+    """The addresses below /api/look."""
+    routes = APIRouter(prefix="/look")
+
+    @contextmanager
+    def run_of(session: str, run: str, *, background: bool = False) -> Iterator[Run]:
+        """A run. What the page asks for in the background waits for other computations, and keeps no tile waiting."""
+        held = sessions[session][run]
+        with sessions.lock if background else held.lock:
+            yield held
+
+    @routes.get("/info")
+    def info(session: Key) -> Tree:
+        _ = sessions[session]
+        return describe_all(sessions)
+
+    @routes.get("/hash")
+    def weights_hash(session: Key, checkpoint: Index) -> Tree:
+        _ = sessions[session]
+        with sessions.lock:
+            return {"sha256": choose(sessions, checkpoint).hash}
+
+    @routes.post("/run")
+    def run(request: RunRequest) -> Tree:
+        session = sessions[request.session]
+        with sessions.lock:
+            return run_text(sessions, session, request)
+
+    @routes.get("/thumbnails")
+    def thumbnails(session: Key, run: Key, name: Name) -> Response:
+        with run_of(session, run) as held:
+            return binary(held.thumbnails(name))
+
+    @routes.get("/measures")
+    def measures(session: Key, run: Key, name: Name) -> Tree:
+        with run_of(session, run, background=True) as held:
+            return held.measures(name)
+
+    @routes.get("/tile")
+    def tile(
+        session: Key, run: Key, name: Name, head: Key, row: Index, column: Index,
+        level: Annotated[int, Query(ge=0, le=8)] = 0, pool: Literal["max", "mean"] = "max",
+    ) -> Response:  # fmt: skip
+        with run_of(session, run) as held:
+            return floats(held.tile(name, head, level, row, column, pool))
+
+    @routes.get("/cell")
+    def cell(session: Key, run: Key, name: Name, head: Index, row: Index, column: Index) -> Tree:
+        with run_of(session, run) as held:
+            return held.cell(name, head, row, column)
+
+    @routes.get("/next")
+    def next_tokens(session: Key, run: Key, position: Index) -> Tree:
+        with run_of(session, run) as held:
+            return held.next_tokens(position)
+
+    @routes.get("/effect")
+    def effect(session: Key, run: Key, name: Name, head: Index) -> Tree:
+        with run_of(session, run, background=True) as held:
+            return held.effect(name, head)
+
+    return routes
+
+
+def run_text(sessions: Sessions, session: Session, request: RunRequest) -> Tree:
+    """Runs a text, and keeps the run in its session."""
+    checkpoint, asked = choose(sessions, request.checkpoint).checkpoint, request.to_request()
+    texts = forward.read(checkpoint, asked)
+    tape, states = forward.forward(checkpoint, texts, asked.off, MAX_BYTES)
+    made = Run(checkpoint, texts, tape, states, asked.off)
+    generated = texts["target"].ids[1:] if checkpoint.has_source else texts.get("text", texts.get("source"))
+    tree = made.to_tree() | {"run": session.add(made), "checkpoint": request.checkpoint}
+    return tree | {"add": generated if isinstance(generated, list) else added_ids(checkpoint, asked, texts)}
+
+
+def added_ids(checkpoint: Any, asked: forward.Request, texts: dict[str, forward.Text]) -> list[int]:
+    """The ids after the text itself: those given, and those generated."""
+    if not asked.add and not asked.generate:
+        return []
+    count = len(forward.encode_text(checkpoint, asked.text).ids)
+    return texts["text"].ids[count:]
+
+
+def describe_all(sessions: Sessions) -> Tree:
+    """The checkpoints, the first text, and the thresholds of badges."""
+    checkpoints = [describe(one) for one in sessions.shown]
+    return {"checkpoints": checkpoints, "text": sessions.text, "badges": BADGES, "tile": TILE}
+
+
+def choose(sessions: Sessions, index: int) -> ShownCheckpoint:
+    if not 0 <= index < len(sessions.shown):
+        raise UsageError(f"there is no checkpoint {index}, expected 0 to {len(sessions.shown) - 1}")
+    return sessions.shown[index]
+
+
+def describe(shown: ShownCheckpoint) -> Tree:
+    """A checkpoint for the page."""
+    checkpoint = shown.checkpoint
+    parameters = list(checkpoint.model.parameters())
+    reads = "image" if forward.reads_images(checkpoint) else "text" if checkpoint.tokenizer is not None else "ids"
+    return {
+        "path": shown.path,
+        "architecture": checkpoint.spec.architecture,
+        "task": (checkpoint.task or {}).get("kind"),
+        "dtype": str(parameters[0].dtype).removeprefix("torch."),
+        "parameters": sum(parameter.numel() for parameter in parameters),
+        "device": str(checkpoint.device),
+        "has_source": checkpoint.has_source,
+        "can_generate": bool(getattr(checkpoint.model, "can_generate", True)) and reads != "image",
+        "output": checkpoint.spec.head.output,
+        "reads": reads,
+        "max_positions": checkpoint.max_positions,
+        "examples": examples(checkpoint, reads),
+    }
+
+
+def examples(checkpoint: Any, reads: str) -> list[str]:
+    """Texts to try: of dates, if the tokenizer of a run on dates reads them, or a picture of a ring."""
+    if reads == "ids":
+        vocab = checkpoint.spec.source_vocab or checkpoint.spec.vocab
+        return [" ".join(str(int(one) % vocab) for one in EXAMPLES["ids"][0].split())]
+    if reads == "image":
+        return [ring(checkpoint)]
+    is_dates = checkpoint.has_source and checkpoint.tokenizer.token_to_id("<en>") is not None
+    return EXAMPLES["dates" if is_dates else "text"]
+
+
+def ring(checkpoint: Any) -> str:
+    embed = forward.input_embed(checkpoint)
+    count = checkpoint.max_positions or 16
+    across = int((count - bool(embed.class_token)) ** 0.5)
+    axis = torch.linspace(-1, 1, across * embed.side)
+    distance = (axis[:, None].square() + axis.square()).sqrt()
+    picture = (1 - (distance - 0.6).abs() * 4).clamp(0, 1)
+    return " ".join(f"{value:.2g}" for value in picture.repeat(embed.channels, 1).flatten().tolist())
+
+
+def floats(tensor: Any) -> Response:
+    height, width = tensor.shape
+    data = tensor.float().cpu().contiguous().numpy().tobytes()
+    return Response(data, media_type="application/octet-stream", headers={"X-Shape": f"{height} {width}"})
+
+
+def binary(data: bytes) -> Response:
+    return Response(data, media_type="application/octet-stream")

@@ -1,0 +1,105 @@
+"""What an open page holds: the forward passes that it shows, bounded in number and memory, and freed when it closes."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from threading import Lock
+
+from manyheads.checkpoint.checkpoint import Checkpoint
+from manyheads.errors import UsageError
+from manyheads.studio.views import Run, weights_hash
+
+MAX_SESSIONS, MAX_RUNS = 8, 6
+MAX_BYTES = 2 << 30  # of the tensors of all runs of a session
+IDLE_SECONDS = 3600.0
+
+
+@dataclass
+class Session:
+    """The runs of one page; those that were not used for the longest time go first."""
+
+    runs: OrderedDict[str, Run] = field(default_factory=OrderedDict)
+    used: float = field(default_factory=time.monotonic)
+
+    def add(self, run: Run) -> str:
+        key = secrets.token_hex(8)
+        self.runs[key] = run
+        while len(self.runs) > 1 and (
+            len(self.runs) > MAX_RUNS or sum(r.bytes for r in self.runs.values()) > MAX_BYTES
+        ):
+            self.runs.popitem(last=False)
+        return key
+
+    def __getitem__(self, key: str) -> Run:
+        try:
+            self.runs.move_to_end(key)
+            return self.runs[key]
+        except KeyError:
+            raise UsageError("this run is no longer held; run the text again") from None
+
+
+@dataclass(frozen=True)
+class ShownCheckpoint:
+    """A checkpoint that the page shows, by the path that the command was given."""
+
+    checkpoint: Checkpoint
+    path: str
+
+    @cached_property
+    def hash(self) -> str:
+        return weights_hash(self.checkpoint)
+
+
+class Sessions:
+    """All open pages, and the checkpoints that they show. A page that is not used for an hour is closed."""
+
+    def __init__(self, checkpoints: Sequence[Checkpoint], paths: Sequence[str] = (), text: str = "") -> None:
+        paths = [*paths, *("" for _ in checkpoints)][: len(checkpoints)]
+        self.shown = [ShownCheckpoint(*one) for one in zip(checkpoints, paths, strict=True)]
+        self.text = text
+        self.lock = Lock()  # one computation at a time: they share the processor
+        self._sessions: OrderedDict[str, Session] = OrderedDict()
+        self._opening = Lock()
+
+    @property
+    def checkpoints(self) -> list[Checkpoint]:
+        return [one.checkpoint for one in self.shown]
+
+    @property
+    def names(self) -> list[str]:
+        return [one.path for one in self.shown]
+
+    def start(self) -> str:
+        with self._opening:
+            self._expire()
+            key = secrets.token_hex(16)
+            self._sessions[key] = Session()
+            while len(self._sessions) > MAX_SESSIONS:
+                self._sessions.popitem(last=False)
+            return key
+
+    def close(self, key: str) -> None:
+        with self._opening:
+            self._sessions.pop(key, None)
+
+    def __getitem__(self, key: str) -> Session:
+        with self._opening:
+            self._expire()
+            if key not in self._sessions:
+                raise UsageError("the session has ended; reload the page")
+            self._sessions.move_to_end(key)
+            self._sessions[key].used = time.monotonic()
+            return self._sessions[key]
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def _expire(self) -> None:
+        now = time.monotonic()
+        for key in [key for key, one in self._sessions.items() if now - one.used > IDLE_SECONDS]:
+            del self._sessions[key]

@@ -1,0 +1,420 @@
+"""What the tab Look shows of a run: its attentions, thumbnails, matrices in tiles, one cell, and the next tokens."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil
+from threading import Lock
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from manyheads.checkpoint.checkpoint import Checkpoint
+from manyheads.errors import UnsupportedError, UsageError
+from manyheads.inspect.attribution import score_terms
+from manyheads.inspect.edit import ablate, edit
+from manyheads.inspect.measure import measure_heads, rollout
+from manyheads.model.record import RecordedAttention, Tape
+from manyheads.parts.core import Dot, InnerProduct, block_arguments, repeat_kv
+from manyheads.parts.mask import Mask
+from manyheads.spec import Tree, quoted
+from manyheads.studio.forward import Head, Text, last_states, outputs
+
+THUMBNAIL = 48  # pixels
+THUMBNAIL_ROWS = 1024  # queries that a thumbnail is made of
+THUMBNAIL_BLOCK = 176  # of them computed at once
+TILE = 256
+MAX_ROLLOUT = 2048  # tokens
+MAX_BANDS = 12  # rows of tiles kept per run
+EFFECT_POSITIONS = 128  # positions at which the effect of a head is measured
+TOP = 200  # tokens listed for a position
+TEMPERATURES = [round(0.1 + 0.05 * i, 2) for i in range(59)]  # 0.1 to 3.0
+BLOCK = 1 << 22  # weights computed at once
+BADGES = {  # detectors: a measure, and the mean mass from which a head has the badge
+    "previous": 0.5,
+    "next": 0.5,
+    "self": 0.5,
+    "first": 0.5,
+    "same": 0.3,
+    "induction": 0.3,
+}
+
+Pool = Literal["mean", "max"]
+
+
+@dataclass(frozen=True)
+class AttentionInfo:
+    """One attention of a run, and the sequences of its queries and keys."""
+
+    name: str
+    stack: str
+    layer: int
+    kind: Literal["self", "cross", "alignment"]
+    heads: int
+    queries: str
+    keys: str
+    rows: int
+    columns: int
+    causal: bool
+
+    @property
+    def thumbnail(self) -> tuple[int, int]:
+        """Height and width of its thumbnails."""
+        height, width = (ceil(size / ceil(size / THUMBNAIL)) for size in (self.rows, self.columns))
+        return height, width
+
+
+class Run:
+    """One recorded forward pass, and what was computed from it."""
+
+    def __init__(self, checkpoint: Checkpoint, texts: dict[str, Text], tape: Tape, states: Tensor, off: Sequence[Head]):
+        self.checkpoint, self.texts, self.tape, self.states, self.off = checkpoint, texts, tape, states, tuple(off)
+        self.infos = {name: self._info(name) for name in tape.names()}
+        self._bands: OrderedDict[Any, Tensor] = OrderedDict()
+        self.lock = Lock()  # of the bands
+
+    def _info(self, name: str) -> AttentionInfo:
+        calls = self.tape.calls(name)
+        match = re.fullmatch(r"(encoder|decoder)\.layers\.(\d+)\.(attention|cross)", name)
+        pair = "source" in self.texts
+        stack, layer, part = (match[1], int(match[2]), match[3]) if match else ("decoder", 0, "alignment")
+        kind: Any = {"attention": "self"}.get(part, part)
+        decoder, encoder = ("target", "source") if pair else ("text", "text")
+        queries = encoder if stack == "encoder" else decoder
+        return AttentionInfo(
+            name, stack, layer, kind, calls[0].query.shape[1], queries,
+            queries if kind == "self" else encoder,
+            sum(call.query.shape[2] for call in calls),
+            max(call.key.shape[2] for call in calls),
+            calls[0].mask.causal,
+        )  # fmt: skip
+
+    @property
+    def bytes(self) -> int:
+        """Memory of the tensors that it holds."""
+        tensors = [
+            tensor
+            for call in self.tape
+            for tensor in (call.query, call.key, call.value, call.output, call.bias)
+            if tensor is not None
+        ]
+        unique = {tensor.data_ptr(): tensor for tensor in (*tensors, self.states, *list(self._bands.values()))}
+        return sum(tensor.numel() * tensor.element_size() for tensor in unique.values())
+
+    def info(self, name: str) -> AttentionInfo:
+        self.tape.calls(name)  # raises for an unknown name
+        return self.infos[name]
+
+    def labels(self, side: str, count: int) -> list[str]:
+        """The names of queries or keys, with that of a class token that the model adds."""
+        tokens = self.texts[side].tokens
+        return ["class token"] * (count - len(tokens)) + tokens
+
+    def to_tree(self) -> Tree:
+        attentions = [vars(info) | {"thumbnail": info.thumbnail} for info in self.infos.values()]
+        return {
+            "texts": {name: text.to_tree() for name, text in self.texts.items()},
+            "attentions": attentions,
+            "generates": self.checkpoint.spec.head.output == "tokens" and self.checkpoint.spec.head.per_token,
+            "off": [list(head) for head in self.off],
+        }
+
+    # -------------------------------------------------------------------------------------------------------- matrices
+
+    @torch.no_grad()
+    def rows(self, name: str, head: str, rows: slice) -> Tensor:
+        """Rows of a matrix, N×M in float32: of one head by its number, of their mean or max, or of the rollout."""
+        if head == "rollout":
+            return self._rollout(name)[rows]
+        info = self.info(name)
+        if head in ("mean", "max"):
+            weights = self.tape.weights(name, rows=rows)[0].float()
+            return weights.mean(dim=0) if head == "mean" else weights.amax(dim=0)
+        if head in ("all-mean", "all-max"):
+            return self._over_layers(info, head, rows)
+        number = head_number(info, head)
+        return self.tape.weights(name, number, rows)[0].float()
+
+    def _over_layers(self, info: AttentionInfo, head: str, rows: slice) -> Tensor:
+        names = [one.name for one in self.infos.values() if (one.stack, one.kind) == (info.stack, info.kind)]
+        result: Tensor | None = None
+        for name in names:
+            one = self.rows(name, head.removeprefix("all-"), rows)
+            if result is not None:
+                one = result + one if head == "all-mean" else torch.maximum(result, one)
+            result = one
+        assert result is not None
+        return result / len(names) if head == "all-mean" else result
+
+    def _rollout(self, name: str) -> Tensor:
+        info = self.info(name)
+        if info.kind != "self" or info.rows > MAX_ROLLOUT:
+            raise UnsupportedError(f"rollout is for self-attention of up to {MAX_ROLLOUT:,} tokens")
+        key = ("rollout", info.stack)
+        if key not in self._bands:
+            self._bands[key] = rollout(self.tape, info.stack)[0].float()
+        return self._bands[key]
+
+    @torch.no_grad()
+    def tile(self, name: str, head: str, level: int, row: int, column: int, pool: Pool) -> Tensor:
+        """256×256 numbers, fewer at the borders: each the largest or mean weight of 2ˡ × 2ˡ cells."""
+        info, step = self.info(name), 1 << level
+        first = row * TILE * step
+        if first >= info.rows or column * TILE * step >= info.columns:
+            raise UsageError(f"there is no tile {row}, {column} at level {level}")
+        key = (name, head, level, row, pool)
+        if key not in self._bands:
+            self._bands[key] = self._band(info, head, slice(first, min(info.rows, first + TILE * step)), step, pool)
+            while len(self._bands) > MAX_BANDS:
+                self._bands.popitem(last=False)
+        self._bands.move_to_end(key)
+        return self._bands[key][:, column * TILE : (column + 1) * TILE]
+
+    def _band(self, info: AttentionInfo, head: str, rows: slice, step: int, pool: Pool) -> Tensor:
+        """The tiles of one height side by side; a softmax needs whole rows."""
+        heads = 1 if head.isdecimal() else info.heads
+        block = max(step, BLOCK // (info.columns * heads) // step * step)
+        parts = []
+        for start in range(rows.start, rows.stop, block):
+            weights = self.rows(info.name, head, slice(start, min(rows.stop, start + block)))
+            parts.append(weights if step == 1 else pooled(weights[None], step, step, pool)[0])
+        return torch.cat(parts)
+
+    @torch.no_grad()
+    def thumbnails(self, name: str) -> bytes:
+        """All heads of an attention as uint8, H×height×width: 255·√ of the largest weight in each pixel.
+
+        Of a long text, a row of pixels is made of the first of its queries, so that the grid paints at once.
+        """
+        info = self.info(name)
+        step, width = ceil(info.rows / THUMBNAIL), ceil(info.columns / THUMBNAIL)
+        if info.rows > THUMBNAIL_ROWS:
+            used = THUMBNAIL_ROWS // THUMBNAIL
+            spans = [slice(start, min(info.rows, start + used)) for start in range(0, info.rows, step)]
+        else:
+            size = max(1, min(THUMBNAIL_BLOCK, BLOCK // (info.columns * info.heads)) // step) * step
+            spans = [slice(start, min(info.rows, start + size)) for start in range(0, info.rows, size)]
+        rows = [F.pad(pooled(one, step, width, "max"), (0, info.thumbnail[1])) for one in self._spans(name, spans)]
+        picture = torch.cat([one[..., : info.thumbnail[1]] for one in rows], dim=1).float()
+        return picture.clamp(0, 1).sqrt().mul(255).round().to(torch.uint8).cpu().numpy().tobytes()
+
+    def _spans(self, name: str, spans: Sequence[slice]) -> Iterator[Tensor]:
+        """The weights of all heads for some rows, H×N×M, without the columns that a causal mask hides from all."""
+        call, *others = self.tape.calls(name)
+        for rows in spans:
+            yield self.tape.weights(name, rows=rows)[0] if others else block_of(call, rows)[2]
+
+    # -------------------------------------------------------------------------------------------------------- measures
+
+    @torch.no_grad()
+    def measures(self, name: str) -> Tree:
+        """Measures and badges of every head of an attention, and what its weights can be trusted for."""
+        info, calls = self.info(name), self.tape.calls(name)
+        text = self.texts[info.keys]
+        ids = torch.tensor([text.ids], device=calls[0].query.device) if len(text.ids) == info.columns else None
+        measured = [measure_heads(call, ids if info.kind == "self" else None) for call in calls]
+        heads = [
+            {name: sum(one.to_dict(head)[name] for one in measured) / len(measured) for name in measured[0].to_dict(0)}
+            for head in range(info.heads)
+        ]
+        return {"heads": [one | {"badges": badges(one, info)} for one in heads], "trust": self.trust(name)}
+
+    @torch.no_grad()
+    def trust(self, name: str) -> Tree:
+        """Of one attention: how far rows are from a sum of 1, the largest masked weight, recorded − recomputed."""
+        info, largest = self.info(name), {"row_sum": 0.0, "masked": 0.0, "difference": 0.0}
+        for call in self.tape.calls(name):
+            value = repeat_kv(call.value, call.query)[0]
+            count, step = call.query.shape[2], max(1, BLOCK // (info.heads * call.key.shape[2]))
+            for start in range(0, count, step):
+                rows = slice(start, min(count, start + step))
+                columns, mask, weights = block_of(call, rows)
+                total = weights.sum(dim=-1).float()
+                found = {"row_sum": torch.where(total == 0, 0, total - 1)}
+                if mask.dense is not None:
+                    found["masked"] = weights.masked_fill(mask.dense[0], 0)
+                if call.output is not None:
+                    found["difference"] = weights @ value[:, columns] - call.output[0, :, rows]
+                largest = {key: max(largest[key], float(found[key].abs().max())) if key in found else largest[key]
+                           for key in largest}  # fmt: skip
+        return largest | {"causal": info.causal}
+
+    # ------------------------------------------------------------------------------------------------------------ cell
+
+    @torch.no_grad()
+    def cell(self, name: str, head: int, row: int, column: int) -> Tree:
+        """Why a weight is what it is: q, k, their product, the score, the mask, and the denominator of its row."""
+        info = self.info(name)
+        head_number(info, str(head))
+        if not (0 <= row < info.rows and 0 <= column < info.columns):
+            raise UsageError(f"there is no cell {row}, {column} among {info.rows:,} × {info.columns:,}")
+        call, local = self._call_of(name, row)
+        scores = row_scores(call, head, local)
+        weights = call.weights(head, local)[0].float()
+        dense = call.mask.submask(slice(local, local + 1), slice(None)).dense
+        visible = torch.ones_like(scores, dtype=torch.bool) if dense is None else dense[0, 0, 0].expand_as(scores)
+        tree: Tree = {
+            "weight": float(weights[column]),
+            "row_sum": float(weights.sum()),
+            "rank": int((weights > weights[column]).sum()) + 1,
+            "score": float(scores[column]),
+            "masked": not bool(visible[column]),
+            "visible": int(visible.sum()),
+            "core": type(call.core).__name__,
+        }
+        if bool(visible.any()):
+            highest = scores[visible].max()
+            exponentials = (scores - highest).exp().masked_fill(~visible, 0)
+            if torch.allclose(exponentials / exponentials.sum(), weights, atol=1e-3):  # else it is no softmax
+                tree |= {"highest": float(highest), "denominator": float(exponentials.sum())}
+        if isinstance(call.core, InnerProduct):
+            query = call.core.query_transform(call.query[:, :, local : local + 1])[0, head, 0].float()
+            key = repeat_kv(call.key, call.query)[0, head, column].float()
+            dot = float(query @ key)
+            tree |= {"query": rounded(query), "key": rounded(key), "dot": dot, "scale": call.core.scale}
+            tree["bias"] = float(scores[column]) - dot * call.core.scale if call.bias is not None else 0.0
+        return tree | {"terms": self._terms(info, call, head, row, column)}
+
+    def _call_of(self, name: str, row: int) -> tuple[RecordedAttention, int]:
+        for call in self.tape.calls(name):
+            if row < call.query.shape[2]:
+                return call, row
+            row -= call.query.shape[2]
+        raise UsageError("there is no such row")
+
+    def _terms(self, info: AttentionInfo, call: RecordedAttention, head: int, row: int, column: int) -> Tree | None:
+        """The terms of words and positions, for the first layer of the first stack."""
+        first = info.layer == 0 and info.kind == "self" and info.stack == next(iter(self.infos.values())).stack
+        if not first or not isinstance(call.core, Dot) or self.off:
+            return None
+        key = ("terms", head)
+        if key not in self._bands:
+            try:
+                terms = score_terms(self.checkpoint.model, self.texts[info.queries].ids, head)
+            except UnsupportedError:
+                return None
+            parts = (terms.word_word, terms.word_position, terms.position_word, terms.position_position, terms.bias)
+            self._bands[key] = torch.stack(parts)
+        names = ("word_word", "word_position", "position_word", "position_position", "bias")
+        return dict(zip(names, self._bands[key][:, row, column].tolist(), strict=True))
+
+    # --------------------------------------------------------------------------------------------------------- outputs
+
+    def next_tokens(self, position: int) -> Tree:
+        """The most probable next tokens with their logits, and ln Σ exp(logit / T) over all tokens for each T."""
+        head, length = self.checkpoint.spec.head, self.states.shape[1]
+        if head.output not in ("tokens", "classes"):
+            raise UnsupportedError("this model predicts neither tokens nor classes")
+        if head.per_token and not 0 <= position < length:
+            raise UsageError(f"there is no position {position} among {length:,}")
+        logits = outputs(self.checkpoint, self.states, [position])[0]
+        top = logits.topk(min(TOP, len(logits)))
+        sums = torch.stack([(logits / temperature).logsumexp(dim=0) for temperature in TEMPERATURES])
+        names = [self._output_name(token) for token in top.indices.tolist()]
+        return {
+            "position": position if head.per_token else None,
+            "tokens": [list(one) for one in zip(top.indices.tolist(), names, top.values.tolist(), strict=True)],
+            "temperatures": TEMPERATURES,
+            "log_sums": sums.tolist(),
+            "vocab": len(logits),
+        }
+
+    def _output_name(self, number: int) -> str:
+        if self.checkpoint.spec.head.output == "classes":
+            return self.checkpoint.id2label.get(number, str(number))
+        return self.checkpoint.generator.token_name(number)
+
+    @cached_property
+    def _effect_positions(self) -> list[int]:
+        length = self.states.shape[1]
+        count = min(length, EFFECT_POSITIONS)
+        return [(i + 1) * length // count - 1 for i in range(count)]
+
+    @cached_property
+    def _effect_outputs(self) -> Tensor:
+        return self._for_effect(self.states)
+
+    def _for_effect(self, states: Tensor) -> Tensor:
+        result = outputs(self.checkpoint, states, self._effect_positions)
+        return result.log_softmax(dim=-1) if self.checkpoint.spec.head.output in ("tokens", "classes") else result
+
+    @torch.no_grad()
+    def effect(self, name: str, head: int) -> Tree:
+        """How much the output changes without a head: KL(p ‖ p without it) in nats, or 1 − cosine of vectors."""
+        head_number(self.info(name), str(head))
+        off = (*self.off, (name, head))
+        with edit(self.checkpoint.model, *(ablate(one, head=number) for one, number in off)):
+            without = self._for_effect(last_states(self.checkpoint, self.texts))
+        base = self._effect_outputs
+        if self.checkpoint.spec.head.output in ("tokens", "classes"):
+            change, measure = (base.exp() * (base - without)).sum(dim=-1).clamp(min=0), "kl"
+        else:
+            change, measure = 1 - F.cosine_similarity(base, without, dim=-1), "cosine"
+        return {
+            "mean": float(change.mean()), "max": float(change.max()), "last": float(change[-1]),
+            "measure": measure, "positions": len(change),
+        }  # fmt: skip
+
+
+def block_of(call: RecordedAttention, rows: slice) -> tuple[slice, Mask, Tensor]:
+    """The weights of some rows, H×N×M, with their mask, and without the columns that a causal mask hides from all."""
+    columns = slice(0, rows.stop) if call.mask.form == "causal" else slice(None)
+    mask = call.mask.submask(rows, columns)
+    block = block_arguments(rows, columns, k=call.key, positions=call.positions, bias=call.bias)
+    return columns, mask, call.core.weights(call.query[:, :, rows], mask=mask, **block)[0]
+
+
+def head_number(info: AttentionInfo, head: str) -> int:
+    if not head.isdecimal() or int(head) >= info.heads:
+        raise UsageError(f"{info.name} has no head {quoted(head)}, expected 0 to {info.heads - 1}, mean or max")
+    return int(head)
+
+
+def badges(measures: dict[str, float], info: AttentionInfo) -> list[str]:
+    """The patterns of a head: those whose mean mass reaches the threshold of their detector."""
+    if info.kind != "self":
+        return []
+    return [name for name, least in BADGES.items() if measures[name] >= least]
+
+
+def pooled(weights: Tensor, height: int, width: int, pool: Pool) -> Tensor:
+    """The largest or mean weight of each height × width cells, H×L×M → H×⌈L/height⌉×⌈M/width⌉."""
+    _, rows, columns = weights.shape
+    if height == width == 1:
+        return weights
+    if pool == "max":
+        right, below = -columns % width, -rows % height
+        across = F.pad(weights, (0, right)).unflatten(2, (-1, width)).amax(dim=3)
+        return F.pad(across, (0, 0, 0, below)).unflatten(1, (-1, height)).amax(dim=2)
+    return F.avg_pool2d(weights[:, None], (height, width), ceil_mode=True, count_include_pad=False)[:, 0]
+
+
+def row_scores(call: RecordedAttention, head: int, row: int) -> Tensor:
+    """The scores of one query, with the bias and before the mask, M."""
+    rows = slice(row, row + 1)
+    query = call.query[:, :, rows]
+    block = block_arguments(rows, slice(None), k=call.key, positions=call.positions, bias=call.bias)
+    scores = call.core.scores(query, repeat_kv(block["k"], query), block["positions"])
+    if block["bias"] is not None:
+        scores = scores + block["bias"]
+    return scores[0, head, 0].float()
+
+
+def rounded(vector: Tensor) -> list[float]:
+    return [round(value, 5) for value in vector.tolist()]
+
+
+def weights_hash(checkpoint: Checkpoint) -> str:
+    """SHA-256 of the names, dtypes and bytes of all parameters."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(checkpoint.model.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -1,0 +1,213 @@
+// All heads at once: a row per layer, a column per head, with badges and the effect of switching each one off.
+
+import { number, position, Surface } from "./canvas.js";
+import { colours, theme } from "./colors.js";
+import { element } from "./dom.js";
+
+const [GAP, LEFT, TOP, BAR] = [6, 30, 18, 5];
+export const LETTERS = { previous: "P", next: "N", self: "S", first: "1", same: "=", induction: "I" };
+export const BADGE_NAMES = {
+  previous: "previous token", next: "next token", self: "its own token", first: "first token", same: "same token elsewhere", induction: "induction",
+};
+const KINDS = { self: "self-attention", cross: "cross-attention", alignment: "alignment" };
+export const groupName = (info) => `${info.stack} ${KINDS[info.kind]}`;
+
+export class Grid {
+  // events: choose(name, head, open)
+  constructor(root, events) {
+    this.root = root;
+    this.events = events;
+    this.panels = [];
+    this.images = new Map();
+    this.values = new Map(); // measures and effects by "name/head"
+    this.sort = "layer";
+    this.off = new Set();
+  }
+
+  set(run, cellSize) {
+    const changed = !this.run || JSON.stringify(this.run.attentions.map((a) => [a.name, a.heads])) !== JSON.stringify(run.attentions.map((a) => [a.name, a.heads]));
+    this.run = run;
+    this.cell = cellSize;
+    this.values.clear();
+    if (changed || this.built !== this.sort) this.build();
+    this.redraw();
+  }
+
+  heads() {
+    return this.run.attentions.flatMap((info) => Array.from({ length: info.heads }, (_, head) => ({ info, head })));
+  }
+
+  value(info, head) { return this.values.get(`${info.name}/${head}`) ?? {}; }
+
+  merge(info, head, changes) {
+    this.values.set(`${info.name}/${head}`, { ...this.value(info, head), ...changes });
+  }
+
+  order(sort) {
+    this.sort = sort;
+    this.build();
+    this.redraw();
+  }
+
+  // heads in the order of a measure, or per group of attentions one row per layer
+  build() {
+    this.built = this.sort;
+    this.root.replaceChildren();
+    this.panels = [];
+    const groups = new Map();
+    for (const one of this.heads()) {
+      const name = this.sort === "layer" ? groupName(one.info) : "all heads";
+      if (!groups.has(name)) groups.set(name, []);
+      groups.get(name).push(one);
+    }
+    for (const [name, heads] of groups) {
+      const columns = this.sort === "layer" ? Math.max(...heads.map(({ info }) => info.heads)) : Math.min(12, Math.ceil(Math.sqrt(heads.length)));
+      const sorted = this.sort === "layer" ? heads : this.sorted(heads);
+      const rows = new Map();
+      const placed = sorted.map((one, i) => {
+        if (this.sort !== "layer") return { ...one, row: Math.floor(i / columns), column: i % columns };
+        if (!rows.has(one.info.name)) rows.set(one.info.name, rows.size);
+        return { ...one, row: rows.get(one.info.name), column: one.head };
+      });
+      this.panels.push(this.panel(name, placed, columns));
+    }
+  }
+
+  sorted(heads) {
+    const [name, sign] = { entropy: ["entropy", 1], distance: ["distance", 1], effect: ["mean", -1] }[this.sort];
+    const key = ({ info, head }) => this.value(info, head)[name];
+    return [...heads].sort((a, b) => sign * ((key(a) ?? Infinity * sign) - (key(b) ?? Infinity * sign)) || 0);
+  }
+
+  panel(name, heads, columns) {
+    const canvas = element("canvas", {
+      class: "grid", tabindex: "0", role: "img", "aria-label": `${name}: ${heads.length} heads; arrow keys choose a head, Enter opens it`,
+    });
+    const made = { name, heads, columns, rows: Math.max(...heads.map((one) => one.row)) + 1, canvas };
+    made.surface = new Surface(canvas, (context) => this.draw(context, made));
+    const at = (event) => {
+      const [x, y] = position(event);
+      const [column, row] = [Math.floor((x - LEFT) / (this.cell + GAP)), Math.floor((y - TOP) / (this.cell + GAP + BAR))];
+      return heads.find((one) => one.row === row && one.column === column);
+    };
+    canvas.addEventListener("pointermove", (event) => { const one = at(event); this.hover(one, made); });
+    canvas.addEventListener("pointerleave", () => this.hover(null, made));
+    canvas.addEventListener("click", (event) => { const one = at(event); if (one) this.events.choose(one.info.name, one.head, false); });
+    canvas.addEventListener("keydown", (event) => this.onKey(event, made));
+    this.root.append(element("h3", {}, name), canvas);
+    return made;
+  }
+
+  onKey(event, panel) {
+    const moves = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
+    const current = panel.heads.find((one) => this.isChosen(one)) ?? panel.heads[0];
+    if (event.key in moves) {
+      const [down, right] = moves[event.key];
+      const next = panel.heads.find((one) => one.row === current.row + down && one.column === current.column + right);
+      if (next) this.events.choose(next.info.name, next.head, false);
+    } else if (event.key === "Enter") this.events.choose(current.info.name, current.head, true);
+    else return;
+    event.preventDefault();
+    event.stopPropagation();
+  }
+
+  hover(one, panel) {
+    panel.canvas.title = one ? this.describe(one.info, one.head) : "";
+  }
+
+  describe(info, head) {
+    const value = this.value(info, head);
+    const parts = [`layer ${info.layer}, head ${head}`];
+    if (value.entropy !== undefined) parts.push(`entropy ${number(value.entropy)} nats`, `distance ${number(value.distance)} tokens`);
+    if (value.badges?.length) parts.push(value.badges.map((name) => `${BADGE_NAMES[name]} ${number(value[name])}`).join(", "));
+    if (value.mean !== undefined) parts.push(`effect ${number(value.mean)} ${value.measure === "kl" ? "nats (KL)" : "(1 − cosine)"}`);
+    return parts.join(" · ");
+  }
+
+  isChosen({ info, head }) { return info.name === this.chosen?.name && String(head) === String(this.chosen?.head); }
+
+  setThumbnails(info, bytes) {
+    const [height, width] = info.thumbnail;
+    const table = colours().weight;
+    for (let head = 0; head < info.heads; head++) {
+      const made = document.createElement("canvas");
+      [made.width, made.height] = [width, height];
+      const pixels = new ImageData(width, height);
+      for (let i = 0; i < width * height; i++) {
+        const index = 3 * bytes[head * width * height + i];
+        pixels.data.set([table[index], table[index + 1], table[index + 2], 255], 4 * i);
+      }
+      made.getContext("2d").putImageData(pixels, 0, 0);
+      this.images.set(`${info.name}/${head}`, made);
+    }
+    this.redraw();
+  }
+
+  redraw() {
+    for (const panel of this.panels) {
+      panel.surface.resize(LEFT + panel.columns * (this.cell + GAP), TOP + panel.rows * (this.cell + GAP + BAR));
+    }
+  }
+
+  draw(context, panel) {
+    const colour = theme();
+    context.clearRect(0, 0, panel.surface.width, panel.surface.height);
+    const largest = Math.max(...this.heads().map(({ info, head }) => this.value(info, head).mean ?? 0), 1e-9);
+    context.font = "11px system-ui, sans-serif";
+    context.textBaseline = "middle";
+    context.fillStyle = colour.soft;
+    const size = this.cell;
+    if (this.sort === "layer") {
+      context.textAlign = "center";
+      for (let column = 0; column < panel.columns; column++) context.fillText(column, LEFT + column * (size + GAP) + size / 2, TOP / 2);
+      context.textAlign = "right";
+      for (const one of panel.heads) if (one.column === 0) context.fillText(one.info.layer, LEFT - 8, TOP + one.row * (size + GAP + BAR) + size / 2);
+    }
+    for (const one of panel.heads) {
+      const [x, y] = [LEFT + one.column * (size + GAP), TOP + one.row * (size + GAP + BAR)];
+      this.drawHead(context, one, x, y, size, largest, colour);
+    }
+  }
+
+  drawHead(context, one, x, y, size, largest, colour) {
+    const key = `${one.info.name}/${one.head}`;
+    const image = this.images.get(key);
+    const value = this.value(one.info, one.head);
+    context.imageSmoothingEnabled = image ? image.width > size : false;
+    context.fillStyle = colour.raised;
+    context.fillRect(x, y, size, size);
+    if (this.off.has(`${one.info.name}:${one.head}`)) context.globalAlpha = 0.25;
+    if (image) context.drawImage(image, x, y, size, size);
+    context.globalAlpha = 1;
+    context.strokeStyle = this.isChosen(one) ? colour.warm : colour.line;
+    context.lineWidth = this.isChosen(one) ? 2.5 : 1;
+    context.strokeRect(x + 0.5, y + 0.5, size - 1, size - 1);
+    if (value.mean !== undefined) {
+      context.fillStyle = colour.line;
+      context.fillRect(x, y + size + 2, size, 3);
+      context.fillStyle = colour.warm;
+      context.fillRect(x, y + size + 2, Math.max(1, size * Math.sqrt(value.mean / largest)), 3);
+    }
+    const letters = (value.badges ?? []).map((name) => LETTERS[name]);
+    if (letters.length && size >= 26) {
+      context.font = "600 9px system-ui, sans-serif";
+      context.textAlign = "center";
+      letters.forEach((letter, i) => {
+        const left = x + size - 11 * (i + 1) - 1;
+        context.fillStyle = colour.warm;
+        context.fillRect(left, y + 1, 10, 11);
+        context.fillStyle = colour.paper;
+        context.fillText(letter, left + 5, y + 7);
+      });
+    }
+    if (this.sort !== "layer" && size >= 26) {
+      context.font = "9px system-ui, sans-serif";
+      context.textAlign = "left";
+      const text = `${one.info.kind === "self" ? "" : one.info.kind[0]}${one.info.layer}.${one.head}`;
+      context.fillStyle = colour.paper;
+      context.fillRect(x + 1, y + size - 11, 5 * text.length + 4, 10);
+      context.fillStyle = colour.soft;
+      context.fillText(text, x + 3, y + size - 6);
+    }
+  }
+}

@@ -1,0 +1,30 @@
+// The same as tables, for screen readers and for copying: the strongest keys of each query, and the heads.
+
+import { number } from "./canvas.js";
+import { element } from "./dom.js";
+import { BADGE_NAMES } from "./grid.js";
+
+const [ROWS, KEYS] = [400, 3];
+
+const table = (caption, titles, rows) => element("table", { class: "data" }, element("caption", {}, caption),
+  element("thead", {}, element("tr", {}, ...titles.map((title) => element("th", { scope: "col" }, title)))),
+  element("tbody", {}, ...rows.map(([first, ...rest]) => element("tr", {}, element("th", { scope: "row" }, first), ...rest.map((text) => element("td", {}, text))))));
+
+export function matrixTable(title, source, rows, columns) {
+  if (!source.whole) return element("p", { class: "soft" }, "The matrix is too large for a table; move through it with the arrow keys.");
+  const lines = rows.slice(0, ROWS).map((row, r) => {
+    const values = source.row(r);
+    const top = [...values.keys()].sort((a, b) => Math.abs(values[b]) - Math.abs(values[a])).slice(0, KEYS);
+    return [row.label, ...top.map((c) => `${columns[c].label}: ${number(values[c])}`)];
+  });
+  const note = rows.length > ROWS ? `, first ${ROWS} of ${rows.length} queries` : "";
+  return table(`${title}: the keys with the largest weights${note}`, ["query", "first", "second", "third"].slice(0, 1 + Math.min(KEYS, columns.length)), lines);
+}
+
+export function headsTable(grid) {
+  const lines = grid.heads().map(({ info, head }) => {
+    const value = grid.value(info, head);
+    return [`${info.name}, head ${head}`, number(value.entropy), number(value.distance), (value.badges ?? []).map((name) => BADGE_NAMES[name]).join(", "), number(value.mean)];
+  });
+  return table("Heads", ["head", "entropy (nats)", "distance (tokens)", "pattern", "effect"], lines);
+}
