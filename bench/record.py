@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -50,10 +51,9 @@ def interleaved(functions: dict[str, Callable[[], Any]], repeats: int) -> dict[s
 
 
 def forward_functions(length: int) -> dict[str, Callable[[], Any]]:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
+    transformers: Any = import_module("transformers")
     model = build(read("gpt2")).eval()
-    eager = GPT2LMHeadModel(GPT2Config(attn_implementation="eager")).eval()
+    eager = transformers.GPT2LMHeadModel(transformers.GPT2Config(attn_implementation="eager")).eval()
     ids = torch.randint(0, 50257, (1, length))
 
     def recorded(activations: bool) -> Any:
