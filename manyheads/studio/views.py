@@ -97,7 +97,7 @@ class Run:
         )  # fmt: skip
 
     @property
-    def bytes(self) -> int:
+    def num_bytes(self) -> int:
         """Memory of the tensors that it holds."""
         tensors = [
             tensor
