@@ -180,7 +180,7 @@ class Look {
 
   typed() {
     clearTimeout(this.typing);
-    this.typing = setTimeout(() => write({ text: this.text.value, add: null, row: null, column: null, position: null }), 60);
+    this.typing = setTimeout(() => write({ text: this.text.value, add: null, row: null, column: null, position: null }), 20);
   }
 
   setText(text) {
