@@ -114,7 +114,7 @@ class Look {
     this.signed = this.check("difference", "difference");
     this.offButton = this.button("Switch off", "Set this head's output to 0", () => this.toggleOff());
     this.readout = element("p", { class: "readout", "aria-live": "polite" });
-    const events = { hover: (cell, spoken) => this.hover(cell, spoken), choose: (cell) => this.lock(cell), loaded: () => this.showReadout() };
+    const events = { hover: (cell) => this.hover(cell), choose: (cell) => this.lock(cell), loaded: () => this.showReadout() };
     this.a = { matrix: new MatrixView("first", events), lines: new LinesView("first", events) };
     this.b = { matrix: new MatrixView("second", events), lines: new LinesView("second", events) };
     this.views = element("div", { class: "views" });
@@ -392,9 +392,9 @@ class Look {
     const done = t.measured === total ? "" : ` (${t.measured} of ${total} attentions)`;
     const chip = (text, good, hint) => element("span", { class: `chip ${good === null ? "" : good ? "good" : "bad"}`, title: hint }, text);
     this.trust.replaceChildren(
-      chip(`row sums 1 ± ${t.row_sum.toExponential(0)}${done}`, t.measured ? t.row_sum < limit : null, "The largest distance of a row's sum from 1"),
-      chip(`weight on masked keys ${number(t.masked)}`, t.measured ? t.masked === 0 : null, "The largest weight on a key that the mask hides; a causal mask hides all keys after the query"),
-      chip(`recorded − recomputed ${t.difference.toExponential(0)}`, t.measured ? t.difference < limit : null, "The largest difference between weights × values, computed now, and what the fused kernel gave in this run"),
+      chip(t.measured ? `row sums 1 ± ${t.row_sum.toExponential(0)}${done}` : "row sums …", t.measured ? t.row_sum < limit : null, "The largest distance of a row's sum from 1"),
+      chip(`weight on masked keys ${t.measured ? number(t.masked) : "…"}`, t.measured ? t.masked === 0 : null, "The largest weight on a key that the mask hides; a causal mask hides all keys after the query"),
+      chip(`recorded − recomputed ${t.measured ? t.difference.toExponential(0) : "…"}`, t.measured ? t.difference < limit : null, "The largest difference between weights × values, computed now, and what the fused kernel gave in this run"),
       chip(checkpoint.dtype, null, "Precision of the weights of the model"),
       chip(t.sha256 ? `sha256 ${t.sha256.slice(0, 12)}` : "sha256 …", null, t.sha256 ?? "Hash of the weights"),
     );
@@ -513,15 +513,11 @@ class Look {
     this.showRun();
   }
 
-  hover(cell, spoken = false) {
+  hover(cell) {
     const others = [this.a.matrix, this.a.lines, this.b.matrix, this.b.lines];
     for (const view of others) if (this.views.contains(view.canvas) && !view.locked && view.cursor !== cell) view.show(cell);
     this.hovered = cell;
     this.showReadout();
-    if (spoken) this.readout.dataset.spoken = "1";
-    if (cell && cell.row !== null && this.run.generates && this.attention.queries !== "source") {
-      clearTimeout(this.following);
-    }
   }
 
   lock(cell) {
