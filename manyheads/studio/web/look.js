@@ -106,6 +106,7 @@ class Look {
     this.mode = this.select("Show", MODES, "mode");
     this.view = this.select("As", { matrix: "matrix", lines: "lines" }, "view");
     this.isolate = this.select("Isolate", { "": "nothing", row: "row", column: "column" }, "isolate");
+    this.gain = this.select("Brightness", { 1: "× 1", 10: "× 10", 100: "× 100", 1000: "× 1,000" }, "gain");
     this.compare = this.select("Compare with", this.comparisons(), "compare");
     this.mass = element("input", { type: "range", id: "mass", min: "0.5", max: "1", step: "0.01", "aria-label": "Share of each row's weight that is shown", oninput: () => write({ mass: this.mass.value === "1" ? null : this.mass.value }) });
     this.massText = element("output", {});
@@ -144,7 +145,7 @@ class Look {
         element("div", { class: "levels" },
           element("section", { class: "heads", "aria-label": "All heads" }, element("div", { class: "bar" }, element("h2", {}, "Heads"), this.sort), this.gridRoot, this.legend),
           element("section", { class: "head", "aria-label": "One head" }, element("div", { class: "bar" }, this.headTitle, this.offButton, tools),
-            element("div", { class: "bar controls" }, this.mode, this.view, this.isolate, this.compare,
+            element("div", { class: "bar controls" }, this.mode, this.view, this.isolate, this.gain, this.compare,
               element("label", {}, "mass", this.mass, this.massText), this.special, this.merge, this.signed, zoom),
             this.readout, this.views),
           element("aside", {}, element("h2", {}, "Cell"), this.cell, this.nextPanel)),
@@ -290,6 +291,7 @@ class Look {
     set(this.mode, s.mode);
     set(this.view, s.view);
     set(this.isolate, s.isolate ?? "");
+    set(this.gain, s.gain ?? "1");
     set(this.compare, s.compare);
     this.mass.value = s.mass;
     this.massText.textContent = `${Math.round(s.mass * 100)} %`;
@@ -449,6 +451,7 @@ class Look {
     if (canvases.length > 1) second.set(b.source, b.rows, b.columns);
     for (const view of [first, second]) {
       view.isolate = s.isolate ?? "";
+      view.gain = Number(s.gain ?? 1);
       view.surface.redraw();
     }
     this.layout();
