@@ -26,7 +26,7 @@ PACKAGE = Path(__file__).parents[1] / "manyheads"
 # packages in the order of the tree: each imports only packages above it
 PACKAGES = (
     "__init__.py", "__main__.py", "errors.py", "spec.py", "files", "parts", "model", "data", "metrics", "presets",
-    "generate", "convert", "checkpoint", "tasks", "training", "inspect", "labs", "cli",
+    "generate", "convert", "checkpoint", "tasks", "training", "inspect", "labs", "studio", "cli",
 )  # fmt: skip
 MAX_LINE = 115  # characters of a sentence in the tree; a longer one ends at its last comma within them
 TREE = re.compile(r"```text\nmanyheads/\n.*?```", re.S)
@@ -105,12 +105,15 @@ def tree_lines(folder: Path, depth: int) -> Iterator[str]:
     if alike:
         yield tree_line(alike, depth, "one file each")
         return
-    paths = [path for path in folder.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()]
+    kinds = (".py", ".js", ".css", ".html")
+    paths = [path for path in folder.iterdir() if path.suffix in kinds or (path / "__init__.py").exists()]
+    paths += [path for path in (folder / "web",) if path.exists()]
     paths = [path for path in paths if path.name != "__init__.py" or folder == PACKAGE]
     order = {name: i for i, name in enumerate(PACKAGES)} if folder == PACKAGE else {}
     for path in sorted(paths, key=lambda path: (order.get(path.name, len(order)), path.name)):
         if path.is_dir():
-            yield tree_line(f"{path.name}/", depth, first_sentence(path / "__init__.py"))
+            described = path / ("index.html" if path.name == "web" else "__init__.py")
+            yield tree_line(f"{path.name}/", depth, first_sentence(described))
             yield from tree_lines(path, depth + 1)
         else:
             yield tree_line(path.name, depth, first_sentence(path))
@@ -121,7 +124,11 @@ def tree_line(name: str, depth: int, text: str) -> str:
 
 
 def first_sentence(path: Path) -> str:
-    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".py":
+        docstring = ast.get_docstring(ast.parse(text)) or ""
+    else:  # the comment at the top, which may follow a doctype
+        docstring = re.sub(r"\n// ?", " ", re.search(r"(?:// ?|/\* |<!-- )(.*?)(?: \*/| -->|\n(?!//))", text, re.S)[1])  # type: ignore[index]
     sentence = re.split(r"\.(?:\s|$)", " ".join(docstring.split("\n\n")[0].split()))[0]
     return sentence if len(sentence) <= MAX_LINE else sentence[:MAX_LINE].rpartition(", ")[0]
 

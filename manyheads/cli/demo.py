@@ -91,6 +91,7 @@ def demo(
     commands = (
         f'predict {folder} "25.12.2031"',
         f'predict {folder} "<en> 5/6/2031"',
+        f'look {folder} "25 December 2031"',
         f"evaluate {folder} --examples 5",
     )
     for command in (*commands, f"audit {folder}"):

@@ -111,7 +111,7 @@ def of_ids(checkpoint: Checkpoint, ids: Sequence[int]) -> Text:
 
 
 def special_tokens(checkpoint: Checkpoint) -> set[int]:
-    decoder = getattr(checkpoint.tokenizer, "get_added_tokens_decoder", dict)()
+    decoder: dict[int, Any] = getattr(checkpoint.tokenizer, "get_added_tokens_decoder", dict)()
     return {index for index, token in decoder.items() if token.special}
 
 

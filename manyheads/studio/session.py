@@ -30,7 +30,7 @@ class Session:
         key = secrets.token_hex(8)
         self.runs[key] = run
         while len(self.runs) > 1 and (
-            len(self.runs) > MAX_RUNS or sum(r.bytes for r in self.runs.values()) > MAX_BYTES
+            len(self.runs) > MAX_RUNS or sum(one.num_bytes for one in self.runs.values()) > MAX_BYTES
         ):
             self.runs.popitem(last=False)
         return key

@@ -97,7 +97,7 @@ class Run:
         )  # fmt: skip
 
     @property
-    def bytes(self) -> int:
+    def num_bytes(self) -> int:
         """Memory of the tensors that it holds."""
         tensors = [
             tensor
@@ -139,8 +139,11 @@ class Run:
             return weights.mean(dim=0) if head == "mean" else weights.amax(dim=0)
         if head in ("all-mean", "all-max"):
             return self._over_layers(info, head, rows)
-        number = head_number(info, head)
-        return self.tape.weights(name, number, rows)[0].float()
+        number, (call, *others) = head_number(info, head), self.tape.calls(name)
+        if others or not call.core.heads_are_alike:
+            return self.tape.weights(name, number, rows)[0].float()
+        _, _, weights = block_of(call, slice(*rows.indices(info.rows)), number)
+        return F.pad(weights[0].float(), (0, info.columns - weights.shape[-1]))
 
     def _over_layers(self, info: AttentionInfo, head: str, rows: slice) -> Tensor:
         names = [one.name for one in self.infos.values() if (one.stack, one.kind) == (info.stack, info.kind)]
@@ -363,12 +366,20 @@ class Run:
         }  # fmt: skip
 
 
-def block_of(call: RecordedAttention, rows: slice) -> tuple[slice, Mask, Tensor]:
-    """The weights of some rows, H×N×M, with their mask, and without the columns that a causal mask hides from all."""
+def block_of(call: RecordedAttention, rows: slice, head: int | None = None) -> tuple[slice, Mask, Tensor]:
+    """The weights of some rows, H×N×M, with their mask, and without the columns that a causal mask hides from all.
+
+    `head` is for a core whose heads are alike; then H is 1.
+    """
     columns = slice(0, rows.stop) if call.mask.form == "causal" else slice(None)
     mask = call.mask.submask(rows, columns)
-    block = block_arguments(rows, columns, k=call.key, positions=call.positions, bias=call.bias)
-    return columns, mask, call.core.weights(call.query[:, :, rows], mask=mask, **block)[0]
+    query, key, bias = call.query, call.key, call.bias
+    if head is not None:
+        kv_head, one = head * key.shape[1] // query.shape[1], slice(head, head + 1)
+        query, key = query[:, one], key[:, kv_head : kv_head + 1]
+        bias = bias if bias is None or bias.shape[1] == 1 else bias[:, one]
+    block = block_arguments(rows, columns, k=key, positions=call.positions, bias=bias)
+    return columns, mask, call.core.weights(query[:, :, rows], mask=mask, **block)[0]
 
 
 def head_number(info: AttentionInfo, head: str) -> int:

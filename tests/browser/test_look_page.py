@@ -317,3 +317,14 @@ def test_the_offline_file_works_from_disk_without_a_network(browser, tmp_path):
     assert tab.problems == []
     assert tab.outside == []
     context.close()
+
+
+def test_a_brighter_matrix_shows_small_weights(open_tab):
+    tab = open_tab(checkpoint("decoder"), text=TEXT)
+    picture = "() => document.querySelector('canvas.matrix').toDataURL()"
+    tab.page.locator("canvas.matrix").focus()
+    tab.page.keyboard.press("ArrowDown")
+    before, readout = tab.page.evaluate(picture), tab.readout()
+    tab.page.select_option("#look-gain", "100")
+    tab.wait_for(f"(before) => ({picture})() !== before && location.hash.includes('gain=100')", before)
+    assert tab.readout() == readout

@@ -118,7 +118,8 @@ def run_manyheads(arguments, folder):
         target = folder / arguments[arguments.index(">") + 1]
         arguments = arguments[: arguments.index(">")]
     arguments = [existing_step(one, folder) for one in arguments]
-    if arguments[0] == "demo" or "onnx" in arguments:  # a minute each, and tested elsewhere
+    is_page = arguments[0] == "look" and not {"--html", "--png", "--terminal"} & {*arguments}  # served until Ctrl-C
+    if arguments[0] == "demo" or "onnx" in arguments or is_page:  # a minute each, and tested elsewhere
         arguments = [arguments[0], "--help"]
     fewer = (*FEWER.get(arguments[0], ()), *(FEWER_ROWS if reads_generated(arguments, folder) else ()))
     done = run(*arguments, *fewer, cwd=folder, check=None, timeout=240)

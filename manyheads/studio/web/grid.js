@@ -203,7 +203,7 @@ export class Grid {
     if (this.sort !== "layer" && size >= 26) {
       context.font = "9px system-ui, sans-serif";
       context.textAlign = "left";
-      const text = `${one.info.kind === "self" ? "" : one.info.kind[0]}${one.info.layer}.${one.head}`;
+      const text = `${one.info.kind === "self" ? one.info.stack[0] : one.info.kind[0]}${one.info.layer}.${one.head}`;
       context.fillStyle = colour.paper;
       context.fillRect(x + 1, y + size - 11, 5 * text.length + 4, 10);
       context.fillStyle = colour.soft;

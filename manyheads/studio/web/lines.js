@@ -30,7 +30,7 @@ export class LinesView {
     this.surface.redraw();
   }
 
-  get side() { return Math.min(150, this.surface.width / 3); }
+  get side() { return Math.max(Math.min(150, this.surface.width / 3), (this.surface.width - 460) / 2); }
 
   limit() { return Math.max(0, Math.max(this.rows.length, this.columns.length) * STEP - (this.surface.height ?? 0) + 2 * TOP); }
 

@@ -106,6 +106,7 @@ class Look {
     this.mode = this.select("Show", MODES, "mode");
     this.view = this.select("As", { matrix: "matrix", lines: "lines" }, "view");
     this.isolate = this.select("Isolate", { "": "nothing", row: "row", column: "column" }, "isolate");
+    this.gain = this.select("Brightness", { 1: "× 1", 10: "× 10", 100: "× 100", 1000: "× 1,000" }, "gain");
     this.compare = this.select("Compare with", this.comparisons(), "compare");
     this.mass = element("input", { type: "range", id: "mass", min: "0.5", max: "1", step: "0.01", "aria-label": "Share of each row's weight that is shown", oninput: () => write({ mass: this.mass.value === "1" ? null : this.mass.value }) });
     this.massText = element("output", {});
@@ -114,7 +115,7 @@ class Look {
     this.signed = this.check("difference", "difference");
     this.offButton = this.button("Switch off", "Set this head's output to 0", () => this.toggleOff());
     this.readout = element("p", { class: "readout", "aria-live": "polite" });
-    const events = { hover: (cell, spoken) => this.hover(cell, spoken), choose: (cell) => this.lock(cell), loaded: () => this.showReadout() };
+    const events = { hover: (cell) => this.hover(cell), choose: (cell) => this.lock(cell), loaded: () => this.showReadout() };
     this.a = { matrix: new MatrixView("first", events), lines: new LinesView("first", events) };
     this.b = { matrix: new MatrixView("second", events), lines: new LinesView("second", events) };
     this.views = element("div", { class: "views" });
@@ -144,7 +145,7 @@ class Look {
         element("div", { class: "levels" },
           element("section", { class: "heads", "aria-label": "All heads" }, element("div", { class: "bar" }, element("h2", {}, "Heads"), this.sort), this.gridRoot, this.legend),
           element("section", { class: "head", "aria-label": "One head" }, element("div", { class: "bar" }, this.headTitle, this.offButton, tools),
-            element("div", { class: "bar controls" }, this.mode, this.view, this.isolate, this.compare,
+            element("div", { class: "bar controls" }, this.mode, this.view, this.isolate, this.gain, this.compare,
               element("label", {}, "mass", this.mass, this.massText), this.special, this.merge, this.signed, zoom),
             this.readout, this.views),
           element("aside", {}, element("h2", {}, "Cell"), this.cell, this.nextPanel)),
@@ -180,7 +181,7 @@ class Look {
 
   typed() {
     clearTimeout(this.typing);
-    this.typing = setTimeout(() => write({ text: this.text.value, add: null, row: null, column: null, position: null }), 60);
+    this.typing = setTimeout(() => write({ text: this.text.value, add: null, row: null, column: null, position: null }), 20);
   }
 
   setText(text) {
@@ -290,6 +291,7 @@ class Look {
     set(this.mode, s.mode);
     set(this.view, s.view);
     set(this.isolate, s.isolate ?? "");
+    set(this.gain, s.gain ?? "1");
     set(this.compare, s.compare);
     this.mass.value = s.mass;
     this.massText.textContent = `${Math.round(s.mass * 100)} %`;
@@ -392,9 +394,9 @@ class Look {
     const done = t.measured === total ? "" : ` (${t.measured} of ${total} attentions)`;
     const chip = (text, good, hint) => element("span", { class: `chip ${good === null ? "" : good ? "good" : "bad"}`, title: hint }, text);
     this.trust.replaceChildren(
-      chip(`row sums 1 ± ${t.row_sum.toExponential(0)}${done}`, t.measured ? t.row_sum < limit : null, "The largest distance of a row's sum from 1"),
-      chip(`weight on masked keys ${number(t.masked)}`, t.measured ? t.masked === 0 : null, "The largest weight on a key that the mask hides; a causal mask hides all keys after the query"),
-      chip(`recorded − recomputed ${t.difference.toExponential(0)}`, t.measured ? t.difference < limit : null, "The largest difference between weights × values, computed now, and what the fused kernel gave in this run"),
+      chip(t.measured ? `row sums 1 ± ${t.row_sum.toExponential(0)}${done}` : "row sums …", t.measured ? t.row_sum < limit : null, "The largest distance of a row's sum from 1"),
+      chip(`weight on masked keys ${t.measured ? number(t.masked) : "…"}`, t.measured ? t.masked === 0 : null, "The largest weight on a key that the mask hides; a causal mask hides all keys after the query"),
+      chip(`recorded − recomputed ${t.measured ? t.difference.toExponential(0) : "…"}`, t.measured ? t.difference < limit : null, "The largest difference between weights × values, computed now, and what the fused kernel gave in this run"),
       chip(checkpoint.dtype, null, "Precision of the weights of the model"),
       chip(t.sha256 ? `sha256 ${t.sha256.slice(0, 12)}` : "sha256 …", null, t.sha256 ?? "Hash of the weights"),
     );
@@ -449,6 +451,7 @@ class Look {
     if (canvases.length > 1) second.set(b.source, b.rows, b.columns);
     for (const view of [first, second]) {
       view.isolate = s.isolate ?? "";
+      view.gain = Number(s.gain ?? 1);
       view.surface.redraw();
     }
     this.layout();
@@ -513,15 +516,11 @@ class Look {
     this.showRun();
   }
 
-  hover(cell, spoken = false) {
+  hover(cell) {
     const others = [this.a.matrix, this.a.lines, this.b.matrix, this.b.lines];
     for (const view of others) if (this.views.contains(view.canvas) && !view.locked && view.cursor !== cell) view.show(cell);
     this.hovered = cell;
     this.showReadout();
-    if (spoken) this.readout.dataset.spoken = "1";
-    if (cell && cell.row !== null && this.run.generates && this.attention.queries !== "source") {
-      clearTimeout(this.following);
-    }
   }
 
   lock(cell) {

@@ -17,7 +17,7 @@ export class MatrixView {
       class: "matrix", tabindex: "0", role: "img", "aria-label": `${name}: attention matrix; arrow keys move, Enter locks a cell`,
     });
     this.surface = new Surface(this.canvas, (context) => this.draw(context));
-    Object.assign(this, { source: null, rows: [], columns: [], cursor: null, locked: null, isolate: "", drag: null, pinned: false });
+    Object.assign(this, { source: null, rows: [], columns: [], cursor: null, locked: null, isolate: "", drag: null, gain: 1 });
     this.canvas.addEventListener("wheel", (event) => this.onWheel(event), { passive: false });
     this.canvas.addEventListener("pointerdown", (event) => this.onDown(event));
     this.canvas.addEventListener("pointermove", (event) => this.onMove(event));
@@ -166,6 +166,8 @@ export class MatrixView {
   // -------------------------------------------------------------------------------------------- drawing
 
   image(level, row, column) {
+    if (this.source.gain !== this.gain) this.source.images.clear(); // painted with another brightness
+    this.source.gain = this.gain;
     const id = `${level}/${row}/${column}`;
     const tile = this.source.tile(level, row, column);
     if (!tile) return null;
@@ -173,7 +175,7 @@ export class MatrixView {
       const made = document.createElement("canvas");
       [made.width, made.height] = [tile.width, tile.height];
       const pixels = new ImageData(tile.width, tile.height);
-      for (let i = 0; i < tile.values.length; i++) paint(pixels.data, 4 * i, tile.values[i]);
+      for (let i = 0; i < tile.values.length; i++) paint(pixels.data, 4 * i, tile.values[i] * this.gain);
       made.getContext("2d").putImageData(pixels, 0, 0);
       this.source.images.set(id, made);
     }
@@ -234,7 +236,7 @@ export class MatrixView {
     this.eachVisible((row, column, x, y) => {
       const value = this.source.value(row, column);
       if (Math.abs(value) < 0.005) return;
-      context.fillStyle = isDarkCell(value) ? theme().paper : theme().ink;
+      context.fillStyle = isDarkCell(value * this.gain) ? theme().paper : theme().ink;
       context.fillText(value.toFixed(2).replace("0.", "."), x + this.scale / 2, y + this.scale / 2);
     });
   }
@@ -339,7 +341,7 @@ export class MatrixView {
       for (let column = 0; column < this.source.columns; column++) {
         const value = this.source.value(row, column);
         if (!value) continue;
-        const cell = svg("rect", { x: LEFT + column * size, y: TOP + row * size, width: size, height: size, fill: css(value) });
+        const cell = svg("rect", { x: LEFT + column * size, y: TOP + row * size, width: size, height: size, fill: css(value * this.gain) });
         cell.append(svg("title", {}, `${this.rows[row].label} → ${this.columns[column].label}: ${value.toFixed(5)}`));
         shapes.push(cell);
       }

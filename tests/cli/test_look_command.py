@@ -1,0 +1,85 @@
+"""`manyheads look`: the page, one offline file, a head in the terminal and as a figure."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from multiprocessing.connection import Connection
+from urllib.parse import urlsplit
+from urllib.request import Request, urlopen
+
+import pytest
+from command import run, started
+from small_checkpoints import folder_of
+
+TEXT = "word1 word2 word3 word1"
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory):
+    return folder_of("bert", tmp_path_factory.mktemp("bert"))
+
+
+def error(*arguments, code):
+    done = run("look", *arguments, check=code)
+    assert done.stdout == ""
+    return done.stderr
+
+
+def test_the_terminal_shows_a_row_per_query(bert):
+    lines = run("look", bert, TEXT, "--terminal", "--layer", 1, "--head", 2).stdout.splitlines()
+    assert lines[0] == "encoder.layers.1.attention, head 2"
+    assert [line.split()[0] for line in lines[2:8]] == ["[CLS]", "word1", "word2", "word3", "word1", "[SEP]"]
+    mean = run("look", bert, TEXT, "--terminal").stdout.splitlines()
+    assert mean[0] == "encoder.layers.2.attention, mean over heads"
+    named = run("look", bert, TEXT, "--terminal", "--attention", "encoder.layers.0.attention").stdout
+    assert named.startswith("encoder.layers.0.attention")
+
+
+def test_the_figure_and_the_page_are_files(bert, tmp_path):
+    run("look", bert, TEXT, "--png", tmp_path / "a.png", "--head", 0)
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    done = run("look", bert, TEXT, "--html", tmp_path / "a.html")
+    assert done.stdout == ""
+    assert "MB" in done.stderr
+    page = (tmp_path / "a.html").read_text(encoding="utf-8")
+    assert len(page) < 20_000_000
+    assert "Content-Security-Policy" in page
+    assert error(bert, TEXT, "--html", tmp_path / "a.html", code=2)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--terminal"],
+        [TEXT, "--layer", "1"],
+        [TEXT, "--terminal", "--layer", "9"],
+        [TEXT, "--terminal", "--head", "9"],
+        [TEXT, "--terminal", "--attention", "encoder.layers.9.attention"],
+        [TEXT, "--terminal", "--html", "x.html"],
+        [TEXT, "--port", "99999999"],
+        [TEXT, "--compare", "nothing/here/at/all"],
+    ],
+)
+def test_options_that_do_not_fit_are_errors(bert, arguments):
+    assert error(bert, *arguments, code=2)
+
+
+def test_the_page_is_served_until_it_is_interrupted(bert):
+    reading, writing = os.pipe()
+    process = started("look", bert, TEXT, "--no-browser", "--state", "head=1", stdout=Connection(writing))
+    with open(reading) as stdout:
+        address = stdout.readline().strip()
+        parts = urlsplit(address)
+        assert parts.hostname == "127.0.0.1"
+        assert "head=1" in parts.fragment
+        base = address.partition("#")[0]
+        session = json.load(urlopen(Request(f"{base}api/session", method="POST")))["session"]
+        info = json.load(urlopen(f"{base}api/look/info?session={session}"))
+        assert info["text"] == TEXT
+        deadline = time.monotonic() + 60
+        os.kill(process.pid, signal.SIGINT)
+        process.join(max(0, deadline - time.monotonic()))
+        assert process.exitcode == 0
