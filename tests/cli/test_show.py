@@ -31,6 +31,7 @@ def test_the_json_of_a_preset_has_its_parameters_layers_and_weights():
     assert model["schema"] == 1
     assert model["parameters"] == sum(model["parameters_by_part"].values()) == 124439808
     assert model["flops"]["length"] == 1024
+    assert model["flops"]["forward"] == 2 * model["flops"]["multiply_adds"]
     assert len(model["layers"]["decoder"]) == 12
     assert read_model(model["spec"]).decoder.layers == 12
     sizes = [weight["count"] * _product(weight["shape"]) for weight in model["weights"]]

@@ -435,6 +435,12 @@ WRONG = {
         ["model.decoder.embed"],
     ),
     "another shape": (small_run("infill") | {"task": "masked"}, ["task", "masked", "encoder", "decoder"]),
+    "the variance of one pixel": (
+        small_run("mae")
+        | {"model": small_run("mae")["model"] | {"encoder": patches(1), "head": {"kind": "pixels", "pixels": 1}}}
+        | {"task": {"kind": "mae", "norm_pix_loss": True}},
+        ["task.norm_pix_loss"],
+    ),
 }
 
 
