@@ -16,10 +16,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from manyheads import build, read, record
 from manyheads.parts.core import Dot, DotSpec
@@ -28,6 +30,7 @@ from manyheads.parts.position import Positions
 from manyheads.parts.statistics import statistics as fused_statistics
 
 HEADS, SIZE = 12, 64
+NAMES = ("plain", "record", "record with activations", "transformers eager")
 
 
 def seconds(function: Callable[[], Any]) -> float:
@@ -50,22 +53,19 @@ def interleaved(functions: dict[str, Callable[[], Any]], repeats: int) -> dict[s
 # ----------------------------------------------------------------------------------------------------------- recording
 
 
-def forward_functions(length: int) -> dict[str, Callable[[], Any]]:
-    transformers: Any = import_module("transformers")
+def forward(name: str) -> Callable[[Tensor], Any]:
+    """One forward pass of ids, which returns what must stay in memory to see the attention."""
+    if name == "transformers eager":
+        transformers: Any = import_module("transformers")
+        eager = transformers.GPT2LMHeadModel(transformers.GPT2Config(attn_implementation="eager")).eval()
+        return lambda ids: eager(ids, output_attentions=True, use_cache=False)
     model = build(read("gpt2")).eval()
-    eager = transformers.GPT2LMHeadModel(transformers.GPT2Config(attn_implementation="eager")).eval()
-    ids = torch.randint(0, 50257, (1, length))
 
-    def recorded(activations: bool) -> Any:
-        with record(model, activations=activations) as tape:
+    def recorded(ids: Tensor) -> Any:
+        with record(model, activations=name == "record with activations") as tape:
             return model(ids), tape
 
-    return {
-        "plain": lambda: model(ids),
-        "record": lambda: recorded(False),
-        "record with activations": lambda: recorded(True),
-        "transformers eager": lambda: eager(ids, output_attentions=True, use_cache=False),
-    }
+    return model if name == "plain" else recorded
 
 
 def resident() -> float:
@@ -76,22 +76,21 @@ def resident() -> float:
 @torch.no_grad()
 def kept_megabytes(name: str, length: int) -> float:
     """What stays in memory after a forward pass, in this process, which has done nothing else."""
-    function = forward_functions(length)[name]
-    forward_functions(8)[name]()
+    function = forward(name)
+    function(torch.zeros(1, 8, dtype=torch.long))
     before = resident()
-    kept = function()
+    kept = function(torch.zeros(1, length, dtype=torch.long))
     after = resident()
     del kept
     return after - before
 
 
-def memory(length: int, repeats: int) -> dict[str, float]:
-    result = {}
-    for name in ("plain", "record", "record with activations", "transformers eager"):
-        command = [sys.executable, __file__, "--memory-of", name, "--length", str(length)]
-        outputs = [subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(repeats)]
-        result[name] = statistics.median(float(output) for output in outputs)
-    return result
+def memory(length: int) -> dict[str, float]:
+    commands = {name: [sys.executable, __file__, "--memory-of", name, "--length", str(length)] for name in NAMES}
+    return {
+        name: float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+        for name, command in commands.items()
+    }
 
 
 # ---------------------------------------------------------------------------------------------------------- statistics
@@ -129,8 +128,9 @@ def main() -> None:
         print(kept_megabytes(options.memory_of, options.length))
         return
     with torch.no_grad():
-        times = interleaved(forward_functions(options.length), options.repeats)
-    kept = memory(options.length, min(3, options.repeats))
+        ids, functions = torch.randint(0, 50257, (1, options.length)), {name: forward(name) for name in NAMES}
+        times = interleaved({name: partial(function, ids) for name, function in functions.items()}, options.repeats)
+    kept = memory(options.length)
     by_length = {length: statistics_times(length, options.repeats) for length in map(int, options.lengths.split(","))}
     if options.json:
         print(json.dumps({"seconds": times, "megabytes": kept, "statistics": by_length}))
