@@ -122,20 +122,20 @@ def router(sessions: Sessions) -> APIRouter:
 
 def run_text(sessions: Sessions, session: Session, request: RunRequest) -> Tree:
     """Runs a text, and keeps the run in its session."""
-    checkpoint, asked = choose(sessions, request.checkpoint).checkpoint, request.to_request()
-    texts = forward.read(checkpoint, asked)
-    tape, states = forward.forward(checkpoint, texts, asked.off, MAX_BYTES)
-    made = Run(checkpoint, texts, tape, states, asked.off)
+    checkpoint, forward_request = choose(sessions, request.checkpoint).checkpoint, request.to_request()
+    texts = forward.read(checkpoint, forward_request)
+    tape, states = forward.forward(checkpoint, texts, forward_request.off, MAX_BYTES)
+    made = Run(checkpoint, texts, tape, states, forward_request.off)
     generated = texts["target"].ids[1:] if checkpoint.has_source else texts.get("text", texts.get("source"))
     tree = made.to_tree() | {"run": session.add(made), "checkpoint": request.checkpoint}
-    return tree | {"add": generated if isinstance(generated, list) else added_ids(checkpoint, asked, texts)}
+    return tree | {"add": generated if isinstance(generated, list) else added_ids(checkpoint, forward_request, texts)}
 
 
-def added_ids(checkpoint: Any, asked: forward.Request, texts: dict[str, forward.Text]) -> list[int]:
+def added_ids(checkpoint: Any, forward_request: forward.Request, texts: dict[str, forward.Text]) -> list[int]:
     """The ids after the text itself: those given, and those generated."""
-    if not asked.add and not asked.generate:
+    if not forward_request.add and not forward_request.generate:
         return []
-    count = len(forward.encode_text(checkpoint, asked.text).ids)
+    count = len(forward.encode_text(checkpoint, forward_request.text).ids)
     return texts["text"].ids[count:]
 
 

@@ -10,7 +10,7 @@ import { onChange, read, write } from "./state.js";
 
 export const title = "Model";
 
-const DELAY = 100; // milliseconds before costs are asked for: a quick walk skips those of steps passed
+const DELAY = 100; // milliseconds before costs are requested: a quick walk skips those of steps passed
 const NUMBERS = ["batch", "length", "source_length"];
 
 /** The model that an address names. */
