@@ -4,9 +4,10 @@ import { openSession, isOffline } from "./api.js";
 import { element, status } from "./dom.js";
 import * as look from "./look.js";
 import * as model from "./model.js";
+import * as probe from "./probe.js";
 import { onChange, read, write } from "./state.js";
 
-const TABS = isOffline ? { look } : { look, model };
+const TABS = isOffline ? { look } : { look, model, probe };
 let current = null;
 let remove = null;
 
