@@ -157,7 +157,7 @@ def probe_layers(model: nn.Module, tokens: LabelledTokens, *, seed: int = 0) -> 
 def one_stack(model: nn.Module) -> Transformer:
     """The model, if it can be probed."""
     if not isinstance(model, Transformer) or model.spec.has_source:
-        raise UsageError("probes are for a transformer with one stack")
+        raise UsageError("this needs a transformer with one stack")
     return model
 
 

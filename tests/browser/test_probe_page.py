@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from urllib.parse import quote
+from functools import partial
 
 import pytest
 from conftest import WAIT
@@ -11,8 +11,6 @@ from playwright.sync_api import expect
 from shown_checkpoints import HOSTILE, checkpoint
 
 from manyheads.inspect.probe import position, probe
-from manyheads.studio.app import serve
-from manyheads.studio.session import Sessions
 
 TEXT = "the cat sat on a mat . a dog ran un ##known " * 8  # 24 windows of 4 tokens
 
@@ -20,25 +18,8 @@ expect.set_options(timeout=WAIT)
 
 
 @pytest.fixture
-def open_probe(browser):
-    opened = []
-
-    def start(shown, **state):
-        server = serve(Sessions([shown], [HOSTILE], TEXT))
-        address = server.__enter__()
-        context = browser.new_context(viewport={"width": 1280, "height": 900})
-        page, problems = context.new_page(), []
-        page.on("pageerror", lambda error: problems.append(str(error)))
-        page.on("console", lambda one: problems.append(one.text) if "Content Security" in one.text else None)
-        opened.append((server, context, problems))
-        page.goto(f"{address}#{'&'.join(f'{key}={quote(value)}' for key, value in {'tab': 'probe', **state}.items())}")
-        return page
-
-    yield start
-    for server, context, problems in opened:
-        context.close()
-        server.__exit__(None, None, None)
-        assert problems == []
+def open_probe(open_page):
+    return partial(open_page, name=HOSTILE, text=TEXT, tab="probe")
 
 
 def finished(page, layers):
@@ -102,7 +83,7 @@ def test_leaving_the_tab_ends_the_requests(open_probe):
 def test_a_model_that_cannot_be_probed_and_a_short_text_are_explained(open_probe):
     page = open_probe(checkpoint("pair"), probe="position")
     expect(page.locator("#probe-error")).to_contain_text("one stack")
-    page = open_probe(checkpoint("decoder"), probe="position", text=f"the {HOSTILE}", windows="text")
+    page = open_probe(checkpoint("decoder"), probe="position", window="60", windows="text")
     expect(page.locator("#probe-error")).to_contain_text(re.compile("20"))
     page.locator("#probe-windows").select_option("random")
     page.locator("#probe-start").click()

@@ -2,12 +2,13 @@
 
 import { openSession, isOffline } from "./api.js";
 import { element, status } from "./dom.js";
+import * as field from "./field.js";
 import * as look from "./look.js";
 import * as model from "./model.js";
 import * as probe from "./probe.js";
 import { onChange, read, write } from "./state.js";
 
-const TABS = isOffline ? { look } : { look, model, probe };
+const TABS = isOffline ? { look } : { look, model, probe, field };
 let current = null;
 let remove = null;
 
