@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -107,6 +108,14 @@ class LabelledTokens:
     @property
     def tested(self) -> int:
         return int(self.test.sum())
+
+    @property
+    def repeated(self) -> int:
+        """How many rows test a probe although the same row fits it, which flatters the accuracy."""
+        starts = torch.tensor([0, *(len(row) for row in self.rows)]).cumsum(0).tolist()
+        fits = [bool(self.fit[a:b].any()) for a, b in pairwise(starts)]
+        fitted = {tuple(row) for row, fits_probe in zip(self.rows, fits, strict=True) if fits_probe}
+        return sum(tuple(row) in fitted for row, fits_probe in zip(self.rows, fits, strict=True) if not fits_probe)
 
     def mean_distance(self, predicted: Tensor) -> float | None:
         """Of the predicted and the true label, if labels are integers."""

@@ -113,6 +113,7 @@ def router(sessions: Sessions) -> APIRouter:
             "classes": len(tokens.names),
             "fitted": int(tokens.fit.sum()),
             "tested": tokens.tested,
+            "repeated": tokens.repeated,
             "hash_before": made.weights_hash,
         }
 

@@ -220,12 +220,14 @@ def run_facts(checkpoint: Checkpoint) -> list[Fact]:
 
 def prefer_facts(checkpoint: Checkpoint) -> list[Fact]:
     read, tape, _ = run(checkpoint, PREFER)
-    groups = word_tokens(read)
+    groups, words, visible = word_tokens(read), PREFER.split(), tape[0].visible()
     facts = []
     for query, key in ((1, 4), (4, 1)):
-        weight, where = strongest(tape, groups[query][-1], groups[key][-1])
-        words = PREFER.split()
-        facts.append(Fact(f"The largest weight from “{words[query]}” to “{words[key]}” is {weight:.3f} ({where})."))
+        row, column = groups[query][-1], groups[key][-1]
+        weight, where = strongest(tape, row, column)
+        is_hidden = visible is not None and not visible[0, 0, row, column]
+        reason = "0: the mask hides it" if is_hidden else f"{weight:.3f} ({where})"
+        facts.append(Fact(f"The largest weight from “{words[query]}” to “{words[key]}” is {reason}."))
     return facts
 
 

@@ -67,7 +67,7 @@ def big_tables() -> list[Tree]:
     vectors = torch.randn(2, 4, generator=torch.Generator().manual_seed(5))
     x, words = vectors[[0, 1, 0]], "big dog big"
     return [
-        table("without a mask: “dog” gives both “big” the same", words, words, attend(x @ x.T / 2)),
+        table("without a mask: equal weights", words, words, attend(x @ x.T / 2)),
         table("causal: the later “big” gets 0", words, words, attend(x @ x.T / 2, causal=True)),
     ]
 
@@ -102,14 +102,14 @@ def relation_tables() -> list[Tree]:
         (links,) = targets_from_arcs([PREFER], [HEADS], [RELATIONS], tokenizer, toward=toward, relation=relation)
         matrix = torch.zeros(5, 5)
         matrix[tuple(torch.from_numpy(links).T)] = 1.0
-        made.append(table(title, PREFER, PREFER, matrix))
+        made.append(table(title, PREFER, PREFER, matrix) | ({} if relation is None else {"sums": None}))
     return made
 
 
 def pointer_tables() -> list[Tree]:
     """The receptive fields of models whose head h of layer l attends h·(k + 1)ˡ tokens back."""
     sizes = torch.tensor([[pointer_size(k, n) for n in (1, 2)] for k in (1, 2, 3)], dtype=torch.float)
-    return [table("inputs that change the output, measured", "k=1 k=2 k=3", "n=1 n=2", sizes) | {"sums": None}]
+    return [table("measured tokens that change the output", "k=1 k=2 k=3", "n=1 n=2", sizes) | {"sums": None}]
 
 
 @cache

@@ -9,7 +9,7 @@ import torch
 from fastapi.testclient import TestClient
 from shown_checkpoints import checkpoint, image_checkpoint
 
-from manyheads.inspect.probe import next_token, only_frequent, position, previous_token, probe
+from manyheads.inspect.probe import LabelledTokens, next_token, only_frequent, position, previous_token, probe
 from manyheads.studio import app
 from manyheads.studio import probe as tab
 from manyheads.studio.session import Sessions
@@ -96,6 +96,13 @@ def test_rare_labels_are_left_out_by_their_number():
     rows = [[1, 2, 3], [1, 2, 4], [5, 2, 3]]
     label = only_frequent(next_token, rows, 2)
     assert [[label(row, i) for i in range(3)] for row in rows] == [[2, 3, None], [2, None, None], [2, 3, None]]
+
+
+def test_windows_that_fit_and_test_a_probe_are_counted():
+    shown = checkpoint("decoder")
+    assert Page(shown).start()["repeated"] == 4, "a text that repeats itself every three windows"
+    once = LabelledTokens.from_rows([[i, i + 1] for i in range(20)], position)
+    assert once.repeated == 0
 
 
 def test_the_longest_token_is_a_label():

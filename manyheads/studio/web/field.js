@@ -109,13 +109,13 @@ function summary(answer) {
     const extra = last.measured.filter((i) => !last.pointers.includes(i)).length;
     sentences.push(`${answer.heads} argmax head${answer.heads > 1 ? "s" : ""} per layer reach at most (k + 1)ⁿ = (${answer.heads} + 1)^${layers} = ${last.formula.toLocaleString("en")}; their pointers reach ${last.pointers.length}.`);
     sentences.push(extra ? `${extra} more change it, because a replaced token can move a pointer.` : "No other token changes it.");
-  } else sentences.push("A head with a softmax gives every visible token a weight above 0, so one layer is enough to reach all of them.");
+  } else sentences.push("A head with a softmax gives every token that its mask lets through a weight above 0.");
   return element("p", { id: "field-summary" }, sentences.join(" "));
 }
 
 function legend(answer) {
   const item = (name, text, what) => element("li", {}, element("span", { class: `field-sample ${name}` }, text), what);
-  return element("ul", { class: "field-legend" }, item("changes", "●", `a replacement by ${answer.replacements.map((one) => label(one)).join(", ")} changes the output by more than rounding`),
+  return element("ul", { class: "field-legend" }, item("changes", "●", `a replacement by ${answer.replacements.map((one) => `“${label(one)}”`).join(" or ")} changes the output by more than rounding`),
     item("none", "·", "no change"), item("masked", "", "no path through the mask"), ...(answer.heads ? [item("points", "", "reached by the pointers of the unchanged text")] : []));
 }
 

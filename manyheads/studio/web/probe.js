@@ -104,7 +104,8 @@ class Probe {
     ]);
     const after = layers.at(-1)?.hash_after ?? null;
     const done = `${report.source}; ${report.classes} labels; ${report.fitted.toLocaleString("en")} tokens fit a probe, ${report.tested.toLocaleString("en")} test it`;
-    this.result.replaceChildren(element("p", { id: "probe-source" }, done), chart(report, layers), legend(),
+    const repeated = report.repeated ? `. Windows that test a probe and also fit it: ${report.repeated}, so accuracies are optimistic` : "";
+    this.result.replaceChildren(element("p", { id: "probe-source" }, `${done}${repeated}.`), chart(report, layers), legend(),
       table("Accuracy on windows that the probe was not fitted on", titles, rows),
       element("p", { id: "probe-hash", class: after === null ? "soft" : after === report.hash_before ? "probe-good" : "probe-error" },
         after === null ? `weights before: sha256 ${report.hash_before.slice(0, 12)}`

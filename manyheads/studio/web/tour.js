@@ -30,7 +30,7 @@ class Tour {
     const close = element("button", { type: "button", id: "tour-close", onclick: () => this.close() }, "Close");
     this.panel = element("section", { id: "tour", class: "tour", "aria-labelledby": "tour-title", hidden: true },
       element("div", { class: "tour-bar" }, this.heading, this.list, this.back, this.next, close),
-      element("div", { "aria-live": "polite" }, this.text, this.note, this.facts), this.tables);
+      element("div", { class: "tour-body" }, element("div", { class: "tour-words", "aria-live": "polite" }, this.text, this.note, this.facts), this.tables));
     document.getElementById("tab").before(this.panel);
   }
 
@@ -122,11 +122,12 @@ class Tour {
   }
 }
 
-/** A small matrix: words beside its rows and above its columns, a shade for each weight, and the sum of each row. */
+/** A small matrix: words beside its rows and above its columns, a shade for each weight, and the sums of the rows. */
 function matrix({ title, rows, columns, values, sums, marked }) {
+  const isShares = values.flat().every((value) => value <= 1);
   const heads = [...columns, ...(sums ? ["sum"] : [])].map((name) => element("th", { scope: "col" }, name));
   const body = rows.map((name, i) => element("tr", {}, element("th", { scope: "row" }, name),
-    ...values[i].map((value, j) => element("td", { class: `shade-${shade(value)}${marked?.[i] === j ? " marked" : ""}` }, written(value))),
+    ...values[i].map((value, j) => element("td", { class: `shade-${isShares ? shade(value) : 0}${marked?.[i] === j ? " marked" : ""}` }, written(value))),
     ...(sums ? [element("td", { class: Math.abs(sums[i] - 1) < 1e-5 ? "sum" : "sum other" }, sums[i].toFixed(2))] : [])));
   return element("table", { class: "tour-matrix" }, element("caption", {}, title), element("thead", {}, element("tr", {}, element("td"), ...heads)), element("tbody", {}, ...body));
 }
