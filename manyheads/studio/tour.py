@@ -15,6 +15,7 @@ from manyheads.model.record import Tape
 from manyheads.model.transformer import Transformer
 from manyheads.spec import Tree, quoted
 from manyheads.studio import forward
+from manyheads.studio.model import CHECKPOINT
 from manyheads.studio.session import MAX_BYTES, Sessions
 from manyheads.studio.tour_tables import (
     ORDER,
@@ -244,6 +245,12 @@ def cross_facts(checkpoint: Checkpoint) -> list[Fact]:
     return [Fact("The open model has no cross-attention to show; the table is computed from random vectors.")]
 
 
+def walk_state(checkpoint: Checkpoint) -> dict[str, str]:
+    """The tab Model at the first step to the open model; one of another architecture has no such steps."""
+    start = {"tab": "model", "model": "transformer-base"}
+    return start | ({"to": f"{CHECKPOINT}0", "step": "0"} if isinstance(checkpoint.model, Transformer) else {})
+
+
 # --------------------------------------------------------------------------------------------------------------- steps
 
 
@@ -334,9 +341,9 @@ STEPS: Sequence[Step] = (
     ),
     Step(
         "walk",
-        "From the Transformer of 2017 to GPT-2",
+        "From the Transformer of 2017 to the open model",
         "The tab Model swaps one part at a time. Press its “Next” to see what each step changes in the drawing and in "
         "the number of parameters.",
-        state=fixed(tab="model", model="transformer-base", to="gpt2", step="0"),
+        state=walk_state,
     ),
 )  # fmt: skip

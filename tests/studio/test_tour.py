@@ -11,7 +11,6 @@ from fastapi.testclient import TestClient
 from shown_checkpoints import checkpoint, image_checkpoint
 from tour_checkpoints import tour_checkpoint
 
-from manyheads import presets
 from manyheads.studio import app, tour
 from manyheads.studio.session import Sessions
 
@@ -149,11 +148,12 @@ def test_a_step_that_the_model_cannot_show_keeps_its_tables_or_is_skipped(shown)
     page.get("numbers", check=422, step="none")
 
 
-def test_every_step_fits_a_model_that_knows_its_words_and_names_a_tab_and_presets_that_exist():
+def test_every_step_fits_a_model_that_knows_its_words_and_names_a_tab_and_a_walk_that_exist():
     page = Page(tour_checkpoint("decoder"))
     for key, step in page.steps().items():
         assert step["refusal"] is None
         assert all(fact["holds"] is not False for fact in page.get("numbers", step=key)["facts"])
         assert step["state"].get("tab", "look") in {"look", "model", "probe", "field"}
     walk = page.steps()["walk"]["state"]
-    assert {walk["model"], walk["to"]} <= set(presets.names())
+    goal = {"session": page.key, "target": walk["model"], "goal": walk["to"]}
+    assert page.client.post("model/walk", json=goal).json()["steps"]
