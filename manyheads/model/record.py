@@ -24,7 +24,7 @@ from manyheads.model.transformer import Transformer
 from manyheads.parts.core import Core, block_arguments, repeat_kv
 from manyheads.parts.mask import Mask
 from manyheads.parts.position import Positions
-from manyheads.parts.statistics import Statistics, WeightIndices, log_weights, statistics
+from manyheads.parts.statistics import WeightIndices, entropy, log_weights, squared_distance
 from manyheads.spec import did_you_mean, quoted
 
 # modules whose outputs are recorded besides the attentions, by their names
@@ -36,7 +36,7 @@ Index = int | slice | None  # one of an axis, which is then left out of the resu
 
 @dataclass(frozen=True)
 class RecordedAttention:
-    """The inputs of one attention call. Its weights and statistics are computed from them."""
+    """The inputs of one attention call. Its weights, entropy and distance are computed from them."""
 
     name: str  # 'decoder.layers.3.attention', 'decoder.layers.3.cross'
     core: Core
@@ -65,9 +65,14 @@ class RecordedAttention:
         return weights.squeeze(axes) if axes else weights
 
     @cached_property
-    def statistics(self) -> Statistics:
-        """Entropy and mean squared distance of every row, computed without the attention matrix."""
-        return statistics(self.core, self.query, self.key, **self._context)
+    def entropy(self) -> Tensor:
+        """−Σ α ln α of every row, B×H×L, computed without the attention matrix."""
+        return entropy(self.core, self.query, self.key, **self._context)
+
+    @cached_property
+    def squared_distance(self) -> Tensor:
+        """The mean squared distance of every row, B×H×L, computed without the attention matrix."""
+        return squared_distance(self.core, self.query, self.key, **self._context)
 
     def log_weights(self, indices: WeightIndices) -> Tensor:
         """ln α at N indices, H×N, computed without the attention matrix."""

@@ -147,7 +147,7 @@ class FocusSpec(AuxiliaryLossSpec, kind="focus"):
     """L_focus = 1/KTL · Σ_lkt H(α[l, k, t, ·]), the mean entropy"""
 
     def total(self, record: RecordedQueries, batch: Batch) -> Tensor:
-        return record.total(record.attention.statistics.entropy, self.heads)
+        return record.total(record.attention.entropy, self.heads)
 
 
 class NearSpec(AuxiliaryLossSpec, kind="near"):
@@ -161,7 +161,7 @@ class NearSpec(AuxiliaryLossSpec, kind="near"):
     max_cost: float = field(100.0, "L_max, the highest cost of a row", gt=0)
 
     def total(self, record: RecordedQueries, batch: Batch) -> Tensor:
-        return record.total(record.attention.statistics.distance.clamp(0.0, self.max_cost), self.heads)
+        return record.total(record.attention.squared_distance.clamp(0.0, self.max_cost), self.heads)
 
 
 class GuidedSpec(AuxiliaryLossSpec, kind="guided"):

@@ -145,7 +145,7 @@ def test_selected_layers_heads_and_stacks_are_those_alone():
     with record(model) as attentions:
         run.spec.task.loss(model, batch)
     real = real_positions(batch.source)
-    expected = torch.stack([attentions[i].statistics.entropy[:, 1][real].sum() for i in (0, 2)]).sum()
+    expected = torch.stack([attentions[i].entropy[:, 1][real].sum() for i in (0, 2)]).sum()
     assert list(loss.terms) == ["focus-1", "focus-2"]
     torch.testing.assert_close(loss.terms["focus-1"].sum, expected)
     assert loss.terms["focus-1"].count == 2 * int(real.sum())
