@@ -190,14 +190,14 @@ def unknown_target(target: str, slots_and_tables: list[str]) -> ConfigError:
     """Returns the error for a name that is neither a preset nor a slot nor a table."""
     from manyheads.errors import UnknownPresetError
     from manyheads.presets import names
-    from manyheads.spec import SLOTS, did_you_mean, quoted
+    from manyheads.spec import SLOTS, did_you_mean, quote
 
     if target.endswith(".py"):
-        return UnknownPresetError(f"{quoted(target)} is a Python file", hint="name it with --parts and a model to show")
+        return UnknownPresetError(f"{quote(target)} is a Python file", hint="name it with --parts and a model to show")
     kinds = {kind for base in SLOTS.values() for kind in base.kinds}
     close, _, _ = did_you_mean(target, (*names(), *slots_and_tables, *kinds, "parts")).partition(" (")
     hint = "'manyheads show' lists the presets, 'manyheads show parts' the slots; a file ends in .toml"
-    return UnknownPresetError(f"no preset, slot, table, kind or checkpoint {quoted(target)}{close}", hint=hint)
+    return UnknownPresetError(f"no preset, slot, table, kind or checkpoint {quote(target)}{close}", hint=hint)
 
 
 # ------------------------------------------------------------------------------------------------------------ printing

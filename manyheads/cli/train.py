@@ -216,10 +216,10 @@ class TrainingProgress(Progress):
 
     def show_changes(self, changes: Sequence[Change]) -> None:
         """A table of the fields that differ from those of the run in the folder."""
-        from manyheads.spec import quoted
+        from manyheads.spec import quote
 
         def text(value: Any) -> str:
-            return "–" if value is None else quoted(value)
+            return "–" if value is None else quote(value)
 
         rows = [("field", "was", "is"), *((change.field, text(change.old), text(change.new)) for change in changes)]
         widths = [max(len(row[i]) for row in rows) for i in range(2)]

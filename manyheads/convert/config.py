@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from manyheads.errors import CheckpointConfigError, ExportError
 from manyheads.model.spec import ModelSpec
-from manyheads.spec import Tree, assign, did_you_mean, quoted, to_tree
+from manyheads.spec import Tree, assign, did_you_mean, quote, to_tree
 
 Config = Mapping[str, Any]
 Fields = dict[str, Any]  # dotted path → value
@@ -74,7 +74,7 @@ class Fixed(OneKey):
     def read(self, config: Config) -> Fields:
         value = config.get(self.theirs, None if self.required else self.value)
         if value != self.value and not (value is None and not self.value):
-            raise CheckpointConfigError(f"{self.theirs} = {quoted(value)} is not supported, expected {self.value!r}")
+            raise CheckpointConfigError(f"{self.theirs} = {quote(value)} is not supported, expected {self.value!r}")
         return {}
 
     def write(self, get: GetField) -> Tree:
@@ -130,13 +130,13 @@ def read_config(rows: Iterable[ConfigRow], config: Config, tree: Tree, *, ignore
     for key in config:
         if key not in keys and key not in IGNORED_KEYS and key not in ignored:
             close, _, _ = did_you_mean(key, keys).partition(" (")
-            raise CheckpointConfigError(f"unknown key {quoted(key)}{close}, which may change the computation")
+            raise CheckpointConfigError(f"unknown key {quote(key)}{close}, which may change the computation")
     for row in rows:
         try:
             fields = row.read(config)
         except (TypeError, KeyError, AttributeError, ArithmeticError):
             values = {key: config[key] for key in row.keys if key in config}
-            raise CheckpointConfigError(f"the config has an invalid value: {quoted(values)}") from None
+            raise CheckpointConfigError(f"the config has an invalid value: {quote(values)}") from None
         for path, value in fields.items():
             if value is not None:
                 assign(tree, path.split("."), value)

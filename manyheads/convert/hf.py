@@ -40,7 +40,7 @@ from manyheads.files.write import atomic_output
 from manyheads.model.build import DTYPES, Model, build_meta, init_buffers
 from manyheads.model.spec import ModelSpec, read_model
 from manyheads.parts.head import NoHeadSpec, VectorSpec
-from manyheads.spec import Tree, quoted, to_tree
+from manyheads.spec import Tree, quote, to_tree
 
 SHARD_BYTES = 50_000_000_000  # as in transformers
 CHAT_TEMPLATE = "chat_template.jinja"
@@ -102,13 +102,13 @@ class NativeFormat:
 
     def architecture(self, config: Config) -> str:
         if config.get("architectures") not in (None, [ARCHITECTURE]):
-            raise UnknownArchitectureError(f"{self.model_type} has no architecture {quoted(config['architectures'])}")
+            raise UnknownArchitectureError(f"{self.model_type} has no architecture {quote(config['architectures'])}")
         return ARCHITECTURE
 
     def spec_of(self, config: Config) -> ModelSpec:
         tree = config.get("model")
         if not isinstance(tree, dict):
-            raise CheckpointConfigError(f"model is {quoted(tree)}, expected a description")
+            raise CheckpointConfigError(f"model is {quote(tree)}, expected a description")
         return read_model(tree)
 
     def stored_spec(self, config: Config, names: Collection[str]) -> ModelSpec:

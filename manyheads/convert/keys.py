@@ -9,7 +9,7 @@ from typing import Any
 
 from manyheads.convert.config import REQUIRED, Config, Fields, GetField, Key, OneKey, WriteOnlyKey, missing_key
 from manyheads.errors import CheckpointConfigError
-from manyheads.spec import Tree, did_you_mean, quoted
+from manyheads.spec import Tree, did_you_mean, quote
 
 # names in Hugging Face configs → our names; of several names for one function, the first is written
 ACTIVATIONS = {
@@ -28,7 +28,7 @@ ACTIVATIONS = {
 
 def read_activation(name: str) -> str:
     if name not in ACTIVATIONS:
-        raise CheckpointConfigError(f"unknown activation {quoted(name)}{did_you_mean(str(name), ACTIVATIONS)}")
+        raise CheckpointConfigError(f"unknown activation {quote(name)}{did_you_mean(str(name), ACTIVATIONS)}")
     return ACTIVATIONS[name]
 
 
@@ -58,7 +58,7 @@ def sizes(stack: str, prefix: str = "") -> tuple[Key, ...]:
 
 def number(value: Any, name: str) -> float:
     if type(value) not in (int, float):
-        raise CheckpointConfigError(f"{name} is {quoted(value)}, expected a number")
+        raise CheckpointConfigError(f"{name} is {quote(value)}, expected a number")
     return float(value)
 
 
@@ -85,7 +85,7 @@ class RopeKeys:
         kind = rope.get("rope_type", rope.get("type", "default"))
         kind = next((now for before, now in self.former if before == kind), kind)
         if not isinstance(kind, str) or kind not in SCALINGS:
-            raise CheckpointConfigError(f"unknown RoPE scaling {quoted(kind)}{did_you_mean(str(kind), SCALINGS)}")
+            raise CheckpointConfigError(f"unknown RoPE scaling {quote(kind)}{did_you_mean(str(kind), SCALINGS)}")
         names = {"rope_theta", "rope_type", "type", "partial_rotary_factor"}
         names |= {stored_name(kind, field) for field in SCALINGS[kind][1]}
         if unknown := sorted(set(rope) - names - IMPLIED.get(kind, set())):
@@ -93,7 +93,7 @@ class RopeKeys:
         fraction = rope.get("partial_rotary_factor", config.get(self.fraction, self.partial))
         if self.partial is None and fraction not in (None, 1):
             raise CheckpointConfigError(
-                f"partial_rotary_factor is {quoted(fraction)}, but this family rotates whole heads"
+                f"partial_rotary_factor is {quote(fraction)}, but this family rotates whole heads"
             )
         lengths = {table.get("original_max_position_embeddings") for table in (rope, config)} - {None}
         if "length" in SCALINGS[kind][1] and kind != "dynamic" and len(lengths) > 1:
@@ -113,7 +113,7 @@ class RopeKeys:
             raise CheckpointConfigError("the config has different values of rope_parameters and rope_scaling")
         rope = newer or older or {}
         if not isinstance(rope, Mapping):
-            raise CheckpointConfigError(f"rope_parameters is {quoted(rope)}, expected a JSON object")
+            raise CheckpointConfigError(f"rope_parameters is {quote(rope)}, expected a JSON object")
         return rope
 
     def write(self, get: GetField) -> Tree:
@@ -181,14 +181,14 @@ class SlidingWindow:
         in_use = window is not None and config.get("use_sliding_window", False)
         allowed = ("full_attention", "sliding_attention") if in_use else ("full_attention",)
         if types is not None and not (isinstance(types, list) and all(kind in allowed for kind in types)):
-            raise CheckpointConfigError(f"layer_types is {quoted(types)}, expected a list of {' and '.join(allowed)}")
+            raise CheckpointConfigError(f"layer_types is {quote(types)}, expected a list of {' and '.join(allowed)}")
         if not in_use:
             return {}
         if types is None:
             first = config.get("max_window_layers", 28)
             if type(layers) is not int or type(first) is not int or layers > 1024:
                 raise CheckpointConfigError(
-                    f"max_window_layers is {quoted(first)} and num_hidden_layers is {quoted(layers)}, expected integers"
+                    f"max_window_layers is {quote(first)} and num_hidden_layers is {quote(layers)}, expected integers"
                 )
             types = ["full_attention" if i < first else "sliding_attention" for i in range(layers)]
         if set(types) == {"sliding_attention"}:
@@ -223,7 +223,7 @@ class Labels:
         if names is None:
             return {"head.classes": config.get("num_labels", 2)}
         if not isinstance(names, Mapping) or not all(re.fullmatch("[0-9]{1,9}", str(key)) for key in names):
-            raise CheckpointConfigError(f"id2label is {quoted(names)}, expected a JSON object of names by their index")
+            raise CheckpointConfigError(f"id2label is {quote(names)}, expected a JSON object of names by their index")
         return {"head.classes": len(names)}
 
     def write(self, get: GetField) -> Tree:
@@ -267,7 +267,7 @@ class Choice(OneKey):
             if stored == value:
                 return {f"{self.ours}.{field}": inner for field, inner in table.items()}
         expected = " or ".join(str(value) for value, _ in self.tables)
-        raise CheckpointConfigError(f"{self.theirs} is {quoted(stored)}, expected {expected}")
+        raise CheckpointConfigError(f"{self.theirs} is {quote(stored)}, expected {expected}")
 
     def write(self, get: GetField) -> Tree:
         for value, table in self.tables:

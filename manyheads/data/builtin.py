@@ -22,7 +22,7 @@ from pydantic import StrictStr
 from manyheads.data.order import splitmix64
 from manyheads.data.source import Corpus, DataSpec, LazyRows, Row, digest, row_counts
 from manyheads.errors import DataError, EmptyDataError, needs_extra
-from manyheads.spec import field, quoted
+from manyheads.spec import field, quote
 
 Splits = tuple[Sequence[Row], Sequence[Row], Sequence[Row]]  # train, validation, test
 
@@ -107,7 +107,7 @@ def date_patterns(languages: tuple[str, ...]) -> list[list[tuple[Form, str]]]:
         try:
             locale = Locale.parse(name)
         except (UnknownLocaleError, ValueError):
-            raise DataError(f"CLDR has no language {quoted(name)}; expected such as 'de' or 'en_GB'") from None
+            raise DataError(f"CLDR has no language {quote(name)}; expected such as 'de' or 'en_GB'") from None
         skeletons = locale.datetime_skeletons
         formats = [locale.date_formats[size] for size in ("full", "long", "medium", "short")]
         formats += [skeletons[key] for key in ("yMMMd", "yMMMEd", "yMd", "yMEd") if key in skeletons]

@@ -17,7 +17,7 @@ from typing import Any
 from manyheads.errors import DataFileError, DataSizeError, EncodingError, RowError, needs_extra
 from manyheads.files.read import no_duplicate_keys, open_regular
 from manyheads.files.text import LineReader, check_plausible_size, check_rereadable
-from manyheads.spec import quoted
+from manyheads.spec import quote
 
 SAMPLE_ROWS = 1000  # rows from which the delimiter and the header are decided
 SAMPLE_LENGTH = 1 << 25  # characters of them
@@ -130,7 +130,7 @@ class DelimitedTable(Table):
                 ]
                 not_by = f", not by {others[0]}s" if len(cells) == 1 and others else ""
                 expected = f"{self.num_columns} {like}{self.delimiter_note}{not_by}"
-                line = quoted(self.delimiter.join(cells))
+                line = quote(self.delimiter.join(cells))
                 raise RowError(f"{self.locate(number)} has {len(cells)} columns, expected {expected}: {line}")
             yield number, cells
 
@@ -334,7 +334,7 @@ class JsonLinesTable(Table):
             record = parse_json_line(line, self.locate(number))
             if not isinstance(record, dict):
                 raise RowError(
-                    f"{self.locate(number)} has {quoted(record)}, expected one object per line",
+                    f"{self.locate(number)} has {quote(record)}, expected one object per line",
                     hint="write a JSON array as JSON lines",
                 )
             yield number, record

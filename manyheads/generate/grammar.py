@@ -13,7 +13,7 @@ from torch import Tensor
 
 from manyheads.errors import GenerationConfigError
 from manyheads.generate.vocabulary import Vocabulary, import_llguidance
-from manyheads.spec import shortened
+from manyheads.spec import shorten
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits
@@ -46,7 +46,7 @@ def check_grammar(name: str, grammar: str) -> None:
     if message := import_llguidance().LLMatcher.validate_grammar(grammar, limits=limits()):
         lines = message.splitlines()  # "AT: MESSAGE", or a regular expression, a pointer to its fault, and "error: …"
         detail = next((line for line in lines if line.startswith("error: ")), lines[0].partition("): ")[2] or lines[0])
-        raise GenerationConfigError(f"{name} cannot be compiled: {shortened(detail.removeprefix('error: '))}")
+        raise GenerationConfigError(f"{name} cannot be compiled: {shorten(detail.removeprefix('error: '))}")
 
 
 @dataclass(frozen=True)

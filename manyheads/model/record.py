@@ -25,7 +25,7 @@ from manyheads.parts.core import Core, block_arguments, repeat_kv
 from manyheads.parts.mask import Mask
 from manyheads.parts.position import Positions
 from manyheads.parts.statistics import Statistics, WeightIndices, log_weights, statistics
-from manyheads.spec import did_you_mean, quoted
+from manyheads.spec import did_you_mean, quote
 
 # modules whose outputs are recorded besides the attentions, by their names
 ACTIVATIONS = re.compile(
@@ -127,7 +127,7 @@ class Tape(Sequence[RecordedAttention]):
         """The calls of one attention: one, or one per step of generation and of a recurrent network."""
         calls = [attention for attention in self.attentions if attention.name == name]
         if not calls:
-            raise UsageError(f"no attention {quoted(name)} was recorded{did_you_mean(name, self.names())}")
+            raise UsageError(f"no attention {quote(name)} was recorded{did_you_mean(name, self.names())}")
         return calls
 
     def weights(self, name: str, head: Index = None, rows: Index = None, columns: Index = None) -> Tensor:

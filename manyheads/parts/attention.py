@@ -17,7 +17,7 @@ from manyheads.parts.mask import Mask
 from manyheads.parts.norm import NoNormSpec, NormSpec
 from manyheads.parts.position import AttentionPosition, Positions
 from manyheads.parts.role import with_role
-from manyheads.spec import Part, field, located
+from manyheads.spec import Part, field, locate_errors
 
 
 class AttentionSpec(Part, slot="attention", default="heads"):
@@ -49,7 +49,7 @@ class AttentionSpec(Part, slot="attention", default="heads"):
 
     def build(self, width: int, core: CoreSpec, memory_width: int | None = None) -> Attention:
         memory_width = memory_width or width
-        with located("attention"):
+        with locate_errors("attention"):
             size, query_size = self.head_size(width), self.query_size(width, core, memory_width)
             key_size = {"head": size, "raw": memory_width, "none": 0}[core.key_source]
             query = self.projection(width, self.heads, query_size) if query_size else EmptyHeads(self.heads)
@@ -57,7 +57,7 @@ class AttentionSpec(Part, slot="attention", default="heads"):
             if core.key_source == "head":
                 key = self.projection(memory_width, self.num_kv_heads(), size)
             value = self.projection(memory_width, self.num_kv_heads(), size)
-        with located("core"):
+        with locate_errors("core"):
             built_core = core.build(self.heads, query_size, key_size)
         return Attention(
             query=query,

@@ -22,7 +22,7 @@ from manyheads.model.build import build_meta
 from manyheads.model.size import part_of
 from manyheads.model.spec import ModelSpec, override_model, read_model
 from manyheads.presets import about, names, preset
-from manyheads.spec import Part, Spec, Tree, quoted, to_toml, to_tree
+from manyheads.spec import Part, Spec, Tree, quote, to_toml, to_tree
 from manyheads.studio.session import Sessions
 
 Override = Annotated[str, Field(max_length=8192)]
@@ -61,7 +61,7 @@ def router(sessions: Sessions) -> APIRouter:
         specs = {f"{CHECKPOINT}{index}": checkpoint.spec for index, checkpoint in enumerate(sessions.checkpoints)}
         if target in specs:
             return to_tree(specs[target])
-        raise UsageError(f"no preset or open checkpoint {quoted(target)}")
+        raise UsageError(f"no preset or open checkpoint {quote(target)}")
 
     def name_of(target: str) -> str:
         """The target as `manyheads show` takes it."""

@@ -32,7 +32,7 @@ from manyheads.metrics.baselines import Bigram, Unigram
 from manyheads.metrics.likelihood import LogLikelihood
 from manyheads.model.spec import ModelSpec
 from manyheads.parts.inputs import pad_rows
-from manyheads.spec import Tree, field, quoted
+from manyheads.spec import Tree, field, quote
 from manyheads.tasks.batch import (
     IGNORE_INDEX,
     Batch,
@@ -422,11 +422,11 @@ class InfillSpec(MaskingTask, kind="infill"):
         name, mask = mask_of(checkpoint, options.mask_token_id)
         bos, rows, truncated = checkpoint.config.get("bos_token_id"), [], dict[int, Tree]()
         if type(bos) is not int:
-            raise CheckpointConfigError(f"bos_token_id is {quoted(bos)}, expected a token id")
+            raise CheckpointConfigError(f"bos_token_id is {quote(bos)}, expected a token id")
         for index, text in enumerate(texts):
             parts = [piece.ids for piece in checkpoint.encode_pieces(text.split(name))]
             if len(parts) != 2:
-                raise InputError(f"the text has {len(parts) - 1} {name}, expected one: {quoted(text)}", index)
+                raise InputError(f"the text has {len(parts) - 1} {name}, expected one: {quote(text)}", index)
             limit = (checkpoint.tokenizer.truncation or {}).get("max_length")
             if limit is not None and len(parts[0]) + len(parts[1]) + 3 > limit:
                 parts, truncated[index] = around_gap(parts[0], parts[1], limit - 3), {"truncated": limit}

@@ -14,7 +14,7 @@ from manyheads.files.chat_template import Message
 from manyheads.generate.config import GenerationConfig
 from manyheads.generate.loops import find_repetition
 from manyheads.generate.text import GeneratedText
-from manyheads.spec import Tree, quoted
+from manyheads.spec import Tree, quote
 
 Result = TypeVar("Result")
 
@@ -73,7 +73,7 @@ def format_loop(loop: Tree | None) -> str:
     if loop is None:
         return "no loop"
     text = loop["text"] if isinstance(loop["text"], str) else " ".join(map(str, loop["text"]))
-    return f"loop after {loop['prefix']:,} tokens: {loop['period']:,} tokens, {loop['repeats']:,} times: {quoted(text)}"
+    return f"loop after {loop['prefix']:,} tokens: {loop['period']:,} tokens, {loop['repeats']:,} times: {quote(text)}"
 
 
 def token_logprobs(checkpoint: Checkpoint, text: GeneratedText) -> list[Tree]:
@@ -108,7 +108,7 @@ def parse_row(text: str, index: int = 0) -> list[int]:
     """Parses the token ids of a text, for a model without a tokenizer."""
     if not re.fullmatch(r"\s*\d{1,9}(\s+\d{1,9})*\s*", text):
         raise InputError(
-            f"given {quoted(text)}, but the checkpoint has no tokenizer",
+            f"given {quote(text)}, but the checkpoint has no tokenizer",
             index,
             hint="give token ids, such as '3 14 15'",
         )

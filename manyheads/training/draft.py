@@ -17,7 +17,7 @@ from manyheads.data.source import DataSpec
 from manyheads.errors import ExportError, IncompatibleError, UsageError, one_line
 from manyheads.model.spec import ModelSpec, StackSpec
 from manyheads.parts.head import HeadSpec
-from manyheads.spec import Tree, inline, quoted, to_tree
+from manyheads.spec import Tree, quote, to_inline_toml, to_tree
 from manyheads.tasks.suggestion import SIZES, Lines, ModelSize, Suggestion
 from manyheads.tasks.task import TaskSpec
 from manyheads.training.prepare import PreparedRun, fill_sizes, prepare, resolve_model
@@ -44,7 +44,7 @@ class InitialModel:
         checkpoint = load(path)
         spec = checkpoint.spec
         if architecture not in (None, spec.architecture):
-            raise UsageError(f"--architecture is {quoted(architecture)}, but {path} is {spec.architecture}")
+            raise UsageError(f"--architecture is {quote(architecture)}, but {path} is {spec.architecture}")
         if spec.architecture not in task.architectures:
             expected = " or ".join(task.architectures)
             raise IncompatibleError(f"{task.kind} needs a model that is {expected}; {path} is {spec.architecture}")
@@ -228,5 +228,5 @@ def encoding_of(spec: RunSpec) -> tuple[Any, ...]:
 
 
 def toml_line(key: str, value: Any, why: str) -> list[str]:
-    line = f"{key} = {inline(value)}"
+    line = f"{key} = {to_inline_toml(value)}"
     return [f"{line:<48}  # {one_line(why)}" if why else line]

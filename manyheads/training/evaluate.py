@@ -24,7 +24,7 @@ from manyheads.errors import (
 )
 from manyheads.metrics.metric import higher_is_better
 from manyheads.model.build import resolve_device
-from manyheads.spec import Tree, did_you_mean, located, override, quoted, to_tree
+from manyheads.spec import Tree, did_you_mean, locate_errors, override, quote, to_tree
 from manyheads.tasks.batch import SpecialTokens
 from manyheads.tasks.evaluation import EvalData, EvalOptions, EvalResult, Evaluation, OnProgress
 from manyheads.tasks.task import TaskSpec, task_of
@@ -62,11 +62,11 @@ def evaluate(
     options = EvalOptions(max_rows, max_length, max_new_tokens, examples, output, settings)
     data = None if data is None else str(data)
     if split not in SPLITS:
-        raise UsageError(f"split is {quoted(split)}, expected {', '.join(SPLITS)}")
+        raise UsageError(f"split is {quote(split)}, expected {', '.join(SPLITS)}")
     if task is not None and (not isinstance(task, str) or task not in TaskSpec.kinds):
-        raise UsageError(f"no task {quoted(task)}{did_you_mean(str(task), TaskSpec.kinds)}")
+        raise UsageError(f"no task {quote(task)}{did_you_mean(str(task), TaskSpec.kinds)}")
     if isinstance(overrides, str) or not all(isinstance(assignment, str) for assignment in overrides):
-        raise UsageError(f"overrides is {quoted(overrides)}, expected a list such as ['data.path=rows.tsv']")
+        raise UsageError(f"overrides is {quote(overrides)}, expected a list such as ['data.path=rows.tsv']")
     checkpoint = load(path, device=resolve_device(device), verify=True)
     checkpoint.model.eval()
     if checkpoint.tokenizer is None and checkpoint.spec.vocab is not None:
@@ -144,7 +144,7 @@ def read_data(task: TaskSpec, path: str | None, overrides: Sequence[str]) -> Dat
         raise MissingKeyError(
             "this checkpoint has no run for this task; name a file to evaluate on with --data FILE", ("data", "path")
         )
-    with located("data"):
+    with locate_errors("data"):
         return DataSpec.choose(tree["data"])
 
 

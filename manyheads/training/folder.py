@@ -31,7 +31,7 @@ from manyheads.errors import (
 )
 from manyheads.files.read import read_json_or_empty, read_toml
 from manyheads.files.write import check_writable, explain_write_errors, write_atomic
-from manyheads.spec import Tree, did_you_mean, quoted, to_toml, to_tree
+from manyheads.spec import Tree, did_you_mean, quote, to_toml, to_tree
 from manyheads.training.events import Change
 from manyheads.training.log import read_events
 from manyheads.training.prepare import PreparedRun
@@ -215,7 +215,7 @@ def check_same_run(folder: Path, spec: RunSpec) -> None:
 
 
 def changed_error(folder: Path, changes: Sequence[Change], hint: str) -> RunChangedError:
-    shown = "; ".join(f"{field} was {quoted(old)} and is {quoted(new)}" for field, old, new in changes[:3])
+    shown = "; ".join(f"{field} was {quote(old)} and is {quote(new)}" for field, old, new in changes[:3])
     more = f" and {len(changes) - 3} more" if len(changes) > 3 else ""
     return RunChangedError(f"{folder} has another run: {shown}{more}", changes, hint=hint)
 
@@ -254,7 +254,7 @@ def check_field_names(override_fields: Sequence[str], spec: RunSpec) -> None:
     leaves = [*flatten(to_tree(spec)), *DATA_FIELDS]
     known = {".".join(leaf.split(".")[:depth]) for leaf in leaves for depth in range(1, 9)}
     if unknown := [name for name in override_fields if name not in known]:
-        raise UsageError(f"--override-resume: a run has no field {quoted(unknown[0])}{did_you_mean(unknown[0], known)}")
+        raise UsageError(f"--override-resume: a run has no field {quote(unknown[0])}{did_you_mean(unknown[0], known)}")
 
 
 # ------------------------------------------------------------------------------------------------- the files of a run

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from manyheads.errors import ConfigError, UnknownKeyError, UsageError
 from manyheads.model.spec import ModelSpec, StackSpec, resolve_field
-from manyheads.spec import Spec, Tree, did_you_mean, override, quoted
+from manyheads.spec import Spec, Tree, did_you_mean, override, quote
 from manyheads.training.optim import OptimSpec
 from manyheads.training.run import RunSpec, TrainSpec, read_run
 
@@ -65,9 +65,9 @@ def read_axis(text: str, tree: Tree) -> Axis:
     name, equals, rest = text.partition("=")
     values = tuple(split_values(rest))
     if not equals or not name.strip() or not all(values):
-        raise UsageError(f"given {quoted(text)}, expected a field and its values, such as position=none,rope")
+        raise UsageError(f"given {quote(text)}, expected a field and its values, such as position=none,rope")
     if len(set(values)) < len(values):
-        raise UsageError(f"{quoted(text)} has the same value twice")
+        raise UsageError(f"{quote(text)} has the same value twice")
     return Axis(name.strip(), axis_paths(name.strip(), tree), values)
 
 
@@ -107,13 +107,13 @@ def axis_paths(name: str, tree: Tree) -> tuple[str, ...]:
             return (f"{table}.{name}",)
     if first in StackSpec.model_fields:
         raise UnknownKeyError(
-            f"{quoted(first)} is a field of a stack, and this run describes no stack that has it",
+            f"{quote(first)} is a field of a stack, and this run describes no stack that has it",
             key=first,
             hint=f"give the whole path, such as model.encoder.{first}",
         )
     specs: tuple[type[Spec], ...] = (RunSpec, ModelSpec, OptimSpec, TrainSpec, StackSpec)
     known = {field for spec in specs for field in spec.model_fields} - {"seed"}
-    raise UnknownKeyError(f"a run has no field {quoted(first)}{did_you_mean(first, known)}", key=first)
+    raise UnknownKeyError(f"a run has no field {quote(first)}{did_you_mean(first, known)}", key=first)
 
 
 def make_grid(tree: Tree, axes: Sequence[Axis], seeds: int, folder: Path) -> list[GridCell]:

@@ -16,7 +16,7 @@ from manyheads.convert.match import find_architecture
 from manyheads.errors import IncompatibleError
 from manyheads.model.build import Model, build_meta
 from manyheads.model.spec import ModelSpec
-from manyheads.spec import Spec, Tree, did_you_mean, field, quoted
+from manyheads.spec import Spec, Tree, did_you_mean, field, quote
 
 TRAINED = "trained.safetensors"  # the trained parameters under our own names, to resume from
 
@@ -69,7 +69,7 @@ def add_lora(model: Model, spec: LoraSpec, *, seed: int, new: Collection[str]) -
         if not matching:
             known = {path.rpartition(".")[2] for path in layers}
             raise IncompatibleError(
-                f"the model has no linear layer {quoted(name)}{did_you_mean(name, known)}", ("lora", "target_modules")
+                f"the model has no linear layer {quote(name)}{did_you_mean(name, known)}", ("lora", "target_modules")
             )
         targets |= matching
     for name, parameter in model.named_parameters():

@@ -24,7 +24,7 @@ from manyheads.files.tokenizer import encode_texts
 from manyheads.model.build import Model, build
 from manyheads.model.spec import ModelSpec, StackSpec, read_model
 from manyheads.model.transformer import Transformer
-from manyheads.spec import copy_tree, did_you_mean, located, merge_trees, quoted, to_tree
+from manyheads.spec import copy_tree, did_you_mean, locate_errors, merge_trees, quote, to_tree
 from manyheads.tasks.batch import SpecialTokens
 from manyheads.tasks.task import TaskSpec, patchify_rows
 from manyheads.training.events import Event, Initialized, Truncated
@@ -129,7 +129,7 @@ def resolve_model(spec: RunSpec, initial: Checkpoint | None) -> ModelSpec:
     if isinstance(spec.model, ModelSpec):
         return spec.model
     assert initial is not None
-    with located("model"):
+    with locate_errors("model"):
         model = read_model(merge_trees(to_tree(initial.spec), copy_tree(spec.model)))
     spec.check_model(model)
     return model
@@ -239,7 +239,7 @@ def check_equal(initial_tokenizer: Any, run_tokenizer: Any, texts: Sequence[str]
         {i: token for token, i in tokenizer.get_vocab(with_added_tokens=True).items()} for tokenizer in tokenizers
     ]
     for i in sorted({*vocabularies[0], *vocabularies[1]}):
-        expected, token = (quoted(tokens[i]) if i in tokens else "nothing" for tokens in vocabularies)
+        expected, token = (quote(tokens[i]) if i in tokens else "nothing" for tokens in vocabularies)
         if expected != token:
             raise IncompatibleError(
                 f"the vocabulary differs at id {i}: {expected} in the checkpoint, {token} in [tokenizer]; leave it out",
@@ -249,7 +249,7 @@ def check_equal(initial_tokenizer: Any, run_tokenizer: Any, texts: Sequence[str]
     for text, initial_encoding, encoding in zip(texts, *encodings, strict=True):
         if initial_encoding.ids != encoding.ids:
             raise IncompatibleError(
-                f"{quoted(text)} is split differently by the checkpoint's tokenizer; leave [tokenizer] out",
+                f"{quote(text)} is split differently by the checkpoint's tokenizer; leave [tokenizer] out",
                 ("tokenizer",),
             )
 
@@ -385,7 +385,7 @@ def freeze(model: nn.Module, prefixes: Sequence[str]) -> None:
         under = [name for name in weights if name == prefix or name.startswith(f"{prefix}.")]
         if not under:
             known = {".".join(name.split(".")[:depth]) for name in weights for depth in (1, 2)}
-            raise IncompatibleError(f"no weight is under {quoted(prefix)}{did_you_mean(prefix, known)}", ("freeze",))
+            raise IncompatibleError(f"no weight is under {quote(prefix)}{did_you_mean(prefix, known)}", ("freeze",))
         for name in under:
             weights[name].requires_grad_(False)
     if not any(weight.requires_grad for weight in weights.values()):

@@ -20,12 +20,12 @@ from manyheads.spec import (
     Tree,
     check_names,
     field,
-    immutable,
     import_all,
-    located,
+    locate_errors,
+    make_immutable,
     override,
     parse,
-    quoted,
+    quote,
     to_tree,
 )
 from manyheads.tasks.auxiliary import AuxiliaryLossSpec
@@ -103,7 +103,7 @@ class RunSpec(Spec):
     @field_validator("model", mode="before")
     @classmethod
     def _freeze_overrides(cls, model: Any) -> Any:
-        return immutable(model) if isinstance(model, Mapping) else model
+        return make_immutable(model) if isinstance(model, Mapping) else model
 
     def check_model(self, model: ModelSpec) -> None:
         """Raises if the model does not fit the task, or the run's other settings."""
@@ -114,7 +114,7 @@ class RunSpec(Spec):
             )
         self.task.check_model(model)
         for i, term in enumerate(self.auxiliary_losses):
-            with located("auxiliary_losses", i):
+            with locate_errors("auxiliary_losses", i):
                 term.select_layers(model)
                 term.check_task(self.task)
         if self.train.pack is not None:
@@ -145,7 +145,7 @@ class RunSpec(Spec):
         best = self.train.best
         if best is not None and best.metric not in (names := self.task.all_validation_metrics):
             raise IncompatibleError(
-                f"given {quoted(best.metric)}, expected one of {', '.join(names)}", ("train", "best", "metric")
+                f"given {quote(best.metric)}, expected one of {', '.join(names)}", ("train", "best", "metric")
             )
         if self.lora is not None and self.init_from is None:
             raise IncompatibleError("LoRA needs trained weights; set init_from to a checkpoint", ("lora",))
@@ -162,7 +162,7 @@ def read_run(tree: Tree) -> RunSpec:
             "missing; describe a model, as manyheads show --toml prints, or set init_from to a checkpoint",
             ("model",),
         )
-    with located("model"):
+    with locate_errors("model"):
         if not init_from or is_whole(model):
             model = read_model(model)
         else:

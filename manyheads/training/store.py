@@ -32,7 +32,7 @@ from manyheads.files.read import MAX_CONFIG_BYTES, read_bytes, read_json, read_j
 from manyheads.files.tensors import SafetensorsFile
 from manyheads.files.write import free_bytes, fsync_path, write_atomic
 from manyheads.model.build import Model, build_meta
-from manyheads.spec import Tree, quoted, shortened, to_toml, to_tree
+from manyheads.spec import Tree, quote, shorten, to_toml, to_tree
 from manyheads.training.lora import TRAINED, adapter_names, merge_lora, trained_tensors, write_adapter
 from manyheads.training.optim import ema_weights
 from manyheads.training.prepare import PreparedRun
@@ -107,13 +107,13 @@ class TrainState:
         values = {name: value for name, value in tree.items() if name != "schema"}
         unknown = sorted(values.keys() - {f.name for f in fields(cls)})
         if tree.get("schema") != SCHEMA or unknown:
-            what = f"an unknown field {quoted(unknown[0])}" if unknown else f"schema {quoted(tree.get('schema'))}"
+            what = f"an unknown field {quote(unknown[0])}" if unknown else f"schema {quote(tree.get('schema'))}"
             raise CheckpointConfigError(f"{TRAINER} has {what}; this version reads schema {SCHEMA}")
         try:
             return TypeAdapter(cls).validate_json(json.dumps(values), strict=True)
         except ValidationError as error:
             first = error.errors()[0]
-            raise CheckpointConfigError(f"{TRAINER} has a wrong {first['loc'][0]}: {quoted(first['input'])}") from None
+            raise CheckpointConfigError(f"{TRAINER} has a wrong {first['loc'][0]}: {quote(first['input'])}") from None
 
 
 # ------------------------------------------------------------------------------------------------------------- saving
@@ -273,7 +273,7 @@ def newest_valid(folder: Path) -> tuple[Path | None, list[str]]:
     """
     latest, warnings = folder / "latest", list[str]()
     if latest.exists() and not read_pointer(folder, "latest"):
-        warnings.append(f"{latest} names {quoted(pointer_target(latest))}, which does not exist")
+        warnings.append(f"{latest} names {quote(pointer_target(latest))}, which does not exist")
     for path in checkpoints(folder):
         fault = verify_manifest(path)
         if fault is None:
@@ -400,7 +400,7 @@ def restore(checkpoint: Path, model: Model, optimizer: torch.optim.Optimizer, *,
     state, parameters = trained_tensors(model) if lora else model.state_dict(), dict(model.named_parameters())
     weights = dict(SafetensorsFile(checkpoint / (TRAINED if lora else "model.safetensors"), copy=True))
     if unmatched := sorted(weights.keys() ^ state.keys()):
-        name = shortened(unmatched[0])
+        name = shorten(unmatched[0])
         raise WeightsError(f"{checkpoint} does not match this model: {name} is in only one of them")
     for name, tensor in state.items():
         if weights[name].shape != tensor.shape:
@@ -411,7 +411,7 @@ def restore(checkpoint: Path, model: Model, optimizer: torch.optim.Optimizer, *,
         owner, _, key = name.rpartition("/")
         parameter = parameters.get(owner)
         if parameter is None or not value.is_floating_point() or value.numel() > parameter.numel():
-            raise WeightsError(f"{checkpoint / OPTIMIZER} does not match this model: {quoted(name)}")
+            raise WeightsError(f"{checkpoint / OPTIMIZER} does not match this model: {quote(name)}")
         optimizer.state[parameter][key] = value.to(parameter.device)
     return TrainState.from_tree(read_json(checkpoint / TRAINER, MAX_CONFIG_BYTES))
 

@@ -18,7 +18,7 @@ from manyheads.data.tokenizer import BPESpec
 from manyheads.errors import DataError, DataSizeError, UsageError, one_line
 from manyheads.model.build import build_meta, resolve_device
 from manyheads.model.size import format_bytes
-from manyheads.spec import Tree, did_you_mean, override, quoted
+from manyheads.spec import Tree, did_you_mean, override, quote
 from manyheads.tasks.suggestion import SIZES, Suggestion
 from manyheads.tasks.task import TaskSpec
 from manyheads.training.batches import row_lengths
@@ -63,12 +63,10 @@ def suggest(
     if not 0 < minutes <= MAX_MINUTES:
         raise UsageError(f"--minutes is {minutes:g}, expected more than 0 and at most a year")
     if task not in TaskSpec.kinds:
-        raise UsageError(f"no task {quoted(task)}{did_you_mean(task, TaskSpec.kinds)}")
+        raise UsageError(f"no task {quote(task)}{did_you_mean(task, TaskSpec.kinds)}")
     kind: Any = TaskSpec.kinds[task]
     if other := [assignment for assignment in overrides if not assignment.startswith("data.")]:
-        raise UsageError(
-            f"-s is {quoted(other[0])}, expected a field of the data", hint="change others in the run file"
-        )
+        raise UsageError(f"-s is {quote(other[0])}, expected a field of the data", hint="change others in the run file")
     initial = InitialModel.load(init_from, kind, architecture) if init_from is not None else None
     tree, why_columns = suggest_data(kind, file, fields, overrides)
     data = DataSpec.choose(tree)
@@ -89,9 +87,7 @@ def suggest(
 def choose_architecture(task: type[TaskSpec], name: str | None) -> str:
     architecture = name or task.architectures[0]
     if architecture not in task.architectures:
-        raise UsageError(
-            f"--architecture is {quoted(name)}, expected {' or '.join(task.architectures)} for {task.kind}"
-        )
+        raise UsageError(f"--architecture is {quote(name)}, expected {' or '.join(task.architectures)} for {task.kind}")
     return architecture
 
 

@@ -25,7 +25,7 @@ from manyheads.data.source import DataSpec
 from manyheads.spec import override
 from manyheads.tasks.task import TaskSpec
 from manyheads.training.batches import BatchStream
-from manyheads.training.draft import inline
+from manyheads.training.draft import to_inline_toml
 from manyheads.training.estimate import SpeedEstimate, measure_speed, typical_seconds
 from manyheads.training.events import Step
 from manyheads.training.loop import train_events
@@ -310,7 +310,7 @@ def test_wrong_arguments_and_data_have_codes(tmp_path):
     "value", ['a"b\\c\n\x7f\x00é', 3e-3, True, {"kind": "x", "deep": {"y": [1, "z"]}}, ["a", 1], 12]
 )
 def test_a_value_comes_back_from_toml(value):
-    assert tomllib.loads(f"value = {inline(value)}")["value"] == value
+    assert tomllib.loads(f"value = {to_inline_toml(value)}")["value"] == value
 
 
 def test_a_long_text_is_split_into_rows(tmp_path):

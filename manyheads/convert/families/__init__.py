@@ -21,7 +21,7 @@ from manyheads.convert.weights import (
 )
 from manyheads.errors import CheckpointConfigError, UnknownArchitectureError
 from manyheads.model.spec import ModelSpec, read_model
-from manyheads.spec import Tree, copy_tree, did_you_mean, quoted
+from manyheads.spec import Tree, copy_tree, did_you_mean, quote
 
 # written as None, because transformers would replace missing keys by the special tokens of published models
 UNSET_TOKEN_IDS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
@@ -92,7 +92,7 @@ class Family:
         name = names[0] if isinstance(names, list) and names else names
         if not isinstance(name, str) or name not in self.architectures:
             raise UnknownArchitectureError(
-                f"{self.model_type} has no architecture {quoted(name)}{did_you_mean(str(name), self.architectures)}"
+                f"{self.model_type} has no architecture {quote(name)}{did_you_mean(str(name), self.architectures)}"
             )
         return name
 
@@ -142,6 +142,6 @@ OTHERS = {"fairseq": "fairseq"} | dict.fromkeys(GGUF, "gguf")
 def get_family(model_type: object) -> Family:
     modules = NAMES | OTHERS
     if not isinstance(model_type, str) or model_type not in modules:
-        raise UnknownArchitectureError(f"unknown model_type {quoted(model_type)}{did_you_mean(str(model_type), NAMES)}")
+        raise UnknownArchitectureError(f"unknown model_type {quote(model_type)}{did_you_mean(str(model_type), NAMES)}")
     families: tuple[Family, ...] = import_module(f"{__name__}.{modules[model_type]}").FAMILIES
     return next(family for family in families if family.model_type == model_type)

@@ -36,7 +36,7 @@ from manyheads.parts.rope import (
     RopeSpec,
     YarnScalingSpec,
 )
-from manyheads.spec import MAX_COUNT, Part, Tree, merge_trees, quoted
+from manyheads.spec import MAX_COUNT, Part, Tree, merge_trees, quote
 
 # keys that are true if a file has this tensor
 BY_NAME = {
@@ -66,7 +66,7 @@ class Rotation:
         rotated = number(config.get("rope.dimension_count", size), "rope.dimension_count")
         if rotated != size and not self.partial:
             raise CheckpointConfigError(
-                f"rope.dimension_count is {quoted(rotated)}, but this family rotates whole heads, of size {size}"
+                f"rope.dimension_count is {quote(rotated)}, but this family rotates whole heads, of size {size}"
             )
         return {
             "decoder.position.theta": number(config.get("rope.freq_base", 10000.0), "rope.freq_base"),
@@ -81,14 +81,14 @@ class Rotation:
         kind = config.get("rope.scaling.type") or "none"
         factors = [config[name] for name in self.factors if name in config]
         if kind not in ("linear", "yarn") and get("factor", 1.0) not in (0, 1):
-            raise CheckpointConfigError(f"rope.scaling.factor = {quoted(get('factor', 1.0))} without a type")
+            raise CheckpointConfigError(f"rope.scaling.factor = {quote(get('factor', 1.0))} without a type")
         attention = get("attn_factor", 1.0)
         if attention != 1 and not factors:
-            raise CheckpointConfigError(f"rope.scaling.attn_factor = {quoted(attention)} is not supported")
+            raise CheckpointConfigError(f"rope.scaling.attn_factor = {quote(attention)} is not supported")
         length = get("original_context_length", number(config.get("context_length", 2048), "context_length"))
         if not 1 <= length <= MAX_COUNT:
             raise CheckpointConfigError(
-                f"rope.scaling.original_context_length is {quoted(length)}, expected 1 to {MAX_COUNT} tokens"
+                f"rope.scaling.original_context_length is {quote(length)}, expected 1 to {MAX_COUNT} tokens"
             )
         if unknown := [name for name in FACTORS if name in config and name not in self.factors]:
             raise CheckpointConfigError(f"{unknown[0]}.weight is not supported in this family")
@@ -97,7 +97,7 @@ class Rotation:
             return {"kind": "longrope", "length": int(length)} | own
         if factors:
             raise CheckpointConfigError(
-                f"{self.factors[0]}.weight together with rope.scaling.type = {quoted(kind)} is not supported"
+                f"{self.factors[0]}.weight together with rope.scaling.type = {quote(kind)} is not supported"
             )
         if kind == "none":
             return {"kind": "none"}
@@ -106,7 +106,7 @@ class Rotation:
         if kind == "yarn":
             band = {"beta_fast": get("yarn_beta_fast", 32.0), "beta_slow": get("yarn_beta_slow", 1.0)}
             return {"kind": "yarn", "factor": get("factor", 1.0), "length": int(length)} | band
-        raise CheckpointConfigError(f"rope.scaling.type = {quoted(kind)} is not supported")
+        raise CheckpointConfigError(f"rope.scaling.type = {quote(kind)} is not supported")
 
     def write(self, get: GetField) -> Tree:
         size = get("decoder.attention.size") or get("decoder.width") // get("decoder.attention.heads")
@@ -180,7 +180,7 @@ def head_size(config: Config, *, key_length: bool = True) -> int:
     size, own = width // max(heads, 1), config.get("attention.key_length")
     size = number(own, "attention.key_length") if key_length and own is not None else size
     if not 1 <= size <= 1 << 16:
-        raise CheckpointConfigError(f"the size of a head is {quoted(size)}, expected 1 to {1 << 16}")
+        raise CheckpointConfigError(f"the size of a head is {quote(size)}, expected 1 to {1 << 16}")
     return int(size)
 
 
@@ -195,7 +195,7 @@ class HeadSize:
         size, share = head_size(config), head_size(config, key_length=False)
         values = config.get("attention.value_length")
         if values not in (None, size):
-            raise CheckpointConfigError(f"keys of size {size} with values of size {quoted(values)} are not supported")
+            raise CheckpointConfigError(f"keys of size {size} with values of size {quote(values)} are not supported")
         if size != share and not self.own:
             raise CheckpointConfigError(
                 f"the size of a head is {size}, but in this family it is width / heads, {share}"

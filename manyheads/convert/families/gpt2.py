@@ -9,7 +9,7 @@ from manyheads.convert.families import Family, decoder_architectures
 from manyheads.convert.keys import Choice, activation
 from manyheads.convert.weights import QKV, Ignored, Rows, concatenated, renames
 from manyheads.errors import CheckpointConfigError
-from manyheads.spec import Tree, quoted
+from manyheads.spec import Tree, quote
 
 BASE: Tree = {"decoder": {"position": {"kind": "learned"}}}
 
@@ -48,7 +48,7 @@ class RotaryDim:
         valid = all(type(count) is int and 0 < count <= 65536 for count in (width, heads, rotated))
         if not valid or rotated * heads > width:
             raise CheckpointConfigError(
-                f"rotary_dim is {quoted(rotated)}, with {quoted(heads)} heads in a width of {quoted(width)}"
+                f"rotary_dim is {quote(rotated)}, with {quote(heads)} heads in a width of {quote(width)}"
             )
         return {"decoder.position.fraction": rotated / (width // heads)}
 

@@ -11,7 +11,7 @@ from manyheads.convert.keys import FirstOf, in_both, read_activation, write_acti
 from manyheads.convert.weights import Ignored, Rows, TiedTensor, renames, token_scores
 from manyheads.errors import CheckpointConfigError
 from manyheads.model.spec import ModelSpec
-from manyheads.spec import Tree, quoted
+from manyheads.spec import Tree, quote
 
 
 @dataclass(frozen=True)
@@ -23,11 +23,11 @@ class FeedForward:
     def read(self, config: Config) -> Fields:
         value = config.get("feed_forward_proj", "relu")
         if not isinstance(value, str):
-            raise CheckpointConfigError(f"feed_forward_proj is {quoted(value)}, expected a string such as gated-gelu")
+            raise CheckpointConfigError(f"feed_forward_proj is {quote(value)}, expected a string such as gated-gelu")
         gated, name = value.startswith("gated-"), value.removeprefix("gated-")
         if config.get("is_gated_act", gated) is not gated:
             raise CheckpointConfigError(
-                f"is_gated_act is {quoted(config['is_gated_act'])}, but feed_forward_proj is {quoted(value)}"
+                f"is_gated_act is {quote(config['is_gated_act'])}, but feed_forward_proj is {quote(value)}"
             )
         # "gated-gelu" means the tanh approximation
         name = config.get("dense_act_fn") or ("gelu_new" if value == "gated-gelu" else name)

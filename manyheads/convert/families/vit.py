@@ -12,7 +12,7 @@ from manyheads.convert.keys import Labels, activation, in_both, sizes
 from manyheads.convert.weights import Rename, Rows, renames
 from manyheads.errors import CheckpointConfigError
 from manyheads.model.spec import ModelSpec
-from manyheads.spec import Tree, quoted
+from manyheads.spec import Tree, quote
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class ImageSize:
         side, patch, channels = (config.get(key, usual) for key, usual in zip(self.keys, (224, 16, 3), strict=True))
         if not all(type(value) is int and value > 0 for value in (side, patch, channels)) or side % patch:
             raise CheckpointConfigError(
-                f"image_size {quoted(side)} is not a multiple of patch_size {quoted(patch)}, or num_channels is invalid"
+                f"image_size {quote(side)} is not a multiple of patch_size {quote(patch)}, or num_channels is invalid"
             )
         sizes = dict.fromkeys(self.lengths, (side // patch) ** 2 + 1) | dict.fromkeys(self.pixels, patch**2 * channels)
         return sizes | {"encoder.embed.channels": channels}
