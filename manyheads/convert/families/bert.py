@@ -176,8 +176,8 @@ FAMILIES = (
         keys=(*KEYS, LENGTH, *dropout(0.1)),
         weights=WEIGHTS,
         architectures=architectures("Bert", "bert."),
-        ignored=IGNORED,
-        spellings=(((r"LayerNorm\.weight$", "LayerNorm.gamma"), (r"LayerNorm\.bias$", "LayerNorm.beta")),),
+        ignored_keys=IGNORED,
+        key_mappings=(((r"LayerNorm\.weight$", "LayerNorm.gamma"), (r"LayerNorm\.bias$", "LayerNorm.beta")),),
     ),
     # RoBERTa: Liu et al. 2019; the position table starts with two unused rows
     Family(
@@ -203,7 +203,7 @@ FAMILIES = (
             ),
             "RobertaModel": Architecture(head={"kind": "none"}, weights=pooler()),
         },
-        ignored=IGNORED,
+        ignored_keys=IGNORED,
     ),
     # ERNIE 2.0 and 3.0: Sun et al. 2020 and 2021; task types from 3.0 on
     Family(
@@ -212,7 +212,7 @@ FAMILIES = (
         keys=(*KEYS, LENGTH, *dropout(0.1), TaskTypes()),
         weights=WEIGHTS,
         architectures=architectures("Ernie", "ernie."),
-        ignored=IGNORED,
+        ignored_keys=IGNORED,
     ),
     # DistilBERT: Sanh et al. 2019; half the layers, no token types, no pooler
     Family(
@@ -252,7 +252,13 @@ FAMILIES = (
             ),
             "DistilBertModel": HEADLESS,
         },
-        ignored=("sinusoidal_pos_embds", "qa_dropout", "seq_classif_dropout", "tie_word_embeddings", "tie_weights_"),
+        ignored_keys=(
+            "sinusoidal_pos_embds",
+            "qa_dropout",
+            "seq_classif_dropout",
+            "tie_word_embeddings",
+            "tie_weights_",
+        ),
     ),
     # ALBERT: Lan et al. 2020; a narrow token embedding with a projection, and layers that share their weights
     Family(
@@ -283,7 +289,7 @@ FAMILIES = (
             ),
             "AlbertModel": Architecture(head={"kind": "none"}, weights=pooler(name="pooler")),
         },
-        ignored=(
+        ignored_keys=(
             "classifier_dropout_prob",
             "tie_word_embeddings",
             "down_scale_factor",

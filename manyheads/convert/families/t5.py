@@ -85,13 +85,13 @@ def weights(spec: ModelSpec) -> Rows:
         ),  # in the first published checkpoints
     )
     for stack, sublayers in (("encoder", 2), ("decoder", 3)):
-        ours, theirs = f"{stack}.layers.*.", f"{stack}.block.*.layer."
+        prefix, tensor_prefix = f"{stack}.layers.*.", f"{stack}.block.*.layer."
         bias = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias"
         rows += (
             *renames({f"{stack}.position_modules.0.table": bias, f"{stack}.norm": f"{stack}.final_layer_norm"}),
-            *renames(PROJECTIONS, f"{ours}attention.", f"{theirs}0.SelfAttention."),
-            *renames(names, f"{ours}feedforward.", f"{theirs}{sublayers - 1}.DenseReluDense."),
-            *renames({f"residual.norms.{i}": f"{i}.layer_norm" for i in range(sublayers)}, ours, theirs),
+            *renames(PROJECTIONS, f"{prefix}attention.", f"{tensor_prefix}0.SelfAttention."),
+            *renames(names, f"{prefix}feedforward.", f"{tensor_prefix}{sublayers - 1}.DenseReluDense."),
+            *renames({f"residual.norms.{i}": f"{i}.layer_norm" for i in range(sublayers)}, prefix, tensor_prefix),
             TiedTensor(f"{stack}.embed_tokens.weight", ("encoder.embed.table.weight",)),
         )
     return rows
@@ -136,7 +136,7 @@ FAMILIES = (
                 weights=token_scores("lm_head", "encoder.embed.table"), keys=(TiedHead(),)
             )
         },
-        ignored=("classifier_dropout", "n_positions", "num_hidden_layers"),
+        ignored_keys=("classifier_dropout", "n_positions", "num_hidden_layers"),
         resolve=resolve,
     ),
 )
