@@ -49,7 +49,7 @@ def evaluate(
     examples: int = 0,
     output: str | None = None,
     device: str = "auto",
-    progress: OnProgress = lambda what, done, total: None,
+    progress: OnProgress = lambda action, done, total: None,
     **settings: Any,
 ) -> Tree:
     """Returns the scores of a checkpoint and of baselines, and the output for every row, as plain data.
@@ -155,31 +155,31 @@ def load_rows(
     if data is None:
         corpus = spec.load()
         return corpus, corpus.splits[split]
-    other = form_of_file(spec, task, data, overrides, from_run=from_run).load_file(data)
+    other = file_data_spec(spec, task, data, overrides, from_run=from_run).load_file(data)
     has_train = from_run or (spec.source_path is not None and not same_file(spec.source_path, data))
     return (replace(other, train=spec.load().train) if has_train else other), other.validation
 
 
-def form_of_file(
+def file_data_spec(
     spec: DataSpec, task: TaskSpec, path: str, overrides: Sequence[str], *, from_run: bool = False
 ) -> DataSpec:
     """Returns the settings that read a file: those of the run, or those that `new` would choose if they do not fit."""
-    form = spec if spec.source_path is not None or task.file_kind is None else read_data(task, path, ())
-    given: Tree = override({"data": {}}, overrides)["data"]
-    if given:
-        form = DataSpec.choose(to_tree(form) | given)
-    if not isinstance(form, TableSpec):
-        return form
-    if isinstance(form, TextSpec) and form.file_columns(path)[0] and "document" not in given:
-        form = form.model_copy(update={"document": None})  # each row of a table is a text
+    file_spec = spec if spec.source_path is not None or task.file_kind is None else read_data(task, path, ())
+    data_overrides: Tree = override({"data": {}}, overrides)["data"]
+    if data_overrides:
+        file_spec = DataSpec.choose(to_tree(file_spec) | data_overrides)
+    if not isinstance(file_spec, TableSpec):
+        return file_spec
+    if isinstance(file_spec, TextSpec) and file_spec.file_columns(path)[0] and "document" not in data_overrides:
+        file_spec = file_spec.model_copy(update={"document": None})  # each row of a table is a text
     files = (spec.path, spec.validation, spec.test) if from_run and isinstance(spec, TableSpec) else ()
-    of_run = any(file and same_file(file, path) for file in files)
-    if "fields" in given or of_run or form.fits(path):
-        return form
-    tree = {name: value for name, value in to_tree(form).items() if name not in LAYOUT} | given
+    is_run_file = any(file and same_file(file, path) for file in files)
+    if "fields" in data_overrides or is_run_file or file_spec.fits(path):
+        return file_spec
+    tree = {name: value for name, value in to_tree(file_spec).items() if name not in LAYOUT} | data_overrides
     settings = {name: value for name, value in tree.items() if name not in ("kind", "path")}
     longer = task.longer_column_first
-    columns = choose_columns(Path(path), type(form), longer_column_first=longer, settings=settings)
+    columns = choose_columns(Path(path), type(file_spec), longer_column_first=longer, settings=settings)
     return DataSpec.choose(tree | ({"fields": columns.fields} if columns.fields else {}))
 
 

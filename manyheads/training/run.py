@@ -44,16 +44,16 @@ class BestSpec(Spec):
     stop_at: float | None = field(None, "stop when the metric is this good")
     patience: int | None = field(None, "stop after this many evaluations without a better value", ge=1)
 
-    def better(self, value: float, than: float) -> bool:
+    def is_better(self, value: float, than: float) -> bool:
         return value > than if higher_is_better(self.metric) else value < than
 
     def prefers(self, metrics: Mapping[str, float], than: Mapping[str, float]) -> bool:
         """Whether an evaluation is better than another, or the first with this metric."""
         name = self.metric
-        return name in metrics and (name not in than or self.better(metrics[name], than[name]))
+        return name in metrics and (name not in than or self.is_better(metrics[name], than[name]))
 
-    def reached(self, value: float) -> bool:
-        return self.stop_at is not None and not self.better(self.stop_at, value)
+    def is_reached(self, value: float) -> bool:
+        return self.stop_at is not None and not self.is_better(self.stop_at, value)
 
 
 class TrainSpec(Spec):
@@ -121,24 +121,24 @@ class RunSpec(Spec):
             self.check_pack(self.train.pack, model)
 
     def check_pack(self, pack: int, model: ModelSpec) -> None:
-        at, stack = ("train", "pack"), model.encoder or model.decoder
+        path, stack = ("train", "pack"), model.encoder or model.decoder
         if not self.task.packable or self.auxiliary_losses:
             raise IncompatibleError(
                 f"{self.task.kind}{' with auxiliary losses' if self.auxiliary_losses else ''} cannot pack texts",
-                at,
+                path,
             )
         if stack is None:
             raise IncompatibleError(
-                f"packing needs an attention mask, which the architecture {model.architecture} does not have", at
+                f"packing needs an attention mask, which the architecture {model.architecture} does not have", path
             )
         if self.train.max_length is not None:
             raise IncompatibleError(
                 "train.pack already limits the length of texts; leave one of the two out", ("train", "max_length")
             )
         if pack > self.train.batch_tokens:
-            raise IncompatibleError(f"given {pack}, but a batch has {self.train.batch_tokens} tokens", at)
+            raise IncompatibleError(f"given {pack}, but a batch has {self.train.batch_tokens} tokens", path)
         if stack.max_positions is not None and pack > stack.max_positions:
-            raise IncompatibleError(f"given {pack}, but the model has {stack.max_positions} positions", at)
+            raise IncompatibleError(f"given {pack}, but the model has {stack.max_positions} positions", path)
 
     def check(self) -> None:
         """Raises if settings do not fit each other; those that need the model are checked when it is known."""
