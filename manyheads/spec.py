@@ -126,19 +126,19 @@ class Spec(BaseModel):
         """Converts pydantic's first error to a ConfigError: where, what was given, what was expected."""
         # a misspelt field is reported before a missing one, because both may be the same field
         first = min(error.errors(), key=lambda detail: {"extra_forbidden": 0, "missing": 2}.get(detail["type"], 1))
-        where, context, value = first["loc"], first.get("ctx", {}), first["input"]
+        location, context, value = first["loc"], first.get("ctx", {}), first["input"]
         inner = context.get("error")
         if isinstance(inner, ConfigError):
-            return inner.with_prefix(*where)
+            return inner.with_prefix(*location)
         if first["type"] == "extra_forbidden":
             names = [*cls.model_fields, *(["kind"] if issubclass(cls, Part) else [])]
-            return unknown_key(str(where[-1]), names, where[:-1])
+            return unknown_key(str(location[-1]), names, location[:-1])
         if first["type"] == "missing":
-            return MissingKeyError("missing, but required", where)
+            return MissingKeyError("missing, but required", location)
         if first["type"] == "value_error":
-            return ConfigError(str(inner), where)
+            return ConfigError(str(inner), location)
         # pydantic appends the tried member of a union to the path, which should end at the field
-        path = tuple(step for i, step in enumerate(where) if i == 0 or isinstance(step, int))
+        path = tuple(step for i, step in enumerate(location) if i == 0 or isinstance(step, int))
         expected = EXPECTED.get(first["type"]) or first["msg"].removeprefix("Input should be ")
         error_type: type[ConfigError] = WrongTypeError if first["type"] in EXPECTED else ConfigError
         if first["type"] == "too_short":
@@ -286,7 +286,9 @@ def to_inline_toml(value: Any) -> str:
     """Formats a value on one line of TOML."""
     if isinstance(value, dict):
         return (
-            "{ " + ", ".join(f"{key} = {to_inline_toml(one)}" for key, one in value.items()) + " }" if value else "{}"
+            "{ " + ", ".join(f"{key} = {to_inline_toml(inner)}" for key, inner in value.items()) + " }"
+            if value
+            else "{}"
         )
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(to_inline_toml, value)) + "]"
@@ -319,14 +321,14 @@ def _value(text: str, assignment: str) -> Any:
     if BARE_WORD.fullmatch(text) and text not in ("true", "false", "inf", "nan"):
         return text
     try:
-        parsed = tomllib.loads(f"value = {text}")
+        table = tomllib.loads(f"value = {text}")
     except (ValueError, RecursionError):
-        parsed = {}
-    if set(parsed) != {"value"}:  # a line break would begin another assignment
+        table = {}
+    if set(table) != {"value"}:  # a line break would begin another assignment
         raise ConfigSyntaxError(
             f"{quote(text)} in {quote(assignment)} is neither a TOML value nor a bare word; put a string in quotes"
         )
-    return parsed["value"]
+    return table["value"]
 
 
 def assign(tree: Any, steps: list[str], value: Any) -> None:

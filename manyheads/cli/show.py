@@ -242,12 +242,14 @@ def show_swaps(start: str, target: str, overrides: list[str], *, as_json: bool) 
 
     from manyheads.inspect.swaps import describe_swaps
 
-    found, console = describe_swaps(start, target, overrides), stdout()
+    description, console = describe_swaps(start, target, overrides), stdout()
     if as_json:
-        print_json(found)
+        print_json(description)
         return
-    for number, step in enumerate(found["steps"], 1):
-        console.print(Text(f"{number}. {' '.join(f'-s {shlex.quote(one)}' for one in step['overrides'])}", "bold"))
+    for number, step in enumerate(description["steps"], 1):
+        console.print(
+            Text(f"{number}. {' '.join(f'-s {shlex.quote(override)}' for override in step['overrides'])}", "bold")
+        )
         for change in step["changes"]:
             print_indented(console, 3, (change["path"], "cyan"), f"  {change['before']} → {change['after']}")
             formulas = [change["before_formula"], change["after_formula"]]
@@ -255,8 +257,8 @@ def show_swaps(start: str, target: str, overrides: list[str], *, as_json: bool) 
             for label, line in zip(("" if len(lines) == 1 else "before: ", "after: "), lines, strict=False):
                 if line:
                     print_indented(console, 5, (label + line, "dim"))
-    words = ["manyheads", "show", start, *(word for one in found["overrides"] for word in ("-s", one))]
-    console.print(shlex.join(words) if found["steps"] else "the models are equal", soft_wrap=True)
+    words = ["manyheads", "show", start, *(word for override in description["overrides"] for word in ("-s", override))]
+    console.print(shlex.join(words) if description["steps"] else "the models are equal", soft_wrap=True)
 
 
 def checkpoint_text(name: str, value: Any) -> str:

@@ -182,9 +182,11 @@ class SlidingWindow:
     def read(self, config: Config) -> Fields:
         window, types, layers = config.get("sliding_window"), config.get("layer_types"), config.get("num_hidden_layers")
         in_use = window is not None and config.get("use_sliding_window", False)
-        allowed = ("full_attention", "sliding_attention") if in_use else ("full_attention",)
-        if types is not None and not (isinstance(types, list) and all(kind in allowed for kind in types)):
-            raise CheckpointConfigError(f"layer_types is {quote(types)}, expected a list of {' and '.join(allowed)}")
+        allowed_types = ("full_attention", "sliding_attention") if in_use else ("full_attention",)
+        if types is not None and not (isinstance(types, list) and all(kind in allowed_types for kind in types)):
+            raise CheckpointConfigError(
+                f"layer_types is {quote(types)}, expected a list of {' and '.join(allowed_types)}"
+            )
         if not in_use:
             return {}
         if types is None:

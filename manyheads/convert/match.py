@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from manyheads.convert.families import NAMES, Family, get_family
-from manyheads.convert.fold import fold
+from manyheads.convert.fold import fold_weights
 from manyheads.errors import CheckpointConfigError, ConfigError, ExportError
 from manyheads.model.build import Model, build_meta
 from manyheads.model.spec import LayerSpec, ModelSpec, StackSpec
@@ -135,7 +135,7 @@ def first_reads(spec: ModelSpec) -> str | None:
 def expressible(
     model: Model, names: Iterable[str] = NAMES, resolve: Callable[[ModelSpec], ModelSpec] = lambda spec: spec
 ) -> tuple[Model, Candidate]:
-    """The first architecture that can express a model, or else an equal model, whose weights are `fold`ed.
+    """The first architecture that can express a model, or else an equal model, by `fold_weights`.
 
     `resolve` fills in what the specs of a format must have.
     """
@@ -143,7 +143,7 @@ def expressible(
     try:
         return model, find_architecture(resolve(model.spec), names)
     except ExportError:
-        folded = fold(model)
-        if folded is model:
+        folded_model = fold_weights(model)
+        if folded_model is model:
             raise
-        return folded, find_architecture(resolve(folded.spec), names)
+        return folded_model, find_architecture(resolve(folded_model.spec), names)

@@ -50,12 +50,12 @@ def safe_join(folder: Path, name: str) -> Path:
     path = folder / name
     if path.is_symlink():
         # unlike Path.resolve, realpath does not raise for a link to itself
-        target, home = Path(os.path.realpath(path)), Path(os.path.realpath(folder))
+        target, root = Path(os.path.realpath(path)), Path(os.path.realpath(folder))
         # the Hub's cache stores files once, in blobs/, and links to them from snapshots/NAME/ and the folders in it
         blobs = [
-            snapshot.parent.parent / "blobs" for snapshot in (home, home.parent) if snapshot.parent.name == "snapshots"
+            snapshot.parent.parent / "blobs" for snapshot in (root, root.parent) if snapshot.parent.name == "snapshots"
         ]
-        if not target.is_relative_to(home) and target.parent not in blobs:
+        if not target.is_relative_to(root) and target.parent not in blobs:
             raise UnsafeFileError(f"{path} is a link that leads out of its folder")
     if os.path.exists(path) and not path.is_file() and not path.is_dir():  # False for a name too long for a file
         raise UnsafeFileError(f"{path} is not a regular file")
@@ -181,8 +181,8 @@ def locate_config_errors(path: Path, overrides: Iterable[str] = ()) -> Iterator[
         line = None if matching else line_of_field(path, tuple(name for name in field if not name.isdigit()))
         if not matching and line is None:
             raise
-        where = f"-s {matching[-1]}" if matching else f"{path}:{line}"
-        raise type(error)(f"{where}: {error.message}", key=error.key, hint=error.hint) from None
+        location = f"-s {matching[-1]}" if matching else f"{path}:{line}"
+        raise type(error)(f"{location}: {error.message}", key=error.key, hint=error.hint) from None
 
 
 def is_prefix(path: Iterable[str], field: tuple[str, ...]) -> bool:

@@ -200,8 +200,8 @@ def check_known(settings: Mapping[str, Any]) -> None:
     names = fields_of(method_kinds().values()) | fields_of(filter_kinds().values())
     for name in settings:
         if name not in names:
-            meant = f"; use {ALIASES[name]}" if name in ALIASES else did_you_mean(name, names)
-            raise GenerationConfigError(f"unknown setting {quote(name)}{meant}")
+            hint = f"; use {ALIASES[name]}" if name in ALIASES else did_you_mean(name, names)
+            raise GenerationConfigError(f"unknown setting {quote(name)}{hint}")
 
 
 def with_do_sample(base: CheckpointSettings, settings: Tree) -> tuple[CheckpointSettings, Tree]:
@@ -245,8 +245,8 @@ def choose_method(
                 raise GenerationConfigError(f"given both decoding and {name}, {reason}")
             if name in sampling and not method.do_sample:
                 raise GenerationConfigError(f"given both decoding and {name}, which {method.kind} does not use")
-    inherited = settings_of_kind(kind, base.settings) if issubclass(kind, base_kind) else {}
-    fields = inherited | fields | settings_of_kind(kind, settings)
+    inherited_fields = settings_of_kind(kind, base.settings) if issubclass(kind, base_kind) else {}
+    fields = inherited_fields | fields | settings_of_kind(kind, settings)
     return choose_decoding({"kind": kind.kind} | fields), base.settings | settings
 
 
@@ -264,17 +264,17 @@ def selected_method(settings: Tree) -> type[DecodingSpec] | None:
     else:
         active = [kind for kind in filter_kinds().values() if kind.for_sampling and is_selected_filter(kind, settings)]
         candidates += [(kind.selector()[0], kinds["sample"]) for kind in active[:1]]
-    others = [(name, kind) for name, kind in candidates if kind.kind != "greedy"]
+    selecting = [(name, kind) for name, kind in candidates if kind.kind != "greedy"]
     # a method that has the setting of another as a field is the more specific one
-    others = [
+    selecting = [
         (name, kind)
-        for name, kind in others
-        if not any(name in other.model_fields and other is not kind for _, other in others)
+        for name, kind in selecting
+        if not any(name in other.model_fields and other is not kind for _, other in selecting)
     ]
-    if len(others) > 1:
-        names = " and ".join(name for name, _ in others)
+    if len(selecting) > 1:
+        names = " and ".join(name for name, _ in selecting)
         raise GenerationConfigError(f"{names} select different decoding methods; give only one of them")
-    return (others or candidates)[0][1] if candidates else None
+    return (selecting or candidates)[0][1] if candidates else None
 
 
 def settings_of_kind(kind: type[Part], settings: Tree, *, without: str = "") -> Tree:

@@ -24,7 +24,7 @@ from manyheads.model.transformer import Transformer
 from manyheads.parts.core import Core, block_arguments, repeat_kv
 from manyheads.parts.mask import Mask
 from manyheads.parts.position import Positions
-from manyheads.parts.statistics import Statistics, WeightIndices, log_weights, statistics
+from manyheads.parts.statistics import Statistics, WeightIndices, attention_statistics, log_weights
 from manyheads.spec import did_you_mean, quote
 
 # modules whose outputs are recorded besides the attentions, by their names
@@ -53,21 +53,23 @@ class RecordedAttention:
         heads, rows_slice = as_slice(head), as_slice(rows)
         key = self.key
         if heads == slice(None) or not self.core.heads_are_alike:
-            query, bias, computed = self.query, self.bias, heads
+            query, bias, selected_heads = self.query, self.bias, heads
         else:
-            query, computed = self.query[:, heads], slice(None)
+            query, selected_heads = self.query[:, heads], slice(None)
             key = repeat_kv(self.key, self.query)[:, heads]
             bias = self.bias if self.bias is None or self.bias.shape[1] == 1 else self.bias[:, heads]
         block = block_arguments(rows_slice, slice(None), k=key, positions=self.positions, bias=bias)
         mask = self.mask if rows_slice == slice(None) else self.mask.submask(rows_slice, slice(None))
-        weights = self.core.weights(query[:, :, rows_slice], mask=mask, **block)[:, computed, :, as_slice(columns)]
+        weights = self.core.weights(query[:, :, rows_slice], mask=mask, **block)[
+            :, selected_heads, :, as_slice(columns)
+        ]
         axes = [axis for axis, index in ((1, head), (2, rows), (3, columns)) if isinstance(index, int)]
         return weights.squeeze(axes) if axes else weights
 
     @cached_property
     def statistics(self) -> Statistics:
         """Entropy and mean squared distance of every row, computed without the attention matrix."""
-        return statistics(self.core, self.query, self.key, **self._context)
+        return attention_statistics(self.core, self.query, self.key, **self._context)
 
     def log_weights(self, indices: WeightIndices) -> Tensor:
         """ln α at N indices, H×N, computed without the attention matrix."""
@@ -140,7 +142,7 @@ class Tape(Sequence[RecordedAttention]):
             return calls[0].weights(head, rows, columns)
         width = max(call.key.shape[2] for call in calls)
         matrices = [call.weights(head) for call in calls]
-        matrix = torch.cat([nn.functional.pad(one, (0, width - one.shape[-1])) for one in matrices], dim=-2)
+        matrix = torch.cat([nn.functional.pad(weights, (0, width - weights.shape[-1])) for weights in matrices], dim=-2)
         return matrix[..., slice(None) if rows is None else rows, :][..., slice(None) if columns is None else columns]
 
     def activations(self) -> dict[str, Tensor]:

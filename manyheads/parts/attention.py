@@ -36,7 +36,7 @@ class AttentionSpec(Part, slot="attention", default="heads"):
         """G, the number of key and value heads."""
         return self.heads
 
-    def keep_heads(self, kept: Sequence[int], width: int) -> AttentionSpec:
+    def keep_heads(self, kept_heads: Sequence[int], width: int) -> AttentionSpec:
         """The attention with only these heads."""
         raise UnsupportedError(f"heads of the attention '{self.kind}' cannot be pruned")
 
@@ -107,15 +107,15 @@ class HeadsSpec(AttentionSpec, kind="heads"):
     def num_kv_heads(self) -> int:
         return self.kv_heads or self.heads
 
-    def keep_heads(self, kept: Sequence[int], width: int) -> AttentionSpec:
-        counts = Counter(head * self.num_kv_heads() // self.heads for head in kept)
+    def keep_heads(self, kept_heads: Sequence[int], width: int) -> AttentionSpec:
+        counts = Counter(head * self.num_kv_heads() // self.heads for head in kept_heads)
         if len(set(counts.values())) > 1:
             shared = self.heads // self.num_kv_heads()
             raise UnsupportedError(
-                f"{shared} query heads share a key head, and as many of each must stay; to keep: {list(kept)}"
+                f"{shared} query heads share a key head, and as many of each must stay; to keep: {list(kept_heads)}"
             )
         kv_heads = None if self.kv_heads is None else len(counts)
-        return self.replace(heads=len(kept), kv_heads=kv_heads, size=self.head_size(width))
+        return self.replace(heads=len(kept_heads), kv_heads=kv_heads, size=self.head_size(width))
 
 
 class WideSpec(AttentionSpec, kind="wide"):

@@ -42,7 +42,7 @@ class Statistics:
     distance: Tensor  # Σ_j α_ij (i − j)², with i and j the positions
 
 
-def statistics(
+def attention_statistics(
     core: Core, q: Tensor, k: Tensor, *, mask: Mask, positions: Positions, bias: Tensor | None = None
 ) -> Statistics:
     """Entropy and mean squared distance of every row of the weights before dropout."""

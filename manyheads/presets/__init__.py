@@ -23,7 +23,7 @@ def preset(name: str) -> Tree:
     return {key: value for key, value in _read(name).items() if key != "about"}
 
 
-def about(name: str) -> Tree:
+def read_about(name: str) -> Tree:
     """The title, source and context length of a preset."""
     return dict(_read(name)["about"])
 
@@ -36,7 +36,7 @@ def is_path(target: str) -> bool:
 def read_description(target: str) -> tuple[Tree, Tree]:
     """The description of a model, from a preset, a TOML file or the [model] table of a run file; and [about]."""
     if not is_path(target):
-        return preset(target), about(target)
+        return preset(target), read_about(target)
     tree = read_toml(Path(target))
     model = tree.get("model", tree)
     if not isinstance(model, dict):

@@ -34,10 +34,10 @@ class PredictOptions:
         return with_system(self.system, [{"role": "user", "content": text}])
 
 
-def ids_and_truncated(encodings: Sequence[Any]) -> tuple[list[list[int]], dict[int, Tree]]:
+def ids_and_truncation(encodings: Sequence[Any]) -> tuple[list[list[int]], dict[int, Tree]]:
     """Returns the ids of each encoding, and how many tokens are left of each truncated one."""
-    truncated = {i: {"truncated": len(encoding.ids)} for i, encoding in enumerate(encodings) if encoding.overflowing}
-    return [encoding.ids for encoding in encodings], truncated
+    truncation = {i: {"truncated": len(encoding.ids)} for i, encoding in enumerate(encodings) if encoding.overflowing}
+    return [encoding.ids for encoding in encodings], truncation
 
 
 def generated_result(checkpoint: Checkpoint, texts: Sequence[GeneratedText], options: PredictOptions) -> Tree:

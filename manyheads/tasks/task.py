@@ -27,7 +27,7 @@ from manyheads.tasks.prediction import (
     apply_to_each,
     format_loop,
     generated_result,
-    ids_and_truncated,
+    ids_and_truncation,
     parse_ids,
 )
 
@@ -155,7 +155,7 @@ class TaskSpec(Part, slot="task"):
             return checkpoint.encode_chats([options.messages(text) for text in texts]), {}
         if checkpoint.tokenizer is None:
             return parse_ids(checkpoint, texts), {}
-        return ids_and_truncated(checkpoint.encode(texts))
+        return ids_and_truncation(checkpoint.encode(texts))
 
     def encode_checked(
         self, checkpoint: Checkpoint, options: PredictOptions, texts: Sequence[str]

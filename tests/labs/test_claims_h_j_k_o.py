@@ -31,7 +31,7 @@ from manyheads.labs.loops import find_loop, ngram_successor
 from manyheads.model.record import RecordedAttention, record
 from manyheads.parts.core import DotSpec, inverse_root
 from manyheads.parts.mask import MaskSpec
-from manyheads.parts.statistics import statistics
+from manyheads.parts.statistics import attention_statistics
 from manyheads.tasks.auxiliary import (
     AttentionLayer,
     AuxiliaryLossSpec,
@@ -248,7 +248,7 @@ def test_j2_focus_is_the_mean_entropy():
     uniform = mean_of(loss_with(decoder_with(0.0), ids, focus).terms["focus"])
     assert uniform == pytest.approx(sum(math.log(t) for t in range(1, LENGTH + 1)) / LENGTH, abs=1e-10)
     core, q = plain(3), torch.zeros(1, 1, 7, 3, dtype=torch.float64)
-    without_mask = statistics(core, q, q, mask=make_mask(7, 7), positions=positions(7, 7))
+    without_mask = attention_statistics(core, q, q, mask=make_mask(7, 7), positions=positions(7, 7))
     torch.testing.assert_close(without_mask.entropy, torch.full((1, 1, 7), math.log(7), dtype=torch.float64))
     assert mean_of(loss_with(decoder_with(1e5), ids, focus).terms["focus"]) == pytest.approx(0.0, abs=1e-6), "one-hot"
     model = decoder_with(1.0)

@@ -73,7 +73,7 @@ MASKED_KEYS: tuple[ConfigRow, ...] = (
 )
 
 
-def masked(dense: str, norm: str, bias: str, decoder: str) -> Rows:
+def masked_head(dense: str, norm: str, bias: str, decoder: str) -> Rows:
     """The rows of a masked-language-model head, whose matrix is tied to the token embedding."""
     return (
         *renames({"head.project": dense, "head.norm": norm, "head.scores.bias": bias}),
@@ -92,7 +92,7 @@ CLASSES_KEYS: tuple[ConfigRow, ...] = (
 def architectures(name: str, prefix: str) -> dict[str, Architecture]:
     head = "cls.predictions"
     rows = (
-        *masked(f"{head}.transform.dense", f"{head}.transform.LayerNorm", f"{head}.bias", f"{head}.decoder"),
+        *masked_head(f"{head}.transform.dense", f"{head}.transform.LayerNorm", f"{head}.bias", f"{head}.decoder"),
         *pooler(prefix),
         Ignored("cls.seq_relationship.weight"),
         Ignored("cls.seq_relationship.bias"),
@@ -122,7 +122,7 @@ ROBERTA_LENGTH = Key(
     reads=lambda rows: rows - OFFSET,
     writes=lambda length: length + OFFSET,
 )
-ROBERTA_HEAD = masked("lm_head.dense", "lm_head.layer_norm", "lm_head.bias", "lm_head.decoder")
+ROBERTA_HEAD = masked_head("lm_head.dense", "lm_head.layer_norm", "lm_head.bias", "lm_head.decoder")
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ ALBERT_LAYER = {
     "feedforward.down": "ffn_output",
     "residual.norms.1": "full_layer_layer_norm",
 }
-ALBERT_HEAD = masked("predictions.dense", "predictions.LayerNorm", "predictions.bias", "predictions.decoder")
+ALBERT_HEAD = masked_head("predictions.dense", "predictions.LayerNorm", "predictions.bias", "predictions.decoder")
 
 FAMILIES = (
     # BERT: Devlin et al. 2019

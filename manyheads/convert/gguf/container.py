@@ -119,7 +119,7 @@ class GgufFile(TensorStore):
             if self.data_start + end > header.size:
                 raise CorruptFileError(f"{self.path} ends within {quote(name)}, at byte {header.size:,}")
 
-    def raw(self, name: str) -> bytearray:
+    def read_raw(self, name: str) -> bytearray:
         kind, start = self.entries[name]
         data = bytearray(stored_bytes(self.path, name, self.shapes[name], kind))
         with open_regular(self.path) as file:
@@ -133,7 +133,7 @@ class GgufFile(TensorStore):
         import gguf
         import numpy
 
-        shape, data, kind = self.shapes[name], self.raw(name), gguf.GGMLQuantizationType(self.entries[name][0])
+        shape, data, kind = self.shapes[name], self.read_raw(name), gguf.GGMLQuantizationType(self.entries[name][0])
         if kind == gguf.GGMLQuantizationType.F32:
             return torch.frombuffer(data, dtype=torch.float32).reshape(shape)
         rows = numpy.frombuffer(data, dtype=numpy.uint8).reshape(-1, len(data) // max(1, prod(shape[:-1])))
@@ -146,7 +146,7 @@ class GgufFile(TensorStore):
     def same_bytes(self, name: str, other: str) -> bool:
         """Whether two tensors are stored with the same shape, quantization and bytes."""
         same_kind = self.entries[name][0] == self.entries[other][0]
-        return same_kind and self.shapes[name] == self.shapes[other] and self.raw(name) == self.raw(other)
+        return same_kind and self.shapes[name] == self.shapes[other] and self.read_raw(name) == self.read_raw(other)
 
 
 def stored_bytes(path: Path, name: str, shape: Shape, kind: int) -> int:
