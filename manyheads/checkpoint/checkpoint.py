@@ -30,9 +30,9 @@ from manyheads.generate.checkpoint_settings import read_checkpoint_settings
 from manyheads.generate.config import CheckpointSettings, generation_config
 from manyheads.generate.generator import TextGenerator
 from manyheads.generate.text import GeneratedText
-from manyheads.model.build import Model
+from manyheads.model.builder import Model
 from manyheads.model.finite import check_finite
-from manyheads.model.record import record_hidden_states
+from manyheads.model.recording import record_hidden_states
 from manyheads.model.spec import ModelSpec
 from manyheads.model.transformer import Transformer
 from manyheads.parts.inputs import Inputs, check_token_ids, group_by_length, pad_rows

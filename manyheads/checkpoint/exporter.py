@@ -13,7 +13,7 @@ from manyheads.convert.gguf.model import write_gguf
 from manyheads.convert.hf import export_form, write_folder
 from manyheads.errors import ExportError, OutputError, UsageError
 from manyheads.files.write import check_absent
-from manyheads.model.build import Model
+from manyheads.model.builder import Model
 from manyheads.spec import quote
 
 FORMATS = ("hf", "gguf", "onnx", "manyheads")

@@ -25,7 +25,7 @@ from manyheads.errors import (
 )
 from manyheads.files.manifest import TRAINER, verify_manifest
 from manyheads.files.read import explain_read_errors, read_bytes, safe_join
-from manyheads.model.build import DTYPES, check_device
+from manyheads.model.builder import DTYPES, check_device
 from manyheads.spec import quote
 
 MAX_READS = 100  # attempts to read a checkpoint that a running training keeps replacing

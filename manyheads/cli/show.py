@@ -284,7 +284,7 @@ def print_weights(model: Tree, console: Console) -> None:
 
 
 def print_costs(model: Tree, console: Console) -> None:
-    from manyheads.model.size import format_bytes
+    from manyheads.model.cost import format_bytes
 
     flops, parameters, memory = model["flops"], model["parameters_by_part"], model["memory"]
     source = f", source {flops['source_length']}" if flops["source_length"] else ""

@@ -73,7 +73,7 @@ def train(
     check_exists(run)
 
     from manyheads.training.estimate import estimate_run
-    from manyheads.training.prepare import prepare
+    from manyheads.training.preparation import prepare
     from manyheads.training.run import read_run_file
 
     spec = read_run_file(run, [*(overrides or []), *([] if seed is None else [f"seed={seed}"])])
@@ -114,7 +114,7 @@ def train_and_show(
 
 
 def print_estimate(estimate: Tree, console: Console) -> None:
-    from manyheads.model.size import format_bytes
+    from manyheads.model.cost import format_bytes
     from manyheads.training.estimate import format_seconds
 
     resources, epoch, speed = estimate["resources"], estimate["epoch"], estimate["speed"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from manyheads.model.build import Model, build_meta
+from manyheads.model.builder import Model, build_meta
 from manyheads.model.spec import ModelSpec
 from manyheads.parts.embed import TokensSpec
 from manyheads.parts.head import ClassesSpec, MaskedHeadSpec

@@ -37,7 +37,7 @@ from manyheads.files.read import MAX_CONFIG_BYTES, decode, parse_json, read_byte
 from manyheads.files.tensors import SafetensorsFolder, TensorStore
 from manyheads.files.tokenizer import MAX_TOKENIZER_BYTES, parse_tokenizer
 from manyheads.files.write import atomic_output
-from manyheads.model.build import DTYPES, Model, build_meta, init_buffers
+from manyheads.model.builder import DTYPES, Model, build_meta, init_buffers
 from manyheads.model.spec import ModelSpec, read_model
 from manyheads.parts.head import NoHeadSpec, VectorSpec
 from manyheads.spec import Tree, quote, to_tree

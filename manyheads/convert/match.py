@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from manyheads.convert.families import NAMES, Family, get_family
 from manyheads.convert.fold import fold_weights
 from manyheads.errors import CheckpointConfigError, ConfigError, ExportError
-from manyheads.model.build import Model, build_meta
+from manyheads.model.builder import Model, build_meta
 from manyheads.model.spec import LayerSpec, ModelSpec, StackSpec
 from manyheads.parts.attention import AttentionSpec
 from manyheads.spec import Tree, to_tree

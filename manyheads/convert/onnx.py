@@ -21,7 +21,7 @@ from manyheads.convert.families.vit import ImageSize
 from manyheads.convert.hf import CheckpointMetadata, kept_files, write_extra_files
 from manyheads.errors import ExportError, ManyheadsError, MissingExtraError
 from manyheads.files.write import atomic_output
-from manyheads.model.build import Model
+from manyheads.model.builder import Model
 from manyheads.model.spec import ModelSpec, StackSpec
 from manyheads.parts.embed import PatchesSpec
 from manyheads.parts.inputs import Inputs

@@ -14,7 +14,7 @@ from torch import Tensor
 from manyheads.errors import InputLengthError, UnsupportedError, UsageError
 from manyheads.generate.decoding import log_probabilities
 from manyheads.metrics.likelihood import LogLikelihood, perplexity
-from manyheads.model.build import Model
+from manyheads.model.builder import Model
 from manyheads.model.finite import check_finite
 from manyheads.parts.inputs import BATCH_TOKENS, Inputs, check_token_ids, group_by_length, pad_rows
 from manyheads.spec import MAX_COUNT, quote

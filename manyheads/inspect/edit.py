@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from manyheads.checkpoint.checkpoint import Checkpoint
 from manyheads.errors import InputShapeError, UnsupportedError, UsageError
-from manyheads.model.build import build
-from manyheads.model.record import ACTIVATIONS, Tape, in_this_thread, module_names
+from manyheads.model.builder import build
+from manyheads.model.recording import ACTIVATIONS, Tape, in_this_thread, module_names
 from manyheads.model.spec import read_model
 from manyheads.model.stack import Layer
 from manyheads.parts.attention import Attention

@@ -18,8 +18,8 @@ from manyheads.inspect.describe import describe_costs, describe_parts, list_slot
 from manyheads.inspect.drawing import draw_model
 from manyheads.inspect.svg import style
 from manyheads.inspect.swaps import steps, swaps, to_text
-from manyheads.model.build import build_meta
-from manyheads.model.size import part_of
+from manyheads.model.builder import build_meta
+from manyheads.model.cost import part_of
 from manyheads.model.spec import ModelSpec, override_model, read_model
 from manyheads.presets import names, preset, read_about
 from manyheads.spec import Part, Spec, Tree, quote, to_toml, to_tree

@@ -21,7 +21,7 @@ from manyheads.errors import UnsupportedError, UsageError
 from manyheads.inspect.attribution import score_terms
 from manyheads.inspect.edit import ablate, edit
 from manyheads.inspect.measure import measure_heads, rollout
-from manyheads.model.record import RecordedAttention, Tape
+from manyheads.model.recording import RecordedAttention, Tape
 from manyheads.parts.core import Dot, InnerProduct, block_arguments, repeat_kv
 from manyheads.parts.mask import Mask
 from manyheads.spec import Tree, quote

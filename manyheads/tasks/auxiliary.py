@@ -23,8 +23,8 @@ from manyheads.data.attention_targets import (
     truncate_targets,
 )
 from manyheads.errors import ConfigError, IncompatibleError, OutOfRangeError
-from manyheads.model.build import Model
-from manyheads.model.record import RecordedAttention, record
+from manyheads.model.builder import Model
+from manyheads.model.recording import RecordedAttention, record
 from manyheads.model.spec import ModelSpec
 from manyheads.model.stack import Stack
 from manyheads.parts.inputs import Inputs

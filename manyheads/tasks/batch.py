@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from manyheads.model.build import Model
+from manyheads.model.builder import Model
 from manyheads.parts.head import Pool
 from manyheads.parts.inputs import Inputs, pad_rows
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from manyheads.errors import DataError, IncompatibleError
 from manyheads.metrics.probe import linear_probe
-from manyheads.model.build import Model, build
+from manyheads.model.builder import Model, build
 from manyheads.model.spec import ModelSpec
 from manyheads.model.transformer import Transformer
 from manyheads.parts.inputs import Inputs

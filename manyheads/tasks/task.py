@@ -18,7 +18,7 @@ from manyheads.checkpoint.checkpoint import Checkpoint, check_texts
 from manyheads.checkpoint.loading import load
 from manyheads.errors import ConfigError, IncompatibleError, InputError, UnknownKindError, UnsupportedError, UsageError
 from manyheads.generate.config import GenerationConfig, generation_config
-from manyheads.model.build import Model
+from manyheads.model.builder import Model
 from manyheads.model.spec import ModelSpec
 from manyheads.spec import Part, Tree, locate_errors, quote
 from manyheads.tasks.batch import Batch, Chunk, EncodedRow, Loss, SpecialTokens, target_loss

@@ -20,7 +20,7 @@ from manyheads.parts.head import HeadSpec
 from manyheads.spec import Tree, quote, to_inline_toml, to_tree
 from manyheads.tasks.suggestion import SIZES, Lines, ModelSize, Suggestion
 from manyheads.tasks.task import TaskSpec
-from manyheads.training.prepare import PreparedRun, fill_sizes, prepare, resolve_model
+from manyheads.training.preparation import PreparedRun, fill_sizes, prepare, resolve_model
 from manyheads.training.run import RunSpec, read_run
 
 EVALUATIONS = 10  # maximum evaluations per run

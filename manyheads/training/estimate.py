@@ -11,14 +11,14 @@ from statistics import fmean, median
 
 import torch
 
-from manyheads.model.build import Model, resolve_device
+from manyheads.model.builder import Model, resolve_device
 from manyheads.spec import Tree, to_tree
 from manyheads.tasks.batch import Batch
 from manyheads.training.batches import BatchStream
 from manyheads.training.events import Step
 from manyheads.training.folder import check_folder, config_changes, data_hashes
 from manyheads.training.loop import GENERATED_ROWS, train_step, validate
-from manyheads.training.prepare import PreparedRun, compile_layers, initial_model
+from manyheads.training.preparation import PreparedRun, compile_layers, initial_model
 from manyheads.training.resources import check_resources, estimate_resources, evaluation_shapes
 from manyheads.training.signals import EXIT_STATUS, handle_signals
 from manyheads.training.store import find_resume_checkpoint

@@ -34,7 +34,7 @@ from manyheads.files.write import check_writable, explain_write_errors, write_at
 from manyheads.spec import Tree, did_you_mean, quote, to_toml, to_tree
 from manyheads.training.events import Change
 from manyheads.training.log import read_events
-from manyheads.training.prepare import PreparedRun
+from manyheads.training.preparation import PreparedRun
 from manyheads.training.run import SAFE_TO_CHANGE, RunSpec
 from manyheads.training.store import SAVED_RUN, list_checkpoints
 

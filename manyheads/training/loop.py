@@ -19,7 +19,7 @@ from manyheads.checkpoint.checkpoint import Checkpoint
 from manyheads.data.order import sample_indices
 from manyheads.errors import DivergedError, NonFiniteError, OutOfDiskError, OutOfMemoryError, RunChangedError
 from manyheads.files.write import free_bytes, write_atomic
-from manyheads.model.build import Model, manual_seed, resolve_device
+from manyheads.model.builder import Model, manual_seed, resolve_device
 from manyheads.spec import Tree
 from manyheads.tasks.auxiliary import loss_with_auxiliary, term_counts, total_loss
 from manyheads.tasks.batch import IGNORE_INDEX, Batch, LossSum
@@ -47,7 +47,7 @@ from manyheads.training.folder import (
 )
 from manyheads.training.log import open_log
 from manyheads.training.optim import ema_weights, restore_ema, update_ema
-from manyheads.training.prepare import PreparedRun, checkpoint_hash, initial_model, prepare
+from manyheads.training.preparation import PreparedRun, checkpoint_hash, initial_model, prepare
 from manyheads.training.resources import check_resources, estimate_resources
 from manyheads.training.run import RunSpec, to_spec
 from manyheads.training.signals import handle_signals

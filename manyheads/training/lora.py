@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from manyheads.convert.families import NAMES
 from manyheads.convert.match import find_architecture
 from manyheads.errors import IncompatibleError
-from manyheads.model.build import Model, build_meta
+from manyheads.model.builder import Model, build_meta
 from manyheads.model.spec import ModelSpec
 from manyheads.spec import Spec, Tree, did_you_mean, field, quote
 

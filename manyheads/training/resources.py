@@ -11,13 +11,13 @@ import torch
 
 from manyheads.errors import OutOfDiskError, OutOfMemoryError
 from manyheads.files.write import free_bytes
-from manyheads.model.build import Model, build_meta
-from manyheads.model.size import BYTES, MAX_RECURRENT_LENGTH, dummy_inputs, format_bytes, saved_bytes
+from manyheads.model.builder import Model, build_meta
+from manyheads.model.cost import BYTES, MAX_RECURRENT_LENGTH, dummy_inputs, format_bytes, saved_bytes
 from manyheads.tasks.batch import Batch
 from manyheads.training.batches import BatchPlan
 from manyheads.training.lora import add_lora
 from manyheads.training.optim import trainable
-from manyheads.training.prepare import PreparedRun, freeze
+from manyheads.training.preparation import PreparedRun, freeze
 from manyheads.training.store import list_checkpoints
 
 LOGITS_TENSORS = 3  # tensors of the size of the logits: logits, log-softmax, gradient

@@ -31,11 +31,11 @@ from manyheads.files.manifest import MANIFEST, OPTIMIZER, TRAINER, verify_manife
 from manyheads.files.read import MAX_CONFIG_BYTES, read_bytes, read_json, read_json_or_empty, sha256
 from manyheads.files.tensors import SafetensorsFile
 from manyheads.files.write import free_bytes, fsync_path, write_atomic
-from manyheads.model.build import Model, build_meta
+from manyheads.model.builder import Model, build_meta
 from manyheads.spec import Tree, quote, shorten, to_toml, to_tree
 from manyheads.training.lora import TRAINED, adapter_names, merge_lora, trained_tensors, write_adapter
 from manyheads.training.optim import ema_weights
-from manyheads.training.prepare import PreparedRun
+from manyheads.training.preparation import PreparedRun
 from manyheads.training.run import BestSpec
 
 SCHEMA = 1  # version of trainer.json

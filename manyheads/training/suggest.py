@@ -16,8 +16,8 @@ from manyheads.data.columns import choose_columns
 from manyheads.data.source import DataSpec
 from manyheads.data.tokenizer import BPESpec
 from manyheads.errors import DataError, DataSizeError, UsageError, one_line
-from manyheads.model.build import build_meta, resolve_device
-from manyheads.model.size import format_bytes
+from manyheads.model.builder import build_meta, resolve_device
+from manyheads.model.cost import format_bytes
 from manyheads.spec import Tree, did_you_mean, override, quote
 from manyheads.tasks.suggestion import SIZES, Suggestion
 from manyheads.tasks.task import TaskSpec

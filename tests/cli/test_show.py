@@ -22,7 +22,7 @@ from manyheads.training import run as _run  # noqa: F401  (fills the slots)
 
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_presets_have_the_published_number_of_parameters(name):
-    """As the list of presets shows it; tests/model/test_size.py has that of a model with its costs."""
+    """As the list of presets shows it; tests/model/test_cost.py has that of a model with its costs."""
     assert describe_preset(name)["parameters"] == PARAMETERS[name]
 
 

@@ -32,7 +32,7 @@ from manyheads.spec import to_toml
 from manyheads.training.events import Resumed, Step
 from manyheads.training.folder import data_hashes
 from manyheads.training.log import Log
-from manyheads.training.prepare import prepare
+from manyheads.training.preparation import prepare
 from manyheads.training.run import read_run
 from manyheads.training.store import list_checkpoints, newest_valid, remove_old_checkpoints
 

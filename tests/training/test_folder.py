@@ -35,7 +35,7 @@ from manyheads.training.folder import (
     write_run_files,
 )
 from manyheads.training.loop import train_events
-from manyheads.training.prepare import prepare
+from manyheads.training.preparation import prepare
 from manyheads.training.run import SAFE_TO_CHANGE, read_run
 from manyheads.training.store import TrainState, list_checkpoints, newest_valid
 

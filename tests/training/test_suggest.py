@@ -28,7 +28,7 @@ from manyheads.training.batches import BatchStream
 from manyheads.training.estimate import SpeedEstimate, measure_speed, typical_seconds
 from manyheads.training.events import Step
 from manyheads.training.loop import train_events
-from manyheads.training.prepare import prepare
+from manyheads.training.preparation import prepare
 from manyheads.training.resources import estimate_resources
 from manyheads.training.run import read_run
 from manyheads.training.suggest import USEFUL_STEPS, VOCAB_SIZES, suggest_run

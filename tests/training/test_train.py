@@ -42,11 +42,11 @@ from manyheads.files.read import read_toml
 from manyheads.model.transformer import Transformer
 from manyheads.presets import preset
 from manyheads.spec import SLOTS, override, to_toml
-from manyheads.training.compare import parameter_count
+from manyheads.training.comparison import parameter_count
 from manyheads.training.events import Evaluated, Finished, Prepared, Resumed, Saved, Step
 from manyheads.training.loop import train_events, validate
 from manyheads.training.optim import OptimSpec, ScheduleSpec
-from manyheads.training.prepare import initial_model, prepare
+from manyheads.training.preparation import initial_model, prepare
 from manyheads.training.run import read_run
 from manyheads.training.store import list_checkpoints
 

@@ -18,7 +18,7 @@ from manyheads.convert.hf import CheckpointMetadata, load_model
 from manyheads.errors import CheckpointConfigError, CheckpointTokenizerError, WeightsError
 from manyheads.files.read import read_text, safe_join
 from manyheads.files.tensors import InMemoryTensors
-from manyheads.model.build import Model
+from manyheads.model.builder import Model
 from manyheads.spec import Tree, quote
 
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")  # the first tokens of every dictionary

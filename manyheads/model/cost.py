@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from manyheads.errors import UsageError
-from manyheads.model.build import Model, build_meta, overflow_as_error
+from manyheads.model.builder import Model, build_meta, overflow_as_error
 from manyheads.model.cache import state_bytes
 from manyheads.model.spec import ModelSpec, StackSpec
 from manyheads.parts.inputs import Inputs

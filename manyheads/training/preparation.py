@@ -21,7 +21,7 @@ from manyheads.data.tokenized import InMemoryRows, TokenizedRows, TokenRows, Tru
 from manyheads.data.tokenizer import TokenizerSpec, special_ids
 from manyheads.errors import CheckpointTokenizerError, IncompatibleError, OutOfRangeError, TokenizerError
 from manyheads.files.tokenizer import encode_texts
-from manyheads.model.build import Model, build
+from manyheads.model.builder import Model, build
 from manyheads.model.spec import ModelSpec, StackSpec, read_model
 from manyheads.model.transformer import Transformer
 from manyheads.spec import copy_tree, did_you_mean, locate_errors, merge_trees, quote, to_tree

@@ -23,14 +23,14 @@ from manyheads.checkpoint.loading import load
 from manyheads.errors import RunChangedError, UsageError, one_line
 from manyheads.files.read import read_json_or_empty, read_toml
 from manyheads.files.write import check_writable, explain_write_errors, write_atomic
-from manyheads.model.build import resolve_device
+from manyheads.model.builder import resolve_device
 from manyheads.spec import Tree, load_parts, override
 from manyheads.training.events import Finished, Step
 from manyheads.training.folder import check_same_run, data_hashes, tree_changes
 from manyheads.training.grid import MAX_RUNS, Axis, CellRun, GridCell, make_grid, read_axes
 from manyheads.training.log import read_events
 from manyheads.training.loop import train_events
-from manyheads.training.prepare import PreparedRun, prepare
+from manyheads.training.preparation import PreparedRun, prepare
 from manyheads.training.resources import check_resources, estimate_resources
 from manyheads.training.run import RunSpec, read_run, read_run_file
 from manyheads.training.signals import handle_signals
@@ -120,7 +120,7 @@ class Queue:
     def train_in_parallel(self, jobs: int, device: str, parts: Sequence[Path]) -> str | None:
         """Trains each run in its own process, `jobs` at a time; forwards a signal to all processes once."""
         context, are_terminated = multiprocessing.get_context("forkserver"), False
-        context.set_forkserver_preload(["manyheads.training.compare"])  # so that torch is imported once
+        context.set_forkserver_preload(["manyheads.training.comparison"])  # so that torch is imported once
         processes = dict[Any, tuple[GridCell, CellRun, Any]]()
         with handle_signals() as should_stop, kill_on_error(processes):
             while processes or (self.remaining and not should_stop()):

@@ -23,12 +23,12 @@ from manyheads.errors import (
     UsageError,
 )
 from manyheads.metrics.metric import higher_is_better
-from manyheads.model.build import resolve_device
+from manyheads.model.builder import resolve_device
 from manyheads.spec import Tree, did_you_mean, locate_errors, override, quote, to_tree
 from manyheads.tasks.batch import SpecialTokens
 from manyheads.tasks.evaluation import EvalData, EvalOptions, EvalResult, Evaluation, OnProgress
 from manyheads.tasks.task import TaskSpec, task_of
-from manyheads.training.prepare import task_special_tokens
+from manyheads.training.preparation import task_special_tokens
 from manyheads.training.run import RunSpec, read_run_file
 
 SPLITS = ("validation", "test", "train")
