@@ -55,7 +55,9 @@ def score(
     whole: Whole = False,
     context: Annotated[
         str | None,
-        typer.Option(metavar="TEXT", help="What is before the text, not scored; a space between them is part of one."),
+        typer.Option(
+            metavar="TEXT", help="Text before it, which is not scored. Put the space between the two into one of them."
+        ),
     ] = None,
     source: Annotated[
         str | None, typer.Option(metavar="TEXT", help="The input of an encoder-decoder, whose target is the text.")

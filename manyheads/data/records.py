@@ -1,4 +1,4 @@
-"""Reads the records of tables, .csv, .tsv, .jsonl or .parquet, and decides by the file how it is written."""
+"""Reads the records of tables, .csv, .tsv, .jsonl or .parquet, and detects delimiter, quotes and header."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from manyheads.files.read import no_duplicate_keys, open_regular
 from manyheads.files.text import LineReader, check_plausible_size, check_rereadable
 from manyheads.spec import quote
 
-SAMPLE_ROWS = 1000  # rows from which the delimiter and the header are decided
+SAMPLE_ROWS = 1000  # rows from which the delimiter and the header are detected
 SAMPLE_LENGTH = 1 << 25  # characters of them
 DELIMITERS = {"\t": "tab", ";": "semicolon", ",": "comma"}  # the first of several that fit
 JSONL, PARQUET = (".jsonl", ".ndjson"), (".parquet",)
@@ -66,7 +66,7 @@ class Table(ABC):
         """Yields the records, each with the number of its first line; other columns may be left out."""
 
     def notes(self) -> Iterator[str]:
-        """Yields what was decided about the file, and how to overrule it."""
+        """Yields what was detected about the file, and how to override it."""
         yield from ()
 
     def locate(self, number: int) -> str:
@@ -145,7 +145,7 @@ class DelimitedTable(Table):
             yield f"quotes are read as text, because {self.no_quotes_reason} (quotes = true reads quoted cells)"
         if self.dialect.header is None:
             line, other = ("a header", "false") if self.header else ("a row", "true")
-            yield f"the first line is {line} (header = {other} overrules it)"
+            yield f"the first line is {line} (header = {other} overrides it)"
 
     def _parse(self, lines: LineReader, *, quotes: bool) -> Iterator[tuple[int, list[str]]]:
         """Yields the cells of every record that is not blank, with the line where it starts."""

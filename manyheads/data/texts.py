@@ -73,7 +73,7 @@ class TextSpec(TableSpec, kind="text"):
         lines = (line for file in files for _, line in chain(self.lines(file, Counter()), [(0, "")]))
         document = detect_document(list(first_items(lines, SAMPLE_LINES)))
         others = " or ".join(f'"{unit}"' for unit in ("paragraph", "line", "file") if unit != document)
-        warnings[f"one text per {document} (document = {others} overrules it)"] = 0
+        warnings[f"one text per {document} (document = {others} overrides it)"] = 0
         return document
 
     def split(self, rows: list[Row]) -> tuple[list[Row], list[Row]]:

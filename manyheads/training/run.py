@@ -62,7 +62,7 @@ class TrainSpec(Spec):
     steps: int = field(1000, "optimizer steps", ge=1)
     batch_tokens: int = field(4096, "tokens per batch, padding included", ge=1)
     pack: int | None = field(
-        None, "tokens of a row into which several texts are packed, for causal and masked; longer texts are split", ge=2
+        None, "tokens per row of packed texts, for causal and masked; longer texts are split", ge=2
     )
     accumulate: int = field(1, "batches per optimizer step", ge=1, le=4096)
     eval_every: int = field(200, "steps between evaluations on the validation set", ge=1)

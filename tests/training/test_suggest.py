@@ -231,7 +231,7 @@ def test_the_texts_of_a_table_are_learned_one_by_one(task, tmp_path):
     assert "57 training, 3 validation" in reasons[0]
 
 
-def test_what_is_decided_about_a_file_is_said_and_overruled(tmp_path):
+def test_what_is_detected_about_a_file_is_reported_and_can_be_overridden(tmp_path):
     path = table(tmp_path / "a.tsv", labelled(), "Review Text", "Verdict")
     text, reasons = suggest_run("classify", path, minutes=0.01)
     assert len(prepare(read_run(tomllib.loads(text))).labels) == 2
