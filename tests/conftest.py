@@ -10,7 +10,7 @@ import hypothesis
 import pytest
 import torch
 
-from manyheads.model.build import manual_seed
+from manyheads.model.builder import manual_seed
 
 hypothesis.settings.register_profile("manyheads", deadline=None, max_examples=25, print_blob=True, derandomize=True)
 hypothesis.settings.load_profile("manyheads")
@@ -19,7 +19,7 @@ hypothesis.settings.load_profile("manyheads")
 FIRST = (
     "tests/convert/test_onnx.py",
     "tests/docs/",
-    "tests/training/test_evaluate.py",
+    "tests/training/test_evaluator.py",
     "tests/data/test_builtin.py",
     "tests/cli/test_parts.py",
     "tests/training/",

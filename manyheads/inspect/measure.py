@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from manyheads.errors import UnsupportedError, UsageError
-from manyheads.model.record import RecordedAttention, Tape
+from manyheads.model.recording import RecordedAttention, Tape
 from manyheads.parts.attention import Attention
 from manyheads.parts.core import Core, InnerProduct
 

@@ -23,8 +23,8 @@ from manyheads.data.attention_targets import (
     truncate_targets,
 )
 from manyheads.errors import ConfigError, IncompatibleError, OutOfRangeError
-from manyheads.model.build import Model
-from manyheads.model.record import RecordedAttention, record
+from manyheads.model.builder import Model
+from manyheads.model.recording import RecordedAttention, record
 from manyheads.model.spec import ModelSpec
 from manyheads.model.stack import Stack
 from manyheads.parts.inputs import Inputs
@@ -242,11 +242,11 @@ def add_attention_targets(
     its left.
     """
     shift = np.array((0, *[task.num_prefix_tokens(special_tokens)] * 2))
-    shifted = {}
+    attention_targets = {}
     for name, rows in targets.items():
-        numbered = [np.insert(row, 0, index, axis=1) + shift for index, row in enumerate(rows)]
-        shifted[name] = torch.from_numpy(np.concatenate(numbered))
-    return replace(batch, attention_targets=shifted)
+        row_targets = [np.insert(row, 0, index, axis=1) + shift for index, row in enumerate(rows)]
+        attention_targets[name] = torch.from_numpy(np.concatenate(row_targets))
+    return replace(batch, attention_targets=attention_targets)
 
 
 # --------------------------------------------------------------------------------------------------------------- layers

@@ -232,7 +232,7 @@ def test_the_reference_opens_an_export_of_the_description_alone(saved, tmp_path)
     assert_close(*(restored(ours, again) if name == "vit-mae" else both(ours, again)))
 
 
-def test_other_spellings_of_published_checkpoints_are_read_and_kept(tmp_path):
+def test_other_names_in_published_checkpoints_are_read_and_kept(tmp_path):
     """Norms called gamma and beta, names without their prefix, buffers that are not needed."""
     torch.manual_seed(1)
     norms = (("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta"))
@@ -316,15 +316,15 @@ def test_weights_that_the_reference_ignores_are_known(name):
             assert listed or pattern in NOT_READ, (architecture, pattern)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if get_family(name).spellings])
-def test_a_spelling_changes_only_the_start_or_the_end_of_a_name(name):
-    for spelling in get_family(name).spellings:
+@pytest.mark.parametrize("name", [name for name in NAMES if get_family(name).key_mappings])
+def test_a_key_mapping_changes_only_the_start_or_the_end_of_a_name(name):
+    for key_mapping in get_family(name).key_mappings:
         for _, table in tables(name):
-            names = [row.theirs for row in table.respelled(spelling).rows]
+            names = [row.tensor_name for row in table.map_keys(key_mapping).rows]
             assert len(set(names)) == len(names)
-            assert names == [row.theirs for row in table.respelled(spelling[::-1]).rows], "rules in any order"
+            assert names == [row.tensor_name for row in table.map_keys(key_mapping[::-1]).rows], "rules in any order"
             inner = WeightTable(tuple(Ignored(f"before.{name}.after") for name in names))
-            assert inner.respelled(spelling) == inner
+            assert inner.map_keys(key_mapping) == inner
 
 
 @cache

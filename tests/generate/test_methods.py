@@ -20,7 +20,7 @@ import manyheads
 from manyheads import Checkpoint, Inputs
 from manyheads.generate.config import CheckpointSettings, generation_config, method_kinds
 from manyheads.generate.decoding import Request, exhaust
-from manyheads.model.record import record, record_hidden_states
+from manyheads.model.recording import record, record_hidden_states
 from manyheads.spec import to_tree
 
 UNTIED = {"head": {"kind": "untied"}, "init": {"kind": "normal", "std": 1.0}}

@@ -28,7 +28,7 @@ from manyheads.data.attention_targets import targets_from_arcs
 from manyheads.data.builtin import BiographiesSpec, functions_of, stdlib
 from manyheads.data.tokenizer import TokenizerSpec
 from manyheads.labs.loops import find_loop, ngram_successor
-from manyheads.model.record import RecordedAttention, record
+from manyheads.model.recording import RecordedAttention, record
 from manyheads.parts.core import DotSpec, inverse_root
 from manyheads.parts.mask import MaskSpec
 from manyheads.parts.statistics import entropy
@@ -43,9 +43,9 @@ from manyheads.tasks.batch import IGNORE_INDEX, Batch, SpecialTokens
 from manyheads.tasks.images import MaeSpec
 from manyheads.tasks.language import CausalSpec, InfillSpec, MaskedSpec
 from manyheads.tasks.task import TaskSpec
-from manyheads.training.evaluate import evaluate
+from manyheads.training.evaluator import evaluate
 from manyheads.training.loop import train_events
-from manyheads.training.prepare import prepare
+from manyheads.training.preparation import prepare
 from manyheads.training.run import read_run
 from manyheads.training.suggest import choose_architecture
 

@@ -30,7 +30,7 @@ from manyheads.training.batches import BatchStream
 from manyheads.training.events import Initialized, Step, Truncated
 from manyheads.training.loop import train_events, validate
 from manyheads.training.lora import lora_layers
-from manyheads.training.prepare import initial_model, prepare, prepare_data
+from manyheads.training.preparation import initial_model, prepare, prepare_data
 from manyheads.training.run import read_run
 
 # the special tokens of each family with their ids, what its tokenizer adds around a text, and fields of its config

@@ -42,13 +42,13 @@ from manyheads.files.read import read_toml
 from manyheads.model.transformer import Transformer
 from manyheads.presets import preset
 from manyheads.spec import SLOTS, override, to_toml
-from manyheads.training.compare import parameter_count
+from manyheads.training.comparison import parameter_count
 from manyheads.training.events import Evaluated, Finished, Prepared, Resumed, Saved, Step
 from manyheads.training.loop import train_events, validate
 from manyheads.training.optim import OptimSpec, ScheduleSpec
-from manyheads.training.prepare import initial_model, prepare
+from manyheads.training.preparation import initial_model, prepare
 from manyheads.training.run import read_run
-from manyheads.training.store import checkpoints
+from manyheads.training.store import list_checkpoints
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -90,7 +90,7 @@ def test_a_kill_while_a_checkpoint_replaces_another_of_its_step_loses_neither(tm
     stop_after(tree, tmp_path / "broken", step=3)
     folder = tmp_path / "broken" / "checkpoints"
     assert in_a_process(tree, tmp_path / "broken", moment=("os.rename", r"step-00000003\.tmp-")) == -signal.SIGKILL
-    assert not checkpoints(folder)
+    assert not list_checkpoints(folder)
     assert resume(tree, tmp_path / "broken") == Resumed(3)
     assert in_a_process(tree, tmp_path / "broken") == 0
     assert hashes(tmp_path / "broken") == hashes(tmp_path / "whole")
@@ -105,7 +105,7 @@ def test_a_missing_latest_checkpoint_is_a_warning_and_missing_all_is_an_error(tm
     assert resumed.step == 2
     assert str(folder / "latest") in resumed.warnings[0]
     assert "step-00000004" in resumed.warnings[0]
-    for path in checkpoints(folder):
+    for path in list_checkpoints(folder):
         shutil.rmtree(path)
     with pytest.raises(CorruptFileError) as error:
         train_all(tree, tmp_path / "run")

@@ -21,9 +21,9 @@ from manyheads.data.source import DataSpec
 from manyheads.errors import ConfigError, ManyheadsError, RunChangedError, UsageError
 from manyheads.inspect.draw import draw_comparison
 from manyheads.spec import to_toml
-from manyheads.training.compare import compare, is_improving
+from manyheads.training.comparison import compare, is_improving
 from manyheads.training.grid import axis_paths, folder_name, read_axis, split_values
-from manyheads.training.prepare import prepare
+from manyheads.training.preparation import prepare
 from manyheads.training.run import read_run
 from manyheads.training.store import newest_valid
 
