@@ -15,18 +15,28 @@ from manyheads.model.builder import manual_seed
 hypothesis.settings.register_profile("manyheads", deadline=None, max_examples=25, print_blob=True, derandomize=True)
 hypothesis.settings.load_profile("manyheads")
 
-# in this order; the tests of a group are one worker's, so a group that starts late leaves the others without work
+# in this order; a file is one worker's, which makes what its tests share once, so a long file that starts late leaves
+# the others without work
 FIRST = (
+    "tests/docs/test_examples.py",
+    "tests/training/test_train.py",
+    "tests/training/test_faults.py",
+    "tests/convert/test_families.py",
+    "tests/training/test_suggest.py",
     "tests/convert/test_onnx.py",
-    "tests/docs/",
-    "tests/training/test_evaluator.py",
-    "tests/data/test_builtin.py",
-    "tests/cli/test_parts.py",
+    "tests/training/test_comparison.py",
+    "tests/model/test_invariants.py",
     "tests/training/",
-    "tests/cli/",
+    "tests/cli/test_chat_command.py",
     "tests/checkpoint/",
-    "tests/labs/",
     "tests/inspect/",
+    "tests/generate/",
+    "tests/convert/",
+    "tests/cli/",
+    "tests/labs/",
+    "tests/model/test_compile.py",
+    "tests/docs/",
+    "tests/data/",
 )
 
 

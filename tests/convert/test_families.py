@@ -35,11 +35,7 @@ from manyheads.tasks.images import MaeSpec
 FIRST_CASES = {case[1]: name for name, case in reversed(CASES.items())}.values()  # the first one of each family
 
 
-# one worker for the tests of a case, which makes and saves the reference model once
-GROUPED = {name: pytest.param(name, marks=pytest.mark.xdist_group(f"family {name}")) for name in CASES}
-
-
-@pytest.fixture(params=GROUPED.values(), scope="module")
+@pytest.fixture(params=CASES, scope="module")
 def saved(request, tmp_path_factory):
     """A reference model and the folder that it saved."""
     folder = tmp_path_factory.mktemp("saved") / "theirs"
@@ -99,7 +95,7 @@ def logits_of(out):
 
 
 # vit-mae masks patches at random: below
-@pytest.mark.parametrize("saved", [GROUPED[name] for name in CASES if name != "vit-mae"], indirect=True)
+@pytest.mark.parametrize("saved", [name for name in CASES if name != "vit-mae"], indirect=True)
 @torch.no_grad()
 def test_logits_and_hidden_states_equal_the_references(saved):
     _, theirs, folder = saved
@@ -146,7 +142,7 @@ def restored(ours, theirs):
 UNSTEADY = ("marian", "llama-dynamic-beyond", "roberta-classes")
 
 
-@pytest.mark.parametrize("saved", [GROUPED[name] for name in CASES if not name.startswith("vit")], indirect=True)
+@pytest.mark.parametrize("saved", [name for name in CASES if not name.startswith("vit")], indirect=True)
 @pytest.mark.parametrize("side", ["left", "right"])
 @torch.no_grad()
 def test_padding_changes_nothing_and_agrees_with_the_reference(saved, side):

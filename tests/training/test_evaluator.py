@@ -63,8 +63,6 @@ COLOURS = [
 ]
 OPTIM = {"lr": 1e-2, "schedule": {"kind": "linear", "warmup_steps": 5}}
 
-pytestmark = pytest.mark.xdist_group("evaluate")  # one worker, which trains the runs once
-
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):

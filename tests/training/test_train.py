@@ -46,7 +46,7 @@ from manyheads.training.comparison import parameter_count
 from manyheads.training.events import Evaluated, Finished, Prepared, Resumed, Saved, Step
 from manyheads.training.loop import train_events, validate
 from manyheads.training.optim import OptimSpec, ScheduleSpec
-from manyheads.training.preparation import initial_model, prepare
+from manyheads.training.preparation import prepare
 from manyheads.training.run import read_run
 from manyheads.training.store import list_checkpoints
 
@@ -351,28 +351,6 @@ def test_every_builtin_data_set_is_learned_better_than_a_trivial_prediction(name
     metrics = last_metrics(train_events(run, tmp_path / "run"))
     trivial = {"retrieval": random_document, "mae": mean_patch}.get(task, unigram_entropy)
     assert metrics["loss"] < trivial(run)
-
-
-@pytest.mark.xdist_group("compiler")
-@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")  # which loading the compiler raises
-@pytest.mark.parametrize("name", ["masked", "causal"])  # the layers of an encoder, and of a decoder
-@torch.no_grad()
-def test_compiled_layers_give_the_same_logits_and_their_weights_keep_their_names(name):
-    run, graphs = prepare(read_run(described(name, compile=True))), []
-    compiled, plain = initial_model(run)[0].eval(), manyheads.build(run.model_spec, seed=run.spec.seed).eval()
-    assert list(compiled.state_dict()) == list(plain.state_dict())
-
-    def backend(graph, inputs):
-        graphs.append(graph)
-        return graph.forward
-
-    ids = torch.randint(0, run.special_tokens.vocab_size, (2, 7))
-    with torch.compiler.set_stance(force_backend=backend):
-        plain(ids)
-        assert not graphs
-        logits = compiled(ids)
-    assert graphs
-    torch.testing.assert_close(logits, plain(ids))
 
 
 # ----------------------------------------------------------------------------------------------------- from the command
