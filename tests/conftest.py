@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from pathlib import Path
@@ -57,7 +58,14 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: next((ranks[start] for start in FIRST if item.nodeid.startswith(start)), len(FIRST)))
 
 
+def pytest_collection_finish():
+    """What was imported stays, so the garbage collector need not look at it again."""
+    gc.enable()
+    gc.freeze()
+
+
 def pytest_configure(config):
+    gc.disable()  # until everything is collected: it would look at a million new objects again and again
     signal.signal(signal.SIGINT, signal.default_int_handler)  # `make test &` in a script starts with it ignored
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"  # in the processes that tests start too: other counts, other bits

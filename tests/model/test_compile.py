@@ -19,7 +19,7 @@ from manyheads.training.run import read_run
 
 @pytest.mark.parametrize("kind", ["dot", "additive"])
 def test_a_compiled_model_is_recorded_eagerly(kind):
-    model, ids = random_model(kinds.decoder(core=kind), dtype=torch.float32).eval(), tokens(1, 4)
+    model, ids = random_model(kinds.decoder(layers=1, core=kind), dtype=torch.float32).eval(), tokens(1, 4)
     with torch.no_grad(), record(model) as plain:
         expected = model(ids)
     for layer in model.decoder.layers:
@@ -38,7 +38,7 @@ def test_a_compiled_model_is_recorded_eagerly(kind):
 
 def test_the_compiler_can_trace_a_recording_of_attentions():
     """As in training, where hooks are part of the compiled layers."""
-    model, ids = random_model(kinds.decoder()), tokens(1, 4)
+    model, ids = random_model(kinds.decoder(layers=1)), tokens(1, 4)
     with record(model) as plain:
         model(ids)
     for layer in model.decoder.layers:
@@ -53,15 +53,15 @@ def test_the_compiler_can_trace_a_recording_of_attentions():
 
 
 def test_a_compiled_model_is_edited():
-    model, ids = random_model(kinds.decoder()).eval(), tokens()
-    with edit(model, ablate("decoder.layers.1.attention", head=0)):
+    model, ids = random_model(kinds.decoder(layers=1)).eval(), tokens()
+    with edit(model, ablate("decoder.layers.0.attention", head=0)):
         expected = model(ids)
     for layer in model.decoder.layers:
         layer.compile(dynamic=True, backend="eager")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # those of loading the compiler
         model(ids)
-        with edit(model, ablate("decoder.layers.1.attention", head=0)):
+        with edit(model, ablate("decoder.layers.0.attention", head=0)):
             torch.testing.assert_close(model(ids), expected)
 
 

@@ -72,14 +72,21 @@ MOMENTS = {  # of a save: the process is killed right before a file operation
 }
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The folder of a run that is not killed."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    assert in_a_process(described("seq2seq"), folder) == 0
+    return folder
+
+
 @pytest.mark.parametrize("name", MOMENTS)
-def test_a_kill_at_any_moment_of_a_save_loses_nothing(name, tmp_path):
+def test_a_kill_at_any_moment_of_a_save_loses_nothing(name, tmp_path, whole):
     tree = described("seq2seq")
-    assert in_a_process(tree, tmp_path / "whole") == 0
     for count in (1,) if name == "purge" else (1, 2):  # only the last of three saves removes a checkpoint
         assert in_a_process(tree, tmp_path / "broken", moment=MOMENTS[name], count=count) == -signal.SIGKILL
     assert in_a_process(tree, tmp_path / "broken") == 0
-    assert hashes(tmp_path / "broken") == hashes(tmp_path / "whole")
+    assert hashes(tmp_path / "broken") == hashes(whole)
     assert not list((tmp_path / "broken" / "checkpoints").glob("*.tmp-*"))
 
 
