@@ -17,18 +17,36 @@ from manyheads.training.preparation import initial_model, prepare
 from manyheads.training.run import read_run
 
 
+def compile_layers(model):
+    """Compiles the layers of a decoder; returns a list that has an entry per call of a compiled graph."""
+    calls = []
+
+    def backend(graph, inputs):
+        def run(*args):
+            calls.append(graph)
+            return graph.forward(*args)
+
+        return run
+
+    for layer in model.decoder.layers:
+        layer.compile(dynamic=True, backend=backend)
+    return calls
+
+
 @pytest.mark.parametrize("kind", ["dot", "additive"])
 def test_a_compiled_model_is_recorded_eagerly(kind):
     model, ids = random_model(kinds.decoder(layers=1, core=kind), dtype=torch.float32).eval(), tokens(1, 4)
     with torch.no_grad(), record(model) as plain:
         expected = model(ids)
-    for layer in model.decoder.layers:
-        layer.compile(dynamic=True, backend="eager")
+    calls = compile_layers(model)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # those of loading the compiler
         model(ids)  # compiles it without hooks
+        assert calls
+        calls.clear()
         with record(model) as tape:
             logits = model(ids)
+    assert not calls
     torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
     assert tape.names() == plain.names()
     for name in tape.names():
@@ -56,13 +74,14 @@ def test_a_compiled_model_is_edited():
     model, ids = random_model(kinds.decoder(layers=1)).eval(), tokens()
     with edit(model, ablate("decoder.layers.0.attention", head=0)):
         expected = model(ids)
-    for layer in model.decoder.layers:
-        layer.compile(dynamic=True, backend="eager")
+    calls = compile_layers(model)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # those of loading the compiler
         model(ids)
+        calls.clear()
         with edit(model, ablate("decoder.layers.0.attention", head=0)):
             torch.testing.assert_close(model(ids), expected)
+    assert not calls
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")  # which loading the compiler raises
