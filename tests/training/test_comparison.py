@@ -328,7 +328,7 @@ def test_an_error_that_is_larger_than_a_pipe_and_a_killed_process_reach_the_repo
     (tmp_path / "failing.py").write_text(FAILING_PARTS)
     axis = "data={kind='test-long-error'},{kind='test-killed'}"
     command = ("compare", path, axis, "--seeds", "1", "--jobs", "2", "--parts", tmp_path / "failing.py", "--json")
-    done = run(*command, "--output", tmp_path / "grid", check=1, timeout=60)
+    done = run(*command, "--output", tmp_path / "grid", check=1)
     long, killed = json.loads(done.stdout)["cells"]
     assert long["error"] == "x" * (1 << 20)
     assert str(-signal.SIGKILL) in killed["error"]

@@ -17,6 +17,7 @@ import time
 from functools import partial
 from pathlib import Path
 from random import Random
+from threading import Event, Thread
 
 import pytest
 import torch
@@ -223,6 +224,14 @@ def test_without_a_terminal_there_are_plain_lines_and_quiet_is_quiet(run_file, t
 # ------------------------------------------------------------------------ standard streams that are full, closed or gone
 
 
+def read_until(terminal, gone):
+    """Reads what a terminal shows, which holds little that is not read, and closes it when it is gone."""
+    while not gone.is_set():
+        if select.select([terminal], [], [], 0.01)[0]:
+            os.read(terminal, 4096)
+    os.close(terminal)
+
+
 def lose_stderr(how):
     """In the process of a command: writing to standard error fails, from the start or from the third step on."""
     if how == "reader":
@@ -230,7 +239,10 @@ def lose_stderr(how):
         at_forward({3: partial(os.close, reader)})
     elif how == "terminal":
         terminal, number = pty.openpty()
-        at_forward({3: partial(os.close, terminal)})
+        gone = Event()
+        reader = Thread(target=read_until, args=(terminal, gone), daemon=True)
+        reader.start()
+        at_forward({3: lambda: (gone.set(), reader.join())})
         os.environ["TERM"] = "xterm"
     else:
         number = os.open("/dev/full", os.O_WRONLY)
