@@ -11,7 +11,7 @@ import torch
 from manyheads.checkpoint.checkpoint import Checkpoint
 from manyheads.data.attention_targets import tokens_per_word
 from manyheads.errors import CheckpointTokenizerError, EmptyDataError
-from manyheads.model.record import record
+from manyheads.model.recording import record
 
 Link = tuple[int, int, str]  # a word, the word that it should attend to, and the name of the relation
 Counts = dict[str, Counter[tuple[str, int]]]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from manyheads.errors import UnsupportedError, UsageError
-from manyheads.model.record import RecordedAttention, Tape
+from manyheads.model.recording import RecordedAttention, Tape
 from manyheads.parts.attention import Attention
 from manyheads.parts.core import Core, InnerProduct
 
@@ -47,12 +47,13 @@ def measure_heads(attention: RecordedAttention, tokens: Tensor | None = None) ->
         for number, cells in enumerate(cells_of(attention, rows, tokens if is_self else None, padding_BM, is_self)):
             masses[number] += (weights * cells[:, None]).sum(dim=(0, 2, 3), dtype=torch.float64)
     count = rows_BL.sum().clamp(min=1)
-    statistics, shown = attention.statistics, rows_BL[:, None]
+    shown = rows_BL[:, None]
 
     def mean(values_BHL: Tensor) -> Tensor:
         return values_BHL.masked_fill(~shown, 0.0).sum(dim=(0, 2), dtype=torch.float64) / count
 
-    return HeadMeasures(mean(statistics.entropy), mean(statistics.distance).clamp(min=0).sqrt(), *(masses / count))
+    distance = mean(attention.squared_distance).clamp(min=0).sqrt()
+    return HeadMeasures(mean(attention.entropy), distance, *(masses / count))
 
 
 def row_mask(attention: RecordedAttention, is_self: bool) -> Tensor:

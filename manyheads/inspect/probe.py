@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from manyheads.errors import EmptyDataError, UsageError
-from manyheads.model.build import build
-from manyheads.model.record import record
+from manyheads.model.builder import build
+from manyheads.model.recording import record
 from manyheads.model.transformer import Transformer
 from manyheads.parts.inputs import group_by_length, pad_rows
 
