@@ -11,7 +11,7 @@ from manyheads.checkpoint.checkpoint import Checkpoint
 from manyheads.errors import InputLengthError, UnsupportedError, UsageError
 from manyheads.inspect.measure import pointer_field, pointer_tree, receptive_fields, visible_field
 from manyheads.inspect.probe import layer_names, one_stack
-from manyheads.model.record import Tape, record
+from manyheads.model.recording import Tape, record
 from manyheads.model.transformer import Transformer
 from manyheads.parts.core import Argmax
 from manyheads.spec import Tree

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from manyheads.checkpoint.checkpoint import Checkpoint
 from manyheads.errors import ManyheadsError, UsageError
-from manyheads.model.record import Tape
+from manyheads.model.recording import Tape
 from manyheads.model.transformer import Transformer
-from manyheads.spec import Tree, quoted
+from manyheads.spec import Tree, quote
 from manyheads.studio import forward
 from manyheads.studio.model import CHECKPOINT
 from manyheads.studio.session import MAX_BYTES, Sessions
@@ -96,7 +96,7 @@ def router(sessions: Sessions) -> APIRouter:
         _ = sessions[session]
         chosen = next((one for one in STEPS if one.key == step), None)
         if chosen is None:
-            raise UsageError(f"no step {quoted(step)}")
+            raise UsageError(f"no step {quote(step)}")
         with sessions.lock:
             return chosen.numbers(sessions.checkpoints[0])
 
@@ -126,9 +126,9 @@ def text_refusal(checkpoint: Checkpoint, text: str) -> str | None:
         return error.message
     unknown = getattr(checkpoint.tokenizer.model, "unk_token", None)
     if unknown is not None and checkpoint.tokenizer.token_to_id(unknown) in read.ids:
-        return f"its tokenizer does not know every word of {quoted(text)}"
+        return f"its tokenizer does not know every word of {quote(text)}"
     if len(word_tokens(read)) != len(text.split()):
-        return f"its tokenizer does not split {quoted(text)} at the spaces"
+        return f"its tokenizer does not split {quote(text)} at the spaces"
     return None
 
 

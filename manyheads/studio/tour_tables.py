@@ -11,8 +11,8 @@ from torch import Tensor
 from manyheads.data.attention_targets import targets_from_arcs
 from manyheads.data.tokenizer import TokenizerSpec
 from manyheads.inspect.measure import pointer_field, receptive_field
-from manyheads.model.build import build
-from manyheads.model.record import record
+from manyheads.model.builder import build
+from manyheads.model.recording import record
 from manyheads.model.spec import read_model
 from manyheads.parts.core import DotSpec, check_rows
 from manyheads.parts.mask import Mask

@@ -10,7 +10,7 @@ from kinds import HEADS
 from shown_checkpoints import TEXT, checkpoint, image_checkpoint
 
 from manyheads.inspect.measure import pointer_field, receptive_field
-from manyheads.model.record import record
+from manyheads.model.recording import record
 from manyheads.studio import app
 from manyheads.studio import field as tab
 from manyheads.studio.session import Sessions
