@@ -7,13 +7,13 @@ from xml.etree import ElementTree
 import pytest
 import torch
 from conftest import Tab
+from kinds import decoder
 from shown_checkpoints import HOSTILE, TEXT, checkpoint, long_checkpoint
 
 from manyheads.model.record import record
 from manyheads.studio.offline import offline_page
 from manyheads.studio.session import Sessions
 
-LEFT, TOP = 112, 92  # of the matrix in its canvas
 NAME = "decoder.layers.1.attention"
 
 
@@ -24,11 +24,12 @@ def weights_of(shown, name, head, text=TEXT):
     return tape.weights(name, head)[0]
 
 
-def cell_position(tab, row, column, size):
+def cell_position(tab, row, column):
     """Where a cell is on the screen, as long as the whole matrix is shown."""
-    box = tab.page.locator("canvas.matrix").first.bounding_box()
-    scale = min(46, (box["width"] - LEFT - 4) / size, (box["height"] - TOP - 4) / size)
-    return box["x"] + LEFT + (column + 0.5) * scale, box["y"] + TOP + (row + 0.5) * scale
+    canvas = tab.page.locator("canvas.matrix[data-cells]").first
+    left, top, scale = map(float, canvas.get_attribute("data-cells").split())
+    box = canvas.bounding_box()
+    return box["x"] + left + (column + 0.5) * scale, box["y"] + top + (row + 0.5) * scale
 
 
 def all_effects(tab):
@@ -74,10 +75,9 @@ def test_typing_a_text_shows_its_tokens(open_tab):
 def test_hovering_a_cell_gives_both_tokens_and_the_exact_number(open_tab):
     shown = checkpoint("decoder")
     tab = open_tab(shown, text=TEXT, state=f"attention={NAME}&head=1")
-    size = len(shown.encode_ids([TEXT])[0])
     weights = weights_of(shown, NAME, 1)
     for row, column in ((4, 2), (8, 8), (3, 7)):
-        tab.page.mouse.move(*cell_position(tab, row, column, size))
+        tab.page.mouse.move(*cell_position(tab, row, column))
         tokens = shown.encode([TEXT])[0].tokens
         expected = f"{tokens[row]} → {tokens[column]}: {float(weights[row, column]):.6f}"
         tab.wait_for("(text) => document.querySelector('.readout').textContent === text", expected)
@@ -86,12 +86,11 @@ def test_hovering_a_cell_gives_both_tokens_and_the_exact_number(open_tab):
 def test_a_click_locks_a_cell_and_escape_releases_it(open_tab):
     shown = checkpoint("decoder")
     tab = open_tab(shown, text=TEXT, state=f"attention={NAME}&head=0")
-    size = len(shown.encode_ids([TEXT])[0])
-    tab.page.mouse.click(*cell_position(tab, 5, 2, size))
+    tab.page.mouse.click(*cell_position(tab, 5, 2))
     tab.page.wait_for_selector(".cell .steps")
     assert tab.state()["row"] == "5"
     locked = tab.readout()
-    tab.page.mouse.move(*cell_position(tab, 8, 1, size))
+    tab.page.mouse.move(*cell_position(tab, 8, 1))
     assert tab.readout() == locked
     assert tab.page.inner_text(".cell .big") == f"{float(weights_of(shown, NAME, 0)[5, 2]):.4f}"
     tab.page.keyboard.press("Escape")
@@ -328,3 +327,22 @@ def test_a_brighter_matrix_shows_small_weights(open_tab):
     tab.page.select_option("#look-gain", "100")
     tab.wait_for(f"(before) => ({picture})() !== before && location.hash.includes('gain=100')", before)
     assert tab.readout() == readout
+
+
+@pytest.mark.parametrize("width", [1280, 1600])
+def test_twelve_heads_and_the_last_label_fit_into_the_page(open_tab, width):
+    spec = decoder(width=24, attention={"heads": 12}, position="rope")
+    tab = open_tab(checkpoint(spec=spec), text=f"{TEXT} {HOSTILE}", width=width)
+    tab.page.wait_for_selector("canvas.matrix[data-cells]")
+    right = "(one) => one.getBoundingClientRect().right"
+    section = tab.page.locator(".heads")
+    assert tab.page.locator("canvas.grid").evaluate(right) <= section.evaluate(right)
+    assert section.evaluate("(one) => one.scrollWidth <= one.clientWidth")
+    # no label reaches the border of its canvas
+    tab.wait_for("""() => {
+        const canvas = document.querySelector("canvas.matrix");
+        const [, top] = canvas.dataset.cells.split(" ").map(Number);
+        const strip = (x) => canvas.getContext("2d").getImageData(x, 0, 1, top - 2).data;
+        const labels = canvas.getContext("2d").getImageData(0, 0, canvas.width, top - 2).data;
+        return labels.some(Boolean) && !strip(canvas.width - 1).some(Boolean);
+    }""")

@@ -4,7 +4,8 @@ import { number, position, Surface } from "./canvas.js";
 import { colours, theme } from "./colors.js";
 import { element } from "./dom.js";
 
-const [GAP, LEFT, TOP, BAR] = [6, 30, 18, 5];
+const [LEFT, TOP, BAR] = [30, 18, 5];
+const [MIN_STEP, MAX_STEP] = [15, 58]; // from one head to the next
 export const LETTERS = { previous: "P", next: "N", self: "S", first: "1", same: "=", induction: "I" };
 export const BADGE_NAMES = {
   previous: "previous token", next: "next token", self: "its own token", first: "first token", same: "same token elsewhere", induction: "induction",
@@ -24,12 +25,21 @@ export class Grid {
     this.off = new Set();
   }
 
-  set(run, cellSize) {
+  set(run) {
     const changed = !this.run || JSON.stringify(this.run.attentions.map((a) => [a.name, a.heads])) !== JSON.stringify(run.attentions.map((a) => [a.name, a.heads]));
     this.run = run;
-    this.cell = cellSize;
     this.values.clear();
     if (changed || this.built !== this.sort) this.build();
+    this.redraw();
+  }
+
+  // heads as large as fit side by side into a width
+  fit(width) {
+    if (!this.run) return;
+    const heads = Math.max(...this.run.attentions.map((one) => one.heads));
+    const step = Math.max(MIN_STEP, Math.min(MAX_STEP, Math.floor((width - LEFT) / heads)));
+    this.gap = step < 28 ? 3 : 6;
+    this.cell = step - this.gap;
     this.redraw();
   }
 
@@ -87,7 +97,7 @@ export class Grid {
     made.surface = new Surface(canvas, (context) => this.draw(context, made));
     const at = (event) => {
       const [x, y] = position(event);
-      const [column, row] = [Math.floor((x - LEFT) / (this.cell + GAP)), Math.floor((y - TOP) / (this.cell + GAP + BAR))];
+      const [column, row] = [Math.floor((x - LEFT) / (this.cell + this.gap)), Math.floor((y - TOP) / (this.cell + this.gap + BAR))];
       return heads.find((one) => one.row === row && one.column === column);
     };
     canvas.addEventListener("pointermove", (event) => { const one = at(event); this.hover(one, made); });
@@ -144,8 +154,9 @@ export class Grid {
   }
 
   redraw() {
+    if (!this.cell) return;
     for (const panel of this.panels) {
-      panel.surface.resize(LEFT + panel.columns * (this.cell + GAP), TOP + panel.rows * (this.cell + GAP + BAR));
+      panel.surface.resize(LEFT + panel.columns * (this.cell + this.gap), TOP + panel.rows * (this.cell + this.gap + BAR));
     }
   }
 
@@ -159,12 +170,12 @@ export class Grid {
     const size = this.cell;
     if (this.sort === "layer") {
       context.textAlign = "center";
-      for (let column = 0; column < panel.columns; column++) context.fillText(column, LEFT + column * (size + GAP) + size / 2, TOP / 2);
+      for (let column = 0; column < panel.columns; column++) context.fillText(column, LEFT + column * (size + this.gap) + size / 2, TOP / 2);
       context.textAlign = "right";
-      for (const one of panel.heads) if (one.column === 0) context.fillText(one.info.layer, LEFT - 8, TOP + one.row * (size + GAP + BAR) + size / 2);
+      for (const one of panel.heads) if (one.column === 0) context.fillText(one.info.layer, LEFT - 8, TOP + one.row * (size + this.gap + BAR) + size / 2);
     }
     for (const one of panel.heads) {
-      const [x, y] = [LEFT + one.column * (size + GAP), TOP + one.row * (size + GAP + BAR)];
+      const [x, y] = [LEFT + one.column * (size + this.gap), TOP + one.row * (size + this.gap + BAR)];
       this.drawHead(context, one, x, y, size, largest, colour);
     }
   }
@@ -189,7 +200,7 @@ export class Grid {
       context.fillRect(x, y + size + 2, Math.max(1, size * Math.sqrt(value.mean / largest)), 3);
     }
     const letters = (value.badges ?? []).map((name) => LETTERS[name]);
-    if (letters.length && size >= 26) {
+    if (letters.length && size >= 22) {
       context.font = "600 9px system-ui, sans-serif";
       context.textAlign = "center";
       letters.forEach((letter, i) => {
@@ -200,7 +211,7 @@ export class Grid {
         context.fillText(letter, left + 5, y + 7);
       });
     }
-    if (this.sort !== "layer" && size >= 26) {
+    if (this.sort !== "layer" && size >= 22) {
       context.font = "9px system-ui, sans-serif";
       context.textAlign = "left";
       const text = `${one.info.kind === "self" ? one.info.stack[0] : one.info.kind[0]}${one.info.layer}.${one.head}`;

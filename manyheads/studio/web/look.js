@@ -144,9 +144,9 @@ class Look {
         this.other, this.trust,
         element("div", { class: "levels" },
           element("section", { class: "heads", "aria-label": "All heads" }, element("div", { class: "bar" }, element("h2", {}, "Heads"), this.sort), this.gridRoot, this.legend),
-          element("section", { class: "head", "aria-label": "One head" }, element("div", { class: "bar" }, this.headTitle, this.offButton, tools),
+          element("section", { class: "head", "aria-label": "One head" }, element("div", { class: "bar" }, this.headTitle, this.offButton, tools, zoom),
             element("div", { class: "bar controls" }, this.mode, this.view, this.isolate, this.gain, this.compare,
-              element("label", {}, "mass", this.mass, this.massText), this.special, this.merge, this.signed, zoom),
+              element("label", {}, "mass", this.mass, this.massText), this.special, this.merge, this.signed),
             this.readout, this.views),
           element("aside", {}, element("h2", {}, "Cell"), this.cell, this.nextPanel)),
         this.tables, this.help));
@@ -318,10 +318,10 @@ class Look {
   async showRun() {
     const turn = ++this.generation;
     const run = this.run;
-    const heads = Math.max(...run.attentions.map((one) => one.heads));
     this.grid.sort = this.state.sort ?? "layer";
     this.grid.images.clear();
-    this.grid.set(run, heads > 12 ? 30 : heads > 8 ? 38 : 52);
+    this.grid.set(run);
+    this.grid.fit(this.gridWidth());
     this.trustOf = { row_sum: 0, masked: 0, difference: 0, measured: 0, sha256: this.trustOf?.sha256 };
     this.showTrust();
     this.legend.textContent = "Colour: √weight, the largest of each pixel. Orange bar: how much the output changes without the head.";
@@ -500,7 +500,11 @@ class Look {
     }
   }
 
+  // a third of the page, or all of it where the levels are below each other
+  gridWidth() { return Math.max(224, this.root.clientWidth * (innerWidth <= 1100 ? 1 : 0.35) - 15); }
+
   layout() {
+    if (this.run) this.grid.fit(this.gridWidth());
     const count = Math.max(1, this.views.children.length);
     const width = Math.floor((this.views.clientWidth - 12 * (count - 1)) / count);
     if (width < 50) return;
