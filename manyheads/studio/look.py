@@ -166,6 +166,7 @@ def describe(shown: ShownCheckpoint) -> Tree:
         "has_source": checkpoint.has_source,
         "can_generate": bool(getattr(checkpoint.model, "can_generate", True)) and reads != "image",
         "output": checkpoint.spec.head.output,
+        "per_token": checkpoint.spec.head.per_token,
         "reads": reads,
         "max_positions": checkpoint.max_positions,
         "examples": examples(checkpoint, reads),

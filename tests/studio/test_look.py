@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from fastapi.testclient import TestClient
-from shown_checkpoints import HOSTILE, TEXT, checkpoint, image_checkpoint, long_checkpoint
+from shown_checkpoints import HOSTILE, TEXT, WORDS, checkpoint, image_checkpoint, long_checkpoint
 
 from manyheads.inspect.edit import ablate, edit
 from manyheads.model.record import record
@@ -40,6 +40,9 @@ class Page:
         answer = self.client.get(f"look/{path}", params={"session": self.key, "run": run["run"], **fields})
         assert answer.status_code == check, answer.text
         return answer
+
+    def next_tokens(self):
+        return self.get("next", self.run(), position=0).json()["tokens"]
 
     def tile(self, run, **fields):
         answer = self.get("tile", run, **{"row": 0, "column": 0, **fields})
@@ -143,6 +146,12 @@ def test_next_tokens_have_exact_probabilities_at_every_temperature():
         expected = (logits[2] / temperature).softmax(-1)
         for token, _, logit in listed["tokens"]:
             assert math.exp(logit / temperature - log_sum) == pytest.approx(float(expected[token]), abs=1e-5)
+
+
+def test_an_id_without_a_token_is_named_by_its_number():
+    names = {token: name for token, name, _ in Page(checkpoint("decoder")).next_tokens()}
+    assert {names[i] for i in range(len(WORDS), 23)} == {f"#{i}" for i in range(len(WORDS), 23)}
+    assert names[4] == "the"
 
 
 def test_a_target_is_generated_unless_it_is_given():

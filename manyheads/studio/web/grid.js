@@ -26,7 +26,8 @@ export class Grid {
   }
 
   set(run) {
-    const changed = !this.run || JSON.stringify(this.run.attentions.map((a) => [a.name, a.heads])) !== JSON.stringify(run.attentions.map((a) => [a.name, a.heads]));
+    const shape = (one) => JSON.stringify(one?.attentions.map((a) => [a.name, a.heads]));
+    const changed = shape(this.run) !== shape(run);
     this.run = run;
     this.values.clear();
     if (changed || this.built !== this.sort) this.build();

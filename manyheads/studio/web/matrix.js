@@ -208,7 +208,8 @@ export class MatrixView {
     context.rect(this.left, this.top, width - this.left, height - this.top);
     context.clip();
     this.drawCells(context);
-    this.drawMarks(context, colours);
+    this.drawLines(context, colours);
+    this.drawCursor(context, colours);
     context.restore();
     this.drawLabels(context, colours);
   }
@@ -270,7 +271,7 @@ export class MatrixView {
     }
   }
 
-  drawMarks(context, colours) {
+  drawLines(context, colours) {
     const { width, height } = this.surface;
     const [right, bottom] = [this.left + (this.source.columns - this.x) * this.scale, this.top + (this.source.rows - this.y) * this.scale];
     if (this.scale >= 7) {
@@ -291,7 +292,13 @@ export class MatrixView {
     }
     context.strokeStyle = colours.line;
     context.lineWidth = 1;
-    context.strokeRect(this.left + 0.5 - this.x * this.scale, this.top + 0.5 - this.y * this.scale, this.source.columns * this.scale, this.source.rows * this.scale);
+    const [x, y] = [this.left + 0.5 - this.x * this.scale, this.top + 0.5 - this.y * this.scale];
+    context.strokeRect(x, y, this.source.columns * this.scale, this.source.rows * this.scale);
+  }
+
+  drawCursor(context, colours) {
+    const { width, height } = this.surface;
+    const [right, bottom] = [this.left + (this.source.columns - this.x) * this.scale, this.top + (this.source.rows - this.y) * this.scale];
     const cell = this.locked ?? this.cursor;
     if (!cell) return;
     const size = Math.max(1, this.scale);
@@ -369,8 +376,9 @@ export class MatrixView {
         shapes.push(svg("text", { x, y: this.top - 6, transform: `rotate(-60 ${x} ${this.top - 6})` }, label(column.label)));
       });
     }
-    shapes.push(svg("rect", { x: this.left, y: this.top, width: size * this.source.columns, height: size * this.source.rows, fill: "none", stroke: theme().line }));
-    return { shapes, width: this.left + size * this.source.columns + Math.max(8, this.ends[0] - size / 2), height: this.top + size * this.source.rows + 8 };
+    const [width, height] = [size * this.source.columns, size * this.source.rows];
+    shapes.push(svg("rect", { x: this.left, y: this.top, width, height, fill: "none", stroke: theme().line }));
+    return { shapes, width: this.left + width + Math.max(8, this.ends[0] - size / 2), height: this.top + height + 8 };
   }
 }
 

@@ -8,7 +8,8 @@ const [ROWS, KEYS] = [400, 3];
 
 const table = (caption, titles, rows) => element("table", { class: "data" }, element("caption", {}, caption),
   element("thead", {}, element("tr", {}, ...titles.map((title) => element("th", { scope: "col" }, title)))),
-  element("tbody", {}, ...rows.map(([first, ...rest]) => element("tr", {}, element("th", { scope: "row" }, first), ...rest.map((text) => element("td", {}, text))))));
+  element("tbody", {}, ...rows.map(([first, ...rest]) =>
+    element("tr", {}, element("th", { scope: "row" }, first), ...rest.map((text) => element("td", {}, text))))));
 
 export function matrixTable(title, source, rows, columns) {
   if (!source.whole) return element("p", { class: "soft" }, "The matrix is too large for a table; move through it with the arrow keys.");
@@ -24,7 +25,8 @@ export function matrixTable(title, source, rows, columns) {
 export function headsTable(grid) {
   const lines = grid.heads().map(({ info, head }) => {
     const value = grid.value(info, head);
-    return [`${info.name}, head ${head}`, number(value.entropy), number(value.distance), (value.badges ?? []).map((name) => BADGE_NAMES[name]).join(", "), number(value.mean)];
+    const patterns = (value.badges ?? []).map((name) => BADGE_NAMES[name]).join(", ");
+    return [`${info.name}, head ${head}`, number(value.entropy), number(value.distance), patterns, number(value.mean)];
   });
   return table("Heads", ["head", "entropy (nats)", "distance (tokens)", "pattern", "effect"], lines);
 }

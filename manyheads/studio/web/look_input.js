@@ -1,0 +1,60 @@
+// What the model reads: the text, examples, and its continuation by generated tokens.
+
+import { isOffline, post } from "./api.js";
+import { label } from "./canvas.js";
+import { element, status } from "./dom.js";
+import { button } from "./look_controls.js";
+import { write } from "./state.js";
+
+const NEW_TEXT = { add: null, row: null, column: null, position: null };
+const LABELS = { text: "Text", ids: "Token ids, as numbers", image: "Pixels from 0 to 1, as numbers" };
+
+export class InputPanel {
+  constructor(look) {
+    this.look = look;
+    const { has_source: isPair, reads, examples } = look.info.checkpoints[0];
+    this.text = element("textarea", {
+      id: "text", rows: "2", spellcheck: "false", "aria-label": isPair && reads === "text" ? "Source text" : LABELS[reads], disabled: isOffline,
+      oninput: () => this.typed(),
+    });
+    this.examples = element("select", { "aria-label": "Examples", disabled: isOffline, onchange: () => this.choose(this.examples.value) },
+      element("option", { value: "" }, "examples"), ...examples.map((one) => element("option", { value: one }, label(one, 60))));
+    this.generateButton = button("Generate", "Continue greedily for 16 tokens", () => this.generate(0));
+    this.sampleButton = button("Sample", "Continue with 16 tokens drawn at the temperature of the slider", () => this.generate(look.state.temperature));
+    this.clearButton = button("Clear", "Remove the tokens that were appended", () => write({ add: null, row: null, column: null }));
+    this.root = element("div", { class: "input" }, this.text,
+      element("div", { class: "buttons" }, this.examples, this.generateButton, this.sampleButton, this.clearButton));
+  }
+
+  show(s) {
+    if (this.text.value !== s.text) this.text.value = s.text;
+    const can = this.look.info.checkpoints[s.checkpoint]?.can_generate && !isOffline;
+    for (const one of [this.generateButton, this.sampleButton]) one.hidden = !can;
+    this.clearButton.hidden = !can || !s.add.length;
+  }
+
+  typed() {
+    clearTimeout(this.typing);
+    this.typing = setTimeout(() => write({ text: this.text.value, ...NEW_TEXT }), 20);
+  }
+
+  choose(text) {
+    if (!text) return;
+    this.examples.value = "";
+    write({ text, ...NEW_TEXT });
+  }
+
+  async generate(temperature) {
+    status("generating …");
+    try {
+      const { checkpoint, text, add } = this.look.state;
+      const run = await post("look/run", {
+        checkpoint, text, add: this.look.isPair ? [] : add, generate: 16, temperature, seed: Math.floor(Math.random() * 1e6),
+      });
+      write({ add: run.add.join(","), position: null });
+      status("");
+    } catch (error) {
+      status(error.message);
+    }
+  }
+}
