@@ -72,6 +72,29 @@ def test_typing_a_text_shows_its_tokens(open_tab):
     tab.wait_for("() => document.querySelectorAll('.tables table')[0]?.tBodies[0].rows.length === 1")
 
 
+def test_a_target_is_typed_and_an_empty_one_is_generated(open_tab):
+    tab = open_tab(checkpoint("pair"), text=TEXT, state="tables=1")
+    rows = "() => [...document.querySelectorAll('.tables table')[0].tBodies[0].rows].map((row) => row.cells[0].textContent).join(' ')"
+    tab.page.wait_for_selector(".tables table")
+    generated = tab.page.evaluate(rows)
+    assert tab.page.get_attribute("#target", "placeholder").endswith(generated.removeprefix("<s> "))
+    tab.page.fill("#target", "the dog ran")
+    tab.wait_for(f"() => ({rows})() === '<s> the dog ran'")
+    assert tab.state()["target"] == "the dog ran"
+    tab.page.reload()
+    tab.page.wait_for_selector(".tables table")
+    tab.wait_for(f"() => ({rows})() === '<s> the dog ran'")
+    tab.page.locator(".next tbody button").first.click()  # tokens that are appended replace the field
+    tab.wait_for(f"() => ({rows})().startsWith('<s> the dog ran ')")
+    assert "target" not in tab.state()
+    tab.page.get_by_role("button", name="Clear").click()
+    tab.wait_for(f"(text) => ({rows})() === text", generated)
+
+
+def test_a_model_without_a_source_has_no_target(open_tab):
+    assert open_tab(checkpoint("decoder"), text=TEXT).page.locator("#target").is_hidden()
+
+
 def test_hovering_a_cell_gives_both_tokens_and_the_exact_number(open_tab):
     shown = checkpoint("decoder")
     tab = open_tab(shown, text=TEXT, state=f"attention={NAME}&head=1")

@@ -77,7 +77,10 @@ class Look {
       this.run = run;
       this.one.showControls(s);
       this.tables.hidden = !s.tables;
-      if (isNew) this.heads.showRun(run, s);
+      if (isNew) {
+        this.input.showRun(run);
+        this.heads.showRun(run, s);
+      }
       this.heads.show(s);
       await Promise.all([this.one.show(s, isCurrent), this.next.show(s, isCurrent)]);
     } catch (error) {

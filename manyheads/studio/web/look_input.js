@@ -1,4 +1,4 @@
-// What the model reads: the text, examples, and its continuation by generated tokens.
+// What the model reads: the text, the target of an encoder–decoder, examples, and a continuation by generated tokens.
 
 import { isOffline, post } from "./api.js";
 import { label } from "./canvas.js";
@@ -22,20 +22,29 @@ export class InputPanel {
     this.generateButton = button("Generate", "Continue greedily for 16 tokens", () => this.generate(0));
     this.sampleButton = button("Sample", "Continue with 16 tokens drawn at the temperature of the slider", () => this.generate(look.state.temperature));
     this.clearButton = button("Clear", "Remove the tokens that were appended", () => write({ add: null, row: null, column: null }));
-    this.root = element("div", { class: "input" }, this.text,
+    this.target = element("textarea", { id: "target", rows: "1", spellcheck: "false", disabled: isOffline, oninput: () => this.typed() });
+    this.targetField = element("label", { hidden: !isPair || reads === "image" }, "target", this.target);
+    this.root = element("div", { class: "input" }, element("div", { class: "texts" }, this.text, this.targetField),
       element("div", { class: "buttons" }, this.examples, this.generateButton, this.sampleButton, this.clearButton));
   }
 
   show(s) {
-    if (this.text.value !== s.text) this.text.value = s.text;
+    for (const name of ["text", "target"]) if (this[name].value !== (s[name] ?? "")) this[name].value = s[name] ?? "";
     const can = this.look.info.checkpoints[s.checkpoint]?.can_generate && !isOffline;
     for (const one of [this.generateButton, this.sampleButton]) one.hidden = !can;
     this.clearButton.hidden = !can || !s.add.length;
   }
 
+  // what an empty target stands for
+  showRun(run) {
+    if (!run.texts.target) return;
+    const tokens = run.texts.target.tokens.slice(1);
+    this.target.placeholder = `empty, so the model generates: ${tokens.join(tokens.some((one) => one.startsWith(" ")) ? "" : " ").trim()}`;
+  }
+
   typed() {
     clearTimeout(this.typing);
-    this.typing = setTimeout(() => write({ text: this.text.value, ...NEW_TEXT }), 20);
+    this.typing = setTimeout(() => write({ text: this.text.value, target: this.target.value, ...NEW_TEXT }), 20);
   }
 
   choose(text) {
@@ -51,7 +60,7 @@ export class InputPanel {
       const run = await post("look/run", {
         checkpoint, text, add: this.look.isPair ? [] : add, generate: 16, temperature, seed: Math.floor(Math.random() * 1e6),
       });
-      write({ add: run.add.join(","), position: null });
+      write({ add: run.add.join(","), target: null, position: null });
       status("");
     } catch (error) {
       status(error.message);

@@ -62,6 +62,6 @@ export class NextPanel {
       status("Only tokens after the text can be replaced; choose the last position.");
       return;
     }
-    write({ add: [...ids.slice(first, at + 1), id].join(","), position: null });
+    write({ add: [...ids.slice(first, at + 1), id].join(","), target: null, position: null });
   }
 }

@@ -17,7 +17,7 @@ export function parsed() {
 
 export function requestOf(s) {
   const request = { checkpoint: s.checkpoint, text: s.text, add: s.add, off: [] };
-  if (s.target) request.target = s.target;
+  if (s.target && !s.add.length) request.target = s.target;
   return request;
 }
 
