@@ -115,7 +115,7 @@ class Run:
     def labels(self, side: str, count: int) -> list[str]:
         """The names of queries or keys, with that of a class token that the model adds."""
         tokens = self.texts[side].tokens
-        return ["class token"] * (count - len(tokens)) + tokens
+        return ["[CLS]"] * (count - len(tokens)) + tokens
 
     def to_tree(self) -> Tree:
         attentions = [vars(info) | {"thumbnail": info.thumbnail} for info in self.infos.values()]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from conftest import Tab
 from kinds import decoder
-from shown_checkpoints import HOSTILE, TEXT, checkpoint, long_checkpoint
+from shown_checkpoints import HOSTILE, TEXT, checkpoint, image_checkpoint, long_checkpoint
 
 from manyheads.model.record import record
 from manyheads.studio.offline import offline_page
@@ -369,3 +369,45 @@ def test_twelve_heads_and_the_last_label_fit_into_the_page(open_tab, width):
         const labels = canvas.getContext("2d").getImageData(0, 0, canvas.width, top - 2).data;
         return labels.some(Boolean) && !strip(canvas.width - 1).some(Boolean);
     }""")
+
+
+def pixel(tab, patch, at=0.5):
+    """The colour of a patch of the picture, in its middle or near its border."""
+    return tab.page.evaluate(
+        """([row, column, at]) => {
+            const canvas = document.querySelector("canvas.picture");
+            const step = canvas.width / 4;
+            const [x, y] = [Math.round((column + 0.5) * step), Math.round((row + at) * step)];
+            return [...canvas.getContext("2d").getImageData(x, y, 1, 1).data].slice(0, 3);
+        }""",
+        [*patch, at],
+    )
+
+
+def test_a_picture_shows_the_patches_of_the_query_and_the_key(open_tab):
+    tab = open_tab(image_checkpoint(), text=" ".join(["0"] * 32 + ["1"] * 32))
+    picture = tab.page.locator("canvas.picture")
+    tab.wait_for("() => document.querySelector('canvas.picture').getAttribute('aria-label').includes('4 × 4 patches')")
+    tab.page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    assert [pixel(tab, patch) for patch in ((0, 1), (3, 1))] == [[0, 0, 0], [255, 255, 255]]
+    plain = pixel(tab, (1, 2), at=0.02)
+    tab.page.mouse.move(*cell_position(tab, 7, 12))  # after the class token: patches 6 and 11
+    tab.wait_for("() => document.querySelector('.picturepanel p').textContent.includes('the query, r2c3')")
+    assert "the key, r3c4" in tab.page.inner_text(".picturepanel p")
+    tab.page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    red, _, blue = pixel(tab, (1, 2), at=0.02)
+    assert red > blue
+    assert [red, blue] != plain[::2]
+    red, _, blue = pixel(tab, (2, 3), at=0.02)
+    assert blue > red
+    red, _, blue = pixel(tab, (0, 1))  # a black patch with the weight of the row over it
+    assert blue > red
+    box = picture.bounding_box()
+    tab.page.mouse.click(box["x"] + box["width"] * 0.9, box["y"] + box["height"] * 0.1)
+    tab.page.wait_for_selector(".cell .steps")
+    assert tab.state()["row"] == "4"  # r1c4
+    assert tab.readout().startswith("locked: r1c4 → ")
+
+
+def test_a_model_of_texts_has_no_picture(open_tab):
+    assert open_tab(checkpoint("decoder"), text=TEXT).page.locator(".picturepanel").is_hidden()

@@ -194,7 +194,8 @@ def test_an_image_model_shows_its_patches():
     info = page.client.get("look/info", params={"session": page.key}).json()["checkpoints"][0]
     assert info["reads"] == "image"
     run = page.run(info["examples"][0])
-    assert run["texts"]["text"]["tokens"][5] == "row 2, column 2"
+    assert run["texts"]["text"]["tokens"][5] == "r2c2"
+    assert run["texts"]["text"]["image"] == {"channels": 1, "side": 8, "patch": 2}
     assert run["attentions"][0]["rows"] == 17  # with the class token
     assert page.tile(run, name=run["attentions"][0]["name"], head=0).sum(dim=-1).tolist() == pytest.approx([1.0] * 17)
     assert page.run("0.5 0.5 0.5", check=422)["code"] == "input.invalid"

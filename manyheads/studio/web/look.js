@@ -32,7 +32,8 @@ class Look {
     this.tables = element("section", { class: "tables", hidden: true, "aria-label": "Tables" });
     this.help = helpDialog();
     this.page = element("div", { class: "look" }, this.input.root, this.compare.root, this.heads.trust.root,
-      element("div", { class: "levels" }, this.heads.root, this.one.root, element("aside", {}, element("h2", {}, "Cell"), this.one.cell, this.next.root)),
+      element("div", { class: "levels" }, this.heads.root, this.one.root,
+        element("aside", {}, this.one.picture.root, element("h2", {}, "Cell"), this.one.cell, this.next.root)),
       this.tables, this.help);
     if (isOffline) root.append(element("p", { class: "soft note" }, info.left_out));
     root.append(this.page);

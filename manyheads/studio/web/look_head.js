@@ -10,6 +10,7 @@ import { LinesView } from "./lines.js";
 import { comparisons } from "./look_compare.js";
 import { button, Controls, MODES } from "./look_controls.js";
 import { MatrixView } from "./matrix.js";
+import { PictureView } from "./picture.js";
 import { difference, groups, transformed } from "./source.js";
 import { write } from "./state.js";
 
@@ -24,6 +25,7 @@ export class HeadPanel {
     this.first = { matrix: new MatrixView("first", events), lines: new LinesView("first", events) };
     this.second = { matrix: new MatrixView("second", events), lines: new LinesView("second", events) };
     this.views = element("div", { class: "views" });
+    this.picture = new PictureView({ hover: (patch) => this.hover(this.cellOf(patch)), choose: (patch) => this.lock(this.cellOf(patch)) });
     this.cell = element("section", { class: "cell", "aria-label": "One cell" });
     this.root = element("section", { class: "head", "aria-label": "One head" },
       element("div", { class: "bar" }, this.title, this.offButton, this.tools(), this.zoom()), this.controls.root, this.readout, this.views);
@@ -80,6 +82,7 @@ export class HeadPanel {
     const comparable = Boolean(b) && a.source.whole && b.source.whole && shapeOf(a) === shapeOf(b);
     this.controls.enable({ whole: a.source.whole, comparable });
     Object.assign(this, { a, b });
+    this.showPicture(s);
     this.draw(s, comparable && Boolean(s.difference));
     const cell = s.row !== null && s.row < a.source.rows ? { row: s.row, column: s.column } : null;
     for (const view of this.visible) view.show(cell ?? this.current.cursor, { locked: cell !== null });
@@ -114,7 +117,8 @@ export class HeadPanel {
     const count = Math.max(1, this.views.children.length);
     const width = Math.floor((this.views.clientWidth - 12 * (count - 1)) / count);
     if (width < 50) return;
-    const height = Math.round(Math.max(320, Math.min(innerHeight - 210, width)));
+    const top = this.views.getBoundingClientRect().top + scrollY;
+    const height = Math.round(Math.max(400, Math.min(innerHeight - top - 24, width)));
     for (const view of this.visible) if (view.surface.width !== width || view.surface.height !== height) view.resize(width, height);
   }
 
@@ -158,9 +162,36 @@ export class HeadPanel {
 
   // -------------------------------------------------------------------------------------------- one cell
 
+  showPicture(s) {
+    const { image } = this.look.run.texts[this.look.attention.queries];
+    if (this.pictured === this.look.run.run) return;
+    this.pictured = this.look.run.run;
+    this.picture.set(image, s.text);
+  }
+
+  // a patch of the picture as a query, with the key that it attends to most
+  cellOf(patch) {
+    if (patch === null) return null;
+    const { source, rows, columns } = this.a;
+    const row = rows.findIndex((group) => group.patch === patch);
+    const weights = columns.map((_, column) => source.value(row, column) ?? 0);
+    return row < 0 ? null : { row, column: weights.indexOf(Math.max(...weights)) };
+  }
+
+  // the row of a cell by patch
+  patchesOf(cell) {
+    const { rows, columns } = this.a;
+    const [from, to] = [rows[cell.row], columns[cell.column]];
+    if (!from || !to) return null;
+    const weights = [];
+    columns.forEach(({ patch }, column) => { if (patch >= 0) weights[patch] = this.current.source.value(cell.row, column) ?? 0; });
+    return { weights, largest: Math.max(...weights.map(Math.abs)), query: from.patch, key: to.patch, names: [from.label, to.label] };
+  }
+
   showReadout() {
     const view = this.current;
     const cell = view.locked ?? view.cursor;
+    this.picture.show(cell && this.a ? this.patchesOf(cell) : null);
     if (!cell || !this.a) {
       this.readout.textContent = "Move over a cell for its weight.";
       return;
