@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from manyheads.errors import UsageError
 from manyheads.spec import Tree
 from manyheads.studio import forward
+from manyheads.studio.compare import head_differences
 from manyheads.studio.session import MAX_BYTES, Session, Sessions, ShownCheckpoint
 from manyheads.studio.views import BADGES, TILE, Run
 
@@ -88,6 +89,14 @@ def router(sessions: Sessions) -> APIRouter:
     def thumbnails(session: Key, run: Key, name: Name) -> Response:
         with run_of(session, run) as held:
             return binary(held.thumbnails(name))
+
+    @routes.get("/differences")
+    def differences(session: Key, run: Key, other: Key, name: Name) -> Response:
+        """The share of weight that moved as float32 per head, and then a signed thumbnail per head as int8."""
+        held, second = sessions[session][run], sessions[session][other]
+        with sessions.lock:
+            moved, pictures = head_differences(held, second, name)
+        return binary(moved.numpy().tobytes() + pictures.numpy().tobytes())
 
     @routes.get("/measures")
     def measures(session: Key, run: Key, name: Name) -> Tree:

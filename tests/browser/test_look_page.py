@@ -10,6 +10,7 @@ from conftest import Tab
 from kinds import decoder
 from shown_checkpoints import HOSTILE, TEXT, checkpoint, image_checkpoint, long_checkpoint
 
+from manyheads.inspect.edit import ablate, edit
 from manyheads.model.record import record
 from manyheads.studio.offline import offline_page
 from manyheads.studio.session import Sessions
@@ -187,6 +188,35 @@ def test_two_heads_two_texts_and_two_checkpoints_are_compared(open_tab):
     tab.page.select_option("#look-compare", "checkpoint-1")
     tab.page.uncheck("#look-difference")
     tab.wait_for(two)
+
+
+def test_the_grid_shows_which_heads_change(open_tab):
+    shown = checkpoint("decoder")
+    tab = open_tab(shown, text=TEXT, state="off=decoder.layers.0.attention:0&compare=off&tables=1")
+    all_effects(tab)
+    picture = "() => document.querySelector('canvas.grid').toDataURL()"
+    before = tab.page.evaluate(picture)
+    tab.page.check("#look-differences")
+    moved = """() => [...document.querySelectorAll(".tables table")[1].tBodies[0].rows].map((row) => Number(row.cells[5]?.textContent))"""
+    tab.wait_for(f"() => ({moved})().every((one) => Number.isFinite(one))")
+    first, second, *later = tab.page.evaluate(moved)
+    assert (first, second) == (0, 0)  # nothing before the head that is off changes
+    ids = torch.tensor([shown.encode_ids([TEXT])[0]])
+    with edit(shown.model, ablate("decoder.layers.0.attention", head=0)), record(shown.model) as tape:
+        shown.logits(ids)
+    for head, value in enumerate(later):
+        change = weights_of(shown, NAME, head) - tape.weights(NAME, head)[0]
+        assert value == pytest.approx(float(change.abs().sum(-1).mean()) / 2, abs=1e-4)
+        assert value > 0
+    tab.wait_for(f"(before) => ({picture})() !== before", before)
+    assert tab.state()["differences"] == "1"
+    assert "weight that moved" in tab.page.inner_text(".legend")
+    tab.page.select_option("#look-compare", "text")
+    tab.page.fill("#text2", "the dog")
+    tab.wait_for("() => document.querySelector('.legend').textContent.includes('2 attentions have other tokens')")
+    tab.page.select_option("#look-compare", "none")
+    tab.page.locator("#look-differences").wait_for(state="hidden")
+    tab.wait_for("() => document.querySelector('.legend').textContent.includes('without the head')")
 
 
 def test_generation_is_stepped_through_with_probabilities_at_a_temperature(open_tab):

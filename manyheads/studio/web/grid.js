@@ -1,7 +1,7 @@
 // All heads at once: a row per layer, a column per head, with badges and the effect of switching each one off.
 
 import { number, position, Surface } from "./canvas.js";
-import { colours, theme } from "./colors.js";
+import { colours, paint, theme } from "./colors.js";
 import { element } from "./dom.js";
 
 const [LEFT, TOP, BAR] = [30, 18, 5];
@@ -20,6 +20,8 @@ export class Grid {
     this.events = events;
     this.panels = [];
     this.images = new Map();
+    this.differences = new Map(); // signed thumbnails, drawn instead if showsDifferences
+    this.showsDifferences = false;
     this.values = new Map(); // measures and effects by "name/head"
     this.sort = "layer";
     this.off = new Set();
@@ -29,7 +31,7 @@ export class Grid {
     const shape = (one) => JSON.stringify(one?.attentions.map((a) => [a.name, a.heads]));
     const changed = shape(this.run) !== shape(run);
     this.run = run;
-    this.values.clear();
+    for (const one of [this.values, this.images, this.differences]) one.clear();
     if (changed || this.built !== this.sort) this.build();
     this.redraw();
   }
@@ -132,8 +134,12 @@ export class Grid {
     if (value.entropy !== undefined) parts.push(`entropy ${number(value.entropy)} nats`, `distance ${number(value.distance)} tokens`);
     if (value.badges?.length) parts.push(value.badges.map((name) => `${BADGE_NAMES[name]} ${number(value[name])}`).join(", "));
     if (value.mean !== undefined) parts.push(`effect ${number(value.mean)} ${value.measure === "kl" ? "nats (KL)" : "(1 − cosine)"}`);
+    if (value.moved !== undefined) parts.push(`${(100 * value.moved).toFixed(1)} % of the weight moved`);
     return parts.join(" · ");
   }
+
+  // what the bar below a head shows
+  barOf(value) { return this.showsDifferences ? value.moved : value.mean; }
 
   isChosen({ info, head }) { return info.name === this.chosen?.name && String(head) === String(this.chosen?.head); }
 
@@ -141,15 +147,29 @@ export class Grid {
     const [height, width] = info.thumbnail;
     const table = colours().weight;
     for (let head = 0; head < info.heads; head++) {
-      const made = document.createElement("canvas");
-      [made.width, made.height] = [width, height];
-      const pixels = new ImageData(width, height);
-      for (let i = 0; i < width * height; i++) {
-        const index = 3 * bytes[head * width * height + i];
-        pixels.data.set([table[index], table[index + 1], table[index + 2], 255], 4 * i);
-      }
-      made.getContext("2d").putImageData(pixels, 0, 0);
-      this.images.set(`${info.name}/${head}`, made);
+      const part = bytes.subarray(head * width * height, (head + 1) * width * height);
+      this.images.set(`${info.name}/${head}`, thumbnail(width, height, (data, i) => {
+        const index = 3 * part[i];
+        [data[4 * i], data[4 * i + 1], data[4 * i + 2], data[4 * i + 3]] = [table[index], table[index + 1], table[index + 2], 255];
+      }));
+    }
+    this.redraw();
+  }
+
+  clearDifferences() {
+    this.differences.clear();
+    for (const { info, head } of this.heads()) this.merge(info, head, { moved: undefined });
+  }
+
+  // the answer of the server: the share of weight that moved per head, and signed thumbnails
+  setDifferences(info, buffer) {
+    const [height, width] = info.thumbnail;
+    const moved = new Float32Array(buffer, 0, info.heads);
+    const bytes = new Int8Array(buffer, 4 * info.heads);
+    for (let head = 0; head < info.heads; head++) {
+      const part = bytes.subarray(head * width * height, (head + 1) * width * height);
+      this.differences.set(`${info.name}/${head}`, thumbnail(width, height, (data, i) => paint(data, 4 * i, (part[i] * Math.abs(part[i])) / 127 ** 2)));
+      this.merge(info, head, { moved: moved[head] });
     }
     this.redraw();
   }
@@ -164,7 +184,7 @@ export class Grid {
   draw(context, panel) {
     const colour = theme();
     context.clearRect(0, 0, panel.surface.width, panel.surface.height);
-    const largest = Math.max(...this.heads().map(({ info, head }) => this.value(info, head).mean ?? 0), 1e-9);
+    const largest = Math.max(...this.heads().map(({ info, head }) => this.barOf(this.value(info, head)) ?? 0), 1e-9);
     context.font = "11px system-ui, sans-serif";
     context.textBaseline = "middle";
     context.fillStyle = colour.soft;
@@ -183,8 +203,9 @@ export class Grid {
 
   drawHead(context, one, x, y, size, largest, colour) {
     const key = `${one.info.name}/${one.head}`;
-    const image = this.images.get(key);
+    const image = (this.showsDifferences ? this.differences : this.images).get(key);
     const value = this.value(one.info, one.head);
+    const bar = this.barOf(value);
     context.imageSmoothingEnabled = image ? image.width > size : false;
     context.fillStyle = colour.raised;
     context.fillRect(x, y, size, size);
@@ -194,11 +215,11 @@ export class Grid {
     context.strokeStyle = this.isChosen(one) ? colour.warm : colour.line;
     context.lineWidth = this.isChosen(one) ? 2.5 : 1;
     context.strokeRect(x + 0.5, y + 0.5, size - 1, size - 1);
-    if (value.mean !== undefined) {
+    if (bar !== undefined) {
       context.fillStyle = colour.line;
       context.fillRect(x, y + size + 2, size, 3);
       context.fillStyle = colour.warm;
-      context.fillRect(x, y + size + 2, Math.max(1, size * Math.sqrt(value.mean / largest)), 3);
+      context.fillRect(x, y + size + 2, Math.max(1, size * Math.sqrt(bar / largest)), 3);
     }
     const letters = (value.badges ?? []).map((name) => LETTERS[name]);
     if (letters.length && size >= 22) {
@@ -222,4 +243,14 @@ export class Grid {
       context.fillText(text, x + 3, y + size - 6);
     }
   }
+}
+
+// a small picture; write(data, i) sets the colour of its pixel i
+function thumbnail(width, height, write) {
+  const made = document.createElement("canvas");
+  [made.width, made.height] = [width, height];
+  const pixels = new ImageData(width, height);
+  for (let i = 0; i < width * height; i++) write(pixels.data, i);
+  made.getContext("2d").putImageData(pixels, 0, 0);
+  return made;
 }

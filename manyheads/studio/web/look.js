@@ -83,7 +83,7 @@ class Look {
         this.heads.showRun(run, s);
       }
       this.heads.show(s);
-      await Promise.all([this.one.show(s, isCurrent), this.next.show(s, isCurrent)]);
+      await Promise.all([this.one.show(s, isCurrent), this.next.show(s, isCurrent), this.heads.showDifferences(s, isCurrent)]);
     } catch (error) {
       if (isCurrent()) this.fail(error);
     }

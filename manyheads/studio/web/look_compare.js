@@ -22,6 +22,9 @@ export class Compare {
     this.root = element("div", { class: "other" });
   }
 
+  // whether a whole run is compared, and not another head of the same
+  hasRun(s) { return !["none", "head"].includes(s.compare); }
+
   // the other run, or null
   async run(s) {
     const { runs, run } = this.look;

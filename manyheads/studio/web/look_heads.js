@@ -3,7 +3,7 @@
 import { getBytes, getJson, query } from "./api.js";
 import { element } from "./dom.js";
 import { BADGE_NAMES, Grid, LETTERS } from "./grid.js";
-import { select } from "./look_controls.js";
+import { check, select } from "./look_controls.js";
 import { Trust } from "./look_trust.js";
 
 const SORTS = { layer: "layer", entropy: "entropy", distance: "distance", effect: "effect" };
@@ -14,12 +14,13 @@ export class HeadsPanel {
     this.look = look;
     this.turn = 0;
     this.sort = select("sort heads by", SORTS, "sort");
+    this.differences = check("differences", "differences");
     this.trust = new Trust();
     this.grids = element("div", { class: "grids" });
     this.grid = new Grid(this.grids, { choose: (name, head, open) => look.chooseHead(name, head, open) });
     this.legend = element("p", { class: "soft legend" });
     this.root = element("section", { class: "heads", "aria-label": "All heads" },
-      element("div", { class: "bar" }, element("h2", {}, "Heads"), this.sort.root), this.grids, this.legend);
+      element("div", { class: "bar" }, element("h2", {}, "Heads"), this.sort.root, this.differences.root), this.grids, this.legend);
   }
 
   stop() { this.turn++; }
@@ -32,13 +33,38 @@ export class HeadsPanel {
     if (this.grid.sort !== s.sort) this.grid.order(s.sort);
     this.grid.chosen = { name: this.look.attention.name, head: s.mode === "head" ? this.look.head : null };
     this.grid.off = new Set(s.off.map((one) => one.join(":")));
+    this.differences.control.checked = Boolean(s.differences);
+    this.differences.root.hidden = !this.look.compare.hasRun(s);
+    this.grid.showsDifferences = Boolean(s.differences) && this.look.compare.hasRun(s);
+    this.showLegend();
     this.grid.redraw();
+  }
+
+  // what each head changes in the run that is compared
+  async showDifferences(s, isCurrent) {
+    if (!this.grid.showsDifferences) return;
+    const { run } = this.look;
+    const other = await this.look.compare.run(s);
+    const key = `${run.run}/${other.run}`;
+    if (!isCurrent() || this.compared === key) return;
+    this.compared = key;
+    this.grid.clearDifferences();
+    const shape = ({ heads, rows, columns }) => `${heads}×${rows}×${columns}`;
+    const same = run.attentions.filter((info) => other.attentions.some((one) => one.name === info.name && shape(one) === shape(info)));
+    this.incomparable = run.attentions.length - same.length;
+    for (const info of same) {
+      const buffer = await getBytes(query("look/differences", { run: run.run, other: other.run, name: info.name }));
+      if (this.compared !== key) return;
+      this.grid.setDifferences(info, buffer);
+    }
+    this.showLegend();
+    this.look.showTables();
   }
 
   async showRun(run, s) {
     const turn = ++this.turn;
     this.grid.sort = s.sort;
-    this.grid.images.clear();
+    this.compared = null;
     this.grid.set(run);
     this.fit();
     this.trust.start(run, this.look.info.checkpoints[run.checkpoint]);
@@ -93,6 +119,12 @@ export class HeadsPanel {
   }
 
   showLegend() {
+    if (this.grid.showsDifferences) {
+      const missing = this.incomparable ? ` ${this.incomparable} attentions have other tokens or heads there, so they are not compared.` : "";
+      this.legend.textContent = "Colour: √ of the largest change of each pixel, blue for more weight here, orange for more in the run that is compared. "
+        + `Bar: the share of a row's weight that moved.${missing}`;
+      return;
+    }
     const present = new Set(this.grid.heads().flatMap(({ info, head }) => this.grid.value(info, head).badges ?? []));
     const names = [...present].map((name) => `${LETTERS[name]} ${BADGE_NAMES[name]} (mean weight ≥ ${this.look.info.badges[name]})`);
     this.legend.textContent = `Colour: √weight, the largest of each pixel. Orange bar: how much the output changes without the head. ${names.join(" · ")}`;

@@ -26,7 +26,9 @@ export function headsTable(grid) {
   const lines = grid.heads().map(({ info, head }) => {
     const value = grid.value(info, head);
     const patterns = (value.badges ?? []).map((name) => BADGE_NAMES[name]).join(", ");
-    return [`${info.name}, head ${head}`, number(value.entropy), number(value.distance), patterns, number(value.mean)];
+    const moved = grid.showsDifferences ? [number(value.moved)] : [];
+    return [`${info.name}, head ${head}`, number(value.entropy), number(value.distance), patterns, number(value.mean), ...moved];
   });
-  return table("Heads", ["head", "entropy (nats)", "distance (tokens)", "pattern", "effect"], lines);
+  const titles = ["head", "entropy (nats)", "distance (tokens)", "pattern", "effect"];
+  return table("Heads", grid.showsDifferences ? [...titles, "weight moved"] : titles, lines);
 }
