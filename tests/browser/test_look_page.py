@@ -9,11 +9,14 @@ import torch
 from conftest import Tab
 from kinds import decoder
 from shown_checkpoints import HOSTILE, TEXT, checkpoint, image_checkpoint, long_checkpoint
+from small_runs import described, train_all
 
+from manyheads import load
 from manyheads.inspect.edit import ablate, edit
 from manyheads.model.record import record
 from manyheads.studio.offline import offline_page
 from manyheads.studio.session import Sessions
+from manyheads.studio.steps import find_steps
 
 NAME = "decoder.layers.1.attention"
 
@@ -437,6 +440,51 @@ def test_a_picture_shows_the_patches_of_the_query_and_the_key(open_tab):
     tab.page.wait_for_selector(".cell .steps")
     assert tab.state()["row"] == "4"  # r1c4
     assert tab.readout().startswith("locked: r1c4 → ")
+
+
+def test_a_slider_moves_over_the_checkpoints_of_a_run(open_tab, tmp_path):
+    train_all(described("causal", save_every=1, keep_last=9), tmp_path)
+    initial = load(tmp_path)
+    steps = find_steps(str(tmp_path), initial, load)
+    last = steps.numbers[-1]
+    assert steps.initial == len(steps.numbers) - 1
+    name = "decoder.layers.0.attention"
+    tab = open_tab(initial, text="a b c", steps=steps, state=f"attention={name}&head=1&row=2&column=1")
+    chosen = "(text) => document.querySelector('.readout').textContent.endsWith(text)"
+
+    def expected(number):
+        shown = load(tmp_path / "checkpoints" / f"step-{number:08}")
+        return f"{float(weights_of(shown, name, 1, 'a b c')[2, 1]):.6f}"
+
+    tab.wait_for(chosen, expected(last))
+    tab.page.locator("#step").focus()
+    tab.page.keyboard.press("Home")
+    tab.wait_for("() => location.hash.includes('step=1')")
+    tab.wait_for(chosen, expected(1))
+    assert tab.page.inner_text(".texts .steps-slider output") == f"1 of {last}"
+    assert (tab.state()["row"], tab.state()["head"], tab.state()["text"]) == ("2", "1", "a b c")
+    tab.page.reload()
+    tab.page.wait_for_selector(".cell .steps")
+    tab.wait_for(chosen, expected(1))
+    tab.page.get_by_role("button", name="Copy command").click()
+    tab.wait_for("() => /--state .*step=1/.test(document.querySelector('#status').textContent)")
+    tab.page.select_option("#look-compare", "step")
+    tab.page.locator("#step2").focus()
+    for number in range(2, 6):  # more than are kept
+        tab.page.keyboard.press("ArrowRight")
+        tab.wait_for(chosen, f"{expected(1)} · second: {expected(number)}")
+    assert tab.state()["step2"] == "5"
+    tab.page.locator("#step").focus()
+    tab.page.keyboard.press("End")
+    tab.wait_for(chosen, f"{expected(last)} · second: {expected(5)}")
+    assert "step" not in tab.state()
+    assert all(str(tmp_path) not in url for url in tab.requests)
+
+
+def test_a_single_checkpoint_has_no_slider(open_tab):
+    tab = open_tab(checkpoint("decoder"), text=TEXT)
+    assert tab.page.locator("#step").count() == 0
+    assert tab.page.locator("#look-compare option[value=step]").count() == 0
 
 
 def test_a_model_of_texts_has_no_picture(open_tab):

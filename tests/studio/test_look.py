@@ -11,51 +11,12 @@ import weakref
 import pytest
 import torch
 import torch.nn.functional as F
-from fastapi.testclient import TestClient
-from shown_checkpoints import HOSTILE, TEXT, WORDS, checkpoint, image_checkpoint, long_checkpoint
+from look_client import HOST, Page, literal
+from shown_checkpoints import HOSTILE, WORDS, checkpoint, image_checkpoint, long_checkpoint
 
 from manyheads.inspect.edit import ablate, edit
-from manyheads.model.record import record
 from manyheads.studio import app, forward, look, offline, session, views
 from manyheads.studio.session import Sessions
-
-HOST = "127.0.0.1:1"
-
-
-class Page:
-    """A client with an open session."""
-
-    def __init__(self, *checkpoints, text=""):
-        self.sessions = Sessions(checkpoints, [f"model{i}" for i in range(len(checkpoints))], text)
-        made = app.create_app(self.sessions, "secret", {HOST})
-        self.client = TestClient(made, base_url=f"http://{HOST}/secret/api/", raise_server_exceptions=False)
-        self.key = self.client.post("session").json()["session"]
-
-    def run(self, text=TEXT, check=200, **fields):
-        answer = self.client.post("look/run", json={"session": self.key, "text": text, **fields})
-        assert answer.status_code == check, answer.text
-        return answer.json()
-
-    def get(self, path, run, check=200, **fields):
-        answer = self.client.get(f"look/{path}", params={"session": self.key, "run": run["run"], **fields})
-        assert answer.status_code == check, answer.text
-        return answer
-
-    def next_tokens(self):
-        return self.get("next", self.run(), position=0).json()["tokens"]
-
-    def tile(self, run, **fields):
-        answer = self.get("tile", run, **{"row": 0, "column": 0, **fields})
-        height, width = map(int, answer.headers["x-shape"].split())
-        return torch.frombuffer(bytearray(answer.content), dtype=torch.float32).reshape(height, width)
-
-
-def literal(checkpoint, run):
-    """The tape of a plain recorded forward pass on the tokens that the page shows."""
-    ids = {name: torch.tensor([text["ids"]]) for name, text in run["texts"].items()}
-    with record(checkpoint.model) as tape:
-        logits = checkpoint.logits(ids["source"], ids["target"]) if "source" in ids else checkpoint.logits(ids["text"])
-    return tape, logits[0]
 
 
 def assert_thumbnails(page, run, info, weights):
@@ -227,52 +188,6 @@ def test_thumbnails_of_a_text_that_fills_several_blocks_are_pooled():
     assert_thumbnails(page, run, info, literal(shown, run)[0].weights(info["name"])[0])
 
 
-def differences(page, run, other, info):
-    data = page.get("differences", run, other=other["run"], name=info["name"]).content
-    heads, (height, width) = info["heads"], info["thumbnail"]
-    moved = torch.frombuffer(bytearray(data[: 4 * heads]), dtype=torch.float32)
-    return moved, torch.frombuffer(bytearray(data[4 * heads :]), dtype=torch.int8).reshape(heads, height, width)
-
-
-@pytest.mark.parametrize("name", ["decoder", "pair", "recurrent"])
-def test_the_difference_of_heads_is_the_weight_that_moved(name):
-    shown = checkpoint(name)
-    page = Page(shown)
-    run = page.run(add=[4, 5, 6])
-    other = page.run("a cat sat on a mat . the dog ran", add=[5, 4, 6])
-    tapes = [literal(shown, one)[0] for one in (run, other)]
-    for info in run["attentions"]:
-        change = tapes[0].weights(info["name"])[0] - tapes[1].weights(info["name"])[0]
-        moved, pictures = differences(page, run, other, info)
-        torch.testing.assert_close(moved, change.abs().sum(dim=-1).mean(dim=-1) / 2)
-        expected = change.abs().sqrt() * change.sign() * 127  # so few tokens that each has a pixel
-        torch.testing.assert_close(pictures.float(), expected, atol=0.51, rtol=0)
-        assert moved.max() > 0.01
-        assert differences(page, run, run, info)[0].max() == 0
-
-
-def test_the_difference_of_a_long_text_is_the_largest_of_each_pixel():
-    shown = long_checkpoint()
-    page = Page(shown)
-    run, other = (page.run(" ".join(str(i * i % size) for i in range(600))) for size in (23, 19))
-    (info,) = run["attentions"]
-    first, second = (literal(shown, one)[0].weights(info["name"])[0] for one in (run, other))
-    moved, pictures = differences(page, run, other, info)
-    change = F.pad(first - second, (0, -600 % 13, 0, -600 % 13)).unflatten(2, (-1, 13)).unflatten(1, (-1, 13))
-    cells = change.transpose(2, 3).flatten(3)
-    largest = cells.gather(-1, cells.abs().argmax(dim=-1, keepdim=True))[..., 0]
-    torch.testing.assert_close(pictures.float(), largest.abs().sqrt() * largest.sign() * 127, atol=0.51, rtol=0)
-    torch.testing.assert_close(moved, (first - second).abs().sum(dim=-1).mean(dim=-1) / 2)
-
-
-def test_heads_of_other_shapes_are_not_compared():
-    page = Page(checkpoint("decoder"))
-    run, longer = page.run(), page.run(f"{TEXT} sat")
-    name = run["attentions"][0]["name"]
-    assert page.get("differences", run, check=422, other=longer["run"], name=name).json()["code"] == "usage.argument"
-    assert page.get("differences", run, check=422, other="x", name=name).json()["code"] == "usage.argument"
-
-
 def test_badges_are_the_patterns_whose_mass_reaches_the_threshold():
     info = views.AttentionInfo("decoder.layers.0.attention", "decoder", 0, "self", 2, "text", "text", 4, 4, True)
     measures = dict.fromkeys(("previous", "next", "self", "first", "same", "induction"), 0.0)
@@ -351,7 +266,7 @@ def test_only_the_address_with_its_token_and_host_is_answered():
     assert client.get("look/info", params=session, headers={"Host": "evil.example"}).status_code == 421
     assert client.get("look/info", params=session, headers={"Origin": "http://evil.example"}).status_code == 403
     assert client.post("look/run", content=b"x" * (app.MAX_BODY + 1)).status_code == 413
-    assert client.get("look/info", params={"session": "other"}).json()["code"] == "usage.argument"
+    assert client.get("look/info", params={"session": "other"}).json()["code"] == "usage.expired"
     page_headers = client.get(f"http://{HOST}/secret/").headers
     assert "default-src 'none'" in page_headers["content-security-policy"]
     assert "unsafe" not in page_headers["content-security-policy"]
@@ -364,7 +279,7 @@ def test_a_session_holds_a_bounded_number_of_runs(monkeypatch):
     runs = [page.run(f"the cat {'sat ' * i}") for i in range(session.MAX_RUNS + 2)]
     assert len(page.sessions[page.key].runs) == session.MAX_RUNS
     page.get("next", runs[-1], position=0)
-    assert page.get("next", runs[0], check=422, position=0).json()["code"] == "usage.argument"
+    assert page.get("next", runs[0], check=422, position=0).json()["code"] == "usage.expired"
     monkeypatch.setattr(session, "MAX_BYTES", 1)
     page.run()
     assert len(page.sessions[page.key].runs) == 1
@@ -394,7 +309,7 @@ def test_closing_the_page_frees_what_it_held():
 def test_a_page_that_is_not_used_is_closed(monkeypatch):
     page = Page(checkpoint("decoder"))
     monkeypatch.setattr(session, "IDLE_SECONDS", -1.0)
-    assert page.client.get("look/info", params={"session": page.key}).json()["code"] == "usage.argument"
+    assert page.client.get("look/info", params={"session": page.key}).json()["code"] == "usage.expired"
     assert len(page.sessions) == 0
 
 

@@ -71,7 +71,7 @@ class Look {
     const s = this.state;
     this.input.show(s);
     try {
-      const run = await this.runs.load(requestOf(s));
+      const run = await this.runs.load(requestOf(s, this.info));
       if (!isCurrent()) return;
       status("");
       const isNew = this.run !== run;
@@ -84,14 +84,20 @@ class Look {
       }
       this.heads.show(s);
       await Promise.all([this.one.show(s, isCurrent), this.next.show(s, isCurrent), this.heads.showDifferences(s, isCurrent)]);
+      this.retried = false;
     } catch (error) {
       if (isCurrent()) this.fail(error);
     }
   }
 
+  // a run that the server no longer holds is computed again, once
   fail(error) {
-    if (error.code === "usage.argument" && /no longer held|has ended/.test(error.message)) this.runs.clear();
     status(error.message);
+    if (error.code !== "usage.expired") return;
+    this.runs.clear();
+    if (this.retried) return;
+    this.retried = true;
+    this.refresh();
   }
 
   layout() {

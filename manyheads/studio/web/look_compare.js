@@ -3,13 +3,15 @@
 import { isOffline } from "./api.js";
 import { element } from "./dom.js";
 import { groupName } from "./grid.js";
-import { requestOf, requestWithout } from "./look_state.js";
+import { checkpointOf, requestOf, requestWithout } from "./look_state.js";
+import { StepSlider } from "./look_steps.js";
 import { write } from "./state.js";
 
 export function comparisons(info) {
   const made = { none: "nothing", head: "another head" };
   if (isOffline) return made;
   made.text = "another text";
+  if (info.steps) made.step = "another step";
   info.checkpoints.slice(1).forEach((one, i) => { made[`checkpoint-${i + 1}`] = one.path; });
   return { ...made, off: "heads switched off" };
 }
@@ -27,10 +29,13 @@ export class Compare {
 
   // the other run, or null
   async run(s) {
-    const { runs, run } = this.look;
-    if (s.compare === "text") return runs.load({ ...requestOf(s), text: s.text2 ?? s.text, add: [] });
+    const { runs, run, info } = this.look;
+    const request = requestOf(s, info);
+    if (s.compare === "text") return runs.load({ ...request, text: s.text2 ?? s.text, add: [] });
     if (s.compare === "off") return runs.load(requestWithout(s, run));
-    if (s.compare.startsWith("checkpoint")) return runs.load({ ...requestOf(s), checkpoint: Number(s.compare.split("-")[1]) });
+    // the same tokens at another step, whatever it would generate
+    if (s.compare === "step") return runs.load({ ...checkpointOf(s, info, s.step2 ?? info.steps.numbers[0]), text: s.text, add: run.add, off: [] });
+    if (s.compare.startsWith("checkpoint")) return runs.load({ ...request, step: null, checkpoint: Number(s.compare.split("-")[1]) });
     return null;
   }
 
@@ -52,9 +57,11 @@ export class Compare {
   }
 
   show(s) {
-    if (this.shown === s.compare && s.compare !== "head") return;
+    if (this.shown === s.compare && !["head", "step"].includes(s.compare)) return;
+    const fields = { text: () => this.textField(s), head: () => this.headField(s), step: () => this.stepField(s), off: () => this.offNote() };
+    if (this.shown !== "step" || s.compare !== "step") this.root.replaceChildren(...(fields[s.compare]?.() ?? []));
+    else this.slider.show(s);
     this.shown = s.compare;
-    this.root.replaceChildren(...({ text: () => this.textField(s), head: () => this.headField(s), off: () => this.offNote() }[s.compare]?.() ?? []));
   }
 
   textField(s) {
@@ -75,6 +82,12 @@ export class Compare {
       `${groupName(one.info)} · layer ${one.info.layer} · head ${one.head}`)));
     field.value = `${info.name}/${head}`;
     return [element("label", {}, "second head", field)];
+  }
+
+  stepField(s) {
+    this.slider = new StepSlider(this.look.info.steps, "step2", "second step", 0);
+    this.slider.show(s);
+    return [this.slider.root];
   }
 
   offNote() { return [element("p", { class: "soft" }, "Right: the same head in a run without the heads that are switched off.")]; }

@@ -4,6 +4,8 @@ import { isOffline, post } from "./api.js";
 import { label } from "./canvas.js";
 import { element, status } from "./dom.js";
 import { button } from "./look_controls.js";
+import { checkpointOf } from "./look_state.js";
+import { StepSlider } from "./look_steps.js";
 import { write } from "./state.js";
 
 const NEW_TEXT = { add: null, row: null, column: null, position: null };
@@ -24,12 +26,14 @@ export class InputPanel {
     this.clearButton = button("Clear", "Remove the tokens that were appended", () => write({ add: null, row: null, column: null }));
     this.target = element("textarea", { id: "target", rows: "1", spellcheck: "false", disabled: isOffline, oninput: () => this.typed() });
     this.targetField = element("label", { hidden: !isPair || reads === "image" }, "target", this.target);
-    this.root = element("div", { class: "input" }, element("div", { class: "texts" }, this.text, this.targetField),
+    this.steps = new StepSlider(look.info.steps, "step", "step");
+    this.root = element("div", { class: "input" }, element("div", { class: "texts" }, this.text, this.targetField, this.steps.root),
       element("div", { class: "buttons" }, this.examples, this.generateButton, this.sampleButton, this.clearButton));
   }
 
   show(s) {
     for (const name of ["text", "target"]) if (this[name].value !== (s[name] ?? "")) this[name].value = s[name] ?? "";
+    this.steps.show(s);
     const can = this.look.info.checkpoints[s.checkpoint]?.can_generate && !isOffline;
     for (const one of [this.generateButton, this.sampleButton]) one.hidden = !can;
     this.clearButton.hidden = !can || !s.add.length;
@@ -56,10 +60,9 @@ export class InputPanel {
   async generate(temperature) {
     status("generating …");
     try {
-      const { checkpoint, text, add } = this.look.state;
-      const run = await post("look/run", {
-        checkpoint, text, add: this.look.isPair ? [] : add, generate: 16, temperature, seed: Math.floor(Math.random() * 1e6),
-      });
+      const s = this.look.state;
+      const sampling = { generate: 16, temperature, seed: Math.floor(Math.random() * 1e6) };
+      const run = await post("look/run", { ...checkpointOf(s, this.look.info), text: s.text, add: this.look.isPair ? [] : s.add, ...sampling });
       write({ add: run.add.join(","), target: null, position: null });
       status("");
     } catch (error) {

@@ -1,5 +1,6 @@
 // The state of the tab Look as its address has it, the run that it asks for, and the command that opens it again.
 
+import { stepIndex } from "./look_steps.js";
 import { read } from "./state.js";
 
 const list = (text) => (text ?? "").split(",").filter(Boolean);
@@ -15,14 +16,19 @@ export function parsed() {
   };
 }
 
-export function requestOf(s) {
-  const request = { checkpoint: s.checkpoint, text: s.text, add: s.add, off: [] };
+export function requestOf(s, info) {
+  const request = { ...checkpointOf(s, info), text: s.text, add: s.add, off: [] };
   if (s.target && !s.add.length) request.target = s.target;
   return request;
 }
 
 // the same tokens again, without the heads that are switched off
-export const requestWithout = (s, run) => ({ checkpoint: s.checkpoint, text: s.text, add: run.add, off: s.off });
+export const requestWithout = (s, run) => ({ checkpoint: run.checkpoint, step: run.step, text: s.text, add: run.add, off: s.off });
+
+export function checkpointOf(s, info, step = s.step) {
+  const index = stepIndex(info.steps, step);
+  return index === null ? { checkpoint: s.checkpoint } : { checkpoint: 0, step: index };
+}
 
 export function command(info) {
   const { text, ...rest } = read();

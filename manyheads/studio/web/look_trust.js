@@ -9,11 +9,12 @@ const CHECKS = ["row_sum", "masked", "difference"];
 export class Trust {
   constructor() {
     this.root = element("div", { class: "trust", role: "group", "aria-label": "Checks of this run" });
-    this.hashes = new Map(); // by checkpoint
+    this.hashes = new Map(); // by the question for one
   }
 
   start(run, checkpoint) {
-    Object.assign(this, { total: run.attentions.length, checkpoint, number: run.checkpoint, measured: 0, row_sum: 0, masked: 0, difference: 0 });
+    this.question = { checkpoint: run.checkpoint, ...(run.step === null ? {} : { step: run.step }) };
+    Object.assign(this, { total: run.attentions.length, checkpoint, measured: 0, row_sum: 0, masked: 0, difference: 0 });
     this.show();
   }
 
@@ -24,12 +25,13 @@ export class Trust {
   }
 
   async showHash() {
-    if (!this.hashes.has(this.number)) this.hashes.set(this.number, (await getJson(query("look/hash", { checkpoint: this.number }))).sha256);
+    const path = query("look/hash", this.question);
+    if (!this.hashes.has(path)) this.hashes.set(path, (await getJson(path)).sha256);
     this.show();
   }
 
   show() {
-    const [limit, hash] = [this.checkpoint.dtype === "float32" ? 1e-5 : 1e-2, this.hashes.get(this.number)];
+    const [limit, hash] = [this.checkpoint.dtype === "float32" ? 1e-5 : 1e-2, this.hashes.get(query("look/hash", this.question))];
     const done = this.measured === this.total ? "" : ` (${this.measured} of ${this.total} attentions)`;
     const chip = (text, hint, good = null) => element("span", { class: `chip ${good === null ? "" : good ? "good" : "bad"}`, title: hint }, text);
     const measured = (name, value, good, hint) => (this.measured ? chip(`${name} ${value}`, hint, good) : chip(`${name} …`, hint));
