@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -32,14 +33,20 @@ def block_of(call: RecordedAttention, rows: slice, head: int | None = None) -> t
 
 def pooled(weights: Tensor, height: int, width: int, pool: Pool) -> Tensor:
     """The largest or mean weight of each height × width cells, H×L×M → H×⌈L/height⌉×⌈M/width⌉."""
-    _, rows, columns = weights.shape
     if height == width == 1:
         return weights
     if pool == "max":
-        right, below = -columns % width, -rows % height
-        across = F.pad(weights, (0, right)).unflatten(2, (-1, width)).amax(dim=3)
-        return F.pad(across, (0, 0, 0, below)).unflatten(1, (-1, height)).amax(dim=2)
+        return max_of_groups(max_of_groups(weights, 2, width), 1, height)
     return F.avg_pool2d(weights[:, None], (height, width), ceil_mode=True, count_include_pad=False)[:, 0]
+
+
+def max_of_groups(weights: Tensor, dim: int, size: int) -> Tensor:
+    """The largest of each `size` neighbours in a dimension, whose last group may be smaller. Copies no weights."""
+    groups, rest = divmod(weights.shape[dim], size)
+    result = weights.narrow(dim, 0, groups * size).unflatten(dim, (groups, size)).amax(dim=dim + 1)
+    if not rest:
+        return result
+    return torch.cat([result, weights.narrow(dim, groups * size, rest).amax(dim=dim, keepdim=True)], dim=dim)
 
 
 def row_scores(call: RecordedAttention, head: int, row: int) -> Tensor:
