@@ -33,6 +33,10 @@ class UsageError(ManyheadsError, code="usage.argument"):
     """An option or argument has a wrong value, or does not go with another."""
 
 
+class ExpiredError(UsageError, code="usage.expired"):
+    """What a page asks for was held for it, and no longer is."""
+
+
 class PathNotFoundError(UsageError, code="usage.path-not-found"):
     """An argument names a file, a folder or a model on the Hub that does not exist."""
 

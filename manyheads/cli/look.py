@@ -96,7 +96,7 @@ def look(
     elif html is not None:
         write_page(checkpoints[0], path, text, target, html)
     else:
-        open_page(checkpoints, [path, *(compare or ())], text, target, state, port, no_browser=no_browser)
+        open_page(checkpoints, [path, *(compare or ())], text, target, state, port, device, no_browser=no_browser)
 
 
 def check_options(html: Path | None, png: Path | None, prints: bool, *, given: Sequence[object]) -> None:
@@ -116,17 +116,20 @@ def check_options(html: Path | None, png: Path | None, prints: bool, *, given: S
 
 def open_page(
     checkpoints: Sequence[Checkpoint], paths: Sequence[str], text: str | None, target: str | None, state: str,
-    port: int, *, no_browser: bool,
+    port: int, device: str, *, no_browser: bool,
 ) -> None:  # fmt: skip
+    from functools import partial
     from urllib.parse import parse_qsl, urlencode
 
     from manyheads.studio.app import serve
     from manyheads.studio.session import Sessions
+    from manyheads.studio.steps import find_steps
 
     if not 0 <= port < 1 << 16:
         raise UsageError(f"port is {port}, expected 0 to 65535")
     fields = dict(parse_qsl(state)) | ({"text": text} if text else {}) | ({"target": target} if target else {})
-    with serve(Sessions(checkpoints, paths, text or ""), port) as address:
+    steps = find_steps(paths[0], checkpoints[0], partial(load_checkpoint, device=device))
+    with serve(Sessions(checkpoints, paths, text or "", steps), port) as address:
         full = f"{address}#{urlencode(fields)}" if fields else address
         typer.echo(full)
         print_note("Ctrl-C ends it")

@@ -231,11 +231,11 @@ class TextGenerator:
         )
 
     def token_name(self, token: int, *, strip: bool = False) -> str:
-        """The text of one token, or its name if it has none; with `strip`, without the spaces around it."""
+        """The text of one token, or its name or number if it has none; with `strip`, without the spaces around it."""
         if self.tokenizer is None:
             return str(token)
         text: str = self.decode([token])
-        return (text.strip() if strip else text) or str(self.tokenizer.id_to_token(token))
+        return (text.strip() if strip else text) or self.tokenizer.id_to_token(token) or f"#{token}"
 
 
 def start_token(token: int | None) -> int:

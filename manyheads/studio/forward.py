@@ -39,6 +39,7 @@ class Text:
     special: list[bool] = field(default_factory=list)
     words: list[int] = field(default_factory=list)  # number of the word of each token
     patches: Tensor | None = None  # L×P
+    image: Tree | None = None  # its channels, and the sides of the image and of a patch in pixels
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -47,7 +48,8 @@ class Text:
         return torch.tensor([self.ids]) if self.patches is None else self.patches[None]
 
     def to_tree(self) -> Tree:
-        return {"tokens": self.tokens, "ids": self.ids, "special": self.special, "words": self.words}
+        names = ("tokens", "ids", "special", "words", "image")
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True)
@@ -134,8 +136,9 @@ def read_image(checkpoint: Checkpoint, text: str) -> Text:
         raise InputError("a pixel is not a finite number")
     patches = embed.patchify(pixels.reshape(1, embed.channels, side, side))[0]
     across = side // embed.side
-    names = [f"row {i // across + 1}, column {i % across + 1}" for i in range(len(patches))]
-    return Text(names, special=[False] * len(names), words=list(range(len(names))), patches=patches)
+    names = [f"r{i // across + 1}c{i % across + 1}" for i in range(len(patches))]
+    image = {"channels": embed.channels, "side": side, "patch": embed.side}
+    return Text(names, special=[False] * len(names), words=list(range(len(names))), patches=patches, image=image)
 
 
 def input_embed(checkpoint: Checkpoint) -> Any:

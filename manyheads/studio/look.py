@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from manyheads.errors import UsageError
 from manyheads.spec import Tree
 from manyheads.studio import forward
+from manyheads.studio.compare import head_differences
 from manyheads.studio.session import MAX_BYTES, Session, Sessions, ShownCheckpoint
 from manyheads.studio.views import BADGES, TILE, Run
 
@@ -40,6 +41,7 @@ class RunRequest(BaseModel):
 
     session: str = Field(max_length=64)
     checkpoint: int = Field(0, ge=0, le=64)
+    step: int | None = Field(None, ge=0, le=1 << 20)  # index of a checkpoint of the run, instead of `checkpoint`
     text: str = Field(max_length=MAX_TEXT)
     target: str | None = Field(None, max_length=MAX_TEXT)
     add: list[Annotated[int, Field(ge=0, lt=1 << 31)]] = Field([], max_length=4096)
@@ -64,6 +66,8 @@ def router(sessions: Sessions) -> APIRouter:
     def run_of(session: str, run: str, *, background: bool = False) -> Iterator[Run]:
         """A run. What the page asks for in the background waits for other computations, and keeps no tile waiting."""
         held = sessions[session][run]
+        if sessions.steps:
+            sessions.steps.use(held.checkpoint)
         with sessions.lock if background else held.lock:
             yield held
 
@@ -73,10 +77,10 @@ def router(sessions: Sessions) -> APIRouter:
         return describe_all(sessions)
 
     @routes.get("/hash")
-    def weights_hash(session: Key, checkpoint: Index) -> Tree:
+    def weights_hash(session: Key, checkpoint: Index, step: Index | None = None) -> Tree:
         _ = sessions[session]
         with sessions.lock:
-            return {"sha256": choose(sessions, checkpoint).hash}
+            return {"sha256": choose(sessions, checkpoint, step).hash}
 
     @routes.post("/run")
     def run(request: RunRequest) -> Tree:
@@ -88,6 +92,14 @@ def router(sessions: Sessions) -> APIRouter:
     def thumbnails(session: Key, run: Key, name: Name) -> Response:
         with run_of(session, run) as held:
             return binary(held.thumbnails(name))
+
+    @routes.get("/differences")
+    def differences(session: Key, run: Key, other: Key, name: Name) -> Response:
+        """The share of weight that moved as float32 per head, and then a signed thumbnail per head as int8."""
+        held, second = sessions[session][run], sessions[session][other]
+        with sessions.lock:
+            moved, pictures = head_differences(held, second, name)
+        return binary(moved.numpy().tobytes() + pictures.numpy().tobytes())
 
     @routes.get("/measures")
     def measures(session: Key, run: Key, name: Name) -> Tree:
@@ -122,12 +134,12 @@ def router(sessions: Sessions) -> APIRouter:
 
 def run_text(sessions: Sessions, session: Session, request: RunRequest) -> Tree:
     """Runs a text, and keeps the run in its session."""
-    checkpoint, forward_request = choose(sessions, request.checkpoint).checkpoint, request.to_request()
+    checkpoint, forward_request = choose(sessions, request.checkpoint, request.step).checkpoint, request.to_request()
     texts = forward.read(checkpoint, forward_request)
     tape, states = forward.forward(checkpoint, texts, forward_request.off, MAX_BYTES)
     made = Run(checkpoint, texts, tape, states, forward_request.off)
     generated = texts["target"].ids[1:] if checkpoint.has_source else texts.get("text", texts.get("source"))
-    tree = made.to_tree() | {"run": session.add(made), "checkpoint": request.checkpoint}
+    tree = made.to_tree() | {"run": session.add(made), "checkpoint": request.checkpoint, "step": request.step}
     return tree | {"add": generated if isinstance(generated, list) else added_ids(checkpoint, forward_request, texts)}
 
 
@@ -140,12 +152,15 @@ def added_ids(checkpoint: Any, forward_request: forward.Request, texts: dict[str
 
 
 def describe_all(sessions: Sessions) -> Tree:
-    """The checkpoints, the first text, and the thresholds of badges."""
+    """The checkpoints, the steps of a run, the first text, and the thresholds of badges."""
     checkpoints = [describe(one) for one in sessions.shown]
-    return {"checkpoints": checkpoints, "text": sessions.text, "badges": BADGES, "tile": TILE}
+    steps = sessions.steps and {"numbers": sessions.steps.numbers, "initial": sessions.steps.initial}
+    return {"checkpoints": checkpoints, "steps": steps, "text": sessions.text, "badges": BADGES, "tile": TILE}
 
 
-def choose(sessions: Sessions, index: int) -> ShownCheckpoint:
+def choose(sessions: Sessions, index: int, step: int | None = None) -> ShownCheckpoint:
+    if step is not None:
+        return sessions.at_step(step)
     if not 0 <= index < len(sessions.shown):
         raise UsageError(f"there is no checkpoint {index}, expected 0 to {len(sessions.shown) - 1}")
     return sessions.shown[index]
@@ -166,6 +181,7 @@ def describe(shown: ShownCheckpoint) -> Tree:
         "has_source": checkpoint.has_source,
         "can_generate": bool(getattr(checkpoint.model, "can_generate", True)) and reads != "image",
         "output": checkpoint.spec.head.output,
+        "per_token": checkpoint.spec.head.per_token,
         "reads": reads,
         "max_positions": checkpoint.max_positions,
         "examples": examples(checkpoint, reads),

@@ -9,11 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from manyheads.checkpoint.checkpoint import Checkpoint
-from manyheads.errors import UsageError
+from manyheads.errors import ExpiredError, UsageError
 from manyheads.studio.views import Run, weights_hash
+
+if TYPE_CHECKING:
+    from manyheads.studio.steps import RunSteps
 
 MAX_SESSIONS, MAX_RUNS = 8, 6
 MAX_BYTES = 2 << 30  # of the tensors of all runs of a session
@@ -42,7 +45,13 @@ class Session:
             self.runs.move_to_end(key)
             return self.runs[key]
         except KeyError:
-            raise UsageError("this run is no longer held; run the text again") from None
+            raise ExpiredError("this run is no longer held; run the text again") from None
+
+    def keep(self, checkpoints: Sequence[Checkpoint]) -> None:
+        """Drops the runs of all other checkpoints."""
+        kept = {id(one) for one in checkpoints}
+        for key in [key for key, run in self.runs.items() if id(run.checkpoint) not in kept]:
+            del self.runs[key]
 
 
 @dataclass(frozen=True)
@@ -60,10 +69,14 @@ class ShownCheckpoint:
 class Sessions:
     """All open pages, and the checkpoints that they show. A page that is not used for an hour is closed."""
 
-    def __init__(self, checkpoints: Sequence[Checkpoint], paths: Sequence[str] = (), text: str = "") -> None:
+    def __init__(
+        self, checkpoints: Sequence[Checkpoint], paths: Sequence[str] = (), text: str = "",
+        steps: RunSteps | None = None,
+    ) -> None:  # fmt: skip
         paths = [*paths, *("" for _ in checkpoints)][: len(checkpoints)]
         self.shown = [ShownCheckpoint(*one) for one in zip(checkpoints, paths, strict=True)]
         self.text = text
+        self.steps = steps  # of the first checkpoint, if it is a run's
         self.lock = Lock()  # one computation at a time: they share the processor
         self._sessions: OrderedDict[str, Session] = OrderedDict()
         self._opening = Lock()
@@ -75,6 +88,16 @@ class Sessions:
     @property
     def names(self) -> list[str]:
         return [one.path for one in self.shown]
+
+    def at_step(self, index: int) -> ShownCheckpoint:
+        """A checkpoint of the run; what pages hold of one that is no longer loaded is freed."""
+        if self.steps is None:
+            raise UsageError("the page shows no run with several checkpoints")
+        shown = self.steps[index]
+        with self._opening:
+            for session in self._sessions.values():
+                session.keep([*self.checkpoints, *self.steps.loaded])
+        return shown
 
     def start(self) -> str:
         with self._opening:
@@ -93,7 +116,7 @@ class Sessions:
         with self._opening:
             self._expire()
             if key not in self._sessions:
-                raise UsageError("the session has ended; reload the page")
+                raise ExpiredError("the session has ended; reload the page")
             self._sessions.move_to_end(key)
             self._sessions[key].used = time.monotonic()
             return self._sessions[key]

@@ -22,10 +22,10 @@ from manyheads.inspect.attribution import score_terms
 from manyheads.inspect.edit import ablate, edit
 from manyheads.inspect.measure import measure_heads, rollout
 from manyheads.model.recording import RecordedAttention, Tape
-from manyheads.parts.core import Dot, InnerProduct, block_arguments, repeat_kv
-from manyheads.parts.mask import Mask
+from manyheads.parts.core import Dot, InnerProduct, repeat_kv
 from manyheads.spec import Tree, quote
 from manyheads.studio.forward import Head, Text, last_states, outputs
+from manyheads.studio.weights import Pool, block_of, pooled, row_scores
 
 THUMBNAIL = 48  # pixels
 THUMBNAIL_ROWS = 1024  # queries that a thumbnail is made of
@@ -46,8 +46,6 @@ BADGES = {  # detectors: a measure, and the mean mass from which a head has the 
     "induction": 0.3,
 }
 
-Pool = Literal["mean", "max"]
-
 
 @dataclass(frozen=True)
 class AttentionInfo:
@@ -65,10 +63,14 @@ class AttentionInfo:
     causal: bool
 
     @property
+    def pixel(self) -> tuple[int, int]:
+        """The rows and columns that a pixel of its thumbnails stands for."""
+        return ceil(self.rows / THUMBNAIL), ceil(self.columns / THUMBNAIL)
+
+    @property
     def thumbnail(self) -> tuple[int, int]:
         """Height and width of its thumbnails."""
-        height, width = (ceil(size / ceil(size / THUMBNAIL)) for size in (self.rows, self.columns))
-        return height, width
+        return ceil(self.rows / self.pixel[0]), ceil(self.columns / self.pixel[1])
 
 
 class Run:
@@ -115,7 +117,7 @@ class Run:
     def labels(self, side: str, count: int) -> list[str]:
         """The names of queries or keys, with that of a class token that the model adds."""
         tokens = self.texts[side].tokens
-        return ["class token"] * (count - len(tokens)) + tokens
+        return ["[CLS]"] * (count - len(tokens)) + tokens
 
     def to_tree(self) -> Tree:
         attentions = [vars(info) | {"thumbnail": info.thumbnail} for info in self.infos.values()]
@@ -197,20 +199,21 @@ class Run:
         Of a long text, a row of pixels is made of the first of its queries, so that the grid paints at once.
         """
         info = self.info(name)
-        step, width = ceil(info.rows / THUMBNAIL), ceil(info.columns / THUMBNAIL)
+        width = info.thumbnail[1]
+        rows = [F.pad(pooled(one, *info.pixel, "max"), (0, width))[..., :width] for one in self.thumbnail_weights(name)]
+        picture = torch.cat(rows, dim=1).float()
+        return picture.clamp(0, 1).sqrt().mul(255).round().to(torch.uint8).cpu().numpy().tobytes()
+
+    def thumbnail_weights(self, name: str) -> Iterator[Tensor]:
+        """The rows of thumbnails in blocks, H×N×M, without the columns that a causal mask hides from all."""
+        info, (call, *others) = self.info(name), self.tape.calls(name)
+        step = info.pixel[0]
         if info.rows > THUMBNAIL_ROWS:
             used = THUMBNAIL_ROWS // THUMBNAIL
             spans = [slice(start, min(info.rows, start + used)) for start in range(0, info.rows, step)]
         else:
             size = max(1, min(THUMBNAIL_BLOCK, BLOCK // (info.columns * info.heads)) // step) * step
             spans = [slice(start, min(info.rows, start + size)) for start in range(0, info.rows, size)]
-        rows = [F.pad(pooled(one, step, width, "max"), (0, info.thumbnail[1])) for one in self._spans(name, spans)]
-        picture = torch.cat([one[..., : info.thumbnail[1]] for one in rows], dim=1).float()
-        return picture.clamp(0, 1).sqrt().mul(255).round().to(torch.uint8).cpu().numpy().tobytes()
-
-    def _spans(self, name: str, spans: Sequence[slice]) -> Iterator[Tensor]:
-        """The weights of all heads for some rows, H×N×M, without the columns that a causal mask hides from all."""
-        call, *others = self.tape.calls(name)
         for rows in spans:
             yield self.tape.weights(name, rows=rows)[0] if others else block_of(call, rows)[2]
 
@@ -366,22 +369,6 @@ class Run:
         }  # fmt: skip
 
 
-def block_of(call: RecordedAttention, rows: slice, head: int | None = None) -> tuple[slice, Mask, Tensor]:
-    """The weights of some rows, H×N×M, with their mask, and without the columns that a causal mask hides from all.
-
-    `head` is for a core whose heads are alike; then H is 1.
-    """
-    columns = slice(0, rows.stop) if call.mask.form == "causal" else slice(None)
-    mask = call.mask.submask(rows, columns)
-    query, key, bias = call.query, call.key, call.bias
-    if head is not None:
-        kv_head, one = head * key.shape[1] // query.shape[1], slice(head, head + 1)
-        query, key = query[:, one], key[:, kv_head : kv_head + 1]
-        bias = bias if bias is None or bias.shape[1] == 1 else bias[:, one]
-    block = block_arguments(rows, columns, k=key, positions=call.positions, bias=bias)
-    return columns, mask, call.core.weights(query[:, :, rows], mask=mask, **block)[0]
-
-
 def head_number(info: AttentionInfo, head: str) -> int:
     if not head.isdecimal() or int(head) >= info.heads:
         raise UsageError(f"{info.name} has no head {quote(head)}, expected 0 to {info.heads - 1}, mean or max")
@@ -393,29 +380,6 @@ def badges(measures: dict[str, float], info: AttentionInfo) -> list[str]:
     if info.kind != "self":
         return []
     return [name for name, least in BADGES.items() if measures[name] >= least]
-
-
-def pooled(weights: Tensor, height: int, width: int, pool: Pool) -> Tensor:
-    """The largest or mean weight of each height × width cells, H×L×M → H×⌈L/height⌉×⌈M/width⌉."""
-    _, rows, columns = weights.shape
-    if height == width == 1:
-        return weights
-    if pool == "max":
-        right, below = -columns % width, -rows % height
-        across = F.pad(weights, (0, right)).unflatten(2, (-1, width)).amax(dim=3)
-        return F.pad(across, (0, 0, 0, below)).unflatten(1, (-1, height)).amax(dim=2)
-    return F.avg_pool2d(weights[:, None], (height, width), ceil_mode=True, count_include_pad=False)[:, 0]
-
-
-def row_scores(call: RecordedAttention, head: int, row: int) -> Tensor:
-    """The scores of one query, with the bias and before the mask, M."""
-    rows = slice(row, row + 1)
-    query = call.query[:, :, rows]
-    block = block_arguments(rows, slice(None), k=call.key, positions=call.positions, bias=call.bias)
-    scores = call.core.scores(query, repeat_kv(block["k"], query), block["positions"])
-    if block["bias"] is not None:
-        scores = scores + block["bias"]
-    return scores[0, head, 0].float()
 
 
 def rounded(vector: Tensor) -> list[float]:

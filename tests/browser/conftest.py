@@ -62,11 +62,11 @@ def open_tab(browser):
     """Serves checkpoints, and opens the page at a state; afterwards nothing may have gone wrong in it."""
     opened = []
 
-    def start(*checkpoints, text="", state="", **options):
-        sessions = Sessions(checkpoints, [f"model{i}" for i in range(len(checkpoints))], text)
+    def start(*checkpoints, text="", state="", width=1400, steps=None, **options):
+        sessions = Sessions(checkpoints, [f"model{i}" for i in range(len(checkpoints))], text, steps)
         server = serve(sessions)
         address = server.__enter__()
-        context = browser.new_context(viewport={"width": 1400, "height": 900}, accept_downloads=True, **options)
+        context = browser.new_context(viewport={"width": width, "height": 900}, accept_downloads=True, **options)
         tab = Tab(context, address)
         opened.append((server, context, tab))
         tab.sessions = sessions

@@ -7,13 +7,17 @@ from xml.etree import ElementTree
 import pytest
 import torch
 from conftest import Tab
-from shown_checkpoints import HOSTILE, TEXT, checkpoint, long_checkpoint
+from kinds import decoder
+from shown_checkpoints import HOSTILE, TEXT, checkpoint, image_checkpoint, long_checkpoint
+from small_runs import described, train_all
 
+from manyheads import load
+from manyheads.inspect.edit import ablate, edit
 from manyheads.model.recording import record
 from manyheads.studio.offline import offline_page
 from manyheads.studio.session import Sessions
+from manyheads.studio.steps import find_steps
 
-LEFT, TOP = 112, 92  # of the matrix in its canvas
 NAME = "decoder.layers.1.attention"
 
 
@@ -24,11 +28,12 @@ def weights_of(shown, name, head, text=TEXT):
     return tape.weights(name, head)[0]
 
 
-def cell_position(tab, row, column, size):
+def cell_position(tab, row, column):
     """Where a cell is on the screen, as long as the whole matrix is shown."""
-    box = tab.page.locator("canvas.matrix").first.bounding_box()
-    scale = min(46, (box["width"] - LEFT - 4) / size, (box["height"] - TOP - 4) / size)
-    return box["x"] + LEFT + (column + 0.5) * scale, box["y"] + TOP + (row + 0.5) * scale
+    canvas = tab.page.locator("canvas.matrix[data-cells]").first
+    left, top, scale = map(float, canvas.get_attribute("data-cells").split())
+    box = canvas.bounding_box()
+    return box["x"] + left + (column + 0.5) * scale, box["y"] + top + (row + 0.5) * scale
 
 
 def all_effects(tab):
@@ -71,13 +76,35 @@ def test_typing_a_text_shows_its_tokens(open_tab):
     tab.wait_for("() => document.querySelectorAll('.tables table')[0]?.tBodies[0].rows.length === 1")
 
 
+def test_a_target_is_typed_and_an_empty_one_is_generated(open_tab):
+    tab = open_tab(checkpoint("pair"), text=TEXT, state="tables=1")
+    rows = "() => [...document.querySelectorAll('.tables table')[0].tBodies[0].rows].map((row) => row.cells[0].textContent).join(' ')"
+    tab.page.wait_for_selector(".tables table")
+    generated = tab.page.evaluate(rows)
+    assert tab.page.get_attribute("#target", "placeholder").endswith(generated.removeprefix("<s> "))
+    tab.page.fill("#target", "the dog ran")
+    tab.wait_for(f"() => ({rows})() === '<s> the dog ran'")
+    assert tab.state()["target"] == "the dog ran"
+    tab.page.reload()
+    tab.page.wait_for_selector(".tables table")
+    tab.wait_for(f"() => ({rows})() === '<s> the dog ran'")
+    tab.page.locator(".next tbody button").first.click()  # tokens that are appended replace the field
+    tab.wait_for(f"() => ({rows})().startsWith('<s> the dog ran ')")
+    assert "target" not in tab.state()
+    tab.page.get_by_role("button", name="Clear").click()
+    tab.wait_for(f"(text) => ({rows})() === text", generated)
+
+
+def test_a_model_without_a_source_has_no_target(open_tab):
+    assert open_tab(checkpoint("decoder"), text=TEXT).page.locator("#target").is_hidden()
+
+
 def test_hovering_a_cell_gives_both_tokens_and_the_exact_number(open_tab):
     shown = checkpoint("decoder")
     tab = open_tab(shown, text=TEXT, state=f"attention={NAME}&head=1")
-    size = len(shown.encode_ids([TEXT])[0])
     weights = weights_of(shown, NAME, 1)
     for row, column in ((4, 2), (8, 8), (3, 7)):
-        tab.page.mouse.move(*cell_position(tab, row, column, size))
+        tab.page.mouse.move(*cell_position(tab, row, column))
         tokens = shown.encode([TEXT])[0].tokens
         expected = f"{tokens[row]} → {tokens[column]}: {float(weights[row, column]):.6f}"
         tab.wait_for("(text) => document.querySelector('.readout').textContent === text", expected)
@@ -86,12 +113,11 @@ def test_hovering_a_cell_gives_both_tokens_and_the_exact_number(open_tab):
 def test_a_click_locks_a_cell_and_escape_releases_it(open_tab):
     shown = checkpoint("decoder")
     tab = open_tab(shown, text=TEXT, state=f"attention={NAME}&head=0")
-    size = len(shown.encode_ids([TEXT])[0])
-    tab.page.mouse.click(*cell_position(tab, 5, 2, size))
+    tab.page.mouse.click(*cell_position(tab, 5, 2))
     tab.page.wait_for_selector(".cell .steps")
     assert tab.state()["row"] == "5"
     locked = tab.readout()
-    tab.page.mouse.move(*cell_position(tab, 8, 1, size))
+    tab.page.mouse.move(*cell_position(tab, 8, 1))
     assert tab.readout() == locked
     assert tab.page.inner_text(".cell .big") == f"{float(weights_of(shown, NAME, 0)[5, 2]):.4f}"
     tab.page.keyboard.press("Escape")
@@ -165,6 +191,35 @@ def test_two_heads_two_texts_and_two_checkpoints_are_compared(open_tab):
     tab.page.select_option("#look-compare", "checkpoint-1")
     tab.page.uncheck("#look-difference")
     tab.wait_for(two)
+
+
+def test_the_grid_shows_which_heads_change(open_tab):
+    shown = checkpoint("decoder")
+    tab = open_tab(shown, text=TEXT, state="off=decoder.layers.0.attention:0&compare=off&tables=1")
+    all_effects(tab)
+    picture = "() => document.querySelector('canvas.grid').toDataURL()"
+    before = tab.page.evaluate(picture)
+    tab.page.check("#look-differences")
+    moved = """() => [...document.querySelectorAll(".tables table")[1].tBodies[0].rows].map((row) => Number(row.cells[5]?.textContent))"""
+    tab.wait_for(f"() => ({moved})().every((one) => Number.isFinite(one))")
+    first, second, *later = tab.page.evaluate(moved)
+    assert (first, second) == (0, 0)  # nothing before the head that is off changes
+    ids = torch.tensor([shown.encode_ids([TEXT])[0]])
+    with edit(shown.model, ablate("decoder.layers.0.attention", head=0)), record(shown.model) as tape:
+        shown.logits(ids)
+    for head, value in enumerate(later):
+        change = weights_of(shown, NAME, head) - tape.weights(NAME, head)[0]
+        assert value == pytest.approx(float(change.abs().sum(-1).mean()) / 2, abs=1e-4)
+        assert value > 0
+    tab.wait_for(f"(before) => ({picture})() !== before", before)
+    assert tab.state()["differences"] == "1"
+    assert "weight that moved" in tab.page.inner_text(".legend")
+    tab.page.select_option("#look-compare", "text")
+    tab.page.fill("#text2", "the dog")
+    tab.wait_for("() => document.querySelector('.legend').textContent.includes('2 attentions have other tokens')")
+    tab.page.select_option("#look-compare", "none")
+    tab.page.locator("#look-differences").wait_for(state="hidden")
+    tab.wait_for("() => document.querySelector('.legend').textContent.includes('without the head')")
 
 
 def test_generation_is_stepped_through_with_probabilities_at_a_temperature(open_tab):
@@ -328,3 +383,109 @@ def test_a_brighter_matrix_shows_small_weights(open_tab):
     tab.page.select_option("#look-gain", "100")
     tab.wait_for(f"(before) => ({picture})() !== before && location.hash.includes('gain=100')", before)
     assert tab.readout() == readout
+
+
+@pytest.mark.parametrize("width", [1280, 1600])
+def test_twelve_heads_and_the_last_label_fit_into_the_page(open_tab, width):
+    spec = decoder(width=24, attention={"heads": 12}, position="rope")
+    tab = open_tab(checkpoint(spec=spec), text=f"{TEXT} {HOSTILE}", width=width)
+    tab.page.wait_for_selector("canvas.matrix[data-cells]")
+    right = "(one) => one.getBoundingClientRect().right"
+    section = tab.page.locator(".heads")
+    assert tab.page.locator("canvas.grid").evaluate(right) <= section.evaluate(right)
+    assert section.evaluate("(one) => one.scrollWidth <= one.clientWidth")
+    # no label reaches the border of its canvas
+    tab.wait_for("""() => {
+        const canvas = document.querySelector("canvas.matrix");
+        const [, top] = canvas.dataset.cells.split(" ").map(Number);
+        const strip = (x) => canvas.getContext("2d").getImageData(x, 0, 1, top - 2).data;
+        const labels = canvas.getContext("2d").getImageData(0, 0, canvas.width, top - 2).data;
+        return labels.some(Boolean) && !strip(canvas.width - 1).some(Boolean);
+    }""")
+
+
+def pixel(tab, patch, at=0.5):
+    """The colour of a patch of the picture, in its middle or near its border."""
+    return tab.page.evaluate(
+        """([row, column, at]) => {
+            const canvas = document.querySelector("canvas.picture");
+            const step = canvas.width / 4;
+            const [x, y] = [Math.round((column + 0.5) * step), Math.round((row + at) * step)];
+            return [...canvas.getContext("2d").getImageData(x, y, 1, 1).data].slice(0, 3);
+        }""",
+        [*patch, at],
+    )
+
+
+def test_a_picture_shows_the_patches_of_the_query_and_the_key(open_tab):
+    tab = open_tab(image_checkpoint(), text=" ".join(["0"] * 32 + ["1"] * 32))
+    picture = tab.page.locator("canvas.picture")
+    tab.wait_for("() => document.querySelector('canvas.picture').getAttribute('aria-label').includes('4 × 4 patches')")
+    tab.page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    assert [pixel(tab, patch) for patch in ((0, 1), (3, 1))] == [[0, 0, 0], [255, 255, 255]]
+    plain = pixel(tab, (1, 2), at=0.02)
+    tab.page.mouse.move(*cell_position(tab, 7, 12))  # after the class token: patches 6 and 11
+    tab.wait_for("() => document.querySelector('.picturepanel p').textContent.includes('the query, r2c3')")
+    assert "the key, r3c4" in tab.page.inner_text(".picturepanel p")
+    tab.page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    red, _, blue = pixel(tab, (1, 2), at=0.02)
+    assert red > blue
+    assert [red, blue] != plain[::2]
+    red, _, blue = pixel(tab, (2, 3), at=0.02)
+    assert blue > red
+    red, _, blue = pixel(tab, (0, 1))  # a black patch with the weight of the row over it
+    assert blue > red
+    box = picture.bounding_box()
+    tab.page.mouse.click(box["x"] + box["width"] * 0.9, box["y"] + box["height"] * 0.1)
+    tab.page.wait_for_selector(".cell .steps")
+    assert tab.state()["row"] == "4"  # r1c4
+    assert tab.readout().startswith("locked: r1c4 → ")
+
+
+def test_a_slider_moves_over_the_checkpoints_of_a_run(open_tab, tmp_path):
+    train_all(described("causal", save_every=1, keep_last=9), tmp_path)
+    initial = load(tmp_path)
+    steps = find_steps(str(tmp_path), initial, load)
+    last = steps.numbers[-1]
+    assert steps.initial == len(steps.numbers) - 1
+    name = "decoder.layers.0.attention"
+    tab = open_tab(initial, text="a b c", steps=steps, state=f"attention={name}&head=1&row=2&column=1")
+    chosen = "(text) => document.querySelector('.readout').textContent.endsWith(text)"
+
+    def expected(number):
+        shown = load(tmp_path / "checkpoints" / f"step-{number:08}")
+        return f"{float(weights_of(shown, name, 1, 'a b c')[2, 1]):.6f}"
+
+    tab.wait_for(chosen, expected(last))
+    tab.page.locator("#step").focus()
+    tab.page.keyboard.press("Home")
+    tab.wait_for("() => location.hash.includes('step=1')")
+    tab.wait_for(chosen, expected(1))
+    assert tab.page.inner_text(".texts .steps-slider output") == f"1 of {last}"
+    assert (tab.state()["row"], tab.state()["head"], tab.state()["text"]) == ("2", "1", "a b c")
+    tab.page.reload()
+    tab.page.wait_for_selector(".cell .steps")
+    tab.wait_for(chosen, expected(1))
+    tab.page.get_by_role("button", name="Copy command").click()
+    tab.wait_for("() => /--state .*step=1/.test(document.querySelector('#status').textContent)")
+    tab.page.select_option("#look-compare", "step")
+    tab.page.locator("#step2").focus()
+    for number in range(2, 6):  # more than are kept
+        tab.page.keyboard.press("ArrowRight")
+        tab.wait_for(chosen, f"{expected(1)} · second: {expected(number)}")
+    assert tab.state()["step2"] == "5"
+    tab.page.locator("#step").focus()
+    tab.page.keyboard.press("End")
+    tab.wait_for(chosen, f"{expected(last)} · second: {expected(5)}")
+    assert "step" not in tab.state()
+    assert all(str(tmp_path) not in url for url in tab.requests)
+
+
+def test_a_single_checkpoint_has_no_slider(open_tab):
+    tab = open_tab(checkpoint("decoder"), text=TEXT)
+    assert tab.page.locator("#step").count() == 0
+    assert tab.page.locator("#look-compare option[value=step]").count() == 0
+
+
+def test_a_model_of_texts_has_no_picture(open_tab):
+    assert open_tab(checkpoint("decoder"), text=TEXT).page.locator(".picturepanel").is_hidden()

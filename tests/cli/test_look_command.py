@@ -13,6 +13,7 @@ from urllib.request import Request, urlopen
 import pytest
 from command import run, started
 from small_checkpoints import folder_of
+from small_runs import described, train_all
 
 TEXT = "word1 word2 word3 word1"
 
@@ -67,9 +68,18 @@ def test_options_that_do_not_fit_are_errors(bert, arguments):
     assert error(bert, *arguments, code=2)
 
 
-def test_the_page_is_served_until_it_is_interrupted(bert):
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    train_all(described("causal", steps=3, save_every=1, keep_last=9), folder)
+    return folder
+
+
+@pytest.mark.parametrize(("model", "steps"), [("bert", None), ("trained", [1, 2, 3])])
+def test_the_page_is_served_until_it_is_interrupted(request, model, steps):
+    path = request.getfixturevalue(model)
     reading, writing = os.pipe()
-    process = started("look", bert, TEXT, "--no-browser", "--state", "head=1", stdout=Connection(writing))
+    process = started("look", path, TEXT, "--no-browser", "--state", "head=1", stdout=Connection(writing))
     with open(reading) as stdout:
         address = stdout.readline().strip()
         parts = urlsplit(address)
@@ -79,6 +89,7 @@ def test_the_page_is_served_until_it_is_interrupted(bert):
         session = json.load(urlopen(Request(f"{base}api/session", method="POST")))["session"]
         info = json.load(urlopen(f"{base}api/look/info?session={session}"))
         assert info["text"] == TEXT
+        assert (info["steps"] and info["steps"]["numbers"]) == steps
         deadline = time.monotonic() + 60
         os.kill(process.pid, signal.SIGINT)
         process.join(max(0, deadline - time.monotonic()))

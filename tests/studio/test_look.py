@@ -11,48 +11,12 @@ import weakref
 import pytest
 import torch
 import torch.nn.functional as F
-from fastapi.testclient import TestClient
-from shown_checkpoints import HOSTILE, TEXT, checkpoint, image_checkpoint, long_checkpoint
+from look_client import HOST, Page, literal
+from shown_checkpoints import HOSTILE, WORDS, checkpoint, image_checkpoint, long_checkpoint
 
 from manyheads.inspect.edit import ablate, edit
-from manyheads.model.recording import record
 from manyheads.studio import app, forward, look, offline, session, views
 from manyheads.studio.session import Sessions
-
-HOST = "127.0.0.1:1"
-
-
-class Page:
-    """A client with an open session."""
-
-    def __init__(self, *checkpoints, text=""):
-        self.sessions = Sessions(checkpoints, [f"model{i}" for i in range(len(checkpoints))], text)
-        made = app.create_app(self.sessions, "secret", {HOST})
-        self.client = TestClient(made, base_url=f"http://{HOST}/secret/api/", raise_server_exceptions=False)
-        self.key = self.client.post("session").json()["session"]
-
-    def run(self, text=TEXT, check=200, **fields):
-        answer = self.client.post("look/run", json={"session": self.key, "text": text, **fields})
-        assert answer.status_code == check, answer.text
-        return answer.json()
-
-    def get(self, path, run, check=200, **fields):
-        answer = self.client.get(f"look/{path}", params={"session": self.key, "run": run["run"], **fields})
-        assert answer.status_code == check, answer.text
-        return answer
-
-    def tile(self, run, **fields):
-        answer = self.get("tile", run, **{"row": 0, "column": 0, **fields})
-        height, width = map(int, answer.headers["x-shape"].split())
-        return torch.frombuffer(bytearray(answer.content), dtype=torch.float32).reshape(height, width)
-
-
-def literal(checkpoint, run):
-    """The tape of a plain recorded forward pass on the tokens that the page shows."""
-    ids = {name: torch.tensor([text["ids"]]) for name, text in run["texts"].items()}
-    with record(checkpoint.model) as tape:
-        logits = checkpoint.logits(ids["source"], ids["target"]) if "source" in ids else checkpoint.logits(ids["text"])
-    return tape, logits[0]
 
 
 def assert_thumbnails(page, run, info, weights):
@@ -145,6 +109,12 @@ def test_next_tokens_have_exact_probabilities_at_every_temperature():
             assert math.exp(logit / temperature - log_sum) == pytest.approx(float(expected[token]), abs=1e-5)
 
 
+def test_an_id_without_a_token_is_named_by_its_number():
+    names = {token: name for token, name, _ in Page(checkpoint("decoder")).next_tokens()}
+    assert {names[i] for i in range(len(WORDS), 23)} == {f"#{i}" for i in range(len(WORDS), 23)}
+    assert names[4] == "the"
+
+
 def test_a_target_is_generated_unless_it_is_given():
     shown = checkpoint("pair")
     page = Page(shown)
@@ -185,7 +155,8 @@ def test_an_image_model_shows_its_patches():
     info = page.client.get("look/info", params={"session": page.key}).json()["checkpoints"][0]
     assert info["reads"] == "image"
     run = page.run(info["examples"][0])
-    assert run["texts"]["text"]["tokens"][5] == "row 2, column 2"
+    assert run["texts"]["text"]["tokens"][5] == "r2c2"
+    assert run["texts"]["text"]["image"] == {"channels": 1, "side": 8, "patch": 2}
     assert run["attentions"][0]["rows"] == 17  # with the class token
     assert page.tile(run, name=run["attentions"][0]["name"], head=0).sum(dim=-1).tolist() == pytest.approx([1.0] * 17)
     assert page.run("0.5 0.5 0.5", check=422)["code"] == "input.invalid"
@@ -295,7 +266,7 @@ def test_only_the_address_with_its_token_and_host_is_answered():
     assert client.get("look/info", params=session, headers={"Host": "evil.example"}).status_code == 421
     assert client.get("look/info", params=session, headers={"Origin": "http://evil.example"}).status_code == 403
     assert client.post("look/run", content=b"x" * (app.MAX_BODY + 1)).status_code == 413
-    assert client.get("look/info", params={"session": "other"}).json()["code"] == "usage.argument"
+    assert client.get("look/info", params={"session": "other"}).json()["code"] == "usage.expired"
     page_headers = client.get(f"http://{HOST}/secret/").headers
     assert "default-src 'none'" in page_headers["content-security-policy"]
     assert "unsafe" not in page_headers["content-security-policy"]
@@ -308,7 +279,7 @@ def test_a_session_holds_a_bounded_number_of_runs(monkeypatch):
     runs = [page.run(f"the cat {'sat ' * i}") for i in range(session.MAX_RUNS + 2)]
     assert len(page.sessions[page.key].runs) == session.MAX_RUNS
     page.get("next", runs[-1], position=0)
-    assert page.get("next", runs[0], check=422, position=0).json()["code"] == "usage.argument"
+    assert page.get("next", runs[0], check=422, position=0).json()["code"] == "usage.expired"
     monkeypatch.setattr(session, "MAX_BYTES", 1)
     page.run()
     assert len(page.sessions[page.key].runs) == 1
@@ -338,7 +309,7 @@ def test_closing_the_page_frees_what_it_held():
 def test_a_page_that_is_not_used_is_closed(monkeypatch):
     page = Page(checkpoint("decoder"))
     monkeypatch.setattr(session, "IDLE_SECONDS", -1.0)
-    assert page.client.get("look/info", params={"session": page.key}).json()["code"] == "usage.argument"
+    assert page.client.get("look/info", params={"session": page.key}).json()["code"] == "usage.expired"
     assert len(page.sessions) == 0
 
 

@@ -28,7 +28,8 @@ export function showCell(root, cell, names) {
   }
   steps.push(["score", number(cell.score)]);
   if (softmax) {
-    steps.push(["− highest score of the row", number(cell.highest)], ["exp", number(Math.exp(cell.score - cell.highest))], ["÷ denominator Σ exp", number(cell.denominator)]);
+    steps.push(["− highest score of the row", number(cell.highest)], ["exp", number(Math.exp(cell.score - cell.highest))],
+      ["÷ denominator Σ exp", number(cell.denominator)]);
   }
   steps.push([softmax ? "= weight" : `weight by ${cell.core}`, number(cell.weight)]);
   root.append(element("dl", { class: "steps" }, ...steps.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)])));
@@ -38,7 +39,9 @@ export function showCell(root, cell, names) {
   if (cell.query) root.append(element("h4", {}, `q and k, ${cell.query.length} dimensions`), vectors(cell.query, cell.key));
 }
 
-const ordinal = (n) => (n === 1 ? "" : `${n}${n % 10 === 2 && n % 100 !== 12 ? "nd" : n % 10 === 3 && n % 100 !== 13 ? "rd" : n % 10 === 1 && n % 100 !== 11 ? "st" : "th"}`);
+const ENDINGS = { one: "st", two: "nd", few: "rd", other: "th" };
+const RULES = new Intl.PluralRules("en", { type: "ordinal" });
+const ordinal = (n) => (n === 1 ? "" : `${n}${ENDINGS[RULES.select(n)]}`);
 
 // a list of signed numbers as bars around 0
 export function bars(entries) {

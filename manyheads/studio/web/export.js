@@ -9,7 +9,8 @@ export function toSvg(view, title) {
   const { source } = view;
   const isLarge = source.rows * source.columns > MAX_SHAPES;
   const { shapes, width, height } = isLarge || !source.whole ? pictured(view) : view.toSvg(shape);
-  const root = shape("svg", { xmlns: SVG, viewBox: `0 0 ${width} ${height}`, width, height, "font-family": "system-ui, sans-serif", "font-size": "12", fill: theme().ink });
+  const font = { "font-family": "system-ui, sans-serif", "font-size": "12", fill: theme().ink };
+  const root = shape("svg", { xmlns: SVG, viewBox: `0 0 ${width} ${height}`, width, height, ...font });
   root.append(shape("title", {}, title), shape("rect", { width, height, fill: theme().paper }), ...shapes);
   return new XMLSerializer().serializeToString(root);
 }

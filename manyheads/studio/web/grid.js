@@ -1,10 +1,11 @@
 // All heads at once: a row per layer, a column per head, with badges and the effect of switching each one off.
 
 import { number, position, Surface } from "./canvas.js";
-import { colours, theme } from "./colors.js";
+import { colours, paint, theme } from "./colors.js";
 import { element } from "./dom.js";
 
-const [GAP, LEFT, TOP, BAR] = [6, 30, 18, 5];
+const [LEFT, TOP, BAR] = [30, 18, 5];
+const [MIN_STEP, MAX_STEP] = [15, 58]; // from one head to the next
 export const LETTERS = { previous: "P", next: "N", self: "S", first: "1", same: "=", induction: "I" };
 export const BADGE_NAMES = {
   previous: "previous token", next: "next token", self: "its own token", first: "first token", same: "same token elsewhere", induction: "induction",
@@ -19,17 +20,29 @@ export class Grid {
     this.events = events;
     this.panels = [];
     this.images = new Map();
+    this.differences = new Map(); // signed thumbnails, drawn instead if showsDifferences
+    this.showsDifferences = false;
     this.values = new Map(); // measures and effects by "name/head"
     this.sort = "layer";
     this.off = new Set();
   }
 
-  set(run, cellSize) {
-    const changed = !this.run || JSON.stringify(this.run.attentions.map((a) => [a.name, a.heads])) !== JSON.stringify(run.attentions.map((a) => [a.name, a.heads]));
+  set(run) {
+    const shape = (one) => JSON.stringify(one?.attentions.map((a) => [a.name, a.heads]));
+    const changed = shape(this.run) !== shape(run);
     this.run = run;
-    this.cell = cellSize;
-    this.values.clear();
+    for (const one of [this.values, this.images, this.differences]) one.clear();
     if (changed || this.built !== this.sort) this.build();
+    this.redraw();
+  }
+
+  // heads as large as fit side by side into a width
+  fit(width) {
+    if (!this.run) return;
+    const heads = Math.max(...this.run.attentions.map((one) => one.heads));
+    const step = Math.max(MIN_STEP, Math.min(MAX_STEP, Math.floor((width - LEFT) / heads)));
+    this.gap = step < 28 ? 3 : 6;
+    this.cell = step - this.gap;
     this.redraw();
   }
 
@@ -87,7 +100,7 @@ export class Grid {
     made.surface = new Surface(canvas, (context) => this.draw(context, made));
     const at = (event) => {
       const [x, y] = position(event);
-      const [column, row] = [Math.floor((x - LEFT) / (this.cell + GAP)), Math.floor((y - TOP) / (this.cell + GAP + BAR))];
+      const [column, row] = [Math.floor((x - LEFT) / (this.cell + this.gap)), Math.floor((y - TOP) / (this.cell + this.gap + BAR))];
       return heads.find((one) => one.row === row && one.column === column);
     };
     canvas.addEventListener("pointermove", (event) => { const one = at(event); this.hover(one, made); });
@@ -121,8 +134,12 @@ export class Grid {
     if (value.entropy !== undefined) parts.push(`entropy ${number(value.entropy)} nats`, `distance ${number(value.distance)} tokens`);
     if (value.badges?.length) parts.push(value.badges.map((name) => `${BADGE_NAMES[name]} ${number(value[name])}`).join(", "));
     if (value.mean !== undefined) parts.push(`effect ${number(value.mean)} ${value.measure === "kl" ? "nats (KL)" : "(1 − cosine)"}`);
+    if (value.moved !== undefined) parts.push(`${(100 * value.moved).toFixed(1)} % of the weight moved`);
     return parts.join(" · ");
   }
+
+  // what the bar below a head shows
+  barOf(value) { return this.showsDifferences ? value.moved : value.mean; }
 
   isChosen({ info, head }) { return info.name === this.chosen?.name && String(head) === String(this.chosen?.head); }
 
@@ -130,49 +147,65 @@ export class Grid {
     const [height, width] = info.thumbnail;
     const table = colours().weight;
     for (let head = 0; head < info.heads; head++) {
-      const made = document.createElement("canvas");
-      [made.width, made.height] = [width, height];
-      const pixels = new ImageData(width, height);
-      for (let i = 0; i < width * height; i++) {
-        const index = 3 * bytes[head * width * height + i];
-        pixels.data.set([table[index], table[index + 1], table[index + 2], 255], 4 * i);
-      }
-      made.getContext("2d").putImageData(pixels, 0, 0);
-      this.images.set(`${info.name}/${head}`, made);
+      const part = bytes.subarray(head * width * height, (head + 1) * width * height);
+      this.images.set(`${info.name}/${head}`, thumbnail(width, height, (data, i) => {
+        const index = 3 * part[i];
+        [data[4 * i], data[4 * i + 1], data[4 * i + 2], data[4 * i + 3]] = [table[index], table[index + 1], table[index + 2], 255];
+      }));
+    }
+    this.redraw();
+  }
+
+  clearDifferences() {
+    this.differences.clear();
+    for (const { info, head } of this.heads()) this.merge(info, head, { moved: undefined });
+  }
+
+  // the answer of the server: the share of weight that moved per head, and signed thumbnails
+  setDifferences(info, buffer) {
+    const [height, width] = info.thumbnail;
+    const moved = new Float32Array(buffer, 0, info.heads);
+    const bytes = new Int8Array(buffer, 4 * info.heads);
+    for (let head = 0; head < info.heads; head++) {
+      const part = bytes.subarray(head * width * height, (head + 1) * width * height);
+      this.differences.set(`${info.name}/${head}`, thumbnail(width, height, (data, i) => paint(data, 4 * i, (part[i] * Math.abs(part[i])) / 127 ** 2)));
+      this.merge(info, head, { moved: moved[head] });
     }
     this.redraw();
   }
 
   redraw() {
+    if (!this.cell) return;
     for (const panel of this.panels) {
-      panel.surface.resize(LEFT + panel.columns * (this.cell + GAP), TOP + panel.rows * (this.cell + GAP + BAR));
+      panel.surface.resize(LEFT + panel.columns * (this.cell + this.gap), TOP + panel.rows * (this.cell + this.gap + BAR));
     }
   }
 
   draw(context, panel) {
     const colour = theme();
     context.clearRect(0, 0, panel.surface.width, panel.surface.height);
-    const largest = Math.max(...this.heads().map(({ info, head }) => this.value(info, head).mean ?? 0), 1e-9);
+    const largest = Math.max(...this.heads().map(({ info, head }) => this.barOf(this.value(info, head)) ?? 0), 1e-9);
     context.font = "11px system-ui, sans-serif";
     context.textBaseline = "middle";
     context.fillStyle = colour.soft;
     const size = this.cell;
     if (this.sort === "layer") {
       context.textAlign = "center";
-      for (let column = 0; column < panel.columns; column++) context.fillText(column, LEFT + column * (size + GAP) + size / 2, TOP / 2);
+      for (let column = 0; column < panel.columns; column++) context.fillText(column, LEFT + column * (size + this.gap) + size / 2, TOP / 2);
       context.textAlign = "right";
-      for (const one of panel.heads) if (one.column === 0) context.fillText(one.info.layer, LEFT - 8, TOP + one.row * (size + GAP + BAR) + size / 2);
+      for (const one of panel.heads) if (one.column === 0) context.fillText(one.info.layer, LEFT - 8, TOP + one.row * (size + this.gap + BAR) + size / 2);
     }
     for (const one of panel.heads) {
-      const [x, y] = [LEFT + one.column * (size + GAP), TOP + one.row * (size + GAP + BAR)];
+      const [x, y] = [LEFT + one.column * (size + this.gap), TOP + one.row * (size + this.gap + BAR)];
       this.drawHead(context, one, x, y, size, largest, colour);
     }
   }
 
   drawHead(context, one, x, y, size, largest, colour) {
     const key = `${one.info.name}/${one.head}`;
-    const image = this.images.get(key);
+    const image = (this.showsDifferences ? this.differences : this.images).get(key);
     const value = this.value(one.info, one.head);
+    const bar = this.barOf(value);
     context.imageSmoothingEnabled = image ? image.width > size : false;
     context.fillStyle = colour.raised;
     context.fillRect(x, y, size, size);
@@ -182,14 +215,14 @@ export class Grid {
     context.strokeStyle = this.isChosen(one) ? colour.warm : colour.line;
     context.lineWidth = this.isChosen(one) ? 2.5 : 1;
     context.strokeRect(x + 0.5, y + 0.5, size - 1, size - 1);
-    if (value.mean !== undefined) {
+    if (bar !== undefined) {
       context.fillStyle = colour.line;
       context.fillRect(x, y + size + 2, size, 3);
       context.fillStyle = colour.warm;
-      context.fillRect(x, y + size + 2, Math.max(1, size * Math.sqrt(value.mean / largest)), 3);
+      context.fillRect(x, y + size + 2, Math.max(1, size * Math.sqrt(bar / largest)), 3);
     }
     const letters = (value.badges ?? []).map((name) => LETTERS[name]);
-    if (letters.length && size >= 26) {
+    if (letters.length && size >= 22) {
       context.font = "600 9px system-ui, sans-serif";
       context.textAlign = "center";
       letters.forEach((letter, i) => {
@@ -200,7 +233,7 @@ export class Grid {
         context.fillText(letter, left + 5, y + 7);
       });
     }
-    if (this.sort !== "layer" && size >= 26) {
+    if (this.sort !== "layer" && size >= 22) {
       context.font = "9px system-ui, sans-serif";
       context.textAlign = "left";
       const text = `${one.info.kind === "self" ? one.info.stack[0] : one.info.kind[0]}${one.info.layer}.${one.head}`;
@@ -210,4 +243,14 @@ export class Grid {
       context.fillText(text, x + 3, y + size - 6);
     }
   }
+}
+
+// a small picture; write(data, i) sets the colour of its pixel i
+function thumbnail(width, height, write) {
+  const made = document.createElement("canvas");
+  [made.width, made.height] = [width, height];
+  const pixels = new ImageData(width, height);
+  for (let i = 0; i < width * height; i++) write(pixels.data, i);
+  made.getContext("2d").putImageData(pixels, 0, 0);
+  return made;
 }

@@ -5,7 +5,8 @@ import { css, isDarkCell, paint, theme } from "./colors.js";
 import { element } from "./dom.js";
 import { TILE } from "./source.js";
 
-const [LEFT, TOP] = [112, 92];
+const [MAX_LEFT, MAX_TOP] = [112, 92]; // room for labels
+const [SIN, COS] = [Math.sin(Math.PI / 3), Math.cos(Math.PI / 3)]; // of the angle of the labels of columns
 const MAX_SCALE = 46;
 const FONT = "12px system-ui, sans-serif";
 
@@ -17,7 +18,7 @@ export class MatrixView {
       class: "matrix", tabindex: "0", role: "img", "aria-label": `${name}: attention matrix; arrow keys move, Enter locks a cell`,
     });
     this.surface = new Surface(this.canvas, (context) => this.draw(context));
-    Object.assign(this, { source: null, rows: [], columns: [], cursor: null, locked: null, isolate: "", drag: null, gain: 1 });
+    Object.assign(this, { source: null, rows: [], columns: [], cursor: null, locked: null, isolate: "", drag: null, gain: 1, left: 0, top: 0, ends: [] });
     this.canvas.addEventListener("wheel", (event) => this.onWheel(event), { passive: false });
     this.canvas.addEventListener("pointerdown", (event) => this.onDown(event));
     this.canvas.addEventListener("pointermove", (event) => this.onMove(event));
@@ -29,10 +30,23 @@ export class MatrixView {
 
   set(source, rows, columns, { keepView = false } = {}) {
     const same = this.source && this.source.rows === source.rows && this.source.columns === source.columns;
+    const fitted = this.source && this.scale === this.fitScale();
     Object.assign(this, { source, rows, columns });
+    this.measure();
     source.onload = () => { this.surface.redraw(); this.events.loaded?.(); };
-    if (!(keepView && same) || !this.scale) this.fit();
+    if (!(keepView && same) || fitted || !this.scale) this.fit();
     this.surface.redraw();
+  }
+
+  // the room that the labels take: left of the rows, above the columns, and right of the last columns
+  measure() {
+    const { context } = this.surface;
+    context.font = `600 ${FONT}`;
+    const width = (text) => context.measureText(text).width;
+    const widest = (groups) => Math.max(...[...new Set(groups.map((group) => label(group.label)))].map(width));
+    this.left = Math.min(MAX_LEFT, Math.ceil(widest(this.rows)) + 12);
+    this.top = Math.min(MAX_TOP, Math.ceil(widest(this.columns) * SIN) + 14);
+    this.ends = this.columns.slice(-12).reverse().map((group) => width(label(group.label)) * COS + 6);
   }
 
   resize(width, height) {
@@ -44,7 +58,8 @@ export class MatrixView {
   fitScale() {
     const { width, height } = this.surface;
     if (!width || !this.source) return 0;
-    return Math.min(MAX_SCALE, (width - LEFT - 4) / this.source.columns, (height - TOP - 4) / this.source.rows);
+    const labelled = this.ends.map((end, i) => (width - this.left - end) / (this.source.columns - i - 0.5));
+    return Math.min(MAX_SCALE, (width - this.left - 4) / this.source.columns, (height - this.top - 4) / this.source.rows, ...labelled);
   }
 
   fit() {
@@ -53,17 +68,17 @@ export class MatrixView {
     this.surface.redraw();
   }
 
-  zoom(factor, atX = LEFT + (this.surface.width - LEFT) / 2, atY = TOP + (this.surface.height - TOP) / 2) {
+  zoom(factor, atX = (this.left + this.surface.width) / 2, atY = (this.top + this.surface.height) / 2) {
     if (!this.source) return;
     const scale = Math.max(this.fitScale(), Math.min(MAX_SCALE, this.scale * factor));
-    const [column, row] = [(atX - LEFT) / this.scale + this.x, (atY - TOP) / this.scale + this.y];
+    const [column, row] = [(atX - this.left) / this.scale + this.x, (atY - this.top) / this.scale + this.y];
     this.scale = scale;
-    this.pan(column - (atX - LEFT) / scale, row - (atY - TOP) / scale);
+    this.pan(column - (atX - this.left) / scale, row - (atY - this.top) / scale);
   }
 
   pan(x, y) {
-    const across = (this.surface.width - LEFT) / this.scale;
-    const down = (this.surface.height - TOP) / this.scale;
+    const across = (this.surface.width - this.left - Math.max(0, this.ends[0] - this.scale / 2)) / this.scale;
+    const down = (this.surface.height - this.top) / this.scale;
     this.x = Math.max(0, Math.min(this.source.columns - across, x));
     this.y = Math.max(0, Math.min(this.source.rows - down, y));
     if (across >= this.source.columns) this.x = 0;
@@ -72,8 +87,8 @@ export class MatrixView {
   }
 
   cellAt(x, y) {
-    if (!this.source || x < LEFT || y < TOP) return null;
-    const [column, row] = [Math.floor((x - LEFT) / this.scale + this.x), Math.floor((y - TOP) / this.scale + this.y)];
+    if (!this.source || x < this.left || y < this.top) return null;
+    const [column, row] = [Math.floor((x - this.left) / this.scale + this.x), Math.floor((y - this.top) / this.scale + this.y)];
     return row < this.source.rows && column < this.source.columns ? { row, column } : null;
   }
 
@@ -154,8 +169,8 @@ export class MatrixView {
     const locked = this.locked !== null;
     this.cursor = cell;
     if (locked) this.locked = cell;
-    const across = (this.surface.width - LEFT) / this.scale;
-    const down = (this.surface.height - TOP) / this.scale;
+    const across = (this.surface.width - this.left) / this.scale;
+    const down = (this.surface.height - this.top) / this.scale;
     if (cell.column < this.x || cell.column >= this.x + across - 1) this.pan(cell.column - across / 2, this.y);
     if (cell.row < this.y || cell.row >= this.y + down - 1) this.pan(this.x, cell.row - down / 2);
     if (locked) this.events.choose?.(cell);
@@ -187,12 +202,14 @@ export class MatrixView {
     const colours = theme();
     context.clearRect(0, 0, width, height);
     if (!this.source || !this.scale) return;
+    this.canvas.dataset.cells = `${this.left} ${this.top} ${this.scale}`; // where they are, for tests of the page
     context.save();
     context.beginPath();
-    context.rect(LEFT, TOP, width - LEFT, height - TOP);
+    context.rect(this.left, this.top, width - this.left, height - this.top);
     context.clip();
     this.drawCells(context);
-    this.drawMarks(context, colours);
+    this.drawLines(context, colours);
+    this.drawCursor(context, colours);
     context.restore();
     this.drawLabels(context, colours);
   }
@@ -202,11 +219,11 @@ export class MatrixView {
     const level = Math.min(this.source.maxLevel, Math.max(0, Math.ceil(-Math.log2(this.scale * (devicePixelRatio || 1)))));
     const step = TILE * 2 ** level;
     context.imageSmoothingEnabled = false;
-    const [lastRow, lastColumn] = [this.y + (height - TOP) / this.scale, this.x + (width - LEFT) / this.scale];
+    const [lastRow, lastColumn] = [this.y + (height - this.top) / this.scale, this.x + (width - this.left) / this.scale];
     for (let row = Math.floor(this.y / step); row * step < Math.min(lastRow, this.source.rows); row++) {
       for (let column = Math.floor(this.x / step); column * step < Math.min(lastColumn, this.source.columns); column++) {
         const image = this.image(level, row, column);
-        const [x, y] = [LEFT + (column * step - this.x) * this.scale, TOP + (row * step - this.y) * this.scale];
+        const [x, y] = [this.left + (column * step - this.x) * this.scale, this.top + (row * step - this.y) * this.scale];
         const size = this.scale * 2 ** level;
         if (image) context.drawImage(image, x, y, image.width * size, image.height * size);
         else this.drawCoarser(context, level, row, column, x, y, size);
@@ -244,58 +261,64 @@ export class MatrixView {
   eachVisible(visit) {
     const { width, height } = this.surface;
     for (let row = Math.floor(this.y); row < this.source.rows; row++) {
-      const y = TOP + (row - this.y) * this.scale;
+      const y = this.top + (row - this.y) * this.scale;
       if (y > height) break;
       for (let column = Math.floor(this.x); column < this.source.columns; column++) {
-        const x = LEFT + (column - this.x) * this.scale;
+        const x = this.left + (column - this.x) * this.scale;
         if (x > width) break;
         visit(row, column, x, y);
       }
     }
   }
 
-  drawMarks(context, colours) {
+  drawLines(context, colours) {
     const { width, height } = this.surface;
-    const [right, bottom] = [LEFT + (this.source.columns - this.x) * this.scale, TOP + (this.source.rows - this.y) * this.scale];
+    const [right, bottom] = [this.left + (this.source.columns - this.x) * this.scale, this.top + (this.source.rows - this.y) * this.scale];
     if (this.scale >= 7) {
       context.strokeStyle = colours.line;
       context.lineWidth = 0.5;
       context.beginPath();
       for (let c = Math.ceil(this.x); c <= this.source.columns; c++) {
-        const x = LEFT + (c - this.x) * this.scale;
-        context.moveTo(x, TOP);
+        const x = this.left + (c - this.x) * this.scale;
+        context.moveTo(x, this.top);
         context.lineTo(x, Math.min(height, bottom));
       }
       for (let r = Math.ceil(this.y); r <= this.source.rows; r++) {
-        const y = TOP + (r - this.y) * this.scale;
-        context.moveTo(LEFT, y);
+        const y = this.top + (r - this.y) * this.scale;
+        context.moveTo(this.left, y);
         context.lineTo(Math.min(width, right), y);
       }
       context.stroke();
     }
     context.strokeStyle = colours.line;
     context.lineWidth = 1;
-    context.strokeRect(LEFT + 0.5 - this.x * this.scale, TOP + 0.5 - this.y * this.scale, this.source.columns * this.scale, this.source.rows * this.scale);
+    const [x, y] = [this.left + 0.5 - this.x * this.scale, this.top + 0.5 - this.y * this.scale];
+    context.strokeRect(x, y, this.source.columns * this.scale, this.source.rows * this.scale);
+  }
+
+  drawCursor(context, colours) {
+    const { width, height } = this.surface;
+    const [right, bottom] = [this.left + (this.source.columns - this.x) * this.scale, this.top + (this.source.rows - this.y) * this.scale];
     const cell = this.locked ?? this.cursor;
     if (!cell) return;
     const size = Math.max(1, this.scale);
-    const [x, y] = [LEFT + (cell.column - this.x) * this.scale, TOP + (cell.row - this.y) * this.scale];
+    const [x, y] = [this.left + (cell.column - this.x) * this.scale, this.top + (cell.row - this.y) * this.scale];
     if (this.isolate) {
       context.globalAlpha = 0.86;
       context.fillStyle = colours.paper;
       if (this.isolate === "row") {
-        context.fillRect(LEFT, TOP, width, y - TOP);
-        context.fillRect(LEFT, y + size, width, height);
+        context.fillRect(this.left, this.top, width, y - this.top);
+        context.fillRect(this.left, y + size, width, height);
       } else {
-        context.fillRect(LEFT, TOP, x - LEFT, height);
-        context.fillRect(x + size, TOP, width, height);
+        context.fillRect(this.left, this.top, x - this.left, height);
+        context.fillRect(x + size, this.top, width, height);
       }
       context.globalAlpha = 1;
     }
     context.strokeStyle = colours.warm;
     context.globalAlpha = 0.6;
-    context.strokeRect(LEFT - 1, y, right - LEFT + 2, size);
-    context.strokeRect(x, TOP - 1, size, bottom - TOP + 2);
+    context.strokeRect(this.left - 1, y, right - this.left + 2, size);
+    context.strokeRect(x, this.top - 1, size, bottom - this.top + 2);
     context.globalAlpha = 1;
     context.lineWidth = this.locked ? 3 : 2;
     context.strokeRect(x - 1, y - 1, size + 2, size + 2);
@@ -315,17 +338,17 @@ export class MatrixView {
     };
     const shows = (index, chosen) => index === chosen || (index % every === 0 && Math.abs(index - (chosen ?? -1e9)) >= every);
     for (let row = Math.floor(this.y); row < this.source.rows; row++) {
-      const y = TOP + (row + 0.5 - this.y) * this.scale;
+      const y = this.top + (row + 0.5 - this.y) * this.scale;
       if (y > height) break;
-      if (y >= TOP && shows(row, cell?.row)) context.fillText(write(this.rows[row], row === cell?.row), LEFT - 6, y);
+      if (y >= this.top && shows(row, cell?.row)) context.fillText(write(this.rows[row], row === cell?.row), this.left - 6, y);
     }
     context.textAlign = "left";
     for (let column = Math.floor(this.x); column < this.source.columns; column++) {
-      const x = LEFT + (column + 0.5 - this.x) * this.scale;
+      const x = this.left + (column + 0.5 - this.x) * this.scale;
       if (x > width) break;
-      if (x < LEFT || !shows(column, cell?.column)) continue;
+      if (x < this.left || !shows(column, cell?.column)) continue;
       context.save();
-      context.translate(x, TOP - 6);
+      context.translate(x, this.top - 6);
       context.rotate(-Math.PI / 3);
       context.fillText(write(this.columns[column], column === cell?.column), 0, 0);
       context.restore();
@@ -341,20 +364,21 @@ export class MatrixView {
       for (let column = 0; column < this.source.columns; column++) {
         const value = this.source.value(row, column);
         if (!value) continue;
-        const cell = svg("rect", { x: LEFT + column * size, y: TOP + row * size, width: size, height: size, fill: css(value * this.gain) });
+        const cell = svg("rect", { x: this.left + column * size, y: this.top + row * size, width: size, height: size, fill: css(value * this.gain) });
         cell.append(svg("title", {}, `${this.rows[row].label} → ${this.columns[column].label}: ${value.toFixed(5)}`));
         shapes.push(cell);
       }
     }
     if (size >= 7) {
-      this.rows.forEach((row, i) => shapes.push(svg("text", { x: LEFT - 6, y: TOP + (i + 0.5) * size + 4, "text-anchor": "end" }, label(row.label))));
+      this.rows.forEach((row, i) => shapes.push(svg("text", { x: this.left - 6, y: this.top + (i + 0.5) * size + 4, "text-anchor": "end" }, label(row.label))));
       this.columns.forEach((column, i) => {
-        const x = LEFT + (i + 0.5) * size;
-        shapes.push(svg("text", { x, y: TOP - 6, transform: `rotate(-60 ${x} ${TOP - 6})` }, label(column.label)));
+        const x = this.left + (i + 0.5) * size;
+        shapes.push(svg("text", { x, y: this.top - 6, transform: `rotate(-60 ${x} ${this.top - 6})` }, label(column.label)));
       });
     }
-    shapes.push(svg("rect", { x: LEFT, y: TOP, width: size * this.source.columns, height: size * this.source.rows, fill: "none", stroke: theme().line }));
-    return { shapes, width: LEFT + size * this.source.columns + 8, height: TOP + size * this.source.rows + 8 };
+    const [width, height] = [size * this.source.columns, size * this.source.rows];
+    shapes.push(svg("rect", { x: this.left, y: this.top, width, height, fill: "none", stroke: theme().line }));
+    return { shapes, width: this.left + width + Math.max(8, this.ends[0] - size / 2), height: this.top + height + 8 };
   }
 }
 

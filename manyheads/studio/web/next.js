@@ -13,35 +13,41 @@ export function probabilities(next, temperature) {
 }
 
 // without: the same position with heads switched off, or null. choose(id) appends a token, or is null.
-export function showNext(root, next, without, temperature, choose) {
+export function showNext(root, next, without, temperature, choose, output) {
   root.replaceChildren();
   const before = probabilities(next, temperature);
   const after = without ? probabilities(without, temperature) : null;
-  const ids = [...before.keys()].slice(0, SHOWN);
-  if (after) for (const id of [...after.keys()].slice(0, SHOWN)) if (!ids.includes(id)) ids.push(id);
+  const ids = [...new Set([before, after ?? new Map()].flatMap((one) => [...one.keys()].slice(0, SHOWN)))];
   const largest = Math.max(...ids.flatMap((id) => [before.get(id)?.p ?? 0, after?.get(id)?.p ?? 0]), 1e-9);
-  const rows = ids.map((id) => {
-    const [p, q] = [before.get(id)?.p, after?.get(id)?.p];
-    const name = (before.get(id) ?? after.get(id)).name;
-    const bar = element("i", {});
-    bar.style.width = `${(100 * (p ?? 0)) / largest}%`;
-    const cells = [bar];
-    if (after) {
-      const other = element("i", { class: "after" });
-      other.style.width = `${(100 * (q ?? 0)) / largest}%`;
-      cells.push(other);
-    }
-    const text = element("span", { class: "token" }, label(name, 16));
-    const head = choose ? element("button", { type: "button", class: "plain", title: "Append this token", onclick: () => choose(id) }, text) : text;
-    const change = after && p !== undefined && q !== undefined ? q - p : null;
-    return element("tr", {}, element("th", { scope: "row" }, head), element("td", { class: "track" }, ...cells), element("td", { class: "value" }, p === undefined ? "–" : percent(p)),
-      ...(after ? [element("td", { class: `value ${change < 0 ? "minus" : "plus"}` }, change === null ? "–" : `${change < 0 ? "−" : "+"}${percent(Math.abs(change))}`)] : []));
-  });
+  const rows = ids.map((id) => rowOf(id, before, after, largest, choose));
   const listed = [...before.values()].reduce((sum, { p }) => sum + p, 0);
-  const titles = ["token", "", "p", ...(after ? ["change"] : [])];
-  root.append(element("table", { class: "next" }, element("thead", {}, element("tr", {}, ...titles.map((title) => element("th", { scope: "col" }, title)))), element("tbody", {}, ...rows)));
-  if (next.vocab > next.tokens.length) root.append(element("p", { class: "soft" }, `${next.tokens.length} of ${next.vocab.toLocaleString("en")} tokens are listed; they have ${percent(listed)} of the probability.`));
-  if (after) root.append(element("p", { class: "soft" }, `Solid: the whole model; outlined: without the heads that are off. KL of the listed tokens: ${number(divergence(before, after))} nats.`));
+  const titles = [output === "classes" ? "class" : "token", "", "p", ...(after ? ["change"] : [])];
+  root.append(element("table", { class: "next" },
+    element("thead", {}, element("tr", {}, ...titles.map((title) => element("th", { scope: "col" }, title)))), element("tbody", {}, ...rows)));
+  const note = (text) => root.append(element("p", { class: "soft" }, text));
+  if (next.vocab > next.tokens.length) {
+    note(`${next.tokens.length} of ${next.vocab.toLocaleString("en")} tokens are listed; they have ${percent(listed)} of the probability.`);
+  }
+  if (after) {
+    const kl = number(divergence(before, after));
+    note(`Solid: the whole model; outlined: without the heads that are off. KL of the listed tokens: ${kl} nats.`);
+  }
+}
+
+function rowOf(id, before, after, largest, choose) {
+  const [p, q] = [before.get(id)?.p, after?.get(id)?.p];
+  const bar = (share, name) => {
+    const made = element("i", { class: name });
+    made.style.width = `${(100 * (share ?? 0)) / largest}%`;
+    return made;
+  };
+  const text = element("span", { class: "token" }, label((before.get(id) ?? after.get(id)).name, 16));
+  const head = choose ? element("button", { type: "button", class: "plain", title: "Append this token", onclick: () => choose(id) }, text) : text;
+  const change = after && p !== undefined && q !== undefined ? q - p : null;
+  const changed = change === null ? "–" : `${change < 0 ? "−" : "+"}${percent(Math.abs(change))}`;
+  return element("tr", {}, element("th", { scope: "row" }, head), element("td", { class: "track" }, bar(p), after ? bar(q, "after") : null),
+    element("td", { class: "value" }, p === undefined ? "–" : percent(p)),
+    after ? element("td", { class: `value ${change < 0 ? "minus" : "plus"}` }, changed) : null);
 }
 
 function divergence(before, after) {

@@ -110,7 +110,7 @@ export function groups(text, count, { hideSpecial, merge }) {
   const shift = count - text.tokens.length; // a class token that the model adds
   for (let i = 0; i < count; i++) {
     const k = i - shift;
-    const token = k < 0 ? "class token" : text.tokens[k];
+    const token = k < 0 ? "[CLS]" : text.tokens[k];
     const special = k < 0 || text.special[k];
     if (hideSpecial && special) continue;
     const last = made.at(-1);
@@ -118,7 +118,7 @@ export function groups(text, count, { hideSpecial, merge }) {
       last.tokens.push(i);
       last.label += token;
     } else {
-      made.push({ tokens: [i], label: token, special, word: k < 0 ? null : text.words[k] });
+      made.push({ tokens: [i], label: token, special, word: k < 0 ? null : text.words[k], patch: k });
     }
   }
   return made;

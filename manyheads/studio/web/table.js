@@ -20,7 +20,10 @@ export function matrixTable(title, source, rows, columns) {
 export function headsTable(grid) {
   const lines = grid.heads().map(({ info, head }) => {
     const value = grid.value(info, head);
-    return [`${info.name}, head ${head}`, number(value.entropy), number(value.distance), (value.badges ?? []).map((name) => BADGE_NAMES[name]).join(", "), number(value.mean)];
+    const patterns = (value.badges ?? []).map((name) => BADGE_NAMES[name]).join(", ");
+    const moved = grid.showsDifferences ? [number(value.moved)] : [];
+    return [`${info.name}, head ${head}`, number(value.entropy), number(value.distance), patterns, number(value.mean), ...moved];
   });
-  return table("Heads", ["head", "entropy (nats)", "distance (tokens)", "pattern", "effect"], lines);
+  const titles = ["head", "entropy (nats)", "distance (tokens)", "pattern", "effect"];
+  return table("Heads", grid.showsDifferences ? [...titles, "weight moved"] : titles, lines);
 }

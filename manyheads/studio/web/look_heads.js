@@ -1,0 +1,135 @@
+// The first level: the grid of all heads. Thumbnails come first, then measures, then the effect of each head.
+
+import { getBytes, getJson, query } from "./api.js";
+import { element } from "./dom.js";
+import { BADGE_NAMES, Grid, LETTERS } from "./grid.js";
+import { check, select } from "./look_controls.js";
+import { Trust } from "./look_trust.js";
+
+const SORTS = { layer: "layer", entropy: "entropy", distance: "distance", effect: "effect" };
+const NARROW = 1100; // pixels up to which the levels are below each other, as in style.css
+
+export class HeadsPanel {
+  constructor(look) {
+    this.look = look;
+    this.turn = 0;
+    this.sort = select("sort heads by", SORTS, "sort");
+    this.differences = check("differences", "differences");
+    this.trust = new Trust();
+    this.grids = element("div", { class: "grids" });
+    this.grid = new Grid(this.grids, { choose: (name, head, open) => look.chooseHead(name, head, open) });
+    this.legend = element("p", { class: "soft legend" });
+    this.root = element("section", { class: "heads", "aria-label": "All heads" },
+      element("div", { class: "bar" }, element("h2", {}, "Heads"), this.sort.root, this.differences.root), this.grids, this.legend);
+  }
+
+  stop() { this.turn++; }
+
+  // a third of the page, or all of it
+  fit() { this.grid.fit(Math.max(224, this.look.root.clientWidth * (innerWidth <= NARROW ? 1 : 0.35) - 15)); }
+
+  show(s) {
+    this.sort.control.value = s.sort;
+    if (this.grid.sort !== s.sort) this.grid.order(s.sort);
+    this.grid.chosen = { name: this.look.attention.name, head: s.mode === "head" ? this.look.head : null };
+    this.grid.off = new Set(s.off.map((one) => one.join(":")));
+    this.differences.control.checked = Boolean(s.differences);
+    this.differences.root.hidden = !this.look.compare.hasRun(s);
+    this.grid.showsDifferences = Boolean(s.differences) && this.look.compare.hasRun(s);
+    this.showLegend();
+    this.grid.redraw();
+  }
+
+  // what each head changes in the run that is compared
+  async showDifferences(s, isCurrent) {
+    if (!this.grid.showsDifferences) return;
+    const { run } = this.look;
+    const other = await this.look.compare.run(s);
+    const key = `${run.run}/${other.run}`;
+    if (!isCurrent() || this.compared === key) return;
+    this.compared = key;
+    this.grid.clearDifferences();
+    const shape = ({ heads, rows, columns }) => `${heads}×${rows}×${columns}`;
+    const same = run.attentions.filter((info) => other.attentions.some((one) => one.name === info.name && shape(one) === shape(info)));
+    this.incomparable = run.attentions.length - same.length;
+    for (const info of same) {
+      const buffer = await getBytes(query("look/differences", { run: run.run, other: other.run, name: info.name }));
+      if (this.compared !== key) return;
+      this.grid.setDifferences(info, buffer);
+    }
+    this.showLegend();
+    this.look.showTables();
+  }
+
+  async showRun(run, s) {
+    const turn = ++this.turn;
+    this.grid.sort = s.sort;
+    this.compared = null;
+    this.grid.set(run);
+    this.fit();
+    this.trust.start(run, this.look.info.checkpoints[run.checkpoint]);
+    this.showLegend();
+    performance.mark("look-run");
+    try {
+      await this.loadThumbnails(turn, run);
+      performance.measure("look-painted", "look-run");
+      await this.loadMeasures(turn, run);
+      if (turn === this.turn) await this.trust.showHash();
+      await this.loadEffects(turn, run);
+    } catch (error) {
+      if (turn === this.turn) this.look.fail(error);
+    }
+  }
+
+  async loadThumbnails(turn, run) {
+    await Promise.all(run.attentions.map(async (info) => {
+      const bytes = new Uint8Array(await getBytes(query("look/thumbnails", { run: run.run, name: info.name })));
+      if (turn === this.turn) this.grid.setThumbnails(info, bytes);
+    }));
+  }
+
+  async loadMeasures(turn, run) {
+    for (const info of run.attentions) {
+      if (turn !== this.turn) return;
+      const measured = await getJson(query("look/measures", { run: run.run, name: info.name }));
+      if (turn !== this.turn) return;
+      measured.heads.forEach((one, head) => this.grid.merge(info, head, one));
+      this.trust.add(measured.trust);
+      this.grid.redraw();
+      this.showLegend();
+    }
+    this.settle();
+  }
+
+  async loadEffects(turn, run) {
+    for (const { info, head } of this.grid.heads()) {
+      if (turn !== this.turn) return;
+      const effect = await getJson(query("look/effect", { run: run.run, name: info.name, head }));
+      if (turn !== this.turn) return;
+      this.grid.merge(info, head, effect);
+      this.grid.redraw();
+    }
+    this.settle();
+    this.look.page.dataset.effects = "all";
+  }
+
+  settle() {
+    if (this.grid.sort !== "layer") this.grid.order(this.grid.sort);
+    this.look.showTables();
+  }
+
+  showLegend() {
+    if (this.grid.showsDifferences) {
+      const missing = this.incomparable ? ` ${this.incomparable} attentions have other tokens or heads there, so they are not compared.` : "";
+      this.legend.textContent = "Colour: √ of the largest change of each pixel, blue for more weight here, orange for more in the run that is compared. "
+        + `Bar: the share of a row's weight that moved.${missing}`;
+      return;
+    }
+    const present = new Set(this.grid.heads().flatMap(({ info, head }) => this.grid.value(info, head).badges ?? []));
+    const names = [...present].map((name) => `${LETTERS[name]} ${BADGE_NAMES[name]} (mean weight ≥ ${this.look.info.badges[name]})`);
+    this.legend.textContent = `Colour: √weight, the largest of each pixel. Orange bar: how much the output changes without the head. ${names.join(" · ")}`;
+  }
+
+  // the panel of the chosen head
+  focus() { (this.grid.panels.find((panel) => panel.heads.some((one) => this.grid.isChosen(one))) ?? this.grid.panels[0]).canvas.focus(); }
+}
