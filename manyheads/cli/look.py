@@ -185,7 +185,7 @@ def show_head(
         console.print(f"{title}\n")
         print_matrix(weights.tolist(), rows, columns, console)
     if png is not None:
-        from manyheads.studio.figure import draw_matrix
+        from manyheads.inspect.figure import draw_matrix
 
         with atomic_output(png) as draft:
             draw_matrix(weights, rows, columns, draft, title=title)
