@@ -1,4 +1,4 @@
-"""What auxiliary losses cost: a training step with L_focus at 1,024 tokens, fused and with explicit attention.
+"""What auxiliary losses cost: a training step and attention alone with L_focus, fused and with explicit attention.
 
     python bench/auxiliary.py [--repeats 5] [--length 1024] [--json]
 
@@ -15,15 +15,19 @@ import platform
 import resource
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from manyheads import build, read_model
-from manyheads.parts.core import InnerProduct
+from manyheads.parts.core import Dot, DotSpec, InnerProduct
 from manyheads.parts.inputs import Inputs
+from manyheads.parts.mask import Mask
+from manyheads.parts.position import Positions
+from manyheads.parts.statistics import entropy
 from manyheads.tasks.auxiliary import FocusSpec, loss_with_auxiliary, term_counts, total_loss
 from manyheads.tasks.batch import Batch
 from manyheads.tasks.language import CausalSpec
@@ -69,10 +73,10 @@ def plain(model: Any, batch: Batch) -> Tensor:
     return loss.sum / loss.count
 
 
-def seconds(step: Callable[[Any, Batch], Tensor], model: Any, batch: Batch) -> float:
-    model.zero_grad()
+def seconds(step: Callable[[], Tensor]) -> float:
+    """The time of one loss and its gradients."""
     start = time.perf_counter()
-    step(model, batch).backward()
+    step().backward()
     return time.perf_counter() - start
 
 
@@ -93,25 +97,53 @@ def check_equal(model: Any, batch: Batch) -> float:
     return difference
 
 
-def compare(width: int, heads: int, length: int, rows: int, repeats: int) -> dict[str, Any]:
+def compare_steps(width: int, heads: int, length: int, rows: int, repeats: int) -> dict[str, Any]:
+    """A training step of a decoder of four layers."""
     stack = {"layers": 4, "width": width, "attention": {"heads": heads}, "position": "rope", "residual": "pre"}
     model, batch = build(read_model({"vocab": VOCAB, "decoder": stack})), random_batch(length, rows)
     difference = check_equal(model, batch)
-    steps = (fused, explicit, plain)
+    steps = [partial(step, model, batch) for step in (fused, explicit, plain)]
+    return measure(steps, repeats) | {"case": f"step, width {width}, {heads} heads", "difference": difference}
+
+
+def compare_attention(heads: int, size: int, length: int, repeats: int) -> dict[str, Any]:
+    """Causal attention alone, forward and backward."""
+    core, index = Dot(DotSpec(), size), torch.arange(length)[None]
+    q, k, v = (torch.randn(1, heads, length, size, requires_grad=True) for _ in range(3))
+    mask, future = Mask(length, length, q.device, causal=True), torch.ones(length, length, dtype=torch.bool).triu(1)
+    context: dict[str, Any] = {"mask": mask, "positions": Positions(index, index, bound=length)}
+
+    def by_the_kernel() -> Tensor:
+        return core(q, k, v, **context).square().sum() + entropy(core, q, k, **context).mean()
+
+    def by_the_matrix() -> Tensor:
+        weights = torch.softmax((q @ k.mT * core.scale).masked_fill_(future, -torch.inf), dim=-1)
+        entropies = -(weights * weights.clamp(min=1e-38).log()).sum(-1)
+        return (weights @ v).square().sum() + entropies.mean()
+
+    def alone() -> Tensor:
+        return core(q, k, v, **context).square().sum()
+
+    ours, theirs = (torch.autograd.grad(step(), (q, k, v)) for step in (by_the_kernel, by_the_matrix))
+    difference = max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(ours, theirs, strict=True))
+    assert difference < 1e-3, f"the gradients differ by {difference}"
+    row = measure([by_the_kernel, by_the_matrix, alone], repeats)
+    return row | {"case": f"attention, {heads} heads of {size}", "difference": difference}
+
+
+def measure(steps: Sequence[Callable[[], Tensor]], repeats: int) -> dict[str, Any]:
+    """Median times of fused, explicit and plain, each run in every position of the turn."""
     times: list[list[float]] = []
     for turn in range(repeats):
-        order = [(turn + i) % 3 for i in range(3)]
-        measured = {i: seconds(steps[i], model, batch) for i in order}
+        measured = {i: seconds(steps[i]) for i in ((turn + j) % 3 for j in range(3))}
         times.append([measured[i] for i in range(3)])
     ratios = sorted(theirs / ours for ours, theirs, _ in times)
     return {
-        "case": f"width {width}, {heads} heads, {length} tokens",
         "fused_ms": 1000 * statistics.median(ours for ours, _, _ in times),
         "explicit_ms": 1000 * statistics.median(theirs for _, theirs, _ in times),
         "plain_ms": 1000 * statistics.median(alone for _, _, alone in times),
         "ratio": statistics.median(ratios),
         "ratio_quartiles": [ratios[len(ratios) // 4], ratios[3 * len(ratios) // 4]],
-        "difference": difference,
     }
 
 
@@ -124,13 +156,15 @@ def main() -> None:
     options = parser.parse_args()
     torch.manual_seed(0)
     rows = []
-    for width, heads in ((128, 8), (128, 4), (256, 8)):
-        rows.append(compare(width, heads, options.length, 4, options.repeats))
+    cases = [partial(compare_steps, width, heads, rows=4) for width, heads in ((128, 8), (128, 4), (256, 8))]
+    cases += [partial(compare_attention, heads, size) for heads, size in ((8, 32), (12, 64))]
+    for case in cases:
+        rows.append(case(length=options.length, repeats=options.repeats))
         if not options.json:
             row = rows[-1]
             low, high = row["ratio_quartiles"]
             print(
-                f"{row['case']:<36} fused {row['fused_ms']:7.0f} ms   explicit {row['explicit_ms']:7.0f} ms   "
+                f"{row['case']:<28} fused {row['fused_ms']:7.0f} ms   explicit {row['explicit_ms']:7.0f} ms   "
                 f"without the term {row['plain_ms']:7.0f} ms   {row['ratio']:.2f} × faster ({low:.2f} to {high:.2f})   "
                 f"gradients differ by {row['difference']:.1e}",
                 flush=True,

@@ -27,7 +27,7 @@ from manyheads import build, read, record
 from manyheads.parts.core import Dot, DotSpec
 from manyheads.parts.mask import Mask
 from manyheads.parts.position import Positions
-from manyheads.parts.statistics import statistics as fused_statistics
+from manyheads.parts.statistics import entropy, squared_distance
 
 HEADS, SIZE = 12, 64
 NAMES = ("plain", "record", "record with activations", "transformers eager")
@@ -110,7 +110,7 @@ def statistics_times(length: int, repeats: int) -> dict[str, float]:
 
     functions = {
         "attention": lambda: core(q, k, v, **context),
-        "fused statistics": lambda: fused_statistics(core, q, k, **context),
+        "fused statistics": lambda: (entropy(core, q, k, **context), squared_distance(core, q, k, **context)),
     }
     return interleaved(functions | ({"explicit": explicit} if length <= 4096 else {}), repeats)
 

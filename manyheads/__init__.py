@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from manyheads.inspect.audit import audit
     from manyheads.inspect.drawing import draw_model
     from manyheads.inspect.notebook import attention_table
-    from manyheads.model.build import build, build_meta
-    from manyheads.model.record import record
-    from manyheads.model.size import size
+    from manyheads.model.builder import build, build_meta
+    from manyheads.model.cost import size
+    from manyheads.model.recording import record
     from manyheads.model.spec import ModelSpec, read_model
     from manyheads.parts.inputs import Inputs
     from manyheads.presets import preset, read
     from manyheads.tasks.task import predict
-    from manyheads.training.compare import compare
-    from manyheads.training.evaluate import evaluate
+    from manyheads.training.comparison import compare
+    from manyheads.training.evaluator import evaluate
     from manyheads.training.loop import train, train_events
 
 __version__ = "0.1.0"
@@ -36,19 +36,19 @@ _MODULES = {
     "ModelSpec": "manyheads.model.spec",
     "attention_table": "manyheads.inspect.notebook",
     "audit": "manyheads.inspect.audit",
-    "build": "manyheads.model.build",
-    "build_meta": "manyheads.model.build",
-    "compare": "manyheads.training.compare",
+    "build": "manyheads.model.builder",
+    "build_meta": "manyheads.model.builder",
+    "compare": "manyheads.training.comparison",
     "draw_model": "manyheads.inspect.drawing",
-    "evaluate": "manyheads.training.evaluate",
+    "evaluate": "manyheads.training.evaluator",
     "export": "manyheads.checkpoint.exporter",
     "load": "manyheads.checkpoint.loading",
     "predict": "manyheads.tasks.task",
     "preset": "manyheads.presets",
     "read": "manyheads.presets",
     "read_model": "manyheads.model.spec",
-    "record": "manyheads.model.record",
-    "size": "manyheads.model.size",
+    "record": "manyheads.model.recording",
+    "size": "manyheads.model.cost",
     "train": "manyheads.training.loop",
     "train_events": "manyheads.training.loop",
 }

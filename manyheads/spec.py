@@ -45,7 +45,7 @@ MAX_VALUE, MIN_POSITIVE = 1e12, 1e-30  # the bounds of any number that must be p
 MAX_DEPTH = 32  # levels of nested tables
 
 
-def quoted(value: Any) -> str:
+def quote(value: Any) -> str:
     """Returns the repr of a value for an error message, shortened."""
     try:
         text = repr(value)
@@ -53,16 +53,16 @@ def quoted(value: Any) -> str:
         return "a number of thousands of digits"
     except RecursionError:
         return "a value nested too deep to show"
-    return shortened(text, 80)
+    return shorten(text, 80)
 
 
-def shortened(text: str, length: int = 200) -> str:
+def shorten(text: str, length: int = 200) -> str:
     """Returns the text for an error message, without what exceeds `length` characters."""
     return text if len(text) <= length else f"{text[: length - 20]} … ({len(text)} characters)"
 
 
 @contextmanager
-def located(*path: str | int) -> Iterator[None]:
+def locate_errors(*path: str | int) -> Iterator[None]:
     """Puts `path` before the path of a ConfigError raised inside."""
     try:
         yield
@@ -93,7 +93,7 @@ def did_you_mean(word: str, candidates: Iterable[str]) -> str:
 
 
 def unknown_key(name: str, names: Iterable[str], path: Iterable[str | int] = ()) -> UnknownKeyError:
-    return UnknownKeyError(f"no field {quoted(name)}{did_you_mean(name, names)}", path, name)
+    return UnknownKeyError(f"no field {quote(name)}{did_you_mean(name, names)}", path, name)
 
 
 class Spec(BaseModel):
@@ -126,19 +126,19 @@ class Spec(BaseModel):
         """Converts pydantic's first error to a ConfigError: where, what was given, what was expected."""
         # a misspelt field is reported before a missing one, because both may be the same field
         first = min(error.errors(), key=lambda detail: {"extra_forbidden": 0, "missing": 2}.get(detail["type"], 1))
-        where, context, value = first["loc"], first.get("ctx", {}), first["input"]
+        location, context, value = first["loc"], first.get("ctx", {}), first["input"]
         inner = context.get("error")
         if isinstance(inner, ConfigError):
-            return inner.with_prefix(*where)
+            return inner.with_prefix(*location)
         if first["type"] == "extra_forbidden":
             names = [*cls.model_fields, *(["kind"] if issubclass(cls, Part) else [])]
-            return unknown_key(str(where[-1]), names, where[:-1])
+            return unknown_key(str(location[-1]), names, location[:-1])
         if first["type"] == "missing":
-            return MissingKeyError("missing, but required", where)
+            return MissingKeyError("missing, but required", location)
         if first["type"] == "value_error":
-            return ConfigError(str(inner), where)
+            return ConfigError(str(inner), location)
         # pydantic appends the tried member of a union to the path, which should end at the field
-        path = tuple(step for i, step in enumerate(where) if i == 0 or isinstance(step, int))
+        path = tuple(step for i, step in enumerate(location) if i == 0 or isinstance(step, int))
         expected = EXPECTED.get(first["type"]) or first["msg"].removeprefix("Input should be ")
         error_type: type[ConfigError] = WrongTypeError if first["type"] in EXPECTED else ConfigError
         if first["type"] == "too_short":
@@ -147,7 +147,7 @@ class Spec(BaseModel):
             if bound in context:
                 limit, error_type = context[bound], OutOfRangeError
                 expected = f"{words} {limit:g}" if isinstance(limit, float) else f"{words} {limit}"
-        return error_type(f"given {quoted(value)}, expected {expected}", path)
+        return error_type(f"given {quote(value)}, expected {expected}", path)
 
     @classmethod
     def formula(cls) -> str:
@@ -231,18 +231,18 @@ class Part(Spec):
             value = {"kind": value}
         if not isinstance(value, Mapping):
             raise WrongTypeError(
-                f"given {quoted(value)}, expected a kind of {cls.slot} or a table with one{did_you_mean('', cls.kinds)}"
+                f"given {quote(value)}, expected a kind of {cls.slot} or a table with one{did_you_mean('', cls.kinds)}"
             )
         fields = dict(value)
         kind = fields.pop("kind", cls.default_kind)
         if not kind and (close := difflib.get_close_matches("kind", fields, n=1)):
             raise UnknownKeyError(
-                f"no field {quoted(close[0])}: did you mean 'kind'? (known: {', '.join(sorted(cls.kinds))})",
+                f"no field {quote(close[0])}: did you mean 'kind'? (known: {', '.join(sorted(cls.kinds))})",
                 key=close[0],
             )
         if not isinstance(kind, str) or kind not in cls.kinds:
             raise UnknownKindError(
-                f"no kind {quoted(kind)} of {cls.slot}{did_you_mean(str(kind), cls.kinds)}",
+                f"no kind {quote(kind)} of {cls.slot}{did_you_mean(str(kind), cls.kinds)}",
                 hint="if it is your own part, name its file with --parts; in Python, import it",
             )
         return cast(Self, parse(cls.kinds[kind], fields))
@@ -282,12 +282,16 @@ def to_toml(tree: Tree) -> str:
     return tomli_w.dumps(tree)
 
 
-def inline(value: Any) -> str:
+def to_inline_toml(value: Any) -> str:
     """Formats a value on one line of TOML."""
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{key} = {inline(one)}" for key, one in value.items()) + " }" if value else "{}"
+        return (
+            "{ " + ", ".join(f"{key} = {to_inline_toml(inner)}" for key, inner in value.items()) + " }"
+            if value
+            else "{}"
+        )
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(inline, value)) + "]"
+        return "[" + ", ".join(map(to_inline_toml, value)) + "]"
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
@@ -299,15 +303,15 @@ def override(tree: Tree, assignments: Iterable[str]) -> Tree:
     tree = copy_tree(tree)
     for assignment in assignments:
         if not isinstance(assignment, str):
-            raise ConfigSyntaxError(f"given {quoted(assignment)}, expected an override such as 'decoder.width=64'")
+            raise ConfigSyntaxError(f"given {quote(assignment)}, expected an override such as 'decoder.width=64'")
         path, equals, text = assignment.partition("=")
         steps = path.strip().split(".")
         if not equals or not all(steps):
-            raise ConfigSyntaxError(f"given {quoted(assignment)}, expected path=value, such as decoder.width=64")
+            raise ConfigSyntaxError(f"given {quote(assignment)}, expected path=value, such as decoder.width=64")
         value = _value(text.strip(), assignment)
         if value == text.strip() != text and path == path.strip():  # not written as in TOML, path = value
             raise ConfigSyntaxError(
-                f"{quoted(text)} in {quoted(assignment)} begins or ends with a space; put it in quotes"
+                f"{quote(text)} in {quote(assignment)} begins or ends with a space; put it in quotes"
             )
         assign(tree, steps, value)
     return tree
@@ -317,14 +321,14 @@ def _value(text: str, assignment: str) -> Any:
     if BARE_WORD.fullmatch(text) and text not in ("true", "false", "inf", "nan"):
         return text
     try:
-        parsed = tomllib.loads(f"value = {text}")
+        table = tomllib.loads(f"value = {text}")
     except (ValueError, RecursionError):
-        parsed = {}
-    if set(parsed) != {"value"}:  # a line break would begin another assignment
+        table = {}
+    if set(table) != {"value"}:  # a line break would begin another assignment
         raise ConfigSyntaxError(
-            f"{quoted(text)} in {quoted(assignment)} is neither a TOML value nor a bare word; put a string in quotes"
+            f"{quote(text)} in {quote(assignment)} is neither a TOML value nor a bare word; put a string in quotes"
         )
-    return parsed["value"]
+    return table["value"]
 
 
 def assign(tree: Any, steps: list[str], value: Any) -> None:
@@ -333,7 +337,7 @@ def assign(tree: Any, steps: list[str], value: Any) -> None:
         inner = tree[_index(tree, step, steps)] if isinstance(tree, list) else tree.get(step, {})
         inner = {"kind": inner} if isinstance(inner, str) else {} if inner is True else inner
         if not isinstance(inner, dict | list):
-            raise ConfigError(f"given {quoted(inner)}, which has no fields to override", steps[: depth + 1])
+            raise ConfigError(f"given {quote(inner)}, which has no fields to override", steps[: depth + 1])
         tree[_index(tree, step, steps) if isinstance(tree, list) else step] = inner
         tree = inner
     tree[_index(tree, steps[-1], steps) if isinstance(tree, list) else steps[-1]] = value
@@ -341,7 +345,7 @@ def assign(tree: Any, steps: list[str], value: Any) -> None:
 
 def _index(items: list[Any], step: str, path: list[str]) -> int:
     if not re.fullmatch(r"[0-9]{1,9}", step) or int(step) >= len(items):
-        raise OutOfRangeError(f"{quoted(step)} is not an index of a list of {len(items)}, counted from 0", path)
+        raise OutOfRangeError(f"{quote(step)} is not an index of a list of {len(items)}, counted from 0", path)
     return int(step)
 
 
@@ -354,7 +358,7 @@ def copy_tree(value: Any, depth: int = 0) -> Any:
         raise ConfigError(TOO_DEEP)
     if isinstance(value, Mapping):
         if wrong := [name for name in value if not isinstance(name, str)]:
-            raise WrongTypeError(f"the name of a field is {quoted(wrong[0])}, expected a string")
+            raise WrongTypeError(f"the name of a field is {quote(wrong[0])}, expected a string")
         return {name: copy_tree(inner, depth + 1) for name, inner in value.items()}
     return [copy_tree(inner, depth + 1) for inner in value] if isinstance(value, list | tuple) else value
 
@@ -374,18 +378,18 @@ class FrozenTable(dict[str, Any]):
         return FrozenTable, (dict(self),)
 
 
-def immutable(value: Any) -> Any:
+def make_immutable(value: Any) -> Any:
     """Returns an immutable copy of a tree; a spec in it becomes the tree of the fields that were set."""
     if isinstance(value, Spec):
         value = value.model_dump(mode="json", exclude_unset=True, exclude_none=True)
     if value is None:
         raise WrongTypeError("given None, which TOML does not have; leave the field out")
     if isinstance(value, Mapping):
-        return FrozenTable({name: immutable(inner) for name, inner in value.items()})
+        return FrozenTable({name: make_immutable(inner) for name, inner in value.items()})
     if isinstance(value, list | tuple):
-        return tuple(immutable(inner) for inner in value)
+        return tuple(make_immutable(inner) for inner in value)
     if not isinstance(value, str | int | float):
-        raise WrongTypeError(f"given {quoted(value)}, which TOML does not have")
+        raise WrongTypeError(f"given {quote(value)}, which TOML does not have")
     return value
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from pathlib import Path
@@ -10,23 +11,33 @@ import hypothesis
 import pytest
 import torch
 
-from manyheads.model.build import manual_seed
+from manyheads.model.builder import manual_seed
 
 hypothesis.settings.register_profile("manyheads", deadline=None, max_examples=25, print_blob=True, derandomize=True)
 hypothesis.settings.load_profile("manyheads")
 
-# in this order; the tests of a group are one worker's, so a group that starts late leaves the others without work
+# in this order; a file is one worker's, which makes what its tests share once, so a long file that starts late leaves
+# the others without work
 FIRST = (
+    "tests/docs/test_examples.py",
+    "tests/training/test_train.py",
+    "tests/training/test_faults.py",
+    "tests/convert/test_families.py",
+    "tests/training/test_suggest.py",
     "tests/convert/test_onnx.py",
-    "tests/docs/",
-    "tests/training/test_evaluate.py",
-    "tests/data/test_builtin.py",
-    "tests/cli/test_parts.py",
+    "tests/training/test_comparison.py",
+    "tests/model/test_invariants.py",
     "tests/training/",
-    "tests/cli/",
+    "tests/cli/test_chat_command.py",
     "tests/checkpoint/",
-    "tests/labs/",
     "tests/inspect/",
+    "tests/generate/",
+    "tests/convert/",
+    "tests/cli/",
+    "tests/labs/",
+    "tests/model/test_compile.py",
+    "tests/docs/",
+    "tests/data/",
 )
 
 
@@ -47,7 +58,14 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: next((ranks[start] for start in FIRST if item.nodeid.startswith(start)), len(FIRST)))
 
 
+def pytest_collection_finish():
+    """What was imported stays, so the garbage collector need not look at it again."""
+    gc.enable()
+    gc.freeze()
+
+
 def pytest_configure(config):
+    gc.disable()  # until everything is collected: it would look at a million new objects again and again
     signal.signal(signal.SIGINT, signal.default_int_handler)  # `make test &` in a script starts with it ignored
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"  # in the processes that tests start too: other counts, other bits

@@ -27,7 +27,7 @@ from manyheads.files.tokenizer import encode_texts, is_unicode_text
 from manyheads.generate.config import GenerationConfig, generation_config
 from manyheads.generate.decoding import PrefixCache
 from manyheads.generate.text import GeneratedText
-from manyheads.spec import quoted
+from manyheads.spec import quote
 
 if TYPE_CHECKING:
     from manyheads.checkpoint.checkpoint import Checkpoint
@@ -41,14 +41,14 @@ OPEN, CLOSE = "\ufdd0", "\ufdd1"
 def check_messages(messages: Any) -> list[Message]:
     """The messages of a conversation; raises unless each has a role and a text, and the last is the user's."""
     if not isinstance(messages, list | tuple) or not messages:
-        raise UsageError(f"messages are {quoted(messages)}, expected a list of {{'role': …, 'content': …}}")
+        raise UsageError(f"messages are {quote(messages)}, expected a list of {{'role': …, 'content': …}}")
     for i, message in enumerate(messages):
         if not isinstance(message, dict) or set(message) != {"role", "content"}:
-            raise UsageError(f"message {i} is {quoted(message)}, expected a table with role and content")
+            raise UsageError(f"message {i} is {quote(message)}, expected a table with role and content")
         if message["role"] not in ROLES:
-            raise UsageError(f"message {i} has the role {quoted(message['role'])}, expected {', '.join(ROLES)}")
+            raise UsageError(f"message {i} has the role {quote(message['role'])}, expected {', '.join(ROLES)}")
         if not is_unicode_text(content := message["content"]):
-            raise UsageError(f"message {i} has the content {quoted(content)}, expected a text of Unicode characters")
+            raise UsageError(f"message {i} has the content {quote(content)}, expected a text of Unicode characters")
     if (role := messages[-1]["role"]) != "user":
         raise UsageError(f"the last message has the role {role}, expected a message of the user to answer")
     return list(messages)

@@ -30,13 +30,13 @@ from manyheads.generate.checkpoint_settings import read_checkpoint_settings
 from manyheads.generate.config import CheckpointSettings, generation_config
 from manyheads.generate.generator import TextGenerator
 from manyheads.generate.text import GeneratedText
-from manyheads.model.build import Model
+from manyheads.model.builder import Model
 from manyheads.model.finite import check_finite
-from manyheads.model.record import record_hidden_states
+from manyheads.model.recording import record_hidden_states
 from manyheads.model.spec import ModelSpec
 from manyheads.model.transformer import Transformer
 from manyheads.parts.inputs import Inputs, check_token_ids, group_by_length, pad_rows
-from manyheads.spec import MAX_COUNT, Tree, quoted
+from manyheads.spec import MAX_COUNT, Tree, quote
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class Checkpoint:
             return {int(index): str(name) for index, name in (self.config.get("id2label") or {}).items()}
         except (ValueError, AttributeError):
             raise CheckpointConfigError(
-                f"id2label is {quoted(self.config['id2label'])}, expected names by index"
+                f"id2label is {quote(self.config['id2label'])}, expected names by index"
             ) from None
 
     # -------------------------------------------------------------------------------------------------------- tensors
@@ -418,7 +418,7 @@ def copy_tokenizer(tokenizer: Any, *, encode_special_tokens: bool) -> Any:
 def check_texts(texts: Sequence[str]) -> None:
     for index, text in enumerate(texts):
         if not is_unicode_text(text):
-            raise InputError(f"given {quoted(text)}, expected a text of Unicode characters", index)
+            raise InputError(f"given {quote(text)}, expected a text of Unicode characters", index)
 
 
 def checked_ids(ids: Sequence[int], index: int = 0) -> list[int]:
@@ -427,7 +427,7 @@ def checked_ids(ids: Sequence[int], index: int = 0) -> list[int]:
             raise TypeError
         tensor = torch.tensor([list(ids)])
     except (TypeError, ValueError, RuntimeError):  # bytes, not iterable, nested, or too large
-        raise InputShapeError(f"given {quoted(ids)}, expected a text or a list of token ids", index) from None
+        raise InputShapeError(f"given {quote(ids)}, expected a text or a list of token ids", index) from None
     if tensor.numel() and (tensor.dim() != 2 or tensor.dtype is not torch.int64):
         raise InputShapeError(
             f"token ids are {tensor.dtype} of shape {tuple(tensor.shape)}, expected a list of integers", index

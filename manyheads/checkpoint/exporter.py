@@ -13,8 +13,8 @@ from manyheads.convert.gguf.model import write_gguf
 from manyheads.convert.hf import export_form, write_folder
 from manyheads.errors import ExportError, OutputError, UsageError
 from manyheads.files.write import check_absent
-from manyheads.model.build import Model
-from manyheads.spec import quoted
+from manyheads.model.builder import Model
+from manyheads.spec import quote
 
 FORMATS = ("hf", "gguf", "onnx", "manyheads")
 
@@ -29,7 +29,7 @@ def export(
     if to not in FORMATS:
         raise UsageError(f"given {to!r}, expected one of {', '.join(FORMATS)}")
     if outtype is not None and to != "gguf":
-        raise UsageError(f"outtype is {quoted(outtype)}, but only the export to GGUF has an outtype")
+        raise UsageError(f"outtype is {quote(outtype)}, but only the export to GGUF has an outtype")
     path = check_path(path)
     check_absent(path)
     if isinstance(checkpoint, str | Path):

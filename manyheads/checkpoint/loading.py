@@ -25,8 +25,8 @@ from manyheads.errors import (
 )
 from manyheads.files.manifest import TRAINER, verify_manifest
 from manyheads.files.read import explain_read_errors, read_bytes, safe_join
-from manyheads.model.build import DTYPES, check_device
-from manyheads.spec import quoted
+from manyheads.model.builder import DTYPES, check_device
+from manyheads.spec import quote
 
 MAX_READS = 100  # attempts to read a checkpoint that a running training keeps replacing
 
@@ -46,9 +46,7 @@ def load(
     With `verify`, the files of a run's checkpoint are compared with the hashes that the run saved.
     """
     if dtype not in (None, *DTYPES):
-        raise UsageError(
-            f"dtype is {quoted(dtype)}, expected {', '.join(map(str, DTYPES))}, or None for the stored one"
-        )
+        raise UsageError(f"dtype is {quote(dtype)}, expected {', '.join(map(str, DTYPES))}, or None for the stored one")
     device = check_device(device)
     path = check_path(path)
     if not os.path.exists(path):
@@ -65,7 +63,7 @@ def load(
 
 def check_path(path: str | Path) -> Path:
     if not isinstance(path, str | Path) or not str(path):
-        raise UsageError(f"given {quoted(path)}, expected the path of a folder or a file")
+        raise UsageError(f"given {quote(path)}, expected the path of a folder or a file")
     return Path(path)
 
 

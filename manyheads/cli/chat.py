@@ -71,13 +71,13 @@ def chat(
     length = "" if context is None else f" · {context:,} tokens of context"
     print_note(f"{path}{length} · /help lists the commands, Ctrl-D leaves")
     warnings.simplefilter("always", UserWarning)  # the same turns may be dropped again after /reset
-    (talk if sys.stdin.isatty() else answer_lines)(conversation)
+    (chat_in_terminal if sys.stdin.isatty() else answer_lines)(conversation)
 
 
 # ------------------------------------------------------------------------------------------------------------ messages
 
 
-def talk(conversation: Conversation) -> None:
+def chat_in_terminal(conversation: Conversation) -> None:
     """Reads messages from a terminal. Ctrl-C stops an answer, or clears the line; the second time, it leaves."""
     with suppress(ImportError):
         import readline  # noqa: F401  # line editing and history for `input`
@@ -102,10 +102,10 @@ def talk(conversation: Conversation) -> None:
 def answer_lines(conversation: Conversation) -> None:
     """Reads messages from piped standard input."""
     lines, num_failed = open_lines(None, "strict", encoding_hint="send it as UTF-8"), 0
-    numbered = iter(lines)
+    numbered_lines = iter(lines)
 
     def next_line(prompt: str) -> str:
-        number, line = next(numbered, (0, ""))
+        number, line = next(numbered_lines, (0, ""))
         if not number:
             raise EOFError
         if error := lines_error(lines, number):

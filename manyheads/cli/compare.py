@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from manyheads.spec import Tree
-    from manyheads.training.compare import CellProgress
+    from manyheads.training.comparison import CellProgress
 
 
 @app.command()
@@ -61,7 +61,7 @@ def compare(
     Example: manyheads compare run.toml position=none,sinusoidal,rope residual=pre,post --output runs/positions
     """
     from manyheads.inspect.figure import draw_comparison
-    from manyheads.training.compare import compare as run_all
+    from manyheads.training.comparison import compare as run_all
     from manyheads.training.signals import EXIT_STATUS
 
     with CompareProgress("reading the run", quiet=quiet or as_json) as progress:

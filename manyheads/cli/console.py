@@ -107,7 +107,7 @@ def check_checkpoint_path(text: str) -> str:
 def load_checkpoint(path: str, device: str) -> Checkpoint:
     """Loads the checkpoint of a command to the device of its option."""
     from manyheads.checkpoint.loading import load
-    from manyheads.model.build import resolve_device
+    from manyheads.model.builder import resolve_device
 
     return load(path, device=resolve_device(device))
 

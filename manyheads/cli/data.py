@@ -67,7 +67,7 @@ def prepare_run(spec: RunSpec, folder: Path) -> None:
     """Writes the token ids of a run's data; a signal leaves nothing behind."""
     from manyheads.data.tokenized import write_tokenized
     from manyheads.files.write import check_absent
-    from manyheads.training.prepare import prepare_data
+    from manyheads.training.preparation import prepare_data
     from manyheads.training.signals import EXIT_STATUS, handle_signals
 
     if spec.data.tokenized_folder:
@@ -107,7 +107,7 @@ def describe_data(target: Path, overrides: list[str]) -> Tree:
     """Returns counts, lengths, padding and a few rows of a run's data, or of a folder of tokenized data."""
     from manyheads.data.tokenized import TokenizedRows, TokenizedSpec
     from manyheads.training.estimate import estimate_epoch
-    from manyheads.training.prepare import prepare
+    from manyheads.training.preparation import prepare
     from manyheads.training.run import read_run_file
 
     if (target / "index.json").is_file():

@@ -132,7 +132,7 @@ def print_attention(checkpoint: Checkpoint, text: str, console: Console) -> None
     """Prints the last cross-attention, averaged over heads, with a row per generated and a column per input token."""
     import torch
 
-    from manyheads.model.record import record
+    from manyheads.model.recording import record
 
     encoding = checkpoint.tokenizer.encode(text)
     generated = checkpoint.generate(encoding.ids, max_new_tokens=16)

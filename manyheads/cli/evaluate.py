@@ -93,7 +93,7 @@ def evaluate(
     Examples: manyheads evaluate runs/dates · manyheads evaluate runs/reviews --split test --json ·
     manyheads evaluate ./encoder --data queries.jsonl -s data.documents=docs.jsonl
     """
-    from manyheads.training.evaluate import evaluate as run
+    from manyheads.training.evaluator import evaluate as run
 
     check_output(output)
     check_exists(data)

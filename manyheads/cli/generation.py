@@ -1,4 +1,4 @@
-"""The settings of generation that `predict`, `chat` and `evaluate` take: their options, and what was given."""
+"""The options of `predict`, `chat` and `evaluate` for generation, and the settings that they set."""
 
 from __future__ import annotations
 

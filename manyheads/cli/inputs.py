@@ -217,11 +217,11 @@ def read_json_lines(lines: LineReader) -> Iterator[tuple[int, str]]:
 def json_text(line: str, location: str) -> str:
     """The text of a line of JSON: a string, or that of an object."""
     from manyheads.data.records import parse_json_line
-    from manyheads.spec import quoted
+    from manyheads.spec import quote
 
     value = parse_json_line(line, location)
     texts = [value[name] for name in FIELDS if name in value] if isinstance(value, dict) else [value]
     if len(texts) != 1 or not isinstance(texts[0], str):
         expected = f"expected a string, or an object with one of {' and '.join(FIELDS)}"
-        raise RowError(f"{location} has {quoted(value)}, {expected}")
+        raise RowError(f"{location} has {quote(value)}, {expected}")
     return texts[0]

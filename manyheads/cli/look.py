@@ -226,7 +226,7 @@ def print_matrix(
 
 def short(name: str) -> str:
     """A token as a label of a terminal, without control characters."""
-    from manyheads.spec import quoted
+    from manyheads.spec import quote
 
-    text = quoted(name)[1:-1] if not name.isprintable() else name.strip()
+    text = quote(name)[1:-1] if not name.isprintable() else name.strip()
     return text[:NAME_WIDTH] or "␣"

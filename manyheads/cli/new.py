@@ -59,13 +59,13 @@ def new(
         check_new_file(output, force=force, hint="--force overwrites it")
     check_exists(file)
 
-    from manyheads.training.suggest import suggest
+    from manyheads.training.suggest import suggest_run
 
     action = f"reading {file or task} and timing this machine"
     with Progress(action, first_line=0) as progress:
         if not as_json:
             progress.describe(action)
-        text, reasons = suggest(
+        text, reasons = suggest_run(
             task,
             file,
             architecture=architecture,

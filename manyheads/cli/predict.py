@@ -38,7 +38,7 @@ def predict(
     file: TextFile = None,
     whole: Whole = False,
     chat: Annotated[
-        bool, typer.Option("--chat", help="Answer a text as a message, by the chat template of the checkpoint.")
+        bool, typer.Option("--chat", help="Read each text as a message, with the chat template of the checkpoint.")
     ] = False,
     system: generation.System = None,
     max_new_tokens: generation.MaxNewTokens = None,

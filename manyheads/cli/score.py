@@ -55,7 +55,9 @@ def score(
     whole: Whole = False,
     context: Annotated[
         str | None,
-        typer.Option(metavar="TEXT", help="What is before the text, not scored; a space between them is part of one."),
+        typer.Option(
+            metavar="TEXT", help="Text before it, which is not scored. Put the space between the two into one of them."
+        ),
     ] = None,
     source: Annotated[
         str | None, typer.Option(metavar="TEXT", help="The input of an encoder-decoder, whose target is the text.")
@@ -195,11 +197,11 @@ def visible_tokens(scored_text: ScoredText) -> Iterator[tuple[str, float | None]
             continue
         if characters:
             yield characters, surprisal
-        characters, surprisal = visible(token.text or f"{token.token} "), token.surprisal
+        characters, surprisal = escape_controls(token.text or f"{token.token} "), token.surprisal
     yield characters, surprisal
 
 
-def visible(text: str) -> str:
+def escape_controls(text: str) -> str:
     """A text whose line breaks can be seen, and that sends no control codes to a terminal."""
     return "\n".join(one_line(line) for line in text.replace("\r\n", "\n").replace("\n", "↵\n").split("\n"))
 

@@ -190,14 +190,14 @@ def unknown_target(target: str, slots_and_tables: list[str]) -> ConfigError:
     """Returns the error for a name that is neither a preset nor a slot nor a table."""
     from manyheads.errors import UnknownPresetError
     from manyheads.presets import names
-    from manyheads.spec import SLOTS, did_you_mean, quoted
+    from manyheads.spec import SLOTS, did_you_mean, quote
 
     if target.endswith(".py"):
-        return UnknownPresetError(f"{quoted(target)} is a Python file", hint="name it with --parts and a model to show")
+        return UnknownPresetError(f"{quote(target)} is a Python file", hint="name it with --parts and a model to show")
     kinds = {kind for base in SLOTS.values() for kind in base.kinds}
     close, _, _ = did_you_mean(target, (*names(), *slots_and_tables, *kinds, "parts")).partition(" (")
     hint = "'manyheads show' lists the presets, 'manyheads show parts' the slots; a file ends in .toml"
-    return UnknownPresetError(f"no preset, slot, table, kind or checkpoint {quoted(target)}{close}", hint=hint)
+    return UnknownPresetError(f"no preset, slot, table, kind or checkpoint {quote(target)}{close}", hint=hint)
 
 
 # ------------------------------------------------------------------------------------------------------------ printing
@@ -242,12 +242,14 @@ def show_swaps(start: str, target: str, overrides: list[str], *, as_json: bool) 
 
     from manyheads.inspect.swaps import describe_swaps
 
-    found, console = describe_swaps(start, target, overrides), stdout()
+    description, console = describe_swaps(start, target, overrides), stdout()
     if as_json:
-        print_json(found)
+        print_json(description)
         return
-    for number, step in enumerate(found["steps"], 1):
-        console.print(Text(f"{number}. {' '.join(f'-s {shlex.quote(one)}' for one in step['overrides'])}", "bold"))
+    for number, step in enumerate(description["steps"], 1):
+        console.print(
+            Text(f"{number}. {' '.join(f'-s {shlex.quote(override)}' for override in step['overrides'])}", "bold")
+        )
         for change in step["changes"]:
             print_indented(console, 3, (change["path"], "cyan"), f"  {change['before']} → {change['after']}")
             formulas = [change["before_formula"], change["after_formula"]]
@@ -255,8 +257,8 @@ def show_swaps(start: str, target: str, overrides: list[str], *, as_json: bool) 
             for label, line in zip(("" if len(lines) == 1 else "before: ", "after: "), lines, strict=False):
                 if line:
                     print_indented(console, 5, (label + line, "dim"))
-    words = ["manyheads", "show", start, *(word for one in found["overrides"] for word in ("-s", one))]
-    console.print(shlex.join(words) if found["steps"] else "the models are equal", soft_wrap=True)
+    words = ["manyheads", "show", start, *(word for override in description["overrides"] for word in ("-s", override))]
+    console.print(shlex.join(words) if description["steps"] else "the models are equal", soft_wrap=True)
 
 
 def checkpoint_text(name: str, value: Any) -> str:
@@ -282,7 +284,7 @@ def print_weights(model: Tree, console: Console) -> None:
 
 
 def print_costs(model: Tree, console: Console) -> None:
-    from manyheads.model.size import format_bytes
+    from manyheads.model.cost import format_bytes
 
     flops, parameters, memory = model["flops"], model["parameters_by_part"], model["memory"]
     source = f", source {flops['source_length']}" if flops["source_length"] else ""

@@ -73,7 +73,7 @@ def train(
     check_exists(run)
 
     from manyheads.training.estimate import estimate_run
-    from manyheads.training.prepare import prepare
+    from manyheads.training.preparation import prepare
     from manyheads.training.run import read_run_file
 
     spec = read_run_file(run, [*(overrides or []), *([] if seed is None else [f"seed={seed}"])])
@@ -114,7 +114,7 @@ def train_and_show(
 
 
 def print_estimate(estimate: Tree, console: Console) -> None:
-    from manyheads.model.size import format_bytes
+    from manyheads.model.cost import format_bytes
     from manyheads.training.estimate import format_seconds
 
     resources, epoch, speed = estimate["resources"], estimate["epoch"], estimate["speed"]
@@ -216,10 +216,10 @@ class TrainingProgress(Progress):
 
     def show_changes(self, changes: Sequence[Change]) -> None:
         """A table of the fields that differ from those of the run in the folder."""
-        from manyheads.spec import quoted
+        from manyheads.spec import quote
 
         def text(value: Any) -> str:
-            return "–" if value is None else quoted(value)
+            return "–" if value is None else quote(value)
 
         rows = [("field", "was", "is"), *((change.field, text(change.old), text(change.new)) for change in changes)]
         widths = [max(len(row[i]) for row in rows) for i in range(2)]

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from manyheads.errors import CheckpointConfigError, ExportError
 from manyheads.model.spec import ModelSpec
-from manyheads.spec import Tree, assign, did_you_mean, quoted, to_tree
+from manyheads.spec import Tree, assign, did_you_mean, quote, to_tree
 
 Config = Mapping[str, Any]
 Fields = dict[str, Any]  # dotted path → value
@@ -33,35 +33,35 @@ REQUIRED: Any = object()  # a default that differs from every value of a config:
 class OneKey:
     """The base of rows that convert one key."""
 
-    theirs: str
+    key: str
 
     @property
     def keys(self) -> tuple[str, ...]:
-        return (self.theirs,)
+        return (self.key,)
 
 
 @dataclass(frozen=True)
 class Key(OneKey):
     """A key whose value is stored in one or several fields."""
 
-    ours: str | tuple[str, ...]
+    path: str | tuple[str, ...]
     default: Any = REQUIRED  # the value of a config without the key
     reads: Callable[[Any], Any] = lambda value: value
     writes: Callable[[Any], Any] = lambda value: value
 
     @property
     def paths(self) -> tuple[str, ...]:
-        return (self.ours,) if isinstance(self.ours, str) else self.ours
+        return (self.path,) if isinstance(self.path, str) else self.path
 
     def read(self, config: Config) -> Fields:
-        value = config.get(self.theirs, self.default)
+        value = config.get(self.key, self.default)
         if value is REQUIRED:
-            raise missing_key(self.theirs)
+            raise missing_key(self.key)
         return dict.fromkeys(self.paths, self.reads(value))
 
     def write(self, get: GetField) -> Tree:
         value = get(self.paths[0])
-        return {self.theirs: None if value is None else self.writes(value)}
+        return {self.key: None if value is None else self.writes(value)}
 
 
 @dataclass(frozen=True)
@@ -72,13 +72,13 @@ class Fixed(OneKey):
     required: bool = False  # a config without the key has the supported value, unless the key is required
 
     def read(self, config: Config) -> Fields:
-        value = config.get(self.theirs, None if self.required else self.value)
+        value = config.get(self.key, None if self.required else self.value)
         if value != self.value and not (value is None and not self.value):
-            raise CheckpointConfigError(f"{self.theirs} = {quoted(value)} is not supported, expected {self.value!r}")
+            raise CheckpointConfigError(f"{self.key} = {quote(value)} is not supported, expected {self.value!r}")
         return {}
 
     def write(self, get: GetField) -> Tree:
-        return {self.theirs: self.value}
+        return {self.key: self.value}
 
 
 def fixed(**values: Any) -> tuple[Fixed, ...]:
@@ -123,20 +123,20 @@ IGNORED_KEYS = frozenset((
 ))  # fmt: skip
 
 
-def read_config(rows: Iterable[ConfigRow], config: Config, tree: Tree, *, ignored: Iterable[str] = ()) -> Tree:
+def read_config(rows: Iterable[ConfigRow], config: Config, tree: Tree, *, ignored_keys: Iterable[str] = ()) -> Tree:
     """The description for a config. `tree` holds the fields that all models of the family share."""
     rows = list(rows)
     keys = {key for row in rows for key in row.keys}
     for key in config:
-        if key not in keys and key not in IGNORED_KEYS and key not in ignored:
+        if key not in keys and key not in IGNORED_KEYS and key not in ignored_keys:
             close, _, _ = did_you_mean(key, keys).partition(" (")
-            raise CheckpointConfigError(f"unknown key {quoted(key)}{close}, which may change the computation")
+            raise CheckpointConfigError(f"unknown key {quote(key)}{close}, which may change the computation")
     for row in rows:
         try:
             fields = row.read(config)
         except (TypeError, KeyError, AttributeError, ArithmeticError):
             values = {key: config[key] for key in row.keys if key in config}
-            raise CheckpointConfigError(f"the config has an invalid value: {quoted(values)}") from None
+            raise CheckpointConfigError(f"the config has an invalid value: {quote(values)}") from None
         for path, value in fields.items():
             if value is not None:
                 assign(tree, path.split("."), value)
@@ -162,7 +162,7 @@ def get_field(tree: Any, path: str) -> Any:
     return tree
 
 
-def required(get: GetField, path: str) -> Any:
+def require(get: GetField, path: str) -> Any:
     """The value at a path, which must be present."""
     value = get(path)
     if value is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from manyheads.model.build import Model, build_meta
+from manyheads.model.builder import Model, build_meta
 from manyheads.model.spec import ModelSpec
 from manyheads.parts.embed import TokensSpec
 from manyheads.parts.head import ClassesSpec, MaskedHeadSpec
@@ -17,7 +17,7 @@ SCALED_HEADS = ("tied", "masked", "untied", "classes", "vector", "none")  # of w
 
 
 @torch.no_grad()
-def fold(model: Model) -> Model:
+def fold_weights(model: Model) -> Model:
     """Returns an equal model without embed.scale and without a bias of the classes, as far as that is possible."""
     spec, state = model.spec, dict(model.state_dict())
     for rewrite in (fold_scale, fold_class_bias):

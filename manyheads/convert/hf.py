@@ -37,10 +37,10 @@ from manyheads.files.read import MAX_CONFIG_BYTES, decode, parse_json, read_byte
 from manyheads.files.tensors import SafetensorsFolder, TensorStore
 from manyheads.files.tokenizer import MAX_TOKENIZER_BYTES, parse_tokenizer
 from manyheads.files.write import atomic_output
-from manyheads.model.build import DTYPES, Model, build_meta, init_buffers
+from manyheads.model.builder import DTYPES, Model, build_meta, init_buffers
 from manyheads.model.spec import ModelSpec, read_model
 from manyheads.parts.head import NoHeadSpec, VectorSpec
-from manyheads.spec import Tree, quoted, to_tree
+from manyheads.spec import Tree, quote, to_tree
 
 SHARD_BYTES = 50_000_000_000  # as in transformers
 CHAT_TEMPLATE = "chat_template.jinja"
@@ -102,13 +102,13 @@ class NativeFormat:
 
     def architecture(self, config: Config) -> str:
         if config.get("architectures") not in (None, [ARCHITECTURE]):
-            raise UnknownArchitectureError(f"{self.model_type} has no architecture {quoted(config['architectures'])}")
+            raise UnknownArchitectureError(f"{self.model_type} has no architecture {quote(config['architectures'])}")
         return ARCHITECTURE
 
     def spec_of(self, config: Config) -> ModelSpec:
         tree = config.get("model")
         if not isinstance(tree, dict):
-            raise CheckpointConfigError(f"model is {quoted(tree)}, expected a description")
+            raise CheckpointConfigError(f"model is {quote(tree)}, expected a description")
         return read_model(tree)
 
     def stored_spec(self, config: Config, names: Collection[str]) -> ModelSpec:
@@ -221,9 +221,9 @@ def matching_table(tables: Iterable[WeightTable], parameters: Parameters, weight
 def check_dtypes(dtypes: Mapping[str, torch.dtype], buffers: Mapping[str, Tensor]) -> None:
     """Raises unless weights are stored as floating-point numbers, and integer buffers in their own dtype."""
     for name, dtype in dtypes.items():
-        own = buffers[name].dtype if name in buffers else torch.float32
-        if dtype not in DTYPES if own.is_floating_point else dtype != own:
-            expected = "floating-point numbers" if own.is_floating_point else own
+        expected_dtype = buffers[name].dtype if name in buffers else torch.float32
+        if dtype not in DTYPES if expected_dtype.is_floating_point else dtype != expected_dtype:
+            expected = "floating-point numbers" if expected_dtype.is_floating_point else expected_dtype
             raise WeightsError(f"{name} is stored as {dtype}, expected {expected}")
 
 
@@ -281,8 +281,8 @@ def read_chat_template(extra_files: Mapping[str, bytes]) -> str | None:
     """The chat template, from its own file or from tokenizer_config.json; None if there is none."""
     template = read_tokenizer_config(extra_files).get("chat_template")
     if isinstance(template, list):  # several with their names, as of version 4 of transformers
-        named = [one for one in template if isinstance(one, dict) and one.get("name") == "default"]
-        template = named[0].get("template") if named else None
+        defaults = [entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default"]
+        template = defaults[0].get("template") if defaults else None
     if CHAT_TEMPLATE in extra_files:
         template = decode(extra_files[CHAT_TEMPLATE], Path(CHAT_TEMPLATE))
     if isinstance(template, str) and len(template) > MAX_TEMPLATE_LENGTH:
@@ -320,10 +320,10 @@ def fill_folder(
 
 def write_extra_files(folder: Path, files: Mapping[str, bytes], tokenizer: Any) -> None:
     """Writes the small files next to the weights unchanged, and a tokenizer that was read from another format."""
-    own = {"tokenizer.json": tokenizer.to_str().encode()} if hasattr(tokenizer, "to_str") else {}
-    if tokenizer is not None and not own:
+    tokenizer_files = {"tokenizer.json": tokenizer.to_str().encode()} if hasattr(tokenizer, "to_str") else {}
+    if tokenizer is not None and not tokenizer_files:
         warnings.warn("this tokenizer cannot be written as tokenizer.json and was left out", stacklevel=3)
-    for name, data in {**own, **files}.items():
+    for name, data in {**tokenizer_files, **files}.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(data)
 
@@ -342,10 +342,10 @@ def export_form(model: Model, metadata: CheckpointMetadata | None) -> tuple[Mode
     # the family of the checkpoint from which training started
     first = metadata.config.get("family") if metadata else None
     names = (*([first] if first in NAMES else ()), *NAMES)
-    bare, pooling_files = without_vector_head(model)
-    form, found = expressible(bare, names)
-    own = new_metadata(form, metadata, *found[:3])
-    return form, replace(own, extra_files=own.extra_files | pooling_files)
+    headless_model, pooling_files = without_vector_head(model)
+    form, candidate = expressible(headless_model, names)
+    form_metadata = new_metadata(form, metadata, *candidate[:3])
+    return form, replace(form_metadata, extra_files=form_metadata.extra_files | pooling_files)
 
 
 def without_vector_head(model: Model) -> tuple[Model, dict[str, bytes]]:
@@ -353,9 +353,9 @@ def without_vector_head(model: Model) -> tuple[Model, dict[str, bytes]]:
     head, stack = model.spec.head, model.spec.encoder or model.spec.decoder
     if not isinstance(head, VectorSpec) or stack is None or not (files := write_pooling(head, stack.width)):
         return model, {}
-    bare = build_meta(model.spec.replace(head=NoHeadSpec()))
-    bare.load_state_dict(model.state_dict(), assign=True)
-    return bare, files
+    headless_model = build_meta(model.spec.replace(head=NoHeadSpec()))
+    headless_model.load_state_dict(model.state_dict(), assign=True)
+    return headless_model, files
 
 
 def native_metadata(model: Model, metadata: CheckpointMetadata | None = None) -> CheckpointMetadata:
@@ -403,9 +403,11 @@ def new_metadata(
         config = longer if family.spec_of(longer) == family.spec_of(config) else config
     tables = family.tables(model.spec, architecture, model.state_dict())
     extra_files = kept_files(model, metadata.extra_files if metadata else {})
-    computed = family.computed(model.spec, config, tables[0].unused) if isinstance(family, Family) else {}
+    computed_tensors = (
+        family.computed_tensors(model.spec, config, tables[0].unused) if isinstance(family, Family) else {}
+    )
     return CheckpointMetadata(
-        family, architecture, config, model.spec, StoredWeights(tables[0], computed), extra_files=extra_files
+        family, architecture, config, model.spec, StoredWeights(tables[0], computed_tensors), extra_files=extra_files
     )
 
 
@@ -420,7 +422,7 @@ def dtype_name(model: Model) -> str:
 def write_shards(tensors: Tensors, folder: Path, shard_bytes: float) -> None:
     shards: list[Tensors] = [{}]
     for name, tensor in tensors.items():
-        if shards[-1] and sum(one.nbytes for one in shards[-1].values()) + tensor.nbytes > shard_bytes:
+        if shards[-1] and sum(weight.nbytes for weight in shards[-1].values()) + tensor.nbytes > shard_bytes:
             shards.append({})
         shards[-1][name] = tensor.detach().contiguous()
     if len(shards) == 1:

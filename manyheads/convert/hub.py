@@ -21,8 +21,8 @@ DOWNLOADED = (
 
 def is_name(text: str) -> bool:
     """Whether a text is OWNER/NAME or OWNER/NAME@REVISION, rather than a path."""
-    allowed = ".." not in text and "--" not in text and not text.endswith(FILE_SUFFIXES)
-    return allowed and NAME.fullmatch(text) is not None
+    is_allowed = ".." not in text and "--" not in text and not text.endswith(FILE_SUFFIXES)
+    return is_allowed and NAME.fullmatch(text) is not None
 
 
 def download(name: str) -> Path:

@@ -9,7 +9,7 @@ from typing import Any
 
 from manyheads.convert.config import REQUIRED, Config, Fields, GetField, Key, OneKey, WriteOnlyKey, missing_key
 from manyheads.errors import CheckpointConfigError
-from manyheads.spec import Tree, did_you_mean, quoted
+from manyheads.spec import Tree, did_you_mean, quote
 
 # names in Hugging Face configs → our names; of several names for one function, the first is written
 ACTIVATIONS = {
@@ -28,17 +28,17 @@ ACTIVATIONS = {
 
 def read_activation(name: str) -> str:
     if name not in ACTIVATIONS:
-        raise CheckpointConfigError(f"unknown activation {quoted(name)}{did_you_mean(str(name), ACTIVATIONS)}")
+        raise CheckpointConfigError(f"unknown activation {quote(name)}{did_you_mean(str(name), ACTIVATIONS)}")
     return ACTIVATIONS[name]
 
 
-def write_activation(ours: str) -> str:
-    return next((name for name, own in ACTIVATIONS.items() if own == ours), ours)
+def write_activation(activation: str) -> str:
+    return next((name for name, value in ACTIVATIONS.items() if value == activation), activation)
 
 
-def activation(theirs: str, *ours: str, default: Any = REQUIRED) -> Key:
+def activation(key: str, *paths: str, default: Any = REQUIRED) -> Key:
     """A row for a key that names an activation function."""
-    return Key(theirs, ours, default, reads=read_activation, writes=write_activation)
+    return Key(key, paths, default, reads=read_activation, writes=write_activation)
 
 
 def in_both(path: str) -> tuple[str, str]:
@@ -58,7 +58,7 @@ def sizes(stack: str, prefix: str = "") -> tuple[Key, ...]:
 
 def number(value: Any, name: str) -> float:
     if type(value) not in (int, float):
-        raise CheckpointConfigError(f"{name} is {quoted(value)}, expected a number")
+        raise CheckpointConfigError(f"{name} is {quote(value)}, expected a number")
     return float(value)
 
 
@@ -69,31 +69,33 @@ def number(value: Any, name: str) -> float:
 class RopeKeys:
     """θ, the rotated fraction and the scaling, which newer configs have in `rope_parameters` and older ones in keys."""
 
-    partial: float | None = None  # the default fraction of rotated coordinates; None if a family always rotates all
-    fraction: str = "partial_rotary_factor"  # the key of the fraction in older configs
-    old: tuple[str, ...] = ("rope_theta", "rope_scaling", "partial_rotary_factor")
-    trained: int | None = None  # the default training length of a family whose configs may omit it
-    former: tuple[tuple[str, str], ...] = ()  # pairs of a former and the current name of a scaling
+    default_fraction: float | None = (
+        None  # the default fraction of rotated coordinates; None if a family always rotates all
+    )
+    fraction_key: str = "partial_rotary_factor"  # the key of the fraction in older configs
+    old_keys: tuple[str, ...] = ("rope_theta", "rope_scaling", "partial_rotary_factor")
+    trained_length: int | None = None  # the default training length of a family whose configs may omit it
+    former_kinds: tuple[tuple[str, str], ...] = ()  # pairs of a former and the current name of a scaling
     stack: str = "decoder"
 
     @property
     def keys(self) -> tuple[str, ...]:
-        return ("rope_parameters", "max_position_embeddings", "original_max_position_embeddings", *self.old)
+        return ("rope_parameters", "max_position_embeddings", "original_max_position_embeddings", *self.old_keys)
 
     def read(self, config: Config) -> Fields:
         rope = self.table(config)
         kind = rope.get("rope_type", rope.get("type", "default"))
-        kind = next((now for before, now in self.former if before == kind), kind)
+        kind = next((new for old, new in self.former_kinds if old == kind), kind)
         if not isinstance(kind, str) or kind not in SCALINGS:
-            raise CheckpointConfigError(f"unknown RoPE scaling {quoted(kind)}{did_you_mean(str(kind), SCALINGS)}")
+            raise CheckpointConfigError(f"unknown RoPE scaling {quote(kind)}{did_you_mean(str(kind), SCALINGS)}")
         names = {"rope_theta", "rope_type", "type", "partial_rotary_factor"}
-        names |= {stored_name(kind, field) for field in SCALINGS[kind][1]}
+        names |= {config_key(kind, field) for field in SCALINGS[kind][1]}
         if unknown := sorted(set(rope) - names - IMPLIED.get(kind, set())):
             raise CheckpointConfigError(f"the RoPE scaling '{kind}' has an unknown key {unknown[0]}")
-        fraction = rope.get("partial_rotary_factor", config.get(self.fraction, self.partial))
-        if self.partial is None and fraction not in (None, 1):
+        fraction = rope.get("partial_rotary_factor", config.get(self.fraction_key, self.default_fraction))
+        if self.default_fraction is None and fraction not in (None, 1):
             raise CheckpointConfigError(
-                f"partial_rotary_factor is {quoted(fraction)}, but this family rotates whole heads"
+                f"partial_rotary_factor is {quote(fraction)}, but this family rotates whole heads"
             )
         lengths = {table.get("original_max_position_embeddings") for table in (rope, config)} - {None}
         if "length" in SCALINGS[kind][1] and kind != "dynamic" and len(lengths) > 1:
@@ -103,7 +105,7 @@ class RopeKeys:
             f"{self.stack}.position.theta": number(theta, "rope_theta"),
             f"{self.stack}.position.fraction": None if fraction is None else number(fraction, "partial_rotary_factor"),
             f"{self.stack}.position.scaling": scaling(
-                kind, rope, {"original_max_position_embeddings": self.trained, **config}
+                kind, rope, {"original_max_position_embeddings": self.trained_length, **config}
             ),
         }
 
@@ -113,19 +115,20 @@ class RopeKeys:
             raise CheckpointConfigError("the config has different values of rope_parameters and rope_scaling")
         rope = newer or older or {}
         if not isinstance(rope, Mapping):
-            raise CheckpointConfigError(f"rope_parameters is {quoted(rope)}, expected a JSON object")
+            raise CheckpointConfigError(f"rope_parameters is {quote(rope)}, expected a JSON object")
         return rope
 
     def write(self, get: GetField) -> Tree:
-        ours = get(f"{self.stack}.position.scaling") or {}
-        kind = next((theirs for theirs, (own, _) in SCALINGS.items() if own == ours.get("kind")), "default")
+        scaling = get(f"{self.stack}.position.scaling") or {}
+        kinds = (hf_kind for hf_kind, (kind, _) in SCALINGS.items() if kind == scaling.get("kind"))
+        kind = next(kinds, "default")
         rope = {"rope_type": kind, "rope_theta": get(f"{self.stack}.position.theta")}
-        rope |= {stored_name(kind, field): ours[field] for field in SCALINGS[kind][1] if field in ours}
+        rope |= {config_key(kind, field): scaling[field] for field in SCALINGS[kind][1] if field in scaling}
         rope.pop("max_position_embeddings", None)
-        if self.partial is not None:
+        if self.default_fraction is not None:
             rope["partial_rotary_factor"] = get(f"{self.stack}.position.fraction")
-        length = ours.get("length", 2048)
-        max_positions = int(length * ours.get("factor", 1) if kind == "longrope" else length)
+        length = scaling.get("length", 2048)
+        max_positions = int(length * scaling.get("factor", 1) if kind == "longrope" else length)
         return {"rope_parameters": rope, "max_position_embeddings": max_positions}
 
 
@@ -143,25 +146,25 @@ OPTIONAL = ("length", "beta_fast", "beta_slow", "attention_factor", "truncate")
 IMPLIED = {"dynamic": {"original_max_position_embeddings"}, "linear": {"original_max_position_embeddings"}}
 
 
-def stored_name(kind: str, field: str) -> str:
+def config_key(kind: str, field: str) -> str:
     length = "max_position_embeddings" if kind == "dynamic" else "original_max_position_embeddings"
     return length if field == "length" else field
 
 
 def scaling(kind: str, rope: Mapping[str, Any], config: Config) -> Tree:
     """Converts a RoPE scaling. Values that its table omits are taken from the config."""
-    ours, fields = SCALINGS[kind]
-    tree: Tree = {"kind": ours}
+    our_kind, fields = SCALINGS[kind]
+    tree: Tree = {"kind": our_kind}
     for field in fields:
-        theirs = stored_name(kind, field)
-        value = rope.get(theirs)
+        key = config_key(kind, field)
+        value = rope.get(key)
         if value is None and field == "length":
-            value = config.get(theirs) or config.get("max_position_embeddings")
+            value = config.get(key) or config.get("max_position_embeddings")
         if value is None and field == "factor" and kind in ("yarn", "longrope"):
             max_positions = number(config.get("max_position_embeddings"), "max_position_embeddings")
             value = max_positions / number(tree.get("length"), "length")
         if value is None and field not in OPTIONAL:
-            raise CheckpointConfigError(f"the RoPE scaling '{kind}' has no {theirs}")
+            raise CheckpointConfigError(f"the RoPE scaling '{kind}' has no {key}")
         if value is not None:
             tree[field] = float(value) if isinstance(value, int) and field not in ("length", "truncate") else value
     return tree
@@ -179,16 +182,18 @@ class SlidingWindow:
     def read(self, config: Config) -> Fields:
         window, types, layers = config.get("sliding_window"), config.get("layer_types"), config.get("num_hidden_layers")
         in_use = window is not None and config.get("use_sliding_window", False)
-        allowed = ("full_attention", "sliding_attention") if in_use else ("full_attention",)
-        if types is not None and not (isinstance(types, list) and all(kind in allowed for kind in types)):
-            raise CheckpointConfigError(f"layer_types is {quoted(types)}, expected a list of {' and '.join(allowed)}")
+        allowed_types = ("full_attention", "sliding_attention") if in_use else ("full_attention",)
+        if types is not None and not (isinstance(types, list) and all(kind in allowed_types for kind in types)):
+            raise CheckpointConfigError(
+                f"layer_types is {quote(types)}, expected a list of {' and '.join(allowed_types)}"
+            )
         if not in_use:
             return {}
         if types is None:
             first = config.get("max_window_layers", 28)
             if type(layers) is not int or type(first) is not int or layers > 1024:
                 raise CheckpointConfigError(
-                    f"max_window_layers is {quoted(first)} and num_hidden_layers is {quoted(layers)}, expected integers"
+                    f"max_window_layers is {quote(first)} and num_hidden_layers is {quote(layers)}, expected integers"
                 )
             types = ["full_attention" if i < first else "sliding_attention" for i in range(layers)]
         if set(types) == {"sliding_attention"}:
@@ -223,7 +228,7 @@ class Labels:
         if names is None:
             return {"head.classes": config.get("num_labels", 2)}
         if not isinstance(names, Mapping) or not all(re.fullmatch("[0-9]{1,9}", str(key)) for key in names):
-            raise CheckpointConfigError(f"id2label is {quoted(names)}, expected a JSON object of names by their index")
+            raise CheckpointConfigError(f"id2label is {quote(names)}, expected a JSON object of names by their index")
         return {"head.classes": len(names)}
 
     def write(self, get: GetField) -> Tree:
@@ -240,40 +245,40 @@ class FirstOf:
     """A value that is stored under the first present key of several."""
 
     keys: tuple[str, ...]
-    ours: str
+    path: str
     default: Any = REQUIRED
 
     def read(self, config: Config) -> Fields:
         value = next((config[key] for key in self.keys if config.get(key) is not None), self.default)
         if value is REQUIRED:
             raise missing_key(self.keys[-1])
-        return {self.ours: value}
+        return {self.path: value}
 
     def write(self, get: GetField) -> Tree:
-        return {self.keys[0]: get(self.ours)}
+        return {self.keys[0]: get(self.path)}
 
 
 @dataclass(frozen=True)
 class Choice(OneKey):
     """A key each of whose values selects a table of fields."""
 
-    ours: str
+    path: str
     tables: tuple[tuple[Any, Tree], ...]  # pairs of a value of the key and the fields it sets
     default: Any
 
     def read(self, config: Config) -> Fields:
-        stored = config.get(self.theirs, self.default)
+        config_value = config.get(self.key, self.default)
         for value, table in self.tables:
-            if stored == value:
-                return {f"{self.ours}.{field}": inner for field, inner in table.items()}
+            if config_value == value:
+                return {f"{self.path}.{field}": field_value for field, field_value in table.items()}
         expected = " or ".join(str(value) for value, _ in self.tables)
-        raise CheckpointConfigError(f"{self.theirs} is {quoted(stored)}, expected {expected}")
+        raise CheckpointConfigError(f"{self.key} is {quote(config_value)}, expected {expected}")
 
     def write(self, get: GetField) -> Tree:
         for value, table in self.tables:
-            if all(get(f"{self.ours}.{field}") == inner for field, inner in table.items()):
-                return {self.theirs: value}
-        return {self.theirs: self.default}
+            if all(get(f"{self.path}.{field}") == field_value for field, field_value in table.items()):
+                return {self.key: value}
+        return {self.key: self.default}
 
 
 def tying(default: bool) -> Choice:

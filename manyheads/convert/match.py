@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from manyheads.convert.families import NAMES, Family, get_family
-from manyheads.convert.fold import fold
+from manyheads.convert.fold import fold_weights
 from manyheads.errors import CheckpointConfigError, ConfigError, ExportError
-from manyheads.model.build import Model, build_meta
+from manyheads.model.builder import Model, build_meta
 from manyheads.model.spec import LayerSpec, ModelSpec, StackSpec
 from manyheads.parts.attention import AttentionSpec
 from manyheads.spec import Tree, to_tree
@@ -29,8 +29,8 @@ def canonical(spec: ModelSpec) -> Tree:
                 "final_norm": to_tree(final_norm) if final_norm else {"kind": "none"},
             }
     for name in ("recurrent", "ngram"):
-        if own := getattr(spec, name):
-            tree[name] = to_tree(own)
+        if backbone := getattr(spec, name):
+            tree[name] = to_tree(backbone)
     return without_dropout(tree)
 
 
@@ -52,16 +52,16 @@ def without_dropout(value: Any) -> Any:
     return [without_dropout(inner) for inner in value] if isinstance(value, list) else value
 
 
-def differences(ours: Any, theirs: Any, path: str = "") -> Iterator[tuple[str, str, str]]:
+def differences(tree: Any, other: Any, path: str = "") -> Iterator[tuple[str, str, str]]:
     """Yields the path of each field in which two trees differ, and both values."""
-    if isinstance(ours, dict) and isinstance(theirs, dict) and ours.get("kind") == theirs.get("kind"):
-        for name in sorted(set(ours) | set(theirs)):
-            yield from differences(ours.get(name), theirs.get(name), f"{path}.{name}" if path else name)
-    elif isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
-        for index, pair in enumerate(zip(ours, theirs, strict=True)):
+    if isinstance(tree, dict) and isinstance(other, dict) and tree.get("kind") == other.get("kind"):
+        for name in sorted(set(tree) | set(other)):
+            yield from differences(tree.get(name), other.get(name), f"{path}.{name}" if path else name)
+    elif isinstance(tree, list) and isinstance(other, list) and len(tree) == len(other):
+        for index, pair in enumerate(zip(tree, other, strict=True)):
             yield from differences(*pair, f"{path}.{index}")
-    elif ours != theirs:
-        yield path, short(ours), short(theirs)
+    elif tree != other:
+        yield path, summarize(tree), summarize(other)
 
 
 def same_model(spec: ModelSpec, other: ModelSpec) -> bool:
@@ -69,7 +69,7 @@ def same_model(spec: ModelSpec, other: ModelSpec) -> bool:
     return not any(differences(canonical(spec), canonical(other)))
 
 
-def short(value: Any) -> str:
+def summarize(value: Any) -> str:
     if isinstance(value, dict):
         return str(value.get("kind", f"a table of {len(value)} fields"))
     return f"a list of {len(value)}" if isinstance(value, list) else str(value)
@@ -91,20 +91,20 @@ class Candidate(NamedTuple):
 
 def candidates(spec: ModelSpec, names: Iterable[str]) -> Iterator[Candidate]:
     """Yields every architecture of these families that can write a config for a model."""
-    ours = canonical(spec)
+    tree = canonical(spec)
     for name in names:
         family = get_family(name)
         for architecture in family.architectures:
             try:
                 config = family.config_of(spec, architecture)
-                theirs = family.spec_of(config)
-                different = list(differences(ours, canonical(theirs)))
+                config_spec = family.spec_of(config)
+                differing_fields = list(differences(tree, canonical(config_spec)))
             except (ExportError, CheckpointConfigError, ConfigError):
                 continue
-            parameters = {} if different else dict(build_meta(spec).named_parameters())
-            if not different and not family.table(spec, architecture, parameters).covers(parameters):
-                different = [("the layout of the weights", "ours", "different")]
-            yield Candidate(family, architecture, config, different, theirs)
+            parameters = {} if differing_fields else dict(build_meta(spec).named_parameters())
+            if not differing_fields and not family.table(spec, architecture, parameters).covers(parameters):
+                differing_fields = [("the layout of the weights", "ours", "different")]
+            yield Candidate(family, architecture, config, differing_fields, config_spec)
 
 
 def find_architecture(spec: ModelSpec, names: Iterable[str] = NAMES) -> Candidate:
@@ -121,9 +121,9 @@ def find_architecture(spec: ModelSpec, names: Iterable[str] = NAMES) -> Candidat
     message = f"no supported {library} architecture can express this model"
     if nearest is None:
         raise ExportError(f"{message}, which is {spec.architecture}")
-    path, ours, theirs = nearest.differences[0]
+    path, value, other = nearest.differences[0]
     family = nearest.family.model_type.removeprefix("gguf-")
-    raise ExportError(f"{message}: {path} is {ours}, but {theirs} in {family} ({nearest.architecture}), the nearest")
+    raise ExportError(f"{message}: {path} is {value}, but {other} in {family} ({nearest.architecture}), the nearest")
 
 
 def first_reads(spec: ModelSpec) -> str | None:
@@ -135,7 +135,7 @@ def first_reads(spec: ModelSpec) -> str | None:
 def expressible(
     model: Model, names: Iterable[str] = NAMES, resolve: Callable[[ModelSpec], ModelSpec] = lambda spec: spec
 ) -> tuple[Model, Candidate]:
-    """The first architecture that can express a model, or else an equal model, whose weights are `fold`ed.
+    """The first architecture that can express a model, or else an equal model, by `fold_weights`.
 
     `resolve` fills in what the specs of a format must have.
     """
@@ -143,7 +143,7 @@ def expressible(
     try:
         return model, find_architecture(resolve(model.spec), names)
     except ExportError:
-        folded = fold(model)
-        if folded is model:
+        folded_model = fold_weights(model)
+        if folded_model is model:
             raise
-        return folded, find_architecture(resolve(folded.spec), names)
+        return folded_model, find_architecture(resolve(folded_model.spec), names)

@@ -21,7 +21,7 @@ from manyheads.convert.families.vit import ImageSize
 from manyheads.convert.hf import CheckpointMetadata, kept_files, write_extra_files
 from manyheads.errors import ExportError, ManyheadsError, MissingExtraError
 from manyheads.files.write import atomic_output
-from manyheads.model.build import Model
+from manyheads.model.builder import Model
 from manyheads.model.spec import ModelSpec, StackSpec
 from manyheads.parts.embed import PatchesSpec
 from manyheads.parts.inputs import Inputs
@@ -75,8 +75,10 @@ class Input:
 
     def example(self) -> Tensor:
         """Zeros for tracing the graph. Dynamic sizes are at least 2, because tracing takes 0 and 1 for constants."""
-        usual = {"batch": 2, "length": 3, "target_length": 4, "visible_length": 2}
-        return torch.zeros([usual[size] if isinstance(size, str) else size for size in self.sizes], dtype=self.dtype)
+        example_sizes = {"batch": 2, "length": 3, "target_length": 4, "visible_length": 2}
+        return torch.zeros(
+            [example_sizes[size] if isinstance(size, str) else size for size in self.sizes], dtype=self.dtype
+        )
 
     def dynamic(self) -> dict[int, str]:
         return {i: size for i, size in enumerate(self.sizes) if isinstance(size, str)}

@@ -14,7 +14,7 @@ from torch import Tensor
 from manyheads.errors import CheckpointConfigError, CheckpointError
 from manyheads.files.read import parse_json, parse_json_value
 from manyheads.parts.head import PoolSpec, VectorSpec
-from manyheads.spec import MAX_COUNT, Tree, quoted
+from manyheads.spec import MAX_COUNT, Tree, quote
 
 SETTINGS = "sentence_bert_config.json"
 MIN_LENGTH = 3  # tokens of a truncated text, of which two may be special
@@ -64,9 +64,9 @@ def parse_settings(extra_files: Mapping[str, bytes]) -> Tree:
     config = {} if data is None else parse_json(data, Path(SETTINGS))
     length, lower = config.get("max_seq_length"), config.get("do_lower_case", False)
     if length is not None and (type(length) is not int or not MIN_LENGTH <= length <= MAX_COUNT):
-        raise CheckpointConfigError(f"{SETTINGS}: max_seq_length is {quoted(length)}, expected at least {MIN_LENGTH}")
+        raise CheckpointConfigError(f"{SETTINGS}: max_seq_length is {quote(length)}, expected at least {MIN_LENGTH}")
     if type(lower) is not bool:
-        raise CheckpointConfigError(f"{SETTINGS}: do_lower_case is {quoted(lower)}, expected true or false")
+        raise CheckpointConfigError(f"{SETTINGS}: do_lower_case is {quote(lower)}, expected true or false")
     return {"max_seq_length": length, "do_lower_case": lower}
 
 
@@ -80,19 +80,19 @@ def parse_modules(extra_files: Mapping[str, bytes]) -> Pooling:
         raise CheckpointConfigError("modules.json is not a list of modules, each with a type and a path") from None
     if not names or names != MODULES[: len(names)]:
         raise CheckpointConfigError(
-            f"modules.json has the modules {quoted(', '.join(names))}, expected {', '.join(MODULES)} in this order"
+            f"modules.json has the modules {quote(', '.join(names))}, expected {', '.join(MODULES)} in this order"
         )
     path = f"{paths[1]}/config.json" if len(names) > 1 else ""
     if path and path not in extra_files:
-        raise CheckpointConfigError(f"modules.json names {quoted(path)}, which the folder does not have")
+        raise CheckpointConfigError(f"modules.json names {quote(path)}, which the folder does not have")
     config = parse_json(extra_files[path], Path(path)) if path else {}
     modes = {key: value for key, value in config.items() if key.startswith("pooling_mode")}
     if unknown := [key for key, value in modes.items() if key == "pooling_mode" or type(value) is not bool]:
-        mode = quoted(unknown[0])
-        raise CheckpointConfigError(f"{path}: {mode} is {quoted(modes[unknown[0]])}, expected true or false")
+        mode = quote(unknown[0])
+        raise CheckpointConfigError(f"{path}: {mode} is {quote(modes[unknown[0]])}, expected true or false")
     active = [key for key, value in modes.items() if value]
     if len(active) > 1 or any(key not in MODES for key in active):
-        raise CheckpointConfigError(f"{path} has {quoted(', '.join(active))}, expected one of {', '.join(MODES)}")
+        raise CheckpointConfigError(f"{path} has {quote(', '.join(active))}, expected one of {', '.join(MODES)}")
     return Pooling(MODES[active[0]] if active else "mean", "Normalize" in names)
 
 

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from manyheads.data.tokenizer import special_tokens_as_text
 from manyheads.errors import DataError, RowError
 from manyheads.files.tokenizer import encode_texts
-from manyheads.spec import did_you_mean, quoted
+from manyheads.spec import did_you_mean, quote
 
 AttentionTargets = NDArray[np.int64]  # N×2: a query token, and a key token it should attend to
 
@@ -69,13 +69,13 @@ def parse_alignment(alignment: str, source_words: int, target_words: int) -> lis
         match = re.fullmatch(r"(\d{1,9})-(\d{1,9})", piece)
         if match is None:
             raise RowError(
-                f"{quoted(piece)} of the alignment {quoted(alignment)} is not a pair of words",
+                f"{quote(piece)} of the alignment {quote(alignment)} is not a pair of words",
                 hint="write source-target, as in 0-0 1-2",
             )
         source, target = int(match[1]), int(match[2])
         if source >= source_words or target >= target_words:
             raise RowError(
-                f"{quoted(piece)} of the alignment {quoted(alignment)} is outside of {source_words} source and "
+                f"{quote(piece)} of the alignment {quote(alignment)} is outside of {source_words} source and "
                 f"{target_words} target words, counted from 0"
             )
         pairs.append((target, source))
@@ -97,7 +97,7 @@ def targets_from_arcs(
     """
     all_relations = {name for row in relations or () for name in row}
     if relation is not None and relation not in all_relations:
-        raise DataError(f"no arc has the relation {quoted(relation)}{did_you_mean(relation, all_relations)}")
+        raise DataError(f"no arc has the relation {quote(relation)}{did_you_mean(relation, all_relations)}")
     result = []
     for row, words in enumerate(tokens_per_word(texts, tokenizer)):
         names = None if relations is None else relations[row]
@@ -118,7 +118,7 @@ def targets_from_arcs(
 def check_arcs(text: str, heads: Sequence[int], names: Sequence[str] | None, *, row: int, words: int) -> None:
     if len(heads) != words or (names is not None and len(names) != words):
         raise RowError(
-            f"row {row:,} has {words} words and {len(heads)} arcs, expected one head per word: {quoted(text)}"
+            f"row {row:,} has {words} words and {len(heads)} arcs, expected one head per word: {quote(text)}"
         )
     if outside := [int(head) for head in heads if not -1 <= head < words]:
         raise RowError(f"row {row:,} has an arc to word {outside[0]}, expected 0 to {words - 1}, or -1 for the root")

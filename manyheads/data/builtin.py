@@ -22,7 +22,7 @@ from pydantic import StrictStr
 from manyheads.data.order import splitmix64
 from manyheads.data.source import Corpus, DataSpec, LazyRows, Row, digest, row_counts
 from manyheads.errors import DataError, EmptyDataError, needs_extra
-from manyheads.spec import field, quoted
+from manyheads.spec import field, quote
 
 Splits = tuple[Sequence[Row], Sequence[Row], Sequence[Row]]  # train, validation, test
 
@@ -76,12 +76,12 @@ class DatesSpec(DataSpec, kind="dates"):
         return Corpus(("source", "target"), *splits, description)
 
     def row(self, split: str, index: int) -> Row:
-        language, pattern, day, tagged = random_integers(4, self.seed, split, index)
+        language, pattern, day, tag_number = random_integers(4, self.seed, split, index)
         languages, days = date_patterns(self.languages), days_in(split)
         patterns = languages[language % len(languages)]
         value, (form, tag) = date.fromordinal(days[day % len(days)]), patterns[pattern % len(patterns)]
         text = form(value)
-        needs_tag = tag and (tagged % 4 == 0 or is_ambiguous(text, value, self.languages))
+        needs_tag = tag and (tag_number % 4 == 0 or is_ambiguous(text, value, self.languages))
         return f"{tag} {text}" if needs_tag else text, value.isoformat()
 
 
@@ -107,7 +107,7 @@ def date_patterns(languages: tuple[str, ...]) -> list[list[tuple[Form, str]]]:
         try:
             locale = Locale.parse(name)
         except (UnknownLocaleError, ValueError):
-            raise DataError(f"CLDR has no language {quoted(name)}; expected such as 'de' or 'en_GB'") from None
+            raise DataError(f"CLDR has no language {quote(name)}; expected such as 'de' or 'en_GB'") from None
         skeletons = locale.datetime_skeletons
         formats = [locale.date_formats[size] for size in ("full", "long", "medium", "short")]
         formats += [skeletons[key] for key in ("yMMMd", "yMMMEd", "yMd", "yMEd") if key in skeletons]
@@ -413,14 +413,14 @@ class BiographiesSpec(DataSpec, kind="biographies"):
 
     def person(self, index: int) -> dict[str, str]:
         """Returns a unique name, and one value per question."""
-        one, two, three, four = random_integers(4, self.seed, index)
-        name = f"{syllables(one % 128 * 128 + two % 128).capitalize()} {syllables(128 * 128 + index).capitalize()}"
+        numbers = random_integers(4, self.seed, index)
+        first, last = syllables(numbers[0] % 128 * 128 + numbers[1] % 128), syllables(128 * 128 + index)
         return {
-            "name": name,
-            "city": f"{self._town(three)}ville",
-            "year": str(1800 + four % 200),
-            "trade": TRADES[two % len(TRADES)],
-            "school": f"{self._town(four >> 16)}ford",
+            "name": f"{first.capitalize()} {last.capitalize()}",
+            "city": f"{self._town(numbers[2])}ville",
+            "year": str(1800 + numbers[3] % 200),
+            "trade": TRADES[numbers[1] % len(TRADES)],
+            "school": f"{self._town(numbers[3] >> 16)}ford",
         }
 
     def _town(self, number: int) -> str:

@@ -14,7 +14,7 @@ from manyheads.data.records import SAMPLE_ROWS, Record, Table
 from manyheads.data.source import DataSpec
 from manyheads.data.tables import TableSpec
 from manyheads.errors import ColumnError, IncompatibleError
-from manyheads.spec import Tree, parse, quoted
+from manyheads.spec import Tree, parse, quote
 
 
 @dataclass(frozen=True)
@@ -57,11 +57,11 @@ def choose_columns(
     if fields is None:
         return detect_columns(spec, required, longer_column_first=longer_column_first)
     if not required:
-        raise IncompatibleError(f"fields is {quoted(fields)}, and {path} has no columns for the kind {kind.kind}")
+        raise IncompatibleError(f"fields is {quote(fields)}, and {path} has no columns for the kind {kind.kind}")
     names = [name.strip() for name in fields.split(",")]
     if not len(required) <= len(names) <= len(required + optional) or not all(names):
         expected = f"{len(required)} columns separated by a comma: {' and '.join(required)}"
-        raise IncompatibleError(f"fields is {quoted(fields)}, expected {expected}")
+        raise IncompatibleError(f"fields is {quote(fields)}, expected {expected}")
     return Columns(numbers_to_names(spec, [int(name) if name.isdecimal() else name for name in names]), "as given")
 
 
@@ -110,7 +110,7 @@ def label_columns(sample: Sample) -> tuple[tuple[str | int, ...], str]:
         label, reason = sample.names.index("label"), "by its name"
     else:
         label = min(reversed(columns), key=lambda i: (distinct[i] < 2, distinct[i]))
-        reason = f"{quoted(sample.column(label))} is the class: {distinct[label]:,} values in {len(sample.rows):,} rows"
+        reason = f"{quote(sample.column(label))} is the class: {distinct[label]:,} values in {len(sample.rows):,} rows"
     text = max((i for i in columns if i != label), key=column_sizes(sample).__getitem__)
     return (sample.column(text), sample.column(label)), reason
 

@@ -10,7 +10,7 @@ from typing import ClassVar, NamedTuple
 
 from manyheads.data.source import FileSpec, Row
 from manyheads.errors import RowError
-from manyheads.spec import quoted
+from manyheads.spec import quote
 
 
 class Word(NamedTuple):
@@ -47,16 +47,16 @@ def parse_word(line: str, number: int, location: str) -> Iterator[Word]:
     """Yields word `number` of a sentence from its line; skips a multiword token and an empty node."""
     cells = line.split("\t")
     if len(cells) != 10:
-        raise RowError(f"{location} has {len(cells)} columns, expected 10, separated by tabs: {quoted(line)}")
+        raise RowError(f"{location} has {len(cells)} columns, expected 10, separated by tabs: {quote(line)}")
     id_, word, head, relation = cells[0], cells[1], cells[6], cells[7]
     if not id_.isdecimal() and all(piece.isdecimal() for piece in re.split("[-.]", id_, maxsplit=1)):
         return
     if id_ != str(number):
-        raise RowError(f"{location} has the id {quoted(id_)}, expected {number}: ids count from 1 in each sentence")
+        raise RowError(f"{location} has the id {quote(id_)}, expected {number}: ids count from 1 in each sentence")
     if not word.strip():
         raise RowError(f"{location} has no word in its second column")
     if not (head.isascii() and head.isdecimal() and len(head) < 10) or int(head) == number:
-        raise RowError(f"{location} has the head {quoted(head)}, expected the id of another word, or 0 for the root")
+        raise RowError(f"{location} has the head {quote(head)}, expected the id of another word, or 0 for the root")
     yield Word("_".join(word.split()), int(head) - 1, relation)
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from manyheads.data.source import Corpus, FileSpec, Row
 from manyheads.errors import ColumnError, DataFileError, DataSizeError, RowError
 from manyheads.files.text import DecompressedFile, LineReader, open_decompressed
-from manyheads.spec import field, quoted
+from manyheads.spec import field, quote
 
 IDX_DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 MAX_BYTES = 1 << 33  # bytes of images, which are held in memory
@@ -119,7 +119,7 @@ class ImagesSpec(FileSpec, kind="images"):
 
     def _parse_image(self, cells: list[str], location: str) -> Array:
         if invalid := [cell for cell in cells if not is_number(cell)]:
-            raise RowError(f"{location} has the pixel {quoted(invalid[0])}, expected a number")
+            raise RowError(f"{location} has the pixel {quote(invalid[0])}, expected a number")
         pixels, rest = divmod(len(cells), self.channels)
         height = self.height or isqrt(pixels)
         if rest or not pixels or pixels % height or (self.height is None and height**2 != pixels):
@@ -179,7 +179,7 @@ def read_idx(path: Path, ranks: tuple[int, ...]) -> Array:
         head = source.file.read(4)
         if len(head) < 4 or head[:2] != b"\0\0" or head[2] not in IDX_DTYPES:
             raise DataFileError(
-                f"{path} is not an idx file: it begins with {quoted(head)}, expected two zeros and a dtype"
+                f"{path} is not an idx file: it begins with {quote(head)}, expected two zeros and a dtype"
             )
         if head[3] not in ranks:
             raise DataFileError(f"{path} has {head[3]} dimensions, expected {' or '.join(map(str, ranks))}")

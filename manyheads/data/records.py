@@ -1,4 +1,4 @@
-"""Reads the records of tables, .csv, .tsv, .jsonl or .parquet, and decides by the file how it is written."""
+"""Reads the records of tables, .csv, .tsv, .jsonl or .parquet, and detects delimiter, quotes and header."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from typing import Any
 from manyheads.errors import DataFileError, DataSizeError, EncodingError, RowError, needs_extra
 from manyheads.files.read import no_duplicate_keys, open_regular
 from manyheads.files.text import LineReader, check_plausible_size, check_rereadable
-from manyheads.spec import quoted
+from manyheads.spec import quote
 
-SAMPLE_ROWS = 1000  # rows from which the delimiter and the header are decided
+SAMPLE_ROWS = 1000  # rows from which the delimiter and the header are detected
 SAMPLE_LENGTH = 1 << 25  # characters of them
 DELIMITERS = {"\t": "tab", ";": "semicolon", ",": "comma"}  # the first of several that fit
 JSONL, PARQUET = (".jsonl", ".ndjson"), (".parquet",)
@@ -66,7 +66,7 @@ class Table(ABC):
         """Yields the records, each with the number of its first line; other columns may be left out."""
 
     def notes(self) -> Iterator[str]:
-        """Yields what was decided about the file, and how to overrule it."""
+        """Yields what was detected about the file, and how to override it."""
         yield from ()
 
     def locate(self, number: int) -> str:
@@ -79,15 +79,17 @@ def open_table(lines: LineReader, dialect: Dialect) -> Table | None:
     check_rereadable(path)
     if has_suffix(path, *PARQUET):
         return ParquetTable(lines)
-    silent = replace(lines, warnings=Counter())  # what is wrong with a line is counted once, when its record is read
-    first = next((line for _, line in silent if line.strip()), None)
+    quiet_lines = replace(
+        lines, warnings=Counter()
+    )  # what is wrong with a line is counted once, when its record is read
+    first = next((line for _, line in quiet_lines if line.strip()), None)
     if first is None:
         for _ in lines:  # counts what is wrong with its lines
             pass
         return None
     if has_suffix(path, *JSONL) or (not has_suffix(path, ".tsv", ".csv") and first.lstrip().startswith("{")):
-        return JsonLinesTable(lines, silent)
-    return DelimitedTable(lines, silent, dialect)
+        return JsonLinesTable(lines, quiet_lines)
+    return DelimitedTable(lines, quiet_lines, dialect)
 
 
 # ----------------------------------------------------------------------------------------------------- .csv and .tsv
@@ -96,19 +98,21 @@ def open_table(lines: LineReader, dialect: Dialect) -> Table | None:
 class DelimitedTable(Table):
     """Lines of cells, separated by tabs, commas or semicolons, and quoted by the rules of Python's csv or not."""
 
-    def __init__(self, lines: LineReader, silent: LineReader, dialect: Dialect) -> None:
+    def __init__(self, lines: LineReader, quiet_lines: LineReader, dialect: Dialect) -> None:
         csv.field_size_limit(max(csv.field_size_limit(), lines.max_length))
-        _, first_line = next(iter(silent))
+        _, first_line = next(iter(quiet_lines))
         if separator := SEPARATOR_LINE.fullmatch(first_line):
-            lines, silent = replace(lines, skip=1), replace(silent, skip=1)
+            lines, quiet_lines = replace(lines, skip=1), replace(quiet_lines, skip=1)
         super().__init__(lines)
         self.dialect, self.no_quotes_reason = dialect, ""
         self.delimiter = dialect.delimiter or (
-            separator[1] if separator else detect_delimiter(lines.path, tuple(first_items(line for _, line in silent)))
+            separator[1]
+            if separator
+            else detect_delimiter(lines.path, tuple(first_items(line for _, line in quiet_lines)))
         )
         self.delimiter_note = f", separated by {DELIMITERS[self.delimiter]}s"
-        self.quotes = self._has_quotes(silent) if dialect.quotes is None else dialect.quotes
-        records = (cells for _, cells in self._parse(silent, quotes=self.quotes))
+        self.quotes = self._has_quotes(quiet_lines) if dialect.quotes is None else dialect.quotes
+        records = (cells for _, cells in self._parse(quiet_lines, quotes=self.quotes))
         first, *rows = tuple(first_items(records)) or [[]]
         self.num_columns = len(first)
         self.header = self.has_names = (
@@ -117,10 +121,10 @@ class DelimitedTable(Table):
         self.names = first if self.header else [str(i) for i in range(len(first))]
 
     def records(self, columns: Sequence[str | int] | None = None) -> Iterator[tuple[int, Record]]:
-        numbered = self._parse(self.lines, quotes=self.quotes)
+        records = self._parse(self.lines, quotes=self.quotes)
         if self.header:
-            next(numbered, None)
-        for number, cells in numbered:
+            next(records, None)
+        for number, cells in records:
             if len(cells) != self.num_columns:
                 like = "as in the header" if self.header else "as in the first line"
                 others = [
@@ -130,7 +134,7 @@ class DelimitedTable(Table):
                 ]
                 not_by = f", not by {others[0]}s" if len(cells) == 1 and others else ""
                 expected = f"{self.num_columns} {like}{self.delimiter_note}{not_by}"
-                line = quoted(self.delimiter.join(cells))
+                line = quote(self.delimiter.join(cells))
                 raise RowError(f"{self.locate(number)} has {len(cells)} columns, expected {expected}: {line}")
             yield number, cells
 
@@ -141,44 +145,44 @@ class DelimitedTable(Table):
             yield f"quotes are read as text, because {self.no_quotes_reason} (quotes = true reads quoted cells)"
         if self.dialect.header is None:
             line, other = ("a header", "false") if self.header else ("a row", "true")
-            yield f"the first line is {line} (header = {other} overrules it)"
+            yield f"the first line is {line} (header = {other} overrides it)"
 
     def _parse(self, lines: LineReader, *, quotes: bool) -> Iterator[tuple[int, list[str]]]:
         """Yields the cells of every record that is not blank, with the line where it starts."""
-        numbered = (
+        records = (
             RecordReader(lines, self.delimiter)
             if quotes
             else ((number, line.split(self.delimiter)) for number, line in lines)
         )
-        return ((number, cells) for number, cells in numbered if any(cell and not cell.isspace() for cell in cells))
+        return ((number, cells) for number, cells in records if any(cell and not cell.isspace() for cell in cells))
 
-    def _has_quotes(self, silent: LineReader) -> bool:
+    def _has_quotes(self, quiet_lines: LineReader) -> bool:
         """Whether the file is written with csv's quotes; if not, and a cell begins with a quote, says why.
 
         A file of which csv makes no sense is read without quotes if all its lines then have equally many columns.
         """
         opening = re.compile(f'(?:^|{self.delimiter})"')
-        needless = re.compile(f'(?:^|{self.delimiter})"[^"{self.delimiter}]+"(?={self.delimiter}|$)')
+        unneeded_quotes = re.compile(f'(?:^|{self.delimiter})"[^"{self.delimiter}]+"(?={self.delimiter}|$)')
         counts = Counter[str]()
-        for _, line in silent:
+        for _, line in quiet_lines:
             counts["lines"] += 1
             if '"' in line:
                 counts["opening"] += bool(opening.search(line))
-                counts["needless"] += bool(needless.search(line))
+                counts["unneeded_quotes"] += bool(unneeded_quotes.search(line))
         if not counts["opening"]:
             return False
         try:
-            for _ in RecordReader(silent, self.delimiter):
+            for _ in RecordReader(quiet_lines, self.delimiter):
                 pass
         except (RowError, DataSizeError) as error:
-            if len({len(cells) for _, cells in self._parse(silent, quotes=False)}) > 1:
+            if len({len(cells) for _, cells in self._parse(quiet_lines, quotes=False)}) > 1:
                 raise
-            self.no_quotes_reason = error.message.removeprefix(f"{silent.path}, ")
+            self.no_quotes_reason = error.message.removeprefix(f"{quiet_lines.path}, ")
             return False
         # a program quotes all texts, or those that contain a delimiter, a quote or a line break
-        if self.delimiter == "\t" and 0 < 2 * counts["needless"] <= counts["lines"]:
+        if self.delimiter == "\t" and 0 < 2 * counts["unneeded_quotes"] <= counts["lines"]:
             self.no_quotes_reason = (
-                f"{counts['needless']:,} of {counts['lines']:,} lines have quotes that no cell needs"
+                f"{counts['unneeded_quotes']:,} of {counts['lines']:,} lines have quotes that no cell needs"
             )
             return False
         return True
@@ -320,9 +324,9 @@ def parse_json_line(line: str, location: str) -> Any:
 class JsonLinesTable(Table):
     """One JSON object per line. `names` are the keys of the first one."""
 
-    def __init__(self, lines: LineReader, silent: LineReader) -> None:
+    def __init__(self, lines: LineReader, quiet_lines: LineReader) -> None:
         super().__init__(lines)
-        self.names = list(next(self._parse(silent))[1])
+        self.names = list(next(self._parse(quiet_lines))[1])
 
     def records(self, columns: Sequence[str | int] | None = None) -> Iterator[tuple[int, Record]]:
         return self._parse(self.lines)
@@ -334,7 +338,7 @@ class JsonLinesTable(Table):
             record = parse_json_line(line, self.locate(number))
             if not isinstance(record, dict):
                 raise RowError(
-                    f"{self.locate(number)} has {quoted(record)}, expected one object per line",
+                    f"{self.locate(number)} has {quote(record)}, expected one object per line",
                     hint="write a JSON array as JSON lines",
                 )
             yield number, record

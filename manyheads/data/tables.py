@@ -14,7 +14,7 @@ from pydantic import Field, StrictInt, StrictStr
 from manyheads.data.records import Dialect, Record, Table, open_table
 from manyheads.data.source import Corpus, FileSpec, Row
 from manyheads.errors import ColumnError, RowError
-from manyheads.spec import did_you_mean, field, parse, quoted
+from manyheads.spec import did_you_mean, field, parse, quote
 
 MIN_CLASS_ROWS = 5  # training rows of a class; fewer are reported
 MAX_RARE = 5  # classes that are reported
@@ -70,7 +70,7 @@ class TableSpec(FileSpec):
         yield from table.notes()
         names = [table.names[column] if isinstance(column, int) else column for column in columns]
         if names != [*(self.corpus_fields() if table.has_names else map(str, range(len(names))))]:
-            yield f"columns {', '.join(map(quoted, names))}"
+            yield f"columns {', '.join(map(quote, names))}"
 
     def fits(self, path: str) -> bool:
         """Whether a file can be read with these settings: it has the names in `fields`, and as many columns."""
@@ -96,7 +96,7 @@ class TableSpec(FileSpec):
             if isinstance(column, str):
                 if (count := list(table.names).count(column)) != 1:
                     raise ColumnError(
-                        f"{table.locate(1)} has {count or 'no'} column{'s' * (count > 1)} {quoted(column)}"
+                        f"{table.locate(1)} has {count or 'no'} column{'s' * (count > 1)} {quote(column)}"
                         f"{'' if count else did_you_mean(column, table.names)}",
                         hint="set data.fields to the names in the file, or to numbers from 0",
                     )
@@ -114,7 +114,7 @@ class TableSpec(FileSpec):
     def _cell(self, record: Record, column: Any, name: str, table: Table, number: int) -> str:
         if isinstance(record, dict) and column not in record:
             raise ColumnError(
-                f"{table.locate(number)} has no field {quoted(column)}{did_you_mean(column, record)}",
+                f"{table.locate(number)} has no field {quote(column)}{did_you_mean(column, record)}",
                 hint="set data.fields to the names in the file",
             )
         value = record[column]
@@ -134,7 +134,7 @@ class TableSpec(FileSpec):
         if self._is_id(name) and (type(value) is int or (name == "label" and isinstance(value, bool))):
             return str(value).lower()
         expected = "a string or an integer" if self._is_id(name) else "a string"
-        raise RowError(f"{location} has {quoted(value)}, expected {expected}")
+        raise RowError(f"{location} has {quote(value)}, expected {expected}")
 
     def _is_id(self, name: str) -> bool:
         """Whether the field is a label or an id, so that an integer is read as text."""
@@ -174,7 +174,7 @@ class LabelsSpec(TableSpec, kind="labels"):
 def rare_classes(corpus: Corpus) -> str:
     """Returns the names of classes with very few training rows; a mistake in the file may have made them."""
     counts = Counter(label for _, label in corpus.train)
-    rare = [f"{quoted(name)} {counts[name]}" for name in corpus.labels() if counts[name] < MIN_CLASS_ROWS]
+    rare = [f"{quote(name)} {counts[name]}" for name in corpus.labels() if counts[name] < MIN_CLASS_ROWS]
     more = f" and {len(rare) - MAX_RARE:,} more" if len(rare) > MAX_RARE else ""
     return f"classes with very few training rows: {', '.join(rare[:MAX_RARE])}{more}" if rare and counts else ""
 
@@ -209,9 +209,9 @@ class QueriesSpec(TableSpec, kind="queries"):
         documents: dict[str, str] = dict(rows)
         if len(documents) < len(rows):
             repeated = Counter(name for name, _ in rows).most_common(1)[0][0]
-            raise RowError(f"{self.documents} has two documents with the id {quoted(repeated)}")
+            raise RowError(f"{self.documents} has two documents with the id {quote(repeated)}")
         if missing := [name for rows in corpus.splits.values() for _, name in rows if name not in documents]:
-            raise RowError(f"{self.path} names the document {quoted(missing[0])}, and {self.documents} has no such id")
+            raise RowError(f"{self.path} names the document {quote(missing[0])}, and {self.documents} has no such id")
         splits: Any = {
             split: [(query, documents[name]) for query, name in rows] for split, rows in corpus.splits.items()
         }

@@ -70,10 +70,10 @@ class TextSpec(TableSpec, kind="text"):
             yield from join_lines(block)
 
     def _decide_document(self, files: Sequence[Path], warnings: Counter[str]) -> Document:
-        numbered = (line for file in files for _, line in chain(self.lines(file, Counter()), [(0, "")]))
-        document = detect_document(list(first_items(numbered, SAMPLE_LINES)))
+        lines = (line for file in files for _, line in chain(self.lines(file, Counter()), [(0, "")]))
+        document = detect_document(list(first_items(lines, SAMPLE_LINES)))
         others = " or ".join(f'"{unit}"' for unit in ("paragraph", "line", "file") if unit != document)
-        warnings[f"one text per {document} (document = {others} overrules it)"] = 0
+        warnings[f"one text per {document} (document = {others} overrides it)"] = 0
         return document
 
     def split(self, rows: list[Row]) -> tuple[list[Row], list[Row]]:
@@ -103,8 +103,8 @@ def detect_document(lines: Sequence[str]) -> Document:
     Blank lines separate paragraphs. Without them, or with few, every line is a text, unless most lines end within a
     sentence and are as long as lines of text that is wrapped.
     """
-    blocks = [bool(line.strip()) for line in lines]
-    paragraphs = sum(now and not before for before, now in zip([False, *blocks], blocks, strict=False))
+    is_text = [bool(line.strip()) for line in lines]
+    paragraphs = sum(after and not before for before, after in zip([False, *is_text], is_text, strict=False))
     texts = [line.strip() for line in lines if line.strip()]
     if paragraphs > 1 and len(texts) <= MAX_PARAGRAPH_LINES * paragraphs:
         return "paragraph"

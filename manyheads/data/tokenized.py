@@ -24,7 +24,7 @@ from manyheads.errors import ColumnError, CorruptFileError, LabelError, Tokenize
 from manyheads.files.read import open_regular, read_json, sha256
 from manyheads.files.tokenizer import decode_ids, encode_texts
 from manyheads.files.write import atomic_output, fsync_path
-from manyheads.spec import Tree, field, quoted, to_tree
+from manyheads.spec import Tree, field, quote, to_tree
 
 SCHEMA = 1
 SHARD_TOKENS = 1 << 28  # tokens per file, exceeded by at most one row
@@ -59,7 +59,7 @@ def encode_rows(
                 columns.append(list(column))
             elif name == "label":
                 if unknown := [label for label in column if label not in class_index]:
-                    raise LabelError(f"the label {quoted(unknown[0])} is not one of the {len(class_index)} classes")
+                    raise LabelError(f"the label {quote(unknown[0])} is not one of the {len(class_index)} classes")
                 columns.append([np.array([class_index[label]], np.int64) for label in column])
             elif name == "arcs":
                 columns.append([np.array(heads, np.int64) for heads in column])
@@ -122,7 +122,7 @@ class TruncatedRows:
 
 def field_index(name: str, fields: tuple[str, ...]) -> int:
     if name not in fields:
-        raise ColumnError(f"no field {quoted(name)} (known: {', '.join(fields)})")
+        raise ColumnError(f"no field {quote(name)} (known: {', '.join(fields)})")
     return fields.index(name)
 
 
@@ -304,7 +304,7 @@ class TokenizedRows:
             stored_tokenizer = index["tokenizer"]
         except (KeyError, TypeError, ValueError) as error:
             raise TokenizedDataError(
-                f"{folder}/index.json is not an index of tokenized data with a split {quoted(split)}: {error!r}"
+                f"{folder}/index.json is not an index of tokenized data with a split {quote(split)}: {error!r}"
             ) from None
         if tokenizer is not None and fingerprint(without_processing(tokenizer)) != stored_tokenizer:
             raise TokenizedDataError(

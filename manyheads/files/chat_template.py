@@ -12,7 +12,7 @@ from typing import Any
 
 from manyheads.errors import ChatTemplateError, InputError
 from manyheads.files.tokenizer import is_unicode_text
-from manyheads.spec import shortened
+from manyheads.spec import shorten
 
 Message = Mapping[str, str]  # its role and its content
 
@@ -56,12 +56,12 @@ def render_template(
         raise ChatTemplateError(f"the chat template took over {SECONDS} seconds for a conversation")
     if done.returncode != 0:  # the process was killed, or its interpreter failed
         reason = done.stderr.strip().rpartition("\n")[2] or f"its process ended with {done.returncode}"
-        raise ChatTemplateError(f"the chat template failed: {shortened(reason, 300)}")
+        raise ChatTemplateError(f"the chat template failed: {shorten(reason, 300)}")
     result = json.loads(done.stdout)
     if "refused" in result:
-        raise InputError(f"the chat template refuses it: {shortened(result['refused'], 300)}", result["index"])
+        raise InputError(f"the chat template refuses it: {shorten(result['refused'], 300)}", result["index"])
     if "error" in result:
-        raise ChatTemplateError(f"the chat template failed: {shortened(result['error'], 300)}")
+        raise ChatTemplateError(f"the chat template failed: {shorten(result['error'], 300)}")
     texts: list[str] = result["texts"]
     if not all(map(is_unicode_text, texts)):
         raise ChatTemplateError("the chat template writes half of a surrogate pair")

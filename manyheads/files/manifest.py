@@ -7,7 +7,7 @@ from pathlib import Path
 
 from manyheads.errors import UnsafeFileError
 from manyheads.files.read import MAX_CONFIG_BYTES, read_json, safe_join, sha256
-from manyheads.spec import shortened
+from manyheads.spec import shorten
 
 TRAINER, MANIFEST, OPTIMIZER = "trainer.json", "manifest.json", "optimizer.safetensors"
 REQUIRED = {"model.safetensors", OPTIMIZER, TRAINER}
@@ -25,7 +25,7 @@ def verify_manifest(checkpoint: Path, *, optimizer: bool = True) -> str | None:
             if name == OPTIMIZER and not optimizer:
                 continue
             if not path.is_file() or path.stat().st_size != entry["bytes"]:
-                return f"{shortened(str(path), 500)} should have {entry['bytes']:,} bytes"
+                return f"{shorten(str(path), 500)} should have {entry['bytes']:,} bytes"
             if sha256(path) != entry["sha256"]:
                 return f"{path} is not the file that was saved"
     except UnsafeFileError as error:

@@ -25,7 +25,7 @@ from manyheads.errors import (
     ManyheadsError,
     UnsafeFileError,
 )
-from manyheads.spec import TOO_DEEP, Tree, copy_tree, quoted, shortened
+from manyheads.spec import TOO_DEEP, Tree, copy_tree, quote, shorten
 
 MAX_CONFIG_BYTES = 1 << 20
 MAX_INDEX_BYTES = 64 << 20
@@ -46,16 +46,16 @@ def open_regular(path: Path) -> BufferedReader:
 def safe_join(folder: Path, name: str) -> Path:
     """Returns the path of a file in a folder; raises for a path, a link out of the folder, a pipe or a device."""
     if not name or name in (".", "..") or Path(name).name != name or not name.isprintable() or "\\" in name:
-        raise UnsafeFileError(f"{quoted(name)} is not the name of a file in {folder}")
+        raise UnsafeFileError(f"{quote(name)} is not the name of a file in {folder}")
     path = folder / name
     if path.is_symlink():
         # unlike Path.resolve, realpath does not raise for a link to itself
-        target, home = Path(os.path.realpath(path)), Path(os.path.realpath(folder))
+        target, root = Path(os.path.realpath(path)), Path(os.path.realpath(folder))
         # the Hub's cache stores files once, in blobs/, and links to them from snapshots/NAME/ and the folders in it
         blobs = [
-            snapshot.parent.parent / "blobs" for snapshot in (home, home.parent) if snapshot.parent.name == "snapshots"
+            snapshot.parent.parent / "blobs" for snapshot in (root, root.parent) if snapshot.parent.name == "snapshots"
         ]
-        if not target.is_relative_to(home) and target.parent not in blobs:
+        if not target.is_relative_to(root) and target.parent not in blobs:
             raise UnsafeFileError(f"{path} is a link that leads out of its folder")
     if os.path.exists(path) and not path.is_file() and not path.is_dir():  # False for a name too long for a file
         raise UnsafeFileError(f"{path} is not a regular file")
@@ -69,7 +69,7 @@ def explain_read_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         kind = CheckpointNotFoundError if isinstance(error, FileNotFoundError) else CheckpointError
-        raise kind(f"cannot read {shortened(str(error.filename or path), 500)}: {error.strerror or error}") from None
+        raise kind(f"cannot read {shorten(str(error.filename or path), 500)}: {error.strerror or error}") from None
 
 
 def read_bytes(path: Path, max_bytes: int, *, error: type[ManyheadsError] = CorruptFileError) -> bytes:
@@ -101,7 +101,7 @@ def parse_json(data: bytes, path: Path) -> Tree:
     """Parses an object as `parse_json_value` does."""
     table = parse_json_value(data, path)
     if not isinstance(table, dict):
-        raise CorruptFileError(f"{path} holds {quoted(table)}, expected a JSON object")
+        raise CorruptFileError(f"{path} holds {quote(table)}, expected a JSON object")
     return table
 
 
@@ -115,7 +115,7 @@ def parse_json_value(data: bytes, path: Path) -> Any:
     except RecursionError:
         raise CorruptFileError(f"{path}: {TOO_DEEP}") from None
     except ValueError as error:
-        raise CorruptFileError(f"{path} is not valid JSON: {shortened(str(error))}") from None
+        raise CorruptFileError(f"{path} is not valid JSON: {shorten(str(error))}") from None
     return value
 
 
@@ -127,7 +127,7 @@ def no_duplicate_keys(pairs: list[tuple[str, Any]]) -> Tree:
     table: Tree = {}
     for name, value in pairs:
         if name in table:
-            raise ValueError(f"duplicate key {quoted(name)}")
+            raise ValueError(f"duplicate key {quote(name)}")
         table[name] = value
     return table
 
@@ -154,7 +154,7 @@ def read_toml(path: Path) -> Tree:
     except ConfigFileError:
         raise
     except (OSError, ValueError) as error:  # ValueError: a name that no file can have
-        name = shortened(str(path), 500)
+        name = shorten(str(path), 500)
         raise ConfigFileError(f"cannot read {name}: {getattr(error, 'strerror', None) or error}") from None
     try:
         return copy_tree(tomllib.loads(text.replace("\r\n", "\n")))
@@ -163,7 +163,7 @@ def read_toml(path: Path) -> Tree:
     except RecursionError:
         raise ConfigError(f"{path}: {TOO_DEEP}") from None
     except ValueError as error:  # not TOML, or a number of more digits than Python reads
-        raise ConfigSyntaxError(f"{path} is not TOML: {shortened(str(error))}") from None
+        raise ConfigSyntaxError(f"{path} is not TOML: {shorten(str(error))}") from None
 
 
 @contextmanager
@@ -181,8 +181,8 @@ def locate_config_errors(path: Path, overrides: Iterable[str] = ()) -> Iterator[
         line = None if matching else line_of_field(path, tuple(name for name in field if not name.isdigit()))
         if not matching and line is None:
             raise
-        where = f"-s {matching[-1]}" if matching else f"{path}:{line}"
-        raise type(error)(f"{where}: {error.message}", key=error.key, hint=error.hint) from None
+        location = f"-s {matching[-1]}" if matching else f"{path}:{line}"
+        raise type(error)(f"{location}: {error.message}", key=error.key, hint=error.hint) from None
 
 
 def is_prefix(path: Iterable[str], field: tuple[str, ...]) -> bool:

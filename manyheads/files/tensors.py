@@ -15,7 +15,7 @@ from torch import Tensor
 
 from manyheads.errors import CorruptFileError, UnsafeFileError, WeightsError
 from manyheads.files.read import MAX_INDEX_BYTES, open_regular, parse_json, read_json, safe_join
-from manyheads.spec import Tree, quoted, shortened
+from manyheads.spec import Tree, quote, shorten
 
 MAX_HEADER_BYTES = 100 << 20  # as in the safetensors library
 MAX_AXES, MAX_ELEMENTS = 8, 1 << 48
@@ -48,7 +48,7 @@ class TensorStore(Mapping[str, Tensor]):
     def check(self, required: Mapping[str, Shape], optional: Container[str]) -> None:
         """Raises for missing and unexpected names, and for a shape other than the required one."""
         if unexpected := sorted(name for name in self if name not in required and name not in optional):
-            raise WeightsError(f"unexpected weight {shortened(unexpected[0])} ({len(unexpected)} in all)")
+            raise WeightsError(f"unexpected weight {shorten(unexpected[0])} ({len(unexpected)} in all)")
         if missing := sorted(set(required) - set(self)):
             raise WeightsError(f"missing weight {missing[0]} ({len(missing)} in all)")
         for name, shape in required.items():
@@ -105,7 +105,7 @@ class SafetensorsFile(TensorStore):
         try:
             self._check_entries({name: entry for name, entry in header.items() if name != "__metadata__"}, 8 + length)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            reason = f"{type(error).__name__}: {shortened(str(error))}"
+            reason = f"{type(error).__name__}: {shorten(str(error))}"
             raise CorruptFileError(f"{path} has an invalid header: {reason}") from None
 
     def _check_entries(self, entries: Tree, end: int) -> None:
@@ -116,12 +116,12 @@ class SafetensorsFile(TensorStore):
         for name, entry in sorted(entries.items(), key=lambda item: item[1]["data_offsets"]):
             (start, stop), shape = entry["data_offsets"], tuple(entry["shape"])
             if entry["dtype"] not in DTYPES:
-                raise ValueError(f"{quoted(name)} has the unknown dtype {quoted(entry['dtype'])}")
+                raise ValueError(f"{quote(name)} has the unknown dtype {quote(entry['dtype'])}")
             dtype = DTYPES[entry["dtype"]]
             valid = is_shape(shape) and are_counts((start, stop))
             if not valid or base + start != end or stop - start != math.prod(shape) * dtype.itemsize:
-                byte_range = f"bytes {quoted(start)} to {quoted(stop)}"
-                raise ValueError(f"{byte_range} cannot hold {quoted(name)}, {entry['dtype']} {quoted(shape)}")
+                byte_range = f"bytes {quote(start)} to {quote(stop)}"
+                raise ValueError(f"{byte_range} cannot hold {quote(name)}, {entry['dtype']} {quote(shape)}")
             end = base + stop
             self.shapes[name], self.dtypes[name], self.ranges[name] = shape, dtype, (base + start, end)
         if end != self.size:
@@ -171,11 +171,11 @@ class SafetensorsFolder(TensorStore):
             file = SafetensorsFile(safe_join(folder, file_name), copy=copy)
             if duplicates := sorted(set(file) & set(self.files)):
                 raise CorruptFileError(
-                    f"{file.path} and {self.files[duplicates[0]].path.name} both hold {quoted(duplicates[0])}"
+                    f"{file.path} and {self.files[duplicates[0]].path.name} both hold {quote(duplicates[0])}"
                 )
             self.files |= dict.fromkeys(file, file)
         if weight_map is not None and (difference := sorted(set(self.files) ^ set(weight_map))):
-            raise CorruptFileError(f"{index} and the files that it lists differ in {quoted(difference[0])}")
+            raise CorruptFileError(f"{index} and the files that it lists differ in {quote(difference[0])}")
         self.shapes = {name: file.shapes[name] for name, file in self.files.items()}
         self.dtypes = {name: file.dtypes[name] for name, file in self.files.items()}
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from manyheads.errors import ManyheadsError, TokenizerError
 from manyheads.files.read import no_duplicate_keys
-from manyheads.spec import quoted, shortened
+from manyheads.spec import quote, shorten
 
 MAX_TOKENIZER_BYTES = 64 << 20
 MAX_TOKEN_LENGTH = 1 << 16  # characters
@@ -31,7 +31,7 @@ def explain_tokenizer_errors(message: str, error_type: type[ManyheadsError] = To
     except (ManyheadsError, KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
     except BaseException as error:
-        raise error_type(f"{message}: {shortened(str(error))}") from None
+        raise error_type(f"{message}: {shorten(str(error))}") from None
 
 
 # ------------------------------------------------------------------------------------------------------------- reading
@@ -59,7 +59,7 @@ def check_sizes(tree: Any) -> None:
 
 def check_tokens(tokens: Sequence[str]) -> None:
     if len(longest := max(tokens, key=len, default="")) > MAX_TOKEN_LENGTH:
-        raise ValueError(f"the token {quoted(longest)} is longer than {MAX_TOKEN_LENGTH:,} characters")
+        raise ValueError(f"the token {quote(longest)} is longer than {MAX_TOKEN_LENGTH:,} characters")
 
 
 def expansion(step: Any) -> int:

@@ -19,7 +19,7 @@ from manyheads.generate.config import (
     method_kinds,
     stop_strings,
 )
-from manyheads.spec import MAX_COUNT, quoted
+from manyheads.spec import MAX_COUNT, quote
 
 FILE = "generation_config.json"
 MAX_BAD_IDS = 1 << 14  # in all bad words
@@ -65,13 +65,13 @@ def read_checkpoint_settings(config: Mapping[str, Any], extra_files: Mapping[str
     filter_settings = fields_of(kind for kind in filter_kinds().values() if not kind.is_grammar)
     setting_names = fields_of(method_kinds().values()) | filter_settings
     unsupported = [
-        f"{FILE if data else 'config.json'} sets {quoted(name)}, which is not supported"
+        f"{FILE if data else 'config.json'} sets {quote(name)}, which is not supported"
         for name in values
         if name in UNSUPPORTED and values[name] != UNSUPPORTED[name]
     ]
     if data is not None:
         known_names = {*setting_names, *TOKENS, *OTHER_KEYS, *UNSUPPORTED, *NO_EFFECT}
-        unsupported += [f"{FILE} has the unknown key {quoted(name)}" for name in values if name not in known_names]
+        unsupported += [f"{FILE} has the unknown key {quote(name)}" for name in values if name not in known_names]
     eos = (*token_ids(values, "eos_token_id"), *token_ids(values, "eot_token_id"))
     settings = {name: value for name, value in values.items() if name in setting_names}
     for name in ("forced_bos_token_id", "forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens"):
@@ -82,7 +82,7 @@ def read_checkpoint_settings(config: Mapping[str, Any], extra_files: Mapping[str
         settings["bad_words_ids"] = [word for word in words if word not in [[end] for end in eos]]
     do_sample = values.get("do_sample", False)
     if type(do_sample) is not bool:
-        raise CheckpointConfigError(f"do_sample is {quoted(do_sample)}, expected true or false")
+        raise CheckpointConfigError(f"do_sample is {quote(do_sample)}, expected true or false")
     if do_sample:
         settings = {"temperature": 1.0, "top_k": TRANSFORMERS_TOP_K} | settings
     starts = (values.get(key) for key in ("decoder_start_token_id", "bos_token_id", "pad_token_id"))
@@ -105,21 +105,21 @@ def token_ids(values: Mapping[str, Any], name: str) -> tuple[int, ...]:
     value = values.get(name)
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if len(ids) > MAX_TOKEN_IDS or not all(type(token) is int for token in ids):
-        raise CheckpointConfigError(f"{name} is {quoted(value)}, expected up to {MAX_TOKEN_IDS:,} token ids")
+        raise CheckpointConfigError(f"{name} is {quote(value)}, expected up to {MAX_TOKEN_IDS:,} token ids")
     return tuple(token for token in ids if 0 <= token < 1 << 31)  # no vocabulary has others, and −1 often means none
 
 
 def check_bad_words(words: Any) -> None:
     if not isinstance(words, list) or sum(len(word) if isinstance(word, list) else 1 for word in words) > MAX_BAD_IDS:
         raise CheckpointConfigError(
-            f"bad_words_ids is {quoted(words)}, expected lists of {MAX_BAD_IDS:,} token ids in all"
+            f"bad_words_ids is {quote(words)}, expected lists of {MAX_BAD_IDS:,} token ids in all"
         )
 
 
 def count_of(values: Mapping[str, Any], name: str) -> int | None:
     value = values.get(name)
     if value is not None and (type(value) is not int or not 1 <= value <= MAX_COUNT):
-        raise CheckpointConfigError(f"{name} is {quoted(value)}, expected an integer from 1 to {MAX_COUNT:,}")
+        raise CheckpointConfigError(f"{name} is {quote(value)}, expected an integer from 1 to {MAX_COUNT:,}")
     return value
 
 

@@ -10,7 +10,7 @@ from manyheads.errors import ConfigError, GenerationConfigError, ManyheadsError
 from manyheads.generate import filters, methods  # noqa: F401  # registers every filter and method
 from manyheads.generate.decoding import DecodingSpec
 from manyheads.generate.filter import FilterSpec
-from manyheads.spec import MAX_COUNT, Part, Tree, did_you_mean, quoted, to_tree
+from manyheads.spec import MAX_COUNT, Part, Tree, did_you_mean, quote, to_tree
 
 DEFAULT_MAX_NEW_TOKENS = 64
 MAX_SEQUENCES, MAX_LOGPROBS, MAX_STOP_STRINGS, MAX_STOP_LENGTH = 256, 100, 16, 1000
@@ -79,7 +79,7 @@ def stop_strings(name: str, value: Any, error_type: type[ManyheadsError] = Gener
     valid = valid and all(isinstance(text, str) and 0 < len(text) <= MAX_STOP_LENGTH for text in texts)
     if not valid or "".join(texts).encode(errors="ignore").decode() != "".join(texts):  # half a character
         expected = f"expected up to {MAX_STOP_STRINGS} texts of 1 to {MAX_STOP_LENGTH} characters"
-        raise error_type(f"{name} is {quoted(value)}, {expected}")
+        raise error_type(f"{name} is {quote(value)}, {expected}")
     return tuple(texts)
 
 
@@ -87,7 +87,7 @@ def end_tokens(value: Any) -> tuple[int, ...]:
     """The ids of the tokens that end a sequence: one, or a list."""
     ids = [value] if type(value) is int else value
     if not isinstance(ids, list | tuple) or len(ids) > MAX_TOKEN_IDS:
-        raise GenerationConfigError(f"eos_token_id is {quoted(value)}, expected up to {MAX_TOKEN_IDS:,} token ids")
+        raise GenerationConfigError(f"eos_token_id is {quote(value)}, expected up to {MAX_TOKEN_IDS:,} token ids")
     for token in ids:
         check_integer("eos_token_id", token, 0, MAX_COUNT)
     return tuple(ids)
@@ -95,7 +95,7 @@ def end_tokens(value: Any) -> tuple[int, ...]:
 
 def check_integer(name: str, value: Any, low: int, high: int) -> None:
     if type(value) is not int or not low <= value <= high:
-        raise GenerationConfigError(f"{name} is {quoted(value)}, expected an integer from {low} to {high:,}")
+        raise GenerationConfigError(f"{name} is {quote(value)}, expected an integer from {low} to {high:,}")
 
 
 @dataclass(frozen=True)
@@ -200,8 +200,8 @@ def check_known(settings: Mapping[str, Any]) -> None:
     names = fields_of(method_kinds().values()) | fields_of(filter_kinds().values())
     for name in settings:
         if name not in names:
-            meant = f"; use {ALIASES[name]}" if name in ALIASES else did_you_mean(name, names)
-            raise GenerationConfigError(f"unknown setting {quoted(name)}{meant}")
+            hint = f"; use {ALIASES[name]}" if name in ALIASES else did_you_mean(name, names)
+            raise GenerationConfigError(f"unknown setting {quote(name)}{hint}")
 
 
 def with_do_sample(base: CheckpointSettings, settings: Tree) -> tuple[CheckpointSettings, Tree]:
@@ -218,7 +218,7 @@ def with_do_sample(base: CheckpointSettings, settings: Tree) -> tuple[Checkpoint
         case False:
             return base, settings | {"temperature": 0}
         case value:
-            raise GenerationConfigError(f"do_sample is {quoted(value)}, expected true or false")
+            raise GenerationConfigError(f"do_sample is {quote(value)}, expected true or false")
 
 
 def choose_method(
@@ -245,8 +245,8 @@ def choose_method(
                 raise GenerationConfigError(f"given both decoding and {name}, {reason}")
             if name in sampling and not method.do_sample:
                 raise GenerationConfigError(f"given both decoding and {name}, which {method.kind} does not use")
-    inherited = settings_of_kind(kind, base.settings) if issubclass(kind, base_kind) else {}
-    fields = inherited | fields | settings_of_kind(kind, settings)
+    inherited_fields = settings_of_kind(kind, base.settings) if issubclass(kind, base_kind) else {}
+    fields = inherited_fields | fields | settings_of_kind(kind, settings)
     return choose_decoding({"kind": kind.kind} | fields), base.settings | settings
 
 
@@ -264,17 +264,17 @@ def selected_method(settings: Tree) -> type[DecodingSpec] | None:
     else:
         active = [kind for kind in filter_kinds().values() if kind.for_sampling and is_selected_filter(kind, settings)]
         candidates += [(kind.selector()[0], kinds["sample"]) for kind in active[:1]]
-    others = [(name, kind) for name, kind in candidates if kind.kind != "greedy"]
+    selecting = [(name, kind) for name, kind in candidates if kind.kind != "greedy"]
     # a method that has the setting of another as a field is the more specific one
-    others = [
+    selecting = [
         (name, kind)
-        for name, kind in others
-        if not any(name in other.model_fields and other is not kind for _, other in others)
+        for name, kind in selecting
+        if not any(name in other.model_fields and other is not kind for _, other in selecting)
     ]
-    if len(others) > 1:
-        names = " and ".join(name for name, _ in others)
+    if len(selecting) > 1:
+        names = " and ".join(name for name, _ in selecting)
         raise GenerationConfigError(f"{names} select different decoding methods; give only one of them")
-    return (others or candidates)[0][1] if candidates else None
+    return (selecting or candidates)[0][1] if candidates else None
 
 
 def settings_of_kind(kind: type[Part], settings: Tree, *, without: str = "") -> Tree:

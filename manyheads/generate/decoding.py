@@ -13,7 +13,7 @@ from torch import Tensor
 
 from manyheads.errors import GenerationConfigError
 from manyheads.generate.filter import FilterContext, LogitsFilter
-from manyheads.model.build import Model
+from manyheads.model.builder import Model
 from manyheads.model.finite import check_next_token_logits
 from manyheads.parts.head import token_at
 from manyheads.parts.inputs import Inputs, padding_first

@@ -22,7 +22,7 @@ from manyheads.generate.config import GenerationConfig
 from manyheads.generate.decoding import Hypothesis, PrefixCache, Request, exhaust
 from manyheads.generate.text import GeneratedText, GrowingText, StopStrings, TextStream, find_stop
 from manyheads.generate.vocabulary import Vocabulary
-from manyheads.model.build import Model
+from manyheads.model.builder import Model
 from manyheads.model.finite import raise_nonfinite
 from manyheads.parts.inputs import BATCH_TOKENS, group_by_length, pad_rows
 

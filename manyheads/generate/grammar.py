@@ -13,7 +13,7 @@ from torch import Tensor
 
 from manyheads.errors import GenerationConfigError
 from manyheads.generate.vocabulary import Vocabulary, import_llguidance
-from manyheads.spec import shortened
+from manyheads.spec import shorten
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits
@@ -46,7 +46,7 @@ def check_grammar(name: str, grammar: str) -> None:
     if message := import_llguidance().LLMatcher.validate_grammar(grammar, limits=limits()):
         lines = message.splitlines()  # "AT: MESSAGE", or a regular expression, a pointer to its fault, and "error: …"
         detail = next((line for line in lines if line.startswith("error: ")), lines[0].partition("): ")[2] or lines[0])
-        raise GenerationConfigError(f"{name} cannot be compiled: {shortened(detail.removeprefix('error: '))}")
+        raise GenerationConfigError(f"{name} cannot be compiled: {shorten(detail.removeprefix('error: '))}")
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class GrammarState:
     is_empty: bool = True  # whether no text has been read
 
     @cached_property
-    def allowed(self) -> Tensor:
+    def allowed_tokens(self) -> Tensor:
         """Which tokens of the tokenizer may follow; not the end of the text."""
         tokens = self.vocabulary.tokens
         bits = np.unpackbits(np.frombuffer(self.matcher.compute_bitmask(), np.uint8), bitorder="little")
@@ -83,7 +83,7 @@ class GrammarState:
         tokens = self.vocabulary.tokens
         if token in tokens.has_no_text:
             return self
-        if token >= tokens.end or not self.allowed[token]:
+        if token >= tokens.end or not self.allowed_tokens[token]:
             return None
         matcher = self.matcher.deep_copy()
         matcher.consume_token(token)
@@ -136,8 +136,8 @@ class GrammarFilter:
         mask_V = torch.zeros(logits_BV.shape[1], dtype=torch.bool)
         if state is None:  # a beam of probability 0
             return mask_V
-        size = min(len(mask_V), len(state.allowed))
-        mask_V[:size] = state.allowed[:size]
+        size = min(len(mask_V), len(state.allowed_tokens))
+        mask_V[:size] = state.allowed_tokens[:size]
         mask_V[[token for token in context.eos_token_id if token < len(mask_V)]] = state.may_end
         return mask_V
 

@@ -14,10 +14,10 @@ from torch import Tensor
 from manyheads.errors import InputLengthError, UnsupportedError, UsageError
 from manyheads.generate.decoding import log_probabilities
 from manyheads.metrics.likelihood import LogLikelihood, perplexity
-from manyheads.model.build import Model
+from manyheads.model.builder import Model
 from manyheads.model.finite import check_finite
 from manyheads.parts.inputs import BATCH_TOKENS, Inputs, check_token_ids, group_by_length, pad_rows
-from manyheads.spec import MAX_COUNT, quoted
+from manyheads.spec import MAX_COUNT, quote
 
 BATCH_LOGITS = 1 << 25  # maximum number of logits per step, if a row has not more
 
@@ -188,7 +188,7 @@ def window_stride(window: int | None, stride: int | None) -> int | None:
     largest = MAX_COUNT if window is None else window
     if stride is not None and (type(stride) is not int or not 1 <= stride <= largest):
         note = "" if window is None else ", the tokens that the model reads at once"
-        raise UsageError(f"stride is {quoted(stride)}, expected an integer from 1 to {largest:,}{note}")
+        raise UsageError(f"stride is {quote(stride)}, expected an integer from 1 to {largest:,}{note}")
     return None if window is None else stride or max(1, window // 2)
 
 

@@ -63,11 +63,11 @@ class GrowingText:
     def after(self, token: int) -> GrowingText:
         """The text with one more token."""
         is_long = self.decoder.is_local and self.tokens and len(self.tokens) % self.window == 0
-        old = self.shortened() if is_long else self
+        old = self.advance_window() if is_long else self
         tokens = (*old.tokens, token)
         return replace(old, tokens=tokens, end=self.decode(tokens)[len(old.context) :])
 
-    def shortened(self) -> GrowingText:
+    def advance_window(self) -> GrowingText:
         """The same text, with the last token that ends its characters as the context of the next ones."""
         for end in range(len(self.tokens), 1, -1):
             last, rest = self.tokens[end - 1], self.tokens[end - 1 :]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from manyheads.errors import UnsupportedError, UsageError
 from manyheads.inspect.measure import qk_matrix
-from manyheads.model.record import Tape, record
+from manyheads.model.recording import Tape, record
 from manyheads.model.stack import Stack
 from manyheads.model.transformer import Transformer
 from manyheads.parts.attention import Attention

@@ -17,7 +17,7 @@ from torch import Tensor
 from manyheads.checkpoint.checkpoint import Checkpoint
 from manyheads.checkpoint.loading import load
 from manyheads.errors import UnsupportedError
-from manyheads.model.record import RecordedAttention, record
+from manyheads.model.recording import RecordedAttention, record
 from manyheads.model.transformer import Transformer
 from manyheads.parts.attention import Attention
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from manyheads.checkpoint.checkpoint import Checkpoint
 from manyheads.data.attention_targets import word_tokens
 from manyheads.errors import CheckpointTokenizerError, EmptyDataError, UnsupportedError
-from manyheads.model.record import record
+from manyheads.model.recording import record
 
 Link = tuple[int, int, str]  # a word, the word that it should attend to, and the name of the relation
 Counts = dict[str, Counter[tuple[str, int]]]

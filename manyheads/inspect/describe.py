@@ -17,10 +17,10 @@ from manyheads.convert.hub import is_name
 from manyheads.errors import UnknownKindError, UnsupportedError
 from manyheads.files.manifest import TRAINER
 from manyheads.files.read import read_json_or_empty
-from manyheads.model.build import build_meta
-from manyheads.model.size import size
+from manyheads.model.builder import build_meta
+from manyheads.model.cost import size
 from manyheads.model.spec import LayerSpec, ModelSpec, StackSpec, override_model, read_model
-from manyheads.presets import about, is_path, names, preset, read_description
+from manyheads.presets import is_path, names, preset, read_about, read_description
 from manyheads.spec import SLOTS, Part, Spec, Tree, to_tree
 from manyheads.tasks.task import task_of
 
@@ -215,7 +215,7 @@ def format_field(value: Any) -> str:
 
 def describe_preset(name: str) -> Tree:
     """The architecture, position scheme, number of parameters and source of a preset."""
-    spec, description = read_model(preset(name)), about(name)
+    spec, description = read_model(preset(name)), read_about(name)
     stack = spec.decoder or spec.encoder
     return {
         "name": name,

@@ -39,7 +39,7 @@ from manyheads.inspect.tower import (
     edge,
     from_trunk,
 )
-from manyheads.model.build import SkipInit
+from manyheads.model.builder import SkipInit
 from manyheads.model.spec import LayerSpec, ModelSpec, StackSpec
 from manyheads.model.stack import Layer
 

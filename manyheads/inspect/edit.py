@@ -21,13 +21,13 @@ from torch import Tensor, nn
 
 from manyheads.checkpoint.checkpoint import Checkpoint
 from manyheads.errors import InputShapeError, UnsupportedError, UsageError
-from manyheads.model.build import build
-from manyheads.model.record import ACTIVATIONS, Tape, in_this_thread, module_names
+from manyheads.model.builder import build
+from manyheads.model.recording import ACTIVATIONS, Tape, in_this_thread, module_names
 from manyheads.model.spec import read_model
 from manyheads.model.stack import Layer
 from manyheads.parts.attention import Attention
 from manyheads.parts.core import Core
-from manyheads.spec import did_you_mean, merge_trees, quoted, to_tree
+from manyheads.spec import did_you_mean, merge_trees, quote, to_tree
 
 Positions = int | slice | Sequence[int] | None  # one position, some, or all
 
@@ -71,7 +71,7 @@ def patch(name: str, tape: Tape, *, head: int | None = None, positions: Position
     if head is None:
         activations = tape.activations()
         if name not in activations:
-            raise UsageError(f"no activation {quoted(name)} was recorded{did_you_mean(name, activations)}")
+            raise UsageError(f"no activation {quote(name)} was recorded{did_you_mean(name, activations)}")
         value = activations[name]
     else:
         outputs = [call.output for call in tape.calls(name) if call.output is not None]
@@ -121,7 +121,7 @@ def edit(model: nn.Module, *edits: Edit) -> Iterator[None]:
             name = one.name if one.head is None else f"{one.name}.core".removeprefix("core.")
             editable = [key for key in modules if ACTIVATIONS.fullmatch(key)]
             if name not in modules or (one.head is None and name not in editable):
-                raise UsageError(f"no activation {quoted(one.name)}{did_you_mean(one.name, editable)}")
+                raise UsageError(f"no activation {quote(one.name)}{did_you_mean(one.name, editable)}")
             if one.head is not None and not isinstance(modules[name], Core):
                 raise UsageError(f"{one.name} has no heads; leave out head")
             by_module.setdefault(modules[name], {}).setdefault(name, []).append(one)
@@ -161,7 +161,7 @@ def prune_heads(checkpoint: Checkpoint, heads: Mapping[str, Sequence[int]]) -> C
             layers[layer].attention if part == "attention" else layers[layer].cross.attention or layers[layer].attention
         )
         if wrong := [number for number in numbers if type(number) is not int or not 0 <= number < own.heads]:
-            raise UsageError(f"{name} has no head {quoted(wrong[0])}, expected 0 to {own.heads - 1}")
+            raise UsageError(f"{name} has no head {quote(wrong[0])}, expected 0 to {own.heads - 1}")
         kept = [number for number in range(own.heads) if number not in numbers]
         if not kept:
             raise UnsupportedError(f"{name} would have no head left")
@@ -190,7 +190,7 @@ def find_attention(model: nn.Module, name: str) -> tuple[Attention, tuple[str, i
         name not in attentions
         or (match := re.fullmatch(r"(encoder|decoder)\.layers\.(\d+)\.(attention|cross)", name)) is None
     ):
-        raise UsageError(f"no attention {quoted(name)}{did_you_mean(name, attentions)}")
+        raise UsageError(f"no attention {quote(name)}{did_you_mean(name, attentions)}")
     if len(module_names(model)[attentions[name]]) > 1:
         raise UnsupportedError(f"{name} is shared by several layers, so its heads cannot be pruned")
     return attentions[name], (match[1], int(match[2]), match[3])

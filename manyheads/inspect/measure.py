@@ -12,7 +12,7 @@ from torch import Tensor
 
 from manyheads.checkpoint.checkpoint import Checkpoint
 from manyheads.errors import UnsupportedError, UsageError
-from manyheads.model.record import RecordedAttention, Tape, record
+from manyheads.model.recording import RecordedAttention, Tape, record
 from manyheads.parts.attention import Attention
 from manyheads.parts.core import Core, InnerProduct
 
@@ -49,12 +49,13 @@ def measure_heads(attention: RecordedAttention, tokens: Tensor | None = None) ->
         for number, cells in enumerate(cells_of(attention, rows, tokens if is_self else None, padding_BM, is_self)):
             masses[number] += (weights * cells[:, None]).sum(dim=(0, 2, 3), dtype=torch.float64)
     count = rows_BL.sum().clamp(min=1)
-    statistics, shown = attention.statistics, rows_BL[:, None]
+    shown = rows_BL[:, None]
 
     def mean(values_BHL: Tensor) -> Tensor:
         return values_BHL.masked_fill(~shown, 0.0).sum(dim=(0, 2), dtype=torch.float64) / count
 
-    return HeadMeasures(mean(statistics.entropy), mean(statistics.distance).clamp(min=0).sqrt(), *(masses / count))
+    distance = mean(attention.squared_distance).clamp(min=0).sqrt()
+    return HeadMeasures(mean(attention.entropy), distance, *(masses / count))
 
 
 def row_mask(attention: RecordedAttention, is_self: bool) -> Tensor:
@@ -139,16 +140,45 @@ def rollout(tape: Tape, stack: str = "") -> Tensor:
     return result
 
 
-def pointer_field(tape: Tape, position: int, row: int = 0) -> set[int]:
+def top_down(tape: Tape, layers: int | None) -> list[str]:
+    """The names of the self-attentions of the first `layers` layers, the last layer first."""
+    names = [name for name in tape.names() if name.endswith(".attention")]
+    return [name for name in reversed(names) if layers is None or int(name.split(".")[-2]) < layers]
+
+
+def pointer_tree(tape: Tape, position: int, *, layers: int | None = None, row: int = 0) -> list[dict[int, list[int]]]:
+    """From the output at `position` down to the inputs: for each layer, which key each head of a reached query takes.
+
+    The key is the one with the highest weight. `layers` is the number of layers below the output; by default all.
+    """
+    reached, tree = [position], []
+    for name in top_down(tape, layers):
+        pointers = tape.weights(name)[row].argmax(dim=-1)  # H×L
+        tree.append({i: pointers[:, i].tolist() for i in reached})
+        reached = sorted({*reached, *(j for keys in tree[-1].values() for j in keys)})
+    return tree
+
+
+def pointer_field(tape: Tape, position: int, *, layers: int | None = None, row: int = 0) -> set[int]:
     """The input positions that can reach an output through the highest weight of each head and the residual stream.
 
     For cores that take only the highest weight (argmax) this is the receptive field, of at most (k + 1)ⁿ positions
     with n layers of k heads.
     """
+    tree = pointer_tree(tape, position, layers=layers, row=row)
+    return {position}.union(*(keys for level in tree for keys in level.values()))
+
+
+def visible_field(tape: Tape, position: int, *, layers: int | None = None, row: int = 0) -> set[int]:
+    """The input positions that the masks let reach an output; with a causal mask, those up to its own."""
     reached = {position}
-    for name in reversed([name for name in tape.names() if name.endswith(".attention")]):
-        pointers = tape.weights(name)[row].argmax(dim=-1)  # H×L
-        reached |= {int(pointers[head, i]) for i in reached for head in range(pointers.shape[0])}
+    for name in top_down(tape, layers):
+        (attention,) = tape.calls(name)
+        visible = attention.visible()
+        if visible is None:
+            return set(range(attention.mask.num_keys))
+        rows = visible[row if len(visible) > 1 else 0, 0, sorted(reached)]
+        reached |= set(rows.any(dim=0).nonzero().flatten().tolist())
     return reached
 
 
@@ -160,17 +190,28 @@ def receptive_field(
 
     `outputs` maps ids, N×L, to outputs, N×L×…; each token is replaced by each of `replacements` that differs from it.
     """
-    row = torch.tensor(list(ids))
-    reached = set[int]()
+    (field,) = receptive_fields(lambda rows: [outputs(rows)], ids, position, replacements=replacements)
+    return field
+
+
+@torch.no_grad()
+def receptive_fields(
+    outputs: Callable[[Tensor], Sequence[Tensor]], ids: Sequence[int], position: int, *, replacements: Sequence[int]
+) -> list[set[int]]:
+    """The receptive field of each of several outputs, such as those of all layers, with the same forward passes."""
+    row, fields_by_output = torch.tensor(list(ids)), list[set[int]]()
     for j in range(len(ids)):
         changed = [token for token in replacements if token != ids[j]]
         rows = row.repeat(1 + len(changed), 1)  # the first is unchanged
         rows[1:, j] = torch.tensor(changed)
-        out = outputs(rows)[:, position]
-        rounding = ROUNDING * torch.finfo(out.dtype).eps * out[0].abs().max()  # kernels round each row of a batch anew
-        if ((out[1:] - out[0]).abs() > rounding).any():
-            reached.add(j)
-    return reached
+        for number, all_positions in enumerate(outputs(rows)):
+            if number == len(fields_by_output):
+                fields_by_output.append(set())
+            out = all_positions[:, position]
+            rounding = ROUNDING * torch.finfo(out.dtype).eps * out[0].abs().max()  # kernels round each row anew
+            if ((out[1:] - out[0]).abs() > rounding).any():
+                fields_by_output[number].add(j)
+    return fields_by_output
 
 
 # ----------------------------------------------------------------------------------------------------------- matrices

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from manyheads.errors import InputShapeError, WrongTypeError
 from manyheads.inspect.drawing import draw_model
-from manyheads.model.record import RecordedAttention, Tape
+from manyheads.model.recording import RecordedAttention, Tape
 from manyheads.model.spec import ModelSpec
 from manyheads.parts.core import check_rows
 

@@ -7,14 +7,15 @@ import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from manyheads.errors import EmptyDataError, UsageError
-from manyheads.model.build import build
-from manyheads.model.record import record
+from manyheads.model.builder import build
+from manyheads.model.recording import record
 from manyheads.model.transformer import Transformer
 from manyheads.parts.inputs import group_by_length, pad_rows
 
@@ -57,65 +58,142 @@ class ProbeReport:
     weights_hash: str  # of the model, before and after
 
 
+def previous_token(ids: Sequence[int], index: int) -> int | None:
+    """The id of the token before it."""
+    return ids[index - 1] if index else None
+
+
+def only_frequent(label: Label, rows: Sequence[Sequence[int]], count: int) -> Label:
+    """A label that leaves out the tokens whose label is not among the `count` most frequent of these rows."""
+    counts = Counter(label(row, index) for row in rows for index in range(len(row)))
+    del counts[None]
+    kept = {one for one, _ in sorted(counts.items(), key=lambda item: (-item[1], str(item[0])))[:count]}
+
+    def frequent(ids: Sequence[int], index: int) -> Hashable | None:
+        value = label(ids, index)
+        return value if value in kept else None
+
+    return frequent
+
+
+@dataclass(frozen=True)
+class LabelledTokens:
+    """The tokens of all rows with their labels, of which a fifth of the rows tests a probe."""
+
+    rows: Sequence[Sequence[int]]
+    names: list[Hashable]  # of the classes
+    y: Tensor  # class of each token; −1 for a token that is left out
+    fit: Tensor  # the tokens that fit a probe
+    test: Tensor  # the tokens that test it
+
+    @classmethod
+    def from_rows(cls, rows: Sequence[Sequence[int]], label: Label, *, seed: int = 0) -> LabelledTokens:
+        order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed)).tolist()
+        tested = set(order[: max(1, len(rows) // 5)])
+        labels = [[label(row, index) for index in range(len(row))] for row in rows]
+        names = sorted({one for row in labels for one in row if one is not None}, key=lambda one: (str(type(one)), one))
+        index = {name: number for number, name in enumerate(names)}
+        y = torch.tensor([-1 if one is None else index[one] for row in labels for one in row], dtype=torch.long)
+        is_test = torch.tensor([i in tested for i, row in enumerate(rows) for _ in row], dtype=torch.bool)
+        fit, test = (y >= 0) & ~is_test, (y >= 0) & is_test
+        if len(names) < 2 or not fit.any() or not test.any():
+            raise EmptyDataError(f"{len(rows):,} rows have {len(names)} labels, too few for a probe")
+        return cls(rows, names, y, fit, test)
+
+    @property
+    def chance(self) -> float:
+        """The share of the most frequent label among the tokens that test a probe."""
+        return Counter(self.y[self.test].tolist()).most_common(1)[0][1] / self.tested
+
+    @property
+    def tested(self) -> int:
+        return int(self.test.sum())
+
+    @property
+    def repeated(self) -> int:
+        """How many rows test a probe although the same row fits it, which flatters the accuracy."""
+        starts = torch.tensor([0, *(len(row) for row in self.rows)]).cumsum(0).tolist()
+        fits = [bool(self.fit[a:b].any()) for a, b in pairwise(starts)]
+        fitted = {tuple(row) for row, fits_probe in zip(self.rows, fits, strict=True) if fits_probe}
+        return sum(tuple(row) in fitted for row, fits_probe in zip(self.rows, fits, strict=True) if not fits_probe)
+
+    def mean_distance(self, predicted: Tensor) -> float | None:
+        """Of the predicted and the true label, if labels are integers."""
+        if any(type(name) is not int for name in self.names):
+            return None
+        numbers = torch.tensor(self.names, dtype=torch.float)
+        return float((numbers[predicted] - numbers[self.y[self.test]]).abs().mean())
+
+
 def probe(model: nn.Module, rows: Sequence[Sequence[int]], label: Label = position, *, seed: int = 0) -> ProbeReport:
     """Fits a softmax classifier on each layer's output, with the model frozen: layer 0 is the embeddings.
 
     A fifth of the rows tests the classifiers. The untrained control is the same spec with new random weights.
     """
-    if not isinstance(model, Transformer) or model.spec.has_source:
-        raise UsageError("probes are for a transformer with one stack")
+    one_stack(model)
+    tokens = LabelledTokens.from_rows(rows, label, seed=seed)
     before = hash_weights(model)
-    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed)).tolist()
-    tested = set(order[: max(1, len(rows) // 5)])
-    labels = [[label(row, index) for index in range(len(row))] for row in rows]
-    names = sorted({one for row in labels for one in row if one is not None}, key=lambda one: (str(type(one)), one))
-    index = {name: number for number, name in enumerate(names)}
-    targets = [torch.tensor([-1 if one is None else index[one] for one in row]) for row in labels]
-    is_test = torch.cat([torch.full((len(row),), i in tested) for i, row in enumerate(rows)])
-    y = torch.cat(targets)
-    if len(names) < 2 or not (y[is_test] >= 0).any() or not (y[~is_test] >= 0).any():
-        raise EmptyDataError(f"{len(rows):,} rows have {len(names)} labels, too few for a probe")
-    fit, test = (y >= 0) & ~is_test, (y >= 0) & is_test
-    untrained = build(model.spec, seed=seed, device=next(model.parameters()).device)
-    assert isinstance(untrained, Transformer)
-    shuffled = y[fit][torch.randperm(int(fit.sum()), generator=torch.Generator().manual_seed(seed + 1))]
-    numbers = torch.tensor(names, dtype=torch.float) if all(type(name) is int for name in names) else None
-    layers = []
-    for (name, x), (_, control) in zip(layer_outputs(model, rows), layer_outputs(untrained, rows), strict=True):
-        predicted = classify(x[fit], y[fit], x[test], len(names), seed)
-        right = share(predicted == y[test])
-        distance = None if numbers is None else float((numbers[predicted] - numbers[y[test]]).abs().mean())
-        of_shuffled = classify(x[fit], shuffled, x[test], len(names), seed)
-        of_untrained = classify(control[fit], y[fit], control[test], len(names), seed)
-        interval = wilson(right, int(test.sum()))
-        layers.append(
-            LayerProbe(name, right, interval, share(of_shuffled == y[test]), share(of_untrained == y[test]), distance)
-        )
+    layers = tuple(probe_layers(model, tokens, seed=seed))
     if hash_weights(model) != before:
         raise AssertionError("the probe changed the model")
-    most = Counter(y[test].tolist()).most_common(1)[0][1]
-    return ProbeReport(tuple(layers), most / int(test.sum()), len(names), int(test.sum()), before)
+    return ProbeReport(layers, tokens.chance, len(tokens.names), tokens.tested, before)
 
 
-def layer_outputs(model: Transformer, rows: Sequence[Sequence[int]]) -> Iterator[tuple[str, Tensor]]:
-    """Yields the name and the outputs of the embeddings and of each layer, for the tokens of all rows, N×D."""
-    stack, prefix = model.last, "encoder" if model.decoder is None else "decoder"
-    names = [f"{prefix}.embed", *(f"{prefix}.layers.{i}" for i in range(stack.spec.layers))]
+def probe_layers(model: nn.Module, tokens: LabelledTokens, *, seed: int = 0) -> Iterator[LayerProbe]:
+    """Yields the probe of the embeddings and of each layer, as soon as it is fitted."""
+    stack, y, fit, test = one_stack(model), tokens.y, tokens.fit, tokens.test
+    shuffled = y[fit][torch.randperm(int(fit.sum()), generator=torch.Generator().manual_seed(seed + 1))]
+    outputs = layer_outputs(stack, tokens.rows)
+    controls = layer_outputs(build(stack.spec, seed=seed, device=next(model.parameters()).device), tokens.rows)
+
+    def predict(x: Tensor, labels: Tensor) -> Tensor:
+        return classify(x[fit], labels, x[test], len(tokens.names), seed)
+
+    for name in list(outputs):
+        x, control = outputs.pop(name), controls.pop(name)
+        predicted = predict(x, y[fit])
+        accuracy = share(predicted == y[test])
+        yield LayerProbe(
+            name,
+            accuracy,
+            wilson(accuracy, tokens.tested),
+            shuffled=share(predict(x, shuffled) == y[test]),
+            untrained=share(predict(control, y[fit]) == y[test]),
+            mean_distance=tokens.mean_distance(predicted),
+        )
+
+
+def one_stack(model: nn.Module) -> Transformer:
+    """The model, if it can be probed."""
+    if not isinstance(model, Transformer) or model.spec.has_source:
+        raise UsageError("this needs a transformer with one stack")
+    return model
+
+
+def layer_names(model: Transformer) -> list[str]:
+    """The names of the activations that are probed: of the embeddings, and of each layer."""
+    prefix = "encoder" if model.decoder is None else "decoder"
+    return [f"{prefix}.embed", *(f"{prefix}.layers.{i}" for i in range(model.last.spec.layers))]
+
+
+def layer_outputs(probed: nn.Module, rows: Sequence[Sequence[int]]) -> dict[str, Tensor]:
+    """The outputs of the embeddings and of each layer by their names, for the tokens of all rows, N×D."""
+    model = one_stack(probed)
+    names = layer_names(model)
     outputs: dict[str, list[Tensor]] = {name: [torch.empty(0)] * len(rows) for name in names}
     was_training = model.training
     model.eval()
     try:
         for batch in group_by_length([len(row) for row in rows]):
             with torch.no_grad(), record(model) as tape:
-                model(pad_rows([list(rows[i]) for i in batch]).to(next(model.parameters()).device))
+                model.last_hidden_state(pad_rows([list(rows[i]) for i in batch]).to(next(model.parameters()).device))
             activations = tape.activations()
             for name in names:
                 for k, i in enumerate(batch):
                     outputs[name][i] = activations[name][k, : len(rows[i])].float().cpu()
     finally:
         model.train(was_training)
-    for name in names:
-        yield name, torch.cat(outputs.pop(name))
+    return {name: torch.cat(parts) for name, parts in outputs.items()}
 
 
 def classify(x: Tensor, y: Tensor, test_x: Tensor, classes: int, seed: int) -> Tensor:
@@ -164,9 +242,9 @@ def wilson(fraction: float, count: int) -> tuple[float, float]:
 
 
 def hash_weights(model: nn.Module) -> str:
-    """The SHA-256 of all parameters and buffers, with their names."""
+    """SHA-256 of the names, dtypes, shapes and bytes of all parameters and buffers."""
     digest = hashlib.sha256()
-    for name, tensor in model.state_dict().items():
-        digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -19,7 +19,7 @@ from manyheads.model.spec import (
     resolve_like,
     with_cross,
 )
-from manyheads.spec import BARE_WORD, Part, Spec, Tree, inline, parse
+from manyheads.spec import BARE_WORD, Part, Spec, Tree, parse, to_inline_toml
 
 # the order of the steps: stacks, then parts, then numbers; what is not listed is between parts and numbers
 PARTS = ("position", "residual", "norm", "final_norm", "attention", "core", "cross", "mask", "feedforward", "embed")
@@ -201,7 +201,7 @@ def all_overrides(model: Tree, overrides: list[str], goal: ModelSpec) -> list[st
     # a stack that is like the other follows its changes, unless it is copied first
     copies = [f"{name}.like={table['like']}" for name, table in tables.items() if table and "like" in table]
     fields = {name: getattr(goal, name) for name in ModelSpec.model_fields}
-    whole = [f"{name}={inline(False if value is None else to_plain(value))}" for name, value in fields.items()]
+    whole = [f"{name}={to_inline_toml(False if value is None else to_plain(value))}" for name, value in fields.items()]
     for candidate in (overrides, copies + overrides, whole):
         with suppress(ConfigError):
             if read_model(override_model(model, candidate)) == goal:
@@ -240,7 +240,7 @@ def to_text(value: Any) -> str:
     """A value as `-s` takes it: a bare word, or one line of TOML; false for a field that is not set."""
     plain = False if value is None else True if value == CrossSpec() else to_plain(value)
     is_word = isinstance(plain, str) and BARE_WORD.fullmatch(plain) and plain not in ("true", "false", "inf", "nan")
-    return str(plain) if is_word else inline(plain)
+    return str(plain) if is_word else to_inline_toml(plain)
 
 
 def to_plain(value: Any) -> Any:

@@ -38,10 +38,12 @@ def raise_nonfinite(model: nn.Module, again: Callable[[], object]) -> NoReturn:
         ):
             raise error(name or type(model).__name__)
 
-    def error(where: str) -> NonFiniteOutputError:
+    def error(module_name: str) -> NonFiniteOutputError:
         narrow = next(model.parameters()).dtype in (torch.float16, torch.bfloat16)
         hint = "load the model in float32" if narrow else "its weights are too large, or the file is broken"
-        return NonFiniteOutputError(f"the model computes NaN or infinity, first in the output of {where}", hint=hint)
+        return NonFiniteOutputError(
+            f"the model computes NaN or infinity, first in the output of {module_name}", hint=hint
+        )
 
     handles = [module.register_forward_hook(partial(check, name)) for name, module in model.named_modules()]
     try:

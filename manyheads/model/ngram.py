@@ -13,7 +13,7 @@ from manyheads.model.spec import ModelSpec
 from manyheads.model.stepwise import StepwiseModel
 from manyheads.parts.embed import TableShape, embed_ids
 from manyheads.parts.inputs import Inputs, check_not_packed, tokens_first
-from manyheads.spec import located
+from manyheads.spec import locate_errors
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Ngram(StepwiseModel[NgramState]):
         self.embedding = nn.Embedding(vocab, backbone.width)
         self.hidden = nn.Linear((backbone.order - 1) * backbone.width, hidden)
         self.dropout = nn.Dropout(backbone.dropout)
-        with located("head"):
+        with locate_errors("head"):
             self.head = spec.head.build(hidden, vocab, TableShape(backbone.width, backbone.width))
         self.num_previous = backbone.order - 2
 

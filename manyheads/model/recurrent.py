@@ -16,7 +16,7 @@ from manyheads.parts.inputs import Inputs, Memory, check_not_packed, input_posit
 from manyheads.parts.mask import Mask
 from manyheads.parts.position import Positions
 from manyheads.parts.recurrent import Cell
-from manyheads.spec import located
+from manyheads.spec import locate_errors
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Recurrent(StepwiseModel[RecurrentState]):
         bridge_width = backbone.width if backbone.attention else memory_width
         self.bridge = nn.Linear(bridge_width, backbone.layers * backbone.width) if backbone.source else None
         self.embed = backbone.embed.build(vocab, size, backbone.position, None)
-        with located("recurrent", "core"):
+        with locate_errors("recurrent", "core"):
             self.core = (
                 backbone.core.build(1, backbone.width, memory_width) if backbone.source and backbone.attention else None
             )
@@ -96,7 +96,7 @@ class Recurrent(StepwiseModel[RecurrentState]):
         )
         self.readout = backbone.readout.build(backbone.width, size, context)
         self.dropout = nn.Dropout(backbone.dropout)
-        with located("head"):
+        with locate_errors("head"):
             self.head = spec.head.build(backbone.readout.width(backbone.width), vocab, self.embed.table_shape)
 
     @property

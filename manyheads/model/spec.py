@@ -27,12 +27,12 @@ from manyheads.spec import (
     check_names,
     copy_tree,
     field,
-    immutable,
-    located,
+    locate_errors,
+    make_immutable,
     merge_trees,
     override,
     parse,
-    quoted,
+    quote,
 )
 
 
@@ -81,9 +81,9 @@ class StackSpec(LayerSpec):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         for index, layer in enumerate(self._pattern_layers()):
-            with located(*(("pattern", index) if self.pattern else ())):
+            with locate_errors(*(("pattern", index) if self.pattern else ())):
                 check_layer(layer, self.width)
-        with located("position"):
+        with locate_errors("position"):
             self.position.token_width(self.embed.table_width(self.width))
         if len(self.pattern) > max(self.layers, 1):
             raise IncompatibleError(
@@ -106,8 +106,8 @@ class StackSpec(LayerSpec):
     def _tables(cls, value: tuple[Any, ...]) -> tuple[Any, ...]:
         for index, changes in enumerate(value):
             if not isinstance(changes, Mapping):
-                raise WrongTypeError(f"given {quoted(changes)}, expected a table", (index,))
-        return tuple(immutable(copy_tree(changes)) for changes in value)
+                raise WrongTypeError(f"given {quote(changes)}, expected a table", (index,))
+        return tuple(make_immutable(copy_tree(changes)) for changes in value)
 
     def _pattern_layers(self) -> list[LayerSpec]:
         """The spec of each entry of the pattern; without a pattern, the one spec of all layers."""
@@ -116,7 +116,7 @@ class StackSpec(LayerSpec):
             return [base]
         tree, layers = base.model_dump(mode="json"), []
         for index, changes in enumerate(self.pattern):
-            with located("pattern", index):
+            with locate_errors("pattern", index):
                 layers.append(parse(LayerSpec, with_cross(merge_trees(tree, changes))))
         return layers
 
@@ -177,12 +177,12 @@ def check_stack(stack: StackSpec, *, has_memory: bool) -> None:
 
 def check_layer(layer: LayerSpec, width: int) -> None:
     """Checks that the parts of a layer fit together."""
-    with located("attention"):
+    with locate_errors("attention"):
         layer.attention.head_size(width)
     if layer.cross and layer.cross.attention:
-        with located("cross", "attention"):
+        with locate_errors("cross", "attention"):
             layer.cross.attention.head_size(width)
-    with located("position"):
+    with locate_errors("position"):
         for part in sorted(layer.position.needs):
             if getattr(layer.core, f"{part}_source") == "none":
                 raise IncompatibleError(
@@ -234,7 +234,7 @@ class RecurrentSpec(Spec):
                 f"use additive, bilinear, projected or dot",
                 ("core",),
             )
-        with located("position"):
+        with locate_errors("position"):
             self.position.token_width(self.embedding_width)
         if self.embed.reads != "tokens" or self.embed.shares_table:
             raise IncompatibleError(f"given '{self.embed.kind}', expected tokens in a recurrent network", ("embed",))
@@ -278,7 +278,7 @@ class ModelSpec(Spec, ShownInNotebook):
     def _in_range(cls, value: Any) -> Any:
         if value not in (None, "tokenizer") and not (type(value) is int and 1 <= value <= MAX_VOCAB):
             raise OutOfRangeError(
-                f"given {quoted(value)}, expected a number of tokens from 1 to {MAX_VOCAB}, or 'tokenizer'"
+                f"given {quote(value)}, expected a number of tokens from 1 to {MAX_VOCAB}, or 'tokenizer'"
             )
         return value
 
@@ -290,7 +290,7 @@ class ModelSpec(Spec, ShownInNotebook):
             raise IncompatibleError(f"given {tables}, expected [encoder], [decoder], both, [recurrent] or [ngram]")
         for name in ("encoder", "decoder"):
             if stack := getattr(self, name):
-                with located(name):
+                with locate_errors(name):
                     check_stack(stack, has_memory=name == "decoder" and self.encoder is not None)
         self._check_encoder_use()
         if self.source_vocab is not None and not self.has_source:
@@ -379,13 +379,11 @@ def resolve_like(model: Tree) -> Tree:
         stack = tree.get(name)
         if not isinstance(stack, dict):
             continue
-        with located(name):
+        with locate_errors(name):
             check_names(StackSpec, stack, "like")
         if "like" in stack:
             if stack["like"] != other or not isinstance(tree.get(other), dict):
-                raise ConfigError(
-                    f"given {quoted(stack['like'])}, expected the name of the other stack", (name, "like")
-                )
+                raise ConfigError(f"given {quote(stack['like'])}, expected the name of the other stack", (name, "like"))
             if "like" in tree[other]:
                 raise IncompatibleError("only one stack can be like the other", (name, "like"))
             tree[name] = merge_trees(tree[other], {key: value for key, value in stack.items() if key != "like"})

@@ -19,7 +19,7 @@ from manyheads.parts.inputs import Inputs, Memory, has_no_data, input_positions,
 from manyheads.parts.mask import Mask, MaskSpec
 from manyheads.parts.position import AttentionPosition, Positions
 from manyheads.parts.residual import Sublayer
-from manyheads.spec import located
+from manyheads.spec import locate_errors
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Layer(nn.Module):
         self.cross = None
         if spec.cross is not None:
             attention, core = spec.cross.attention or spec.attention, spec.cross.core or spec.core
-            with located("cross"):
+            with locate_errors("cross"):
                 self.cross = attention.build(width, core, memory_width)
         self.feedforward = spec.feedforward.build(width)
         self.num_sublayers = 1 + (self.cross is not None) + (self.feedforward is not None)
@@ -75,7 +75,7 @@ class Stack(nn.Module):
     def __init__(self, spec: StackSpec, vocab: int, memory_width: int | None = None) -> None:
         super().__init__()
         self.spec, self.layer_specs = spec, spec.expanded_layers()
-        with located("embed"):
+        with locate_errors("embed"):
             self.embed: Embed = spec.embed.build(vocab, spec.width, spec.position, memory_width)
         group_specs = self.layer_specs[:: spec.group_size]
         self.layers = nn.ModuleList(Layer(layer, spec.width, memory_width) for layer in group_specs)

@@ -21,7 +21,7 @@ from manyheads.model.stack import Stack
 from manyheads.parts.attention import KeyValue
 from manyheads.parts.head import MeanSpec, Pool
 from manyheads.parts.inputs import Inputs, Memory
-from manyheads.spec import located
+from manyheads.spec import locate_errors
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,11 @@ class Transformer(nn.Module):
         super().__init__()
         self.spec = spec
         encoder, decoder = spec.encoder, spec.decoder
-        with located("encoder"):
+        with locate_errors("encoder"):
             self.encoder = Stack(encoder, spec.source_vocab or vocab) if encoder else None
-        with located("decoder"):
+        with locate_errors("decoder"):
             self.decoder = Stack(decoder, vocab, encoder.width if encoder else None) if decoder else None
-        with located("head"):
+        with locate_errors("head"):
             self.head = spec.head.build(self.last.spec.width, vocab, self.last.embed.table_shape)
 
     @property

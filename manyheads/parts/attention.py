@@ -17,7 +17,7 @@ from manyheads.parts.mask import Mask
 from manyheads.parts.norm import NoNormSpec, NormSpec
 from manyheads.parts.position import AttentionPosition, Positions
 from manyheads.parts.role import with_role
-from manyheads.spec import Part, field, located
+from manyheads.spec import Part, field, locate_errors
 
 
 class AttentionSpec(Part, slot="attention", default="heads"):
@@ -36,7 +36,7 @@ class AttentionSpec(Part, slot="attention", default="heads"):
         """G, the number of key and value heads."""
         return self.heads
 
-    def keep_heads(self, kept: Sequence[int], width: int) -> AttentionSpec:
+    def keep_heads(self, kept_heads: Sequence[int], width: int) -> AttentionSpec:
         """The attention with only these heads."""
         raise UnsupportedError(f"heads of the attention '{self.kind}' cannot be pruned")
 
@@ -49,7 +49,7 @@ class AttentionSpec(Part, slot="attention", default="heads"):
 
     def build(self, width: int, core: CoreSpec, memory_width: int | None = None) -> Attention:
         memory_width = memory_width or width
-        with located("attention"):
+        with locate_errors("attention"):
             size, query_size = self.head_size(width), self.query_size(width, core, memory_width)
             key_size = {"head": size, "raw": memory_width, "none": 0}[core.key_source]
             query = self.projection(width, self.heads, query_size) if query_size else EmptyHeads(self.heads)
@@ -57,7 +57,7 @@ class AttentionSpec(Part, slot="attention", default="heads"):
             if core.key_source == "head":
                 key = self.projection(memory_width, self.num_kv_heads(), size)
             value = self.projection(memory_width, self.num_kv_heads(), size)
-        with located("core"):
+        with locate_errors("core"):
             built_core = core.build(self.heads, query_size, key_size)
         return Attention(
             query=query,
@@ -107,15 +107,15 @@ class HeadsSpec(AttentionSpec, kind="heads"):
     def num_kv_heads(self) -> int:
         return self.kv_heads or self.heads
 
-    def keep_heads(self, kept: Sequence[int], width: int) -> AttentionSpec:
-        counts = Counter(head * self.num_kv_heads() // self.heads for head in kept)
+    def keep_heads(self, kept_heads: Sequence[int], width: int) -> AttentionSpec:
+        counts = Counter(head * self.num_kv_heads() // self.heads for head in kept_heads)
         if len(set(counts.values())) > 1:
             shared = self.heads // self.num_kv_heads()
             raise UnsupportedError(
-                f"{shared} query heads share a key head, and as many of each must stay; to keep: {list(kept)}"
+                f"{shared} query heads share a key head, and as many of each must stay; to keep: {list(kept_heads)}"
             )
         kv_heads = None if self.kv_heads is None else len(counts)
-        return self.replace(heads=len(kept), kv_heads=kv_heads, size=self.head_size(width))
+        return self.replace(heads=len(kept_heads), kv_heads=kv_heads, size=self.head_size(width))
 
 
 class WideSpec(AttentionSpec, kind="wide"):

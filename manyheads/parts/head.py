@@ -18,7 +18,7 @@ from manyheads.parts.feedforward import ACTIVATIONS, Activation
 from manyheads.parts.inputs import has_no_data, tokens_first
 from manyheads.parts.norm import LayerNormSpec, NormSpec
 from manyheads.parts.role import with_role
-from manyheads.spec import MAX_COUNT, Part, field, quoted
+from manyheads.spec import MAX_COUNT, Part, field, quote
 
 Pool = Callable[[Tensor, Tensor | None], Tensor]  # (vectors B×L×D, padding mask B×L) → B×D
 
@@ -333,7 +333,7 @@ class ClassesSpec(PooledHeadSpec, kind="classes"):
     def _in_range(cls, value: Any) -> Any:
         if value != "data" and not (type(value) is int and 1 <= value <= MAX_COUNT):
             raise OutOfRangeError(
-                f"given {quoted(value)}, expected a number of classes from 1 to {MAX_COUNT}, or 'data'"
+                f"given {quote(value)}, expected a number of classes from 1 to {MAX_COUNT}, or 'data'"
             )
         return value
 

@@ -73,10 +73,10 @@ class Inputs:
 
     def to(self, device: torch.device | str) -> Inputs:
         """Moves the batch to a device."""
-        moved: dict[str, Any] = {
+        tensors: dict[str, Any] = {
             name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)
         }
-        return replace(self, **moved)
+        return replace(self, **tensors)
 
     @property
     def batch_size(self) -> int:

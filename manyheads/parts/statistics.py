@@ -1,19 +1,21 @@
 """Entropy, distance and single weights of attention, computed without the attention matrix in memory linear in the
 length.
 
-With s the scale and E the expectation under the weights of row i,
+With s the scale, S_ij = s·q_i·k_j and E the expectation under the weights α_i of row i,
 
-    lse_i = ln Σ_j exp(s·q_i·k_j)
+    lse_i = ln Σ_j exp(S_ij)
     entropy of row i = lse_i − s·q_i·E[k]
     mean squared distance of row i = i² − 2i·E[j] + E[j²]
 
-so one fused call with the values k, j and j² computes them all; the kernel also returns `lse`. Explicit attention, in
-blocks of rows that the backward computes again, is used for scores that are not inner products or have a bias.
+so a fused call with the keys as values, or with the columns j and j², computes each; the kernel also returns `lse`.
+Explicit attention, in blocks of rows that the backward computes again, is used for scores that are not inner products
+or have a bias.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,33 +30,37 @@ from manyheads.parts.position import Positions
 
 # rows per fused call; positions are counted from the middle row, which makes squared distances exact to 0.1 in float32
 ROWS = 1024
-COLUMNS = 8  # the kernel is fast if the number of columns is a multiple of this
 
 WeightIndices = tuple[Tensor, Tensor, Tensor]  # batch, query and key indices of N weights
 Span = tuple[slice, slice]  # queries, and the keys they can attend to
 
 
-@dataclass(frozen=True)
-class Statistics:
-    """Statistics of every row, B×H×L; 0 for a query without visible keys."""
-
-    entropy: Tensor  # −Σ_j α_ij ln α_ij, with 0·ln 0 = 0
-    distance: Tensor  # Σ_j α_ij (i − j)², with i and j the positions
-
-
-def statistics(
+def entropy(
     core: Core, q: Tensor, k: Tensor, *, mask: Mask, positions: Positions, bias: Tensor | None = None
-) -> Statistics:
-    """Entropy and mean squared distance of every row of the weights before dropout."""
-    if isinstance(core, InnerProduct) and is_fusable(q, bias):
-        return Statistics(*fused_statistics(core, q, k, mask, positions)[1:])
+) -> Tensor:
+    """−Σ_j α_ij ln α_ij of every row, B×H×L, with 0·ln 0 = 0, of the weights before dropout."""
+    if is_fusable(core, q, bias):
+        return fused(Entropy(), core, q, k, mask, positions)
 
-    def measure(weights: Tensor, rows: slice, columns: slice) -> tuple[Tensor, ...]:
+    def measure(weights: Tensor, rows: slice, columns: slice) -> Tensor:
         surprisal = -torch.where(weights > 0, weights, 1.0).log()
-        offsets = block_arguments(rows, columns, k=k, positions=positions, bias=None)["positions"].offsets()
-        return (weights * surprisal).sum(-1), (weights * offsets.square()[:, None]).sum(-1)
+        return (weights * surprisal).sum(-1)
 
-    return Statistics(*explicit_blocks(core, q, k, mask, positions, bias, measure, dim=2))
+    return explicit_blocks(core, q, k, mask, positions, bias, measure, dim=2)
+
+
+def squared_distance(
+    core: Core, q: Tensor, k: Tensor, *, mask: Mask, positions: Positions, bias: Tensor | None = None
+) -> Tensor:
+    """Σ_j α_ij (i − j)² of every row, B×H×L, with i and j the positions; 0 for a query without visible keys."""
+    if is_fusable(core, q, bias) and k.shape[-1] >= SquaredDistance.COLUMNS:
+        return fused(SquaredDistance(), core, q, k, mask, positions)
+
+    def measure(weights: Tensor, rows: slice, columns: slice) -> Tensor:
+        offsets = block_arguments(rows, columns, k=k, positions=positions, bias=None)["positions"].offsets()
+        return (weights * offsets.square()[:, None]).sum(-1)
+
+    return explicit_blocks(core, q, k, mask, positions, bias, measure, dim=2)
 
 
 def log_weights(
@@ -68,23 +74,23 @@ def log_weights(
     """
     order = indices[1].argsort(stable=True)  # by query, as the blocks are
     row, query, key = (index[order] for index in indices)
-    if isinstance(core, InnerProduct) and is_fusable(q, bias):
-        lse = fused_statistics(core, q, k, mask, positions)[0]
+    if isinstance(core, InnerProduct) and is_fusable(core, q, bias):
+        lse = fused(LogSumExp(), core, q, k, mask, positions)
         q_NHK, k_NHK = core.query_transform(q)[row, :, query], repeat_kv(k, q)[row, :, key]
         logs = ((q_NHK * k_NHK).sum(-1) * core.scale - lse[row, :, query]).mT
         return logs[:, order.argsort()]
 
-    def measure(weights: Tensor, rows: slice, columns: slice) -> tuple[Tensor, ...]:
+    def measure(weights: Tensor, rows: slice, columns: slice) -> Tensor:
         inside = (query >= rows.start) & (query < rows.stop)
         weights_NH = weights[row[inside], :, query[inside] - rows.start, key[inside] - columns.start]
-        return (weights_NH.clamp(min=torch.finfo(weights_NH.dtype).tiny).log().mT,)
+        return weights_NH.clamp(min=torch.finfo(weights_NH.dtype).tiny).log().mT
 
-    return explicit_blocks(core, q, k, mask, positions, bias, measure, dim=1)[0][:, order.argsort()]
+    return explicit_blocks(core, q, k, mask, positions, bias, measure, dim=1)[:, order.argsort()]
 
 
-def is_fusable(q: Tensor, bias: Tensor | None) -> bool:
-    """Whether fused attention can be used, which needs scores without a bias and a kernel that returns lse."""
-    return bias is None and q.device.type == "cpu"
+def is_fusable(core: Core, q: Tensor, bias: Tensor | None) -> bool:
+    """Whether fused attention can be used, which needs inner products without a bias and a kernel that returns lse."""
+    return isinstance(core, InnerProduct) and bias is None and q.device.type == "cpu"
 
 
 # ------------------------------------------------------------------------------------------------- explicit attention
@@ -92,11 +98,11 @@ def is_fusable(q: Tensor, bias: Tensor | None) -> bool:
 
 def explicit_blocks(
     core: Core, q: Tensor, k: Tensor, mask: Mask, positions: Positions, bias: Tensor | None,
-    measure: Callable[[Tensor, slice, slice], tuple[Tensor, ...]], *, dim: int,
-) -> list[Tensor]:  # fmt: skip
+    measure: Callable[[Tensor, slice, slice], Tensor], *, dim: int,
+) -> Tensor:  # fmt: skip
     """Applies `measure` to the weights in blocks of rows, and concatenates. The backward computes the blocks again."""
 
-    def block(q_rows: Tensor, k: Tensor, bias: Tensor | None, rows: slice, columns: slice) -> tuple[Tensor, ...]:
+    def block(q_rows: Tensor, k: Tensor, bias: Tensor | None, rows: slice, columns: slice) -> Tensor:
         arguments = block_arguments(rows, columns, k=k, positions=positions, bias=bias)
         weights = core.weights(q_rows, mask=mask.submask(rows, columns), **arguments)
         return measure(weights.to(at_least_float32(weights)), rows, columns)
@@ -105,7 +111,7 @@ def explicit_blocks(
         checkpoint(block, q[:, :, rows], k, bias, rows, columns, use_reentrant=False, preserve_rng_state=False)
         for rows, columns in spans_of(Core.blocks(core, q, k, mask), mask)
     ]
-    return [torch.cat(part, dim=dim) for part in zip(*blocks, strict=True)]
+    return torch.cat(blocks, dim=dim)
 
 
 def spans_of(blocks: list[tuple[slice, slice, Mask]], mask: Mask) -> list[Span]:
@@ -123,75 +129,12 @@ def at_least_float32(x: Tensor) -> torch.dtype:
 # ---------------------------------------------------------------------------------------------------- fused attention
 
 
-def fused_statistics(
-    core: InnerProduct, q: Tensor, k: Tensor, mask: Mask, positions: Positions
-) -> tuple[Tensor, Tensor, Tensor]:
-    """lse, entropy and distance of every row, B×H×L, in at least float32, as half precision cannot represent j²."""
+def fused(statistic: Statistic, core: Core, q: Tensor, k: Tensor, mask: Mask, positions: Positions) -> Tensor:
+    """A statistic of every row, B×H×L, in at least float32, as half precision cannot represent j²."""
+    assert isinstance(core, InnerProduct)
     q = core.query_transform(q)
     q, k = q.to(at_least_float32(q)), k.to(at_least_float32(k))
-    return FusedStatistics.apply(q, k, mask, positions, core.scale)  # type: ignore[no-untyped-call]
-
-
-class FusedStatistics(torch.autograd.Function):
-    """Calls the kernel, and in the backward the kernel's backward, once per block of rows.
-
-    The kernel's backward takes only the gradient of its output O, ∂L/∂S_ij = P_ij (∂L/∂O_i·v_j − Σ ∂L/∂O_i ∘ O_i). The
-    gradient of lse adds P_ij ∂L/∂lse_i, because ∂lse_i/∂S_ij = P_ij. A column of zeros in v, for which ∂L/∂O = 1 and
-    O = −∂L/∂lse are passed, adds this term to the sum.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, q: Tensor, k: Tensor, mask: Mask, positions: Positions, scale: float
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        saved, results = [], []
-        for rows, columns in spans(mask):
-            block = Block.of(q, k, mask, positions, rows, columns)
-            out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-                *block.query_key_value(), 0.0, block.causal, attn_mask=block.attn_mask, scale=scale
-            )
-            mean = out[..., : q.shape[-1] + 2]
-            saved.append((mean, lse))
-            results.append(block.zero_empty_rows(lse, *block.measure(mean, lse, scale)))
-        ctx.arguments = mask, positions, scale
-        ctx.save_for_backward(q, k, *concatenate(saved))
-        lse, entropy, distance = concatenate(results)
-        return lse, entropy, distance
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, mean, lse = ctx.saved_tensors
-        mask, positions, scale = ctx.arguments
-        q_grad, k_grad, size = torch.zeros_like(q), torch.zeros_like(k), q.shape[-1]
-        for rows, columns in spans(mask):
-            block = Block.of(q, k, mask, positions, rows, columns)
-            block_mean = mean[:, :, rows]
-            lse_grad, entropy_grad, distance_grad = block.zero_empty_rows(*(grad[:, :, rows] for grad in gradients))
-            mean_grad = (-scale * entropy_grad[..., None] * block.q, -2 * block.i * distance_grad, distance_grad)
-            output = block.pad(block_mean, -(lse_grad + entropy_grad))
-            output_grad = block.pad(*mean_grad, torch.ones_like(lse_grad))
-            kernel_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-            queries_grad, keys_grad, values_grad = kernel_backward(
-                output_grad, *block.query_key_value(), output, lse[:, :, rows].contiguous(), 0.0, block.causal,
-                attn_mask=block.attn_mask, scale=scale,
-            )  # fmt: skip
-            q_grad[:, :, rows] = queries_grad[..., :size] - scale * entropy_grad[..., None] * block_mean[..., :size]
-            repeated = keys_grad[..., :size] + values_grad[..., :size]
-            shared = k.shape[1] != q.shape[1]
-            k_grad[:, :, columns] += repeated.unflatten(1, (k.shape[1], -1)).sum(2) if shared else repeated
-        return q_grad, k_grad, None, None, None
-
-
-def concatenate(blocks: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-    return [part[0] if len(part) == 1 else torch.cat(part, dim=2) for part in zip(*blocks, strict=True)]
-
-
-def spans(mask: Mask) -> list[Span]:
-    """The rows of each fused call. That is all rows, unless there are many or the mask is banded."""
-    if mask.form != "blocks" and mask.num_queries <= ROWS:
-        return [(slice(0, mask.num_queries), slice(0, mask.num_keys))]
-    return spans_of(mask.blocks(ROWS), mask)
+    return FusedStatistic.apply(q, k, statistic, mask, positions, core.scale)  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True)
@@ -223,27 +166,119 @@ class Block:
         attn_mask = zeros.masked_fill(~(visible | empty[..., None]), -torch.inf)
         return Block(queries, keys, i, j, False, attn_mask, empty)
 
-    def query_key_value(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The kernel's arguments: q and k, padded with zeros, and the values k, j, j² and 0."""
-        j = self.j.expand(*self.k.shape[:3])
-        return self.pad(self.q), self.pad(self.k), self.pad(self.k, j, j.square())
-
-    def pad(self, *columns: Tensor) -> Tensor:
-        """Concatenates tensors of B×H×L×K or B×H×L along the last axis, padded with zeros to the width of the call."""
-        width = -(-(self.q.shape[-1] + 3) // COLUMNS) * COLUMNS  # at least one column of zeros is left
-        padded, start = columns[0].new_empty(*columns[0].shape[:3], width), 0
-        # each tensor is copied once, which takes most of the time outside the kernel
-        for column in columns:
-            part = column if column.dim() == 4 else column[..., None]
-            padded[..., start : start + part.shape[-1]] = part
-            start += part.shape[-1]
-        padded[..., start:] = 0.0
+    def columns(self, *columns: Tensor) -> Tensor:
+        """These columns of (B or 1)×(H or 1)×N as B×H×N×K, as wide as the keys, with zeros for the others."""
+        padded = self.k.new_zeros(*self.k.shape[:2], columns[0].shape[2], self.k.shape[3])
+        for number, column in enumerate(columns):
+            padded[..., number] = column
         return padded
 
-    def measure(self, mean: Tensor, lse: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        size = self.q.shape[-1]
-        entropy = lse - scale * (self.q * mean[..., :size]).sum(-1)
-        return entropy, self.i.square() - 2 * self.i * mean[..., size] + mean[..., size + 1]
+    def zero_empty_rows(self, rows: Tensor) -> Tensor:
+        return rows if self.empty is None else rows.masked_fill(self.empty, 0.0)
 
-    def zero_empty_rows(self, *rows: Tensor) -> list[Tensor]:
-        return [row if self.empty is None else row.masked_fill(self.empty, 0.0) for row in rows]
+
+class Statistic(ABC):
+    """A statistic of every row, from the output O = E[v] and the lse of the kernel, with its gradient.
+
+    The kernel's backward gives the gradients of q and k for ∂L/∂S_ij = α_ij (G_i·v_j − G_i·O_i), of any G, v and O. So
+    `backward` returns a G, v and O with which that is the gradient of the statistic, given ∂L/∂statistic.
+    """
+
+    uses_positions = False  # then a call has at most ROWS rows
+
+    @abstractmethod
+    def values(self, block: Block) -> Tensor: ...
+
+    @abstractmethod
+    def forward(self, block: Block, out: Tensor, lse: Tensor, scale: float) -> Tensor: ...
+
+    @abstractmethod
+    def backward(self, block: Block, out: Tensor, grad: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]: ...
+
+
+class Entropy(Statistic):
+    """lse_i − s·q_i·E[k], with ∂/∂S_ij = −α_ij (S_ij − E[S_i]): v = k and G = −s·q."""
+
+    def values(self, block: Block) -> Tensor:
+        return block.k
+
+    def forward(self, block: Block, out: Tensor, lse: Tensor, scale: float) -> Tensor:
+        return lse - scale * (block.q * out).sum(-1)
+
+    def backward(self, block: Block, out: Tensor, grad: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+        return -scale * grad[..., None] * block.q, block.k, out
+
+
+class SquaredDistance(Statistic):
+    """i² − 2i·E[j] + E[j²]: v = (j, j²) and G = (−2i, 1)."""
+
+    COLUMNS = 2
+    uses_positions = True
+
+    def values(self, block: Block) -> Tensor:
+        return block.columns(block.j, block.j.square())
+
+    def forward(self, block: Block, out: Tensor, lse: Tensor, scale: float) -> Tensor:
+        return block.i.square() - 2 * block.i * out[..., 0] + out[..., 1]
+
+    def backward(self, block: Block, out: Tensor, grad: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+        return block.columns(-2 * block.i * grad, grad), self.values(block), out
+
+
+class LogSumExp(Statistic):
+    """lse_i, with ∂/∂S_ij = α_ij: v = 0 and G·O = −1."""
+
+    def values(self, block: Block) -> Tensor:
+        return block.k
+
+    def forward(self, block: Block, out: Tensor, lse: Tensor, scale: float) -> Tensor:
+        return lse
+
+    def backward(self, block: Block, out: Tensor, grad: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+        return block.columns(torch.ones_like(grad)), torch.zeros_like(block.k), block.columns(-grad)
+
+
+class FusedStatistic(torch.autograd.Function):
+    """Calls the kernel, and in the backward the kernel's backward, once per block of rows."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, statistic: Statistic, mask: Mask, positions: Positions, scale: float
+    ) -> Tensor:
+        blocks = []
+        for rows, columns in spans(mask, statistic):
+            block = Block.of(q, k, mask, positions, rows, columns)
+            out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+                block.q, block.k, statistic.values(block), 0.0, block.causal, attn_mask=block.attn_mask, scale=scale
+            )
+            blocks.append((out, lse, block.zero_empty_rows(statistic.forward(block, out, lse, scale))))
+        ctx.arguments = statistic, mask, positions, scale
+        out, lse, result = (part[0] if len(part) == 1 else torch.cat(part, dim=2) for part in zip(*blocks, strict=True))
+        ctx.save_for_backward(q, k, out, lse)
+        return result
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, out, lse = ctx.saved_tensors
+        statistic, mask, positions, scale = ctx.arguments
+        q_grad, k_grad = torch.zeros_like(q), torch.zeros_like(k)
+        for rows, columns in spans(mask, statistic):
+            block = Block.of(q, k, mask, positions, rows, columns)
+            row_grad = block.zero_empty_rows(grad[:, :, rows])
+            out_grad, values, block_out = statistic.backward(block, out[:, :, rows], row_grad, scale)
+            queries_grad, keys_grad, _ = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+                out_grad, block.q, block.k, values, block_out, lse[:, :, rows].contiguous(), 0.0, block.causal,
+                attn_mask=block.attn_mask, scale=scale,
+            )  # fmt: skip
+            q_grad[:, :, rows] = queries_grad
+            shared = k.shape[1] != q.shape[1]
+            k_grad[:, :, columns] += keys_grad.unflatten(1, (k.shape[1], -1)).sum(2) if shared else keys_grad
+        return q_grad, k_grad, None, None, None, None
+
+
+def spans(mask: Mask, statistic: Statistic) -> list[Span]:
+    """The rows of each fused call. That is all rows, unless positions need fewer or the mask is banded."""
+    if mask.form != "blocks" and (mask.num_queries <= ROWS or not statistic.uses_positions):
+        return [(slice(0, mask.num_queries), slice(0, mask.num_keys))]
+    return spans_of(mask.blocks(ROWS), mask)

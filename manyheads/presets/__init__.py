@@ -9,7 +9,7 @@ from pathlib import Path
 from manyheads.errors import OutOfRangeError, UnknownPresetError, WrongTypeError
 from manyheads.files.read import read_toml
 from manyheads.model.spec import ModelSpec, override_model, read_model
-from manyheads.spec import MAX_COUNT, Tree, did_you_mean, quoted
+from manyheads.spec import MAX_COUNT, Tree, did_you_mean, quote
 
 
 @cache
@@ -23,7 +23,7 @@ def preset(name: str) -> Tree:
     return {key: value for key, value in _read(name).items() if key != "about"}
 
 
-def about(name: str) -> Tree:
+def read_about(name: str) -> Tree:
     """The title, source and context length of a preset."""
     return dict(_read(name)["about"])
 
@@ -36,11 +36,11 @@ def is_path(target: str) -> bool:
 def read_description(target: str) -> tuple[Tree, Tree]:
     """The description of a model, from a preset, a TOML file or the [model] table of a run file; and [about]."""
     if not is_path(target):
-        return preset(target), about(target)
+        return preset(target), read_about(target)
     tree = read_toml(Path(target))
     model = tree.get("model", tree)
     if not isinstance(model, dict):
-        raise WrongTypeError(f"[model] in {target} is {quoted(model)}, expected a table")
+        raise WrongTypeError(f"[model] in {target} is {quote(model)}, expected a table")
     return model, check_about(model.pop("about", {}), target)
 
 
@@ -49,7 +49,7 @@ def check_about(table: object, target: str) -> Tree:
     types = {"title": str, "source": str, "context": int}
     if not isinstance(table, dict) or any(type(value) is not types.get(name) for name, value in table.items()):
         raise WrongTypeError(
-            f"[about] in {target} is {quoted(table)}, expected strings title and source, and an integer context"
+            f"[about] in {target} is {quote(table)}, expected strings title and source, and an integer context"
         )
     if not 1 <= table.get("context", 1) <= MAX_COUNT:
         raise OutOfRangeError(f"context is {table['context']}, expected 1 to {MAX_COUNT} tokens", ("about",))
@@ -66,6 +66,6 @@ def read(target: str | Path, *overrides: str) -> ModelSpec:
 def _read(name: str) -> Tree:
     if name not in names():
         raise UnknownPresetError(
-            f"no preset {quoted(name)}{did_you_mean(str(name), names())}; a file name ends in .toml"
+            f"no preset {quote(name)}{did_you_mean(str(name), names())}; a file name ends in .toml"
         )
     return read_toml(Path(str(files(__name__))) / f"{name}.toml")

@@ -37,7 +37,7 @@ HEADERS = {
 
 def create_app(sessions: Sessions, token: str, hosts: set[str]) -> FastAPI:
     """The app; every address begins with the token, and requests for other hosts are refused."""
-    from manyheads.studio import look, model
+    from manyheads.studio import field, look, model, probe, tour
 
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     page = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
@@ -53,7 +53,7 @@ def create_app(sessions: Sessions, token: str, hosts: set[str]) -> FastAPI:
         return {}
 
     page.include_router(router)
-    for tab in (look, model):
+    for tab in (look, model, probe, field, tour):
         page.include_router(tab.router(sessions), prefix="/api")
     page.mount("/", StaticFiles(directory=WEB, html=True))
     app.mount(f"/{token}", page)

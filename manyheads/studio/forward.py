@@ -16,7 +16,7 @@ from manyheads.errors import InputError, InputLengthError, OutOfMemoryError, Uns
 from manyheads.files.tokenizer import encode_texts
 from manyheads.generate.generator import start_token
 from manyheads.inspect.edit import ablate, edit
-from manyheads.model.record import Tape, record
+from manyheads.model.recording import Tape, record
 from manyheads.model.transformer import Transformer
 from manyheads.parts.inputs import Inputs, check_token_ids
 from manyheads.spec import Tree

@@ -18,11 +18,11 @@ from manyheads.inspect.describe import describe_costs, describe_parts, list_slot
 from manyheads.inspect.drawing import draw_model
 from manyheads.inspect.svg import style
 from manyheads.inspect.swaps import steps, swaps, to_text
-from manyheads.model.build import build_meta
-from manyheads.model.size import part_of
+from manyheads.model.builder import build_meta
+from manyheads.model.cost import part_of
 from manyheads.model.spec import ModelSpec, override_model, read_model
-from manyheads.presets import about, names, preset
-from manyheads.spec import Part, Spec, Tree, quoted, to_toml, to_tree
+from manyheads.presets import names, preset, read_about
+from manyheads.spec import Part, Spec, Tree, quote, to_toml, to_tree
 from manyheads.studio.session import Sessions
 
 Override = Annotated[str, Field(max_length=8192)]
@@ -61,7 +61,7 @@ def router(sessions: Sessions) -> APIRouter:
         specs = {f"{CHECKPOINT}{index}": checkpoint.spec for index, checkpoint in enumerate(sessions.checkpoints)}
         if target in specs:
             return to_tree(specs[target])
-        raise UsageError(f"no preset or open checkpoint {quoted(target)}")
+        raise UsageError(f"no preset or open checkpoint {quote(target)}")
 
     def name_of(target: str) -> str:
         """The target as `manyheads show` takes it."""
@@ -74,7 +74,7 @@ def router(sessions: Sessions) -> APIRouter:
         checkpoints = [f"{CHECKPOINT}{index}" for index in range(len(sessions.checkpoints))]
         return {
             "checkpoints": [{"target": target, "title": name_of(target)} for target in checkpoints],
-            "presets": [{"target": name, **about(name)} for name in names()],
+            "presets": [{"target": name, **read_about(name)} for name in names()],
             "style": style(),  # of every drawing; the page allows no inline style
             "slots": {entry["slot"]: entry["kinds"] for entry in list_slots()},
         }
@@ -96,7 +96,7 @@ def router(sessions: Sessions) -> APIRouter:
         for weight in parts["weights"]:
             by_part[part_of(weight["name"].replace(".*", ""))] += weight["count"] * prod(weight["shape"])
         return {
-            "about": about(model.target) if model.target in names() else {},
+            "about": read_about(model.target) if model.target in names() else {},
             "parameters": by_part.total(),
             "parameters_at_start": at_start,
             "parameters_by_part": dict(by_part),
@@ -112,7 +112,7 @@ def router(sessions: Sessions) -> APIRouter:
     def costs(model: Batch) -> Tree:
         sessions[model.session]
         spec = read_model(override_model(start(model.target), model.overrides))
-        context = about(model.target).get("context") if model.target in names() else None
+        context = read_about(model.target).get("context") if model.target in names() else None
         with lock:
             return costs_of(spec, model.batch, model.length, model.source_length, context)
 

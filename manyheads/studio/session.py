@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from threading import Lock
+from typing import Any
 
 from manyheads.checkpoint.checkpoint import Checkpoint
 from manyheads.errors import UsageError
@@ -25,6 +26,7 @@ class Session:
 
     runs: OrderedDict[str, Run] = field(default_factory=OrderedDict)
     used: float = field(default_factory=time.monotonic)
+    probe: Any = None  # of the tab Probe, fitted layer by layer
 
     def add(self, run: Run) -> str:
         key = secrets.token_hex(8)

@@ -21,10 +21,10 @@ from manyheads.errors import UnsupportedError, UsageError
 from manyheads.inspect.attribution import score_terms
 from manyheads.inspect.edit import ablate, edit
 from manyheads.inspect.measure import measure_heads, rollout
-from manyheads.model.record import RecordedAttention, Tape
+from manyheads.model.recording import RecordedAttention, Tape
 from manyheads.parts.core import Dot, InnerProduct, block_arguments, repeat_kv
 from manyheads.parts.mask import Mask
-from manyheads.spec import Tree, quoted
+from manyheads.spec import Tree, quote
 from manyheads.studio.forward import Head, Text, last_states, outputs
 
 THUMBNAIL = 48  # pixels
@@ -384,7 +384,7 @@ def block_of(call: RecordedAttention, rows: slice, head: int | None = None) -> t
 
 def head_number(info: AttentionInfo, head: str) -> int:
     if not head.isdecimal() or int(head) >= info.heads:
-        raise UsageError(f"{info.name} has no head {quoted(head)}, expected 0 to {info.heads - 1}, mean or max")
+        raise UsageError(f"{info.name} has no head {quote(head)}, expected 0 to {info.heads - 1}, mean or max")
     return int(head)
 
 

@@ -23,8 +23,8 @@ from manyheads.data.attention_targets import (
     truncate_targets,
 )
 from manyheads.errors import ConfigError, IncompatibleError, OutOfRangeError
-from manyheads.model.build import Model
-from manyheads.model.record import RecordedAttention, record
+from manyheads.model.builder import Model
+from manyheads.model.recording import RecordedAttention, record
 from manyheads.model.spec import ModelSpec
 from manyheads.model.stack import Stack
 from manyheads.parts.inputs import Inputs
@@ -147,7 +147,7 @@ class FocusSpec(AuxiliaryLossSpec, kind="focus"):
     """L_focus = 1/KTL · Σ_lkt H(α[l, k, t, ·]), the mean entropy"""
 
     def total(self, record: RecordedQueries, batch: Batch) -> Tensor:
-        return record.total(record.attention.statistics.entropy, self.heads)
+        return record.total(record.attention.entropy, self.heads)
 
 
 class NearSpec(AuxiliaryLossSpec, kind="near"):
@@ -161,7 +161,7 @@ class NearSpec(AuxiliaryLossSpec, kind="near"):
     max_cost: float = field(100.0, "L_max, the highest cost of a row", gt=0)
 
     def total(self, record: RecordedQueries, batch: Batch) -> Tensor:
-        return record.total(record.attention.statistics.distance.clamp(0.0, self.max_cost), self.heads)
+        return record.total(record.attention.squared_distance.clamp(0.0, self.max_cost), self.heads)
 
 
 class GuidedSpec(AuxiliaryLossSpec, kind="guided"):
@@ -242,11 +242,11 @@ def add_attention_targets(
     its left.
     """
     shift = np.array((0, *[task.num_prefix_tokens(special_tokens)] * 2))
-    shifted = {}
+    attention_targets = {}
     for name, rows in targets.items():
-        numbered = [np.insert(row, 0, index, axis=1) + shift for index, row in enumerate(rows)]
-        shifted[name] = torch.from_numpy(np.concatenate(numbered))
-    return replace(batch, attention_targets=shifted)
+        row_targets = [np.insert(row, 0, index, axis=1) + shift for index, row in enumerate(rows)]
+        attention_targets[name] = torch.from_numpy(np.concatenate(row_targets))
+    return replace(batch, attention_targets=attention_targets)
 
 
 # --------------------------------------------------------------------------------------------------------------- layers

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from manyheads.model.build import Model
+from manyheads.model.builder import Model
 from manyheads.parts.head import Pool
 from manyheads.parts.inputs import Inputs, pad_rows
 
@@ -85,11 +85,11 @@ class Batch:
     attention_targets: dict[str, Tensor] = field(default_factory=dict)
 
     def to(self, device: torch.device) -> Batch:
-        moved: dict[str, Any] = {
+        fields: dict[str, Any] = {
             name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor | Inputs)
         }
         return replace(
-            self, **moved, attention_targets={name: value.to(device) for name, value in self.attention_targets.items()}
+            self, **fields, attention_targets={name: value.to(device) for name, value in self.attention_targets.items()}
         )
 
     @property

@@ -17,7 +17,7 @@ from manyheads.metrics import metric
 from manyheads.metrics.baselines import Majority, NaiveBayes
 from manyheads.metrics.classes import class_scores, confusion_matrix
 from manyheads.parts.inputs import Inputs, pad_rows
-from manyheads.spec import Tree, quoted
+from manyheads.spec import Tree, quote
 from manyheads.tasks.batch import Batch, EncodedRow, SpecialTokens
 from manyheads.tasks.evaluation import EvalResult, Evaluation, class_names
 from manyheads.tasks.prediction import PredictOptions
@@ -114,7 +114,7 @@ def problem_type(checkpoint: Checkpoint, num_classes: int) -> str:
     """Returns the problem_type of the checkpoint's config, or the one that transformers assumes without it."""
     kind = checkpoint.config.get("problem_type") or (REGRESSION if num_classes == 1 else SINGLE_LABEL)
     if kind not in PROBLEM_TYPES:
-        raise CheckpointConfigError(f"problem_type is {quoted(kind)}, expected {', '.join(PROBLEM_TYPES)}")
+        raise CheckpointConfigError(f"problem_type is {quote(kind)}, expected {', '.join(PROBLEM_TYPES)}")
     return str(kind)
 
 
@@ -158,6 +158,6 @@ def describe_classes(confusion_CC: NDArray[np.int64], names: Sequence[str]) -> l
 def class_indices(rows: Sequence[Row], names: Sequence[str]) -> list[int]:
     index = {name: i for i, name in enumerate(names)}
     if unknown := [label for _, label in rows if label not in index]:
-        classes = ", ".join(map(quoted, names[:20])) + (", …" if len(names) > 20 else "")
-        raise LabelError(f"the label {quoted(unknown[0])} is not one of the model's {len(names)} classes: {classes}")
+        classes = ", ".join(map(quote, names[:20])) + (", …" if len(names) > 20 else "")
+        raise LabelError(f"the label {quote(unknown[0])} is not one of the model's {len(names)} classes: {classes}")
     return [index[label] for _, label in rows]

@@ -24,7 +24,7 @@ from manyheads.generate.config import (
     selectors,
 )
 from manyheads.model.finite import check_finite
-from manyheads.spec import MAX_COUNT, Tree, quoted
+from manyheads.spec import MAX_COUNT, Tree, quote
 from manyheads.tasks.batch import IGNORE_INDEX, Loss, LossSum, SpecialTokens
 from manyheads.tasks.task import TaskSpec, patchify_rows
 
@@ -51,14 +51,14 @@ class EvalOptions:
         for name, minimum in (("max_rows", 1), ("max_length", 3), ("examples", 0)):
             value = getattr(self, name)
             if value is not None and not (type(value) is int and minimum <= value <= MAX_COUNT):
-                raise UsageError(f"{name} is {quoted(value)}, expected an integer from {minimum} to {MAX_COUNT:,}")
+                raise UsageError(f"{name} is {quote(value)}, expected an integer from {minimum} to {MAX_COUNT:,}")
 
     def check_task(self, task: TaskSpec) -> None:
         """Raises if the task has no outputs to write."""
         if self.output is not None and self.output != task.eval_outputs:
             kinds = {"rows": "JSON lines with a result per row", "images": "images as a .png", "": "scores only"}
             hint = "leave out --output" if not task.eval_outputs else f"it can write {kinds[task.eval_outputs]}"
-            raise UsageError(f"{task.kind} cannot write {kinds.get(self.output, quoted(self.output))}", hint=hint)
+            raise UsageError(f"{task.kind} cannot write {kinds.get(self.output, quote(self.output))}", hint=hint)
 
     def generation(self, base: CheckpointSettings, *, default_max_new_tokens: int) -> GenerationConfig:
         """The settings of generation: those given, and 4 beams of gnmt-beam if neither they nor a checkpoint differ."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from manyheads.errors import DataError, IncompatibleError
 from manyheads.metrics.probe import linear_probe
-from manyheads.model.build import Model, build
+from manyheads.model.builder import Model, build
 from manyheads.model.spec import ModelSpec
 from manyheads.model.transformer import Transformer
 from manyheads.parts.inputs import Inputs
@@ -69,16 +69,16 @@ class MaeSpec(TaskSpec, kind="mae"):
 
     def lengths(self, lengths: Sequence[np.ndarray]) -> np.ndarray:
         """Returns the number of patches of each image, and of its visible ones."""
-        return np.stack((lengths[0], self.visible(lengths[0])), axis=1)
+        return np.stack((lengths[0], self.num_visible(lengths[0])), axis=1)
 
-    def visible(self, lengths: np.ndarray) -> np.ndarray:
+    def num_visible(self, lengths: np.ndarray) -> np.ndarray:
         """Returns how many patches of each image are visible, at least one and not all."""
         return np.maximum(1, np.minimum(np.rint(lengths * (1 - self.mask_ratio)), lengths - 1)).astype(np.int64)
 
     def batch(self, rows: Sequence[EncodedRow], special_tokens: SpecialTokens, rng: np.random.Generator) -> Batch:
         images = torch.from_numpy(np.stack([row[0] for row in rows]))
         batch, length, pixels = images.shape
-        count = int(self.visible(np.array(length)))
+        count = int(self.num_visible(np.array(length)))
         visible = torch.from_numpy(np.sort(rng.random((batch, length)).argsort(axis=1)[:, :count]))
         source = Inputs(images.gather(1, visible[..., None].expand(-1, -1, pixels)), positions=visible)
         targets = torch.zeros((batch, length), dtype=torch.int64).scatter(1, visible, IGNORE_INDEX)

@@ -32,7 +32,7 @@ from manyheads.metrics.baselines import Bigram, Unigram
 from manyheads.metrics.likelihood import LogLikelihood
 from manyheads.model.spec import ModelSpec
 from manyheads.parts.inputs import pad_rows
-from manyheads.spec import Tree, field, quoted
+from manyheads.spec import Tree, field, quote
 from manyheads.tasks.batch import (
     IGNORE_INDEX,
     Batch,
@@ -45,7 +45,7 @@ from manyheads.tasks.batch import (
     target_loss,
 )
 from manyheads.tasks.evaluation import WINDOW, EvalResult, Evaluation, evaluate_loss, finite_loss
-from manyheads.tasks.prediction import PredictOptions, ids_and_truncated, parse_ids
+from manyheads.tasks.prediction import PredictOptions, ids_and_truncation, parse_ids
 from manyheads.tasks.suggestion import Lines, Suggestion
 from manyheads.tasks.task import PackableTask, TextTask
 
@@ -216,13 +216,17 @@ class MaskedSpec(MaskingTask, PackableTask, kind="masked"):
         name, mask = mask_of(checkpoint, options.mask_token_id)
         tokenizer = checkpoint.tokenizer
         if tokenizer is None or options.mask_token_id is not None or not tokenizer.encode_special_tokens:
-            rows, truncated = super().encode(checkpoint, texts, options)
+            rows, truncation = super().encode(checkpoint, texts, options)
         else:
-            rows, truncated = ids_and_truncated(checkpoint.encode_with_special(texts, [name]))
-        if without := [i for i, row in enumerate(rows) if mask not in row]:
-            where = f" in the {len(rows[without[0]]):,} tokens that are read" if without[0] in truncated else ""
-            raise InputError(f"the text has no {name} to fill{where}", without[0])
-        return rows, truncated
+            rows, truncation = ids_and_truncation(checkpoint.encode_with_special(texts, [name]))
+        if rows_without_mask := [i for i, row in enumerate(rows) if mask not in row]:
+            location = (
+                f" in the {len(rows[rows_without_mask[0]]):,} tokens that are read"
+                if rows_without_mask[0] in truncation
+                else ""
+            )
+            raise InputError(f"the text has no {name} to fill{location}", rows_without_mask[0])
+        return rows, truncation
 
     def results(
         self, checkpoint: Checkpoint, rows: Sequence[list[int]], options: PredictOptions
@@ -327,7 +331,7 @@ class SpansSpec(TextTask, kind="spans"):
         if tokenizer is None or not tokenizer.encode_special_tokens:
             return super().encode(checkpoint, texts, options)
         sentinels = [token for token in tokenizer.get_vocab() if SENTINEL.fullmatch(token)]
-        return ids_and_truncated(checkpoint.encode_with_special(texts, sentinels))
+        return ids_and_truncation(checkpoint.encode_with_special(texts, sentinels))
 
     @classmethod
     def suggest_task(cls, suggestion: Suggestion) -> Lines:
@@ -420,19 +424,19 @@ class InfillSpec(MaskingTask, kind="infill"):
             return parse_ids(checkpoint, texts), {}
         check_texts(texts)
         name, mask = mask_of(checkpoint, options.mask_token_id)
-        bos, rows, truncated = checkpoint.config.get("bos_token_id"), [], dict[int, Tree]()
+        bos, rows, truncation = checkpoint.config.get("bos_token_id"), [], dict[int, Tree]()
         if type(bos) is not int:
-            raise CheckpointConfigError(f"bos_token_id is {quoted(bos)}, expected a token id")
+            raise CheckpointConfigError(f"bos_token_id is {quote(bos)}, expected a token id")
         for index, text in enumerate(texts):
             parts = [piece.ids for piece in checkpoint.encode_pieces(text.split(name))]
             if len(parts) != 2:
-                raise InputError(f"the text has {len(parts) - 1} {name}, expected one: {quoted(text)}", index)
+                raise InputError(f"the text has {len(parts) - 1} {name}, expected one: {quote(text)}", index)
             limit = (checkpoint.tokenizer.truncation or {}).get("max_length")
             if limit is not None and len(parts[0]) + len(parts[1]) + 3 > limit:
-                parts, truncated[index] = around_gap(parts[0], parts[1], limit - 3), {"truncated": limit}
+                parts, truncation[index] = around_gap(parts[0], parts[1], limit - 3), {"truncated": limit}
             rows.append([bos, *parts[0], mask, *parts[1], mask])
             checkpoint.check_length(len(rows[-1]), index)
-        return rows, truncated
+        return rows, truncation
 
 
 def around_gap(prefix: list[int], suffix: list[int], max_tokens: int) -> list[list[int]]:

@@ -14,7 +14,7 @@ from manyheads.files.chat_template import Message
 from manyheads.generate.config import GenerationConfig
 from manyheads.generate.loops import find_repetition
 from manyheads.generate.text import GeneratedText
-from manyheads.spec import Tree, quoted
+from manyheads.spec import Tree, quote
 
 Result = TypeVar("Result")
 
@@ -34,10 +34,10 @@ class PredictOptions:
         return with_system(self.system, [{"role": "user", "content": text}])
 
 
-def ids_and_truncated(encodings: Sequence[Any]) -> tuple[list[list[int]], dict[int, Tree]]:
+def ids_and_truncation(encodings: Sequence[Any]) -> tuple[list[list[int]], dict[int, Tree]]:
     """Returns the ids of each encoding, and how many tokens are left of each truncated one."""
-    truncated = {i: {"truncated": len(encoding.ids)} for i, encoding in enumerate(encodings) if encoding.overflowing}
-    return [encoding.ids for encoding in encodings], truncated
+    truncation = {i: {"truncated": len(encoding.ids)} for i, encoding in enumerate(encodings) if encoding.overflowing}
+    return [encoding.ids for encoding in encodings], truncation
 
 
 def generated_result(checkpoint: Checkpoint, texts: Sequence[GeneratedText], options: PredictOptions) -> Tree:
@@ -73,7 +73,7 @@ def format_loop(loop: Tree | None) -> str:
     if loop is None:
         return "no loop"
     text = loop["text"] if isinstance(loop["text"], str) else " ".join(map(str, loop["text"]))
-    return f"loop after {loop['prefix']:,} tokens: {loop['period']:,} tokens, {loop['repeats']:,} times: {quoted(text)}"
+    return f"loop after {loop['prefix']:,} tokens: {loop['period']:,} tokens, {loop['repeats']:,} times: {quote(text)}"
 
 
 def token_logprobs(checkpoint: Checkpoint, text: GeneratedText) -> list[Tree]:
@@ -108,7 +108,7 @@ def parse_row(text: str, index: int = 0) -> list[int]:
     """Parses the token ids of a text, for a model without a tokenizer."""
     if not re.fullmatch(r"\s*\d{1,9}(\s+\d{1,9})*\s*", text):
         raise InputError(
-            f"given {quoted(text)}, but the checkpoint has no tokenizer",
+            f"given {quote(text)}, but the checkpoint has no tokenizer",
             index,
             hint="give token ids, such as '3 14 15'",
         )

@@ -15,7 +15,7 @@ from manyheads.errors import IncompatibleError, UnsupportedError
 from manyheads.metrics import metric
 from manyheads.metrics.baselines import BM25
 from manyheads.metrics.ranking import chance_level, rank_targets
-from manyheads.model.build import Model
+from manyheads.model.builder import Model
 from manyheads.model.spec import ModelSpec
 from manyheads.model.transformer import Transformer
 from manyheads.parts.head import Pool

@@ -19,7 +19,7 @@ from manyheads.generate.decoding import Request, exhaust
 from manyheads.metrics import metric
 from manyheads.metrics.baselines import lead
 from manyheads.metrics.text import count_without_words, sacrebleu_signatures
-from manyheads.model.build import Model
+from manyheads.model.builder import Model
 from manyheads.parts.inputs import Inputs
 from manyheads.spec import MAX_COUNT, Tree, field, to_tree
 from manyheads.tasks.batch import Batch, EncodedRow, Loss, SpecialTokens, seq2seq_batch, target_loss

@@ -18,16 +18,16 @@ from manyheads.checkpoint.checkpoint import Checkpoint, check_texts
 from manyheads.checkpoint.loading import load
 from manyheads.errors import ConfigError, IncompatibleError, InputError, UnknownKindError, UnsupportedError, UsageError
 from manyheads.generate.config import GenerationConfig, generation_config
-from manyheads.model.build import Model
+from manyheads.model.builder import Model
 from manyheads.model.spec import ModelSpec
-from manyheads.spec import Part, Tree, located, quoted
+from manyheads.spec import Part, Tree, locate_errors, quote
 from manyheads.tasks.batch import Batch, Chunk, EncodedRow, Loss, SpecialTokens, target_loss
 from manyheads.tasks.prediction import (
     PredictOptions,
     apply_to_each,
     format_loop,
     generated_result,
-    ids_and_truncated,
+    ids_and_truncation,
     parse_ids,
 )
 
@@ -155,7 +155,7 @@ class TaskSpec(Part, slot="task"):
             return checkpoint.encode_chats([options.messages(text) for text in texts]), {}
         if checkpoint.tokenizer is None:
             return parse_ids(checkpoint, texts), {}
-        return ids_and_truncated(checkpoint.encode(texts))
+        return ids_and_truncation(checkpoint.encode(texts))
 
     def encode_checked(
         self, checkpoint: Checkpoint, options: PredictOptions, texts: Sequence[str]
@@ -284,13 +284,13 @@ def predict(
     token ids, such as "3 14 15".
     """
     if not isinstance(text, str | Sequence):
-        raise InputError(f"given {quoted(text)}, expected a text or a list of texts")
+        raise InputError(f"given {quote(text)}, expected a text or a list of texts")
     if not isinstance(checkpoint, Checkpoint):
         checkpoint = load(checkpoint)
     if type(num_fills) is not int or num_fills < 1:
-        raise UsageError(f"num_fills is {quoted(num_fills)}, expected a positive integer")
+        raise UsageError(f"num_fills is {quote(num_fills)}, expected a positive integer")
     if mask_token_id is not None and (type(mask_token_id) is not int or mask_token_id < 0):
-        raise UsageError(f"mask_token_id is {quoted(mask_token_id)}, expected a token id")
+        raise UsageError(f"mask_token_id is {quote(mask_token_id)}, expected a token id")
     generation = generation_config(checkpoint.generation_settings, **settings)
     options = PredictOptions(generation, num_fills=num_fills, mask_token_id=mask_token_id, loops=loops)
     predictor, texts = (
@@ -334,7 +334,7 @@ def task_of(checkpoint: Checkpoint) -> TaskSpec:
                 return task
     elif task_tree and metadata and metadata.family.model_type == "manyheads":
         raise UnknownKindError(
-            f"this checkpoint was trained for the task {quoted(task_tree['kind'])}, which does not exist here",
+            f"this checkpoint was trained for the task {quote(task_tree['kind'])}, which does not exist here",
             hint="if it is your own, name its file with --parts",
         )
     tasks = [task for task in (kind() for kind in kinds.values() if kind.is_default) if task.supports(checkpoint)]
@@ -356,6 +356,6 @@ def patchify_rows(rows: list[Any], fields: Sequence[str], model: ModelSpec) -> l
         raise IncompatibleError("the model reads tokens, but the data has images; use embed = patches", ("model",))
     index = fields.index("image")
     images = torch.from_numpy(np.stack([row[index] for row in rows]))
-    with located("model", "encoder", "embed"):
+    with locate_errors("model", "encoder", "embed"):
         patches = embed.patchify(images if images.dim() == 4 else images[:, None]).numpy()
     return [(*row[:index], image_patches, *row[index + 1 :]) for row, image_patches in zip(rows, patches, strict=True)]

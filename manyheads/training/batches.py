@@ -16,7 +16,7 @@ from manyheads.parts.inputs import Inputs
 from manyheads.tasks.auxiliary import add_attention_targets
 from manyheads.tasks.batch import IGNORE_INDEX, Batch
 from manyheads.tasks.task import PackableTask
-from manyheads.training.prepare import PreparedRun
+from manyheads.training.preparation import PreparedRun
 from manyheads.training.store import TrainState
 
 

@@ -17,14 +17,14 @@ from manyheads.data.source import DataSpec
 from manyheads.errors import ExportError, IncompatibleError, UsageError, one_line
 from manyheads.model.spec import ModelSpec, StackSpec
 from manyheads.parts.head import HeadSpec
-from manyheads.spec import Tree, inline, quoted, to_tree
+from manyheads.spec import Tree, quote, to_inline_toml, to_tree
 from manyheads.tasks.suggestion import SIZES, Lines, ModelSize, Suggestion
 from manyheads.tasks.task import TaskSpec
-from manyheads.training.prepare import PreparedRun, fill_sizes, prepare, resolve_model
+from manyheads.training.preparation import PreparedRun, fill_sizes, prepare, resolve_model
 from manyheads.training.run import RunSpec, read_run
 
 EVALUATIONS = 10  # maximum evaluations per run
-PIECE = 2000  # characters to which texts are split if they are too long and cannot be packed
+SPLIT_LENGTH = 2000  # characters to which texts are split if they are too long and cannot be packed
 
 
 # ----------------------------------------------------------------------------------------------------------- checkpoint
@@ -44,7 +44,7 @@ class InitialModel:
         checkpoint = load(path)
         spec = checkpoint.spec
         if architecture not in (None, spec.architecture):
-            raise UsageError(f"--architecture is {quoted(architecture)}, but {path} is {spec.architecture}")
+            raise UsageError(f"--architecture is {quote(architecture)}, but {path} is {spec.architecture}")
         if spec.architecture not in task.architectures:
             expected = " or ".join(task.architectures)
             raise IncompatibleError(f"{task.kind} needs a model that is {expected}; {path} is {spec.architecture}")
@@ -71,9 +71,9 @@ def head_for(task: type[TaskSpec], checkpoint: Checkpoint) -> Tree | None:
     if "states" in task.head_outputs:
         return {"kind": "none"}
     pooled: Tree = {"pool": "mean"} if checkpoint.spec.encoder else {"pool": "last", "bias": False}
-    usual = {"kind": "classes"} | pooled if classes else {"kind": "tied"}
+    default_head = {"kind": "classes"} | pooled if classes else {"kind": "tied"}
     heads = (head for head in family_heads(checkpoint) if HeadSpec.choose(head).output in task.head_outputs)
-    return next(heads, usual) | classes
+    return next(heads, default_head) | classes
 
 
 def family_heads(checkpoint: Checkpoint) -> Iterator[Tree]:
@@ -86,8 +86,8 @@ def family_heads(checkpoint: Checkpoint) -> Iterator[Tree]:
         family, _, config, *_ = find_architecture(checkpoint.spec, [name])
         for architecture in family.architectures:
             head = to_tree(family.spec_of(config | {"architectures": [architecture]}).head)
-            usual = to_tree(HeadSpec.choose(head["kind"]))
-            yield {key: value for key, value in head.items() if key == "kind" or value != usual[key]}
+            defaults = to_tree(HeadSpec.choose(head["kind"]))
+            yield {key: value for key, value in head.items() if key == "kind" or value != defaults[key]}
 
 
 # ---------------------------------------------------------------------------------------------------------------- draft
@@ -103,36 +103,36 @@ class Settings:
     evaluations: int = EVALUATIONS
     pack: int | None = None
     max_length: int | None = None
-    why_max_length: str = ""
+    max_length_reason: str = ""
     lora: bool = False
 
 
 @dataclass(frozen=True)
-class Draft:
+class RunFileDraft:
     """A run file while its settings are chosen, and its run."""
 
     suggestion: Suggestion
     data_tree: Tree
-    why_columns: str
+    columns_reason: str
     initial: InitialModel | None = None
     settings: Settings = Settings()
-    prepared: PreparedRun | None = None
+    prepared_run: PreparedRun | None = None
 
     @property
     def run(self) -> PreparedRun:
-        assert self.prepared is not None
-        return self.prepared
+        assert self.prepared_run is not None
+        return self.prepared_run
 
-    def replace(self, *, suggestion: Suggestion | None = None, **settings: Any) -> Draft:
+    def replace(self, *, suggestion: Suggestion | None = None, **settings: Any) -> RunFileDraft:
         """Returns a draft with changed settings and its run prepared; rows are encoded once per tokenizer."""
-        changed = replace(self.settings, **settings)
-        draft = replace(self, suggestion=suggestion or self.suggestion, settings=changed)
-        spec, before = read_run(tomllib.loads(draft.text())), self.prepared
-        if before is None or encoding_of(spec) != encoding_of(before.spec):
-            return replace(draft, prepared=prepare(spec))
-        model = resolve_model(spec, before.init_checkpoint)
-        model = fill_sizes(model, vocab_size=before.special_tokens.vocab_size, num_labels=len(before.labels))
-        return replace(draft, prepared=replace(before, spec=spec, model_spec=model))
+        new_settings = replace(self.settings, **settings)
+        draft = replace(self, suggestion=suggestion or self.suggestion, settings=new_settings)
+        spec, prepared = read_run(tomllib.loads(draft.text())), self.prepared_run
+        if prepared is None or encoding_of(spec) != encoding_of(prepared.spec):
+            return replace(draft, prepared_run=prepare(spec))
+        model = resolve_model(spec, prepared.init_checkpoint)
+        model = fill_sizes(model, vocab_size=prepared.special_tokens.vocab_size, num_labels=len(prepared.labels))
+        return replace(draft, prepared_run=replace(prepared, spec=spec, model_spec=model))
 
     @property
     def can_split_texts(self) -> bool:
@@ -140,13 +140,13 @@ class Draft:
         name = "max_document_length"
         return name in type(self.suggestion.data).model_fields and name not in self.data_tree
 
-    def with_split_texts(self) -> Draft:
-        tree = self.data_tree | {"max_document_length": PIECE}
+    def with_split_texts(self) -> RunFileDraft:
+        tree = self.data_tree | {"max_document_length": SPLIT_LENGTH}
         data = DataSpec.choose(tree)
         suggestion = replace(self.suggestion, data=data, corpus=data.load())
-        return replace(self, suggestion=suggestion, data_tree=tree, prepared=None).replace()
+        return replace(self, suggestion=suggestion, data_tree=tree, prepared_run=None).replace()
 
-    def smaller(self) -> Draft | None:
+    def smaller(self) -> RunFileDraft | None:
         """Returns the next smaller draft; a checkpoint has one size, and LoRA needs less memory for it."""
         if self.initial:
             return None if self.settings.lora else self.replace(lora=True)
@@ -159,17 +159,17 @@ class Draft:
         if self.initial:
             lines += toml_line("init_from", self.initial.path, "the checkpoint to fine-tune, with its tokenizer")
         if self.settings.lora:
-            why = "trains small matrices next to the weights, which need more memory than there is"
-            lines += toml_line("lora", {"rank": 8, "alpha": 16, "target_modules": ["query", "value"]}, why)
+            reason = "trains small matrices next to the weights, which need more memory than there is"
+            lines += toml_line("lora", {"rank": 8, "alpha": 16, "target_modules": ["query", "value"]}, reason)
         for table, rows in self.tables():
             lines += ["", f"[{table}]"]
-            for key, value, why in rows:
-                lines += toml_line(key, value, why)
+            for key, value, reason in rows:
+                lines += toml_line(key, value, reason)
         return "\n".join(lines) + "\n"
 
     def tables(self) -> Iterator[tuple[str, Lines]]:
         suggestion, task = self.suggestion, self.suggestion.task
-        yield "data", [(key, value, self.why_data(key)) for key, value in self.data_tree.items()]
+        yield "data", [(key, value, self.data_reason(key)) for key, value in self.data_tree.items()]
         if self.initial is None:
             if suggestion.text_fields and self.settings.vocab_size != 0:
                 yield "tokenizer", self.tokenizer()
@@ -181,12 +181,12 @@ class Draft:
         yield "optim", self.optim()
         yield "train", self.train()
 
-    def why_data(self, key: str) -> str:
+    def data_reason(self, key: str) -> str:
         if "path" in self.data_tree:
             column = "fields" if "fields" in self.data_tree else "kind"
             pieces = "characters; longer texts are split, so that nothing is truncated"
-            why = {"path": "relative to where manyheads train is called", "max_document_length": pieces}
-            return (why | {column: self.why_columns}).get(key, "")
+            reasons = {"path": "relative to where manyheads train is called", "max_document_length": pieces}
+            return (reasons | {column: self.columns_reason}).get(key, "")
         if key == "kind" and self.suggestion.task.takes_file:
             return f"built-in data; for a file of your own, manyheads new {self.suggestion.task.kind} FILE"
         return ""
@@ -194,17 +194,17 @@ class Draft:
     def tokenizer(self) -> Lines:
         if self.settings.vocab_size is None:
             return [("kind", "bytes", "there is too little text to learn subwords from")]
-        why = "subwords learned from the text; no token is ever unknown"
-        return [("kind", "bpe", why), ("vocab_size", self.settings.vocab_size, "")]
+        reason = "subwords learned from the text; no token is ever unknown"
+        return [("kind", "bpe", reason), ("vocab_size", self.settings.vocab_size, "")]
 
     def optim(self) -> Lines:
         width, warmup = self.suggestion.size.width, max(1, min(200, self.settings.steps // 10))
-        why = "3e-3 at width 64, lower for wider models" if width > 64 else "usual for a model of this width"
+        reason = "3e-3 at width 64, lower for wider models" if width > 64 else "usual for a model of this width"
         lr = 3e-3 * (64 / width) ** 0.75
         if self.initial and not self.settings.lora:
-            lr, why = lr / 10, "a tenth of that of a new model, so that little is forgotten"
+            lr, reason = lr / 10, "a tenth of that of a new model, so that little is forgotten"
         return [
-            ("lr", float(f"{lr:.2g}"), why),
+            ("lr", float(f"{lr:.2g}"), reason),
             ("schedule", {"kind": "linear", "warmup_steps": warmup}, "up in this many steps, then linearly down to 0"),
         ]
 
@@ -215,7 +215,7 @@ class Draft:
             ("steps", steps, f"optimizer steps, {self.suggestion.epochs:.3g} epochs"),
             ("batch_tokens", settings.batch_tokens, "tokens per batch, padding included"),
             *([("pack", settings.pack, pack)] if settings.pack else []),
-            *([("max_length", settings.max_length, settings.why_max_length)] if settings.max_length else []),
+            *([("max_length", settings.max_length, settings.max_length_reason)] if settings.max_length else []),
             ("eval_every", max(1, steps // settings.evaluations), "steps between evaluations on the validation set"),
             ("eval_rows", 256, "maximum rows of the validation set to evaluate on"),
             ("save_every", max(1, steps // 4), "steps between checkpoints"),
@@ -227,6 +227,6 @@ def encoding_of(spec: RunSpec) -> tuple[Any, ...]:
     return spec.tokenizer, spec.task.additional_special_tokens(), spec.train.max_length, spec.train.pack
 
 
-def toml_line(key: str, value: Any, why: str) -> list[str]:
-    line = f"{key} = {inline(value)}"
-    return [f"{line:<48}  # {one_line(why)}" if why else line]
+def toml_line(key: str, value: Any, reason: str) -> list[str]:
+    line = f"{key} = {to_inline_toml(value)}"
+    return [f"{line:<48}  # {one_line(reason)}" if reason else line]

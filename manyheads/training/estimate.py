@@ -11,14 +11,14 @@ from statistics import fmean, median
 
 import torch
 
-from manyheads.model.build import Model, resolve_device
+from manyheads.model.builder import Model, resolve_device
 from manyheads.spec import Tree, to_tree
 from manyheads.tasks.batch import Batch
 from manyheads.training.batches import BatchStream
 from manyheads.training.events import Step
 from manyheads.training.folder import check_folder, config_changes, data_hashes
 from manyheads.training.loop import GENERATED_ROWS, train_step, validate
-from manyheads.training.prepare import PreparedRun, compile_layers, initial_model
+from manyheads.training.preparation import PreparedRun, compile_layers, initial_model
 from manyheads.training.resources import check_resources, estimate_resources, evaluation_shapes
 from manyheads.training.signals import EXIT_STATUS, handle_signals
 from manyheads.training.store import find_resume_checkpoint
@@ -98,14 +98,14 @@ def estimate_epoch(run: PreparedRun) -> EpochEstimate:
     stream = BatchStream(run)
     count = len(stream.plan())
     batches = (stream.next() for _ in range(min(count, MAX_COUNTED_BATCHES)))
-    counted = [(batch.num_tokens, batch_positions(batch)) for batch in batches]
-    tokens, positions = map(sum, zip(*counted, strict=True))
+    counts = [(batch.num_tokens, batch_positions(batch)) for batch in batches]
+    tokens, positions = map(sum, zip(*counts, strict=True))
     return EpochEstimate(
         rows=len(run.train_rows),
         batches=count,
-        tokens=round(tokens * count / len(counted)),
+        tokens=round(tokens * count / len(counts)),
         padding=1 - tokens / positions,
-        counted_batches=len(counted),
+        counted_batches=len(counts),
     )
 
 
@@ -128,30 +128,30 @@ def measure_speed(
     several threads wait for each other and are slower than one, which says little about the machine.
     """
     model, _ = initial_model(run, device)
-    counts = dict.fromkeys((torch.get_num_threads(), *((1,) if one_thread else ())))
-    timed = dict[int, list[Step]]()
-    for count in counts:
+    thread_counts = dict.fromkeys((torch.get_num_threads(), *((1,) if one_thread else ())))
+    steps_by_threads = dict[int, list[Step]]()
+    for count in thread_counts:
         with num_threads(count):
-            timed[count] = time_steps(run, model, first=1, seconds=seconds / 2 / len(counts))[1]
-    fastest = min(timed, key=lambda count: typical_seconds(timed[count]))
-    step, all_rows = typical_seconds(timed[fastest]), sum(rows for rows, _ in evaluation_shapes(run))
+            steps_by_threads[count] = time_steps(run, model, first=1, seconds=seconds / 2 / len(thread_counts))[1]
+    fastest = min(steps_by_threads, key=lambda count: typical_seconds(steps_by_threads[count]))
+    step, all_rows = typical_seconds(steps_by_threads[fastest]), sum(rows for rows, _ in evaluation_shapes(run))
     rows = min(all_rows, GENERATED_ROWS if step < seconds / 3 else 8)  # fewer rows take longer per row
     start = time.perf_counter()
     with num_threads(fastest):
         validate(model, replace(run, spec=run.spec.replace(train=run.spec.train.replace(eval_rows=rows))))
     evaluation = (time.perf_counter() - start) * all_rows / rows
-    return SpeedEstimate(step=step, evaluation=evaluation, timed_steps=len(timed[fastest]))
+    return SpeedEstimate(step=step, evaluation=evaluation, timed_steps=len(steps_by_threads[fastest]))
 
 
 @contextmanager
 def num_threads(count: int) -> Iterator[None]:
     """Computes with this many threads inside the block."""
-    before = torch.get_num_threads()
+    old_count = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(old_count)
 
 
 def typical_seconds(steps: Sequence[Step]) -> float:
@@ -163,12 +163,12 @@ def time_steps(run: PreparedRun, model: Model, *, first: int, seconds: float) ->
     """Returns the first steps, which take longer, and the steps of this time after them, if possible 3 to 30."""
     optimizer, stream, steps = run.spec.optim.build(model), BatchStream(run), list[Step]()
 
-    def spent() -> float:
+    def seconds_so_far() -> float:
         return sum(step.seconds for step in steps[first:])
 
     while len(steps) <= first or (
         len(steps) < first + MAX_TIMED_STEPS
-        and spent() < (seconds if len(steps) >= first + MIN_TIMED_STEPS else 10 * seconds)
+        and seconds_so_far() < (seconds if len(steps) >= first + MIN_TIMED_STEPS else 10 * seconds)
     ):
         steps.append(train_step(model, optimizer, stream, run, stream.state))
     return steps[:first], steps[first:]

@@ -106,7 +106,7 @@ class Warned(Event):
 
 @dataclass(frozen=True)
 class Finished(Event):
-    """The run ended; the reason is a key of EXIT_STATUS, which is a field of [train] or train.best, or a signal."""
+    """The run ended; `reason` is steps, stop_at or patience, or for a signal interrupted or terminated."""
 
     reason: str
     metrics: dict[str, float | None] = field(default_factory=dict)  # metrics of the last evaluation; None for NaN

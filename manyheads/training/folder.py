@@ -31,12 +31,12 @@ from manyheads.errors import (
 )
 from manyheads.files.read import read_json_or_empty, read_toml
 from manyheads.files.write import check_writable, explain_write_errors, write_atomic
-from manyheads.spec import Tree, did_you_mean, quoted, to_toml, to_tree
+from manyheads.spec import Tree, did_you_mean, quote, to_toml, to_tree
 from manyheads.training.events import Change
 from manyheads.training.log import read_events
-from manyheads.training.prepare import PreparedRun
+from manyheads.training.preparation import PreparedRun
 from manyheads.training.run import SAFE_TO_CHANGE, RunSpec
-from manyheads.training.store import SAVED_RUN, checkpoints
+from manyheads.training.store import SAVED_RUN, list_checkpoints
 
 # fields that are safe to change when a run is resumed, but change its metrics
 METRIC_FIELDS = ("train.steps", "train.best", "train.eval_every", "train.eval_rows")
@@ -94,7 +94,7 @@ def lock_folder(folder: Path) -> Iterator[Callable[[], None]]:
 
     with explain_write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        with exclusive(folder):
+        with exclusive_lock(folder):
             check_unlocked(folder)
             try:
                 write_atomic(path, json.dumps(lock))
@@ -110,7 +110,7 @@ def lock_folder(folder: Path) -> Iterator[Callable[[], None]]:
 
 
 @contextmanager
-def exclusive(folder: Path) -> Iterator[None]:
+def exclusive_lock(folder: Path) -> Iterator[None]:
     """Holds a file lock, so that of two processes that start together only one replaces a stale lock."""
     handle = os.open(folder, os.O_RDONLY)
     try:
@@ -143,18 +143,18 @@ def is_held(lock: Tree) -> bool:
         return False
     except PermissionError:
         pass
-    started = process_start(pid)
-    return started is None or (started != "ended" and lock.get("started") in (None, started))
+    start = process_start(pid)
+    return start is None or (start != "ended" and lock.get("started") in (None, start))
 
 
 def process_start(pid: int) -> str | None:
     """Returns when a process started, in clock ticks since boot, or None if the system does not report it."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-        state, *rest = stat.rpartition(")")[2].split()
+        state, *fields = stat.rpartition(")")[2].split()
     except (OSError, ValueError):
         return None
-    return "ended" if state in "ZX" else rest[18]
+    return "ended" if state in "ZX" else fields[18]
 
 
 # --------------------------------------------------------------------------------------- changes since the last launch
@@ -183,10 +183,12 @@ def config_changes(
             hint="--override-resume data resumes without it",
         )
     changes = [*spec_changes(folder, checkpoint, run.spec), *(tree_changes(old_hashes, hashes) if old_hashes else ())]
-    unsafe = [change for change in changes if not is_within(change.field, (*SAFE_TO_CHANGE, *override_fields))]
-    if unsafe:
+    unsafe_changes = [change for change in changes if not is_within(change.field, (*SAFE_TO_CHANGE, *override_fields))]
+    if unsafe_changes:
         raise changed_error(
-            folder, unsafe, f"{NEW_OUTPUT}, restore the old value, or pass --override-resume {unsafe[0].field}"
+            folder,
+            unsafe_changes,
+            f"{NEW_OUTPUT}, restore the old value, or pass --override-resume {unsafe_changes[0].field}",
         )
     if any(change.field == "optim.kind" for change in changes):
         raise RunError("optim.kind changed, and no optimizer can use the state of another one", hint=NEW_OUTPUT)
@@ -205,19 +207,19 @@ def check_nothing_saved(folder: Path) -> None:
 
 def check_same_run(folder: Path, spec: RunSpec) -> None:
     """Raises if `compare` finds another run in the folder; a safe field counts too if the metrics depend on it."""
-    changes = spec_changes(folder, next(iter(checkpoints(folder / "checkpoints")), None), spec)
-    if unsafe := [
+    changes = spec_changes(folder, next(iter(list_checkpoints(folder / "checkpoints")), None), spec)
+    if unsafe_changes := [
         change
         for change in changes
         if is_within(change.field, METRIC_FIELDS) or not is_within(change.field, SAFE_TO_CHANGE)
     ]:
-        raise changed_error(folder, unsafe, f"{NEW_OUTPUT}, or restore the old value")
+        raise changed_error(folder, unsafe_changes, f"{NEW_OUTPUT}, or restore the old value")
 
 
 def changed_error(folder: Path, changes: Sequence[Change], hint: str) -> RunChangedError:
-    shown = "; ".join(f"{field} was {quoted(old)} and is {quoted(new)}" for field, old, new in changes[:3])
+    shown_changes = "; ".join(f"{field} was {quote(old)} and is {quote(new)}" for field, old, new in changes[:3])
     more = f" and {len(changes) - 3} more" if len(changes) > 3 else ""
-    return RunChangedError(f"{folder} has another run: {shown}{more}", changes, hint=hint)
+    return RunChangedError(f"{folder} has another run: {shown_changes}{more}", changes, hint=hint)
 
 
 def spec_changes(folder: Path, checkpoint: Path | None, spec: RunSpec) -> list[Change]:
@@ -231,10 +233,10 @@ def spec_changes(folder: Path, checkpoint: Path | None, spec: RunSpec) -> list[C
 
 def tree_changes(old: Tree, new: Tree) -> Iterator[Change]:
     """Yields every field that differs between two trees."""
-    before, after = flatten(old), flatten(new)
-    for name in sorted(before.keys() | after.keys()):
-        if before.get(name) != after.get(name):
-            yield Change(name, before.get(name), after.get(name))
+    old_leaves, new_leaves = flatten(old), flatten(new)
+    for name in sorted(old_leaves.keys() | new_leaves.keys()):
+        if old_leaves.get(name) != new_leaves.get(name):
+            yield Change(name, old_leaves.get(name), new_leaves.get(name))
 
 
 def flatten(tree: Tree, path: str = "") -> Tree:
@@ -252,9 +254,11 @@ def is_within(field: str, names: Iterable[str]) -> bool:
 
 def check_field_names(override_fields: Sequence[str], spec: RunSpec) -> None:
     leaves = [*flatten(to_tree(spec)), *DATA_FIELDS]
-    known = {".".join(leaf.split(".")[:depth]) for leaf in leaves for depth in range(1, 9)}
-    if unknown := [name for name in override_fields if name not in known]:
-        raise UsageError(f"--override-resume: a run has no field {quoted(unknown[0])}{did_you_mean(unknown[0], known)}")
+    known_fields = {".".join(leaf.split(".")[:depth]) for leaf in leaves for depth in range(1, 9)}
+    if unknown := [name for name in override_fields if name not in known_fields]:
+        raise UsageError(
+            f"--override-resume: a run has no field {quote(unknown[0])}{did_you_mean(unknown[0], known_fields)}"
+        )
 
 
 # ------------------------------------------------------------------------------------------------- the files of a run
@@ -330,7 +334,7 @@ def environment(spec: RunSpec, device: torch.device) -> Tree:
 def git_commit() -> str | None:
     """Returns the commit of the repository that the run was started in, or None outside a repository."""
     try:
-        done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=True)
+        process = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=True)
     except (OSError, subprocess.SubprocessError):  # no git, or no repository here
         return None
-    return done.stdout.strip() or None
+    return process.stdout.strip() or None

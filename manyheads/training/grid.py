@@ -12,7 +12,7 @@ from pathlib import Path
 
 from manyheads.errors import ConfigError, UnknownKeyError, UsageError
 from manyheads.model.spec import ModelSpec, StackSpec, resolve_field
-from manyheads.spec import Spec, Tree, did_you_mean, override, quoted
+from manyheads.spec import Spec, Tree, did_you_mean, override, quote
 from manyheads.training.optim import OptimSpec
 from manyheads.training.run import RunSpec, TrainSpec, read_run
 
@@ -55,8 +55,8 @@ def read_axes(texts: Sequence[str], tree: Tree) -> list[Axis]:
     if not axes:
         raise UsageError("nothing to compare: give a field and its values, such as position=none,rope")
     paths = [path for axis in axes for path in axis.paths]
-    if twice := [path for path in paths if paths.count(path) > 1]:
-        raise UsageError(f"two axes set the same field, {twice[0]}")
+    if duplicates := [path for path in paths if paths.count(path) > 1]:
+        raise UsageError(f"two axes set the same field, {duplicates[0]}")
     return axes
 
 
@@ -65,20 +65,20 @@ def read_axis(text: str, tree: Tree) -> Axis:
     name, equals, rest = text.partition("=")
     values = tuple(split_values(rest))
     if not equals or not name.strip() or not all(values):
-        raise UsageError(f"given {quoted(text)}, expected a field and its values, such as position=none,rope")
+        raise UsageError(f"given {quote(text)}, expected a field and its values, such as position=none,rope")
     if len(set(values)) < len(values):
-        raise UsageError(f"{quoted(text)} has the same value twice")
+        raise UsageError(f"{quote(text)} has the same value twice")
     return Axis(name.strip(), axis_paths(name.strip(), tree), values)
 
 
 def split_values(text: str) -> Iterator[str]:
     """Splits at commas that are not inside brackets or quotation marks."""
-    depth, quote, start = 0, "", 0
+    depth, quotation_mark, start = 0, "", 0
     for i, letter in enumerate(text):
-        if quote:
-            quote = "" if letter == quote else quote
+        if quotation_mark:
+            quotation_mark = "" if letter == quotation_mark else quotation_mark
         elif letter in "\"'":
-            quote = letter
+            quotation_mark = letter
         elif letter in "[{":
             depth += 1
         elif letter in "]}":
@@ -107,13 +107,13 @@ def axis_paths(name: str, tree: Tree) -> tuple[str, ...]:
             return (f"{table}.{name}",)
     if first in StackSpec.model_fields:
         raise UnknownKeyError(
-            f"{quoted(first)} is a field of a stack, and this run describes no stack that has it",
+            f"{quote(first)} is a field of a stack, and this run describes no stack that has it",
             key=first,
             hint=f"give the whole path, such as model.encoder.{first}",
         )
     specs: tuple[type[Spec], ...] = (RunSpec, ModelSpec, OptimSpec, TrainSpec, StackSpec)
-    known = {field for spec in specs for field in spec.model_fields} - {"seed"}
-    raise UnknownKeyError(f"a run has no field {quoted(first)}{did_you_mean(first, known)}", key=first)
+    field_names = {field for spec in specs for field in spec.model_fields} - {"seed"}
+    raise UnknownKeyError(f"a run has no field {quote(first)}{did_you_mean(first, field_names)}", key=first)
 
 
 def make_grid(tree: Tree, axes: Sequence[Axis], seeds: int, folder: Path) -> list[GridCell]:

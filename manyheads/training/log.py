@@ -34,24 +34,24 @@ class Log:
 
     def __init__(self, path: Path, writer: Callable[[Tree], None] | None = None) -> None:
         self.path, self.writer = path, writer
-        self.waiting, self.failing, self.created = list[str](), False, False
+        self.pending_lines, self.last_write_failed, self.is_created = list[str](), False, False
 
     def add(self, event: Event) -> str | None:
         """Writes an event: its name in snake case and its fields. Returns the error of the first write that fails."""
         line = {"event": re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()} | asdict(event)
-        self.waiting.append(json.dumps(to_jsonable_python(line, inf_nan_mode="null")) + "\n")
-        failed_before, self.failing = self.failing, True
+        self.pending_lines.append(json.dumps(to_jsonable_python(line, inf_nan_mode="null")) + "\n")
+        failed_before, self.last_write_failed = self.last_write_failed, True
         try:
-            append_atomic(self.path, "".join(self.waiting).encode(), create=not self.created)
-            self.created = True
-            self.waiting.clear()
+            append_atomic(self.path, "".join(self.pending_lines).encode(), create=not self.is_created)
+            self.is_created = True
+            self.pending_lines.clear()
             if self.writer is not None:
                 self.writer(line)
         except OSError as error:
-            path = self.path if self.waiting else self.path.with_name("events.out.tfevents.*")
+            path = self.path if self.pending_lines else self.path.with_name("events.out.tfevents.*")
             message = f"cannot write {path}: {error.strerror or error}; training continues, and the write is retried"
             return None if failed_before else message
-        self.failing = False
+        self.last_write_failed = False
         return None
 
     def drop_after(self, step: int, evaluated_step: int) -> None:
@@ -59,8 +59,10 @@ class Log:
         if self.path.exists():
             with explain_write_errors(self.path):
                 last_steps = {"evaluated": evaluated_step}
-                kept = (one for one in read_events(self.path) if one["step"] <= last_steps.get(one["event"], step))
-                write_atomic(self.path, "".join(f"{json.dumps(event)}\n" for event in kept))
+                events = (
+                    event for event in read_events(self.path) if event["step"] <= last_steps.get(event["event"], step)
+                )
+                write_atomic(self.path, "".join(f"{json.dumps(event)}\n" for event in events))
 
 
 def read_events(path: Path) -> Iterator[Tree]:

@@ -19,7 +19,7 @@ from manyheads.checkpoint.checkpoint import Checkpoint
 from manyheads.data.order import sample_indices
 from manyheads.errors import DivergedError, NonFiniteError, OutOfDiskError, OutOfMemoryError, RunChangedError
 from manyheads.files.write import free_bytes, write_atomic
-from manyheads.model.build import Model, manual_seed, resolve_device
+from manyheads.model.builder import Model, manual_seed, resolve_device
 from manyheads.spec import Tree
 from manyheads.tasks.auxiliary import loss_with_auxiliary, term_counts, total_loss
 from manyheads.tasks.batch import IGNORE_INDEX, Batch, LossSum
@@ -47,7 +47,7 @@ from manyheads.training.folder import (
 )
 from manyheads.training.log import open_log
 from manyheads.training.optim import ema_weights, restore_ema, update_ema
-from manyheads.training.prepare import PreparedRun, checkpoint_hash, initial_model, prepare
+from manyheads.training.preparation import PreparedRun, checkpoint_hash, initial_model, prepare
 from manyheads.training.resources import check_resources, estimate_resources
 from manyheads.training.run import RunSpec, to_spec
 from manyheads.training.signals import handle_signals
@@ -58,9 +58,9 @@ from manyheads.training.store import (
     find_resume_checkpoint,
     newest_finite,
     remove_leftovers,
+    rename_newer_checkpoints,
     repair_best,
     restore,
-    set_newer_aside,
 )
 
 GENERATED_ROWS = 64  # rows per batch of greedy decoding in an evaluation
@@ -115,34 +115,34 @@ def train_events(
     """
     run = run if isinstance(run, PreparedRun) else prepare(to_spec(run))
     device, folder = resolve_device(device), Path(folder)
-    checkpoints = folder / "checkpoints"
+    checkpoint_folder = folder / "checkpoints"
     check_folder(folder, resume)
     with lock_folder(folder) as check_lock, open_log(folder, tensorboard=run.spec.train.tensorboard) as log:
         hashes = data_hashes(run)
-        remove_leftovers(checkpoints)
-        checkpoint, warnings = find_resume_checkpoint(checkpoints, resume)
+        remove_leftovers(checkpoint_folder)
+        checkpoint, warnings = find_resume_checkpoint(checkpoint_folder, resume)
         changes = config_changes(run, hashes, folder, checkpoint, override_resume)
         with explain_memory_errors("the model"):
             model, events = initial_model(run, device)
             optimizer = run.spec.optim.build(model)
         state = restore_or_init(checkpoint, run, model, optimizer)
         if checkpoint and resume != "auto":
-            warnings = set_newer_aside(checkpoints, checkpoint)
+            warnings = rename_newer_checkpoints(checkpoint_folder, checkpoint)
         environment_warnings = environment_changes(folder, device)
         write_run_files(run, hashes, folder, device)
         log.drop_after(state.step if checkpoint else -1, state.evaluated_step if checkpoint else -1)
         if checkpoint:
-            write_atomic(checkpoints / "latest", checkpoint.name)  # the run may have been killed between the two
+            write_atomic(checkpoint_folder / "latest", checkpoint.name)  # the run may have been killed between the two
             if any(change.field == "train.eval_rows" for change in changes):
                 state.reset_best()  # evaluations on other rows are not comparable
-            lost = repair_best(checkpoints, state, run.spec.train.best)
-            messages = [*([lost] if lost else []), *environment_warnings]
+            best_warning = repair_best(checkpoint_folder, state, run.spec.train.best)
+            messages = [*([best_warning] if best_warning else []), *environment_warnings]
             events = [Resumed(state.step, tuple(warnings)), *(Warned(state.step, message) for message in messages)]
         if changes:
             events.append(ConfigChanged(state.step, tuple(changes)))
-        events += check_free_space(folder, checkpoint_bytes(checkpoints, model), state.step)
-        write = checkpoint_writer(run, model, optimizer, checkpoints)
-        checkpointer = Checkpointer(write, checkpoints, check_lock, last_saved_state=replace(state))
+        events += check_free_space(folder, checkpoint_bytes(checkpoint_folder, model), state.step)
+        write = checkpoint_writer(run, model, optimizer, checkpoint_folder)
+        checkpointer = Checkpointer(write, checkpoint_folder, check_lock, last_saved_state=replace(state))
         loop = train_loop(run, model, optimizer, state=state, checkpointer=checkpointer, should_stop=should_stop)
         for event in chain([Prepared(state.step, run.corpus.description, str(device))], events, loop):
             if message := log.add(event):
@@ -192,8 +192,8 @@ def train_loop(
     settings, best, stream = run.spec.train, run.spec.train.best, BatchStream(run, state)
 
     def evaluation_due() -> bool:
-        due = state.step % settings.eval_every == 0 or state.step == settings.steps
-        return due and state.evaluated_step != state.step
+        is_eval_step = state.step % settings.eval_every == 0 or state.step == settings.steps
+        return is_eval_step and state.evaluated_step != state.step
 
     reason, improved = state.stop_reason(best) or should_stop(), False
     while reason is None and (state.step < settings.steps or evaluation_due()):
@@ -259,15 +259,15 @@ class Checkpointer:
 
 
 @contextmanager
-def explain_memory_errors(what: str) -> Iterator[None]:
+def explain_memory_errors(purpose: str) -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        known = isinstance(error, MemoryError | torch.OutOfMemoryError)
-        if not known and not re.search("not enough memory|can't allocate memory|out of memory", str(error)):
+        is_memory_error = isinstance(error, MemoryError | torch.OutOfMemoryError)
+        if not is_memory_error and not re.search("not enough memory|can't allocate memory|out of memory", str(error)):
             raise
         hint = "lower train.batch_tokens and raise train.accumulate to keep the step size, or make the model smaller"
-        raise OutOfMemoryError(f"there is not enough memory for {what}", hint=hint) from None
+        raise OutOfMemoryError(f"there is not enough memory for {purpose}", hint=hint) from None
 
 
 def interruptible_evaluation(
@@ -281,10 +281,10 @@ def interruptible_evaluation(
         return None
 
 
-def check_skipped_steps(state: TrainState, checkpoints: Path) -> None:
+def check_skipped_steps(state: TrainState, checkpoint_folder: Path) -> None:
     """Raises after too many skipped steps in a row; no checkpoint was saved since the first of them."""
     if state.consecutive_skips >= MAX_SKIPPED_STEPS:
-        path = newest_finite(checkpoints)
+        path = newest_finite(checkpoint_folder)
         raise DivergedError(
             f"{state.consecutive_skips} steps in a row, up to step {state.step}, had NaN or infinite loss or gradients",
             hint="lower optim.lr, or inspect the rows that metrics.jsonl lists"

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from manyheads.convert.families import NAMES
 from manyheads.convert.match import find_architecture
 from manyheads.errors import IncompatibleError
-from manyheads.model.build import Model, build_meta
+from manyheads.model.builder import Model, build_meta
 from manyheads.model.spec import ModelSpec
-from manyheads.spec import Spec, Tree, did_you_mean, field, quoted
+from manyheads.spec import Spec, Tree, did_you_mean, field, quote
 
 TRAINED = "trained.safetensors"  # the trained parameters under our own names, to resume from
 
@@ -69,7 +69,7 @@ def add_lora(model: Model, spec: LoraSpec, *, seed: int, new: Collection[str]) -
         if not matching:
             known = {path.rpartition(".")[2] for path in layers}
             raise IncompatibleError(
-                f"the model has no linear layer {quoted(name)}{did_you_mean(name, known)}", ("lora", "target_modules")
+                f"the model has no linear layer {quote(name)}{did_you_mean(name, known)}", ("lora", "target_modules")
             )
         targets |= matching
     for name, parameter in model.named_parameters():
@@ -100,49 +100,49 @@ def merge_lora(model: Model) -> Model:
 def transformers_names(spec: ModelSpec, family: str | None) -> dict[str, str]:
     """Maps our path of each linear layer that transformers stores alike to its path there; raises if no family fits."""
     families = (*([family] if family in NAMES else []), *NAMES)
-    found, architecture, *_ = find_architecture(spec, families)
+    architecture_family, architecture, *_ = find_architecture(spec, families)
     parameters = dict(build_meta(spec).named_parameters())
-    names = found.table(spec, architecture, parameters).renamed
-    return {name.removesuffix(".weight"): renamed.removesuffix(".weight") for name, renamed in names.items()}
+    names = architecture_family.table(spec, architecture, parameters).unchanged_names
+    return {name.removesuffix(".weight"): tensor.removesuffix(".weight") for name, tensor in names.items()}
 
 
 def adapter_names(model: Model, family: str | None) -> tuple[dict[str, str], str]:
     """Returns the names under which the adapter is saved, and a note if they cannot be those of transformers."""
     layers = lora_layers(model)
-    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    trained_names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     modules_to_save = {
-        name.rpartition(".")[0] for name in trained if not name.startswith(tuple(f"{path}." for path in layers))
+        name.rpartition(".")[0] for name in trained_names if not name.startswith(tuple(f"{path}." for path in layers))
     }
-    own = {path: path for path in sorted({*layers, *modules_to_save})}
+    own_names = {path: path for path in sorted({*layers, *modules_to_save})}
     try:
-        theirs = transformers_names(model.spec, family)
-        missing = [path for path in own if path not in theirs]
+        peft_names = transformers_names(model.spec, family)
+        missing = [path for path in own_names if path not in peft_names]
         reason = f"transformers stores {missing[0]} transposed or joined with others" if missing else ""
     except ValueError as error:
         reason = str(error)
     if reason:
-        return own, f"adapter/ has our own names, so PEFT cannot open it: {reason}"
-    return {path: theirs[path] for path in own}, ""
+        return own_names, f"adapter/ has our own names, so PEFT cannot open it: {reason}"
+    return {path: peft_names[path] for path in own_names}, ""
 
 
 def trained_tensors(model: Model) -> dict[str, Tensor]:
     """Returns the tensors that training changes: the parameters that are not frozen, and buffers."""
     state = model.state_dict(keep_vars=True)
-    kept = {name: t for name, t in state.items() if t.requires_grad or not isinstance(t, nn.Parameter)}
-    return {name: tensor.detach().contiguous() for name, tensor in kept.items()}
+    trained_state = {name: t for name, t in state.items() if t.requires_grad or not isinstance(t, nn.Parameter)}
+    return {name: tensor.detach().contiguous() for name, tensor in trained_state.items()}
 
 
 def write_adapter(folder: Path, model: Model, spec: LoraSpec, *, base: str, names: dict[str, str]) -> None:
     """Writes adapter/ in the format of PEFT under these names, and the trained parameters under our own, to resume."""
-    trained = trained_tensors(model)
-    save_file(trained, folder / TRAINED)
+    trained_state = trained_tensors(model)
+    save_file(trained_state, folder / TRAINED)
     layers = lora_layers(model)
     tensors: dict[str, Tensor] = {}
     for path, layer in layers.items():
         tensors[f"base_model.model.{names[path]}.lora_A.weight"] = layer.lora_A.weight.detach()
         tensors[f"base_model.model.{names[path]}.lora_B.weight"] = layer.lora_B.weight.detach()
     modules_to_save = [path for path in names if path not in layers]
-    for name, tensor in trained.items():
+    for name, tensor in trained_state.items():
         path, _, last = name.rpartition(".")
         if path in modules_to_save:
             tensors[f"base_model.model.{names[path]}.{last}"] = tensor

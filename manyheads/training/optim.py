@@ -158,16 +158,18 @@ class Muon(torch.optim.Optimizer):
     def __init__(
         self,
         matrices: list[nn.Parameter],
-        others: torch.optim.Optimizer,
+        other_optimizer: torch.optim.Optimizer,
         *,
         lr: float,
         weight_decay: float,
         momentum: float,
     ) -> None:
         super().__init__([{"params": matrices}], {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
-        self.others = others
-        self.others.state = self.state
-        self.param_groups += others.param_groups  # the same objects, so that a learning rate set here holds there
+        self.other_optimizer = other_optimizer
+        self.other_optimizer.state = self.state
+        self.param_groups += (
+            other_optimizer.param_groups
+        )  # the same objects, so that a learning rate set here holds there
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -184,7 +186,7 @@ class Muon(torch.optim.Optimizer):
             updates = orthogonalize(torch.stack([momentum for _, momentum in pairs]))
             for (weight, _), update in zip(pairs, updates, strict=True):
                 weight.mul_(1 - group["lr"] * group["weight_decay"]).sub_(update, alpha=group["lr"] * scale)
-        self.others.step()
+        self.other_optimizer.step()
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:
@@ -193,13 +195,13 @@ def orthogonalize(matrices: Tensor) -> Tensor:
     Each iteration maps every singular value x to a x + b x³ + c x⁵, with the coefficients of Jordan et al. 2024.
     """
     a, b, c = 3.4445, -4.7750, 2.0315
-    tall = matrices.shape[-2] > matrices.shape[-1]
-    x = matrices.mT if tall else matrices
+    is_tall = matrices.shape[-2] > matrices.shape[-1]
+    x = matrices.mT if is_tall else matrices
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
     for _ in range(5):
         square = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=b, alpha=c), x, beta=a)
-    return x.mT if tall else x
+    return x.mT if is_tall else x
 
 
 # ---------------------------------------------------------------------------------------------------------------- EMA

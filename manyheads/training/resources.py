@@ -11,14 +11,14 @@ import torch
 
 from manyheads.errors import OutOfDiskError, OutOfMemoryError
 from manyheads.files.write import free_bytes
-from manyheads.model.build import Model, build_meta
-from manyheads.model.size import BYTES, MAX_RECURRENT_LENGTH, dummy_inputs, format_bytes, saved_bytes
+from manyheads.model.builder import Model, build_meta
+from manyheads.model.cost import BYTES, MAX_RECURRENT_LENGTH, dummy_inputs, format_bytes, saved_bytes
 from manyheads.tasks.batch import Batch
 from manyheads.training.batches import BatchPlan
 from manyheads.training.lora import add_lora
 from manyheads.training.optim import trainable
-from manyheads.training.prepare import PreparedRun, freeze
-from manyheads.training.store import checkpoints
+from manyheads.training.preparation import PreparedRun, freeze
+from manyheads.training.store import list_checkpoints
 
 LOGITS_TENSORS = 3  # tensors of the size of the logits: logits, log-softmax, gradient
 MOMENTS = 2  # numbers per weight in the optimizer's state
@@ -58,7 +58,7 @@ def estimate_resources(
     evaluation = logits_bytes(run, max(rows * length for rows, length in evaluation_shapes(run)))
     checkpoint = weights + optimizer_state
     num_kept_checkpoints = run.spec.train.keep_last + (run.spec.train.best is not None)
-    existing = min(len(checkpoints(folder / "checkpoints")), num_kept_checkpoints) if folder else 0
+    existing = min(len(list_checkpoints(folder / "checkpoints")), num_kept_checkpoints) if folder else 0
     return ResourceEstimate(
         parameters=parameters,
         weights=weights,

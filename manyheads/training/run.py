@@ -20,12 +20,12 @@ from manyheads.spec import (
     Tree,
     check_names,
     field,
-    immutable,
     import_all,
-    located,
+    locate_errors,
+    make_immutable,
     override,
     parse,
-    quoted,
+    quote,
     to_tree,
 )
 from manyheads.tasks.auxiliary import AuxiliaryLossSpec
@@ -44,16 +44,16 @@ class BestSpec(Spec):
     stop_at: float | None = field(None, "stop when the metric is this good")
     patience: int | None = field(None, "stop after this many evaluations without a better value", ge=1)
 
-    def better(self, value: float, than: float) -> bool:
+    def is_better(self, value: float, than: float) -> bool:
         return value > than if higher_is_better(self.metric) else value < than
 
     def prefers(self, metrics: Mapping[str, float], than: Mapping[str, float]) -> bool:
         """Whether an evaluation is better than another, or the first with this metric."""
         name = self.metric
-        return name in metrics and (name not in than or self.better(metrics[name], than[name]))
+        return name in metrics and (name not in than or self.is_better(metrics[name], than[name]))
 
-    def reached(self, value: float) -> bool:
-        return self.stop_at is not None and not self.better(self.stop_at, value)
+    def is_reached(self, value: float) -> bool:
+        return self.stop_at is not None and not self.is_better(self.stop_at, value)
 
 
 class TrainSpec(Spec):
@@ -62,7 +62,7 @@ class TrainSpec(Spec):
     steps: int = field(1000, "optimizer steps", ge=1)
     batch_tokens: int = field(4096, "tokens per batch, padding included", ge=1)
     pack: int | None = field(
-        None, "tokens of a row into which several texts are packed, for causal and masked; longer texts are split", ge=2
+        None, "tokens per row of packed texts, for causal and masked; longer texts are split", ge=2
     )
     accumulate: int = field(1, "batches per optimizer step", ge=1, le=4096)
     eval_every: int = field(200, "steps between evaluations on the validation set", ge=1)
@@ -103,7 +103,7 @@ class RunSpec(Spec):
     @field_validator("model", mode="before")
     @classmethod
     def _freeze_overrides(cls, model: Any) -> Any:
-        return immutable(model) if isinstance(model, Mapping) else model
+        return make_immutable(model) if isinstance(model, Mapping) else model
 
     def check_model(self, model: ModelSpec) -> None:
         """Raises if the model does not fit the task, or the run's other settings."""
@@ -114,38 +114,38 @@ class RunSpec(Spec):
             )
         self.task.check_model(model)
         for i, term in enumerate(self.auxiliary_losses):
-            with located("auxiliary_losses", i):
+            with locate_errors("auxiliary_losses", i):
                 term.select_layers(model)
                 term.check_task(self.task)
         if self.train.pack is not None:
             self.check_pack(self.train.pack, model)
 
     def check_pack(self, pack: int, model: ModelSpec) -> None:
-        at, stack = ("train", "pack"), model.encoder or model.decoder
+        path, stack = ("train", "pack"), model.encoder or model.decoder
         if not self.task.packable or self.auxiliary_losses:
             raise IncompatibleError(
                 f"{self.task.kind}{' with auxiliary losses' if self.auxiliary_losses else ''} cannot pack texts",
-                at,
+                path,
             )
         if stack is None:
             raise IncompatibleError(
-                f"packing needs an attention mask, which the architecture {model.architecture} does not have", at
+                f"packing needs an attention mask, which the architecture {model.architecture} does not have", path
             )
         if self.train.max_length is not None:
             raise IncompatibleError(
                 "train.pack already limits the length of texts; leave one of the two out", ("train", "max_length")
             )
         if pack > self.train.batch_tokens:
-            raise IncompatibleError(f"given {pack}, but a batch has {self.train.batch_tokens} tokens", at)
+            raise IncompatibleError(f"given {pack}, but a batch has {self.train.batch_tokens} tokens", path)
         if stack.max_positions is not None and pack > stack.max_positions:
-            raise IncompatibleError(f"given {pack}, but the model has {stack.max_positions} positions", at)
+            raise IncompatibleError(f"given {pack}, but the model has {stack.max_positions} positions", path)
 
     def check(self) -> None:
         """Raises if settings do not fit each other; those that need the model are checked when it is known."""
         best = self.train.best
         if best is not None and best.metric not in (names := self.task.all_validation_metrics):
             raise IncompatibleError(
-                f"given {quoted(best.metric)}, expected one of {', '.join(names)}", ("train", "best", "metric")
+                f"given {quote(best.metric)}, expected one of {', '.join(names)}", ("train", "best", "metric")
             )
         if self.lora is not None and self.init_from is None:
             raise IncompatibleError("LoRA needs trained weights; set init_from to a checkpoint", ("lora",))
@@ -162,7 +162,7 @@ def read_run(tree: Tree) -> RunSpec:
             "missing; describe a model, as manyheads show --toml prints, or set init_from to a checkpoint",
             ("model",),
         )
-    with located("model"):
+    with locate_errors("model"):
         if not init_from or is_whole(model):
             model = read_model(model)
         else:

@@ -48,13 +48,15 @@ def handle_signals() -> Iterator[StopSignal]:
     main thread of a program can catch signals.
     """
     should_stop = StopSignal()
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     in_main = threading.current_thread() is threading.main_thread()
-    before = {number: handler for number, handler in before.items() if in_main and handler is not signal.SIG_IGN}
-    for number in before:
+    old_handlers = {
+        number: handler for number, handler in handlers.items() if in_main and handler is not signal.SIG_IGN
+    }
+    for number in old_handlers:
         signal.signal(number, should_stop.handle)
     try:
         yield should_stop
     finally:
-        for number, handler in before.items():
+        for number, handler in old_handlers.items():
             signal.signal(number, handler)

@@ -31,11 +31,11 @@ from manyheads.files.manifest import MANIFEST, OPTIMIZER, TRAINER, verify_manife
 from manyheads.files.read import MAX_CONFIG_BYTES, read_bytes, read_json, read_json_or_empty, sha256
 from manyheads.files.tensors import SafetensorsFile
 from manyheads.files.write import free_bytes, fsync_path, write_atomic
-from manyheads.model.build import Model, build_meta
-from manyheads.spec import Tree, quoted, shortened, to_toml, to_tree
+from manyheads.model.builder import Model, build_meta
+from manyheads.spec import Tree, quote, shorten, to_toml, to_tree
 from manyheads.training.lora import TRAINED, adapter_names, merge_lora, trained_tensors, write_adapter
 from manyheads.training.optim import ema_weights
-from manyheads.training.prepare import PreparedRun
+from manyheads.training.preparation import PreparedRun
 from manyheads.training.run import BestSpec
 
 SCHEMA = 1  # version of trainer.json
@@ -45,7 +45,7 @@ STAGING, REPLACED = "tmp", "old"
 LEFTOVER = re.compile(rf"(step-\d{{8}})\.({STAGING}|{REPLACED})-[0-9a-f]{{8}}")
 SAVED_RUN = "saved_run.toml"  # in each checkpoint, the settings of the run when it was saved
 DISK_MARGIN = 1.1  # the free space a checkpoint needs, relative to its size
-USUAL_POSITIONS = 2048  # positions of an exported model without a limit of its own, if it was trained on no more
+DEFAULT_POSITIONS = 2048  # positions of an exported model without a limit of its own, if it was trained on no more
 SMALL_FILES = 1 << 16  # bytes of tokenizer, config and so on, assumed until a checkpoint exists
 
 
@@ -79,7 +79,7 @@ class TrainState:
         if self.metric != best.metric:
             self.reset_best(best.metric)
         value = self.metrics[best.metric]
-        improved = value is not None and (self.best is None or best.better(value, self.best))
+        improved = value is not None and (self.best is None or best.is_better(value, self.best))
         self.evaluations_since_best = 0 if improved else self.evaluations_since_best + 1
         return improved
 
@@ -94,7 +94,7 @@ class TrainState:
         if best is None or self.evaluated_step != self.step or self.metric != best.metric:
             return None
         value = self.metrics[best.metric]
-        if value is not None and best.reached(value):
+        if value is not None and best.is_reached(value):
             return "stop_at"
         return "patience" if best.patience is not None and self.evaluations_since_best >= best.patience else None
 
@@ -107,13 +107,13 @@ class TrainState:
         values = {name: value for name, value in tree.items() if name != "schema"}
         unknown = sorted(values.keys() - {f.name for f in fields(cls)})
         if tree.get("schema") != SCHEMA or unknown:
-            what = f"an unknown field {quoted(unknown[0])}" if unknown else f"schema {quoted(tree.get('schema'))}"
-            raise CheckpointConfigError(f"{TRAINER} has {what}; this version reads schema {SCHEMA}")
+            problem = f"an unknown field {quote(unknown[0])}" if unknown else f"schema {quote(tree.get('schema'))}"
+            raise CheckpointConfigError(f"{TRAINER} has {problem}; this version reads schema {SCHEMA}")
         try:
             return TypeAdapter(cls).validate_json(json.dumps(values), strict=True)
         except ValidationError as error:
             first = error.errors()[0]
-            raise CheckpointConfigError(f"{TRAINER} has a wrong {first['loc'][0]}: {quoted(first['input'])}") from None
+            raise CheckpointConfigError(f"{TRAINER} has a wrong {first['loc'][0]}: {quote(first['input'])}") from None
 
 
 # ------------------------------------------------------------------------------------------------------------- saving
@@ -144,8 +144,8 @@ def save(
             for name, parameter in model.named_parameters():
                 check_finite_weight(name, parameter)
             staging.mkdir()
-            merged = merge_lora(model) if run.spec.lora else model
-            fill_folder(staging, merged, metadata, tokenizer, shard_bytes=math.inf)
+            merged_model = merge_lora(model) if run.spec.lora else model
+            fill_folder(staging, merged_model, metadata, tokenizer, shard_bytes=math.inf)
             if run.spec.lora:
                 write_adapter(staging, model, run.spec.lora, base=str(run.spec.init_from), names=adapter)
             save_tensors(optimizer_tensors(model, optimizer), staging / OPTIMIZER)
@@ -167,7 +167,7 @@ def save(
     write_atomic(folder / "latest", final.name)
     if best:
         write_atomic(folder / "best", final.name)
-    purge(folder, run.spec.train.keep_last)
+    remove_old_checkpoints(folder, run.spec.train.keep_last)
     return final
 
 
@@ -180,14 +180,14 @@ def write_manifest(staging: Path) -> None:
 
 
 def check_disk_space(folder: Path, model: Model) -> None:
-    needed, free = int(DISK_MARGIN * checkpoint_bytes(folder, model)), free_bytes(folder)
-    if free < needed:
-        raise OSError(errno.ENOSPC, f"{free:,} bytes are free and a checkpoint needs {needed:,}", str(folder))
+    needed_bytes, free = int(DISK_MARGIN * checkpoint_bytes(folder, model)), free_bytes(folder)
+    if free < needed_bytes:
+        raise OSError(errno.ENOSPC, f"{free:,} bytes are free and a checkpoint needs {needed_bytes:,}", str(folder))
 
 
 def checkpoint_bytes(folder: Path, model: Model) -> int:
     """Returns the size of the last checkpoint; before the first, of the weights and two moments of AdamW."""
-    for path in checkpoints(folder)[:1]:
+    for path in list_checkpoints(folder)[:1]:
         return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
     return SMALL_FILES + 3 * sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
 
@@ -201,13 +201,13 @@ def optimizer_tensors(model: Model, optimizer: torch.optim.Optimizer) -> dict[st
     }
 
 
-def purge(folder: Path, keep_last: int) -> None:
+def remove_old_checkpoints(folder: Path, keep_last: int) -> None:
     """Removes all checkpoints except the newest ones, the best, and the newest whose last step was finite.
 
     One that is removed is renamed first, so that `load` sees either all of its files or none.
     """
     remove_leftovers(folder)
-    old = checkpoints(folder)[keep_last:]
+    old = list_checkpoints(folder)[keep_last:]
     keep = {read_pointer(folder, "best"), newest_finite(folder)} if old else set()
     for path in old:
         if path not in keep and not path.is_symlink():
@@ -217,7 +217,9 @@ def purge(folder: Path, keep_last: int) -> None:
 
 def newest_finite(folder: Path) -> Path | None:
     """Returns the newest checkpoint whose last step was not skipped, so its weights gave finite loss and gradients."""
-    finite = (path for path in checkpoints(folder) if read_json_or_empty(path / TRAINER).get("consecutive_skips") == 0)
+    finite = (
+        path for path in list_checkpoints(folder) if read_json_or_empty(path / TRAINER).get("consecutive_skips") == 0
+    )
     return next(finite, None)
 
 
@@ -241,7 +243,7 @@ def remove_leftovers(folder: Path) -> None:
 # ------------------------------------------------------------------------------------------------- finding checkpoints
 
 
-def checkpoints(folder: Path) -> list[Path]:
+def list_checkpoints(folder: Path) -> list[Path]:
     """Returns all checkpoints of a run, newest step first."""
     paths = folder.iterdir() if folder.is_dir() else ()
     return sorted((path for path in paths if NAME.fullmatch(path.name) and path.is_dir()), reverse=True)
@@ -273,8 +275,8 @@ def newest_valid(folder: Path) -> tuple[Path | None, list[str]]:
     """
     latest, warnings = folder / "latest", list[str]()
     if latest.exists() and not read_pointer(folder, "latest"):
-        warnings.append(f"{latest} names {quoted(pointer_target(latest))}, which does not exist")
-    for path in checkpoints(folder):
+        warnings.append(f"{latest} names {quote(pointer_target(latest))}, which does not exist")
+    for path in list_checkpoints(folder):
         fault = verify_manifest(path)
         if fault is None:
             return path, warnings
@@ -289,23 +291,23 @@ def newest_valid(folder: Path) -> tuple[Path | None, list[str]]:
 def find_checkpoint(folder: Path, name: Path) -> Path:
     """Returns the checkpoint of this run that the user named, by its path or its name."""
     path = next((path for path in (name, folder / name) if path.exists()), None)
-    match = next((checkpoint for checkpoint in checkpoints(folder) if path and checkpoint.samefile(path)), None)
+    match = next((checkpoint for checkpoint in list_checkpoints(folder) if path and checkpoint.samefile(path)), None)
     if match is None:
-        known = ", ".join(checkpoint.name for checkpoint in checkpoints(folder)) or "none"
+        names = ", ".join(checkpoint.name for checkpoint in list_checkpoints(folder)) or "none"
         error_type = CheckpointNotFoundError if path else PathNotFoundError
-        raise error_type(f"{name} is not a checkpoint of this run (it has: {known})")
+        raise error_type(f"{name} is not a checkpoint of this run (it has: {names})")
     if fault := verify_manifest(match):
         raise CorruptFileError(fault)
     return match
 
 
-def set_newer_aside(folder: Path, checkpoint: Path) -> list[str]:
+def rename_newer_checkpoints(folder: Path, checkpoint: Path) -> list[str]:
     """Renames all checkpoints newer than this one, and returns what was renamed."""
     warnings = []
-    for newer in [path for path in checkpoints(folder) if path.name > checkpoint.name]:
-        aside = next(path for i in range(1, 10**6) if not (path := folder / f"aside-{i}-{newer.name}").exists())
-        newer.rename(aside)
-        warnings.append(f"{newer} is newer; it is kept as {aside.name}")
+    for newer in [path for path in list_checkpoints(folder) if path.name > checkpoint.name]:
+        new_path = next(path for i in range(1, 10**6) if not (path := folder / f"aside-{i}-{newer.name}").exists())
+        newer.rename(new_path)
+        warnings.append(f"{newer} is newer; it is kept as {new_path.name}")
     return warnings
 
 
@@ -320,8 +322,10 @@ def saved_tokenizer(run: PreparedRun) -> Any:
 
     tokenizer = Tokenizer.from_str(run.tokenizer.to_str())
     if run.special_tokens.prefix_suffix_ids is None:
-        special = [("<s>", run.special_tokens.bos), ("</s>", run.special_tokens.eos)]
-        tokenizer.post_processor = processors.TemplateProcessing(single=run.spec.task.template, special_tokens=special)
+        special_tokens = [("<s>", run.special_tokens.bos), ("</s>", run.special_tokens.eos)]
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=run.spec.task.template, special_tokens=special_tokens
+        )
     if run.max_length is not None and not run.spec.task.eval_in_windows:
         tokenizer.enable_truncation(run.max_length)
     return tokenizer
@@ -344,7 +348,7 @@ def run_metadata(run: PreparedRun) -> CheckpointMetadata:
     config = dict(inherited_config)
     if run.tokenizer is not None:
         config |= {f"{role}_token_id": token for role, token in roles.items()}
-    if run.max_length is not None and run.max_length > USUAL_POSITIONS:
+    if run.max_length is not None and run.max_length > DEFAULT_POSITIONS:
         config["max_position_embeddings"] = run.max_length
     if initial:
         config |= {key: value for key, value in inherited_config.items() if value is not None}
@@ -399,8 +403,8 @@ def restore(checkpoint: Path, model: Model, optimizer: torch.optim.Optimizer, *,
     """Loads weights and optimizer state in place, and returns the training state."""
     state, parameters = trained_tensors(model) if lora else model.state_dict(), dict(model.named_parameters())
     weights = dict(SafetensorsFile(checkpoint / (TRAINED if lora else "model.safetensors"), copy=True))
-    if unmatched := sorted(weights.keys() ^ state.keys()):
-        name = shortened(unmatched[0])
+    if unmatched_names := sorted(weights.keys() ^ state.keys()):
+        name = shorten(unmatched_names[0])
         raise WeightsError(f"{checkpoint} does not match this model: {name} is in only one of them")
     for name, tensor in state.items():
         if weights[name].shape != tensor.shape:
@@ -411,7 +415,7 @@ def restore(checkpoint: Path, model: Model, optimizer: torch.optim.Optimizer, *,
         owner, _, key = name.rpartition("/")
         parameter = parameters.get(owner)
         if parameter is None or not value.is_floating_point() or value.numel() > parameter.numel():
-            raise WeightsError(f"{checkpoint / OPTIMIZER} does not match this model: {quoted(name)}")
+            raise WeightsError(f"{checkpoint / OPTIMIZER} does not match this model: {quote(name)}")
         optimizer.state[parameter][key] = value.to(parameter.device)
     return TrainState.from_tree(read_json(checkpoint / TRAINER, MAX_CONFIG_BYTES))
 

@@ -16,13 +16,13 @@ from manyheads.data.columns import choose_columns
 from manyheads.data.source import DataSpec
 from manyheads.data.tokenizer import BPESpec
 from manyheads.errors import DataError, DataSizeError, UsageError, one_line
-from manyheads.model.build import build_meta, resolve_device
-from manyheads.model.size import format_bytes
-from manyheads.spec import Tree, did_you_mean, override, quoted
+from manyheads.model.builder import build_meta, resolve_device
+from manyheads.model.cost import format_bytes
+from manyheads.spec import Tree, did_you_mean, override, quote
 from manyheads.tasks.suggestion import SIZES, Suggestion
 from manyheads.tasks.task import TaskSpec
 from manyheads.training.batches import row_lengths
-from manyheads.training.draft import EVALUATIONS, Draft, InitialModel
+from manyheads.training.draft import EVALUATIONS, InitialModel, RunFileDraft
 from manyheads.training.estimate import (
     EpochEstimate,
     SpeedEstimate,
@@ -46,7 +46,7 @@ VOCAB_SIZES = ((5e7, 16000), (5e6, 8000), (1e6, 4000), (3e5, 2000), (5e4, 1000),
 EPOCHS = ((1e5, 40), (1e6, 20), (1e7, 10), (math.inf, 3))  # (maximum training tokens, epochs)
 
 
-def suggest(
+def suggest_run(
     task: str,
     file: Path | None = None,
     *,
@@ -63,24 +63,22 @@ def suggest(
     if not 0 < minutes <= MAX_MINUTES:
         raise UsageError(f"--minutes is {minutes:g}, expected more than 0 and at most a year")
     if task not in TaskSpec.kinds:
-        raise UsageError(f"no task {quoted(task)}{did_you_mean(task, TaskSpec.kinds)}")
+        raise UsageError(f"no task {quote(task)}{did_you_mean(task, TaskSpec.kinds)}")
     kind: Any = TaskSpec.kinds[task]
     if other := [assignment for assignment in overrides if not assignment.startswith("data.")]:
-        raise UsageError(
-            f"-s is {quoted(other[0])}, expected a field of the data", hint="change others in the run file"
-        )
+        raise UsageError(f"-s is {quote(other[0])}, expected a field of the data", hint="change others in the run file")
     initial = InitialModel.load(init_from, kind, architecture) if init_from is not None else None
-    tree, why_columns = suggest_data(kind, file, fields, overrides)
+    tree, columns_reason = suggest_data(kind, file, fields, overrides)
     data = DataSpec.choose(tree)
     architecture = initial.spec.architecture if initial else choose_architecture(kind, architecture)
     suggestion = Suggestion(task=kind, architecture=architecture, corpus=data.load(), data=data)
     if initial:
         suggestion = replace(suggestion, size=initial.size)
-    draft = limit_lengths(choose_tokenizer(Draft(suggestion, tree, why_columns, initial)))
+    draft = limit_lengths(choose_tokenizer(RunFileDraft(suggestion, tree, columns_reason, initial)))
     draft, steps, epoch = choose_size(draft)
-    draft, why = fit_time(draft, steps, epoch, minutes=minutes)
-    header = [f"# {one_line(reason)}" for reason in why]
-    return "\n".join((*header, "", draft.text())), why
+    draft, reasons = fit_time(draft, steps, epoch, minutes=minutes)
+    header = [f"# {one_line(reason)}" for reason in reasons]
+    return "\n".join((*header, "", draft.text())), reasons
 
 
 # ----------------------------------------------------------------------------------------------------------------- data
@@ -89,9 +87,7 @@ def suggest(
 def choose_architecture(task: type[TaskSpec], name: str | None) -> str:
     architecture = name or task.architectures[0]
     if architecture not in task.architectures:
-        raise UsageError(
-            f"--architecture is {quoted(name)}, expected {' or '.join(task.architectures)} for {task.kind}"
-        )
+        raise UsageError(f"--architecture is {quote(name)}, expected {' or '.join(task.architectures)} for {task.kind}")
     return architecture
 
 
@@ -125,7 +121,7 @@ def suggest_data(
 # -------------------------------------------------------------------------------------------------------------- choices
 
 
-def choose_tokenizer(draft: Draft) -> Draft:
+def choose_tokenizer(draft: RunFileDraft) -> RunFileDraft:
     """Chooses the largest vocabulary size that the text supports."""
     suggestion = draft.suggestion
     if not suggestion.text_fields or draft.initial:
@@ -154,7 +150,7 @@ def sample_texts(suggestion: Suggestion) -> tuple[list[str], int]:
     return sample, characters
 
 
-def limit_lengths(draft: Draft) -> Draft:
+def limit_lengths(draft: RunFileDraft) -> RunFileDraft:
     """Truncates long rows if little is lost, because they would decide the batch size; packs single texts."""
     suggestion = draft.suggestion
     if not suggestion.text_fields:
@@ -167,13 +163,13 @@ def limit_lengths(draft: Draft) -> Draft:
         return draft.replace(pack=pack)
     if lengths.max() > MAX_LENGTH and draft.can_split_texts:
         return limit_lengths(draft.with_split_texts())
-    for limit, share in ((USUAL_LENGTH, 0.05), (MAX_LENGTH, 0.5)):
-        lost = 1 - np.minimum(lengths, limit).sum() / lengths.sum()
-        if 0 < lost <= share:
+    for limit, max_fraction in ((USUAL_LENGTH, 0.05), (MAX_LENGTH, 0.5)):
+        truncated_fraction = 1 - np.minimum(lengths, limit).sum() / lengths.sum()
+        if 0 < truncated_fraction <= max_fraction:
             longer = int((lengths > limit).sum())
-            why = f"tokens; {longer:,} of {len(lengths):,} rows are longer and are truncated"
+            reason = f"tokens; {longer:,} of {len(lengths):,} rows are longer and are truncated"
             return draft.replace(
-                suggestion=replace(suggestion, max_row_length=limit), max_length=limit, why_max_length=why
+                suggestion=replace(suggestion, max_row_length=limit), max_length=limit, max_length_reason=reason
             )
     longest = int(lengths.max())
     if longest > MAX_LENGTH:
@@ -183,20 +179,24 @@ def limit_lengths(draft: Draft) -> Draft:
     return draft.replace(suggestion=replace(suggestion, max_row_length=longest))
 
 
-def choose_size(draft: Draft) -> tuple[Draft, int, EpochEstimate]:
+def choose_size(draft: RunFileDraft) -> tuple[RunFileDraft, int, EpochEstimate]:
     """Chooses model, batch size and steps for the data; takes a smaller model until it fits into half of the memory."""
     lengths = row_lengths(draft.run, draft.run.train_rows).sum(1)
     longest, total = draft.settings.pack or int(lengths.max()), int(lengths.sum())
-    share = total // draft.suggestion.task.batches_per_epoch
-    power = 1 << max(0, share.bit_length() - 1) if share else 512
+    tokens_per_batch = total // draft.suggestion.task.batches_per_epoch
+    power = 1 << max(0, tokens_per_batch.bit_length() - 1) if tokens_per_batch else 512
     batch_tokens = max(512, min(4096, power), 64 * math.ceil(longest / 64))
     size = draft.suggestion.size if draft.initial else next(size for size in SIZES if total <= size.max_tokens)
     draft = draft.replace(suggestion=replace(draft.suggestion, size=size), batch_tokens=batch_tokens)
     while True:
-        needs = estimate_resources(draft.run, device=resolve_device("auto"))
-        if needs.memory_free is None or needs.memory <= needs.memory_free / 2 or (lower := draft.smaller()) is None:
+        estimate = estimate_resources(draft.run, device=resolve_device("auto"))
+        if (
+            estimate.memory_free is None
+            or estimate.memory <= estimate.memory_free / 2
+            or (smaller_draft := draft.smaller()) is None
+        ):
             break
-        draft = lower
+        draft = smaller_draft
     epoch = estimate_epoch(draft.run)
     if draft.initial:
         return draft, FINE_TUNING_EPOCHS * epoch.batches, epoch
@@ -204,12 +204,14 @@ def choose_size(draft: Draft) -> tuple[Draft, int, EpochEstimate]:
     return draft, two_digits(max(MIN_STEPS, epochs * epoch.batches)), epoch
 
 
-def reasons(draft: Draft, epoch: EpochEstimate, speed: SpeedEstimate, *, seconds_allowed: float | None) -> list[str]:
+def explain_choices(
+    draft: RunFileDraft, epoch: EpochEstimate, speed: SpeedEstimate, *, seconds_allowed: float | None
+) -> list[str]:
     """Returns the reasons for the run file; `seconds_allowed` if the time decided the number of steps."""
     run, suggestion, task = draft.run, draft.suggestion, draft.suggestion.task
     parameters = sum(parameter.numel() for parameter in build_meta(run.model_spec).parameters())
     architecture, device = suggestion.architecture, resolve_device("auto")
-    why = (
+    architecture_reason = (
         f": {task.architecture_reason}"
         if architecture == task.architectures[0]
         else f", as given; usual is {task.architectures[0]}"
@@ -221,36 +223,40 @@ def reasons(draft: Draft, epoch: EpochEstimate, speed: SpeedEstimate, *, seconds
     time = f"about {seconds} here ({machine}; a step took {1000 * speed.step:,.0f} ms)"
     limit = f"; limited to {format_seconds(seconds_allowed)}, more steps may be better" if seconds_allowed else ""
     if draft.initial:
-        why = f": the weights and the tokenizer of {draft.initial.path}"
+        architecture_reason = f": the weights and the tokenizer of {draft.initial.path}"
     layers = "" if architecture in ("recurrent", "ngram") else f"{suggestion.size.layers} layers of "
     return [
         suggestion.corpus.description,
-        f"{architecture}{why}",
+        f"{architecture}{architecture_reason}",
         f"{layers}width {suggestion.size.width}, {parameters:,} parameters, for {epoch.tokens:,} training tokens",
         f"{draft.settings.steps:,} steps, {suggestion.epochs:.3g} epochs of {epoch.rows:,} rows, {time}{limit}",
     ]
 
 
-def fit_time(draft: Draft, steps: int, epoch: EpochEstimate, *, minutes: float) -> tuple[Draft, list[str]]:
+def fit_time(
+    draft: RunFileDraft, steps: int, epoch: EpochEstimate, *, minutes: float
+) -> tuple[RunFileDraft, list[str]]:
     """Takes a smaller model if fewer than half of the steps fit into the time, and then as many steps as fit."""
     seconds = 60 * minutes
     speed = measure_speed(draft.run, resolve_device("auto"), seconds=min(1.5, seconds / 10), one_thread=True)
     evaluations = max(1, min(EVALUATIONS, int(seconds / 5 / max(speed.evaluation, 1e-9))))  # in a fifth of the time
-    possible = two_digits(max(1.0, (seconds - evaluations * speed.evaluation) / speed.step))
-    lower = draft.smaller() if 2 * possible < steps and not draft.initial else None
-    if lower is not None:
-        return fit_time(lower, steps, epoch, minutes=minutes)
-    useful = min(steps, max(USEFUL_STEPS, epoch.batches if epoch.batches <= USEFUL_EPOCH else 0))
-    count = max(useful, min(steps, possible))
+    affordable_steps = two_digits(max(1.0, (seconds - evaluations * speed.evaluation) / speed.step))
+    smaller_draft = draft.smaller() if 2 * affordable_steps < steps and not draft.initial else None
+    if smaller_draft is not None:
+        return fit_time(smaller_draft, steps, epoch, minutes=minutes)
+    min_steps = min(steps, max(USEFUL_STEPS, epoch.batches if epoch.batches <= USEFUL_EPOCH else 0))
+    count = max(min_steps, min(steps, affordable_steps))
     suggestion = replace(draft.suggestion, epochs=count / epoch.batches)
     draft = draft.replace(suggestion=suggestion, steps=count, evaluations=evaluations)
-    why = reasons(draft, epoch, speed, seconds_allowed=seconds if useful <= possible < steps else None)
-    if possible < useful:
-        why.append(
-            f"warning: {useful:,} steps, the fewest that are worth training, take about "
+    reasons = explain_choices(
+        draft, epoch, speed, seconds_allowed=seconds if min_steps <= affordable_steps < steps else None
+    )
+    if affordable_steps < min_steps:
+        reasons.append(
+            f"warning: {min_steps:,} steps, the fewest that are worth training, take about "
             f"{format_seconds(run_seconds(draft.run, speed))} here, longer than --minutes {minutes:g}"
         )
-    return draft, why
+    return draft, reasons
 
 
 def two_digits(count: float) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from urllib.parse import urlencode
 
 import pytest
 from playwright.sync_api import sync_playwright
@@ -78,4 +79,28 @@ def open_tab(browser):
         context.close()
         server.__exit__(None, None, None)
         assert tab.problems == []
+        assert tab.outside == []
+
+
+@pytest.fixture
+def open_page(browser):
+    """Serves one checkpoint, and opens a tab of the page at a state, without waiting for the tab Look."""
+    opened = []
+
+    def start(shown, name="model", text="", **state):
+        server = serve(Sessions([shown], [name], text))
+        address = server.__enter__()
+        context = browser.new_context(viewport={"width": 1280, "height": 900})
+        context.set_default_timeout(WAIT)
+        tab = Tab(context, address)
+        opened.append((server, context, tab))
+        tab.page.goto(f"{address}#{urlencode(state)}")
+        return tab.page
+
+    yield start
+    for server, context, tab in opened:
+        context.close()
+        server.__exit__(None, None, None)
+        refused = [one for one in tab.problems if "422" in one]  # the browser logs a request that the server refuses
+        assert [one for one in tab.problems if one not in refused] == []
         assert tab.outside == []

@@ -9,7 +9,7 @@ import torch
 from conftest import Tab
 from shown_checkpoints import HOSTILE, TEXT, checkpoint, long_checkpoint
 
-from manyheads.model.record import record
+from manyheads.model.recording import record
 from manyheads.studio.offline import offline_page
 from manyheads.studio.session import Sessions
 

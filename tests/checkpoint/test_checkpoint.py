@@ -22,9 +22,9 @@ from manyheads import Checkpoint, build, read
 from manyheads.errors import ManyheadsError
 from manyheads.tasks.evaluation import EvalOptions
 from manyheads.tasks.task import task_of
-from manyheads.training.evaluate import load_rows, make_evaluation
+from manyheads.training.evaluator import load_rows, make_evaluation
 from manyheads.training.loop import train_events
-from manyheads.training.prepare import prepare
+from manyheads.training.preparation import prepare
 from manyheads.training.run import read_run, read_run_file
 
 

@@ -213,7 +213,7 @@ class Terminal:
         while text not in self.output:
             assert time.monotonic() < deadline, f"no {text!r} in {self.output!r}"
             self.type(key)
-            while select.select([self.master], [], [], 10 if key else 1)[0] and text not in self.output:
+            while select.select([self.master], [], [], 3 if key else 1)[0] and text not in self.output:
                 try:
                     self.output += os.read(self.master, 4096).decode(errors="replace")
                 except OSError:  # the process is gone
@@ -223,9 +223,9 @@ class Terminal:
 
     def end(self, key=""):
         """The exit status; `key` is typed until the process has ended."""
-        for _ in range(12):
+        for _ in range(40):
             self.type(key)
-            self.process.join(10)
+            self.process.join(3)
             if self.process.exitcode is not None:
                 return self.process.exitcode
         raise AssertionError(self.output)
@@ -282,6 +282,7 @@ def test_keys_at_the_prompt(model):
     with Terminal(model) as terminal:
         terminal.expect("> ")
         terminal.expect("Ctrl-D", key="\x03")
+        terminal.expect("> ")
         assert terminal.end(key="\x03") == 130
 
 

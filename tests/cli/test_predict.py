@@ -21,7 +21,7 @@ from manyheads.cli.inputs import CHUNK
 from manyheads.generate.config import GenerationConfig
 from manyheads.tasks.prediction import PredictOptions
 from manyheads.tasks.task import task_of
-from manyheads.training.prepare import prepare
+from manyheads.training.preparation import prepare
 from manyheads.training.run import read_run
 
 OPTIONS = PredictOptions(GenerationConfig())

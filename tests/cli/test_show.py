@@ -22,7 +22,7 @@ from manyheads.training import run as _run  # noqa: F401  (fills the slots)
 
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_presets_have_the_published_number_of_parameters(name):
-    """As the list of presets shows it; tests/model/test_size.py has that of a model with its costs."""
+    """As the list of presets shows it; tests/model/test_cost.py has that of a model with its costs."""
     assert describe_preset(name)["parameters"] == PARAMETERS[name]
 
 
@@ -100,7 +100,7 @@ def test_svg_draws_a_model_to_a_file_or_to_standard_output(tmp_path):
     assert str(path) in done.stderr
     printed = run(*arguments, "--svg", "-").stdout
     assert path.read_text() == printed == manyheads.draw_model(
-        presets.read("gpt2", "position=rope", "decoder.layers=7"), title=presets.about("gpt2")["title"]
+        presets.read("gpt2", "position=rope", "decoder.layers=7"), title=presets.read_about("gpt2")["title"]
     )  # fmt: skip
     assert "7 ×" in printed
     assert [one.name for one in tmp_path.iterdir()] == ["model.svg"]

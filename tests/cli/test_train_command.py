@@ -8,7 +8,7 @@ import pytest
 
 from manyheads.cli.compare import CompareProgress
 from manyheads.cli.train import TrainingProgress
-from manyheads.training import compare as c
+from manyheads.training import comparison as c
 from manyheads.training import events as e
 
 

@@ -35,11 +35,7 @@ from manyheads.tasks.images import MaeSpec
 FIRST_CASES = {case[1]: name for name, case in reversed(CASES.items())}.values()  # the first one of each family
 
 
-# one worker for the tests of a case, which makes and saves the reference model once
-GROUPED = {name: pytest.param(name, marks=pytest.mark.xdist_group(f"family {name}")) for name in CASES}
-
-
-@pytest.fixture(params=GROUPED.values(), scope="module")
+@pytest.fixture(params=CASES, scope="module")
 def saved(request, tmp_path_factory):
     """A reference model and the folder that it saved."""
     folder = tmp_path_factory.mktemp("saved") / "theirs"
@@ -99,7 +95,7 @@ def logits_of(out):
 
 
 # vit-mae masks patches at random: below
-@pytest.mark.parametrize("saved", [GROUPED[name] for name in CASES if name != "vit-mae"], indirect=True)
+@pytest.mark.parametrize("saved", [name for name in CASES if name != "vit-mae"], indirect=True)
 @torch.no_grad()
 def test_logits_and_hidden_states_equal_the_references(saved):
     _, theirs, folder = saved
@@ -146,7 +142,7 @@ def restored(ours, theirs):
 UNSTEADY = ("marian", "llama-dynamic-beyond", "roberta-classes")
 
 
-@pytest.mark.parametrize("saved", [GROUPED[name] for name in CASES if not name.startswith("vit")], indirect=True)
+@pytest.mark.parametrize("saved", [name for name in CASES if not name.startswith("vit")], indirect=True)
 @pytest.mark.parametrize("side", ["left", "right"])
 @torch.no_grad()
 def test_padding_changes_nothing_and_agrees_with_the_reference(saved, side):
@@ -232,7 +228,7 @@ def test_the_reference_opens_an_export_of_the_description_alone(saved, tmp_path)
     assert_close(*(restored(ours, again) if name == "vit-mae" else both(ours, again)))
 
 
-def test_other_spellings_of_published_checkpoints_are_read_and_kept(tmp_path):
+def test_other_names_in_published_checkpoints_are_read_and_kept(tmp_path):
     """Norms called gamma and beta, names without their prefix, buffers that are not needed."""
     torch.manual_seed(1)
     norms = (("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta"))
@@ -316,15 +312,15 @@ def test_weights_that_the_reference_ignores_are_known(name):
             assert listed or pattern in NOT_READ, (architecture, pattern)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if get_family(name).spellings])
-def test_a_spelling_changes_only_the_start_or_the_end_of_a_name(name):
-    for spelling in get_family(name).spellings:
+@pytest.mark.parametrize("name", [name for name in NAMES if get_family(name).key_mappings])
+def test_a_key_mapping_changes_only_the_start_or_the_end_of_a_name(name):
+    for key_mapping in get_family(name).key_mappings:
         for _, table in tables(name):
-            names = [row.theirs for row in table.respelled(spelling).rows]
+            names = [row.tensor_name for row in table.map_keys(key_mapping).rows]
             assert len(set(names)) == len(names)
-            assert names == [row.theirs for row in table.respelled(spelling[::-1]).rows], "rules in any order"
+            assert names == [row.tensor_name for row in table.map_keys(key_mapping[::-1]).rows], "rules in any order"
             inner = WeightTable(tuple(Ignored(f"before.{name}.after") for name in names))
-            assert inner.respelled(spelling) == inner
+            assert inner.map_keys(key_mapping) == inner
 
 
 @cache

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import subprocess
-import sys
+import resource
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 import torch
+from command import error_of, run, set_attribute
 from raising import raises
 from safetensors.torch import load_file, save_file
 
@@ -97,7 +98,7 @@ def test_a_description_of_our_own_format_is_checked_too(tmp_path):
 
 
 def test_a_config_that_implies_huge_weights_takes_no_memory(folder):
-    change_config(folder, n_embd=65536, n_layer=1024, n_inner=1 << 20, n_head=2)
+    change_config(folder, n_embd=65536, n_layer=16, n_inner=1 << 20, n_head=2)
     load_fails(folder, "weights", "h.1")
 
 
@@ -326,14 +327,14 @@ def test_tensors_of_several_dtypes_are_exported_as_they_came(folder, tmp_path, d
     assert torch.equal(again, ours.model.decoder.embed.table.weight)
 
 
+def interrupt(*_, **__):
+    raise KeyboardInterrupt
+
+
 def test_an_export_that_is_interrupted_leaves_nothing_under_the_final_name(folder, tmp_path):
-    """The process is killed by Ctrl-C while it writes the weights; the next export finds nothing in its way."""
-    code = (
-        "import sys, manyheads, manyheads.convert.hf as hf\ndef save_file(*_, **__): raise KeyboardInterrupt\n"
-        "hf.save_file = save_file\nmanyheads.export(sys.argv[1], sys.argv[2])"
-    )
-    command = [sys.executable, "-c", code, str(folder), str(tmp_path / "new" / "out")]
-    assert subprocess.run(command, capture_output=True, check=False).returncode != 0
+    """Ctrl-C while the weights are written; the next export finds nothing in its way."""
+    before = partial(set_attribute, "manyheads.convert.hf", "save_file", interrupt)
+    run("export", folder, tmp_path / "new" / "out", check=130, before=before)
     assert names(tmp_path) == ["model"]
     manyheads.export(folder, tmp_path / "new" / "out")
 
@@ -378,13 +379,7 @@ def test_of_exports_to_one_path_one_succeeds(folder, tmp_path):
     manyheads.load(tmp_path / "out")
 
 
-def test_a_full_disk_is_one_line(tmp_path):
-    code = (
-        "import resource, signal, sys, manyheads\nfrom manyheads import build, read\n"
-        f"model = build(read('gpt2', *{SMALL!r}))\n"
-        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\nresource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))\n"
-        "try: manyheads.export(model, sys.argv[1])\n"
-        "except ValueError as error: assert error.code == 'resource.disk', error\nelse: assert False"
-    )
-    subprocess.run([sys.executable, "-c", code, str(tmp_path / "out")], check=True)
-    assert not names(tmp_path)
+def test_a_full_disk_is_one_line(folder, tmp_path):
+    before = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (2000, 2000))
+    assert error_of("export", folder, tmp_path / "out", check=5, before=before)["code"] == "resource.disk"
+    assert names(tmp_path) == ["model"]

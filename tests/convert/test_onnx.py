@@ -26,8 +26,6 @@ from manyheads.convert import onnx
 from manyheads.errors import ExportError
 from manyheads.parts.core import CoreSpec, register_score
 
-pytestmark = pytest.mark.xdist_group("onnx")  # one worker: the exporter takes seconds to import
-
 SMALL = ["decoder.layers=1", "decoder.width=16", "decoder.attention.heads=2", "vocab=9"]
 ENCODER = [one.replace("decoder", "encoder") for one in SMALL]
 # batch, length, length of the target, side of the padding

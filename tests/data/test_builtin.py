@@ -117,7 +117,6 @@ def test_sequences_too_few_to_split_are_refused():
         load_data("sequence", min_length=9, max_length=3)
 
 
-@pytest.mark.xdist_group("stdlib")  # one worker, which parses it once
 @pytest.mark.parametrize("subset", ["language", "summary", "retrieval", "classify"])
 def test_the_splits_of_the_standard_library_share_nothing(subset):
     corpus = load_data("stdlib", subset=subset)

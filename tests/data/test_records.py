@@ -1,4 +1,4 @@
-"""The records of tables: how a file is written is decided by the file, reported, and can be overruled."""
+"""The records of tables: the format is detected from the file, reported, and can be overridden."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_a_row_with_another_number_of_columns_is_an_error_with_the_line_where_it
 # ------------------------------------------------------------------------------------------------- delimiters, headers
 
 
-def test_the_delimiter_is_recognised_and_can_be_overruled(tmp_path):
+def test_the_delimiter_is_recognised_and_can_be_overridden(tmp_path):
     decimals = write_file(tmp_path, "a.csv", "".join(f"word {i};{i},5\n" for i in range(9)))
     corpus = load_data("pairs", path=decimals)
     assert ("word 3", "3,5") in all_rows(corpus)

@@ -78,7 +78,7 @@ HEADERS = {
 
 @pytest.mark.parametrize("kind", HEADERS)
 def test_a_header_is_not_a_row(kind, tmp_path):
-    """Whatever its names are. The description mentions it, and `header` overrules it."""
+    """Whatever its names are. The description mentions it, and `header` overrides it."""
     header, line = HEADERS[kind]
     rows = [line.format(i, i % 3) for i in range(40)]
     path = write_file(tmp_path, "a.tsv", "\n".join((header, *rows)) + "\n")

@@ -191,7 +191,7 @@ def run_tree(data, **tables):
 
 def losses(tree, folder):
     from manyheads.training.loop import train_events
-    from manyheads.training.prepare import prepare
+    from manyheads.training.preparation import prepare
     from manyheads.training.run import read_run
 
     events = train_events(prepare(read_run(tree)), folder)
@@ -292,7 +292,7 @@ def test_batch_i_is_the_same_in_any_order_and_in_any_process():
 
 def batch_tokens(tree, indices):
     from manyheads.training.batches import BatchPlan
-    from manyheads.training.prepare import prepare
+    from manyheads.training.preparation import prepare
     from manyheads.training.run import read_run
 
     run = prepare(read_run(tree))

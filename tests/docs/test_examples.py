@@ -21,8 +21,6 @@ from examples import (
 
 from manyheads.training.run import read_run_file
 
-pytestmark = pytest.mark.xdist_group("examples")  # one worker: they share what a user has already
-
 
 @pytest.fixture(scope="module")
 def given(tmp_path_factory):

@@ -27,7 +27,7 @@ from manyheads.generate.config import (
 )
 from manyheads.generate.decoding import DecodingSpec, Request, exhaust, generate_token_by_token
 from manyheads.generate.methods.gnmt import GnmtBeamSpec
-from manyheads.model.record import record
+from manyheads.model.recording import record
 from manyheads.spec import field, to_tree
 from manyheads.tasks.evaluation import EvalOptions
 

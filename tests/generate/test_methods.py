@@ -10,8 +10,6 @@ from functools import cache
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from kinds import VOCAB, decoder, ngram, pair, random_model, recurrent, tokens
 from raising import raises
 from scripted import Scripted
@@ -20,7 +18,7 @@ import manyheads
 from manyheads import Checkpoint, Inputs
 from manyheads.generate.config import CheckpointSettings, generation_config, method_kinds
 from manyheads.generate.decoding import Request, exhaust
-from manyheads.model.record import record, record_hidden_states
+from manyheads.model.recording import record, record_hidden_states
 from manyheads.spec import to_tree
 
 UNTIED = {"head": {"kind": "untied"}, "init": {"kind": "normal", "std": 1.0}}
@@ -44,7 +42,7 @@ def model_of(spec, seed=1):
 
 
 @pytest.mark.parametrize("position", ["none", "sinusoidal", "rope", "relative", "alibi"])
-@given(seed=st.integers(0, 50))
+@pytest.mark.parametrize("seed", range(8))
 def test_a_truncated_state_continues_as_if_the_rest_had_not_been_read(position, seed):
     """Rows of different lengths; the state that was truncated can still be continued too."""
     model, rng = model_of(decoder(position=position)), torch.Generator().manual_seed(seed)
@@ -86,7 +84,7 @@ def test_a_state_without_a_cache_cannot_be_truncated(spec):
 
 
 @pytest.mark.parametrize("name", ["decoder", "pair", "windowed"])
-@given(seed=st.integers(0, 200))
+@pytest.mark.parametrize("seed", range(10))  # each of five models, with and without a filter
 def test_prompt_lookup_gives_the_greedy_output(name, seed):
     spec = {
         "decoder": decoder(position="rope"),

@@ -18,7 +18,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from manyheads.model.spec import ModelSpec
 from manyheads.training.events import Evaluated, Finished, Step
 from manyheads.training.loop import train_events
-from manyheads.training.prepare import prepare
+from manyheads.training.preparation import prepare
 from manyheads.training.run import read_run
 
 STACK = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import kinds
@@ -145,20 +144,6 @@ def test_an_edit_is_for_its_own_thread():
         other = pool.submit(lambda: torch.no_grad()(model)(ids)).result()
         assert torch.equal(other, plain)
         assert not torch.equal(model(ids), plain)
-
-
-@pytest.mark.xdist_group("compiler")
-def test_a_compiled_model_is_edited():
-    model, ids = random_model(kinds.decoder()).eval(), tokens()
-    with edit(model, ablate("decoder.layers.1.attention", head=0)):
-        expected = model(ids)
-    for layer in model.decoder.layers:
-        layer.compile(dynamic=True, backend="eager")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # those of loading the compiler
-        model(ids)
-        with edit(model, ablate("decoder.layers.1.attention", head=0)):
-            torch.testing.assert_close(model(ids), expected)
 
 
 def test_one_of_several_layers_that_share_weights_is_edited():

@@ -24,7 +24,7 @@ def report(shape, label=position, **changes):
 
 @pytest.mark.parametrize("embedded", ["sinusoidal", {"kind": "learned", "length": 64}])
 def test_an_embedded_position_is_found_in_every_layer(embedded):
-    result = report("encoder", position=embedded)
+    result = report("encoder", position=embedded, layers=1)
     assert result.chance == pytest.approx(1 / 8)
     assert result.layers[0].name == "encoder.embed"
     assert result.layers[0].accuracy > 0.95
@@ -54,14 +54,16 @@ def test_l3_l7_without_positions_only_a_causal_model_knows_them_even_untrained(s
 
 
 def test_l6_any_label_of_a_token():
-    same = report("decoder", label=lambda ids, i: ids[i] % 3)
+    same = report("decoder", label=lambda ids, i: ids[i] % 3, layers=1)
     assert same.classes == 3
     assert same.layers[0].accuracy > 0.95, "the token itself"
     assert same.layers[0].mean_distance < 0.1
-    names = report("decoder", label=lambda ids, i: None if i == 0 else "odd" if ids[i] % 2 else "even", width=32)
+    names = report(
+        "decoder", label=lambda ids, i: None if i == 0 else "odd" if ids[i] % 2 else "even", layers=1, width=32
+    )
     assert names.layers[0].mean_distance is None
     assert names.layers[0].accuracy > 0.95
-    following = report("encoder", label=next_token, position="sinusoidal")
+    following = report("encoder", label=next_token, position="sinusoidal", layers=1)
     assert following.layers[0].accuracy < 3 * following.chance, "a random next token is not in the embedding"
 
 

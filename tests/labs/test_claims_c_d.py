@@ -16,7 +16,7 @@ from small_attention import attention_context, count, make_mask, positions, seed
 from torch import nn
 
 from manyheads import build, read_model
-from manyheads.model.record import record
+from manyheads.model.recording import record
 from manyheads.parts.attention import HeadsSpec, NarrowSpec, WideSpec
 from manyheads.parts.core import DotSpec
 from manyheads.parts.norm import NoNormSpec

@@ -23,7 +23,7 @@ from torch import nn
 from trivial_losses import unigram_entropy
 
 from manyheads import Inputs, build, read_model
-from manyheads.model.record import record
+from manyheads.model.recording import record
 from manyheads.parts.attention import HeadsSpec
 from manyheads.parts.core import BilinearSpec, CoreSpec, DotSpec, ProjectedSpec, register_score
 from manyheads.parts.feedforward import ACTIVATIONS, GatedSpec, MlpSpec

@@ -28,10 +28,10 @@ from manyheads.data.attention_targets import targets_from_arcs
 from manyheads.data.builtin import BiographiesSpec, functions_of, stdlib
 from manyheads.data.tokenizer import TokenizerSpec
 from manyheads.labs.loops import find_loop, ngram_successor
-from manyheads.model.record import RecordedAttention, record
+from manyheads.model.recording import RecordedAttention, record
 from manyheads.parts.core import DotSpec, inverse_root
 from manyheads.parts.mask import MaskSpec
-from manyheads.parts.statistics import statistics
+from manyheads.parts.statistics import entropy
 from manyheads.tasks.auxiliary import (
     AttentionLayer,
     AuxiliaryLossSpec,
@@ -43,9 +43,9 @@ from manyheads.tasks.batch import IGNORE_INDEX, Batch, SpecialTokens
 from manyheads.tasks.images import MaeSpec
 from manyheads.tasks.language import CausalSpec, InfillSpec, MaskedSpec
 from manyheads.tasks.task import TaskSpec
-from manyheads.training.evaluate import evaluate
+from manyheads.training.evaluator import evaluate
 from manyheads.training.loop import train_events
-from manyheads.training.prepare import prepare
+from manyheads.training.preparation import prepare
 from manyheads.training.run import read_run
 from manyheads.training.suggest import choose_architecture
 
@@ -248,8 +248,8 @@ def test_j2_focus_is_the_mean_entropy():
     uniform = mean_of(loss_with(decoder_with(0.0), ids, focus).terms["focus"])
     assert uniform == pytest.approx(sum(math.log(t) for t in range(1, LENGTH + 1)) / LENGTH, abs=1e-10)
     core, q = plain(3), torch.zeros(1, 1, 7, 3, dtype=torch.float64)
-    without_mask = statistics(core, q, q, mask=make_mask(7, 7), positions=positions(7, 7))
-    torch.testing.assert_close(without_mask.entropy, torch.full((1, 1, 7), math.log(7), dtype=torch.float64))
+    without_mask = entropy(core, q, q, mask=make_mask(7, 7), positions=positions(7, 7))
+    torch.testing.assert_close(without_mask, torch.full((1, 1, 7), math.log(7), dtype=torch.float64))
     assert mean_of(loss_with(decoder_with(1e5), ids, focus).terms["focus"]) == pytest.approx(0.0, abs=1e-6), "one-hot"
     model = decoder_with(1.0)
     with record(model) as attentions:

@@ -14,7 +14,7 @@ from small_runs import described, train_all
 import manyheads
 from manyheads import build, evaluate
 from manyheads.training.loop import validate
-from manyheads.training.prepare import prepare
+from manyheads.training.preparation import prepare
 from manyheads.training.run import read_run
 
 HUGE = 3e38  # finite in float32, but not twice as much

@@ -16,7 +16,7 @@ from raising import raises
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from manyheads import Inputs, build, build_meta, read_model
-from manyheads.model.build import manual_seed
+from manyheads.model.builder import manual_seed
 from manyheads.parts.core import Core, InnerProduct, check_rows
 from manyheads.parts.mask import Mask
 from manyheads.parts.position import Positions
@@ -543,7 +543,7 @@ def test_recurrent_and_ngram_language_models_are_causal_ignore_padding_and_decod
 @pytest.mark.parametrize("shape", ["decoder", "pair", "recurrent", "ngram"])
 def test_every_weight_is_initialised_after_a_build_on_the_meta_device(shape, init):
     """Uninitialised memory holds anything, so no NaN written there may be left. The same seed gives the same bits."""
-    from manyheads.model.build import build
+    from manyheads.model.builder import build
     from manyheads.model.init import init_weights
 
     spec = getattr(kinds, shape)().replace(init=init)

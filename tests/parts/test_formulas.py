@@ -15,7 +15,7 @@ import torch
 from kinds import random_model, tokens
 
 from manyheads import Inputs, build, read_model, record
-from manyheads.model.build import build_meta
+from manyheads.model.builder import build_meta
 from manyheads.parts.core import CoreSpec, DotSpec
 from manyheads.parts.feedforward import ACTIVATIONS
 from manyheads.parts.mask import Mask

@@ -61,8 +61,12 @@ def core_and_inputs(choice, heads=4, groups=2, size=5):
     return core, q, k
 
 
-def gradients(loss, *tensors):
-    gradients = torch.autograd.grad(loss, tensors, allow_unused=True)
+def entropy_and_distance(*args, **arguments):
+    return statistics.entropy(*args, **arguments), statistics.squared_distance(*args, **arguments)
+
+
+def gradients(loss, *tensors, retain_graph=False):
+    gradients = torch.autograd.grad(loss, tensors, allow_unused=True, retain_graph=retain_graph)
     return [torch.zeros_like(tensor) if one is None else one for one, tensor in zip(gradients, tensors, strict=True)]
 
 
@@ -80,13 +84,13 @@ def test_statistics_of_every_core_are_those_of_its_weights(choice, mask, blocks,
         in_small_blocks(monkeypatch, rows=5, scores=2 * 4 * LENGTH * 5)
     core, q, k = core_and_inputs(choice)
     arguments, leaves = context(MASKS[mask]), [q, k, *core.parameters()]
-    ours = statistics.statistics(core, q, core.key_transform(k), **arguments)
-    entropy, distance = by_the_matrix(core.weights(q, core.key_transform(k), **arguments), arguments["positions"])
-    torch.testing.assert_close((ours.entropy, ours.distance), (entropy, distance), rtol=1e-10, atol=1e-10)
-    by = torch.randn(2, 2, 4, LENGTH, dtype=torch.float64)
-    one = gradients((by[0] * ours.entropy + by[1] * ours.distance).sum(), *leaves)
-    other = gradients((by[0] * entropy + by[1] * distance).sum(), *leaves)
-    torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+    ours = entropy_and_distance(core, q, core.key_transform(k), **arguments)
+    expected = by_the_matrix(core.weights(q, core.key_transform(k), **arguments), arguments["positions"])
+    torch.testing.assert_close(ours, expected, rtol=1e-10, atol=1e-10)
+    by = torch.randn(2, 4, LENGTH, dtype=torch.float64)
+    for one, other in zip(ours, expected, strict=True):
+        of_one, of_other = (gradients((by * rows).sum(), *leaves, retain_graph=True) for rows in (one, other))
+        torch.testing.assert_close(of_one, of_other, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("blocks", [False, True], ids=["whole", "blocks"])
@@ -109,25 +113,30 @@ def test_a_learned_bias_has_its_gradient():
     core, q, k = core_and_inputs({"kind": "dot"})
     bias = torch.randn(1, 4, LENGTH, LENGTH, dtype=torch.float64, requires_grad=True)
     arguments = context({"causal": True}) | {"bias": bias}
-    ours = statistics.statistics(core, q, k, **arguments)
+    ours = entropy_and_distance(core, q, k, **arguments)
     expected = by_the_matrix(core.weights(q, k, **arguments), arguments["positions"])
-    torch.testing.assert_close((ours.entropy, ours.distance), expected)
-    one, other = (
-        gradients((entropy.square() + distance).sum(), bias, q)
-        for entropy, distance in ((ours.entropy, ours.distance), expected)
-    )
+    torch.testing.assert_close(ours, expected)
+    one, other = (gradients((entropy.square() + distance).sum(), bias, q) for entropy, distance in (ours, expected))
     torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("statistic", [statistics.Entropy, statistics.SquaredDistance, statistics.LogSumExp])
 @pytest.mark.parametrize("mask", MASKS)
-def test_gradients_are_finite_differences(mask):
+def test_gradients_are_finite_differences(mask, statistic):
     core, q, k = core_and_inputs({"kind": "dot", "temperature": 0.7}, size=3)
     arguments = context(MASKS[mask])
 
-    def all_three(q, k):
-        return statistics.fused_statistics(core, q, k, arguments["mask"], arguments["positions"])
+    def measure(q, k):
+        return statistics.fused(statistic(), core, q, k, arguments["mask"], arguments["positions"])
 
-    assert torch.autograd.gradcheck(all_three, (q, k), fast_mode=True)
+    assert torch.autograd.gradcheck(measure, (q, k), fast_mode=True)
+
+
+def test_heads_of_size_one_have_no_room_for_the_columns_of_positions():
+    core, q, k = core_and_inputs({"kind": "dot"}, size=1)
+    arguments = context({"causal": True})
+    expected = by_the_matrix(core.weights(q, k, **arguments), arguments["positions"])
+    torch.testing.assert_close(entropy_and_distance(core, q, k, **arguments), expected, rtol=1e-10, atol=1e-10)
 
 
 def test_in_float32_a_distance_far_from_zero_is_still_exact():
@@ -136,11 +145,11 @@ def test_in_float32_a_distance_far_from_zero_is_still_exact():
     angle = torch.arange(length) * 0.37
     q = torch.stack((angle.cos(), angle.sin()), dim=-1)[None, None] * 3.0  # near and far keys have similar weights
     window, causal = causal_context(length, window=9), causal_context(length)
-    single = statistics.statistics(core, q, q, **window).distance
-    double = statistics.statistics(core.double(), q.double(), q.double(), **window).distance
+    single = statistics.squared_distance(core, q, q, **window)
+    double = statistics.squared_distance(core.double(), q.double(), q.double(), **window)
     assert float((single - double).abs().max()) < 1e-3
     sharp = 40 * q  # nearly all weight on the query's own position
-    single, double = (statistics.statistics(core, x, x, **causal).distance for x in (sharp, sharp.double()))
+    single, double = (statistics.squared_distance(core, x, x, **causal) for x in (sharp, sharp.double()))
     assert float(((single - double).abs() / (1 + double)).max()) < 0.1
 
 
@@ -168,8 +177,7 @@ def test_memory_is_linear_in_the_length(choice, bound, monkeypatch, tmp_path):
         if choice == "matrix":
             entropy, distance = by_the_matrix(core.weights(q, keys, **arguments), arguments["positions"])
         else:
-            ours = statistics.statistics(core, q, keys, **arguments)
-            entropy, distance = ours.entropy, ours.distance
+            entropy, distance = entropy_and_distance(core, q, keys, **arguments)
         (entropy + distance).sum().backward()
 
     long, short = (peak_memory(lambda length=length: step(length), tmp_path / "trace.json") for length in (1024, 512))

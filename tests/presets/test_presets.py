@@ -91,7 +91,7 @@ def test_a_preset_is_the_model_its_published_config_describes(name):
 def test_a_preset_has_the_context_and_the_initial_weights_of_its_published_config(name):
     config, _ = config_of(name)
     context = config.get("max_position_embeddings", config.get("n_positions"))
-    assert presets.about(name)["context"] == CONTEXTS.get(name, context)
+    assert presets.read_about(name)["context"] == CONTEXTS.get(name, context)
     init = to_tree(read(name).init)
     if config["model_type"] == "t5":
         assert init == {"kind": "fan-in", "factor": config["initializer_factor"]}
@@ -197,7 +197,7 @@ def test_a_preset_has_the_figures_of_its_paper(name):
     assert not list(differences(canonical(ours), canonical(theirs)))
     assert list(dropouts(to_tree(ours))) == list(dropouts(to_tree(theirs)))
     assert ours.init == theirs.init
-    assert presets.about(name)["context"] == PAPER_CONTEXTS[name]
+    assert presets.read_about(name)["context"] == PAPER_CONTEXTS[name]
 
 
 def test_every_preset_is_held_against_a_published_config_or_a_paper():
@@ -223,4 +223,4 @@ def test_n2_a_preset_has_the_position_scheme_of_its_family_and_names_its_source(
     assert (position.kind, getattr(position, "fraction", None)) == (
         ("rope", ROTATED[name]) if name in ROTATED else ("learned", None)
     )
-    assert presets.about(name)["source"]
+    assert presets.read_about(name)["source"]

@@ -15,7 +15,7 @@ from fastapi.testclient import TestClient
 from shown_checkpoints import HOSTILE, TEXT, checkpoint, image_checkpoint, long_checkpoint
 
 from manyheads.inspect.edit import ablate, edit
-from manyheads.model.record import record
+from manyheads.model.recording import record
 from manyheads.studio import app, forward, look, offline, session, views
 from manyheads.studio.session import Sessions
 

@@ -19,7 +19,7 @@ from trivial_losses import mean_of
 import manyheads
 from manyheads import Inputs
 from manyheads.data.source import Corpus, DataSpec
-from manyheads.model.record import record
+from manyheads.model.recording import record
 from manyheads.spec import override, to_toml
 from manyheads.tasks.auxiliary import (
     add_attention_targets,
@@ -32,7 +32,7 @@ from manyheads.tasks.batch import Batch
 from manyheads.training.batches import BatchStream
 from manyheads.training.events import Evaluated, Step
 from manyheads.training.loop import train_events, train_step
-from manyheads.training.prepare import prepare
+from manyheads.training.preparation import prepare
 from manyheads.training.run import read_run
 
 FOCUS, NEAR = {"kind": "focus", "weight": 0.5}, {"kind": "near", "where": "all", "max_cost": 20.0, "weight": 0.02}
@@ -145,7 +145,7 @@ def test_selected_layers_heads_and_stacks_are_those_alone():
     with record(model) as attentions:
         run.spec.task.loss(model, batch)
     real = real_positions(batch.source)
-    expected = torch.stack([attentions[i].statistics.entropy[:, 1][real].sum() for i in (0, 2)]).sum()
+    expected = torch.stack([attentions[i].entropy[:, 1][real].sum() for i in (0, 2)]).sum()
     assert list(loss.terms) == ["focus-1", "focus-2"]
     torch.testing.assert_close(loss.terms["focus-1"].sum, expected)
     assert loss.terms["focus-1"].count == 2 * int(real.sum())

@@ -27,7 +27,7 @@ from manyheads.tasks.retrieval import RetrievalSpec
 from manyheads.tasks.seq2seq import Seq2SeqSpec
 from manyheads.tasks.task import TaskSpec
 from manyheads.training.loop import validate
-from manyheads.training.prepare import prepare
+from manyheads.training.preparation import prepare
 from manyheads.training.run import read_run
 
 SENTINELS = tuple(range(900, 1000))

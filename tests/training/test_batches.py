@@ -17,7 +17,7 @@ from manyheads.tasks.seq2seq import Seq2SeqSpec
 from manyheads.training.batches import BatchPlan, BatchStream, row_lengths
 from manyheads.training.estimate import batch_positions
 from manyheads.training.loop import validate
-from manyheads.training.prepare import prepare
+from manyheads.training.preparation import prepare
 from manyheads.training.run import read_run
 
 

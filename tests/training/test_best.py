@@ -13,7 +13,7 @@ from manyheads.metrics import metric
 from manyheads.tasks.seq2seq import Seq2SeqSpec
 from manyheads.training.events import Evaluated
 from manyheads.training.loop import validate
-from manyheads.training.prepare import prepare
+from manyheads.training.preparation import prepare
 from manyheads.training.run import read_run
 
 

@@ -18,7 +18,7 @@ from manyheads.spec import to_toml
 from manyheads.training.batches import BatchPlan, BatchStream
 from manyheads.training.estimate import MAX_TIMED_STEPS, format_seconds, measure_speed
 from manyheads.training.loop import train_events
-from manyheads.training.prepare import prepare
+from manyheads.training.preparation import prepare
 from manyheads.training.resources import check_resources, estimate_resources, evaluation_shapes, read_kibibytes
 from manyheads.training.run import read_run
 

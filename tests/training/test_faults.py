@@ -17,6 +17,7 @@ import time
 from functools import partial
 from pathlib import Path
 from random import Random
+from threading import Event, Thread
 
 import pytest
 import torch
@@ -32,9 +33,9 @@ from manyheads.spec import to_toml
 from manyheads.training.events import Resumed, Step
 from manyheads.training.folder import data_hashes
 from manyheads.training.log import Log
-from manyheads.training.prepare import prepare
+from manyheads.training.preparation import prepare
 from manyheads.training.run import read_run
-from manyheads.training.store import checkpoints, newest_valid, purge
+from manyheads.training.store import list_checkpoints, newest_valid, remove_old_checkpoints
 
 SETTINGS = {"steps": 8, "save_every": 2, "eval_every": 4, "accumulate": 1}
 FEW = {"kind": "sequence", "function": "reverse", "count": 120, "validation_count": 20}
@@ -223,6 +224,14 @@ def test_without_a_terminal_there_are_plain_lines_and_quiet_is_quiet(run_file, t
 # ------------------------------------------------------------------------ standard streams that are full, closed or gone
 
 
+def read_until(terminal, gone):
+    """Reads what a terminal shows, which holds little that is not read, and closes it when it is gone."""
+    while not gone.is_set():
+        if select.select([terminal], [], [], 0.01)[0]:
+            os.read(terminal, 4096)
+    os.close(terminal)
+
+
 def lose_stderr(how):
     """In the process of a command: writing to standard error fails, from the start or from the third step on."""
     if how == "reader":
@@ -230,7 +239,10 @@ def lose_stderr(how):
         at_forward({3: partial(os.close, reader)})
     elif how == "terminal":
         terminal, number = pty.openpty()
-        at_forward({3: partial(os.close, terminal)})
+        gone = Event()
+        reader = Thread(target=read_until, args=(terminal, gone), daemon=True)
+        reader.start()
+        at_forward({3: lambda: (gone.set(), reader.join())})
         os.environ["TERM"] = "xterm"
     else:
         number = os.open("/dev/full", os.O_WRONLY)
@@ -392,7 +404,7 @@ def test_a_limit_of_the_file_size_is_like_a_full_disk(run_file, tmp_path, whole)
     before = partial(limit_file_size, 20_000)
     done = run("train", run_file, "--output", tmp_path / "run", "--json", check=5, before=before)
     assert json.loads(done.stderr.splitlines()[-1])["error"]["code"] == "resource.disk"
-    assert not checkpoints(tmp_path / "run" / "checkpoints")
+    assert not list_checkpoints(tmp_path / "run" / "checkpoints")
     run("train", run_file, "--output", tmp_path / "run")
     assert hashes(tmp_path / "run") == hashes(whole)
 
@@ -496,7 +508,7 @@ def test_a_damaged_checkpoint_is_a_warning_and_is_made_again(run_file, copied, w
 
 
 def test_the_newest_checkpoint_is_the_one_with_the_highest_step_whatever_the_clock(copied):
-    for number, path in enumerate(checkpoints(copied / "checkpoints")):
+    for number, path in enumerate(list_checkpoints(copied / "checkpoints")):
         for file in (path, *path.iterdir()):
             os.utime(file, (10**9 * number, 10**9 * number))  # the newest step has the oldest time
     assert resume(tree(), copied) == Resumed(8)
@@ -572,7 +584,7 @@ def save_another(folder, *, same_step):
     else:
         draft.rename(folder / "step-00000010")
         write_atomic(folder / "latest", "step-00000010")
-    purge(folder, 1)
+    remove_old_checkpoints(folder, 1)
 
 
 @pytest.mark.parametrize("same_step", [False, True])
@@ -629,13 +641,13 @@ def test_a_nan_weight_does_not_replace_finite_checkpoints(run_file, copied):
     size = (last / "model.safetensors").stat().st_size
     manifest["files"]["model.safetensors"] = {"sha256": sha256(last / "model.safetensors"), "bytes": size}
     (last / "manifest.json").write_text(json.dumps(manifest))
-    before = {path.name for path in checkpoints(copied / "checkpoints")}
+    before = {path.name for path in list_checkpoints(copied / "checkpoints")}
     for steps, stopped in ((10, 10), (40, 18)):  # it ends before ten steps are skipped, and after that
         command = ("train", run_file, "--output", copied, "--json", "-s", f"train.steps={steps}")
         error = json.loads(run(*command, check=1).stderr.splitlines()[-1])["error"]
         assert error["code"] == "run.diverged"
         assert f"step {stopped}" in error["message"]
-        assert {path.name for path in checkpoints(copied / "checkpoints")} == before
+        assert {path.name for path in list_checkpoints(copied / "checkpoints")} == before
     resume = ("--resume", copied / "checkpoints" / "step-00000006", "-s", "train.steps=10")
     run("train", run_file, "--output", copied, "--quiet", *resume)
     assert log_lines(copied)[-1]["step"] == 10

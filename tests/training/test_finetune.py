@@ -11,7 +11,6 @@ import pytest
 import torch
 import transformers
 from command import run
-from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from small_checkpoints import CASES, make, perturbed
 from small_runs import hashes, in_a_process, last_metrics, train_all
@@ -30,7 +29,7 @@ from manyheads.training.batches import BatchStream
 from manyheads.training.events import Initialized, Step, Truncated
 from manyheads.training.loop import train_events, validate
 from manyheads.training.lora import lora_layers
-from manyheads.training.prepare import initial_model, prepare, prepare_data
+from manyheads.training.preparation import initial_model, prepare, prepare_data
 from manyheads.training.run import read_run
 
 # the special tokens of each family with their ids, what its tokenizer adds around a text, and fields of its config
@@ -508,6 +507,8 @@ def test_lora_changes_nothing_at_first_and_then_only_its_target_modules(name, da
 
 @pytest.mark.parametrize("name", ["classify-lora", "causal-lora"])
 def test_peft_opens_the_adapter_and_gives_our_logits(name, data, tmp_path):
+    from peft import PeftModel  # seconds, which every worker would spend on collecting this file
+
     train_all(case(name, tmp_path, data), tmp_path / "run")
     head = "CausalLM" if name == "causal-lora" else "SequenceClassification"
     transformers.utils.logging.set_verbosity_error()  # a new head is intended here

@@ -35,9 +35,9 @@ from manyheads.training.folder import (
     write_run_files,
 )
 from manyheads.training.loop import train_events
-from manyheads.training.prepare import prepare
+from manyheads.training.preparation import prepare
 from manyheads.training.run import SAFE_TO_CHANGE, read_run
-from manyheads.training.store import TrainState, checkpoints, newest_valid
+from manyheads.training.store import TrainState, list_checkpoints, newest_valid
 
 SETTINGS = {"steps": 8, "save_every": 2, "eval_every": 4, "accumulate": 1}
 FEW = {"kind": "sequence", "function": "reverse", "count": 120, "validation_count": 20}
@@ -368,7 +368,7 @@ def test_patience_ends_a_run_and_the_best_checkpoint_is_kept_and_loaded(tmp_path
     assert end_of(train_all(patient, tmp_path / "run")) == (8, "patience")
     folder = tmp_path / "run" / "checkpoints"
     assert [(folder / name).read_text() for name in ("best", "latest")] == ["step-00000002", "step-00000008"]
-    assert {path.name for path in checkpoints(folder)} == {"step-00000002", "step-00000005", "step-00000008"}
+    assert {path.name for path in list_checkpoints(folder)} == {"step-00000002", "step-00000005", "step-00000008"}
     assert manyheads.load(tmp_path / "run").path == folder / "step-00000002"
     events = train_all(patient, tmp_path / "run")
     assert [type(event) for event in events] == [Prepared, Resumed, Finished]

@@ -11,7 +11,7 @@ from small_runs import described
 
 from manyheads.errors import UnknownKeyError
 from manyheads.spec import to_toml
-from manyheads.training.prepare import prepare
+from manyheads.training.preparation import prepare
 from manyheads.training.run import read_run_file
 
 FILE = """seed = 5

@@ -22,17 +22,16 @@ from small_runs import described, end_of
 import manyheads
 from manyheads import build
 from manyheads.data.source import DataSpec
-from manyheads.spec import override
+from manyheads.spec import override, to_inline_toml
 from manyheads.tasks.task import TaskSpec
 from manyheads.training.batches import BatchStream
-from manyheads.training.draft import inline
 from manyheads.training.estimate import SpeedEstimate, measure_speed, typical_seconds
 from manyheads.training.events import Step
 from manyheads.training.loop import train_events
-from manyheads.training.prepare import prepare
+from manyheads.training.preparation import prepare
 from manyheads.training.resources import estimate_resources
 from manyheads.training.run import read_run
-from manyheads.training.suggest import USEFUL_STEPS, VOCAB_SIZES, suggest
+from manyheads.training.suggest import USEFUL_STEPS, VOCAB_SIZES, suggest_run
 
 WORDS = [
     "the",
@@ -117,7 +116,7 @@ def trained(text, folder, steps=2):
 @pytest.mark.parametrize("task", FILES)
 def test_the_suggested_run_trains_and_its_comments_are_true(task, tmp_path):
     path = FILES[task](tmp_path)
-    text, reasons = suggest(task, path, overrides=FEW[task] if path is None else (), minutes=0.05)
+    text, reasons = suggest_run(task, path, overrides=FEW[task] if path is None else (), minutes=0.05)
     run = trained(text, tmp_path / "run")
     whole = prepare(read_run(tomllib.loads(text)))
     steps, epochs, rows = re.search(r"# ([\d,]+) steps, ([\d.e+]+) epochs of ([\d,]+) rows", text).groups()
@@ -146,7 +145,7 @@ def test_every_task_has_data_of_its_own_and_is_tried_on_a_file():
 @pytest.mark.parametrize("task", ["copy", "translate", "mae"])
 def test_without_a_file_the_suggested_run_reads_the_data_of_the_task(task):
     """The other tasks read the documentation of Python, which takes longer."""
-    text, _ = suggest(task, minutes=0.01, overrides=FEW.get(task, ()))
+    text, _ = suggest_run(task, minutes=0.01, overrides=FEW.get(task, ()))
     spec = read_run(tomllib.loads(text))
     expected = override({"data": TaskSpec.kinds[task].default_data}, FEW.get(task, ()))["data"]
     assert (spec.task.kind, spec.data) == (task, DataSpec.choose(expected))
@@ -155,7 +154,7 @@ def test_without_a_file_the_suggested_run_reads_the_data_of_the_task(task):
 def test_spans_get_a_sentinel_per_span_of_the_longest_text(tmp_path):
     path = tmp_path / "long.txt"
     path.write_text("\n\n".join(" ".join(sentences(count)) for count in (60, 130, 90)))
-    text, _ = suggest("spans", path, minutes=0.01)
+    text, _ = suggest_run("spans", path, minutes=0.01)
     assert TaskSpec.kinds["spans"]().num_sentinels < tomllib.loads(text)["task"]["num_sentinels"] < 300
     trained(text, tmp_path / "run")
 
@@ -172,7 +171,7 @@ def test_spans_get_a_sentinel_per_span_of_the_longest_text(tmp_path):
     ],
 )
 def test_another_architecture_than_the_usual_trains_too(task, architecture, tmp_path):
-    text, reasons = suggest(task, FILES[task](tmp_path), architecture=architecture, minutes=0.01)
+    text, reasons = suggest_run(task, FILES[task](tmp_path), architecture=architecture, minutes=0.01)
     assert trained(text, tmp_path / "run").model_spec.architecture == architecture
     assert architecture in reasons[1]
     assert TaskSpec.kinds[task].architectures[0] in reasons[1]
@@ -227,23 +226,23 @@ def test_a_file_saved_from_a_spreadsheet_is_trained_evaluated_and_used_in_four_c
 @pytest.mark.parametrize("task", ["causal", "masked"])
 def test_the_texts_of_a_table_are_learned_one_by_one(task, tmp_path):
     path = objects(tmp_path / "a.jsonl", [(str(i), text) for i, text in enumerate(sentences(60))], "id", "said")
-    text, reasons = suggest(task, path, minutes=0.01)
+    text, reasons = suggest_run(task, path, minutes=0.01)
     assert tomllib.loads(text)["data"]["fields"] == ["said"]
     assert "57 training, 3 validation" in reasons[0]
 
 
-def test_what_is_decided_about_a_file_is_said_and_overruled(tmp_path):
+def test_what_is_detected_about_a_file_is_reported_and_can_be_overridden(tmp_path):
     path = table(tmp_path / "a.tsv", labelled(), "Review Text", "Verdict")
-    text, reasons = suggest("classify", path, minutes=0.01)
+    text, reasons = suggest_run("classify", path, minutes=0.01)
     assert len(prepare(read_run(tomllib.loads(text))).labels) == 2
     assert "header = false" in reasons[0]
-    text, reasons = suggest("classify", path, overrides=["data.header=false"], minutes=0.01)
+    text, reasons = suggest_run("classify", path, overrides=["data.header=false"], minutes=0.01)
     assert tomllib.loads(text)["data"]["header"] is False
     assert "'Verdict' 1" in reasons[0]  # a class with one row
-    text, _ = suggest("causal", book(tmp_path / "book.txt"), overrides=["data.document='line'"], minutes=0.01)
+    text, _ = suggest_run("causal", book(tmp_path / "book.txt"), overrides=["data.document='line'"], minutes=0.01)
     assert tomllib.loads(text)["data"]["document"] == "line"
     with raises("usage.argument", "train.steps=3"):
-        suggest("classify", path, overrides=["train.steps=3"])
+        suggest_run("classify", path, overrides=["train.steps=3"])
 
 
 def test_a_value_that_is_no_text_is_an_error_with_its_line(tmp_path):
@@ -253,30 +252,30 @@ def test_a_value_that_is_no_text_is_an_error_with_its_line(tmp_path):
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with raises("data.row", "line 8", "label"):
-        suggest("classify", path, minutes=0.05)
+        suggest_run("classify", path, minutes=0.05)
 
 
 def test_columns_given_by_number_leave_a_header_out(tmp_path):
     path = tmp_path / "a.tsv"
     path.write_text("id\tsentence\tlabel\n" + "".join(f"{i}\tsome words {i}\t{i % 3}\n" for i in range(60)))
-    text, _ = suggest("classify", path, fields="1,2", minutes=0.05)
+    text, _ = suggest_run("classify", path, fields="1,2", minutes=0.05)
     assert tomllib.loads(text)["data"]["fields"] == ["sentence", "label"]
     assert len(prepare(read_run(tomllib.loads(text))).labels) == 3
     path.write_text("".join(f"{i}\tsome words {i}\t{i % 3}\n" for i in range(60)))
-    assert tomllib.loads(suggest("classify", path, fields="1,2", minutes=0.05)[0])["data"]["fields"] == [1, 2]
+    assert tomllib.loads(suggest_run("classify", path, fields="1,2", minutes=0.05)[0])["data"]["fields"] == [1, 2]
 
 
 def test_a_pipe_is_an_error(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with raises("data.file", "pipe"):
-        suggest("translate", tmp_path / "pipe")
+        suggest_run("translate", tmp_path / "pipe")
 
 
 def test_ambiguous_columns_are_asked_for(tmp_path):
     path = objects(tmp_path / "a.jsonl", [("a b", a, b) for a, b in pairs()], "id", "en", "loud")
     with raises("data.columns", "id", "en", "loud"):
-        suggest("translate", path)
-    assert tomllib.loads(suggest("translate", path, fields="en,loud", minutes=0.01)[0])["data"]["fields"] == [
+        suggest_run("translate", path)
+    assert tomllib.loads(suggest_run("translate", path, fields="en,loud", minutes=0.01)[0])["data"]["fields"] == [
         "en",
         "loud",
     ]
@@ -302,7 +301,7 @@ def test_wrong_arguments_and_data_have_codes(tmp_path):
         ("usage.argument", "minutes", ("copy",), {"minutes": 0}),
     ):
         with raises(code, value):
-            suggest(*arguments, **options)
+            suggest_run(*arguments, **options)
     assert run("new", "translate", broken, check=3).stdout == ""
 
 
@@ -310,13 +309,13 @@ def test_wrong_arguments_and_data_have_codes(tmp_path):
     "value", ['a"b\\c\n\x7f\x00é', 3e-3, True, {"kind": "x", "deep": {"y": [1, "z"]}}, ["a", 1], 12]
 )
 def test_a_value_comes_back_from_toml(value):
-    assert tomllib.loads(f"value = {inline(value)}")["value"] == value
+    assert tomllib.loads(f"value = {to_inline_toml(value)}")["value"] == value
 
 
 def test_a_long_text_is_split_into_rows(tmp_path):
     path = tmp_path / "book.txt"
     path.write_text(" ".join(sentences(1500)))
-    text, _ = suggest("causal", path, minutes=0.01)
+    text, _ = suggest_run("causal", path, minutes=0.01)
     assert tomllib.loads(text)["train"]["pack"] == 512
     trained(text, tmp_path / "run")
 
@@ -324,7 +323,7 @@ def test_a_long_text_is_split_into_rows(tmp_path):
 def test_a_long_text_that_cannot_be_packed_is_split_into_pieces(tmp_path):
     path, text = tmp_path / "book.txt", " ".join(sentences(300, words=(30, 40)))
     path.write_text(text)
-    toml, _ = suggest("spans", path, minutes=0.01)
+    toml, _ = suggest_run("spans", path, minutes=0.01)
     run = trained(toml, tmp_path / "run")
     rows = [row for rows in run.corpus.splits.values() for (row,) in rows]
     assert sorted(rows) == sorted(set(rows))
@@ -334,7 +333,9 @@ def test_a_long_text_that_cannot_be_packed_is_split_into_pieces(tmp_path):
 
 def test_a_few_long_rows_are_truncated_and_counted(tmp_path):
     long = " ".join(sentences(280))
-    text, _ = suggest("translate", table(tmp_path / "a.tsv", [*pairs(3000), (f"{long} a", long), (f"{long} b", long)]))
+    text, _ = suggest_run(
+        "translate", table(tmp_path / "a.tsv", [*pairs(3000), (f"{long} a", long), (f"{long} b", long)])
+    )
     tree = tomllib.loads(text)
     assert tree["train"]["max_length"] <= tree["train"]["batch_tokens"]
     run = prepare(read_run(tree))
@@ -343,7 +344,8 @@ def test_a_few_long_rows_are_truncated_and_counted(tmp_path):
 
 def test_more_data_gets_a_larger_model(tmp_path):
     small, large = (
-        tomllib.loads(suggest("translate", table(tmp_path / f"{count}.tsv", pairs(count)))[0]) for count in (60, 2_000)
+        tomllib.loads(suggest_run("translate", table(tmp_path / f"{count}.tsv", pairs(count)))[0])
+        for count in (60, 2_000)
     )
     assert small["tokenizer"].get("vocab_size", 256) < large["tokenizer"]["vocab_size"] > VOCAB_SIZES[-1][1]
     assert small["train"]["batch_tokens"] <= large["train"]["batch_tokens"]
@@ -355,7 +357,7 @@ def test_more_data_gets_a_larger_model(tmp_path):
 def exported(task, folder, **options):
     """A run of two steps of what is suggested, with weights that differ from their initial values, and its export."""
     path = FILES[task](folder)
-    text, _ = suggest(task, path, minutes=0.05, overrides=FEW[task] if path is None else (), **options)
+    text, _ = suggest_run(task, path, minutes=0.05, overrides=FEW[task] if path is None else (), **options)
     trained(text, folder / "run")
     ours = manyheads.load(folder / "run", copy=True)
     torch.manual_seed(1)
@@ -445,13 +447,13 @@ def busy(monkeypatch, **speed):
 def test_however_slow_the_machine_is_a_run_has_a_useful_number_of_steps_and_a_warning(tmp_path, monkeypatch):
     path = FILES["translate"](tmp_path)
     busy(monkeypatch)
-    text, reasons = suggest("translate", path)
+    text, reasons = suggest_run("translate", path)
     run = prepare(read_run(tomllib.loads(text)))
     assert run.spec.train.steps >= max(USEFUL_STEPS, len(BatchStream(run).plan()))
     assert "--minutes 30" in reasons[-1]
     assert f"# {reasons[-1]}" in text
     busy(monkeypatch, step=1e-3, evaluation=1e-3)
-    assert not any("--minutes" in reason for reason in suggest("translate", path)[1])
+    assert not any("--minutes" in reason for reason in suggest_run("translate", path)[1])
 
 
 def test_a_few_interrupted_steps_do_not_change_the_estimate():
@@ -507,7 +509,7 @@ def test_an_output_that_cannot_be_written_is_an_error_before_data_is_read(tmp_pa
 )
 def test_a_checkpoint_is_fine_tuned_and_exported_in_its_family(task, name, tmp_path):
     folder = folder_of(name, tmp_path / "checkpoint")
-    text, reasons = suggest(task, word_file(task, tmp_path), init_from=str(folder), minutes=0.05)
+    text, reasons = suggest_run(task, word_file(task, tmp_path), init_from=str(folder), minutes=0.05)
     tree = tomllib.loads(text)
     assert tree["init_from"] == str(folder)
     assert "tokenizer" not in tree
@@ -544,9 +546,9 @@ def test_a_checkpoint_that_does_not_fit_the_task_is_an_error_before_data_is_read
         tokenizer = options.pop("tokenizer", True)
         folder = folder_of(name, tmp_path / f"{name}-{task}", tokenizer=tokenizer)
         with raises(code):
-            suggest(task, tmp_path / "nowhere", init_from=str(folder), **options)
+            suggest_run(task, tmp_path / "nowhere", init_from=str(folder), **options)
     with raises("usage.path-not-found"):
-        suggest("causal", tmp_path / "nowhere", init_from=str(tmp_path / "none"))
+        suggest_run("causal", tmp_path / "nowhere", init_from=str(tmp_path / "none"))
 
 
 def test_a_checkpoint_that_does_not_fit_into_memory_is_trained_by_lora(tmp_path, monkeypatch):
@@ -556,6 +558,6 @@ def test_a_checkpoint_that_does_not_fit_into_memory_is_trained_by_lora(tmp_path,
         "manyheads.training.suggest.estimate_resources",
         lambda *args, **more: replace(real(*args, **more), memory_free=9),
     )
-    text, _ = suggest("causal", word_file("causal", tmp_path), init_from=str(folder), minutes=0.05)
+    text, _ = suggest_run("causal", word_file("causal", tmp_path), init_from=str(folder), minutes=0.05)
     assert tomllib.loads(text)["lora"]["rank"] > 0
     trained(text, tmp_path / "run")

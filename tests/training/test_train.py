@@ -42,13 +42,13 @@ from manyheads.files.read import read_toml
 from manyheads.model.transformer import Transformer
 from manyheads.presets import preset
 from manyheads.spec import SLOTS, override, to_toml
-from manyheads.training.compare import parameter_count
+from manyheads.training.comparison import parameter_count
 from manyheads.training.events import Evaluated, Finished, Prepared, Resumed, Saved, Step
 from manyheads.training.loop import train_events, validate
 from manyheads.training.optim import OptimSpec, ScheduleSpec
-from manyheads.training.prepare import initial_model, prepare
+from manyheads.training.preparation import prepare
 from manyheads.training.run import read_run
-from manyheads.training.store import checkpoints
+from manyheads.training.store import list_checkpoints
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -72,14 +72,21 @@ MOMENTS = {  # of a save: the process is killed right before a file operation
 }
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The folder of a run that is not killed."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    assert in_a_process(described("seq2seq"), folder) == 0
+    return folder
+
+
 @pytest.mark.parametrize("name", MOMENTS)
-def test_a_kill_at_any_moment_of_a_save_loses_nothing(name, tmp_path):
+def test_a_kill_at_any_moment_of_a_save_loses_nothing(name, tmp_path, whole):
     tree = described("seq2seq")
-    assert in_a_process(tree, tmp_path / "whole") == 0
     for count in (1,) if name == "purge" else (1, 2):  # only the last of three saves removes a checkpoint
         assert in_a_process(tree, tmp_path / "broken", moment=MOMENTS[name], count=count) == -signal.SIGKILL
     assert in_a_process(tree, tmp_path / "broken") == 0
-    assert hashes(tmp_path / "broken") == hashes(tmp_path / "whole")
+    assert hashes(tmp_path / "broken") == hashes(whole)
     assert not list((tmp_path / "broken" / "checkpoints").glob("*.tmp-*"))
 
 
@@ -90,7 +97,7 @@ def test_a_kill_while_a_checkpoint_replaces_another_of_its_step_loses_neither(tm
     stop_after(tree, tmp_path / "broken", step=3)
     folder = tmp_path / "broken" / "checkpoints"
     assert in_a_process(tree, tmp_path / "broken", moment=("os.rename", r"step-00000003\.tmp-")) == -signal.SIGKILL
-    assert not checkpoints(folder)
+    assert not list_checkpoints(folder)
     assert resume(tree, tmp_path / "broken") == Resumed(3)
     assert in_a_process(tree, tmp_path / "broken") == 0
     assert hashes(tmp_path / "broken") == hashes(tmp_path / "whole")
@@ -105,7 +112,7 @@ def test_a_missing_latest_checkpoint_is_a_warning_and_missing_all_is_an_error(tm
     assert resumed.step == 2
     assert str(folder / "latest") in resumed.warnings[0]
     assert "step-00000004" in resumed.warnings[0]
-    for path in checkpoints(folder):
+    for path in list_checkpoints(folder):
         shutil.rmtree(path)
     with pytest.raises(CorruptFileError) as error:
         train_all(tree, tmp_path / "run")
@@ -351,28 +358,6 @@ def test_every_builtin_data_set_is_learned_better_than_a_trivial_prediction(name
     metrics = last_metrics(train_events(run, tmp_path / "run"))
     trivial = {"retrieval": random_document, "mae": mean_patch}.get(task, unigram_entropy)
     assert metrics["loss"] < trivial(run)
-
-
-@pytest.mark.xdist_group("compiler")
-@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")  # which loading the compiler raises
-@pytest.mark.parametrize("name", ["masked", "causal"])  # the layers of an encoder, and of a decoder
-@torch.no_grad()
-def test_compiled_layers_give_the_same_logits_and_their_weights_keep_their_names(name):
-    run, graphs = prepare(read_run(described(name, compile=True))), []
-    compiled, plain = initial_model(run)[0].eval(), manyheads.build(run.model_spec, seed=run.spec.seed).eval()
-    assert list(compiled.state_dict()) == list(plain.state_dict())
-
-    def backend(graph, inputs):
-        graphs.append(graph)
-        return graph.forward
-
-    ids = torch.randint(0, run.special_tokens.vocab_size, (2, 7))
-    with torch.compiler.set_stance(force_backend=backend):
-        plain(ids)
-        assert not graphs
-        logits = compiled(ids)
-    assert graphs
-    torch.testing.assert_close(logits, plain(ids))
 
 
 # ----------------------------------------------------------------------------------------------------- from the command

@@ -20,7 +20,7 @@ from manyheads.training.batches import BatchPlan, BatchStream
 from manyheads.training.events import Saved, SaveFailed
 from manyheads.training.loop import Checkpointer, train_events, train_step, validate
 from manyheads.training.optim import OptimSpec, ScheduleSpec, orthogonalize
-from manyheads.training.prepare import prepare
+from manyheads.training.preparation import prepare
 from manyheads.training.run import BestSpec, read_run
 from manyheads.training.store import TrainState
 

@@ -18,8 +18,8 @@ from manyheads.convert.hf import CheckpointMetadata, load_model
 from manyheads.errors import CheckpointConfigError, CheckpointTokenizerError, WeightsError
 from manyheads.files.read import read_text, safe_join
 from manyheads.files.tensors import InMemoryTensors
-from manyheads.model.build import Model
-from manyheads.spec import Tree, quoted
+from manyheads.model.builder import Model
+from manyheads.spec import Tree, quote
 
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")  # the first tokens of every dictionary
 PAD, EOS, UNKNOWN = 1, 2, 3
@@ -49,7 +49,7 @@ def read_checkpoint(path: Path) -> tuple[Tree, InMemoryTensors]:
     config = {key: value for key, value in model_options(content, path).items() if key not in TRAINER}
     # a pickle can share lists within lists, and then even to print one takes forever
     if nested := [key for key, value in config.items() if not isinstance(value, str | int | float | None)]:
-        raise CheckpointConfigError(f"{path}: {quoted(nested[0])} has a list or table, which is not supported")
+        raise CheckpointConfigError(f"{path}: {quote(nested[0])} has a list or table, which is not supported")
     config |= {"model_type": "fairseq", "architectures": ["TransformerModel"]}
     config |= {key: len(weights[name]) for key, name in tables.items()}
     config |= {"eos_token_id": EOS, "decoder_start_token_id": EOS, "pad_token_id": PAD}

@@ -19,7 +19,7 @@ from torch import Tensor
 from manyheads.errors import CheckpointError, CorruptFileError, UnsafeFileError
 from manyheads.files.read import open_regular
 from manyheads.files.tensors import are_counts, is_shape
-from manyheads.spec import quoted, shortened
+from manyheads.spec import quote, shorten
 
 MAX_PICKLE_BYTES = 64 << 20
 MAX_SHARED = 4  # tensors that share a storage, such as embeddings, are copied: their size relative to the file's
@@ -70,7 +70,7 @@ class SafeUnpickler(pickle.Unpickler):
             return torch.empty(tuple(shape), dtype=storage.dtype)
         last = offset + sum((length - 1) * step for length, step in zip(shape, stride, strict=True)) if valid else 0
         if not valid or last >= len(storage):
-            raise ValueError(f"a tensor of shape {quoted(shape)} does not fit into its storage")
+            raise ValueError(f"a tensor of shape {quote(shape)} does not fit into its storage")
         self.remaining -= math.prod(shape) * storage.dtype.itemsize
         if self.remaining < 0:
             raise ValueError("its tensors are much larger than the file")
@@ -105,4 +105,4 @@ def read_pickle(path: Path) -> Any:
     except (CheckpointError, OSError):
         raise
     except Exception as error:
-        raise CorruptFileError(f"{path} cannot be read: {type(error).__name__}: {shortened(str(error))}") from None
+        raise CorruptFileError(f"{path} cannot be read: {type(error).__name__}: {shorten(str(error))}") from None

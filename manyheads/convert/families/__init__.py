@@ -9,9 +9,9 @@ from importlib import import_module
 from manyheads.convert.config import Config, ConfigRow, read_config, write_config
 from manyheads.convert.keys import PAD_TOKEN_FOR_LAST_POOLING, Labels, tying
 from manyheads.convert.weights import (
+    KeyMapping,
     Parameters,
     Rows,
-    Spelling,
     Table,
     Tensors,
     WeightTable,
@@ -21,7 +21,7 @@ from manyheads.convert.weights import (
 )
 from manyheads.errors import CheckpointConfigError, UnknownArchitectureError
 from manyheads.model.spec import ModelSpec, read_model
-from manyheads.spec import Tree, copy_tree, did_you_mean, quoted
+from manyheads.spec import Tree, copy_tree, did_you_mean, quote
 
 # written as None, because transformers would replace missing keys by the special tokens of published models
 UNSET_TOKEN_IDS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
@@ -80,26 +80,28 @@ class Family:
     keys: tuple[ConfigRow, ...]
     weights: Table  # the weights except those of the head, without prefix
     architectures: Mapping[str, Architecture]  # the first is the default of a config without architectures
-    ignored: tuple[str, ...] = ()  # keys that do not change the output
+    ignored_keys: tuple[str, ...] = ()  # keys that do not change the output
     # completes a config from the names of the stored tensors
     resolve: Callable[[Config, Collection[str]], Config] = lambda config, names: config
-    spellings: tuple[Spelling, ...] = ()  # other names of the weights in published checkpoints
+    key_mappings: tuple[KeyMapping, ...] = ()  # to other names of the weights in published checkpoints
     # tensors that an export computes, from the names of those that are not read
-    computed: Callable[[ModelSpec, Config, Collection[str]], Tensors] = lambda spec, config, unused: {}
+    computed_tensors: Callable[[ModelSpec, Config, Collection[str]], Tensors] = lambda spec, config, unused: {}
 
     def architecture(self, config: Config) -> str:
         names = config.get("architectures") or [next(iter(self.architectures))]
         name = names[0] if isinstance(names, list) and names else names
         if not isinstance(name, str) or name not in self.architectures:
             raise UnknownArchitectureError(
-                f"{self.model_type} has no architecture {quoted(name)}{did_you_mean(str(name), self.architectures)}"
+                f"{self.model_type} has no architecture {quote(name)}{did_you_mean(str(name), self.architectures)}"
             )
         return name
 
     def spec_of(self, config: Config) -> ModelSpec:
-        own = self.architectures[self.architecture(config)]
-        tree = copy_tree(self.base_fields) | {"head": copy_tree(own.head)}
-        return read_model(read_config((*self.keys, *own.keys), config, tree, ignored=self.ignored))
+        head_architecture = self.architectures[self.architecture(config)]
+        tree = copy_tree(self.base_fields) | {"head": copy_tree(head_architecture.head)}
+        return read_model(
+            read_config((*self.keys, *head_architecture.keys), config, tree, ignored_keys=self.ignored_keys)
+        )
 
     def stored_spec(self, config: Config, names: Collection[str]) -> ModelSpec:
         """The spec of a config, completed from the names of the stored tensors."""
@@ -112,19 +114,19 @@ class Family:
 
     def table(self, spec: ModelSpec, architecture: str, parameters: Parameters) -> WeightTable:
         """The weight table of a model, whose parameters may be on the meta device."""
-        own = self.architectures[architecture]
+        head_architecture = self.architectures[architecture]
         rows = self.weights(spec) if callable(self.weights) else self.weights
-        prefixed = (row.renamed(lambda name: own.prefix + name) for row in rows)
+        prefixed_rows = (row.rename(lambda name: head_architecture.prefix + name) for row in rows)
         stacks = {"encoder": spec.encoder, "decoder": spec.decoder}
         layers = {name: stack.layer_groups or stack.layers for name, stack in stacks.items() if stack}
-        return WeightTable(tuple(expand((*prefixed, *own.weights), parameters, layers)))
+        return WeightTable(tuple(expand((*prefixed_rows, *head_architecture.weights), parameters, layers)))
 
     def tables(self, spec: ModelSpec, architecture: str, parameters: Parameters) -> list[WeightTable]:
         """The table with the usual names, and the tables with the names of other published checkpoints."""
         table = self.table(spec, architecture, parameters)
         if not table.covers(parameters):
             raise CheckpointConfigError(f"this config does not describe a supported {self.model_type} model")
-        return [table, *(table.respelled(spelling) for spelling in self.spellings)]
+        return [table, *(table.map_keys(key_mapping) for key_mapping in self.key_mappings)]
 
 
 # model_type → module, in the order in which an export tries them
@@ -142,6 +144,6 @@ OTHERS = {"fairseq": "fairseq"} | dict.fromkeys(GGUF, "gguf")
 def get_family(model_type: object) -> Family:
     modules = NAMES | OTHERS
     if not isinstance(model_type, str) or model_type not in modules:
-        raise UnknownArchitectureError(f"unknown model_type {quoted(model_type)}{did_you_mean(str(model_type), NAMES)}")
+        raise UnknownArchitectureError(f"unknown model_type {quote(model_type)}{did_you_mean(str(model_type), NAMES)}")
     families: tuple[Family, ...] = import_module(f"{__name__}.{modules[model_type]}").FAMILIES
     return next(family for family in families if family.model_type == model_type)

@@ -73,7 +73,7 @@ MASKED_KEYS: tuple[ConfigRow, ...] = (
 )
 
 
-def masked(dense: str, norm: str, bias: str, decoder: str) -> Rows:
+def masked_head(dense: str, norm: str, bias: str, decoder: str) -> Rows:
     """The rows of a masked-language-model head, whose matrix is tied to the token embedding."""
     return (
         *renames({"head.project": dense, "head.norm": norm, "head.scores.bias": bias}),
@@ -92,7 +92,7 @@ CLASSES_KEYS: tuple[ConfigRow, ...] = (
 def architectures(name: str, prefix: str) -> dict[str, Architecture]:
     head = "cls.predictions"
     rows = (
-        *masked(f"{head}.transform.dense", f"{head}.transform.LayerNorm", f"{head}.bias", f"{head}.decoder"),
+        *masked_head(f"{head}.transform.dense", f"{head}.transform.LayerNorm", f"{head}.bias", f"{head}.decoder"),
         *pooler(prefix),
         Ignored("cls.seq_relationship.weight"),
         Ignored("cls.seq_relationship.bias"),
@@ -122,7 +122,7 @@ ROBERTA_LENGTH = Key(
     reads=lambda rows: rows - OFFSET,
     writes=lambda length: length + OFFSET,
 )
-ROBERTA_HEAD = masked("lm_head.dense", "lm_head.layer_norm", "lm_head.bias", "lm_head.decoder")
+ROBERTA_HEAD = masked_head("lm_head.dense", "lm_head.layer_norm", "lm_head.bias", "lm_head.decoder")
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ ALBERT_LAYER = {
     "feedforward.down": "ffn_output",
     "residual.norms.1": "full_layer_layer_norm",
 }
-ALBERT_HEAD = masked("predictions.dense", "predictions.LayerNorm", "predictions.bias", "predictions.decoder")
+ALBERT_HEAD = masked_head("predictions.dense", "predictions.LayerNorm", "predictions.bias", "predictions.decoder")
 
 FAMILIES = (
     # BERT: Devlin et al. 2019
@@ -176,8 +176,8 @@ FAMILIES = (
         keys=(*KEYS, LENGTH, *dropout(0.1)),
         weights=WEIGHTS,
         architectures=architectures("Bert", "bert."),
-        ignored=IGNORED,
-        spellings=(((r"LayerNorm\.weight$", "LayerNorm.gamma"), (r"LayerNorm\.bias$", "LayerNorm.beta")),),
+        ignored_keys=IGNORED,
+        key_mappings=(((r"LayerNorm\.weight$", "LayerNorm.gamma"), (r"LayerNorm\.bias$", "LayerNorm.beta")),),
     ),
     # RoBERTa: Liu et al. 2019; the position table starts with two unused rows
     Family(
@@ -203,7 +203,7 @@ FAMILIES = (
             ),
             "RobertaModel": Architecture(head={"kind": "none"}, weights=pooler()),
         },
-        ignored=IGNORED,
+        ignored_keys=IGNORED,
     ),
     # ERNIE 2.0 and 3.0: Sun et al. 2020 and 2021; task types from 3.0 on
     Family(
@@ -212,7 +212,7 @@ FAMILIES = (
         keys=(*KEYS, LENGTH, *dropout(0.1), TaskTypes()),
         weights=WEIGHTS,
         architectures=architectures("Ernie", "ernie."),
-        ignored=IGNORED,
+        ignored_keys=IGNORED,
     ),
     # DistilBERT: Sanh et al. 2019; half the layers, no token types, no pooler
     Family(
@@ -252,7 +252,13 @@ FAMILIES = (
             ),
             "DistilBertModel": HEADLESS,
         },
-        ignored=("sinusoidal_pos_embds", "qa_dropout", "seq_classif_dropout", "tie_word_embeddings", "tie_weights_"),
+        ignored_keys=(
+            "sinusoidal_pos_embds",
+            "qa_dropout",
+            "seq_classif_dropout",
+            "tie_word_embeddings",
+            "tie_weights_",
+        ),
     ),
     # ALBERT: Lan et al. 2020; a narrow token embedding with a projection, and layers that share their weights
     Family(
@@ -283,7 +289,7 @@ FAMILIES = (
             ),
             "AlbertModel": Architecture(head={"kind": "none"}, weights=pooler(name="pooler")),
         },
-        ignored=(
+        ignored_keys=(
             "classifier_dropout_prob",
             "tie_word_embeddings",
             "down_scale_factor",

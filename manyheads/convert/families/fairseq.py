@@ -10,7 +10,7 @@ from manyheads.convert.families.marian import DROPOUT, LAYERS
 from manyheads.convert.keys import Choice, activation, in_both, number
 from manyheads.convert.weights import Ignored, TiedTensor, renames
 from manyheads.errors import CheckpointConfigError
-from manyheads.spec import Tree, quoted
+from manyheads.spec import Tree, quote
 
 STACKS = ("encoder", "decoder")
 
@@ -29,7 +29,7 @@ class Sinusoids:
             fields |= {f"{name}.width": int(width), f"{name}.position.theta": theta}
         for key in self.keys[2:]:
             if config.get(key, width) != width:
-                raise CheckpointConfigError(f"{key} is {quoted(config[key])}, but the decoder's width is {int(width)}")
+                raise CheckpointConfigError(f"{key} is {quote(config[key])}, but the decoder's width is {int(width)}")
         return fields
 
     def write(self, get: GetField) -> Tree:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy
 import torch
 
-from manyheads.convert.config import Config, ConfigRow, Fields, Fixed, GetField, Key, required
+from manyheads.convert.config import Config, ConfigRow, Fields, Fixed, GetField, Key, require
 from manyheads.convert.families import Architecture, Family
 from manyheads.convert.families.gpt2 import BASE as PLAIN
 from manyheads.convert.families.gpt_neox import PARALLEL
@@ -22,7 +22,7 @@ from manyheads.convert.weights import (
     PermuteForRope,
     Rows,
     Table,
-    concatenated,
+    concatenate,
     renames,
     token_scores,
 )
@@ -36,7 +36,7 @@ from manyheads.parts.rope import (
     RopeSpec,
     YarnScalingSpec,
 )
-from manyheads.spec import MAX_COUNT, Part, Tree, merge_trees, quoted
+from manyheads.spec import MAX_COUNT, Part, Tree, merge_trees, quote
 
 # keys that are true if a file has this tensor
 BY_NAME = {
@@ -66,7 +66,7 @@ class Rotation:
         rotated = number(config.get("rope.dimension_count", size), "rope.dimension_count")
         if rotated != size and not self.partial:
             raise CheckpointConfigError(
-                f"rope.dimension_count is {quoted(rotated)}, but this family rotates whole heads, of size {size}"
+                f"rope.dimension_count is {quote(rotated)}, but this family rotates whole heads, of size {size}"
             )
         return {
             "decoder.position.theta": number(config.get("rope.freq_base", 10000.0), "rope.freq_base"),
@@ -81,23 +81,28 @@ class Rotation:
         kind = config.get("rope.scaling.type") or "none"
         factors = [config[name] for name in self.factors if name in config]
         if kind not in ("linear", "yarn") and get("factor", 1.0) not in (0, 1):
-            raise CheckpointConfigError(f"rope.scaling.factor = {quoted(get('factor', 1.0))} without a type")
+            raise CheckpointConfigError(f"rope.scaling.factor = {quote(get('factor', 1.0))} without a type")
         attention = get("attn_factor", 1.0)
         if attention != 1 and not factors:
-            raise CheckpointConfigError(f"rope.scaling.attn_factor = {quoted(attention)} is not supported")
+            raise CheckpointConfigError(f"rope.scaling.attn_factor = {quote(attention)} is not supported")
         length = get("original_context_length", number(config.get("context_length", 2048), "context_length"))
         if not 1 <= length <= MAX_COUNT:
             raise CheckpointConfigError(
-                f"rope.scaling.original_context_length is {quoted(length)}, expected 1 to {MAX_COUNT} tokens"
+                f"rope.scaling.original_context_length is {quote(length)}, expected 1 to {MAX_COUNT} tokens"
             )
         if unknown := [name for name in FACTORS if name in config and name not in self.factors]:
             raise CheckpointConfigError(f"{unknown[0]}.weight is not supported in this family")
         if factors and kind in ("none", "longrope"):
-            own = {"short_factor": factors[0], "long_factor": factors[-1], "factor": 1.0, "attention_factor": attention}
-            return {"kind": "longrope", "length": int(length)} | own
+            fields = {
+                "short_factor": factors[0],
+                "long_factor": factors[-1],
+                "factor": 1.0,
+                "attention_factor": attention,
+            }
+            return {"kind": "longrope", "length": int(length)} | fields
         if factors:
             raise CheckpointConfigError(
-                f"{self.factors[0]}.weight together with rope.scaling.type = {quoted(kind)} is not supported"
+                f"{self.factors[0]}.weight together with rope.scaling.type = {quote(kind)} is not supported"
             )
         if kind == "none":
             return {"kind": "none"}
@@ -106,27 +111,27 @@ class Rotation:
         if kind == "yarn":
             band = {"beta_fast": get("yarn_beta_fast", 32.0), "beta_slow": get("yarn_beta_slow", 1.0)}
             return {"kind": "yarn", "factor": get("factor", 1.0), "length": int(length)} | band
-        raise CheckpointConfigError(f"rope.scaling.type = {quoted(kind)} is not supported")
+        raise CheckpointConfigError(f"rope.scaling.type = {quote(kind)} is not supported")
 
     def write(self, get: GetField) -> Tree:
         size = get("decoder.attention.size") or get("decoder.width") // get("decoder.attention.heads")
-        ours = get("decoder.position.scaling") or {}
-        kind = ours.get("kind", "none")
+        scaling = get("decoder.position.scaling") or {}
+        kind = scaling.get("kind", "none")
         config = {
             "rope.freq_base": get("decoder.position.theta"),
-            "rope.dimension_count": round(required(get, "decoder.position.fraction") * size),
+            "rope.dimension_count": round(require(get, "decoder.position.fraction") * size),
         }
         if kind == "longrope":
-            config |= dict(zip(self.factors, (ours["short_factor"], ours["long_factor"]), strict=False))
-            config |= {"rope.scaling.attn_factor": ours["attention_factor"]}
+            config |= dict(zip(self.factors, (scaling["short_factor"], scaling["long_factor"]), strict=False))
+            config |= {"rope.scaling.attn_factor": scaling["attention_factor"]}
         elif kind in ("linear", "yarn"):
-            config |= {"rope.scaling.type": kind, "rope.scaling.factor": ours["factor"]}
+            config |= {"rope.scaling.type": kind, "rope.scaling.factor": scaling["factor"]}
         if kind == "yarn":
             config |= {
-                "rope.scaling.yarn_beta_fast": ours["beta_fast"],
-                "rope.scaling.yarn_beta_slow": ours["beta_slow"],
+                "rope.scaling.yarn_beta_fast": scaling["beta_fast"],
+                "rope.scaling.yarn_beta_slow": scaling["beta_slow"],
             }
-        return config | ({"rope.scaling.original_context_length": ours["length"]} if "length" in ours else {})
+        return config | ({"rope.scaling.original_context_length": scaling["length"]} if "length" in scaling else {})
 
 
 def resolve_sizes(spec: ModelSpec) -> ModelSpec:
@@ -156,16 +161,18 @@ def resolve_scaling(position: RopeSpec, size: int) -> RopeScalingSpec:
     scaling = position.scaling
     if isinstance(scaling, BandedScalingSpec):
         rotated = position.rotated_size(size)
-        plain, own = (part.frequencies(position.theta, rotated, torch.tensor(1)) for part in (NoScalingSpec(), scaling))
-        factors = tuple(shortest_float32(float(factor)) for factor in plain / own)
+        plain_frequencies, frequencies = (
+            part.frequencies(position.theta, rotated, torch.tensor(1)) for part in (NoScalingSpec(), scaling)
+        )
+        factors = tuple(shortest_float32(float(factor)) for factor in plain_frequencies / frequencies)
         return LongRopeScalingSpec(
             short_factor=factors, long_factor=factors, length=scaling.length, factor=1.0, attention_factor=1.0
         )
     if isinstance(scaling, LongRopeScalingSpec):
         return scaling.replace(factor=1.0, attention_factor=shortest_float32(scaling.attention_scaling()))
     if isinstance(scaling, YarnScalingSpec):
-        usual = scaling.replace(attention_factor=None)
-        return usual if scaling.attention_factor == usual.attention_scaling() else scaling
+        default_scaling = scaling.replace(attention_factor=None)
+        return default_scaling if scaling.attention_factor == default_scaling.attention_scaling() else scaling
     return scaling
 
 
@@ -177,33 +184,33 @@ def shortest_float32(value: float) -> float:
 def head_size(config: Config, *, key_length: bool = True) -> int:
     """The size of a head, which is `key_length` if present, else width / heads."""
     width, heads = (number(config.get(key), key) for key in ("embedding_length", "attention.head_count"))
-    size, own = width // max(heads, 1), config.get("attention.key_length")
-    size = number(own, "attention.key_length") if key_length and own is not None else size
+    size, value = width // max(heads, 1), config.get("attention.key_length")
+    size = number(value, "attention.key_length") if key_length and value is not None else size
     if not 1 <= size <= 1 << 16:
-        raise CheckpointConfigError(f"the size of a head is {quoted(size)}, expected 1 to {1 << 16}")
+        raise CheckpointConfigError(f"the size of a head is {quote(size)}, expected 1 to {1 << 16}")
     return int(size)
 
 
 @dataclass(frozen=True)
 class HeadSize:
-    """The size of a head, stored for keys and for values. `own` allows a size other than width / heads."""
+    """The size of a head, stored for keys and for values. `any_size` allows a size other than width / heads."""
 
-    own: bool = False
+    any_size: bool = False
     keys: tuple[str, ...] = ("attention.key_length", "attention.value_length")
 
     def read(self, config: Config) -> Fields:
         size, share = head_size(config), head_size(config, key_length=False)
         values = config.get("attention.value_length")
         if values not in (None, size):
-            raise CheckpointConfigError(f"keys of size {size} with values of size {quoted(values)} are not supported")
-        if size != share and not self.own:
+            raise CheckpointConfigError(f"keys of size {size} with values of size {quote(values)} are not supported")
+        if size != share and not self.any_size:
             raise CheckpointConfigError(
                 f"the size of a head is {size}, but in this family it is width / heads, {share}"
             )
         return {"decoder.attention.size": size}
 
     def write(self, get: GetField) -> Tree:
-        return dict.fromkeys(self.keys, get("decoder.attention.size")) if self.own else {}
+        return dict.fromkeys(self.keys, get("decoder.attention.size")) if self.any_size else {}
 
 
 NORMS = {
@@ -224,22 +231,26 @@ SEPARATE = {"decoder.layers.*.attention.value": "blk.*.attn_v", "decoder.layers.
 
 
 def table(*, fuse: bool = False, interleaved: bool = False, shift: float = 0.0) -> Table:
-    """A weight table with q, k and v concatenated (`fuse`), permuted (`interleaved`), or norms plus `shift`."""
+    """A weight table with q, k and v concatenate (`fuse`), permuted (`interleaved`), or norms plus `shift`."""
 
     def rows(spec: ModelSpec) -> Rows:
         assert spec.decoder is not None
         norms: Rows = renames(NORMS, optional=True)
         if shift:
-            norms = tuple(AddConstant(row.theirs, row.ours, by=shift, optional=True) for row in norms)
+            norms = tuple(
+                AddConstant(row.tensor_name, row.parameter_names, shift=shift, optional=True) for row in norms
+            )
         projections: Rows = renames({"query": "q", "key": "k"}, "decoder.layers.*.attention.", "blk.*.attn_")
         if interleaved:
             heads = (spec.decoder.attention.heads, spec.decoder.attention.num_kv_heads())
             pairs = zip(projections, heads, strict=True)
-            projections = tuple(PermuteForRope(row.theirs, row.ours, heads=count) for row, count in pairs)
+            projections = tuple(
+                PermuteForRope(row.tensor_name, row.parameter_names, heads=count) for row, count in pairs
+            )
         if fuse:
             projections = (
-                concatenated("blk.*.attn_qkv", "decoder.layers.*.attention.", QKV),
-                concatenated("blk.*.ffn_up", "decoder.layers.*.feedforward.", ("gate", "up"), optional=True),
+                concatenate("blk.*.attn_qkv", "decoder.layers.*.attention.", QKV),
+                concatenate("blk.*.ffn_up", "decoder.layers.*.feedforward.", ("gate", "up"), optional=True),
             )
         others = renames(OTHERS if fuse else OTHERS | SEPARATE, optional=True)
         return (*norms, *projections, *others, *(Ignored(f"{name}.weight") for name in FACTORS))
@@ -276,7 +287,7 @@ def gguf_family(
     name: str, base_fields: Tree, keys: tuple[ConfigRow, ...], weights: Table, head: Tree | None = None
 ) -> Family:
     """The family of one llama.cpp architecture. Without a `head`, the file determines whether it is tied."""
-    own = Architecture(
+    architecture = Architecture(
         head=head or {},
         weights=token_scores("output", "decoder.embed.table"),
         keys=() if head else (tying(False),),
@@ -284,10 +295,10 @@ def gguf_family(
     return Family(
         f"gguf-{name}",
         base_fields,
-        keys=(*SIZES, HeadSize(own=name in OWN_SIZE), *keys),
+        keys=(*SIZES, HeadSize(any_size=name in OWN_SIZE), *keys),
         weights=weights,
-        architectures={"CausalLM": own},
-        ignored=("context_length", "tensor_data_layout", *BY_NAME, TIED),
+        architectures={"CausalLM": architecture},
+        ignored_keys=("context_length", "tensor_data_layout", *BY_NAME, TIED),
     )
 
 
@@ -302,7 +313,7 @@ FAMILIES = (
     gguf_family(
         "qwen3",
         decoder(GATED, "silu", attention={"qk_norm": {"kind": "rms"}}),
-        (RMS_EPS, Key(RMS_EPS.theirs, "decoder.attention.qk_norm.eps"), Rotation()),
+        (RMS_EPS, Key(RMS_EPS.key, "decoder.attention.qk_norm.eps"), Rotation()),
         table(),
     ),
     gguf_family(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from manyheads.convert.config import Config, ConfigRow, Fields, GetField, Key, fixed, required
+from manyheads.convert.config import Config, ConfigRow, Fields, GetField, Key, fixed, require
 from manyheads.convert.families import Family, decoder_architectures
 from manyheads.convert.keys import Choice, activation
-from manyheads.convert.weights import QKV, Ignored, Rows, concatenated, renames
+from manyheads.convert.weights import QKV, Ignored, Rows, concatenate, renames
 from manyheads.errors import CheckpointConfigError
-from manyheads.spec import Tree, quoted
+from manyheads.spec import Tree, quote
 
 BASE: Tree = {"decoder": {"position": {"kind": "learned"}}}
 
@@ -48,12 +48,12 @@ class RotaryDim:
         valid = all(type(count) is int and 0 < count <= 65536 for count in (width, heads, rotated))
         if not valid or rotated * heads > width:
             raise CheckpointConfigError(
-                f"rotary_dim is {quoted(rotated)}, with {quoted(heads)} heads in a width of {quoted(width)}"
+                f"rotary_dim is {quote(rotated)}, with {quote(heads)} heads in a width of {quote(width)}"
             )
         return {"decoder.position.fraction": rotated / (width // heads)}
 
     def write(self, get: GetField) -> Tree:
-        size = required(get, "decoder.width") // required(get, "decoder.attention.heads")
+        size = require(get, "decoder.width") // require(get, "decoder.attention.heads")
         return {"rotary_dim": round(size * (get("decoder.position.fraction") or 1.0))}
 
 
@@ -68,7 +68,7 @@ GPTJ_LAYER = {
 }
 
 FAMILIES = (
-    # Radford et al. 2019 (and GPT-3, Brown et al. 2020): matrices are stored in×out, and q, k, v concatenated
+    # Radford et al. 2019 (and GPT-3, Brown et al. 2020): matrices are stored in×out, and q, k, v concatenate
     Family(
         "gpt2",
         BASE,
@@ -81,18 +81,18 @@ FAMILIES = (
             *renames(EMBEDDINGS),
             *renames(NORMS, "decoder.layers.*.", "h.*."),
             *renames(MATRICES, "decoder.layers.*.", "h.*.", transposed=True),
-            concatenated("h.*.attn.c_attn", "decoder.layers.*.attention.", QKV, transposed=True),
+            concatenate("h.*.attn.c_attn", "decoder.layers.*.attention.", QKV, transposed=True),
             *MASKS,
         ),
         architectures=decoder_architectures(
             "GPT2", "transformer.", language="LMHeadModel", head={"kind": "tied"}, keys=fixed(tie_word_embeddings=True)
         ),
-        ignored=(
+        ignored_keys=(
             "is_decoder", "n_ctx", "n_special", "predict_special_tokens", "reorder_and_upcast_attn",
             "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type",
             "summary_use_proj", "tie_word_embeddings",
         ),
-        spellings=(((r"^transformer\.", ""),),),
+        key_mappings=(((r"^transformer\.", ""),),),
     ),
     # Wang and Komatsuzaki 2021: interleaved RoPE on some coordinates, one norm per layer, a head with a bias
     Family(
@@ -111,7 +111,7 @@ FAMILIES = (
             *MASKS,
         ),
         architectures=decoder_architectures("GPTJ", "transformer.", head={"kind": "untied", "bias": True}, keys=()),
-        ignored=(
+        ignored_keys=(
             "n_ctx", "n_positions", "rotary", "scale_attn_weights", "summary_activation", "summary_first_dropout",
             "summary_proj_to_labels", "summary_type", "summary_use_proj", "tie_word_embeddings",
         ),

@@ -1,11 +1,11 @@
-"""GPT-NeoX and Pythia: Black et al. 2022, Biderman et al. 2023. q, k and v are concatenated within each head."""
+"""GPT-NeoX and Pythia: Black et al. 2022, Biderman et al. 2023. q, k and v are concatenate within each head."""
 
 from __future__ import annotations
 
 from manyheads.convert.config import Key
 from manyheads.convert.families import Family, decoder_architectures
 from manyheads.convert.keys import Choice, RopeKeys, activation, sizes
-from manyheads.convert.weights import QKV, Ignored, Rows, concatenated, renames
+from manyheads.convert.weights import QKV, Ignored, Rows, concatenate, renames
 from manyheads.model.spec import ModelSpec
 
 LAYER = {
@@ -23,7 +23,7 @@ def weights(spec: ModelSpec) -> Rows:
     return (
         *renames({"decoder.embed.table": "embed_in", "decoder.norm": "final_layer_norm"}),
         *renames(LAYER, "decoder.layers.*.", "layers.*."),
-        concatenated("layers.*.attention.query_key_value", "decoder.layers.*.attention.", QKV, heads=heads),
+        concatenate("layers.*.attention.query_key_value", "decoder.layers.*.attention.", QKV, heads=heads),
         Ignored("layers.*.attention.bias"),  # buffers that older checkpoints store
         Ignored("layers.*.attention.masked_bias"),
         Ignored("layers.*.attention.rotary_emb.inv_freq"),
@@ -48,14 +48,14 @@ FAMILIES = (
             Key("attention_bias", ("decoder.attention.bias", "decoder.attention.output_bias"), True),
             PARALLEL,
             RopeKeys(
-                partial=0.25,
-                fraction="rotary_pct",
-                old=("rope_theta", "rope_scaling", "rotary_pct", "rotary_emb_base"),
+                default_fraction=0.25,
+                fraction_key="rotary_pct",
+                old_keys=("rope_theta", "rope_scaling", "rotary_pct", "rotary_emb_base"),
             ),
         ),
         weights=weights,
         architectures=decoder_architectures("GPTNeoX", "gpt_neox.", output="embed_out"),
-        ignored=(
+        ignored_keys=(
             "attention_probs_dropout_prob",
             "classifier_dropout",
             "hidden_dropout_prob",

@@ -15,7 +15,7 @@ from manyheads.convert.keys import (
     tying,
     write_activation,
 )
-from manyheads.convert.weights import QKV, Ignored, Rows, concatenated, renames, token_scores
+from manyheads.convert.weights import QKV, Ignored, Rows, concatenate, renames, token_scores
 from manyheads.spec import Tree, merge_trees
 
 STACK: Tree = {
@@ -80,7 +80,7 @@ BIASES = biases("decoder")[0]
 GEMMA_ACTIVATION = Key(
     "hidden_act", "decoder.feedforward.activation", "gelu",
     reads=lambda name: "gelu-tanh" if name == "gelu" else read_activation(name),
-    writes=lambda ours: "gelu_pytorch_tanh" if ours == "gelu-tanh" else write_activation(ours),
+    writes=lambda name: "gelu_pytorch_tanh" if name == "gelu-tanh" else write_activation(name),
 )  # fmt: skip
 # a second key for the same activation, which some configs of Gemma have
 HIDDEN_ACTIVATION = Choice("hidden_activation", "decoder.feedforward", ((None, {}), ("gelu_pytorch_tanh", {})), None)
@@ -109,7 +109,7 @@ FAMILIES = (
         keys=(*KEYS, *heads(), RopeKeys(), *biases("decoder"), *fixed(pretraining_tp=1, rope_interleaved=False)),
         weights=WEIGHTS,
         architectures=decoder_architectures("Llama"),
-        ignored=(*IGNORED, "is_llama_config", "max_sequence_length"),
+        ignored_keys=(*IGNORED, "is_llama_config", "max_sequence_length"),
     ),
     # Jiang et al. 2023: windowed attention
     Family(
@@ -118,7 +118,7 @@ FAMILIES = (
         keys=(*KEYS, *heads(kv_heads=8), RopeKeys(), Key("sliding_window", "decoder.mask.window", 4096)),
         weights=WEIGHTS,
         architectures=decoder_architectures("Mistral"),
-        ignored=IGNORED,
+        ignored_keys=IGNORED,
     ),
     # Yang et al. 2024: biases on q, k and v; each token has one position, not several as in images
     Family(
@@ -127,7 +127,7 @@ FAMILIES = (
         keys=(*KEYS, heads(kv_heads=32)[0], RopeKeys(), SlidingWindow(), *fixed(use_mrope=False)),
         weights=WEIGHTS,
         architectures=decoder_architectures("Qwen2"),
-        ignored=(*IGNORED, "seq_length"),
+        ignored_keys=(*IGNORED, "seq_length"),
     ),
     # Yang et al. 2025: norms on q and k
     Family(
@@ -143,7 +143,7 @@ FAMILIES = (
         ),
         weights=WEIGHTS,
         architectures=decoder_architectures("Qwen3"),
-        ignored=IGNORED,
+        ignored_keys=IGNORED,
     ),
     # Mesnard et al. 2024: embeddings are multiplied by √D, norms by 1 + γ, and the head is tied
     Family(
@@ -160,16 +160,18 @@ FAMILIES = (
         ),
         weights=WEIGHTS,
         architectures=decoder_architectures("Gemma", keys=(tying(True),)),
-        ignored=IGNORED,
+        ignored_keys=IGNORED,
     ),
-    # Abdin et al. 2024: q, k and v concatenated, and gate and up concatenated
+    # Abdin et al. 2024: q, k and v concatenate, and gate and up concatenate
     Family(
         "phi3",
         BASE,
         keys=(
             *KEYS,
             heads()[0],
-            RopeKeys(partial=1.0, trained=4096, former=(("su", "longrope"), ("yarn", "longrope"))),
+            RopeKeys(
+                default_fraction=1.0, trained_length=4096, former_kinds=(("su", "longrope"), ("yarn", "longrope"))
+            ),
             Key("sliding_window", "decoder.mask.window", None),
             Key("embd_pdrop", "decoder.embed.dropout", 0.0),
             Key("resid_pdrop", "decoder.residual.dropout", 0.0),
@@ -178,12 +180,12 @@ FAMILIES = (
         weights=(
             *renames(EMBEDDINGS, "decoder."),
             *renames(PHI3_LAYER, "decoder.layers.*.", "layers.*."),
-            concatenated("layers.*.self_attn.qkv_proj", "decoder.layers.*.attention.", QKV),
-            concatenated("layers.*.mlp.gate_up_proj", "decoder.layers.*.feedforward.", ("gate", "up")),
+            concatenate("layers.*.self_attn.qkv_proj", "decoder.layers.*.attention.", QKV),
+            concatenate("layers.*.mlp.gate_up_proj", "decoder.layers.*.feedforward.", ("gate", "up")),
             INV_FREQ,
         ),
         architectures=decoder_architectures("Phi3"),
-        ignored=IGNORED,
+        ignored_keys=IGNORED,
     ),
     # Boizard et al. 2025: without a causal mask, as an encoder
     Family(
@@ -211,6 +213,6 @@ FAMILIES = (
             ),
             "EuroBertModel": HEADLESS,
         },
-        ignored=(*IGNORED, "classifier_pooling", "clf_pooling", "hidden_dropout", "is_causal"),
+        ignored_keys=(*IGNORED, "classifier_pooling", "clf_pooling", "hidden_dropout", "is_causal"),
     ),
 )

@@ -112,8 +112,8 @@ FAMILIES = (
         ),
         weights=(*EMBEDDINGS, *POSITION_TABLES, *LAYERS),
         architectures={"MarianMTModel": GENERATION},
-        ignored=(*IGNORED, "extra_pos_embeddings"),
-        computed=sinusoid_tables,
+        ignored_keys=(*IGNORED, "extra_pos_embeddings"),
+        computed_tensors=sinusoid_tables,
     ),
     # Lewis et al. 2020: position tables start with two unused rows, and a norm follows the embeddings
     Family(
@@ -134,7 +134,7 @@ FAMILIES = (
             *LAYERS,
         ),
         architectures={"BartForConditionalGeneration": GENERATION, "BartModel": HEADLESS},
-        ignored=(
+        ignored_keys=(
             *IGNORED, "extra_pos_embeddings", "force_bos_token_to_be_generated", "replacing_rate", "save_step",
             "student_decoder_layers", "student_encoder_layers",
         ),
@@ -156,7 +156,7 @@ FAMILIES = (
             *renames({"encoder.norm": "encoder.layer_norm", "decoder.norm": "decoder.layer_norm"}),
         ),
         architectures={"PegasusForConditionalGeneration": GENERATION, "PegasusModel": HEADLESS},
-        ignored=(*IGNORED, "extra_pos_embeddings", "force_bos_token_to_be_generated"),
-        computed=sinusoid_tables,
+        ignored_keys=(*IGNORED, "extra_pos_embeddings", "force_bos_token_to_be_generated"),
+        computed_tensors=sinusoid_tables,
     ),
 )  # fmt: skip

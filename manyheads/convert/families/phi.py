@@ -38,7 +38,7 @@ KEYS: tuple[ConfigRow, ...] = (
     Key("attention_dropout", "decoder.core.dropout", 0.0),
     Key("embd_pdrop", "decoder.embed.dropout", 0.0),
     Key("resid_pdrop", "decoder.residual.dropout", 0.0),
-    RopeKeys(partial=0.5),
+    RopeKeys(default_fraction=0.5),
     QueryKeyNorm(),
 )
 QUERY_KEY_NORMS = {"attention.query_norm": "self_attn.q_layernorm", "attention.key_norm": "self_attn.k_layernorm"}
@@ -64,6 +64,6 @@ FAMILIES = (
             INV_FREQ,
         ),
         architectures=decoder_architectures("Phi", head={"kind": "untied", "bias": True}, keys=()),
-        ignored=("tie_word_embeddings",),
+        ignored_keys=("tie_word_embeddings",),
     ),
 )

@@ -11,7 +11,7 @@ from manyheads.convert.keys import FirstOf, in_both, read_activation, write_acti
 from manyheads.convert.weights import Ignored, Rows, TiedTensor, renames, token_scores
 from manyheads.errors import CheckpointConfigError
 from manyheads.model.spec import ModelSpec
-from manyheads.spec import Tree, quoted
+from manyheads.spec import Tree, quote
 
 
 @dataclass(frozen=True)
@@ -23,11 +23,11 @@ class FeedForward:
     def read(self, config: Config) -> Fields:
         value = config.get("feed_forward_proj", "relu")
         if not isinstance(value, str):
-            raise CheckpointConfigError(f"feed_forward_proj is {quoted(value)}, expected a string such as gated-gelu")
+            raise CheckpointConfigError(f"feed_forward_proj is {quote(value)}, expected a string such as gated-gelu")
         gated, name = value.startswith("gated-"), value.removeprefix("gated-")
         if config.get("is_gated_act", gated) is not gated:
             raise CheckpointConfigError(
-                f"is_gated_act is {quoted(config['is_gated_act'])}, but feed_forward_proj is {quoted(value)}"
+                f"is_gated_act is {quote(config['is_gated_act'])}, but feed_forward_proj is {quote(value)}"
             )
         # "gated-gelu" means the tanh approximation
         name = config.get("dense_act_fn") or ("gelu_new" if value == "gated-gelu" else name)
@@ -85,13 +85,13 @@ def weights(spec: ModelSpec) -> Rows:
         ),  # in the first published checkpoints
     )
     for stack, sublayers in (("encoder", 2), ("decoder", 3)):
-        ours, theirs = f"{stack}.layers.*.", f"{stack}.block.*.layer."
+        prefix, tensor_prefix = f"{stack}.layers.*.", f"{stack}.block.*.layer."
         bias = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias"
         rows += (
             *renames({f"{stack}.position_modules.0.table": bias, f"{stack}.norm": f"{stack}.final_layer_norm"}),
-            *renames(PROJECTIONS, f"{ours}attention.", f"{theirs}0.SelfAttention."),
-            *renames(names, f"{ours}feedforward.", f"{theirs}{sublayers - 1}.DenseReluDense."),
-            *renames({f"residual.norms.{i}": f"{i}.layer_norm" for i in range(sublayers)}, ours, theirs),
+            *renames(PROJECTIONS, f"{prefix}attention.", f"{tensor_prefix}0.SelfAttention."),
+            *renames(names, f"{prefix}feedforward.", f"{tensor_prefix}{sublayers - 1}.DenseReluDense."),
+            *renames({f"residual.norms.{i}": f"{i}.layer_norm" for i in range(sublayers)}, prefix, tensor_prefix),
             TiedTensor(f"{stack}.embed_tokens.weight", ("encoder.embed.table.weight",)),
         )
     return rows
@@ -136,7 +136,7 @@ FAMILIES = (
                 weights=token_scores("lm_head", "encoder.embed.table"), keys=(TiedHead(),)
             )
         },
-        ignored=("classifier_dropout", "n_positions", "num_hidden_layers"),
+        ignored_keys=("classifier_dropout", "n_positions", "num_hidden_layers"),
         resolve=resolve,
     ),
 )

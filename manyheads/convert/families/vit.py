@@ -12,7 +12,7 @@ from manyheads.convert.keys import Labels, activation, in_both, sizes
 from manyheads.convert.weights import Rename, Rows, renames
 from manyheads.errors import CheckpointConfigError
 from manyheads.model.spec import ModelSpec
-from manyheads.spec import Tree, quoted
+from manyheads.spec import Tree, quote
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,10 @@ class ImageSize:
     keys: tuple[str, ...] = ("image_size", "patch_size", "num_channels")
 
     def read(self, config: Config) -> Fields:
-        side, patch, channels = (config.get(key, usual) for key, usual in zip(self.keys, (224, 16, 3), strict=True))
+        side, patch, channels = (config.get(key, default) for key, default in zip(self.keys, (224, 16, 3), strict=True))
         if not all(type(value) is int and value > 0 for value in (side, patch, channels)) or side % patch:
             raise CheckpointConfigError(
-                f"image_size {quoted(side)} is not a multiple of patch_size {quoted(patch)}, or num_channels is invalid"
+                f"image_size {quote(side)} is not a multiple of patch_size {quote(patch)}, or num_channels is invalid"
             )
         sizes = dict.fromkeys(self.lengths, (side // patch) ** 2 + 1) | dict.fromkeys(self.pixels, patch**2 * channels)
         return sizes | {"encoder.embed.channels": channels}
@@ -85,7 +85,7 @@ def mae_weights(spec: ModelSpec) -> Rows:
     assert spec.decoder is not None
     shape = (1, -1, spec.decoder.width)
     return (
-        *(row.renamed(lambda name: f"vit.{name}") for row in weights(spec)),
+        *(row.rename(lambda name: f"vit.{name}") for row in weights(spec)),
         *renames(MAE_DECODER),
         Rename("decoder.decoder_pos_embed", ("decoder.embed.position.table.weight",), shape=shape),
         *renames(LAYER, "decoder.layers.*.", "decoder.decoder_layers.*."),
@@ -116,7 +116,7 @@ FAMILIES = (
             ),
             "ViTModel": Architecture(head={"kind": "none"}, weights=pooler()),
         },
-        ignored=("encoder_stride", "pooler_output_size", "pooler_act"),
+        ignored_keys=("encoder_stride", "pooler_output_size", "pooler_act"),
     ),
     # He et al. 2022: the encoder reads some patches, and a narrower decoder reconstructs the others
     Family(
@@ -134,7 +134,7 @@ FAMILIES = (
         ),
         weights=mae_weights,
         architectures={"ViTMAEForPreTraining": Architecture(head={"kind": "pixels", "skip": 1})},
-        ignored=("mask_ratio", "norm_pix_loss"),
-        spellings=(((r"^decoder\.decoder_layers\.", "decoder.decoder_encoder.layer."),),),
+        ignored_keys=("mask_ratio", "norm_pix_loss"),
+        key_mappings=(((r"^decoder\.decoder_layers\.", "decoder.decoder_encoder.layer."),),),
     ),
 )

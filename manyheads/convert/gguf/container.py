@@ -23,7 +23,7 @@ from manyheads.errors import (
 )
 from manyheads.files.read import open_regular
 from manyheads.files.tensors import Shape, TensorStore, is_shape
-from manyheads.spec import Tree, quoted
+from manyheads.spec import Tree, quote
 
 MAX_TENSORS, MAX_KEYS, MAX_TEXT_BYTES, MAX_ITEMS = 1 << 16, 1 << 12, 1 << 24, 1 << 22
 
@@ -95,37 +95,37 @@ class GgufFile(TensorStore):
         for _ in range(keys):
             name = header.text()
             if name in self.metadata:
-                raise CorruptFileError(f"{self.path} has the key {quoted(name)} twice")
+                raise CorruptFileError(f"{self.path} has the key {quote(name)} twice")
             self.metadata[name] = header.value(header.number("I"))
         for _ in range(tensors):
             name, axes = header.text(), header.number("I")
             if axes > 4 or name in self.shapes:
-                raise CorruptFileError(f"{self.path}: {quoted(name)} has {axes} axes, or occurs twice")
+                raise CorruptFileError(f"{self.path}: {quote(name)} has {axes} axes, or occurs twice")
             shape = self.shapes[name] = tuple(int(header.number("Q")) for _ in range(axes))[::-1]
             if not is_shape(shape) or 0 in shape:
-                raise CorruptFileError(f"{self.path}: {quoted(name)} cannot have the shape {shape}")
+                raise CorruptFileError(f"{self.path}: {quote(name)} cannot have the shape {shape}")
             self.entries[name] = header.number("I"), header.number("Q")
 
     def _check_tensors(self, header: HeaderReader) -> None:
         """Checks that tensors are aligned, do not overlap, and end within the file."""
         alignment = self.metadata.get("general.alignment", 32)
         if type(alignment) is not int or not 1 <= alignment <= 1 << 16:
-            raise CorruptFileError(f"{self.path} has the alignment {quoted(alignment)}")
+            raise CorruptFileError(f"{self.path} has the alignment {quote(alignment)}")
         self.data_start, end = -(-header.file.tell() // alignment) * alignment, 0
         for name, (kind, start) in sorted(self.entries.items(), key=lambda entry: entry[1][1]):
             if start < end or start % alignment:
-                raise CorruptFileError(f"{self.path}: {quoted(name)} cannot start at byte {start:,} of the tensors")
+                raise CorruptFileError(f"{self.path}: {quote(name)} cannot start at byte {start:,} of the tensors")
             end = start + stored_bytes(self.path, name, self.shapes[name], kind)
             if self.data_start + end > header.size:
-                raise CorruptFileError(f"{self.path} ends within {quoted(name)}, at byte {header.size:,}")
+                raise CorruptFileError(f"{self.path} ends within {quote(name)}, at byte {header.size:,}")
 
-    def raw(self, name: str) -> bytearray:
+    def read_raw(self, name: str) -> bytearray:
         kind, start = self.entries[name]
         data = bytearray(stored_bytes(self.path, name, self.shapes[name], kind))
         with open_regular(self.path) as file:
             file.seek(self.data_start + start)
             if file.readinto(data) != len(data):
-                raise CorruptFileError(f"{self.path} ends within {quoted(name)}")
+                raise CorruptFileError(f"{self.path} ends within {quote(name)}")
         return data
 
     def __getitem__(self, name: str) -> Tensor:
@@ -133,22 +133,20 @@ class GgufFile(TensorStore):
         import gguf
         import numpy
 
-        shape, data, kind = self.shapes[name], self.raw(name), gguf.GGMLQuantizationType(self.entries[name][0])
+        shape, data, kind = self.shapes[name], self.read_raw(name), gguf.GGMLQuantizationType(self.entries[name][0])
         if kind == gguf.GGMLQuantizationType.F32:
             return torch.frombuffer(data, dtype=torch.float32).reshape(shape)
         rows = numpy.frombuffer(data, dtype=numpy.uint8).reshape(-1, len(data) // max(1, prod(shape[:-1])))
         try:
             dequantized = gguf.dequantize(rows, kind)
         except NotImplementedError:
-            raise WeightsError(
-                f"{self.path}: {quoted(name)} is stored as {kind.name}, which is not supported"
-            ) from None
+            raise WeightsError(f"{self.path}: {quote(name)} is stored as {kind.name}, which is not supported") from None
         return torch.from_numpy(numpy.ascontiguousarray(dequantized, dtype=numpy.float32)).reshape(shape)
 
     def same_bytes(self, name: str, other: str) -> bool:
         """Whether two tensors are stored with the same shape, quantization and bytes."""
         same_kind = self.entries[name][0] == self.entries[other][0]
-        return same_kind and self.shapes[name] == self.shapes[other] and self.raw(name) == self.raw(other)
+        return same_kind and self.shapes[name] == self.shapes[other] and self.read_raw(name) == self.read_raw(other)
 
 
 def stored_bytes(path: Path, name: str, shape: Shape, kind: int) -> int:
@@ -157,10 +155,10 @@ def stored_bytes(path: Path, name: str, shape: Shape, kind: int) -> int:
     try:
         block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(kind)]
     except (ValueError, KeyError):
-        raise WeightsError(f"{path}: {quoted(name)} has the unknown quantization {kind}") from None
+        raise WeightsError(f"{path}: {quote(name)} has the unknown quantization {kind}") from None
     if not shape or shape[-1] % block:
         raise CorruptFileError(
-            f"{path}: the rows of {quoted(name)}, {shape[-1:]}, are not a multiple of the block size {block}"
+            f"{path}: the rows of {quote(name)}, {shape[-1:]}, are not a multiple of the block size {block}"
         )
     return int(prod(shape) // block * size)
 
@@ -177,7 +175,7 @@ def config_of(file: GgufFile) -> Tree:
     kind = file.metadata.get("general.architecture")
     if f"gguf-{kind}" not in GGUF:
         supported = ", ".join(name.removeprefix("gguf-") for name in GGUF)
-        raise UnknownArchitectureError(f"{file.path} holds a {quoted(kind)} model, expected one of {supported}")
+        raise UnknownArchitectureError(f"{file.path} holds a {quote(kind)} model, expected one of {supported}")
     config = {key.removeprefix(f"{kind}."): value for key, value in file.metadata.items() if key.startswith(f"{kind}.")}
     if wrong := sorted(set(MADE_HERE) & set(config)):
         raise CheckpointConfigError(f"{file.path} has the unknown key {kind}.{wrong[0]}")

@@ -24,7 +24,7 @@ from manyheads.convert.hf import (
 from manyheads.convert.match import expressible
 from manyheads.errors import CheckpointTokenizerError, ExportError, UsageError
 from manyheads.files.write import atomic_output
-from manyheads.model.build import Model
+from manyheads.model.builder import Model
 from manyheads.spec import MAX_COUNT
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from manyheads.errors import CheckpointTokenizerError, ExportError
-from manyheads.spec import Tree, quoted
+from manyheads.spec import Tree, quote
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 SPACE = "▁"
@@ -63,7 +63,7 @@ def read_vocabulary(metadata: Mapping[str, Any], path: object) -> Any:
             tokenizer = Tokenizer(bpe_by_scores(tokens, get(metadata, "scores", list) or [], types))
             replace_spaces(tokenizer, prefix=get(metadata, "add_space_prefix", bool) is not False)
         else:
-            name = quoted(f"{model}, {pre}")
+            name = quote(f"{model}, {pre}")
             warnings.warn(f"{path} has a tokenizer of the unknown kind {name}; use token ids", stacklevel=2)
             return None
         for kind, special in ((CONTROL, True), (UNKNOWN, True), (USER_DEFINED, False)):
@@ -135,7 +135,7 @@ def add_special_tokens(
     ids = {name: get(metadata, f"{name}_token_id", int) for name, add in (("bos", bos), ("eos", eos)) if add}
     added = {name: tokens[i] for name, i in ids.items() if i is not None and 0 <= i < len(tokens)}
     if wrong := [token for token in added.values() if "$" in token or ":" in token or not token]:
-        raise CheckpointTokenizerError(f"the token {quoted(wrong[0])} cannot be added to a text")
+        raise CheckpointTokenizerError(f"the token {quote(wrong[0])} cannot be added to a text")
     if added:
         single = [token for token in (added.get("bos"), "$A", added.get("eos")) if token is not None]
         special = [(token, ids[name]) for name, token in added.items()]
@@ -152,7 +152,7 @@ def write_vocabulary(tokenizer: Any, vocab_size: int, config: Mapping[str, Any])
     tree = json.loads(tokenizer.to_str())
     model = tree["model"]
     if model["type"] != "BPE":
-        raise ExportError(f"a GGUF file needs a BPE tokenizer, and the model's is {quoted(model['type'])}")
+        raise ExportError(f"a GGUF file needs a BPE tokenizer, and the model's is {quote(model['type'])}")
     names = {i: token for token, i in tokenizer.get_vocab(with_added_tokens=True).items()}
     if max(names, default=0) >= vocab_size:
         raise ExportError(
@@ -198,7 +198,7 @@ def check_same(tokenizer: Any, again: Any) -> None:
     again.encode_special_tokens = tokenizer.encode_special_tokens
     for text in PROBES:
         if tokenizer.encode(text).ids != again.encode(text).ids:
-            raise ExportError(f"a GGUF file cannot express how this tokenizer encodes {quoted(text)}")
+            raise ExportError(f"a GGUF file cannot express how this tokenizer encodes {quote(text)}")
 
 
 def token_type(token: str | None, added: Tree | None, model: Tree) -> int:
@@ -227,4 +227,4 @@ def pre_tokenizer_name(tree: Tree) -> str:
     for name, pre_tokenizer in PRE_TOKENIZERS.items():
         if tuple(steps) == pre_tokenizer:
             return name
-    raise ExportError(f"a GGUF file has no name for this pre-tokenizer: {quoted(json.dumps(whole))}")
+    raise ExportError(f"a GGUF file has no name for this pre-tokenizer: {quote(json.dumps(whole))}")

@@ -10,7 +10,7 @@ from manyheads.errors import GenerationConfigError, UnsupportedError
 from manyheads.generate.filter import FilterSpec, LogitsFilter
 from manyheads.generate.grammar import MAX_BYTES, GrammarFilter, check_grammar, lark
 from manyheads.generate.vocabulary import Vocabulary, import_llguidance
-from manyheads.spec import field, quoted
+from manyheads.spec import field, quote
 
 SEPARATORS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # those of json.dumps
 
@@ -50,7 +50,7 @@ class JsonSchemaSpec(ConstrainedSpec, kind="json-schema"):
         schema = self.tree()
         options = schema.get("x-guidance", {})
         if not isinstance(options, dict):
-            raise GenerationConfigError(f"json_schema: x-guidance is {quoted(options)}, expected a table")
+            raise GenerationConfigError(f"json_schema: x-guidance is {quote(options)}, expected a table")
         return lark(f"%json {json.dumps(schema | {'x-guidance': SEPARATORS | options})}")
 
     def tree(self) -> dict[str, Any]:
@@ -65,7 +65,7 @@ class JsonSchemaSpec(ConstrainedSpec, kind="json-schema"):
                 raise
             raise GenerationConfigError(f"json_schema is not JSON: {error}") from None
         if tree is not True and not isinstance(tree, dict):
-            raise GenerationConfigError(f"json_schema is {quoted(tree)}, expected a JSON object, or true for any JSON")
+            raise GenerationConfigError(f"json_schema is {quote(tree)}, expected a JSON object, or true for any JSON")
         return {} if tree is True else tree
 
 

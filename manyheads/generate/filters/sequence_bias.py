@@ -12,7 +12,7 @@ from torch import Tensor
 
 from manyheads.errors import OutOfRangeError, WrongTypeError
 from manyheads.generate.filter import FilterContext, FilterSpec, check_tokens
-from manyheads.spec import field, quoted
+from manyheads.spec import field, quote
 
 Lists = Field(strict=False)  # TOML and JSON have lists, not tuples
 Ids = Annotated[tuple[int, ...], Lists]
@@ -41,7 +41,7 @@ class SequencesFilter(FilterSpec):
         for ids, bias in self.sequences:
             if not ids or min(ids) < 0 or not (bias == -math.inf or abs(bias) <= MAX_BIAS):
                 expected = f"expected token ids and a number up to {MAX_BIAS:g}"
-                raise WrongTypeError(f"given {quoted(ids)} with {bias}, {expected}", (self.name,))
+                raise WrongTypeError(f"given {quote(ids)} with {bias}, {expected}", (self.name,))
         return self
 
     @cached_property

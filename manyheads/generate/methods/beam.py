@@ -114,7 +114,7 @@ class Search:
             best_BC, beam_BC, token_BC, is_end_BC = self.candidates(logp_BNV)
             self.finish(best_BC, beam_BC, token_BC, is_end_BC, length=length)
             live_BN, index_BN = best_BC.masked_fill(is_end_BC, -torch.inf).topk(min(self.width, best_BC.shape[1]))
-            unfinished = self.unfinished(live_BN[:, 0].tolist(), length)
+            unfinished = self.unfinished_rows(live_BN[:, 0].tolist(), length)
             if not unfinished:
                 break
             index = torch.tensor(unfinished, device=self.device)
@@ -156,7 +156,7 @@ class Search:
                 finished.sort(key=lambda hypothesis: -hypothesis.score)
                 del finished[self.width :]
 
-    def unfinished(self, best_live: list[float], length: int) -> list[int]:
+    def unfinished_rows(self, best_live: list[float], length: int) -> list[int]:
         """The indices of the rows that continue."""
         config, index = self.request.config, list[int]()
         for i, row in enumerate(self.prompt_indices):

@@ -17,7 +17,7 @@ from manyheads.generate.decoding import (
     check_possible,
     extend_until_end,
 )
-from manyheads.model.record import record_hidden_states
+from manyheads.model.recording import record_hidden_states
 from manyheads.model.transformer import Transformer
 from manyheads.parts.inputs import Inputs
 from manyheads.spec import field

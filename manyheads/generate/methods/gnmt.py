@@ -11,7 +11,7 @@ from torch import Tensor
 
 from manyheads.generate.decoding import Request, RunningSequences
 from manyheads.generate.methods.beam import BeamSearch, Search
-from manyheads.model.record import last_cross_attention, record
+from manyheads.model.recording import last_cross_attention, record
 from manyheads.spec import field
 
 if TYPE_CHECKING:

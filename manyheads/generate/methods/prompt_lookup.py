@@ -40,13 +40,13 @@ class PromptLookupSpec(DecodingSpec, kind="prompt-lookup"):
         capacity = len(tokens) + config.max_new_tokens + self.prompt_lookup_num_tokens
         with torch.no_grad():
             state, length = request.start(capacity)
-        unread, is_finished = tokens[length:], False  # tokens that the model has not read
+        unread_tokens, is_finished = tokens[length:], False  # tokens that the model has not read
         while len(new) < config.max_new_tokens and not is_finished:
             draft = self.draft(tokens)[: config.max_new_tokens - len(new) - 1]
             with torch.no_grad():
-                inputs = Inputs(torch.tensor([unread + draft], device=device))
+                inputs = Inputs(torch.tensor([unread_tokens + draft], device=device))
                 logits_NV, state = request.step(inputs, state, num_drafted=len(draft))
-            length += len(unread)
+            length += len(unread_tokens)
             for i in range(len(draft) + 1):
                 logits_1V = logits_NV[i : i + 1]
                 filtered_1V = request.filter(logits_1V, torch.tensor([tokens], device=device), len(new))
@@ -60,7 +60,7 @@ class PromptLookupSpec(DecodingSpec, kind="prompt-lookup"):
                 if is_finished or i == len(draft) or token != draft[i]:
                     break
                 length += 1
-            state, unread = state.truncate(torch.tensor([length], device=device)), tokens[-1:]
+            state, unread_tokens = state.truncate(torch.tensor([length], device=device)), tokens[-1:]
             if request.cache is not None:
                 request.cache.entry = (torch.tensor(tokens[:length], device=device), state)
         return Hypothesis(new, is_finished, None, *(logprobs.of_row(0) if logprobs is not None else ()))

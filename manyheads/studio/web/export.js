@@ -1,16 +1,9 @@
 // Pictures of what is shown, as files.
 
 import { theme } from "./colors.js";
+import { shape, SVG } from "./svg.js";
 
-const SVG = "http://www.w3.org/2000/svg";
 const MAX_SHAPES = 40_000;
-
-function shape(name, attributes, ...children) {
-  const node = document.createElementNS(SVG, name);
-  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
-  node.append(...children);
-  return node;
-}
 
 export function toSvg(view, title) {
   const { source } = view;

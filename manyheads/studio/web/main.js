@@ -2,11 +2,14 @@
 
 import { openSession, isOffline } from "./api.js";
 import { element, status } from "./dom.js";
+import * as field from "./field.js";
 import * as look from "./look.js";
 import * as model from "./model.js";
+import * as probe from "./probe.js";
 import { onChange, read, write } from "./state.js";
+import { openTour } from "./tour.js";
 
-const TABS = isOffline ? { look } : { look, model };
+const TABS = isOffline ? { look } : { look, model, probe, field };
 let current = null;
 let remove = null;
 
@@ -33,4 +36,5 @@ const tabs = Object.entries(TABS).map(([name, tab]) =>
 document.querySelector("nav").append(...tabs);
 onChange(showTab);
 await openSession();
+if (!isOffline) await openTour();
 await showTab();

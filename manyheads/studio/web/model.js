@@ -3,7 +3,7 @@
 // steps taken. A change that gives no valid model is explained, and changes nothing.
 
 import { ApiError, getJson, post } from "./api.js";
-import { element, status } from "./dom.js";
+import { addStyle, element, status } from "./dom.js";
 import { controls } from "./model_fields.js";
 import { adoptStyle, costRows, parameterRows, partRows, showDrawing, stepItems, weightRows } from "./model_figures.js";
 import { onChange, read, write } from "./state.js";
@@ -37,17 +37,9 @@ function toAddress(state) {
   };
 }
 
-/** Loads the styles of this tab, once. */
-function addStyle() {
-  if (document.getElementById("model-style")) return null;
-  return new Promise((resolve) => {
-    document.head.append(element("link", { id: "model-style", rel: "stylesheet", href: "model.css", onload: resolve, onerror: resolve }));
-  });
-}
-
 export async function show(root) {
   const known = await getJson("model/targets");
-  await addStyle();
+  await addStyle("model.css");
   adoptStyle(known.style);
   const first = (known.checkpoints[0] ?? known.presets.find((one) => one.target === "transformer-base")).target;
   const titles = new Map([...known.presets, ...known.checkpoints].map((one) => [one.target, one.title]));

@@ -1,14 +1,10 @@
 // The same as tables, for screen readers and for copying: the strongest keys of each query, and the heads.
 
 import { number } from "./canvas.js";
-import { element } from "./dom.js";
+import { element, table } from "./dom.js";
 import { BADGE_NAMES } from "./grid.js";
 
 const [ROWS, KEYS] = [400, 3];
-
-const table = (caption, titles, rows) => element("table", { class: "data" }, element("caption", {}, caption),
-  element("thead", {}, element("tr", {}, ...titles.map((title) => element("th", { scope: "col" }, title)))),
-  element("tbody", {}, ...rows.map(([first, ...rest]) => element("tr", {}, element("th", { scope: "row" }, first), ...rest.map((text) => element("td", {}, text))))));
 
 export function matrixTable(title, source, rows, columns) {
   if (!source.whole) return element("p", { class: "soft" }, "The matrix is too large for a table; move through it with the arrow keys.");

@@ -21,9 +21,9 @@ from manyheads.data.source import DataSpec
 from manyheads.errors import ConfigError, ManyheadsError, RunChangedError, UsageError
 from manyheads.inspect.figure import draw_comparison
 from manyheads.spec import to_toml
-from manyheads.training.compare import compare, is_improving
+from manyheads.training.comparison import compare, is_improving
 from manyheads.training.grid import axis_paths, folder_name, read_axis, split_values
-from manyheads.training.prepare import prepare
+from manyheads.training.preparation import prepare
 from manyheads.training.run import read_run
 from manyheads.training.store import newest_valid
 
@@ -328,7 +328,7 @@ def test_an_error_that_is_larger_than_a_pipe_and_a_killed_process_reach_the_repo
     (tmp_path / "failing.py").write_text(FAILING_PARTS)
     axis = "data={kind='test-long-error'},{kind='test-killed'}"
     command = ("compare", path, axis, "--seeds", "1", "--jobs", "2", "--parts", tmp_path / "failing.py", "--json")
-    done = run(*command, "--output", tmp_path / "grid", check=1, timeout=60)
+    done = run(*command, "--output", tmp_path / "grid", check=1)
     long, killed = json.loads(done.stdout)["cells"]
     assert long["error"] == "x" * (1 << 20)
     assert str(-signal.SIGKILL) in killed["error"]

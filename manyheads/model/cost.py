@@ -16,11 +16,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from manyheads.errors import UsageError
-from manyheads.model.build import Model, build_meta, overflow_as_error
+from manyheads.model.builder import Model, build_meta, overflow_as_error
 from manyheads.model.cache import state_bytes
 from manyheads.model.spec import ModelSpec, StackSpec
 from manyheads.parts.inputs import Inputs
-from manyheads.spec import MAX_COUNT, quoted
+from manyheads.spec import MAX_COUNT, quote
 
 BYTES = 4  # bytes of a float32
 MAX_RECURRENT_LENGTH = 1 << 10  # a recurrent network runs token by token, which is slow
@@ -48,7 +48,7 @@ def size(spec: ModelSpec, *, batch: int = 1, length: int = 128, source_length: i
     source_length = length if source_length is None else source_length
     for name, value in (("batch", batch), ("length", length), ("source_length", source_length)):
         if type(value) is not int or not 1 <= value <= MAX_COUNT:
-            raise UsageError(f"{name} is {quoted(value)}, expected an integer from 1 to {MAX_COUNT}")
+            raise UsageError(f"{name} is {quote(value)}, expected an integer from 1 to {MAX_COUNT}")
     model = build_meta(spec)
     if spec.recurrent and length > MAX_RECURRENT_LENGTH:
         raise UsageError(f"length is {length}, expected at most {MAX_RECURRENT_LENGTH} for a recurrent network")

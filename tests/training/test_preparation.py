@@ -13,7 +13,7 @@ import manyheads
 from manyheads import Checkpoint, build, read
 from manyheads.model.spec import ModelSpec
 from manyheads.spec import to_toml, to_tree
-from manyheads.training.prepare import checkpoint_hash, prepare
+from manyheads.training.preparation import checkpoint_hash, prepare
 from manyheads.training.run import read_run, read_run_file
 
 NOWHERE = "no/such/folder"

@@ -35,9 +35,9 @@ from manyheads.tasks.classify import describe_classes
 from manyheads.tasks.evaluation import EvalOptions, evaluate_loss
 from manyheads.tasks.seq2seq import max_target_tokens
 from manyheads.tasks.task import task_of
-from manyheads.training.evaluate import load_rows, make_evaluation
+from manyheads.training.evaluator import load_rows, make_evaluation
 from manyheads.training.loop import validate
-from manyheads.training.prepare import prepare
+from manyheads.training.preparation import prepare
 from manyheads.training.run import read_run
 
 ATTENTION, MLP = {"kind": "heads", "heads": 2}, {"kind": "mlp", "hidden": 32}
@@ -62,8 +62,6 @@ COLOURS = [
     for thing in ("car", "hat", "cup")
 ]
 OPTIM = {"lr": 1e-2, "schedule": {"kind": "linear", "warmup_steps": 5}}
-
-pytestmark = pytest.mark.xdist_group("evaluate")  # one worker, which trains the runs once
 
 
 @pytest.fixture(scope="module")

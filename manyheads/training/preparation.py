@@ -21,10 +21,10 @@ from manyheads.data.tokenized import InMemoryRows, TokenizedRows, TokenRows, Tru
 from manyheads.data.tokenizer import TokenizerSpec, special_ids
 from manyheads.errors import CheckpointTokenizerError, IncompatibleError, OutOfRangeError, TokenizerError
 from manyheads.files.tokenizer import encode_texts
-from manyheads.model.build import Model, build
+from manyheads.model.builder import Model, build
 from manyheads.model.spec import ModelSpec, StackSpec, read_model
 from manyheads.model.transformer import Transformer
-from manyheads.spec import copy_tree, did_you_mean, located, merge_trees, quoted, to_tree
+from manyheads.spec import copy_tree, did_you_mean, locate_errors, merge_trees, quote, to_tree
 from manyheads.tasks.batch import SpecialTokens
 from manyheads.tasks.task import TaskSpec, patchify_rows
 from manyheads.training.events import Event, Initialized, Truncated
@@ -129,7 +129,7 @@ def resolve_model(spec: RunSpec, initial: Checkpoint | None) -> ModelSpec:
     if isinstance(spec.model, ModelSpec):
         return spec.model
     assert initial is not None
-    with located("model"):
+    with locate_errors("model"):
         model = read_model(merge_trees(to_tree(initial.spec), copy_tree(spec.model)))
     spec.check_model(model)
     return model
@@ -157,11 +157,11 @@ def fill_sizes(spec: ModelSpec, *, vocab_size: int, num_labels: int) -> ModelSpe
 
 def label_order(labels: tuple[str, ...], initial: Checkpoint | None) -> tuple[str, ...]:
     """Returns the classes, in the order of the checkpoint if it has the same ones."""
-    names = given_class_names(initial) if initial else ()
+    names = custom_class_names(initial) if initial else ()
     return names if sorted(names) == sorted(labels) else labels
 
 
-def given_class_names(checkpoint: Checkpoint) -> tuple[str, ...]:
+def custom_class_names(checkpoint: Checkpoint) -> tuple[str, ...]:
     """Returns the names of a checkpoint's classes, or () if they are only numbered."""
     names = tuple(checkpoint.id2label[i] for i in sorted(checkpoint.id2label))
     return () if all(re.fullmatch(r"LABEL_\d+", name) for name in names) else names
@@ -239,7 +239,7 @@ def check_equal(initial_tokenizer: Any, run_tokenizer: Any, texts: Sequence[str]
         {i: token for token, i in tokenizer.get_vocab(with_added_tokens=True).items()} for tokenizer in tokenizers
     ]
     for i in sorted({*vocabularies[0], *vocabularies[1]}):
-        expected, token = (quoted(tokens[i]) if i in tokens else "nothing" for tokens in vocabularies)
+        expected, token = (quote(tokens[i]) if i in tokens else "nothing" for tokens in vocabularies)
         if expected != token:
             raise IncompatibleError(
                 f"the vocabulary differs at id {i}: {expected} in the checkpoint, {token} in [tokenizer]; leave it out",
@@ -249,7 +249,7 @@ def check_equal(initial_tokenizer: Any, run_tokenizer: Any, texts: Sequence[str]
     for text, initial_encoding, encoding in zip(texts, *encodings, strict=True):
         if initial_encoding.ids != encoding.ids:
             raise IncompatibleError(
-                f"{quoted(text)} is split differently by the checkpoint's tokenizer; leave [tokenizer] out",
+                f"{quote(text)} is split differently by the checkpoint's tokenizer; leave [tokenizer] out",
                 ("tokenizer",),
             )
 
@@ -272,7 +272,7 @@ def task_special_tokens(task: TaskSpec, tokenizer: Any, initial: Checkpoint | No
 def find_special_tokens(tokenizer: Any, checkpoint: Checkpoint | None = None) -> SpecialTokens:
     """Finds the special tokens of a tokenizer by the checkpoint's configs, or by their usual names."""
     vocab = tokenizer.get_vocab(with_added_tokens=True)
-    usual, vocab_size = special_ids(tokenizer), max(vocab.values()) + 1
+    default_ids, vocab_size = special_ids(tokenizer), max(vocab.values()) + 1
     config = checkpoint.config if checkpoint else {}
     names = checkpoint.token_names if checkpoint else {}
 
@@ -280,7 +280,7 @@ def find_special_tokens(tokenizer: Any, checkpoint: Checkpoint | None = None) ->
         ids = [config.get(f"{role}_token_id") for role in roles]
         ids = [value[0] if isinstance(value, list) and value else value for value in ids]
         ids += [vocab.get(names[role]) for role in roles if role in names]
-        return next((value for value in ids if type(value) is int and 0 <= value < vocab_size), usual[roles[0]])
+        return next((value for value in ids if type(value) is int and 0 <= value < vocab_size), default_ids[roles[0]])
 
     bos, eos, pad, unk, mask = find("bos", "cls"), find("eos", "sep"), find("pad"), find("unk"), find("mask")
     eos = bos if eos is None else eos
@@ -288,9 +288,9 @@ def find_special_tokens(tokenizer: Any, checkpoint: Checkpoint | None = None) ->
     bos = next((token_id for token_id in (bos, pad, eos) if token_id is not None), None)
     if bos is None or eos is None:
         raise TokenizerError("this tokenizer has no token that begins or ends a text")
-    special = {i for i in (pad, bos, eos, unk, mask) if i is not None}
-    special |= {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
-    is_ours = checkpoint is None or checkpoint.tokenizer is None or trained_here(checkpoint)
+    special_token_ids = {i for i in (pad, bos, eos, unk, mask) if i is not None}
+    special_token_ids |= {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+    is_native = checkpoint is None or checkpoint.tokenizer is None or has_native_tokenizer(checkpoint)
     return SpecialTokens(
         pad=eos if pad is None else pad,
         bos=bos,
@@ -298,15 +298,15 @@ def find_special_tokens(tokenizer: Any, checkpoint: Checkpoint | None = None) ->
         unk=-1 if unk is None else unk,
         mask=-1 if mask is None else mask,
         vocab_size=vocab_size,
-        all_ids=tuple(sorted(special | (set(range(vocab_size)) - set(vocab.values())))),
+        all_ids=tuple(sorted(special_token_ids | (set(range(vocab_size)) - set(vocab.values())))),
         decoder_start_token_id=checkpoint.generation_settings.decoder_start_token_id if checkpoint else None,
-        prefix_suffix_ids=None if is_ours else added_special_tokens(tokenizer),
+        prefix_suffix_ids=None if is_native else added_special_tokens(tokenizer),
         pool=checkpoint.pooling.pool if checkpoint and checkpoint.pooling else None,
     )
 
 
-def trained_here(checkpoint: Checkpoint) -> bool:
-    """Whether a run of manyheads trained the tokenizer, so that each task adds its initial_tokenizer special tokens."""
+def has_native_tokenizer(checkpoint: Checkpoint) -> bool:
+    """Whether a run of manyheads trained the tokenizer, so that each task adds its own special tokens."""
     assert checkpoint.metadata is not None
     return checkpoint.metadata.family.model_type == "manyheads" and "family" not in checkpoint.config
 
@@ -356,25 +356,30 @@ def copy_weights(model: nn.Module, checkpoint: Checkpoint, labels: Sequence[str]
     Only a head may have another shape or other classes; it then keeps its random weights.
     """
     weights, initial_weights = model.state_dict(), checkpoint.model.state_dict()
-    same = {name for name in weights if name in initial_weights and weights[name].shape == initial_weights[name].shape}
-    if labels and (names := given_class_names(checkpoint)) and sorted(names) != sorted(labels):
-        same -= {name for name in same if name.startswith("head.output.")}
-    for name in sorted(set(weights) & set(initial_weights) - same):
+    matching_names = {
+        name for name in weights if name in initial_weights and weights[name].shape == initial_weights[name].shape
+    }
+    if labels and (names := custom_class_names(checkpoint)) and sorted(names) != sorted(labels):
+        matching_names -= {name for name in matching_names if name.startswith("head.output.")}
+    for name in sorted(set(weights) & set(initial_weights) - matching_names):
         if not name.startswith("head."):
             in_checkpoint, in_model = (" × ".join(map(str, side[name].shape)) for side in (initial_weights, weights))
             raise IncompatibleError(
                 f"{name} has shape {in_checkpoint} in the checkpoint and {in_model} in [model]", ("model",)
             )
-    if not same:
+    if not matching_names:
         raise IncompatibleError("no weight of the checkpoint fits this model", ("init_from",))
-    for name in same:
+    for name in matching_names:
         weights[name].copy_(initial_weights[name])
     assert checkpoint.metadata is not None
     return Initialized(
         step=0,
-        loaded=len(same),
-        missing_keys=tuple(name for name in weights if name not in same),
-        unexpected_keys=(*(name for name in initial_weights if name not in same), *checkpoint.metadata.weights.unused),
+        loaded=len(matching_names),
+        missing_keys=tuple(name for name in weights if name not in matching_names),
+        unexpected_keys=(
+            *(name for name in initial_weights if name not in matching_names),
+            *checkpoint.metadata.weights.unused,
+        ),
     )
 
 
@@ -382,11 +387,13 @@ def freeze(model: nn.Module, prefixes: Sequence[str]) -> None:
     """Excludes the weights under these paths from training."""
     weights = dict(model.named_parameters())
     for prefix in prefixes:
-        under = [name for name in weights if name == prefix or name.startswith(f"{prefix}.")]
-        if not under:
-            known = {".".join(name.split(".")[:depth]) for name in weights for depth in (1, 2)}
-            raise IncompatibleError(f"no weight is under {quoted(prefix)}{did_you_mean(prefix, known)}", ("freeze",))
-        for name in under:
+        frozen_names = [name for name in weights if name == prefix or name.startswith(f"{prefix}.")]
+        if not frozen_names:
+            known_paths = {".".join(name.split(".")[:depth]) for name in weights for depth in (1, 2)}
+            raise IncompatibleError(
+                f"no weight is under {quote(prefix)}{did_you_mean(prefix, known_paths)}", ("freeze",)
+            )
+        for name in frozen_names:
             weights[name].requires_grad_(False)
     if not any(weight.requires_grad for weight in weights.values()):
         raise IncompatibleError("every weight is frozen, so there is nothing to train", ("freeze",))

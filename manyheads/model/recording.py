@@ -25,8 +25,8 @@ from manyheads.model.transformer import Transformer
 from manyheads.parts.core import Core, block_arguments, repeat_kv
 from manyheads.parts.mask import Mask
 from manyheads.parts.position import Positions
-from manyheads.parts.statistics import Statistics, WeightIndices, log_weights, statistics
-from manyheads.spec import did_you_mean, quoted
+from manyheads.parts.statistics import WeightIndices, entropy, log_weights, squared_distance
+from manyheads.spec import did_you_mean, quote
 
 # modules whose outputs are recorded besides the attentions, by their names
 ACTIVATIONS = re.compile(
@@ -37,7 +37,7 @@ Index = int | slice | None  # one of an axis, which is then left out of the resu
 
 @dataclass(frozen=True)
 class RecordedAttention(ShownInNotebook):
-    """The inputs of one attention call. Its weights and statistics are computed from them."""
+    """The inputs of one attention call. Its weights, entropy and distance are computed from them."""
 
     name: str  # 'decoder.layers.3.attention', 'decoder.layers.3.cross'
     core: Core
@@ -54,21 +54,28 @@ class RecordedAttention(ShownInNotebook):
         heads, rows_slice = as_slice(head), as_slice(rows)
         key = self.key
         if heads == slice(None) or not self.core.heads_are_alike:
-            query, bias, computed = self.query, self.bias, heads
+            query, bias, selected_heads = self.query, self.bias, heads
         else:
-            query, computed = self.query[:, heads], slice(None)
+            query, selected_heads = self.query[:, heads], slice(None)
             key = repeat_kv(self.key, self.query)[:, heads]
             bias = self.bias if self.bias is None or self.bias.shape[1] == 1 else self.bias[:, heads]
         block = block_arguments(rows_slice, slice(None), k=key, positions=self.positions, bias=bias)
         mask = self.mask if rows_slice == slice(None) else self.mask.submask(rows_slice, slice(None))
-        weights = self.core.weights(query[:, :, rows_slice], mask=mask, **block)[:, computed, :, as_slice(columns)]
+        weights = self.core.weights(query[:, :, rows_slice], mask=mask, **block)[
+            :, selected_heads, :, as_slice(columns)
+        ]
         axes = [axis for axis, index in ((1, head), (2, rows), (3, columns)) if isinstance(index, int)]
         return weights.squeeze(axes) if axes else weights
 
     @cached_property
-    def statistics(self) -> Statistics:
-        """Entropy and mean squared distance of every row, computed without the attention matrix."""
-        return statistics(self.core, self.query, self.key, **self._context)
+    def entropy(self) -> Tensor:
+        """−Σ α ln α of every row, B×H×L, computed without the attention matrix."""
+        return entropy(self.core, self.query, self.key, **self._context)
+
+    @cached_property
+    def squared_distance(self) -> Tensor:
+        """The mean squared distance of every row, B×H×L, computed without the attention matrix."""
+        return squared_distance(self.core, self.query, self.key, **self._context)
 
     def log_weights(self, indices: WeightIndices) -> Tensor:
         """ln α at N indices, H×N, computed without the attention matrix."""
@@ -128,7 +135,7 @@ class Tape(Sequence[RecordedAttention], ShownInNotebook):
         """The calls of one attention: one, or one per step of generation and of a recurrent network."""
         calls = [attention for attention in self.attentions if attention.name == name]
         if not calls:
-            raise UsageError(f"no attention {quoted(name)} was recorded{did_you_mean(name, self.names())}")
+            raise UsageError(f"no attention {quote(name)} was recorded{did_you_mean(name, self.names())}")
         return calls
 
     def weights(self, name: str, head: Index = None, rows: Index = None, columns: Index = None) -> Tensor:
@@ -141,7 +148,7 @@ class Tape(Sequence[RecordedAttention], ShownInNotebook):
             return calls[0].weights(head, rows, columns)
         width = max(call.key.shape[2] for call in calls)
         matrices = [call.weights(head) for call in calls]
-        matrix = torch.cat([nn.functional.pad(one, (0, width - one.shape[-1])) for one in matrices], dim=-2)
+        matrix = torch.cat([nn.functional.pad(weights, (0, width - weights.shape[-1])) for weights in matrices], dim=-2)
         return matrix[..., slice(None) if rows is None else rows, :][..., slice(None) if columns is None else columns]
 
     def activations(self) -> dict[str, Tensor]:

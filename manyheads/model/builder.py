@@ -16,7 +16,7 @@ from manyheads.model.ngram import Ngram
 from manyheads.model.recurrent import Recurrent
 from manyheads.model.spec import ModelSpec
 from manyheads.model.transformer import Transformer
-from manyheads.spec import quoted
+from manyheads.spec import quote
 
 Model = Transformer | Recurrent | Ngram
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -95,7 +95,7 @@ def check_device(device: str | torch.device) -> torch.device:
     try:
         torch_device = torch.device(device)
     except (RuntimeError, TypeError):
-        raise DeviceError(f"device is {quoted(device)}, expected cpu, cuda, cuda:1 or mps") from None
+        raise DeviceError(f"device is {quote(device)}, expected cpu, cuda, cuda:1 or mps") from None
     cuda = torch.cuda.device_count() if torch.cuda.is_available() else 0
     count = {"cpu": 1, "cuda": cuda, "mps": int(torch.backends.mps.is_available())}.get(torch_device.type, 0)
     if not count:
@@ -125,9 +125,9 @@ def build(
 ) -> Model:
     """Builds the model with initial weights. The same spec and seed give the same bits."""
     if type(seed) is not int or not 0 <= seed < 1 << 63:
-        raise UsageError(f"seed is {quoted(seed)}, expected an integer from 0 to 2⁶³ − 1")
+        raise UsageError(f"seed is {quote(seed)}, expected an integer from 0 to 2⁶³ − 1")
     if dtype not in DTYPES:
-        raise UsageError(f"dtype is {quoted(dtype)}, expected torch.float64, float32, bfloat16 or float16")
+        raise UsageError(f"dtype is {quote(dtype)}, expected torch.float64, float32, bfloat16 or float16")
     device = check_device(device)
     model = build_meta(spec).to(dtype).to_empty(device=device)
     check_buffers(model)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-
 import kinds
 import pytest
 import torch
@@ -160,43 +158,6 @@ def test_layers_that_share_weights_have_names_of_their_own():
         model(tokens())
     assert all(torch.equal(again.activations()[f"encoder.layers.{i}"], one) for i, one in enumerate(first))
     assert not any(torch.equal(x, one) for one in first)
-
-
-@pytest.mark.xdist_group("compiler")  # one worker: the compiler takes seconds to import
-@pytest.mark.parametrize("kind", ["dot", "additive"])
-def test_a_compiled_model_is_recorded_eagerly(kind):
-    model, ids = random_model(kinds.decoder(core=kind), dtype=torch.float32).eval(), tokens(1, 4)
-    with torch.no_grad(), record(model) as plain:
-        expected = model(ids)
-    for layer in model.decoder.layers:
-        layer.compile(dynamic=True, backend="eager")
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # those of loading the compiler
-        model(ids)  # compiles it without hooks
-        with record(model) as tape:
-            logits = model(ids)
-    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
-    assert tape.names() == plain.names()
-    for name in tape.names():
-        torch.testing.assert_close(tape.weights(name), plain.weights(name), rtol=0, atol=1e-5)
-    assert list(tape.activations()) == list(plain.activations())
-
-
-@pytest.mark.xdist_group("compiler")
-def test_the_compiler_can_trace_a_recording_of_attentions():
-    """As in training, where hooks are part of the compiled layers."""
-    model, ids = random_model(kinds.decoder()), tokens(1, 4)
-    with record(model) as plain:
-        model(ids)
-    for layer in model.decoder.layers:
-        layer.compile(dynamic=True, backend="eager")
-    with warnings.catch_warnings(), record(model, activations=False) as tape:
-        warnings.simplefilter("ignore")  # those of loading the compiler
-        warnings.filterwarnings("error", "Dynamo does not know")
-        model(ids)
-    assert tape.names() == plain.names()
-    for name in tape.names():
-        torch.testing.assert_close(tape.weights(name), plain.weights(name))
 
 
 @torch.no_grad()

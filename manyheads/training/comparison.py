@@ -23,14 +23,14 @@ from manyheads.checkpoint.loading import load
 from manyheads.errors import RunChangedError, UsageError, one_line
 from manyheads.files.read import read_json_or_empty, read_toml
 from manyheads.files.write import check_writable, explain_write_errors, write_atomic
-from manyheads.model.build import resolve_device
+from manyheads.model.builder import resolve_device
 from manyheads.spec import Tree, load_parts, override
 from manyheads.training.events import Finished, Step
 from manyheads.training.folder import check_same_run, data_hashes, tree_changes
 from manyheads.training.grid import MAX_RUNS, Axis, CellRun, GridCell, make_grid, read_axes
 from manyheads.training.log import read_events
 from manyheads.training.loop import train_events
-from manyheads.training.prepare import PreparedRun, prepare
+from manyheads.training.preparation import PreparedRun, prepare
 from manyheads.training.resources import check_resources, estimate_resources
 from manyheads.training.run import RunSpec, read_run, read_run_file
 from manyheads.training.signals import handle_signals
@@ -87,8 +87,8 @@ def compare(
         check_same_run(run.folder, run.spec)
     remaining = [(cell, run) for cell, run in runs if not read_result(run.folder, run.spec).finished]
     queue = Queue(remaining, runs=len(runs), progress=progress)
-    stopped = queue.train_in_parallel(jobs, device, parts) if jobs > 1 else queue.train_in_turn(device)
-    report = comparison_report(cells, grid_axes, seeds, queue.errors) | {"stopped": stopped, "folder": str(folder)}
+    stop_reason = queue.train_in_parallel(jobs, device, parts) if jobs > 1 else queue.train_in_turn(device)
+    report = comparison_report(cells, grid_axes, seeds, queue.errors) | {"stopped": stop_reason, "folder": str(folder)}
     with explain_write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         write_atomic(folder / "compare.json", json.dumps(report, indent=1, ensure_ascii=False))
@@ -119,8 +119,8 @@ class Queue:
 
     def train_in_parallel(self, jobs: int, device: str, parts: Sequence[Path]) -> str | None:
         """Trains each run in its own process, `jobs` at a time; forwards a signal to all processes once."""
-        context, terminated = multiprocessing.get_context("forkserver"), False
-        context.set_forkserver_preload(["manyheads.training.compare"])  # so that torch is imported once
+        context, are_terminated = multiprocessing.get_context("forkserver"), False
+        context.set_forkserver_preload(["manyheads.training.comparison"])  # so that torch is imported once
         processes = dict[Any, tuple[GridCell, CellRun, Any]]()
         with handle_signals() as should_stop, kill_on_error(processes):
             while processes or (self.remaining and not should_stop()):
@@ -133,16 +133,16 @@ class Queue:
                     sender.close()
                     processes[process] = cell, run, receiver
                 # not for their ends: a process cannot end before all it sends is received, or fits into its pipe
-                ready = wait([receiver for _, _, receiver in processes.values()], timeout=0.2)
+                ready_receivers = wait([receiver for _, _, receiver in processes.values()], timeout=0.2)
                 for process, (cell, run, receiver) in list(processes.items()):
-                    if receiver not in ready:
+                    if receiver not in ready_receivers:
                         continue
                     error = receive_error(process, receiver)
                     del processes[process]
                     if not should_stop():
                         self.finish(cell, run, error)
-                if should_stop() and not terminated:
-                    terminated = True
+                if should_stop() and not are_terminated:
+                    are_terminated = True
                     for process in processes:
                         process.terminate()
         return should_stop()
@@ -250,7 +250,7 @@ class RunResult:
     steps: int
     seconds: float
     finished: bool
-    early: bool = False  # whether train.best ended it, rather than train.steps
+    stopped_early: bool = False  # whether train.best ended it, rather than train.steps
 
 
 def read_result(folder: Path, spec: RunSpec) -> RunResult:
@@ -260,13 +260,13 @@ def read_result(folder: Path, spec: RunSpec) -> RunResult:
         if line["event"] == "step":
             seconds += line["seconds"]
         elif line["event"] == "evaluated":
-            evaluated = {name: value for name, value in line["metrics"].items() if value is not None}
-            if spec.train.best is None or spec.train.best.prefers(evaluated, metrics):
-                metrics = evaluated
-            curve += [(step, evaluated["loss"])] if "loss" in evaluated else []
+            eval_metrics = {name: value for name, value in line["metrics"].items() if value is not None}
+            if spec.train.best is None or spec.train.best.prefers(eval_metrics, metrics):
+                metrics = eval_metrics
+            curve += [(step, eval_metrics["loss"])] if "loss" in eval_metrics else []
         elif line["event"] == "finished":
             reason = line["reason"]
-    early = reason in ("stop_at", "patience")
+    stopped_early = reason in ("stop_at", "patience")
     return RunResult(
         folder,
         spec.seed,
@@ -274,8 +274,8 @@ def read_result(folder: Path, spec: RunSpec) -> RunResult:
         curve=tuple(curve),
         steps=step,
         seconds=seconds,
-        finished=early or (reason == "steps" and step >= spec.train.steps),
-        early=early,
+        finished=stopped_early or (reason == "steps" and step >= spec.train.steps),
+        stopped_early=stopped_early,
     )
 
 
@@ -300,7 +300,7 @@ def comparison_report(cells: Sequence[GridCell], axes: Sequence[Axis], seeds: in
                     {name: getattr(result, name) for name in ("seed", "steps", "seconds", "metrics", "curve")}
                     for result in finished
                 ],
-                "still_improving": sum(is_improving(result.curve) for result in finished if not result.early),
+                "still_improving": sum(is_improving(result.curve) for result in finished if not result.stopped_early),
                 "error": error,
             }
         )
@@ -312,8 +312,8 @@ def is_improving(curve: Sequence[tuple[int, float]]) -> bool:
     if len(curve) < 3:
         return False
     last_step, last = curve[-1]
-    earlier = [loss for step, loss in curve if step <= 3 / 4 * last_step]
-    return bool(earlier) and last < (1 - IMPROVING) * earlier[-1]
+    earlier_losses = [loss for step, loss in curve if step <= 3 / 4 * last_step]
+    return bool(earlier_losses) and last < (1 - IMPROVING) * earlier_losses[-1]
 
 
 def summarize(values: Sequence[float]) -> Tree:

@@ -23,12 +23,12 @@ from manyheads.errors import (
     UsageError,
 )
 from manyheads.metrics.metric import higher_is_better
-from manyheads.model.build import resolve_device
-from manyheads.spec import Tree, did_you_mean, located, override, quoted, to_tree
+from manyheads.model.builder import resolve_device
+from manyheads.spec import Tree, did_you_mean, locate_errors, override, quote, to_tree
 from manyheads.tasks.batch import SpecialTokens
 from manyheads.tasks.evaluation import EvalData, EvalOptions, EvalResult, Evaluation, OnProgress
 from manyheads.tasks.task import TaskSpec, task_of
-from manyheads.training.prepare import task_special_tokens
+from manyheads.training.preparation import task_special_tokens
 from manyheads.training.run import RunSpec, read_run_file
 
 SPLITS = ("validation", "test", "train")
@@ -49,7 +49,7 @@ def evaluate(
     examples: int = 0,
     output: str | None = None,
     device: str = "auto",
-    progress: OnProgress = lambda what, done, total: None,
+    progress: OnProgress = lambda action, done, total: None,
     **settings: Any,
 ) -> Tree:
     """Returns the scores of a checkpoint and of baselines, and the output for every row, as plain data.
@@ -62,11 +62,11 @@ def evaluate(
     options = EvalOptions(max_rows, max_length, max_new_tokens, examples, output, settings)
     data = None if data is None else str(data)
     if split not in SPLITS:
-        raise UsageError(f"split is {quoted(split)}, expected {', '.join(SPLITS)}")
+        raise UsageError(f"split is {quote(split)}, expected {', '.join(SPLITS)}")
     if task is not None and (not isinstance(task, str) or task not in TaskSpec.kinds):
-        raise UsageError(f"no task {quoted(task)}{did_you_mean(str(task), TaskSpec.kinds)}")
+        raise UsageError(f"no task {quote(task)}{did_you_mean(str(task), TaskSpec.kinds)}")
     if isinstance(overrides, str) or not all(isinstance(assignment, str) for assignment in overrides):
-        raise UsageError(f"overrides is {quoted(overrides)}, expected a list such as ['data.path=rows.tsv']")
+        raise UsageError(f"overrides is {quote(overrides)}, expected a list such as ['data.path=rows.tsv']")
     checkpoint = load(path, device=resolve_device(device), verify=True)
     checkpoint.model.eval()
     if checkpoint.tokenizer is None and checkpoint.spec.vocab is not None:
@@ -144,7 +144,7 @@ def read_data(task: TaskSpec, path: str | None, overrides: Sequence[str]) -> Dat
         raise MissingKeyError(
             "this checkpoint has no run for this task; name a file to evaluate on with --data FILE", ("data", "path")
         )
-    with located("data"):
+    with locate_errors("data"):
         return DataSpec.choose(tree["data"])
 
 
@@ -155,31 +155,31 @@ def load_rows(
     if data is None:
         corpus = spec.load()
         return corpus, corpus.splits[split]
-    other = form_of_file(spec, task, data, overrides, from_run=from_run).load_file(data)
+    other = file_data_spec(spec, task, data, overrides, from_run=from_run).load_file(data)
     has_train = from_run or (spec.source_path is not None and not same_file(spec.source_path, data))
     return (replace(other, train=spec.load().train) if has_train else other), other.validation
 
 
-def form_of_file(
+def file_data_spec(
     spec: DataSpec, task: TaskSpec, path: str, overrides: Sequence[str], *, from_run: bool = False
 ) -> DataSpec:
     """Returns the settings that read a file: those of the run, or those that `new` would choose if they do not fit."""
-    form = spec if spec.source_path is not None or task.file_kind is None else read_data(task, path, ())
-    given: Tree = override({"data": {}}, overrides)["data"]
-    if given:
-        form = DataSpec.choose(to_tree(form) | given)
-    if not isinstance(form, TableSpec):
-        return form
-    if isinstance(form, TextSpec) and form.file_columns(path)[0] and "document" not in given:
-        form = form.model_copy(update={"document": None})  # each row of a table is a text
+    file_spec = spec if spec.source_path is not None or task.file_kind is None else read_data(task, path, ())
+    data_overrides: Tree = override({"data": {}}, overrides)["data"]
+    if data_overrides:
+        file_spec = DataSpec.choose(to_tree(file_spec) | data_overrides)
+    if not isinstance(file_spec, TableSpec):
+        return file_spec
+    if isinstance(file_spec, TextSpec) and file_spec.file_columns(path)[0] and "document" not in data_overrides:
+        file_spec = file_spec.model_copy(update={"document": None})  # each row of a table is a text
     files = (spec.path, spec.validation, spec.test) if from_run and isinstance(spec, TableSpec) else ()
-    of_run = any(file and same_file(file, path) for file in files)
-    if "fields" in given or of_run or form.fits(path):
-        return form
-    tree = {name: value for name, value in to_tree(form).items() if name not in LAYOUT} | given
+    is_run_file = any(file and same_file(file, path) for file in files)
+    if "fields" in data_overrides or is_run_file or file_spec.fits(path):
+        return file_spec
+    tree = {name: value for name, value in to_tree(file_spec).items() if name not in LAYOUT} | data_overrides
     settings = {name: value for name, value in tree.items() if name not in ("kind", "path")}
     longer = task.longer_column_first
-    columns = choose_columns(Path(path), type(form), longer_column_first=longer, settings=settings)
+    columns = choose_columns(Path(path), type(file_spec), longer_column_first=longer, settings=settings)
     return DataSpec.choose(tree | ({"fields": columns.fields} if columns.fields else {}))
 
 

@@ -1,0 +1,143 @@
+"""The tables of the tour, computed with the library's own core, mask and relations."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from manyheads.data.attention_targets import targets_from_arcs
+from manyheads.data.tokenizer import TokenizerSpec
+from manyheads.inspect.measure import pointer_field, receptive_field
+from manyheads.model.builder import build
+from manyheads.model.recording import record
+from manyheads.model.spec import read_model
+from manyheads.parts.core import DotSpec, check_rows
+from manyheads.parts.mask import Mask
+from manyheads.parts.position import Positions
+from manyheads.spec import Tree
+
+ORDER = ("the man chased the dog", "the dog chased the man")
+PREFER = "I prefer the morning flight"
+HEADS, RELATIONS = (1, -1, 4, 4, 1), ("nsubj", "root", "det", "nmod", "dobj")
+PRINTED = ((0.91, 0.04, 0.05), (0.03, 0.74, 0.23), (0.01, 0.41, 0.58))  # attention weights before any mask
+PARSES = (  # title, toward, relation
+    ("each word to its head", "head", None),
+    ("only “prefer” has a direct object", "dependents", "dobj"),
+)
+ALIGNED = ((0.91, 0.04, 0.05), (0.03, 0.10, 0.87), (0.09, 0.88, 0.03))
+
+
+def attend(scores: Tensor, *, causal: bool = False) -> Tensor:
+    """Weights of the library's core and mask for given scores, L×M: queries are the scores, keys are unit vectors."""
+    queries, keys = scores.shape
+    mask = Mask(queries, keys, scores.device, causal=causal)
+    positions = Positions(torch.arange(queries)[None], torch.arange(keys)[None])
+    core = DotSpec(scale=1.0).build(1, keys, keys)
+    return core.weights(scores[None, None], torch.eye(keys)[None, None], mask=mask, positions=positions)[0, 0]
+
+
+def table(title: str, rows: str, columns: str, values: Tensor, *, mark: bool = False) -> Tree:
+    """A small matrix with the sums of its rows; `mark` marks the highest of each row."""
+    return {
+        "title": title,
+        "rows": rows.split(),
+        "columns": columns.split(),
+        "values": values.tolist(),
+        "sums": values.sum(dim=-1).tolist(),
+        "marked": values.argmax(dim=-1).tolist() if mark else None,
+    }
+
+
+def order_tables() -> list[Tree]:
+    """Self-attention without positions, on one random vector per word."""
+    words = sorted(set(ORDER[0].split()))
+    vectors = torch.randn(len(words), 4, generator=torch.Generator().manual_seed(3))
+
+    def weights(text: str) -> Tensor:
+        x = vectors[[words.index(word) for word in text.split()]]
+        return attend(x @ x.T / 2)
+
+    return [table("without positions and mask", text, text, weights(text)) for text in ORDER]
+
+
+def big_tables() -> list[Tree]:
+    vectors = torch.randn(2, 4, generator=torch.Generator().manual_seed(5))
+    x, words = vectors[[0, 1, 0]], "big dog big"
+    return [
+        table("without a mask: equal weights", words, words, attend(x @ x.T / 2)),
+        table("causal: the later “big” gets 0", words, words, attend(x @ x.T / 2, causal=True)),
+    ]
+
+
+def mask_tables() -> list[Tree]:
+    """Masks before and after the softmax. The scores are the logarithms of the printed weights."""
+    printed, words = torch.tensor(PRINTED), "1 2 3"
+    return [
+        table("no mask", words, words, attend(printed.log())),
+        table("wrong: set to 0 after the softmax", words, words, attend(printed.log()).tril()),
+        table("right: masked before the softmax", words, words, attend(printed.log(), causal=True)),
+    ]
+
+
+def alignment_tables() -> list[Tree]:
+    weights = attend(torch.tensor(ALIGNED).log())
+    check_rows(weights)
+    return [
+        table("each target word, and where it looks", "kediler fareleri kovalar", "cats chase mice", weights, mark=True)
+    ]
+
+
+def cross_tables() -> list[Tree]:
+    scores = torch.randn(2, 3, generator=torch.Generator().manual_seed(1))
+    return [table("2 × 3: a row per target word", "drive safe", "conduis prudemment toi", attend(scores))]
+
+
+def relation_tables() -> list[Tree]:
+    tokenizer = TokenizerSpec.choose("words").make([PREFER])
+    made = []
+    for title, toward, relation in PARSES:
+        (links,) = targets_from_arcs([PREFER], [HEADS], [RELATIONS], tokenizer, toward=toward, relation=relation)
+        matrix = torch.zeros(5, 5)
+        matrix[tuple(torch.from_numpy(links).T)] = 1.0
+        made.append(table(title, PREFER, PREFER, matrix) | ({} if relation is None else {"sums": None}))
+    return made
+
+
+def pointer_tables() -> list[Tree]:
+    """The receptive fields of models whose head h of layer l attends h·(k + 1)ˡ tokens back."""
+    sizes = torch.tensor([[pointer_size(k, n) for n in (1, 2)] for k in (1, 2, 3)], dtype=torch.float)
+    return [table("measured tokens that change the output", "k=1 k=2 k=3", "n=1 n=2", sizes) | {"sums": None}]
+
+
+@cache
+def pointer_size(heads: int, layers: int) -> int:
+    length = (heads + 1) ** layers + 2  # two more than they can reach
+    model = pointer_model(heads, layers, length)
+    ids = [0] * length
+    field = receptive_field(model, ids, length - 1, replacements=[1])
+    with torch.no_grad(), record(model) as tape:
+        model(torch.tensor([ids]))
+    assert field == pointer_field(tape, length - 1)
+    return len(field)
+
+
+def pointer_model(heads: int, layers: int, length: int) -> Any:
+    """Causal argmax layers whose pointers are set by relative biases, so that no token can move them."""
+    stack = {
+        "layers": layers, "width": 4 * heads, "attention": {"heads": heads}, "core": "argmax", "mask": {"causal": True},
+        "position": {"kind": "relative", "length": length}, "feedforward": "none", "norm": "none", "residual": "pre",
+    }  # fmt: skip
+    model: Any = build(read_model({"vocab": 3, "decoder": stack, "head": "none"}), seed=1, dtype=torch.float64).eval()
+    layer: Any
+    with torch.no_grad():
+        for number, layer in enumerate(model.decoder.layers):
+            for projection in (layer.attention.query, layer.attention.key):
+                projection.weight.zero_()
+                projection.bias.zero_()
+            bias = layer.position.table.weight.zero_()
+            for head in range(heads):
+                bias[length - 1 - (head + 1) * (heads + 1) ** number, head] = 9.0
+    return model
