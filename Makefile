@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 unexport PYTHONDONTWRITEBYTECODE  # the suite starts hundreds of processes, and each would compile the package again
 
-.PHONY: setup demo test test-browser test-real mutants check lint bench docs clean
+.PHONY: setup demo test test-browser test-real mutants check lint bench docs pictures clean
 
 setup: $(STAMP)
 
@@ -60,6 +60,10 @@ $(VENV)/.docs: $(STAMP)
 docs: $(VENV)/.docs
 	$(BIN)/python docs/generate.py
 	$(BIN)/zensical build --clean --strict
+
+# docs/pictures: the page on the demo's model, in a headless Chromium
+pictures: demo
+	$(BIN)/python docs/pictures.py
 
 clean:
 	rm -rf $(VENV) site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis

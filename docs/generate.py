@@ -442,6 +442,12 @@ kind = "retrieval"
 """
 
 
+TREES = """1\tborn\t_\t_\t_\t_\t0\troot\t_\t_
+2\tin\t_\t_\t_\t_\t3\tcase\t_\t_
+3\tApril\t_\t_\t_\t_\t1\tobl\t_\t_
+"""
+
+
 def real_outputs() -> dict[str, list[Any]]:
     """The objects that each command prints for tiny models, trained in a temporary folder."""
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
@@ -454,6 +460,8 @@ def real_outputs() -> dict[str, list[Any]]:
         }
         rows = [{"text": f"{word} film", "label": word} for word in ("good", "bad") for _ in range(20)]
         Path("reviews.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        Path("trees.conllu").write_text(TREES)
+        Path("lines.txt").write_text("born in April\n")
         trained, predicted, evaluated = [], [], []
         for name, text in runs.items():
             Path(f"{name}.toml").write_text(text)
@@ -488,6 +496,8 @@ def real_outputs() -> dict[str, list[Any]]:
             "manyheads evaluate": evaluated,
             "manyheads export": call("export", "copy", "out", "--to", "manyheads"),
             "manyheads audit": call("audit", "copy"),
+            "manyheads heads PATH FILE.conllu": call("heads", "causal", "trees.conllu", "--min-count", "1"),
+            "manyheads heads PATH FILE.txt": call("heads", "causal", "lines.txt"),
             "manyheads data show": [*call("data", "show", "copy.toml"), *call("data", "show", "classify.toml")],
             "manyheads data prepare": call("data", "prepare", "copy.toml", "--output", "ids"),
             "an error": [json.loads(error_line("show", "nosuch"))],

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from manyheads.errors import ManyheadsError
     from manyheads.inspect.audit import audit
     from manyheads.inspect.drawing import draw_model
-    from manyheads.inspect.page import attention_page
+    from manyheads.inspect.notebook import attention_table
     from manyheads.model.builder import build, build_meta
     from manyheads.model.cost import size
     from manyheads.model.recording import record
@@ -34,7 +34,7 @@ _MODULES = {
     "Inputs": "manyheads.parts.inputs",
     "ManyheadsError": "manyheads.errors",
     "ModelSpec": "manyheads.model.spec",
-    "attention_page": "manyheads.inspect.page",
+    "attention_table": "manyheads.inspect.notebook",
     "audit": "manyheads.inspect.audit",
     "build": "manyheads.model.builder",
     "build_meta": "manyheads.model.builder",
@@ -59,7 +59,7 @@ __all__ = [
     "Inputs",
     "ManyheadsError",
     "ModelSpec",
-    "attention_page",
+    "attention_table",
     "audit",
     "build",
     "build_meta",

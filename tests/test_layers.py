@@ -55,6 +55,24 @@ def test_imports_point_one_way(path):
         assert allowed, f"{relative(path)} imports {module}, which is not in a layer above {package}"
 
 
+def module_strings(path):
+    """Modules of the package that a file names in a string, which could be imported by that name."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Constant) and re.fullmatch(r"manyheads(\.\w+)+", str(node.value)):
+            yield node.value
+
+
+def test_one_module_is_named_from_a_layer_below():
+    """The renderer of notebooks, which the values that it shows load when a notebook asks."""
+    named = {
+        (relative(path), module)
+        for path in FILES
+        for module in module_strings(path)
+        if LAYER.get(package_of(module), 0) > LAYER.get(path.relative_to(PACKAGE).with_suffix("").parts[0], 99)
+    }
+    assert named == {("model/notebook.py", "manyheads.inspect.notebook")}
+
+
 # files of the kernel and of Python itself, and /dev/null
 OWN_READERS = {"training/resources.py", "training/folder.py", "data/builtin.py", "cli/console.py"}
 

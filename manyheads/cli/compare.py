@@ -60,7 +60,7 @@ def compare(
 
     Example: manyheads compare run.toml position=none,sinusoidal,rope residual=pre,post --output runs/positions
     """
-    from manyheads.inspect.draw import draw_comparison
+    from manyheads.inspect.figure import draw_comparison
     from manyheads.training.comparison import compare as run_all
     from manyheads.training.signals import EXIT_STATUS
 

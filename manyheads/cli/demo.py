@@ -1,4 +1,4 @@
-"""`manyheads demo`: trains a model that reads dates in twenty languages, and shows its cross-attention."""
+"""`manyheads demo`: trains a model that reads dates in twenty languages, shows its attention, and writes its page."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import os
 import shlex
 import shutil
 import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from manyheads.cli.console import app, output_option, print_note, stdout
-from manyheads.cli.look import print_matrix
+from manyheads.cli.look import STUDIO_HINT, print_matrix, render_page
 from manyheads.cli.train import train_and_show
 
 if TYPE_CHECKING:
@@ -47,6 +49,7 @@ TAG = (
     "<fr> 5/6/2031 is 5 June. Other dates need none."
 )
 EXAMPLES = (*range(0, 240, 40), 214)  # rows of the validation set; the last has a tag that it needs
+DATE = "25 December 2031"  # shown in the page
 
 
 @app.command()
@@ -57,14 +60,12 @@ def demo(
 ) -> None:
     """Train a model that reads dates in 20 languages (one to two minutes).
 
-    A small encoder–decoder; shows some results and the cross-attention.
+    A small encoder–decoder; shows some results and the cross-attention, and writes every head into look.html, a page
+    that opens offline, in the run folder.
 
     Example: manyheads demo
     """
     from manyheads.checkpoint.loading import load
-    from manyheads.files.manifest import TRAINER
-    from manyheads.files.read import read_json_or_empty
-    from manyheads.metrics.metric import format_value
     from manyheads.training.run import read_run
 
     console, spec = stdout(), read_run(RUN)
@@ -73,29 +74,52 @@ def demo(
         print_note("stopped, and saved; run the same command again to resume")
         raise typer.Exit(exit_status)
     checkpoint, rows = load(output), spec.data.load().validation
+    print_examples(checkpoint, [rows[i] for i in EXAMPLES], console)
+    print_attention(checkpoint, rows[120][0], console)
+    folder = shlex.quote(str(output))
+    console.print("\nNext:")
+    commands = (
+        f'predict {folder} "25.12.2031"',
+        f'predict {folder} "<en> 5/6/2031"',
+        f"evaluate {folder} --examples 5",
+        f"audit {folder}",
+    )
+    for command in commands:
+        console.print(f"  {program_name()} {command}", soft_wrap=True)
+    console.print(f"\n{write_demo_page(checkpoint, output)}", soft_wrap=True)
+    console.print(f'  {program_name()} look {folder} "{DATE}"', soft_wrap=True)
+
+
+def print_examples(checkpoint: Checkpoint, rows: Sequence[Sequence[str]], console: Console) -> None:
+    """Prints the exact match of the validation set, and some of its dates with what the model generates."""
+    from manyheads.files.manifest import TRAINER
+    from manyheads.files.read import read_json_or_empty
+    from manyheads.metrics.metric import format_value
+
     assert checkpoint.path is not None
     state = read_json_or_empty(checkpoint.path / TRAINER)
     score = format_value("exact_match", state["metrics"]["exact_match"] or 0.0)
     console.print(
         f"{score} of the dates in the validation set are exact after {state['step']:,} steps. Some of them:\n"
     )
-    for i in EXAMPLES:
-        source, target = rows[i]
+    for source, target in rows:
         generated = checkpoint.generate(source, max_new_tokens=16)
         is_exact = generated.replace(" ", "") == target.replace(" ", "")
         console.print(f"  {source:<38} → {generated:<12} {'' if is_exact else f'(target: {target})'}", soft_wrap=True)
     console.print(f"\n{TAG}", soft_wrap=True)
-    print_attention(checkpoint, rows[120][0], console)
-    console.print("\nNext:")
-    folder = shlex.quote(str(output))
-    commands = (
-        f'predict {folder} "25.12.2031"',
-        f'predict {folder} "<en> 5/6/2031"',
-        f'look {folder} "25 December 2031"',
-        f"evaluate {folder} --examples 5",
-    )
-    for command in (*commands, f"audit {folder}"):
-        console.print(f"  {program_name()} {command}", soft_wrap=True)
+
+
+def write_demo_page(checkpoint: Checkpoint, folder: Path) -> str:
+    """Writes the offline page into the run folder, in the place of an earlier one; returns a sentence about it."""
+    if find_spec("fastapi") is None:
+        return f"Every head, in a page (needs {STUDIO_HINT}):"
+    from manyheads.files.write import explain_write_errors, write_atomic
+
+    page, _ = render_page(checkpoint, str(folder), DATE)
+    path = folder / "look.html"
+    with explain_write_errors(path):
+        write_atomic(path, page)
+    return f"Every head for “{DATE}”: open {path} ({len(page.encode()) / 1e6:.1f} MB, offline). For other dates:"
 
 
 def program_name() -> str:

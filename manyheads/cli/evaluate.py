@@ -221,7 +221,7 @@ def check_output(path: Path | None) -> None:
 def write_output(path: Path, rows: Iterable[Tree], images: Sequence[Tree]) -> None:
     """Writes the images as a .png, or one JSON object per row; all or nothing."""
     from manyheads.files.write import atomic_output
-    from manyheads.inspect.draw import draw_images
+    from manyheads.inspect.figure import draw_images
 
     with atomic_output(path) as temporary:
         if path.suffix == ".png":

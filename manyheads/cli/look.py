@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from manyheads.checkpoint.checkpoint import Checkpoint
     from manyheads.studio.views import Run
 
+STUDIO_HINT = "pip install 'manyheads[studio]'"
 NAME_WIDTH = 16  # characters of a token's name in a terminal
 
 
@@ -88,7 +89,7 @@ def look(
     prints = terminal or png is not None
     check_options(html, png, prints, given=[layer, head, attention])
     if not prints and find_spec("fastapi") is None:
-        raise MissingExtraError("the page needs FastAPI and uvicorn", hint="pip install 'manyheads[studio]'")
+        raise MissingExtraError("the page needs FastAPI and uvicorn", hint=STUDIO_HINT)
     with Progress(f"loading {path}"):
         checkpoints = [load_checkpoint(one, device) for one in (path, *(compare or ()))]
     if prints:
@@ -144,14 +145,20 @@ def open_page(
 
 def write_page(checkpoint: Checkpoint, path: str, text: str | None, target: str | None, html: Path) -> None:
     from manyheads.files.write import atomic_output
+
+    page, note = render_page(checkpoint, path, text or "", target)
+    with atomic_output(html) as draft:
+        draft.write_text(page, encoding="utf-8")
+    print_note(f"wrote {html}, {len(page.encode()) / 1e6:.1f} MB. {note}")
+
+
+def render_page(checkpoint: Checkpoint, path: str, text: str, target: str | None = None) -> tuple[str, str]:
+    """The offline page, and a sentence about what it leaves out, with progress."""
     from manyheads.studio.offline import offline_page
     from manyheads.studio.session import Sessions
 
     with Progress("reading the text") as progress:
-        page, note = offline_page(Sessions([checkpoint], [path], text or ""), target=target, report=progress.update)
-    with atomic_output(html) as draft:
-        draft.write_text(page, encoding="utf-8")
-    print_note(f"wrote {html}, {len(page.encode()) / 1e6:.1f} MB. {note}")
+        return offline_page(Sessions([checkpoint], [path], text), target=target, report=progress.update)
 
 
 # ------------------------------------------------------------------------------------------------- terminal and figure
@@ -181,7 +188,7 @@ def show_head(
         console.print(f"{title}\n")
         print_matrix(weights.tolist(), rows, columns, console)
     if png is not None:
-        from manyheads.studio.figure import draw_matrix
+        from manyheads.inspect.figure import draw_matrix
 
         with atomic_output(png) as draft:
             draw_matrix(weights, rows, columns, draft, title=title)

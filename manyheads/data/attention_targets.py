@@ -20,17 +20,19 @@ AttentionTargets = NDArray[np.int64]  # N×2: a query token, and a key token it 
 
 def tokens_per_word(texts: Sequence[str], tokenizer: Tokenizer) -> list[list[list[int]]]:
     """Returns the tokens of every word (by white space) of every text; a token belongs to the last word it overlaps."""
-    result = []
     encodings = encode_texts(special_tokens_as_text(tokenizer), texts, add_special_tokens=False)
-    for text, encoding in zip(texts, encodings, strict=True):
-        spans = [match.span() for match in re.finditer(r"\S+", text)]
-        starts, tokens = [start for start, _ in spans], [list[int]() for _ in spans]
-        for token, (begin, end) in enumerate(encoding.offsets):
-            word = bisect_left(starts, end) - 1  # the last word that begins before the token ends
-            if begin < end and word >= 0 and begin < spans[word][1]:
-                tokens[word].append(token)
-        result.append(tokens)
-    return result
+    return [word_tokens(text, encoding.offsets) for text, encoding in zip(texts, encodings, strict=True)]
+
+
+def word_tokens(text: str, offsets: Sequence[tuple[int, int]]) -> list[list[int]]:
+    """The tokens of every word of a text, by where each token begins and ends; one that is empty belongs to none."""
+    spans = [match.span() for match in re.finditer(r"\S+", text)]
+    starts, tokens = [start for start, _ in spans], [list[int]() for _ in spans]
+    for token, (begin, end) in enumerate(offsets):
+        word = bisect_left(starts, end) - 1  # the last word that begins before the token ends
+        if begin < end and word >= 0 and begin < spans[word][1]:
+            tokens[word].append(token)
+    return tokens
 
 
 def truncate_targets(targets: AttentionTargets, max_query: int | None, max_key: int | None) -> AttentionTargets:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from manyheads.checkpoint.checkpoint import Checkpoint
-from manyheads.data.attention_targets import tokens_per_word
-from manyheads.errors import CheckpointTokenizerError, EmptyDataError
+from manyheads.data.attention_targets import word_tokens
+from manyheads.errors import CheckpointTokenizerError, EmptyDataError, UnsupportedError
 from manyheads.model.recording import record
 
 Link = tuple[int, int, str]  # a word, the word that it should attend to, and the name of the relation
@@ -22,8 +23,8 @@ class RelationHead:
     """The head whose highest weight is most often at the linked word, beside the best fixed offset."""
 
     relation: str
-    attention: str
-    head: int
+    attention: str | None  # None if no head ever has its highest weight there
+    head: int | None
     accuracy: float
     offset: int  # in words, from the word to the linked one
     offset_accuracy: float
@@ -51,34 +52,23 @@ def relation_heads(
     `sentences` are texts, whose words are separated by white space, with their links. A word's weight for another is
     the sum over the tokens of the other, and the mean over its own; special tokens and the word itself do not count.
     """
-    if checkpoint.tokenizer is None:
-        raise CheckpointTokenizerError("relations between words need a tokenizer")
+    check_reads_words(checkpoint)
     right: Counts = defaultdict(Counter)
     offsets: dict[str, Counter[int]] = defaultdict(Counter)
     totals: Counter[str] = Counter()
     for text, links in sentences:
-        words = len(text.split())
         encoding = checkpoint.encode([text])[0]
-        spans = word_tokens(checkpoint, text, encoding)
+        spans = word_tokens(text, encoding.offsets)
         usable = [(i, j, relation) for i, j, relation in links if spans[i] and spans[j]]
         if not usable:
             continue
-        pooling = torch.zeros(words, len(encoding.ids))
-        for word, tokens in enumerate(spans):
-            pooling[word, tokens] = 1.0
-        with torch.no_grad(), record(checkpoint.model, activations=False) as tape:
-            checkpoint.logits(torch.tensor([encoding.ids]))
-        for relation, offset in ((relation, j - i) for i, j, relation in usable):
+        for i, j, relation in usable:
             totals[relation] += 1
-            offsets[relation][offset] += 1
-        counts = pooling.sum(dim=1, keepdim=True).clamp(min=1)
-        for attention in tape:
-            by_word = (pooling / counts) @ attention.weights()[0].float().cpu() @ pooling.mT  # H×words×words
-            by_word.diagonal(dim1=1, dim2=2).fill_(-1.0)
-            highest = by_word.argmax(dim=-1)
+            offsets[relation][j - i] += 1
+        for name, highest in highest_words(checkpoint, encoding.ids, spans):
             for i, j, relation in usable:
                 for head in (highest[:, i] == j).nonzero().flatten().tolist():
-                    right[relation][attention.name, head] += 1
+                    right[relation][name, head] += 1
     if not totals:
         raise EmptyDataError("the sentences have no links between words that the tokenizer keeps")
     return [
@@ -86,15 +76,39 @@ def relation_heads(
     ]
 
 
+def check_reads_words(checkpoint: Checkpoint) -> None:
+    if checkpoint.tokenizer is None:
+        raise CheckpointTokenizerError("relations between words need a tokenizer")
+    if checkpoint.has_source:
+        raise UnsupportedError("relations between words are for a model with one stack; this one has two")
+
+
+@torch.no_grad()
+def highest_words(
+    checkpoint: Checkpoint, ids: Sequence[int], spans: Sequence[Sequence[int]]
+) -> Iterator[tuple[str, Tensor]]:
+    """Yields the name of each attention, and the other word with the highest weight for each head and word.
+
+    It is −1 for a word that attends to no other word, as the first one under a causal mask.
+    """
+    pooling = torch.zeros(len(spans), len(ids))
+    for word, tokens in enumerate(spans):
+        pooling[word, tokens] = 1.0
+    counts = pooling.sum(dim=1, keepdim=True).clamp(min=1)
+    with record(checkpoint.model, activations=False) as tape:
+        checkpoint.logits(torch.tensor([list(ids)]))
+    if not len(tape):
+        raise UnsupportedError(f"this {checkpoint.spec.architecture} model has no attention")
+    for attention in tape:
+        by_word = (pooling / counts) @ attention.weights()[0].float().cpu() @ pooling.mT  # H×words×words
+        by_word.diagonal(dim1=1, dim2=2).zero_()
+        largest, highest = by_word.max(dim=-1)
+        yield attention.name, highest.masked_fill(largest == 0, -1)
+
+
 def best_head(relation: str, right: Counts, offsets: dict[str, Counter[int]], totals: Counter[str]) -> RelationHead:
     total = totals[relation]
-    (name, head), hits = (right[relation].most_common(1) or [(("", 0), 0)])[0]
+    best = right[relation].most_common(1)
+    (name, head), hits = best[0] if best else ((None, None), 0)
     offset, offset_hits = offsets[relation].most_common(1)[0]
     return RelationHead(relation, name, head, hits / total, offset, offset_hits / total, total)
-
-
-def word_tokens(checkpoint: Checkpoint, text: str, encoding: object) -> list[list[int]]:
-    """The indices of the tokens of each word among all tokens of the text, special ones included."""
-    (words,) = tokens_per_word([text], checkpoint.tokenizer)
-    plain = [i for i, special in enumerate(encoding.special_tokens_mask) if not special]  # type: ignore[attr-defined]
-    return [[plain[token] for token in tokens if token < len(plain)] for tokens in words]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from manyheads.checkpoint.checkpoint import Checkpoint
 from manyheads.errors import UnsupportedError, UsageError
-from manyheads.model.recording import RecordedAttention, Tape
+from manyheads.model.recording import RecordedAttention, Tape, record
 from manyheads.parts.attention import Attention
 from manyheads.parts.core import Core, InnerProduct
 
@@ -82,6 +84,36 @@ def cells_of(
     earlier = same & (keys < queries)
     after = torch.cat((torch.zeros_like(earlier[..., :1]), earlier[..., :-1]), dim=-1)
     return [first, *offsets, same, after]
+
+
+@dataclass(frozen=True)
+class HeadPattern:
+    """The measures of one head, as means over the tokens of texts."""
+
+    attention: str
+    head: int
+    measures: dict[str, float]
+
+
+@torch.no_grad()
+def head_patterns(checkpoint: Checkpoint, rows: Iterable[Sequence[int]]) -> list[HeadPattern]:
+    """Measures every head of self-attention over rows of ids, each token counting once."""
+    sums: dict[tuple[str, int], dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    total = 0
+    for row in rows:
+        ids = torch.tensor([list(row)])
+        with record(checkpoint.model, activations=False) as tape:
+            checkpoint.logits(ids)
+        total += len(row)
+        for attention in tape:
+            measured = measure_heads(attention, ids.to(attention.query.device))
+            for head in range(attention.query.shape[1]):
+                for name, value in measured.to_dict(head).items():
+                    sums[attention.name, head][name] += value * len(row)
+    return [
+        HeadPattern(name, head, {key: value / total for key, value in measures.items()})
+        for (name, head), measures in sums.items()
+    ]
 
 
 # ------------------------------------------------------------------------------------------------------- over layers

@@ -21,7 +21,8 @@ def linear_probe(
     """The accuracy of argmax x W on `vectors_MD`, with W = argmin ‖XW − Y‖² + λN‖W‖² fitted on the training vectors
 
     Every dimension is scaled to mean 0 and variance 1 on the training vectors. λ is the one of seven with the highest
-    accuracy on a random fifth of the training vectors, fitted on the others.
+    accuracy on a random fifth of the training vectors, fitted on the others. A closed form, so it is fast on many
+    vectors; of classes in an order, such as positions, a softmax reads more (`inspect.probe`).
     """
     x, test_x = np.asarray(train_vectors_ND, np.float64), np.asarray(vectors_MD, np.float64)
     mean, scale = x.mean(0), x.std(0) + 1e-6

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.errors import UnsupportedError, UsageError
+from manyheads.model.notebook import ShownInNotebook
 from manyheads.model.recurrent import Recurrent
 from manyheads.model.stack import Stack
 from manyheads.model.transformer import Transformer
@@ -35,7 +36,7 @@ Index = int | slice | None  # one of an axis, which is then left out of the resu
 
 
 @dataclass(frozen=True)
-class RecordedAttention:
+class RecordedAttention(ShownInNotebook):
     """The inputs of one attention call. Its weights, entropy and distance are computed from them."""
 
     name: str  # 'decoder.layers.3.attention', 'decoder.layers.3.cross'
@@ -109,7 +110,7 @@ def as_slice(index: Index) -> slice:
     return index if isinstance(index, slice) else slice(index, index + 1 or None)
 
 
-class Tape(Sequence[RecordedAttention]):
+class Tape(Sequence[RecordedAttention], ShownInNotebook):
     """What was recorded: the attentions, in the order in which they ran, and the activations by name."""
 
     def __init__(self) -> None:

@@ -10,6 +10,7 @@ from pydantic import field_validator, model_validator
 import manyheads.parts  # noqa: F401  (registers every kind)
 from manyheads.errors import ConfigError, IncompatibleError, MissingKeyError, OutOfRangeError, WrongTypeError
 from manyheads.model.init import InitSpec, NormalInitSpec
+from manyheads.model.notebook import ShownInNotebook
 from manyheads.parts.attention import AttentionSpec, HeadsSpec
 from manyheads.parts.core import AdditiveSpec, CoreSpec, DotSpec
 from manyheads.parts.embed import EmbedSpec, TokensSpec
@@ -256,7 +257,7 @@ BACKBONES = ("encoder", "decoder", "recurrent", "ngram")
 MAX_VOCAB = 1 << 22
 
 
-class ModelSpec(Spec):
+class ModelSpec(Spec, ShownInNotebook):
     """A model, which is an encoder, a decoder or both, a recurrent network, or an n-gram network, and its head."""
 
     vocab: int | Literal["tokenizer"] | None = field(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 from command import run
 
@@ -22,3 +23,24 @@ def test_the_demo_shows_results_and_cross_attention(tmp_path):
     assert f"{state['metrics']['exact_match']:.1%} of the dates" in done.stdout
     assert demo.TAG in done.stdout
     assert f"predict {tmp_path / 'dates'}" in done.stdout
+    assert done.stdout.endswith(f'look {tmp_path / "dates"} "{demo.DATE}"\n')
+
+
+def without_fastapi():
+    fewer_steps()
+    sys.modules["fastapi"] = None
+
+
+def test_the_demo_writes_its_page_or_says_what_it_needs_and_the_folder_stays_a_run(tmp_path):
+    folder = tmp_path / "dates"
+    done = run("demo", "--output", folder, before=without_fastapi)
+    assert "manyheads[studio]" in done.stdout
+    assert not (folder / "look.html").exists()
+    (folder / "look.html").write_text("of an earlier run")
+    done = run("demo", "--output", folder, before=fewer_steps)
+    page = (folder / "look.html").read_text(encoding="utf-8")
+    assert page.startswith("<!doctype html>")
+    assert f"{folder / 'look.html'} ({len(page.encode()) / 1e6:.1f} MB" in done.stdout
+    assert run("predict", folder, demo.DATE, "--max-new-tokens", "2").stdout
+    again = run("demo", "--output", folder, before=fewer_steps)
+    assert again.stdout == done.stdout

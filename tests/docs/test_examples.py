@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 
 import pytest
@@ -44,6 +45,12 @@ def test_the_readme_is_short_and_shows_six_uses():
     assert sum(line.startswith("### ") for line in text.splitlines()) == 6
     assert "make demo" in text
     assert "make test" in text
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_picture_is_there_and_small(page):
+    for name in re.findall(r"!\[[^\]]+\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
+        assert (page.parent / name).stat().st_size < 150_000, name
 
 
 def test_an_output_that_differs_is_found():

@@ -240,6 +240,8 @@ def write_fixtures(folder):
     write_rows("docs.jsonl", [{"id": f"d{i}", "text": one} for i, one in enumerate(pairs[:50])])
     write_rows("queries.jsonl", [{"query": one, "document": one.upper()} for one in pairs[:50]])
     write_rows("by-id.jsonl", [{"query": one, "doc_id": f"d{i}"} for i, one in enumerate(pairs[:20])])
+    trees = ("1\tword1\t_\t_\t_\t_\t2\tnsubj\t_\t_", "2\tword2\t_\t_\t_\t_\t0\troot\t_\t_")
+    (folder / "trees.conllu").write_text("\n".join(trees) + "\n")
     (folder / "dates.toml").write_text(to_toml(demo.RUN))
     shutil.copytree(ROOT / "recipes", folder / "recipes")
     tags = [" ".join("VERB" if word in ("was", "saw") else "OTHER" for word in one.split()) for one in pairs]

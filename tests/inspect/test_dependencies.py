@@ -4,37 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from pointing import WORDS, pointing
 from raising import raises
-from tokenizers import Tokenizer, models, pre_tokenizers
 
-from manyheads import Checkpoint, build, read_model
-from manyheads.inspect.dependencies import relation_heads, tree_links
-
-WORDS = [f"w{i}" for i in range(12)]
-
-
-def tokenizer():
-    result = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="w0"))
-    result.pre_tokenizer = pre_tokenizers.Whitespace()
-    return result
-
-
-def pointing(target):
-    """An encoder of one layer with two heads. The first attends to the word with the number `target` of its own."""
-    stack = {
-        "layers": 1, "width": 24, "position": "none", "norm": "none", "residual": "pre", "feedforward": "none",
-        "attention": {"kind": "heads", "heads": 2, "bias": False}, "core": {"kind": "dot", "scale": 1.0},
-    }  # fmt: skip
-    model = build(read_model({"vocab": 12, "encoder": stack, "head": "tied"})).eval()
-    attention = model.encoder.layers[0].attention
-    with torch.no_grad():
-        model.encoder.embed.table.weight.copy_(torch.cat((torch.eye(12), torch.zeros(12, 12)), dim=1))
-        for projection in (attention.query, attention.key):
-            projection.weight.zero_()
-        for i in range(12):
-            attention.query.weight[target(i), i] = 30.0  # of the first head
-            attention.key.weight[i, i] = 1.0
-    return Checkpoint(model, tokenizer())
+from manyheads import Checkpoint
+from manyheads.inspect.dependencies import highest_words, relation_heads, tree_links
 
 
 def sentences(seed=0, count=30):
@@ -90,3 +64,14 @@ def test_the_weight_of_a_word_is_summed_over_its_tokens(words):
     text = [*["w1.w5", "w8", "w10"][:words], "w6"]
     found = relation_heads(checkpoint, [(" ".join(text), [(0, words, "x")])], min_count=1)
     assert found[0].accuracy == 1.0
+
+
+def test_a_word_that_sees_no_other_word_points_to_none():
+    """Under a causal mask the first word has no weight on the second, so no head can follow this link."""
+    checkpoint = pointing(lambda i: (i + 1) % 12, causal=True)
+    forward, back = relation_heads(checkpoint, [("w1 w2", [(0, 1, "forward"), (1, 0, "back")])], min_count=1)
+    assert (forward.accuracy, back.accuracy) == (0.0, 1.0)
+    to_itself = pointing(lambda i: i, score=1000.0)  # no weight at all on other words
+    ((_, highest),) = highest_words(to_itself, [1, 2, 3], [[0], [1], [2]])
+    assert highest[0].tolist() == [-1, -1, -1]
+    assert (highest[1] >= 0).all()

@@ -22,7 +22,7 @@ from small_attention import attention_context, make_mask, plain, positions, seed
 from torch import nn
 
 from manyheads import build, read_model
-from manyheads.inspect.page import attention_page
+from manyheads.inspect.notebook import attention_table
 from manyheads.model.cache import NoCache
 from manyheads.parts.attention import HeadsSpec
 from manyheads.parts.core import ArgmaxSpec, DotSpec, MergedQKSpec, check_rows
@@ -216,7 +216,7 @@ def test_a12_the_printed_matrix_renders_and_aligns():
     words = torch.tensor([[0.91, 0.04, 0.05], [0.03, 0.10, 0.87], [0.09, 0.88, 0.03]])
     check_rows(words)
     page = WeightIndices()
-    page.feed(attention_page(words, ["kediler", "fareleri", "kovalar"], ["cats", "chase", "mice"]))
+    page.feed(attention_table(words, ["kediler", "fareleri", "kovalar"], ["cats", "chase", "mice"]))
     assert page.headings == ["cats", "chase", "mice", "kediler", "fareleri", "kovalar"]
     cells = [row for row in page.rows if row]
     assert [[float(cell["text"]) for cell in row] for row in cells] == [
@@ -229,13 +229,13 @@ def test_a12_the_printed_matrix_renders_and_aligns():
 
 def test_b6_masked_cells_of_a_page_are_marked_and_its_texts_are_escaped():
     weights, visible = torch.tensor([[1.0, 0.0], [0.5, 0.5]]), torch.tensor([[True, False], [True, True]])
-    text = attention_page(weights, ["<script>x</script>", "b"], ['"a', "b"], mask_LM=visible, title="<b>")
+    text = attention_table(weights, ["<script>x</script>", "b"], ['"a', "b"], mask_LM=visible).page("<b>")
     page = WeightIndices()
     page.feed(text)
     assert [["hidden" in cell["class"] for cell in row] for row in page.rows if row] == [[False, True], [False, False]]
     assert "<script>" not in text
     with raises("input.shape", (2, 2), (3, 2)):
-        attention_page(weights, ["a", "b", "c"], ["a", "b"])
+        attention_table(weights, ["a", "b", "c"], ["a", "b"])
 
 
 def test_a13_self_attention_is_attention_with_one_sequence():

@@ -19,7 +19,7 @@ from small_runs import last_metrics, train_all
 from manyheads import build
 from manyheads.data.source import DataSpec
 from manyheads.errors import ConfigError, ManyheadsError, RunChangedError, UsageError
-from manyheads.inspect.draw import draw_comparison
+from manyheads.inspect.figure import draw_comparison
 from manyheads.spec import to_toml
 from manyheads.training.comparison import compare, is_improving
 from manyheads.training.grid import axis_paths, folder_name, read_axis, split_values

@@ -1,4 +1,4 @@
-"""Draws learning curves of a comparison, and images with their reconstructions, with matplotlib."""
+"""Draws with matplotlib: an attention matrix, learning curves of a comparison, images with their reconstructions."""
 
 from __future__ import annotations
 
@@ -9,11 +9,37 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from manyheads.spec import Tree
 
+MAX_LABELS = 80  # tokens from which the axes of a matrix have positions instead of names
 MIN_HEIGHT = 300  # pixels; smaller pictures are enlarged
 LINE_STYLES = ("-", "--", ":", "-.")
+
+
+def draw_matrix(weights_LM: Tensor, rows: Sequence[str], columns: Sequence[str], path: Path, *, title: str) -> None:
+    """Writes a .png with a row per query and a column per key."""
+    from matplotlib.figure import Figure
+
+    cell = 0.24 if max(len(rows), len(columns)) <= MAX_LABELS else 8 / max(len(rows), len(columns))
+    figure = Figure(figsize=(2.2 + cell * len(columns), 1.8 + cell * len(rows)), layout="constrained")
+    axes = figure.add_subplot()
+    image = axes.imshow(weights_LM.numpy(), cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
+    if max(len(rows), len(columns)) <= MAX_LABELS:
+        axes.set_xticks(range(len(columns)), [plain(name) for name in columns], rotation=60, ha="left", fontsize=8)
+        axes.set_yticks(range(len(rows)), [plain(name) for name in rows], fontsize=8)
+        axes.xaxis.tick_top()
+    axes.set(xlabel="key", ylabel="query", title=plain(title))
+    axes.tick_params(length=0)
+    axes.spines[:].set_linewidth(0.5)
+    figure.colorbar(image, ax=axes, shrink=0.6, label="weight")
+    figure.savefig(path, dpi=200, format="png")
+
+
+def plain(name: str) -> str:
+    """A token as a label: visible if it is a space, and no formula for matplotlib."""
+    return (name.strip() or "␣").replace("$", r"\$").replace("\n", "⏎")
 
 
 def draw_comparison(report: Tree, path: Path) -> None:

@@ -1,0 +1,184 @@
+"""`manyheads heads`: which heads follow the relations of a .conllu file, or fixed patterns over the lines of a text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from manyheads.cli.console import (
+    AsJson,
+    CheckpointPath,
+    Device,
+    Parts,
+    Progress,
+    app,
+    check_exists,
+    integer,
+    load_checkpoint,
+    new_table,
+    print_json,
+    print_note,
+    stdout,
+)
+from manyheads.errors import EmptyDataError, InputLengthError, UnsupportedError, UsageError
+
+if TYPE_CHECKING:
+    from manyheads.checkpoint.checkpoint import Checkpoint
+    from manyheads.inspect.dependencies import RelationHead
+    from manyheads.inspect.measure import HeadPattern
+
+MIN_COUNT = 10
+PATTERNS = {
+    "previous": "the token before",
+    "next": "the token after",
+    "first": "the first token",
+    "self": "the token itself",
+    "same": "other occurrences of the token",
+    "induction": "the token after an earlier occurrence",
+}
+
+
+def check_file(file: Path) -> Path:
+    from manyheads.data.records import has_suffix
+
+    check_exists(file)
+    if not has_suffix(file, ".conllu", ".txt"):
+        raise UsageError(f"{file} is neither a .conllu nor a .txt file, which may be gzipped")
+    return file
+
+
+class Rows:
+    """The rows of a file that the model can read whole, counted, with progress."""
+
+    def __init__(self, checkpoint: Checkpoint, rows: Sequence[Sequence[Any]], progress: Progress) -> None:
+        self.checkpoint, self.rows, self.progress, self.too_long = checkpoint, rows, progress, 0
+
+    def __iter__(self) -> Iterator[tuple[list[int], Sequence[Any]]]:
+        for number, row in enumerate(self.rows):
+            self.progress.update("row", number + 1, len(self.rows))
+            try:
+                yield self.checkpoint.encode([row[0]])[0].ids, row
+            except InputLengthError:
+                self.too_long += 1
+
+    def counts(self) -> dict[str, int]:
+        return {"rows": len(self.rows), "too_long": self.too_long}
+
+
+@app.command()
+def heads(
+    path: CheckpointPath,
+    file: Annotated[Path, typer.Argument(metavar="FILE", callback=check_file, help="A .conllu or .txt file.")],
+    min_count: Annotated[
+        int | None,
+        typer.Option(parser=integer, metavar="N", help=f"Links of a relation that is shown [default: {MIN_COUNT}]."),
+    ] = None,
+    max_rows: Annotated[
+        int | None, typer.Option(parser=integer, metavar="N", help="Read only the first N sentences or lines.")
+    ] = None,
+    device: Device = "auto",
+    parts: Parts = None,
+    as_json: AsJson = False,
+) -> None:
+    """Find the heads that follow grammatical relations or fixed patterns.
+
+    Of a .conllu file (dependency trees, universaldependencies.org): for each relation, in both directions, the head
+    whose highest weight is most often the linked word, beside the best fixed offset in words, which needs no model. Of
+    a .txt file, one text per line: for each fixed pattern, such as the previous token, the head with the most weight on
+    it. For a model with one stack and a tokenizer; rows that are too long for it are counted and left out.
+
+    Examples: manyheads heads ./bert en_ewt-dev.conllu · manyheads heads ./gpt2 novel.txt --max-rows 200
+    """
+    from manyheads.data.records import has_suffix
+
+    is_tree = has_suffix(file, ".conllu")
+    if min_count is not None and not is_tree:
+        raise UsageError("--min-count is for a .conllu file")
+    if max_rows is not None and max_rows < 1:
+        raise UsageError(f"--max-rows is {max_rows}, expected 1 or more")
+    with Progress(f"loading {path}") as progress:
+        checkpoint = load_checkpoint(path, device)
+        rows = Rows(checkpoint, (read_trees(file) if is_tree else read_lines(file))[:max_rows], progress)
+        if is_tree:
+            relations = find_relations(rows, MIN_COUNT if min_count is None else min_count)
+        else:
+            patterns = find_patterns(rows)
+    if rows.too_long:
+        print_note(f"{rows.too_long:,} of {len(rows.rows):,} rows are too long for the model, and left out")
+    if is_tree:
+        print_relations(relations, rows, as_json=as_json)
+    else:
+        print_patterns(patterns, rows, as_json=as_json)
+
+
+def read_trees(file: Path) -> Sequence[Sequence[Any]]:
+    """Sentences with their heads and relations."""
+    from manyheads.data.conllu import ConlluSpec
+
+    return ConlluSpec(path=str(file)).load_file(str(file)).validation
+
+
+def read_lines(file: Path) -> list[tuple[str]]:
+    from manyheads.cli.inputs import open_lines
+
+    return [(line,) for _, line in open_lines(file, "strict") if line.strip()]
+
+
+# ----------------------------------------------------------------------------------------------------------- relations
+
+
+def find_relations(rows: Rows, min_count: int) -> list[RelationHead]:
+    from manyheads.inspect.dependencies import check_reads_words, relation_heads, tree_links
+
+    check_reads_words(rows.checkpoint)
+    sentences = ((text, tree_links(arcs, relations)) for _, (text, arcs, relations) in rows)
+    return relation_heads(rows.checkpoint, sentences, min_count=min_count)
+
+
+def print_relations(found: Sequence[RelationHead], rows: Rows, *, as_json: bool) -> None:
+    from dataclasses import asdict
+
+    if as_json:
+        relations = [asdict(one) | {"is_better": one.is_better} for one in found]
+        print_json({"schema": 1} | rows.counts() | {"relations": relations})
+        return
+    table = new_table(["relation", "best head"], ["links", "accuracy", "best offset", "its accuracy", ""])
+    for one in found:
+        table.add_row(
+            one.relation, f"{one.attention}, head {one.head}" if one.attention else "none",
+            f"{one.count:,}", f"{one.accuracy:.1%}",
+            f"{one.offset:+d}", f"{one.offset_accuracy:.1%}", "better" if one.is_better else "",
+        )  # fmt: skip
+    stdout().print(table)
+    better = sum(one.is_better for one in found)
+    stdout().print(f"In {better:,} of {len(found):,} relations the best head is better than the best offset.")
+
+
+# ------------------------------------------------------------------------------------------------------------ patterns
+
+
+def find_patterns(rows: Rows) -> list[HeadPattern]:
+    from manyheads.inspect.measure import head_patterns
+
+    if rows.checkpoint.has_source:
+        raise UnsupportedError("patterns of heads are for a model with one stack; this one has two")
+    found = head_patterns(rows.checkpoint, (ids for ids, _ in rows))
+    if not found:
+        raise EmptyDataError("no line was read by an attention")
+    return found
+
+
+def print_patterns(found: Sequence[HeadPattern], rows: Rows, *, as_json: bool) -> None:
+    if as_json:
+        measures = [{"attention": one.attention, "head": one.head} | one.measures for one in found]
+        print_json({"schema": 1} | rows.counts() | {"heads": measures})
+        return
+    table = new_table(["pattern", "weight on", "best head"], ["weight", "mean of all heads"])
+    for name, meaning in PATTERNS.items():
+        best = max(found, key=lambda one: one.measures[name])
+        mean = sum(one.measures[name] for one in found) / len(found)
+        table.add_row(name, meaning, f"{best.attention}, head {best.head}", f"{best.measures[name]:.1%}", f"{mean:.1%}")
+    stdout().print(table)
