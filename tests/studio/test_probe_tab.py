@@ -140,4 +140,4 @@ def test_closing_the_page_frees_the_probes():
     page.start()
     assert page.sessions[page.key].probe is not None
     page.client.post(f"../session/{page.key}/close")
-    page.start(code="usage.argument")
+    page.start(code="usage.expired")
