@@ -178,20 +178,20 @@ export class HeadPanel {
     return row < 0 ? null : { row, column: weights.indexOf(Math.max(...weights)) };
   }
 
-  // the row of a cell by patch
+  // the row of a cell by patch; of a matrix in tiles, only its query and key
   patchesOf(cell) {
     const { rows, columns } = this.a;
     const [from, to] = [rows[cell.row], columns[cell.column]];
     if (!from || !to) return null;
     const weights = [];
-    columns.forEach(({ patch }, column) => { if (patch >= 0) weights[patch] = this.current.source.value(cell.row, column) ?? 0; });
-    return { weights, largest: Math.max(...weights.map(Math.abs)), query: from.patch, key: to.patch, names: [from.label, to.label] };
+    columns.forEach(({ patch }, column) => { if (patch >= 0 && this.current.source.whole) weights[patch] = this.current.source.value(cell.row, column) ?? 0; });
+    return { weights, largest: Math.max(0, ...weights.map(Math.abs)), query: from.patch, key: to.patch, names: [from.label, to.label] };
   }
 
   showReadout() {
     const view = this.current;
     const cell = view.locked ?? view.cursor;
-    this.picture.show(cell && this.a ? this.patchesOf(cell) : null);
+    if (this.picture.isShown) this.picture.show(cell && this.a ? this.patchesOf(cell) : null);
     if (!cell || !this.a) {
       this.readout.textContent = "Move over a cell for its weight.";
       return;

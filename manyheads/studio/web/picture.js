@@ -28,9 +28,10 @@ export class PictureView {
     this.show(null);
   }
 
+  get isShown() { return !this.root.hidden; }
+
   // weights of a query by patch, the patches of the query and the key, or null; a class token is no patch, so it has -1
   show(chosen) {
-    if (!this.image) return;
     this.chosen = chosen;
     const width = Math.min(MAX_WIDTH, this.root.clientWidth || MAX_WIDTH);
     if (this.surface.width !== width) this.surface.resize(width, width);
