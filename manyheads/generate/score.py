@@ -187,8 +187,7 @@ def window_stride(window: int | None, stride: int | None) -> int | None:
     """The tokens between windows, by default half a window; None if a text of any length is read at once."""
     largest = MAX_COUNT if window is None else window
     if stride is not None and (type(stride) is not int or not 1 <= stride <= largest):
-        note = "" if window is None else ", the tokens that the model reads at once"
-        raise UsageError(f"stride is {quote(stride)}, expected an integer from 1 to {largest:,}{note}")
+        raise UsageError(f"stride is {quote(stride)}, expected an integer from 1 to the window's {largest:,} tokens")
     return None if window is None else stride or max(1, window // 2)
 
 

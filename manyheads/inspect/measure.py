@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -23,8 +22,9 @@ ROUNDING = 64  # units in the last place that are no change of an output
 class HeadMeasures:
     """Means over the queries of one attention, for each head (H). Masses are sums of weights."""
 
+    queries: int  # that were measured
     entropy: Tensor  # −Σ_j α_ij ln α_ij
-    distance: Tensor  # root of the mean of Σ_j α_ij (i − j)²
+    squared_distance: Tensor  # Σ_j α_ij (i − j)²
     first: Tensor  # mass on the first key that is no padding
     self: Tensor  # on the key at the query's own position; these and the next are 0 in cross-attention
     previous: Tensor  # on the key one position before
@@ -32,8 +32,25 @@ class HeadMeasures:
     same: Tensor  # on other keys with the query's token
     induction: Tensor  # on the keys after earlier occurrences of the query's token
 
+    @property
+    def distance(self) -> Tensor:
+        """The root of the mean squared distance."""
+        return self.squared_distance.clamp(min=0).sqrt()
+
     def to_dict(self, head: int) -> dict[str, float]:
-        return {field.name: float(getattr(self, field.name)[head]) for field in fields(self)}
+        names = ["entropy", "distance", *(field.name for field in fields(self)[3:])]
+        return {name: float(getattr(self, name)[head]) for name in names}
+
+
+def mean_measures(measures: Sequence[HeadMeasures]) -> HeadMeasures:
+    """The means over the queries of several calls of one attention."""
+    queries = torch.tensor([one.queries for one in measures], dtype=torch.float64)
+    shares = queries / queries.sum().clamp(min=1)
+    means = (
+        sum(share * getattr(one, field.name).cpu() for share, one in zip(shares, measures, strict=True))
+        for field in fields(HeadMeasures)[1:]
+    )
+    return HeadMeasures(int(queries.sum()), *means)
 
 
 @torch.no_grad()
@@ -45,17 +62,17 @@ def measure_heads(attention: RecordedAttention, tokens: Tensor | None = None) ->
     rows_BL = row_mask(attention, is_self)
     masses = torch.zeros(6, attention.query.shape[1], dtype=torch.float64)
     for rows, _, _ in Core.blocks(attention.core, attention.query, attention.key, attention.mask):
-        weights = attention.weights(rows=rows).masked_fill(~rows_BL[:, None, rows, None], 0.0)
+        weights = attention.weights(rows=rows)
+        rows_BL[:, rows] &= (weights > 0).any(dim=-1).any(dim=1)  # a row without a visible key has only zeros
+        weights = weights.masked_fill(~rows_BL[:, None, rows, None], 0.0)
         for number, cells in enumerate(cells_of(attention, rows, tokens if is_self else None, padding_BM, is_self)):
             masses[number] += (weights * cells[:, None]).sum(dim=(0, 2, 3), dtype=torch.float64)
-    count = rows_BL.sum().clamp(min=1)
-    shown = rows_BL[:, None]
+    count, measured_BHL = int(rows_BL.sum()), rows_BL[:, None]
 
     def mean(values_BHL: Tensor) -> Tensor:
-        return values_BHL.masked_fill(~shown, 0.0).sum(dim=(0, 2), dtype=torch.float64) / count
+        return values_BHL.masked_fill(~measured_BHL, 0.0).sum(dim=(0, 2), dtype=torch.float64) / max(1, count)
 
-    distance = mean(attention.squared_distance).clamp(min=0).sqrt()
-    return HeadMeasures(mean(attention.entropy), distance, *(masses / count))
+    return HeadMeasures(count, mean(attention.entropy), mean(attention.squared_distance), *(masses / max(1, count)))
 
 
 def row_mask(attention: RecordedAttention, is_self: bool) -> Tensor:
@@ -98,21 +115,19 @@ class HeadPattern:
 @torch.no_grad()
 def head_patterns(checkpoint: Checkpoint, rows: Iterable[Sequence[int]]) -> list[HeadPattern]:
     """Measures every head of self-attention over rows of ids, each token counting once."""
-    sums: dict[tuple[str, int], dict[str, float]] = defaultdict(lambda: defaultdict(float))
-    total = 0
+    measures: dict[str, HeadMeasures] = {}
     for row in rows:
         ids = torch.tensor([list(row)])
         with record(checkpoint.model, activations=False) as tape:
             checkpoint.logits(ids)
-        total += len(row)
         for attention in tape:
             measured = measure_heads(attention, ids.to(attention.query.device))
-            for head in range(attention.query.shape[1]):
-                for name, value in measured.to_dict(head).items():
-                    sums[attention.name, head][name] += value * len(row)
+            before = measures.get(attention.name)
+            measures[attention.name] = mean_measures([before, measured] if before else [measured])
     return [
-        HeadPattern(name, head, {key: value / total for key, value in measures.items()})
-        for (name, head), measures in sums.items()
+        HeadPattern(name, head, measured.to_dict(head))
+        for name, measured in measures.items()
+        for head in range(len(measured.entropy))
     ]
 
 

@@ -28,7 +28,8 @@ from manyheads.parts.core import Core, InnerProduct, block_arguments, repeat_kv
 from manyheads.parts.mask import Mask
 from manyheads.parts.position import Positions
 
-# rows per fused call; positions are counted from the middle row, which makes squared distances exact to 0.1 in float32
+# rows per fused call; positions are counted from the middle row, which keeps squared distances exact to 1e-5 of their
+# value in float32, and those of near keys to 0.1
 ROWS = 1024
 
 WeightIndices = tuple[Tensor, Tensor, Tensor]  # batch, query and key indices of N weights

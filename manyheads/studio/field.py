@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from fastapi import APIRouter
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
 from manyheads.checkpoint.checkpoint import Checkpoint
@@ -16,22 +16,17 @@ from manyheads.model.transformer import Transformer
 from manyheads.parts.core import Argmax
 from manyheads.spec import Tree
 from manyheads.studio import forward
-from manyheads.studio.look import MAX_TEXT, choose
-from manyheads.studio.session import Sessions
+from manyheads.studio.session import CheckpointRequest, Sessions
 
 MAX_TOKENS = 64
 MAX_FLOPS = 1e12  # of all forward passes: half a minute of one core
 REPLACEMENTS = 3  # random tokens that each token is replaced by
 
 
-class FieldRequest(BaseModel):
+class FieldRequest(CheckpointRequest):
     """A text, and the position of the output; by default the last."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    session: str = Field(max_length=64)
-    checkpoint: int = Field(0, ge=0, le=64)
-    text: str = Field(max_length=MAX_TEXT)
+    text: str = Field(max_length=forward.MAX_TEXT)
     position: int | None = Field(None, ge=0, le=1 << 20)
 
 
@@ -43,7 +38,7 @@ def router(sessions: Sessions) -> APIRouter:
     def measure(request: FieldRequest) -> Tree:
         _ = sessions[request.session]
         with sessions.lock:
-            return measure_field(choose(sessions, request.checkpoint).checkpoint, request)
+            return measure_field(sessions.choose(request.checkpoint, request.step).checkpoint, request)
 
     return routes
 

@@ -22,6 +22,7 @@ from manyheads.parts.inputs import Inputs, check_token_ids
 from manyheads.spec import Tree
 from manyheads.tasks.prediction import parse_row
 
+MAX_TEXT = 400_000  # characters
 MAX_TOKENS = 16384
 MAX_PIXELS = 1 << 20
 GENERATED = 48  # tokens of a target that the page does not give

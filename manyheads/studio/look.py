@@ -8,16 +8,15 @@ from typing import Annotated, Any, Literal
 
 import torch
 from fastapi import APIRouter, Query, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from manyheads.errors import UsageError
 from manyheads.spec import Tree
 from manyheads.studio import forward
 from manyheads.studio.compare import head_differences
-from manyheads.studio.session import MAX_BYTES, Session, Sessions, ShownCheckpoint
+from manyheads.studio.session import MAX_BYTES, CheckpointRequest, Session, Sessions, ShownCheckpoint
 from manyheads.studio.views import BADGES, TILE, Run
 
-MAX_TEXT = 400_000  # characters
 MAX_GENERATED = 256  # tokens
 EXAMPLES = {  # by what the model reads
     "text": [
@@ -34,16 +33,11 @@ Key = Annotated[str, Query(max_length=64)]
 Index = Annotated[int, Query(ge=0, le=1 << 20)]
 
 
-class RunRequest(BaseModel):
+class RunRequest(CheckpointRequest):
     """A text to run, and what to switch off."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    session: str = Field(max_length=64)
-    checkpoint: int = Field(0, ge=0, le=64)
-    step: int | None = Field(None, ge=0, le=1 << 20)  # index of a checkpoint of the run, instead of `checkpoint`
-    text: str = Field(max_length=MAX_TEXT)
-    target: str | None = Field(None, max_length=MAX_TEXT)
+    text: str = Field(max_length=forward.MAX_TEXT)
+    target: str | None = Field(None, max_length=forward.MAX_TEXT)
     add: list[Annotated[int, Field(ge=0, lt=1 << 31)]] = Field([], max_length=4096)
     generate: int = Field(0, ge=0, le=MAX_GENERATED)
     temperature: float = Field(0.0, ge=0, le=10)
@@ -80,7 +74,7 @@ def router(sessions: Sessions) -> APIRouter:
     def weights_hash(session: Key, checkpoint: Index, step: Index | None = None) -> Tree:
         _ = sessions[session]
         with sessions.lock:
-            return {"sha256": choose(sessions, checkpoint, step).hash}
+            return {"sha256": sessions.choose(checkpoint, step).hash}
 
     @routes.post("/run")
     def run(request: RunRequest) -> Tree:
@@ -134,7 +128,7 @@ def router(sessions: Sessions) -> APIRouter:
 
 def run_text(sessions: Sessions, session: Session, request: RunRequest) -> Tree:
     """Runs a text, and keeps the run in its session."""
-    checkpoint, forward_request = choose(sessions, request.checkpoint, request.step).checkpoint, request.to_request()
+    checkpoint, forward_request = sessions.choose(request.checkpoint, request.step).checkpoint, request.to_request()
     texts = forward.read(checkpoint, forward_request)
     tape, states = forward.forward(checkpoint, texts, forward_request.off, MAX_BYTES)
     made = Run(checkpoint, texts, tape, states, forward_request.off)
@@ -156,14 +150,6 @@ def describe_all(sessions: Sessions) -> Tree:
     checkpoints = [describe(one) for one in sessions.shown]
     steps = sessions.steps and {"numbers": sessions.steps.numbers, "initial": sessions.steps.initial}
     return {"checkpoints": checkpoints, "steps": steps, "text": sessions.text, "badges": BADGES, "tile": TILE}
-
-
-def choose(sessions: Sessions, index: int, step: int | None = None) -> ShownCheckpoint:
-    if step is not None:
-        return sessions.at_step(step)
-    if not 0 <= index < len(sessions.shown):
-        raise UsageError(f"there is no checkpoint {index}, expected 0 to {len(sessions.shown) - 1}")
-    return sessions.shown[index]
 
 
 def describe(shown: ShownCheckpoint) -> Tree:

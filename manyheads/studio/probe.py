@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import torch
 from fastapi import APIRouter, Query
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from manyheads.checkpoint.checkpoint import Checkpoint
 from manyheads.errors import EmptyDataError, UnsupportedError, UsageError
@@ -29,8 +29,7 @@ from manyheads.inspect.probe import (
 from manyheads.model.spec import StackSpec
 from manyheads.spec import Tree
 from manyheads.studio import forward
-from manyheads.studio.look import MAX_TEXT, choose
-from manyheads.studio.session import Sessions
+from manyheads.studio.session import CheckpointRequest, Sessions
 from manyheads.tasks.prediction import parse_row
 
 MIN_WINDOWS = 20  # of a text; with fewer, a fifth of them says nothing
@@ -48,14 +47,10 @@ LABELS = {
 }
 
 
-class ProbeRequest(BaseModel):
+class ProbeRequest(CheckpointRequest):
     """What to probe for, and on which windows."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    session: str = Field(max_length=64)
-    checkpoint: int = Field(0, ge=0, le=64)
-    text: str = Field("", max_length=MAX_TEXT)
+    text: str = Field("", max_length=forward.MAX_TEXT)
     windows: Literal["auto", "text", "random"] = "auto"
     label: Literal["position", "next", "previous", "length"] = "position"
     length: int = Field(8, ge=2, le=MAX_LENGTH)
@@ -96,7 +91,7 @@ def router(sessions: Sessions) -> APIRouter:
     def start(request: ProbeRequest) -> Tree:
         session = sessions[request.session]
         with sessions.lock:
-            checkpoint = choose(sessions, request.checkpoint).checkpoint
+            checkpoint = sessions.choose(request.checkpoint, request.step).checkpoint
             rows, source = windows(checkpoint, request)
             tokens = LabelledTokens.from_rows(rows, label_of(checkpoint, request.label, rows), seed=request.seed)
             made = RunningProbe(

@@ -9,18 +9,32 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from manyheads.checkpoint.checkpoint import Checkpoint
 from manyheads.errors import ExpiredError, UsageError
-from manyheads.studio.views import Run, weights_hash
+from manyheads.inspect.probe import hash_weights
+from manyheads.studio.views import Run
 
 if TYPE_CHECKING:
+    from manyheads.studio.probe import RunningProbe
     from manyheads.studio.steps import RunSteps
 
 MAX_SESSIONS, MAX_RUNS = 8, 6
 MAX_BYTES = 2 << 30  # of the tensors of all runs of a session
 IDLE_SECONDS = 3600.0
+
+
+class CheckpointRequest(BaseModel):
+    """A request of a page for one of the open checkpoints."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    session: str = Field(max_length=64)
+    checkpoint: int = Field(0, ge=0, le=64)
+    step: int | None = Field(None, ge=0, le=1 << 20)  # index of a checkpoint of the run, instead of `checkpoint`
 
 
 @dataclass
@@ -29,7 +43,7 @@ class Session:
 
     runs: OrderedDict[str, Run] = field(default_factory=OrderedDict)
     used: float = field(default_factory=time.monotonic)
-    probe: Any = None  # of the tab Probe, fitted layer by layer
+    probe: RunningProbe | None = None  # of the tab Probe, fitted layer by layer
 
     def add(self, run: Run) -> str:
         key = secrets.token_hex(8)
@@ -63,7 +77,7 @@ class ShownCheckpoint:
 
     @cached_property
     def hash(self) -> str:
-        return weights_hash(self.checkpoint)
+        return hash_weights(self.checkpoint.model)
 
 
 class Sessions:
@@ -89,11 +103,15 @@ class Sessions:
     def names(self) -> list[str]:
         return [one.path for one in self.shown]
 
-    def at_step(self, index: int) -> ShownCheckpoint:
-        """A checkpoint of the run; what pages hold of one that is no longer loaded is freed."""
+    def choose(self, index: int, step: int | None = None) -> ShownCheckpoint:
+        """An open checkpoint, or one of the run; what pages hold of one that is no longer loaded is freed."""
+        if step is None:
+            if not 0 <= index < len(self.shown):
+                raise UsageError(f"there is no checkpoint {index}, expected 0 to {len(self.shown) - 1}")
+            return self.shown[index]
         if self.steps is None:
             raise UsageError("the page shows no run with several checkpoints")
-        shown = self.steps[index]
+        shown = self.steps[step]
         with self._opening:
             for session in self._sessions.values():
                 session.keep([*self.checkpoints, *self.steps.loaded])

@@ -248,7 +248,7 @@ def cross_facts(checkpoint: Checkpoint) -> list[Fact]:
 def walk_state(checkpoint: Checkpoint) -> dict[str, str]:
     """The tab Model at the first step to the open model; one of another architecture has no such steps."""
     start = {"tab": "model", "model": "transformer-base"}
-    return start | ({"to": f"{CHECKPOINT}0", "step": "0"} if isinstance(checkpoint.model, Transformer) else {})
+    return start | ({"to": f"{CHECKPOINT}0", "walk": "0"} if isinstance(checkpoint.model, Transformer) else {})
 
 
 # --------------------------------------------------------------------------------------------------------------- steps

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -20,7 +19,7 @@ from manyheads.checkpoint.checkpoint import Checkpoint
 from manyheads.errors import UnsupportedError, UsageError
 from manyheads.inspect.attribution import score_terms
 from manyheads.inspect.edit import ablate, edit
-from manyheads.inspect.measure import measure_heads, rollout
+from manyheads.inspect.measure import mean_measures, measure_heads, rollout
 from manyheads.model.recording import RecordedAttention, Tape
 from manyheads.parts.core import Dot, InnerProduct, repeat_kv
 from manyheads.spec import Tree, quote
@@ -225,11 +224,8 @@ class Run:
         info, calls = self.info(name), self.tape.calls(name)
         text = self.texts[info.keys]
         ids = torch.tensor([text.ids], device=calls[0].query.device) if len(text.ids) == info.columns else None
-        measured = [measure_heads(call, ids if info.kind == "self" else None) for call in calls]
-        heads = [
-            {name: sum(one.to_dict(head)[name] for one in measured) / len(measured) for name in measured[0].to_dict(0)}
-            for head in range(info.heads)
-        ]
+        measured = mean_measures([measure_heads(call, ids if info.kind == "self" else None) for call in calls])
+        heads = [measured.to_dict(head) for head in range(info.heads)]
         return {"heads": [one | {"badges": badges(one, info)} for one in heads], "trust": self.trust(name)}
 
     @torch.no_grad()
@@ -384,12 +380,3 @@ def badges(measures: dict[str, float], info: AttentionInfo) -> list[str]:
 
 def rounded(vector: Tensor) -> list[float]:
     return [round(value, 5) for value in vector.tolist()]
-
-
-def weights_hash(checkpoint: Checkpoint) -> str:
-    """SHA-256 of the names, dtypes and bytes of all parameters."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(checkpoint.model.state_dict().items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()

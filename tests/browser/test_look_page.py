@@ -466,6 +466,13 @@ def test_a_slider_moves_over_the_checkpoints_of_a_run(open_tab, tmp_path):
     tab.page.reload()
     tab.page.wait_for_selector(".cell .steps")
     tab.wait_for(chosen, expected(1))
+    tab.page.get_by_role("tab", name="Model").click()
+    tab.page.select_option("#model-goal", "gpt2")
+    tab.page.locator("#model-steps li").nth(2).wait_for()
+    tab.page.locator("#model-steps button").nth(2).click()
+    tab.wait_for("() => location.hash.includes('walk=')")
+    tab.page.get_by_role("tab", name="Look").click()
+    tab.wait_for(chosen, expected(1))  # a step of the walk is no step of training
     tab.page.get_by_role("button", name="Copy command").click()
     tab.wait_for("() => /--state .*step=1/.test(document.querySelector('#status').textContent)")
     tab.page.select_option("#look-compare", "step")

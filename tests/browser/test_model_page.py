@@ -128,13 +128,13 @@ def test_a_teacher_walks_from_the_2017_transformer_over_gpt2_to_llama(page, addr
 
 def test_the_state_is_in_the_address(page, address):
     groups = [["decoder.norm=rms"]]
-    open_model(page, address, model="gpt2", set=json.dumps(groups), to="llama-7b", step=2, length=64)
+    open_model(page, address, model="gpt2", set=json.dumps(groups), to="llama-7b", walk=2, length=64)
     expect(page.locator("#model-steps > [aria-current=step]")).to_contain_text("2. ")
     assert "of 1 × 64 tokens" in page.locator("#model-costs").inner_text()
     shown = page.locator("#model-command").inner_text()
     page.locator("#model-next").click()
     expect(page.locator("#model-steps > [aria-current=step]")).to_contain_text("3. ")
-    assert parse_qs(urlsplit(page.url).fragment)["step"] == ["3"]
+    assert parse_qs(urlsplit(page.url).fragment)["walk"] == ["3"]
     page.go_back()
     expect(page.locator("#model-command")).to_have_text(shown)
     page.reload()

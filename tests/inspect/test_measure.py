@@ -12,6 +12,7 @@ from raising import raises
 
 from manyheads import Inputs, record
 from manyheads.inspect.measure import (
+    mean_measures,
     measure_heads,
     ov_matrix,
     pointer_field,
@@ -68,6 +69,31 @@ def test_padding_is_not_measured(side):
         measures = measure_heads(attention, inputs.tokens)
         for head in range(HEADS):
             assert measures.to_dict(head) == pytest.approx(expected.to_dict(head), abs=1e-6)
+
+
+def test_rows_without_a_visible_key_are_not_measured():
+    model = random_model(kinds.pair())
+    source, target = tokens(2, 4), tokens(2, 5, seed=4)
+    empty = Inputs(source, padding_mask=torch.tensor([[False] * 4, [True] * 4]))
+    (cross, *_) = recorded(model, target, empty).calls("decoder.layers.0.cross")
+    (alone, *_) = recorded(model, target[:1], Inputs(source[:1])).calls("decoder.layers.0.cross")
+    measures, expected = measure_heads(cross), measure_heads(alone)
+    assert (measures.queries, expected.queries) == (5, 5)
+    for head in range(HEADS):
+        assert measures.to_dict(head) == pytest.approx(expected.to_dict(head), abs=1e-6)
+
+
+def test_the_mean_of_calls_counts_each_query_once():
+    model, ids = random_model(kinds.decoder()), torch.tensor([[1, 2, 3, 1, 2, 3, 1, 2, 2]])
+    whole = measure_heads(recorded(model, ids)[0])
+    with torch.no_grad(), record(model) as tape:
+        _, state = model.step(ids[:, :6], model.start(capacity=9))
+        model.step(ids[:, 6:], state)
+    parts = [measure_heads(call) for call in tape.calls(tape.names()[0])]
+    together = mean_measures(parts)
+    assert [part.queries for part in parts] == [6, 3]
+    torch.testing.assert_close(together.entropy, whole.entropy)
+    torch.testing.assert_close(together.distance, whole.distance)
 
 
 def test_cross_attention_has_no_own_position():

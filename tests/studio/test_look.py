@@ -201,7 +201,7 @@ def test_badges_are_the_patterns_whose_mass_reaches_the_threshold():
 
 
 HOSTILE_RUNS = [
-    {"text": "x" * (look.MAX_TEXT + 1)},
+    {"text": "x" * (forward.MAX_TEXT + 1)},
     {"text": 3},
     {"text": "the\ud800cat"},
     {"text": "the cat", "checkpoint": 7},

@@ -57,6 +57,17 @@ def test_a_step_shows_its_own_weights(page, run_folder):
     assert plain == hashes[-1]
 
 
+def test_other_tabs_use_the_checkpoint_of_the_step(page):
+    for step in (0, 3, None):
+        given = {"session": page.key, **({} if step is None else {"step": step})}
+        shown = page.client.get("look/hash", params=given | {"checkpoint": 0}).json()["sha256"]
+        probed = page.client.post("probe/start", json=given | {"windows": "random", "length": 4})
+        assert probed.json()["hash_before"] == shown, probed.text
+        measured = page.client.post("field/measure", json=given | {"text": TEXT})
+        assert measured.status_code == 200, measured.text
+    assert page.client.post("field/measure", json={"session": page.key, "text": TEXT, "step": 99}).status_code == 422
+
+
 def test_few_checkpoints_are_kept_and_the_runs_of_others_are_freed(page):
     assert page.loaded == []  # none before it is shown
     initial = page.sessions.steps.initial

@@ -379,6 +379,23 @@ def test_the_unigram_and_the_bigram_of_a_language_model_are_fitted_on_the_traini
     assert {name: scores[name]["loss"] for name in losses} == pytest.approx(losses)
 
 
+def masked_evaluation(folder, **fields):
+    spec, checkpoint = run_spec(folder), manyheads.load(folder)
+    task = spec.task.model_copy(update=fields)
+    corpus, rows = load_rows(spec.data, task, data=None, split="validation", from_run=True)
+    options, progress = EvalOptions(max_length=7), lambda what, done, total: None
+    return make_evaluation(checkpoint, task, spec, corpus, rows, options=options, progress=progress)
+
+
+def test_windows_of_masked_tokens_have_every_token(runs):
+    evaluation = masked_evaluation(runs / "masked", mlm_probability=1.0)
+    _, targets = evaluate_loss(evaluation)
+    ids = [
+        evaluation.checkpoint.tokenizer.encode(text, add_special_tokens=False).ids for (text,) in evaluation.data.rows
+    ]
+    assert sorted(targets) == sorted(token for row in ids for token in row)
+
+
 def test_the_unigram_of_masked_tokens_is_fitted_on_texts_without_special_tokens(runs):
     spec, checkpoint = run_spec(runs / "masked"), manyheads.load(runs / "masked")
     corpus, rows = load_rows(spec.data, spec.task, data=None, split="validation", from_run=True)

@@ -136,9 +136,8 @@ class GgufFile(TensorStore):
         shape, data, kind = self.shapes[name], self.read_raw(name), gguf.GGMLQuantizationType(self.entries[name][0])
         if kind == gguf.GGMLQuantizationType.F32:
             return torch.frombuffer(data, dtype=torch.float32).reshape(shape)
-        rows = numpy.frombuffer(data, dtype=numpy.uint8).reshape(-1, len(data) // max(1, prod(shape[:-1])))
         try:
-            dequantized = gguf.dequantize(rows, kind)
+            dequantized = gguf.dequantize(numpy.frombuffer(data, dtype=numpy.uint8), kind)
         except NotImplementedError:
             raise WeightsError(f"{self.path}: {quote(name)} is stored as {kind.name}, which is not supported") from None
         return torch.from_numpy(numpy.ascontiguousarray(dequantized, dtype=numpy.float32)).reshape(shape)

@@ -1,4 +1,4 @@
-// Colours of weights, from the style sheet: none is the paper, 1 the accent. A difference is warm above 0, cool below.
+// Colours of weights, from the style sheet: none is the paper, 1 the accent. A difference is blue above 0, warm below.
 
 let palette = null;
 

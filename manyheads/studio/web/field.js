@@ -3,6 +3,7 @@
 import { ApiError, getJson, post } from "./api.js";
 import { label } from "./canvas.js";
 import { addStyle, element, status, table } from "./dom.js";
+import { checkpointOf } from "./look_state.js";
 import { onChange, read, write } from "./state.js";
 import { shape } from "./svg.js";
 
@@ -24,6 +25,7 @@ export async function show(root) {
 
 class ReceptiveField {
   constructor(root, info) {
+    this.info = info;
     this.turn = 0; // answers to older requests are dropped
     this.initial = info.text || info.checkpoints[0].examples[0];
     this.text = element("textarea", { id: "field-text", rows: "2", spellcheck: "false", "aria-label": "Text" });
@@ -45,7 +47,7 @@ class ReceptiveField {
   async load() {
     const state = read();
     const text = state.text ?? this.initial;
-    const request = { checkpoint: Number(state.checkpoint ?? 0), text, position: state.output === undefined ? null : Number(state.output) };
+    const request = { ...checkpointOf(state, this.info), text, position: state.output === undefined ? null : Number(state.output) };
     const key = JSON.stringify(request);
     if (key === this.asked) return;
     this.asked = key;

@@ -27,7 +27,7 @@ export const requestWithout = (s, run) => ({ checkpoint: run.checkpoint, step: r
 
 export function checkpointOf(s, info, step = s.step) {
   const index = stepIndex(info.steps, step);
-  return index === null ? { checkpoint: s.checkpoint } : { checkpoint: 0, step: index };
+  return index === null ? { checkpoint: Number(s.checkpoint ?? 0) } : { checkpoint: 0, step: index };
 }
 
 export function command(info) {

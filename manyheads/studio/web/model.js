@@ -23,7 +23,7 @@ function fromAddress(address) {
     status("the changes in the address cannot be read");
   }
   const numbers = Object.fromEntries(NUMBERS.map((name) => [name, Number.parseInt(address[name] ?? "", 10) || null]));
-  return { target: address.model, groups, goal: address.to ?? "", step: Number.parseInt(address.step ?? "0", 10) || 0, ...numbers };
+  return { target: address.model, groups, goal: address.to ?? "", step: Number.parseInt(address.walk ?? "0", 10) || 0, ...numbers };
 }
 
 function toAddress(state) {
@@ -32,7 +32,7 @@ function toAddress(state) {
     model: state.target,
     set: state.groups.length ? JSON.stringify(state.groups) : null,
     to: state.goal || null,
-    step: state.goal ? String(state.step) : null,
+    walk: state.goal ? String(state.step) : null,
     ...numbers,
   };
 }
@@ -97,18 +97,21 @@ export async function show(root) {
 
   // ---------------------------------------------------------------------------------------------------------- actions
 
+  /** The model shown; before the first one has come, the one that is being loaded. */
+  const current = () => state ?? pending;
+
   function groupsNow() {
-    return [...state.groups, ...steps.slice(0, state.step).map((step) => step.overrides)];
+    return [...current().groups, ...steps.slice(0, current().step).map((step) => step.overrides)];
   }
 
   /** Shows another model, if it is valid; the address follows. */
   async function change(changes) {
-    await load({ ...state, ...changes }, true);
+    await load({ ...current(), ...changes }, true);
   }
 
   /** Some steps further on the walk, also while a step is still being loaded. */
   function go(count) {
-    const from = pending && pending.goal === state.goal ? pending.step : state.step;
+    const from = pending && pending.goal === current().goal ? pending.step : current().step;
     return change({ step: from + count });
   }
 
@@ -118,8 +121,8 @@ export async function show(root) {
   }
 
   function undoLast() {
-    if (state.goal && state.step > 0) return change({ step: state.step - 1 });
-    return change({ groups: state.groups.slice(0, -1), step: 0 });
+    const { goal, groups, step } = current();
+    return change(goal && step > 0 ? { step: step - 1 } : { groups: groups.slice(0, -1), step: 0 });
   }
 
   function applyFree(event) {

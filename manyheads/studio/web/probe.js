@@ -2,6 +2,7 @@
 
 import { ApiError, getJson, post, query } from "./api.js";
 import { addStyle, element, status, table } from "./dom.js";
+import { checkpointOf } from "./look_state.js";
 import { onChange, read, write } from "./state.js";
 import { shape } from "./svg.js";
 
@@ -22,10 +23,10 @@ export async function show(root) {
 }
 
 /** What an address says about the probes. */
-function fromAddress() {
+function fromAddress(info) {
   const state = read();
   return {
-    checkpoint: Number(state.checkpoint ?? 0), text: state.text ?? "", label: state.probe ?? "position",
+    ...checkpointOf(state, info), text: state.text ?? "", label: state.probe ?? "position",
     windows: state.windows ?? "auto", length: Number(state.window ?? 8),
   };
 }
@@ -35,6 +36,7 @@ const layerName = (name) => (name.endsWith(".embed") ? "embeddings" : `layer ${n
 
 class Probe {
   constructor(root, known, info) {
+    this.info = info;
     this.turn = 0; // answers to older requests are dropped
     this.asked = null; // what is shown, as a request
     this.text = element("textarea", { id: "probe-text", rows: "4", spellcheck: "false" });
@@ -63,7 +65,7 @@ class Probe {
 
   /** Fits the probes that the address asks for, unless they are shown. */
   async load() {
-    const request = fromAddress();
+    const request = fromAddress(this.info);
     if (read().text !== undefined) this.text.value = request.text;
     this.label.value = request.label;
     this.windows.value = request.windows;
