@@ -35,7 +35,7 @@ HEAD = {"text": DATE, "attention": "decoder.layers.1.cross", "head": "0"}
 VIEWS = (
     ("look-grid", HEAD, "canvas.grid", "section.heads"),
     ("look-head", HEAD, "canvas.matrix", "section.head"),
-    ("look-cell", HEAD | {"row": "6", "column": "2"}, ".cell .steps", "section.cell"),
+    ("look-cell", HEAD | {"row": "5", "column": "2"}, ".cell .steps", "section.cell"),
     ("model", {"tab": "model"}, "main svg", "main"),
 )
 

@@ -166,7 +166,10 @@ def probe_layers(model: nn.Module, tokens: LabelledTokens, *, seed: int = 0) -> 
 def one_stack(model: nn.Module) -> Transformer:
     """The model, if it can be probed."""
     if not isinstance(model, Transformer) or model.spec.has_source:
-        raise UsageError("this needs a transformer with one stack")
+        architecture = getattr(getattr(model, "spec", None), "architecture", type(model).__name__)
+        raise UsageError(
+            f"this needs a transformer with one stack, an encoder or a decoder; the open model is {architecture}"
+        )
     return model
 
 

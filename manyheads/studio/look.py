@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any, Literal
 
-import torch
 from fastapi import APIRouter, Query, Response
 from pydantic import Field
 
@@ -14,20 +13,11 @@ from manyheads.errors import UsageError
 from manyheads.spec import Tree
 from manyheads.studio import forward
 from manyheads.studio.compare import head_differences
+from manyheads.studio.sample_inputs import find_examples
 from manyheads.studio.session import MAX_BYTES, CheckpointRequest, Session, Sessions, ShownCheckpoint
 from manyheads.studio.views import BADGES, TILE, Run
 
 MAX_GENERATED = 256  # tokens
-EXAMPLES = {  # by what the model reads
-    "text": [
-        "The animal didn't cross the street because it was too tired.",
-        "When Mary and John went to the store, John gave a drink to Mary.",
-        "the keys to the cabinet are on the table , and the keys to the car are too",
-    ],
-    "dates": ["Friday, 5 April 1985", "25.12.2031", "<en> 5/6/2031"],
-    "ids": ["3 1 4 1 5 9 2 6 5 3 5"],
-}
-
 Name = Annotated[str, Field(max_length=200)]
 Key = Annotated[str, Query(max_length=64)]
 Index = Annotated[int, Query(ge=0, le=1 << 20)]
@@ -170,29 +160,8 @@ def describe(shown: ShownCheckpoint) -> Tree:
         "per_token": checkpoint.spec.head.per_token,
         "reads": reads,
         "max_positions": checkpoint.max_positions,
-        "examples": examples(checkpoint, reads),
+        "examples": list(find_examples(shown)),
     }
-
-
-def examples(checkpoint: Any, reads: str) -> list[str]:
-    """Texts to try: of dates, if the tokenizer of a run on dates reads them, or a picture of a ring."""
-    if reads == "ids":
-        vocab = checkpoint.spec.source_vocab or checkpoint.spec.vocab
-        return [" ".join(str(int(one) % vocab) for one in EXAMPLES["ids"][0].split())]
-    if reads == "image":
-        return [ring(checkpoint)]
-    is_dates = checkpoint.has_source and checkpoint.tokenizer.token_to_id("<en>") is not None
-    return EXAMPLES["dates" if is_dates else "text"]
-
-
-def ring(checkpoint: Any) -> str:
-    embed = forward.input_embed(checkpoint)
-    count = checkpoint.max_positions or 16
-    across = int((count - bool(embed.class_token)) ** 0.5)
-    axis = torch.linspace(-1, 1, across * embed.side)
-    distance = (axis[:, None].square() + axis.square()).sqrt()
-    picture = (1 - (distance - 0.6).abs() * 4).clamp(0, 1)
-    return " ".join(f"{value:.2g}" for value in picture.repeat(embed.channels, 1).flatten().tolist())
 
 
 def floats(tensor: Any) -> Response:

@@ -148,8 +148,8 @@ def left_out_note(answers: Answers) -> str:
     missing = [f"{count:,} {names.get(kind, kind)}" for kind, count in answers.left_out.items()]
     rest = f"; it leaves out {', '.join(missing)}, for its size" if missing else ""
     return (
-        "A file without a server: one text, weights rounded to 3 digits, and cells explained for one head"
-        f"{rest}. `manyheads look` shows other texts."
+        "A file without a server: the tab Look of one text, with weights rounded to 3 digits and the cells of the last "
+        f"attention's head 0 explained{rest}. “manyheads look” shows other texts and tabs, and switches heads off."
     )
 
 

@@ -13,10 +13,14 @@ import torch
 import torch.nn.functional as F
 from look_client import HOST, Page, literal
 from shown_checkpoints import HOSTILE, WORDS, checkpoint, image_checkpoint, long_checkpoint
+from small_runs import described, train_all
 
+from manyheads import load
 from manyheads.inspect.edit import ablate, edit
 from manyheads.studio import app, forward, look, offline, session, views
-from manyheads.studio.session import Sessions
+from manyheads.studio.sample_inputs import find_examples
+from manyheads.studio.session import Sessions, ShownCheckpoint
+from manyheads.training.run import read_run_file
 
 
 def assert_thumbnails(page, run, info, weights):
@@ -147,6 +151,17 @@ def test_a_model_without_a_tokenizer_reads_ids():
     assert page.run("3 1 4")["texts"]["text"]["tokens"] == ["3", "1", "4"]
     assert page.run("the cat", check=422)["code"] == "input.invalid"
     assert page.run("3 1 400", check=422)["code"] == "input.invalid"
+
+
+def test_a_run_on_built_in_data_has_examples_of_its_own(tmp_path):
+    train_all(described("causal", save_every=1, keep_last=2), tmp_path / "run")
+    data = read_run_file(tmp_path / "run" / "run.toml").data
+    shown = ShownCheckpoint(load(tmp_path / "run"), str(tmp_path / "run"))
+    rows = [row[0] for row in data.load().validation]
+    assert find_examples(shown)
+    assert set(find_examples(shown)) <= set(rows)
+    (tmp_path / "run" / "run.toml").write_text("data = 3")
+    assert set(find_examples(shown)).isdisjoint(rows)  # a page is shown without them
 
 
 def test_an_image_model_shows_its_patches():
