@@ -108,5 +108,5 @@ def serve(sessions: Sessions, port: int = 0) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}/{token}/"
     finally:
         server.should_exit = True
-        thread.join(timeout=5)
+        thread.join(timeout=60)  # a computation that ends with the program would abort it
         listener.close()
