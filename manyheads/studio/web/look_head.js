@@ -7,8 +7,8 @@ import { element } from "./dom.js";
 import { savePng, saveSvg } from "./export.js";
 import { groupName } from "./grid.js";
 import { LinesView } from "./lines.js";
-import { comparisons } from "./look_compare.js";
 import { button, Controls, MODES } from "./look_controls.js";
+import { comparisons } from "./look_state.js";
 import { MatrixView } from "./matrix.js";
 import { PictureView } from "./picture.js";
 import { difference, groups, transformed } from "./source.js";
@@ -84,7 +84,8 @@ export class HeadPanel {
     Object.assign(this, { a, b });
     this.showPicture(s);
     this.draw(s, comparable && Boolean(s.difference));
-    const cell = s.row !== null && s.row < a.source.rows ? { row: s.row, column: s.column } : null;
+    const isInside = s.row !== null && s.row < a.source.rows && (s.column ?? 0) < a.source.columns;
+    const cell = isInside ? { row: s.row, column: s.column } : null;
     for (const view of this.visible) view.show(cell ?? this.current.cursor, { locked: cell !== null });
     this.showReadout();
     look.showTables();
@@ -151,11 +152,14 @@ export class HeadPanel {
     write({ row: cell?.row ?? null, column: cell?.column ?? null, ...(follows ? { position: this.a.rows[cell.row].tokens.at(-1) } : {}) });
   }
 
+  // of another run it would point at other tokens
+  clearCursor() { for (const view of this.all) view.show(null); }
+
   // whether there was a cell to release
   release() {
     const { row, column } = this.look.state;
     if (row === null && column === null) return false;
-    for (const view of this.all) view.show(null);
+    this.clearCursor();
     write({ row: null, column: null });
     return true;
   }

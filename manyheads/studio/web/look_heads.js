@@ -3,10 +3,9 @@
 import { getBytes, getJson, query } from "./api.js";
 import { element } from "./dom.js";
 import { BADGE_NAMES, Grid, LETTERS } from "./grid.js";
-import { check, select } from "./look_controls.js";
+import { check, select, SORTS } from "./look_controls.js";
 import { Trust } from "./look_trust.js";
 
-const SORTS = { layer: "layer", entropy: "entropy", distance: "distance", effect: "effect" };
 const NARROW = 1100; // pixels up to which the levels are below each other, as in style.css
 
 export class HeadsPanel {
