@@ -26,9 +26,10 @@ export class HeadPanel {
     this.second = { matrix: new MatrixView("second", events), lines: new LinesView("second", events) };
     this.views = element("div", { class: "views" });
     this.picture = new PictureView({ hover: (patch) => this.hover(this.cellOf(patch)), choose: (patch) => this.lock(this.cellOf(patch)) });
+    this.reading = element("p", { class: "soft reading", hidden: true }, "A row is a token that was read; what it attends to predicts the token after it.");
     this.cell = element("section", { class: "cell", "aria-label": "One cell" });
     this.root = element("section", { class: "head", "aria-label": "One head" },
-      element("div", { class: "bar" }, this.title, this.offButton, this.tools(), this.zoom()), this.controls.root, this.readout, this.views);
+      element("div", { class: "bar" }, this.title, this.offButton, this.tools(), this.zoom()), this.controls.root, this.readout, this.views, this.reading);
   }
 
   tools() {
@@ -58,6 +59,7 @@ export class HeadPanel {
     this.offButton.textContent = isOff ? "Switch on" : "Switch off";
     this.offButton.setAttribute("aria-pressed", String(isOff));
     this.offButton.disabled = s.mode !== "head" || isOffline;
+    this.reading.hidden = !this.look.info.checkpoints[s.checkpoint].can_generate || attention.queries === "source";
     const offs = s.off.length ? ` · ${s.off.length} head${s.off.length > 1 ? "s" : ""} off` : "";
     this.title.textContent = `${groupName(attention)} · layer ${attention.layer} · ${s.mode === "head" ? `head ${head}` : MODES[s.mode]}${offs}`;
   }
