@@ -30,7 +30,13 @@ def test_what_an_address_may_not_ask_for_is_left_out_silently(open_tab):
         assert tab.page.inner_text("#status") == "", state
         title = tab.page.inner_text(".head h2")
         assert "layer 1 · " in title, state
-        texts = [title, tab.readout(), tab.page.inner_text(".nextpanel"), tab.page.inner_text(".cell"), tab.page.inner_text(".controls")]
+        texts = [
+            title,
+            tab.readout(),
+            tab.page.inner_text(".nextpanel"),
+            tab.page.inner_text(".cell"),
+            tab.page.inner_text(".controls"),
+        ]
         assert [one for one in WRONG if any(one in text for text in texts)] == [], state
         assert "locked" not in tab.readout(), state
         assert tab.page.input_value("#look-mode") == "head", state

@@ -34,7 +34,7 @@ export class HeadPanel {
 
   tools() {
     const name = () => `attention-${this.look.attention.name.replaceAll(".", "-")}-${this.look.shownHead}`;
-    return element("div", { class: "tools" }, button("PNG", "Save the picture as PNG", () => savePng(this.current, name())),
+    return element("div", { class: "tools" }, button("PNG", "Save the picture as PNG", () => savePng(this.current, this.title.textContent, name())),
       button("SVG", "Save the picture as SVG", () => saveSvg(this.current, this.title.textContent, name())),
       button("Copy command", "Copy the command that opens this state", () => this.look.copy()),
       button("Tables", "Show the same as tables", () => write({ tables: this.look.state.tables ? null : "1" })),
