@@ -255,7 +255,10 @@ def test_the_svg_is_the_matrix_with_its_tokens_as_text(open_tab, tmp_path):
     with tab.page.expect_download() as download:
         tab.page.get_by_role("button", name="PNG").click()
     download.value.save_as(tmp_path / "a.png")
-    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    png = (tmp_path / "a.png").read_bytes()
+    assert png.startswith(b"\x89PNG")
+    box = tab.page.locator("canvas.matrix").bounding_box()
+    assert int.from_bytes(png[16:20], "big") == 2 * box["width"]
 
 
 def test_everything_is_reached_with_the_keyboard(open_tab):

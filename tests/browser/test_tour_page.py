@@ -67,10 +67,16 @@ def test_the_keys_of_the_tour_leave_typing_alone(open_page):
 
 
 def test_steps_that_the_model_cannot_show_are_skipped_and_named(open_page):
-    page = open_page(checkpoint("pair"), text=TEXT, tour="mask")
+    page = open_page(checkpoint("pair"), text=TEXT, tour="mask", compare="text", text2="a cat")
     arrived(page, "mask")
     page.locator("#tour-next").click()
     arrived(page, "cross")
+    assert "text2" not in page.url  # nothing of the reader's own comparison is left below a step
+    number = page.inner_text("#tour-title").split(" of ")[0]
+    assert page.locator("#tour-list option:checked").inner_text().startswith(f"{number}. ")
+    assert KEYS[int(number) - 1] == "cross"
+    between = KEYS[KEYS.index("mask") + 1 : KEYS.index("cross")]
+    assert page.inner_text("#tour-refusal").count("is skipped: the open model reads a source") == len(between)
     assert "attention=decoder.layers.1.cross" in page.url
     skipped = page.locator("#tour-list option:disabled").all_inner_texts()
     assert len(skipped) == 2

@@ -37,6 +37,16 @@ export function colours() {
 
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { palette = null; });
 
+// draws in the light colours, whatever the screen has
+export function inLight(draw) {
+  const { classList } = document.documentElement;
+  classList.add("light");
+  palette = null;
+  draw();
+  classList.remove("light");
+  palette = null;
+}
+
 // the colour of a weight from 0 to 1, or of a difference from −1 to 1, written to 4 bytes
 export function paint(bytes, offset, value) {
   const table = value < 0 ? colours().warm : colours().weight;

@@ -11,6 +11,7 @@ export const BADGE_NAMES = {
   previous: "previous token", next: "next token", self: "its own token", first: "first token", same: "same token elsewhere", induction: "induction",
 };
 const KINDS = { self: "self-attention", cross: "cross-attention", alignment: "alignment" };
+export const effectUnit = (measure) => (measure === "kl" ? "nats (KL)" : "(1 − cosine)");
 export const groupName = (info) => `${info.stack} ${KINDS[info.kind]}`;
 
 export class Grid {
@@ -133,7 +134,7 @@ export class Grid {
     const parts = [`layer ${info.layer}, head ${head}`];
     if (value.entropy !== undefined) parts.push(`entropy ${number(value.entropy)} nats`, `distance ${number(value.distance)} tokens`);
     if (value.badges?.length) parts.push(value.badges.map((name) => `${BADGE_NAMES[name]} ${number(value[name])}`).join(", "));
-    if (value.mean !== undefined) parts.push(`effect ${number(value.mean)} ${value.measure === "kl" ? "nats (KL)" : "(1 − cosine)"}`);
+    if (value.mean !== undefined) parts.push(`effect ${number(value.mean)} ${effectUnit(value.measure)}`);
     if (value.moved !== undefined) parts.push(`${(100 * value.moved).toFixed(1)} % of the weight moved`);
     return parts.join(" · ");
   }

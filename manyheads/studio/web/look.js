@@ -59,11 +59,11 @@ class Look {
     await this.refresh();
   }
 
-  get state() { return parsed(); }
+  get state() { return parsed(this.info); }
   get attention() { return attentionNamed(this.run, this.state.attention); }
-  get head() { return Math.min(Number(this.state.head ?? 0), this.attention.heads - 1); }
+  get head() { return Math.min(this.state.head, this.attention.heads - 1); }
   get shownHead() { return this.state.mode === "head" ? String(this.head) : this.state.mode; }
-  get isPair() { return this.info.checkpoints[this.state.checkpoint]?.has_source; }
+  get isPair() { return this.info.checkpoints[this.state.checkpoint].has_source; }
 
   async refresh() {
     const turn = ++this.turn;
@@ -73,12 +73,13 @@ class Look {
     try {
       const run = await this.runs.load(requestOf(s, this.info));
       if (!isCurrent()) return;
-      status("");
+      status(s.problem);
       const isNew = this.run !== run;
       this.run = run;
       this.one.showControls(s);
       this.tables.hidden = !s.tables;
       if (isNew) {
+        this.one.clearCursor();
         this.input.showRun(run);
         this.heads.showRun(run, s);
       }

@@ -1,20 +1,10 @@
 // What a head is compared with: another head, text or checkpoint, or the run without the heads that are switched off.
 
-import { isOffline } from "./api.js";
 import { element } from "./dom.js";
 import { groupName } from "./grid.js";
 import { checkpointOf, requestOf, requestWithout } from "./look_state.js";
 import { StepSlider } from "./look_steps.js";
 import { write } from "./state.js";
-
-export function comparisons(info) {
-  const made = { none: "nothing", head: "another head" };
-  if (isOffline) return made;
-  made.text = "another text";
-  if (info.steps) made.step = "another step";
-  info.checkpoints.slice(1).forEach((one, i) => { made[`checkpoint-${i + 1}`] = one.path; });
-  return { ...made, off: "heads switched off" };
-}
 
 export const attentionNamed = (run, name) => run.attentions.find((one) => one.name === name) ?? run.attentions.at(-1);
 
@@ -53,7 +43,7 @@ export class Compare {
   // unless one is chosen, the next head of the same attention
   secondHead(s) {
     const { run, attention, head } = this.look;
-    return s.attention2 ? [attentionNamed(run, s.attention2), s.head2 ?? 0] : [attention, (head + 1) % attention.heads];
+    return s.attention2 ? [attentionNamed(run, s.attention2), Math.min(s.head2, attentionNamed(run, s.attention2).heads - 1)] : [attention, (head + 1) % attention.heads];
   }
 
   show(s) {

@@ -7,6 +7,10 @@ export const MODES = {
   head: "this head", mean: "mean of the layer", max: "maximum of the layer", "all-mean": "mean of all layers", "all-max": "maximum of all layers",
   rollout: "rollout",
 };
+export const VIEWS = { matrix: "matrix", lines: "lines" };
+export const ISOLATES = { "": "nothing", row: "row", column: "column" };
+export const GAINS = { 1: "× 1", 10: "× 10", 100: "× 100", 1000: "× 1,000" };
+export const SORTS = { layer: "layer", entropy: "entropy", distance: "distance", effect: "effect" };
 
 export const button = (text, hint, onclick) => element("button", { type: "button", title: hint, onclick }, text);
 
@@ -34,9 +38,9 @@ export function range(key, attributes, initial = null) {
 export class Controls {
   constructor(comparisons) {
     this.mode = select("show", MODES, "mode");
-    this.view = select("as", { matrix: "matrix", lines: "lines" }, "view");
-    this.isolate = select("isolate", { "": "nothing", row: "row", column: "column" }, "isolate");
-    this.gain = select("brightness", { 1: "× 1", 10: "× 10", 100: "× 100", 1000: "× 1,000" }, "gain");
+    this.view = select("as", VIEWS, "view");
+    this.isolate = select("isolate", ISOLATES, "isolate");
+    this.gain = select("brightness", GAINS, "gain");
     this.compare = select("compare with", comparisons, "compare");
     this.mass = range("mass", { min: "0.5", max: "1", step: "0.01", "aria-label": "Share of each row's weight that is shown" }, "1");
     this.massText = element("output", {});

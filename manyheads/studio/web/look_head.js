@@ -7,8 +7,8 @@ import { element } from "./dom.js";
 import { savePng, saveSvg } from "./export.js";
 import { groupName } from "./grid.js";
 import { LinesView } from "./lines.js";
-import { comparisons } from "./look_compare.js";
 import { button, Controls, MODES } from "./look_controls.js";
+import { comparisons } from "./look_state.js";
 import { MatrixView } from "./matrix.js";
 import { PictureView } from "./picture.js";
 import { difference, groups, transformed } from "./source.js";
@@ -26,14 +26,15 @@ export class HeadPanel {
     this.second = { matrix: new MatrixView("second", events), lines: new LinesView("second", events) };
     this.views = element("div", { class: "views" });
     this.picture = new PictureView({ hover: (patch) => this.hover(this.cellOf(patch)), choose: (patch) => this.lock(this.cellOf(patch)) });
+    this.reading = element("p", { class: "soft reading", hidden: true }, "A row is a token that was read; what it attends to predicts the token after it.");
     this.cell = element("section", { class: "cell", "aria-label": "One cell" });
     this.root = element("section", { class: "head", "aria-label": "One head" },
-      element("div", { class: "bar" }, this.title, this.offButton, this.tools(), this.zoom()), this.controls.root, this.readout, this.views);
+      element("div", { class: "bar" }, this.title, this.offButton, this.tools(), this.zoom()), this.controls.root, this.readout, this.views, this.reading);
   }
 
   tools() {
     const name = () => `attention-${this.look.attention.name.replaceAll(".", "-")}-${this.look.shownHead}`;
-    return element("div", { class: "tools" }, button("PNG", "Save the picture as PNG", () => savePng(this.current, name())),
+    return element("div", { class: "tools" }, button("PNG", "Save the picture as PNG", () => savePng(this.current, this.title.textContent, name())),
       button("SVG", "Save the picture as SVG", () => saveSvg(this.current, this.title.textContent, name())),
       button("Copy command", "Copy the command that opens this state", () => this.look.copy()),
       button("Tables", "Show the same as tables", () => write({ tables: this.look.state.tables ? null : "1" })),
@@ -58,6 +59,7 @@ export class HeadPanel {
     this.offButton.textContent = isOff ? "Switch on" : "Switch off";
     this.offButton.setAttribute("aria-pressed", String(isOff));
     this.offButton.disabled = s.mode !== "head" || isOffline;
+    this.reading.hidden = !this.look.info.checkpoints[s.checkpoint].can_generate || attention.queries === "source";
     const offs = s.off.length ? ` · ${s.off.length} head${s.off.length > 1 ? "s" : ""} off` : "";
     this.title.textContent = `${groupName(attention)} · layer ${attention.layer} · ${s.mode === "head" ? `head ${head}` : MODES[s.mode]}${offs}`;
   }
@@ -84,7 +86,8 @@ export class HeadPanel {
     Object.assign(this, { a, b });
     this.showPicture(s);
     this.draw(s, comparable && Boolean(s.difference));
-    const cell = s.row !== null && s.row < a.source.rows ? { row: s.row, column: s.column } : null;
+    const isInside = s.row !== null && s.row < a.source.rows && (s.column ?? 0) < a.source.columns;
+    const cell = isInside ? { row: s.row, column: s.column } : null;
     for (const view of this.visible) view.show(cell ?? this.current.cursor, { locked: cell !== null });
     this.showReadout();
     look.showTables();
@@ -151,11 +154,14 @@ export class HeadPanel {
     write({ row: cell?.row ?? null, column: cell?.column ?? null, ...(follows ? { position: this.a.rows[cell.row].tokens.at(-1) } : {}) });
   }
 
+  // of another run it would point at other tokens
+  clearCursor() { for (const view of this.all) view.show(null); }
+
   // whether there was a cell to release
   release() {
     const { row, column } = this.look.state;
     if (row === null && column === null) return false;
-    for (const view of this.all) view.show(null);
+    this.clearCursor();
     write({ row: null, column: null });
     return true;
   }

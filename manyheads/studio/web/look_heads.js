@@ -1,12 +1,12 @@
 // The first level: the grid of all heads. Thumbnails come first, then measures, then the effect of each head.
 
 import { getBytes, getJson, query } from "./api.js";
+import { number } from "./canvas.js";
 import { element } from "./dom.js";
-import { BADGE_NAMES, Grid, LETTERS } from "./grid.js";
-import { check, select } from "./look_controls.js";
+import { BADGE_NAMES, effectUnit, Grid, LETTERS } from "./grid.js";
+import { check, select, SORTS } from "./look_controls.js";
 import { Trust } from "./look_trust.js";
 
-const SORTS = { layer: "layer", entropy: "entropy", distance: "distance", effect: "effect" };
 const NARROW = 1100; // pixels up to which the levels are below each other, as in style.css
 
 export class HeadsPanel {
@@ -108,6 +108,7 @@ export class HeadsPanel {
       if (turn !== this.turn) return;
       this.grid.merge(info, head, effect);
       this.grid.redraw();
+      this.showLegend();
     }
     this.settle();
     this.look.page.dataset.effects = "all";
@@ -127,7 +128,14 @@ export class HeadsPanel {
     }
     const present = new Set(this.grid.heads().flatMap(({ info, head }) => this.grid.value(info, head).badges ?? []));
     const names = [...present].map((name) => `${LETTERS[name]} ${BADGE_NAMES[name]} (mean weight ≥ ${this.look.info.badges[name]})`);
-    this.legend.textContent = `Colour: √weight, the largest of each pixel. Orange bar: how much the output changes without the head. ${names.join(" · ")}`;
+    this.legend.textContent = `Colour: √weight, the largest of each pixel. Orange bar: how much the output changes without the head${this.longest()}. ${names.join(" · ")}`;
+  }
+
+  // the scale of the bars, which are relative
+  longest() {
+    const effects = this.grid.heads().map(({ info, head }) => this.grid.value(info, head)).filter(({ mean }) => mean !== undefined);
+    if (!effects.length) return "";
+    return ` (√ scale, longest bar: ${number(Math.max(...effects.map(({ mean }) => mean)))} ${effectUnit(effects[0].measure)})`;
   }
 
   // the panel of the chosen head

@@ -34,7 +34,7 @@ export class InputPanel {
   show(s) {
     for (const name of ["text", "target"]) if (this[name].value !== (s[name] ?? "")) this[name].value = s[name] ?? "";
     this.steps.show(s);
-    const can = this.look.info.checkpoints[s.checkpoint]?.can_generate && !isOffline;
+    const can = this.look.info.checkpoints[s.checkpoint].can_generate && !isOffline;
     for (const one of [this.generateButton, this.sampleButton]) one.hidden = !can;
     this.clearButton.hidden = !can || !s.add.length;
   }

@@ -26,7 +26,7 @@ export class NextPanel {
   // the position whose next token is shown: as in the address, or the last
   at(s) {
     const last = this.text.tokens.length - 1;
-    return s.position === undefined ? last : Math.max(0, Math.min(last, Number(s.position)));
+    return Math.min(last, s.position ?? last);
   }
 
   step(by) { write({ position: Math.max(0, this.at(this.look.state) + by) }); }

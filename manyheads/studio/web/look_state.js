@@ -1,19 +1,44 @@
 // The state of the tab Look as its address has it, the run that it asks for, and the command that opens it again.
 
+import { isOffline } from "./api.js";
+import { GAINS, ISOLATES, MODES, SORTS, VIEWS } from "./look_controls.js";
 import { stepIndex } from "./look_steps.js";
 import { read } from "./state.js";
 
 const list = (text) => (text ?? "").split(",").filter(Boolean);
-const integer = (text) => (text === undefined ? null : Number(text));
+const integer = (text) => (/^\d+$/.test(text ?? "") ? Number(text) : null);
+const among = (options, text, initial) => (Object.hasOwn(options, text ?? "") ? text : initial);
+const between = (least, most, text) => (text && Number(text) >= least && Number(text) <= most ? Number(text) : 1);
 
-export function parsed() {
+export function comparisons(info) {
+  const made = { none: "nothing", head: "another head" };
+  if (isOffline) return made;
+  made.text = "another text";
+  if (info.steps) made.step = "another step";
+  info.checkpoints.slice(1).forEach((one, i) => { made[`checkpoint-${i + 1}`] = one.path; });
+  return { ...made, off: "heads switched off" };
+}
+
+// anyone can write an address: what is not allowed in it counts as left out
+export function parsed(info) {
   const s = read();
+  const checkpoint = knownCheckpoint(s, info);
   return {
-    ...s, text: s.text ?? "", checkpoint: Number(s.checkpoint ?? 0), add: list(s.add).map(Number),
-    off: list(s.off).map((one) => one.split(":")).map(([name, head]) => [name, Number(head)]),
-    mass: Number(s.mass ?? 1), temperature: Number(s.temperature ?? 1), gain: Number(s.gain ?? 1), row: integer(s.row), column: integer(s.column),
-    mode: s.mode ?? "head", view: s.view ?? "matrix", compare: s.compare ?? "none", sort: s.sort ?? "layer", isolate: s.isolate ?? "",
+    ...s, text: s.text ?? "", checkpoint: checkpoint ?? 0, add: list(s.add).map(integer).filter((id) => id !== null),
+    off: list(s.off).map((one) => one.split(":")).map(([name, head]) => [name, integer(head)]).filter(([, head]) => head !== null),
+    mass: between(0.5, 1, s.mass), temperature: between(0.1, 3, s.temperature), gain: Number(among(GAINS, s.gain, 1)),
+    head: integer(s.head) ?? 0, head2: integer(s.head2) ?? 0, row: integer(s.row), column: integer(s.column), position: integer(s.position),
+    step2: info.steps?.numbers.includes(integer(s.step2)) ? s.step2 : undefined,
+    mode: among(MODES, s.mode, "head"), view: among(VIEWS, s.view, "matrix"), compare: among(comparisons(info), s.compare, "none"),
+    sort: among(SORTS, s.sort, "layer"), isolate: among(ISOLATES, s.isolate, "") ?? "",
+    problem: checkpoint === null ? `There is no checkpoint ${s.checkpoint}; checkpoint 0 is shown.` : "",
   };
+}
+
+// the index of a checkpoint, or null if none has it
+function knownCheckpoint(s, info) {
+  const index = integer(String(s.checkpoint ?? 0));
+  return index !== null && index < info.checkpoints.length ? index : null;
 }
 
 export function requestOf(s, info) {
@@ -27,7 +52,7 @@ export const requestWithout = (s, run) => ({ checkpoint: run.checkpoint, step: r
 
 export function checkpointOf(s, info, step = s.step) {
   const index = stepIndex(info.steps, step);
-  return index === null ? { checkpoint: Number(s.checkpoint ?? 0) } : { checkpoint: 0, step: index };
+  return index === null ? { checkpoint: knownCheckpoint(s, info) ?? 0 } : { checkpoint: 0, step: index };
 }
 
 export function command(info) {

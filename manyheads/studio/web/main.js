@@ -14,7 +14,7 @@ let current = null;
 let remove = null;
 
 async function showTab() {
-  const name = read().tab in TABS ? read().tab : "look";
+  const name = Object.hasOwn(TABS, read().tab ?? "") ? read().tab : "look";
   if (name === current) return;
   current = name;
   remove?.();

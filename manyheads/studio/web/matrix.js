@@ -321,7 +321,9 @@ export class MatrixView {
     context.strokeRect(x, this.top - 1, size, bottom - this.top + 2);
     context.globalAlpha = 1;
     context.lineWidth = this.locked ? 3 : 2;
+    context.setLineDash(this.locked ? [] : [4, 3]); // a cursor is no lock
     context.strokeRect(x - 1, y - 1, size + 2, size + 2);
+    context.setLineDash([]);
   }
 
   drawLabels(context, colours) {

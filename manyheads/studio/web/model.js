@@ -224,7 +224,7 @@ export async function show(root) {
   });
   const initial = fromAddress(read());
   await load({ ...initial, target: initial.target ?? first }, false);
-  if (!shown) await load({ ...fromAddress({}), target: first }, false);
+  if (!shown && !pending) await load({ ...fromAddress({}), target: first }, false);
   return () => {
     newest += 1;
     forget();

@@ -4,6 +4,7 @@ import { label, number } from "./canvas.js";
 import { element } from "./dom.js";
 
 const SHOWN = 12;
+const LEAST = 0.0001; // smaller shares are not told apart
 
 // probabilities of the listed tokens; the sums over all tokens are exact for each temperature of the slider
 export function probabilities(next, temperature) {
@@ -20,17 +21,17 @@ export function showNext(root, next, without, temperature, choose, output) {
   const ids = [...new Set([before, after ?? new Map()].flatMap((one) => [...one.keys()].slice(0, SHOWN)))];
   const largest = Math.max(...ids.flatMap((id) => [before.get(id)?.p ?? 0, after?.get(id)?.p ?? 0]), 1e-9);
   const rows = ids.map((id) => rowOf(id, before, after, largest, choose));
-  const listed = [...before.values()].reduce((sum, { p }) => sum + p, 0);
+  const listed = ids.reduce((sum, id) => sum + (before.get(id)?.p ?? 0), 0);
   const titles = [output === "classes" ? "class" : "token", "", "p", ...(after ? ["change"] : [])];
   root.append(element("table", { class: "next" },
     element("thead", {}, element("tr", {}, ...titles.map((title) => element("th", { scope: "col" }, title)))), element("tbody", {}, ...rows)));
   const note = (text) => root.append(element("p", { class: "soft" }, text));
-  if (next.vocab > next.tokens.length) {
-    note(`${next.tokens.length} of ${next.vocab.toLocaleString("en")} tokens are listed; they have ${percent(listed)} of the probability.`);
+  if (next.vocab > ids.length) {
+    note(`${ids.length} of ${next.vocab.toLocaleString("en")} ${output === "classes" ? "classes" : "tokens"} are listed; they have ${percent(listed)} of the probability.`);
   }
   if (after) {
     const kl = number(divergence(before, after));
-    note(`Solid: the whole model; outlined: without the heads that are off. KL of the listed tokens: ${kl} nats.`);
+    note(`Solid: the whole model; outlined: without the heads that are off. KL of the ${before.size} most probable ${output === "classes" ? "classes" : "tokens"}: ${kl} nats.`);
   }
 }
 
@@ -47,7 +48,7 @@ function rowOf(id, before, after, largest, choose) {
   const changed = change === null ? "–" : `${change < 0 ? "−" : "+"}${percent(Math.abs(change))}`;
   return element("tr", {}, element("th", { scope: "row" }, head), element("td", { class: "track" }, bar(p), after ? bar(q, "after") : null),
     element("td", { class: "value" }, p === undefined ? "–" : percent(p)),
-    after ? element("td", { class: `value ${change < 0 ? "minus" : "plus"}` }, changed) : null);
+    after ? element("td", { class: `value ${Math.abs(change) < LEAST ? "" : change < 0 ? "minus" : "plus"}` }, changed) : null);
 }
 
 function divergence(before, after) {
@@ -56,4 +57,4 @@ function divergence(before, after) {
   return Math.max(0, sum);
 }
 
-const percent = (p) => (p >= 0.0995 ? `${(100 * p).toFixed(1)} %` : p >= 0.0001 ? `${(100 * p).toFixed(2)} %` : "< 0.01 %");
+const percent = (p) => (p >= 0.0995 ? `${(100 * p).toFixed(1)} %` : p >= LEAST ? `${(100 * p).toFixed(2)} %` : "< 0.01 %");

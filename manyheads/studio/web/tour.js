@@ -17,6 +17,7 @@ class Tour {
   constructor() {
     this.steps = null;
     this.shown = null;
+    this.passed = ""; // why steps were passed over on the way to this one
     this.toggle = element("button", { type: "button", id: "tour-button", "aria-expanded": "false", "aria-controls": "tour", onclick: () => this.start() }, "Tour");
     document.querySelector("nav").after(this.toggle);
     this.heading = element("h2", { id: "tour-title" });
@@ -56,16 +57,19 @@ class Tour {
   possible() { return this.steps.filter((step) => !step.skipped); }
 
   move(by) {
-    const steps = this.possible();
-    const step = steps[steps.findIndex((one) => one.key === this.shown) + by];
-    if (step) this.go(step.key);
+    const passed = [];
+    let index = this.steps.findIndex((one) => one.key === this.shown) + by;
+    for (; this.steps[index]?.skipped; index += by) passed.push(`Step ${index + 1} is skipped: ${this.steps[index].refusal}.`);
+    if (!this.steps[index]) return;
+    this.passed = passed.join(" ");
+    this.go(this.steps[index].key);
   }
 
   /** Goes to a step with its state; what earlier steps set in the address goes, and a text without another stays. */
   go(key) {
     const { state } = this.steps.find((step) => step.key === key);
-    const kept = Object.keys(state).length ? Object.fromEntries(Object.keys(read()).filter((name) => name !== "text").map((name) => [name, null])) : {};
-    write({ ...kept, ...state, tour: key }, { replace: false });
+    const cleared = Object.fromEntries(Object.keys(read()).filter((name) => name !== "text").map((name) => [name, null]));
+    write({ ...cleared, ...state, tour: key }, { replace: false });
   }
 
   async show() {
@@ -92,16 +96,17 @@ class Tour {
   }
 
   fill(step) {
-    const steps = this.possible();
-    const index = steps.indexOf(step);
+    const index = this.steps.indexOf(step);
     this.panel.hidden = false;
     this.toggle.setAttribute("aria-expanded", "true");
-    this.heading.textContent = `${index + 1} of ${steps.length} · ${step.title}`;
+    this.heading.textContent = `${index + 1} of ${this.steps.length} · ${step.title}`;
     this.text.textContent = step.text;
-    this.note.textContent = step.refusal ? `The tables need no model; ${step.refusal}.` : "";
+    const tables = step.refusal ? `Only the tables beside this text show the step; ${step.refusal}.` : "";
+    this.note.textContent = [this.passed, tables].filter(Boolean).join(" ");
+    this.passed = "";
     this.list.value = step.key;
-    this.back.disabled = index === 0;
-    this.next.disabled = index === steps.length - 1;
+    this.back.disabled = step === this.possible()[0];
+    this.next.disabled = step === this.possible().at(-1);
     this.panel.removeAttribute("data-step");
     this.facts.replaceChildren();
     this.tables.replaceChildren();
