@@ -285,6 +285,25 @@ def test_a_session_holds_a_bounded_number_of_runs(monkeypatch):
     assert len(page.sessions[page.key].runs) == 1
 
 
+def test_a_run_keeps_a_bounded_number_of_tensors_and_a_row_of_each_cell():
+    page = Page(checkpoint("decoder"))
+    run = page.run()
+    info = run["attentions"][0]
+    held = page.sessions[page.key][run["run"]]
+    before = held.num_bytes
+    for head in range(info["heads"]):
+        for row in range(info["rows"]):
+            terms = page.get("cell", run, name=info["name"], head=head, row=row, column=0).json()["terms"]
+            assert terms == page.get("cell", run, name=info["name"], head=head, row=row, column=0).json()["terms"]
+    assert info["heads"] * info["rows"] > views.MAX_BANDS
+    assert held.num_bytes - before <= views.MAX_BANDS * 5 * info["columns"] * 4  # five terms in float32
+    for head in ("rollout", *range(info["heads"]), "mean", "max"):
+        for pool in ("max", "mean"):
+            page.tile(run, name=info["name"], head=head, pool=pool)
+    page.tile(run, name=info["name"], head="rollout", level=1)
+    assert len(held._bands) <= views.MAX_BANDS
+
+
 def test_a_text_that_takes_more_memory_than_a_page_may_hold_is_refused(monkeypatch):
     page = Page(checkpoint("decoder"))
     monkeypatch.setattr(look, "MAX_BYTES", 1000)
