@@ -214,7 +214,13 @@ HOSTILE_RUNS = [
     {"text": "the cat", "off": [["nothing", 0]]},
     {"text": "the cat", "off": [["decoder.layers.0.attention", 99]]},
     {"text": "the cat", "off": [["decoder.layers.0.attention", "0"]]},
+    {"text": "the cat", "off": [["decoder.layers.0.attention", -1]]},
+    {"text": "the cat", "off": [["decoder.layers.0.attention", 10**30]]},
+    {"text": "the cat", "off": [["decoder.layers.0.attention", 0.0]]},
+    {"text": "the cat", "off": [["decoder.layers.0.attention", True]]},
+    {"text": "the cat", "off": [["decoder.layers.0.feedforward", 0]]},
     {"text": "the cat", "off": [[]]},
+    {"text": "the cat", "off": ["ab"]},
     {"text": "the cat", "path": "/etc/passwd"},
     {"text": "the " * 100},
 ]
@@ -228,6 +234,24 @@ def test_a_wrong_run_is_an_error_with_a_code(fields):
     assert answer.status_code == 422, answer.text
     assert answer.json()["code"]
     assert not page.sessions[page.key].runs
+
+
+@pytest.mark.parametrize(
+    "body", [b"\xff\xfe{", b"[" * 100_000, b'{"seed": ' + b"9" * 5000 + b"}", b"{", b"", b"\x00"], ids=range(6)
+)
+def test_a_body_that_is_not_json_is_an_error_with_a_code(body):
+    page = Page(checkpoint("decoder"))
+    answer = page.client.post("look/run", content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code in (400, 422), answer.text
+    assert answer.json()["code"] == "usage.argument"
+    assert answer.json()["message"]
+
+
+def test_a_head_that_does_not_exist_is_answered_with_those_that_do():
+    page = Page(checkpoint("decoder"))
+    info = page.run()["attentions"][0]
+    answer = page.run(off=[[info["name"], 99]], check=422)
+    assert all(part in answer["message"] for part in (info["name"], "99", str(info["heads"] - 1)))
 
 
 @pytest.mark.parametrize(
