@@ -62,6 +62,7 @@ def test_a_cell_is_explained_by_numbers_that_give_its_weight(name):
             cell = page.get("cell", run, name=info["name"], head=0, row=row, column=column).json()
             assert cell["weight"] == pytest.approx(float(weights[row, column]), abs=1e-6)
             assert cell["masked"] == (info["causal"] and column > row)
+            assert cell["rank"] == 1 + sum(other > weights[row, column] for other in weights[row])
             if not cell["masked"]:
                 probability = math.exp(cell["score"] - cell["highest"]) / cell["denominator"]
                 assert probability == pytest.approx(cell["weight"], abs=1e-5)
@@ -74,6 +75,20 @@ def test_a_cell_is_explained_by_numbers_that_give_its_weight(name):
     first = run["attentions"][0]
     terms = page.get("cell", run, name=first["name"], head=0, row=2, column=1).json()["terms"]
     assert (terms is not None) == (name in ("decoder", "encoder", "pair", "rope"))
+
+
+def test_masked_cells_share_the_rank_after_all_visible_ones():
+    page = Page(checkpoint("decoder"))
+    run = page.run()
+    info = run["attentions"][0]
+    row = 2
+    cells = [
+        page.get("cell", run, name=info["name"], head=0, row=row, column=column).json()
+        for column in range(info["columns"])
+    ]
+    assert sorted(cell["rank"] for cell in cells[: row + 1]) == [1, 2, 3]
+    assert len(cells) > row + 2
+    assert {cell["rank"] for cell in cells[row + 1 :]} == {row + 2}
 
 
 def test_the_effect_of_a_head_is_the_divergence_of_the_output_without_it():
@@ -349,9 +364,13 @@ def test_closing_the_page_frees_what_it_held():
     assert page.sessions[keys[-1]]
 
 
-def test_a_page_that_is_not_used_is_closed(monkeypatch):
+def test_a_page_that_is_not_used_is_closed():
     page = Page(checkpoint("decoder"))
-    monkeypatch.setattr(session, "IDLE_SECONDS", -1.0)
+    page.sessions[page.key].used -= session.IDLE_SECONDS - 60
+    assert page.client.get("look/info", params={"session": page.key}).status_code == 200
+    page.sessions[page.key].used -= session.IDLE_SECONDS - 60  # since the last use, not since the first
+    assert page.client.get("look/info", params={"session": page.key}).status_code == 200
+    page.sessions[page.key].used -= session.IDLE_SECONDS + 1
     assert page.client.get("look/info", params={"session": page.key}).json()["code"] == "usage.expired"
     assert len(page.sessions) == 0
 
