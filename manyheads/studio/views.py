@@ -18,7 +18,7 @@ from torch import Tensor
 from manyheads.checkpoint.checkpoint import Checkpoint
 from manyheads.errors import UnsupportedError, UsageError
 from manyheads.inspect.attribution import ScoreTerms, score_terms
-from manyheads.inspect.edit import ablate, edit
+from manyheads.inspect.edit import ablate, check_head, edit
 from manyheads.inspect.measure import mean_measures, measure_heads, rollout
 from manyheads.model.recording import RecordedAttention, Tape
 from manyheads.parts.core import Dot, InnerProduct, repeat_kv
@@ -256,7 +256,7 @@ class Run:
     def cell(self, name: str, head: int, row: int, column: int) -> Tree:
         """Why a weight is what it is: q, k, their product, the score, the mask, and the denominator of its row."""
         info = self.info(name)
-        head_number(info, str(head))
+        check_head(name, head, info.heads)
         if not (0 <= row < info.rows and 0 <= column < info.columns):
             raise UsageError(f"there is no cell {row}, {column} among {info.rows:,} × {info.columns:,}")
         call, local = self._call_of(name, row)
@@ -353,7 +353,7 @@ class Run:
     @torch.no_grad()
     def effect(self, name: str, head: int) -> Tree:
         """How much the output changes without a head: KL(p ‖ p without it) in nats, or 1 − cosine of vectors."""
-        head_number(self.info(name), str(head))
+        check_head(name, head, self.info(name).heads)
         off = (*self.off, (name, head))
         with edit(self.checkpoint.model, *(ablate(one, head=number) for one, number in off)):
             without = self._for_effect(last_states(self.checkpoint, self.texts))
